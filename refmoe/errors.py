@@ -1,0 +1,41 @@
+"""The error that refuses a bad argument, in one sentence that says what was found and what is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ArgumentError", "RefmoeError", "describe"]
+
+
+class RefmoeError(Exception):
+    """Base class of the errors that refmoe raises on purpose."""
+
+
+class ArgumentError(RefmoeError, ValueError):
+    """A function was called with an argument that it does not define.
+
+    Attributes:
+        argument: name of the argument as in the function's signature.
+        found: what was passed, in words.
+        needed: what would have been accepted, in words.
+    """
+
+    def __init__(self, argument: str, found: str, needed: str) -> None:
+        super().__init__(f"{argument}: found {found}; needed {needed}")
+        self.argument = argument
+        self.found = found
+        self.needed = needed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions pickle by their message alone, which would lose the three parts between worker processes.
+        return type(self), (self.argument, self.found, self.needed)
+
+
+def describe(value: object) -> str:
+    """A short description of `value` for an error message: dtype and shape of an array, else type and value."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
