@@ -1,0 +1,150 @@
+// The expand step of a mixture-of-experts layer: every token's row is copied to one row for each expert that it goes
+// to, rows sorted by expert, as MXFP8 with the scales in the layout that the grouped GEMM reads.
+//
+// A CTA takes one token at a time: its row is read once and quantized once, then written top_k times. Each lane of a
+// group of eight looks up the destination of one rank; codes go out rank by rank, 16 bytes a lane, and the group's
+// scale word, which all eight lanes hold, goes out to the eight ranks at once:
+//
+//      lane of the group     0        1        2       ...    7
+//      holds destination     rank 0   rank 1   rank 2  ...    rank 7
+//      writes scale word to  rank 0's, rank 1's, ...          rank 7's scale row
+//
+// Scale rows that no token fills (padding to 128 rows, experts without tokens) are not written.
+#include "mxfp8_encode.cuh"
+
+namespace refmoe {
+
+constexpr int kNoRow = -1;  // the expert belongs to another rank
+
+/// Where one token's row goes for one of its experts.
+struct Destination {
+    int row;               // row of the codes, or kNoRow
+    int64_t scale_offset;  // of the row's first scale word
+};
+
+/// The expert maps of one layer, as the routing step wrote them.
+struct Permutation {
+    const int* __restrict__ topk_ids;                // [tokens, top_k] global expert ids
+    const int* __restrict__ unpermuted_to_permuted;  // [top_k, tokens], kNoRow for experts of other ranks
+    const int64_t* __restrict__ offsets;             // [experts + 1] first row of each expert of this rank
+    int tokens, top_k, first_expert;
+
+    template <ScaleLayout layout>
+    __device__ __forceinline__ Destination destination(int token, int rank, int groups) const {
+        if (rank >= top_k) return {kNoRow, 0};
+        const int row = unpermuted_to_permuted[rank * tokens + token];
+        if (row == kNoRow) return {kNoRow, 0};
+        const int expert = topk_ids[token * top_k + rank] - first_expert;
+        const int first = static_cast<int>(offsets[expert]);
+        const int scale_row = expert_scale_row(first, expert) + row - first;
+        return {row, row_scale_offset<layout>(scale_row, groups)};
+    }
+};
+
+/// Rows of BF16 or FP16, quantized on the way.
+template <class Element, ScaleMode mode, EdgePolicy edge>
+struct HalfPrecisionRows {
+    const uint4* __restrict__ elements;  // [tokens, K]
+
+    __device__ __forceinline__ Encoded load(int token, int lane, int lanes) const {
+        uint4 first{}, second{};
+        if (lane < lanes) {
+            const int64_t chunk = 2 * (static_cast<int64_t>(token) * lanes + lane);
+            first = elements[chunk];
+            second = elements[chunk + 1];
+        }
+        return encode<Element, mode, edge>(first, second);
+    }
+};
+
+enum class InputScales { kNone, kLinear, k128x4 };
+
+/// Rows that are MXFP8 already: codes and scales are copied; without scales, 0x00 stands for them.
+template <InputScales kind>
+struct Mxfp8Rows {
+    const uint4* __restrict__ codes;     // [tokens, K]
+    const uint8_t* __restrict__ scales;  // linear [tokens, K / 32], or whole 128x4 atoms
+
+    __device__ __forceinline__ Encoded load(int token, int lane, int lanes) const {
+        if (lane >= lanes) return {};
+        return {codes[static_cast<int64_t>(token) * lanes + lane], load_scale(token, lane, lanes)};
+    }
+
+    __device__ __forceinline__ uint32_t load_scale(int token, int lane, int lanes) const {
+        if constexpr (kind == InputScales::kNone) return 0;
+        const int block = lane / kBlockLanes;
+        if constexpr (kind == InputScales::kLinear)
+            return scales[static_cast<int64_t>(token) * (lanes / kBlockLanes) + block];
+        using Atom = Swizzle<ScaleLayout::k128x4>;
+        const int groups = (lanes + kGroupLanes - 1) / kGroupLanes;
+        return scales[row_scale_offset<ScaleLayout::k128x4>(token, groups) +
+                      block / kGroupBlocks * Atom::kAtomBytes + block % kGroupBlocks];
+    }
+};
+
+template <ScaleLayout layout, class Rows>
+__device__ __forceinline__ void expand(const Rows rows, const Permutation permutation, uint4* __restrict__ codes,
+                                       uint8_t* __restrict__ scales, int lanes, int groups) {
+    const int padded_lanes = whole_warps(lanes);
+    const int lane_in_group = threadIdx.x % kGroupLanes;
+    for (int token = blockIdx.x; token < permutation.tokens; token += gridDim.x) {
+        for (int first_rank = 0; first_rank < permutation.top_k; first_rank += kGroupLanes) {
+            const Destination mine =
+                permutation.destination<layout>(token, first_rank + lane_in_group, groups);
+            const int ranks = min(permutation.top_k - first_rank, kGroupLanes);
+            for (int lane = threadIdx.x; lane < padded_lanes; lane += blockDim.x) {
+                const Encoded encoded = rows.load(token, lane, lanes);
+                for (int rank = 0; rank < ranks; ++rank) {
+                    const int row = __shfl_sync(kFullWarp, mine.row, rank);
+                    if (row != kNoRow && lane < lanes)
+                        codes[static_cast<int64_t>(row) * lanes + lane] = encoded.codes;
+                }
+                const uint32_t word = group_scale_word(encoded.scale);
+                const int group = lane / kGroupLanes;
+                if (mine.row != kNoRow && group < groups)
+                    *reinterpret_cast<uint32_t*>(scales + mine.scale_offset + group * Swizzle<layout>::kAtomBytes) =
+                        word;
+            }
+        }
+    }
+}
+
+}  // namespace refmoe
+
+// Entries: refmoe_expand_<dtype>_<mode>_<edge>_<layout> for BF16 and FP16 rows, and
+// refmoe_expand_mxfp8_<input scales>_<layout> for rows that are MXFP8 already.
+//   x             [tokens, K] BF16, FP16 or E4M3, 16-byte aligned
+//   input_scales  of MXFP8 rows: E8M0, linear [tokens, K / 32] or whole 128x4 atoms; unused by the other entries
+//   codes         [tokens * top_k, K] E4M3, 16-byte aligned
+//   scales        E8M0, whole atoms of align128(tokens * top_k + 127 * experts) rows
+//   lanes         K / 16, what one row takes
+//   groups        ceil(K / 128), the scale words of one row
+#define REFMOE_ENTRY(name, layout, Layout, ...)                                                                        \
+    extern "C" __global__ void __launch_bounds__(refmoe::kMaxRowThreads) refmoe_expand_##name##_##layout(              \
+        const uint4* x, const uint8_t* input_scales, const int* topk_ids, const int* unpermuted_to_permuted,           \
+        const int64_t* offsets, uint4* codes, uint8_t* scales, int tokens, int top_k, int first_expert, int lanes,     \
+        int groups) {                                                                                                  \
+        const refmoe::Permutation permutation{topk_ids, unpermuted_to_permuted, offsets, tokens, top_k, first_expert}; \
+        const refmoe::__VA_ARGS__;                                                                                     \
+        refmoe::expand<refmoe::ScaleLayout::Layout>(rows, permutation, codes, scales, lanes, groups);                  \
+    }
+#define REFMOE_LAYOUTS(name, ...)                 \
+    REFMOE_ENTRY(name, 128x4, k128x4, __VA_ARGS__) \
+    REFMOE_ENTRY(name, 8x4, k8x4, __VA_ARGS__)
+#define REFMOE_HALF_PRECISION(dtype, Element, mode, Mode, edge, Edge)                                                  \
+    REFMOE_LAYOUTS(dtype##_##mode##_##edge,                                                                            \
+                   HalfPrecisionRows<refmoe::Element, refmoe::ScaleMode::Mode, refmoe::EdgePolicy::Edge> rows{x})
+#define REFMOE_MXFP8(scales, Scales) \
+    REFMOE_LAYOUTS(mxfp8_##scales, Mxfp8Rows<refmoe::InputScales::Scales> rows{x, input_scales})
+
+REFMOE_HALF_PRECISION(bf16, Bf16, rceil, kRceil, exact, kExact)
+REFMOE_HALF_PRECISION(bf16, Bf16, rceil, kRceil, flashinfer, kFlashinfer)
+REFMOE_HALF_PRECISION(bf16, Bf16, floor, kFloor, exact, kExact)
+REFMOE_HALF_PRECISION(bf16, Bf16, floor, kFloor, flashinfer, kFlashinfer)
+REFMOE_HALF_PRECISION(fp16, Fp16, rceil, kRceil, exact, kExact)
+REFMOE_HALF_PRECISION(fp16, Fp16, rceil, kRceil, flashinfer, kFlashinfer)
+REFMOE_HALF_PRECISION(fp16, Fp16, floor, kFloor, exact, kExact)
+REFMOE_HALF_PRECISION(fp16, Fp16, floor, kFloor, flashinfer, kFlashinfer)
+REFMOE_MXFP8(none, kNone)
+REFMOE_MXFP8(linear, kLinear)
+REFMOE_MXFP8(128x4, k128x4)

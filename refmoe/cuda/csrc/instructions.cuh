@@ -1,0 +1,52 @@
+// One wrapper for each PTX instruction that C++ has no spelling for, named as the PTX ISA names it.
+//
+// Nothing here is approximate, and nothing depends on a build flag: an instruction that flushes subnormals says so.
+#pragma once
+
+#include <cstdint>
+
+namespace refmoe {
+
+/// Two E4M3 codes from two floats: round to nearest even, saturate at +-448, NaN becomes 0x7F. `low` takes the low byte.
+__device__ __forceinline__ uint32_t cvt_rn_satfinite_e4m3x2(float high, float low) {
+    uint16_t codes;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+    return codes;
+}
+
+/// a * b rounded to nearest; subnormal operands and results become zeros of their sign.
+__device__ __forceinline__ float mul_rn_ftz(float a, float b) {
+    float product;
+    asm("mul.rn.ftz.f32 %0, %1, %2;" : "=f"(product) : "f"(a), "f"(b));
+    return product;
+}
+
+/// Largest of each pair of unsigned halves.
+__device__ __forceinline__ uint32_t max_u16x2(uint32_t a, uint32_t b) {
+    uint32_t largest;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(largest) : "r"(a), "r"(b));
+    return largest;
+}
+
+/// Largest of each pair of BF16 halves; a NaN gives way to a number.
+__device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b) {
+    uint32_t largest;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(largest) : "r"(a), "r"(b));
+    return largest;
+}
+
+/// Largest of each pair of FP16 halves; a NaN gives way to a number.
+__device__ __forceinline__ uint32_t max_f16x2(uint32_t a, uint32_t b) {
+    uint32_t largest;
+    asm("max.f16x2 %0, %1, %2;" : "=r"(largest) : "r"(a), "r"(b));
+    return largest;
+}
+
+/// An FP16 bit pattern as a float; exact.
+__device__ __forceinline__ float cvt_f32_f16(uint16_t half) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+    return value;
+}
+
+}  // namespace refmoe
