@@ -24,18 +24,18 @@ struct Destination {
 
 /// The expert maps of one layer, as the routing step wrote them.
 struct Permutation {
-    const int* __restrict__ topk_ids;                // [tokens, top_k] global expert ids
-    const int* __restrict__ unpermuted_to_permuted;  // [top_k, tokens], kNoRow for experts of other ranks
-    const int64_t* __restrict__ offsets;             // [experts + 1] first row of each expert of this rank
+    const int* topk_ids;                // [tokens, top_k] global expert ids
+    const int* unpermuted_to_permuted;  // [top_k, tokens], kNoRow for experts of other ranks
+    const int64_t* offsets;             // [experts + 1] first row of each expert of this rank
     int tokens, top_k, first_expert;
 
     template <ScaleLayout layout>
     __device__ __forceinline__ Destination destination(int token, int rank, int groups) const {
         if (rank >= top_k) return {kNoRow, 0};
-        const int row = unpermuted_to_permuted[rank * tokens + token];
+        const int row = __ldg(unpermuted_to_permuted + rank * tokens + token);
         if (row == kNoRow) return {kNoRow, 0};
-        const int expert = topk_ids[token * top_k + rank] - first_expert;
-        const int first = static_cast<int>(offsets[expert]);
+        const int expert = __ldg(topk_ids + token * top_k + rank) - first_expert;
+        const int first = static_cast<int>(__ldg(offsets + expert));
         const int scale_row = expert_scale_row(first, expert) + row - first;
         return {row, row_scale_offset<layout>(scale_row, groups)};
     }
@@ -44,14 +44,14 @@ struct Permutation {
 /// Rows of BF16 or FP16, quantized on the way.
 template <class Element, ScaleMode mode, EdgePolicy edge>
 struct HalfPrecisionRows {
-    const uint4* __restrict__ elements;  // [tokens, K]
+    const uint4* elements;  // [tokens, K]
 
     __device__ __forceinline__ Encoded load(int token, int lane, int lanes) const {
         uint4 first{}, second{};
         if (lane < lanes) {
             const int64_t chunk = 2 * (static_cast<int64_t>(token) * lanes + lane);
-            first = elements[chunk];
-            second = elements[chunk + 1];
+            first = __ldg(elements + chunk);
+            second = __ldg(elements + chunk + 1);
         }
         return encode<Element, mode, edge>(first, second);
     }
@@ -62,23 +62,21 @@ enum class InputScales { kNone, kLinear, k128x4 };
 /// Rows that are MXFP8 already: codes and scales are copied; without scales, 0x00 stands for them.
 template <InputScales kind>
 struct Mxfp8Rows {
-    const uint4* __restrict__ codes;     // [tokens, K]
-    const uint8_t* __restrict__ scales;  // linear [tokens, K / 32], or whole 128x4 atoms
+    const uint4* codes;     // [tokens, K]
+    const uint8_t* scales;  // linear [tokens, K / 32], or whole 128x4 atoms
 
     __device__ __forceinline__ Encoded load(int token, int lane, int lanes) const {
         if (lane >= lanes) return {};
-        return {codes[static_cast<int64_t>(token) * lanes + lane], load_scale(token, lane, lanes)};
+        const uint4 chunk = __ldg(codes + static_cast<int64_t>(token) * lanes + lane);
+        if constexpr (kind == InputScales::kNone) return {chunk, 0};
+        return {chunk, __ldg(scales + scale_offset(token, lane / kBlockLanes, lanes / kBlockLanes))};
     }
 
-    __device__ __forceinline__ uint32_t load_scale(int token, int lane, int lanes) const {
-        if constexpr (kind == InputScales::kNone) return 0;
-        const int block = lane / kBlockLanes;
-        if constexpr (kind == InputScales::kLinear)
-            return scales[static_cast<int64_t>(token) * (lanes / kBlockLanes) + block];
-        using Atom = Swizzle<ScaleLayout::k128x4>;
-        const int groups = (lanes + kGroupLanes - 1) / kGroupLanes;
-        return scales[row_scale_offset<ScaleLayout::k128x4>(token, groups) +
-                      block / kGroupBlocks * Atom::kAtomBytes + block % kGroupBlocks];
+    static __device__ __forceinline__ int64_t scale_offset(int token, int block, int blocks) {
+        if constexpr (kind == InputScales::kLinear) return static_cast<int64_t>(token) * blocks + block;
+        const int groups = (blocks + kGroupBlocks - 1) / kGroupBlocks;
+        return row_scale_offset<ScaleLayout::k128x4>(token, groups) +
+               block / kGroupBlocks * Swizzle<ScaleLayout::k128x4>::kAtomBytes + block % kGroupBlocks;
     }
 };
 
