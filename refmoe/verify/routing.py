@@ -1,0 +1,37 @@
+"""Which experts a case's tokens go to: int32 [T, k] ids over the experts of all ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.verify.cases import Case
+from refmoe.verify.draw import Draw
+
+__all__ = ["expert_ids"]
+
+
+def expert_ids(case: Case) -> NDArray[np.int32]:
+    """The ids of `case`, int32 [m, t], different within a token; `case.routing` says how they are chosen."""
+    m, t, total = case.shape.m, case.shape.t, case.shape.e * case.ranks
+    experts = np.arange(total)
+    if case.routing == "all-one-token":
+        # 7 tokens further on a token's ranks meet other experts, yet each expert is met once.
+        order = _shuffled(case, experts[None, :])[0]
+        return order.reshape(m, t).astype(np.int32)
+    if case.routing == "same-experts":
+        # The last of the local experts among them: offsets after it are never the end of the scan otherwise.
+        chosen = (case.first_expert + case.shape.e - 1 - np.arange(t)) % total
+        return np.tile(chosen.astype(np.int32), (m, 1))
+    if case.routing == "empty-experts":
+        experts = experts[1::3][: total // 3]
+    elif case.routing == "elsewhere":
+        experts = experts[(experts < case.first_expert) | (experts >= case.first_expert + case.shape.e)]
+    return np.ascontiguousarray(_shuffled(case, np.tile(experts, (m, 1)))[:, :t]).astype(np.int32)
+
+
+def _shuffled(case: Case, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Each row in an order of its own."""
+    draw = Draw("routing", case.routing, case.seed)
+    keys = draw.words(rows.size).reshape(rows.shape)
+    return np.take_along_axis(rows, np.argsort(keys, axis=1, kind="stable"), axis=1)
