@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from pathlib import Path
@@ -30,10 +31,8 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> Path:
         os.chmod(temporary, 0o644 & ~_umask())
         os.replace(temporary, target)
     except BaseException:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-        except FileNotFoundError:
-            pass
         raise
     return target
 

@@ -1,0 +1,223 @@
+"""Where a launch plan runs: on the executor, which needs no GPU, or on a GPU.
+
+Both devices take the same plans of the same kernels. Only the compiled form differs: PTX text for the executor, a
+cubin for the GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from refmoe import ptx
+from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
+from refmoe.cuda.toolchain import ARCHITECTURES, CSRC, Target, build
+from refmoe.errors import ArgumentError, RefmoeError, describe
+
+__all__ = [
+    "CudaDevice",
+    "Device",
+    "DeviceUnavailable",
+    "LaunchRecord",
+    "PtxDevice",
+    "open_device",
+]
+
+DEFAULT_PTX_ARCH = "sm_120a"
+
+# Multiprocessors of a chip of each architecture. The executor has none of its own, but the grid depends on them.
+MULTIPROCESSORS: Mapping[str, int] = {"sm_90a": 132, "sm_120a": 170, "sm_121a": 48}  # H200, RTX 5090, GB10
+
+
+class DeviceUnavailable(RefmoeError):
+    """The device asked for is not on this machine; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class LaunchRecord:
+    """What ran: the entry, its grid and block, and on the executor its `ptx.LaunchResult`."""
+
+    kernel: Kernel
+    grid: int
+    block: int
+    result: ptx.LaunchResult | None
+
+
+class Device(Protocol):
+    """A place to run launch plans. Buffers go in by `upload` and `output`, results come back by `download`."""
+
+    name: str
+    arch: str
+    multiprocessors: int
+    launches: list[LaunchRecord]
+
+    def upload(self, name: str, array: npt.NDArray[Any]) -> Buffer:
+        """A read-only buffer with the array's bytes."""
+
+    def output(self, name: str, shape: tuple[int, ...], fill: int) -> Buffer:
+        """A uint8 buffer to be written by a kernel; every byte holds `fill` until then."""
+
+    def launch(self, plan: LaunchPlan) -> None:
+        """Run a plan to its end."""
+
+    def download(self, buffer: Buffer) -> npt.NDArray[Any]:
+        """The buffer's bytes as an array."""
+
+
+@dataclass
+class PtxDevice:
+    """Runs the compiler's PTX for `arch` on the executor, with all its checks on."""
+
+    arch: str
+    multiprocessors: int
+    csrc: Path = CSRC
+    name: str = "ptx"
+    launches: list[LaunchRecord] = field(default_factory=list)
+    _modules: dict[Path, ptx.Module] = field(default_factory=dict, repr=False)
+
+    def upload(self, name: str, array: npt.NDArray[Any]) -> Buffer:
+        """A read-only buffer with the array's bytes."""
+        return ptx.Buffer(array.view(np.uint8), name=name, initialised=True, writable=False)
+
+    def output(self, name: str, shape: tuple[int, ...], fill: int) -> Buffer:
+        """A uint8 buffer whose bytes hold `fill` and count as uninitialised until the kernel writes them."""
+        return ptx.Buffer(np.full(shape, fill, np.uint8), name=name, initialised=False, writable=True)
+
+    def launch(self, plan: LaunchPlan) -> None:
+        """Compile the plan's source to PTX if need be, and execute its entry."""
+        source = plan.kernel.source(self.csrc)
+        if source not in self._modules:
+            target = Target(source, self.arch, "ptx")
+            self._modules[source] = _parse(build([target])[target])
+        result = ptx.launch(
+            self._modules[source],
+            plan.kernel.entry,
+            grid=(plan.grid, 1, 1),
+            block=(plan.block, 1, 1),
+            args=list(plan.arguments),
+        )
+        self.launches.append(LaunchRecord(plan.kernel, plan.grid, plan.block, result))
+
+    def download(self, buffer: Buffer) -> npt.NDArray[Any]:
+        """The buffer's array."""
+        array: npt.NDArray[Any] = buffer.array
+        return array
+
+
+class CudaDevice:
+    """Runs cubins on the current CUDA device, on torch tensors and torch's current stream."""
+
+    name = "cuda"
+
+    def __init__(self, arch: str | None = None, csrc: Path = CSRC) -> None:
+        try:
+            import torch
+            from cuda.bindings import driver
+        except ImportError as error:
+            raise DeviceUnavailable(f"the cuda device needs torch and cuda-python: {error}") from error
+        if not torch.cuda.is_available():
+            raise DeviceUnavailable("torch sees no CUDA device")
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        self.arch = f"sm_{properties.major}{properties.minor}a"
+        if self.arch not in ARCHITECTURES:
+            raise DeviceUnavailable(
+                f"{properties.name} is {self.arch}; kernels are built for {', '.join(ARCHITECTURES)}"
+            )
+        if arch not in (None, self.arch):
+            raise DeviceUnavailable(f"{properties.name} is {self.arch}; asked for {arch}")
+        self.gpu_name: str = properties.name
+        self.multiprocessors: int = properties.multi_processor_count
+        self.launches: list[LaunchRecord] = []
+        self.csrc = csrc
+        self._torch = torch
+        self._driver = driver
+        self._modules: dict[Path, Any] = {}
+        self._functions: dict[Kernel, Any] = {}
+
+    def upload(self, name: str, array: npt.NDArray[Any]) -> Buffer:
+        """A tensor with the array's bytes."""
+        return self._torch.from_numpy(np.array(array.view(np.uint8))).cuda()
+
+    def output(self, name: str, shape: tuple[int, ...], fill: int) -> Buffer:
+        """A uint8 tensor whose bytes hold `fill`."""
+        return self._torch.full(shape, fill, dtype=self._torch.uint8, device="cuda")
+
+    def launch(self, plan: LaunchPlan) -> None:
+        """Run a plan and wait for its end, so that its failure is not reported as a later one's."""
+        self.enqueue(plan)
+        self._torch.cuda.current_stream().synchronize()
+        self.launches.append(LaunchRecord(plan.kernel, plan.grid, plan.block, None))
+
+    def enqueue(self, plan: LaunchPlan) -> None:
+        """Put a plan on torch's current stream, without waiting; capturable in a CUDA graph."""
+        values = tuple(_kernel_argument(argument) for argument in plan.arguments)
+        types = tuple(ctypes.c_int if isinstance(argument, int) else ctypes.c_void_p for argument in plan.arguments)
+        stream = self._torch.cuda.current_stream().cuda_stream
+        function = self.function(plan.kernel)
+        self._call("cuLaunchKernel", function, plan.grid, 1, 1, plan.block, 1, 1, 0, stream, (values, types), 0)
+
+    def function(self, kernel: Kernel) -> Any:
+        """The driver's handle of an entry; its source is compiled and its module loaded once."""
+        if kernel not in self._functions:
+            source = kernel.source(self.csrc)
+            if source not in self._modules:
+                target = Target(source, self.arch, "cubin")
+                cubin = build([target])[target].read_bytes()
+                self._torch.cuda.synchronize()  # makes torch's context the current one
+                self._modules[source] = self._call("cuModuleLoadData", cubin)
+            self._functions[kernel] = self._call("cuModuleGetFunction", self._modules[source], kernel.entry.encode())
+        return self._functions[kernel]
+
+    def download(self, buffer: Buffer) -> npt.NDArray[Any]:
+        """The tensor's bytes."""
+        array: npt.NDArray[Any] = buffer.cpu().numpy()
+        return array
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        status, *results = getattr(self._driver, name)(*arguments)
+        if status != self._driver.CUresult.CUDA_SUCCESS:
+            _, text = self._driver.cuGetErrorString(status)
+            raise RefmoeError(f"{name} failed: {text.decode() if text else status}")
+        return results[0] if results else None
+
+
+def open_device(name: str, arch: str | None = None, csrc: Path | None = None) -> Device:
+    """The device `name`, "ptx" or "cuda".
+
+    Args:
+        name: "ptx" for the executor, "cuda" for the current GPU.
+        arch: what to compile for; the executor's default is sm_120a, a GPU's is its own and can be no other.
+        csrc: a folder to take the kernels' sources from instead of the package's, such as a changed copy.
+
+    Raises:
+        ArgumentError: no such device or arch.
+        DeviceUnavailable: no GPU, or one that the kernels are not built for, or its Python packages are missing.
+    """
+    sources = CSRC if csrc is None else Path(csrc)
+    if arch is not None and arch not in ARCHITECTURES:
+        raise ArgumentError("arch", describe(arch), "one of " + ", ".join(ARCHITECTURES))
+    if name == "ptx":
+        target = arch or DEFAULT_PTX_ARCH
+        return PtxDevice(target, MULTIPROCESSORS[target], sources)
+    if name == "cuda":
+        return CudaDevice(arch, sources)
+    raise ArgumentError("device", describe(name), "'ptx' or 'cuda'")
+
+
+def _kernel_argument(argument: Any) -> int:
+    if argument is None:
+        return 0
+    return argument if isinstance(argument, int) else int(argument.data_ptr())
+
+
+@lru_cache(maxsize=64)
+def _parse(path: Path) -> ptx.Module:
+    # Compiled files are named by their content, so one path never holds two modules.
+    return ptx.Module.parse(path.read_text(), name=path.name, strict=True)

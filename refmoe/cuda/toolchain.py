@@ -1,0 +1,264 @@
+"""Find nvcc, compile kernels with it, and keep what was compiled.
+
+nvcc is looked for in CUDA_HOME, then on PATH, then among the PyPI packages of this Python. Compiled files are named
+by a hash of everything that went into them (the source, every header it includes, flags, compiler version), so a
+changed header rebuilds what includes it and nothing else, and two builds never disturb each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from refmoe.errors import ArgumentError, RefmoeError
+
+__all__ = [
+    "ARCHITECTURES",
+    "CSRC",
+    "FLAGS",
+    "Candidate",
+    "Target",
+    "Toolchain",
+    "ToolchainError",
+    "build",
+    "cache_directory",
+    "candidates",
+    "find_ninja",
+    "find_toolchain",
+    "source_sha256",
+]
+
+CSRC = Path(__file__).parent / "csrc"
+ARCHITECTURES = ("sm_90a", "sm_120a", "sm_121a")
+
+# ptxas may fuse an unqualified mul and add, so no FP32 operation is left unqualified; division and square root are
+# IEEE, and subnormals stay unless an instruction says otherwise. Then the PTX says all there is to say about a result.
+FLAGS = ("-std=c++17", "-O3", "-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false", "-lineinfo")
+
+MINIMUM_VERSION = (12, 9)  # the first nvcc that knows sm_121a
+PYPI_REQUIREMENT = "cuda-toolkit[nvcc,cudart,cccl]==13.0.3.0"
+
+Kind = Literal["ptx", "cubin"]
+
+
+class ToolchainError(RefmoeError):
+    """No usable compiler was found, or the compiler refused a source."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One place where nvcc was looked for.
+
+    Attributes:
+        origin: "CUDA_HOME", "PATH" or "PyPI".
+        nvcc: the compiler found there, or None.
+        version: its release as (major, minor), or None.
+        problem: why it cannot be used, or None if it can.
+    """
+
+    origin: str
+    nvcc: Path | None
+    version: tuple[int, int] | None
+    problem: str | None
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A compiler that can build every target: `nvcc`, its release, where it came from, and its full version line."""
+
+    nvcc: Path
+    version: tuple[int, int]
+    origin: str
+    build_id: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """One file to compile: `source` for `arch` into PTX text or a cubin."""
+
+    source: Path
+    arch: str
+    kind: Kind
+
+
+def candidates() -> list[Candidate]:
+    """Every place where nvcc is looked for, in order of preference, with what was found there."""
+    return [_inspect(origin, nvcc, absent) for origin, nvcc, absent in _places()]
+
+
+def find_toolchain() -> Toolchain:
+    """The first usable nvcc of CUDA_HOME, PATH and PyPI.
+
+    Raises:
+        ToolchainError: none is usable; the message says what was found at each place and what to install.
+    """
+    found = candidates()
+    for candidate in found:
+        if candidate.problem is None and candidate.nvcc is not None and candidate.version is not None:
+            return Toolchain(candidate.nvcc, candidate.version, candidate.origin, _version_text(candidate.nvcc))
+    reasons = "; ".join(f"{candidate.origin}: {candidate.problem}" for candidate in found)
+    raise ToolchainError(f"no usable nvcc ({reasons}). Install one: pip install '{PYPI_REQUIREMENT}'")
+
+
+def find_ninja() -> Path | None:
+    """The ninja of the PyPI package, else the one on PATH, else None."""
+    try:
+        import ninja
+    except ImportError:
+        found = shutil.which("ninja")
+        return Path(found) if found else None
+    return Path(ninja.BIN_DIR) / "ninja"
+
+
+def cache_directory() -> Path:
+    """Where compiled files are kept: REFMOE_CACHE_DIR, else `refmoe` below XDG_CACHE_HOME or ~/.cache."""
+    if explicit := os.environ.get("REFMOE_CACHE_DIR"):
+        return Path(explicit)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "refmoe"
+
+
+def source_sha256(source: Path) -> str:
+    """SHA-256 over a kernel's source, every header of ours that it includes, and the flags it is built with."""
+    digest = hashlib.sha256("\0".join(FLAGS).encode())
+    for file in sorted(_with_includes(source), key=lambda path: path.name):
+        digest.update(f"\0{file.name}\0".encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def build(targets: Iterable[Target], toolchain: Toolchain | None = None) -> Mapping[Target, Path]:
+    """Compile what is not in the cache, in parallel, and return where each target's file is.
+
+    A compiled file appears under its name only when it is whole. Beside it, `<name>.log` holds the compiler's report
+    (registers, spills and stack frame for a cubin).
+
+    Raises:
+        ArgumentError: a source does not exist, or an arch is not one of `ARCHITECTURES`.
+        ToolchainError: no compiler, no ninja, a cache that cannot be written, or a source that does not compile.
+    """
+    wanted = list(dict.fromkeys(targets))
+    for target in wanted:
+        if target.arch not in ARCHITECTURES:
+            raise ArgumentError("arch", repr(target.arch), "one of " + ", ".join(ARCHITECTURES))
+        if not target.source.is_file():
+            raise ArgumentError("source", f"no file {target.source}", "a CUDA source")
+    compiler = toolchain or find_toolchain()
+    directory = cache_directory()
+    paths = {target: directory / _artifact_name(target, compiler) for target in wanted}
+    missing = {target: path for target, path in paths.items() if not path.is_file()}
+    if missing:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            _run_ninja(missing, compiler, directory)
+        except OSError as error:
+            raise ToolchainError(f"cannot write compiled kernels to {directory}: {error}") from error
+    return paths
+
+
+def _places() -> list[tuple[str, Path | None, str]]:
+    """(origin, nvcc or None, what to say if it is None)."""
+    home = os.environ.get("CUDA_HOME")
+    on_path = shutil.which("nvcc")
+    return [
+        ("CUDA_HOME", Path(home) / "bin" / "nvcc" if home else None, "not set"),
+        ("PATH", Path(on_path) if on_path else None, "no nvcc on PATH"),
+        ("PyPI", _pypi_nvcc(), f"not installed ({PYPI_REQUIREMENT})"),
+    ]
+
+
+def _pypi_nvcc() -> Path | None:
+    for folder in sys.path:
+        for nvcc in sorted(Path(folder or ".").glob("nvidia/cu[0-9]*/bin/nvcc"), reverse=True):
+            return nvcc
+    return None
+
+
+def _inspect(origin: str, nvcc: Path | None, absent: str) -> Candidate:
+    if nvcc is None:
+        return Candidate(origin, None, None, absent)
+    if not os.access(nvcc, os.X_OK):
+        return Candidate(origin, nvcc, None, f"{nvcc} is not an executable file")
+    try:
+        text = _version_text(nvcc)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Candidate(origin, nvcc, None, f"{nvcc} --version failed: {error}")
+    release = re.search(r"release (\d+)\.(\d+)", text)
+    if release is None:
+        return Candidate(origin, nvcc, None, f"{nvcc} --version names no release")
+    version = int(release[1]), int(release[2])
+    if version < MINIMUM_VERSION:
+        need = ".".join(map(str, MINIMUM_VERSION))
+        return Candidate(origin, nvcc, version, f"{nvcc} is release {release[1]}.{release[2]}; needed {need} or newer")
+    if shutil.which("g++") is None:
+        return Candidate(origin, nvcc, version, "nvcc needs a host compiler, and there is no g++ on PATH")
+    return Candidate(origin, nvcc, version, None)
+
+
+@cache
+def _version_text(nvcc: Path) -> str:
+    run = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True, timeout=60)
+    return run.stdout.strip()
+
+
+def _with_includes(source: Path) -> set[Path]:
+    """`source` and, recursively, the headers that it includes in quotes from its own folder."""
+    seen: set[Path] = set()
+    pending = [source]
+    while pending:
+        file = pending.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', file.read_text(), re.MULTILINE):
+            header = file.parent / name
+            if header.is_file():
+                pending.append(header)
+    return seen
+
+
+def _artifact_name(target: Target, toolchain: Toolchain) -> str:
+    key = hashlib.sha256(f"{source_sha256(target.source)}\0{toolchain.build_id}".encode()).hexdigest()
+    return f"{target.source.stem}.{target.arch}.{key[:16]}.{target.kind}"
+
+
+def _run_ninja(outputs: Mapping[Target, Path], toolchain: Toolchain, directory: Path) -> None:
+    ninja = find_ninja()
+    if ninja is None:
+        raise ToolchainError("ninja not found: pip install ninja")
+    # A folder of its own: another build in the same cache neither sees nor overwrites half-written files.
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".build.") as scratch:
+        lines = ["rule nvcc", "  command = $run", "  description = nvcc $out"]
+        for target, path in outputs.items():
+            built = Path(scratch) / path.name
+            command = [str(toolchain.nvcc), f"-{target.kind}", f"-arch={target.arch}", *FLAGS]
+            command += ["-Xptxas=-v", str(target.source), "-o", str(built)]
+            run = (
+                f"{shlex.join(command)} > {shlex.quote(f'{built}.log')} 2>&1 || "
+                f"{{ cat {shlex.quote(f'{built}.log')}; exit 1; }}"
+            )
+            lines += [
+                f"build {_ninja_path(built)}: nvcc {_ninja_path(target.source)}",
+                f"  run = {run.replace('$', '$$')}",
+            ]
+        (Path(scratch) / "build.ninja").write_text("\n".join(lines) + "\n")
+        finished = subprocess.run([ninja, "-C", scratch, "--quiet"], capture_output=True, text=True)
+        if finished.returncode != 0:
+            raise ToolchainError(f"nvcc failed:\n{finished.stdout.strip()}\n{finished.stderr.strip()}".rstrip())
+        for path in outputs.values():
+            os.replace(Path(scratch) / f"{path.name}.log", f"{path}.log")
+            os.replace(Path(scratch) / path.name, path)
+
+
+def _ninja_path(path: Path) -> str:
+    return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
