@@ -1,0 +1,299 @@
+"""Bits: logic, lop3, shifts, funnel shifts, permutes, fields, counts and searches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
+
+import numpy as np
+
+from refmoe.ptx.isa.lanes import SIGNED, UNSIGNED, signed
+from refmoe.ptx.isa.operation import Array, Function, Operation, kind
+from refmoe.ptx.isa.spelling import Spelling
+
+__all__ = ["BUILDERS"]
+
+_LOGIC = ("pred", "b16", "b32", "b64")
+
+
+def _bits(spelling: Spelling, *names: str) -> int:
+    """Take the instruction type, the last part, and return its width."""
+    name = spelling.need(*names)
+    spelling.end()
+    return int(name[1:])
+
+
+# --- logic ----------------------------------------------------------------------------------------------------------
+
+
+def _logic(function: Function, sources: int) -> Callable[[Spelling], Operation]:
+    def build(spelling: Spelling) -> Operation:
+        register = spelling.need(*_LOGIC)
+        spelling.end()
+        return Operation(spelling.opcode, function, (register,) * sources, (register,))
+
+    return build
+
+
+def _cnot(spelling: Spelling) -> Operation:
+    bits = _bits(spelling, "b16", "b32", "b64")
+    return Operation(spelling.opcode, lambda a: (a == 0).astype(UNSIGNED[bits]), (kind(bits),), (kind(bits),))
+
+
+@cache
+def _lop3_terms(table: int) -> tuple[int, ...]:
+    """The rows of a truth table that are true, of it or of its complement, whichever are fewer."""
+    rows = tuple(row for row in range(8) if table >> row & 1)
+    return rows if len(rows) <= 4 else tuple(row for row in range(8) if not table >> row & 1)
+
+
+def _lop3_value(a: Array, b: Array, c: Array, table: Array) -> Array:
+    """Bit i of the result is bit (4*a_i + 2*b_i + c_i) of the table."""
+    lut = int(table) & 0xFF
+    result = (a ^ a) & (b | c)
+    for row in _lop3_terms(lut):
+        term = a if row & 4 else ~a
+        term = term & (b if row & 2 else ~b)
+        result = result | (term & (c if row & 1 else ~c))
+    return ~result if lut.bit_count() > 4 else result
+
+
+def _lop3(spelling: Spelling) -> Operation:
+    """lop3.b32 d, a, b, c, immLut and lop3.{or,and}.b32 d|p, a, b, c, immLut, q: p = (d != 0) BoolOp q."""
+    combine = {"or": np.logical_or, "and": np.logical_and, "": None}[spelling.take("or", "and")]
+    _bits(spelling, "b32")
+    words = ("b32",) * 4
+    if combine is None:
+        return Operation(spelling.opcode, _lop3_value, words, ("b32",))
+
+    def function(a: Array, b: Array, c: Array, table: Array, q: Array) -> tuple[Array, Array]:
+        d = _lop3_value(a, b, c, table)
+        return d, combine(d != 0, q)
+
+    return Operation(spelling.opcode, function, (*words, "pred"), ("b32", "pred"))
+
+
+# --- shifts ---------------------------------------------------------------------------------------------------------
+
+
+def _shift(spelling: Spelling) -> Operation:
+    """shl.b, shr.b/u (zero fill), shr.s (sign fill). The amount is a b32; more than the width counts as the width."""
+    left = spelling.mnemonic == "shl"
+    name = spelling.need("b16", "b32", "b64", *(() if left else ("u16", "u32", "u64", "s16", "s32", "s64")))
+    spelling.end()
+    bits = int(name[1:])
+    keeps_sign = name[0] == "s"
+    shift = np.left_shift if left else np.right_shift
+    amount_dtype = (SIGNED if keeps_sign else UNSIGNED)[bits]
+
+    def function(a: Array, amount: Array) -> Array:
+        # NumPy defines shifts by the width and more as the fill, as PTX does; only the cast must not lose bits.
+        if bits < 32:
+            amount = np.minimum(amount, np.uint32(bits))
+        amount = amount.astype(amount_dtype, copy=False) if bits != 32 else amount.view(amount_dtype)
+        if keeps_sign:
+            return shift(signed(a), amount).view(a.dtype)
+        return shift(a, amount)
+
+    return Operation(spelling.opcode, function, (kind(bits), "b32"), (kind(bits),))
+
+
+def _shf(spelling: Spelling) -> Operation:
+    """Funnel shift of [b:a]: left gives the upper word, right the lower one."""
+    direction = spelling.need("l", "r")
+    clamp = spelling.need("clamp", "wrap") == "clamp"
+    _bits(spelling, "b32")
+
+    def function(a: Array, b: Array, c: Array) -> Array:
+        n = np.minimum(c, np.uint32(32)) if clamp else c & 31
+        if direction == "l":
+            return (b << n) | (a >> (32 - n))
+        return (b << (32 - n)) | (a >> n)
+
+    return Operation(spelling.opcode, function, ("b32",) * 3, ("b32",))
+
+
+# --- byte permute ---------------------------------------------------------------------------------------------------
+
+# What each mode does for selector values 0..3, as selectors of the general form: nibble i names the source of byte i
+# (PTX ISA, prmt).
+_PERMUTE_MODES: dict[str, tuple[int, int, int, int]] = {
+    "f4e": (0x3210, 0x4321, 0x5432, 0x6543),
+    "b4e": (0x5670, 0x6701, 0x7012, 0x0123),
+    "rc8": (0x0000, 0x1111, 0x2222, 0x3333),
+    "ecl": (0x3210, 0x3211, 0x3222, 0x3333),
+    "ecr": (0x0000, 0x1110, 0x2210, 0x3210),
+    "rc16": (0x1010, 0x3232, 0x1010, 0x3232),
+}
+
+
+def _prmt_value(a: Array, b: Array, selector: Array) -> Array:
+    """Byte i of the result is byte (nibble i, low 3 bits) of [b:a], or that byte's sign where the nibble's bit 3 is set."""
+    source = (b.astype(np.uint64) << 32) | a
+    selector = selector.astype(np.uint64)
+    result = np.uint64(0)
+    for i in range(4):
+        nibble = (selector >> (4 * i)) & 0xF
+        byte = (source >> ((nibble & 7) << 3)) & 0xFF
+        sign = (byte >> 7) * 0xFF
+        result = result | (np.where(nibble & 8, sign, byte) << (8 * i))
+    return result.astype(np.uint32)
+
+
+def _prmt_fixed(a: Array, b: Array, selector: int) -> Array:
+    """The same for a selector that all lanes share: each byte is two shifts and a mask."""
+    result = None
+    for i in range(4):
+        nibble = selector >> (4 * i) & 0xF
+        word, low = (b if nibble & 4 else a), (nibble & 3) * 8
+        if nibble & 8:
+            byte = (signed(word << (24 - low)) >> 31).view(np.uint32) & np.uint32(0xFF << 8 * i)
+        else:
+            move = 8 * i - low
+            byte = word << move if move > 0 else word >> -move if move < 0 else word
+            byte = byte & np.uint32(0xFF << 8 * i)
+        result = byte if result is None else result | byte
+    return result
+
+
+def _prmt(spelling: Spelling) -> Operation:
+    spelling.need("b32")
+    mode = spelling.take(*_PERMUTE_MODES)
+    spelling.end()
+    selectors = np.array(_PERMUTE_MODES[mode] if mode else (), dtype=np.uint32)
+
+    def function(a: Array, b: Array, selector: Array) -> Array:
+        if mode:
+            selector = selectors[selector & 3]
+        if np.ndim(selector) == 0:
+            return _prmt_fixed(a, b, int(selector))
+        return _prmt_value(a, b, selector)
+
+    return Operation(spelling.opcode, function, ("b32",) * 3, ("b32",))
+
+
+# --- fields ---------------------------------------------------------------------------------------------------------
+
+
+def _ones(length: Array, bits: int) -> Array:
+    """A mask of `length` ones from bit 0 up; all of them from `bits` up."""
+    return ~(UNSIGNED[bits](2**bits - 1) << length)
+
+
+def _bfe(spelling: Spelling) -> Operation:
+    """Bits pos..pos+len-1 of a; a signed field is filled with its top bit, of those inside the register."""
+    name = spelling.need("u32", "u64", "s32", "s64")
+    spelling.end()
+    bits = int(name[1:])
+    dtype = UNSIGNED[bits]
+
+    def unsigned(a: Array, position: Array, length: Array) -> Array:
+        position = (position & 0xFF).astype(dtype)
+        length = (length & 0xFF).astype(dtype)
+        return (a >> position) & _ones(length, bits)
+
+    def with_sign(a: Array, position: Array, length: Array) -> Array:
+        position = position & 0xFF
+        length = length & 0xFF
+        # The field's top bit goes to bit `bits`-1 and back again; past the register's end it is the register's sign.
+        end = np.minimum(position + length, np.uint32(bits))
+        up = (bits - end).astype(dtype)
+        down = np.minimum(bits - end + position, np.uint32(bits - 1)).astype(SIGNED[bits])
+        field = (signed(a << up) >> down).view(dtype)
+        return np.where(length == 0, dtype(0), field)
+
+    function = with_sign if name[0] == "s" else unsigned
+    return Operation(spelling.opcode, function, (kind(bits), "b32", "b32"), (kind(bits),))
+
+
+def _bfi(spelling: Spelling) -> Operation:
+    """b with the low `len` bits of a put at `pos`."""
+    bits = _bits(spelling, "b32", "b64")
+    dtype = UNSIGNED[bits]
+
+    def function(a: Array, b: Array, position: Array, length: Array) -> Array:
+        position = (position & 0xFF).astype(dtype)
+        length = (length & 0xFF).astype(dtype)
+        mask = _ones(length, bits) << position
+        return (b & ~mask) | ((a << position) & mask)
+
+    return Operation(spelling.opcode, function, (kind(bits), kind(bits), "b32", "b32"), (kind(bits),))
+
+
+# --- counts and searches --------------------------------------------------------------------------------------------
+
+
+def _smear(a: Array) -> Array:
+    """Every bit below the highest one set as well."""
+    step = 1
+    while step < a.dtype.itemsize * 8:
+        a = a | (a >> step)
+        step *= 2
+    return a
+
+
+def _popc(spelling: Spelling) -> Operation:
+    bits = _bits(spelling, "b32", "b64")
+    return Operation(spelling.opcode, lambda a: np.bitwise_count(a).astype(np.uint32), (kind(bits),), ("b32",))
+
+
+def _clz(spelling: Spelling) -> Operation:
+    bits = _bits(spelling, "b32", "b64")
+
+    def function(a: Array) -> Array:
+        return np.uint32(bits) - np.bitwise_count(_smear(a)).astype(np.uint32)
+
+    return Operation(spelling.opcode, function, (kind(bits),), ("b32",))
+
+
+def _bfind(spelling: Spelling) -> Operation:
+    """Place of the highest bit that is not the sign; 0xFFFFFFFF if there is none. shiftamt: the left shift to the top."""
+    shift_amount = spelling.flag("shiftamt")
+    name = spelling.need("u32", "u64", "s32", "s64")
+    spelling.end()
+    bits = int(name[1:])
+
+    def function(a: Array) -> Array:
+        if name[0] == "s":
+            a = a ^ (signed(a) >> (bits - 1)).view(a.dtype)
+        # No bit at all counts 0 and so wraps to 0xFFFFFFFF.
+        place = np.bitwise_count(_smear(a)).astype(np.uint32) - np.uint32(1)
+        if not shift_amount:
+            return place
+        return np.where(a == 0, np.uint32(0xFFFFFFFF), np.uint32(bits - 1) - place)
+
+    return Operation(spelling.opcode, function, (kind(bits),), ("b32",))
+
+
+def _brev(spelling: Spelling) -> Operation:
+    bits = _bits(spelling, "b32", "b64")
+
+    def function(a: Array) -> Array:
+        everything = 2**bits - 1
+        a = a.byteswap()
+        for step, mask in ((4, 0x0F), (2, 0x33), (1, 0x55)):
+            low = a.dtype.type(everything // 0xFF * mask)
+            a = ((a >> step) & low) | ((a & low) << step)
+        return a
+
+    return Operation(spelling.opcode, function, (kind(bits),), (kind(bits),))
+
+
+BUILDERS: Mapping[str, Callable[[Spelling], Operation]] = {
+    "and": _logic(np.bitwise_and, 2),
+    "bfe": _bfe,
+    "bfi": _bfi,
+    "bfind": _bfind,
+    "brev": _brev,
+    "clz": _clz,
+    "cnot": _cnot,
+    "lop3": _lop3,
+    "not": _logic(np.invert, 1),
+    "or": _logic(np.bitwise_or, 2),
+    "popc": _popc,
+    "prmt": _prmt,
+    "shf": _shf,
+    "shl": _shift,
+    "shr": _shift,
+    "xor": _logic(np.bitwise_xor, 2),
+}

@@ -1,0 +1,185 @@
+"""Comparisons and selections: setp, set, selp, slct, testp, and mov."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from refmoe.ptx.isa.floats import F32, FLOATS, Float, decode, flush
+from refmoe.ptx.isa.lanes import signed
+from refmoe.ptx.isa.operation import Array, Function, Operation, kind
+from refmoe.ptx.isa.spelling import Spelling
+
+__all__ = ["BUILDERS"]
+
+_ORDERED: dict[str, Function] = {
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+}
+# Unsigned comparisons have names of their own, for bit-size types too.
+_UNSIGNED: dict[str, Function] = {
+    "lo": np.less,
+    "ls": np.less_equal,
+    "hi": np.greater,
+    "hs": np.greater_equal,
+}
+# True on NaN: the complement of the opposite ordered comparison, which is false on NaN.
+_UNORDERED: dict[str, Function] = {
+    "equ": lambda a, b: ~((a < b) | (a > b)),
+    "neu": np.not_equal,
+    "ltu": lambda a, b: ~np.greater_equal(a, b),
+    "leu": lambda a, b: ~np.greater(a, b),
+    "gtu": lambda a, b: ~np.less_equal(a, b),
+    "geu": lambda a, b: ~np.less(a, b),
+    "num": lambda a, b: (a == a) & (b == b),
+    "nan": lambda a, b: (a != a) | (b != b),
+}
+_BOOLEAN: dict[str, Function] = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
+
+_INTEGER_TYPES = ("b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64")
+_FLOAT_TYPES = ("f32", "f64", "f16", "bf16")
+
+
+def _not_equal(a: Array, b: Array) -> Array:
+    """The ordered `ne`: false if either is NaN, unlike IEEE's."""
+    return (a < b) | (a > b)
+
+
+def _value(x: Array, format: Float, ftz: bool) -> Array:
+    """Bit patterns as numbers that NumPy compares."""
+    if ftz:
+        x = flush(x, format)
+    return decode(x, format) if format.real is None else x.view(format.real)
+
+
+def _comparison(spelling: Spelling) -> tuple[str, str, bool]:
+    """Take CmpOp, BoolOp and .ftz, and leave the types: (CmpOp, BoolOp or "", ftz)."""
+    name = spelling.need(*_ORDERED, *_UNSIGNED, *_UNORDERED)
+    boolean = spelling.take(*_BOOLEAN)
+    return name, boolean, spelling.flag("ftz")
+
+
+def _comparator(spelling: Spelling, name: str, ftz: bool, type_name: str) -> Function:
+    """The comparison `name` on registers of a type."""
+    if type_name in FLOATS:
+        if name in _UNSIGNED or (ftz and type_name in ("f64", "bf16")):
+            raise spelling.unknown()
+        format = FLOATS[type_name]
+        compare = _not_equal if name == "ne" else _ORDERED.get(name) or _UNORDERED[name]
+        return lambda a, b: compare(_value(a, format, ftz), _value(b, format, ftz))
+    if ftz or name in _UNORDERED:
+        raise spelling.unknown()
+    if type_name[0] == "b" and name not in ("eq", "ne"):
+        raise spelling.unknown()
+    if type_name[0] == "s":
+        if name in _UNSIGNED:
+            raise spelling.unknown()
+        compare = _ORDERED[name]
+        return compare if name in ("eq", "ne") else lambda a, b: compare(signed(a), signed(b))
+    return _ORDERED.get(name) or _UNSIGNED[name]
+
+
+def _width(type_name: str) -> str:
+    return kind(FLOATS[type_name].bits if type_name in FLOATS else int(type_name[1:]))
+
+
+def setp(spelling: Spelling, destinations: int) -> Operation:
+    """setp p[|q], a, b[, c]: p = BoolOp(t, c), q = BoolOp(not t, c) for t = a CmpOp b."""
+    name, boolean, ftz = _comparison(spelling)
+    type_name = spelling.need(*_INTEGER_TYPES, *_FLOAT_TYPES)
+    spelling.end()
+    compare = _comparator(spelling, name, ftz, type_name)
+
+    def function(a: Array, b: Array, *c: Array) -> Array:
+        t = compare(a, b)
+        combine = _BOOLEAN[boolean] if boolean else None
+        p = combine(t, *c) if combine else t
+        if destinations == 1:
+            return p
+        return p, combine(~t, *c) if combine else ~t
+
+    sources = (_width(type_name), _width(type_name), *(("pred",) if boolean else ()))
+    # The plain comparison is the hottest predicate instruction: no wrapper around it.
+    plain = not boolean and destinations == 1
+    return Operation(spelling.opcode, compare if plain else function, sources, ("pred",) * destinations)
+
+
+def _set(spelling: Spelling) -> Operation:
+    """set d, a, b[, c]: all ones (1.0 for a float destination) where setp would be true, else 0."""
+    name, boolean, ftz = _comparison(spelling)
+    to = spelling.need("u32", "s32", "f32")
+    type_name = spelling.need(*_INTEGER_TYPES, "f32", "f64")
+    spelling.end()
+    compare = _comparator(spelling, name, ftz, type_name)
+    true = np.uint32(F32.one if to == "f32" else 0xFFFFFFFF)
+
+    def function(a: Array, b: Array, *c: Array) -> Array:
+        t = compare(a, b)
+        return (_BOOLEAN[boolean](t, *c) if boolean else t) * true
+
+    sources = (_width(type_name), _width(type_name), *(("pred",) if boolean else ()))
+    return Operation(spelling.opcode, function, sources, ("b32",))
+
+
+def _selp(spelling: Spelling) -> Operation:
+    """selp d, a, b, p: a where p."""
+    type_name = spelling.need(*_INTEGER_TYPES, "f32", "f64")
+    spelling.end()
+    width = _width(type_name)
+    return Operation(spelling.opcode, lambda a, b, p: np.where(p, a, b), (width, width, "pred"), (width,))
+
+
+def _slct(spelling: Spelling) -> Operation:
+    """slct d, a, b, c: a where c >= 0, else b; -0 counts as 0 and NaN selects b."""
+    ftz = spelling.flag("ftz")
+    type_name = spelling.need(*_INTEGER_TYPES, "f32", "f64")
+    by = spelling.need(*(("f32",) if ftz else ("s32", "f32")))
+    spelling.end()
+    width = _width(type_name)
+
+    def function(a: Array, b: Array, c: Array) -> Array:
+        chosen = signed(c) >= 0 if by == "s32" else _value(c, F32, ftz) >= 0
+        return np.where(chosen, a, b)
+
+    return Operation(spelling.opcode, function, (width, width, "b32"), (width,))
+
+
+def _testp(spelling: Spelling) -> Operation:
+    """testp p, a: a property of the bit pattern. Infinities and NaN are not normal."""
+    test = spelling.need("finite", "infinite", "number", "notanumber", "normal", "subnormal")
+    format = FLOATS[spelling.need("f32", "f64")]
+    spelling.end()
+    infinity, smallest_normal = format.word(format.infinity), format.word(1 << format.mantissa)
+    magnitude_mask = format.word(format.sign - 1)
+    tests: dict[str, Function] = {
+        "finite": lambda m: m < infinity,
+        "infinite": lambda m: m == infinity,
+        "number": lambda m: m <= infinity,
+        "notanumber": lambda m: m > infinity,
+        "normal": lambda m: (m >= smallest_normal) & (m < infinity),
+        "subnormal": lambda m: (m != 0) & (m < smallest_normal),
+    }
+    check = tests[test]
+    return Operation(spelling.opcode, lambda a: check(a & magnitude_mask), (kind(format.bits),), ("pred",))
+
+
+def _mov(spelling: Spelling) -> Operation:
+    """mov d, a between registers of one width; the result may alias the source."""
+    name = spelling.need("pred", *_INTEGER_TYPES, "f32", "f64")
+    spelling.end()
+    register = "pred" if name == "pred" else _width(name)
+    return Operation(spelling.opcode, lambda a: a, (register,), (register,))
+
+
+BUILDERS: Mapping[str, Callable[[Spelling], Operation]] = {
+    "mov": _mov,
+    "selp": _selp,
+    "set": _set,
+    "slct": _slct,
+    "testp": _testp,
+}

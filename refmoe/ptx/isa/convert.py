@@ -1,0 +1,285 @@
+"""cvt between the integer and floating-point register types. The packed narrow formats are in `convert_narrow`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from refmoe.ptx.isa import convert_narrow, exact64
+from refmoe.ptx.isa.floating import rectify, saturate
+from refmoe.ptx.isa.floats import BF16, F32, F64, FLOATS, Float, canonical, decode, flush
+from refmoe.ptx.isa.lanes import SIGNED, UNSIGNED, signed
+from refmoe.ptx.isa.operation import Array, Function, Operation, kind
+from refmoe.ptx.isa.rounding import ROUNDINGS, add_to_odd, encode
+from refmoe.ptx.isa.spelling import Spelling
+
+__all__ = ["BUILDERS"]
+
+_INTEGERS = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64")
+_TO_INTEGRAL: dict[str, Callable[[Array], Array]] = {
+    "rni": np.rint,
+    "rzi": np.trunc,
+    "rmi": np.floor,
+    "rpi": np.ceil,
+}
+
+
+def _bounds(type_name: str) -> tuple[int, int]:
+    """Smallest and largest value of an integer type."""
+    bits = int(type_name[1:])
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if type_name[0] == "s" else (0, (1 << bits) - 1)
+
+
+# --- integer to integer ---------------------------------------------------------------------------------------------
+
+
+def _integer_to_integer(to: str, of: str, sat: bool) -> Function:
+    """Extend by the source's signedness, or truncate; .sat clamps to the destination's range."""
+    bits, from_bits = int(to[1:]), int(of[1:])
+    extended = (SIGNED if of[0] == "s" else UNSIGNED)[max(bits, from_bits)]
+    own = (SIGNED if of[0] == "s" else UNSIGNED)[from_bits]
+    low, high = max(_bounds(to)[0], _bounds(of)[0]), min(_bounds(to)[1], _bounds(of)[1])
+
+    def function(a: Array) -> Array:
+        a = a.view(own)
+        if sat:
+            # Both bounds lie in the source's range, so the clamp needs no wider type.
+            a = np.clip(a, own(low), own(high))
+        return a.astype(extended).astype(UNSIGNED[bits])
+
+    return function
+
+
+# --- integer to float -----------------------------------------------------------------------------------------------
+
+
+def _integer_to_float(to: Float, of: str, rounding: str) -> Function:
+    is_signed, from_bits = of[0] == "s", int(of[1:])
+
+    def function(a: Array) -> Array:
+        value = signed(a) if is_signed else a
+        if from_bits < 64:
+            return encode(value.astype(np.float64), to, rounding)  # exact in float64
+        if to is F64 and rounding == "rn":
+            return value.astype(np.float64).view(np.uint64)
+        # Two halves, each exact in float64.
+        high = (value >> 32).astype(np.float64) * 4294967296.0
+        low = (a & np.uint64(0xFFFFFFFF)).astype(np.float64)
+        if to is F64:
+            return exact64.function("add", rounding)(high.view(np.uint64), low.view(np.uint64))
+        return encode(add_to_odd(high, low), to, rounding)
+
+    return function
+
+
+# --- float to integer -----------------------------------------------------------------------------------------------
+
+
+def _float_to_integer(to: str, of: Float, rounding: str) -> Function:
+    """Round to an integral value, clamp to the range (with or without .sat).
+
+    NaN gives 0 if neither side has 64 bits, else only the top bit of the destination (PTX ISA, cvt).
+    """
+    bits = int(to[1:])
+    low, high = _bounds(to)
+    integral = _TO_INTEGRAL[rounding]
+    of_nan = 0 if of is not F64 and bits < 64 else 1 << (bits - 1)
+    wide = np.int64 if to[0] == "s" else np.uint64
+    # The first value past the range is a power of two, exact in float64, which the largest integer is not.
+    above = float(high + 1)
+
+    def function(a: Array) -> Array:
+        value = integral(decode(a, of))
+        inside = (value >= low) & (value < above)
+        result = np.where(inside, value, 0.0).astype(wide).astype(UNSIGNED[bits])
+        if inside.all():
+            return result
+        result = np.where(value >= above, UNSIGNED[bits](high), result)
+        result = np.where(value < low, UNSIGNED[bits](low & ((1 << bits) - 1)), result)
+        return np.where(np.isnan(value), UNSIGNED[bits](of_nan), result)
+
+    return function
+
+
+# --- float to float -------------------------------------------------------------------------------------------------
+
+
+def _float_to_bf16(a: Array) -> Array:
+    """f32 to bf16 to nearest even, on bits."""
+    rounded = ((a + (0x7FFF + ((a >> 16) & 1))) >> 16).astype(np.uint16)
+    nan = (a & 0x7FFFFFFF) > 0x7F800000
+    return np.where(nan, np.uint16(BF16.nan), rounded) if nan.any() else rounded
+
+
+def _float_to_float(to: Float, of: Float, rounding: str) -> Function:
+    if rounding in _TO_INTEGRAL:
+        integral = _TO_INTEGRAL[rounding]
+        return lambda a: encode(integral(decode(a, of)), to)
+    if to is of:
+        return lambda a: canonical(a, of)
+    if to is BF16 and of is F32 and rounding == "rn":
+        return _float_to_bf16
+    return lambda a: encode(decode(a, of), to, rounding or "rn")
+
+
+def _satfinite(format: Float) -> Function:
+    """Infinities become the largest number of their sign: what overflowed, and what was infinite."""
+    magnitude, sign = format.word(format.sign - 1), format.word(format.sign)
+    infinity, largest = format.word(format.infinity), format.word(format.infinity - 1)
+
+    def function(x: Array) -> Array:
+        return np.where((x & magnitude) == infinity, (x & sign) | largest, x)
+
+    return function
+
+
+def _to_half(spelling: Spelling, rounding: str) -> Operation | None:
+    """cvt.{rn,rz}{.relu}{.satfinite}.{f16,bf16,f16x2,bf16x2}.f32; None if it is another kind of cvt."""
+    if rounding not in ("rn", "rz"):
+        return None
+    relu = spelling.flag("relu")
+    satfinite = spelling.flag("satfinite")
+    to_name = spelling.take("f16x2", "bf16x2") or (spelling.need("f16", "bf16") if relu or satfinite else "")
+    if not to_name:
+        return None
+    spelling.need("f32")
+    spelling.end()
+    to = FLOATS[to_name.removesuffix("x2")]
+    convert = _float_to_float(to, F32, rounding)
+    finite = _satfinite(to)
+
+    def function(a: Array) -> Array:
+        result = convert(a)
+        if satfinite:
+            result = finite(result)
+        return rectify(result, to) if relu else result
+
+    if to_name == to.name:
+        return Operation(spelling.opcode, function, ("b32",), ("b16",))
+    return Operation(
+        spelling.opcode,
+        lambda a, b: (function(a).astype(np.uint32) << 16) | function(b),
+        ("b32", "b32"),
+        ("b32",),
+    )
+
+
+def _to_tf32(spelling: Spelling, rounding: str) -> Operation:
+    """cvt.{rna,rn,rz}{.satfinite}{.relu}.tf32.f32: 10 fraction bits in a b32, the low 13 bits zero."""
+    satfinite = spelling.flag("satfinite")
+    relu = rounding != "rna" and spelling.flag("relu")
+    spelling.need("tf32")
+    spelling.need("f32")
+    spelling.end()
+    low = np.uint32(0x1FFF)
+
+    def function(a: Array) -> Array:
+        if rounding == "rn":
+            result = (a + (0xFFF + ((a >> 13) & 1))) & ~low
+        elif rounding == "rna":
+            result = (a + 0x1000) & ~low
+        else:
+            result = a & ~low
+        infinite = (a & 0x7FFFFFFF) >= 0x7F800000
+        result = np.where(infinite, canonical(a, F32), result)
+        if satfinite:
+            result = np.where((result & 0x7FFFFFFF) == 0x7F800000, (result & 0x80000000) | 0x7F7FE000, result)
+        return rectify(result, F32) if relu else result
+
+    return Operation(spelling.opcode, function, ("b32",), ("b32",))
+
+
+# --- cvt ------------------------------------------------------------------------------------------------------------
+
+
+def _cvt(spelling: Spelling) -> Operation:
+    if spelling.last in convert_narrow.TYPES or spelling.has(*convert_narrow.TYPES):
+        return convert_narrow.cvt(spelling)
+    if spelling.flag("pack"):
+        return _pack(spelling)
+    rounding = spelling.take(*_TO_INTEGRAL, *ROUNDINGS, "rna")
+    if spelling.has("tf32") and rounding in ("rna", "rn", "rz"):
+        return _to_tf32(spelling, rounding)
+    half = _to_half(spelling, rounding)
+    if half:
+        return half
+    ftz = spelling.flag("ftz")
+    sat = spelling.flag("sat")
+    to = spelling.need(*_INTEGERS, *FLOATS)
+    of = spelling.need(*_INTEGERS, *FLOATS)
+    spelling.end()
+    function = _scalar(to, of, rounding, sat)
+    if function is None or (ftz and "f32" not in (to, of)):
+        raise spelling.unknown()
+    if ftz:
+        function = _flushed(function, to, of)
+    return Operation(
+        spelling.opcode, function, (_kind(of),), (_kind(to),), sign_extend=to[0] == "s"
+    )
+
+
+def _scalar(to: str, of: str, rounding: str, sat: bool) -> Function | None:
+    """The conversion, or None where the rounding modifier is not the one that the pair of types takes."""
+    if to in _INTEGERS and of in _INTEGERS:
+        return None if rounding else _integer_to_integer(to, of, sat)
+    if to in _INTEGERS:
+        return _float_to_integer(to, FLOATS[of], rounding) if rounding in _TO_INTEGRAL else None
+    target = FLOATS[to]
+    if of in _INTEGERS:
+        function = _integer_to_float(target, of, rounding) if rounding in ROUNDINGS else None
+    else:
+        source = FLOATS[of]
+        narrowing = target.mantissa < source.mantissa or (target is not source and target.bits == source.bits)
+        if rounding in _TO_INTEGRAL:
+            needed = target is source
+        elif narrowing:
+            needed = rounding in ROUNDINGS
+        else:
+            needed = rounding == ""
+        function = _float_to_float(target, source, rounding) if needed else None
+    if function is None or not sat:
+        return function
+    return lambda a: saturate(function(a), target)
+
+
+def _flushed(function: Function, to: str, of: str) -> Function:
+    """.ftz: subnormal f32 inputs and results become zeros of their sign."""
+
+    def flushed(a: Array) -> Array:
+        result = function(flush(a, F32) if of == "f32" else a)
+        return flush(result, F32) if to == "f32" else result
+
+    return flushed
+
+
+def _kind(type_name: str) -> str:
+    return kind(FLOATS[type_name].bits if type_name in FLOATS else int(type_name[1:]))
+
+
+# --- cvt.pack -------------------------------------------------------------------------------------------------------
+
+
+def _pack(spelling: Spelling) -> Operation:
+    """cvt.pack.sat.type.s32{.b32}: a and b clamped to the type, side by side, a above; below c moved up if there is one."""
+    spelling.need("sat")
+    to = spelling.need("u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2")
+    spelling.need("s32")
+    size = int(to[1:])
+    if size < 16:
+        spelling.need("b32")
+    spelling.end()
+    low, high = _bounds(to)
+    mask = np.uint32((1 << size) - 1)
+
+    def clamp(x: Array) -> Array:
+        return np.clip(signed(x), np.int32(low), np.int32(high)).view(np.uint32) & mask
+
+    def function(a: Array, b: Array, *c: Array) -> Array:
+        pair = (clamp(a) << size) | clamp(b)
+        return pair | (c[0] << (2 * size)) if c else pair
+
+    return Operation(spelling.opcode, function, ("b32",) * (2 if size == 16 else 3), ("b32",))
+
+
+BUILDERS: Mapping[str, Callable[[Spelling], Operation]] = {"cvt": _cvt}

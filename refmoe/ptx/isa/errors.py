@@ -1,0 +1,21 @@
+"""The refusal of an opcode that the table does not define."""
+
+from __future__ import annotations
+
+__all__ = ["UnknownOpcode"]
+
+
+class UnknownOpcode(Exception):
+    """No operation has this spelling, or the manual does not allow its combination of modifiers.
+
+    Attributes:
+        opcode: the full spelling, `"add.rn.u32"`.
+    """
+
+    def __init__(self, opcode: str) -> None:
+        super().__init__(f"unknown opcode {opcode!r}")
+        self.opcode = opcode
+
+    def __reduce__(self) -> tuple[type[UnknownOpcode], tuple[str]]:
+        # Exceptions pickle by their message, which would be taken for the opcode between worker processes.
+        return type(self), (self.opcode,)

@@ -1,0 +1,244 @@
+"""Floating-point arithmetic: add, sub, mul, fma, div, rcp, sqrt, abs, neg, copysign, min, max.
+
+Every function here is built from four parts: what the exact result is (`_FAITHFUL`), how it is rounded (`rounding`), what
+happens to subnormals (.ftz), and where the result is clamped (.sat, .relu).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from refmoe.ptx.isa import exact64
+from refmoe.ptx.isa.floats import F32, F64, FLOATS, Float, canonical, decode, flush, is_nan
+from refmoe.ptx.isa.lanes import packed, signed
+from refmoe.ptx.isa.operation import Array, Function, Operation, kind
+from refmoe.ptx.isa.rounding import ROUNDINGS, add_to_odd, encode
+from refmoe.ptx.isa.spelling import Spelling
+
+__all__ = ["BUILDERS", "rounded", "saturate"]
+
+
+def _sum(a: Array, b: Array, rounding: str) -> Array:
+    total = add_to_odd(a, b)
+    if rounding != "rm":
+        return total
+    # An exact zero is -0 toward -Inf, unless both terms are +0.
+    return np.where((total == 0) & (np.signbit(a) | np.signbit(b)), -0.0, total)
+
+
+# Faithful results in float64 of operands with at most 24 significant bits: products are exact, and quotients and roots
+# to nearest can be rounded again (see `rounding`).
+_FAITHFUL: dict[str, Callable[..., Array]] = {
+    "add": _sum,
+    "sub": lambda a, b, rounding: _sum(a, -b, rounding),
+    "mul": lambda a, b, rounding: a * b,
+    "fma": lambda a, b, c, rounding: _sum(a * b, c, rounding),
+    "div": lambda a, b, rounding: a / b,
+    "sqrt": lambda a, rounding: np.sqrt(a),
+}
+_NATIVE: dict[str, np.ufunc] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "sqrt": np.sqrt,
+}
+
+
+def rounded(name: str, format: Float, rounding: str) -> Function:
+    """The correctly rounded operation `name` on bit patterns of `format`."""
+    real = format.real
+    if format in (F32, F64) and rounding == "rn" and name in _NATIVE:
+        native = _NATIVE[name]
+        return lambda *x: canonical(native(*(v.view(real) for v in x)).view(format.word), format)
+    if format is F64:
+        return exact64.function(name, rounding)
+    faithful = _FAITHFUL[name]
+    return lambda *x: encode(faithful(*(decode(v, format) for v in x), rounding), format, rounding)
+
+
+def saturate(bits: Array, format: Float) -> Array:
+    """Clamp to [+0, 1]; NaN becomes +0, and so does -0 (.sat)."""
+    clamped = np.clip(signed(bits), 0, format.one).view(format.word)
+    nan = is_nan(bits, format)
+    return np.where(nan, format.word(0), clamped) if nan.any() else clamped
+
+
+def rectify(bits: Array, format: Float) -> Array:
+    """Negative numbers and -0 become +0; NaN is the format's own (.relu)."""
+    return canonical(np.where((signed(bits) < 0) & ~is_nan(bits, format), format.word(0), bits), format)
+
+
+def _compose(function: Function, format: Float, ftz: bool, clamp: Function | None) -> Function:
+    """Flush the inputs, compute, flush the output, clamp."""
+    if not ftz and clamp is None:
+        return function
+
+    def composed(*x: Array) -> Array:
+        if ftz:
+            x = tuple(flush(v, format) for v in x)
+        result = function(*x)
+        if ftz:
+            result = flush(result, format)
+        return clamp(result, format) if clamp else result
+
+    return composed
+
+
+def _finish(spelling: Spelling, type_name: str, function: Function, sources: int, contractible: bool) -> Operation:
+    """Lift to a packed type and name the operands."""
+    format = FLOATS[type_name.removesuffix("x2")]
+    bits = format.bits
+    if type_name.endswith("x2"):
+        function, bits = packed(function, bits), 2 * bits
+    operation = Operation(
+        spelling.opcode, function, (kind(bits),) * sources, (kind(bits),), contractible=contractible
+    )
+    if format is not F64:
+        return operation
+    # The manual does not say which NaN a double-precision instruction makes.
+    return replace(operation, exact_when=lambda *x: ~np.isnan(function(*x).view(np.float64)))
+
+
+def _add_sub_mul(spelling: Spelling) -> Operation:
+    """{add,sub,mul}{.rnd}{.ftz}{.sat}: f32 and f64 in every rounding; f32x2 without .sat; halves to nearest only."""
+    rounding = spelling.take(*ROUNDINGS)
+    ftz = spelling.flag("ftz")
+    sat = spelling.flag("sat")
+    type_name = spelling.need("f32", "f64", "f16", "f16x2", "bf16", "bf16x2", "f32x2")
+    spelling.end()
+    format = FLOATS[type_name.removesuffix("x2")]
+    narrow = format.bits == 16
+    if (narrow and rounding not in ("", "rn")) or (ftz and type_name not in ("f32", "f32x2", "f16", "f16x2")):
+        raise spelling.unknown()
+    if sat and type_name not in ("f32", "f16", "f16x2"):
+        raise spelling.unknown()
+    function = _compose(
+        rounded(spelling.mnemonic, format, rounding or "rn"), format, ftz, saturate if sat else None
+    )
+    return _finish(spelling, type_name, function, 2, contractible=not rounding)
+
+
+def _fma(spelling: Spelling) -> Operation:
+    """fma.rnd{.ftz}{.sat|.relu}; `mad` in floating point is the same instruction."""
+    rounding = spelling.need(*ROUNDINGS)
+    ftz = spelling.flag("ftz")
+    clamp = spelling.take("sat", "relu")
+    type_name = spelling.need("f32", "f64", "f16", "f16x2", "bf16", "bf16x2", "f32x2")
+    spelling.end()
+    format = FLOATS[type_name.removesuffix("x2")]
+    if format.bits == 16:
+        allowed = rounding == "rn" and not (type_name[0] == "b" and (ftz or clamp == "sat"))
+    else:
+        allowed = clamp != "relu" and not (clamp and type_name != "f32") and not (ftz and format is F64)
+    if not allowed:
+        raise spelling.unknown()
+    clamps: dict[str, Function | None] = {"sat": saturate, "relu": rectify, "": None}
+    function = _compose(rounded("fma", format, rounding), format, ftz, clamps[clamp])
+    return _finish(spelling, type_name, function, 3, contractible=False)
+
+
+def exact_quotient(spelling: Spelling) -> Operation:
+    """{div,rcp,sqrt}.rnd{.ftz}.{f32,f64}."""
+    rounding = spelling.need(*ROUNDINGS)
+    ftz = spelling.flag("ftz")
+    type_name = spelling.need(*(("f32",) if ftz else ("f32", "f64")))
+    spelling.end()
+    format = FLOATS[type_name]
+    if spelling.mnemonic == "rcp":
+        divide = rounded("div", format, rounding)
+        one = format.word(format.one)
+        function: Function = lambda x: divide(one, x)  # noqa: E731
+    else:
+        function = rounded(spelling.mnemonic, format, rounding)
+    sources = 2 if spelling.mnemonic == "div" else 1
+    return _finish(spelling, type_name, _compose(function, format, ftz, None), sources, contractible=False)
+
+
+def _sign_operation(change: Callable[[Array, int], Array]) -> Callable[[Spelling], Operation]:
+    """abs and neg: the sign bit of numbers changes; a NaN becomes the format's own."""
+
+    def build(spelling: Spelling) -> Operation:
+        ftz = spelling.flag("ftz")
+        type_name = spelling.need(*("f32", "f16", "f16x2"), *(() if ftz else ("f64", "bf16", "bf16x2")))
+        spelling.end()
+        format = FLOATS[type_name.removesuffix("x2")]
+        sign = format.word(format.sign)
+        return _finish(
+            spelling,
+            type_name,
+            _compose(lambda x: canonical(change(x, sign), format), format, ftz, None),
+            1,
+            contractible=False,
+        )
+
+    return build
+
+
+def _copysign(spelling: Spelling) -> Operation:
+    """copysign d, a, b: b with the sign of a."""
+    format = FLOATS[spelling.need("f32", "f64")]
+    spelling.end()
+    sign, rest = format.word(format.sign), format.word(format.sign - 1)
+    return Operation(
+        spelling.opcode, lambda a, b: (a & sign) | (b & rest), (kind(format.bits),) * 2, (kind(format.bits),)
+    )
+
+
+def _ordered(x: Array, format: Float) -> Array:
+    """Bit patterns as integers in numeric order, -0 below +0. Its own inverse on signed integers."""
+    s = signed(x)
+    return s ^ ((s >> (format.bits - 1)) & s.dtype.type(format.sign - 1))
+
+
+def _extremum(pick: np.ufunc) -> Callable[[Spelling], Operation]:
+    def build(spelling: Spelling) -> Operation:
+        ftz = spelling.flag("ftz")
+        nan_wins = spelling.flag("NaN")
+        xor_sign = spelling.flag("xorsign")
+        if xor_sign:
+            spelling.need("abs")
+        type_name = spelling.need("f32", "f64", "f16", "f16x2", "bf16", "bf16x2")
+        spelling.end()
+        if (type_name == "f64" and (ftz or nan_wins or xor_sign)) or (type_name[0] == "b" and ftz):
+            raise spelling.unknown()
+        format = FLOATS[type_name.removesuffix("x2")]
+        own_nan = format.word(format.nan)
+        magnitude, sign = format.word(format.sign - 1), format.word(format.sign)
+
+        def function(a: Array, b: Array) -> Array:
+            signs = (a ^ b) & sign
+            if xor_sign:
+                a, b = a & magnitude, b & magnitude
+            result = _ordered(pick(_ordered(a, format), _ordered(b, format)).view(format.word), format).view(format.word)
+            if xor_sign:
+                result = result | signs
+            a_nan, b_nan = is_nan(a, format), is_nan(b, format)
+            either = a_nan | b_nan
+            if not either.any():
+                return result
+            if nan_wins:
+                return np.where(either, own_nan, result)
+            other = np.where(a_nan, b, a) | (signs if xor_sign else format.word(0))
+            return np.where(a_nan & b_nan, own_nan, np.where(either, other, result))
+
+        return _finish(spelling, type_name, _compose(function, format, ftz, None), 2, contractible=False)
+
+    return build
+
+
+BUILDERS: Mapping[str, Callable[[Spelling], Operation]] = {
+    "abs": _sign_operation(lambda x, sign: x & ~sign),
+    "add": _add_sub_mul,
+    "copysign": _copysign,
+    "fma": _fma,
+    "mad": _fma,
+    "max": _extremum(np.maximum),
+    "min": _extremum(np.minimum),
+    "mul": _add_sub_mul,
+    "neg": _sign_operation(lambda x, sign: x ^ sign),
+    "sub": _add_sub_mul,
+}

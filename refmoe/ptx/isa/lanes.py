@@ -1,0 +1,32 @@
+"""Registers seen as signed numbers or as packed parts: views, never copies of a whole register."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from refmoe.ptx.isa.operation import Array, Function
+
+__all__ = ["SIGNED", "UNSIGNED", "packed", "signed"]
+
+UNSIGNED: dict[int, type[np.unsignedinteger]] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+SIGNED: dict[int, type[np.signedinteger]] = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
+
+
+def signed(x: Array) -> Array:
+    """The same bits as two's complement integers."""
+    return x.view(SIGNED[x.dtype.itemsize * 8])
+
+
+def packed(function: Function, part_bits: int = 16) -> Function:
+    """Lift a function on `part_bits`-bit registers to registers twice as wide that hold two of them."""
+    part = UNSIGNED[part_bits]
+    whole = UNSIGNED[2 * part_bits]
+
+    def split(x: Array) -> Array:
+        # A trailing axis holds the parts, lowest first; a scalar register broadcasts over the lanes of the others.
+        return np.ascontiguousarray(np.asarray(x)[..., None]).view(part)
+
+    def lifted(*sources: Array) -> Array:
+        return np.ascontiguousarray(function(*map(split, sources))).view(whole)[..., 0]
+
+    return lifted

@@ -1,0 +1,61 @@
+"""An opcode read from left to right: every builder takes the modifiers it knows, in the order the manual gives them."""
+
+from __future__ import annotations
+
+from refmoe.ptx.isa.errors import UnknownOpcode
+
+__all__ = ["Spelling"]
+
+
+class Spelling:
+    """The dot-separated parts of an opcode, taken one after another.
+
+    A part that nobody takes makes the opcode unknown: see `end`.
+    """
+
+    def __init__(self, opcode: str) -> None:
+        self.opcode = opcode
+        self.mnemonic, *self._parts = opcode.split(".")
+
+    @property
+    def last(self) -> str:
+        """The last part not yet taken, `""` if there is none: the instruction type of most opcodes."""
+        return self._parts[-1] if self._parts else ""
+
+    def has(self, *parts: str) -> bool:
+        """Whether any of `parts` is still to be taken."""
+        return any(part in self._parts for part in parts)
+
+    def take(self, *choices: str) -> str:
+        """Take the next part if it is one of `choices`, else nothing: returns the part or `""`."""
+        if self._parts and self._parts[0] in choices:
+            return self._parts.pop(0)
+        return ""
+
+    def need(self, *choices: str) -> str:
+        """Take the next part.
+
+        Raises:
+            UnknownOpcode: it is none of `choices`.
+        """
+        part = self.take(*choices)
+        if not part:
+            raise self.unknown()
+        return part
+
+    def flag(self, name: str) -> bool:
+        """Take the next part if it is `name`, and say whether it was."""
+        return bool(self.take(name))
+
+    def end(self) -> None:
+        """Say that every part must have been taken.
+
+        Raises:
+            UnknownOpcode: some part was not.
+        """
+        if self._parts:
+            raise self.unknown()
+
+    def unknown(self) -> UnknownOpcode:
+        """The error that refuses this opcode."""
+        return UnknownOpcode(self.opcode)
