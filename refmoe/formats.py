@@ -1,0 +1,209 @@
+"""Element and scale formats as data: what each code means, exactly.
+
+Sources: OCP 8-bit Floating Point v1.0 (E4M3, E5M2), OCP Microscaling Formats v1.0 sections 5.3-5.4 (E2M1, E8M0),
+IEEE 754-2019 (FP16, FP32), the PTX ISA's description of `.bf16`, `.tf32` and `.ue4m3`.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.errors import ArgumentError, describe
+
+__all__ = ["BF16", "E2M1", "E4M3", "E5M2", "E8M0", "FORMATS", "FP16", "FP32", "TF32", "UE4M3", "Format", "Specials"]
+
+
+class Specials(enum.Enum):
+    """Which codes of a format are not numbers."""
+
+    NONE = "none"
+    """Every code is a number (E2M1): a NaN has no code, so it has to be carried by the scale."""
+    ALL_ONES_NAN = "all_ones_nan"
+    """Exponent and mantissa all ones is NaN, there is no infinity (E4M3, E8M0): the top binade is usable."""
+    IEEE = "ieee"
+    """The top exponent holds the infinities and the NaNs."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format of at most 32 bits.
+
+    A code is an unsigned integer of `bits` bits: sign (if `signed`), exponent, mantissa, then `unused_low_bits` that
+    no operation reads. An unsigned format ignores whatever bits lie above its exponent.
+
+    Attributes:
+        name: lower-case name, as on the command line.
+        bits: bits that one code is stored in.
+        exponent_bits: width of the exponent field.
+        mantissa_bits: width of the fraction field.
+        bias: exponent bias: a normal number is 2^(field - bias) * (1 + fraction / 2^mantissa_bits).
+        specials: which codes are NaN or infinite.
+        nan_code: the NaN that refmoe writes, None if the format has none.
+        signed: whether there is a sign bit.
+        subnormals: whether exponent field 0 holds zero and the subnormals; if not it is one more binade (E8M0).
+        unused_low_bits: low bits of the code that are ignored (TF32 lives in the top 19 bits of an FP32).
+    """
+
+    name: str
+    bits: int
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    specials: Specials
+    nan_code: int | None
+    signed: bool = True
+    subnormals: bool = True
+    unused_low_bits: int = 0
+
+    @property
+    def emin(self) -> int:
+        """Exponent of the smallest normal number."""
+        return (1 if self.subnormals else 0) - self.bias
+
+    @property
+    def emax(self) -> int:
+        """Exponent of the largest finite number."""
+        top = (1 << self.exponent_bits) - 1
+        # With the all-ones NaN the top binade keeps its other mantissas, unless it had only that one (E8M0).
+        if self.specials is Specials.IEEE or (self.specials is Specials.ALL_ONES_NAN and self.mantissa_bits == 0):
+            top -= 1
+        return top - self.bias
+
+    @property
+    def max(self) -> Fraction:
+        """The largest finite number."""
+        mantissa = (1 << self.mantissa_bits) - 1
+        if self.specials is Specials.ALL_ONES_NAN and self.mantissa_bits > 0:
+            mantissa -= 1
+        return (1 + Fraction(mantissa, 1 << self.mantissa_bits)) * Fraction(2) ** self.emax
+
+    @property
+    def min_normal(self) -> Fraction:
+        """The smallest positive normal number."""
+        return Fraction(2) ** self.emin
+
+    @property
+    def min(self) -> Fraction:
+        """The smallest positive number."""
+        return Fraction(2) ** (self.emin - self.mantissa_bits) if self.subnormals else self.min_normal
+
+    @property
+    def max_code(self) -> int:
+        """The code of the largest finite number."""
+        return self.encode(self.max)
+
+    @property
+    def infinity_code(self) -> int | None:
+        """The code of +infinity, None if the format has none."""
+        if self.specials is not Specials.IEEE:
+            return None
+        return ((1 << self.exponent_bits) - 1) << (self.mantissa_bits + self.unused_low_bits)
+
+    def is_negative(self, code: int) -> bool:
+        """Whether the sign bit of `code` is set (of a zero or a NaN too)."""
+        return self.signed and bool(self._checked(code) >> (self.bits - 1))
+
+    def is_nan(self, code: int) -> bool:
+        """Whether `code` is a NaN."""
+        exponent, mantissa = self._fields(code)
+        if self.specials is Specials.NONE or exponent != (1 << self.exponent_bits) - 1:
+            return False
+        return mantissa != 0 if self.specials is Specials.IEEE else mantissa == (1 << self.mantissa_bits) - 1
+
+    def is_infinite(self, code: int) -> bool:
+        """Whether `code` is an infinity of either sign."""
+        exponent, mantissa = self._fields(code)
+        return self.specials is Specials.IEEE and exponent == (1 << self.exponent_bits) - 1 and mantissa == 0
+
+    def decode(self, code: int) -> Fraction:
+        """The exact value of a finite code; the two zeros are both 0 (`is_negative` tells them apart).
+
+        Raises:
+            ArgumentError: `code` is a NaN, an infinity, or does not fit in `bits`.
+        """
+        exponent, mantissa = self._fields(code)
+        if self.is_nan(code) or self.is_infinite(code):
+            raise ArgumentError("code", f"{code:#x}, which is not a number in {self.name}", "the code of a number")
+        fraction = Fraction(mantissa, 1 << self.mantissa_bits)
+        if self.subnormals and exponent == 0:
+            magnitude = fraction * self.min_normal
+        else:
+            magnitude = (1 + fraction) * Fraction(2) ** (exponent - self.bias)
+        return -magnitude if self.is_negative(code) else magnitude
+
+    def encode(self, value: Fraction | int) -> int:
+        """The code of a value that the format has exactly; 0 gives +0. Nothing is rounded here.
+
+        Raises:
+            ArgumentError: the format does not have `value`.
+        """
+        magnitude = Fraction(abs(value))
+        missing = ArgumentError("value", f"{value}, which {self.name} does not have", "a value of the format")
+        if (value < 0 and not self.signed) or (value == 0 and not self.subnormals) or magnitude > self.max:
+            raise missing
+        # floor(log2) of a ratio of integers from their bit lengths, at most one too large.
+        exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length() if value else self.emin
+        exponent = max(exponent if magnitude >= Fraction(2) ** exponent else exponent - 1, self.emin)
+        steps = magnitude / Fraction(2) ** (exponent - self.mantissa_bits)
+        if steps.denominator != 1 or (not self.subnormals and steps < 1 << self.mantissa_bits):
+            raise missing
+        # Where field 0 is the subnormals, the implicit one of `steps` carries into the field of a normal number.
+        implicit_one = 0 if self.subnormals else 1 << self.mantissa_bits
+        code = ((exponent - self.emin) << self.mantissa_bits) + int(steps) - implicit_one
+        return (code << self.unused_low_bits) | (int(value < 0) << (self.bits - 1) if self.signed else 0)
+
+    def values(self) -> NDArray[np.float64]:
+        """The value of every code, in code order, as a read-only float64 array: NaN, infinity and -0 included.
+
+        Raises:
+            ArgumentError: the format has more than 2^16 codes.
+        """
+        return _value_table(self)
+
+    def _checked(self, code: int) -> int:
+        if not 0 <= code < 1 << self.bits:
+            raise ArgumentError("code", describe(code), f"an integer in 0..{(1 << self.bits) - 1} ({self.name})")
+        return code
+
+    def _fields(self, code: int) -> tuple[int, int]:
+        significant = self._checked(code) >> self.unused_low_bits
+        exponent = (significant >> self.mantissa_bits) & ((1 << self.exponent_bits) - 1)
+        return exponent, significant & ((1 << self.mantissa_bits) - 1)
+
+
+@cache
+def _value_table(fmt: Format) -> NDArray[np.float64]:
+    if fmt.bits > 16:
+        raise ArgumentError("format", f"{fmt.name} of {fmt.bits} bits", "a format of at most 16 bits")
+    table = np.empty(1 << fmt.bits, np.float64)
+    for code in range(table.size):
+        if fmt.is_nan(code):
+            table[code] = math.nan
+        elif fmt.is_infinite(code):
+            table[code] = -math.inf if fmt.is_negative(code) else math.inf
+        else:
+            # Exact: no format here has more than 11 significant bits or leaves float64's normal range.
+            table[code] = math.copysign(float(abs(fmt.decode(code))), -1 if fmt.is_negative(code) else 1)
+    table.setflags(write=False)
+    return table
+
+
+E4M3 = Format("e4m3", 8, 4, 3, 7, Specials.ALL_ONES_NAN, nan_code=0x7F)
+E5M2 = Format("e5m2", 8, 5, 2, 15, Specials.IEEE, nan_code=0x7F)
+E2M1 = Format("e2m1", 4, 2, 1, 1, Specials.NONE, nan_code=None)
+E8M0 = Format("e8m0", 8, 8, 0, 127, Specials.ALL_ONES_NAN, nan_code=0xFF, signed=False, subnormals=False)
+UE4M3 = Format("ue4m3", 8, 4, 3, 7, Specials.ALL_ONES_NAN, nan_code=0x7F, signed=False)
+BF16 = Format("bf16", 16, 8, 7, 127, Specials.IEEE, nan_code=0x7FC0)
+FP16 = Format("fp16", 16, 5, 10, 15, Specials.IEEE, nan_code=0x7E00)
+FP32 = Format("fp32", 32, 8, 23, 127, Specials.IEEE, nan_code=0x7FC00000)
+TF32 = Format("tf32", 32, 8, 10, 127, Specials.IEEE, nan_code=0x7FC00000, unused_low_bits=13)
+
+FORMATS: dict[str, Format] = {fmt.name: fmt for fmt in (E4M3, E5M2, E2M1, E8M0, UE4M3, BF16, FP16, FP32, TF32)}
+"""Every format by its name."""

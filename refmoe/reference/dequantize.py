@@ -1,0 +1,125 @@
+"""MX dequantization: one look-up in a table of every (scale, code) pair.
+
+The tables hold bit patterns made with integers, so a process that flushes subnormals to zero gets the same result.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.errors import ArgumentError, describe
+from refmoe.formats import E2M1, E4M3, E8M0, Format
+from refmoe.reference.chunks import for_each_chunk
+
+__all__ = ["BLOCK", "dequantize_mxfp4", "dequantize_mxfp8"]
+
+BLOCK = 32
+"""Elements that share a scale (OCP MX v1.0 section 5.2)."""
+
+_BLOCKS_A_CHUNK = 1 << 12
+_NAN_BITS = np.uint32(0x7FC00000)
+
+
+def dequantize_mxfp8(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """The values of MXFP8: code * 2^(scale - 127) (OCP MX v1.0 section 5.1), exact in FP32.
+
+    Args:
+        codes: uint8 [..., K] E4M3, C-contiguous, K a multiple of 32.
+        scales: uint8 [..., K/32] E8M0, C-contiguous.
+
+    Returns:
+        float32 [..., K]. A NaN scale or code gives 0x7FC00000, a product above FP32's range infinity.
+
+    Raises:
+        ArgumentError: wrong dtype or shape, or an array that is not C-contiguous.
+    """
+    _check(codes, scales, bytes_a_block=BLOCK)
+    out = np.empty(codes.shape, np.uint32)
+    code_rows, out_rows, row_scales = codes.reshape(-1, BLOCK), out.reshape(-1, BLOCK), scales.reshape(-1)
+    table = _value_bits(E4M3)
+
+    def decode(start: int, stop: int) -> None:
+        index = (row_scales[start:stop, None].astype(np.uint16) << 8) | code_rows[start:stop]
+        np.take(table, index, out=out_rows[start:stop], mode="clip")
+
+    for_each_chunk(decode, row_scales.size, _BLOCKS_A_CHUNK)
+    return out.view(np.float32)
+
+
+def dequantize_mxfp4(
+    codes: NDArray[np.uint8], scales: NDArray[np.uint8], *, order: str = "even-low"
+) -> NDArray[np.float32]:
+    """The values of MXFP4: code * 2^(scale - 127) (OCP MX v1.0 section 5.1), exact in FP32.
+
+    Args:
+        codes: uint8 [..., K/2], two E2M1 codes a byte, C-contiguous, K a multiple of 32.
+        scales: uint8 [..., K/32] E8M0, C-contiguous.
+        order: "even-low": byte i of a block holds elements 2i (low nibble) and 2i+1; "gguf": i (low) and i+16.
+
+    Returns:
+        float32 [..., K]. A NaN scale gives 0x7FC00000, a product above FP32's range infinity.
+
+    Raises:
+        ArgumentError: an unknown order, wrong dtype or shape, or an array that is not C-contiguous.
+    """
+    if order not in ("even-low", "gguf"):
+        raise ArgumentError("order", describe(order), "even-low or gguf")
+    _check(codes, scales, bytes_a_block=BLOCK // 2)
+    out = np.empty((*codes.shape[:-1], codes.shape[-1] * 2), np.uint32)
+    code_rows, row_scales = codes.reshape(-1, BLOCK // 2), scales.reshape(-1)
+    pairs = out.view(np.uint64).reshape(-1, BLOCK // 2)
+    halves = out.reshape(-1, 2, BLOCK // 2)
+    table = _pair_bits()
+
+    def decode(start: int, stop: int) -> None:
+        index = (row_scales[start:stop, None].astype(np.uint16) << 8) | code_rows[start:stop]
+        if order == "even-low":
+            np.take(table, index, out=pairs[start:stop], mode="clip")
+        else:
+            split = np.take(table, index, mode="clip").view(np.uint32).reshape(-1, BLOCK // 2, 2)
+            np.copyto(halves[start:stop], split.transpose(0, 2, 1))
+
+    for_each_chunk(decode, row_scales.size, _BLOCKS_A_CHUNK)
+    return out.view(np.float32)
+
+
+def _check(codes: object, scales: object, bytes_a_block: int) -> None:
+    for name, array in (("codes", codes), ("scales", scales)):
+        if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim == 0:
+            raise ArgumentError(name, describe(array), "a uint8 array of at least one dimension")
+        if not array.flags.c_contiguous:
+            raise ArgumentError(name, f"{describe(array)} that is not contiguous", "a C-contiguous array")
+    assert isinstance(codes, np.ndarray)
+    assert isinstance(scales, np.ndarray)
+    *rows, width = codes.shape
+    if width % bytes_a_block:
+        raise ArgumentError("codes", describe(codes), f"a last dimension that is a multiple of {bytes_a_block}")
+    if scales.shape != (*rows, width // bytes_a_block):
+        raise ArgumentError("scales", describe(scales), f"shape {[*rows, width // bytes_a_block]}")
+
+
+@cache
+def _value_bits(fmt: Format) -> NDArray[np.uint32]:
+    """FP32 bits of code * 2^(scale - 127), index scale * 2^bits + code."""
+    with np.errstate(over="ignore"):
+        values = E8M0.values()[:, None] * fmt.values()
+        magnitude = np.abs(values)
+        bits = magnitude.astype(np.float32).view(np.uint32)
+    # Subnormals as the integers that they are: a float64 to float32 conversion would obey flush-to-zero.
+    subnormal = magnitude < 2.0**-126
+    bits[subnormal] = (magnitude[subnormal] * 2.0**149).astype(np.uint32)
+    bits |= np.signbit(values).astype(np.uint32) << np.uint32(31)
+    bits[np.isnan(values)] = _NAN_BITS
+    return bits.reshape(-1)
+
+
+@cache
+def _pair_bits() -> NDArray[np.uint64]:
+    """FP32 bits of both values of a packed byte, low nibble first in memory, index scale * 256 + byte."""
+    values = _value_bits(E2M1).reshape(-1, 16)
+    byte = np.arange(256)
+    pairs = np.stack([values[:, byte & 15], values[:, byte >> 4]], axis=-1)
+    return np.ascontiguousarray(pairs).view(np.uint64).reshape(-1)

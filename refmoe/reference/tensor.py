@@ -1,0 +1,56 @@
+"""MXTensor: element codes and block scales that belong together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.errors import ArgumentError, describe
+from refmoe.reference.dequantize import BLOCK, dequantize_mxfp4, dequantize_mxfp8
+
+__all__ = ["MXTensor"]
+
+_CODES_A_BYTE = {"mxfp8": 1, "mxfp4": 2}
+
+
+@dataclass(frozen=True, eq=False)
+class MXTensor:
+    """A quantized tensor of logical shape [..., K].
+
+    Attributes:
+        codes: uint8 [..., K] E4M3 codes for "mxfp8"; uint8 [..., K/2] packed E2M1 codes for "mxfp4", the even element
+            in the low nibble.
+        scales: uint8 [..., K/32] E8M0 bytes, linear.
+        format: "mxfp8" or "mxfp4".
+
+    Raises:
+        ArgumentError: an unknown format, a dtype other than uint8, or shapes that do not belong together.
+    """
+
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.uint8]
+    format: str
+
+    def __post_init__(self) -> None:
+        if self.format not in _CODES_A_BYTE:
+            raise ArgumentError("format", describe(self.format), f"one of {', '.join(_CODES_A_BYTE)}")
+        for name, array in (("codes", self.codes), ("scales", self.scales)):
+            if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim == 0:
+                raise ArgumentError(name, describe(array), "a uint8 array of at least one dimension")
+        *rows, k = self.shape
+        if self.scales.shape != (*rows, k // BLOCK) or k % BLOCK:
+            raise ArgumentError(
+                "scales", describe(self.scales), f"one byte a block of {BLOCK} of the logical shape {[*rows, k]}"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape [..., K]."""
+        return (*self.codes.shape[:-1], self.codes.shape[-1] * _CODES_A_BYTE[self.format])
+
+    def dequantize(self) -> NDArray[np.float32]:
+        """The values as float32 [..., K]: code * 2^(scale - 127), exact; 0x7FC00000 for NaN, overflow to infinity."""
+        dequantize = dequantize_mxfp8 if self.format == "mxfp8" else dequantize_mxfp4
+        return dequantize(self.codes, self.scales)
