@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
+from refmoe.reference.expand import Expanded, Permutation, build_permutation, expand
+from refmoe.reference.layout import (
+    expert_base_rows,
+    expert_scale_rows,
+    grouped_scale_rows,
+    pack_fp4,
+    scale_buffer_size,
+    swizzle_scales,
+    unpack_fp4,
+    unswizzle_scales,
+)
 from refmoe.reference.quantize import quantize, quantize_mxfp4, quantize_mxfp8
 from refmoe.reference.tensor import MXTensor
 
 __all__ = [
+    "Expanded",
     "MXTensor",
+    "Permutation",
+    "build_permutation",
     "dequantize_mxfp4",
     "dequantize_mxfp8",
+    "expand",
+    "expert_base_rows",
+    "expert_scale_rows",
+    "grouped_scale_rows",
+    "pack_fp4",
     "quantize",
     "quantize_mxfp4",
     "quantize_mxfp8",
+    "scale_buffer_size",
+    "swizzle_scales",
+    "unpack_fp4",
+    "unswizzle_scales",
 ]

@@ -29,6 +29,7 @@ __all__ = [
     "SCALE_LAYOUTS",
     "ScaleLayout",
     "expert_base_rows",
+    "expert_scale_rows",
     "grouped_scale_rows",
     "pack_fp4",
     "scale_buffer_size",
@@ -207,6 +208,23 @@ def expert_base_rows(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     most_wasted = np.arange(offsets.size - 1) * (EXPERT_ROW_ALIGNMENT - 1)
     bases: NDArray[np.int64] = _round_up(offsets[:-1] + most_wasted, EXPERT_ROW_ALIGNMENT)
     return bases
+
+
+def expert_scale_rows(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The scale row of each row: its expert's base row plus its place among that expert's rows.
+
+    Args:
+        offsets: int64 [E + 1], as in `expert_base_rows`.
+
+    Returns:
+        int64 [offsets[E]].
+
+    Raises:
+        ArgumentError: as `expert_base_rows`.
+    """
+    shift = expert_base_rows(offsets) - offsets[:-1]
+    rows: NDArray[np.int64] = np.arange(offsets[-1]) + np.repeat(shift, np.diff(offsets))
+    return rows
 
 
 def grouped_scale_rows(rows: int, num_experts: int) -> int:

@@ -1,0 +1,208 @@
+"""The expand step: tokens copied to their experts' rows, quantized to MXFP8, scales in the layout of the grouped GEMM.
+
+The conventions are those of TensorRT-LLM and FlashInfer: expanded (unpermuted) row = token + k_rank * T, rows sorted by
+expert and in that order within an expert, int64 first-row offsets, and an expert's scales from scale row
+align128(offsets[e] + 127 * e) on. Bytes that a production kernel leaves alone hold `fill` here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.errors import ArgumentError, describe
+from refmoe.policy import EdgePolicy, ScaleMode, as_edge_policy, as_scale_mode
+from refmoe.reference.layout import (
+    GROUPED_LAYOUTS,
+    INT32_MAX,
+    SCALE_LAYOUTS,
+    checked_count,
+    checked_fill,
+    checked_grouped_rows,
+    checked_size,
+    expert_scale_rows,
+    grouped_scale_rows,
+    layout_named,
+    unswizzle_scales,
+    write_scale_rows,
+)
+from refmoe.reference.quantize import quantize_mxfp8
+
+__all__ = ["Expanded", "Permutation", "build_permutation", "expand"]
+
+BLOCK = 32
+INPUT_SF_LAYOUTS = {name: SCALE_LAYOUTS[name] for name in ("linear", "128x4")}
+INPUT_DTYPES = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
+
+
+@dataclass(frozen=True, eq=False)
+class Permutation:
+    """Which expanded row goes where.
+
+    Attributes:
+        offsets: int64 [E + 1], first permuted row of each expert, then the number of rows in use.
+        permuted_to_unpermuted: int32 [T * k]; -1 from row offsets[E] on.
+        unpermuted_to_permuted: int32 [T * k]; -1 for choices of experts that live on another rank.
+    """
+
+    offsets: NDArray[np.int64]
+    permuted_to_unpermuted: NDArray[np.int32]
+    unpermuted_to_permuted: NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Expanded:
+    """Rows grouped by expert, as the grouped GEMM reads them.
+
+    Attributes:
+        codes: E4M3 codes, uint8 [T * k, K].
+        scales: E8M0 scales, uint8 1-D: align128(T * k + 127 * E) rows of ceil(K / 128) * 4 bytes in the asked layout.
+        offsets: int64 [E + 1], first row of each expert, then the number of rows in use.
+        permuted_to_unpermuted: int32 [T * k]; -1 from row offsets[E] on.
+        unpermuted_to_permuted: int32 [T * k]; -1 for choices of experts that live on another rank.
+    """
+
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    permuted_to_unpermuted: NDArray[np.int32]
+    unpermuted_to_permuted: NDArray[np.int32]
+
+
+def build_permutation(topk_ids: NDArray[np.int32], num_experts: int, first_expert: int = 0) -> Permutation:
+    """Sort the choices of all tokens by expert, stably in the order token + k_rank * T.
+
+    Args:
+        topk_ids: int32 [T, k], the experts of each token by rank of preference, all different within a token.
+        num_experts: experts of this rank.
+        first_expert: the id of the first of them. Ids outside [first_expert, first_expert + num_experts) belong to
+            another rank and get no row, so k may exceed `num_experts`.
+
+    Raises:
+        ArgumentError: wrong dtype or rank, k = 0, an id twice in one token, no expert, or T * k past int32.
+    """
+    if not isinstance(topk_ids, np.ndarray) or topk_ids.dtype != np.int32 or topk_ids.ndim != 2:
+        raise ArgumentError("topk_ids", describe(topk_ids), "int32 [T, k]")
+    if topk_ids.shape[1] < 1:
+        raise ArgumentError("topk_ids", describe(topk_ids), "at least one expert a token")
+    num_experts = checked_count("num_experts", num_experts, least=1)
+    first_expert = checked_count("first_expert", first_expert)
+    if first_expert + num_experts > INT32_MAX + 1:
+        raise ArgumentError("first_expert", f"{first_expert} for {num_experts} experts", "expert ids within int32")
+    checked_grouped_rows("topk_ids", topk_ids.size, num_experts)
+    _refuse_repeated_ids(topk_ids)
+
+    by_unpermuted = topk_ids.T.reshape(-1).astype(np.int64) - first_expert
+    elsewhere = (by_unpermuted < 0) | (by_unpermuted >= num_experts)
+    # Choices of other ranks sort behind the last expert, where no row is handed out.
+    by_unpermuted[elsewhere] = num_experts
+    order = np.argsort(by_unpermuted, kind="stable").astype(np.int32)
+
+    offsets = np.zeros(num_experts + 1, np.int64)
+    np.cumsum(np.bincount(by_unpermuted, minlength=num_experts)[:num_experts], out=offsets[1:])
+    used = int(offsets[-1])
+    unpermuted_to_permuted = np.full(topk_ids.size, -1, np.int32)
+    unpermuted_to_permuted[order[:used]] = np.arange(used, dtype=np.int32)
+    order[used:] = -1
+    return Permutation(offsets, order, unpermuted_to_permuted)
+
+
+def expand(
+    x: NDArray[Any],
+    topk_ids: NDArray[np.int32],
+    num_experts: int,
+    *,
+    mode: ScaleMode | str = ScaleMode.RCEIL,
+    edge: EdgePolicy | str = "exact",
+    layout: str = "128x4",
+    input_sf: NDArray[np.uint8] | None = None,
+    input_sf_layout: str = "linear",
+    first_expert: int = 0,
+    fill: int = 0,
+) -> Expanded:
+    """Quantize each token to MXFP8 and copy it to the row of every expert that it chose.
+
+    Args:
+        x: BF16 or FP16 [T, K], K a multiple of 32; or uint8 [T, K], MXFP8 codes that are copied as they are.
+        topk_ids: int32 [T, k], see `build_permutation`.
+        num_experts: experts of this rank.
+        mode: how block scales are chosen; a `ScaleMode` or its lower-case name.
+        edge: what zeros, NaN and Inf become; an `EdgePolicy` or its lower-case name.
+        layout: of the scales written: "128x4", "8x4" or "linear", the last with rows of ceil(K / 128) * 4 bytes. Every
+            layout keeps the 128-aligned base rows of experts.
+        input_sf: scales of uint8 `x`, copied: uint8 [T, K / 32], or the 1-D buffer of those T rows in
+            `input_sf_layout`. Without them the scales are 0x00.
+        input_sf_layout: "linear" or "128x4".
+        first_expert: id of this rank's first expert; choices outside its experts are skipped.
+        fill: byte of code rows from offsets[E] on and of scale rows that belong to no row. Scale columns past K / 32
+            of written rows are 0x00.
+
+    Raises:
+        ArgumentError: a wrong dtype, shape or length; K no multiple of 32; an id twice in one token; `input_sf` for an
+            `x` that is not quantized; an unknown mode, edge or layout; sizes past int32.
+    """
+    permutation = build_permutation(topk_ids, num_experts, first_expert)
+    _check_rows(x, topk_ids)
+    chosen = layout_named(layout, GROUPED_LAYOUTS)
+    byte = checked_fill(fill)
+    scale_mode, edge_policy = as_scale_mode(mode), as_edge_policy(edge)
+    tokens, width = x.shape
+    blocks = width // BLOCK
+    scale_bytes = checked_size("x", chosen, grouped_scale_rows(topk_ids.size, num_experts), blocks)
+
+    if x.dtype == np.uint8:
+        token_codes, token_scales = x, _ready_scales(input_sf, input_sf_layout, tokens, blocks)
+    elif input_sf is not None:
+        raise ArgumentError("input_sf", describe(input_sf), f"None: x is {x.dtype}, its scales are computed")
+    else:
+        quantized = quantize_mxfp8(x, mode=scale_mode, edge=edge_policy)
+        token_codes, token_scales = quantized.codes, quantized.scales
+
+    offsets = permutation.offsets
+    used = int(offsets[-1])
+    source = permutation.permuted_to_unpermuted[:used] % max(tokens, 1)
+    codes = np.empty((topk_ids.size, width), np.uint8)
+    # mode="clip" writes straight into `out`; every index is in range.
+    np.take(token_codes, source, axis=0, out=codes[:used], mode="clip")
+    codes[used:] = byte
+    scales = np.full(scale_bytes, byte, np.uint8)
+    if used and blocks:
+        write_scale_rows(scales, chosen, expert_scale_rows(offsets), token_scales[source])
+    return Expanded(codes, scales, offsets, permutation.permuted_to_unpermuted, permutation.unpermuted_to_permuted)
+
+
+def _ready_scales(
+    input_sf: NDArray[np.uint8] | None, input_sf_layout: str, tokens: int, blocks: int
+) -> NDArray[np.uint8]:
+    """The scales of ready-quantized tokens, linear [T, K / 32]."""
+    chosen = layout_named(input_sf_layout, INPUT_SF_LAYOUTS, "input_sf_layout")
+    if input_sf is None:
+        return np.zeros((tokens, blocks), np.uint8)
+    size = checked_size("x", chosen, tokens, blocks)
+    shapes = [(size,)] if chosen.name != "linear" else [(tokens, blocks), (size,)]
+    if not isinstance(input_sf, np.ndarray) or input_sf.dtype != np.uint8 or input_sf.shape not in shapes:
+        needed = " or ".join(f"uint8 {list(shape)}" for shape in shapes)
+        raise ArgumentError("input_sf", describe(input_sf), f"{needed}, the scales of {tokens} tokens in {chosen.name}")
+    return unswizzle_scales(input_sf.reshape(-1), (tokens, blocks), chosen.name)
+
+
+def _check_rows(x: object, topk_ids: NDArray[np.int32]) -> None:
+    tokens = topk_ids.shape[0]
+    if not isinstance(x, np.ndarray) or x.dtype not in (*INPUT_DTYPES, np.dtype(np.uint8)):
+        raise ArgumentError("x", describe(x), "a bfloat16 or float16 array, or uint8 MXFP8 codes")
+    if x.ndim != 2 or x.shape[0] != tokens:
+        raise ArgumentError("x", describe(x), f"[T, K] with the {tokens} tokens of topk_ids")
+    if x.shape[1] % BLOCK:
+        raise ArgumentError("x", describe(x), f"K a multiple of {BLOCK}")
+
+
+def _refuse_repeated_ids(topk_ids: NDArray[np.int32]) -> None:
+    ordered = np.sort(topk_ids, axis=1)
+    token, rank = np.nonzero(ordered[:, 1:] == ordered[:, :-1])
+    if token.size:
+        found = f"expert {ordered[token[0], rank[0]]} twice in token {token[0]}"
+        raise ArgumentError("topk_ids", found, f"{topk_ids.shape[1]} different experts in each token")
