@@ -61,7 +61,8 @@ def read_activations(path: Path, tensor: str | None = None) -> Activations:
             _check(path, name, dtype, shape)
             values = file.get_tensor(name)
     except (SafetensorError, OSError, UnicodeDecodeError) as error:
-        raise ArgumentError("activations", f"{path}, which cannot be read: {error}", "an undamaged safetensors file") from error
+        found = f"{path}, which cannot be read: {error}"
+        raise ArgumentError("activations", found, "an undamaged safetensors file") from error
     patterns = np.ascontiguousarray(values).view(np.uint16).reshape(-1, shape[-1])
     return Activations(path, name, _DTYPES[dtype][0], patterns)
 

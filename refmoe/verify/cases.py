@@ -21,6 +21,7 @@ from refmoe.verify.fills import BLOCK, FILLS
 __all__ = ["ARCHS", "DEVICES", "FAMILIES", "ROUTINGS", "Case", "Shape", "parse_case"]
 
 INT32_MAX = 2**31 - 1
+GRAMMAR = "family:dtype:shape:fill[:option=value]...:seedN@device"
 
 DEVICES = ("ptx", "cuda")
 ARCHS = ("sm_90a", "sm_120a", "sm_121a")
@@ -44,13 +45,13 @@ class FamilyRules:
     Attributes:
         dtypes: element types of the input.
         routed: whether the shape has experts (e) and experts per token (t).
-        layout: the default scale layout.
+        layouts: scale layouts that the kernels write, the default first.
         options: names of the options that mean something here, in the order of the string.
     """
 
     dtypes: tuple[str, ...]
     routed: bool
-    layout: str
+    layouts: tuple[str, ...]
     options: tuple[str, ...]
 
 
@@ -59,13 +60,13 @@ FAMILIES: Mapping[str, FamilyRules] = MappingProxyType(
         "mxfp8_quantize": FamilyRules(
             dtypes=("bf16", "fp16"),
             routed=False,
-            layout="linear",
+            layouts=("linear", "128x4", "8x4"),
             options=("mode", "edge", "layout", "poison", "file", "tensor"),
         ),
         "expand": FamilyRules(
             dtypes=("bf16", "fp16", "mxfp8"),
             routed=True,
-            layout="128x4",
+            layouts=("128x4", "8x4"),
             options=(
                 *("mode", "edge", "layout", "input_sf", "routing", "first_expert", "ranks", "poison"),
                 *("file", "tensor"),
@@ -79,7 +80,6 @@ _WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "mode": ("rceil", "floor"),
         "edge": ("exact", "flashinfer"),
-        "layout": ("linear", "128x4", "8x4"),
         "input_sf": ("linear", "128x4", "none"),
         "routing": tuple(ROUTINGS),
     }
@@ -154,7 +154,7 @@ class Case:
         if rules is None:
             raise _refused("family", self.family, _one_of(FAMILIES))
         if not self.layout:
-            object.__setattr__(self, "layout", rules.layout)
+            object.__setattr__(self, "layout", rules.layouts[0])
         if self.device == "ptx" and not self.arch:
             object.__setattr__(self, "arch", "sm_120a")
         _check_words(self, rules)
@@ -168,8 +168,9 @@ class Case:
             for name in FAMILIES[self.family].options
             if getattr(self, name) != _default(self.family, name)
         ]
-        device = self.device + (f".{self.arch}" if self.arch and (self.device, self.arch) != ("ptx", "sm_120a") else "")
-        return ":".join([self.family, self.dtype, str(self.shape), self.fill, *options, f"seed{self.seed}"]) + f"@{device}"
+        fields = [self.family, self.dtype, str(self.shape), self.fill, *options, f"seed{self.seed}"]
+        default_arch = "sm_120a" if self.device == "ptx" else ""
+        return ":".join(fields) + f"@{self.device}" + (f".{self.arch}" if self.arch != default_arch else "")
 
     def on(self, device: str, arch: str = "") -> Case:
         """The same case on another device."""
@@ -188,7 +189,7 @@ def parse_case(text: str) -> Case:
     device, _, arch = place.partition(".")
     fields = head.split(":")
     if len(fields) < 5:
-        raise _refused("fields", f"{len(fields)} of them in {text!r}", "family:dtype:shape:fill[:option=value]...:seedN@device")
+        raise _refused("fields", f"{len(fields)} of them in {text!r}", GRAMMAR)
     family, dtype, shape, fill, *options, seed = fields
     if family not in FAMILIES:
         raise _refused("family", family, _one_of(FAMILIES))
@@ -256,7 +257,7 @@ def _option_text(name: str, value: str | int) -> str:
 
 def _default(family: str, name: str) -> object:
     if name == "layout":
-        return FAMILIES[family].layout
+        return FAMILIES[family].layouts[0]
     return next(field.default for field in dataclasses.fields(Case) if field.name == name)
 
 
@@ -273,6 +274,8 @@ def _check_words(case: Case, rules: FamilyRules) -> None:
         raise _refused("dtype", case.dtype, _one_of(rules.dtypes))
     if case.device not in DEVICES:
         raise _refused("device", case.device, _one_of(DEVICES))
+    if case.layout not in rules.layouts:
+        raise _refused("layout", case.layout, _one_of(rules.layouts))
     if case.arch and case.arch not in ARCHS:
         raise _refused("arch", case.arch, _one_of(ARCHS))
     for name, words in _WORDS.items():
@@ -320,9 +323,8 @@ def _check_fill(case: Case) -> None:
 def _check_routing(case: Case) -> None:
     shape, total = case.shape, case.shape.e * case.ranks
     if case.ranks < 1 or not 0 <= case.first_expert <= max(total - shape.e, 0):
-        raise _refused(
-            "first_expert", f"{case.first_expert} with ranks={case.ranks}", f"0 to {max(total - shape.e, 0)}, ranks at least 1"
-        )
+        found = f"{case.first_expert} with ranks={case.ranks}"
+        raise _refused("first_expert", found, f"0 to {max(total - shape.e, 0)}, and ranks of at least 1")
     if case.routing == "all-one-token" and shape.m * shape.t != total:
         raise _refused("routing", case.routing, f"m*t equal to the {total} experts")
     if case.routing == "empty-experts" and total // 3 < shape.t:

@@ -1,0 +1,81 @@
+"""What a run ran on: versions and machine, as far as they can decide a result."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+
+from pydantic import BaseModel, ConfigDict
+
+import refmoe
+
+__all__ = ["Environment", "current_environment"]
+
+
+class Environment(BaseModel):
+    """Versions and machine of a run; None for what is not there."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    refmoe: str
+    python: str
+    numpy: str
+    ml_dtypes: str
+    nvcc: str | None
+    torch: str | None
+    gpu: str | None
+    driver: str | None
+    platform: str
+    processors: int
+
+
+def current_environment(*, gpu: bool) -> Environment:
+    """The environment of this process.
+
+    Args:
+        gpu: whether to ask torch for the GPU, which takes seconds to import.
+    """
+    name, driver = _gpu() if gpu else (None, None)
+    return Environment(
+        refmoe=refmoe.__version__,
+        python=platform.python_version(),
+        numpy=metadata.version("numpy"),
+        ml_dtypes=metadata.version("ml_dtypes"),
+        nvcc=_nvcc(),
+        torch=_version("torch") if gpu else None,
+        gpu=name,
+        driver=driver,
+        platform=f"{platform.system()} {platform.machine()}",
+        processors=os.cpu_count() or 1,
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _nvcc() -> str | None:
+    from refmoe.cuda.toolchain import ToolchainError, find_toolchain
+
+    try:
+        return find_toolchain().build_id.splitlines()[-1]
+    except ToolchainError:
+        return None
+
+
+def _gpu() -> tuple[str | None, str | None]:
+    """Name of the current GPU and version of the driver's CUDA."""
+    try:
+        import torch
+        from cuda.bindings import driver
+    except ImportError:
+        return None, None
+    if not torch.cuda.is_available():
+        return None, None
+    status, version = driver.cuDriverGetVersion()
+    known = status == driver.CUresult.CUDA_SUCCESS
+    return torch.cuda.get_device_name(), f"CUDA {version // 1000}.{version % 1000 // 10}" if known else None

@@ -1,0 +1,152 @@
+"""A report as people and machines read it: terminal text, Markdown, JUnit XML."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+from refmoe.verify.report import CaseRecord, Report
+from refmoe.verify.verdict import Verdict
+
+__all__ = ["junit_text", "markdown_text", "summary_table", "verdict_lines", "verdict_style"]
+
+_STYLES = {
+    Verdict.PASS: "green",
+    Verdict.SKIPPED: "yellow",
+    Verdict.UNSUPPORTED: "yellow",
+}
+
+
+def verdict_style(verdict: Verdict) -> str:
+    """The rich style of a verdict: green, yellow or bold red."""
+    return _STYLES.get(verdict, "bold red")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The cases of one family, device and arch, counted."""
+
+    family: str
+    device: str
+    arch: str
+    cases: tuple[CaseRecord, ...]
+
+    @property
+    def compared(self) -> int:
+        """Bytes compared."""
+        return sum(case.compared for case in self.cases)
+
+    @property
+    def counts(self) -> str:
+        """ "12 PASS, 1 MISMATCH"."""
+        verdicts = [case.verdict for case in self.cases]
+        return ", ".join(f"{verdicts.count(verdict)} {verdict.value}" for verdict in Verdict if verdict in verdicts)
+
+    @property
+    def worst(self) -> Verdict:
+        """A failing verdict if there is one, else one that did not run, else PASS."""
+        return min((case.verdict for case in self.cases), key=lambda verdict: (not verdict.fails, verdict.ran))
+
+    @property
+    def seconds(self) -> float:
+        """Time of all cases together."""
+        return sum(case.seconds for case in self.cases)
+
+
+def groups(report: Report) -> list[Group]:
+    """The report's cases by family, device and arch, in the order of the report."""
+    found: dict[tuple[str, str, str], list[CaseRecord]] = {}
+    for case in report.cases:
+        found.setdefault((case.family, case.device, case.arch), []).append(case)
+    return [Group(*key, tuple(cases)) for key, cases in found.items()]
+
+
+def verdict_lines(record: CaseRecord) -> list[str]:
+    """What to print about a case that is not PASS: the verdict with its place or reason, the case, how to rerun it."""
+    what = record.first_mismatch or record.reason or ""
+    return [f"{record.verdict.value} {what}", f"repro: {record.repro}"]
+
+
+def summary_table(report: Report) -> Table:
+    """A rich table, one line for each family, device and arch."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("kernel", "device", "arch", "verdicts", "bytes compared", "seconds"):
+        table.add_column(name, justify="right" if name in ("bytes compared", "seconds") else "left")
+    for group in groups(report):
+        counts = Text(group.counts, style=verdict_style(group.worst))
+        table.add_row(group.family, group.device, group.arch, counts, f"{group.compared:,}", f"{group.seconds:.1f}")
+    return table
+
+
+def markdown_text(report: Report) -> str:
+    """The report as Markdown: the table, every verdict but PASS with its repro line, what the evidence means."""
+    environment = report.environment
+    lines = [
+        "# refmoe parity",
+        "",
+        f"`{report.command}`, {report.created}, refmoe {environment.refmoe}, {environment.platform}, "
+        f"{environment.nvcc or 'no nvcc'}" + (f", {environment.gpu}" if environment.gpu else ""),
+        "",
+        "| kernel | device | arch | verdicts | bytes compared | seconds |",
+        "|---|---|---|---|---:|---:|",
+    ]
+    for group in groups(report):
+        lines.append(
+            f"| {group.family} | {group.device} | {group.arch} | {group.counts} | {group.compared:,} | {group.seconds:.1f} |"
+        )
+    for record in (case for case in report.cases if case.verdict is not Verdict.PASS):
+        lines += ["", "```", *verdict_lines(record), "```"]
+    lines += [""]
+    lines += [f"- {text}" for text in report.evidence.values()]
+    lines += ["", f"digest `{report.digest}`", ""]
+    return "\n".join(lines)
+
+
+def junit_text(report: Report) -> str:
+    """The report as JUnit XML: a suite for each family, device and arch, a test case for each case."""
+    root = ElementTree.Element("testsuites", {"name": "refmoe parity", "time": f"{report.seconds:.3f}"})
+    for group in groups(report):
+        name = ".".join(filter(None, ("refmoe", group.family, group.device, group.arch)))
+        suite = ElementTree.SubElement(root, "testsuite", _junit_counts(name, group.cases, report.created))
+        for case in group.cases:
+            element = ElementTree.SubElement(
+                suite, "testcase", {"classname": name, "name": case.id, "time": f"{case.seconds:.4f}"}
+            )
+            _junit_outcome(element, case)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _junit_counts(name: str, cases: Sequence[CaseRecord], created: str) -> dict[str, str]:
+    errors = sum(case.verdict is Verdict.ERROR for case in cases)
+    return {
+        "name": name,
+        "tests": str(len(cases)),
+        "failures": str(sum(case.verdict.fails for case in cases) - errors),
+        "errors": str(errors),
+        "skipped": str(sum(not case.verdict.ran for case in cases)),
+        "time": f"{sum(case.seconds for case in cases):.3f}",
+        "timestamp": created,
+    }
+
+
+def _junit_outcome(element: ElementTree.Element, case: CaseRecord) -> None:
+    if case.verdict is Verdict.PASS:
+        return
+    if not case.verdict.ran:
+        tag = "skipped"
+    else:
+        tag = "error" if case.verdict is Verdict.ERROR else "failure"
+    text = _xml_characters(verdict_lines(case))
+    outcome = ElementTree.SubElement(element, tag, {"message": text[0], "type": case.verdict.value})
+    outcome.text = "\n".join(text)
+
+
+def _xml_characters(lines: Iterable[str]) -> list[str]:
+    """Compiler output may hold control characters, which XML 1.0 has no way to write."""
+    return [re.sub(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]", "?", line) for line in lines]

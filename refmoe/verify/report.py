@@ -1,0 +1,203 @@
+"""The report: one JSON document whose digest shows an edit.
+
+The keys `schema_version`, `cases[]` with `id, device, arch, verdict, evidence, stage, first_mismatch, repro,
+source_sha256`, and `digest` stay what they are; a new meaning takes a new schema version.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from refmoe.errors import RefmoeError
+from refmoe.files import write_atomic
+from refmoe.verify.environment import Environment
+from refmoe.verify.verdict import EVIDENCE, Result, Verdict
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "CaseRecord",
+    "Report",
+    "ReportError",
+    "digest_of",
+    "make_report",
+    "read_document",
+    "read_report",
+    "schema_text",
+    "write_report",
+]
+
+SCHEMA_VERSION = "1"
+
+
+class ReportError(RefmoeError):
+    """A file is no report, or was changed after it was made; the message says which, in a sentence."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CaseRecord(_Model):
+    """The result of one case."""
+
+    id: str = Field(description="the repro string, which is the case")
+    family: str = Field(description="the kernel family")
+    device: Literal["ptx", "cuda"] = Field(description="where it ran: the PTX executor or a GPU")
+    arch: str = Field(description="what the kernel was compiled for")
+    verdict: Verdict
+    evidence: str = Field(description="what the verdict rests on: bit-exact, or none where nothing was compared")
+    reason: str | None = Field(description="of any verdict but PASS and MISMATCH")
+    stage: str | None = Field(description="the first stage that differs")
+    first_mismatch: str | None = Field(description="where the first difference is and what it is")
+    repro: str = Field(description="the command that runs just this case")
+    source_sha256: str | None = Field(description="of the kernel's source, the headers it includes and its build flags")
+    input_sha256: str | None = Field(description="of the input arrays")
+    seed: int
+    compared: int = Field(description="bytes compared")
+    differing: dict[str, int] = Field(description="bytes that differ, by stage")
+    launches: list[str] = Field(description="entry, grid and block of each launch")
+    lane_instructions: int = Field(description="executed on ptx; 0 on a GPU")
+    seconds: float
+
+
+class Report(_Model):
+    """All results of one run."""
+
+    kind: Literal["parity"] = "parity"
+    schema_version: Literal["1"] = SCHEMA_VERSION
+    created: str = Field(description="UTC, ISO 8601")
+    command: str = Field(description="what was run")
+    environment: Environment
+    evidence: dict[str, str] = Field(description="by device: what bit-exact proves there and what it assumes")
+    summary: dict[str, int] = Field(description="cases by verdict")
+    seconds: float
+    cases: list[CaseRecord]
+    digest: str = Field(description="SHA-256 of the canonical JSON (sorted keys, no spaces, UTF-8) without this key")
+
+
+def digest_of(document: Mapping[str, Any]) -> str:
+    """SHA-256 of a document's canonical JSON: sorted keys, no spaces, UTF-8, the key `digest` left out."""
+    content = {key: value for key, value in document.items() if key != "digest"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def make_report(results: Sequence[Result], *, command: str, environment: Environment, seconds: float) -> Report:
+    """The report of `results`."""
+    devices = sorted({result.case.device for result in results})
+    document: dict[str, Any] = {
+        "kind": "parity",
+        "schema_version": SCHEMA_VERSION,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": command,
+        "environment": environment.model_dump(mode="json"),
+        "evidence": {device: EVIDENCE[device] for device in devices},
+        "summary": count_verdicts([result.verdict for result in results]),
+        "seconds": round(seconds, 3),
+        "cases": [_record(result).model_dump(mode="json") for result in results],
+    }
+    return Report.model_validate({**document, "digest": digest_of(document)})
+
+
+def count_verdicts(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    """Cases by verdict, in the order of the enum, those that occur."""
+    return {verdict.value: count for verdict in Verdict if (count := verdicts.count(verdict))}
+
+
+def _record(result: Result) -> CaseRecord:
+    return CaseRecord(
+        id=str(result.case),
+        family=result.case.family,
+        device="cuda" if result.case.device == "cuda" else "ptx",
+        arch=result.arch,
+        verdict=result.verdict,
+        evidence=result.evidence,
+        reason=result.reason,
+        stage=result.stage,
+        first_mismatch=result.first_mismatch,
+        repro=result.repro,
+        source_sha256=result.source_sha256,
+        input_sha256=result.input_sha256,
+        seed=result.case.seed,
+        compared=result.compared,
+        differing=dict(result.differing),
+        launches=list(result.launches),
+        lane_instructions=result.lane_instructions,
+        seconds=round(result.seconds, 4),
+    )
+
+
+def report_text(report: Report) -> str:
+    """The report as JSON to read: one case a line."""
+    document = report.model_dump(mode="json")
+    cases = [json.dumps(case, sort_keys=True, ensure_ascii=False) for case in document.pop("cases")]
+    head = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False)
+    body = ",\n  ".join(cases)
+    return head[: -len("\n}")] + f',\n "cases": [\n  {body}\n ]\n}}\n'
+
+
+def write_report(path: Path, report: Report) -> None:
+    """Write the report, all of it or nothing."""
+    write_atomic(path, report_text(report))
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        ReportError: the file cannot be read, is empty, or holds no JSON object.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportError(f"{path}: cannot be read: {error}") from error
+    if not text.strip():
+        raise ReportError(f"{path}: the file is empty; a report is one JSON object")
+    try:
+        document = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ReportError(f"{path}: no JSON, so no report: {error}") from error
+    if not isinstance(document, dict):
+        raise ReportError(f"{path}: holds a JSON {type(document).__name__}; a report is one JSON object")
+    return document
+
+
+def read_report(path: Path) -> Report:
+    """A report from a file, its schema and its digest checked.
+
+    Raises:
+        ReportError: it is no report, one of another schema version, or one that was edited.
+    """
+    return check_report(path, read_document(path))
+
+
+def check_report(path: Path, document: Mapping[str, Any]) -> Report:
+    """`document` as a report; see `read_report`."""
+    if "schema_version" not in document or "cases" not in document:
+        raise ReportError(f"{path}: JSON, but no refmoe report: it has no schema_version or no cases")
+    version = document["schema_version"]
+    if version != SCHEMA_VERSION:
+        raise ReportError(f"{path}: schema version {version!r}; this refmoe reads version {SCHEMA_VERSION!r}")
+    if digest_of(document) != document.get("digest"):
+        raise ReportError(f"{path}: edited after it was made: its content does not have the digest that it states")
+    try:
+        return Report.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ReportError(f"{path}: no valid report: {place}: {first['msg']}") from error
+
+
+def schema_text() -> str:
+    """The JSON schema of a report, as published in docs/report.schema.json."""
+    schema = Report.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = f"refmoe report, schema version {SCHEMA_VERSION}"
+    return json.dumps(schema, indent=1, sort_keys=True) + "\n"

@@ -1,0 +1,182 @@
+"""Run cases on devices: inputs, reference, kernel, comparison, verdict."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from refmoe.errors import ArgumentError, RefmoeError
+from refmoe.verify.cases import Case
+from refmoe.verify.compare import Comparison, compare
+from refmoe.verify.families import RUNS, Expectation, Inputs
+from refmoe.verify.fills import FILLS, Limits
+from refmoe.verify.vacuity import FILE_LIMITS, READY_LIMITS, doubt
+from refmoe.verify.verdict import Result, Verdict
+
+if TYPE_CHECKING:
+    from refmoe.cuda import Device
+    from refmoe.cuda.device import LaunchRecord
+
+__all__ = ["Devices", "run_case", "run_cases", "source_sha256"]
+
+
+@dataclass
+class Devices:
+    """The devices of a run, each opened once, so that a compiled and parsed module serves all its cases.
+
+    Attributes:
+        csrc: where kernel sources are taken from; None is the package's own folder.
+    """
+
+    csrc: Path | None = None
+    _open: dict[tuple[str, str], Device] = field(default_factory=dict)
+
+    def get(self, case: Case) -> Device:
+        """The case's device.
+
+        Raises:
+            refmoe.cuda.DeviceUnavailable: it is not on this machine.
+            refmoe.cuda.ToolchainError: there is no compiler to build its kernels with.
+        """
+        from refmoe.cuda import open_device
+        from refmoe.cuda.toolchain import find_toolchain
+
+        key = case.device, case.arch
+        if key not in self._open:
+            device = open_device(case.device, arch=case.arch or None, csrc=self.csrc)
+            find_toolchain()
+            self._open[key] = device
+        return self._open[key]
+
+
+def source_sha256(family: str, csrc: Path | None = None) -> str:
+    """The hash of a family's kernel source, its headers and build flags, as they are now."""
+    from refmoe.cuda.launch import Kernel
+    from refmoe.cuda.toolchain import CSRC
+
+    return Kernel(family, "").source_sha256(csrc or CSRC)
+
+
+def run_cases(
+    cases: Iterable[Case], devices: Devices | None = None, on_start: Callable[[Case], None] | None = None
+) -> Iterator[Result]:
+    """Run cases one after another and yield each result as it is there.
+
+    Args:
+        cases: what to run; neighbours that share their data share its making.
+        devices: where; by default the package's own kernels.
+        on_start: called with each case before it runs.
+    """
+    places = devices or Devices()
+    for case in cases:
+        if on_start is not None:
+            on_start(case)
+        yield run_case(case, places)
+
+
+def run_case(case: Case, devices: Devices) -> Result:
+    """Run one case. Whatever goes wrong inside it becomes its verdict; only Ctrl-C and defects of refmoe get out.
+
+    Raises:
+        ArgumentError: the case's activations file cannot be used.
+    """
+    from refmoe.cuda import DeviceUnavailable, ToolchainError
+
+    start = time.perf_counter()
+    try:
+        device = devices.get(case)
+    except (DeviceUnavailable, ToolchainError) as error:
+        return Result(case, Verdict.SKIPPED, reason=str(error), arch=case.arch)
+
+    inputs, expected = _expectation(_data_of(case))
+    launched = len(device.launches)
+    verdict, reason, comparison = Verdict.ERROR, None, None
+    try:
+        outputs = RUNS[case.family].run(case, inputs, device)
+    except ArgumentError as error:
+        verdict, reason = Verdict.UNSUPPORTED, str(error)
+    except RefmoeError as error:
+        # Compiler messages and executor faults; what a PTX fault says is the finding, so it is kept whole.
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        comparison = compare(expected.stages, outputs, expected.outputs)
+        verdict, reason = _judge(case, comparison, expected, device.launches[launched:])
+    return _result(case, device, devices.csrc, verdict, reason, comparison, launched, start)
+
+
+def _result(
+    case: Case,
+    device: Device,
+    csrc: Path | None,
+    verdict: Verdict,
+    reason: str | None,
+    comparison: Comparison | None,
+    launched: int,
+    start: float,
+) -> Result:
+    inputs, _ = _expectation(_data_of(case))
+    records = device.launches[launched:]
+    return Result(
+        case,
+        verdict,
+        evidence="bit-exact" if comparison is not None else "none",
+        reason=reason,
+        stage=comparison.stage if comparison else None,
+        first_mismatch=comparison.first_mismatch if comparison else None,
+        differing=tuple(comparison.differing.items()) if comparison else (),
+        compared=comparison.compared if comparison else 0,
+        arch=device.arch,
+        seconds=time.perf_counter() - start,
+        source_sha256=source_sha256(case.family, csrc),
+        input_sha256=_input_sha256(inputs),
+        launches=tuple(f"{record.kernel.entry} {record.grid} x {record.block}" for record in records),
+        lane_instructions=sum(record.result.lane_instructions for record in records if record.result),
+    )
+
+
+def _judge(
+    case: Case, comparison: Comparison, expected: Expectation, launches: list[LaunchRecord]
+) -> tuple[Verdict, str | None]:
+    if comparison.stage is not None:
+        return Verdict.MISMATCH, None
+    for record in launches:
+        if record.result is not None and record.result.approximate:
+            # Equal here by luck: the chip's approximation may differ from the executor's.
+            return Verdict.ERROR, f"approximate instructions whose result is not exact: {record.result.approximate}"
+    reason = doubt(expected.sample, _limits(case), scales_copied=case.input_sf != "none")
+    return (Verdict.PASS, None) if reason is None else (Verdict.MISTRUSTED, reason)
+
+
+def _limits(case: Case) -> Limits:
+    if case.fill == "bytes":
+        return READY_LIMITS
+    return FILLS[case.fill].limits if case.fill in FILLS else FILE_LIMITS
+
+
+def _data_of(case: Case) -> Case:
+    """The case without its device: what decides inputs and expectation."""
+    return case.on("ptx")
+
+
+@lru_cache(maxsize=1)
+def _expectation(case: Case) -> tuple[Inputs, Expectation]:
+    # A case on several archs in a row needs its reference once. More would keep whole case lists in memory.
+    run = RUNS[case.family]
+    inputs = run.inputs(case)
+    return inputs, run.expect(case, inputs)
+
+
+def _input_sha256(inputs: Inputs) -> str:
+    digest = hashlib.sha256()
+    for name, array in sorted(inputs.items()):
+        if array is not None:
+            digest.update(f"\0{name}\0{array.dtype}\0{array.shape}\0".encode())
+            digest.update(np.ascontiguousarray(array).view(np.uint8).data)
+    return digest.hexdigest()
