@@ -144,7 +144,7 @@ class Format:
         Raises:
             ArgumentError: the format does not have `value`.
         """
-        magnitude = Fraction(abs(value))
+        magnitude = abs(Fraction(value))
         missing = ArgumentError("value", f"{value}, which {self.name} does not have", "a value of the format")
         if (value < 0 and not self.signed) or (value == 0 and not self.subnormals) or magnitude > self.max:
             raise missing

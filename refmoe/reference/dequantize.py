@@ -19,7 +19,7 @@ __all__ = ["BLOCK", "dequantize_mxfp4", "dequantize_mxfp8"]
 BLOCK = 32
 """Elements that share a scale (OCP MX v1.0 section 5.2)."""
 
-_BLOCKS_A_CHUNK = 1 << 12
+_BLOCKS_A_CHUNK = 1 << 14
 _NAN_BITS = np.uint32(0x7FC00000)
 
 
@@ -71,19 +71,33 @@ def dequantize_mxfp4(
     out = np.empty((*codes.shape[:-1], codes.shape[-1] * 2), np.uint32)
     code_rows, row_scales = codes.reshape(-1, BLOCK // 2), scales.reshape(-1)
     pairs = out.view(np.uint64).reshape(-1, BLOCK // 2)
-    halves = out.reshape(-1, 2, BLOCK // 2)
     table = _pair_bits()
 
     def decode(start: int, stop: int) -> None:
-        index = (row_scales[start:stop, None].astype(np.uint16) << 8) | code_rows[start:stop]
-        if order == "even-low":
-            np.take(table, index, out=pairs[start:stop], mode="clip")
-        else:
-            split = np.take(table, index, mode="clip").view(np.uint32).reshape(-1, BLOCK // 2, 2)
-            np.copyto(halves[start:stop], split.transpose(0, 2, 1))
+        bytes_ = code_rows[start:stop]
+        if order == "gguf":
+            bytes_ = _even_low(bytes_)
+        index = (row_scales[start:stop, None].astype(np.uint16) << 8) | bytes_
+        np.take(table, index, out=pairs[start:stop], mode="clip")
 
     for_each_chunk(decode, row_scales.size, _BLOCKS_A_CHUNK)
     return out.view(np.float32)
+
+
+def _even_low(gguf: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Blocks [n, 16] packed as element i with i + 16, repacked as 2i with 2i + 1.
+
+    The low nibbles of two neighbouring bytes make one byte of the first half, the high ones one of the second. Moving
+    packed bytes costs a fraction of what moving the decoded values would.
+    """
+    pair = gguf.view("<u2")
+    # Little-endian: the earlier byte is the low one.
+    low = (pair & np.uint16(0x0F)) | ((pair >> np.uint16(4)) & np.uint16(0xF0))
+    high = ((pair >> np.uint16(4)) & np.uint16(0x0F)) | ((pair >> np.uint16(8)) & np.uint16(0xF0))
+    out = np.empty((len(gguf), 2), np.uint64)
+    out[:, 0] = low.astype(np.uint8).view(np.uint64)[:, 0]
+    out[:, 1] = high.astype(np.uint8).view(np.uint64)[:, 0]
+    return out.view(np.uint8)
 
 
 def _check(codes: object, scales: object, bytes_a_block: int) -> None:

@@ -31,7 +31,7 @@ from refmoe.reference.tensor import MXTensor
 
 __all__ = ["quantize", "quantize_mxfp4", "quantize_mxfp8"]
 
-_BLOCKS_A_CHUNK = 1 << 12
+_BLOCKS_A_CHUNK = 1 << 14
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _INFINITY = 0x7F800000
 _NAN_SCALE = 0xFF
@@ -195,7 +195,8 @@ def _round_to_odd(wide: NDArray[np.uint32]) -> NDArray[np.uint16]:
     Rounding the result to nearest with at least two bits less gives what rounding the input would (Boldo and
     Melquiond, "Emulation of a FMA and correctly rounded sums", 2008). A NaN stays a NaN.
     """
-    return (wide >> np.uint32(16)).astype(np.uint16) | ((wide & np.uint32(0xFFFF)) != 0)
+    odd: NDArray[np.uint16] = (wide >> np.uint32(16)).astype(np.uint16) | ((wide & np.uint32(0xFFFF)) != 0)
+    return odd
 
 
 def _exponent_offset(fmt: Format, mode: ScaleMode) -> int:
@@ -225,9 +226,9 @@ def _scale_exponents(
     one = 1 << mantissa_bits
     carry = one - -(-_first_carry(fmt, mode) >> (23 - mantissa_bits))
     # A subnormal amax may carry into field 1: below every offset, so it is clamped to 0 as it should.
-    exponents = (amax.astype(np.int32) + np.int32(carry)) >> np.int32(mantissa_bits)
+    exponents: NDArray[np.int32] = (amax.astype(np.int32) + np.int32(carry)) >> np.int32(mantissa_bits)
     exponents -= np.int32(_exponent_offset(fmt, mode))
-    return np.maximum(exponents, 0, out=exponents)
+    return np.maximum(exponents, np.int32(0), out=exponents)
 
 
 @cache
@@ -255,13 +256,14 @@ def _encode(magnitude: NDArray[np.float64], fmt: Format) -> NDArray[np.uint8]:
     exponent = np.maximum(np.frexp(magnitude)[1] - 1, fmt.emin)
     steps = np.rint(np.ldexp(magnitude, fmt.mantissa_bits - exponent)).astype(np.int64)
     # A normal number's steps include the implicit one, a carry of the rounding goes into the exponent: one sum.
-    code = ((exponent - fmt.emin) << fmt.mantissa_bits) + steps
+    code: NDArray[np.int64] = ((exponent - fmt.emin) << fmt.mantissa_bits) + steps
     return np.minimum(code, fmt.max_code).astype(np.uint8)
 
 
 def _fp32_bits(x: NDArray[np.generic]) -> NDArray[np.uint32]:
     if x.dtype == _BF16:
-        return x.view(np.uint16).astype(np.uint32) << np.uint32(16)
+        wide: NDArray[np.uint32] = x.view(np.uint16).astype(np.uint32) << np.uint32(16)
+        return wide
     return x.astype(np.float32).view(np.uint32)
 
 
