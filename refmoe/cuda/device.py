@@ -136,32 +136,32 @@ class CudaDevice:
         self.multiprocessors: int = properties.multi_processor_count
         self.launches: list[LaunchRecord] = []
         self.csrc = csrc
-        self._torch = torch
+        self.torch = torch
         self._driver = driver
         self._modules: dict[Path, Any] = {}
         self._functions: dict[Kernel, Any] = {}
 
     def upload(self, name: str, array: npt.NDArray[Any]) -> Buffer:
         """A tensor with the array's bytes."""
-        return self._torch.from_numpy(np.array(array.view(np.uint8))).cuda()
+        return self.torch.from_numpy(np.array(array.view(np.uint8))).cuda()
 
     def output(self, name: str, shape: tuple[int, ...], fill: int) -> Buffer:
         """A uint8 tensor whose bytes hold `fill`."""
-        return self._torch.full(shape, fill, dtype=self._torch.uint8, device="cuda")
+        return self.torch.full(shape, fill, dtype=self.torch.uint8, device="cuda")
 
     def launch(self, plan: LaunchPlan) -> None:
         """Run a plan and wait for its end, so that its failure is not reported as a later one's."""
         self.enqueue(plan)
-        self._torch.cuda.current_stream().synchronize()
+        self.torch.cuda.current_stream().synchronize()
         self.launches.append(LaunchRecord(plan.kernel, plan.grid, plan.block, None))
 
     def enqueue(self, plan: LaunchPlan) -> None:
         """Put a plan on torch's current stream, without waiting; capturable in a CUDA graph."""
         values = tuple(_kernel_argument(argument) for argument in plan.arguments)
         types = tuple(ctypes.c_int if isinstance(argument, int) else ctypes.c_void_p for argument in plan.arguments)
-        stream = self._torch.cuda.current_stream().cuda_stream
+        stream = self.torch.cuda.current_stream().cuda_stream
         function = self.function(plan.kernel)
-        self._call("cuLaunchKernel", function, plan.grid, 1, 1, plan.block, 1, 1, 0, stream, (values, types), 0)
+        self.call("cuLaunchKernel", function, plan.grid, 1, 1, plan.block, 1, 1, 0, stream, (values, types), 0)
 
     def function(self, kernel: Kernel) -> Any:
         """The driver's handle of an entry; its source is compiled and its module loaded once."""
@@ -170,9 +170,9 @@ class CudaDevice:
             if source not in self._modules:
                 target = Target(source, self.arch, "cubin")
                 cubin = build([target])[target].read_bytes()
-                self._torch.cuda.synchronize()  # makes torch's context the current one
-                self._modules[source] = self._call("cuModuleLoadData", cubin)
-            self._functions[kernel] = self._call("cuModuleGetFunction", self._modules[source], kernel.entry.encode())
+                self.torch.cuda.synchronize()  # makes torch's context the current one
+                self._modules[source] = self.call("cuModuleLoadData", cubin)
+            self._functions[kernel] = self.call("cuModuleGetFunction", self._modules[source], kernel.entry.encode())
         return self._functions[kernel]
 
     def download(self, buffer: Buffer) -> npt.NDArray[Any]:
@@ -180,7 +180,8 @@ class CudaDevice:
         array: npt.NDArray[Any] = buffer.cpu().numpy()
         return array
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def call(self, name: str, *arguments: Any) -> Any:
+        """A function of the CUDA driver by name; its result, or a RefmoeError with the driver's own words."""
         status, *results = getattr(self._driver, name)(*arguments)
         if status != self._driver.CUresult.CUDA_SUCCESS:
             _, text = self._driver.cuGetErrorString(status)

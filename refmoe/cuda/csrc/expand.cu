@@ -18,8 +18,9 @@ constexpr int kNoRow = -1;  // the expert belongs to another rank
 
 /// Where one token's row goes for one of its experts.
 struct Destination {
-    int row;               // row of the codes, or kNoRow
-    int64_t scale_offset;  // of the row's first scale word
+    int row;        // row of the codes, or kNoRow
+    int expert;     // of this rank, counted from 0
+    int first_row;  // of that expert
 };
 
 /// The expert maps of one layer, as the routing step wrote them.
@@ -29,15 +30,14 @@ struct Permutation {
     const int64_t* offsets;             // [experts + 1] first row of each expert of this rank
     int tokens, top_k, first_expert;
 
-    template <ScaleLayout layout>
-    __device__ __forceinline__ Destination destination(int token, int rank, int groups) const {
-        if (rank >= top_k) return {kNoRow, 0};
-        const int row = __ldg(unpermuted_to_permuted + rank * tokens + token);
-        if (row == kNoRow) return {kNoRow, 0};
-        const int expert = __ldg(topk_ids + token * top_k + rank) - first_expert;
-        const int first = static_cast<int>(__ldg(offsets + expert));
-        const int scale_row = expert_scale_row(first, expert) + row - first;
-        return {row, row_scale_offset<layout>(scale_row, groups)};
+    /// Loads without branches: a rank past top_k looks up the last one, an expert of another rank the first expert, and
+    /// neither is used. So nothing waits for the maps before it needs them.
+    __device__ __forceinline__ Destination destination(int token, int rank) const {
+        const int known_rank = min(rank, top_k - 1);
+        const int row = __ldg(unpermuted_to_permuted + known_rank * tokens + token);
+        const int expert = __ldg(topk_ids + token * top_k + known_rank) - first_expert;
+        const int known_expert = row == kNoRow ? 0 : expert;
+        return {rank < top_k ? row : kNoRow, known_expert, static_cast<int>(__ldg(offsets + known_expert))};
     }
 };
 
@@ -46,14 +46,18 @@ template <class Element, ScaleMode mode, EdgePolicy edge>
 struct HalfPrecisionRows {
     const uint4* elements;  // [tokens, K]
 
-    __device__ __forceinline__ Encoded load(int token, int lane, int lanes) const {
-        uint4 first{}, second{};
-        if (lane < lanes) {
-            const int64_t chunk = 2 * (static_cast<int64_t>(token) * lanes + lane);
-            first = __ldg(elements + chunk);
-            second = __ldg(elements + chunk + 1);
-        }
-        return encode<Element, mode, edge>(first, second);
+    struct Chunk {
+        uint4 first, second;
+    };
+
+    __device__ __forceinline__ Chunk fetch(int token, int lane, int lanes) const {
+        if (lane >= lanes) return {};
+        const int64_t chunk = 2 * (static_cast<int64_t>(token) * lanes + lane);
+        return {__ldg(elements + chunk), __ldg(elements + chunk + 1)};
+    }
+
+    static __device__ __forceinline__ Encoded encode(const Chunk& chunk) {
+        return refmoe::encode<Element, mode, edge>(chunk.first, chunk.second);
     }
 };
 
@@ -65,12 +69,16 @@ struct Mxfp8Rows {
     const uint4* codes;     // [tokens, K]
     const uint8_t* scales;  // linear [tokens, K / 32], or whole 128x4 atoms
 
-    __device__ __forceinline__ Encoded load(int token, int lane, int lanes) const {
+    using Chunk = Encoded;
+
+    __device__ __forceinline__ Chunk fetch(int token, int lane, int lanes) const {
         if (lane >= lanes) return {};
         const uint4 chunk = __ldg(codes + static_cast<int64_t>(token) * lanes + lane);
         if constexpr (kind == InputScales::kNone) return {chunk, 0};
         return {chunk, __ldg(scales + scale_offset(token, lane / kBlockLanes, lanes / kBlockLanes))};
     }
+
+    static __device__ __forceinline__ Encoded encode(const Chunk& chunk) { return chunk; }
 
     static __device__ __forceinline__ int64_t scale_offset(int token, int block, int blocks) {
         if constexpr (kind == InputScales::kLinear) return static_cast<int64_t>(token) * blocks + block;
@@ -87,11 +95,12 @@ __device__ __forceinline__ void expand(const Rows rows, const Permutation permut
     const int lane_in_group = threadIdx.x % kGroupLanes;
     for (int token = blockIdx.x; token < permutation.tokens; token += gridDim.x) {
         for (int first_rank = 0; first_rank < permutation.top_k; first_rank += kGroupLanes) {
-            const Destination mine =
-                permutation.destination<layout>(token, first_rank + lane_in_group, groups);
             const int ranks = min(permutation.top_k - first_rank, kGroupLanes);
             for (int lane = threadIdx.x; lane < padded_lanes; lane += blockDim.x) {
-                const Encoded encoded = rows.load(token, lane, lanes);
+                // The row's loads and the maps' are under way together: at decode their latency is the whole kernel.
+                const typename Rows::Chunk chunk = rows.fetch(token, lane, lanes);
+                const Destination mine = permutation.destination(token, first_rank + lane_in_group);
+                const Encoded encoded = Rows::encode(chunk);
                 for (int rank = 0; rank < ranks; ++rank) {
                     const int row = __shfl_sync(kFullWarp, mine.row, rank);
                     if (row != kNoRow && lane < lanes)
@@ -99,9 +108,10 @@ __device__ __forceinline__ void expand(const Rows rows, const Permutation permut
                 }
                 const uint32_t word = group_scale_word(encoded.scale);
                 const int group = lane / kGroupLanes;
-                if (mine.row != kNoRow && group < groups)
-                    *reinterpret_cast<uint32_t*>(scales + mine.scale_offset + group * Swizzle<layout>::kAtomBytes) =
-                        word;
+                if (mine.row != kNoRow && group < groups) {
+                    const int scale_row = expert_scale_row(mine.first_row, mine.expert) + mine.row - mine.first_row;
+                    store_scale_word<layout>(scales, scale_row, group, groups, word);
+                }
             }
         }
     }

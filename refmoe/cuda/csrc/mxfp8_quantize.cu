@@ -16,8 +16,8 @@ __device__ __forceinline__ void mxfp8_quantize(const uint4* __restrict__ x, uint
             const bool inside = lane < lanes;
             uint4 first{}, second{};
             if (inside) {
-                first = x[2 * (row_start + lane)];
-                second = x[2 * (row_start + lane) + 1];
+                first = __ldg(x + 2 * (row_start + lane));
+                second = __ldg(x + 2 * (row_start + lane) + 1);
             }
             const Encoded encoded = encode<Element, mode, edge>(first, second);
             if (inside) codes[row_start + lane] = encoded.codes;
@@ -27,8 +27,7 @@ __device__ __forceinline__ void mxfp8_quantize(const uint4* __restrict__ x, uint
                 const uint32_t word = group_scale_word(inside ? encoded.scale : 0);
                 const int group = lane / kGroupLanes;
                 if (lane % kGroupLanes == 0 && group < groups)
-                    *reinterpret_cast<uint32_t*>(scales + row_scale_offset<layout>(row, groups) +
-                                                 group * Swizzle<layout>::kAtomBytes) = word;
+                    store_scale_word<layout>(scales, row, group, groups, word);
             }
         }
     }

@@ -47,6 +47,12 @@ __device__ __forceinline__ int64_t row_scale_offset(int row, int groups) {
     return static_cast<int64_t>(row >> Atom::kRowsLog2) * groups * Atom::kAtomBytes + Atom::within_atom(row);
 }
 
+template <ScaleLayout layout>
+__device__ __forceinline__ void store_scale_word(uint8_t* scales, int row, int group, int groups, uint32_t word) {
+    const int64_t offset = row_scale_offset<layout>(row, groups) + group * Swizzle<layout>::kAtomBytes;
+    *reinterpret_cast<uint32_t*>(scales + offset) = word;
+}
+
 /// First scale row of an expert whose first token is `first_token`: a multiple of 128 for every expert, with no prefix
 /// sum of aligned counts. The regions never overlap, since each expert gains at most 127 rows of padding.
 __device__ __forceinline__ int expert_scale_row(int first_token, int expert) {
