@@ -1,13 +1,12 @@
-"""Bits: logic, lop3, shifts, funnel shifts, permutes, fields, counts and searches."""
+"""Bitwise logic, lop3, shifts, funnel shifts and byte permutes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache
 
 import numpy as np
 
-from refmoe.ptx.isa.lanes import SIGNED, UNSIGNED, signed
+from refmoe.ptx.isa.lanes import SIGNED, UNSIGNED, signed, spread
 from refmoe.ptx.isa.operation import Array, Function, Operation, kind
 from refmoe.ptx.isa.spelling import Spelling
 
@@ -40,22 +39,39 @@ def _cnot(spelling: Spelling) -> Operation:
     return Operation(spelling.opcode, lambda a: (a == 0).astype(UNSIGNED[bits]), (kind(bits),), (kind(bits),))
 
 
-@cache
-def _lop3_terms(table: int) -> tuple[int, ...]:
-    """The rows of a truth table that are true, of it or of its complement, whichever are fewer."""
-    rows = tuple(row for row in range(8) if table >> row & 1)
-    return rows if len(rows) <= 4 else tuple(row for row in range(8) if not table >> row & 1)
+# All 16 functions of two variables; index: bit 2*b + c of it is f(b, c).
+_TWO: tuple[Function, ...] = (
+    lambda b, c: (b & c) & 0,
+    lambda b, c: ~(b | c),
+    lambda b, c: ~b & c,
+    lambda b, c: ~b,
+    lambda b, c: b & ~c,
+    lambda b, c: ~c,
+    lambda b, c: b ^ c,
+    lambda b, c: ~(b & c),
+    lambda b, c: b & c,
+    lambda b, c: ~(b ^ c),
+    lambda b, c: c,
+    lambda b, c: ~b | c,
+    lambda b, c: b,
+    lambda b, c: b | ~c,
+    lambda b, c: b | c,
+    lambda b, c: ~((b & c) & 0),
+)
 
 
 def _lop3_value(a: Array, b: Array, c: Array, table: Array) -> Array:
     """Bit i of the result is bit (4*a_i + 2*b_i + c_i) of the table."""
-    lut = int(table) & 0xFF
-    result = (a ^ a) & (b | c)
-    for row in _lop3_terms(lut):
-        term = a if row & 4 else ~a
-        term = term & (b if row & 2 else ~b)
-        result = result | (term & (c if row & 1 else ~c))
-    return ~result if lut.bit_count() > 4 else result
+    low, high = int(table) & 0xF, int(table) >> 4 & 0xF
+    # f = f(a=0) ^ (a & (f(a=0) ^ f(a=1))): at most six operations.
+    change = low ^ high
+    if change == 0:
+        result = _TWO[low](b, c)
+    else:
+        result = a if change == 0xF else a & _TWO[change](b, c)
+        if low:
+            result = result ^ _TWO[low](b, c)
+    return spread(result, a, b, c)
 
 
 def _lop3(spelling: Spelling) -> Operation:
@@ -128,7 +144,7 @@ _PERMUTE_MODES: dict[str, tuple[int, int, int, int]] = {
 
 
 def _prmt_value(a: Array, b: Array, selector: Array) -> Array:
-    """Byte i of the result is byte (nibble i, low 3 bits) of [b:a], or that byte's sign where the nibble's bit 3 is set."""
+    """Byte i of the result is the byte of [b:a] that nibble i names, or its sign where the nibble's bit 3 is set."""
     source = (b.astype(np.uint64) << 32) | a
     selector = selector.astype(np.uint64)
     result = np.uint64(0)
@@ -153,7 +169,7 @@ def _prmt_fixed(a: Array, b: Array, selector: int) -> Array:
             byte = word << move if move > 0 else word >> -move if move < 0 else word
             byte = byte & np.uint32(0xFF << 8 * i)
         result = byte if result is None else result | byte
-    return result
+    return spread(result, a, b)
 
 
 def _prmt(spelling: Spelling) -> Operation:
@@ -172,125 +188,12 @@ def _prmt(spelling: Spelling) -> Operation:
     return Operation(spelling.opcode, function, ("b32",) * 3, ("b32",))
 
 
-# --- fields ---------------------------------------------------------------------------------------------------------
-
-
-def _ones(length: Array, bits: int) -> Array:
-    """A mask of `length` ones from bit 0 up; all of them from `bits` up."""
-    return ~(UNSIGNED[bits](2**bits - 1) << length)
-
-
-def _bfe(spelling: Spelling) -> Operation:
-    """Bits pos..pos+len-1 of a; a signed field is filled with its top bit, of those inside the register."""
-    name = spelling.need("u32", "u64", "s32", "s64")
-    spelling.end()
-    bits = int(name[1:])
-    dtype = UNSIGNED[bits]
-
-    def unsigned(a: Array, position: Array, length: Array) -> Array:
-        position = (position & 0xFF).astype(dtype)
-        length = (length & 0xFF).astype(dtype)
-        return (a >> position) & _ones(length, bits)
-
-    def with_sign(a: Array, position: Array, length: Array) -> Array:
-        position = position & 0xFF
-        length = length & 0xFF
-        # The field's top bit goes to bit `bits`-1 and back again; past the register's end it is the register's sign.
-        end = np.minimum(position + length, np.uint32(bits))
-        up = (bits - end).astype(dtype)
-        down = np.minimum(bits - end + position, np.uint32(bits - 1)).astype(SIGNED[bits])
-        field = (signed(a << up) >> down).view(dtype)
-        return np.where(length == 0, dtype(0), field)
-
-    function = with_sign if name[0] == "s" else unsigned
-    return Operation(spelling.opcode, function, (kind(bits), "b32", "b32"), (kind(bits),))
-
-
-def _bfi(spelling: Spelling) -> Operation:
-    """b with the low `len` bits of a put at `pos`."""
-    bits = _bits(spelling, "b32", "b64")
-    dtype = UNSIGNED[bits]
-
-    def function(a: Array, b: Array, position: Array, length: Array) -> Array:
-        position = (position & 0xFF).astype(dtype)
-        length = (length & 0xFF).astype(dtype)
-        mask = _ones(length, bits) << position
-        return (b & ~mask) | ((a << position) & mask)
-
-    return Operation(spelling.opcode, function, (kind(bits), kind(bits), "b32", "b32"), (kind(bits),))
-
-
-# --- counts and searches --------------------------------------------------------------------------------------------
-
-
-def _smear(a: Array) -> Array:
-    """Every bit below the highest one set as well."""
-    step = 1
-    while step < a.dtype.itemsize * 8:
-        a = a | (a >> step)
-        step *= 2
-    return a
-
-
-def _popc(spelling: Spelling) -> Operation:
-    bits = _bits(spelling, "b32", "b64")
-    return Operation(spelling.opcode, lambda a: np.bitwise_count(a).astype(np.uint32), (kind(bits),), ("b32",))
-
-
-def _clz(spelling: Spelling) -> Operation:
-    bits = _bits(spelling, "b32", "b64")
-
-    def function(a: Array) -> Array:
-        return np.uint32(bits) - np.bitwise_count(_smear(a)).astype(np.uint32)
-
-    return Operation(spelling.opcode, function, (kind(bits),), ("b32",))
-
-
-def _bfind(spelling: Spelling) -> Operation:
-    """Place of the highest bit that is not the sign; 0xFFFFFFFF if there is none. shiftamt: the left shift to the top."""
-    shift_amount = spelling.flag("shiftamt")
-    name = spelling.need("u32", "u64", "s32", "s64")
-    spelling.end()
-    bits = int(name[1:])
-
-    def function(a: Array) -> Array:
-        if name[0] == "s":
-            a = a ^ (signed(a) >> (bits - 1)).view(a.dtype)
-        # No bit at all counts 0 and so wraps to 0xFFFFFFFF.
-        place = np.bitwise_count(_smear(a)).astype(np.uint32) - np.uint32(1)
-        if not shift_amount:
-            return place
-        return np.where(a == 0, np.uint32(0xFFFFFFFF), np.uint32(bits - 1) - place)
-
-    return Operation(spelling.opcode, function, (kind(bits),), ("b32",))
-
-
-def _brev(spelling: Spelling) -> Operation:
-    bits = _bits(spelling, "b32", "b64")
-
-    def function(a: Array) -> Array:
-        everything = 2**bits - 1
-        a = a.byteswap()
-        for step, mask in ((4, 0x0F), (2, 0x33), (1, 0x55)):
-            low = a.dtype.type(everything // 0xFF * mask)
-            a = ((a >> step) & low) | ((a & low) << step)
-        return a
-
-    return Operation(spelling.opcode, function, (kind(bits),), (kind(bits),))
-
-
 BUILDERS: Mapping[str, Callable[[Spelling], Operation]] = {
     "and": _logic(np.bitwise_and, 2),
-    "bfe": _bfe,
-    "bfi": _bfi,
-    "bfind": _bfind,
-    "brev": _brev,
-    "clz": _clz,
     "cnot": _cnot,
     "lop3": _lop3,
     "not": _logic(np.invert, 1),
     "or": _logic(np.bitwise_or, 2),
-    "popc": _popc,
     "prmt": _prmt,
     "shf": _shf,
     "shl": _shift,

@@ -214,9 +214,7 @@ def _cvt(spelling: Spelling) -> Operation:
         raise spelling.unknown()
     if ftz:
         function = _flushed(function, to, of)
-    return Operation(
-        spelling.opcode, function, (_kind(of),), (_kind(to),), sign_extend=to[0] == "s"
-    )
+    return Operation(spelling.opcode, function, (_kind(of),), (_kind(to),), sign_extend=to[0] == "s")
 
 
 def _scalar(to: str, of: str, rounding: str, sat: bool) -> Function | None:
@@ -261,7 +259,7 @@ def _kind(type_name: str) -> str:
 
 
 def _pack(spelling: Spelling) -> Operation:
-    """cvt.pack.sat.type.s32{.b32}: a and b clamped to the type, side by side, a above; below c moved up if there is one."""
+    """cvt.pack.sat.type.s32{.b32}: c moved up (if there is one), then a, then b, both clamped to the type."""
     spelling.need("sat")
     to = spelling.need("u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2")
     spelling.need("s32")

@@ -119,8 +119,11 @@ def _nearest(name: str, x: tuple[Array, ...]) -> Array:
     values = [v.view(np.float64) for v in x]
     if name == "fma":
         # An overflowing product of finite numbers must not look like an infinite one.
-        return np.where(np.isinf(values[2]) & np.isfinite(values[0]) & np.isfinite(values[1]), values[2],
-                        values[0] * values[1] + values[2])
+        return np.where(
+            np.isinf(values[2]) & np.isfinite(values[0]) & np.isfinite(values[1]),
+            values[2],
+            values[0] * values[1] + values[2],
+        )
     ufunc = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt}[name]
     return ufunc(*values)
 

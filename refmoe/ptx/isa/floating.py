@@ -1,7 +1,7 @@
 """Floating-point arithmetic: add, sub, mul, fma, div, rcp, sqrt, abs, neg, copysign, min, max.
 
-Every function here is built from four parts: what the exact result is (`_FAITHFUL`), how it is rounded (`rounding`), what
-happens to subnormals (.ftz), and where the result is clamped (.sat, .relu).
+Every function here is built from four parts: what the exact result is (`_FAITHFUL`), how it is rounded (`rounding`),
+what happens to subnormals (.ftz), and where the result is clamped (.sat, .relu).
 """
 
 from __future__ import annotations
@@ -94,9 +94,7 @@ def _finish(spelling: Spelling, type_name: str, function: Function, sources: int
     bits = format.bits
     if type_name.endswith("x2"):
         function, bits = packed(function, bits), 2 * bits
-    operation = Operation(
-        spelling.opcode, function, (kind(bits),) * sources, (kind(bits),), contractible=contractible
-    )
+    operation = Operation(spelling.opcode, function, (kind(bits),) * sources, (kind(bits),), contractible=contractible)
     if format is not F64:
         return operation
     # The manual does not say which NaN a double-precision instruction makes.
@@ -116,9 +114,7 @@ def _add_sub_mul(spelling: Spelling) -> Operation:
         raise spelling.unknown()
     if sat and type_name not in ("f32", "f16", "f16x2"):
         raise spelling.unknown()
-    function = _compose(
-        rounded(spelling.mnemonic, format, rounding or "rn"), format, ftz, saturate if sat else None
-    )
+    function = _compose(rounded(spelling.mnemonic, format, rounding or "rn"), format, ftz, saturate if sat else None)
     return _finish(spelling, type_name, function, 2, contractible=not rounding)
 
 
@@ -213,7 +209,8 @@ def _extremum(pick: np.ufunc) -> Callable[[Spelling], Operation]:
             signs = (a ^ b) & sign
             if xor_sign:
                 a, b = a & magnitude, b & magnitude
-            result = _ordered(pick(_ordered(a, format), _ordered(b, format)).view(format.word), format).view(format.word)
+            picked = pick(_ordered(a, format), _ordered(b, format))
+            result = _ordered(picked.view(format.word), format).view(format.word)
             if xor_sign:
                 result = result | signs
             a_nan, b_nan = is_nan(a, format), is_nan(b, format)

@@ -134,9 +134,7 @@ def _mul(spelling: Spelling) -> Operation:
     if part == "wide" and bits == 64:
         raise spelling.unknown()
     result = 2 * bits if part == "wide" else bits
-    return Operation(
-        spelling.opcode, _mul_function(part, is_signed, bits), (kind(bits), kind(bits)), (kind(result),)
-    )
+    return Operation(spelling.opcode, _mul_function(part, is_signed, bits), (kind(bits), kind(bits)), (kind(result),))
 
 
 def _mad(spelling: Spelling) -> Operation:
@@ -236,9 +234,7 @@ def _div(spelling: Spelling) -> Operation:
             return a // b
         return _negate_where(signed(a ^ b) < 0, _magnitude(a) // _magnitude(b))
 
-    return Operation(
-        spelling.opcode, function, (kind(bits),) * 2, (kind(bits),), exact_when=_divisor_not_zero
-    )
+    return Operation(spelling.opcode, function, (kind(bits),) * 2, (kind(bits),), exact_when=_divisor_not_zero)
 
 
 def _rem(spelling: Spelling) -> Operation:
@@ -250,9 +246,7 @@ def _rem(spelling: Spelling) -> Operation:
         # The quotient truncates, so the remainder has the sign of the dividend.
         return _negate_where(signed(a) < 0, _magnitude(a) % _magnitude(b))
 
-    return Operation(
-        spelling.opcode, function, (kind(bits),) * 2, (kind(bits),), exact_when=_divisor_not_zero
-    )
+    return Operation(spelling.opcode, function, (kind(bits),) * 2, (kind(bits),), exact_when=_divisor_not_zero)
 
 
 def _abs(spelling: Spelling) -> Operation:

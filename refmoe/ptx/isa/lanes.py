@@ -6,7 +6,7 @@ import numpy as np
 
 from refmoe.ptx.isa.operation import Array, Function
 
-__all__ = ["SIGNED", "UNSIGNED", "packed", "signed"]
+__all__ = ["SIGNED", "UNSIGNED", "packed", "signed", "spread"]
 
 UNSIGNED: dict[int, type[np.unsignedinteger]] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 SIGNED: dict[int, type[np.signedinteger]] = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
@@ -30,3 +30,11 @@ def packed(function: Function, part_bits: int = 16) -> Function:
         return np.ascontiguousarray(function(*map(split, sources))).view(whole)[..., 0]
 
     return lifted
+
+
+def spread(result: Array, *sources: Array) -> Array:
+    """A result that happened not to depend on the sources with lanes, over those lanes."""
+    if np.ndim(result):
+        return result
+    shape = np.broadcast_shapes(*map(np.shape, sources))
+    return np.full(shape, result) if shape else result

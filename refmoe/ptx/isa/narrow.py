@@ -7,7 +7,7 @@ conversion is one look-up in a table of 65,536 entries, made from the format's d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -80,7 +80,8 @@ def encode_table(format: Narrow, source: Float, relu: bool) -> Array:
 
     With `source` BF16 the index may be `sticky16` of a float32: its last bit lies below every midpoint.
     """
-    x = decode(np.arange(1 << 16).astype(np.uint16), source)
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        x = decode(np.arange(1 << 16).astype(np.uint16), source)
     magnitude = np.abs(x)
     grid = values(format)[: format.largest + 1]
     midpoints = (grid[:-1] + grid[1:]) / 2

@@ -30,9 +30,9 @@ DTYPES: dict[str, type[np.generic]] = {
 class Operation:
     """What one opcode computes.
 
-    `function` takes arrays of one shape, or NumPy scalars, of the dtypes that `sources` names, and returns an array (a tuple of
-    arrays for several destinations) of those that `destinations` names. It never writes its inputs; a result may alias
-    one. It may divide by zero or overflow inside: the caller runs it under `np.errstate(all="ignore")`.
+    `function` takes arrays of one shape, or NumPy scalars, of the dtypes that `sources` names, and returns an array
+    (a tuple of arrays for several destinations) of those that `destinations` names. It never writes its inputs; a
+    result may alias one. It may divide by zero or overflow inside: run it under `np.errstate(all="ignore")`.
 
     Attributes:
         opcode: the full spelling, `"cvt.rn.satfinite.e4m3x2.f32"`.

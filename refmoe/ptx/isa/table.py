@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache, lru_cache
+from functools import cache
 
-from refmoe.ptx.isa import bits, compare, convert, floating, integer
+from refmoe.ptx.isa import approximate, bits, compare, convert, fields, floating, integer
 from refmoe.ptx.isa.floats import FLOATS
 from refmoe.ptx.isa.operation import Operation
 from refmoe.ptx.isa.spelling import Spelling
@@ -16,8 +16,8 @@ Builders = Mapping[str, Callable[[Spelling], Operation]]
 
 # The instruction type, the last part of the spelling, decides between the two tables.
 _FLOAT_TYPES = frozenset(FLOATS) | {name + "x2" for name in FLOATS}
-_INTEGER: Builders = {**integer.BUILDERS, **bits.BUILDERS, **compare.BUILDERS, **convert.BUILDERS}
-_FLOAT: Builders = {**floating.BUILDERS, **compare.BUILDERS, **convert.BUILDERS}
+_INTEGER: Builders = {**integer.BUILDERS, **bits.BUILDERS, **fields.BUILDERS, **compare.BUILDERS, **convert.BUILDERS}
+_FLOAT: Builders = {**floating.BUILDERS, **approximate.BUILDERS, **compare.BUILDERS, **convert.BUILDERS}
 
 
 @cache
