@@ -1,0 +1,79 @@
+# Every target sets up what it needs, without root: `make parity` on a fresh machine needs python3, g++ and make.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+REPORT ?= out/parity.json
+# On a GPU machine the Python that has torch and cuda-python; the default installs them.
+GPU_PYTHON ?= $(BIN)/python
+
+.PHONY: help parity full mutants test test-gpu lint gate baseline schema bench sanitize clean
+
+help:
+	@echo "make parity    prove the production kernels on this machine, without a GPU, and write $(REPORT)"
+	@echo "make test      run the tests"
+	@echo "make full      parity with every case, on every architecture (minutes)"
+	@echo "make mutants   plant faults in the kernels and show that each is caught"
+	@echo "make test-gpu  the whole case list and the GPU tests on the CUDA device of this machine"
+	@echo "make gate      check the committed reports against the sources"
+	@echo "make bench     the benchmarks, each side by side in one run"
+	@echo "make lint      ruff and mypy"
+
+# --- environment ----------------------------------------------------------------------------------------------------
+
+$(VENV)/.core: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --editable .
+	@# nvcc of CUDA_HOME or PATH serves; only a machine without one downloads the compiler (270 MB).
+	$(BIN)/python -c "from refmoe.cuda import toolchain; toolchain.find_toolchain()" 2>/dev/null \
+		|| $(PIP) install --editable '.[nvcc]'
+	touch $@
+
+# torch comes first and by exact version: left to the packages that need it, pip takes the newest with all of CUDA.
+$(VENV)/.test: $(VENV)/.core
+	$(PIP) install torch==2.13.0
+	$(PIP) install --editable '.[oracles,test]'
+	touch $@
+
+$(VENV)/.lint: $(VENV)/.core
+	$(PIP) install --editable '.[lint]'
+	touch $@
+
+$(VENV)/bin/python: $(VENV)/.core
+
+# --- proofs ---------------------------------------------------------------------------------------------------------
+
+parity: $(VENV)/.core
+	$(BIN)/refmoe parity --report $(REPORT)
+
+full: $(VENV)/.core
+	$(BIN)/refmoe parity --level full --report out/full.json
+
+mutants: $(VENV)/.core
+	$(BIN)/refmoe parity --mutants --report out/mutants.json
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest -n auto
+
+test-gpu: $(GPU_PYTHON)
+	$(GPU_PYTHON) -m refmoe.cli parity --device cuda --level full --report reports/h200.json
+	$(GPU_PYTHON) -m pytest -m gpu
+
+gate: $(VENV)/.core
+	$(BIN)/refmoe gate reports/
+
+baseline: $(VENV)/.core
+	$(BIN)/refmoe gate --write-baseline
+
+lint: $(VENV)/.lint $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.test
+	$(BIN)/refmoe bench quantize
+	$(BIN)/refmoe bench executor
+
+clean:
+	rm -rf $(VENV) out build *.egg-info
