@@ -127,22 +127,22 @@ def expand(
     """Quantize each token to MXFP8 and copy it to the row of every expert that it chose.
 
     Args:
-        x: BF16 or FP16 [T, K], K a multiple of 32; or uint8 [T, K], MXFP8 codes that are copied as they are.
+        x: BF16 or FP16 [T, K], C-contiguous, K a multiple of 32; or uint8 [T, K], MXFP8 codes, copied as they are.
         topk_ids: int32 [T, k], see `build_permutation`.
         num_experts: experts of this rank.
         mode: how block scales are chosen; a `ScaleMode` or its lower-case name.
         edge: what zeros, NaN and Inf become; an `EdgePolicy` or its lower-case name.
         layout: of the scales written: "128x4", "8x4" or "linear", the last with rows of ceil(K / 128) * 4 bytes. Every
             layout keeps the 128-aligned base rows of experts.
-        input_sf: scales of uint8 `x`, copied: uint8 [T, K / 32], or the 1-D buffer of those T rows in
-            `input_sf_layout`. Without them the scales are 0x00.
+        input_sf: scales of uint8 `x`, copied: uint8 [T, K / 32] if linear, the 1-D buffer of T rows in 128x4. Without
+            them the scales are 0x00.
         input_sf_layout: "linear" or "128x4".
         first_expert: id of this rank's first expert; choices outside its experts are skipped.
         fill: byte of code rows from offsets[E] on and of scale rows that belong to no row. Scale columns past K / 32
             of written rows are 0x00.
 
     Raises:
-        ArgumentError: a wrong dtype, shape or length; K no multiple of 32; an id twice in one token; `input_sf` for an
+        ArgumentError: a wrong dtype, shape or length; `x` not contiguous; K no multiple of 32; an id twice in one token; `input_sf` for an
             `x` that is not quantized; an unknown mode, edge or layout; sizes past int32.
     """
     permutation = build_permutation(topk_ids, num_experts, first_expert)
@@ -183,11 +183,11 @@ def _ready_scales(
     if input_sf is None:
         return np.zeros((tokens, blocks), np.uint8)
     size = checked_size("x", chosen, tokens, blocks)
-    shapes = [(size,)] if chosen.name != "linear" else [(tokens, blocks), (size,)]
-    if not isinstance(input_sf, np.ndarray) or input_sf.dtype != np.uint8 or input_sf.shape not in shapes:
-        needed = " or ".join(f"uint8 {list(shape)}" for shape in shapes)
-        raise ArgumentError("input_sf", describe(input_sf), f"{needed}, the scales of {tokens} tokens in {chosen.name}")
-    return unswizzle_scales(input_sf.reshape(-1), (tokens, blocks), chosen.name)
+    shape = (tokens, blocks) if chosen.name == "linear" else (size,)
+    if not isinstance(input_sf, np.ndarray) or input_sf.dtype != np.uint8 or input_sf.shape != shape:
+        needed = f"uint8 {list(shape)}, the scales of {tokens} tokens in {chosen.name} layout"
+        raise ArgumentError("input_sf", describe(input_sf), needed)
+    return input_sf if chosen.name == "linear" else unswizzle_scales(input_sf, (tokens, blocks), chosen.name)
 
 
 def _check_rows(x: object, topk_ids: NDArray[np.int32]) -> None:
@@ -198,6 +198,8 @@ def _check_rows(x: object, topk_ids: NDArray[np.int32]) -> None:
         raise ArgumentError("x", describe(x), f"[T, K] with the {tokens} tokens of topk_ids")
     if x.shape[1] % BLOCK:
         raise ArgumentError("x", describe(x), f"K a multiple of {BLOCK}")
+    if not x.flags.c_contiguous:
+        raise ArgumentError("x", f"{describe(x)} that is not contiguous", "a C-contiguous array")
 
 
 def _refuse_repeated_ids(topk_ids: NDArray[np.int32]) -> None:
