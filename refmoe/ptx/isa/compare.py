@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from refmoe.ptx.isa.floats import F32, FLOATS, Float, decode, flush
-from refmoe.ptx.isa.lanes import signed
+from refmoe.ptx.isa.lanes import UNSIGNED, signed
 from refmoe.ptx.isa.operation import Array, Function, Operation, kind
 from refmoe.ptx.isa.spelling import Spelling
 
@@ -43,6 +43,7 @@ _BOOLEAN: dict[str, Function] = {"and": np.logical_and, "or": np.logical_or, "xo
 
 _INTEGER_TYPES = ("b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64")
 _FLOAT_TYPES = ("f32", "f64", "f16", "bf16")
+_PACKED_TYPES = ("f16x2", "bf16x2")
 
 
 def _not_equal(a: Array, b: Array) -> Array:
@@ -85,45 +86,79 @@ def _comparator(spelling: Spelling, name: str, ftz: bool, type_name: str) -> Fun
 
 
 def _width(type_name: str) -> str:
+    """Register kind of a type."""
+    if type_name.endswith("x2"):
+        return "b32"
     return kind(FLOATS[type_name].bits if type_name in FLOATS else int(type_name[1:]))
 
 
 def setp(spelling: Spelling, destinations: int) -> Operation:
-    """setp p[|q], a, b[, c]: p = BoolOp(t, c), q = BoolOp(not t, c) for t = a CmpOp b."""
+    """setp p[|q], a, b[, c]: p = BoolOp(t, c), q = BoolOp(not t, c) for t = a CmpOp b.
+
+    setp.f16x2 and .bf16x2 compare the low halves into p and the high halves into q.
+    """
     name, boolean, ftz = _comparison(spelling)
-    type_name = spelling.need(*_INTEGER_TYPES, *_FLOAT_TYPES)
+    type_name = spelling.need(*_INTEGER_TYPES, *_FLOAT_TYPES, *_PACKED_TYPES)
     spelling.end()
-    compare = _comparator(spelling, name, ftz, type_name)
-
-    def function(a: Array, b: Array, *c: Array) -> Array:
-        t = compare(a, b)
-        combine = _BOOLEAN[boolean] if boolean else None
-        p = combine(t, *c) if combine else t
-        if destinations == 1:
-            return p
-        return p, combine(~t, *c) if combine else ~t
-
+    compare = _comparator(spelling, name, ftz, type_name.removesuffix("x2"))
     sources = (_width(type_name), _width(type_name), *(("pred",) if boolean else ()))
-    # The plain comparison is the hottest predicate instruction: no wrapper around it.
-    plain = not boolean and destinations == 1
-    return Operation(spelling.opcode, compare if plain else function, sources, ("pred",) * destinations)
+    combine = _BOOLEAN[boolean] if boolean else None
+
+    def both(first: Array, second: Array, c: tuple[Array, ...]) -> tuple[Array, Array]:
+        return (combine(first, *c), combine(second, *c)) if combine else (first, second)
+
+    if type_name.endswith("x2"):
+
+        def halves(a: Array, b: Array, *c: Array) -> tuple[Array, Array]:
+            low, high = (compare((a >> s).astype(np.uint16), (b >> s).astype(np.uint16)) for s in (0, 16))
+            return both(low, high, c)
+
+        return Operation(spelling.opcode, halves, sources, ("pred", "pred"))
+    if destinations == 2:
+
+        def pair(a: Array, b: Array, *c: Array) -> tuple[Array, Array]:
+            t = compare(a, b)
+            return both(t, ~t, c)
+
+        return Operation(spelling.opcode, pair, sources, ("pred", "pred"))
+    if combine is None:
+        # The hottest predicate instruction: no wrapper around it.
+        return Operation(spelling.opcode, compare, sources, ("pred",))
+    return Operation(spelling.opcode, lambda a, b, c: combine(compare(a, b), c), sources, ("pred",))
 
 
 def _set(spelling: Spelling) -> Operation:
-    """set d, a, b[, c]: all ones (1.0 for a float destination) where setp would be true, else 0."""
+    """set d, a, b[, c]: all ones (1.0 for a float destination) where setp would be true, else 0.
+
+    Packed sources give packed results; an integer destination then holds two 16-bit masks.
+    """
     name, boolean, ftz = _comparison(spelling)
-    to = spelling.need("u32", "s32", "f32")
-    type_name = spelling.need(*_INTEGER_TYPES, "f32", "f64")
+    to = spelling.need("u16", "s16", "u32", "s32", "f16", "bf16", "f32", *_PACKED_TYPES)
+    of = spelling.need(*_INTEGER_TYPES, *_FLOAT_TYPES, *_PACKED_TYPES)
     spelling.end()
-    compare = _comparator(spelling, name, ftz, type_name)
-    true = np.uint32(F32.one if to == "f32" else 0xFFFFFFFF)
+    is_packed = of.endswith("x2")
+    # 16-bit integer destinations are for the half-precision types only.
+    if (to.endswith("x2") and to != of) or (to[1:] == "16" and to[0] in "us" and of not in ("f16", "bf16")):
+        raise spelling.unknown()
+    if is_packed and to not in (of, "u32", "s32"):
+        raise spelling.unknown()
+    if (of in ("f16", "bf16") and to == "f32") or (to, of) == ("f16", "bf16") or (ftz and to == "bf16"):
+        raise spelling.unknown()
+    compare = _comparator(spelling, name, ftz, of.removesuffix("x2"))
+    format = FLOATS.get(to.removesuffix("x2"))
+    bits = 16 if is_packed else format.bits if format else int(to[1:])
+    true = UNSIGNED[bits](format.one if format else (1 << bits) - 1)
 
     def function(a: Array, b: Array, *c: Array) -> Array:
         t = compare(a, b)
         return (_BOOLEAN[boolean](t, *c) if boolean else t) * true
 
-    sources = (_width(type_name), _width(type_name), *(("pred",) if boolean else ()))
-    return Operation(spelling.opcode, function, sources, ("b32",))
+    def halves(a: Array, b: Array, *c: Array) -> Array:
+        low, high = (function((a >> s).astype(np.uint16), (b >> s).astype(np.uint16), *c) for s in (0, 16))
+        return low | (high.astype(np.uint32) << 16)
+
+    sources = (_width(of), _width(of), *(("pred",) if boolean else ()))
+    return Operation(spelling.opcode, halves if is_packed else function, sources, (_width(to),))
 
 
 def _selp(spelling: Spelling) -> Operation:

@@ -140,6 +140,7 @@ def _to_half(spelling: Spelling, rounding: str) -> Operation | None:
         return None
     relu = spelling.flag("relu")
     satfinite = spelling.flag("satfinite")
+    relu = relu or spelling.flag("relu")
     to_name = spelling.take("f16x2", "bf16x2") or (spelling.need("f16", "bf16") if relu or satfinite else "")
     if not to_name:
         return None
@@ -167,8 +168,9 @@ def _to_half(spelling: Spelling, rounding: str) -> Operation | None:
 
 def _to_tf32(spelling: Spelling, rounding: str) -> Operation:
     """cvt.{rna,rn,rz}{.satfinite}{.relu}.tf32.f32: 10 fraction bits in a b32, the low 13 bits zero."""
-    satfinite = spelling.flag("satfinite")
     relu = rounding != "rna" and spelling.flag("relu")
+    satfinite = spelling.flag("satfinite")
+    relu = relu or (rounding != "rna" and spelling.flag("relu"))
     spelling.need("tf32")
     spelling.need("f32")
     spelling.end()
@@ -217,8 +219,17 @@ def _cvt(spelling: Spelling) -> Operation:
     return Operation(spelling.opcode, function, (_kind(of),), (_kind(to),), sign_extend=to[0] == "s")
 
 
+def _can_saturate(to: str, of: str) -> bool:
+    """.sat is allowed where the source's range exceeds the destination's, and never with bf16."""
+    if to in _INTEGERS and of in _INTEGERS:
+        return _bounds(of)[0] < _bounds(to)[0] or _bounds(of)[1] > _bounds(to)[1]
+    return "bf16" not in (to, of)
+
+
 def _scalar(to: str, of: str, rounding: str, sat: bool) -> Function | None:
-    """The conversion, or None where the rounding modifier is not the one that the pair of types takes."""
+    """The conversion, or None where the modifiers are not ones that the pair of types takes."""
+    if sat and not _can_saturate(to, of):
+        return None
     if to in _INTEGERS and of in _INTEGERS:
         return None if rounding else _integer_to_integer(to, of, sat)
     if to in _INTEGERS:
@@ -234,7 +245,8 @@ def _scalar(to: str, of: str, rounding: str, sat: bool) -> Function | None:
         elif narrowing:
             needed = rounding in ROUNDINGS
         else:
-            needed = rounding == ""
+            # From bf16 a rounding may be written although nothing is rounded.
+            needed = rounding == "" or (of == "bf16" and target is not source)
         function = _float_to_float(target, source, rounding) if needed else None
     if function is None or not sat:
         return function

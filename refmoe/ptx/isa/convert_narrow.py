@@ -11,6 +11,9 @@ from refmoe.ptx.isa.spelling import Spelling
 
 __all__ = ["TYPES", "cvt"]
 
+# The formats that a packed f16 converts to.
+_FROM_F16 = ("e4m3", "e5m2", "e2m1")
+
 TYPES = (*(name + "x2" for name in NARROW), "ue8m0x2")
 
 
@@ -24,7 +27,7 @@ def cvt(spelling: Spelling) -> Operation:
     of = spelling.need(*TYPES, "f16x2", "bf16x2", "f32")
     spelling.end()
     narrow = NARROW.get(to.removesuffix("x2"))
-    if narrow and rounding == "rn" and satfinite and (of == "f32" or (of == "f16x2" and to in ("e4m3x2", "e5m2x2"))):
+    if narrow and rounding == "rn" and satfinite and (of == "f32" or (of == "f16x2" and narrow.name in _FROM_F16)):
         return _encode(spelling, narrow, of, relu)
     narrow = NARROW.get(of.removesuffix("x2"))
     if narrow and rounding == "rn" and not satfinite and to == "f16x2":

@@ -123,7 +123,8 @@ def _fma(spelling: Spelling) -> Operation:
     rounding = spelling.need(*ROUNDINGS)
     ftz = spelling.flag("ftz")
     clamp = spelling.take("sat", "relu")
-    type_name = spelling.need("f32", "f64", "f16", "f16x2", "bf16", "bf16x2", "f32x2")
+    fused_only = ("f16", "f16x2", "bf16", "bf16x2", "f32x2") if spelling.mnemonic == "fma" else ()
+    type_name = spelling.need("f32", "f64", *fused_only)
     spelling.end()
     format = FLOATS[type_name.removesuffix("x2")]
     if format.bits == 16:

@@ -26,7 +26,7 @@ def resolve(opcode: str, destinations: int = 1) -> Operation:
 
     Args:
         opcode: the spelling without guard and operands, `"cvt.rn.satfinite.e4m3x2.f32"`.
-        destinations: 2 for the form `setp ... p|q, a, b`, the only one that the spelling does not tell.
+        destinations: 2 for the form `setp ... p|q, a, b` of scalar types, which the spelling does not tell.
 
     Raises:
         UnknownOpcode: there is no such instruction here, or its modifiers do not go together.
