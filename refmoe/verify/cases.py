@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import quote, unquote
 
 from refmoe.errors import ArgumentError
@@ -223,8 +224,8 @@ def _parse_shape(family: str, text: str) -> Shape:
     return Shape(*(int(number) for number in match.groups()))
 
 
-def _parse_options(family: str, fields: list[str]) -> dict[str, object]:  # the values fit Case's fields of these names
-    options: dict[str, object] = {}
+def _parse_options(family: str, fields: list[str]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
     allowed = FAMILIES[family].options
     for field in fields:
         name, equals, value = field.partition("=")
@@ -265,8 +266,8 @@ def _refused(field: str, found: str, needed: str) -> ArgumentError:
     return ArgumentError(f"case {field}", found if " " in found else repr(found), needed)
 
 
-def _one_of(words: object) -> str:
-    return "one of " + ", ".join(words)  # type: ignore[call-overload, no-any-return]
+def _one_of(words: Iterable[str]) -> str:
+    return "one of " + ", ".join(words)
 
 
 def _check_words(case: Case, rules: FamilyRules) -> None:

@@ -17,6 +17,7 @@ from refmoe.reference.layout import (
     SCALE_LAYOUTS,
     ScaleLayout,
     expert_base_rows,
+    expert_scale_rows,
 )
 from refmoe.verify.fills import BLOCK
 
@@ -253,9 +254,7 @@ class GroupedScales:
 
     def linear(self, buffer: Bytes) -> Bytes:
         """The scales of real rows, uint8 [rows, blocks], out of a buffer in this layout."""
-        layout = GROUPED_LAYOUTS[self.layout]
-        counts = np.diff(self.offsets)
-        rows = np.arange(int(self.offsets[-1])) + np.repeat(expert_base_rows(self.offsets) - self.offsets[:-1], counts)
-        places = layout.offset(rows[:, None], np.arange(self.blocks)[None, :], self.blocks)
+        rows = expert_scale_rows(self.offsets)
+        places = GROUPED_LAYOUTS[self.layout].offset(rows[:, None], np.arange(self.blocks)[None, :], self.blocks)
         linear: Bytes = buffer[places]
         return linear

@@ -29,8 +29,9 @@ class Draw:
     def integers(self, high: int | NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.int64]:
         """int64 of `shape` in [0, high), `high` at most 2^31, by multiply and shift (bias below 2^-32)."""
         size = int(np.prod(shape))
-        raw = (self.words((size + 1) // 2).view(np.uint32)[:size]).reshape(shape).astype(np.uint64)
-        return ((raw * np.asarray(high).astype(np.uint64)) >> np.uint64(32)).astype(np.int64)
+        raw = self.words((size + 1) // 2).view(np.uint32)[:size].reshape(shape).astype(np.uint64)
+        scaled: NDArray[np.uint64] = (raw * np.asarray(high).astype(np.uint64)) >> np.uint64(32)
+        return scaled.astype(np.int64)
 
     def normal(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
         """float64 of `shape`, close to a standard normal: the sum of four uniform 16-bit integers, scaled by 2^-15.

@@ -122,7 +122,7 @@ def _quantize_run(case: Case, inputs: Inputs, device: Device) -> Mapping[str, By
 def _expand_inputs(case: Case) -> Inputs:
     ids = expert_ids(case)
     maps = build_permutation(ids, case.shape.e, case.first_expert)
-    routed = {
+    routed: dict[str, NDArray[Any] | None] = {
         "topk_ids": ids,
         "unpermuted_to_permuted": maps.unpermuted_to_permuted,
         "permuted_to_unpermuted": maps.permuted_to_unpermuted,

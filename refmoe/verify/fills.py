@@ -232,7 +232,8 @@ def _exhaustive_element(format: InputFormat, draw: Draw, m: int, k: int) -> Patt
     # The maximum moves through the lanes with the block, so every lane meets every kind of element.
     elements = np.concatenate([patterns, (top | draw.signs(top.shape))[:, None]], axis=1)
     lane = (np.arange(BLOCK) + block[:, None]) % BLOCK
-    return np.take_along_axis(elements, lane, axis=1).astype(np.uint16).reshape(m, k)
+    turned: Patterns = np.take_along_axis(elements, lane, axis=1).astype(np.uint16)
+    return turned.reshape(m, k)
 
 
 def _specials(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:

@@ -71,6 +71,11 @@ def check_reports(paths: Sequence[Path], baseline: Path | None, source_sha256: C
         refusals.append(f"no report in {', '.join(map(str, paths))}: make one with `refmoe parity --report PATH`")
     for path, report in reports.items():
         refusals += _check_cases(path, report.cases)
+        refusals += [
+            f"{path}: the planted fault {mutant.name} was not caught: {mutant.fault}"
+            for mutant in report.mutants
+            if not mutant.caught
+        ]
         refusals += _check_sources(path, report.cases, source_sha256)
     records = [record for report in reports.values() for record in report.cases]
     if baseline is not None:

@@ -96,9 +96,8 @@ def markdown_text(report: Report) -> str:
         "|---|---|---|---|---:|---:|",
     ]
     for group in groups(report):
-        lines.append(
-            f"| {group.family} | {group.device} | {group.arch} | {group.counts} | {group.compared:,} | {group.seconds:.1f} |"
-        )
+        cells = [group.family, group.device, group.arch, group.counts, f"{group.compared:,}", f"{group.seconds:.1f}"]
+        lines.append(f"| {' | '.join(cells)} |")
     for record in (case for case in report.cases if case.verdict is not Verdict.PASS):
         lines += ["", "```", *verdict_lines(record), "```"]
     lines += [""]
@@ -138,10 +137,7 @@ def _junit_counts(name: str, cases: Sequence[CaseRecord], created: str) -> dict[
 def _junit_outcome(element: ElementTree.Element, case: CaseRecord) -> None:
     if case.verdict is Verdict.PASS:
         return
-    if not case.verdict.ran:
-        tag = "skipped"
-    else:
-        tag = "error" if case.verdict is Verdict.ERROR else "failure"
+    tag = "skipped" if not case.verdict.ran else "error" if case.verdict is Verdict.ERROR else "failure"
     text = _xml_characters(verdict_lines(case))
     outcome = ElementTree.SubElement(element, tag, {"message": text[0], "type": case.verdict.value})
     outcome.text = "\n".join(text)

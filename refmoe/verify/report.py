@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,15 +20,22 @@ from refmoe.files import write_atomic
 from refmoe.verify.environment import Environment
 from refmoe.verify.verdict import EVIDENCE, Result, Verdict
 
+if TYPE_CHECKING:
+    from refmoe.verify.mutate import MutantResult
+
 __all__ = [
     "SCHEMA_VERSION",
     "CaseRecord",
+    "MutantRecord",
     "Report",
     "ReportError",
     "digest_of",
+    "check_report",
+    "count_verdicts",
     "make_report",
     "read_document",
     "read_report",
+    "report_text",
     "schema_text",
     "write_report",
 ]
@@ -67,11 +74,24 @@ class CaseRecord(_Model):
     seconds: float
 
 
+class MutantRecord(_Model):
+    """What became of one planted fault."""
+
+    name: str
+    fault: str = Field(description="what was made wrong")
+    kind: str = Field(description="the class of faults that it stands for")
+    caught: bool = Field(description="a case failed on it that the unpatched kernel passes")
+    case: str | None = Field(description="that case")
+    verdict: Verdict | None = Field(description="its verdict on the mutant")
+    finding: str | None = Field(description="its first mismatch on the mutant, or the executor's fault")
+    cases: int = Field(description="cases run until then")
+
+
 class Report(_Model):
     """All results of one run."""
 
     kind: Literal["parity"] = "parity"
-    schema_version: Literal["1"] = SCHEMA_VERSION
+    schema_version: Literal["1"] = "1"
     created: str = Field(description="UTC, ISO 8601")
     command: str = Field(description="what was run")
     environment: Environment
@@ -79,6 +99,7 @@ class Report(_Model):
     summary: dict[str, int] = Field(description="cases by verdict")
     seconds: float
     cases: list[CaseRecord]
+    mutants: list[MutantRecord] = Field(description="planted faults, if they were asked for")
     digest: str = Field(description="SHA-256 of the canonical JSON (sorted keys, no spaces, UTF-8) without this key")
 
 
@@ -89,8 +110,15 @@ def digest_of(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def make_report(results: Sequence[Result], *, command: str, environment: Environment, seconds: float) -> Report:
-    """The report of `results`."""
+def make_report(
+    results: Sequence[Result],
+    *,
+    command: str,
+    environment: Environment,
+    seconds: float,
+    mutants: Sequence[MutantResult] = (),
+) -> Report:
+    """The report of `results`, and of `mutants` if any ran."""
     devices = sorted({result.case.device for result in results})
     document: dict[str, Any] = {
         "kind": "parity",
@@ -102,6 +130,7 @@ def make_report(results: Sequence[Result], *, command: str, environment: Environ
         "summary": count_verdicts([result.verdict for result in results]),
         "seconds": round(seconds, 3),
         "cases": [_record(result).model_dump(mode="json") for result in results],
+        "mutants": [_mutant_record(mutant).model_dump(mode="json") for mutant in mutants],
     }
     return Report.model_validate({**document, "digest": digest_of(document)})
 
@@ -131,6 +160,19 @@ def _record(result: Result) -> CaseRecord:
         launches=list(result.launches),
         lane_instructions=result.lane_instructions,
         seconds=round(result.seconds, 4),
+    )
+
+
+def _mutant_record(mutant: MutantResult) -> MutantRecord:
+    return MutantRecord(
+        name=mutant.name,
+        fault=mutant.fault,
+        kind=mutant.kind,
+        caught=mutant.caught,
+        case=mutant.case,
+        verdict=mutant.verdict,
+        finding=mutant.finding,
+        cases=mutant.cases,
     )
 
 

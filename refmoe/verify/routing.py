@@ -16,18 +16,18 @@ def expert_ids(case: Case) -> NDArray[np.int32]:
     m, t, total = case.shape.m, case.shape.t, case.shape.e * case.ranks
     experts = np.arange(total)
     if case.routing == "all-one-token":
-        # 7 tokens further on a token's ranks meet other experts, yet each expert is met once.
         order = _shuffled(case, experts[None, :])[0]
         return order.reshape(m, t).astype(np.int32)
     if case.routing == "same-experts":
-        # The last of the local experts among them: offsets after it are never the end of the scan otherwise.
-        chosen = (case.first_expert + case.shape.e - 1 - np.arange(t)) % total
-        return np.tile(chosen.astype(np.int32), (m, 1))
+        # From the last local expert down, so that the experts with nothing come first and shift nobody.
+        same = (case.first_expert + case.shape.e - 1 - np.arange(t)) % total
+        return np.tile(same.astype(np.int32), (m, 1))
     if case.routing == "empty-experts":
         experts = experts[1::3][: total // 3]
     elif case.routing == "elsewhere":
         experts = experts[(experts < case.first_expert) | (experts >= case.first_expert + case.shape.e)]
-    return np.ascontiguousarray(_shuffled(case, np.tile(experts, (m, 1)))[:, :t]).astype(np.int32)
+    chosen = _shuffled(case, np.tile(experts, (m, 1)))[:, :t]
+    return np.ascontiguousarray(chosen).astype(np.int32)
 
 
 def _shuffled(case: Case, rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -56,6 +58,13 @@ class Devices:
         return self._open[key]
 
 
+#: Cases that a worker process takes at a time: few enough to share the work out, enough to reuse its modules.
+_CHUNK = 8
+
+#: The devices of a worker process, kept between its chunks.
+_WORKER_DEVICES = Devices()
+
+
 def source_sha256(family: str, csrc: Path | None = None) -> str:
     """The hash of a family's kernel source, its headers and build flags, as they are now."""
     from refmoe.cuda.launch import Kernel
@@ -64,21 +73,30 @@ def source_sha256(family: str, csrc: Path | None = None) -> str:
     return Kernel(family, "").source_sha256(csrc or CSRC)
 
 
-def run_cases(
-    cases: Iterable[Case], devices: Devices | None = None, on_start: Callable[[Case], None] | None = None
-) -> Iterator[Result]:
-    """Run cases one after another and yield each result as it is there.
+def run_cases(cases: Sequence[Case], *, jobs: int = 1) -> Iterator[Result]:
+    """Run cases on the package's own kernels and yield the results in order, each as soon as it can be.
 
     Args:
-        cases: what to run; neighbours that share their data share its making.
-        devices: where; by default the package's own kernels.
-        on_start: called with each case before it runs.
+        cases: what to run.
+        jobs: processes to run them in; each compiles nothing twice, but parses and translates PTX for itself.
     """
-    places = devices or Devices()
-    for case in cases:
-        if on_start is not None:
-            on_start(case)
-        yield run_case(case, places)
+    if jobs == 1:
+        devices = Devices()
+        for case in cases:
+            yield run_case(case, devices)
+        return
+    chunks = [cases[start : start + _CHUNK] for start in range(0, len(cases), _CHUNK)]
+    # Spawned, not forked: a fork of a process with a GPU context or threads is unsafe.
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        for results in pool.map(_run_chunk, chunks):
+            yield from results
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _run_chunk(cases: Sequence[Case]) -> list[Result]:
+    return [run_case(case, _WORKER_DEVICES) for case in cases]
 
 
 def run_case(case: Case, devices: Devices) -> Result:

@@ -6,6 +6,7 @@ policy and the exhaustive ones; `full` crosses them. A level holds the ones befo
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -74,9 +75,17 @@ def activation_cases(text: str, device: str = "ptx", arch: str | None = None, su
         raise ArgumentError("activations", f"tensor {data.tensor!r} without rows in {path}", "at least one row")
     cases = []
     for mode, edge in POLICIES:
-        policy = {"fill": "activations", "file": str(path.resolve()), "tensor": data.tensor, "mode": mode, "edge": edge}
-        cases.append(Case("mxfp8_quantize", data.dtype, Shape(m, k), **policy))
-        cases.append(Case("expand", data.dtype, Shape(m, k, 16, 4), **policy))
+        quantize = Case(
+            "mxfp8_quantize",
+            data.dtype,
+            Shape(m, k),
+            "activations",
+            mode=mode,
+            edge=edge,
+            file=str(path.resolve()),
+            tensor=data.tensor,
+        )
+        cases += [quantize, dataclasses.replace(quantize, family="expand", shape=Shape(m, k, 16, 4), layout="")]
     return _unique(case.on(device, arch or "") for case in cases if not suites or case.family in suites)
 
 

@@ -43,16 +43,16 @@ class Verdict(str, enum.Enum):
 #: What "bit-exact" on a device proves, and what it takes for granted.
 EVIDENCE = {
     "ptx": (
-        "bit-exact on ptx: the PTX that nvcc made for the named arch was executed with bounds, initialisation, alignment "
-        "and race checks, and every output byte, poisoned padding included, equals the reference. Proven: scheduling, "
-        "indexing, layouts and every scalar instruction as the PTX manual defines it. Assumed: ptxas and the chip follow "
-        "that manual. These kernels hold no tensor-core instruction, no approximate result and nothing that ptxas may "
-        "contract."
+        "bit-exact on ptx: the PTX that nvcc made for the named arch was executed with bounds, initialisation, "
+        "alignment and race checks, and every output byte, poisoned padding included, equals the reference. Proven: "
+        "scheduling, indexing, layouts and every scalar instruction as the PTX manual defines it. Assumed: ptxas and "
+        "the chip follow that manual. These kernels hold no tensor-core instruction, no approximate result and "
+        "nothing that ptxas may contract."
     ),
     "cuda": (
-        "bit-exact on cuda: the kernel ran on the named GPU, and every output byte, poisoned padding included, equals the "
-        "reference. Proven for that GPU and driver. Not seen there: out-of-bounds or uninitialised reads that happened "
-        "to be harmless."
+        "bit-exact on cuda: the kernel ran on the named GPU, and every output byte, poisoned padding included, equals "
+        "the reference. Proven for that GPU and driver. Not seen there: out-of-bounds or uninitialised reads that "
+        "happened to be harmless."
     ),
 }
 

@@ -1,0 +1,452 @@
+"""The command line. Commands import what they need when they run, so that `refmoe --help` is quick.
+
+Exit status of every command: 0 all good; 1 a mismatch, mistrusted data, an error or a failed gate; 2 usage; 3 no case
+ran. UNSUPPORTED and SKIPPED cases alone do not fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from refmoe.errors import ArgumentError, RefmoeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from refmoe.verify.mutate import MutantResult
+    from refmoe.verify.report import Report
+    from refmoe.verify.verdict import Result
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="refmoe",
+    help="Does a mixture-of-experts kernel compute exactly what it should, and if not, where first does it differ?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Entry point of the `refmoe` command."""
+    try:
+        app()
+    except ArgumentError as error:
+        _fail(error, 2)
+    except RefmoeError as error:
+        _fail(error, 1)
+
+
+def _fail(error: Exception, status: int) -> None:
+    print(f"refmoe: {error}", file=sys.stderr)
+    raise SystemExit(status)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import refmoe
+
+        typer.echo(refmoe.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "refmoe parity\n\n"
+    "refmoe parity --level quick --arch sm_121a\n\n"
+    "refmoe parity --activations hidden.safetensors:layer2.ffn_in\n\n"
+    "refmoe parity --device cuda --level full --report reports/h200.json\n\n"
+    "refmoe parity --mutants --markdown out/parity.md"
+)
+def parity(
+    level: Annotated[str, typer.Option(help="How many cases: quick, default or full.")] = "default",
+    device: Annotated[str, typer.Option(help="Where kernels run: ptx (no GPU needed) or cuda.")] = "ptx",
+    arch: Annotated[
+        str | None, typer.Option(help="One arch for all cases. Without it, ptx runs all three, sm_120a the most.")
+    ] = None,
+    suite: Annotated[list[str] | None, typer.Option(help="Only this kernel family; may be given again.")] = None,
+    case: Annotated[
+        list[str] | None, typer.Option(help="This repro string instead of a list; may be given again.")
+    ] = None,
+    activations: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE[:TENSOR]", help="Cases on this BF16 or F16 tensor of a safetensors file instead."),
+    ] = None,
+    mutants: Annotated[
+        bool,
+        typer.Option("--mutants", help="Also break the kernels on purpose and show which case catches each fault."),
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes to run cases in.")] = 1,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Where the JSON report goes; whole levels go to out/parity-DEVICE.json by default."),
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML here.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Also write Markdown here.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove the kernels equal to their references, byte for byte."""
+    from refmoe.verify.cases import parse_case
+    from refmoe.verify.suites import activation_cases, list_cases
+
+    with _usage_errors():
+        chosen = [parse_case(text) for text in case or []]
+        for text in activations or []:
+            chosen += activation_cases(text, device, arch, suite or [])
+        listed = not chosen
+        if listed:
+            chosen = list_cases(level, suite or [], device, arch)
+    if report is None and listed:
+        report = Path("out") / f"parity-{device}.json"
+    command = f"refmoe parity --level {level} --device {device}" if listed else "refmoe parity --case ..."
+    _run_and_report(
+        chosen, command, jobs=jobs, mutants=mutants, report=report, junit=junit, markdown=markdown, as_json=as_json
+    )
+
+
+@app.command(epilog="Example:\n\nrefmoe repro 'expand:bf16:m4k2880e8t2:rne-ties:seed7@ptx'")
+def repro(
+    case: Annotated[str, typer.Argument(help="A repro string, as printed under every mismatch.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Run the one case of a repro string."""
+    from refmoe.verify.cases import parse_case
+
+    with _usage_errors():
+        chosen = parse_case(case)
+    _run_and_report([chosen], f"refmoe repro '{chosen}'", as_json=as_json, verbose=True)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "refmoe gate reports/\n\n"
+    "refmoe gate out/parity-ptx.json\n\n"
+    "refmoe gate reports/ --write-baseline\n\n"
+    "refmoe gate --schema > docs/report.schema.json"
+)
+def gate(
+    paths: Annotated[list[Path] | None, typer.Argument(help="Reports, and folders of reports.")] = None,
+    baseline: Annotated[
+        Path, typer.Option(help="The cases that must still pass; ignored if the default one is absent.")
+    ] = Path("reports/baseline.json"),
+    write_baseline: Annotated[
+        bool, typer.Option("--write-baseline", help="Make the passed cases of these reports the baseline.")
+    ] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a report.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Fail on a bad verdict, a vanished case, a stale or edited report."""
+    from refmoe.verify import gate as gates
+    from refmoe.verify.report import read_report, schema_text
+    from refmoe.verify.runner import source_sha256
+
+    if schema:
+        typer.echo(schema_text(), nl=False)
+        return
+    given = paths or [Path("reports")]
+    for path in given:
+        if not path.exists():
+            _usage(f"PATH: found no file or folder {path}; needed a report or a folder of reports")
+    present = baseline if baseline.exists() and not write_baseline else None
+    if present is None and baseline != Path("reports/baseline.json") and not write_baseline:
+        _usage(f"--baseline: found no file {baseline}; needed one made by `refmoe gate --write-baseline`")
+    outcome = gates.check_reports(given, present, source_sha256)
+    count = None
+    if write_baseline and not outcome.refusals:
+        count = gates.write_baseline(baseline, [read_report(path) for path in outcome.reports])
+    if as_json:
+        document = {"reports": [str(path) for path in outcome.reports], "passed": outcome.passed}
+        typer.echo(json.dumps({**document, "refusals": list(outcome.refusals)}, indent=1))
+    else:
+        for refusal in outcome.refusals:
+            typer.echo(f"GATE {refusal}")
+        if not outcome.refusals:
+            against = f", against {present}" if present else ""
+            typer.echo(f"gate passed: {len(outcome.reports)} reports, {outcome.passed} passed cases{against}")
+        if count is not None:
+            typer.echo(f"{baseline}: {count} cases")
+    raise typer.Exit(1 if outcome.refusals else 0)
+
+
+@app.command(epilog="Example:\n\nrefmoe doctor")
+def doctor(as_json: JsonOption = False) -> None:
+    """Say what was found on this machine and what is missing."""
+    from refmoe.verify.doctor import examine
+
+    findings = examine()
+    usable = all(finding.good for finding in findings if finding.needed)
+    if as_json:
+        document = {"ptx": usable, "findings": [vars(finding) for finding in findings]}
+        typer.echo(json.dumps(document, indent=1))
+    else:
+        console = _console()
+        for finding in findings:
+            mark = (
+                "[green]ok[/]     "
+                if finding.good
+                else "[bold red]missing[/]"
+                if finding.needed
+                else "[yellow]absent[/] "
+            )
+            console.print(f"{mark} [bold]{finding.name}[/]  ", end="")
+            console.print(finding.text, markup=False)
+        console.print("\n`refmoe parity` can run." if usable else "\n`refmoe parity` cannot run.", markup=False)
+    raise typer.Exit(0 if usable else 1)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "refmoe layout 128x4 --rows 130 --blocks 13\n\n"
+    "refmoe layout 8x4 --rows 20 --blocks 8 --picture out/8x4.png\n\n"
+    "refmoe layout 128x4 --rows 9 --blocks 4 --offsets 0,5,5,9"
+)
+def layout(
+    name: Annotated[str, typer.Argument(help="128x4, 8x4 or linear.")],
+    rows: Annotated[int, typer.Option(help="Rows of the matrix.")] = 128,
+    blocks: Annotated[int, typer.Option(help="Blocks of 32 along K, one scale each.")] = 8,
+    offsets: Annotated[
+        str | None,
+        typer.Option(help="First row of each expert and then the number of rows, for grouped rows: 0,5,5,9."),
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw it, to a .png or .svg file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show where each byte of a scale layout lies."""
+    from refmoe.verify.layout_plan import plan_layout
+    from refmoe.verify.layout_view import render_picture, render_text
+
+    with _usage_errors():
+        starts = _integers(offsets) if offsets is not None else None
+        plan = plan_layout(name, rows, blocks, starts)
+        text = render_text(name, rows, blocks, offsets=starts)
+        if picture is not None:
+            render_picture(name, rows, blocks, picture, offsets=starts)
+    if not as_json:
+        typer.echo(text, nl=False)
+        if picture is not None:
+            typer.echo(f"\npicture: {picture}")
+        return
+    columns = range(blocks)
+    table = [[int(plan.layout.offset(int(row), column, blocks)) for column in columns] for row in plan.scale_rows]
+    document = {"layout": name, "rows": rows, "blocks": blocks, "bytes": plan.size, "offset": table}
+    typer.echo(json.dumps({**document, "picture": str(picture) if picture else None}))
+
+
+def _integers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentError("offsets", repr(text), "integers with commas between them, such as 0,5,5,9") from None
+
+
+#: Benchmarks by name; each is a module of refmoe.bench with `run() -> dict`.
+BENCHES = ("quantize", "executor", "gpu")
+
+
+@app.command(epilog="Examples:\n\nrefmoe bench quantize\n\nrefmoe bench executor --report reports/bench/executor.json")
+def bench(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(BENCHES)}.")],
+    report: Annotated[Path | None, typer.Option(help="Also write the JSON document here.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time things side by side in one run; medians."""
+    import importlib
+
+    from refmoe.files import write_atomic
+
+    if name not in BENCHES:
+        _usage(f"NAME: found {name!r}; needed one of {', '.join(BENCHES)}")
+    document: dict[str, Any] = importlib.import_module(f"refmoe.bench.{name}").run()
+    text = json.dumps(document, indent=1) + "\n"
+    if report is not None:
+        write_atomic(report, text)
+    if as_json:
+        typer.echo(text, nl=False)
+    else:
+        _print_bench(document)
+
+
+def _print_bench(document: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    rows: list[dict[str, Any]] = document["rows"]
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        numeric = all(isinstance(row.get(column, 0), (int, float)) for row in rows)
+        table.add_column(column.replace("_", " "), justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    console = _console()
+    console.print(table)
+    for key, value in document.items():
+        if key not in ("kind", "rows"):
+            console.print(f"{key.replace('_', ' ')}: {_cell(value)}", markup=False)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+
+
+def _console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    return Console(stderr=stderr, soft_wrap=True, highlight=False)
+
+
+@contextlib.contextmanager
+def _usage_errors() -> Iterator[None]:
+    """What a user typed wrong is a usage error: one sentence, exit status 2."""
+    try:
+        yield
+    except ArgumentError as error:
+        _usage(str(error))
+
+
+def _usage(message: str) -> None:
+    typer.echo(f"refmoe: {message}", err=True)
+    raise typer.Exit(2)
+
+
+def _run_and_report(
+    cases: list[Any],
+    command: str,
+    *,
+    jobs: int = 1,
+    mutants: bool = False,
+    report: Path | None = None,
+    junit: Path | None = None,
+    markdown: Path | None = None,
+    as_json: bool = False,
+    verbose: bool = False,
+) -> None:
+    """Run cases, print what differs, write what was asked for, and exit with the status that the verdicts have."""
+    import time
+
+    from refmoe.files import write_atomic
+    from refmoe.verify import render
+    from refmoe.verify.environment import current_environment
+    from refmoe.verify.report import make_report, report_text
+    from refmoe.verify.verdict import Verdict, exit_status
+
+    console = _console(stderr=as_json)
+    start = time.perf_counter()
+    results: list[Result] = []
+    killed: list[MutantResult] = []
+    try:
+        with _usage_errors():
+            _run_cases(cases, jobs, results, console, verbose)
+            if mutants:
+                _run_mutants(cases, killed, console)
+    except KeyboardInterrupt:
+        console.print(
+            f"\ninterrupted: {len(results)} of {len(cases)} cases ran, "
+            f"{sum(result.verdict is Verdict.PASS for result in results)} passed; no report was written"
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    environment = current_environment(gpu=any(case.device == "cuda" for case in cases))
+    document = make_report(
+        results, command=command, environment=environment, seconds=time.perf_counter() - start, mutants=killed
+    )
+    if report is not None:
+        write_atomic(report, report_text(document))
+    if junit is not None:
+        write_atomic(junit, render.junit_text(document))
+    if markdown is not None:
+        write_atomic(markdown, render.markdown_text(document))
+    if as_json:
+        typer.echo(report_text(document), nl=False)
+    else:
+        _print_summary(console, document, [path for path in (report, junit, markdown) if path is not None])
+    status = exit_status(result.verdict for result in results)
+    raise typer.Exit(1 if any(not mutant.caught for mutant in killed) else status)
+
+
+def _run_cases(cases: list[Any], jobs: int, results: list[Result], console: Console, verbose: bool) -> None:
+    """Append each result to `results` as it arrives; failing ones are printed at once."""
+    from refmoe.verify.runner import run_cases
+    from refmoe.verify.verdict import Verdict
+
+    shown_reasons: set[str] = set()
+    with _progress(console, len(cases), "cases") as advance:
+        for result in run_cases(cases, jobs=jobs):
+            results.append(result)
+            advance(str(result.case))
+            if result.verdict.fails or verbose:
+                console.print(result.line, style="bold red" if result.verdict.fails else "", markup=False)
+                console.print(f"repro: {result.repro}", markup=False)
+            elif result.verdict is not Verdict.PASS and result.reason not in shown_reasons:
+                # One missing device skips every case for one reason.
+                shown_reasons.add(result.reason or "")
+                console.print(result.line, style="yellow", markup=False)
+
+
+def _run_mutants(cases: list[Any], killed: list[MutantResult], console: Console) -> None:
+    from refmoe.verify.mutate import load_mutants, run_mutants
+
+    mutants = load_mutants()
+    with _progress(console, len(mutants), "mutants") as advance:
+        for result in run_mutants(mutants, cases):
+            killed.append(result)
+            advance(result.name)
+            console.print(result.line, style="" if result.caught else "bold red", markup=False)
+
+
+@contextlib.contextmanager
+def _progress(console: Console, total: int, what: str) -> Iterator[Any]:
+    """A progress bar on a terminal, nothing elsewhere; yields `advance(text)`."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda text: bar.update(task, advance=1, description=text)
+
+
+def _print_summary(console: Console, document: Report, written: list[Path]) -> None:
+    from refmoe.verify import render
+
+    console.print()
+    console.print(render.summary_table(document))
+    if document.mutants:
+        caught = sum(mutant.caught for mutant in document.mutants)
+        console.print(
+            f"\nmutants: {caught} of {len(document.mutants)} caught, the unpatched kernels pass the same cases"
+        )
+    for text in document.evidence.values():
+        console.print(f"\n{text}", markup=False)
+    verdicts = ", ".join(f"{count} {name}" for name, count in document.summary.items())
+    console.print(f"\n{verdicts or 'no case'} in {document.seconds:.1f} s", markup=False)
+    for path in written:
+        console.print(f"written: {path}", markup=False)

@@ -1,0 +1,186 @@
+"""Break the kernels on purpose: a harness that misses a planted fault is itself at fault.
+
+A mutant is a patch in refmoe/verify/mutants, applied to a copy of the CUDA sources. Its text in front of the diff says
+what is wrong and which known class of fault it stands for.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from refmoe.verify.cases import FAMILIES, Case
+from refmoe.verify.patches import FilePatch, PatchError, apply_patch, parse_patch
+from refmoe.verify.runner import Devices, run_case, source_sha256
+from refmoe.verify.suites import list_cases
+from refmoe.verify.verdict import Result, Verdict
+
+__all__ = ["MUTANTS", "Mutant", "MutantResult", "load_mutants", "run_mutants"]
+
+#: The folder of the patches.
+MUTANTS = Path(__file__).resolve().parent / "mutants"
+
+#: Verdicts that catch a fault. MISTRUSTED does not: it says that the data could not tell.
+_CATCHING = (Verdict.MISMATCH, Verdict.OUT_OF_BOUND, Verdict.ERROR)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault.
+
+    Attributes:
+        name: of the patch file, without its suffix.
+        fault: what is wrong, in a sentence.
+        kind: the class of faults that it stands for.
+        patches: the change.
+    """
+
+    name: str
+    fault: str
+    kind: str
+    patches: tuple[FilePatch, ...]
+
+
+@dataclass(frozen=True)
+class MutantResult:
+    """What became of a mutant.
+
+    Attributes:
+        name, fault, kind: of the mutant.
+        case: the case that caught it, None if none did.
+        verdict: that case's verdict.
+        finding: its first mismatch, or the executor's fault.
+        cases: cases run until then.
+        control: whether the unpatched kernel passes that case.
+    """
+
+    name: str
+    fault: str
+    kind: str
+    case: str | None
+    verdict: Verdict | None
+    finding: str | None
+    cases: int
+    control: bool
+
+    @property
+    def caught(self) -> bool:
+        """Whether a case failed on the mutant and passes without it."""
+        return self.case is not None and self.control
+
+    @property
+    def line(self) -> str:
+        """The outcome in a line or three."""
+        if self.case is None:
+            return f"SURVIVED {self.name}: {self.fault} ({self.cases} cases passed)"
+        head = f"caught   {self.name}: {self.fault}" if self.control else f"UNPROVEN {self.name}: {self.fault}"
+        tail = "" if self.control else "\n         the unpatched kernel fails this case too"
+        verdict = self.verdict.value if self.verdict else ""
+        return f"{head}\n         {verdict} {_first_line(self.finding)}\n         {self.case}{tail}"
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().split("\n", 1)[0]
+
+
+def load_mutants(folder: Path = MUTANTS) -> list[Mutant]:
+    """All mutants of a folder, by name.
+
+    Raises:
+        PatchError: a malformed patch, or one without its two header lines.
+    """
+    return [_load(path) for path in sorted(folder.glob("*.patch"))]
+
+
+def _load(path: Path) -> Mutant:
+    try:
+        header, patches = parse_patch(path.read_text(encoding="utf-8"))
+    except PatchError as error:
+        raise PatchError(f"{path.name}: {error}") from error
+    fields = dict(line.split(": ", 1) for line in header.splitlines() if ": " in line)
+    if not {"Fault", "Class"} <= fields.keys():
+        raise PatchError(f"{path.name}: needs the lines 'Fault: ...' and 'Class: ...' in front of the diff")
+    return Mutant(path.stem, fields["Fault"], fields["Class"], tuple(patches))
+
+
+def run_mutants(mutants: Sequence[Mutant], cases: Iterable[Case]) -> Iterator[MutantResult]:
+    """Run each mutant on the ptx device until a case catches it.
+
+    The quick list goes first, as it is cheap and touches everything; then those of `cases` that it does not hold.
+
+    Args:
+        mutants: the faults.
+        cases: the longer list; only its cases for the default arch of ptx count.
+
+    Raises:
+        PatchError: a patch does not fit the sources.
+        refmoe.cuda.ToolchainError: there is no compiler, or a mutant does not compile.
+    """
+    quick = list_cases("quick", arch="sm_120a")
+    default = [case for case in cases if (case.device, case.arch) == ("ptx", "sm_120a")]
+    ordered = list(dict.fromkeys([*quick, *default]))
+    package = Devices()
+    controls: dict[Case, bool] = {}
+    with tempfile.TemporaryDirectory(prefix="refmoe-mutants-") as scratch:
+        trees = {mutant.name: _tree(mutant, Path(scratch) / mutant.name) for mutant in mutants}
+        _compile(trees.values())
+        for mutant in mutants:
+            ran, catch = _hunt(trees[mutant.name], ordered)
+            if catch is not None and catch.case not in controls:
+                controls[catch.case] = run_case(catch.case, package).verdict is Verdict.PASS
+            yield MutantResult(
+                mutant.name,
+                mutant.fault,
+                mutant.kind,
+                case=str(catch.case) if catch else None,
+                verdict=catch.verdict if catch else None,
+                finding=(catch.first_mismatch or catch.reason) if catch else None,
+                cases=ran,
+                control=controls[catch.case] if catch else False,
+            )
+
+
+def _tree(mutant: Mutant, folder: Path) -> Path:
+    from refmoe.cuda.toolchain import CSRC
+
+    shutil.copytree(CSRC, folder)
+    try:
+        apply_patch(list(mutant.patches), folder)
+    except PatchError as error:
+        raise PatchError(f"mutant {mutant.name}: {error}") from error
+    return folder
+
+
+def _changed_families(folder: Path) -> list[str]:
+    """The kernel families whose sources the patch touches, headers included."""
+    return [family for family in FAMILIES if source_sha256(family, folder) != source_sha256(family)]
+
+
+def _compile(trees: Iterable[Path]) -> None:
+    """Compile all mutants at once, so that ninja can use every core."""
+    from refmoe.cuda.launch import Kernel
+    from refmoe.cuda.toolchain import Target, build
+
+    build(
+        Target(Kernel(family, "").source(tree), "sm_120a", "ptx")
+        for tree in trees
+        for family in _changed_families(tree)
+    )
+
+
+def _hunt(tree: Path, cases: Sequence[Case]) -> tuple[int, Result | None]:
+    """How many cases ran, and the first that failed."""
+    devices = Devices(csrc=tree)
+    families = _changed_families(tree)
+    ran = 0
+    for case in cases:
+        if case.family not in families:
+            continue
+        result = run_case(case, devices)
+        ran += 1
+        if result.verdict in _CATCHING:
+            return ran, result
+    return ran, None
