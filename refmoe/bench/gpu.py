@@ -1,13 +1,15 @@
 """The production kernels on a GPU, each beside a plain copy of as many bytes as it must move.
 
-Every contender is timed in the same run, as a node of a CUDA graph, on buffers that rotate so that together they
-exceed the L2 cache several times. A kernel's floor is the copy: it reads and writes the same number of bytes.
+Every contender is timed in the same run, as a node of a CUDA graph, on buffers that rotate so that large ones do not
+stay in the L2 cache. The first contender of each group is the floor of the others: a copy of as many bytes with the
+same share of reads, or a kernel that does nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,6 +24,7 @@ from refmoe.cuda.kernels import (
     mxfp8_quantize_plan,
     scale_buffer_bytes,
 )
+from refmoe.cuda.launch import Kernel, LaunchPlan
 from refmoe.reference import build_permutation
 
 __all__ = ["run"]
@@ -31,6 +34,7 @@ EXPERTS, TOP_K = 128, 4
 PREFILL_TOKENS = 8192
 ROTATING_BYTES = 256 * 2**20  # several times the L2 of any GPU that runs these kernels
 MAX_BUFFER_SETS = 64
+PIECE_BYTES, COPY_THREADS = 16, 512
 ROUNDS = 15
 TARGET_NODES = 40
 
@@ -51,7 +55,7 @@ def run() -> dict[str, Any]:
     """Time quantize and expand on the current GPU and return a JSON-able document.
 
     `rows` holds for each contender the median microseconds of one graph node, the bytes it must move, the bandwidth
-    that this means in TB/s, and its ratio to the copy of equal traffic (1.0 is the floor).
+    that this means in TB/s, and the ratio of its time to its group's floor.
 
     Raises:
         DeviceUnavailable: no GPU that the kernels are built for.
@@ -68,13 +72,15 @@ def run() -> dict[str, Any]:
                     "microseconds": round(microseconds, 2),
                     "traffic_bytes": contender.traffic,
                     "terabytes_per_second": round(contender.traffic / microseconds / 1e6, 3),
-                    "ratio_to_first": round(microseconds / floor, 3),
+                    "ratio_to_floor": round(microseconds / floor, 3),
                 }
             )
     return {"kind": "bench", "name": "gpu", "gpu": device.gpu_name, "arch": device.arch, "rows": rows}
 
 
 def _groups_of_contenders(device: CudaDevice) -> list[list[Contender]]:
+    """Contenders to be timed in turn; the first of each group is its floor."""
+    floors = CudaDevice(csrc=Path(__file__).parent)
     quantize = [
         _quantize(device, PREFILL_TOKENS, HIDDEN, layout, f"quantize {PREFILL_TOKENS} x {HIDDEN} bf16, {layout} scales")
         for layout in ("linear", "128x4", "8x4")
@@ -82,10 +88,11 @@ def _groups_of_contenders(device: CudaDevice) -> list[list[Contender]]:
     prefill = _expand(device, PREFILL_TOKENS, f"fused expand {PREFILL_TOKENS} x {HIDDEN} bf16, top-{TOP_K}, 128x4")
     separate = _separate(device, PREFILL_TOKENS, f"quantize, then expand {PREFILL_TOKENS} x {HIDDEN}")
     return [
-        [_copy(device, quantize[0].traffic), *quantize],
-        [_copy(device, prefill.traffic), prefill, separate],
+        [_copy(floors, quantize[0].traffic, writes=1), *quantize],
+        [_copy(floors, prefill.traffic, writes=2), prefill, separate],
         *(
             [
+                _empty(floors),
                 _expand(device, tokens, f"fused expand, M = {tokens}"),
                 _separate(device, tokens, f"quantize, then expand, M = {tokens}"),
             ]
@@ -98,18 +105,30 @@ def _sets(traffic: int) -> int:
     return max(2, min(MAX_BUFFER_SETS, -(-ROTATING_BYTES // max(traffic, 1))))
 
 
-def _copy(device: CudaDevice, traffic: int) -> Contender:
-    torch = device.torch
-    sets = _sets(traffic)
-    half = traffic // 2
-    buffers = [torch.empty((2, half), dtype=torch.uint8, device="cuda").random_() for _ in range(sets)]
+def _empty(floors: CudaDevice) -> Contender:
+    plan = LaunchPlan(Kernel("floors", "refmoe_bench_empty"), grid=1, block=32, arguments=())
+    return Contender("an empty kernel", 0, 1, lambda index: floors.enqueue(plan))
 
-    def enqueue(index: int) -> None:
-        target, source = buffers[index]
-        stream = torch.cuda.current_stream().cuda_stream
-        device.call("cuMemcpyDtoDAsync", target.data_ptr(), source.data_ptr(), half, stream)
 
-    return Contender(f"copy of {traffic / 1e6:.1f} MB traffic", traffic, sets, enqueue)
+def _copy(floors: CudaDevice, traffic: int, writes: int) -> Contender:
+    """A plain copy that reads once and writes `writes` times, `traffic` bytes in all."""
+    count = traffic // (PIECE_BYTES * (1 + writes))
+    plans = [
+        LaunchPlan(
+            Kernel("floors", "refmoe_bench_copy"),
+            grid=-(-count // COPY_THREADS),
+            block=COPY_THREADS,
+            arguments=(
+                floors.output("source", (count * PIECE_BYTES,), seed),
+                floors.output("target", (count * PIECE_BYTES * writes,), 0),
+                count,
+                writes,
+            ),
+        )
+        for seed in range(_sets(traffic))
+    ]
+    name = f"copy, reads 1 : writes {writes}, {traffic / 1e6:.1f} MB"
+    return Contender(name, traffic, len(plans), lambda index: floors.enqueue(plans[index]))
 
 
 def _activations(device: CudaDevice, tokens: int, seed: int) -> Any:

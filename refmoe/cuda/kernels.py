@@ -230,7 +230,7 @@ def expand(
     if input_sf is not None:
         if not ready:
             raise ArgumentError("input_sf", f"{describe(input_sf)} with {x.dtype} rows", "None: x is not quantized yet")
-        shape = (tokens, k // BLOCK_ELEMENTS)
+        shape: tuple[int, ...] = (tokens, k // BLOCK_ELEMENTS)
         if input_sf_layout != "linear":
             shape = (scale_buffer_bytes(tokens, k, input_sf_layout),)
         _check_array("input_sf", input_sf, np.dtype(np.uint8), shape)

@@ -1,0 +1,13 @@
+// What no kernel can beat: a launch that does nothing, and moving bytes in 16-byte pieces.
+#include <cstdint>
+
+extern "C" __global__ void refmoe_bench_empty() {}
+
+/// Reads `count` 16-byte pieces once and writes each `writes` times, to consecutive images of the source: the traffic
+/// of a fused expand without its arithmetic.
+extern "C" __global__ void refmoe_bench_copy(const uint4* source, uint4* target, int count, int writes) {
+    const int piece = blockIdx.x * blockDim.x + threadIdx.x;
+    if (piece >= count) return;
+    const uint4 value = __ldg(source + piece);
+    for (int image = 0; image < writes; ++image) target[static_cast<int64_t>(image) * count + piece] = value;
+}
