@@ -228,7 +228,8 @@ def _scale_exponents(
     # A subnormal amax may carry into field 1: below every offset, so it is clamped to 0 as it should.
     exponents: NDArray[np.int32] = (amax.astype(np.int32) + np.int32(carry)) >> np.int32(mantissa_bits)
     exponents -= np.int32(_exponent_offset(fmt, mode))
-    return np.maximum(exponents, np.int32(0), out=exponents)
+    np.maximum(exponents, 0, out=exponents)
+    return exponents
 
 
 @cache
@@ -253,7 +254,7 @@ def _code_table(fmt: Format, offset: int) -> NDArray[np.uint8]:
 
 def _encode(magnitude: NDArray[np.float64], fmt: Format) -> NDArray[np.uint8]:
     """Codes of non-negative float64 values, rounded once to nearest even, saturating."""
-    exponent = np.maximum(np.frexp(magnitude)[1] - 1, fmt.emin)
+    exponent = np.frexp(np.maximum(magnitude, float(fmt.min_normal)))[1] - 1
     steps = np.rint(np.ldexp(magnitude, fmt.mantissa_bits - exponent)).astype(np.int64)
     # A normal number's steps include the implicit one, a carry of the rounding goes into the exponent: one sum.
     code: NDArray[np.int64] = ((exponent - fmt.emin) << fmt.mantissa_bits) + steps

@@ -1,0 +1,45 @@
+"""Timing contenders side by side in one run, so that a noisy machine is noisy for all of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from refmoe.errors import ArgumentError
+
+__all__ = ["Timing", "measure"]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Wall-clock seconds of the rounds of one contender, in the order in which they ran."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The median round, in seconds."""
+        return statistics.median(self.seconds)
+
+
+def measure(contenders: Mapping[str, Callable[[], object]], *, rounds: int = 9) -> dict[str, Timing]:
+    """Time `rounds` rounds of every contender, taking turns; each runs once before, unmeasured.
+
+    What a contender returns is dropped before the clock stops, so freeing it counts, as it does in use.
+
+    Raises:
+        ArgumentError: `rounds` is not positive.
+    """
+    if rounds < 1:
+        raise ArgumentError("rounds", str(rounds), "at least 1")
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for contender in contenders.values():
+        contender()
+    for _ in range(rounds):
+        for name, contender in contenders.items():
+            start = time.perf_counter()
+            contender()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: Timing(tuple(values)) for name, values in seconds.items()}
