@@ -20,6 +20,7 @@ from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
     INT32_MAX,
     SCALE_LAYOUTS,
+    ScaleLayout,
     checked_count,
     checked_fill,
     checked_grouped_rows,
@@ -142,12 +143,13 @@ def expand(
             of written rows are 0x00.
 
     Raises:
-        ArgumentError: a wrong dtype, shape or length; `x` not contiguous; K no multiple of 32; an id twice in one token; `input_sf` for an
-            `x` that is not quantized; an unknown mode, edge or layout; sizes past int32.
+        ArgumentError: a wrong dtype, shape or length; `x` not contiguous; K no multiple of 32; an id twice in one
+            token; `input_sf` for an `x` that is not quantized; an unknown mode, edge or layout; sizes past int32.
     """
     permutation = build_permutation(topk_ids, num_experts, first_expert)
     _check_rows(x, topk_ids)
     chosen = layout_named(layout, GROUPED_LAYOUTS)
+    input_layout = layout_named(input_sf_layout, INPUT_SF_LAYOUTS, "input_sf_layout")
     byte = checked_fill(fill)
     scale_mode, edge_policy = as_scale_mode(mode), as_edge_policy(edge)
     tokens, width = x.shape
@@ -155,7 +157,7 @@ def expand(
     scale_bytes = checked_size("x", chosen, grouped_scale_rows(topk_ids.size, num_experts), blocks)
 
     if x.dtype == np.uint8:
-        token_codes, token_scales = x, _ready_scales(input_sf, input_sf_layout, tokens, blocks)
+        token_codes, token_scales = x, _ready_scales(input_sf, input_layout, tokens, blocks)
     elif input_sf is not None:
         raise ArgumentError("input_sf", describe(input_sf), f"None: x is {x.dtype}, its scales are computed")
     else:
@@ -176,18 +178,17 @@ def expand(
 
 
 def _ready_scales(
-    input_sf: NDArray[np.uint8] | None, input_sf_layout: str, tokens: int, blocks: int
+    input_sf: NDArray[np.uint8] | None, layout: ScaleLayout, tokens: int, blocks: int
 ) -> NDArray[np.uint8]:
     """The scales of ready-quantized tokens, linear [T, K / 32]."""
-    chosen = layout_named(input_sf_layout, INPUT_SF_LAYOUTS, "input_sf_layout")
     if input_sf is None:
         return np.zeros((tokens, blocks), np.uint8)
-    size = checked_size("x", chosen, tokens, blocks)
-    shape = (tokens, blocks) if chosen.name == "linear" else (size,)
+    size = checked_size("x", layout, tokens, blocks)
+    shape = (tokens, blocks) if layout.name == "linear" else (size,)
     if not isinstance(input_sf, np.ndarray) or input_sf.dtype != np.uint8 or input_sf.shape != shape:
-        needed = f"uint8 {list(shape)}, the scales of {tokens} tokens in {chosen.name} layout"
+        needed = f"uint8 {list(shape)}, the scales of {tokens} tokens in {layout.name} layout"
         raise ArgumentError("input_sf", describe(input_sf), needed)
-    return input_sf if chosen.name == "linear" else unswizzle_scales(input_sf, (tokens, blocks), chosen.name)
+    return input_sf if layout.name == "linear" else unswizzle_scales(input_sf, (tokens, blocks), layout.name)
 
 
 def _check_rows(x: object, topk_ids: NDArray[np.int32]) -> None:

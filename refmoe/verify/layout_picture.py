@@ -16,9 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
-from numpy.typing import NDArray
 
-from refmoe.reference.layout import expert_base_rows
 from refmoe.verify.layout_plan import LINE_BYTES, Plan, counted, summary
 
 __all__ = ["draw"]
@@ -48,8 +46,9 @@ def draw(plan: Plan, picture_format: str) -> bytes:
         panels = _chosen_panels(plan)
         across = min(2, len(panels))
         down = -(-len(panels) // across)
-        left, gap, head, foot = 0.75, 0.75, 1.25, 1.05
-        strip = 0.0 if plan.offsets is None else 1.0
+        lines = summary(plan).split("\n")
+        left, gap, head, foot = 0.75, 0.75, 0.75 + 0.16 * len(lines), 1.05
+        strip = 1.0 if plan.grouped else 0.0
         shown_blocks = min(plan.buffer_blocks, MATRIX_BLOCKS)
         matrix_width = max(1.5, 0.26 * shown_blocks)
         panel_height = CELL_HEIGHT * min(PANEL_LINES, max(-(-plan.size // LINE_BYTES), 8))
@@ -63,7 +62,6 @@ def draw(plan: Plan, picture_format: str) -> bytes:
         def axes(x: float, y: float, w: float, h: float) -> Axes:
             return figure.add_axes((x / width, 1 - (y + h) / height, w / width, h / height))
 
-        lines = summary(plan).split("\n")
         figure.text(left / width, 1 - 0.18 / height, lines[0], fontsize=13, weight="bold", va="top", color=INK)
         details = "\n".join(lines[1:])
         figure.text(left / width, 1 - 0.42 / height, details, fontsize=8, va="top", color=QUIET, linespacing=1.35)
@@ -72,8 +70,8 @@ def draw(plan: Plan, picture_format: str) -> bytes:
             x = left + matrix_width + gap + index % across * (PANEL_WIDTH + gap)
             y = head + index // across * (panel_height + gap)
             _draw_panel(plan, panel, axes(x, y, PANEL_WIDTH, panel_height))
-        if plan.offsets is not None:
-            _draw_strip(plan, plan.offsets, axes(left, head + body + 0.6, width - left - 0.3, 0.3))
+        if plan.grouped:
+            _draw_strip(plan, axes(left, head + body + 0.6, width - left - 0.3, 0.3))
         _draw_legend(plan, axes(left, height - 0.72, width - left - 0.3, 0.62))
 
         stream = io.BytesIO()
@@ -85,15 +83,13 @@ def draw(plan: Plan, picture_format: str) -> bytes:
 def _chosen_panels(plan: Plan) -> list[int]:
     """The panels that show most: the first tile and its neighbours of the matrix, or of each expert in use."""
     tile = plan.layout
-    first, rows = np.zeros(1, np.int64), np.array([plan.rows])
-    if plan.offsets is not None:
-        first, rows = expert_base_rows(plan.offsets), np.diff(plan.offsets)
-    wanted = []
+    rows = np.diff(plan.offsets)
+    wanted: list[int] = []
     for row, block in ((0, 0), (0, tile.column_atom), (tile.row_atom, 0), (tile.row_atom, tile.column_atom)):
-        inside = first[rows > row] + row if block < plan.buffer_blocks else first[:0]
+        inside = plan.bases[rows > row] + row if block < plan.buffer_blocks else plan.bases[:0]
         wanted += (tile.offset(inside, block, plan.blocks) // PANEL_BYTES).tolist()
     # Small tiles share a panel; then the panels that follow are shown as well.
-    following = range(-(-plan.size // PANEL_BYTES)) if plan.offsets is None else range(0)
+    following = range(0 if plan.grouped else -(-plan.size // PANEL_BYTES))
     return sorted(list(dict.fromkeys([*wanted, *following[:PANELS]]))[:PANELS])
 
 
@@ -111,20 +107,19 @@ def _colour(plan: Plan, scale_row: int, block: int) -> tuple[float, float, float
 def _draw_matrix(plan: Plan, ax: Axes) -> None:
     """The logical matrix, one pixel a scale."""
 
-    rows = min(plan.buffer_rows, MATRIX_ROWS if plan.offsets is None else GROUPED_MATRIX_ROWS)
+    rows = min(plan.buffer_rows, GROUPED_MATRIX_ROWS if plan.grouped else MATRIX_ROWS)
     blocks = min(plan.buffer_blocks, MATRIX_BLOCKS)
-    real = np.zeros(plan.buffer_rows, bool)
-    real[plan.scale_rows] = True
+    real = np.array([plan.row_of(row) is not None for row in range(rows)])
     image = np.empty((rows, blocks, 3))
     image[:] = to_rgb(PADDED_ROW)
-    for row in np.flatnonzero(real[:rows]).tolist():
+    for row in np.flatnonzero(real).tolist():
         for block in range(blocks):
             padded = block >= plan.blocks
             image[row, block] = to_rgb(PADDED_COLUMN) if padded else _colour(plan, row, block)
     ax.imshow(image, aspect="auto", interpolation="nearest", extent=(0, blocks, rows, 0))
 
     # Runs of real and of padded rows, hatched as wholes: a hatch in each cell would be a grey blur.
-    edges = [0, *(np.flatnonzero(np.diff(real[:rows])) + 1).tolist(), rows]
+    edges = [0, *(np.flatnonzero(np.diff(real)) + 1).tolist(), rows]
     for start, stop in pairwise(edges):
         if not real[start]:
             ax.add_patch(Rectangle((0, start), blocks, stop - start, fill=False, hatch=ROW_HATCH, ec="#b0b0b0", lw=0))
@@ -135,16 +130,18 @@ def _draw_matrix(plan: Plan, ax: Axes) -> None:
     tile = plan.layout
     if tile.row_atom > 1:
         weight = 0.9 if tile.row_atom >= 32 else 0.4
-        for row in range(0, rows + 1, tile.row_atom):
+        # More lines than this would hide the matrix.
+        for row in range(0, rows + 1, tile.row_atom) if rows <= 64 * tile.row_atom else ():
             ax.axhline(row, color=INK, lw=weight)
         for block in range(0, blocks + 1, tile.column_atom):
             ax.axvline(block, color=INK, lw=weight)
-    if plan.offsets is None:
+    if plan.grouped:
+        bases = [int(base) for base in plan.bases if base < rows]
+        ax.hlines(bases, 0, blocks, color=INK, lw=0.9)
+        ax.set_yticks(bases, [f"expert {e}\nbase {base}" for e, base in enumerate(bases)], fontsize=6)
+    else:
         step = next(step for step in (1, 4, 8, 32) if rows <= 16 * step or step == 32)
         ax.set_yticks(range(0, rows + 1, step), [str(row) for row in range(0, rows + 1, step)], fontsize=7)
-    else:
-        bases = [int(base) for base in expert_base_rows(plan.offsets) if base < rows]
-        ax.set_yticks(bases, [f"expert {e}\nbase {base}" for e, base in enumerate(bases)], fontsize=6)
     step = 1 if blocks <= 8 else 4
     ax.set_xticks(np.arange(0, blocks, step) + 0.5, [f"b={b}" for b in range(0, blocks, step)], fontsize=6)
     ax.xaxis.tick_top()
@@ -198,23 +195,21 @@ def _draw_panel(plan: Plan, panel: int, ax: Axes) -> None:
 
 def _panel_owner(plan: Plan, first: int) -> str:
     """The expert to whom the byte belongs, for the title of a panel."""
-    if plan.offsets is None:
+    if not plan.grouped:
         return ""
-    bases = expert_base_rows(plan.offsets)
-    scale_row = plan.owners(first, first + 1)[0][0]
-    expert = int(np.searchsorted(bases, scale_row, side="right")) - 1
-    return f"  expert {expert}, base row {bases[expert]}"
+    expert = plan.expert_of(plan.owners(first, first + plan.layout.atom_bytes)[0][0])
+    return f"  expert {expert}, base row {plan.bases[expert]}"
 
 
-def _draw_strip(plan: Plan, offsets: NDArray[np.int64], ax: Axes) -> None:
+def _draw_strip(plan: Plan, ax: Axes) -> None:
     """All scale rows in one line: where each expert starts, what it uses, what is padding."""
 
-    bases = expert_base_rows(offsets).tolist()
+    bases, offsets = plan.bases.tolist(), plan.offsets.tolist()
     shown = min(len(bases), STRIP_EXPERTS)
     end = plan.buffer_rows if shown == len(bases) else bases[shown]
     ax.add_patch(Rectangle((0, 0), end, 1, fill=False, hatch=ROW_HATCH, ec="#b0b0b0", lw=0))
     for expert in range(shown):
-        count = int(offsets[expert + 1] - offsets[expert])
+        count = offsets[expert + 1] - offsets[expert]
         colour = BANDS[expert % len(BANDS)]
         ax.add_patch(Rectangle((bases[expert], 0), count, 1, color=colour, lw=0))
         ax.axvline(bases[expert], color=INK, lw=1)

@@ -6,12 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from refmoe.errors import ArgumentError, describe
 from refmoe.files import write_atomic
-from refmoe.reference.layout import expert_base_rows
 from refmoe.verify.layout_plan import LINE_BYTES, Plan, plan_layout, summary
 
 __all__ = ["render_picture", "render_text"]
@@ -38,8 +34,8 @@ def render_text(layout: str, rows: int, blocks: int, *, offsets: Sequence[int] |
     """
     plan = plan_layout(layout, rows, blocks, offsets)
     parts = [summary(plan)]
-    if plan.offsets is not None:
-        parts.append(_expert_table(plan, plan.offsets))
+    if plan.grouped:
+        parts.append(_expert_table(plan))
     if plan.size:
         parts += [_offset_table(plan), _byte_table(plan)]
     return "\n\n".join(parts) + "\n"
@@ -77,8 +73,8 @@ def render_picture(
     return write_atomic(target, draw(plan, target.suffix.lower()[1:]))
 
 
-def _expert_table(plan: Plan, offsets: NDArray[np.int64]) -> str:
-    bases = expert_base_rows(offsets).tolist()
+def _expert_table(plan: Plan) -> str:
+    bases, offsets = plan.bases.tolist(), plan.offsets.tolist()
     ends = [*bases[1:], plan.buffer_rows]
     header = ["expert", "first row", "rows", "base row", "scale rows", "padding up to the next base"]
     table = []
@@ -86,7 +82,7 @@ def _expert_table(plan: Plan, offsets: NDArray[np.int64]) -> str:
         if e is None:
             table.append(["..."] * len(header))
             continue
-        count = int(offsets[e + 1] - offsets[e])
+        count = offsets[e + 1] - offsets[e]
         used, free = bases[e] + count, ends[e]
         ranges = [
             f"{start}..{stop - 1}" if start < stop else "none" for start, stop in ((bases[e], used), (used, free))
@@ -102,16 +98,17 @@ def _range_text(start: int, stop: int) -> str:
 
 def _offset_table(plan: Plan) -> str:
     """Byte offset of every (row, K-block), padded columns in parentheses."""
-    blocks = _sample(plan.buffer_blocks, TEXT_BLOCKS, ())
-    label = ["row"] if plan.offsets is None else ["row", "scale row"]
+    # Offsets of large buffers are long: fewer columns.
+    blocks = _sample(plan.buffer_blocks, min(TEXT_BLOCKS, 100 // (len(str(plan.size)) + 4)), ())
+    label = ["row", "scale row"] if plan.grouped else ["row"]
     header = label + ["..." if b is None else f"b={b}" for b in blocks]
     lines = [header]
     for m in _sample(plan.rows, TEXT_ROWS, _landmarks(plan)):
         if m is None:
             lines.append(["..."] * len(header))
             continue
-        scale_row = int(plan.scale_rows[m])
-        cells = [str(m)] if plan.offsets is None else [str(m), str(scale_row)]
+        scale_row = plan.scale_row_of(m)
+        cells = [str(m), str(scale_row)] if plan.grouped else [str(m)]
         for b in blocks:
             if b is None:
                 cells.append("...")
@@ -125,7 +122,7 @@ def _offset_table(plan: Plan) -> str:
 
 def _landmarks(plan: Plan) -> list[int]:
     """Rows on both sides of every place where the order of bytes changes its step, and of every expert's start."""
-    if plan.offsets is not None:
+    if plan.grouped:
         edges = plan.offsets[1:-1].tolist()
     else:
         step, edges = 1, []
@@ -163,10 +160,8 @@ def _sample(count: int, limit: int, landmarks: Sequence[int]) -> list[int | None
     if count <= limit:
         return list(range(count))
     kept = {*range(3), *range(count - 2, count)}
-    for index in landmarks or range(3, count):
-        if len(kept) >= limit:
-            break
-        if index < count:
+    for index in landmarks or range(3, limit - 2):
+        if len(kept) < limit and index < count:
             kept.add(index)
     shown: list[int | None] = []
     for index in sorted(kept):
