@@ -250,7 +250,8 @@ def layout(
             typer.echo(f"\npicture: {picture}")
         return
     columns = range(blocks)
-    table = [[int(plan.layout.offset(int(row), column, blocks)) for column in columns] for row in plan.scale_rows]
+    places = [plan.scale_row_of(row) for row in range(rows)]
+    table = [[int(plan.layout.offset(place, column, blocks)) for column in columns] for place in places]
     document = {"layout": name, "rows": rows, "blocks": blocks, "bytes": plan.size, "offset": table}
     typer.echo(json.dumps({**document, "picture": str(picture) if picture else None}))
 
@@ -450,3 +451,7 @@ def _print_summary(console: Console, document: Report, written: list[Path]) -> N
     console.print(f"\n{verdicts or 'no case'} in {document.seconds:.1f} s", markup=False)
     for path in written:
         console.print(f"written: {path}", markup=False)
+
+
+if __name__ == "__main__":
+    main()
