@@ -88,14 +88,17 @@ def _compose(function: Function, format: Float, ftz: bool, clamp: Function | Non
     return composed
 
 
+def _lift(function: Function, type_name: str) -> tuple[Function, int]:
+    """The function on registers of a type, packed or not, and their width."""
+    bits = FLOATS[type_name.removesuffix("x2")].bits
+    return (packed(function, bits), 2 * bits) if type_name.endswith("x2") else (function, bits)
+
+
 def _finish(spelling: Spelling, type_name: str, function: Function, sources: int, contractible: bool) -> Operation:
-    """Lift to a packed type and name the operands."""
-    format = FLOATS[type_name.removesuffix("x2")]
-    bits = format.bits
-    if type_name.endswith("x2"):
-        function, bits = packed(function, bits), 2 * bits
+    """An operation whose operands all have one type."""
+    function, bits = _lift(function, type_name)
     operation = Operation(spelling.opcode, function, (kind(bits),) * sources, (kind(bits),), contractible=contractible)
-    if format is not F64:
+    if type_name != "f64":
         return operation
     # The manual does not say which NaN a double-precision instruction makes.
     return replace(operation, exact_when=lambda *x: ~np.isnan(function(*x).view(np.float64)))
@@ -155,22 +158,25 @@ def exact_quotient(spelling: Spelling) -> Operation:
     return _finish(spelling, type_name, _compose(function, format, ftz, None), sources, contractible=False)
 
 
-def _sign_operation(change: Callable[[Array, int], Array]) -> Callable[[Spelling], Operation]:
-    """abs and neg: the sign bit of numbers changes; a NaN becomes the format's own."""
+def _sign_operation(change: Callable[[Array, Array], Array]) -> Callable[[Spelling], Operation]:
+    """abs and neg: the sign bit of numbers changes.
+
+    f64 passes NaN through unchanged. The manual leaves open which NaN the other types give: here the format's own.
+    """
 
     def build(spelling: Spelling) -> Operation:
         ftz = spelling.flag("ftz")
-        type_name = spelling.need(*("f32", "f16", "f16x2"), *(() if ftz else ("f64", "bf16", "bf16x2")))
+        type_name = spelling.need("f32", "f16", "f16x2", *(() if ftz else ("f64", "bf16", "bf16x2")))
         spelling.end()
         format = FLOATS[type_name.removesuffix("x2")]
         sign = format.word(format.sign)
-        return _finish(
-            spelling,
-            type_name,
-            _compose(lambda x: canonical(change(x, sign), format), format, ftz, None),
-            1,
-            contractible=False,
-        )
+
+        def function(x: Array) -> Array:
+            result = change(x, sign)
+            return np.where(is_nan(x, F64), x, result) if format is F64 else canonical(result, format)
+
+        function, bits = _lift(_compose(function, format, ftz, None), type_name)
+        return Operation(spelling.opcode, function, (kind(bits),), (kind(bits),))
 
     return build
 
