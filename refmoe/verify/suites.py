@@ -90,11 +90,14 @@ def activation_cases(text: str, device: str = "ptx", arch: str | None = None, su
 
 
 def _split(text: str) -> tuple[Path, str | None]:
-    """FILE:TENSOR; a colon that belongs to an existing file's name is no separator."""
+    """FILE:TENSOR; both may hold colons, so the file is what exists."""
     if Path(text).is_file():
         return Path(text), None
-    file, colon, tensor = text.rpartition(":")
-    return (Path(file), tensor) if colon else (Path(text), None)
+    colons = [place for place, letter in enumerate(text) if letter == ":"]
+    for place in colons:
+        if Path(text[:place]).is_file():
+            return Path(text[:place]), text[place + 1 :]
+    return (Path(text[: colons[-1]]), text[colons[-1] + 1 :]) if colons else (Path(text), None)
 
 
 def _unique(cases: Iterable[Case]) -> list[Case]:
