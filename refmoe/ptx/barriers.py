@@ -1,0 +1,206 @@
+"""Named barriers of CTAs: `bar` and `barrier`, `.sync`, `.arrive` and `.red`.
+
+A warp arrives when all of its lanes that have not exited have; a barrier without a thread count waits for all warps
+that have not exited (PTX ISA, "bar, barrier").
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refmoe.ptx.errors import WarpError
+
+if TYPE_CHECKING:
+    from refmoe.ptx.codegen import BarrierCode
+    from refmoe.ptx.machine import Machine
+
+__all__ = ["Barriers"]
+
+Array = Any
+COUNT = 16
+_ALL = -1
+
+
+class Barriers:
+    """The sixteen barriers of each CTA, and the lanes parked at them."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        lanes, ctas, warps = machine.lanes, machine.ctas, machine.warps
+        self.at = np.full(lanes, -1, np.int64)
+        self._origin = np.zeros(lanes, np.int64)
+        self._stays = np.zeros(lanes, bool)
+        self._counted = np.zeros(lanes, bool)
+        self._vote = np.zeros(lanes, bool)
+        self.threads = np.zeros((ctas, COUNT), np.int64)
+        # 0: nobody has come yet; _ALL: every warp; else a number of threads.
+        self.expected = np.zeros((ctas, COUNT), np.int64)
+        self._came = np.zeros((ctas, COUNT, warps), bool)
+        self._known = np.zeros((ctas, COUNT, warps), np.int64)
+        self._acquired = np.zeros((ctas, COUNT), np.int64)
+
+    def arrive(self, code: BarrierCode, place: int, mask: Array, values: tuple[Any, Any, Any]) -> None:
+        """Lanes of `mask` come to the barrier instruction that ends block `place`.
+
+        `values` are its operands over all lanes or as scalars: barrier number, thread count or None, predicate or None.
+        """
+        machine = self.machine
+        number, count, vote = values
+        if (
+            code.kind == "sync"
+            and count is None
+            and not isinstance(number, np.ndarray)
+            and machine.everyone(mask)
+            and not self.expected[:, int(number) % COUNT].any()
+        ):
+            self._all_at_once(mask)
+            machine.resume(place, mask)
+            return
+        lanes = np.flatnonzero(mask)
+        numbers = np.broadcast_to(np.asarray(number, np.int64), mask.shape)[lanes]
+        if numbers.max() >= COUNT:
+            raise self._error(code, lanes[int(np.argmax(numbers))], f"barrier {int(numbers.max())} of 16")
+        wanted = np.full(len(lanes), _ALL, np.int64)
+        if count is not None:
+            wanted[:] = np.broadcast_to(np.asarray(count, np.int64), mask.shape)[lanes]
+            odd = (wanted % 32 != 0) | (wanted == 0)
+            if odd.any():
+                bad = int(np.argmax(odd))
+                raise self._error(code, lanes[bad], f"a thread count of {int(wanted[bad])}, no multiple of 32")
+        ctas = machine.lane_cta[lanes]
+        expected = self.expected[ctas, numbers]
+        clash = (expected != 0) & (expected != wanted)
+        if clash.any():
+            bad = int(np.argmax(clash))
+            raise self._error(code, lanes[bad], f"barrier {int(numbers[bad])} in use with another thread count")
+        self.expected[ctas, numbers] = wanted
+        self.at[lanes] = numbers
+        self._origin[lanes] = place
+        self._stays[lanes] = code.kind != "arrive"
+        self._counted[lanes] = False
+        if vote is not None:
+            self._vote[lanes] = np.broadcast_to(vote, mask.shape)[lanes]
+        self.settle(code)
+
+    def _error(self, code: BarrierCode, lane: int, what: str) -> WarpError:
+        block, thread = self.machine.place_of(int(lane))
+        instruction = code.instruction
+        return WarpError(
+            f"block {block} thread {thread}: {what}; {self.machine.describe(instruction)}",
+            block=block,
+            thread=thread,
+            line=instruction.line,
+            source=instruction.source,
+            text=instruction.text,
+        )
+
+    def _all_at_once(self, mask: Array) -> None:
+        clocks = self.machine.clocks
+        if clocks is None:
+            return
+        warps = np.flatnonzero(mask.reshape(-1, 32).any(axis=1))
+        known, acquired = clocks.knowledge(warps)
+        owner = warps // self.machine.warps
+        joined = np.zeros((self.machine.ctas, self.machine.warps), np.int64)
+        joined_acquired = np.zeros(self.machine.ctas, np.int64)
+        np.maximum.at(joined, owner, known)
+        np.maximum.at(joined_acquired, owner, acquired)
+        clocks.learn(warps, joined[owner], joined_acquired[owner])
+
+    def settle(self, code: BarrierCode | None = None) -> None:
+        """Count warps whose lanes have all come or exited, and complete the barriers whose warps have all come."""
+        machine = self.machine
+        alive = machine.alive
+        for number in np.unique(self.at[self.at >= 0]):
+            here = (self.at == number) & ~self._counted
+            gathered = here.reshape(-1, 32)
+            complete = gathered.any(axis=1) & (gathered | ~alive.reshape(-1, 32)).all(axis=1)
+            warps = np.flatnonzero(complete)
+            if not warps.size:
+                continue
+            owner = warps // machine.warps
+            self._came[owner, number, warps % machine.warps] = True
+            np.add.at(self.threads[:, number], owner, 32)
+            counted = here & np.repeat(complete, 32)
+            self._counted |= counted
+            if machine.clocks is not None:
+                known, acquired = machine.clocks.knowledge(warps)
+                np.maximum.at(self._known[:, number], owner, known)
+                np.maximum.at(self._acquired[:, number], owner, acquired)
+            going = counted & ~self._stays
+            if going.any():
+                self.at[going] = -1
+                self._send(going)
+        live = alive.reshape(machine.ctas, machine.warps, 32).any(axis=2)
+        full = (self._came | ~live[:, None, :]).all(axis=2) & self._came.any(axis=2)
+        done = np.where(self.expected == _ALL, full, (self.expected > 0) & (self.threads >= self.expected))
+        over = (self.expected > 0) & (self.threads > self.expected)
+        if over.any() and code is not None:
+            cta, number = np.argwhere(over)[0]
+            lane = int(cta) * machine.warps * 32
+            raise self._error(
+                code, lane, f"{self.threads[cta, number]} threads at barrier {number} for {self.expected[cta, number]}"
+            )
+        for cta, number in np.argwhere(done):
+            self._complete(int(cta), int(number))
+
+    def _complete(self, cta: int, number: int) -> None:
+        machine = self.machine
+        own = machine.lane_cta == cta
+        waiting = own & (self.at == number) & self._counted
+        self._reduce(waiting)
+        warps = np.flatnonzero(waiting.reshape(-1, 32).any(axis=1))
+        if machine.clocks is not None and warps.size:
+            machine.clocks.learn(warps, self._known[cta, number][None], self._acquired[cta, number][None])
+        self.at[waiting] = -1
+        self.threads[cta, number] = 0
+        if not (own & (self.at == number)).any():
+            self.expected[cta, number] = 0
+        self._came[cta, number] = False
+        self._known[cta, number] = 0
+        self._acquired[cta, number] = 0
+        self._send(waiting)
+
+    def _reduce(self, waiting: Array) -> None:
+        machine = self.machine
+        total = int((self._vote & waiting).sum())
+        count = int(waiting.sum())
+        for place in np.unique(self._origin[waiting]):
+            code = machine.code.barriers[int(place)]
+            if code.destination is not None:
+                value = {"popc": np.uint32(total), "and": np.bool_(total == count), "or": np.bool_(total > 0)}
+                machine.write(code.destination, waiting & (self._origin == place), value[code.reduction])
+
+    def _send(self, lanes: Array) -> None:
+        for place in np.unique(self._origin[lanes]):
+            self.machine.resume(int(place), lanes & (self._origin == place))
+
+    def report(self) -> list[str]:
+        """One sentence for each barrier of each CTA at which lanes wait."""
+        machine = self.machine
+        lines = []
+        for cta, number in sorted({(int(machine.lane_cta[i]), int(self.at[i])) for i in np.flatnonzero(self.at >= 0)}):
+            lanes = np.flatnonzero((machine.lane_cta == cta) & (self.at == number))
+            own = machine.alive & (machine.lane_cta == cta)
+            expected = int(self.expected[cta, number])
+            need = int(own.sum()) if expected == _ALL else expected
+            came = int(self.threads[cta, number]) if expected != _ALL else len(lanes)
+            block, _ = machine.place_of(int(lanes[0]))
+            instruction = machine.code.barriers[int(self._origin[lanes[0]])].instruction
+            lines.append(
+                f"barrier {number} of block {block}: {came} of {need} threads came; waiting are {_ranges(machine, lanes)}; "
+                f"{machine.describe(instruction)}"
+            )
+        return lines
+
+
+def _ranges(machine: Machine, lanes: Array) -> str:
+    """`threads 0-31, 64-95` (linear thread indices)."""
+    threads = lanes % (machine.warps * 32)
+    breaks = np.flatnonzero(np.diff(threads) != 1)
+    firsts = threads[np.r_[0, breaks + 1]]
+    lasts = threads[np.r_[breaks, len(threads) - 1]]
+    parts = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True)]
+    return "threads " + ", ".join(parts[:8]) + (", ..." if len(parts) > 8 else "")

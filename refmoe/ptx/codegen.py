@@ -1,0 +1,256 @@
+"""Python source for each basic block, in two forms that differ only in how registers are read and written.
+
+`full_N(R, F)` runs when every live lane is in the block: registers are plain list elements. `masked_N(R, F)` goes through
+the frame, which keeps what other lanes have. Writes are functional: nothing a register holds is ever changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from refmoe.ptx import isa
+from refmoe.ptx.emit import Emitter
+from refmoe.ptx.errors import Contraction, UnknownOpcode
+from refmoe.ptx.inline import inline_calls
+from refmoe.ptx.layout import Layout, lay_out
+from refmoe.ptx.parser import ParsedModule
+from refmoe.ptx.program import Block, Program, build
+from refmoe.ptx.registers import Usage, analyse, destinations_and_sources
+from refmoe.ptx.syntax import Function, Immediate, Instruction, Not, Operand, Pair, Register, Sink
+
+__all__ = ["BarrierCode", "Code", "Gather", "compile_entry"]
+
+
+@dataclass(frozen=True)
+class BarrierCode:
+    """The barrier instruction that ends a block. `kind` is `"sync" "arrive" "red"`."""
+
+    instruction: Instruction
+    kind: str
+    reduction: str
+    destination: int | None
+
+
+@dataclass(frozen=True)
+class Gather:
+    """The warp-level instruction that begins a block. Its member mask is a register number or a constant.
+
+    `is_barrier`: `bar.warp.sync`, which lanes may meet at different places.
+    """
+
+    instruction: Instruction
+    register: int | None
+    constant: Any
+    is_barrier: bool
+
+
+@dataclass(frozen=True)
+class Code:
+    """A compiled entry.
+
+    Attributes:
+        entry: without calls.
+        program: its blocks.
+        layout: where its variables lie.
+        full, masked: the function of each block.
+        kinds: register kind of each register that lives across blocks.
+        gathers, barriers: by block.
+        lengths: instructions of each block, its terminator included.
+        approximate: the instructions that `Frame.note` refers to by index.
+        contractions: lines of FP instructions that ptxas may fuse.
+        source: the generated text.
+    """
+
+    entry: Function
+    program: Program
+    layout: Layout
+    full: tuple[Callable[..., Any], ...]
+    masked: tuple[Callable[..., Any], ...]
+    kinds: tuple[str, ...]
+    gathers: dict[int, Gather]
+    barriers: dict[int, BarrierCode]
+    lengths: tuple[int, ...]
+    approximate: tuple[Instruction, ...]
+    contractions: tuple[int, ...]
+    source: str
+
+
+def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
+    """Compile an entry, instructions that nothing reaches included.
+
+    Args:
+        module: where it stands.
+        entry: it.
+        strict: refuse FP add, sub and mul without a rounding suffix, which ptxas may fuse.
+
+    Raises:
+        UnknownOpcode: an instruction that the executor does not define.
+        Contraction: see `strict`.
+    """
+    flat = inline_calls(entry, module.functions)
+    program = build(flat)
+    layout = lay_out(flat, module)
+    usages, shared = analyse(program)
+    emitter = Emitter(module, layout)
+    parts = []
+    for block, usage in zip(program.blocks, usages, strict=True):
+        body, result = _body(emitter, block, module.name)
+        parts.append(_functions(block, usage, shared, emitter, body, result))
+    if strict and emitter.contractions:
+        first = emitter.contractions[0]
+        raise Contraction(
+            f"{module.name}:{first.line}: ptxas may fuse {first.opcode}; write the rounding out: {first.text}",
+            opcode=first.opcode,
+            line=first.line,
+            text=first.text,
+        )
+    source = "\n".join(parts)
+    names: dict[str, Any] = dict(emitter.names)
+    exec(compile(source, f"<{module.name}:{entry.name}>", "exec"), names)
+    count = len(program.blocks)
+    return Code(
+        flat,
+        program,
+        layout,
+        tuple(names[f"full_{i}"] for i in range(count)),
+        tuple(names[f"masked_{i}"] for i in range(count)),
+        tuple(kind for _, kind in shared.values()),
+        {block.index: _gather(block, shared) for block in program.blocks if block.gathers},
+        {
+            block.index: _barrier(block.terminator.instruction, shared)
+            for block in program.blocks
+            if block.terminator.kind == "barrier" and block.terminator.instruction is not None
+        },
+        tuple(len(b.instructions) + (b.terminator.instruction is not None) for b in program.blocks),
+        tuple(emitter.approximate),
+        tuple(sorted({instruction.line for instruction in emitter.contractions})),
+        source,
+    )
+
+
+def unknown(instruction: Instruction, name: str, reason: str = "") -> UnknownOpcode:
+    """The error for an instruction that the executor does not define."""
+    detail = f" ({reason})" if reason else ""
+    where = f" ({instruction.source})" if instruction.source else ""
+    return UnknownOpcode(
+        f"{name}:{instruction.line}{where}: unknown opcode {instruction.opcode}{detail}: {instruction.text}",
+        opcode=instruction.opcode,
+        line=instruction.line,
+        source=instruction.source,
+        text=instruction.text,
+    )
+
+
+def _body(emitter: Emitter, block: Block, name: str) -> tuple[list[str], str | None]:
+    """Statements of a block, and the expression it returns."""
+    emitter.start_block()
+    current = block.terminator.instruction
+    try:
+        for current in block.instructions:
+            emitter.instruction(current)
+        current = block.terminator.instruction
+        return emitter.lines, None if current is None else _terminator(emitter, block, current)
+    except (isa.UnknownOpcode, ValueError) as error:
+        assert current is not None
+        reason = "" if isinstance(error, isa.UnknownOpcode) else str(error)
+        raise unknown(current, name, reason) from error
+
+
+def _terminator(emitter: Emitter, block: Block, instruction: Instruction) -> str | None:
+    kind = block.terminator.kind
+    if kind == "branch":
+        emitter.spelled(instruction, "bra", "bra.uni")
+        assert instruction.guard is not None
+        return emitter.predicate(instruction.guard, instruction.negated)
+    if kind == "jump":
+        emitter.spelled(instruction, "bra", "bra.uni")
+        return None
+    if kind == "index":
+        emitter.spelled(instruction, "brx.idx", "brx.idx.uni")
+        return emitter.value(instruction.operands[0], "b32")
+    if kind == "barrier":
+        return _barrier_operands(emitter, instruction)
+    emitter.spelled(instruction, "ret", "ret.uni", "exit", "trap")
+    return None
+
+
+def _barrier_operands(emitter: Emitter, instruction: Instruction) -> str:
+    code = _barrier_parts(instruction)
+    operands = list(destinations_and_sources(instruction)[1])
+    vote = "None"
+    if code[0] == "red":
+        last = operands.pop()
+        if not isinstance(last, Register | Not):
+            raise ValueError("a reduction needs a predicate")
+        vote = emitter.value(last, "pred")
+    if not 1 <= len(operands) <= 2 or (code[0] == "arrive" and len(operands) != 2):
+        raise ValueError("wrong number of operands")
+    values = [emitter.value(operand, "b32") for operand in operands]
+    return f"({values[0]}, {values[1] if len(values) == 2 else None}, {vote})"
+
+
+def _barrier_parts(instruction: Instruction) -> tuple[str, str]:
+    """(kind, reduction) of a barrier's spelling.
+
+    Raises:
+        ValueError: there is no such spelling.
+    """
+    parts = [part for part in instruction.opcode.split(".")[1:] if part not in ("cta", "aligned")]
+    known = {
+        ("sync",): ("sync", ""),
+        ("arrive",): ("arrive", ""),
+        ("red", "popc", "u32"): ("red", "popc"),
+        ("red", "and", "pred"): ("red", "and"),
+        ("red", "or", "pred"): ("red", "or"),
+    }
+    if tuple(parts) not in known:
+        raise ValueError("no such barrier")
+    return known[tuple(parts)]
+
+
+def _barrier(instruction: Instruction, shared: dict[str, tuple[int, str]]) -> BarrierCode:
+    kind, reduction = _barrier_parts(instruction)
+    destination = None
+    if kind == "red" and isinstance(instruction.operands[0], Register):
+        destination = shared[instruction.operands[0].name][0]
+    return BarrierCode(instruction, kind, reduction, destination)
+
+
+def _gather(block: Block, shared: dict[str, tuple[int, str]]) -> Gather:
+    instruction = block.instructions[0]
+    member: Operand = instruction.operands[-1]
+    is_barrier = instruction.opcode == "bar.warp.sync"
+    if isinstance(member, Immediate):
+        return Gather(instruction, None, np.uint32(member.value & 0xFFFFFFFF), is_barrier)
+    if not isinstance(member, Register) or isinstance(member, Pair | Sink):
+        raise unknown(instruction, "", "a member mask must be a register or a constant")
+    return Gather(instruction, shared[member.name][0], None, is_barrier)
+
+
+def _functions(
+    block: Block,
+    usage: Usage,
+    shared: dict[str, tuple[int, str]],
+    emitter: Emitter,
+    body: list[str],
+    result: str | None,
+) -> str:
+    loads = [(emitter.local(register), shared[register.name][0]) for register in usage.loads.values()]
+    stores = [
+        (emitter.local(register), shared[register.name][0])
+        for register in usage.writes.values()
+        if register.name in shared
+    ]
+    full = [f"{name} = R[{number}]" for name, number in loads] + body
+    full += [f"R[{number}] = {name}" for name, number in stores]
+    masked = [f"{name} = F.get(R, {number})" for name, number in loads] + body
+    masked += [f"F.put(R, {number}, {name})" for name, number in stores]
+    text = []
+    for form, lines in (("full", full), ("masked", masked)):
+        text.append(f"def {form}_{block.index}(R, F):")
+        text += [f"    {line}" for line in [*lines, f"return {result}"]]
+    return "\n".join(text) + "\n"

@@ -1,0 +1,521 @@
+"""One instruction to one or a few Python statements."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from refmoe.ptx import isa, warp
+from refmoe.ptx.access import Load, Store
+from refmoe.ptx.layout import Layout
+from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW
+from refmoe.ptx.memory_ops import MemoryOpcode, atomic, memory_opcode
+from refmoe.ptx.parser import ParsedModule
+from refmoe.ptx.registers import CARRY, destinations_and_sources
+from refmoe.ptx.specials import SPECIALS
+from refmoe.ptx.syntax import (
+    Address,
+    Immediate,
+    Instruction,
+    Not,
+    Operand,
+    Pair,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Vector,
+)
+
+__all__ = ["Emitter"]
+
+_BITS = {"b8": 8, "b16": 16, "b32": 32, "b64": 64}
+_DTYPES = isa.DTYPES
+_FENCES = re.compile(
+    r"membar\.(cta|gl|sys)|fence(\.(sc|acq_rel|acquire|release))?\.(cta|cluster|gpu|sys)|fence\.(sc|acq_rel)"
+)
+_PREFETCHES = re.compile(r"prefetch(\.(global|local))?\.(L1|L2|L2::evict_(last|normal))|prefetchu\.L1")
+_CVTA = re.compile(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|shared::cta|shared::cluster|local|const|param)\.u64")
+_ISSPACEP = re.compile(r"isspacep\.(?P<space>global|shared|shared::cta|shared::cluster|local)")
+_WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
+
+
+class Emitter:
+    """Collects the statements of a block and the objects they name.
+
+    Attributes:
+        lines: of the block begun last.
+        names: globals of the generated functions.
+        approximate, contractions: instructions met so far whose results, or whose SASS, may differ.
+    """
+
+    def __init__(self, module: ParsedModule, layout: Layout) -> None:
+        self.module = module
+        self.layout = layout
+        self.lines: list[str] = []
+        self.names: dict[str, Any] = {"select": _select, "not_": np.logical_not}
+        self.approximate: list[Instruction] = []
+        self.contractions: list[Instruction] = []
+        self._locals: dict[str, str] = {}
+        self._bound: dict[Any, str] = {}
+        # Memory instructions and the like by stem; the rest is the instruction table's.
+        self._owned: dict[str, Callable[[Instruction], None]] = {
+            **dict.fromkeys(("ld", "ldu"), self._load),
+            "st": self._store,
+            **dict.fromkeys(("atom", "red"), self._atomic),
+            "mov": self._mov,
+            "cvta": self._cvta,
+            "isspacep": self._isspacep,
+            **dict.fromkeys(("membar", "fence"), self._fence),
+            **dict.fromkeys(("prefetch", "prefetchu"), self._prefetch),
+            "nanosleep": self._nanosleep,
+            "activemask": self._activemask,
+            "shfl": self._shuffle,
+            "vote": self._vote,
+            "match": self._match,
+            "redux": self._redux,
+            "elect": self._elect,
+            "bar": self._warp_barrier,
+        }
+
+    def start_block(self) -> None:
+        """Begin a block."""
+        self.lines = []
+
+    def local(self, register: Register) -> str:
+        """The Python variable of a register."""
+        return self._locals.setdefault(register.name, f"r{len(self._locals)}")
+
+    def spelled(self, instruction: Instruction, *spellings: str) -> None:
+        """Refuse an opcode that is none of `spellings`."""
+        if instruction.opcode not in spellings:
+            raise isa.UnknownOpcode(instruction.opcode)
+
+    def instruction(self, instruction: Instruction) -> None:
+        """Append the statements of one instruction.
+
+        Raises:
+            isa.UnknownOpcode: there is no such instruction.
+            ValueError: its operands do not fit; the message says how.
+        """
+        owned = self._owned.get(instruction.opcode.split(".")[0])
+        (owned or self._compute)(instruction)
+
+    # Values
+
+    def bind(self, prefix: str, value: Any) -> str:
+        """A global name for `value`."""
+        name = f"{prefix}{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def constant(self, bits: int, kind: str) -> str:
+        """A global name for a constant of a register kind."""
+        key = (bits, kind)
+        if key not in self._bound:
+            value = _DTYPES[kind](bool(bits) if kind == "pred" else bits & ((1 << _BITS[kind]) - 1))
+            self._bound[key] = self.bind("k", value)
+        return self._bound[key]
+
+    def predicate(self, register: Register, negated: bool) -> str:
+        """A predicate register or its complement."""
+        return f"not_({self.local(register)})" if negated else self.local(register)
+
+    def value(self, operand: Operand, kind: str) -> str:
+        """Expression for a source operand of a register kind; a wider register gives its low bits."""
+        if isinstance(operand, Not):
+            if kind != "pred":
+                raise ValueError("'!' on an operand that is no predicate")
+            return self.predicate(operand.operand, True)
+        if isinstance(operand, Immediate):
+            return self.constant(_literal(operand, kind), kind)
+        if isinstance(operand, Symbol):
+            return self._narrow(self._address_of(operand), "b64", kind)
+        if isinstance(operand, Special):
+            if operand.name not in SPECIALS:
+                raise ValueError(f"the register {operand.name} is not defined here")
+            return self._narrow(f"F.special({operand.name!r})", SPECIALS[operand.name], kind)
+        if isinstance(operand, Register):
+            return self._narrow(self.local(operand), operand.kind, kind)
+        raise ValueError("an operand of a form that it does not take")
+
+    def _narrow(self, expression: str, have: str, want: str) -> str:
+        if have == want:
+            return expression
+        if "pred" in (have, want):
+            raise ValueError(f"an operand of kind {have} where {want} is needed")
+        if _BITS[have] < _BITS[want]:
+            if expression.startswith("F.special"):
+                return f"{expression}.astype({self._dtype(want)})"
+            raise ValueError(f"a register of {_BITS[have]} bits where {_BITS[want]} are needed")
+        return f"{expression}.astype({self._dtype(want)})"
+
+    def _dtype(self, kind: str) -> str:
+        key = ("dtype", kind)
+        if key not in self._bound:
+            self._bound[key] = self.bind("t", np.dtype(_DTYPES[kind]))
+        return self._bound[key]
+
+    def _address_of(self, symbol: Symbol) -> str:
+        """Expression for the address of a variable, in its own space, as 64 bits."""
+        if symbol.name in self.layout.addresses:
+            return self.constant(self.layout.addresses[symbol.name] + symbol.offset, "b64")
+        if any(variable.name == symbol.name for variable in self.layout.buffers):
+            if symbol.offset:
+                return f"(F.machine.addresses[{symbol.name!r}] + {self.constant(symbol.offset, 'b64')})"
+            return f"F.machine.addresses[{symbol.name!r}]"
+        raise ValueError(f"no variable {symbol.name}")
+
+    def assign(
+        self, instruction: Instruction, destination: Operand, expression: str, kind: str, signed: bool = False
+    ) -> None:
+        """`destination = expression`, extended to the register, where the guard is on."""
+        if isinstance(destination, Sink):
+            self.lines.append(expression)
+            return
+        if not isinstance(destination, Register):
+            raise ValueError("a destination that is no register")
+        if destination.kind != kind:
+            if "pred" in (destination.kind, kind) or _BITS[destination.kind] < _BITS[kind]:
+                raise ValueError(f"a destination of kind {destination.kind} for a result of kind {kind}")
+            widen = self._bound.setdefault(("widen", kind, destination.kind, signed), "")
+            if not widen:
+                widen = self.bind("w", _widener(kind, destination.kind, signed))
+                self._bound["widen", kind, destination.kind, signed] = widen
+            expression = f"{widen}({expression})"
+        name = self.local(destination)
+        if instruction.guard is not None:
+            guard = self.predicate(instruction.guard, instruction.negated)
+            expression = f"select({guard}, {expression}, {name})"
+        self.lines.append(f"{name} = {expression}")
+
+    def _guard(self, instruction: Instruction) -> str:
+        return "None" if instruction.guard is None else self.predicate(instruction.guard, instruction.negated)
+
+    # The instruction table
+
+    def _compute(self, instruction: Instruction) -> None:
+        first = instruction.operands[0] if instruction.operands else None
+        if isinstance(first, Pair):
+            operation = isa.resolve(instruction.opcode, 2)
+        else:
+            operation = isa.resolve(instruction.opcode)
+        destinations, sources = destinations_and_sources(instruction)
+        if len(sources) != len(operation.sources) or len(destinations) != len(operation.destinations):
+            raise ValueError(f"{len(operation.sources)} sources and {len(operation.destinations)} destinations needed")
+        if operation.contractible:
+            self.contractions.append(instruction)
+        arguments = [self.value(operand, kind) for operand, kind in zip(sources, operation.sources, strict=True)]
+        carry = self.local(CARRY)
+        if operation.exact_when is not None:
+            exact = self.bind("e", operation.exact_when)
+            self.lines.append(
+                f"F.note({len(self.approximate)}, {exact}({', '.join(arguments)}), {self._guard(instruction)})"
+            )
+            self.approximate.append(instruction)
+        if operation.carry_in:
+            arguments.append(carry)
+        call = f"{self._function(operation.function)}({', '.join(arguments)})"
+        targets = [(operand, kind) for operand, kind in zip(destinations, operation.destinations, strict=True)]
+        if operation.carry_out:
+            targets.append((CARRY, "pred"))
+        if len(targets) == 1:
+            self.assign(instruction, targets[0][0], call, targets[0][1], operation.sign_extend)
+            return
+        temporaries = [f"v{i}" for i in range(len(targets))]
+        self.lines.append(f"{', '.join(temporaries)} = {call}")
+        for (operand, kind), temporary in zip(targets, temporaries, strict=True):
+            self.assign(instruction, operand, temporary, kind, operation.sign_extend)
+
+    def _function(self, function: Callable[..., Any]) -> str:
+        key = ("function", function)
+        if key not in self._bound:
+            self._bound[key] = self.bind("f", function)
+        return self._bound[key]
+
+    # Moves and addresses
+
+    def _mov(self, instruction: Instruction) -> None:
+        if len(instruction.operands) != 2:
+            raise ValueError("two operands needed")
+        destination, source = instruction.operands
+        kind = {"b16": "b16", "b32": "b32", "b64": "b64"}.get(instruction.opcode[4:])
+        if isinstance(destination, Vector):
+            if kind is None or not isinstance(source, Register | Immediate):
+                raise ValueError("unpacking needs .b16, .b32 or .b64 and a register")
+            self._unpack(instruction, destination, self.value(source, kind), kind)
+        elif isinstance(source, Vector):
+            if kind is None:
+                raise ValueError("packing needs .b16, .b32 or .b64")
+            self._pack(instruction, destination, source, kind)
+        else:
+            self._compute(instruction)
+
+    def _unpack(self, instruction: Instruction, destination: Vector, value: str, kind: str) -> None:
+        part = _BITS[kind] // len(destination.elements)
+        self.lines.append(f"v0 = {value}")
+        for position, element in enumerate(destination.elements):
+            if isinstance(element, Sink):
+                continue
+            shifted = f"(v0 >> {self.constant(position * part, kind)})" if position else "v0"
+            self.assign(instruction, element, f"{shifted}.astype({self._dtype(f'b{part}')})", f"b{part}")
+
+    def _pack(self, instruction: Instruction, destination: Operand, source: Vector, kind: str) -> None:
+        part = _BITS[kind] // len(source.elements)
+        parts = []
+        for position, element in enumerate(source.elements):
+            value = f"{self.value(element, f'b{part}')}.astype({self._dtype(kind)})"
+            parts.append(f"({value} << {self.constant(position * part, kind)})" if position else value)
+        self.assign(instruction, destination, " | ".join(parts), kind)
+
+    def _cvta(self, instruction: Instruction) -> None:
+        match = _CVTA.fullmatch(instruction.opcode)
+        if match is None:
+            raise isa.UnknownOpcode(instruction.opcode)
+        destination, source = instruction.operands
+        window = _WINDOWS.get(match["space"].split("::")[0], 0)
+        expression = self.value(source, "b64")
+        if window:
+            expression = f"({expression} {'-' if match['to'] else '+'} {self.constant(window, 'b64')})"
+        self.assign(instruction, destination, expression, "b64")
+
+    def _isspacep(self, instruction: Instruction) -> None:
+        match = _ISSPACEP.fullmatch(instruction.opcode)
+        if match is None:
+            raise isa.UnknownOpcode(instruction.opcode)
+        destination, source = instruction.operands
+        space = match["space"].split("::")[0]
+        value = self.value(source, "b64")
+        expression = f"F.machine.in_space({space!r}, {value})"
+        self.assign(instruction, destination, expression, "pred")
+
+    # Memory
+
+    def _opcode(self, instruction: Instruction) -> MemoryOpcode:
+        opcode = memory_opcode(instruction.opcode)
+        if opcode is None:
+            raise isa.UnknownOpcode(instruction.opcode)
+        return opcode
+
+    def _address(self, operand: Operand, space: str) -> tuple[str, str]:
+        """Expression for an address, and the space it is in."""
+        if not isinstance(operand, Address):
+            raise ValueError("a memory operand needed")
+        base = operand.base
+        if isinstance(base, Immediate):
+            return self.constant(base.value + operand.offset, "b64"), space
+        if isinstance(base, Symbol):
+            lies_in = self.layout.spaces.get(base.name, "global")
+            if space == "generic":
+                window = _WINDOWS.get(lies_in, 0)
+                return self._address_of(Symbol(base.name, base.offset + operand.offset + window)), space
+            return self._address_of(Symbol(base.name, base.offset + operand.offset)), (
+                "local" if space == "param" and lies_in == "local" else space
+            )
+        if base.kind not in ("b32", "b64"):
+            raise ValueError("an address register needs 32 or 64 bits")
+        if not operand.offset:
+            return self.local(base), space
+        return f"({self.local(base)} + {self.constant(operand.offset, base.kind)})", space
+
+    def _elements(self, operand: Operand, count: int) -> tuple[Operand, ...]:
+        elements = operand.elements if isinstance(operand, Vector) else (operand,)
+        if len(elements) != count:
+            raise ValueError(f"{count} elements needed")
+        return elements
+
+    def _load(self, instruction: Instruction) -> None:
+        opcode = self._opcode(instruction)
+        if len(instruction.operands) != 2 + opcode.hinted:
+            raise ValueError("wrong number of operands")
+        elements = self._elements(instruction.operands[0], opcode.count)
+        address, space = self._address(instruction.operands[1], opcode.space)
+        dtypes: list[Any] = []
+        for element in elements:
+            if isinstance(element, Register):
+                if element.kind == "pred" or _BITS[element.kind] < opcode.size * 8:
+                    raise ValueError("a destination register narrower than the element")
+                dtypes.append(np.dtype(_DTYPES[element.kind]))
+            elif isinstance(element, Sink):
+                dtypes.append(None)
+            else:
+                raise ValueError("a destination that is no register")
+        strong = opcode.strong
+        load = Load(
+            instruction,
+            space,
+            opcode.size,
+            opcode.count,
+            strong=strong,
+            acquires=opcode.semantics == "acquire",
+            signed=opcode.type.startswith("s"),
+            dtypes=tuple(dtypes),
+        )
+        call = f"{self.bind('m', load)}(F, {address}, {self._guard(instruction)})"
+        wanted = [element for element in elements if isinstance(element, Register)]
+        if not wanted:
+            self.lines.append(call)
+            return
+        temporaries = [f"v{i}" for i in range(len(wanted))]
+        self.lines.append(f"{', '.join(temporaries)}, = {call}")
+        for element, temporary in zip(wanted, temporaries, strict=True):
+            self.assign(instruction, element, temporary, element.kind)
+
+    def _store(self, instruction: Instruction) -> None:
+        opcode = self._opcode(instruction)
+        if len(instruction.operands) != 2 + opcode.hinted:
+            raise ValueError("wrong number of operands")
+        address, space = self._address(instruction.operands[0], opcode.space)
+        if space == "param":
+            raise ValueError("a store to a kernel parameter")
+        values = []
+        for element in self._elements(instruction.operands[1], opcode.count):
+            if isinstance(element, Register):
+                if element.kind == "pred" or _BITS[element.kind] < opcode.size * 8:
+                    raise ValueError("a source register narrower than the element")
+                values.append(self.local(element))
+            else:
+                values.append(self.value(element, f"b{opcode.size * 8}"))
+        store = Store(
+            instruction,
+            space,
+            opcode.size,
+            opcode.count,
+            strong=opcode.strong,
+            releases=opcode.semantics == "release",
+        )
+        call = f"{self.bind('m', store)}(F, {address}, {self._guard(instruction)}, ({', '.join(values)},))"
+        self.lines.append(call)
+
+    def _atomic(self, instruction: Instruction) -> None:
+        opcode = self._opcode(instruction)
+        operands = list(instruction.operands)
+        destination = operands.pop(0) if opcode.stem == "atom" else None
+        address, _ = self._address(operands.pop(0), opcode.space)
+        sources = operands[: 2 if opcode.operation == "cas" else 1]
+        if len(operands) != len(sources) + opcode.hinted or (opcode.stem == "red" and opcode.operation in ("cas", "exch")):
+            raise ValueError("wrong number of operands")
+        kind = f"b{opcode.size * 8}"
+        columns = [self._elements(source, opcode.count) for source in sources]
+        values = [
+            f"({', '.join(self.value(column[element], kind) for column in columns)},)"
+            for element in range(opcode.count)
+        ]
+        access = self.bind("m", atomic(instruction, opcode))
+        call = f"{access}(F, {address}, {self._guard(instruction)}, ({', '.join(values)},))"
+        if destination is None or isinstance(destination, Sink):
+            self.lines.append(call)
+            return
+        elements = self._elements(destination, opcode.count)
+        temporaries = [f"v{i}" for i in range(opcode.count)]
+        self.lines.append(f"{', '.join(temporaries)}, = {call}")
+        for element, temporary in zip(elements, temporaries, strict=True):
+            self.assign(instruction, element, temporary, kind, opcode.type.startswith("s"))
+
+    def _fence(self, instruction: Instruction) -> None:
+        if not _FENCES.fullmatch(instruction.opcode):
+            raise isa.UnknownOpcode(instruction.opcode)
+        self.lines.append(f"F.fence({self._guard(instruction)})")
+
+    def _prefetch(self, instruction: Instruction) -> None:
+        # A prefetch reads nothing that the program sees, and does not fault.
+        if not _PREFETCHES.fullmatch(instruction.opcode):
+            raise isa.UnknownOpcode(instruction.opcode)
+
+    def _nanosleep(self, instruction: Instruction) -> None:
+        self.spelled(instruction, "nanosleep.u32")
+
+    # Warp-level instructions: never guarded here, their guards are branches
+
+    def _activemask(self, instruction: Instruction) -> None:
+        self.spelled(instruction, "activemask.b32")
+        self.names["active_mask"] = warp.active_mask
+        self.assign(instruction, instruction.operands[0], "active_mask(F)", "b32")
+
+    def _exchange(self, instruction: Instruction, work: Any, sources: tuple[str, ...], results: tuple[str, ...]) -> None:
+        """`d[|p] = work(sources)`; `results` are the kinds that `work` returns, of which the last may be left out."""
+        destinations, operands = destinations_and_sources(instruction)
+        if len(operands) != len(sources) or not 1 <= len(destinations) <= len(results):
+            raise ValueError("wrong number of operands")
+        arguments = ", ".join(self.value(operand, kind) for operand, kind in zip(operands, sources, strict=True))
+        call = f"{self.bind('x', work)}(F, {arguments})"
+        if len(results) == 1:
+            self.assign(instruction, destinations[0], call, results[0])
+            return
+        self.lines.append(f"v0, v1 = {call}")
+        for position, (destination, kind) in enumerate(zip(destinations, results, strict=False)):
+            if not isinstance(destination, Sink):
+                self.assign(instruction, destination, f"v{position}", kind)
+
+    def _shuffle(self, instruction: Instruction) -> None:
+        mode = instruction.opcode.split(".")[2:3]
+        self.spelled(instruction, *(f"shfl.sync.{name}.b32" for name in ("up", "down", "bfly", "idx")))
+        work = warp.Shuffle(instruction, mode[0])
+        self._exchange(instruction, work, ("b32", "b32", "b32", "b32"), ("b32", "pred"))
+
+    def _vote(self, instruction: Instruction) -> None:
+        self.spelled(instruction, "vote.sync.ballot.b32", *(f"vote.sync.{m}.pred" for m in ("all", "any", "uni")))
+        mode = instruction.opcode.split(".")[2]
+        result = "b32" if mode == "ballot" else "pred"
+        self._exchange(instruction, warp.Vote(mode), ("pred", "b32"), (result,))
+
+    def _match(self, instruction: Instruction) -> None:
+        self.spelled(instruction, *(f"match.{m}.sync.{t}" for m in ("any", "all") for t in ("b32", "b64")))
+        _, mode, _, kind = instruction.opcode.split(".")
+        if mode == "any" and isinstance(instruction.operands[0], Pair):
+            raise ValueError("match.any has no predicate")
+        self._exchange(instruction, warp.Match(mode), (kind, "b32"), ("b32", "pred"))
+
+    def _redux(self, instruction: Instruction) -> None:
+        self.spelled(
+            instruction,
+            *(f"redux.sync.{op}.{t}" for op in ("add", "min", "max") for t in ("u32", "s32")),
+            *(f"redux.sync.{op}.b32" for op in ("and", "or", "xor")),
+        )
+        _, _, operation, kind = instruction.opcode.split(".")
+        work = warp.Redux(isa.resolve_atomic(operation, kind))
+        self._exchange(instruction, work, ("b32", "b32"), ("b32",))
+
+    def _elect(self, instruction: Instruction) -> None:
+        self.spelled(instruction, "elect.sync")
+        self._exchange(instruction, warp.Elect(), ("b32",), ("b32", "pred"))
+
+    def _warp_barrier(self, instruction: Instruction) -> None:
+        self.spelled(instruction, "bar.warp.sync")
+        self.lines.append("F.warp_sync()")
+
+
+def _select(guard: Any, value: Any, old: Any) -> Any:
+    if not isinstance(guard, np.ndarray) or guard.ndim == 0:
+        return value if guard else old
+    return np.where(guard, value, old)
+
+
+def _widener(narrow: str, wide: str, signed: bool) -> Callable[[Any], Any]:
+    unsigned = np.dtype(_DTYPES[wide])
+    if not signed:
+        return lambda value: value.astype(unsigned)
+    small, large = np.dtype(f"i{_BITS[narrow] // 8}"), np.dtype(f"i{_BITS[wide] // 8}")
+    return lambda value: value.view(small).astype(large).view(unsigned)
+
+
+def _literal(literal: Immediate, kind: str) -> int:
+    """The bits of a literal as an operand of a register kind."""
+    if literal.form == "int":
+        # Integer literals are 64-bit; an instruction takes the low bits it needs (PTX ISA, "Constants").
+        return literal.value
+    if literal.form == "f32":
+        if kind == "b64":
+            return int(struct.unpack("<Q", struct.pack("<d", struct.unpack("<f", struct.pack("<I", literal.value))[0]))[0])
+        if kind == "b32":
+            return literal.value
+    elif kind == "b64":
+        return literal.value
+    elif kind == "b32":
+        with np.errstate(all="ignore"):
+            return int(np.uint64(literal.value).view(np.float64).astype(np.float32).view(np.uint32))
+    raise ValueError("a floating-point literal where none fits")

@@ -1,0 +1,146 @@
+"""What can go wrong in a launch, as exceptions that say where: block, thread, PTX line, source line, instruction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from refmoe.errors import RefmoeError
+
+__all__ = [
+    "ArgumentMismatch",
+    "Contraction",
+    "Deadlock",
+    "MemoryFault",
+    "ParseError",
+    "PtxError",
+    "RaceError",
+    "StepBudgetExceeded",
+    "Trap",
+    "UnknownOpcode",
+    "WarpError",
+]
+
+Index3 = tuple[int, int, int]
+
+
+class PtxError(RefmoeError):
+    """Base class of the executor's errors. Keyword arguments of the constructor become attributes."""
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self._fields = fields
+        for name, value in fields.items():
+            setattr(self, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions pickle by their message alone, which would lose the fields between worker processes.
+        return _rebuild, (type(self), self.message, self._fields)
+
+
+def _rebuild(kind: type[PtxError], message: str, fields: dict[str, Any]) -> PtxError:
+    return kind(message, **fields)
+
+
+class ParseError(PtxError):
+    """The text is not PTX that this parser reads. Attributes: `line` (1-based), `name` of the module."""
+
+    line: int
+    name: str
+
+
+class UnknownOpcode(PtxError):
+    """An entry uses an instruction that the executor does not define. Attributes: `opcode`, `line`, `source`, `text`."""
+
+    opcode: str
+    line: int
+    source: str | None
+    text: str
+
+
+class Contraction(PtxError):
+    """A module parsed as strict has an FP add, sub or mul that ptxas may fuse. Attributes: `opcode`, `line`, `text`."""
+
+    opcode: str
+    line: int
+    text: str
+
+
+class ArgumentMismatch(PtxError):
+    """The launch does not fit the entry: its arguments, its grid, its block or its shared memory."""
+
+
+class LaneError(PtxError):
+    """A fault of one lane.
+
+    Attributes:
+        block: index of its CTA in the grid, (x, y, z).
+        thread: its index in the CTA, (x, y, z).
+        line: line of the instruction in the PTX text, 1-based.
+        source: `file:line` of the `.loc` directive in force, or None.
+        text: the instruction.
+    """
+
+    block: Index3
+    thread: Index3
+    line: int
+    source: str | None
+    text: str
+
+
+class MemoryFault(LaneError):
+    """A memory access that the machine refuses.
+
+    Attributes:
+        kind: `"out of bounds"`, `"uninitialised"`, `"misaligned"`, `"read only"` or `"unmapped"`.
+        space: state space of the access.
+        address: the address the lane used, in that space.
+        buffer: name of the buffer or variable, or None where the address belongs to none.
+        offset: byte offset from the buffer's start (it may be negative), or None.
+        size: bytes accessed.
+    """
+
+    kind: str
+    space: str
+    address: int
+    buffer: str | None
+    offset: int | None
+    size: int
+
+
+class RaceError(LaneError):
+    """Two accesses of one byte, at least one a write, that nothing orders.
+
+    Attributes:
+        kind: `"write-write"`, `"read-write"` (the later access writes) or `"write-read"` (the later access reads).
+        space, buffer, offset: where.
+        other_block, other_thread: the lane of the earlier access; the thread is None where several lanes read.
+    """
+
+    kind: str
+    space: str
+    buffer: str
+    offset: int
+    other_block: Index3
+    other_thread: Index3 | None
+
+
+class WarpError(LaneError):
+    """A warp-level instruction whose result the manual leaves undefined."""
+
+
+class Trap(LaneError):
+    """A lane executed `trap`."""
+
+
+class Deadlock(PtxError):
+    """No lane can run any more. Attributes: `waiting`, one sentence for each place where lanes wait."""
+
+    waiting: tuple[str, ...]
+
+
+class StepBudgetExceeded(PtxError):
+    """The launch ran more block steps than its budget. Attributes: `steps`, `places` where lanes were."""
+
+    steps: int
+    places: tuple[str, ...]

@@ -1,0 +1,154 @@
+"""Direct calls replaced by the bodies they call, so that the machine needs no call stack.
+
+nvcc inlines nearly every device function; what is left are calls of `noinline` functions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from refmoe.ptx.errors import UnknownOpcode
+from refmoe.ptx.syntax import (
+    Address,
+    Function,
+    Group,
+    Instruction,
+    Label,
+    Not,
+    Operand,
+    Pair,
+    Register,
+    Symbol,
+    Variable,
+    Vector,
+)
+
+__all__ = ["inline_calls"]
+
+
+def inline_calls(entry: Function, functions: dict[str, Function]) -> Function:
+    """`entry` without call instructions.
+
+    Raises:
+        UnknownOpcode: an indirect or recursive call, or a call of a function without a body (`vprintf`).
+    """
+    assert entry.body is not None
+    body = [statement for statement in entry.body]
+    if not any(isinstance(statement, Instruction) and _is_call(statement) for statement in body):
+        return entry
+    work = _Inliner(functions, dict(entry.variables), dict(entry.tables))
+    return replace(
+        entry, body=tuple(work.expand(tuple(body), (entry.name,))), variables=work.variables, tables=work.tables
+    )
+
+
+def _is_call(instruction: Instruction) -> bool:
+    return instruction.opcode.split(".")[0] == "call"
+
+
+class _Inliner:
+    def __init__(
+        self, functions: dict[str, Function], variables: dict[str, Variable], tables: dict[str, tuple[str, ...]]
+    ) -> None:
+        self.functions = functions
+        self.variables = variables
+        self.tables = tables
+        self.count = 0
+
+    def expand(self, body: tuple[Instruction | Label, ...], stack: tuple[str, ...]) -> list[Instruction | Label]:
+        result: list[Instruction | Label] = []
+        for statement in body:
+            if isinstance(statement, Instruction) and _is_call(statement):
+                result.extend(self.call(statement, stack))
+            else:
+                result.append(statement)
+        return result
+
+    def call(self, instruction: Instruction, stack: tuple[str, ...]) -> list[Instruction | Label]:
+        results, callee, arguments = self.parts(instruction)
+        if callee.name in stack:
+            raise _refused(instruction, "a recursive call")
+        self.count += 1
+        prefix = f"{callee.name}#{self.count}:"
+        actual = {
+            formal.name: symbol
+            for formal, symbol in zip((*callee.results, *callee.parameters), (*results, *arguments), strict=True)
+        }
+        rename = _Renamer(prefix, callee, actual)
+        for name, variable in callee.variables.items():
+            self.variables[prefix + name] = replace(variable, name=prefix + name)
+        for name, labels in callee.tables.items():
+            self.tables[prefix + name] = tuple(prefix + label for label in labels)
+        end = Label(prefix + "return")
+        assert callee.body is not None
+        body: list[Instruction | Label] = []
+        for statement in callee.body:
+            if isinstance(statement, Label):
+                body.append(Label(prefix + statement.name))
+            elif statement.opcode.split(".")[0] == "ret":
+                body.append(rename.instruction(replace(statement, opcode="bra", operands=()), (Symbol(end.name),)))
+            else:
+                body.append(rename.instruction(statement))
+        return [*self.expand(tuple(body), (*stack, callee.name)), end]
+
+    def parts(self, instruction: Instruction) -> tuple[tuple[Symbol, ...], Function, tuple[Symbol, ...]]:
+        operands = list(instruction.operands)
+        results = operands.pop(0).elements if operands and isinstance(operands[0], Group) else ()
+        target = operands.pop(0) if operands else None
+        arguments = operands.pop(0).elements if operands and isinstance(operands[0], Group) else ()
+        callee = self.functions.get(target.name) if isinstance(target, Symbol) else None
+        if callee is None or callee.body is None or operands:
+            raise _refused(instruction, "an indirect call or a call of a function without a body")
+        if (len(results), len(arguments)) != (len(callee.results), len(callee.parameters)):
+            raise _refused(instruction, f"a call that does not fit {callee.name}")
+        symbols = [operand for operand in (*results, *arguments) if isinstance(operand, Symbol)]
+        if len(symbols) != len(results) + len(arguments):
+            raise _refused(instruction, "a call whose arguments are not .param variables")
+        return tuple(symbols[: len(results)]), callee, tuple(symbols[len(results) :])
+
+
+def _refused(instruction: Instruction, what: str) -> UnknownOpcode:
+    return UnknownOpcode(
+        f"{instruction.opcode} at line {instruction.line} is {what}: {instruction.text}",
+        opcode=instruction.opcode,
+        line=instruction.line,
+        source=instruction.source,
+        text=instruction.text,
+    )
+
+
+class _Renamer:
+    def __init__(self, prefix: str, callee: Function, actual: dict[str, Symbol]) -> None:
+        self.prefix = prefix
+        self.actual = actual
+        body = callee.body or ()
+        labels = {statement.name for statement in body if isinstance(statement, Label)}
+        self.own = labels | set(callee.variables) | set(callee.tables)
+
+    def instruction(self, instruction: Instruction, extra: tuple[Operand, ...] = ()) -> Instruction:
+        operands = tuple(self.operand(operand) for operand in instruction.operands) + extra
+        guard = instruction.guard
+        return replace(instruction, operands=operands, guard=None if guard is None else self.register(guard))
+
+    def register(self, register: Register) -> Register:
+        return Register(self.prefix + register.name, register.kind)
+
+    def operand(self, operand: Operand) -> Operand:
+        if isinstance(operand, Register):
+            return self.register(operand)
+        if isinstance(operand, Symbol):
+            if operand.name in self.actual:
+                target = self.actual[operand.name]
+                return Symbol(target.name, target.offset + operand.offset)
+            return Symbol(self.prefix + operand.name, operand.offset) if operand.name in self.own else operand
+        if isinstance(operand, Address):
+            base = self.operand(operand.base)
+            assert isinstance(base, Register | Symbol) or base is operand.base
+            return replace(operand, base=base)
+        if isinstance(operand, Not):
+            return Not(self.register(operand.operand))
+        if isinstance(operand, Pair):
+            return Pair(self.operand(operand.first), self.operand(operand.second))
+        if isinstance(operand, Vector | Group):
+            return type(operand)(tuple(self.operand(element) for element in operand.elements))
+        return operand

@@ -1,0 +1,311 @@
+"""Launching an entry: arguments to memory, CTAs in chunks, and results back into the caller's arrays."""
+
+from __future__ import annotations
+
+import math
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from refmoe.errors import describe
+from refmoe.ptx.codegen import Code, compile_entry
+from refmoe.ptx.errors import ArgumentMismatch, Deadlock, Index3
+from refmoe.ptx.machine import Checks, Launch, Machine
+from refmoe.ptx.memory import Arena, Region
+from refmoe.ptx.parser import ParsedModule, parse
+from refmoe.ptx.races import MAX_THREADS, RaceShadow
+from refmoe.ptx.scopes import type_bits
+from refmoe.ptx.syntax import Function, Variable
+
+__all__ = ["Buffer", "LaunchResult", "Module", "launch"]
+
+# Lanes that run together: enough to make NumPy's overhead small, few enough that their registers stay in cache.
+LANES_AT_ONCE = 24576
+_SHARED_LIMITS = {"sm_12": 101_376}
+_SHARED_LIMIT = 232_448
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Device memory for a pointer parameter.
+
+    Attributes:
+        array: C-contiguous; read before the launch and, if `writable`, written after it.
+        name: for messages.
+        initialised: whether its bytes hold something that the kernel may read: True, False, or bool of the array's shape.
+        writable: whether the kernel may write it.
+    """
+
+    array: np.ndarray[Any, Any]
+    name: str = "buffer"
+    initialised: bool | np.ndarray[Any, Any] = True
+    writable: bool = True
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """What a launch that ended well did.
+
+    Attributes:
+        lane_instructions: instructions times the lanes that ran them (a lane whose guard is off counts).
+        instructions: vector instructions: each counts once for all lanes that ran it together.
+        approximate: (opcode, line) of approximate instructions whose results were not all provably exact.
+        contraction_possible: lines of FP add, sub and mul without a rounding suffix, which ptxas may fuse.
+        seconds: of execution, without compilation.
+    """
+
+    lane_instructions: int
+    instructions: int
+    approximate: tuple[tuple[str, int], ...]
+    contraction_possible: tuple[int, ...]
+    seconds: float
+
+
+@dataclass
+class Module:
+    """A parsed PTX module. Its entries are compiled at their first launch.
+
+    Attributes:
+        name: for messages.
+        target: as written in the text, `"sm_120a"`.
+        strict: refuse entries with FP arithmetic that ptxas may fuse.
+    """
+
+    name: str
+    target: str
+    strict: bool
+    _parsed: ParsedModule = field(repr=False)
+    _codes: dict[str, Code] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def parse(cls, text: str, name: str = "module.ptx", strict: bool = False) -> Module:
+        """Parse PTX text.
+
+        Raises:
+            ParseError: with the line.
+        """
+        parsed = parse(text, name)
+        return cls(name, parsed.target, strict, parsed)
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """Names of the kernels."""
+        return tuple(name for name, function in self._parsed.functions.items() if function.is_entry)
+
+    def compile(self, entry: str) -> Code:
+        """The code of an entry; compiled once.
+
+        Raises:
+            ArgumentMismatch: there is no such entry.
+            UnknownOpcode: it has an instruction that the executor does not define.
+            Contraction: the module is strict and it has arithmetic that ptxas may fuse.
+        """
+        if entry not in self._codes:
+            function = self._parsed.functions.get(entry)
+            if function is None or not function.is_entry or function.body is None:
+                raise ArgumentMismatch(f"{self.name} has no entry {entry!r}; it has {', '.join(self.entries) or 'none'}")
+            self._codes[entry] = compile_entry(self._parsed, function, self.strict)
+        return self._codes[entry]
+
+
+def launch(
+    module: Module,
+    entry: str,
+    grid: Sequence[int],
+    block: Sequence[int],
+    args: Sequence[Any],
+    shared_bytes: int = 0,
+    checks: Checks | None = None,
+    step_budget: int | None = None,
+) -> LaunchResult:
+    """Run an entry and write its buffers back.
+
+    Args:
+        module: where the entry is.
+        entry: its name.
+        grid, block: (x, y, z).
+        args: one for each parameter: a `Buffer` or a NumPy array (initialised, writable) or None (a null pointer) for a
+            pointer, a number for a scalar, bytes for a struct. One array passed twice is one buffer.
+        shared_bytes: dynamic shared memory of a CTA.
+        checks: what is looked for; all by default.
+        step_budget: most steps (one group of lanes through one basic block); None for no limit.
+
+    Raises:
+        ArgumentMismatch: the launch does not fit the entry.
+        PtxError: what went wrong in it. The caller's arrays are then as they were, as after KeyboardInterrupt.
+    """
+    checks = Checks() if checks is None else checks
+    code = module.compile(entry)
+    size, shape = _triple("grid", grid), _triple("block", block)
+    warps = -(-math.prod(shape) // 32)
+    _check_shape(module, code, size, shape, warps)
+    shared = code.layout.shared_bytes
+    if shared_bytes:
+        shared = code.layout.dynamic_offset + shared_bytes
+    limit = next((bytes_ for arch, bytes_ in _SHARED_LIMITS.items() if module.target.startswith(arch)), _SHARED_LIMIT)
+    if shared_bytes < 0 or shared > limit:
+        raise ArgumentMismatch(f"{shared} bytes of shared memory; {module.target} has {limit} for a block")
+    arena = Arena()
+    parameters = arena.add("kernel parameters", "param", None, code.layout.parameter_bytes, writable=False)
+    bound = _bind(code.entry, args, arena, parameters, code.layout.parameters)
+    addresses = _variables(code, arena)
+    if checks.races:
+        for region in arena.regions:
+            if region.writable:
+                region.shadow = RaceShadow(region.data.size, 1)
+    ctas = math.prod(size)
+    state = Launch(
+        module.name, code, size, shape, checks, arena, addresses, shared_bytes, shared, warps,
+        np.zeros(ctas * warps if checks.races else 0, np.int64), step_budget, set(),
+    )  # fmt: skip
+    start = time.perf_counter()
+    with np.errstate(all="ignore"):
+        _run(state, ctas)
+    for buffer, region in bound:
+        if buffer.writable:
+            buffer.array.reshape(-1).view(np.uint8)[:] = region.data[: buffer.array.nbytes]
+    return LaunchResult(
+        state.lane_instructions,
+        state.instructions,
+        tuple((code.approximate[i].opcode, code.approximate[i].line) for i in sorted(state.approximate)),
+        code.contractions,
+        time.perf_counter() - start,
+    )
+
+
+def _run(state: Launch, ctas: int) -> None:
+    """Run chunks of CTAs; those that only wait for memory to change let the next ones start."""
+    at_once = max(1, LANES_AT_ONCE // (state.warps * 32))
+    pending = list(range(0, ctas, at_once))
+    stalled: list[Machine] = []
+    while pending or stalled:
+        if pending:
+            first = pending.pop(0)
+            machine = Machine(state, first, min(at_once, ctas - first))
+            if not machine.run():
+                stalled.append(machine)
+                continue
+        before = state.lane_instructions, len(stalled)
+        changed = state.arena.changes
+        stalled = [machine for machine in stalled if not machine.run()]
+        if not pending and len(stalled) == before[1] and stalled and state.arena.changes == changed:
+            waiting = [line for machine in stalled for line in machine.waiting()]
+            raise Deadlock(
+                "lanes poll memory that nothing will change:\n  " + "\n  ".join(waiting), waiting=tuple(waiting)
+            )
+
+
+def _triple(name: str, value: Sequence[int]) -> Index3:
+    sizes = tuple(int(v) for v in value)
+    if len(sizes) != 3 or min(sizes) < 1:
+        raise ArgumentMismatch(f"{name} {tuple(value)}: three positive sizes needed")
+    return sizes[0], sizes[1], sizes[2]
+
+
+def _check_shape(module: Module, code: Code, grid: Index3, block: Index3, warps: int) -> None:
+    threads = math.prod(block)
+    if threads > 1024 or block[0] > 1024 or block[1] > 1024 or block[2] > 64:
+        raise ArgumentMismatch(f"block {block}: at most 1024 threads, (1024, 1024, 64)")
+    if grid[0] >= 1 << 31 or max(grid[1:]) > 65535 or math.prod(grid) * warps * 32 > MAX_THREADS:
+        raise ArgumentMismatch(f"grid {grid} of blocks of {threads} threads is too large")
+    directives = code.entry.directives
+    most = directives.get("maxntid")
+    if most and threads > math.prod(most):
+        raise ArgumentMismatch(f"block {block} has {threads} threads; .maxntid {most} of {code.entry.name} in {module.name}")
+    exact = directives.get("reqntid")
+    if exact and block != (*exact, 1, 1)[:3]:
+        raise ArgumentMismatch(f"block {block}; .reqntid {exact} of {code.entry.name} in {module.name}")
+
+
+def _bind(
+    entry: Function, args: Sequence[Any], arena: Arena, parameters: Region, offsets: dict[str, int]
+) -> list[tuple[Buffer, Region]]:
+    if len(args) != len(entry.parameters):
+        raise ArgumentMismatch(f"{entry.name} has {len(entry.parameters)} parameters; {len(args)} arguments given")
+    bound: list[tuple[Buffer, Region]] = []
+    for position, (variable, argument) in enumerate(zip(entry.parameters, args, strict=True)):
+        where = f"argument {position} ({variable.name}) of {entry.name}"
+        if isinstance(argument, np.ndarray) and argument.ndim:
+            argument = Buffer(argument, f"argument {position}")
+        if isinstance(argument, Buffer):
+            if variable.size != 8:
+                raise ArgumentMismatch(f"{where}: a buffer for a parameter of {variable.size} bytes")
+            content = _place(argument, where, bound, arena).base.to_bytes(8, "little")
+        else:
+            content = _scalar(variable, argument, where)
+        offset = offsets[variable.name]
+        parameters.data[offset : offset + variable.size] = np.frombuffer(content, np.uint8)
+    return bound
+
+
+def _place(buffer: Buffer, where: str, bound: list[tuple[Buffer, Region]], arena: Arena) -> Region:
+    """The region of a buffer; one array passed twice is one region."""
+    array = buffer.array
+    if not array.flags.c_contiguous:
+        raise ArgumentMismatch(f"{where}: {describe(array)} is not C-contiguous")
+    if buffer.writable and not array.flags.writeable:
+        raise ArgumentMismatch(f"{where}: a writable buffer over a read-only array")
+    for other, region in bound:
+        if array.size and other.array.size and np.shares_memory(array, other.array):
+            same = array.ctypes.data == other.array.ctypes.data and array.nbytes == other.array.nbytes
+            if same and buffer.writable == other.writable and buffer.initialised is other.initialised:
+                return region
+            if same and not buffer.writable and not other.writable:
+                return region
+            if buffer.writable or other.writable:
+                raise ArgumentMismatch(f"{where}: its array overlaps that of {other.name}")
+    mask = None
+    if isinstance(buffer.initialised, np.ndarray):
+        if buffer.initialised.shape != array.shape or buffer.initialised.dtype != np.bool_:
+            raise ArgumentMismatch(f"{where}: initialised is {describe(buffer.initialised)} for {describe(array)}")
+        mask = np.repeat(buffer.initialised.reshape(-1), array.itemsize).astype(np.uint8) * np.uint8(255)
+    region = arena.add(
+        buffer.name, "global", array.reshape(-1).view(np.uint8), array.nbytes, mask,
+        mask is not None or bool(buffer.initialised), buffer.writable,
+    )  # fmt: skip
+    bound.append((buffer, region))
+    return region
+
+
+def _scalar(variable: Variable, argument: Any, where: str) -> bytes:
+    if argument is None:
+        if variable.size != 8:
+            raise ArgumentMismatch(f"{where}: None for a parameter of {variable.size} bytes")
+        return bytes(8)
+    if isinstance(argument, bytes | bytearray):
+        if len(argument) != variable.size:
+            raise ArgumentMismatch(f"{where}: {len(argument)} bytes for a parameter of {variable.size}")
+        return bytes(argument)
+    bits = type_bits(variable.type)
+    number = argument.item() if isinstance(argument, np.generic | np.ndarray) else argument
+    if not isinstance(number, bool | int | float) or variable.size * 8 != bits or variable.pointer:
+        kind = "pointer" if variable.pointer else f".{variable.type} of {variable.size} bytes"
+        raise ArgumentMismatch(f"{where}: {describe(argument)} for a {kind}")
+    if isinstance(number, float) or variable.type in ("f32", "f64"):
+        if variable.type[0] not in "fb" or bits not in (32, 64):
+            raise ArgumentMismatch(f"{where}: {describe(argument)} for a .{variable.type}")
+        return struct.pack("<f" if bits == 32 else "<d", float(number))
+    if not -(1 << (bits - 1)) <= number < (1 << bits):
+        raise ArgumentMismatch(f"{where}: {number} does not fit .{variable.type}")
+    return (int(number) & ((1 << bits) - 1)).to_bytes(bits // 8, "little")
+
+
+def _variables(code: Code, arena: Arena) -> dict[str, Any]:
+    """Module variables as buffers, and their addresses."""
+    regions = {}
+    for variable in code.layout.buffers:
+        content = bytes(variable.size) if variable.initial is None else variable.initial.ljust(variable.size, b"\0")
+        regions[variable.name] = arena.add(
+            variable.name, variable.space, np.frombuffer(content, np.uint8), variable.size,
+            writable=variable.space == "global",
+        )  # fmt: skip
+    for variable in code.layout.buffers:
+        for offset, size, symbol in variable.relocations:
+            if symbol.name in regions:
+                address = (regions[symbol.name].base + symbol.offset).to_bytes(8, "little")[:size]
+                regions[variable.name].data[offset : offset + size] = np.frombuffer(address, np.uint8)
+    return {name: np.uint64(region.base) for name, region in regions.items()}

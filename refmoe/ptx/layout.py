@@ -1,0 +1,98 @@
+"""Where an entry's parameters, shared variables and local variables lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from refmoe.ptx.memory import OWN_BASE, PARAM_BASE
+from refmoe.ptx.parser import ParsedModule
+from refmoe.ptx.syntax import Address, Function, Instruction, Operand, Symbol, Variable, Vector
+
+__all__ = ["Layout", "lay_out"]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Addresses in their own spaces.
+
+    Attributes:
+        addresses: of parameters, shared and local variables, by unique name.
+        spaces: state space that an address of that name belongs to.
+        parameters: byte offset of each kernel parameter.
+        parameter_bytes, shared_bytes, local_bytes: sizes; shared without the dynamic part.
+        dynamic_offset: where dynamic shared memory starts.
+        buffers: module variables that the entry names.
+    """
+
+    addresses: dict[str, int]
+    spaces: dict[str, str]
+    parameters: dict[str, int]
+    parameter_bytes: int
+    shared_bytes: int
+    local_bytes: int
+    dynamic_offset: int
+    buffers: tuple[Variable, ...]
+
+
+def lay_out(entry: Function, module: ParsedModule) -> Layout:
+    """The layout of an entry without calls."""
+    addresses: dict[str, int] = {}
+    spaces: dict[str, str] = {}
+
+    def place(variables: Iterable[Variable], base: int, space: str, start: int = 0) -> int:
+        end = start
+        for variable in variables:
+            begin = -(-end // variable.align) * variable.align
+            addresses[variable.name] = base + begin
+            spaces[variable.name] = space
+            end = begin + variable.size
+        return end
+
+    used = _named(entry)
+    module_shared = [v for name, v in module.variables.items() if v.space == "shared" and name in used]
+    own = list(entry.variables.values())
+    shared = [v for v in own + module_shared if v.space == "shared"]
+    parameter_bytes = place(entry.parameters, PARAM_BASE, "param")
+    shared_bytes = place((v for v in shared if v.size), OWN_BASE, "shared")
+    # A device function's parameters are local: each lane has its own.
+    local_bytes = place((v for v in own if v.space in ("local", "param")), OWN_BASE, "local")
+    dynamic = [v for v in shared if not v.size]
+    align = max([16, *(v.align for v in dynamic)])
+    dynamic_offset = -(-shared_bytes // align) * align
+    for variable in dynamic:
+        addresses[variable.name] = OWN_BASE + dynamic_offset
+        spaces[variable.name] = "shared"
+    buffers = {name: v for name, v in module.variables.items() if v.space in ("global", "const")}
+    wanted = [name for name in buffers if name in used]
+    for name in wanted:
+        wanted.extend(s.name for _, _, s in buffers[name].relocations if s.name in buffers and s.name not in wanted)
+    return Layout(
+        addresses,
+        spaces,
+        {v.name: addresses[v.name] - PARAM_BASE for v in entry.parameters},
+        parameter_bytes,
+        shared_bytes,
+        local_bytes,
+        dynamic_offset,
+        tuple(buffers[name] for name in wanted),
+    )
+
+
+def _named(entry: Function) -> set[str]:
+    names: set[str] = set()
+
+    def visit(operand: Operand) -> None:
+        if isinstance(operand, Symbol):
+            names.add(operand.name)
+        elif isinstance(operand, Address):
+            visit(operand.base)
+        elif isinstance(operand, Vector):
+            for element in operand.elements:
+                visit(element)
+
+    for statement in entry.body or ():
+        if isinstance(statement, Instruction):
+            for operand in statement.operands:
+                visit(operand)
+    return names

@@ -1,0 +1,425 @@
+"""The scheduler: lanes of some CTAs, where each is, and which run next.
+
+Lanes are kept as groups by place (block index). A step runs one group through one block; lanes of different warps and
+CTAs that are at one place always run together. The group with the lowest (turn, place) runs: places are numbered so
+that divergent lanes meet again, and a turn is lost at every back edge of a loop that may be waiting for another lane's
+write, so that such a loop cannot starve the lane it waits for. Lanes wait in three ways: gathering at a warp-level
+instruction for the other members of its mask, at a named barrier, or not at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refmoe.ptx.barriers import Barriers
+from refmoe.ptx.errors import Deadlock, Index3, StepBudgetExceeded, Trap, WarpError
+from refmoe.ptx.frame import UNDEFINED, Frame
+from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS, Arena, owned_region
+from refmoe.ptx.races import Clocks, RaceShadow
+from refmoe.ptx.specials import values as special_values
+from refmoe.ptx.syntax import Instruction
+from refmoe.ptx.warp import bits_of_warps
+
+if TYPE_CHECKING:
+    from refmoe.ptx.codegen import Code, Gather
+
+__all__ = ["Checks", "Launch", "Machine"]
+
+Array = Any
+# Back edges of an ordinary loop before its lanes lose a turn: it may wait for a plain load after all.
+_PATIENCE = 4096
+# Back edges of polling loops without any progress before the machine asks whether anything can still change.
+_IDLE = 512
+# A compact frame pays for gathering registers; a dense one for computing what is thrown away.
+_COMPACT_BELOW = 0.375
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What a launch looks for.
+
+    Attributes:
+        bounds: accesses outside every buffer, and outside shared and local memory.
+        uninitialised: reads of bytes that nobody wrote.
+        alignment: addresses that are no multiple of the access's size.
+        races: unordered accesses of one byte by different lanes, in shared and in global memory.
+    """
+
+    bounds: bool = True
+    uninitialised: bool = True
+    alignment: bool = True
+    races: bool = True
+
+
+@dataclass
+class Launch:
+    """What all CTAs of a launch have in common.
+
+    Attributes:
+        name: of the module.
+        code: of the entry.
+        grid, block: as launched.
+        checks: what is looked for.
+        arena: global memory.
+        addresses: of module variables, uint64 scalars.
+        dynamic_bytes, shared_bytes: dynamic shared memory, and all of it.
+        warps: of a CTA.
+        published: see `Clocks`.
+        step_budget: most block steps, or None.
+        steps, lane_instructions, instructions: counted so far.
+        approximate: indices into `code.approximate` that were not provably exact.
+    """
+
+    name: str
+    code: Code
+    grid: Index3
+    block: Index3
+    checks: Checks
+    arena: Arena
+    addresses: dict[str, Any]
+    dynamic_bytes: int
+    shared_bytes: int
+    warps: int
+    published: Array
+    step_budget: int | None
+    approximate: set[int]
+    steps: int = 0
+    lane_instructions: int = 0
+    instructions: int = 0
+
+
+class Machine:
+    """Some CTAs, from start to end.
+
+    Attributes:
+        lanes: whole warps, so a multiple of 32 for each CTA.
+        alive: bool [lanes], those that exist and have not exited.
+        lane_cta: CTA of each lane, counted from the first here.
+        lane_in_warp, warp_start: int64 [lanes].
+        registers: one array or scalar for each register that lives across blocks.
+    """
+
+    def __init__(self, launch: Launch, first_cta: int, ctas: int) -> None:
+        self.launch = launch
+        self.code = launch.code
+        self.checks = launch.checks
+        self.arena = launch.arena
+        self.addresses = launch.addresses
+        self.approximate = launch.approximate
+        self.first_cta, self.ctas, self.warps = first_cta, ctas, launch.warps
+        per_cta = self.warps * 32
+        self.lanes = ctas * per_cta
+        self.first_thread = first_cta * per_cta
+        self.all_lanes = np.arange(self.lanes)
+        self.lane_in_warp = self.all_lanes & 31
+        self.warp_start = self.all_lanes & ~31
+        self.lane_cta = self.all_lanes // per_cta
+        self.alive = self.all_lanes % per_cta < int(np.prod(launch.block))
+        self._living = int(self.alive.sum())
+        self.specials = special_values(
+            launch.grid, launch.block, first_cta, ctas, self.warps, launch.dynamic_bytes, launch.shared_bytes
+        )
+        self.registers: list[Any] = [UNDEFINED[kind] for kind in self.code.kinds]
+        self.shared = owned_region("shared memory", "shared", launch.shared_bytes, ctas)
+        self.local = owned_region("local memory", "local", self.code.layout.local_bytes, self.lanes)
+        self.clocks: Any = None
+        if self.checks.races:
+            self.clocks = Clocks(self.warps, ctas, first_cta, launch.published)
+            self.shared.shadow = RaceShadow(self.shared.data.size, self.warps)
+        self._groups: dict[int, tuple[int, Array]] = {0: (0, self.alive)}
+        self._gathering: dict[int, Array] = {}
+        self._passed: Array | None = None
+        self.barriers = Barriers(self)
+        self._idle = 0
+        self._snapshot: Any = None
+        self._laps: dict[int, int] = {}
+
+    # What instructions ask
+
+    def place_of(self, lane: int) -> tuple[Index3, Index3]:
+        """(block, thread) of a lane of this machine."""
+        return self.place_of_thread(lane + self.first_thread)
+
+    def place_of_thread(self, number: int) -> tuple[Index3, Index3]:
+        """(block, thread) of a thread of the launch, counted in whole warps."""
+        cta, thread = divmod(number, self.warps * 32)
+        return _index(cta, self.launch.grid), _index(thread, self.launch.block)
+
+    def describe(self, instruction: Instruction) -> str:
+        """`module.ptx:57 (kernel.cu:14): st.shared.f32 [%r12], %f18;`."""
+        source = f" ({instruction.source})" if instruction.source else ""
+        return f"{self.launch.name}:{instruction.line}{source}: {instruction.text}"
+
+    def in_space(self, space: str, address: Array) -> Array:
+        """Whether generic addresses lie in a state space's window."""
+        top = address >> np.uint64(56)
+        if space == "shared":
+            return top == np.uint64(SHARED_WINDOW >> 56)
+        if space == "local":
+            return top == np.uint64(LOCAL_WINDOW >> 56)
+        other = [region.base >> WINDOW_BITS for region in self.arena.regions if region.space != "global"]
+        return (top == 0) & ~np.isin(address >> np.uint64(WINDOW_BITS), np.array(other, np.uint64))
+
+    def progress(self) -> None:
+        """Memory changed, or lanes left: a polling loop may see something new."""
+        self.arena.changes += 1
+        self._idle = 0
+        self._snapshot = None
+
+    def everyone(self, mask: Array) -> bool:
+        """Whether `mask` holds all lanes that have not exited."""
+        return int(np.count_nonzero(mask)) == self._living
+
+    def write(self, number: int, mask: Array, value: Any) -> None:
+        """Write a register of the lanes of `mask`, outside a step."""
+        Frame(self, mask, int(np.count_nonzero(mask)), False).put(self.registers, number, value)
+
+    def resume(self, place: int, mask: Array) -> None:
+        """Lanes leave the barrier that ends block `place`."""
+        self._arrive(self.code.program.blocks[place].terminator.targets[0], 0, mask)
+
+    # Steps
+
+    def run(self) -> bool:
+        """Run until all lanes have exited (True), or until the CTAs here only wait for memory to change (False).
+
+        Raises:
+            PtxError: whatever went wrong.
+        """
+        self._idle = 0
+        self._snapshot = None
+        while self._groups:
+            place = min(self._groups, key=lambda key: (self._groups[key][0], key))
+            turn, mask = self._groups.pop(place)
+            if place in self.code.gathers:
+                mask = self._gather(place, mask)
+                if mask is None:
+                    continue
+            self._step(place, turn, mask)
+            if self._idle >= _IDLE and self._stuck():
+                return False
+        if self._living:
+            waiting = self.waiting()
+            raise Deadlock("no lane can run:\n  " + "\n  ".join(waiting), waiting=tuple(waiting))
+        return True
+
+    def _step(self, place: int, turn: int, mask: Array) -> None:
+        launch, code = self.launch, self.code
+        active = int(np.count_nonzero(mask))
+        launch.steps += 1
+        if launch.step_budget is not None and launch.steps > launch.step_budget:
+            self._arrive(place, turn, mask)
+            places = tuple(self.waiting())
+            raise StepBudgetExceeded(
+                f"more than {launch.step_budget} steps; lanes are at:\n  " + "\n  ".join(places),
+                steps=launch.step_budget,
+                places=places,
+            )
+        launch.instructions += code.lengths[place]
+        launch.lane_instructions += code.lengths[place] * active
+        if self.clocks is not None:
+            self.clocks.now = launch.steps
+        compact = active < _COMPACT_BELOW * self.lanes
+        if active == self._living and not compact:
+            frame = Frame(self, mask, active, False)
+            result = code.full[place](self.registers, frame)
+        else:
+            frame = Frame(self, mask, active, compact)
+            result = code.masked[place](self.registers, frame)
+        self._leave(place, turn, mask, frame, result)
+
+    def _leave(self, place: int, turn: int, mask: Array, frame: Frame, result: Any) -> None:
+        terminator = self.code.program.blocks[place].terminator
+        kind = terminator.kind
+        if kind == "jump":
+            self._go(place, terminator.targets[0], turn, mask)
+        elif kind == "branch":
+            self._branch(place, turn, mask, frame, result)
+        elif kind == "index":
+            self._index(place, turn, mask, frame, result)
+        elif kind == "exit":
+            self._exit(mask)
+        elif kind == "barrier":
+            self.progress()
+            number, count, vote = (None if value is None else _all(frame, value) for value in result)
+            self.barriers.arrive(self.code.barriers[place], place, mask, (number, count, vote))
+        else:
+            assert terminator.instruction is not None
+            block, thread = self.place_of(int(np.argmax(mask)))
+            instruction = terminator.instruction
+            raise Trap(
+                f"trap in block {block} thread {thread}; {self.describe(instruction)}",
+                block=block,
+                thread=thread,
+                line=instruction.line,
+                source=instruction.source,
+                text=instruction.text,
+            )
+
+    def _branch(self, place: int, turn: int, mask: Array, frame: Frame, result: Any) -> None:
+        targets = self.code.program.blocks[place].terminator.targets
+        if not isinstance(result, np.ndarray) or result.ndim == 0:
+            self._go(place, targets[0] if result else targets[1], turn, mask)
+            return
+        taken = frame.to_all(result) & mask
+        count = int(np.count_nonzero(taken))
+        if count == frame.active:
+            self._go(place, targets[0], turn, mask)
+        elif count == 0:
+            self._go(place, targets[1], turn, mask)
+        else:
+            self._go(place, targets[0], turn, taken)
+            self._go(place, targets[1], turn, mask & ~taken)
+
+    def _index(self, place: int, turn: int, mask: Array, frame: Frame, result: Any) -> None:
+        terminator = self.code.program.blocks[place].terminator
+        index = frame.to_all(result)
+        beyond = mask & (index >= len(terminator.targets))
+        if beyond.any():
+            assert terminator.instruction is not None
+            lane = int(np.argmax(beyond))
+            raise self._warp_error(terminator.instruction, lane, f"branch index {int(index[lane])} beyond the table")
+        for value in np.unique(index[mask]):
+            self._go(place, terminator.targets[int(value)], turn, mask & (index == value))
+
+    def _go(self, place: int, target: int, turn: int, mask: Array) -> None:
+        block = self.code.program.blocks[place]
+        if target in block.polling_edges:
+            turn += 1
+            self._idle += 1
+        elif target in block.back_edges:
+            laps = self._laps[target] = self._laps.get(target, 0) + 1
+            turn += laps % _PATIENCE == 0
+        self._arrive(target, turn, mask)
+
+    def _arrive(self, place: int, turn: int, mask: Array) -> None:
+        waiting = self._gathering.pop(place, None)
+        if waiting is not None:
+            mask = mask | waiting
+        if place in self._groups:
+            other, lanes = self._groups[place]
+            turn, mask = min(turn, other), mask | lanes
+        self._groups[place] = (turn, mask)
+
+    def _exit(self, mask: Array) -> None:
+        self.alive = self.alive & ~mask
+        self._living = int(np.count_nonzero(self.alive))
+        self.progress()
+        # Those who waited for the lanes that are gone need not wait any longer.
+        for place in list(self._gathering):
+            self._arrive(place, 0, self._gathering.pop(place))
+        if (self.barriers.expected != 0).any():
+            self.barriers.settle()
+
+    # Warp-level instructions
+
+    def _gather(self, place: int, mask: Array) -> Array | None:
+        """The lanes whose whole member mask is here; the others go on waiting."""
+        gather = self.code.gathers[place]
+        value = gather.constant if gather.register is None else self.registers[gather.register]
+        member = np.broadcast_to(value, mask.shape)
+        own = (member >> self.lane_in_warp.astype(np.uint32)) & np.uint32(1) == 0
+        if (own & mask).any():
+            lane = int(np.argmax(own & mask))
+            raise self._warp_error(
+                gather.instruction, lane, f"the lane is not in its own member mask 0x{int(member[lane]):08X}"
+            )
+        if self.everyone(mask) and value.ndim == 0:
+            return mask
+        go = np.zeros_like(mask)
+        if self._passed is not None:
+            go = mask & self._passed
+            self._passed = self._passed & ~go
+        living = bits_of_warps(self.alive)
+        elsewhere = self._waiting_alike(place, gather)
+        for one in np.unique(member[mask]):
+            here = mask & (member == one)
+            others = np.zeros_like(mask)
+            for lanes, theirs in elsewhere:
+                others |= lanes & (theirs == one)
+            missing = one & living & ~bits_of_warps(here | others)
+            complete = np.repeat(missing == 0, 32)
+            go |= here & complete
+            self._let_pass(others & complete & np.repeat(bits_of_warps(here) != 0, 32))
+        rest = mask & ~go
+        if rest.any():
+            self._gathering[place] = rest
+        return go if go.any() else None
+
+    def _waiting_alike(self, place: int, gather: Gather) -> list[tuple[Array, Array]]:
+        """Lanes that wait at other places for the same meeting, and their member masks: `bar.warp.sync` only."""
+        if not gather.is_barrier:
+            return []
+        found = []
+        for other, lanes in self._gathering.items():
+            theirs = self.code.gathers[other]
+            if other != place and theirs.is_barrier:
+                value = theirs.constant if theirs.register is None else self.registers[theirs.register]
+                found.append((lanes, np.broadcast_to(value, lanes.shape)))
+        return found
+
+    def _let_pass(self, lanes: Array) -> None:
+        """Lanes that wait at other `bar.warp.sync` instructions may go on."""
+        if not lanes.any():
+            return
+        self._passed = lanes if self._passed is None else self._passed | lanes
+        for place in [p for p, waiting in self._gathering.items() if (waiting & lanes).any()]:
+            self._arrive(place, 0, self._gathering.pop(place))
+
+    def _warp_error(self, instruction: Instruction, lane: int, what: str) -> WarpError:
+        block, thread = self.place_of(lane)
+        return WarpError(
+            f"block {block} thread {thread}: {what}; {self.describe(instruction)}",
+            block=block,
+            thread=thread,
+            line=instruction.line,
+            source=instruction.source,
+            text=instruction.text,
+        )
+
+    # Standing still
+
+    def _stuck(self) -> bool:
+        """Whether lanes came round to a state that they were in before, with memory unchanged since."""
+        state = (dict(self._groups), list(self.registers))
+        if self._snapshot is None or self._idle % _IDLE == 0:
+            self._snapshot = state
+            return False
+        return _same(self._snapshot, state)
+
+    def waiting(self) -> list[str]:
+        """One sentence for each place where lanes are."""
+        lines = self.barriers.report()
+        blocks = self.code.program.blocks
+        for place, lanes in sorted(self._gathering.items()):
+            gather = self.code.gathers[place]
+            lines.append(f"gathering for {self.describe(gather.instruction)}: {self._who(lanes)}")
+        for place, (_, lanes) in sorted(self._groups.items()):
+            lines.append(f"running at {self.launch.name}:{blocks[place].line}: {self._who(lanes)}")
+        return lines
+
+    def _who(self, lanes: Array) -> str:
+        block, thread = self.place_of(int(np.argmax(lanes)))
+        return f"{int(np.count_nonzero(lanes))} lanes, the first block {block} thread {thread}"
+
+
+def _all(frame: Frame, value: Any) -> Any:
+    """A frame's value over all lanes; scalars stay scalars."""
+    return frame.to_all(value) if isinstance(value, np.ndarray) and value.ndim else value
+
+
+def _index(number: int, size: Index3) -> Index3:
+    return number % size[0], number // size[0] % size[1], number // (size[0] * size[1])
+
+
+def _same(before: Any, after: Any) -> bool:
+    groups, registers = before
+    now, values = after
+    if groups.keys() != now.keys() or not all(np.array_equal(groups[p][1], now[p][1]) for p in groups):
+        return False
+    return all(a is b or np.array_equal(a, b) for a, b in zip(registers, values, strict=True))
+
+

@@ -1,0 +1,141 @@
+"""State spaces: buffers in the global arena, and the shared and local memory of the CTAs that run together.
+
+Every buffer has an address window of 2^40 bytes of its own, so that a wrong index never lands in another buffer: 32-bit
+index arithmetic cannot cross a window. Generic addresses of shared and local memory have windows above all buffers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from refmoe.ptx.races import RaceShadow
+
+__all__ = ["LOCAL_WINDOW", "OWN_BASE", "PARAM_BASE", "SHARED_WINDOW", "WINDOW_BITS", "Arena", "Bytes", "Region"]
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+WINDOW_BITS = 40
+# Kernel parameters are the first buffer of every arena.
+PARAM_BASE = 1 << WINDOW_BITS
+SHARED_WINDOW = 1 << 56
+LOCAL_WINDOW = 1 << 57
+# Shared and local addresses start here, so that a null pointer is no valid address of either.
+OWN_BASE = 1024
+# What memory that nobody has written holds, where reading it is not refused.
+_POISON = 0xCD
+_WIDEST = 32
+
+
+@dataclass
+class Region:
+    """Bytes that one address window shows.
+
+    Attributes:
+        name: of the buffer or variable.
+        space: `"global" "const" "param" "shared" "local"`.
+        base: address of byte 0 in its space.
+        size: bytes that may be accessed.
+        stride: bytes from one owner's copy to the next (shared: CTA, local: lane), 0 for a buffer.
+        data: the bytes of all owners.
+        valid: 0xFF for each byte of `data` that was written, or None where all are.
+        writable: whether stores are allowed.
+        shadow: who accessed what, or None where races are not looked for.
+    """
+
+    name: str
+    space: str
+    base: int
+    size: int
+    stride: int
+    data: Bytes
+    valid: Bytes | None
+    writable: bool
+    shadow: RaceShadow | None = None
+    _views: dict[tuple[bool, int], Any] = field(default_factory=dict, repr=False)
+
+    def words(self, width: int, of_valid: bool = False) -> Any:
+        """`data` (or `valid`) as words of `width` bytes: [n] unsigned integers, or [n, width / 8] uint64 above 8."""
+        view = self._views.get((of_valid, width))
+        if view is None:
+            source = self.valid if of_valid else self.data
+            assert source is not None
+            dtype = np.dtype(f"u{min(width, 8)}")
+            view = source.view(dtype) if width <= 8 else source.view(dtype).reshape(-1, width // 8)
+            self._views[of_valid, width] = view
+        return view
+
+    def forget_views(self) -> None:
+        """Drop views after `valid` was replaced."""
+        self._views.clear()
+
+
+def _aligned(size: int, fill: int) -> Bytes:
+    # Padded to the widest access, so that every view has whole words.
+    return np.full(-(-max(size, 1) // _WIDEST) * _WIDEST, fill, np.uint8)
+
+
+def owned_region(name: str, space: str, size: int, owners: int) -> Region:
+    """Shared or local memory, `size` bytes for each of `owners`, nothing of it initialised."""
+    stride = -(-max(size, 1) // _WIDEST) * _WIDEST
+    data = np.full(owners * stride, _POISON, np.uint8)
+    return Region(name, space, OWN_BASE, size, stride, data, np.zeros_like(data), True)
+
+
+class Arena:
+    """The global address space of one launch."""
+
+    def __init__(self) -> None:
+        self.regions: list[Region] = []
+        # Counts stores and atomics that changed something: whether polling loops can see anything new.
+        self.changes = 0
+
+    def add(
+        self,
+        name: str,
+        space: str,
+        content: Bytes | None,
+        size: int,
+        valid: Bytes | None = None,
+        initialised: bool = True,
+        writable: bool = True,
+    ) -> Region:
+        """A new buffer with its own window.
+
+        Args:
+            name: for messages.
+            space: `"global"`, `"const"` or `"param"`.
+            content: its first bytes, copied; None for poison.
+            size: bytes.
+            valid: 0xFF for each initialised byte [size], copied; takes the place of `initialised`.
+            initialised: whether all bytes are.
+            writable: whether stores are allowed.
+        """
+        data = _aligned(size, _POISON)
+        if content is not None:
+            data[: content.size] = content
+        shadow = None
+        if valid is not None or not initialised:
+            shadow = _aligned(size, 0)
+            if valid is not None:
+                shadow[:size] = valid
+        base = (len(self.regions) + 1) << WINDOW_BITS
+        region = Region(name, space, base, size, 0, data, shadow, writable)
+        self.regions.append(region)
+        return region
+
+    def window(self, address: int) -> Region | None:
+        """The buffer in whose window `address` lies."""
+        index = (address >> WINDOW_BITS) - 1
+        return self.regions[index] if 0 <= index < len(self.regions) else None
+
+    def nearest(self, address: int) -> tuple[Region | None, int | None]:
+        """The buffer that an invalid address most likely meant, and the byte offset in it."""
+        half = 1 << (WINDOW_BITS - 1)
+        within = address & ((1 << WINDOW_BITS) - 1)
+        region = self.window(address if within < half else address + half)
+        return region, None if region is None else address - region.base

@@ -1,0 +1,555 @@
+"""PTX text to a module of functions: declarations, instructions, and the scopes between them."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field, replace
+
+from refmoe.ptx import lexer
+from refmoe.ptx.errors import ParseError
+from refmoe.ptx.scopes import KINDS, Scope, type_bits
+from refmoe.ptx.syntax import (
+    Address,
+    Function,
+    Group,
+    Immediate,
+    Instruction,
+    Label,
+    Not,
+    Operand,
+    Pair,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Variable,
+    Vector,
+)
+
+__all__ = ["ParsedModule", "parse"]
+
+_SPACES = ("global", "const", "shared", "local", "param")
+_LINKAGE = (".visible", ".extern", ".weak", ".common")
+_BRANCHES = ("bra", "brx")
+
+
+@dataclass
+class ParsedModule:
+    """A whole module. `target` is as written, `"sm_120a"`."""
+
+    name: str
+    version: str = ""
+    target: str = ""
+    functions: dict[str, Function] = field(default_factory=dict)
+    variables: dict[str, Variable] = field(default_factory=dict)
+    files: dict[int, str] = field(default_factory=dict)
+
+
+def parse(text: str, name: str) -> ParsedModule:
+    """Parse a PTX module.
+
+    Raises:
+        ParseError: with the line of what is not PTX, or not of the PTX that the executor reads.
+    """
+    return _Parser(lexer.drop_sections(text), name).module()
+
+
+class _Parser:
+    def __init__(self, text: str, name: str) -> None:
+        self.text = text
+        self.tokens = lexer.tokenize(text, name)
+        self.position = 0
+        self.result = ParsedModule(name)
+        self.location: tuple[int, int] | None = None
+
+    # Tokens
+
+    @property
+    def token(self) -> lexer.Token:
+        return self.tokens[self.position]
+
+    def at(self, *texts: str) -> bool:
+        return self.token.text in texts
+
+    def take(self) -> lexer.Token:
+        token = self.token
+        self.position += 1
+        return token
+
+    def accept(self, text: str) -> bool:
+        if self.token.text == text:
+            self.position += 1
+            return True
+        return False
+
+    def expect(self, text: str) -> lexer.Token:
+        if self.token.text != text:
+            self.fail(f"expected {text!r}, found {self.token.text!r}")
+        return self.take()
+
+    def word(self) -> str:
+        if self.token.kind != "word":
+            self.fail(f"expected a name, found {self.token.text!r}")
+        return self.take().text
+
+    def fail(self, message: str, line: int | None = None) -> None:
+        line = self.token.line if line is None else line
+        raise ParseError(f"{self.result.name}:{line}: {message}", line=line, name=self.result.name)
+
+    def integer(self) -> int:
+        negative = self.accept("-")
+        if self.token.kind != "number":
+            self.fail(f"expected an integer, found {self.token.text!r}")
+        value = lexer.immediate(self.take().text)
+        if value.form != "int":
+            self.fail("expected an integer")
+        return -value.value if negative else value.value
+
+    # Module scope
+
+    def module(self) -> ParsedModule:
+        while self.token.kind != "end":
+            self.top_level()
+        # The files stand behind the code that names them.
+        files = self.result.files
+        for name, function in self.result.functions.items():
+            if function.body:
+                self.result.functions[name] = replace(
+                    function, body=tuple(_located(statement, files) for statement in function.body)
+                )
+        return self.result
+
+    def top_level(self) -> None:
+        text = self.token.text
+        if text == ".version":
+            self.take()
+            self.result.version = self.take().text
+        elif text == ".target":
+            self.take()
+            self.result.target = self.word()
+            while self.accept(","):
+                self.word()
+        elif text == ".address_size":
+            self.take()
+            if self.integer() != 64:
+                self.fail("only .address_size 64 is supported")
+        elif text == ".file":
+            self.file()
+        elif text == ".loc":
+            self.loc()
+        elif text in _LINKAGE:
+            self.take()
+        elif text in (".entry", ".func"):
+            self.function()
+        elif text == ".section":
+            self.fail("a .section without braces")
+        elif text == ".pragma":
+            self.skip_to_semicolon()
+        elif text[1:] in _SPACES and text[0] == ".":
+            scope = Scope()
+            for variable in self.variables(scope):
+                self.result.variables[variable.name] = variable
+        elif not self.accept(";"):
+            self.fail(f"unexpected {text!r}")
+
+    def skip_to_semicolon(self) -> None:
+        while not self.at(";"):
+            if self.token.kind == "end":
+                self.fail("unexpected end of the text")
+            self.take()
+        self.take()
+
+    def file(self) -> None:
+        self.take()
+        number = self.integer()
+        if self.token.kind != "string":
+            self.fail("expected a file name")
+        self.result.files[number] = self.take().text[1:-1]
+        while self.accept(","):
+            self.integer()
+
+    def loc(self) -> None:
+        # .loc file line column [, function_name label {+ offset}, inlined_at file line column]
+        self.take()
+        number, line = self.integer(), self.integer()
+        self.integer()
+        self.location = (number, line)
+        while self.accept(","):
+            self.word()
+            if self.token.kind == "word":
+                self.take()
+                if self.accept("+"):
+                    self.integer()
+            else:
+                for _ in range(3):
+                    self.integer()
+
+    # Variables and parameters
+
+    def variables(self, scope: Scope) -> list[Variable]:
+        space = self.take().text[1:]
+        declared = [self.variable(space)]
+        while self.accept(","):
+            # `.global .u32 a, b;` shares the type of the first.
+            first = declared[0]
+            declared.append(self.declarator(space, first.align, first.type, first.pointer))
+        self.expect(";")
+        result = []
+        for variable in declared:
+            unique = scope.declare_symbol(variable.name)
+            if unique is None:
+                self.fail(f"{variable.name} is declared twice")
+            result.append(replace(variable, name=str(unique)))
+        return result
+
+    def variable(self, space: str) -> Variable:
+        align, pointer = 0, False
+        kind = ""
+        while self.token.kind == "directive":
+            directive = self.take().text[1:]
+            if directive == "align":
+                align = self.integer() if not pointer else (self.integer(), align)[1]
+            elif directive == "ptr":
+                pointer = True
+            elif directive in KINDS or directive in ("b8", "u8", "s8"):
+                kind = directive
+            elif directive == "attribute":
+                self.expect("(")
+                while not self.accept(")"):
+                    self.take()
+            elif directive in _SPACES or directive in ("managed", "unified"):
+                continue
+            else:
+                self.fail(f"unsupported .{directive} in a declaration", self.tokens[self.position - 1].line)
+        if not kind or kind == "pred":
+            self.fail("expected the type of a variable")
+        return self.declarator(space, align, kind, pointer)
+
+    def declarator(self, space: str, align: int, kind: str, pointer: bool) -> Variable:
+        name = self.word()
+        element = type_bits(kind) // 8
+        count = 1
+        while self.accept("["):
+            count *= 0 if self.at("]") else self.integer()
+            self.expect("]")
+        initial, relocations = None, ()
+        if self.accept("="):
+            initial, relocations = self.initialiser(kind)
+        size = max(count * element, len(initial or b""))
+        return Variable(name, space, size, align or element, kind, pointer, initial, relocations)
+
+    def initialiser(self, kind: str) -> tuple[bytes, tuple[tuple[int, int, Symbol], ...]]:
+        size = type_bits(kind) // 8
+        data, relocations = bytearray(), []
+
+        def one() -> None:
+            if self.accept("{"):
+                while not self.accept("}"):
+                    one()
+                    self.accept(",")
+                return
+            if self.token.kind == "word":
+                name = self.word()
+                if name == "generic" and self.accept("("):
+                    name = self.word()
+                    self.expect(")")
+                offset = self.integer() if self.accept("+") else 0
+                relocations.append((len(data), size, Symbol(name, offset)))
+                data.extend(bytes(size))
+                return
+            data.extend(self.number(kind).to_bytes(size, "little"))
+
+        one()
+        return bytes(data), tuple(relocations)
+
+    def number(self, kind: str) -> int:
+        """The bits of a literal of type `kind`."""
+        bits = type_bits(kind)
+        negative = self.accept("-")
+        if self.token.kind != "number":
+            self.fail(f"expected a number, found {self.token.text!r}")
+        literal = lexer.immediate(self.take().text)
+        value = literal.value
+        if literal.form == "f64" and kind == "f32":
+            value = struct.unpack("<I", struct.pack("<f", struct.unpack("<d", struct.pack("<Q", value))[0]))[0]
+        if negative:
+            value = value ^ (1 << (bits - 1)) if literal.form != "int" else -value
+        return value & ((1 << bits) - 1)
+
+    def parameters(self, scope: Scope) -> tuple[Variable, ...]:
+        result: list[Variable] = []
+        if not self.accept("("):
+            return ()
+        while not self.accept(")"):
+            if self.at(".reg"):
+                self.fail("a function with register parameters is not supported")
+            self.expect(".param")
+            variable = self.variable("param")
+            unique = scope.declare_symbol(variable.name)
+            if unique is None:
+                self.fail(f"{variable.name} is declared twice")
+            result.append(replace(variable, name=str(unique)))
+            self.accept(",")
+        return tuple(result)
+
+    # Functions
+
+    def function(self) -> None:
+        line = self.token.line
+        is_entry = self.take().text == ".entry"
+        self.location = None
+        scope = Scope()
+        results = self.parameters(scope) if self.at("(") else ()
+        name = self.word()
+        parameters = self.parameters(scope)
+        directives: dict[str, tuple[int, ...]] = {}
+        while self.token.kind == "directive":
+            directive = self.take().text[1:]
+            values = []
+            while self.token.kind == "number" or self.at(","):
+                if not self.accept(","):
+                    values.append(self.integer())
+            if directive == "pragma":
+                self.skip_to_semicolon()
+            directives[directive] = tuple(values)
+        function = Function(name, is_entry, parameters, results, None, directives=directives, line=line)
+        if self.at("{"):
+            function = _Body(self, function, scope).parse()
+        else:
+            self.accept(";")
+        if function.body is not None or name not in self.result.functions:
+            self.result.functions[name] = function
+
+
+class _Body:
+    """The statements of one function."""
+
+    def __init__(self, parser: _Parser, function: Function, scope: Scope) -> None:
+        self.parser = parser
+        self.function = function
+        self.scope = scope
+        self.statements: list[Instruction | Label] = []
+        self.scopes: list[Scope] = []
+        self.tables: dict[str, tuple[tuple[str, ...], Scope]] = {}
+
+    def parse(self) -> Function:
+        parser = self.parser
+        line = parser.token.line
+        parser.expect("{")
+        self.block(Scope(self.scope))
+        body = tuple(
+            self.resolve(statement, scope) if isinstance(statement, Instruction) else statement
+            for statement, scope in zip(self.statements, self.scopes, strict=True)
+        )
+        tables = {
+            name: tuple(self.label(label, scope, line) for label in labels)
+            for name, (labels, scope) in self.tables.items()
+        }
+        return replace(self.function, body=body, tables=tables)
+
+    def label(self, name: str, scope: Scope, line: int) -> str:
+        unique = scope.symbol(name)
+        if unique is None:
+            self.parser.fail(f"no label {name}", line)
+        return str(unique)
+
+    def resolve(self, instruction: Instruction, scope: Scope) -> Instruction:
+        # A branch may name a label further down, so labels are looked up once all are known.
+        if instruction.opcode.split(".")[0] not in _BRANCHES:
+            return instruction
+        *others, target = instruction.operands
+        if not isinstance(target, Symbol):
+            self.parser.fail("a branch needs a label", instruction.line)
+            return instruction
+        return replace(
+            instruction, operands=(*others, Symbol(self.label(target.name, scope, instruction.line)))
+        )
+
+    def add(self, statement: Instruction | Label, scope: Scope) -> None:
+        self.statements.append(statement)
+        self.scopes.append(scope)
+
+    def block(self, scope: Scope) -> None:
+        parser = self.parser
+        while not parser.accept("}"):
+            token = parser.token
+            if token.kind == "end":
+                parser.fail("unexpected end of the text")
+            if parser.accept("{"):
+                self.block(Scope(scope))
+            elif token.text == ".loc":
+                parser.loc()
+            elif token.text == ".file":
+                parser.file()
+            elif token.text == ".reg":
+                self.registers(scope)
+            elif token.text in (".pragma", ".callprototype", ".calltargets"):
+                parser.skip_to_semicolon()
+            elif token.kind == "directive" and token.text[1:] in _SPACES:
+                for variable in parser.variables(scope):
+                    self.function.variables[variable.name] = variable
+            elif token.kind == "word" and parser.tokens[parser.position + 1].text == ":":
+                self.labelled(scope)
+            elif not parser.accept(";"):
+                self.add(self.instruction(scope), scope)
+
+    def registers(self, scope: Scope) -> None:
+        parser = self.parser
+        parser.take()
+        kind = KINDS.get(parser.token.text[1:])
+        if kind is None:
+            parser.fail(f"registers of type {parser.token.text} are not supported")
+        parser.take()
+        while True:
+            name = parser.word()
+            if parser.accept("<"):
+                fresh = scope.declare_family(name, parser.integer(), str(kind))
+                parser.expect(">")
+            else:
+                fresh = scope.declare_register(name, str(kind))
+            if not fresh:
+                parser.fail(f"register {name} is declared twice")
+            if parser.accept(";"):
+                return
+            parser.expect(",")
+
+    def labelled(self, scope: Scope) -> None:
+        parser = self.parser
+        line = parser.token.line
+        name = parser.word()
+        parser.expect(":")
+        unique = scope.declare_symbol(name)
+        if unique is None:
+            parser.fail(f"label {name} is defined twice", line)
+        if parser.accept(".branchtargets"):
+            labels = [parser.word()]
+            while parser.accept(","):
+                labels.append(parser.word())
+            parser.expect(";")
+            self.tables[str(unique)] = (tuple(labels), scope)
+        elif parser.at(".callprototype", ".calltargets"):
+            parser.skip_to_semicolon()
+        else:
+            self.add(Label(str(unique)), scope)
+
+    def instruction(self, scope: Scope) -> Instruction:
+        parser = self.parser
+        first = parser.token
+        guard, negated = None, False
+        if parser.accept("@"):
+            negated = parser.accept("!")
+            guard = self.register(scope)
+            if guard.kind != "pred":
+                parser.fail("a guard must be a predicate register", first.line)
+        if parser.token.kind != "word":
+            parser.fail(f"expected an instruction, found {parser.token.text!r}")
+        opcode_token = parser.take()
+        operands: list[Operand] = []
+        while not parser.at(";"):
+            operands.append(self.operand(scope))
+            # `[a].unified` is a hint on the operand.
+            parser.accept(".unified")
+            if not parser.accept(",") and not parser.at(";"):
+                parser.fail(f"expected ',' or ';', found {parser.token.text!r}")
+        last = parser.take()
+        return Instruction(
+            opcode_token.text,
+            tuple(operands),
+            guard,
+            negated,
+            opcode_token.line,
+            None if parser.location is None else f"{parser.location[0]}:{parser.location[1]}",
+            " ".join(parser.text[first.start : last.end].split()),
+        )
+
+    # Operands
+
+    def register(self, scope: Scope) -> Register:
+        name = self.parser.word()
+        register = scope.register(name)
+        if register is None:
+            self.parser.fail(f"{name} is no register")
+        assert register is not None
+        return register
+
+    def operand(self, scope: Scope) -> Operand:
+        parser = self.parser
+        first = self.single(scope)
+        if parser.accept("|"):
+            return Pair(first, self.single(scope))
+        return first
+
+    def single(self, scope: Scope) -> Operand:
+        parser = self.parser
+        if parser.accept("["):
+            return self.address(scope)
+        if parser.accept("{"):
+            return Vector(self.until("}", scope))
+        if parser.accept("("):
+            return Group(self.until(")", scope))
+        if parser.accept("!"):
+            return Not(self.register(scope))
+        if parser.at("-", "+", "~") or parser.token.kind == "number":
+            return self.literal()
+        name = parser.word()
+        if name == "_":
+            return Sink()
+        register = scope.register(name)
+        if register is not None:
+            return register
+        if name.startswith("%"):
+            return Special(name)
+        if name == "WARP_SZ":
+            return Immediate(32)
+        return Symbol(scope.symbol(name) or name, self.signed_offset())
+
+    def until(self, closing: str, scope: Scope) -> tuple[Operand, ...]:
+        elements: list[Operand] = []
+        while not self.parser.accept(closing):
+            elements.append(self.operand(scope))
+            if not self.parser.accept(",") and not self.parser.at(closing):
+                self.parser.fail(f"expected ',' or {closing!r}, found {self.parser.token.text!r}")
+        return tuple(elements)
+
+    def literal(self) -> Immediate:
+        parser = self.parser
+        if parser.accept("~"):
+            return Immediate(~parser.integer())
+        negative = parser.at("-")
+        if parser.at("-", "+"):
+            parser.take()
+        if parser.token.kind != "number":
+            parser.fail(f"expected a number, found {parser.token.text!r}")
+        value = lexer.immediate(parser.take().text)
+        if not negative:
+            return value
+        if value.form == "int":
+            return Immediate(-value.value)
+        return Immediate(value.value ^ (1 << (31 if value.form == "f32" else 63)), value.form)
+
+    def signed_offset(self) -> int:
+        # `a+4`, `a+-8`, `a-8`
+        if self.parser.accept("+"):
+            return self.parser.integer()
+        return self.parser.integer() if self.parser.at("-") else 0
+
+    def address(self, scope: Scope) -> Address:
+        parser = self.parser
+        base: Register | Symbol | Immediate
+        if parser.token.kind == "number" or parser.at("-"):
+            base = Immediate(parser.integer())
+        else:
+            name = parser.word()
+            base = scope.register(name) or Symbol(scope.symbol(name) or name)
+        offset = self.signed_offset()
+        parser.expect("]")
+        return Address(base, offset)
+
+
+def _located(statement: Instruction | Label, files: dict[int, str]) -> Instruction | Label:
+    if isinstance(statement, Label) or statement.source is None:
+        return statement
+    number, line = statement.source.split(":")
+    if line == "0" or int(number) not in files:
+        return replace(statement, source=None)
+    return replace(statement, source=f"{files[int(number)]}:{line}")

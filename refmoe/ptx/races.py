@@ -1,0 +1,258 @@
+"""Who accessed which byte when, and what orders the accesses of different lanes.
+
+The clock is the launch's step counter. `seen[w, v]` is the step up to which everything that warp `v` did happens before
+what warp `w` does next: barriers raise it, `bar.warp.sync` raises a warp's view of its own lanes. Between CTAs, and
+between warps that synchronise through memory, an access is ordered if its warp published it (a fence, then an atomic or
+another strong write; barriers pass on what they ordered) and the later warp has since executed a strong read. That is
+generous (it does not ask for the same location), so that no ordered pair is ever reported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refmoe.ptx.errors import RaceError
+
+if TYPE_CHECKING:
+    from refmoe.ptx.access import Access
+    from refmoe.ptx.frame import Frame
+    from refmoe.ptx.memory import Region
+
+__all__ = ["MAX_THREADS", "Clocks", "RaceShadow"]
+
+Array = Any
+# A record: step << 32 | many << 31 | strong << 30 | thread of the launch. "many": several lanes of that warp read.
+MAX_THREADS = 1 << 30
+_THREAD = np.int64(MAX_THREADS - 1)
+_STRONG = np.int64(1 << 30)
+_MANY = np.int64(1 << 31)
+_STEP_SHIFT = 32
+
+
+class Clocks:
+    """What each warp of some CTAs knows about the others.
+
+    Args:
+        warps: of one CTA.
+        ctas: that run together.
+        first_cta: number of the first of them in the grid.
+        published: int64 [warps of the grid], shared by all CTAs of the launch.
+    """
+
+    def __init__(self, warps: int, ctas: int, first_cta: int, published: Array) -> None:
+        self.warps = warps
+        self.first_warp = first_cta * warps
+        self.published = published
+        self.now = 0
+        self.seen = np.zeros((ctas * warps, warps), np.int64)
+        self.acquired = np.zeros(ctas * warps, np.int64)
+        self._fenced = np.zeros_like(self.seen)
+
+    def acquire(self, lanes: Array) -> None:
+        """The warps of `lanes` read what others may have published."""
+        self.acquired[np.unique(lanes >> 5)] = self.now
+
+    def fence(self, lanes: Array) -> None:
+        """The warps of `lanes` executed a fence: what they know may be published."""
+        warps = np.unique(lanes >> 5)
+        self._fenced[warps] = self.seen[warps]
+        self._fenced[warps, warps % self.warps] = self.now
+
+    def release(self, lanes: Array, by_itself: bool) -> None:
+        """The warps of `lanes` wrote strongly: what their last fence covers is published."""
+        if by_itself:
+            self.fence(lanes)
+        warps = np.unique(lanes >> 5)
+        rows = self.published.reshape(-1, self.warps)
+        np.maximum.at(rows, (warps + self.first_warp) // self.warps, self._fenced[warps])
+
+    def warp_sync(self, mask: Array) -> None:
+        """Lanes of one warp meet, memory included."""
+        warps = np.flatnonzero(mask.reshape(-1, 32).any(axis=1))
+        self.seen[warps, warps % self.warps] = self.now - 1
+
+    def knowledge(self, warps: Array) -> tuple[Array, Array]:
+        """What warps bring to a barrier now: ([n, warps of a CTA], acquired [n])."""
+        known = self.seen[warps].copy()
+        known[np.arange(len(warps)), warps % self.warps] = self.now
+        return known, self.acquired[warps]
+
+    def learn(self, warps: Array, known: Array, acquired: Array) -> None:
+        """Warps leave a barrier with what all participants brought: `known` [n, warps of a CTA], `acquired` [n]."""
+        self.seen[warps] = np.maximum(self.seen[warps], known)
+        self.acquired[warps] = np.maximum(self.acquired[warps], acquired)
+
+    def ordered(self, lanes: Array, record: Array) -> Array:
+        """Whether the access of `record` happens before what each of `lanes` does now; both int64 [n]."""
+        step = record >> _STEP_SHIFT
+        warp = lanes >> 5
+        other = (record & _THREAD) >> 5
+        own_cta = (warp + self.first_warp) // self.warps == other // self.warps
+        ordered = own_cta & (self.seen[warp, other % self.warps] >= step)
+        return ordered | ((self.published[other] >= step) & (self.acquired[warp] > step))
+
+
+class RaceShadow:
+    """The last write, and reads, of each granule of a region.
+
+    A granule is the smallest access met so far. Shared memory remembers the last read of every warp of its CTA, global
+    memory only the last read of all.
+
+    Args:
+        size: bytes.
+        readers: warps of a CTA whose reads are kept apart; 1 keeps the last reader only.
+    """
+
+    def __init__(self, size: int, readers: int) -> None:
+        self.size = size
+        self.readers = readers
+        self.granule = 0
+        self.written = False
+        self._writes: Array = None
+        self._reads: Array = None
+
+    def _cover(self, index: Array, lanes: Array, width: int) -> tuple[Array, Array, int]:
+        """Granules touched, the lane of each, and how many an access has."""
+        if not self.granule:
+            self.granule = width
+            self._writes = np.zeros(self.size // width, np.int64)
+            self._reads = np.zeros((self.size // width, self.readers), np.int64)
+        elif width < self.granule:
+            factor = self.granule // width
+            self.granule = width
+            self._writes = np.repeat(self._writes, factor)
+            self._reads = np.repeat(self._reads, factor, axis=0)
+        count = width // self.granule
+        first = index // self.granule
+        if count == 1:
+            return first, lanes, 1
+        return (first[:, None] + np.arange(count)).ravel(), np.repeat(lanes, count), count
+
+    def _mine(self, frame: Frame, lanes: Array, strong: bool) -> Array:
+        base = (frame.machine.clocks.now << _STEP_SHIFT) + frame.machine.first_thread
+        return lanes + np.int64(base + (int(_STRONG) if strong else 0))
+
+    def _conflicts(self, frame: Frame, lanes: Array, previous: Array, mine: Array) -> Array:
+        """Positions whose previous access belongs to another lane and is not ordered before this one."""
+        other = ((previous ^ mine) & _THREAD != 0) | (previous & _MANY != 0)
+        suspects = np.flatnonzero((previous != 0) & other & (previous & mine & _STRONG == 0))
+        if not suspects.size:
+            return suspects
+        return suspects[~frame.machine.clocks.ordered(lanes[suspects], previous[suspects])]
+
+    def read(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
+        """A load: it must not race with an earlier write."""
+        at, who, count = self._cover(index, lanes, access.width)
+        mine = self._mine(frame, who, access.strong)
+        if self.written:
+            previous = self._writes[at]
+            bad = self._conflicts(frame, who, previous, mine)
+            if bad.size:
+                self._report(frame, access, region, index, lanes, bad[0], count, previous[bad[0]], "write-read")
+        if self.readers == 1:
+            self._reads[at, 0] = mine
+            return
+        column = (who >> 5) % self.readers
+        previous = self._reads[at, column]
+        # Another lane of the same warp read since the last warp-level sync: no single lane stands for both.
+        known = frame.machine.clocks.seen[who >> 5, column]
+        shared = (previous >> _STEP_SHIFT > known) & ((previous ^ mine) & (_THREAD | _MANY) != 0)
+        record = np.where(shared, mine | _MANY, mine)
+        self._reads[at, column] = record
+        lost = np.flatnonzero((self._reads[at, column] ^ record) & _THREAD)
+        self._reads[at[lost], column[lost]] |= _MANY
+
+    def _unordered(self, frame: Frame, at: Array, who: Array, mine: Array) -> list[tuple[Array, Array, str]]:
+        """Conflicts of a write: (positions, their previous records, kind of race)."""
+        found = []
+        if self.written:
+            previous = self._writes[at]
+            bad = self._conflicts(frame, who, previous, mine)
+            found.append((bad, previous[bad], "write-write"))
+        previous = self._reads[at]
+        rows, columns = np.nonzero(previous)
+        if rows.size:
+            records = previous[rows, columns]
+            bad = self._conflicts(frame, who[rows], records, mine[rows])
+            found.append((rows[bad], records[bad], "read-write"))
+        return [item for item in found if item[0].size]
+
+    def before_write(
+        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, words: Array
+    ) -> None:
+        """A store: it must not race with an earlier access, unless it writes what is there already."""
+        at, who, count = self._cover(index, lanes, access.width)
+        mine = self._mine(frame, who, access.strong)
+        for bad, previous, kind in self._unordered(frame, at, who, mine):
+            row = bad // count
+            differs = region.words(access.width)[index[row] // access.width] != words[row]
+            differs = differs if differs.ndim == 1 else differs.any(axis=1)
+            if differs.any():
+                first = int(np.argmax(differs))
+                self._report(frame, access, region, index, lanes, bad[first], count, previous[first], kind)
+        self._writes[at] = mine
+        self.written = True
+
+    def after_write(
+        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, words: Array
+    ) -> None:
+        """Two lanes of one step must not have written different values to one place."""
+        differs = region.words(access.width)[index // access.width] != words
+        differs = differs if differs.ndim == 1 else differs.any(axis=1)
+        if differs.any():
+            row = int(np.argmax(differs))
+            record = self._writes[index[row] // self.granule]
+            self._report(frame, access, region, index, lanes, row, 1, record, "write-write")
+
+    def atomic(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
+        """An atomic: it must not race with an earlier plain access."""
+        at, who, count = self._cover(index, lanes, access.width)
+        mine = self._mine(frame, who, True)
+        for bad, previous, kind in self._unordered(frame, at, who, mine):
+            self._report(frame, access, region, index, lanes, bad[0], count, previous[0], kind)
+        self._writes[at] = mine
+        self.written = True
+
+    def _report(
+        self,
+        frame: Frame,
+        access: Access,
+        region: Region,
+        index: Array,
+        lanes: Array,
+        position: int,
+        count: int,
+        record: Any,
+        kind: str,
+    ) -> None:
+        machine = frame.machine
+        row, granule = divmod(int(position), count)
+        offset = int(index[row])
+        if count > 1:
+            offset += granule * self.granule
+        if region.stride:
+            offset %= region.stride
+        block, thread = machine.place_of(int(lanes[row]))
+        other_block, other_thread = machine.place_of_thread(int(record & _THREAD))
+        many = bool(record & _MANY)
+        instruction = access.instruction
+        verbs = {"write-write": "writes after a write by", "read-write": "writes after a read by"}
+        verb = verbs.get(kind, "reads after a write by")
+        whom = f"several threads of the warp of thread {other_thread}" if many else f"thread {other_thread}"
+        raise RaceError(
+            f"{kind} race on byte {offset} of {region.name} ({region.space}): block {block} thread {thread} {verb} "
+            f"{whom} of block {other_block}, and nothing orders the two; {machine.describe(instruction)}",
+            kind=kind,
+            space=region.space,
+            buffer=region.name,
+            offset=offset,
+            block=block,
+            thread=thread,
+            other_block=other_block,
+            other_thread=None if many else other_thread,
+            line=instruction.line,
+            source=instruction.source,
+            text=instruction.text,
+        )

@@ -1,0 +1,168 @@
+"""A parsed PTX module as data: variables, functions, instructions and their operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = [
+    "Address",
+    "Function",
+    "Immediate",
+    "Instruction",
+    "Label",
+    "Not",
+    "Operand",
+    "Pair",
+    "Register",
+    "Sink",
+    "Special",
+    "Symbol",
+    "Variable",
+    "Vector",
+]
+
+
+@dataclass(frozen=True)
+class Register:
+    """A virtual register; `name` is unique in its function, `kind` is `"pred" "b16" "b32" "b64"`."""
+
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Special:
+    """A predefined register such as `%tid.x`."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Immediate:
+    """A literal. `form` is `"int"` (any Python integer), `"f32"` or `"f64"` (the bits)."""
+
+    value: int
+    form: str = "int"
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """The name of a variable, label or function, plus a byte offset."""
+
+    name: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Address:
+    """A memory operand `[base + offset]`."""
+
+    base: Register | Symbol | Immediate
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Vector:
+    """`{a, b, ...}`."""
+
+    elements: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class Sink:
+    """`_`, a destination that nobody reads."""
+
+
+@dataclass(frozen=True)
+class Not:
+    """`!p`."""
+
+    operand: Register
+
+
+@dataclass(frozen=True)
+class Pair:
+    """`d|p`, two destinations."""
+
+    first: Operand
+    second: Operand
+
+
+@dataclass(frozen=True)
+class Group:
+    """`(a, b)`, the arguments or results of a call."""
+
+    elements: tuple[Operand, ...]
+
+
+Operand = Register | Special | Immediate | Symbol | Address | Vector | Sink | Not | Pair | Group
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction.
+
+    Attributes:
+        opcode: the full spelling.
+        operands: in the order written.
+        guard: predicate register, or None.
+        negated: whether the guard is `@!p`.
+        line: in the PTX text, 1-based.
+        source: `file:line` of the `.loc` in force, or None.
+        text: as written, white space normalised.
+    """
+
+    opcode: str
+    operands: tuple[Operand, ...]
+    guard: Register | None
+    negated: bool
+    line: int
+    source: str | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Label:
+    """A place in a function body; unique in its function."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A declared piece of memory.
+
+    Attributes:
+        name: unique in the module (module scope) or in its function.
+        space: `"global" "const" "shared" "local" "param"`.
+        size: bytes; 0 for `name[]`.
+        align: bytes.
+        type: element type as written, `"b8"`, `"u64"`, ...
+        pointer: declared `.ptr`.
+        initial: the initialised leading bytes, or None.
+        relocations: (byte offset, size, symbol) of addresses inside `initial`.
+    """
+
+    name: str
+    space: str
+    size: int
+    align: int
+    type: str
+    pointer: bool = False
+    initial: bytes | None = None
+    relocations: tuple[tuple[int, int, Symbol], ...] = ()
+
+
+@dataclass(frozen=True)
+class Function:
+    """An `.entry` or a `.func`. `body` is None for a declaration."""
+
+    name: str
+    is_entry: bool
+    parameters: tuple[Variable, ...]
+    results: tuple[Variable, ...]
+    body: tuple[Instruction | Label, ...] | None
+    variables: dict[str, Variable] = field(default_factory=dict)
+    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    line: int = 0
