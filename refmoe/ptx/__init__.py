@@ -15,7 +15,7 @@ from refmoe.ptx.errors import (
     UnknownOpcode,
     WarpError,
 )
-from refmoe.ptx.launch import Buffer, LaunchResult, Module, launch
+from refmoe.ptx.launcher import Buffer, LaunchResult, Module, launch
 from refmoe.ptx.machine import Checks
 
 __all__ = [

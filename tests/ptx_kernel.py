@@ -1,0 +1,88 @@
+"""Small PTX kernels for the engine's tests: a body between fixed declarations."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refmoe import ptx
+
+FLAGS = ("-O3", "-std=c++17", "-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false", "-lineinfo")
+
+# %d0: out, %d1: in, %r0: n, %r1: thread in block, %r2: thread in grid, %d2: &out[%r2] (32-bit elements)
+PRELUDE = """
+    ld.param.u64 %d0, [out];
+    ld.param.u64 %d1, [in];
+    ld.param.u32 %r0, [n];
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r60, %ctaid.x;
+    mov.u32 %r61, %ntid.x;
+    mad.lo.s32 %r2, %r60, %r61, %r1;
+    mul.wide.u32 %d2, %r2, 4;
+    add.s64 %d2, %d2, %d0;
+"""
+
+
+def text(body: str, module_scope: str = "", declarations: str = "", directives: str = "") -> str:
+    return f""".version 9.0
+.target sm_120a
+.address_size 64
+{module_scope}
+.visible .entry k(.param .u64 .ptr .align 4 out, .param .u64 .ptr in, .param .u32 n)
+{directives}
+{{
+    .reg .pred %p<32>;
+    .reg .b16 %h<32>;
+    .reg .b32 %r<64>;
+    .reg .b64 %d<64>;
+    {declarations}
+{PRELUDE}
+{body}
+}}
+"""
+
+
+def line_of(body: str, fragment: str, **scopes: str) -> int:
+    """Line of the text at which `fragment` stands."""
+    lines = text(body, **scopes).splitlines()
+    return next(number for number, line in enumerate(lines, 1) if fragment in line)
+
+
+def run(
+    body: str,
+    out: np.ndarray[Any, Any],
+    source: Any = None,
+    n: int = 0,
+    grid: tuple[int, int, int] = (1, 1, 1),
+    block: tuple[int, int, int] = (32, 1, 1),
+    shared_bytes: int = 0,
+    checks: ptx.Checks | None = None,
+    step_budget: int | None = 20000,
+    **scopes: str,
+) -> ptx.LaunchResult:
+    """Launch a body; `out` is written."""
+    module = ptx.Module.parse(text(body, **scopes), name="test.ptx")
+    return ptx.launch(module, "k", grid, block, [out, source, n], shared_bytes, checks, step_budget)
+
+
+@cache
+def _nvcc(source: str, folder: Path) -> str:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("no nvcc on PATH")
+    file = folder / "kernel.cu"
+    file.write_text(source)
+    target = folder / "kernel.ptx"
+    subprocess.run([nvcc, "-ptx", "-arch=sm_120a", *FLAGS, str(file), "-o", str(target)], check=True)
+    return target.read_text()
+
+
+def compile_cuda(source: str, folder: Path) -> ptx.Module:
+    """CUDA C++ through the real compiler."""
+    return ptx.Module.parse(_nvcc(source, folder), name="kernel.ptx")
