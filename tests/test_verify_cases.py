@@ -132,11 +132,12 @@ def test_case_lists_have_no_repetition_and_hold_the_level_below(level: str, devi
     assert set(list_cases(lower, device=device)) <= set(listed)
 
 
-def test_the_other_archs_run_the_quick_list() -> None:
-    listed = list_cases("default")
-    quick = list_cases("quick", arch="sm_90a")
+@pytest.mark.parametrize(("level", "below"), [("quick", "quick"), ("default", "quick"), ("full", "default")])
+def test_the_other_archs_run_the_level_below(level: str, below: str) -> None:
+    listed = list_cases(level)
+    lower = list_cases(below, arch="sm_90a")
     for arch in ("sm_90a", "sm_121a"):
-        assert {case for case in listed if case.arch == arch} == {case.on("ptx", arch) for case in quick}
+        assert {case for case in listed if case.arch == arch} == {case.on("ptx", arch) for case in lower}
 
 
 def test_the_default_level_holds_what_it_promises() -> None:

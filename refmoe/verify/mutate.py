@@ -109,19 +109,19 @@ def _load(path: Path) -> Mutant:
 def run_mutants(mutants: Sequence[Mutant], cases: Iterable[Case]) -> Iterator[MutantResult]:
     """Run each mutant on the ptx device until a case catches it.
 
-    The quick list goes first, as it is cheap and touches everything; then those of `cases` that it does not hold.
+    The quick list goes first, as it is cheap and touches every line; then the default list, then the rest of `cases`.
 
     Args:
         mutants: the faults.
-        cases: the longer list; only its cases for the default arch of ptx count.
+        cases: further cases; only those for the default arch of ptx count.
 
     Raises:
         PatchError: a patch does not fit the sources.
         refmoe.cuda.ToolchainError: there is no compiler, or a mutant does not compile.
     """
-    quick = list_cases("quick", arch="sm_120a")
-    default = [case for case in cases if (case.device, case.arch) == ("ptx", "sm_120a")]
-    ordered = list(dict.fromkeys([*quick, *default]))
+    known = [case for level in ("quick", "default") for case in list_cases(level, arch="sm_120a")]
+    further = [case for case in cases if (case.device, case.arch) == ("ptx", "sm_120a")]
+    ordered = list(dict.fromkeys([*known, *further]))
     package = Devices()
     controls: dict[Case, bool] = {}
     with tempfile.TemporaryDirectory(prefix="refmoe-mutants-") as scratch:

@@ -36,7 +36,7 @@ def list_cases(
 ) -> list[Case]:
     """The cases of a level, without repetition.
 
-    On ptx without an arch, sm_120a takes the level and the other archs the quick list: the same C++ compiles for all
+    On ptx without an arch, sm_120a takes the level and the other archs the one below: the same C++ compiles for all
     three, so what can differ is the compiler's choice of instructions.
 
     Args:
@@ -57,8 +57,9 @@ def list_cases(
     cases = [case for suite in chosen for case in SUITES[suite](level)]
     if arch is not None or device == "cuda":
         return _unique(case.on(device, arch or "") for case in cases)
-    quick = [case for suite in chosen for case in SUITES[suite]("quick")]
-    others = [case.on(device, other) for other in ARCHS if other != "sm_120a" for case in quick]
+    below = LEVELS[max(LEVELS.index(level) - 1, 0)]
+    lower = [case for suite in chosen for case in SUITES[suite](below)]
+    others = [case.on(device, other) for other in ARCHS if other != "sm_120a" for case in lower]
     return _unique([*(case.on(device) for case in cases), *others])
 
 
@@ -145,7 +146,8 @@ def _quantize_default() -> Iterator[Case]:
     for dtype in ("bf16", "fp16"):
         for mode, edge in POLICIES:
             for fill in _PLAIN:
-                yield _quantize(fill, 16, 2880, dtype=dtype, mode=mode, edge=edge)
+                for layout in ("linear", "128x4", "8x4"):
+                    yield _quantize(fill, 16, 2880, dtype=dtype, mode=mode, edge=edge, layout=layout)
             yield _quantize("real", 64, 2880, dtype=dtype, mode=mode, edge=edge)
     for mode, edge in POLICIES:
         yield _quantize("exhaustive-max", 1024, 2048, mode=mode, edge=edge)
@@ -214,7 +216,7 @@ def _expand_default() -> Iterator[Case]:
             yield _expand("real", m, k, e, t, layout="8x4", poison=0x7F)
             yield _expand("wide-range", m, k, e, t, edge="flashinfer")
             yield _expand("fingerprint", m, k, e, t, dtype="mxfp8", input_sf="128x4")
-        yield _expand("real", 128, k, e, t)
+        yield _expand("real", 1024 if k == 2880 else 256, k, e, t)  # a prefill
         yield _expand("fingerprint", e // t, k, e, t, routing="all-one-token")
         yield _expand("fingerprint", 8, k, e, t, routing="same-experts")
         yield _expand("fingerprint", 160, k, e, 1, routing="same-experts")  # one expert takes all
@@ -223,9 +225,11 @@ def _expand_default() -> Iterator[Case]:
     for dtype in ("bf16", "fp16"):
         for mode, edge in POLICIES:
             for fill in _PLAIN:
-                yield _expand(fill, 9, 1440, 8, 2, dtype=dtype, mode=mode, edge=edge)
-    yield _expand("exhaustive-max", 1024, 2048, 8, 1)
-    yield _expand("exhaustive-element", 128, 2880, 8, 1)
+                for layout in ("128x4", "8x4"):
+                    yield _expand(fill, 9, 1440, 8, 2, dtype=dtype, mode=mode, edge=edge, layout=layout)
+    for mode, edge in POLICIES:
+        yield _expand("exhaustive-max", 1024, 2048, 8, 1, mode=mode, edge=edge)
+        yield _expand("exhaustive-element", 128, 2880, 8, 1, mode=mode, edge=edge)
     yield _expand("fingerprint", 1408, 96, 8, 2)  # more tokens than CTAs: the grid loops
     yield _expand("wide-range", 3, 8224, 8, 2)  # a row wider than a CTA, by one block
     yield _expand("gaussian", 0, 2880, 8, 2)
@@ -249,11 +253,11 @@ def _expand_full() -> Iterator[Case]:
                         yield _expand(
                             fill, 33, 2880, 16, 3, dtype=dtype, seed=seed, mode=mode, edge=edge, layout=layout
                         )
-    for mode, edge in POLICIES:
-        for fill in _EXHAUSTIVE:
-            yield _expand(fill, 1024, 2048, 8, 2, mode=mode, edge=edge)
+    for dtype in ("bf16", "fp16"):
+        for mode, edge in POLICIES:
+            for fill in _EXHAUSTIVE:
+                yield _expand(fill, 1024, 2048, 8, 2, dtype=dtype, mode=mode, edge=edge)
     for k, e, t in MODELS:
-        yield _expand("real", 1024, k, e, t)
         yield _expand("wide-range", 1500, k, e, t, layout="8x4")
 
 
