@@ -47,7 +47,9 @@ def adversarial_blocks(dtype: str, seed: int = 0) -> np.ndarray:
     random = np.random.default_rng(seed)
     sign = lambda n: random.integers(0, 2, (n, 32))  # noqa: E731
     mantissa = lambda n: random.integers(0, 1 << 23, (n, 32))  # noqa: E731
-    near = random.choice(BOUNDARY_MANTISSAS, (24, 32))
+    near = random.choice(BOUNDARY_MANTISSAS, (8, 32))
+    each = np.array(BOUNDARY_MANTISSAS)[:, None]
+    is_maximum = np.arange(32) == random.integers(0, 32, (len(each), 1))
     lowest, highest = 1 - fmt.bias, fmt.emax
     rows = [
         # Any bits: NaN and infinities among them.
@@ -56,8 +58,14 @@ def adversarial_blocks(dtype: str, seed: int = 0) -> np.ndarray:
         build(fmt, sign(12), random.integers(-6, 6, (12, 1)) - random.geometric(0.5, (12, 32)), mantissa(12)),
         # Everything within reach of E4M3's subnormals and of half its smallest value.
         build(fmt, sign(8), random.integers(-19, 1, (8, 32)), mantissa(8)),
-        # Boundary mantissas, as maximum and as element, at the ends of the input's range and in the middle.
-        build(fmt, sign(24), random.choice([lowest, lowest + 10, 0, highest], (24, 1)), near),
+        # Boundary mantissas as elements, at the ends of the input's range and in the middle.
+        build(fmt, sign(8), random.choice([lowest, lowest + 10, 0, highest], (8, 1)), near),
+        # Each boundary mantissa as the block's maximum.
+        np.where(
+            is_maximum,
+            build(fmt, sign(len(each)), 3, each),
+            build(fmt, sign(len(each)), random.integers(-12, 3, (len(each), 32)), mantissa(len(each))),
+        ),
         # Rounding ties: few significant bits, next to the grid of 3 mantissa bits.
         build(fmt, sign(8), random.integers(-12, 1, (8, 32)), random.choice(np.arange(16) << 19, (8, 32))),
         # The lowest exponents: subnormals of the input, scale bytes 0 to 12, products that FTZ would lose.
