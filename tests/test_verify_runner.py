@@ -195,6 +195,15 @@ def test_the_kernels_pass_on_the_executor(devices: Devices, text: str) -> None:
     assert (found.lane_instructions > 0) == (parse_case(text).shape.m > 0)
 
 
+@pytest.mark.parametrize("family", ["mxfp8_quantize", "expand"])
+def test_a_case_of_the_default_level_makes_ctas_take_several_rows(devices: Devices, family: str) -> None:
+    longest = max(list_cases("default", [family], arch="sm_120a"), key=lambda case: case.shape.m)
+    found = run_case(longest, devices)
+    assert found.verdict is Verdict.PASS
+    (launch,) = found.launches
+    assert int(launch.split()[1]) < longest.shape.m
+
+
 def test_processes_give_the_same_results_in_the_same_order(devices: Devices) -> None:
     cases = [case for case in list_cases("quick", arch="sm_120a") if case.family == "mxfp8_quantize"][:9]
     found = list(run_cases(cases, jobs=2))

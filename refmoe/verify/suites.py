@@ -27,6 +27,9 @@ POLICIES = tuple((mode, edge) for mode in ("rceil", "floor") for edge in ("exact
 MODELS = ((2880, 128, 4), (7168, 256, 8))
 DECODE = (1, 2, 8)
 
+#: More rows than the largest grid of any arch, 64 CTAs on each of 170 multiprocessors: CTAs take several.
+_LOOPING_ROWS = 11008
+
 _EXHAUSTIVE = ("exhaustive-max", "exhaustive-element")
 _PLAIN = tuple(name for name in FILLS if name not in _EXHAUSTIVE)
 
@@ -159,7 +162,7 @@ def _quantize_default() -> Iterator[Case]:
             for layout in ("linear", "128x4", "8x4"):
                 yield _quantize("fingerprint", m, k, layout=layout, poison=0x7F)
         yield _quantize("fingerprint", 300, k, layout="128x4")
-    yield _quantize("fingerprint", 1408, 96, layout="8x4")  # more rows than CTAs: the grid loops
+    yield _quantize("fingerprint", _LOOPING_ROWS, 32, layout="8x4")
     yield _quantize("wide-range", 3, 8224, layout="128x4")  # a row wider than a CTA, by one block
     for layout in ("linear", "128x4", "8x4"):
         yield _quantize("gaussian", 0, 2880, layout=layout)
@@ -230,7 +233,7 @@ def _expand_default() -> Iterator[Case]:
     for mode, edge in POLICIES:
         yield _expand("exhaustive-max", 1024, 2048, 8, 1, mode=mode, edge=edge)
         yield _expand("exhaustive-element", 128, 2880, 8, 1, mode=mode, edge=edge)
-    yield _expand("fingerprint", 1408, 96, 8, 2)  # more tokens than CTAs: the grid loops
+    yield _expand("fingerprint", _LOOPING_ROWS, 32, 8, 2)
     yield _expand("wide-range", 3, 8224, 8, 2)  # a row wider than a CTA, by one block
     yield _expand("gaussian", 0, 2880, 8, 2)
     for input_sf in ("linear", "128x4", "none"):
