@@ -120,6 +120,8 @@ def _float_to_float(to: Float, of: Float, rounding: str) -> Function:
         return lambda a: canonical(a, of)
     if to is BF16 and of is F32 and rounding == "rn":
         return _float_to_bf16
+    if to is F32 and of is BF16:
+        return lambda a: canonical(a.astype(np.uint32) << 16, F32)
     return lambda a: encode(decode(a, of), to, rounding or "rn")
 
 

@@ -48,6 +48,18 @@ _NATIVE: dict[str, np.ufunc] = {
 }
 
 
+def _fma_nearest(a: Array, b: Array, c: Array) -> Array:
+    """fma.rn.f32: the float64 sum of the exact product is right unless it looks like a tie of float32."""
+    x, y, z = (decode(v, F32) for v in (a, b, c))
+    product = x * y
+    total = product + z
+    # A sum next to a tie may have been rounded onto it; where float32 is subnormal, ties lie at other bits.
+    tie = (total.view(np.uint64) & 0x1FFFFFFF) == 0x10000000
+    if tie.any() or (np.abs(total) < 2.0**-126).any():
+        total = add_to_odd(product, z)
+    return encode(total, F32)
+
+
 def rounded(name: str, format: Float, rounding: str) -> Function:
     """The correctly rounded operation `name` on bit patterns of `format`."""
     real = format.real
@@ -56,6 +68,8 @@ def rounded(name: str, format: Float, rounding: str) -> Function:
         return lambda *x: canonical(native(*(v.view(real) for v in x)).view(format.word), format)
     if format is F64:
         return exact64.function(name, rounding)
+    if name == "fma" and format is F32 and rounding == "rn":
+        return _fma_nearest
     faithful = _FAITHFUL[name]
     return lambda *x: encode(faithful(*(decode(v, format) for v in x), rounding), format, rounding)
 
@@ -209,10 +223,14 @@ def _extremum(pick: np.ufunc) -> Callable[[Spelling], Operation]:
         if (type_name == "f64" and (ftz or nan_wins or xor_sign)) or (type_name[0] == "b" and ftz):
             raise spelling.unknown()
         format = FLOATS[type_name.removesuffix("x2")]
-        own_nan = format.word(format.nan)
+        own_nan, infinity = format.word(format.nan), format.word(format.infinity)
         magnitude, sign = format.word(format.sign - 1), format.word(format.sign)
 
         def function(a: Array, b: Array) -> Array:
+            largest = np.maximum(a, b)
+            if largest.max(initial=0) <= infinity:
+                # No sign and no NaN anywhere, as after abs: bit patterns are in numeric order.
+                return largest if pick is np.maximum else np.minimum(a, b)
             signs = (a ^ b) & sign
             if xor_sign:
                 a, b = a & magnitude, b & magnitude

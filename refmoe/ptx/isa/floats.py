@@ -76,7 +76,11 @@ def is_nan(x: Array, format: Float) -> Array:
 
 def canonical(x: Array, format: Float) -> Array:
     """Bit patterns with every NaN replaced by the format's own."""
-    nan = is_nan(x, format)
+    if format in (F32, F64):
+        value = x.view(format.real)
+        nan = value != value
+    else:
+        nan = is_nan(x, format)
     # Two cheap passes in the common case instead of one slow one.
     return np.where(nan, format.word(format.nan), x) if nan.any() else x
 

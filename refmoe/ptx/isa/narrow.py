@@ -71,7 +71,8 @@ def values(format: Narrow) -> Array:
 
 def sticky16(x: Array) -> Array:
     """The top 16 bits of a float32 bit pattern, the last one also set if any bit below is: an index into the tables."""
-    return (x >> 16) | ((x & 0xFFFF) != 0)
+    # Adding 0xFFFF carries into bit 16 exactly if a lower bit is set.
+    return (((x & 0xFFFF) + 0xFFFF) | x) >> 16
 
 
 @cache

@@ -26,14 +26,12 @@ def add_to_odd(a: Array, b: Array) -> Array:
     total = a + b
     b_seen = total - a
     error = (a - (total - b_seen)) + (b - b_seen)  # Knuth's TwoSum: exact
-    lost = (error != 0) & np.isfinite(error)
-    if not lost.any():
-        return total
+    # Not `error != 0`: the error of an infinite sum is NaN, and there is nothing to repair.
+    lost = ((error > 0) | (error < 0)).astype(np.int64)
     bits = total.view(np.int64)
-    # An even total moves one step toward the error; an odd one stands for everything between its neighbours already.
-    away = (error > 0) == (total > 0)
-    moved = np.where(lost & ((bits & 1) == 0), bits + np.where(away, 1, -1), bits)
-    return moved.view(np.float64)
+    # -1 where the error points toward zero: one step back is the truncated sum. Then the last bit.
+    back = (error.view(np.int64) ^ bits) >> 63
+    return ((bits + (back & -lost)) | lost).view(np.float64)
 
 
 def step(bits: Array, nearest: Array, exact: Array, rounding: str) -> Array:
