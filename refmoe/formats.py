@@ -10,7 +10,7 @@ import enum
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +67,7 @@ class Format:
         """Exponent of the smallest normal number."""
         return (1 if self.subnormals else 0) - self.bias
 
-    @property
+    @cached_property
     def emax(self) -> int:
         """Exponent of the largest finite number."""
         top = (1 << self.exponent_bits) - 1
@@ -76,7 +76,7 @@ class Format:
             top -= 1
         return top - self.bias
 
-    @property
+    @cached_property
     def max(self) -> Fraction:
         """The largest finite number."""
         mantissa = (1 << self.mantissa_bits) - 1
@@ -84,7 +84,7 @@ class Format:
             mantissa -= 1
         return (1 + Fraction(mantissa, 1 << self.mantissa_bits)) * Fraction(2) ** self.emax
 
-    @property
+    @cached_property
     def min_normal(self) -> Fraction:
         """The smallest positive normal number."""
         return Fraction(2) ** self.emin
@@ -94,7 +94,7 @@ class Format:
         """The smallest positive number."""
         return Fraction(2) ** (self.emin - self.mantissa_bits) if self.subnormals else self.min_normal
 
-    @property
+    @cached_property
     def max_code(self) -> int:
         """The code of the largest finite number."""
         return self.encode(self.max)

@@ -66,6 +66,8 @@ def adversarial_blocks(dtype: str, seed: int = 0) -> np.ndarray:
             build(fmt, sign(len(each)), 3, each),
             build(fmt, sign(len(each)), random.integers(-12, 3, (len(each), 32)), mantissa(len(each))),
         ),
+        # Every place in turn holds the maximum.
+        build(fmt, sign(32), np.where(np.eye(32, dtype=bool), 4, random.integers(-9, 2, (32, 32))), mantissa(32)),
         # Rounding ties: few significant bits, next to the grid of 3 mantissa bits.
         build(fmt, sign(8), random.integers(-12, 1, (8, 32)), random.choice(np.arange(16) << 19, (8, 32))),
         # The lowest exponents: subnormals of the input, scale bytes 0 to 12, products that FTZ would lose.

@@ -56,9 +56,9 @@ def encode(number: Number, fmt: Format) -> int:
     """
     assert number.kind is Kind.FINITE
     sign = int(number.negative) << (fmt.bits - 1)
-    if number.magnitude >= fmt.max:
-        return sign | fmt.max_code
     magnitudes = _magnitudes(fmt)
+    if number.magnitude >= magnitudes[-1]:
+        return sign | fmt.max_code
     above = bisect_right(magnitudes, number.magnitude)
     below = above - 1
     to_below = number.magnitude - magnitudes[below]
