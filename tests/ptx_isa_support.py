@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,12 @@ def real(negative: bool, value: Fraction | int | None) -> Real:
     return Real(negative, None if value is None else Fraction(value))
 
 
+@cache
+def power(exponent: int) -> Fraction:
+    """2^exponent."""
+    return Fraction(2) ** exponent
+
+
 def unpack(bits: int, f: Ieee) -> Real:
     """The value of a bit pattern."""
     negative = bool(bits & f.sign)
@@ -158,7 +165,7 @@ def unpack(bits: int, f: Ieee) -> Real:
     if exponent == (1 << f.exponent) - 1:
         return NAN if fraction else Real(negative)
     significand = Fraction(fraction, 1 << f.fraction) + (exponent > 0)
-    magnitude = significand * Fraction(2) ** (max(exponent, 1) - f.bias)
+    magnitude = significand * power(max(exponent, 1) - f.bias)
     return Real(negative, -magnitude if negative else magnitude)
 
 
@@ -191,13 +198,13 @@ def pack(x: Real, f: Ieee, mode: str = "n") -> int:
         return sign
     magnitude = abs(x.value)
     exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-    if Fraction(2) ** exponent > magnitude:
+    if power(exponent) > magnitude:
         exponent -= 1
     exponent = max(exponent, 1 - f.bias)
-    ulp = Fraction(2) ** (exponent - f.fraction)
+    ulp = power(exponent - f.fraction)
     directed = {"m": "p", "p": "m"}.get(mode, mode) if x.negative else mode
     units = round_to_integer(magnitude / ulp, directed)
-    largest = (Fraction(2) - Fraction(1, 1 << f.fraction)) * Fraction(2) ** f.bias
+    largest = power(f.bias + 1) - power(f.bias - f.fraction)
     if units * ulp > largest:
         to_infinity = mode in "na" or (mode == "p" and not x.negative) or (mode == "m" and x.negative)
         return sign | (f.infinity if to_infinity else f.infinity - 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -45,6 +45,7 @@ E5M2 = Narrow("e5m2", 5, 2, 15, {0x7C: "inf", 0x7D: "nan", 0x7E: "nan", 0x7F: "n
 E2M3 = Narrow("e2m3", 2, 3, 1, {}, 8, 0x1F)
 E3M2 = Narrow("e3m2", 3, 2, 3, {}, 8, 0x1F)
 E2M1 = Narrow("e2m1", 2, 1, 1, {}, 4, 0x07)
+POWERS = [Fraction(2) ** (code - 127) for code in range(255)]
 ALL = (E4M3, E5M2, E2M3, E3M2, E2M1)
 
 
@@ -152,9 +153,10 @@ def test_e8m0(mode: str, satfinite: bool) -> None:
         if x.infinite:
             return 0xFE if satfinite else 0xFF
         assert x.value is not None
-        codes = [c for c in range(255) if (Fraction(2) ** (c - 127) <= x.value)]
-        below = codes[-1] if codes else 0
-        exact = not codes or Fraction(2) ** (below - 127) == x.value
+        # The last power of two that is no larger; there is none below 2^-127, and rounding up ends there too.
+        below = bisect_right(POWERS, x.value) - 1
+        exact = below < 0 or POWERS[below] == x.value
+        below = max(below, 0)
         up = below + (mode == "rp" and not exact)
         return min(up, 0xFE) if satfinite else up
 

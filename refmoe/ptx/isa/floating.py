@@ -55,7 +55,8 @@ def _fma_nearest(a: Array, b: Array, c: Array) -> Array:
     total = product + z
     # A sum next to a tie may have been rounded onto it; where float32 is subnormal, ties lie at other bits.
     tie = (total.view(np.uint64) & 0x1FFFFFFF) == 0x10000000
-    if tie.any() or (np.abs(total) < 2.0**-126).any():
+    tiny = (np.abs(total) < 2.0**-126) & (total != 0)
+    if tie.any() or tiny.any():
         total = add_to_odd(product, z)
     return encode(total, F32)
 

@@ -20,9 +20,8 @@ class Float:
         name: PTX type name.
         bits: width of the register.
         mantissa: stored fraction bits.
-        nan: the bit pattern of every NaN that arithmetic produces (PTX ISA, "Floating-Point Comparisons" and the
-            notes of each instruction: f32 0x7fffffff, f16 and bf16 0x7fff; f64 payloads are not specified and
-            double-precision hardware gives 0xfff8000000000000).
+        nan: the bit pattern of every NaN that an instruction makes: the canonical NaN of PTX for f32, f16 and bf16. For
+            f64 the manual names none; this one is what NumPy's host gives on x86.
         real: the NumPy type with these bits, None where NumPy has none.
     """
 
