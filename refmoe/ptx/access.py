@@ -121,9 +121,7 @@ class Access:
             low = np.uint64(self.width - 1)
             if int(np.bitwise_or.reduce(offset)) & int(low):
                 bad = int(np.argmax((offset & low) != 0))
-                self._fault(
-                    frame, "misaligned", lanes[bad], int(address[bad]), region, int(offset[bad].view(np.int64))
-                )
+                self._fault(frame, "misaligned", lanes[bad], int(address[bad]), region, int(offset[bad].view(np.int64)))
 
     def _check_valid(self, frame: Frame, region: Region, index: Array, lanes: Array) -> None:
         if region.valid is None or not frame.machine.checks.uninitialised:
@@ -139,9 +137,7 @@ class Access:
 
     def _check_writable(self, frame: Frame, region: Region, index: Array, lanes: Array) -> None:
         if not region.writable or region.space == "const":
-            self._fault(
-                frame, "read only", lanes[0], region.base + int(index[0]), region, int(index[0])
-            )
+            self._fault(frame, "read only", lanes[0], region.base + int(index[0]), region, int(index[0]))
 
     def _fault(
         self, frame: Frame, kind: str, lane: int, address: int, region: Region | None, offset: int | None
@@ -299,9 +295,7 @@ class Atomic(Access):
         results = [np.zeros(frame.count, self.dtype) for _ in range(self.count)]
         if chosen.size == 0:
             return tuple(results)
-        sources = [
-            [np.broadcast_to(frame.spread(value), (frame.count,)) for value in element] for element in operands
-        ]
+        sources = [[np.broadcast_to(frame.spread(value), (frame.count,)) for value in element] for element in operands]
         if where is not None:
             sources = [[value[where] for value in element] for element in sources]
         old = [np.zeros(len(lanes), self.dtype) for _ in range(self.count)]
@@ -315,7 +309,7 @@ class Atomic(Access):
             place = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
             for element in range(self.count):
                 at = index // self.size + element
-                changed |= self._apply(region, at, place, [s for s in sources[element]], old[element])
+                changed |= self._apply(region, at, place, sources[element], old[element])
         machine = frame.machine
         if changed:
             machine.progress()

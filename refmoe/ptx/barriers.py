@@ -53,7 +53,8 @@ class Barriers:
             and count is None
             and not isinstance(number, np.ndarray)
             and machine.everyone(mask)
-            and not self.expected[:, int(number) % COUNT].any()
+            and int(number) < COUNT
+            and not self.expected[:, int(number)].any()
         ):
             self._all_at_once(mask)
             machine.resume(place, mask)
@@ -71,18 +72,19 @@ class Barriers:
                 raise self._error(code, lanes[bad], f"a thread count of {int(wanted[bad])}, no multiple of 32")
         ctas = machine.lane_cta[lanes]
         expected = self.expected[ctas, numbers]
-        clash = (expected != 0) & (expected != wanted)
+        self.expected[ctas, numbers] = wanted
+        # Against those that came before, and against others of this step.
+        clash = ((expected != 0) & (expected != wanted)) | (self.expected[ctas, numbers] != wanted)
         if clash.any():
             bad = int(np.argmax(clash))
             raise self._error(code, lanes[bad], f"barrier {int(numbers[bad])} in use with another thread count")
-        self.expected[ctas, numbers] = wanted
         self.at[lanes] = numbers
         self._origin[lanes] = place
         self._stays[lanes] = code.kind != "arrive"
         self._counted[lanes] = False
         if vote is not None:
             self._vote[lanes] = np.broadcast_to(vote, mask.shape)[lanes]
-        self.settle(code)
+        self.settle()
 
     def _error(self, code: BarrierCode, lane: int, what: str) -> WarpError:
         block, thread = self.machine.place_of(int(lane))
@@ -109,44 +111,49 @@ class Barriers:
         np.maximum.at(joined_acquired, owner, acquired)
         clocks.learn(warps, joined[owner], joined_acquired[owner])
 
-    def settle(self, code: BarrierCode | None = None) -> None:
+    def settle(self) -> None:
         """Count warps whose lanes have all come or exited, and complete the barriers whose warps have all come."""
         machine = self.machine
-        alive = machine.alive
-        for number in np.unique(self.at[self.at >= 0]):
-            here = (self.at == number) & ~self._counted
-            gathered = here.reshape(-1, 32)
-            complete = gathered.any(axis=1) & (gathered | ~alive.reshape(-1, 32)).all(axis=1)
-            warps = np.flatnonzero(complete)
-            if not warps.size:
-                continue
-            owner = warps // machine.warps
-            self._came[owner, number, warps % machine.warps] = True
-            np.add.at(self.threads[:, number], owner, 32)
-            counted = here & np.repeat(complete, 32)
-            self._counted |= counted
-            if machine.clocks is not None:
-                known, acquired = machine.clocks.knowledge(warps)
-                np.maximum.at(self._known[:, number], owner, known)
-                np.maximum.at(self._acquired[:, number], owner, acquired)
-            going = counted & ~self._stays
-            if going.any():
-                self.at[going] = -1
-                self._send(going)
-        live = alive.reshape(machine.ctas, machine.warps, 32).any(axis=2)
+        living = machine.alive.reshape(-1, 32)
+        for number in map(int, np.unique(self.at[self.at >= 0])):
+            gathered = ((self.at == number) & ~self._counted).reshape(-1, 32)
+            warps = np.flatnonzero(gathered.any(axis=1) & (gathered | ~living).all(axis=1))
+            everyone = self.expected[warps // machine.warps, number] == _ALL
+            self._count(number, warps[everyone])
+            # Warps that come together are counted one after another: a count may be reached in between.
+            for warp in warps[~everyone]:
+                self._count(number, np.array([warp]))
+                cta = int(warp) // machine.warps
+                if self.threads[cta, number] == self.expected[cta, number]:
+                    self._complete(cta, number)
+        live = living.reshape(machine.ctas, machine.warps, 32).any(axis=2)
         full = (self._came | ~live[:, None, :]).all(axis=2) & self._came.any(axis=2)
-        done = np.where(self.expected == _ALL, full, (self.expected > 0) & (self.threads >= self.expected))
-        over = (self.expected > 0) & (self.threads > self.expected)
-        if over.any() and code is not None:
-            cta, number = np.argwhere(over)[0]
-            lane = int(cta) * machine.warps * 32
-            raise self._error(
-                code, lane, f"{self.threads[cta, number]} threads at barrier {number} for {self.expected[cta, number]}"
-            )
-        for cta, number in np.argwhere(done):
+        for cta, number in np.argwhere(np.logical_and(full, self.expected == _ALL)):
             self._complete(int(cta), int(number))
 
+    def _count(self, number: int, warps: Array) -> None:
+        """Warps arrive; lanes that only announce themselves go on."""
+        machine = self.machine
+        if not warps.size:
+            return
+        owner = warps // machine.warps
+        self._came[owner, number, warps % machine.warps] = True
+        np.add.at(self.threads[:, number], owner, 32)
+        lanes = (warps[:, None] * 32 + np.arange(32)).ravel()
+        lanes = lanes[machine.alive[lanes]]
+        self._counted[lanes] = True
+        if machine.clocks is not None:
+            known, acquired = machine.clocks.knowledge(warps)
+            np.maximum.at(self._known[:, number], owner, known)
+            np.maximum.at(self._acquired[:, number], owner, acquired)
+        going = np.zeros(machine.lanes, bool)
+        going[lanes] = ~self._stays[lanes]
+        if going.any():
+            self.at[going] = -1
+            self._send(going)
+
     def _complete(self, cta: int, number: int) -> None:
+        """Lanes that wait at a barrier go on, and it starts anew."""
         machine = self.machine
         own = machine.lane_cta == cta
         waiting = own & (self.at == number) & self._counted
@@ -164,6 +171,7 @@ class Barriers:
         self._send(waiting)
 
     def _reduce(self, waiting: Array) -> None:
+        """Results of `.red` to the lanes that wait."""
         machine = self.machine
         total = int((self._vote & waiting).sum())
         count = int(waiting.sum())
@@ -181,17 +189,18 @@ class Barriers:
         """One sentence for each barrier of each CTA at which lanes wait."""
         machine = self.machine
         lines = []
-        for cta, number in sorted({(int(machine.lane_cta[i]), int(self.at[i])) for i in np.flatnonzero(self.at >= 0)}):
+        parked = np.flatnonzero(self.at >= 0)
+        for cta, number in sorted(set(zip(machine.lane_cta[parked].tolist(), self.at[parked].tolist(), strict=True))):
             lanes = np.flatnonzero((machine.lane_cta == cta) & (self.at == number))
             own = machine.alive & (machine.lane_cta == cta)
             expected = int(self.expected[cta, number])
             need = int(own.sum()) if expected == _ALL else expected
-            came = int(self.threads[cta, number]) if expected != _ALL else len(lanes)
+            came = len(lanes) if expected == _ALL else int(self.threads[cta, number])
             block, _ = machine.place_of(int(lanes[0]))
             instruction = machine.code.barriers[int(self._origin[lanes[0]])].instruction
             lines.append(
-                f"barrier {number} of block {block}: {came} of {need} threads came; waiting are {_ranges(machine, lanes)}; "
-                f"{machine.describe(instruction)}"
+                f"barrier {number} of block {block}: {came} of {need} threads came; "
+                f"waiting are {_ranges(machine, lanes)}; {machine.describe(instruction)}"
             )
         return lines
 

@@ -1,7 +1,8 @@
 """Python source for each basic block, in two forms that differ only in how registers are read and written.
 
-`full_N(R, F)` runs when every live lane is in the block: registers are plain list elements. `masked_N(R, F)` goes through
-the frame, which keeps what other lanes have. Writes are functional: nothing a register holds is ever changed in place.
+`full_N(R, F)` runs when every live lane is in the block: registers are plain list elements. `masked_N(R, F)` goes
+through the frame, which keeps what other lanes have. Writes are functional: nothing a register holds is ever changed
+in place.
 """
 
 from __future__ import annotations

@@ -200,10 +200,7 @@ class Emitter:
 
     def _compute(self, instruction: Instruction) -> None:
         first = instruction.operands[0] if instruction.operands else None
-        if isinstance(first, Pair):
-            operation = isa.resolve(instruction.opcode, 2)
-        else:
-            operation = isa.resolve(instruction.opcode)
+        operation = isa.resolve(instruction.opcode, 2 if isinstance(first, Pair) else 1)
         destinations, sources = destinations_and_sources(instruction)
         if len(sources) != len(operation.sources) or len(destinations) != len(operation.destinations):
             raise ValueError(f"{len(operation.sources)} sources and {len(operation.destinations)} destinations needed")
@@ -261,6 +258,8 @@ class Emitter:
         for position, element in enumerate(destination.elements):
             if isinstance(element, Sink):
                 continue
+            if not isinstance(element, Register) or element.kind != f"b{part}":
+                raise ValueError(f"elements of {part} bits needed")
             shifted = f"(v0 >> {self.constant(position * part, kind)})" if position else "v0"
             self.assign(instruction, element, f"{shifted}.astype({self._dtype(f'b{part}')})", f"b{part}")
 
@@ -397,7 +396,9 @@ class Emitter:
         destination = operands.pop(0) if opcode.stem == "atom" else None
         address, _ = self._address(operands.pop(0), opcode.space)
         sources = operands[: 2 if opcode.operation == "cas" else 1]
-        if len(operands) != len(sources) + opcode.hinted or (opcode.stem == "red" and opcode.operation in ("cas", "exch")):
+        if len(operands) != len(sources) + opcode.hinted or (
+            opcode.stem == "red" and opcode.operation in ("cas", "exch")
+        ):
             raise ValueError("wrong number of operands")
         kind = f"b{opcode.size * 8}"
         columns = [self._elements(source, opcode.count) for source in sources]
@@ -436,7 +437,9 @@ class Emitter:
         self.names["active_mask"] = warp.active_mask
         self.assign(instruction, instruction.operands[0], "active_mask(F)", "b32")
 
-    def _exchange(self, instruction: Instruction, work: Any, sources: tuple[str, ...], results: tuple[str, ...]) -> None:
+    def _exchange(
+        self, instruction: Instruction, work: Any, sources: tuple[str, ...], results: tuple[str, ...]
+    ) -> None:
         """`d[|p] = work(sources)`; `results` are the kinds that `work` returns, of which the last may be left out."""
         destinations, operands = destinations_and_sources(instruction)
         if len(operands) != len(sources) or not 1 <= len(destinations) <= len(results):
@@ -510,7 +513,9 @@ def _literal(literal: Immediate, kind: str) -> int:
         return literal.value
     if literal.form == "f32":
         if kind == "b64":
-            return int(struct.unpack("<Q", struct.pack("<d", struct.unpack("<f", struct.pack("<I", literal.value))[0]))[0])
+            return int(
+                struct.unpack("<Q", struct.pack("<d", struct.unpack("<f", struct.pack("<I", literal.value))[0]))[0]
+            )
         if kind == "b32":
             return literal.value
     elif kind == "b64":

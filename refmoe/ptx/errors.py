@@ -50,7 +50,7 @@ class ParseError(PtxError):
 
 
 class UnknownOpcode(PtxError):
-    """An entry uses an instruction that the executor does not define. Attributes: `opcode`, `line`, `source`, `text`."""
+    """An entry uses an instruction that the executor does not define. It has `opcode`, `line`, `source` and `text`."""
 
     opcode: str
     line: int

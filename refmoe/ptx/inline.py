@@ -33,12 +33,11 @@ def inline_calls(entry: Function, functions: dict[str, Function]) -> Function:
         UnknownOpcode: an indirect or recursive call, or a call of a function without a body (`vprintf`).
     """
     assert entry.body is not None
-    body = [statement for statement in entry.body]
-    if not any(isinstance(statement, Instruction) and _is_call(statement) for statement in body):
+    if not any(isinstance(statement, Instruction) and _is_call(statement) for statement in entry.body):
         return entry
     work = _Inliner(functions, dict(entry.variables), dict(entry.tables))
     return replace(
-        entry, body=tuple(work.expand(tuple(body), (entry.name,))), variables=work.variables, tables=work.tables
+        entry, body=tuple(work.expand(entry.body, (entry.name,))), variables=work.variables, tables=work.tables
     )
 
 
@@ -93,9 +92,14 @@ class _Inliner:
 
     def parts(self, instruction: Instruction) -> tuple[tuple[Symbol, ...], Function, tuple[Symbol, ...]]:
         operands = list(instruction.operands)
-        results = operands.pop(0).elements if operands and isinstance(operands[0], Group) else ()
+
+        def group() -> tuple[Operand, ...]:
+            first = operands.pop(0) if operands and isinstance(operands[0], Group) else None
+            return first.elements if isinstance(first, Group) else ()
+
+        results = group()
         target = operands.pop(0) if operands else None
-        arguments = operands.pop(0).elements if operands and isinstance(operands[0], Group) else ()
+        arguments = group()
         callee = self.functions.get(target.name) if isinstance(target, Symbol) else None
         if callee is None or callee.body is None or operands:
             raise _refused(instruction, "an indirect call or a call of a function without a body")

@@ -36,7 +36,7 @@ class Buffer:
     Attributes:
         array: C-contiguous; read before the launch and, if `writable`, written after it.
         name: for messages.
-        initialised: whether its bytes hold something that the kernel may read: True, False, or bool of the array's shape.
+        initialised: whether its bytes hold what the kernel may read: True, False, or bool of the array's shape.
         writable: whether the kernel may write it.
     """
 
@@ -107,7 +107,9 @@ class Module:
         if entry not in self._codes:
             function = self._parsed.functions.get(entry)
             if function is None or not function.is_entry or function.body is None:
-                raise ArgumentMismatch(f"{self.name} has no entry {entry!r}; it has {', '.join(self.entries) or 'none'}")
+                raise ArgumentMismatch(
+                    f"{self.name} has no entry {entry!r}; it has {', '.join(self.entries) or 'none'}"
+                )
             self._codes[entry] = compile_entry(self._parsed, function, self.strict)
         return self._codes[entry]
 
@@ -127,7 +129,8 @@ def launch(
     Args:
         module: where the entry is.
         entry: its name.
-        grid, block: (x, y, z).
+        grid: blocks (x, y, z).
+        block: threads (x, y, z).
         args: one for each parameter: a `Buffer` or a NumPy array (initialised, writable) or None (a null pointer) for a
             pointer, a number for a scalar, bytes for a struct. One array passed twice is one buffer.
         shared_bytes: dynamic shared memory of a CTA.
@@ -156,7 +159,7 @@ def launch(
     if checks.races:
         for region in arena.regions:
             if region.writable:
-                region.shadow = RaceShadow(region.data.size, 1)
+                region.shadow = RaceShadow(region.data.size, 0)
     ctas = math.prod(size)
     state = Launch(
         module.name, code, size, shape, checks, arena, addresses, shared_bytes, shared, warps,
@@ -215,7 +218,9 @@ def _check_shape(module: Module, code: Code, grid: Index3, block: Index3, warps:
     directives = code.entry.directives
     most = directives.get("maxntid")
     if most and threads > math.prod(most):
-        raise ArgumentMismatch(f"block {block} has {threads} threads; .maxntid {most} of {code.entry.name} in {module.name}")
+        raise ArgumentMismatch(
+            f"block {block} has {threads} threads; .maxntid {most} of {code.entry.name} in {module.name}"
+        )
     exact = directives.get("reqntid")
     if exact and block != (*exact, 1, 1)[:3]:
         raise ArgumentMismatch(f"block {block}; .reqntid {exact} of {code.entry.name} in {module.name}")

@@ -421,5 +421,3 @@ def _same(before: Any, after: Any) -> bool:
     if groups.keys() != now.keys() or not all(np.array_equal(groups[p][1], now[p][1]) for p in groups):
         return False
     return all(a is b or np.array_equal(a, b) for a, b in zip(registers, values, strict=True))
-
-

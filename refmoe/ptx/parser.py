@@ -232,7 +232,8 @@ class _Parser:
         while self.accept("["):
             count *= 0 if self.at("]") else self.integer()
             self.expect("]")
-        initial, relocations = None, ()
+        initial: bytes | None = None
+        relocations: tuple[tuple[int, int, Symbol], ...] = ()
         if self.accept("="):
             initial, relocations = self.initialiser(kind)
         size = max(count * element, len(initial or b""))
@@ -361,9 +362,7 @@ class _Body:
         if not isinstance(target, Symbol):
             self.parser.fail("a branch needs a label", instruction.line)
             return instruction
-        return replace(
-            instruction, operands=(*others, Symbol(self.label(target.name, scope, instruction.line)))
-        )
+        return replace(instruction, operands=(*others, Symbol(self.label(target.name, scope, instruction.line))))
 
     def add(self, statement: Instruction | Label, scope: Scope) -> None:
         self.statements.append(statement)

@@ -109,9 +109,7 @@ def _lower_guards(function: Function) -> list[Instruction | Label]:
         stem = statement.opcode.split(".")[0]
         if stem in _STOPS or stem in _GATHERS or stem == "brx":
             skip = f"@skip{count}"
-            result.append(
-                replace(statement, opcode="bra", operands=(Symbol(skip),), negated=not statement.negated)
-            )
+            result.append(replace(statement, opcode="bra", operands=(Symbol(skip),), negated=not statement.negated))
             result.append(replace(statement, guard=None, negated=False))
             result.append(Label(skip))
         else:
@@ -183,7 +181,7 @@ def _split(
 def _schedule(successors: list[list[int]]) -> list[int]:
     """Reverse post-order from block 0 in which a loop's exits come after its body; unreachable blocks last."""
     loops = _loops(successors)
-    bodies = [loop for loop in loops.values()]
+    bodies = list(loops.values())
     state = [0] * len(successors)
     order: list[int] = []
 
@@ -253,5 +251,3 @@ def _retreating(successors: list[list[int]]) -> list[tuple[int, int]]:
                 stack.pop()
                 state[block] = 2
     return edges
-
-

@@ -91,7 +91,7 @@ class Clocks:
         other = (record & _THREAD) >> 5
         own_cta = (warp + self.first_warp) // self.warps == other // self.warps
         ordered = own_cta & (self.seen[warp, other % self.warps] >= step)
-        return ordered | ((self.published[other] >= step) & (self.acquired[warp] > step))
+        return ordered | ((self.published[other] >= step) & (self.acquired[warp] >= step))
 
 
 class RaceShadow:
@@ -102,7 +102,7 @@ class RaceShadow:
 
     Args:
         size: bytes.
-        readers: warps of a CTA whose reads are kept apart; 1 keeps the last reader only.
+        readers: warps of a CTA whose reads are kept apart; 0 keeps the last reader only.
     """
 
     def __init__(self, size: int, readers: int) -> None:
@@ -118,7 +118,7 @@ class RaceShadow:
         if not self.granule:
             self.granule = width
             self._writes = np.zeros(self.size // width, np.int64)
-            self._reads = np.zeros((self.size // width, self.readers), np.int64)
+            self._reads = np.zeros((self.size // width, max(self.readers, 1)), np.int64)
         elif width < self.granule:
             factor = self.granule // width
             self.granule = width
@@ -151,7 +151,7 @@ class RaceShadow:
             bad = self._conflicts(frame, who, previous, mine)
             if bad.size:
                 self._report(frame, access, region, index, lanes, bad[0], count, previous[bad[0]], "write-read")
-        if self.readers == 1:
+        if not self.readers:
             self._reads[at, 0] = mine
             return
         column = (who >> 5) % self.readers

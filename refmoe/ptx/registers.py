@@ -13,9 +13,23 @@ __all__ = ["CARRY", "Usage", "analyse", "destinations_and_sources"]
 CARRY = Register("%cc.cf", "pred")
 # Instructions whose first operand is not a destination.
 _NO_DESTINATION = frozenset(
-    ("st", "red", "bra", "brx", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu", "nanosleep", "ret", "exit",
-     "trap")
-)  # fmt: skip
+    [
+        "st",
+        "red",
+        "bra",
+        "brx",
+        "bar",
+        "barrier",
+        "membar",
+        "fence",
+        "prefetch",
+        "prefetchu",
+        "nanosleep",
+        "ret",
+        "exit",
+        "trap",
+    ]
+)
 
 
 def destinations_and_sources(instruction: Instruction) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:

@@ -85,5 +85,3 @@ class Scope:
         if name in self._symbols:
             return self._symbols[name]
         return self.parent.symbol(name) if self.parent else None
-
-
