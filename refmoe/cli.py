@@ -11,18 +11,11 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from refmoe.errors import ArgumentError, RefmoeError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from refmoe.verify.mutate import MutantResult
-    from refmoe.verify.report import Report
-    from refmoe.verify.verdict import Result
 
 __all__ = ["app", "main"]
 
@@ -37,8 +30,6 @@ app = typer.Typer(
 )
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-
-INTERRUPTED = 130
 
 
 def main() -> None:
@@ -110,6 +101,7 @@ def parity(
 ) -> None:
     """Prove the kernels equal to their references, byte for byte."""
     from refmoe.verify.cases import parse_case
+    from refmoe.verify.session import Outputs, run_session
     from refmoe.verify.suites import activation_cases, list_cases
 
     with _usage_errors():
@@ -121,10 +113,12 @@ def parity(
             chosen = list_cases(level, suite or [], device, arch)
     if report is None and listed:
         report = Path("out") / f"parity-{device}.json"
-    command = f"refmoe parity --level {level} --device {device}" if listed else "refmoe parity --case ..."
-    _run_and_report(
-        chosen, command, jobs=jobs, mutants=mutants, report=report, junit=junit, markdown=markdown, as_json=as_json
-    )
+    source = ["--level", level, *(f"--suite={name}" for name in suite or [])] if listed else ["--case", "..."]
+    command = " ".join(["refmoe parity --device", device, *([f"--arch={arch}"] if arch else []), *source])
+    outputs = Outputs(report, junit, markdown, as_json)
+    with _usage_errors():
+        status = run_session(chosen, command, outputs, jobs=jobs, mutants=mutants)
+    raise typer.Exit(status)
 
 
 @app.command(epilog="Example:\n\nrefmoe repro 'expand:bf16:m4k2880e8t2:rne-ties:seed7@ptx'")
@@ -134,10 +128,12 @@ def repro(
 ) -> None:
     """Run the one case of a repro string."""
     from refmoe.verify.cases import parse_case
+    from refmoe.verify.session import Outputs, run_session
 
     with _usage_errors():
         chosen = parse_case(case)
-    _run_and_report([chosen], f"refmoe repro '{chosen}'", as_json=as_json, verbose=True)
+        status = run_session([chosen], f"refmoe repro '{chosen}'", Outputs(as_json=as_json), verbose=True)
+    raise typer.Exit(status)
 
 
 @app.command(
@@ -195,6 +191,7 @@ def gate(
 def doctor(as_json: JsonOption = False) -> None:
     """Say what was found on this machine and what is missing."""
     from refmoe.verify.doctor import examine
+    from refmoe.verify.session import make_console
 
     findings = examine()
     usable = all(finding.good for finding in findings if finding.needed)
@@ -202,7 +199,7 @@ def doctor(as_json: JsonOption = False) -> None:
         document = {"ptx": usable, "findings": [vars(finding) for finding in findings]}
         typer.echo(json.dumps(document, indent=1))
     else:
-        console = _console()
+        console = make_console()
         for finding in findings:
             mark = (
                 "[green]ok[/]     "
@@ -293,6 +290,8 @@ def bench(
 def _print_bench(document: dict[str, Any]) -> None:
     from rich.table import Table
 
+    from refmoe.verify.session import make_console
+
     rows: list[dict[str, Any]] = document["rows"]
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -301,7 +300,7 @@ def _print_bench(document: dict[str, Any]) -> None:
         table.add_column(column.replace("_", " "), justify="right" if numeric else "left")
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
-    console = _console()
+    console = make_console()
     console.print(table)
     for key, value in document.items():
         if key not in ("kind", "rows"):
@@ -312,12 +311,6 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
-
-
-def _console(stderr: bool = False) -> Console:
-    from rich.console import Console
-
-    return Console(stderr=stderr, soft_wrap=True, highlight=False)
 
 
 @contextlib.contextmanager
@@ -332,125 +325,6 @@ def _usage_errors() -> Iterator[None]:
 def _usage(message: str) -> None:
     typer.echo(f"refmoe: {message}", err=True)
     raise typer.Exit(2)
-
-
-def _run_and_report(
-    cases: list[Any],
-    command: str,
-    *,
-    jobs: int = 1,
-    mutants: bool = False,
-    report: Path | None = None,
-    junit: Path | None = None,
-    markdown: Path | None = None,
-    as_json: bool = False,
-    verbose: bool = False,
-) -> None:
-    """Run cases, print what differs, write what was asked for, and exit with the status that the verdicts have."""
-    import time
-
-    from refmoe.files import write_atomic
-    from refmoe.verify import render
-    from refmoe.verify.environment import current_environment
-    from refmoe.verify.report import make_report, report_text
-    from refmoe.verify.verdict import Verdict, exit_status
-
-    console = _console(stderr=as_json)
-    start = time.perf_counter()
-    results: list[Result] = []
-    killed: list[MutantResult] = []
-    try:
-        with _usage_errors():
-            _run_cases(cases, jobs, results, console, verbose)
-            if mutants:
-                _run_mutants(cases, killed, console)
-    except KeyboardInterrupt:
-        console.print(
-            f"\ninterrupted: {len(results)} of {len(cases)} cases ran, "
-            f"{sum(result.verdict is Verdict.PASS for result in results)} passed; no report was written"
-        )
-        raise typer.Exit(INTERRUPTED) from None
-    environment = current_environment(gpu=any(case.device == "cuda" for case in cases))
-    document = make_report(
-        results, command=command, environment=environment, seconds=time.perf_counter() - start, mutants=killed
-    )
-    if report is not None:
-        write_atomic(report, report_text(document))
-    if junit is not None:
-        write_atomic(junit, render.junit_text(document))
-    if markdown is not None:
-        write_atomic(markdown, render.markdown_text(document))
-    if as_json:
-        typer.echo(report_text(document), nl=False)
-    else:
-        _print_summary(console, document, [path for path in (report, junit, markdown) if path is not None])
-    status = exit_status(result.verdict for result in results)
-    raise typer.Exit(1 if any(not mutant.caught for mutant in killed) else status)
-
-
-def _run_cases(cases: list[Any], jobs: int, results: list[Result], console: Console, verbose: bool) -> None:
-    """Append each result to `results` as it arrives; failing ones are printed at once."""
-    from refmoe.verify.runner import run_cases
-    from refmoe.verify.verdict import Verdict
-
-    shown_reasons: set[str] = set()
-    with _progress(console, len(cases), "cases") as advance:
-        for result in run_cases(cases, jobs=jobs):
-            results.append(result)
-            advance(str(result.case))
-            if result.verdict.fails or verbose:
-                console.print(result.line, style="bold red" if result.verdict.fails else "", markup=False)
-                console.print(f"repro: {result.repro}", markup=False)
-            elif result.verdict is not Verdict.PASS and result.reason not in shown_reasons:
-                # One missing device skips every case for one reason.
-                shown_reasons.add(result.reason or "")
-                console.print(result.line, style="yellow", markup=False)
-
-
-def _run_mutants(cases: list[Any], killed: list[MutantResult], console: Console) -> None:
-    from refmoe.verify.mutate import load_mutants, run_mutants
-
-    mutants = load_mutants()
-    with _progress(console, len(mutants), "mutants") as advance:
-        for result in run_mutants(mutants, cases):
-            killed.append(result)
-            advance(result.name)
-            console.print(result.line, style="" if result.caught else "bold red", markup=False)
-
-
-@contextlib.contextmanager
-def _progress(console: Console, total: int, what: str) -> Iterator[Any]:
-    """A progress bar on a terminal, nothing elsewhere; yields `advance(text)`."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn(what),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda text: bar.update(task, advance=1, description=text)
-
-
-def _print_summary(console: Console, document: Report, written: list[Path]) -> None:
-    from refmoe.verify import render
-
-    console.print()
-    console.print(render.summary_table(document))
-    if document.mutants:
-        caught = sum(mutant.caught for mutant in document.mutants)
-        console.print(
-            f"\nmutants: {caught} of {len(document.mutants)} caught, the unpatched kernels pass the same cases"
-        )
-    for text in document.evidence.values():
-        console.print(f"\n{text}", markup=False)
-    verdicts = ", ".join(f"{count} {name}" for name, count in document.summary.items())
-    console.print(f"\n{verdicts or 'no case'} in {document.seconds:.1f} s", markup=False)
-    for path in written:
-        console.print(f"written: {path}", markup=False)
 
 
 if __name__ == "__main__":

@@ -263,7 +263,7 @@ def _specials(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     kind = block % len(kinds)
     first = draw.integers(BLOCK, (block.size,))
     second = (first + 1 + draw.integers(BLOCK - 1, (block.size,))) % BLOCK
-    elements = ordinary.copy()
+    elements: NDArray[np.int64] = ordinary.copy()
     for number, (base, one, other) in enumerate(kinds):
         chosen = kind == number
         if base is not None:
@@ -271,7 +271,8 @@ def _specials(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
         for lane, value in ((first, one), (second, other)):
             rows = np.flatnonzero(chosen)
             elements[rows, lane[rows]] = ordinary[rows, lane[rows]] if value is None else value
-    return elements.astype(np.uint16).reshape(m, k)
+    patterns: Patterns = elements.astype(np.uint16)
+    return patterns.reshape(m, k)
 
 
 def _tiny(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:

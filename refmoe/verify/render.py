@@ -100,6 +100,11 @@ def markdown_text(report: Report) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     for record in (case for case in report.cases if case.verdict is not Verdict.PASS):
         lines += ["", "```", *verdict_lines(record), "```"]
+    if report.mutants:
+        lines += ["", "| planted fault | caught by | finding |", "|---|---|---|"]
+    for mutant in report.mutants:
+        finding = (mutant.finding or "").strip().split("\n", 1)[0].replace("|", "\\|")
+        lines.append(f"| {mutant.fault} | {f'`{mutant.case}`' if mutant.caught else '**nothing**'} | {finding} |")
     lines += [""]
     lines += [f"- {text}" for text in report.evidence.values()]
     lines += ["", f"digest `{report.digest}`", ""]

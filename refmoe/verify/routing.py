@@ -16,12 +16,12 @@ def expert_ids(case: Case) -> NDArray[np.int32]:
     m, t, total = case.shape.m, case.shape.t, case.shape.e * case.ranks
     experts = np.arange(total)
     if case.routing == "all-one-token":
-        order = _shuffled(case, experts[None, :])[0]
-        return order.reshape(m, t).astype(np.int32)
+        return _shuffled(case, experts[None, :]).reshape(m, t).astype(np.int32)
     if case.routing == "same-experts":
         # From the last local expert down, so that the experts with nothing come first and shift nobody.
         same = (case.first_expert + case.shape.e - 1 - np.arange(t)) % total
-        return np.tile(same.astype(np.int32), (m, 1))
+        ids: NDArray[np.int32] = np.tile(same, (m, 1)).astype(np.int32)
+        return ids
     if case.routing == "empty-experts":
         experts = experts[1::3][: total // 3]
     elif case.routing == "elsewhere":

@@ -1,0 +1,169 @@
+"""A run as its user sees it: progress, findings as they come, a summary, the files that were asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from refmoe.files import write_atomic
+from refmoe.verify import render
+from refmoe.verify.cases import Case
+from refmoe.verify.environment import current_environment
+from refmoe.verify.mutate import MutantResult, load_mutants, run_mutants
+from refmoe.verify.report import Report, make_report, report_text
+from refmoe.verify.runner import run_cases
+from refmoe.verify.verdict import Result, Verdict, exit_status
+
+__all__ = ["INTERRUPTED", "Outputs", "make_console", "run_session"]
+
+#: Exit status after Ctrl-C, as shells have it.
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where the report of a run goes.
+
+    Attributes:
+        report: JSON file, or None.
+        junit: JUnit XML file, or None.
+        markdown: Markdown file, or None.
+        as_json: whether standard output is the JSON report; what people read goes to standard error then.
+    """
+
+    report: Path | None = None
+    junit: Path | None = None
+    markdown: Path | None = None
+    as_json: bool = False
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console that never breaks a line: messages and repro strings are copied and searched for."""
+    return Console(stderr=stderr, soft_wrap=True, highlight=False)
+
+
+def run_session(
+    cases: Sequence[Case],
+    command: str,
+    outputs: Outputs,
+    *,
+    jobs: int = 1,
+    mutants: bool = False,
+    verbose: bool = False,
+) -> int:
+    """Run cases, print what differs, write what was asked for.
+
+    Ctrl-C ends it with a line that says what ran; no file is written then.
+
+    Args:
+        cases: what to run.
+        command: what the user asked for, for the report.
+        outputs: where the report goes.
+        jobs: processes to run cases in.
+        mutants: whether to run the mutants too.
+        verbose: whether to print passed cases too.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        ArgumentError: an activations file cannot be used.
+        refmoe.verify.patches.PatchError: a mutant does not fit the sources.
+        refmoe.cuda.ToolchainError: mutants were asked for, and cannot be compiled.
+    """
+    console = make_console(stderr=outputs.as_json)
+    start = time.perf_counter()
+    results: list[Result] = []
+    killed: list[MutantResult] = []
+    try:
+        _run_cases(cases, jobs, results, console, verbose)
+        if mutants:
+            _run_mutants(cases, killed, console)
+    except KeyboardInterrupt:
+        passed = sum(result.verdict is Verdict.PASS for result in results)
+        console.print(
+            f"\ninterrupted: {len(results)} of {len(cases)} cases ran, {passed} passed; no report was written"
+        )
+        return INTERRUPTED
+    environment = current_environment(gpu=any(case.device == "cuda" for case in cases))
+    seconds = time.perf_counter() - start
+    report = make_report(results, command=command, environment=environment, seconds=seconds, mutants=killed)
+    written = _write(report, outputs)
+    if outputs.as_json:
+        print(report_text(report), end="")
+    else:
+        _print_summary(console, report, written)
+    survived = any(not mutant.caught for mutant in killed)
+    return 1 if survived else exit_status(result.verdict for result in results)
+
+
+def _run_cases(cases: Sequence[Case], jobs: int, results: list[Result], console: Console, verbose: bool) -> None:
+    """Append each result to `results` as it arrives, so that an interrupt finds them; failing ones print at once."""
+    shown_reasons: set[str] = set()
+    with _progress(console, len(cases), "cases") as advance:
+        for result in run_cases(cases, jobs=jobs):
+            results.append(result)
+            advance(str(result.case))
+            if result.verdict.fails or verbose:
+                console.print(result.line, style=render.verdict_style(result.verdict), markup=False)
+                console.print(f"repro: {result.repro}", markup=False)
+            elif result.verdict is not Verdict.PASS and result.reason not in shown_reasons:
+                # One missing device skips every case for one reason.
+                shown_reasons.add(result.reason or "")
+                console.print(result.line, style=render.verdict_style(result.verdict), markup=False)
+
+
+def _run_mutants(cases: Sequence[Case], killed: list[MutantResult], console: Console) -> None:
+    mutants = load_mutants()
+    with _progress(console, len(mutants), "mutants") as advance:
+        for result in run_mutants(mutants, cases):
+            killed.append(result)
+            advance(result.name)
+            console.print(result.line, style="" if result.caught else "bold red", markup=False)
+
+
+@contextlib.contextmanager
+def _progress(console: Console, total: int, what: str) -> Iterator[Callable[[str], None]]:
+    """A progress bar on a terminal, nothing elsewhere; yields what advances it by one and names the thing done."""
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda text: bar.update(task, advance=1, description=text)
+
+
+def _write(report: Report, outputs: Outputs) -> list[Path]:
+    written: list[Path] = []
+    for path, render_text in (
+        (outputs.report, report_text),
+        (outputs.junit, render.junit_text),
+        (outputs.markdown, render.markdown_text),
+    ):
+        if path is not None:
+            written.append(write_atomic(path, render_text(report)))
+    return written
+
+
+def _print_summary(console: Console, report: Report, written: Sequence[Path]) -> None:
+    console.print()
+    console.print(render.summary_table(report))
+    if report.mutants:
+        caught = sum(mutant.caught for mutant in report.mutants)
+        console.print(f"\nmutants: {caught} of {len(report.mutants)} caught, by cases that the unpatched kernels pass")
+    for text in report.evidence.values():
+        console.print(f"\n{text}", markup=False)
+    verdicts = ", ".join(f"{count} {name}" for name, count in report.summary.items())
+    console.print(f"\n{verdicts or 'no case'} in {report.seconds:.1f} s", markup=False)
+    for path in written:
+        console.print(f"written: {path}", markup=False)
