@@ -263,8 +263,9 @@ def test_what_is_unknown_names_itself(opcode: str) -> None:
     assert (again.opcode, str(again)) == (opcode, str(caught.value))
 
 
-def test_only_setp_has_a_form_with_two_destinations() -> None:
+def test_two_destinations_only_where_the_instruction_has_them() -> None:
     assert isa.resolve("setp.lt.u32", 2).destinations == ("pred", "pred")
-    for opcode, destinations in (("add.u32", 2), ("setp.lt.u32", 3), ("setp.lt.u32", 0)):
+    assert isa.resolve("lop3.or.b32", 2).destinations == isa.resolve("lop3.or.b32").destinations == ("b32", "pred")
+    for opcode, destinations in (("add.u32", 2), ("lop3.b32", 2), ("setp.lt.u32", 3), ("setp.lt.u32", 0)):
         with pytest.raises(isa.UnknownOpcode):
             isa.resolve(opcode, destinations)

@@ -26,15 +26,20 @@ def resolve(opcode: str, destinations: int = 1) -> Operation:
 
     Args:
         opcode: the spelling without guard and operands, `"cvt.rn.satfinite.e4m3x2.f32"`.
-        destinations: 2 for the form `setp ... p|q, a, b` of scalar types, which the spelling does not tell.
+        destinations: 2 where the instruction is written with `p|q`: scalar setp has both forms under one spelling.
 
     Raises:
-        UnknownOpcode: there is no such instruction here, or its modifiers do not go together.
+        UnknownOpcode: there is no such instruction here, its modifiers do not go together, or it has no form with two
+            destinations.
     """
     spelling = Spelling(opcode)
-    if spelling.mnemonic == "setp" and destinations in (1, 2):
-        return compare.setp(spelling, destinations)
-    build = (_FLOAT if spelling.last in _FLOAT_TYPES else _INTEGER).get(spelling.mnemonic)
-    if build is None or destinations != 1:
+    if spelling.mnemonic == "setp":
+        operation = compare.setp(spelling, destinations)
+    else:
+        build = (_FLOAT if spelling.last in _FLOAT_TYPES else _INTEGER).get(spelling.mnemonic)
+        if build is None:
+            raise spelling.unknown()
+        operation = build(spelling)
+    if destinations not in (1, len(operation.destinations)):
         raise spelling.unknown()
-    return build(spelling)
+    return operation
