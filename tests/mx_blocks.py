@@ -60,11 +60,11 @@ def adversarial_blocks(dtype: str, seed: int = 0) -> np.ndarray:
         build(fmt, sign(8), random.integers(-19, 1, (8, 32)), mantissa(8)),
         # Boundary mantissas as elements, at the ends of the input's range and in the middle.
         build(fmt, sign(8), random.choice([lowest, lowest + 10, 0, highest], (8, 1)), near),
-        # Each boundary mantissa as the block's maximum.
+        # Each boundary mantissa as the block's maximum, at an exponent where an FP32 log2 has few bits left for it.
         np.where(
             is_maximum,
-            build(fmt, sign(len(each)), 3, each),
-            build(fmt, sign(len(each)), random.integers(-12, 3, (len(each), 32)), mantissa(len(each))),
+            build(fmt, sign(len(each)), 12, each),
+            build(fmt, sign(len(each)), random.integers(-3, 12, (len(each), 32)), mantissa(len(each))),
         ),
         # Every place in turn holds the maximum.
         build(fmt, sign(32), np.where(np.eye(32, dtype=bool), 4, random.integers(-9, 2, (32, 32))), mantissa(32)),
