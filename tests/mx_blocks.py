@@ -103,6 +103,13 @@ def _not_finite(fmt: Format, finite: np.ndarray, unsigned: type) -> np.ndarray:
     return np.stack(rows).astype(unsigned)
 
 
+def finite_only(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """The blocks without NaN and infinity."""
+    fmt = INPUTS[dtype][0]
+    magnitude = bits & ((1 << (fmt.bits - 1)) - 1)
+    return bits[(magnitude < fmt.infinity_code).all(axis=1)]
+
+
 @cache
 def _number(code: int, fmt: Format) -> Number:
     return decode(code, fmt)
