@@ -73,11 +73,12 @@ class Device(Protocol):
 
 @dataclass
 class PtxDevice:
-    """Runs the compiler's PTX for `arch` on the executor, with all its checks on."""
+    """Runs the compiler's PTX for `arch` on the executor, with all its checks on unless `checks` says otherwise."""
 
     arch: str
     multiprocessors: int
     csrc: Path = CSRC
+    checks: ptx.Checks = field(default_factory=ptx.Checks)
     name: str = "ptx"
     launches: list[LaunchRecord] = field(default_factory=list)
     _modules: dict[Path, ptx.Module] = field(default_factory=dict, repr=False)
@@ -102,6 +103,7 @@ class PtxDevice:
             grid=(plan.grid, 1, 1),
             block=(plan.block, 1, 1),
             args=list(plan.arguments),
+            checks=self.checks,
         )
         self.launches.append(LaunchRecord(plan.kernel, plan.grid, plan.block, result))
 
