@@ -88,7 +88,9 @@ def parity(
     ] = None,
     mutants: Annotated[
         bool,
-        typer.Option("--mutants", help="Also break the kernels on purpose and show which case catches each fault."),
+        typer.Option(
+            "--mutants", help="Also break the kernels on purpose, on ptx, and show which case catches each fault."
+        ),
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes to run cases in.")] = 1,
     report: Annotated[
@@ -277,7 +279,8 @@ def bench(
 
     if name not in BENCHES:
         _usage(f"NAME: found {name!r}; needed one of {', '.join(BENCHES)}")
-    document: dict[str, Any] = importlib.import_module(f"refmoe.bench.{name}").run()
+    measured: dict[str, Any] = importlib.import_module(f"refmoe.bench.{name}").run()
+    document = {"kind": "bench", "name": name, **measured}
     text = json.dumps(document, indent=1) + "\n"
     if report is not None:
         write_atomic(report, text)
@@ -288,29 +291,47 @@ def bench(
 
 
 def _print_bench(document: dict[str, Any]) -> None:
+    """A table of what was timed, then everything else that the document says, a line each."""
     from rich.table import Table
 
     from refmoe.verify.session import make_console
 
-    rows: list[dict[str, Any]] = document["rows"]
+    rows = _bench_rows(document)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         numeric = all(isinstance(row.get(column, 0), (int, float)) for row in rows)
-        table.add_column(column.replace("_", " "), justify="right" if numeric else "left")
+        table.add_column(column.replace("_", " "), justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
     console = make_console()
     console.print(table)
     for key, value in document.items():
-        if key not in ("kind", "rows"):
+        if key not in ("kind", "name", "rows", "comparisons"):
             console.print(f"{key.replace('_', ' ')}: {_cell(value)}", markup=False)
+
+
+def _bench_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a document, or those of its comparisons: contenders side by side, the first one ours."""
+    rows: list[dict[str, Any]] = list(document.get("rows", []))
+    for name, comparison in document.get("comparisons", {}).items():
+        medians: dict[str, float] = comparison["medians_s"]
+        ours = next(iter(medians.values()))
+        for contender, seconds in medians.items():
+            row = {"comparison": name, "contender": contender, "median_ms": seconds * 1e3, "times_ours": seconds / ours}
+            rows.append(row)
+        rows[-1] |= {key: comparison[key] for key in ("ratio", "target", "reached") if key in comparison}
+    return rows
 
 
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_cell(item)}" for key, item in value.items())
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 @contextlib.contextmanager

@@ -89,8 +89,9 @@ def _check_bench(path: Path, document: Mapping[str, Any]) -> None:
     """Other documents may lie beside reports only if they are what they say."""
     if document["kind"] != "bench":
         raise ReportError(f"{path}: of kind {document['kind']!r}; needed a parity report or a bench document")
-    if not isinstance(document.get("name"), str) or not isinstance(document.get("rows"), list) or not document["rows"]:
-        raise ReportError(f"{path}: says it is a bench document, but has no name or no rows")
+    timed = document.get("rows") or document.get("comparisons")
+    if not isinstance(document.get("name"), str) or not isinstance(timed, (list, dict)):
+        raise ReportError(f"{path}: says it is a bench document, but has no name, or neither rows nor comparisons")
 
 
 def _check_cases(path: Path, cases: Sequence[CaseRecord]) -> list[str]:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from refmoe.errors import RefmoeError
-from refmoe.files import write_atomic
 from refmoe.verify.environment import Environment
 from refmoe.verify.verdict import EVIDENCE, Result, Verdict
 
@@ -37,7 +36,6 @@ __all__ = [
     "read_report",
     "report_text",
     "schema_text",
-    "write_report",
 ]
 
 SCHEMA_VERSION = "1"
@@ -183,11 +181,6 @@ def report_text(report: Report) -> str:
     head = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False)
     body = ",\n  ".join(cases)
     return head[: -len("\n}")] + f',\n "cases": [\n  {body}\n ]\n}}\n'
-
-
-def write_report(path: Path, report: Report) -> None:
-    """Write the report, all of it or nothing."""
-    write_atomic(path, report_text(report))
 
 
 def read_document(path: Path) -> dict[str, Any]:

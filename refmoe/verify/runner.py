@@ -149,7 +149,7 @@ def _result(
     return Result(
         case,
         verdict,
-        evidence="bit-exact" if comparison is not None else "none",
+        evidence="bit-exact" if comparison is not None and comparison.compared else "none",
         reason=reason,
         stage=comparison.stage if comparison else None,
         first_mismatch=comparison.first_mismatch if comparison else None,

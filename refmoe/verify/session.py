@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,9 @@ class Outputs:
 
 def make_console(*, stderr: bool = False) -> Console:
     """A console that never breaks a line: messages and repro strings are copied and searched for."""
-    return Console(stderr=stderr, soft_wrap=True, highlight=False)
+    stream = sys.stderr if stderr else sys.stdout
+    # Without a terminal rich takes 80 columns and folds tables into them.
+    return Console(stderr=stderr, soft_wrap=True, highlight=False, width=None if stream.isatty() else 160)
 
 
 def run_session(
@@ -109,7 +112,7 @@ def _run_cases(cases: Sequence[Case], jobs: int, results: list[Result], console:
     with _progress(console, len(cases), "cases") as advance:
         for result in run_cases(cases, jobs=jobs):
             results.append(result)
-            advance(str(result.case))
+            advance(f"{result.case.family} {result.case.fill}")
             if result.verdict.fails or verbose:
                 console.print(result.line, style=render.verdict_style(result.verdict), markup=False)
                 console.print(f"repro: {result.repro}", markup=False)
