@@ -124,6 +124,52 @@ def test_readers_of_several_lanes_are_all_remembered() -> None:
     assert caught.value.other_thread is None
 
 
+def test_readers_of_a_uniform_global_address_are_all_checked() -> None:
+    # Every lane reads in[0]; then one lane writes it. The address is one scalar for all lanes.
+    body = """
+        ld.global.u32 %r3, [%d1];
+        {sync}
+        setp.eq.u32 %p2, %r2, {writer};
+        add.u32 %r4, %r3, 1;
+        @%p2 st.global.u32 [%d1], %r4;
+        ret;
+    """
+    run(body.format(sync="bar.sync 0;", writer=31), np.zeros(1, np.uint32), np.zeros(1, np.uint32), block=(64, 1, 1))
+    for sync, writer, grid in (("", 63, 1), ("", 0, 1), ("bar.warp.sync -1;", 3, 1), ("bar.sync 0;", 3, 2)):
+        with pytest.raises(ptx.RaceError) as caught:
+            run(
+                body.format(sync=sync, writer=writer),
+                np.zeros(1, np.uint32),
+                np.zeros(1, np.uint32),
+                block=(64, 1, 1),
+                grid=(grid, 1, 1),
+            )
+        assert caught.value.kind == "read-write"
+
+
+def test_a_uniform_polling_load_orders_every_warp_that_polls() -> None:
+    body = """
+        setp.ne.u32 %p1, %r1, 0;
+        @%p1 bra READER;
+        mov.u32 %r3, 42;
+        st.global.u32 [%d1+4], %r3;
+        fence.acq_rel.gpu;
+        st.relaxed.gpu.global.u32 [%d1], %r3;
+        ret;
+    READER:
+        ld.relaxed.gpu.global.u32 %r4, [%d1];
+        setp.eq.u32 %p3, %r4, 0;
+        @%p3 bra READER;
+        fence.acq_rel.gpu;
+        ld.global.u32 %r5, [%d1+4];
+        st.global.u32 [%d2], %r5;
+        ret;
+    """
+    out = np.zeros(128, np.uint32)
+    run(body, out, np.zeros(2, np.uint32), block=(128, 1, 1))
+    assert (out[1:] == 42).all()
+
+
 def test_a_row_written_twice_with_different_values() -> None:
     body = """
         rem.u32 %r3, %r2, %r0;

@@ -81,6 +81,8 @@ class Access:
             kind = "out of bounds"
             self._fault(frame, kind, lanes[bad], int(address[bad]), region, int(offset[bad].view(np.int64)))
         self._check_alignment(frame, offset, address, lanes, region)
+        if not checks.bounds:
+            offset = np.minimum(offset, np.uint64(max(region.size - self.width, 0)))
         owners = lanes if owner is None else owner[lanes]
         return region, None, offset.view(np.int64) + owners * region.stride
 
@@ -194,8 +196,13 @@ class Load(Access):
         lane = frame.first_active(guard)
         if lane is None:
             return tuple(np.dtype(dtype).type(0) for dtype in self.dtypes if dtype is not None)
-        one = np.array([address], np.uint64)
-        return tuple(value[0] for value in self._registers(self._read(frame, one, np.array([lane]))))
+        region = frame.machine.arena.window(int(address))
+        lanes = np.array([lane])
+        if self.strong or (region is not None and region.shadow is not None):
+            # One read gives the value, but every lane that reads has its own place in the order of things.
+            lanes = frame.select(address, guard)[1]
+        raw = self._read(frame, np.full(len(lanes), address, np.uint64), lanes)
+        return tuple(value[0] for value in self._registers(raw))
 
     def _read(self, frame: Frame, address: Array, lanes: Array) -> Array:
         """Elements [count, lanes] of the access type."""
@@ -251,7 +258,7 @@ class Store(Access):
         dtype = np.dtype(f"u{self.size}")
         block = np.empty((len(lanes), self.count), dtype)
         for column, value in enumerate(values):
-            if isinstance(value, np.ndarray) and where is not None:
+            if where is not None and isinstance(value, np.ndarray) and value.ndim:
                 value = value[where]
             # Assignment keeps the low bits of a register wider than the element.
             block[:, column] = value

@@ -126,8 +126,8 @@ class Barriers:
                 cta = int(warp) // machine.warps
                 if self.threads[cta, number] == self.expected[cta, number]:
                     self._complete(cta, number)
-        live = living.reshape(machine.ctas, machine.warps, 32).any(axis=2)
-        full: Array = (self._came | ~live[:, None, :]).all(axis=2) & self._came.any(axis=2)
+        live: Array = living.reshape(machine.ctas, machine.warps, 32).any(axis=2)
+        full = (self._came | ~live[:, None, :]).all(axis=2) & self._came.any(axis=2)
         for cta, number in np.argwhere(full & (self.expected == _ALL)):
             self._complete(int(cta), int(number))
 

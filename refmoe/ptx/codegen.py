@@ -155,9 +155,10 @@ def _body(emitter: Emitter, block: Block, name: str) -> tuple[list[str], str | N
             emitter.instruction(current)
         current = block.terminator.instruction
         return emitter.lines, None if current is None else _terminator(emitter, block, current)
-    except (isa.UnknownOpcode, ValueError) as error:
+    except (isa.UnknownOpcode, ValueError, IndexError) as error:
         assert current is not None
-        reason = "" if isinstance(error, isa.UnknownOpcode) else str(error)
+        # Too few operands end in an IndexError.
+        reason = {isa.UnknownOpcode: "", IndexError: "too few operands"}.get(type(error), str(error))
         raise unknown(current, name, reason) from error
 
 

@@ -81,8 +81,8 @@ def _aligned(size: int, fill: int) -> Bytes:
 
 def owned_region(name: str, space: str, size: int, owners: int) -> Region:
     """Shared or local memory, `size` bytes for each of `owners`, nothing of it initialised."""
-    stride = -(-max(size, 1) // _WIDEST) * _WIDEST
-    data = np.full(owners * stride, _POISON, np.uint8)
+    stride = -(-size // _WIDEST) * _WIDEST
+    data = np.full(max(owners * stride, _WIDEST), _POISON, np.uint8)
     return Region(name, space, OWN_BASE, size, stride, data, np.zeros_like(data), True)
 
 

@@ -39,6 +39,7 @@ _HINTS = (
 )  # fmt: skip
 _VECTORS = {"v2": 2, "v4": 4, "v8": 8}
 _LOAD_TYPES = ("b8", "b16", "b32", "b64", "u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", "f32", "f64")
+_ATOMIC_TYPES = (*_LOAD_TYPES, "f16", "bf16", "f16x2", "bf16x2")
 _OPERATIONS = ("and", "or", "xor", "cas", "exch", "add", "inc", "dec", "min", "max")
 
 
@@ -92,7 +93,7 @@ def memory_opcode(spelling: str) -> MemoryOpcode | None:
         elif not (part in _SCOPES or part in _HINTS or part in _CACHE[stem]) and part != "noftz":
             return None
     if stem in ("atom", "red"):
-        valid = operation is not None and space in ("generic", "global", "shared")
+        valid = kind in _ATOMIC_TYPES and operation is not None and space in ("generic", "global", "shared")
     else:
         valid = kind in _LOAD_TYPES and "noftz" not in seen
     size = type_bits(kind) // 8 if valid else 0

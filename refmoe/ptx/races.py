@@ -26,6 +26,8 @@ Array = Any
 # A record: step << 32 | many << 31 | strong << 30 | thread of the launch. "many": several lanes of that warp read.
 MAX_THREADS = 1 << 30
 _THREAD = np.int64(MAX_THREADS - 1)
+_LANE = np.int64(31)
+_OTHER_WARP = _THREAD & ~_LANE
 _STRONG = np.int64(1 << 30)
 _MANY = np.int64(1 << 31)
 _STEP_SHIFT = 32
@@ -151,17 +153,17 @@ class RaceShadow:
             bad = self._conflicts(frame, who, previous, mine)
             if bad.size:
                 self._report(frame, access, region, index, lanes, bad[0], count, previous[bad[0]], "write-read")
-        if not self.readers:
-            self._reads[at, 0] = mine
-            return
-        column = (who >> 5) % self.readers
+        warp = who >> 5
+        column = warp % self.readers if self.readers else np.zeros(len(who), np.int64)
         previous = self._reads[at, column]
         # Another lane of the same warp read since the last warp-level sync: no single lane stands for both.
-        known = frame.machine.clocks.seen[who >> 5, column]
-        shared = (previous >> _STEP_SHIFT > known) & ((previous ^ mine) & (_THREAD | _MANY) != 0)
+        known = frame.machine.clocks.seen[warp, warp % frame.machine.warps]
+        differs = previous ^ mine
+        shared = (previous >> _STEP_SHIFT > known) & (differs & _OTHER_WARP == 0) & (differs & (_LANE | _MANY) != 0)
         record = np.where(shared, mine | _MANY, mine)
         self._reads[at, column] = record
-        lost = np.flatnonzero((self._reads[at, column] ^ record) & _THREAD)
+        differs = self._reads[at, column] ^ record
+        lost = np.flatnonzero((differs & _OTHER_WARP == 0) & (differs & _LANE != 0))
         self._reads[at[lost], column[lost]] |= _MANY
 
     def _unordered(self, frame: Frame, at: Array, who: Array, mine: Array) -> list[tuple[Array, Array, str]]:
