@@ -337,6 +337,43 @@ def test_a_uniform_register_written_by_some_lanes() -> None:
     np.testing.assert_array_equal(out, np.where(np.arange(32) < 16, 2, 1))
 
 
+def test_a_uniform_result_of_a_selection_is_kept_by_lanes_that_skip_a_write() -> None:
+    # NumPy turns a choice between scalars into a 0-d array; it must count as defined, whatever it holds.
+    body = """
+        setp.eq.u32 %p2, %r0, 5;
+        selp.u32 %r3, 7, 8, %p2;
+        setp.lt.u32 %p1, %r1, 16;
+        @!%p1 bra SKIP;
+        mov.u32 %r3, 2;
+    SKIP:
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out = np.zeros(32, np.uint32)
+    run(body, out, n=5)
+    np.testing.assert_array_equal(out, np.where(np.arange(32) < 16, 2, 7))
+
+
+def test_copying_an_undefined_register_leaves_other_lanes_alone() -> None:
+    # Lanes 16-31 copy a register that nobody wrote; lanes 0-15 keep the zero that they were given.
+    body = """
+        mov.u32 %r3, 0;
+        setp.lt.u32 %p1, %r1, 16;
+        @%p1 bra SKIP;
+        mov.u32 %r3, %r40;
+    SKIP:
+        setp.lt.u32 %p2, %r1, 8;
+        @%p2 bra END;
+        mov.u32 %r3, 5;
+    END:
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out = np.full(32, 9, np.uint32)
+    run(body, out)
+    np.testing.assert_array_equal(out, np.where(np.arange(32) < 8, 0, 5))
+
+
 @pytest.mark.parametrize("active", [1, 5, 40, 64])
 def test_dense_and_compact_frames_agree(active: int) -> None:
     # Few active lanes are gathered, many are masked: same results.

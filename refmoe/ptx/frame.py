@@ -62,9 +62,12 @@ class Frame:
     def put(self, registers: list[Any], number: int, value: Array) -> None:
         """Write a register of the active lanes; the others keep theirs."""
         old = registers[number]
-        undefined = isinstance(old, np.ndarray) and old.ndim == 0
+        undefined = old is UNDEFINED[self.machine.code.kinds[number]]
         vector = isinstance(value, np.ndarray) and value.ndim == 1
-        if not vector and (undefined or (not isinstance(old, np.ndarray) and old == value)):
+        if isinstance(value, np.ndarray) and not vector:
+            # Some lanes copied an undefined register: for the others this one keeps its meaning.
+            value = value[()]
+        if not vector and (undefined or (np.ndim(old) == 0 and old == value)):
             registers[number] = value
         elif self.index is None:
             registers[number] = value if undefined else np.where(self.mask, value, old)
