@@ -77,7 +77,8 @@ class _Program:
         body = " ".join(self.statement(0, False) for _ in range(6))
         return (
             f"FUNCTION unsigned {name}(unsigned t, const unsigned* in) {{ "
-            f"unsigned a = in[t & 63], b = t * 2654435761u, c = 7u, m[8] = {{1, 2, 3, 4, 5, 6, 7, 8}}; {body} return a + b * 3u + c * 5u + m[0] + m[t & 7] * 7u; }}"
+            f"unsigned a = in[t & 63], b = t * 2654435761u, c = 7u, m[8] = {{1, 2, 3, 4, 5, 6, 7, 8}}; "
+            f"{body} return a + b * 3u + c * 5u + m[0] + m[t & 7] * 7u; }}"
         )
 
 

@@ -32,7 +32,7 @@ class Access:
         size: bytes of one element.
         count: elements.
         strong: a `.volatile`, `.relaxed`, `.acquire` or `.release` access or an atomic: two of them do not race.
-        acquires, releases: whether the access by itself orders later or earlier ones (`.acquire`, `.release`).
+        releases: whether the access by itself orders earlier ones before it (`.release`); else a fence must.
     """
 
     instruction: Instruction
@@ -40,7 +40,6 @@ class Access:
     size: int
     count: int
     strong: bool = False
-    acquires: bool = False
     releases: bool = False
 
     @property
@@ -170,12 +169,12 @@ def _pick(array: Array, which: Array | None) -> Array:
     return array if which is None else array[which]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Load(Access):
     """A load. `signed`: elements are sign-extended; `dtypes`: of the destination registers, None for a sink."""
 
-    signed: bool = False
-    dtypes: tuple[Any, ...] = ()
+    signed: bool
+    dtypes: tuple[Any, ...]
 
     def __call__(self, frame: Frame, address: Array, guard: Array | None) -> tuple[Array, ...]:
         """The values of the destination registers; what inactive lanes get is never seen."""
@@ -283,16 +282,16 @@ class Store(Access):
             machine.clocks.release(lanes, self.releases)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Atomic(Access):
     """`atom` and `red`: lanes that meet at one address take their turns in lane order.
 
     `function(old, b[, c]) -> new` is the arithmetic, `global_function` that in global memory.
     """
 
-    function: Callable[..., Any] = max
-    global_function: Callable[..., Any] = max
-    dtype: Any = np.uint32
+    function: Callable[..., Any]
+    global_function: Callable[..., Any]
+    dtype: Any
 
     def __call__(
         self, frame: Frame, address: Array, guard: Array | None, operands: tuple[tuple[Array, ...], ...]

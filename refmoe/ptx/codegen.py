@@ -21,7 +21,7 @@ from refmoe.ptx.layout import Layout, lay_out
 from refmoe.ptx.parser import ParsedModule
 from refmoe.ptx.program import Block, Program, build
 from refmoe.ptx.registers import Usage, analyse, destinations_and_sources
-from refmoe.ptx.syntax import Function, Immediate, Instruction, Not, Operand, Pair, Register, Sink
+from refmoe.ptx.syntax import Function, Immediate, Instruction, Not, Operand, Register
 
 __all__ = ["BarrierCode", "Code", "Gather", "compile_entry"]
 
@@ -228,7 +228,7 @@ def _gather(block: Block, shared: dict[str, tuple[int, str]]) -> Gather:
     is_barrier = instruction.opcode == "bar.warp.sync"
     if isinstance(member, Immediate):
         return Gather(instruction, None, np.uint32(member.value & 0xFFFFFFFF), is_barrier)
-    if not isinstance(member, Register) or isinstance(member, Pair | Sink):
+    if not isinstance(member, Register):
         raise unknown(instruction, "", "a member mask must be a register or a constant")
     return Gather(instruction, shared[member.name][0], None, is_barrier)
 

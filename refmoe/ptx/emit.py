@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from refmoe.ptx import isa, warp
 from refmoe.ptx.access import Load, Store
+from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.layout import Layout
 from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW
 from refmoe.ptx.memory_ops import MemoryOpcode, atomic, memory_opcode
@@ -30,11 +30,10 @@ from refmoe.ptx.syntax import (
     Symbol,
     Vector,
 )
+from refmoe.ptx.values import BITS, literal_bits, select, widener
 
 __all__ = ["Emitter"]
 
-_BITS = {"b8": 8, "b16": 16, "b32": 32, "b64": 64}
-_DTYPES = isa.DTYPES
 _FENCES = re.compile(
     r"membar\.(cta|gl|sys)|fence(\.(sc|acq_rel|acquire|release))?\.(cta|cluster|gpu|sys)|fence\.(sc|acq_rel)"
 )
@@ -57,7 +56,7 @@ class Emitter:
         self.module = module
         self.layout = layout
         self.lines: list[str] = []
-        self.names: dict[str, Any] = {"select": _select, "not_": np.logical_not}
+        self.names: dict[str, Any] = {"select": select, "not_": np.logical_not}
         self.approximate: list[Instruction] = []
         self.contractions: list[Instruction] = []
         self._locals: dict[str, str] = {}
@@ -117,7 +116,7 @@ class Emitter:
         """A global name for a constant of a register kind."""
         key = (bits, kind)
         if key not in self._bound:
-            value = _DTYPES[kind](bool(bits) if kind == "pred" else bits & ((1 << _BITS[kind]) - 1))
+            value = DTYPES[kind](bool(bits) if kind == "pred" else bits & ((1 << BITS[kind]) - 1))
             self._bound[key] = self.bind("k", value)
         return self._bound[key]
 
@@ -132,7 +131,7 @@ class Emitter:
                 raise ValueError("'!' on an operand that is no predicate")
             return self.predicate(operand.operand, True)
         if isinstance(operand, Immediate):
-            return self.constant(_literal(operand, kind), kind)
+            return self.constant(literal_bits(operand, kind), kind)
         if isinstance(operand, Symbol):
             return self._narrow(self._address_of(operand), "b64", kind)
         if isinstance(operand, Special):
@@ -148,16 +147,16 @@ class Emitter:
             return expression
         if "pred" in (have, want):
             raise ValueError(f"an operand of kind {have} where {want} is needed")
-        if _BITS[have] < _BITS[want]:
+        if BITS[have] < BITS[want]:
             if expression.startswith("F.special"):
                 return f"{expression}.astype({self._dtype(want)})"
-            raise ValueError(f"a register of {_BITS[have]} bits where {_BITS[want]} are needed")
+            raise ValueError(f"a register of {BITS[have]} bits where {BITS[want]} are needed")
         return f"{expression}.astype({self._dtype(want)})"
 
     def _dtype(self, kind: str) -> str:
         key = ("dtype", kind)
         if key not in self._bound:
-            self._bound[key] = self.bind("t", np.dtype(_DTYPES[kind]))
+            self._bound[key] = self.bind("t", np.dtype(DTYPES[kind]))
         return self._bound[key]
 
     def _address_of(self, symbol: Symbol) -> str:
@@ -180,11 +179,11 @@ class Emitter:
         if not isinstance(destination, Register):
             raise ValueError("a destination that is no register")
         if destination.kind != kind:
-            if "pred" in (destination.kind, kind) or _BITS[destination.kind] < _BITS[kind]:
+            if "pred" in (destination.kind, kind) or BITS[destination.kind] < BITS[kind]:
                 raise ValueError(f"a destination of kind {destination.kind} for a result of kind {kind}")
             widen = self._bound.setdefault(("widen", kind, destination.kind, signed), "")
             if not widen:
-                widen = self.bind("w", _widener(kind, destination.kind, signed))
+                widen = self.bind("w", widener(kind, destination.kind, signed))
                 self._bound["widen", kind, destination.kind, signed] = widen
             expression = f"{widen}({expression})"
         name = self.local(destination)
@@ -253,7 +252,7 @@ class Emitter:
             self._compute(instruction)
 
     def _unpack(self, instruction: Instruction, destination: Vector, value: str, kind: str) -> None:
-        part = _BITS[kind] // len(destination.elements)
+        part = BITS[kind] // len(destination.elements)
         self.lines.append(f"v0 = {value}")
         for position, element in enumerate(destination.elements):
             if isinstance(element, Sink):
@@ -264,7 +263,7 @@ class Emitter:
             self.assign(instruction, element, f"{shifted}.astype({self._dtype(f'b{part}')})", f"b{part}")
 
     def _pack(self, instruction: Instruction, destination: Operand, source: Vector, kind: str) -> None:
-        part = _BITS[kind] // len(source.elements)
+        part = BITS[kind] // len(source.elements)
         parts = []
         for position, element in enumerate(source.elements):
             value = f"{self.value(element, f'b{part}')}.astype({self._dtype(kind)})"
@@ -336,9 +335,9 @@ class Emitter:
         dtypes: list[Any] = []
         for element in elements:
             if isinstance(element, Register):
-                if element.kind == "pred" or _BITS[element.kind] < opcode.size * 8:
+                if element.kind == "pred" or BITS[element.kind] < opcode.size * 8:
                     raise ValueError("a destination register narrower than the element")
-                dtypes.append(np.dtype(_DTYPES[element.kind]))
+                dtypes.append(np.dtype(DTYPES[element.kind]))
             elif isinstance(element, Sink):
                 dtypes.append(None)
             else:
@@ -350,7 +349,6 @@ class Emitter:
             opcode.size,
             opcode.count,
             strong=strong,
-            acquires=opcode.semantics == "acquire",
             signed=opcode.type.startswith("s"),
             dtypes=tuple(dtypes),
         )
@@ -374,7 +372,7 @@ class Emitter:
         values = []
         for element in self._elements(instruction.operands[1], opcode.count):
             if isinstance(element, Register):
-                if element.kind == "pred" or _BITS[element.kind] < opcode.size * 8:
+                if element.kind == "pred" or BITS[element.kind] < opcode.size * 8:
                     raise ValueError("a source register narrower than the element")
                 values.append(self.local(element))
             else:
@@ -490,37 +488,3 @@ class Emitter:
     def _warp_barrier(self, instruction: Instruction) -> None:
         self.spelled(instruction, "bar.warp.sync")
         self.lines.append("F.warp_sync()")
-
-
-def _select(guard: Any, value: Any, old: Any) -> Any:
-    if not isinstance(guard, np.ndarray) or guard.ndim == 0:
-        return value if guard else old
-    return np.where(guard, value, old)
-
-
-def _widener(narrow: str, wide: str, signed: bool) -> Callable[[Any], Any]:
-    unsigned = np.dtype(_DTYPES[wide])
-    if not signed:
-        return lambda value: value.astype(unsigned)
-    small, large = np.dtype(f"i{_BITS[narrow] // 8}"), np.dtype(f"i{_BITS[wide] // 8}")
-    return lambda value: value.view(small).astype(large).view(unsigned)
-
-
-def _literal(literal: Immediate, kind: str) -> int:
-    """The bits of a literal as an operand of a register kind."""
-    if literal.form == "int":
-        # Integer literals are 64-bit; an instruction takes the low bits it needs (PTX ISA, "Constants").
-        return literal.value
-    if literal.form == "f32":
-        if kind == "b64":
-            return int(
-                struct.unpack("<Q", struct.pack("<d", struct.unpack("<f", struct.pack("<I", literal.value))[0]))[0]
-            )
-        if kind == "b32":
-            return literal.value
-    elif kind == "b64":
-        return literal.value
-    elif kind == "b32":
-        with np.errstate(all="ignore"):
-            return int(np.uint64(literal.value).view(np.float64).astype(np.float32).view(np.uint32))
-    raise ValueError("a floating-point literal where none fits")

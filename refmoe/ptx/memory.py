@@ -69,10 +69,6 @@ class Region:
             self._views[of_valid, width] = view
         return view
 
-    def forget_views(self) -> None:
-        """Drop views after `valid` was replaced."""
-        self._views.clear()
-
 
 def _aligned(size: int, fill: int) -> Bytes:
     # Padded to the widest access, so that every view has whole words.

@@ -120,7 +120,6 @@ def atomic(instruction: Instruction, opcode: MemoryOpcode) -> Atomic:
         opcode.size,
         opcode.count,
         strong=True,
-        acquires=opcode.semantics in ("acquire", "acq_rel"),
         releases=opcode.semantics in ("release", "acq_rel"),
         function=isa.resolve_atomic(operation, kind),
         global_function=isa.resolve_atomic(operation, kind, flush),

@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass, field, replace
 
 from refmoe.ptx import lexer
-from refmoe.ptx.errors import ParseError
+from refmoe.ptx.cursor import Cursor
 from refmoe.ptx.scopes import KINDS, Scope, type_bits
 from refmoe.ptx.syntax import (
     Address,
@@ -54,56 +54,11 @@ def parse(text: str, name: str) -> ParsedModule:
     return _Parser(lexer.drop_sections(text), name).module()
 
 
-class _Parser:
+class _Parser(Cursor):
     def __init__(self, text: str, name: str) -> None:
-        self.text = text
-        self.tokens = lexer.tokenize(text, name)
-        self.position = 0
+        super().__init__(text, name)
         self.result = ParsedModule(name)
         self.location: tuple[int, int] | None = None
-
-    # Tokens
-
-    @property
-    def token(self) -> lexer.Token:
-        return self.tokens[self.position]
-
-    def at(self, *texts: str) -> bool:
-        return self.token.text in texts
-
-    def take(self) -> lexer.Token:
-        token = self.token
-        self.position += 1
-        return token
-
-    def accept(self, text: str) -> bool:
-        if self.token.text == text:
-            self.position += 1
-            return True
-        return False
-
-    def expect(self, text: str) -> lexer.Token:
-        if self.token.text != text:
-            self.fail(f"expected {text!r}, found {self.token.text!r}")
-        return self.take()
-
-    def word(self) -> str:
-        if self.token.kind != "word":
-            self.fail(f"expected a name, found {self.token.text!r}")
-        return self.take().text
-
-    def fail(self, message: str, line: int | None = None) -> None:
-        line = self.token.line if line is None else line
-        raise ParseError(f"{self.result.name}:{line}: {message}", line=line, name=self.result.name)
-
-    def integer(self) -> int:
-        negative = self.accept("-")
-        if self.token.kind != "number":
-            self.fail(f"expected an integer, found {self.token.text!r}")
-        value = lexer.immediate(self.take().text)
-        if value.form != "int":
-            self.fail("expected an integer")
-        return -value.value if negative else value.value
 
     # Module scope
 
