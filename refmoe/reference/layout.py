@@ -34,6 +34,7 @@ __all__ = [
     "pack_fp4",
     "scale_buffer_size",
     "swizzle_scales",
+    "swizzle_weight_scales",
     "unpack_fp4",
     "unswizzle_scales",
 ]
@@ -180,6 +181,27 @@ def unswizzle_scales(buf: Bytes, shape: Sequence[int], layout: str = "128x4") ->
     return np.ascontiguousarray(padded[..., :blocks]).reshape(shape)
 
 
+def swizzle_weight_scales(scales: Bytes, fill: int = 0) -> Bytes:
+    """Write the scales of all experts' weights as the grouped GEMM reads them: one 128x4 buffer per expert, on end.
+
+    Expert e starts at byte e * align128(N) * align4(K / 32), so a block finds it without a table.
+
+    Args:
+        scales: uint8 [E, N, K / 32], linear.
+        fill: byte of the padded rows of each expert. Padded columns of real rows are 0x00.
+
+    Returns:
+        uint8 1-D of E * align128(N) * align4(K / 32) bytes. `unswizzle_scales(buffer, scales.shape)` reads it back.
+
+    Raises:
+        ArgumentError: wrong dtype or rank, a fill that is no byte, or a buffer past int32.
+    """
+    _check_bytes("scales", scales)
+    if scales.ndim != 3:
+        raise ArgumentError("scales", describe(scales), "uint8 [E, N, K / 32]")
+    return swizzle_scales(scales, "128x4", fill)
+
+
 def expert_base_rows(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     """The scale row at which each expert's scales start: align128(offsets[e] + 127 * e).
 
@@ -195,15 +217,7 @@ def expert_base_rows(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
     Raises:
         ArgumentError: `offsets` is no int64 [E + 1] that starts at 0 and never falls.
     """
-    if not isinstance(offsets, np.ndarray) or offsets.dtype != np.int64 or offsets.ndim != 1 or offsets.size < 2:
-        raise ArgumentError("offsets", describe(offsets), "int64 [E + 1] of at least one expert")
-    if offsets[0] != 0:
-        raise ArgumentError("offsets", f"offsets[0] = {offsets[0]}", "offsets that start at 0")
-    falls = np.flatnonzero(offsets[1:] < offsets[:-1])
-    if falls.size:
-        expert = int(falls[0])
-        found = f"offsets[{expert + 1}] = {offsets[expert + 1]} after {offsets[expert]}"
-        raise ArgumentError("offsets", found, "offsets that never fall")
+    checked_offsets(offsets)
     checked_grouped_rows("offsets", int(offsets[-1]), offsets.size - 1)
     most_wasted = np.arange(offsets.size - 1) * (EXPERT_ROW_ALIGNMENT - 1)
     bases: NDArray[np.int64] = _round_up(offsets[:-1] + most_wasted, EXPERT_ROW_ALIGNMENT)
@@ -307,6 +321,20 @@ def checked_count(argument: str, value: object, least: int = 0) -> int:
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
         raise ArgumentError(argument, describe(value), f"an integer of at least {least}")
     return int(value)
+
+
+def checked_offsets(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`offsets`, or an `ArgumentError` if they are no int64 [E + 1] that start at 0 and never fall."""
+    if not isinstance(offsets, np.ndarray) or offsets.dtype != np.int64 or offsets.ndim != 1 or offsets.size < 2:
+        raise ArgumentError("offsets", describe(offsets), "int64 [E + 1] of at least one expert")
+    if offsets[0] != 0:
+        raise ArgumentError("offsets", f"offsets[0] = {offsets[0]}", "offsets that start at 0")
+    falls = np.flatnonzero(offsets[1:] < offsets[:-1])
+    if falls.size:
+        expert = int(falls[0])
+        found = f"offsets[{expert + 1}] = {offsets[expert + 1]} after {offsets[expert]}"
+        raise ArgumentError("offsets", found, "offsets that never fall")
+    return offsets
 
 
 def checked_grouped_rows(argument: str, rows: int, num_experts: int) -> int:

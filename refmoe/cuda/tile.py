@@ -1,0 +1,220 @@
+"""One tile of the grouped GEMM: what it takes of shared memory, and whether it can be had.
+
+Weights are the M side of a tile and tokens its N side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from refmoe.cuda.arch import (
+    K_ATOM,
+    MIN_STAGES,
+    SCALE_ROWS,
+    SINGLE_BLOCK,
+    Arch,
+    Cluster,
+    arch_named,
+    k_bytes,
+    k_elements,
+)
+from refmoe.errors import ArgumentError, describe
+from refmoe.formats import E2M1, E4M3, E8M0, Format
+from refmoe.reference.dequantize import BLOCK
+from refmoe.reference.layout import checked_count
+
+__all__ = [
+    "TILES",
+    "Tile",
+    "TileRefused",
+    "capacity_fault",
+    "check_tile",
+    "cluster_name",
+    "max_stages",
+    "parse_cluster",
+    "parse_tile",
+    "stage_bytes",
+]
+
+#: Columns of one m16n8k32 instruction: the narrowest tile, and the step of its width.
+MMA_COLUMNS = 8
+
+
+class TileRefused(ArgumentError):
+    """A well-formed request that cannot be had: `found` says what and why not, `needed` what to use instead."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one block computes at a time: [m, n] outputs, k deep.
+
+    Attributes:
+        m: weight rows (output features).
+        n: tokens.
+        k: elements along K of one stage, whatever their format.
+
+    Raises:
+        ArgumentError: an extent that is no positive integer.
+    """
+
+    m: int
+    n: int
+    k: int
+
+    def __post_init__(self) -> None:
+        for extent in (self.m, self.n, self.k):
+            checked_count("tile", extent, least=1)
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}"
+
+
+#: The tiles that the kernel is built in. 256x8x256 stands for 256x8x512, which no SM12x can have.
+TILES: tuple[Tile, ...] = (
+    Tile(128, 8, 512),
+    Tile(128, 16, 256),
+    Tile(128, 32, 256),
+    Tile(128, 64, 128),
+    Tile(128, 128, 128),
+    Tile(128, 8, 256),
+    Tile(128, 8, 128),
+    Tile(128, 16, 128),
+    Tile(256, 8, 256),
+)
+
+
+def parse_tile(text: str, activation: Format = E4M3) -> Tile:
+    """The tile written as MxNxK, its K in bytes of the activation, as CUTLASS and TensorRT-LLM name tiles.
+
+    Raises:
+        ArgumentError: `text` is no such name.
+    """
+    m, n, k = _extents("tile", text)
+    return Tile(m, n, k_elements(k, activation))
+
+
+def parse_cluster(text: str) -> Cluster:
+    """The cluster written as XxYxZ, in blocks.
+
+    Raises:
+        ArgumentError: `text` is no such cluster.
+    """
+    return _extents("cluster", text)
+
+
+def stage_bytes(tile: Tile) -> int:
+    """Shared memory of one stage: packed FP4 weights, FP8 tokens, and the scales of both.
+
+    Scales come by whole atoms of 128 rows, so a narrow tile still loads 128 rows of them for its tokens.
+    """
+    weights = tile.m * k_bytes(tile.k, E2M1)
+    tokens = tile.n * k_bytes(tile.k, E4M3)
+    scales = (tile.m + max(tile.n, SCALE_ROWS)) * k_bytes(tile.k // BLOCK, E8M0)
+    return weights + tokens + scales
+
+
+def max_stages(tile: Tile, arch: Arch | str = "sm_120a") -> int:
+    """The most stages that fit beside the barriers; fewer than two cannot run."""
+    return arch_named(arch).stage_capacity // stage_bytes(tile)
+
+
+def check_tile(
+    tile: Tile, *, arch: Arch | str = "sm_120a", stages: int | None = None, cluster: Cluster = SINGLE_BLOCK
+) -> int:
+    """The number of stages that the kernel runs `tile` with: `stages`, or the most that fit.
+
+    Args:
+        tile: what a block computes.
+        arch: the target.
+        stages: depth of the pipeline, or None for the most that fit.
+        cluster: blocks that are launched together, (x, y, z).
+
+    Raises:
+        TileRefused: the tile, its stages or the cluster cannot be had there; the sentence says why and what can.
+        ArgumentError: an unknown arch, or arguments that are no tile, number of stages or cluster.
+    """
+    chip = arch_named(arch)
+    if len(cluster) != 3 or not all(isinstance(extent, int) and extent > 0 for extent in cluster):
+        raise ArgumentError("cluster", describe(cluster), "three positive integers")
+    faults = _faults(tile, cluster, chip)
+    if faults:
+        joined = f" in a cluster of {cluster_name(cluster)}" if cluster != SINGLE_BLOCK else ""
+        instead = f" in a cluster of {cluster_name(SINGLE_BLOCK)}" if joined else ""
+        found = f"{tile}{joined} on {chip.name}, but {', and '.join(faults)}"
+        raise TileRefused("tile", found, f"{_nearest(tile)}{instead}")
+    most = max_stages(tile, chip)
+    if stages is None:
+        return most
+    if not MIN_STAGES <= checked_count("stages", stages) <= most:
+        raise TileRefused("stages", _stage_fault(tile, stages, chip), _stage_range(most))
+    return stages
+
+
+def cluster_name(cluster: Cluster) -> str:
+    """A cluster as XxYxZ."""
+    return "x".join(str(extent) for extent in cluster)
+
+
+def capacity_fault(tile: Tile, chip: Arch) -> str | None:
+    """Why `tile` has too few stages on `chip`, or None if it has enough."""
+    if max_stages(tile, chip) >= MIN_STAGES:
+        return None
+    return f"a stage takes {stage_bytes(tile):,} bytes and {MIN_STAGES} of them must fit in {chip.stage_capacity:,}"
+
+
+def _faults(tile: Tile, cluster: Cluster, chip: Arch) -> list[str]:
+    """Every reason why `tile` cannot run on `chip` in that cluster."""
+    shape = list(_shape_faults(tile))
+    if shape:
+        return shape
+    faults = [fault for fault in (_cluster_fault(cluster, chip), capacity_fault(tile, chip)) if fault is not None]
+    return faults if faults or tile in TILES else ["the kernel is not built for it"]
+
+
+def _shape_faults(tile: Tile) -> Iterator[str]:
+    atom = f"one atom of the scale layout, {SCALE_ROWS} rows x {K_ATOM} elements"
+    if tile.k % K_ATOM:
+        yield f"a K of {tile.k} elements is no whole number of {atom}"
+    if tile.m % SCALE_ROWS:
+        yield f"{tile.m} weight rows are no whole number of {atom}"
+    if tile.n % MMA_COLUMNS:
+        yield f"{tile.n} tokens are no multiple of the {MMA_COLUMNS} columns of an instruction"
+
+
+def _cluster_fault(cluster: Cluster, chip: Arch) -> str | None:
+    if cluster == SINGLE_BLOCK:
+        return None
+    if chip.allows_cluster(cluster):
+        return "the kernel shares nothing between blocks and launches no clusters"
+    if chip.cluster_blocks == 1:
+        return f"{chip.name} has no multicast between blocks, so a cluster is {cluster_name(SINGLE_BLOCK)}"
+    return f"{chip.name} has clusters of at most {chip.cluster_blocks} blocks"
+
+
+def _stage_fault(tile: Tile, stages: int, chip: Arch) -> str:
+    count = "1 stage" if stages == 1 else f"{stages} stages"
+    if stages < MIN_STAGES:
+        return f"{count} of {tile}, with which nothing can be loaded while the tile is computed"
+    total = stages * stage_bytes(tile)
+    return f"{count} of {tile} on {chip.name}, {total:,} bytes where a block has {chip.stage_capacity:,} for stages"
+
+
+def _stage_range(most: int) -> str:
+    return f"{MIN_STAGES} stages" if most == MIN_STAGES else f"{MIN_STAGES} to {most} stages"
+
+
+def _nearest(tile: Tile) -> Tile:
+    """The built tile that comes nearest to one that cannot be had: wide enough first, then as high, then as deep."""
+    return min(
+        TILES,
+        key=lambda built: (built.n < tile.n, abs(built.n - tile.n), abs(built.m - tile.m), abs(built.k - tile.k)),
+    )
+
+
+def _extents(argument: str, text: str) -> tuple[int, int, int]:
+    parts = text.split("x")
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+        raise ArgumentError(argument, describe(text), "three positive integers with x between them, such as 128x8x512")
+    first, second, third = (int(part) for part in parts)
+    return first, second, third
