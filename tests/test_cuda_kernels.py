@@ -95,7 +95,7 @@ def _edited(name: str, index: int, value: int) -> dict[str, Any]:
         ({"offsets": np.zeros(1, np.int64)}, r"offsets: found int64 \[1\]; needed int64 \[E\+1\]"),
         (_edited("offsets", 0, 1), "offsets: found 1 .. 4; needed 0 first"),
         (_edited("offsets", 2, 0), "offsets: found 0 .. 4, decreasing; needed 0 first, never decreasing"),
-        (_edited("offsets", 4, 5), "offsets: found 0 .. 5; .* at most T\\*k = 4 last"),
+        (_edited("offsets", 4, 5), "offsets: found 0 .. 5; .* at most 4 rows last"),
         (_edited("offsets", 1, 0), "unpermuted_to_permuted: found row 0 for expert 0; needed one in"),
         (_edited("unpermuted_to_permuted", 2, 2), "unpermuted_to_permuted: found 3 different rows for 4 entries"),
         (_edited("unpermuted_to_permuted", 0, -1), "unpermuted_to_permuted: found -1 at 0; needed a row"),

@@ -16,13 +16,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from refmoe.cuda.checks import scale_buffer_bytes
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.kernels import (
     expand_kernel,
     expand_plan,
     mxfp8_quantize_kernel,
     mxfp8_quantize_plan,
-    scale_buffer_bytes,
 )
 from refmoe.cuda.launch import Kernel, LaunchPlan
 from refmoe.reference import build_permutation

@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 DEFAULT_PTX_ARCH = "sm_120a"
+DEFAULT_SHARED_BYTES = 48 * 1024  # a CTA gets more only after asking for it
 
 # Multiprocessors of a chip of each architecture. The executor has none of its own, but the grid depends on them.
 MULTIPROCESSORS: Mapping[str, int] = {"sm_90a": 132, "sm_120a": 170, "sm_121a": 48}  # H200, RTX 5090, GB10
@@ -103,6 +104,7 @@ class PtxDevice:
             grid=(plan.grid, 1, 1),
             block=(plan.block, 1, 1),
             args=list(plan.arguments),
+            shared_bytes=plan.shared_bytes,
             checks=self.checks,
         )
         self.launches.append(LaunchRecord(plan.kernel, plan.grid, plan.block, result))
@@ -139,9 +141,10 @@ class CudaDevice:
         self.launches: list[LaunchRecord] = []
         self.csrc = csrc
         self.torch = torch
-        self._driver = driver
+        self.driver = driver
         self._modules: dict[Path, Any] = {}
         self._functions: dict[Kernel, Any] = {}
+        self._shared_limits: dict[Kernel, int] = {}
 
     def upload(self, name: str, array: npt.NDArray[Any]) -> Buffer:
         """A tensor with the array's bytes."""
@@ -163,7 +166,12 @@ class CudaDevice:
         types = tuple(ctypes.c_int if isinstance(argument, int) else ctypes.c_void_p for argument in plan.arguments)
         stream = self.torch.cuda.current_stream().cuda_stream
         function = self.function(plan.kernel)
-        self.call("cuLaunchKernel", function, plan.grid, 1, 1, plan.block, 1, 1, 0, stream, (values, types), 0)
+        if plan.shared_bytes > self._shared_limits.get(plan.kernel, DEFAULT_SHARED_BYTES):
+            attribute = self.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self.call("cuFuncSetAttribute", function, attribute, plan.shared_bytes)
+            self._shared_limits[plan.kernel] = plan.shared_bytes
+        shape = (plan.grid, 1, 1, plan.block, 1, 1, plan.shared_bytes)
+        self.call("cuLaunchKernel", function, *shape, stream, (values, types), 0)
 
     def function(self, kernel: Kernel) -> Any:
         """The driver's handle of an entry; its source is compiled and its module loaded once."""
@@ -184,9 +192,9 @@ class CudaDevice:
 
     def call(self, name: str, *arguments: Any) -> Any:
         """A function of the CUDA driver by name; its result, or a RefmoeError with the driver's own words."""
-        status, *results = getattr(self._driver, name)(*arguments)
-        if status != self._driver.CUresult.CUDA_SUCCESS:
-            _, text = self._driver.cuGetErrorString(status)
+        status, *results = getattr(self.driver, name)(*arguments)
+        if status != self.driver.CUresult.CUDA_SUCCESS:
+            _, text = self.driver.cuGetErrorString(status)
             raise RefmoeError(f"{name} failed: {text.decode() if text else status}")
         return results[0] if results else None
 

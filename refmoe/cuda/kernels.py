@@ -6,15 +6,27 @@ whatever `Device` it is given. Plans are functions of their own, for callers who
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from refmoe.cuda.checks import (
+    BLOCK_ELEMENTS,
+    GROUP_BLOCKS,
+    check_array,
+    check_fill,
+    check_half_precision,
+    check_int32,
+    check_matrix,
+    check_permutation,
+    expanded_scale_rows,
+    k_groups,
+    one_of,
+    scale_buffer_bytes,
+)
 from refmoe.cuda.device import Device
 from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
 from refmoe.errors import ArgumentError, describe
@@ -30,25 +42,19 @@ __all__ = [
     "mxfp8_quantize",
     "mxfp8_quantize_kernel",
     "mxfp8_quantize_plan",
-    "scale_buffer_bytes",
 ]
 
-BLOCK_ELEMENTS = 32
 LANE_ELEMENTS = 16  # of one thread
-GROUP_BLOCKS = 4  # scale columns are padded to a multiple of this
 WARP_LANES = 32
 MAX_ROW_THREADS = 512  # kMaxRowThreads
 # Rows up to this many a multiprocessor get a CTA each: on an H200 that is 3 % faster than 8 resident CTAs that loop.
 CTAS_PER_MULTIPROCESSOR = 64
-EXPERT_ROW_ALIGNMENT = 128
-INT32_MAX = 2**31 - 1
 
 MODES = ("rceil", "floor")
 EDGES = ("exact", "flashinfer")
 QUANTIZE_LAYOUTS = ("linear", "128x4", "8x4")
 EXPAND_LAYOUTS = ("128x4", "8x4")
 INPUT_SF_LAYOUTS = ("linear", "128x4")
-ATOM_ROWS = {"linear": 1, "128x4": 128, "8x4": 8}
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -95,14 +101,6 @@ def _all_kernels() -> Iterator[Kernel]:
 KERNELS = tuple(_all_kernels())
 
 
-def scale_buffer_bytes(rows: int, k: int, layout: str) -> int:
-    """Bytes of the scales of [rows, k] in a layout: whole atoms for a swizzled one, rows * k/32 for "linear"."""
-    if layout == "linear":
-        return rows * (k // BLOCK_ELEMENTS)
-    atom = ATOM_ROWS[layout]
-    return -(-rows // atom) * atom * _groups(k) * GROUP_BLOCKS
-
-
 def mxfp8_quantize_plan(
     kernel: Kernel, x: Buffer, codes: Buffer, scales: Buffer, *, rows: int, k: int, multiprocessors: int
 ) -> LaunchPlan:
@@ -111,7 +109,7 @@ def mxfp8_quantize_plan(
         kernel,
         grid=min(rows, CTAS_PER_MULTIPROCESSOR * multiprocessors),
         block=_row_threads(k),
-        arguments=(x, codes, scales, rows, k // LANE_ELEMENTS, _groups(k)),
+        arguments=(x, codes, scales, rows, k // LANE_ELEMENTS, k_groups(k)),
     )
 
 
@@ -138,7 +136,7 @@ def expand_plan(
         block=_row_threads(k),
         arguments=(
             *(x, input_sf, topk_ids, unpermuted_to_permuted, offsets, codes, scales),
-            *(tokens, top_k, first_expert, k // LANE_ELEMENTS, _groups(k)),
+            *(tokens, top_k, first_expert, k // LANE_ELEMENTS, k_groups(k)),
         ),
     )
 
@@ -165,12 +163,12 @@ def mxfp8_quantize(
     Raises:
         ArgumentError: an argument is none of these; nothing has run.
     """
-    mode_name = _one_of("mode", mode, MODES)
-    edge_name = _one_of("edge", edge, EDGES)
-    _one_of("layout", layout, QUANTIZE_LAYOUTS)
-    _check_fill(fill)
-    dtype = _check_half_precision("x", x)
-    rows, k = _check_matrix("x", x)
+    mode_name = one_of("mode", mode, MODES)
+    edge_name = one_of("edge", edge, EDGES)
+    one_of("layout", layout, QUANTIZE_LAYOUTS)
+    check_fill(fill)
+    dtype = check_half_precision("x", x)
+    rows, k = check_matrix("x", x)
     scale_bytes = scale_buffer_bytes(rows, k, layout)
 
     codes = device.output("codes", (rows, k), fill)
@@ -218,29 +216,29 @@ def expand(
     Raises:
         ArgumentError: an argument is none of these, or the maps contradict each other; nothing has run.
     """
-    mode_name = _one_of("mode", mode, MODES)
-    edge_name = _one_of("edge", edge, EDGES)
-    _one_of("layout", layout, EXPAND_LAYOUTS)
-    _one_of("input_sf_layout", input_sf_layout, INPUT_SF_LAYOUTS)
-    _check_fill(fill)
+    mode_name = one_of("mode", mode, MODES)
+    edge_name = one_of("edge", edge, EDGES)
+    one_of("layout", layout, EXPAND_LAYOUTS)
+    one_of("input_sf_layout", input_sf_layout, INPUT_SF_LAYOUTS)
+    check_fill(fill)
     ready = isinstance(x, np.ndarray) and x.dtype == np.uint8
-    dtype = "mxfp8" if ready else _check_half_precision("x", x, also="or uint8 E4M3 codes")
-    tokens, k = _check_matrix("x", x)
-    top_k, experts = _check_permutation(topk_ids, unpermuted_to_permuted, offsets, tokens, first_expert)
+    dtype = "mxfp8" if ready else check_half_precision("x", x, also="or uint8 E4M3 codes")
+    tokens, k = check_matrix("x", x)
+    top_k, experts = check_permutation(topk_ids, unpermuted_to_permuted, offsets, tokens, first_expert)
     if input_sf is not None:
         if not ready:
             raise ArgumentError("input_sf", f"{describe(input_sf)} with {x.dtype} rows", "None: x is not quantized yet")
         shape: tuple[int, ...] = (tokens, k // BLOCK_ELEMENTS)
         if input_sf_layout != "linear":
             shape = (scale_buffer_bytes(tokens, k, input_sf_layout),)
-        _check_array("input_sf", input_sf, np.dtype(np.uint8), shape)
+        check_array("input_sf", input_sf, np.dtype(np.uint8), shape)
 
     rows = tokens * top_k
-    scale_rows = -(-(rows + (EXPERT_ROW_ALIGNMENT - 1) * experts) // EXPERT_ROW_ALIGNMENT) * EXPERT_ROW_ALIGNMENT
-    _check_int32("x", rows, "rows after expansion")
-    _check_int32("offsets", scale_rows, "padded scale rows")
+    scale_rows = expanded_scale_rows(rows, experts)
+    check_int32("x", rows, "rows after expansion")
+    check_int32("offsets", scale_rows, "padded scale rows")
     codes = device.output("codes", (rows, k), fill)
-    scales = device.output("scales", (scale_rows * _groups(k) * GROUP_BLOCKS,), fill)
+    scales = device.output("scales", (scale_rows * k_groups(k) * GROUP_BLOCKS,), fill)
     if rows:
         scales_word = "none" if input_sf is None else input_sf_layout
         kind = f"mxfp8_{scales_word}" if ready else f"{dtype}_{mode_name}_{edge_name}"
@@ -263,108 +261,6 @@ def expand(
     return ExpandedRows(device.download(codes), device.download(scales))
 
 
-def _groups(k: int) -> int:
-    return -(-k // (GROUP_BLOCKS * BLOCK_ELEMENTS))
-
-
 def _row_threads(k: int) -> int:
     whole_warps = -(-k // (LANE_ELEMENTS * WARP_LANES)) * WARP_LANES
     return min(whole_warps, MAX_ROW_THREADS)
-
-
-def _one_of(argument: str, value: object, allowed: tuple[str, ...]) -> str:
-    name = value.name.lower() if isinstance(value, enum.Enum) else value
-    if name not in allowed:
-        raise ArgumentError(argument, repr(name), "one of " + ", ".join(map(repr, allowed)))
-    return str(name)
-
-
-def _check_fill(fill: int) -> None:
-    if not isinstance(fill, (int, np.integer)) or not 0 <= fill <= 255:
-        raise ArgumentError("fill", describe(fill), "a byte, 0..255")
-
-
-def _check_half_precision(argument: str, array: object, also: str = "") -> str:
-    names = {np.dtype(ml_dtypes.bfloat16): "bf16", np.dtype(np.float16): "fp16"}
-    if not isinstance(array, np.ndarray) or array.dtype not in names:
-        raise ArgumentError(argument, describe(array), f"a bfloat16 or float16 array {also}".rstrip())
-    return names[array.dtype]
-
-
-def _check_matrix(argument: str, array: npt.NDArray[Any]) -> tuple[int, int]:
-    if array.ndim != 2:
-        raise ArgumentError(argument, describe(array), "two dimensions, [rows, K]")
-    rows, k = array.shape
-    if k == 0 or k % BLOCK_ELEMENTS:
-        raise ArgumentError(argument, f"K = {k}", f"K a positive multiple of {BLOCK_ELEMENTS}")
-    _check_int32(argument, rows, "rows")
-    _check_int32(argument, k, "columns")
-    if not array.flags.c_contiguous:
-        raise ArgumentError(argument, f"strides {array.strides}", "a C-contiguous array")
-    return rows, k
-
-
-def _check_int32(argument: str, count: int, what: str) -> None:
-    if count > INT32_MAX:
-        raise ArgumentError(argument, f"{count} {what}", f"at most {INT32_MAX}: kernels count in int32")
-
-
-def _check_array(argument: str, array: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    needed = f"{dtype} {list(shape)}"
-    if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != shape:
-        raise ArgumentError(argument, describe(array), needed)
-    if not array.flags.c_contiguous:
-        raise ArgumentError(argument, f"strides {array.strides}", f"{needed}, C-contiguous")
-
-
-def _check_permutation(
-    topk_ids: npt.NDArray[np.int32],
-    unpermuted_to_permuted: npt.NDArray[np.int32],
-    offsets: npt.NDArray[np.int64],
-    tokens: int,
-    first_expert: int,
-) -> tuple[int, int]:
-    """(k, E) of maps that agree with each other: the kernel trusts them and would write out of bounds otherwise."""
-    if not isinstance(topk_ids, np.ndarray) or topk_ids.ndim != 2 or topk_ids.shape[1] == 0:
-        raise ArgumentError("topk_ids", describe(topk_ids), f"int32 [{tokens}, k] with k at least 1")
-    top_k = topk_ids.shape[1]
-    _check_array("topk_ids", topk_ids, np.dtype(np.int32), (tokens, top_k))
-    _check_int32("topk_ids", tokens * top_k, "rows after expansion")
-    _check_array("unpermuted_to_permuted", unpermuted_to_permuted, np.dtype(np.int32), (tokens * top_k,))
-    if not isinstance(offsets, np.ndarray) or offsets.ndim != 1 or offsets.size < 2:
-        raise ArgumentError("offsets", describe(offsets), "int64 [E+1] with at least one expert")
-    _check_array("offsets", offsets, np.dtype(np.int64), (offsets.size,))
-    experts = offsets.size - 1
-    if not isinstance(first_expert, (int, np.integer)) or not 0 <= first_expert <= INT32_MAX - experts:
-        raise ArgumentError("first_expert", describe(first_expert), "the global id of this rank's first expert")
-    if offsets[0] != 0 or np.any(np.diff(offsets) < 0) or offsets[-1] > tokens * top_k:
-        raise ArgumentError(
-            "offsets",
-            f"{offsets[0]} .. {offsets[-1]}{'' if np.all(np.diff(offsets) >= 0) else ', decreasing'}",
-            f"0 first, never decreasing, at most T*k = {tokens * top_k} last",
-        )
-    local = topk_ids.T.reshape(-1).astype(np.int64) - first_expert  # expert of each (token + rank*T)
-    ours = (local >= 0) & (local < experts)
-    widest = int(ours.reshape(top_k, tokens).sum(axis=0).max(initial=0))
-    if widest > experts:
-        raise ArgumentError("topk_ids", f"a token with {widest} of this rank's experts", f"at most E = {experts}")
-    rows = unpermuted_to_permuted
-    if np.any((rows == -1) == ours):
-        place = int(np.flatnonzero((rows == -1) == ours)[0])
-        needed = "a row, since the expert is this rank's" if ours[place] else "-1, since the expert is another rank's"
-        raise ArgumentError("unpermuted_to_permuted", f"{rows[place]} at {place}", needed)
-    expert, mapped = local[ours], rows[ours]
-    outside = (mapped < offsets[expert]) | (mapped >= offsets[expert + 1])
-    if np.any(outside):
-        worst = int(np.flatnonzero(outside)[0])
-        span = f"[{offsets[expert[worst]]}, {offsets[expert[worst] + 1]})"
-        raise ArgumentError(
-            "unpermuted_to_permuted", f"row {mapped[worst]} for expert {expert[worst] + first_expert}", f"one in {span}"
-        )
-    if mapped.size != offsets[-1] or np.unique(mapped).size != mapped.size:
-        raise ArgumentError(
-            "unpermuted_to_permuted",
-            f"{np.unique(mapped).size} different rows for {mapped.size} entries",
-            f"each of the offsets' {offsets[-1]} rows once",
-        )
-    return top_k, experts

@@ -36,9 +36,13 @@ class Kernel:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One launch: `grid` CTAs of `block` threads, and the entry's arguments in order; numbers are 32-bit integers."""
+    """One launch: `grid` CTAs of `block` threads, and the entry's arguments in order; numbers are 32-bit integers.
+
+    `shared_bytes` is the dynamic shared memory of a CTA.
+    """
 
     kernel: Kernel
     grid: int
     block: int
     arguments: tuple[Buffer | int | None, ...]
+    shared_bytes: int = 0

@@ -173,11 +173,11 @@ def _faults(tile: Tile, cluster: Cluster, chip: Arch) -> list[str]:
 
 
 def _shape_faults(tile: Tile) -> Iterator[str]:
-    atom = f"one atom of the scale layout, {SCALE_ROWS} rows x {K_ATOM} elements"
+    atoms = f"whole number of atoms of the scale layout, {SCALE_ROWS} rows x {K_ATOM} elements"
     if tile.k % K_ATOM:
-        yield f"a K of {tile.k} elements is no whole number of {atom}"
+        yield f"a K of {tile.k} elements is no {atoms}"
     if tile.m % SCALE_ROWS:
-        yield f"{tile.m} weight rows are no whole number of {atom}"
+        yield f"{tile.m} weight rows are no {atoms}"
     if tile.n % MMA_COLUMNS:
         yield f"{tile.n} tokens are no multiple of the {MMA_COLUMNS} columns of an instruction"
 
