@@ -255,6 +255,73 @@ def layout(
     typer.echo(json.dumps({**document, "picture": str(picture) if picture else None}))
 
 
+@app.command(
+    epilog="Examples:\n\n"
+    "refmoe tiles --m 1 --arch sm_121a\n\n"
+    "refmoe tiles --m 300 --rule static\n\n"
+    "refmoe tiles --tile 128x128x128 --stages 3\n\n"
+    "refmoe tiles --tile 256x8x512 --cluster 2x1x1"
+)
+def tiles(
+    m: Annotated[int, typer.Option("--m", help="Tokens of the expert that has the most of them.")] = 1,
+    arch: Annotated[str, typer.Option(help="The target: sm_90a, sm_120a or sm_121a.")] = "sm_120a",
+    rule: Annotated[str, typer.Option(help="How to choose: dynamic or static.")] = "dynamic",
+    min_latency: Annotated[
+        bool, typer.Option("--min-latency", help="Let the static rule take narrow tiles for few tokens.")
+    ] = False,
+    tile: Annotated[
+        str | None, typer.Option(metavar="MxNxK", help="Ask for this tile instead: can it be had, and if not, why.")
+    ] = None,
+    stages: Annotated[int | None, typer.Option(help="Stages of that tile; without it, the most that fit.")] = None,
+    cluster: Annotated[str, typer.Option(help="Cluster of that tile, in blocks.")] = "1x1x1",
+    as_json: JsonOption = False,
+) -> None:
+    """Show which tile of the grouped GEMM runs for M tokens, and why no other; exit status 1 if one is refused."""
+    from refmoe.cuda.tiles import choose_tile
+    from refmoe.verify import tile_view
+    from refmoe.verify.session import make_console
+
+    if tile is not None:
+        _one_tile(tile, arch, stages, cluster, as_json)
+        return
+    with _usage_errors():
+        if stages is not None or cluster != "1x1x1":
+            raise ArgumentError("tile", "none with --stages or --cluster", "the --tile that they are of")
+        choice = choose_tile(m, arch=arch, rule=rule, min_latency=min_latency)
+    if as_json:
+        typer.echo(json.dumps(tile_view.choice_document(choice), indent=1))
+        return
+    console = make_console()
+    console.print(tile_view.choice_summary(choice), markup=False)
+    console.print()
+    console.print(tile_view.choice_table(choice))
+    console.print("\nThe same tiles in CUTLASS's grouped kernel, which unpacks FP4 in shared memory\n", markup=False)
+    console.print(tile_view.cutlass_table(choice))
+
+
+def _one_tile(name: str, arch: str, stages: int | None, cluster: str, as_json: bool) -> None:
+    """Say how one tile can be had, or in one sentence why it cannot."""
+    from refmoe.cuda.tile import TileRefused, check_tile, parse_cluster, parse_tile, stage_bytes
+
+    with _usage_errors():
+        asked, blocks = parse_tile(name), parse_cluster(cluster)
+        try:
+            depth = check_tile(asked, arch=arch, stages=stages, cluster=blocks)
+        except TileRefused as refusal:
+            if as_json:
+                parts = {"argument": refusal.argument, "found": refusal.found, "needed": refusal.needed}
+                typer.echo(json.dumps({"tile": str(asked), "arch": arch, "refused": parts}, indent=1))
+            else:
+                typer.echo(f"refused: {refusal}")
+            raise typer.Exit(1) from None
+    size = stage_bytes(asked)
+    if as_json:
+        document = {"tile": str(asked), "arch": arch, "stages": depth, "stage_bytes": size, "refused": None}
+        typer.echo(json.dumps(document, indent=1))
+    else:
+        typer.echo(f"{asked} on {arch}: {depth} stages of {size:,} bytes, {depth * size:,} in all")
+
+
 def _integers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
