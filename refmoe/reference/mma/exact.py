@@ -1,0 +1,80 @@
+"""The exact sum of products, fast: matrix products of integer slices, none of which rounds.
+
+Each operand is cut along a fixed grid of bit positions into slices of at most 20 bits (Ozaki et al., 2012). A float64
+matrix product of two slices over at most 2^12 elements of K stays below 2^53, so it is exact in any order; it lands on
+a fixed limb of 20 bits. The limbs are int64, carried once at the end.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.reference.mma.odd import add_to_odd
+from refmoe.reference.mma.operands import Operand
+
+__all__ = ["exact_sums"]
+
+_SLICE = 20
+_K_A_PRODUCT = 1 << 12
+_LIMB_MASK = (1 << _SLICE) - 1
+
+
+def exact_sums(a: Operand, b: Operand, c: NDArray[np.float32], *, magnitudes: bool = False) -> NDArray[np.float64]:
+    """C + sum of a * b over K of one [M, K] x [N, K] product, rounded to odd in float64 (see `odd`).
+
+    Args:
+        a: the rows.
+        b: the columns.
+        c: float32 [M, N].
+        magnitudes: add up |a| * |b| and |C| instead.
+    """
+    x, y, z = a.values(), b.values(), c.astype(np.float64)
+    if magnitudes:
+        x, y, z = np.abs(x), np.abs(y), np.abs(z)
+    finite = [np.where(np.isfinite(part), part, 0.0) for part in (x, y, z)]
+    result = _finite_sums(*finite)
+    if not all(np.isfinite(part).all() for part in (x, y, z)):
+        # Signs stand for the finite values, so that only what is special in the operands can make the sum so.
+        with np.errstate(invalid="ignore"):
+            signs = [np.where(np.isfinite(part), np.sign(part), part) for part in (x, y, z)]
+            special = np.matmul(signs[0], signs[1].T) + signs[2]
+        result = np.where(np.isfinite(special), result, special)
+    return result
+
+
+def _finite_sums(x: NDArray[np.float64], y: NDArray[np.float64], z: NDArray[np.float64]) -> NDArray[np.float64]:
+    x_slices, y_slices, z_slices = _slices(x), _slices(y), _slices(z)
+    positions = [i + j for i in x_slices for j in y_slices] + list(z_slices)
+    if not positions:
+        return np.zeros(z.shape)
+    first = min(positions)
+    # A limb takes at most 2^10 products below 2^53; the last two are there for what is carried out of the others.
+    limbs = np.zeros((max(positions) - first + 4, *z.shape), np.int64)
+    for i, x_slice in x_slices.items():
+        for j, y_slice in y_slices.items():
+            for k in range(0, x.shape[1], _K_A_PRODUCT):
+                part = slice(k, k + _K_A_PRODUCT)
+                limbs[i + j - first] += np.matmul(x_slice[:, part], y_slice[:, part].T).astype(np.int64)
+    for i, z_slice in z_slices.items():
+        limbs[i - first] += z_slice.astype(np.int64)
+    for low, high in zip(limbs[:-1], limbs[1:], strict=True):
+        high += low >> _SLICE
+        low &= _LIMB_MASK
+    # Every limb but the last is now in 0 .. 2^20 - 1, the last holds the sign. From the top down, each step's value
+    # is below the last bit of the one before once that has more than 53 bits, so that rounding to odd stays exact.
+    total = limbs[-1].astype(np.float64)
+    for limb in limbs[-2::-1]:
+        total = add_to_odd(total * 2.0**_SLICE, limb.astype(np.float64))
+    return np.ldexp(total, first * _SLICE)
+
+
+def _slices(values: NDArray[np.float64]) -> dict[int, NDArray[np.float64]]:
+    """Integers of at most 20 bits by their place i, so that the sum of slice * 2^(20 i) is `values`; no zero slices."""
+    slices = {}
+    rest = values.copy()
+    while rest.any():
+        place = int(np.frexp(np.abs(rest).max())[1] - 1) // _SLICE
+        slices[place] = np.trunc(np.ldexp(rest, -place * _SLICE))
+        rest -= np.ldexp(slices[place], place * _SLICE)
+    return slices

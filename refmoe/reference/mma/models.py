@@ -1,0 +1,209 @@
+"""Accumulation models as data: how an instruction adds up its products, and how well that is known.
+
+The fused block that every truncating model is made of: L products and the accumulator C. An operand is s * 2^e with e
+at least its format's emin, subnormals left unnormalised; a product has the exponent ea + eb, plus the two scale
+exponents; C is an FP32 operand. E is the largest exponent of the nonzero products and the nonzero C, and at least
+`floor`. Every term is truncated toward zero to a multiple of 2^(E - F), the sum is exact, and the result is truncated
+toward zero to m fraction bits, with gradual underflow at 2^-126 and overflow to infinity from 2^128. Blocks are chained
+through C, k ascending; the order inside a block does not matter. NaN, infinity times zero and infinity minus infinity
+give 0x7FFFFFFF, and a zero result is always +0.
+
+Sources: the SM90 rows were fitted to and checked against H200 silicon, see `Evidence`; the SM100 and SM120 rows are
+those of MMA-Sim (Chen et al., 2025) with the zero rule and the floor of SM90 taken over.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from refmoe.errors import ArgumentError, describe
+from refmoe.formats import BF16, E2M1, E4M3, E5M2, FP16, TF32, Format
+
+__all__ = ["ELEMENT_FORMATS", "MODELS", "AccumulationModel", "Evidence", "Kind", "Pair", "as_model"]
+
+ELEMENT_FORMATS: Mapping[str, Format] = MappingProxyType(
+    {"e4m3": E4M3, "e5m2": E5M2, "e2m1": E2M1, "bf16": BF16, "f16": FP16, "tf32": TF32}
+)
+"""Operand formats by the name that PTX gives them."""
+
+
+class Evidence(str, enum.Enum):
+    """What the claim rests on that an instruction computes what its model says; the text is what reports hold."""
+
+    HARDWARE = "hardware-checked"
+    """Equal to silicon, bit for bit, on millions of outputs over eleven classes of data."""
+    PUBLISHED = "published"
+    """A published model of the chip, not checked by us on one."""
+    EXTRAPOLATED = "extrapolated"
+    """A published model of a related instruction or operand format. A chip may answer otherwise."""
+    DEFINITION = "definition"
+    """No hardware is claimed: the model is arithmetic that is defined by itself."""
+
+
+class Kind(enum.Enum):
+    """What is done with the products."""
+
+    EXACT = "exact"
+    """The exact sum of C and all products, rounded once to nearest, ties to even."""
+    FMA = "fma"
+    """acc = fma(a, b, acc) in FP32, rounded to nearest, k ascending; the product is exact, its scales included."""
+    FUSED = "fused"
+    """Chained fused blocks, see the module."""
+    UNPACKED = "unpacked"
+    """FP8 widened to FP16: chained FP16 blocks from 0 over each 32 of K, then one FP32 addition to C, to nearest."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A pair of operand formats that a model has.
+
+    Attributes:
+        block: L, the products of one fused block; K has to be a multiple of `AccumulationModel.instruction_k`.
+        evidence: what the model rests on for this pair.
+    """
+
+    block: int
+    evidence: Evidence
+
+
+@dataclass(frozen=True)
+class AccumulationModel:
+    """How one instruction, or one definition, accumulates.
+
+    Attributes:
+        name: as on the command line.
+        instruction: what computes like this.
+        kind: what is done with the products.
+        pairs: the operand formats, (a, b), that it has.
+        align_bits: F, terms are truncated to multiples of 2^(E - F); None where nothing is aligned.
+        result_bits: m, fraction bits of the result.
+        floor: the least E.
+        scaled: whether E8M0 scales, one for every 32 of K, may be given.
+        passes: of an UNPACKED model, the elements of K that each fused block takes, out of 32.
+    """
+
+    name: str
+    instruction: str
+    kind: Kind
+    pairs: Mapping[tuple[str, str], Pair]
+    align_bits: int | None = None
+    result_bits: int = 23
+    floor: int = -133
+    scaled: bool = False
+    passes: tuple[tuple[int, ...], ...] = ()
+
+    def pair(self, a_format: str, b_format: str) -> Pair:
+        """What the model says of a pair of operand formats.
+
+        Raises:
+            ArgumentError: it does not have that pair.
+        """
+        for argument, name in (("a_format", a_format), ("b_format", b_format)):
+            if name not in ELEMENT_FORMATS:
+                raise ArgumentError(argument, describe(name), f"one of {', '.join(ELEMENT_FORMATS)}")
+        if (a_format, b_format) not in self.pairs:
+            had = ", ".join(f"{a} x {b}" for a, b in self.pairs)
+            raise ArgumentError("a_format, b_format", f"{a_format} x {b_format}", f"a pair that {self.name} has: {had}")
+        return self.pairs[a_format, b_format]
+
+    def instruction_k(self, a_format: str, b_format: str) -> int:
+        """What K has to be a multiple of: the elements of K that one instruction, or one definition, takes."""
+        return 32 if self.kind is Kind.UNPACKED else self.pair(a_format, b_format).block
+
+
+_FP8 = ("e4m3", "e5m2")
+_NARROW = ("e4m3", "e5m2", "e2m1")
+
+
+def _pairs(a: tuple[str, ...], b: tuple[str, ...], block: int, evidence: Evidence) -> dict[tuple[str, str], Pair]:
+    return {(x, y): Pair(block, evidence) for x in a for y in b}
+
+
+def _same(formats: tuple[str, ...], block: int, evidence: Evidence) -> dict[tuple[str, str], Pair]:
+    return {(x, x): Pair(block, evidence) for x in formats}
+
+
+def _models() -> dict[str, AccumulationModel]:
+    everything = tuple(ELEMENT_FORMATS)
+    definition = _pairs(everything, everything, 1, Evidence.DEFINITION)
+    # mma.sync m16n8k32 of FP8 as ptxas lowers it: widened to FP16, thread t of a quad holds these elements of K.
+    first = tuple(k for t in range(4) for k in (4 * t, 4 * t + 1, 16 + 4 * t, 17 + 4 * t))
+    second = tuple(k + 2 for k in first)
+    models = (
+        AccumulationModel("exact", "none: the exact sum, rounded once", Kind.EXACT, definition, scaled=True),
+        AccumulationModel("fp32", "none: a chain of FP32 FMAs, k ascending", Kind.FMA, definition, scaled=True),
+        AccumulationModel(
+            "sm120",
+            "SM120 and SM121 mma.sync kind::f8f6f4 and kind::mxf8f6f4.block_scale, m16n8k32",
+            Kind.FUSED,
+            _pairs(_NARROW, _NARROW, 32, Evidence.EXTRAPOLATED) | _same(("e4m3",), 32, Evidence.PUBLISHED),
+            align_bits=25,
+            scaled=True,
+        ),
+        AccumulationModel(
+            "sm100",
+            "SM100 tcgen05.mma kind::f8f6f4 and kind::mxf8f6f4",
+            Kind.FUSED,
+            _pairs(_NARROW, _NARROW, 32, Evidence.PUBLISHED),
+            align_bits=25,
+            scaled=True,
+        ),
+        AccumulationModel(
+            "sm90_wgmma_fp8",
+            "SM90 wgmma of FP8, FP32 accumulators",
+            Kind.FUSED,
+            _pairs(_FP8, _FP8, 32, Evidence.HARDWARE),
+            align_bits=13,
+            result_bits=13,
+        ),
+        AccumulationModel(
+            "sm90_mma",
+            "SM90 mma.sync m16n8k16 of BF16 and FP16, FP32 accumulators",
+            Kind.FUSED,
+            _same(("bf16", "f16"), 16, Evidence.HARDWARE),
+            align_bits=25,
+        ),
+        AccumulationModel(
+            "sm90_wgmma",
+            "SM90 wgmma of BF16, FP16 and TF32, FP32 accumulators",
+            Kind.FUSED,
+            _same(("bf16", "f16"), 16, Evidence.HARDWARE) | _same(("tf32",), 8, Evidence.HARDWARE),
+            align_bits=25,
+        ),
+        AccumulationModel(
+            "sm90_mma_k8",
+            "SM90 mma.sync m16n8k8 of BF16, FP16 and TF32, FP32 accumulators",
+            Kind.FUSED,
+            _same(("bf16", "f16", "tf32"), 8, Evidence.HARDWARE),
+            align_bits=25,
+        ),
+        AccumulationModel(
+            "sm90_mma_fp8",
+            "SM90 mma.sync m16n8k32 of FP8: no instruction of its own, ptxas lowers it to FP16",
+            Kind.UNPACKED,
+            _pairs(_FP8, _FP8, 16, Evidence.HARDWARE) | {("e5m2", "e4m3"): Pair(16, Evidence.EXTRAPOLATED)},
+            align_bits=25,
+            passes=(first, second),
+        ),
+    )
+    return {model.name: model for model in models}
+
+
+MODELS: Mapping[str, AccumulationModel] = MappingProxyType(_models())
+"""Every model by its name."""
+
+
+def as_model(model: AccumulationModel | str) -> AccumulationModel:
+    """The model of that name; a model is returned as it is.
+
+    Raises:
+        ArgumentError: there is no model of that name.
+    """
+    if isinstance(model, AccumulationModel):
+        return model
+    if not isinstance(model, str) or model not in MODELS:
+        raise ArgumentError("model", describe(model), f"one of {', '.join(MODELS)}")
+    return MODELS[model]

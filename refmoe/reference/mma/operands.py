@@ -1,0 +1,139 @@
+"""Operand codes as the accumulation models see them: values, exponents, lowest set bits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.formats import E8M0, Format, Specials
+
+__all__ = ["ABSENT", "Blocks", "Table", "Operand", "power_of_two", "table"]
+
+ABSENT = 1 << 13
+"""Stands for the lowest bit of a zero (no bit is set) and, negated, for its exponent (it takes no part)."""
+
+_NAN_SCALE = 0xFF
+
+
+@dataclass(frozen=True)
+class Table:
+    """What each code of a format is; unused low bits of the code are shifted out first.
+
+    Attributes:
+        value: float64, the value.
+        exponent: int16, the exponent, not below emin; -ABSENT for a zero and for what is not a number.
+        low: int16, the exponent of the lowest set bit; ABSENT for a zero and for what is not a number.
+    """
+
+    value: NDArray[np.float64]
+    exponent: NDArray[np.int16]
+    low: NDArray[np.int16]
+
+
+@cache
+def table(fmt: Format) -> Table:
+    """The table of a signed format with subnormals."""
+    codes = np.arange(1 << (fmt.bits - fmt.unused_low_bits), dtype=np.int64)
+    top_field = (1 << fmt.exponent_bits) - 1
+    field = codes >> fmt.mantissa_bits & top_field
+    fraction = codes & ((1 << fmt.mantissa_bits) - 1)
+    significand = fraction | np.where(field > 0, 1 << fmt.mantissa_bits, 0)
+    exponent = np.maximum(field, 1) - fmt.bias
+    unit = exponent - fmt.mantissa_bits
+    magnitude = significand * power_of_two(unit)
+    if fmt.specials is Specials.IEEE:
+        special = field == top_field
+        magnitude[special] = np.where(fraction[special] == 0, np.inf, np.nan)
+    elif fmt.specials is Specials.ALL_ONES_NAN:
+        special = (field == top_field) & (fraction == (1 << fmt.mantissa_bits) - 1)
+        magnitude[special] = np.nan
+    else:
+        special = np.zeros(codes.shape, bool)
+    absent = special | (significand == 0)
+    lowest = unit + np.frexp((significand & -significand).astype(np.float64))[1] - 1
+    value = np.where(codes >> (fmt.bits - fmt.unused_low_bits - 1), -magnitude, magnitude)
+    result = Table(
+        value,
+        np.where(absent, -ABSENT, exponent).astype(np.int16),
+        np.where(absent, ABSENT, lowest).astype(np.int16),
+    )
+    for array in (result.value, result.exponent, result.low):
+        array.setflags(write=False)
+    return result
+
+
+def power_of_two(exponent: NDArray[np.signedinteger]) -> NDArray[np.float64]:
+    """2^exponent as float64: 0 below -1022, infinity above 1023."""
+    field = np.clip(exponent.astype(np.int64) + 1023, 0, 2047)
+    return (field << 52).view(np.float64)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Some rows of an operand, block by block along K: T blocks of L elements, R rows.
+
+    Attributes:
+        values: float64 [T, R, L], scales included.
+        exponents: int16 [T, R, L], scales included; -ABSENT where the element takes no part.
+        top: int32 [T, R], the largest exponent of each block, around -ABSENT if nothing takes part.
+        low: int32 [T, R], the exponent of the lowest bit set in each block, around ABSENT if none is.
+    """
+
+    values: NDArray[np.float64]
+    exponents: NDArray[np.int16]
+    top: NDArray[np.int32]
+    low: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand matrix.
+
+    Attributes:
+        codes: unsigned integers [R, K].
+        format: what a code means.
+        scales: uint8 [R, K/32] E8M0, or None.
+    """
+
+    codes: NDArray[np.unsignedinteger]
+    format: Format
+    scales: NDArray[np.uint8] | None
+
+    def values(self) -> NDArray[np.float64]:
+        """The values [R, K], scales included, exactly."""
+        values = table(self.format).value[self._index(self.codes)]
+        if self.scales is not None:
+            values *= np.repeat(_scale_values()[self.scales], 32, axis=1)
+        return values
+
+    def blocks(self, start: int, stop: int, length: int) -> Blocks:
+        """The rows `start` to `stop` in blocks of `length`; with scales, of 32."""
+        rows = stop - start
+        codes = self.codes[start:stop].reshape(rows, -1, length).transpose(1, 0, 2)
+        index = self._index(np.ascontiguousarray(codes))
+        look_up = table(self.format)
+        values = np.take(look_up.value, index, mode="clip")
+        exponents = np.take(look_up.exponent, index, mode="clip")
+        top = exponents.max(axis=2).astype(np.int32)
+        low = np.take(look_up.low, index, mode="clip").min(axis=2).astype(np.int32)
+        if self.scales is not None:
+            scales = self.scales[start:stop].T
+            shift = scales.astype(np.int16) - E8M0.bias
+            values *= _scale_values()[scales][:, :, None]
+            exponents += shift[:, :, None]
+            top += shift
+            low += shift
+        return Blocks(values, exponents, top, low)
+
+    def _index(self, codes: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+        return codes >> self.format.unused_low_bits if self.format.unused_low_bits else codes
+
+
+@cache
+def _scale_values() -> NDArray[np.float64]:
+    values = power_of_two(np.arange(256) - E8M0.bias)
+    values[_NAN_SCALE] = np.nan
+    return values

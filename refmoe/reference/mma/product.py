@@ -1,0 +1,157 @@
+"""One tensor-core product under a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.errors import ArgumentError, describe
+from refmoe.reference.mma.exact import exact_sums
+from refmoe.reference.mma.fma import fma_chain
+from refmoe.reference.mma.fused import fused_chain
+from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind, as_model
+from refmoe.reference.mma.operands import Operand
+from refmoe.reference.mma.unpacked import unpacked_chain
+
+__all__ = ["NAN_BITS", "check_operands", "each_product", "split_k_sum", "tensor_core_mma"]
+
+NAN_BITS = 0x7FFFFFFF
+"""The NaN that tensor cores and the scalar FP32 instructions of the GPU write."""
+
+_SCALE_BLOCK = 32
+
+
+def tensor_core_mma(
+    a: NDArray[np.unsignedinteger],
+    b: NDArray[np.unsignedinteger],
+    c: NDArray[np.float32],
+    *,
+    model: AccumulationModel | str,
+    a_format: str,
+    b_format: str,
+    a_scales: NDArray[np.uint8] | None = None,
+    b_scales: NDArray[np.uint8] | None = None,
+) -> NDArray[np.float32]:
+    """d = c + a b^T as one chain of instructions computes it, bit for bit under the model.
+
+    Args:
+        a: raw codes [..., M, K] of `a_format`: uint8 for FP8, uint8 for E2M1 (one code a byte, 0..15), uint16 for
+            BF16 and FP16, uint32 for TF32, whose low 13 bits are ignored.
+        b: raw codes [..., N, K] of `b_format`, with a's leading dimensions.
+        c: float32 [..., M, N], the accumulator before the first block.
+        model: a name of `MODELS`, or a model.
+        a_format: a key of `ELEMENT_FORMATS`.
+        b_format: likewise.
+        a_scales: uint8 [..., M, K/32] E8M0, one for every 32 elements; None is 2^0.
+        b_scales: uint8 [..., N, K/32], likewise.
+
+    Returns:
+        float32 [..., M, N]; NaN is 0x7FFFFFFF.
+
+    Raises:
+        ArgumentError: an unknown model or format, a pair or scales that the model does not have, a dtype or shape that
+            does not fit, a K that is not a positive multiple of the instruction's, an E2M1 code above 15.
+    """
+    model = as_model(model)
+    check_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
+    block = model.pair(a_format, b_format).block
+    chain = _chain(model, block)
+    out = np.empty(c.shape, np.float32)
+    for at, x, y in each_product(a, b, a_format, b_format, a_scales, b_scales):
+        with np.errstate(over="ignore", under="ignore"):
+            out[at] = chain(x, y, c[at])
+    out.view(np.uint32)[np.isnan(out)] = NAN_BITS
+    return out
+
+
+def split_k_sum(parts: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The sum of split-K parts [S, ...], in FP32, rounded to nearest, parts ascending; NaN is 0x7FFFFFFF.
+
+    Raises:
+        ArgumentError: not float32, or no part.
+    """
+    if not isinstance(parts, np.ndarray) or parts.dtype != np.float32 or parts.ndim == 0 or parts.shape[0] == 0:
+        raise ArgumentError("parts", describe(parts), "float32 [S, ...], S at least 1")
+    total = parts[0].copy()
+    with np.errstate(invalid="ignore", over="ignore"):
+        for part in parts[1:]:
+            total += part
+    total.view(np.uint32)[np.isnan(total)] = NAN_BITS
+    return total
+
+
+def _chain(
+    model: AccumulationModel, block: int
+) -> Callable[[Operand, Operand, NDArray[np.float32]], NDArray[np.float64]]:
+    if model.kind is Kind.EXACT:
+        return exact_sums
+    if model.kind is Kind.FMA:
+        return fma_chain
+    if model.kind is Kind.UNPACKED:
+        return lambda a, b, c: unpacked_chain(a, b, c, model, block)
+    return lambda a, b, c: fused_chain(a, b, c, model, block)
+
+
+def each_product(
+    a: NDArray[np.unsignedinteger],
+    b: NDArray[np.unsignedinteger],
+    a_format: str,
+    b_format: str,
+    a_scales: NDArray[np.uint8] | None,
+    b_scales: NDArray[np.uint8] | None,
+) -> Iterator[tuple[tuple[int, ...], Operand, Operand]]:
+    """The matrices of checked operands: the index of the leading dimensions, the rows, the columns."""
+    for at in np.ndindex(a.shape[:-2]):
+        yield (
+            at,
+            Operand(a[at], ELEMENT_FORMATS[a_format], None if a_scales is None else a_scales[at]),
+            Operand(b[at], ELEMENT_FORMATS[b_format], None if b_scales is None else b_scales[at]),
+        )
+
+
+def check_operands(
+    a: NDArray[np.unsignedinteger],
+    b: NDArray[np.unsignedinteger],
+    c: NDArray[np.float32],
+    model: AccumulationModel,
+    a_format: str,
+    b_format: str,
+    a_scales: NDArray[np.uint8] | None,
+    b_scales: NDArray[np.uint8] | None,
+) -> None:
+    """Refuse what `tensor_core_mma` refuses.
+
+    Raises:
+        ArgumentError: see there.
+    """
+    model.pair(a_format, b_format)
+    for name, array, fmt in (("a", a, ELEMENT_FORMATS[a_format]), ("b", b, ELEMENT_FORMATS[b_format])):
+        dtype = np.dtype(f"uint{max(fmt.bits, 8)}")
+        if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim < 2:
+            raise ArgumentError(name, describe(array), f"{dtype} codes of {fmt.name}, at least 2 dimensions")
+        if fmt.bits < 8 and array.size and int(array.max()) >> fmt.bits:
+            raise ArgumentError(
+                name, f"code {int(array.max())}", f"one {fmt.name} code a byte, 0..{(1 << fmt.bits) - 1}"
+            )
+    *batch, m, k = a.shape
+    step = model.instruction_k(a_format, b_format)
+    if k == 0 or k % step:
+        raise ArgumentError(
+            "a", describe(a), f"K a positive multiple of {step}, as {model.name} of {a_format} takes it"
+        )
+    if b.shape[:-2] != tuple(batch) or b.shape[-1] != k:
+        raise ArgumentError("b", describe(b), f"{[*batch, 'N', k]}, as a is {list(a.shape)}")
+    n = b.shape[-2]
+    if not isinstance(c, np.ndarray) or c.dtype != np.float32 or c.shape != (*batch, m, n):
+        raise ArgumentError("c", describe(c), f"float32 {[*batch, m, n]}")
+    for name, scales, rows in (("a_scales", a_scales, m), ("b_scales", b_scales, n)):
+        if scales is None:
+            continue
+        if not model.scaled:
+            raise ArgumentError(name, describe(scales), f"None: {model.name} has no block scales")
+        if k % _SCALE_BLOCK or not isinstance(scales, np.ndarray) or scales.dtype != np.uint8:
+            raise ArgumentError(name, describe(scales), f"uint8, one for every {_SCALE_BLOCK} of K = {k}")
+        if scales.shape != (*batch, rows, k // _SCALE_BLOCK):
+            raise ArgumentError(name, describe(scales), f"uint8 {[*batch, rows, k // _SCALE_BLOCK]}")
