@@ -8,7 +8,7 @@ REPORT ?= out/parity.json
 # On a GPU machine the Python that has torch and cuda-python; the default installs them.
 GPU_PYTHON ?= $(BIN)/python
 
-.PHONY: help parity full mutants test test-gpu lint gate baseline schema bench sanitize clean
+.PHONY: help parity full mutants test test-gpu lint gate baseline readme bench clean
 
 help:
 	@echo "make parity    prove the production kernels on this machine, without a GPU, and write $(REPORT)"
@@ -17,7 +17,7 @@ help:
 	@echo "make mutants   plant faults in the kernels and show that each is caught"
 	@echo "make test-gpu  the whole case list and the GPU tests on the CUDA device of this machine"
 	@echo "make gate      check the committed reports against the sources"
-	@echo "make bench     the benchmarks, each side by side in one run"
+	@echo "make bench     the benchmarks, each side by side in one run, into reports/bench"
 	@echo "make lint      ruff and mypy"
 
 # --- environment ----------------------------------------------------------------------------------------------------
@@ -36,7 +36,10 @@ $(VENV)/.test: $(VENV)/.core
 	$(PIP) install --editable '.[oracles,test]'
 	touch $@
 
-$(VENV)/.lint: $(VENV)/.core
+$(VENV)/.readme: $(VENV)/.core
+	$(BIN)/python docs/make_readme.py
+
+lint: $(VENV)/.core
 	$(PIP) install --editable '.[lint]'
 	touch $@
 
@@ -62,9 +65,13 @@ test-gpu: $(GPU_PYTHON)
 
 gate: $(VENV)/.core
 	$(BIN)/refmoe gate reports/
+	$(BIN)/python docs/make_readme.py --check
 
 baseline: $(VENV)/.core
 	$(BIN)/refmoe gate --write-baseline
+
+readme: $(VENV)/.core
+	$(BIN)/python docs/make_readme.py
 
 lint: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/ruff check .
@@ -72,8 +79,8 @@ lint: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/mypy
 
 bench: $(VENV)/.test
-	$(BIN)/refmoe bench quantize
-	$(BIN)/refmoe bench executor
+	$(BIN)/refmoe bench quantize --report reports/bench/quantize.json
+	$(BIN)/refmoe bench executor --report reports/bench/executor.json
 
 clean:
 	rm -rf $(VENV) out build *.egg-info
