@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import E8M0, Format
+from refmoe.formats import Format
 from refmoe.reference.dequantize import BLOCK
+from refmoe.reference.tensor import IDENTITY_SCALE
 
 __all__ = [
     "ARCHS",
@@ -44,9 +45,6 @@ MIN_STAGES = 2
 #: Rows and K elements of one 128x4 atom of the scale layout: a block loads scales by whole atoms.
 SCALE_ROWS = 128
 K_ATOM = 4 * BLOCK
-
-#: The E8M0 byte of 1: the scales of an operand that has none.
-IDENTITY_SCALE = E8M0.encode(1)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
 from refmoe.reference.expand import Expanded, Permutation, build_permutation, expand
+from refmoe.reference.gemm import dense_gemm, grouped_gemm, plain_fp8
 from refmoe.reference.layout import (
     expert_base_rows,
     expert_scale_rows,
@@ -11,6 +12,7 @@ from refmoe.reference.layout import (
     pack_fp4,
     scale_buffer_size,
     swizzle_scales,
+    swizzle_weight_scales,
     unpack_fp4,
     unswizzle_scales,
 )
@@ -22,18 +24,22 @@ __all__ = [
     "MXTensor",
     "Permutation",
     "build_permutation",
+    "dense_gemm",
     "dequantize_mxfp4",
     "dequantize_mxfp8",
     "expand",
     "expert_base_rows",
     "expert_scale_rows",
+    "grouped_gemm",
     "grouped_scale_rows",
     "pack_fp4",
+    "plain_fp8",
     "quantize",
     "quantize_mxfp4",
     "quantize_mxfp8",
     "scale_buffer_size",
     "swizzle_scales",
+    "swizzle_weight_scales",
     "unpack_fp4",
     "unswizzle_scales",
 ]

@@ -8,9 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.formats import E8M0
 from refmoe.reference.dequantize import BLOCK, dequantize_mxfp4, dequantize_mxfp8
 
-__all__ = ["MXTensor"]
+__all__ = ["IDENTITY_SCALE", "MXTensor"]
+
+IDENTITY_SCALE = E8M0.encode(1)
+"""The scale byte of an operand that has no scales: 0x7F, a factor of 1."""
 
 _CODES_A_BYTE = {"mxfp8": 1, "mxfp4": 2}
 

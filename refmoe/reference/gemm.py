@@ -1,0 +1,249 @@
+"""Dense and grouped GEMM over any accumulation model, to the last bit.
+
+Sums follow `refmoe.reference.mma`, weights as its operand A and activations as B, as the kernels have them; what is
+done after them is IEEE FP32 and belongs to this module:
+
+    out = RN(RN(alpha * acc) + bias), then a cast to nearest even
+
+A step that is not asked for is not done: without alpha nothing is multiplied, without bias nothing is added. A NaN
+comes out as 0x7FFFFFFF in FP32 and 0x7FFF in BF16 and FP16, as the PTX ISA has it for the instructions involved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import NDArray
+
+from refmoe.errors import ArgumentError, describe
+from refmoe.reference.dequantize import BLOCK
+from refmoe.reference.layout import checked_offsets, unpack_fp4
+from refmoe.reference.mma import AccumulationModel, as_model, tensor_core_mma
+from refmoe.reference.tensor import IDENTITY_SCALE, MXTensor
+
+__all__ = ["dense_gemm", "grouped_gemm", "plain_fp8"]
+
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+_OUTPUTS: dict[np.dtype[Any], np.dtype[Any]] = {
+    np.dtype(np.float32): np.dtype(np.uint32),
+    np.dtype(np.float16): np.dtype(np.uint16),
+    _BF16: np.dtype(np.uint16),
+}
+"""The output types, and the unsigned integers that hold their bits."""
+
+_ELEMENTS = {"mxfp8": "e4m3", "mxfp4": "e2m1"}
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """What `tensor_core_mma` takes of one operand: raw bits [..., R, K]; scales [..., R, K/32] if the model has any."""
+
+    codes: NDArray[Any]
+    format: str
+    scales: NDArray[np.uint8] | None
+
+
+def plain_fp8(codes: NDArray[np.uint8]) -> MXTensor:
+    """E4M3 codes without block scales, as an MXFP8 tensor whose scales are all the identity, 0x7F.
+
+    Args:
+        codes: uint8 [..., K], K a multiple of 32.
+
+    Raises:
+        ArgumentError: wrong dtype or shape.
+    """
+    if not isinstance(codes, np.ndarray) or codes.dtype != np.uint8 or codes.ndim == 0 or codes.shape[-1] % BLOCK:
+        raise ArgumentError("codes", describe(codes), f"uint8 [..., K] with K a multiple of {BLOCK}")
+    return MXTensor(codes, np.full((*codes.shape[:-1], codes.shape[-1] // BLOCK), IDENTITY_SCALE, np.uint8), "mxfp8")
+
+
+def grouped_gemm(
+    activations: MXTensor,
+    weights: MXTensor,
+    offsets: NDArray[np.int64],
+    *,
+    model: AccumulationModel | str,
+    bias: NDArray[Any] | None = None,
+    alpha: NDArray[np.float32] | None = None,
+    out_dtype: npt.DTypeLike = np.float32,
+) -> NDArray[Any]:
+    """Multiply each expert's rows by that expert's weights: out[t] = activations[t] @ weights[e].T for its e.
+
+    Models with scales in hardware take codes and scales as they are. Others have no scales: where a model has BF16
+    operands both sides are dequantized to it first, rounded to nearest; a model of FP8 alone takes codes whose scales
+    are all the identity.
+
+    Args:
+        activations: mxfp8 [T, K], rows in expert order; `plain_fp8` makes one of codes without scales.
+        weights: mxfp4 or mxfp8 [E, N, K].
+        offsets: int64 [E + 1], first row of each expert, then the number of rows in use, at most T. An expert may have
+            no rows.
+        model: an accumulation model or its name, see `refmoe.reference.mma.MODELS`.
+        bias: FP32, BF16 or FP16 [E, N], added in FP32; None adds nothing.
+        alpha: float32 [E], one factor an expert; None multiplies by nothing.
+        out_dtype: float32, float16 or ml_dtypes.bfloat16.
+
+    Returns:
+        [T, N] of `out_dtype`; rows from offsets[E] on are 0.
+
+    Raises:
+        ArgumentError: formats, shapes or dtypes that do not fit, an unknown model, a pair of formats or scales that the
+            model does not have.
+    """
+    chosen = as_model(model)
+    _check_operand("activations", activations, ("mxfp8",), 2)
+    _check_operand("weights", weights, ("mxfp4", "mxfp8"), 3)
+    tokens, k = activations.shape
+    experts, n, weight_k = weights.shape
+    if weight_k != k:
+        raise ArgumentError("weights", f"K = {weight_k}", f"the K of activations, {k}")
+    if checked_offsets(offsets).size != experts + 1:
+        raise ArgumentError("offsets", describe(offsets), f"int64 [{experts + 1}] for {experts} experts")
+    if offsets[-1] > tokens:
+        raise ArgumentError("offsets", f"{offsets[-1]} rows in use", f"at most the {tokens} rows of activations")
+    _check_addend("bias", bias, (experts, n), (np.dtype(np.float32), _BF16, np.dtype(np.float16)))
+    _check_addend("alpha", alpha, (experts,), (np.dtype(np.float32),))
+    dtype = _checked_output(out_dtype)
+
+    right = _operand("activations", activations, chosen)
+    left = _operand("weights", weights, chosen)
+    chosen.pair(left.format, right.format)
+    out = np.zeros((tokens, n), dtype)
+    for expert in range(experts):
+        rows = slice(int(offsets[expert]), int(offsets[expert + 1]))
+        if rows.start == rows.stop:
+            continue
+        sums = _multiply(_part(left, expert), _part(right, rows), chosen)
+        factor = None if alpha is None else alpha[expert]
+        addend = None if bias is None else bias[expert]
+        out[rows] = _finish(sums, factor, addend, dtype)
+    return out
+
+
+def dense_gemm(
+    activations: MXTensor,
+    weights: MXTensor,
+    *,
+    model: AccumulationModel | str,
+    bias: NDArray[Any] | None = None,
+    alpha: float | np.float32 | None = None,
+    out_dtype: npt.DTypeLike = np.float32,
+) -> NDArray[Any]:
+    """Multiply all rows by the same weights: `grouped_gemm` of one expert.
+
+    Args:
+        activations: mxfp8 [T, K].
+        weights: mxfp4 or mxfp8 [N, K].
+        model: as in `grouped_gemm`.
+        bias: FP32, BF16 or FP16 [N], or None.
+        alpha: an FP32 factor, or None.
+        out_dtype: as in `grouped_gemm`.
+
+    Returns:
+        [T, N] of `out_dtype`.
+
+    Raises:
+        ArgumentError: as in `grouped_gemm`, or an alpha that is no FP32 number.
+    """
+    _check_operand("activations", activations, ("mxfp8",), 2)
+    _check_operand("weights", weights, ("mxfp4", "mxfp8"), 2)
+    if alpha is not None and (not isinstance(alpha, (float, np.float32)) or _loses_bits(float(alpha))):
+        raise ArgumentError("alpha", describe(alpha), "a number that FP32 has")
+    if bias is not None and not isinstance(bias, np.ndarray):
+        raise ArgumentError("bias", describe(bias), "an array [N]")
+    return grouped_gemm(
+        activations,
+        MXTensor(weights.codes[None], weights.scales[None], weights.format),
+        np.array([0, activations.shape[0]], np.int64),
+        model=model,
+        bias=None if bias is None else bias[None],
+        alpha=None if alpha is None else np.array([alpha], np.float32),
+        out_dtype=out_dtype,
+    )
+
+
+def _loses_bits(number: float) -> bool:
+    with np.errstate(over="ignore"):
+        return float(np.float32(number)) != number and number == number
+
+
+def _multiply(left: _Operand, right: _Operand, model: AccumulationModel) -> NDArray[np.float32]:
+    """The sums [rows of right, rows of left] from zero."""
+    start = np.zeros((left.codes.shape[-2], right.codes.shape[-2]), np.float32)
+    sums = tensor_core_mma(
+        left.codes,
+        right.codes,
+        start,
+        model=model,
+        a_format=left.format,
+        b_format=right.format,
+        a_scales=left.scales,
+        b_scales=right.scales,
+    )
+    return np.ascontiguousarray(sums.T)
+
+
+def _finish(
+    sums: NDArray[np.float32], alpha: np.float32 | None, bias: NDArray[Any] | None, dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    """Alpha, bias and the cast."""
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        if alpha is not None:
+            sums = alpha * sums
+        if bias is not None:
+            sums = sums + bias.astype(np.float32)
+        out = sums.astype(dtype)
+    nan = np.isnan(sums)
+    unsigned = _OUTPUTS[dtype]
+    out.view(unsigned)[nan] = np.iinfo(unsigned).max >> 1
+    return out
+
+
+def _operand(argument: str, tensor: MXTensor, model: AccumulationModel) -> _Operand:
+    """The form in which `model` takes a tensor."""
+    codes, scales = np.ascontiguousarray(tensor.codes), np.ascontiguousarray(tensor.scales)
+    if not model.scaled and ("bf16", "bf16") in model.pairs:
+        values = MXTensor(codes, scales, tensor.format).dequantize()
+        return _Operand(values.astype(_BF16).view(np.uint16), "bf16", None)
+    if not model.scaled and (scales != IDENTITY_SCALE).any():
+        where = [int(index) for index in np.argwhere(scales != IDENTITY_SCALE)[0]]
+        found = f"scale {scales[tuple(where)]:#04x} at {where} with {model.name}, whose instruction has no scales"
+        raise ArgumentError(argument, found, f"identity scales, {IDENTITY_SCALE:#04x}, or a model with scales")
+    unpacked = unpack_fp4(codes) if tensor.format == "mxfp4" else codes
+    return _Operand(unpacked, _ELEMENTS[tensor.format], scales if model.scaled else None)
+
+
+def _part(operand: _Operand, index: int | slice) -> _Operand:
+    scales = None if operand.scales is None else operand.scales[index]
+    return _Operand(operand.codes[index], operand.format, scales)
+
+
+def _check_operand(argument: str, value: object, formats: tuple[str, ...], rank: int) -> None:
+    shape = {2: "[rows, K]", 3: "[E, N, K]"}[rank]
+    needed = f"an MXTensor {shape} in {' or '.join(formats)}"
+    if not isinstance(value, MXTensor):
+        raise ArgumentError(argument, describe(value), needed)
+    if value.format not in formats or len(value.shape) != rank:
+        raise ArgumentError(argument, f"{value.format} {list(value.shape)}", needed)
+
+
+def _check_addend(argument: str, value: object, shape: tuple[int, ...], dtypes: tuple[np.dtype[Any], ...]) -> None:
+    if value is None:
+        return
+    if not isinstance(value, np.ndarray) or value.dtype not in dtypes or value.shape != shape:
+        names = " or ".join(str(dtype) for dtype in dtypes)
+        raise ArgumentError(argument, describe(value), f"{names} {list(shape)}")
+
+
+def _checked_output(out_dtype: npt.DTypeLike) -> np.dtype[Any]:
+    try:
+        dtype = np.dtype(out_dtype)
+    except TypeError:
+        dtype = np.dtype(object)
+    if out_dtype is None or dtype not in _OUTPUTS:
+        raise ArgumentError("out_dtype", describe(out_dtype), "float32, float16 or ml_dtypes.bfloat16")
+    return dtype
