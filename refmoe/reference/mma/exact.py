@@ -7,6 +7,8 @@ a fixed limb of 20 bits. The limbs are int64, carried once at the end.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -58,7 +60,7 @@ def _finite_sums(x: NDArray[np.float64], y: NDArray[np.float64], z: NDArray[np.f
                 limbs[i + j - first] += np.matmul(x_slice[:, part], y_slice[:, part].T).astype(np.int64)
     for i, z_slice in z_slices.items():
         limbs[i - first] += z_slice.astype(np.int64)
-    for low, high in zip(limbs[:-1], limbs[1:], strict=True):
+    for low, high in itertools.pairwise(limbs):
         high += low >> _SLICE
         low &= _LIMB_MASK
     # Every limb but the last is now in 0 .. 2^20 - 1, the last holds the sign. From the top down, each step's value
@@ -66,7 +68,7 @@ def _finite_sums(x: NDArray[np.float64], y: NDArray[np.float64], z: NDArray[np.f
     total = limbs[-1].astype(np.float64)
     for limb in limbs[-2::-1]:
         total = add_to_odd(total * 2.0**_SLICE, limb.astype(np.float64))
-    return np.ldexp(total, first * _SLICE)
+    return np.asarray(np.ldexp(total, first * _SLICE))
 
 
 def _slices(values: NDArray[np.float64]) -> dict[int, NDArray[np.float64]]:

@@ -23,10 +23,9 @@ def fma_chain(a: Operand, b: Operand, c: NDArray[np.float32]) -> NDArray[np.floa
     out = np.empty(c.shape, np.float64)
 
     def tile(start: int, stop: int) -> None:
-        part = Operand(b.codes[start:stop], b.format, None if b.scales is None else b.scales[start:stop])
         acc = c[:, start:stop].astype(np.float32)
         with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-            for a_row, b_row in zip(a_values, np.ascontiguousarray(part.values().T), strict=True):
+            for a_row, b_row in zip(a_values, np.ascontiguousarray(b.rows(start, stop).values().T), strict=True):
                 acc = add_to_odd(a_row[:, None] * b_row, acc.astype(np.float64)).astype(np.float32)
         out[:, start:stop] = acc
 

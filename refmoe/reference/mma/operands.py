@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.formats import E8M0, Format, Specials
 
-__all__ = ["ABSENT", "Blocks", "Table", "Operand", "power_of_two", "table"]
+__all__ = ["ABSENT", "SCALE_BLOCK", "Blocks", "Operand", "Table", "power_of_two", "table"]
+
+SCALE_BLOCK = 32
+"""Elements of K that share an E8M0 scale (OCP MX v1.0 section 5.2)."""
 
 ABSENT = 1 << 13
 """Stands for the lowest bit of a zero (no bit is set) and, negated, for its exponent (it takes no part)."""
@@ -65,10 +69,10 @@ def table(fmt: Format) -> Table:
     return result
 
 
-def power_of_two(exponent: NDArray[np.signedinteger]) -> NDArray[np.float64]:
+def power_of_two(exponent: NDArray[np.signedinteger[Any]]) -> NDArray[np.float64]:
     """2^exponent as float64: 0 below -1022, infinity above 1023."""
     field = np.clip(exponent.astype(np.int64) + 1023, 0, 2047)
-    return (field << 52).view(np.float64)
+    return np.asarray((field << 52).view(np.float64))
 
 
 @dataclass(frozen=True)
@@ -76,14 +80,18 @@ class Blocks:
     """Some rows of an operand, block by block along K: T blocks of L elements, R rows.
 
     Attributes:
+        codes: table indices [T, R, L].
+        format: what a code means.
         values: float64 [T, R, L], scales included.
-        exponents: int16 [T, R, L], scales included; -ABSENT where the element takes no part.
-        top: int32 [T, R], the largest exponent of each block, around -ABSENT if nothing takes part.
-        low: int32 [T, R], the exponent of the lowest bit set in each block, around ABSENT if none is.
+        scale: int32 [T, R], the exponent of each block's scale; 0 without scales.
+        top: int32 [T, R], the largest exponent of each block, scale included; around -ABSENT if nothing takes part.
+        low: int32 [T, R], the exponent of the lowest bit set in each block, likewise; around ABSENT if none is.
     """
 
+    codes: NDArray[np.unsignedinteger[Any]]
+    format: Format
     values: NDArray[np.float64]
-    exponents: NDArray[np.int16]
+    scale: NDArray[np.int32]
     top: NDArray[np.int32]
     low: NDArray[np.int32]
 
@@ -98,38 +106,45 @@ class Operand:
         scales: uint8 [R, K/32] E8M0, or None.
     """
 
-    codes: NDArray[np.unsignedinteger]
+    codes: NDArray[np.unsignedinteger[Any]]
     format: Format
     scales: NDArray[np.uint8] | None
 
+    def rows(self, start: int, stop: int) -> Operand:
+        """The rows `start` to `stop`."""
+        scales = None if self.scales is None else self.scales[start:stop]
+        return Operand(self.codes[start:stop], self.format, scales)
+
     def values(self) -> NDArray[np.float64]:
         """The values [R, K], scales included, exactly."""
-        values = table(self.format).value[self._index(self.codes)]
+        values = np.take(table(self.format).value, self._indices(), mode="clip")
         if self.scales is not None:
-            values *= np.repeat(_scale_values()[self.scales], 32, axis=1)
+            values *= np.repeat(_scale_values()[self.scales], SCALE_BLOCK, axis=1)
         return values
 
-    def blocks(self, start: int, stop: int, length: int) -> Blocks:
-        """The rows `start` to `stop` in blocks of `length`; with scales, of 32."""
-        rows = stop - start
-        codes = self.codes[start:stop].reshape(rows, -1, length).transpose(1, 0, 2)
-        index = self._index(np.ascontiguousarray(codes))
+    def blocks(self, length: int) -> Blocks:
+        """All of it in blocks of `length`, which is SCALE_BLOCK where there are scales."""
         look_up = table(self.format)
-        values = np.take(look_up.value, index, mode="clip")
-        exponents = np.take(look_up.exponent, index, mode="clip")
-        top = exponents.max(axis=2).astype(np.int32)
-        low = np.take(look_up.low, index, mode="clip").min(axis=2).astype(np.int32)
+        in_rows = self._indices().reshape(self.codes.shape[0], -1, length)
+        codes = np.ascontiguousarray(in_rows.transpose(1, 0, 2))
+        # Maxima and minima over the middle axis run over whole rows of the array at a time.
+        columns = np.ascontiguousarray(in_rows.transpose(1, 2, 0))
+        top = np.take(look_up.exponent, columns, mode="clip").max(axis=1).astype(np.int32)
+        low = np.take(look_up.low, columns, mode="clip").min(axis=1).astype(np.int32)
+        values = np.take(look_up.value, codes, mode="clip")
+        scale = np.zeros(top.shape, np.int32)
         if self.scales is not None:
-            scales = self.scales[start:stop].T
-            shift = scales.astype(np.int16) - E8M0.bias
+            scales = np.ascontiguousarray(self.scales.T)
+            scale = scales.astype(np.int32) - E8M0.bias
             values *= _scale_values()[scales][:, :, None]
-            exponents += shift[:, :, None]
-            top += shift
-            low += shift
-        return Blocks(values, exponents, top, low)
+            top += scale
+            low += scale
+        return Blocks(codes, self.format, values, scale, top, low)
 
-    def _index(self, codes: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-        return codes >> self.format.unused_low_bits if self.format.unused_low_bits else codes
+    def _indices(self) -> NDArray[np.unsignedinteger[Any]]:
+        if not self.format.unused_low_bits:
+            return self.codes
+        return np.asarray(self.codes >> self.format.unused_low_bits, self.codes.dtype)
 
 
 @cache

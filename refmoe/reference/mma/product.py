@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from refmoe.reference.mma.exact import exact_sums
 from refmoe.reference.mma.fma import fma_chain
 from refmoe.reference.mma.fused import fused_chain
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind, as_model
-from refmoe.reference.mma.operands import Operand
+from refmoe.reference.mma.operands import SCALE_BLOCK, Operand
 from refmoe.reference.mma.unpacked import unpacked_chain
 
 __all__ = ["NAN_BITS", "check_operands", "each_product", "split_k_sum", "tensor_core_mma"]
@@ -20,12 +21,10 @@ __all__ = ["NAN_BITS", "check_operands", "each_product", "split_k_sum", "tensor_
 NAN_BITS = 0x7FFFFFFF
 """The NaN that tensor cores and the scalar FP32 instructions of the GPU write."""
 
-_SCALE_BLOCK = 32
-
 
 def tensor_core_mma(
-    a: NDArray[np.unsignedinteger],
-    b: NDArray[np.unsignedinteger],
+    a: NDArray[np.unsignedinteger[Any]],
+    b: NDArray[np.unsignedinteger[Any]],
     c: NDArray[np.float32],
     *,
     model: AccumulationModel | str,
@@ -95,8 +94,8 @@ def _chain(
 
 
 def each_product(
-    a: NDArray[np.unsignedinteger],
-    b: NDArray[np.unsignedinteger],
+    a: NDArray[np.unsignedinteger[Any]],
+    b: NDArray[np.unsignedinteger[Any]],
     a_format: str,
     b_format: str,
     a_scales: NDArray[np.uint8] | None,
@@ -112,8 +111,8 @@ def each_product(
 
 
 def check_operands(
-    a: NDArray[np.unsignedinteger],
-    b: NDArray[np.unsignedinteger],
+    a: NDArray[np.unsignedinteger[Any]],
+    b: NDArray[np.unsignedinteger[Any]],
     c: NDArray[np.float32],
     model: AccumulationModel,
     a_format: str,
@@ -151,7 +150,7 @@ def check_operands(
             continue
         if not model.scaled:
             raise ArgumentError(name, describe(scales), f"None: {model.name} has no block scales")
-        if k % _SCALE_BLOCK or not isinstance(scales, np.ndarray) or scales.dtype != np.uint8:
-            raise ArgumentError(name, describe(scales), f"uint8, one for every {_SCALE_BLOCK} of K = {k}")
-        if scales.shape != (*batch, rows, k // _SCALE_BLOCK):
-            raise ArgumentError(name, describe(scales), f"uint8 {[*batch, rows, k // _SCALE_BLOCK]}")
+        if k % SCALE_BLOCK or not isinstance(scales, np.ndarray) or scales.dtype != np.uint8:
+            raise ArgumentError(name, describe(scales), f"uint8, one for every {SCALE_BLOCK} of K = {k}")
+        if scales.shape != (*batch, rows, k // SCALE_BLOCK):
+            raise ArgumentError(name, describe(scales), f"uint8 {[*batch, rows, k // SCALE_BLOCK]}")
