@@ -7,12 +7,15 @@ the blocks that are all zero, too small to scale, or not finite. The two are ind
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeVar
 
 from refmoe.errors import ArgumentError, describe
 
 __all__ = [
+    "EDGE_FORMATS",
     "POLICIES",
     "EdgePolicy",
     "ElementRounding",
@@ -57,9 +60,10 @@ class EdgePolicy(enum.Enum):
     """refmoe's own. The scale byte is never flushed: byte 0 means 2^-127 and codes are exact against it. A NaN or an
     infinity poisons its block (scale 0xFF, every code NaN), so that no bad value disappears."""
     FLASHINFER = "flashinfer"
-    """FlashInfer's CUDA kernel, built with fast math. A block whose scale byte is 0 is flushed to signed zeros, FP32
-    subnormals of other blocks too. An infinity gives scale 254, itself 0x7E whatever its sign, its block signed
-    zeros. A NaN becomes 0x7E and takes no part in amax; a block of NaNs has scale 255. Bad values turn finite."""
+    """FlashInfer's CUDA kernels, built with fast math. A block whose scale byte is 0 is flushed to signed zeros, FP32
+    subnormals of other blocks too. An infinity gives scale 254, itself +max (E4M3: 0x7E, E2M1: 7) whatever its sign,
+    its block signed zeros. A NaN becomes +max and takes no part in amax; a block of NaNs has scale 255. Bad values turn
+    finite."""
     TRANSFORMER_ENGINE = "transformer_engine"
     """TransformerEngine's MXFP8 cast. NaNs take no part in amax and become NaN codes under the scale of the rest;
     tiny blocks are exact against 2^-127. A block with an infinity is refused: its scale is 0xFE in every release,
@@ -67,6 +71,22 @@ class EdgePolicy(enum.Enum):
     DEEPGEMM = "deepgemm"
     """DeepGEMM's per_token_cast_to_fp8 with UE8M0 scales: amax is at least float32(1e-4), so a zero block has scale
     105. A block with a NaN or an infinity is refused: its codes are whatever PyTorch's cast of that day gives."""
+    LLAMA_CPP_CUDA = "llama_cpp_cuda"
+    """llama.cpp's quantize_mmq_mxfp4. NaNs take no part in amax and become +max; an amax that is not above 0 (zeros,
+    NaNs alone) gives scale 0; tiny blocks are exact against 2^-127. A block with an infinity is refused: its scale
+    overflows an int."""
+
+
+EDGE_FORMATS: Mapping[EdgePolicy, tuple[str, ...]] = MappingProxyType(
+    {
+        EdgePolicy.EXACT: ("mxfp8", "mxfp4"),
+        EdgePolicy.FLASHINFER: ("mxfp8", "mxfp4"),
+        EdgePolicy.TRANSFORMER_ENGINE: ("mxfp8",),
+        EdgePolicy.DEEPGEMM: ("mxfp8",),
+        EdgePolicy.LLAMA_CPP_CUDA: ("mxfp4",),
+    }
+)
+"""The MX formats that each edge policy is defined for: those that its system produces."""
 
 
 class ElementRounding(enum.Enum):
@@ -85,7 +105,8 @@ class Policy:
     Attributes:
         name: name of the policy.
         mode: how the scale is chosen.
-        edge: how edge blocks are treated; None where the system leaves them to no rule that refmoe can state.
+        edge: how edge blocks are treated; None if the system's rule for scales is its own altogether (gguf, see
+            `refmoe.reference.gguf`).
         rounding: how elements are rounded.
         formats: the MX formats that the system produces with it.
     """
@@ -101,14 +122,14 @@ POLICIES: dict[str, Policy] = {
     policy.name: policy
     for policy in (
         Policy("ocp", ScaleMode.FLOOR, formats=("mxfp8", "mxfp4")),
-        Policy("flashinfer", ScaleMode.RCEIL, EdgePolicy.FLASHINFER),
+        Policy("flashinfer", ScaleMode.RCEIL, EdgePolicy.FLASHINFER, formats=("mxfp8", "mxfp4")),
         Policy("transformer_engine", ScaleMode.RCEIL, EdgePolicy.TRANSFORMER_ENGINE),
         Policy("torchao_floor", ScaleMode.FLOOR, formats=("mxfp8", "mxfp4")),
         Policy("torchao_ceil", ScaleMode.CEIL, formats=("mxfp8", "mxfp4")),
         Policy("torchao_even", ScaleMode.EVEN, formats=("mxfp8", "mxfp4")),
         Policy("torchao_rceil", ScaleMode.RCEIL, formats=("mxfp8", "mxfp4")),
         Policy("deepgemm", ScaleMode.RCEIL, EdgePolicy.DEEPGEMM),
-        Policy("llama_cpp_cuda", ScaleMode.ROUND_LOG2, None, formats=("mxfp4",)),
+        Policy("llama_cpp_cuda", ScaleMode.ROUND_LOG2, EdgePolicy.LLAMA_CPP_CUDA, formats=("mxfp4",)),
         Policy("gguf", ScaleMode.FLOOR, None, ElementRounding.NEAREST_TOWARD_ZERO, ("mxfp4",)),
     )
 }

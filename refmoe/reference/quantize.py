@@ -23,9 +23,20 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import E2M1, E4M3, E8M0, FP32, Format
-from refmoe.policy import EdgePolicy, ElementRounding, Policy, ScaleMode, as_edge_policy, as_policy, as_scale_mode
+from refmoe.policy import (
+    EDGE_FORMATS,
+    POLICIES,
+    EdgePolicy,
+    ElementRounding,
+    Policy,
+    ScaleMode,
+    as_edge_policy,
+    as_policy,
+    as_scale_mode,
+)
 from refmoe.reference.chunks import for_each_chunk
 from refmoe.reference.dequantize import BLOCK
+from refmoe.reference.gguf import quantize_gguf
 from refmoe.reference.layout import pack_fp4
 from refmoe.reference.tensor import MXTensor
 
@@ -63,10 +74,10 @@ def quantize_mxfp8(
         MXTensor with codes uint8 [..., K] and scales uint8 [..., K/32].
 
     Raises:
-        ArgumentError: wrong dtype or shape, an array that is not contiguous, an unknown mode or edge, or a block that
-            `edge` leaves undefined.
+        ArgumentError: wrong dtype or shape, an array that is not contiguous, an unknown mode or edge, an edge that is
+            not defined for the format, or a block that `edge` leaves undefined.
     """
-    codes, scales = _quantize(x, E4M3, as_scale_mode(mode), as_edge_policy(edge))
+    codes, scales = _quantize(x, E4M3, as_scale_mode(mode), _checked_edge(edge, "mxfp8"))
     return MXTensor(codes, scales, "mxfp8")
 
 
@@ -80,18 +91,15 @@ def quantize_mxfp4(
     Args:
         x: BF16 (ml_dtypes.bfloat16), FP16 or FP32 [..., K], C-contiguous, K a multiple of 32; may be empty.
         mode: how the scale is chosen, see `ScaleMode`.
-        edge: "exact" only; the other edge policies are not defined for FP4.
+        edge: as for `quantize_mxfp8`. FP4 has no NaN: under "exact" a bad block has scale 0xFF and codes 0.
 
     Returns:
         MXTensor with packed codes uint8 [..., K/2], the even element in the low nibble, and scales uint8 [..., K/32].
 
     Raises:
-        ArgumentError: as `quantize_mxfp8`, or another edge than "exact".
+        ArgumentError: as `quantize_mxfp8`.
     """
-    edge = as_edge_policy(edge)
-    if edge is not EdgePolicy.EXACT:
-        raise ArgumentError("edge", f"{edge.value} for mxfp4", "exact, the only edge policy defined for FP4")
-    codes, scales = _quantize(x, E2M1, as_scale_mode(mode), edge)
+    codes, scales = _quantize(x, E2M1, as_scale_mode(mode), _checked_edge(edge, "mxfp4"))
     return MXTensor(pack_fp4(codes), scales, "mxfp4")
 
 
@@ -104,18 +112,29 @@ def quantize(x: NDArray[np.generic], format: str, *, policy: Policy | str) -> MX
         policy: a policy or its name.
 
     Raises:
-        ArgumentError: an unknown format or policy, a format that the policy does not produce, a policy whose edges or
-            rounding are not implemented, or what `quantize_mxfp8` refuses.
+        ArgumentError: an unknown format or policy, a format that the policy does not produce, a policy of your own
+            without an edge policy or with another rounding, or what `quantize_mxfp8` refuses.
     """
     policy = as_policy(policy)
     if format not in ("mxfp8", "mxfp4"):
         raise ArgumentError("format", describe(format), "mxfp8 or mxfp4")
     if format not in policy.formats:
         raise ArgumentError("format", f"{format} with policy {policy.name}", f"one of {', '.join(policy.formats)}")
+    if policy == POLICIES["gguf"]:
+        _check(x)
+        return quantize_gguf(x)
     if policy.edge is None or policy.rounding is not ElementRounding.NEAREST_EVEN:
-        raise ArgumentError("policy", f"{policy.name}, whose edges are its own", "a policy that quantize implements")
+        raise ArgumentError("policy", f"{policy.name}, whose rules are its own", "an edge policy, and ties to even")
     function = quantize_mxfp8 if format == "mxfp8" else quantize_mxfp4
     return function(x, mode=policy.mode, edge=policy.edge)
+
+
+def _checked_edge(edge: EdgePolicy | str, format: str) -> EdgePolicy:
+    chosen = as_edge_policy(edge)
+    if format not in EDGE_FORMATS[chosen]:
+        defined = ", ".join(policy.value for policy, formats in EDGE_FORMATS.items() if format in formats)
+        raise ArgumentError("edge", f"{chosen.value} for {format}", f"one of {defined}")
+    return chosen
 
 
 def _quantize(
@@ -291,6 +310,8 @@ def _rare_blocks(
         code[bad] = 0 if fmt.nan_code is None else fmt.nan_code
     elif edge is EdgePolicy.TRANSFORMER_ENGINE:
         code[nan] = 0x7F
+    elif edge is EdgePolicy.LLAMA_CPP_CUDA:
+        code[nan] = fmt.max_code
     elif edge is EdgePolicy.FLASHINFER:
         has_infinity = infinite.any(axis=1)
         flushed = subnormal | (has_infinity | (scales == 0))[:, None]
@@ -307,6 +328,9 @@ def _refuse_undefined(
     if edge is EdgePolicy.TRANSFORMER_ENGINE:
         undefined, what = infinite.any(axis=1), "an infinity"
         needed = "no infinity: releases of TransformerEngine disagree on the codes of such a block"
+    elif edge is EdgePolicy.LLAMA_CPP_CUDA:
+        undefined, what = infinite.any(axis=1), "an infinity"
+        needed = "no infinity: the scale of such a block overflows an int in llama.cpp"
     elif edge is EdgePolicy.DEEPGEMM:
         undefined, what = (nan | infinite).any(axis=1), "a NaN or an infinity"
         needed = "finite values: DeepGEMM leaves the codes of such a block to PyTorch's cast, which has changed"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from refmoe.errors import ArgumentError
-from refmoe.formats import E4M3, E8M0, FP32, Format
+from refmoe.formats import E2M1, E4M3, E8M0, FP32, Format
 from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reference.scalar.numbers import Kind, Number, decode, encode
 
@@ -63,10 +63,12 @@ def quantize_block(
     """
     if edge is EdgePolicy.EXACT:
         return _exact(block, fmt, mode)
-    if fmt is not E4M3:
-        raise ArgumentError("edge", f"{edge.value} with {fmt.name} elements", "e4m3 elements, or the edge exact")
     if edge is EdgePolicy.FLASHINFER:
-        return _flashinfer(block, mode)
+        return _flashinfer(block, fmt, mode)
+    if edge is EdgePolicy.LLAMA_CPP_CUDA and fmt is E2M1:
+        return _llama_cpp_cuda(block, mode)
+    if edge is EdgePolicy.LLAMA_CPP_CUDA or fmt is not E4M3:
+        raise ArgumentError("edge", f"{edge.value} with {fmt.name} elements", "elements that its system produces")
     if edge is EdgePolicy.TRANSFORMER_ENGINE:
         return _transformer_engine(block, mode)
     return _deepgemm(block, mode)
@@ -89,26 +91,26 @@ def _exact(block: Sequence[Number], fmt: Format, mode: ScaleMode) -> QuantizedBl
     return QuantizedBlock(scale, tuple(encode(_scaled(number, scale), fmt) for number in block))
 
 
-def _flashinfer(block: Sequence[Number], mode: ScaleMode) -> QuantizedBlock:
-    # Everything that is not a number, or an infinity, ends up as +448 here: x * 0 is a NaN, and the NaN is clamped.
-    bad = E4M3.max_code
+def _flashinfer(block: Sequence[Number], fmt: Format, mode: ScaleMode) -> QuantizedBlock:
+    # Everything that is not a number, or an infinity, ends up as +max here: x * 0 is a NaN, and the NaN is clamped.
+    bad = fmt.max_code
     numbers = [number for number in block if number.kind is not Kind.NAN]
     if not numbers:
         return QuantizedBlock(_NAN_SCALE, (bad,) * len(block))
     if any(number.kind is Kind.INFINITE for number in numbers):
         return QuantizedBlock(
             E8M0.max_code,
-            tuple(bad if number.kind is not Kind.FINITE else _signed_zero(number) for number in block),
+            tuple(bad if number.kind is not Kind.FINITE else _signed_zero(number, fmt) for number in block),
         )
-    scale = scale_byte(max(number.magnitude for number in numbers), E4M3, mode)
+    scale = scale_byte(max(number.magnitude for number in numbers), fmt, mode)
     codes = []
     for number in block:
         if number.kind is Kind.NAN:
             codes.append(bad)
         elif scale == 0 or number.magnitude < FP32.min_normal:
-            codes.append(_signed_zero(number))
+            codes.append(_signed_zero(number, fmt))
         else:
-            codes.append(encode(_scaled(number, scale), E4M3))
+            codes.append(encode(_scaled(number, scale), fmt))
     return QuantizedBlock(scale, tuple(codes))
 
 
@@ -132,12 +134,23 @@ def _deepgemm(block: Sequence[Number], mode: ScaleMode) -> QuantizedBlock:
     return QuantizedBlock(scale, tuple(encode(_scaled(number, scale), E4M3) for number in block))
 
 
+def _llama_cpp_cuda(block: Sequence[Number], mode: ScaleMode) -> QuantizedBlock:
+    if any(number.kind is Kind.INFINITE for number in block):
+        raise ArgumentError("x", "a block with an infinity", "no infinity: the policy's scale overflows an int")
+    amax = max((number.magnitude for number in block if number.kind is Kind.FINITE), default=Fraction(0))
+    scale = scale_byte(amax, E2M1, mode)
+    return QuantizedBlock(
+        scale,
+        tuple(E2M1.max_code if number.kind is Kind.NAN else encode(_scaled(number, scale), E2M1) for number in block),
+    )
+
+
 def _scaled(number: Number, scale: int) -> Number:
     return number.times(Fraction(2) ** (E8M0.bias - scale))
 
 
-def _signed_zero(number: Number) -> int:
-    return encode(Number(Kind.FINITE, number.negative, Fraction(0)), E4M3)
+def _signed_zero(number: Number, fmt: Format) -> int:
+    return encode(Number(Kind.FINITE, number.negative, Fraction(0)), fmt)
 
 
 def _fp32_bits(element: Number, scale: Number) -> int:

@@ -1,0 +1,98 @@
+"""MXFP4 as gguf's Python package writes it (`gguf.quants.MXFP4`), decided on bits.
+
+    scale = floor(log2(amax)) - 2, the logarithm rounded to float32 first
+    code  = the nearest of the 16 values by float32 distance, the first of them in the order of the table
+
+That logarithm rounds up to an integer for an amax just below a power of two, the more of them the farther the power is
+from 1: such a block gets the scale of the next binade. The table begins with the positive values, so a tie goes toward
+zero and no code is -0. The distances decide as exact ones would: next to a midpoint both are exact (Sterbenz),
+elsewhere a rounding cannot change their order.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.errors import ArgumentError
+from refmoe.formats import E2M1, E8M0
+from refmoe.reference.dequantize import BLOCK
+from refmoe.reference.layout import pack_fp4
+from refmoe.reference.tensor import MXTensor
+
+__all__ = ["quantize_gguf"]
+
+_INFINITY = 0x7F800000
+_SIGN_CODE = np.uint8(1 << (E2M1.bits - 1))
+
+
+def quantize_gguf(x: NDArray[np.generic]) -> MXTensor:
+    """Quantize to MXFP4 by the policy `gguf`; codes are packed even-low like those of every MXTensor.
+
+    Args:
+        x: BF16, FP16 or FP32 [..., K], C-contiguous, K a multiple of 32.
+
+    Raises:
+        ArgumentError: a NaN or an infinity, on which gguf's Python and C disagree, or a block whose largest magnitude
+            is not 0 but below 2^-125: gguf then converts a negative number to uint8, which C and NumPy leave undefined.
+    """
+    bits = x.astype(np.float32).view(np.uint32).reshape(-1, BLOCK)
+    magnitude = bits & np.uint32(0x7FFFFFFF)
+    amax = magnitude.max(axis=1, initial=0)
+    _refuse(amax >= _INFINITY, "a NaN or an infinity", "finite values: gguf's Python and C disagree on such a block")
+    scales = _scale_bytes(amax)
+    _refuse(scales < 0, "a largest magnitude below 2^-125", "a larger one or zeros: gguf's scale is undefined below")
+
+    # Exact in float64, subnormals and all.
+    scaled = np.ldexp(_values(magnitude), E8M0.bias - scales[:, None])
+    codes = np.searchsorted(_midpoints(), scaled, side="left").astype(np.uint8)
+    codes[(codes > 0) & (bits >> np.uint32(31) == 1)] |= _SIGN_CODE
+    shape = x.shape
+    return MXTensor(
+        pack_fp4(codes.reshape(shape)),
+        scales.astype(np.uint8).reshape(*shape[:-1], shape[-1] // BLOCK),
+        "mxfp4",
+    )
+
+
+def _scale_bytes(amax: NDArray[np.uint32]) -> NDArray[np.int32]:
+    """The scale byte for finite FP32 bits: 0 for zero, negative where gguf has none."""
+    field = (amax >> np.uint32(23)).astype(np.int32)
+    carry = (amax & np.uint32(0x7FFFFF)) >= _first_carries()[field]
+    # No subnormal comes near a byte of 0, whatever its mantissa.
+    scales: NDArray[np.int32] = np.where(amax == 0, 0, field - E2M1.emax + carry).astype(np.int32)
+    return scales
+
+
+@cache
+def _first_carries() -> NDArray[np.uint32]:
+    """By exponent field: the first mantissa whose log2 rounds up, in float32, to the next integer n."""
+    n = np.arange(256, dtype=np.float32) - np.float32(126)
+    to_midpoint = (n.astype(np.float64) - np.nextafter(n, np.float32(-np.inf))) / 2
+    # n - log2(amax) < to_midpoint, where amax = 2^n * (1 - j * 2^-24). No j makes it an equality: log2 is irrational.
+    below = -np.expm1(-to_midpoint * np.log(2)) * 2**24
+    j = np.ceil(below).astype(np.uint32) - np.uint32(1)
+    first: NDArray[np.uint32] = np.uint32(1 << 23) - j
+    return first
+
+
+@cache
+def _midpoints() -> NDArray[np.float64]:
+    values = E2M1.values()[: E2M1.max_code + 1]
+    midpoints: NDArray[np.float64] = (values[:-1] + values[1:]) / 2
+    return midpoints
+
+
+def _values(magnitude: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """The values of FP32 magnitudes, in integers as far as a subnormal is concerned."""
+    field = np.maximum(magnitude >> np.uint32(23), 1).astype(np.int32)
+    steps = magnitude.astype(np.int64) - (field.astype(np.int64) - 1 << 23)
+    values: NDArray[np.float64] = np.ldexp(steps.astype(np.float64), field - 150)
+    return values
+
+
+def _refuse(undefined: NDArray[np.bool_], what: str, needed: str) -> None:
+    if undefined.any():
+        raise ArgumentError("x", f"{what} in block {int(np.flatnonzero(undefined)[0])} of {BLOCK} elements", needed)
