@@ -3,12 +3,22 @@ from __future__ import annotations
 import pytest
 
 from refmoe.errors import ArgumentError
-from refmoe.policy import POLICIES, EdgePolicy, Policy, ScaleMode, as_edge_policy, as_policy, as_scale_mode
+from refmoe.policy import (
+    EDGE_FORMATS,
+    POLICIES,
+    EdgePolicy,
+    Policy,
+    ScaleMode,
+    as_edge_policy,
+    as_policy,
+    as_scale_mode,
+)
 
 
 def test_members_are_named_by_their_lower_case_name() -> None:
     assert [mode.value for mode in ScaleMode] == ["rceil", "floor", "ceil", "even", "round_log2", "floor_ratio"]
-    assert [edge.value for edge in EdgePolicy] == ["exact", "flashinfer", "transformer_engine", "deepgemm"]
+    names = ["exact", "flashinfer", "transformer_engine", "deepgemm", "llama_cpp_cuda"]
+    assert [edge.value for edge in EdgePolicy] == names
     for mode in ScaleMode:
         assert as_scale_mode(mode) is as_scale_mode(mode.value) is mode
         assert mode.value == mode.name.lower()
@@ -38,3 +48,11 @@ def test_policies_are_found_by_name_and_by_themselves() -> None:
     assert as_policy(own) is own
     with pytest.raises(ArgumentError, match=r"policy: found .*torchao.*one of ocp, flashinfer"):
         as_policy("torchao")
+
+
+def test_policies_produce_only_formats_that_their_edges_are_defined_for() -> None:
+    assert set(EDGE_FORMATS) == set(EdgePolicy)
+    for policy in POLICIES.values():
+        assert policy.formats
+        if policy.edge is not None:
+            assert set(policy.formats) <= set(EDGE_FORMATS[policy.edge])
