@@ -31,7 +31,8 @@ def exact_sums(a: Operand, b: Operand, c: NDArray[np.float32], *, magnitudes: bo
         c: float32 [M, N].
         magnitudes: add up |a| * |b| and |C| instead.
     """
-    x, y, z = a.values(), b.values(), c.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        x, y, z = a.values(), b.values(), c.astype(np.float64)
     if magnitudes:
         x, y, z = np.abs(x), np.abs(y), np.abs(z)
     finite = [np.where(np.isfinite(part), part, 0.0) for part in (x, y, z)]

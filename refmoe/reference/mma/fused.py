@@ -136,7 +136,7 @@ class FusedChain:
         return products, c * units, exponent
 
     def rounded(self, total: NDArray[np.float64], *, edges: bool = True) -> NDArray[np.float64]:
-        """`total` truncated toward zero to the model's result, in place; without `edges` only in FP32's normal range."""
+        """`total` truncated to the model's result, in place; without `edges` only right in FP32's normal range."""
         bits = total.view(np.int64)
         bits &= np.int64(-1 << (52 - self.model.result_bits))
         if edges:

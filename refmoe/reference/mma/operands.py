@@ -117,7 +117,7 @@ class Operand:
 
     def values(self) -> NDArray[np.float64]:
         """The values [R, K], scales included, exactly."""
-        values = np.take(table(self.format).value, self._indices(), mode="clip")
+        values = np.take(table(self.format).value, self.indices(), mode="clip")
         if self.scales is not None:
             values *= np.repeat(_scale_values()[self.scales], SCALE_BLOCK, axis=1)
         return values
@@ -125,7 +125,7 @@ class Operand:
     def blocks(self, length: int) -> Blocks:
         """All of it in blocks of `length`, which is SCALE_BLOCK where there are scales."""
         look_up = table(self.format)
-        in_rows = self._indices().reshape(self.codes.shape[0], -1, length)
+        in_rows = self.indices().reshape(self.codes.shape[0], -1, length)
         codes = np.ascontiguousarray(in_rows.transpose(1, 0, 2))
         # Maxima and minima over the middle axis run over whole rows of the array at a time.
         columns = np.ascontiguousarray(in_rows.transpose(1, 2, 0))
@@ -141,7 +141,8 @@ class Operand:
             low += scale
         return Blocks(codes, self.format, values, scale, top, low)
 
-    def _indices(self) -> NDArray[np.unsignedinteger[Any]]:
+    def indices(self) -> NDArray[np.unsignedinteger[Any]]:
+        """The codes [R, K] as indices into the format's table."""
         if not self.format.unused_low_bits:
             return self.codes
         return np.asarray(self.codes >> self.format.unused_low_bits, self.codes.dtype)

@@ -73,7 +73,7 @@ def split_k_sum(parts: NDArray[np.float32]) -> NDArray[np.float32]:
     """
     if not isinstance(parts, np.ndarray) or parts.dtype != np.float32 or parts.ndim == 0 or parts.shape[0] == 0:
         raise ArgumentError("parts", describe(parts), "float32 [S, ...], S at least 1")
-    total = parts[0].copy()
+    total: NDArray[np.float32] = parts[0].copy()
     with np.errstate(invalid="ignore", over="ignore"):
         for part in parts[1:]:
             total += part

@@ -1,0 +1,280 @@
+"""How far a model's result can be from the exact sum: a running bound and one known beforehand.
+
+x is the exact C + sum of a b, G = |C| + sum |a||b|, scales included; T blocks of L products each. Truncation never
+enlarges a magnitude, so no partial result exceeds G. Every bound is computed in float64 and then enlarged by 2^-30 of
+itself, far more than its own rounding. Where FP32 overflows, or an operand is not finite, the bound is infinite:
+nothing is promised there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.errors import ArgumentError, describe
+from refmoe.formats import FP32, Format
+from refmoe.reference.mma.alignment import largest_exponents
+from refmoe.reference.mma.exact import exact_sums
+from refmoe.reference.mma.fma import fma_steps
+from refmoe.reference.mma.fused import FusedChain
+from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind, as_model
+from refmoe.reference.mma.operands import ABSENT, Operand, table
+from refmoe.reference.mma.product import check_operands, each_product
+from refmoe.reference.mma.unpacked import widened_blocks
+
+__all__ = [
+    "a_priori_bound",
+    "exact_sum",
+    "magnitude_sum",
+    "output_bound",
+    "running_bound",
+    "split_k_bound",
+    "within_bound",
+]
+
+Codes = NDArray[np.unsignedinteger[Any]]
+
+_ENLARGED = 1 + 2.0**-30
+_HALF_ULP = 2.0 ** -(FP32.mantissa_bits + 1)
+_HALF_SUBNORMAL = 2.0 ** (FP32.emin - FP32.mantissa_bits - 1)
+_OUTPUTS_A_TILE = 8192
+
+
+def running_bound(
+    a: Codes,
+    b: Codes,
+    c: NDArray[np.float32],
+    *,
+    model: AccumulationModel | str,
+    a_format: str,
+    b_format: str,
+    a_scales: NDArray[np.uint8] | None = None,
+    b_scales: NDArray[np.uint8] | None = None,
+) -> NDArray[np.float64]:
+    """The bound on |D - x| that follows the chain.
+
+    A fused block adds n 2^(E - F) + 2^-m |C_t| + 2^(-126 - m): n terms that were inexact, C among them, each by less
+    than a unit of the alignment, and the truncated result C_t. An addition or FMA rounded to nearest adds half an ulp
+    of its result.
+
+    Args and errors are those of `tensor_core_mma`; returns float64 [..., M, N].
+    """
+    model = as_model(model)
+    check_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
+    block = model.pair(a_format, b_format).block
+    bound = np.empty(c.shape, np.float64)
+    for at, x, y in each_product(a, b, a_format, b_format, a_scales, b_scales):
+        # Not more outputs at a time than fit the cache, term by term.
+        columns = max(1, _OUTPUTS_A_TILE // max(1, c.shape[-2]))
+        for start in range(0, c.shape[-1], columns):
+            part = slice(start, start + columns)
+            with np.errstate(invalid="ignore", over="ignore", under="ignore"):
+                bound[at][:, part] = _running(x, y.rows(start, start + columns), c[at][:, part], model, block)
+    return _enlarged(bound)
+
+
+def a_priori_bound(
+    a: Codes,
+    b: Codes,
+    c: NDArray[np.float32],
+    *,
+    model: AccumulationModel | str,
+    a_format: str,
+    b_format: str,
+    a_scales: NDArray[np.uint8] | None = None,
+    b_scales: NDArray[np.uint8] | None = None,
+) -> NDArray[np.float64]:
+    """The bound on |D - x| that needs no more of the operands than G and how subnormal they are.
+
+    Fused chains: T ((L + 1) 2^(s - F) + 2^-m) G + T ((L + 1) 2^(-126 - F) + 2^(-126 - m)), with s the leading zeros of
+    the most subnormal operands of both sides: a product that sets E is at least 2^(E - s). Chains rounded to nearest:
+    gamma_n G + n 2^-150, gamma_n = n u / (1 - n u), u = 2^-24 (Higham, Accuracy and Stability, section 3.1).
+
+    Args and errors are those of `tensor_core_mma`; returns float64 [..., M, N].
+    """
+    model = as_model(model)
+    total = magnitude_sum(
+        a, b, c, a_format=a_format, b_format=b_format, a_scales=a_scales, b_scales=b_scales, model=model
+    )
+    pair = model.pair(a_format, b_format)
+    k = a.shape[-1]
+    if model.kind is Kind.EXACT:
+        factor, constant = _HALF_ULP, _HALF_SUBNORMAL
+    elif model.kind is Kind.FMA:
+        factor, constant = _gamma(k), k * _HALF_SUBNORMAL
+    else:
+        assert model.align_bits is not None
+        steps, emin, bits = k // pair.block, FP32.emin, model.result_bits
+        zeros = _leading_zeros(a, a_format) + _leading_zeros(b, b_format)
+        factor = steps * ((pair.block + 1) * 2.0 ** (zeros - model.align_bits) + 2.0**-bits)
+        constant = steps * ((pair.block + 1) * 2.0 ** (emin - model.align_bits) + 2.0 ** (emin - bits))
+        if model.kind is Kind.UNPACKED:
+            additions = k // model.instruction_k(a_format, b_format)
+            factor = factor * (1 + _gamma(additions)) + _gamma(additions)
+            constant *= 1 + _gamma(additions)
+    with np.errstate(invalid="ignore", over="ignore"):
+        bound = factor * total + constant
+        bound[~(total + bound < 2.0 ** (FP32.emax + 1))] = np.inf
+    return _enlarged(bound)
+
+
+def exact_sum(
+    a: Codes,
+    b: Codes,
+    c: NDArray[np.float32],
+    *,
+    a_format: str,
+    b_format: str,
+    a_scales: NDArray[np.uint8] | None = None,
+    b_scales: NDArray[np.uint8] | None = None,
+) -> NDArray[np.float64]:
+    """x as float64 [..., M, N], rounded to odd: within 2^-52 |x|, and as good as x to be rounded to anything shorter.
+
+    Args and errors are those of `tensor_core_mma` under the model `exact`.
+    """
+    return _sums(a, b, c, as_model("exact"), a_format, b_format, a_scales, b_scales, magnitudes=False)
+
+
+def magnitude_sum(
+    a: Codes,
+    b: Codes,
+    c: NDArray[np.float32],
+    *,
+    a_format: str,
+    b_format: str,
+    a_scales: NDArray[np.uint8] | None = None,
+    b_scales: NDArray[np.uint8] | None = None,
+    model: AccumulationModel | str = "exact",
+) -> NDArray[np.float64]:
+    """G as float64 [..., M, N], within 2^-52 of itself; `model` only decides what is refused.
+
+    Args and errors are those of `tensor_core_mma`.
+    """
+    return _sums(a, b, c, as_model(model), a_format, b_format, a_scales, b_scales, magnitudes=True)
+
+
+def split_k_bound(bounds: NDArray[np.float64], magnitudes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The bound of `split_k_sum`: the parts' bounds [S, ...] added, and the S - 1 additions to nearest.
+
+    Args:
+        bounds: float64 [S, ...], of the parts.
+        magnitudes: float64 [...], G of the whole sum.
+
+    Raises:
+        ArgumentError: the shapes do not belong together.
+    """
+    if bounds.ndim == 0 or bounds.shape[0] == 0 or bounds.shape[1:] != magnitudes.shape:
+        raise ArgumentError("bounds", describe(bounds), f"float64 [S, ...] over magnitudes {list(magnitudes.shape)}")
+    additions = bounds.shape[0] - 1
+    parts = bounds.sum(axis=0)
+    # What is added is at most G and the parts' errors.
+    return _enlarged(parts + _gamma(additions) * (magnitudes + parts) + additions * _HALF_SUBNORMAL)
+
+
+def output_bound(bound: NDArray[np.float64], values: NDArray[np.float32], fmt: Format) -> NDArray[np.float64]:
+    """The bound after `values`, float32, were rounded to nearest in a shorter format: half an ulp more.
+
+    Half an ulp is at most 2^-(p + 1) of the value, p the fraction bits, or half the smallest subnormal; for BF16
+    2^-8 and 2^-134.
+    """
+    half_ulp = np.maximum(
+        2.0 ** -(fmt.mantissa_bits + 1) * np.abs(values.astype(np.float64)),
+        2.0 ** (fmt.emin - fmt.mantissa_bits - 1),
+    )
+    return _enlarged(np.where(np.abs(values) > float(fmt.max), np.inf, bound + half_ulp))
+
+
+def within_bound(
+    values: NDArray[np.generic], exact: NDArray[np.float64], bound: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    """Whether each value lies within `bound` of the exact sum, as `exact_sum` gives it.
+
+    A value that is not finite has to be the exact sum's own; where the bound is infinite everything finite is within.
+    """
+    found = values.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(found - exact) <= bound + 2.0**-52 * np.abs(exact)
+    same = (found == exact) | (np.isnan(found) & np.isnan(exact))
+    return np.asarray(np.where(np.isfinite(exact) & np.isfinite(bound), near, same | np.isinf(bound)))
+
+
+def _running(
+    a: Operand, b: Operand, c: NDArray[np.float32], model: AccumulationModel, block: int
+) -> NDArray[np.float64]:
+    if model.kind is Kind.EXACT:
+        return _half_ulp(exact_sums(a, b, c).astype(np.float32))
+    if model.kind is Kind.FMA:
+        bound = np.zeros(c.shape)
+        for acc in fma_steps(a, b, c):
+            bound += _half_ulp(acc)
+        return bound
+    if model.kind is Kind.FUSED:
+        return _running_fused(a, b, c, model, block)[1]
+    bound, acc = np.zeros(c.shape), c
+    for x, y in widened_blocks(a, b, model):
+        partial, of_partial = _running_fused(x, y, np.zeros_like(acc), model, block)
+        acc = acc + partial.astype(np.float32)
+        bound += of_partial + _half_ulp(acc)
+    return bound
+
+
+def _running_fused(
+    a: Operand, b: Operand, c: NDArray[np.float32], model: AccumulationModel, block: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The result of a fused chain, term by term, and its bound."""
+    chain = FusedChain(a.blocks(block), b.blocks(block), model)
+    rows, columns = (index.reshape(-1) for index in np.indices(c.shape))
+    acc, bound = c.astype(np.float64).reshape(-1), np.zeros(c.size)
+    for t in range(chain.a.values.shape[0]):
+        largest = largest_exponents(chain.a, chain.b, t)
+        products, c_units, exponent = chain.aligned_terms(t, rows, columns, acc, largest)
+        whole_products, whole_c = np.trunc(products), np.trunc(c_units)
+        inexact = (whole_products != products).sum(axis=1) + (whole_c != c_units)
+        unit = np.ldexp(1.0, exponent - chain.align_bits)
+        acc = chain.rounded((whole_products.sum(axis=1) + whole_c) * unit) + 0.0
+        bound += inexact * unit + 2.0**-model.result_bits * np.abs(acc) + 2.0 ** (FP32.emin - model.result_bits)
+    return acc.reshape(c.shape), bound.reshape(c.shape)
+
+
+def _sums(
+    a: Codes,
+    b: Codes,
+    c: NDArray[np.float32],
+    model: AccumulationModel,
+    a_format: str,
+    b_format: str,
+    a_scales: NDArray[np.uint8] | None,
+    b_scales: NDArray[np.uint8] | None,
+    *,
+    magnitudes: bool,
+) -> NDArray[np.float64]:
+    check_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
+    out = np.empty(c.shape, np.float64)
+    for at, x, y in each_product(a, b, a_format, b_format, a_scales, b_scales):
+        out[at] = exact_sums(x, y, c[at], magnitudes=magnitudes)
+    return out
+
+
+def _half_ulp(values: NDArray[np.float32]) -> NDArray[np.float64]:
+    """At least half an ulp of values that were rounded to FP32."""
+    return np.asarray(_HALF_ULP * np.abs(values.astype(np.float64)) + _HALF_SUBNORMAL)
+
+
+def _gamma(roundings: int) -> float:
+    return roundings * _HALF_ULP / (1 - roundings * _HALF_ULP)
+
+
+def _leading_zeros(codes: Codes, name: str) -> int:
+    """How many bits the leading bit of the smallest element lies below its exponent."""
+    operand = Operand(codes.reshape(-1, codes.shape[-1]), ELEMENT_FORMATS[name], None)
+    look_up = table(operand.format)
+    leading = np.frexp(look_up.value)[1] - 1
+    zeros = np.where(look_up.exponent == -ABSENT, 0, look_up.exponent - leading)
+    return int(zeros[operand.indices()].max(initial=0))
+
+
+def _enlarged(bound: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rounded up; what is not a number promises nothing."""
+    return np.asarray(np.where(np.isnan(bound), np.inf, bound * _ENLARGED))

@@ -1,0 +1,208 @@
+"""One output of a tensor-core product, one product at a time, in exact rationals.
+
+The words are those of `refmoe.reference.mma.models`; nothing is shared with the fast chains but the models' data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from refmoe.formats import E8M0, FP16, FP32, Format
+from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind
+from refmoe.reference.scalar.numbers import Kind as NumberKind
+from refmoe.reference.scalar.numbers import Number, decode
+
+__all__ = ["NAN", "Term", "accumulate", "fused_block", "round_to_nearest"]
+
+NAN = 0x7FFFFFFF
+
+_SCALE_BLOCK = 32
+_NEGATIVE_ZERO = 1 << 31
+
+
+@dataclass(frozen=True)
+class Term:
+    """One addend.
+
+    Attributes:
+        number: what is added.
+        exponent: its exponent as the alignment sees it, None for a zero, an infinity or a NaN.
+    """
+
+    number: Number
+    exponent: int | None
+
+
+def accumulate(
+    a: Sequence[int],
+    b: Sequence[int],
+    c: int,
+    model: AccumulationModel,
+    a_format: str,
+    b_format: str,
+    a_scales: Sequence[int] | None = None,
+    b_scales: Sequence[int] | None = None,
+) -> int:
+    """d = c + sum over k of a[k] b[k], as the model has it.
+
+    Args:
+        a: K codes of one row.
+        b: K codes of one column.
+        c: FP32 bits of the accumulator.
+        model: what accumulates.
+        a_format: a key of ELEMENT_FORMATS.
+        b_format: likewise.
+        a_scales: K/32 E8M0 codes; None is 2^0.
+        b_scales: likewise.
+
+    Returns:
+        FP32 bits.
+    """
+    formats = ELEMENT_FORMATS[a_format], ELEMENT_FORMATS[b_format]
+    products = []
+    for k, (x, y) in enumerate(zip(a, b, strict=True)):
+        scales = [Number(NumberKind.FINITE, False, Fraction(1))] * 2
+        if a_scales is not None:
+            scales[0] = decode(a_scales[k // _SCALE_BLOCK], E8M0)
+        if b_scales is not None:
+            scales[1] = decode(b_scales[k // _SCALE_BLOCK], E8M0)
+        products.append(_product(x, y, formats, (scales[0], scales[1])))
+    if model.kind is Kind.EXACT:
+        return round_to_nearest(_sum([_c_term(c), *products]), FP32)
+    if model.kind is Kind.FMA:
+        for product in products:
+            c = _added(product.number, decode(c, FP32))
+        return c
+    if model.kind is Kind.UNPACKED:
+        # FP16 has every FP8 value. Its own exponents count in the alignment, and it has fewer subnormals.
+        for k in range(0, len(products), _SCALE_BLOCK):
+            partial = 0
+            for part in model.passes:
+                widened = [_product(*_as_fp16(a[k + i], b[k + i], formats), (FP16, FP16)) for i in part]
+                partial = fused_block(widened, partial, model)
+            c = _added(decode(partial, FP32), decode(c, FP32))
+        return c
+    block = model.pair(a_format, b_format).block
+    for k in range(0, len(products), block):
+        c = fused_block(products[k : k + block], c, model)
+    return c
+
+
+def fused_block(products: Sequence[Term], c: int, model: AccumulationModel) -> int:
+    """One fused block: FP32 bits in, FP32 bits out."""
+    assert model.align_bits is not None
+    terms = [*products, _c_term(c)]
+    exponents = [term.exponent for term in terms if term.exponent is not None]
+    unit = max([*exponents, model.floor]) - model.align_bits
+    aligned = [Term(_truncated(term.number, unit), None) for term in terms]
+    return _cut(_sum(aligned), model.result_bits)
+
+
+def round_to_nearest(number: Number, fmt: Format) -> int:
+    """The code of `fmt` nearest to `number`, ties to even, with overflow to infinity; NaN is 0x7FFFFFFF."""
+    if number.kind is not NumberKind.FINITE:
+        return _special(number, fmt)
+    unit = Fraction(2) ** (_exponent(number.magnitude, fmt) - fmt.mantissa_bits)
+    # Python rounds half to even.
+    return _encoded(number.negative, round(number.magnitude / unit) * unit, fmt)
+
+
+def _cut(number: Number, fraction_bits: int) -> int:
+    """Toward zero to FP32 with that many fraction bits; every zero is +0."""
+    if number.kind is not NumberKind.FINITE:
+        return _special(number, FP32)
+    cut = _truncated(number, _exponent(number.magnitude, FP32) - fraction_bits)
+    return _encoded(number.negative and cut.magnitude != 0, cut.magnitude, FP32)
+
+
+def _product(x: int, y: int, formats: tuple[Format, Format], scales: tuple[Number, Number] | None = None) -> Term:
+    factors = [decode(x, formats[0]), decode(y, formats[1])]
+    everything = [*factors, *(scales or ())]
+    negative = factors[0].negative != factors[1].negative
+    kinds = [factor.kind for factor in everything]
+    zero = any(factor.kind is NumberKind.FINITE and factor.magnitude == 0 for factor in everything)
+    if NumberKind.NAN in kinds or (NumberKind.INFINITE in kinds and zero):
+        return Term(Number(NumberKind.NAN, False, Fraction(0)), None)
+    if NumberKind.INFINITE in kinds:
+        return Term(Number(NumberKind.INFINITE, negative, Fraction(0)), None)
+    magnitude = math.prod((factor.magnitude for factor in everything), start=Fraction(1))
+    if zero:
+        return Term(Number(NumberKind.FINITE, negative, Fraction(0)), None)
+    exponent = sum(_exponent(factor.magnitude, fmt) for factor, fmt in zip(factors, formats, strict=True))
+    exponent += sum(_floor_log2(scale.magnitude) for scale in scales or ())
+    return Term(Number(NumberKind.FINITE, negative, magnitude), exponent)
+
+
+def _as_fp16(x: int, y: int, formats: tuple[Format, Format]) -> tuple[int, int]:
+    return _recoded(x, formats[0]), _recoded(y, formats[1])
+
+
+def _recoded(code: int, fmt: Format) -> int:
+    number = decode(code, fmt)
+    if number.kind is NumberKind.NAN:
+        return 0x7E00
+    if number.kind is NumberKind.INFINITE:
+        return 0xFC00 if number.negative else 0x7C00
+    return _encoded(number.negative, number.magnitude, FP16)
+
+
+def _c_term(c: int) -> Term:
+    number = decode(c, FP32)
+    takes_part = number.kind is NumberKind.FINITE and number.magnitude != 0
+    return Term(number, _exponent(number.magnitude, FP32) if takes_part else None)
+
+
+def _sum(terms: Sequence[Term]) -> Number:
+    """The exact sum; an exact zero is positive."""
+    infinities = {term.number.negative for term in terms if term.number.kind is NumberKind.INFINITE}
+    if any(term.number.kind is NumberKind.NAN for term in terms) or len(infinities) == 2:
+        return Number(NumberKind.NAN, False, Fraction(0))
+    if infinities:
+        return Number(NumberKind.INFINITE, infinities.pop(), Fraction(0))
+    total = sum((_signed(term.number) for term in terms), Fraction(0))
+    return Number(NumberKind.FINITE, total < 0, abs(total))
+
+
+def _added(x: Number, y: Number) -> int:
+    """x + y in FP32, rounded once to nearest; two negative zeros add up to one (IEEE 754-2019 section 6.3)."""
+    total = _sum([Term(x, None), Term(y, None)])
+    if total.kind is NumberKind.FINITE and total.magnitude == 0:
+        return _NEGATIVE_ZERO if x.negative and y.negative else 0
+    return round_to_nearest(total, FP32)
+
+
+def _signed(number: Number) -> Fraction:
+    return -number.magnitude if number.negative else number.magnitude
+
+
+def _truncated(number: Number, unit_exponent: int) -> Number:
+    unit = Fraction(2) ** unit_exponent
+    return Number(number.kind, number.negative, math.floor(number.magnitude / unit) * unit)
+
+
+def _exponent(magnitude: Fraction, fmt: Format) -> int:
+    """The exponent of a magnitude in a format: a subnormal, and 0, has the smallest."""
+    return max(_floor_log2(magnitude), fmt.emin) if magnitude else fmt.emin
+
+
+def _floor_log2(value: Fraction) -> int:
+    exponent = value.numerator.bit_length() - value.denominator.bit_length()
+    return exponent if value >= Fraction(2) ** exponent else exponent - 1
+
+
+def _encoded(negative: bool, magnitude: Fraction, fmt: Format) -> int:
+    sign = int(negative) << (fmt.bits - 1)
+    if magnitude > fmt.max:
+        assert fmt.infinity_code is not None
+        return sign | fmt.infinity_code
+    return sign | fmt.encode(magnitude)
+
+
+def _special(number: Number, fmt: Format) -> int:
+    if number.kind is NumberKind.NAN:
+        return NAN
+    assert fmt.infinity_code is not None
+    return (int(number.negative) << (fmt.bits - 1)) | fmt.infinity_code
