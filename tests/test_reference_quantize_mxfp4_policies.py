@@ -174,6 +174,16 @@ def test_gguf_scales_at_every_boundary_of_the_float32_logarithm() -> None:
     assert late.tolist() == [44, 11, 0, 1, 5, 44]
 
 
+def test_gguf_under_the_largest_scale_has_nothing_above_3() -> None:
+    """amax just below 2^128 gets scale 253, under which 4 and 6 are infinite: 4 * 2^126 becomes 3 * 2^126."""
+    bits = np.zeros((1, 32), np.uint32)
+    bits[0, :4] = [0x7F7FFFFF, 0xFF7FFFFF, 0x7F7FFFD4, 0x7EC00000]
+    tensor = quantize(bits.view(np.float32), "mxfp4", policy="gguf")
+    assert tensor.scales.tolist() == [[253]]
+    assert unpack_fp4(tensor.codes)[0, :4].tolist() == [5, 13, 5, 3]
+    assert quantize_block_gguf([decode(int(code), FP32) for code in bits[0]]).codes[:4] == (5, 13, 5, 3)
+
+
 def test_gguf_is_the_package_at_those_boundaries() -> None:
     gguf = pytest.importorskip("gguf")
     from gguf.quants import quantize as gguf_quantize

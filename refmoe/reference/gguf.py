@@ -5,8 +5,8 @@
 
 That logarithm rounds up to an integer for an amax just below a power of two, the more of them the farther the power is
 from 1: such a block gets the scale of the next binade. The table begins with the positive values, so a tie goes toward
-zero and no code is -0. The distances decide as exact ones would: next to a midpoint both are exact (Sterbenz),
-elsewhere a rounding cannot change their order.
+zero and no code is -0. The distances decide as exact ones would (next to a midpoint both are exact by Sterbenz,
+elsewhere a rounding cannot change their order) but for values that overflow float32 and so are infinitely far away.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from refmoe.reference.tensor import MXTensor
 __all__ = ["quantize_gguf"]
 
 _INFINITY = 0x7F800000
+# The scale of an amax that rounds to 2^128, under which 4 and 6 overflow and 3 (code 5) is the largest value.
+_TOP_SCALE = 253
+_LARGEST_CODE = np.uint8(5)
 _SIGN_CODE = np.uint8(1 << (E2M1.bits - 1))
 
 
@@ -48,6 +51,7 @@ def quantize_gguf(x: NDArray[np.generic]) -> MXTensor:
     # Exact in float64, subnormals and all.
     scaled = np.ldexp(_values(magnitude), E8M0.bias - scales[:, None])
     codes = np.searchsorted(_midpoints(), scaled, side="left").astype(np.uint8)
+    np.minimum(codes, _LARGEST_CODE, out=codes, where=(scales == _TOP_SCALE)[:, None])
     codes[(codes > 0) & (bits >> np.uint32(31) == 1)] |= _SIGN_CODE
     shape = x.shape
     return MXTensor(

@@ -1,4 +1,4 @@
-"""MXFP4 by the words of gguf's quantizer: one block, a logarithm of 60 digits, distances that are exact."""
+"""MXFP4 by the words of gguf's quantizer: one block, a logarithm of 60 digits, exact distances."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 
 from refmoe.errors import ArgumentError
+from refmoe.formats import FP32
 from refmoe.reference.scalar.numbers import Kind, Number
 from refmoe.reference.scalar.quantize import QuantizedBlock
 
@@ -32,8 +33,11 @@ def quantize_block_gguf(block: Sequence[Number]) -> QuantizedBlock:
     codes = []
     for number in block:
         value = -number.magnitude if number.negative else number.magnitude
-        distances = [abs(unit * entry - value) for entry in _TABLE]
-        codes.append(distances.index(min(distances)))
+        # An entry that overflows float32 is infinitely far away.
+        distances = {
+            code: abs(unit * entry - value) for code, entry in enumerate(_TABLE) if abs(unit * entry) <= FP32.max
+        }
+        codes.append(min(distances, key=lambda code: (distances[code], code)))
     return QuantizedBlock(byte, tuple(codes))
 
 
