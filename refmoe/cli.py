@@ -277,13 +277,13 @@ def tiles(
     as_json: JsonOption = False,
 ) -> None:
     """Show which tile of the grouped GEMM runs for M tokens, and why no other; exit status 1 if one is refused."""
+    if tile is not None:
+        _one_tile(tile, arch, stages, cluster, as_json)
+        return
     from refmoe.cuda.tiles import choose_tile
     from refmoe.verify import tile_view
     from refmoe.verify.session import make_console
 
-    if tile is not None:
-        _one_tile(tile, arch, stages, cluster, as_json)
-        return
     with _usage_errors():
         if stages is not None or cluster != "1x1x1":
             raise ArgumentError("tile", "none with --stages or --cluster", "the --tile that they are of")
