@@ -128,6 +128,7 @@ class CudaDevice:
             raise DeviceUnavailable(f"the cuda device needs torch and cuda-python: {error}") from error
         if not torch.cuda.is_available():
             raise DeviceUnavailable("torch sees no CUDA device")
+        torch.cuda.synchronize()  # makes torch's context the current one, for the driver calls
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self.arch = f"sm_{properties.major}{properties.minor}a"
         if self.arch not in ARCHITECTURES:
@@ -180,7 +181,6 @@ class CudaDevice:
             if source not in self._modules:
                 target = Target(source, self.arch, "cubin")
                 cubin = build([target])[target].read_bytes()
-                self.torch.cuda.synchronize()  # makes torch's context the current one
                 self._modules[source] = self.call("cuModuleLoadData", cubin)
             self._functions[kernel] = self.call("cuModuleGetFunction", self._modules[source], kernel.entry.encode())
         return self._functions[kernel]
