@@ -13,7 +13,7 @@ __all__ = ["write_atomic"]
 def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> Path:
     """Replace `path` by `data` (text is UTF-8) in one step; parent folders are made.
 
-    The bytes go to a temporary file in the same folder, reach the disk, and are renamed over `path`. On any
+    A pipe or device is written as it is. Else the bytes go to a temporary file in the same folder, reach the disk, and are renamed over `path`. On any
     failure, a full disk or Ctrl-C included, the temporary file is removed and `path` is as it was.
 
     Raises:
@@ -21,6 +21,10 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> Path:
     """
     target = Path(path)
     content = data.encode() if isinstance(data, str) else data
+    if target.exists() and not target.is_file():
+        # A pipe or a device such as /dev/null: renaming a file over it would destroy it. A folder fails here as it should.
+        target.write_bytes(content)
+        return target
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:

@@ -39,6 +39,16 @@ def test_a_failed_write_leaves_the_old_file_alone(
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.json"]
 
 
+def test_a_device_is_written_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomic(pipe, "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
 def test_argument_error_survives_pickling() -> None:
     error = ArgumentError("x", describe(np.zeros((2, 3), np.float32)), "bfloat16")
     copy = pickle.loads(pickle.dumps(error))
