@@ -13,8 +13,9 @@ __all__ = ["write_atomic"]
 def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> Path:
     """Replace `path` by `data` (text is UTF-8) in one step; parent folders are made.
 
-    A pipe or device is written as it is. Else the bytes go to a temporary file in the same folder, reach the disk, and are renamed over `path`. On any
-    failure, a full disk or Ctrl-C included, the temporary file is removed and `path` is as it was.
+    The bytes go to a temporary file in the same folder, reach the disk, and are renamed over `path`. On any failure, a
+    full disk or Ctrl-C included, the temporary file is removed and `path` is as it was. A pipe or a device is written
+    in place.
 
     Raises:
         OSError: the folder cannot be made or the file cannot be written.
@@ -22,7 +23,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> Path:
     target = Path(path)
     content = data.encode() if isinstance(data, str) else data
     if target.exists() and not target.is_file():
-        # A pipe or a device such as /dev/null: renaming a file over it would destroy it. A folder fails here as it should.
+        # Renaming a file over /dev/null would destroy it. A folder fails here, as it should.
         target.write_bytes(content)
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
