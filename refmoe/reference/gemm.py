@@ -99,6 +99,8 @@ def grouped_gemm(
     _check_operand("weights", weights, ("mxfp4", "mxfp8"), 3)
     tokens, k = activations.shape
     experts, n, weight_k = weights.shape
+    if k == 0:
+        raise ArgumentError("activations", "K = 0", f"at least one block of {BLOCK}")
     if weight_k != k:
         raise ArgumentError("weights", f"K = {weight_k}", f"the K of activations, {k}")
     if checked_offsets(offsets).size != experts + 1:
@@ -109,15 +111,17 @@ def grouped_gemm(
     _check_addend("alpha", alpha, (experts,), (np.dtype(np.float32),))
     dtype = _checked_output(out_dtype)
 
-    right = _operand("activations", activations, chosen)
-    left = _operand("weights", weights, chosen)
-    chosen.pair(left.format, right.format)
+    _check_pair(weights, activations, chosen)
+    _check_scales("activations", activations, chosen)
+    _check_scales("weights", weights, chosen)
+
     out = np.zeros((tokens, n), dtype)
     for expert in range(experts):
         rows = slice(int(offsets[expert]), int(offsets[expert + 1]))
         if rows.start == rows.stop:
             continue
-        sums = _multiply(_part(left, expert), _part(right, rows), chosen)
+        # One expert at a time: all weights of a layer, a byte an element, would not fit.
+        sums = _multiply(_operand(weights, expert, chosen), _operand(activations, rows, chosen), chosen)
         factor = None if alpha is None else alpha[expert]
         addend = None if bias is None else bias[expert]
         out[rows] = _finish(sums, factor, addend, dtype)
@@ -203,23 +207,36 @@ def _finish(
     return out
 
 
-def _operand(argument: str, tensor: MXTensor, model: AccumulationModel) -> _Operand:
-    """The form in which `model` takes a tensor."""
-    codes, scales = np.ascontiguousarray(tensor.codes), np.ascontiguousarray(tensor.scales)
-    if not model.scaled and ("bf16", "bf16") in model.pairs:
+def _operand(tensor: MXTensor, index: int | slice, model: AccumulationModel) -> _Operand:
+    """The rows that `index` selects, in the form in which `model` takes them."""
+    codes, scales = np.ascontiguousarray(tensor.codes[index]), np.ascontiguousarray(tensor.scales[index])
+    element = _element(tensor, model)
+    if element == "bf16":
         values = MXTensor(codes, scales, tensor.format).dequantize()
-        return _Operand(values.astype(_BF16).view(np.uint16), "bf16", None)
-    if not model.scaled and (scales != IDENTITY_SCALE).any():
-        where = [int(index) for index in np.argwhere(scales != IDENTITY_SCALE)[0]]
-        found = f"scale {scales[tuple(where)]:#04x} at {where} with {model.name}, whose instruction has no scales"
-        raise ArgumentError(argument, found, f"identity scales, {IDENTITY_SCALE:#04x}, or a model with scales")
+        return _Operand(values.astype(_BF16).view(np.uint16), element, None)
     unpacked = unpack_fp4(codes) if tensor.format == "mxfp4" else codes
-    return _Operand(unpacked, _ELEMENTS[tensor.format], scales if model.scaled else None)
+    return _Operand(unpacked, element, scales if model.scaled else None)
 
 
-def _part(operand: _Operand, index: int | slice) -> _Operand:
-    scales = None if operand.scales is None else operand.scales[index]
-    return _Operand(operand.codes[index], operand.format, scales)
+def _element(tensor: MXTensor, model: AccumulationModel) -> str:
+    """The element format in which `model` takes a tensor: its own, or BF16 where the model has that and no scales."""
+    return "bf16" if not model.scaled and ("bf16", "bf16") in model.pairs else _ELEMENTS[tensor.format]
+
+
+def _check_pair(weights: MXTensor, activations: MXTensor, model: AccumulationModel) -> None:
+    pair = (_element(weights, model), _element(activations, model))
+    if pair not in model.pairs:
+        had = ", ".join(f"{a} x {b}" for a, b in model.pairs)
+        raise ArgumentError("weights", f"{' x '.join(pair)} with {model.name}", f"operands that it has: {had}")
+
+
+def _check_scales(argument: str, tensor: MXTensor, model: AccumulationModel) -> None:
+    """Refuse block scales that `model` has no place for."""
+    if model.scaled or _element(tensor, model) == "bf16" or (tensor.scales == IDENTITY_SCALE).all():
+        return
+    where = [int(index) for index in np.argwhere(tensor.scales != IDENTITY_SCALE)[0]]
+    found = f"scale {tensor.scales[tuple(where)]:#04x} at {where} with {model.name}, whose instruction has no scales"
+    raise ArgumentError(argument, found, f"identity scales, {IDENTITY_SCALE:#04x}, or a model with scales")
 
 
 def _check_operand(argument: str, value: object, formats: tuple[str, ...], rank: int) -> None:
