@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class Access:
         count: elements.
         strong: a `.volatile`, `.relaxed`, `.acquire` or `.release` access or an atomic: two of them do not race.
         releases: whether the access by itself orders earlier ones before it (`.release`); else a fence must.
+        align: bytes of which addresses must be multiples; 0 for the width.
     """
 
     instruction: Instruction
@@ -41,6 +42,8 @@ class Access:
     count: int
     strong: bool = False
     releases: bool = False
+    align: int = 0
+    verb: ClassVar[str] = "read"
 
     @property
     def width(self) -> int:
@@ -118,8 +121,9 @@ class Access:
 
     def _check_alignment(self, frame: Frame, offset: Array, address: Array, lanes: Array, region: Region) -> None:
         # The bases of all regions are multiples of every access width.
-        if self.width > 1 and frame.machine.checks.alignment:
-            low = np.uint64(self.width - 1)
+        align = self.align or self.width
+        if align > 1 and frame.machine.checks.alignment:
+            low = np.uint64(align - 1)
             if int(np.bitwise_or.reduce(offset)) & int(low):
                 bad = int(np.argmax((offset & low) != 0))
                 self._fault(frame, "misaligned", lanes[bad], int(address[bad]), region, int(offset[bad].view(np.int64)))
@@ -147,10 +151,12 @@ class Access:
         block, thread = machine.place_of(int(lane))
         name = None if region is None else region.name
         where = f"address 0x{address:X}" if region is None else f"byte {offset} of {name} ({region.size} bytes)"
-        verb = "write" if isinstance(self, Store) else "atomic" if isinstance(self, Atomic) else "read"
+        flight = ""
+        if kind == "uninitialised" and region is machine.shared and machine.copies.covers(int(lane), offset):
+            flight = ", to which an asynchronous copy that nobody has waited for is under way"
         raise MemoryFault(
-            f"{kind}: {self.space} {verb} of {self.width} bytes at {where}, block {block} thread {thread}, "
-            f"{machine.describe(self.instruction)}",
+            f"{kind}: {self.space} {self.verb} of {self.width} bytes at {where}{flight}, "
+            f"block {block} thread {thread}, {machine.describe(self.instruction)}",
             kind=kind,
             space=self.space,
             address=address,
@@ -249,6 +255,8 @@ class Load(Access):
 class Store(Access):
     """A store of the low bits of its source registers."""
 
+    verb = "write"
+
     def __call__(self, frame: Frame, address: Array, guard: Array | None, values: tuple[Array, ...]) -> None:
         """Write `values`, one for each element."""
         where, lanes, chosen = frame.select(address, guard)
@@ -292,6 +300,7 @@ class Atomic(Access):
     function: Callable[..., Any]
     global_function: Callable[..., Any]
     dtype: Any
+    verb = "atomic"
 
     def __call__(
         self, frame: Frame, address: Array, guard: Array | None, operands: tuple[tuple[Array, ...], ...]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from refmoe.ptx.codegen import BarrierCode
     from refmoe.ptx.machine import Machine
 
-__all__ = ["Barriers"]
+__all__ = ["Barriers", "ranges"]
 
 Array = Any
 COUNT = 16
@@ -38,7 +38,8 @@ class Barriers:
         # 0: nobody has come yet; _ALL: every warp; else a number of threads.
         self.expected = np.zeros((ctas, COUNT), np.int64)
         self._came = np.zeros((ctas, COUNT, warps), bool)
-        self._known = np.zeros((ctas, COUNT, warps), np.int64)
+        columns = 0 if machine.clocks is None else machine.clocks.columns
+        self._known = np.zeros((ctas, COUNT, columns), np.int64)
         self._acquired = np.zeros((ctas, COUNT), np.int64)
 
     def arrive(self, code: BarrierCode, place: int, mask: Array, values: tuple[Any, Any, Any]) -> None:
@@ -105,11 +106,11 @@ class Barriers:
         warps = np.flatnonzero(mask.reshape(-1, 32).any(axis=1))
         known, acquired = clocks.knowledge(warps)
         owner = warps // self.machine.warps
-        joined = np.zeros((self.machine.ctas, self.machine.warps), np.int64)
-        joined_acquired = np.zeros(self.machine.ctas, np.int64)
-        np.maximum.at(joined, owner, known)
-        np.maximum.at(joined_acquired, owner, acquired)
-        clocks.learn(warps, joined[owner], joined_acquired[owner])
+        first = np.r_[True, owner[1:] != owner[:-1]]
+        starts, group = np.flatnonzero(first), np.cumsum(first) - 1
+        joined = np.maximum.reduceat(known, starts, axis=0)
+        joined_acquired = np.maximum.reduceat(acquired, starts)
+        clocks.learn(warps, joined[group], joined_acquired[group])
 
     def settle(self) -> None:
         """Count warps whose lanes have all come or exited, and complete the barriers whose warps have all come."""
@@ -200,12 +201,12 @@ class Barriers:
             instruction = machine.code.barriers[int(self._origin[lanes[0]])].instruction
             lines.append(
                 f"barrier {number} of block {block}: {came} of {need} threads came; "
-                f"waiting are {_ranges(machine, lanes)}; {machine.describe(instruction)}"
+                f"waiting are {ranges(machine, lanes)}; {machine.describe(instruction)}"
             )
         return lines
 
 
-def _ranges(machine: Machine, lanes: Array) -> str:
+def ranges(machine: Machine, lanes: Array) -> str:
     """`threads 0-31, 64-95` (linear thread indices)."""
     threads = lanes % (machine.warps * 32)
     breaks = np.flatnonzero(np.diff(threads) != 1)

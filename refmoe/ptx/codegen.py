@@ -18,12 +18,13 @@ from refmoe.ptx.emit import Emitter
 from refmoe.ptx.errors import Contraction, UnknownOpcode
 from refmoe.ptx.inline import inline_calls
 from refmoe.ptx.layout import Layout, lay_out
+from refmoe.ptx.mbarrier import Wait
 from refmoe.ptx.parser import ParsedModule
 from refmoe.ptx.program import Block, Program, build
 from refmoe.ptx.registers import Usage, analyse, destinations_and_sources
 from refmoe.ptx.syntax import Function, Immediate, Instruction, Not, Operand, Register
 
-__all__ = ["BarrierCode", "Code", "Gather", "compile_entry"]
+__all__ = ["BarrierCode", "Code", "Gather", "WaitCode", "compile_entry"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,19 @@ class Gather:
 
 
 @dataclass(frozen=True)
+class WaitCode:
+    """The `mbarrier.try_wait` that begins a block.
+
+    Attributes:
+        work: what it does.
+        probe: its operands before it runs: (address, parity or state), from the registers and a frame of all lanes.
+    """
+
+    work: Wait
+    probe: Callable[..., Any]
+
+
+@dataclass(frozen=True)
 class Code:
     """A compiled entry.
 
@@ -59,7 +73,8 @@ class Code:
         layout: where its variables lie.
         full, masked: the function of each block.
         kinds: register kind of each register that lives across blocks.
-        gathers, barriers: by block.
+        gathers, barriers, waits: by block.
+        has_mbarriers: whether lanes may synchronise through barriers in memory.
         lengths: instructions of each block, its terminator included.
         approximate: the instructions that `Frame.note` refers to by index.
         contractions: lines of FP instructions that ptxas may fuse.
@@ -74,6 +89,8 @@ class Code:
     kinds: tuple[str, ...]
     gathers: dict[int, Gather]
     barriers: dict[int, BarrierCode]
+    waits: dict[int, WaitCode]
+    has_mbarriers: bool
     lengths: tuple[int, ...]
     approximate: tuple[Instruction, ...]
     contractions: tuple[int, ...]
@@ -101,6 +118,8 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
     for block, usage in zip(program.blocks, usages, strict=True):
         body, result = _body(emitter, block, module.name)
         parts.append(_functions(block, usage, shared, emitter, body, result))
+        if block.waits:
+            parts.append(_probe(block, usage, shared, emitter))
     if strict and emitter.contractions:
         first = emitter.contractions[0]
         raise Contraction(
@@ -126,6 +145,12 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
             for block in program.blocks
             if block.terminator.kind == "barrier" and block.terminator.instruction is not None
         },
+        {
+            block.index: WaitCode(emitter.waits[block.index][0], names[f"probe_{block.index}"])
+            for block in program.blocks
+            if block.waits
+        },
+        emitter.has_mbarriers,
         tuple(len(b.instructions) + (b.terminator.instruction is not None) for b in program.blocks),
         tuple(emitter.approximate),
         tuple(sorted({instruction.line for instruction in emitter.contractions})),
@@ -148,7 +173,7 @@ def unknown(instruction: Instruction, name: str, reason: str = "") -> UnknownOpc
 
 def _body(emitter: Emitter, block: Block, name: str) -> tuple[list[str], str | None]:
     """Statements of a block, and the expression it returns."""
-    emitter.start_block()
+    emitter.start_block(block.index)
     current = block.terminator.instruction
     try:
         for current in block.instructions:
@@ -231,6 +256,13 @@ def _gather(block: Block, shared: dict[str, tuple[int, str]]) -> Gather:
     if not isinstance(member, Register):
         raise unknown(instruction, "", "a member mask must be a register or a constant")
     return Gather(instruction, shared[member.name][0], None, is_barrier)
+
+
+def _probe(block: Block, usage: Usage, shared: dict[str, tuple[int, str]], emitter: Emitter) -> str:
+    lines = [f"def probe_{block.index}(R, F):"]
+    for register in usage.loads.values():
+        lines.append(f"    {emitter.local(register)} = F.get(R, {shared[register.name][0]})")
+    return "\n".join([*lines, f"    return {emitter.waits[block.index][1]}"]) + "\n"
 
 
 def _functions(

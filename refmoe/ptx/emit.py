@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from refmoe.ptx import isa, warp
+from refmoe.ptx import emit_async, emit_tensor, isa, warp
 from refmoe.ptx.access import Load, Store
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.layout import Layout
+from refmoe.ptx.mbarrier import Wait
 from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW
 from refmoe.ptx.memory_ops import MemoryOpcode, atomic, memory_opcode
 from refmoe.ptx.parser import ParsedModule
@@ -36,7 +38,10 @@ __all__ = ["Emitter"]
 
 _FENCES = re.compile(
     r"membar\.(cta|gl|sys)|fence(\.(sc|acq_rel|acquire|release))?\.(cta|cluster|gpu|sys)|fence\.(sc|acq_rel)"
+    r"|fence\.mbarrier_init\.release\.cluster"
 )
+# They order accesses of the asynchronous proxy, of which there are none here.
+_PROXY_FENCES = re.compile(r"fence\.proxy\.async(\.(global|shared::cta|shared::cluster))?")
 _PREFETCHES = re.compile(r"prefetch(\.(global|local))?\.(L1|L2|L2::evict_(last|normal))|prefetchu\.L1")
 _CVTA = re.compile(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|shared::cta|shared::cluster|local|const|param)\.u64")
 _ISSPACEP = re.compile(r"isspacep\.(?P<space>global|shared|shared::cta|shared::cluster|local)")
@@ -50,12 +55,20 @@ class Emitter:
         lines: of the block begun last.
         names: globals of the generated functions.
         approximate, contractions: instructions met so far whose results, or whose SASS, may differ.
+        block: the block begun last.
+        waits: by block that begins with a wait for a barrier in memory: what it does, and its operands.
+        has_mbarriers: whether there are barriers in memory.
+        models: accumulation models of the tensor-core instructions met so far, and what each rests on.
     """
 
     def __init__(self, module: ParsedModule, layout: Layout) -> None:
         self.module = module
         self.layout = layout
+        self.block = 0
         self.lines: list[str] = []
+        self.waits: dict[int, tuple[Wait, str]] = {}
+        self.has_mbarriers = False
+        self.models: dict[str, str] = {}
         self.names: dict[str, Any] = {"select": select, "not_": np.logical_not}
         self.approximate: list[Instruction] = []
         self.contractions: list[Instruction] = []
@@ -79,10 +92,16 @@ class Emitter:
             "redux": self._redux,
             "elect": self._elect,
             "bar": self._warp_barrier,
+            "mbarrier": partial(emit_async.mbarrier, self),
+            "cp": partial(emit_async.copy, self),
+            "ldmatrix": partial(emit_tensor.load_matrix, self),
+            "stmatrix": partial(emit_tensor.store_matrix, self),
+            "mma": partial(emit_tensor.multiply, self),
         }
 
-    def start_block(self) -> None:
+    def start_block(self, block: int) -> None:
         """Begin a block."""
+        self.block = block
         self.lines = []
 
     def local(self, register: Register) -> str:
@@ -192,7 +211,8 @@ class Emitter:
             expression = f"select({guard}, {expression}, {name})"
         self.lines.append(f"{name} = {expression}")
 
-    def _guard(self, instruction: Instruction) -> str:
+    def guard(self, instruction: Instruction) -> str:
+        """Expression for the guard of an instruction."""
         return "None" if instruction.guard is None else self.predicate(instruction.guard, instruction.negated)
 
     # The instruction table
@@ -210,7 +230,7 @@ class Emitter:
         if operation.exact_when is not None:
             exact = self.bind("e", operation.exact_when)
             self.lines.append(
-                f"F.note({len(self.approximate)}, {exact}({', '.join(arguments)}), {self._guard(instruction)})"
+                f"F.note({len(self.approximate)}, {exact}({', '.join(arguments)}), {self.guard(instruction)})"
             )
             self.approximate.append(instruction)
         if operation.carry_in:
@@ -299,7 +319,7 @@ class Emitter:
             raise isa.UnknownOpcode(instruction.opcode)
         return opcode
 
-    def _address(self, operand: Operand, space: str) -> tuple[str, str]:
+    def address(self, operand: Operand, space: str) -> tuple[str, str]:
         """Expression for an address, and the space it is in."""
         if not isinstance(operand, Address):
             raise ValueError("a memory operand needed")
@@ -331,7 +351,7 @@ class Emitter:
         if len(instruction.operands) != 2 + opcode.hinted:
             raise ValueError("wrong number of operands")
         elements = self._elements(instruction.operands[0], opcode.count)
-        address, space = self._address(instruction.operands[1], opcode.space)
+        address, space = self.address(instruction.operands[1], opcode.space)
         dtypes: list[Any] = []
         for element in elements:
             if isinstance(element, Register):
@@ -352,7 +372,7 @@ class Emitter:
             signed=opcode.type.startswith("s"),
             dtypes=tuple(dtypes),
         )
-        call = f"{self.bind('m', load)}(F, {address}, {self._guard(instruction)})"
+        call = f"{self.bind('m', load)}(F, {address}, {self.guard(instruction)})"
         wanted = [element for element in elements if isinstance(element, Register)]
         if not wanted:
             self.lines.append(call)
@@ -366,7 +386,7 @@ class Emitter:
         opcode = self._opcode(instruction)
         if len(instruction.operands) != 2 + opcode.hinted:
             raise ValueError("wrong number of operands")
-        address, space = self._address(instruction.operands[0], opcode.space)
+        address, space = self.address(instruction.operands[0], opcode.space)
         if space == "param":
             raise ValueError("a store to a kernel parameter")
         values = []
@@ -385,14 +405,14 @@ class Emitter:
             strong=opcode.strong,
             releases=opcode.semantics == "release",
         )
-        call = f"{self.bind('m', store)}(F, {address}, {self._guard(instruction)}, ({', '.join(values)},))"
+        call = f"{self.bind('m', store)}(F, {address}, {self.guard(instruction)}, ({', '.join(values)},))"
         self.lines.append(call)
 
     def _atomic(self, instruction: Instruction) -> None:
         opcode = self._opcode(instruction)
         operands = list(instruction.operands)
         destination = operands.pop(0) if opcode.stem == "atom" else None
-        address, _ = self._address(operands.pop(0), opcode.space)
+        address, _ = self.address(operands.pop(0), opcode.space)
         sources = operands[: 2 if opcode.operation == "cas" else 1]
         if len(operands) != len(sources) + opcode.hinted or (
             opcode.stem == "red" and opcode.operation in ("cas", "exch")
@@ -405,7 +425,7 @@ class Emitter:
             for element in range(opcode.count)
         ]
         access = self.bind("m", atomic(instruction, opcode))
-        call = f"{access}(F, {address}, {self._guard(instruction)}, ({', '.join(values)},))"
+        call = f"{access}(F, {address}, {self.guard(instruction)}, ({', '.join(values)},))"
         if destination is None or isinstance(destination, Sink):
             self.lines.append(call)
             return
@@ -416,9 +436,11 @@ class Emitter:
             self.assign(instruction, element, temporary, kind, opcode.type.startswith("s"))
 
     def _fence(self, instruction: Instruction) -> None:
+        if _PROXY_FENCES.fullmatch(instruction.opcode):
+            return
         if not _FENCES.fullmatch(instruction.opcode):
             raise isa.UnknownOpcode(instruction.opcode)
-        self.lines.append(f"F.fence({self._guard(instruction)})")
+        self.lines.append(f"F.fence({self.guard(instruction)})")
 
     def _prefetch(self, instruction: Instruction) -> None:
         # A prefetch reads nothing that the program sees, and does not fault.

@@ -11,6 +11,7 @@ __all__ = [
     "Contraction",
     "Deadlock",
     "MemoryFault",
+    "MisuseError",
     "ParseError",
     "PtxError",
     "RaceError",
@@ -127,6 +128,10 @@ class RaceError(LaneError):
 
 class WarpError(LaneError):
     """A warp-level instruction whose result the manual leaves undefined."""
+
+
+class MisuseError(LaneError):
+    """A barrier in memory or an asynchronous copy used in a way that the manual leaves undefined."""
 
 
 class Trap(LaneError):

@@ -4,7 +4,9 @@ Lanes are kept as groups by place (block index). A step runs one group through o
 CTAs that are at one place always run together. The group with the lowest (turn, place) runs: places are numbered so
 that divergent lanes meet again, and a turn is lost at every back edge of a loop that may be waiting for another lane's
 write, so that such a loop cannot starve the lane it waits for. Lanes wait in three ways: gathering at a warp-level
-instruction for the other members of its mask, at a named barrier, or not at all.
+instruction for the other members of its mask, at a named barrier, or parked at `mbarrier.try_wait` for a phase. When
+no lane can run, the parked ones give up as after the time limit of that instruction, unless they did so before and
+came back to the same state: that is a deadlock.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refmoe.ptx.barriers import Barriers
+from refmoe.ptx.copies import Copies
 from refmoe.ptx.errors import Deadlock, Index3, StepBudgetExceeded, Trap, WarpError
 from refmoe.ptx.frame import UNDEFINED, Frame
+from refmoe.ptx.mbarrier import Mbarriers
 from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS, Arena, owned_region
 from refmoe.ptx.races import Clocks, RaceShadow
 from refmoe.ptx.specials import values as special_values
@@ -127,12 +131,16 @@ class Machine:
         self.local = owned_region("local memory", "local", self.code.layout.local_bytes, self.lanes)
         self.clocks: Any = None
         if self.checks.races:
-            self.clocks = Clocks(self.warps, ctas, first_cta, launch.published)
+            self.clocks = Clocks(self.warps, ctas, first_cta, launch.published, self.code.has_mbarriers)
             self.shared.shadow = RaceShadow(self.shared.data.size, self.warps)
         self._groups: dict[int, tuple[int, Array]] = {0: (0, self.alive)}
         self._gathering: dict[int, Array] = {}
         self._passed: Array | None = None
         self.barriers = Barriers(self)
+        self.copies = Copies(self)
+        self.mbarriers = Mbarriers(self)
+        self._gave_up: Array | None = None
+        self._at_standstill: Any = None
         self._idle = 0
         self._snapshot: Any = None
         self._laps: dict[int, int] = {}
@@ -181,6 +189,10 @@ class Machine:
         """Lanes leave the barrier that ends block `place`."""
         self._arrive(self.code.program.blocks[place].terminator.targets[0], 0, mask)
 
+    def resume_at(self, place: int, mask: Array) -> None:
+        """Parked lanes look again, at block `place`."""
+        self._arrive(place, 0, mask)
+
     # Steps
 
     def run(self) -> bool:
@@ -191,11 +203,15 @@ class Machine:
         """
         self._idle = 0
         self._snapshot = None
-        while self._groups:
+        while self._groups or self._give_up():
             place = min(self._groups, key=lambda key: (self._groups[key][0], key))
             turn, mask = self._groups.pop(place)
             if place in self.code.gathers:
                 mask = self._gather(place, mask)
+                if mask is None:
+                    continue
+            elif place in self.code.waits:
+                mask = self._await(place, mask)
                 if mask is None:
                     continue
             self._step(place, turn, mask)
@@ -380,6 +396,45 @@ class Machine:
             text=instruction.text,
         )
 
+    # Barriers in memory
+
+    def _await(self, place: int, mask: Array) -> Array | None:
+        """The lanes whose phase is complete, or who have given up; the others are parked."""
+        wait = self.code.waits[place]
+        frame = Frame(self, mask, int(np.count_nonzero(mask)), False)
+        if self.clocks is not None:
+            self.clocks.now = self.launch.steps
+        address, asked = wait.probe(self.registers, frame)
+        _, lanes, chosen = frame.select(address, None)
+        asked = np.broadcast_to(asked, mask.shape)[lanes].astype(np.uint64)
+        ids, ready = self.mbarriers.look(frame, wait.work, chosen, lanes, asked)
+        if self._gave_up is not None:
+            go = ready | self._gave_up[lanes]
+            self._gave_up = self._gave_up & ~mask
+            self._gave_up = self._gave_up if self._gave_up.any() else None
+        else:
+            go = ready
+        if go.all():
+            return mask
+        self.mbarriers.park(place, lanes[~go], ids[~go], asked[~go])
+        if not go.any():
+            return None
+        going = np.zeros_like(mask)
+        going[lanes[go]] = True
+        return going
+
+    def _give_up(self) -> bool:
+        """Let parked lanes go on without their phase; False where there are none, or they would only come back."""
+        parked = self.mbarriers.at > 0
+        if not parked.any():
+            return False
+        state = ({0: (0, parked)}, list(self.registers), self.arena.changes)
+        before, self._at_standstill = self._at_standstill, state
+        if before is not None and before[2] == state[2] and _same(before[:2], state[:2]):
+            return False
+        self._gave_up = self.mbarriers.give_up()
+        return True
+
     # Standing still
 
     def _stuck(self) -> bool:
@@ -392,7 +447,7 @@ class Machine:
 
     def waiting(self) -> list[str]:
         """One sentence for each place where lanes are."""
-        lines = self.barriers.report()
+        lines = self.barriers.report() + self.mbarriers.report()
         blocks = self.code.program.blocks
         for place, lanes in sorted(self._gathering.items()):
             gather = self.code.gathers[place]

@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     from refmoe.ptx.races import RaceShadow
 
-__all__ = ["LOCAL_WINDOW", "OWN_BASE", "PARAM_BASE", "SHARED_WINDOW", "WINDOW_BITS", "Arena", "Bytes", "Region"]
+__all__ = ["LOCAL_WINDOW", "OWN_BASE", "PARAM_BASE", "POISON", "SHARED_WINDOW", "WINDOW_BITS", "Arena", "Bytes", "Region"]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
@@ -27,7 +27,7 @@ LOCAL_WINDOW = 1 << 57
 # Shared and local addresses start here, so that a null pointer is no valid address of either.
 OWN_BASE = 1024
 # What memory that nobody has written holds, where reading it is not refused.
-_POISON = 0xCD
+POISON = 0xCD
 _WIDEST = 32
 
 
@@ -78,7 +78,7 @@ def _aligned(size: int, fill: int) -> Bytes:
 def owned_region(name: str, space: str, size: int, owners: int) -> Region:
     """Shared or local memory, `size` bytes for each of `owners`, nothing of it initialised."""
     stride = -(-size // _WIDEST) * _WIDEST
-    data = np.full(max(owners * stride, _WIDEST), _POISON, np.uint8)
+    data = np.full(max(owners * stride, _WIDEST), POISON, np.uint8)
     return Region(name, space, OWN_BASE, size, stride, data, np.zeros_like(data), True)
 
 
@@ -111,7 +111,7 @@ class Arena:
             initialised: whether all bytes are.
             writable: whether stores are allowed.
         """
-        data = _aligned(size, _POISON)
+        data = _aligned(size, POISON)
         if content is not None:
             data[: content.size] = content
         shadow = None

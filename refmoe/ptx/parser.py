@@ -399,8 +399,13 @@ class _Body:
             parser.fail(f"expected an instruction, found {parser.token.text!r}")
         opcode_token = parser.take()
         operands: list[Operand] = []
+        branches = opcode_token.text.split(".")[0] in _BRANCHES
         while not parser.at(";"):
-            operands.append(self.operand(scope))
+            if branches and parser.token.kind == "word" and scope.register(parser.token.text) is None:
+                # A label: which one is meant is not known before the end of its scope.
+                operands.append(Symbol(parser.word()))
+            else:
+                operands.append(self.operand(scope))
             # `[a].unified` is a hint on the operand.
             parser.accept(".unified")
             if not parser.accept(",") and not parser.at(";"):

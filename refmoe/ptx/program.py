@@ -18,8 +18,10 @@ __all__ = ["Block", "Program", "Terminator", "build"]
 _STOPS = {"ret": "exit", "exit": "exit", "trap": "trap", "bar": "barrier", "barrier": "barrier"}
 # Warp-level instructions that wait for other lanes begin a block: lanes gather at its start.
 _GATHERS = ("shfl", "vote", "match", "redux", "elect")
+# Those that every lane of the warp runs: they have no mask, and need not gather again after one another.
+_WHOLE_WARP = ("mma", "ldmatrix", "stmatrix")
 # A loop that holds one of these may wait for another lane's write.
-_POLLS = ("volatile", "relaxed", "acquire", "mmio", "atom", "nanosleep")
+_POLLS = ("volatile", "relaxed", "acquire", "mmio", "atom", "nanosleep", "test_wait")
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,17 @@ class Terminator:
 
 @dataclass
 class Block:
-    """Straight-line code. `gathers`: the first instruction waits for the lanes of its mask."""
+    """Straight-line code.
+
+    `gathers`: the first instruction waits for the lanes of its mask; `whole_warp`: for all; `waits`: it parks lanes.
+    """
 
     index: int
     instructions: tuple[Instruction, ...]
     terminator: Terminator
     gathers: bool = False
+    whole_warp: bool = False
+    waits: bool = False
     polling_edges: frozenset[int] = frozenset()
     back_edges: frozenset[int] = frozenset()
 
@@ -67,6 +74,8 @@ class _Draft:
     targets: list[str | int] = field(default_factory=list)
     instruction: Instruction | None = None
     gathers: bool = False
+    whole_warp: bool = False
+    waits: bool = False
 
 
 def build(function: Function) -> Program:
@@ -80,7 +89,8 @@ def build(function: Function) -> Program:
     for index, draft in enumerate(order):
         d = drafts[draft]
         targets = tuple(number[target] for target in successors[draft])
-        blocks.append(Block(index, tuple(d.instructions), Terminator(d.kind, targets, d.instruction), d.gathers))
+        terminator = Terminator(d.kind, targets, d.instruction)
+        blocks.append(Block(index, tuple(d.instructions), terminator, d.gathers, d.whole_warp, d.waits))
     for block in blocks:
         back = {target for target in block.terminator.targets if target <= block.index}
         block.back_edges = frozenset(back)
@@ -107,7 +117,8 @@ def _lower_guards(function: Function) -> list[Instruction | Label]:
             result.append(statement)
             continue
         stem = statement.opcode.split(".")[0]
-        if stem in _STOPS or stem in _GATHERS or stem == "brx":
+        waits = stem in _STOPS or stem in _GATHERS or stem in _WHOLE_WARP or _parks(statement)
+        if waits or stem == "brx":
             skip = f"@skip{count}"
             result.append(replace(statement, opcode="bra", operands=(Symbol(skip),), negated=not statement.negated))
             result.append(replace(statement, guard=None, negated=False))
@@ -115,6 +126,10 @@ def _lower_guards(function: Function) -> list[Instruction | Label]:
         else:
             result.append(statement)
     return result
+
+
+def _parks(instruction: Instruction) -> bool:
+    return instruction.opcode.startswith("mbarrier.try_wait")
 
 
 def _split(
@@ -130,7 +145,7 @@ def _split(
     current, closed = drafts[0], False
     for statement in statements:
         if isinstance(statement, Label):
-            if current.instructions or closed or current.gathers:
+            if current.instructions or closed:
                 if not closed:
                     current.targets = [len(drafts)]
                 current, closed = fresh(), False
@@ -139,11 +154,15 @@ def _split(
         if closed:
             current, closed = fresh(), False
         stem = statement.opcode.split(".")[0]
-        if stem in _GATHERS or statement.opcode == "bar.warp.sync":
+        if stem in _WHOLE_WARP and current.whole_warp:
+            current.instructions.append(statement)
+        elif stem in _GATHERS or stem in _WHOLE_WARP or statement.opcode == "bar.warp.sync" or _parks(statement):
             if current.instructions:
                 current.targets = [len(drafts)]
                 current = fresh()
-            current.gathers = True
+            current.waits = _parks(statement)
+            current.gathers = not current.waits
+            current.whole_warp = stem in _WHOLE_WARP
             current.instructions.append(statement)
         elif stem == "bra":
             label = statement.operands[0]

@@ -5,6 +5,10 @@ what warp `w` does next: barriers raise it, `bar.warp.sync` raises a warp's view
 between warps that synchronise through memory, an access is ordered if its warp published it (a fence, then an atomic or
 another strong write; barriers pass on what they ordered) and the later warp has since executed a strong read. That is
 generous (it does not ask for the same location), so that no ordered pair is ever reported.
+
+An asynchronous copy is an agent of its own: what it writes or reads is ordered after its issue, but before nothing
+until its thread has waited for it (from then on it counts as that thread's access) or a barrier has announced it.
+Barriers in memory join single lanes, so where a kernel has them `seen` also tells the lanes of a warp apart.
 """
 
 from __future__ import annotations
@@ -23,11 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["MAX_THREADS", "Clocks", "RaceShadow"]
 
 Array = Any
-# A record: step << 32 | many << 31 | strong << 30 | thread of the launch. "many": several lanes of that warp read.
-MAX_THREADS = 1 << 30
+# A record: step << 32 | many << 31 | strong << 30 | asynchronous << 29 | thread of the launch. "many": several lanes of
+# that warp read; "asynchronous": by a copy that the thread issued.
+MAX_THREADS = 1 << 29
 _THREAD = np.int64(MAX_THREADS - 1)
 _LANE = np.int64(31)
 _OTHER_WARP = _THREAD & ~_LANE
+_ASYNCHRONOUS = np.int64(1 << 29)
 _STRONG = np.int64(1 << 30)
 _MANY = np.int64(1 << 31)
 _STEP_SHIFT = 32
@@ -41,14 +47,22 @@ class Clocks:
         ctas: that run together.
         first_cta: number of the first of them in the grid.
         published: int64 [warps of the grid], shared by all CTAs of the launch.
+        by_lane: whether single lanes may synchronise, as with mbarriers.
+
+    Attributes:
+        seen: int64 [warps here, columns], see the module. Columns are the warps of the CTA, then the copies of each
+            warp, then, with `by_lane`, each lane.
+        acquired: int64 [warps here], the step of the last strong read.
     """
 
-    def __init__(self, warps: int, ctas: int, first_cta: int, published: Array) -> None:
+    def __init__(self, warps: int, ctas: int, first_cta: int, published: Array, by_lane: bool = False) -> None:
         self.warps = warps
+        self.by_lane = by_lane
+        self.columns = warps * (34 if by_lane else 2)
         self.first_warp = first_cta * warps
         self.published = published
         self.now = 0
-        self.seen = np.zeros((ctas * warps, warps), np.int64)
+        self.seen = np.zeros((ctas * warps, self.columns), np.int64)
         self.acquired = np.zeros(ctas * warps, np.int64)
         self._fenced = np.zeros_like(self.seen)
 
@@ -68,21 +82,30 @@ class Clocks:
             self.fence(lanes)
         warps = np.unique(lanes >> 5)
         rows = self.published.reshape(-1, self.warps)
-        np.maximum.at(rows, (warps + self.first_warp) // self.warps, self._fenced[warps])
+        np.maximum.at(rows, (warps + self.first_warp) // self.warps, self._fenced[warps, : self.warps])
 
     def warp_sync(self, mask: Array) -> None:
         """Lanes of one warp meet, memory included."""
         warps = np.flatnonzero(mask.reshape(-1, 32).any(axis=1))
         self.seen[warps, warps % self.warps] = self.now - 1
 
+    def copies_seen(self, lanes: Array, step: Array) -> None:
+        """The warps of `lanes` have waited for their own copies up to `step` [n]."""
+        warps = lanes >> 5
+        np.maximum.at(self.seen, (warps, self.warps + warps % self.warps), step)
+
+    def record(self, lanes: Array) -> Array:
+        """A plain access by `lanes` now, in the form that `ordered` takes."""
+        return (self.now << _STEP_SHIFT) + self.first_warp * 32 + lanes
+
     def knowledge(self, warps: Array) -> tuple[Array, Array]:
-        """What warps bring to a barrier now: ([n, warps of a CTA], acquired [n])."""
+        """What warps, all of whose lanes are here, bring to a barrier now: ([n, columns], acquired [n])."""
         known = self.seen[warps].copy()
         known[np.arange(len(warps)), warps % self.warps] = self.now
         return known, self.acquired[warps]
 
     def learn(self, warps: Array, known: Array, acquired: Array) -> None:
-        """Warps leave a barrier with what all participants brought: `known` [n, warps of a CTA], `acquired` [n]."""
+        """Warps leave a barrier with what all participants brought: `known` [n, columns], `acquired` [n]."""
         self.seen[warps] = np.maximum(self.seen[warps], known)
         self.acquired[warps] = np.maximum(self.acquired[warps], acquired)
 
@@ -90,9 +113,15 @@ class Clocks:
         """Whether the access of `record` happens before what each of `lanes` does now; both int64 [n]."""
         step = record >> _STEP_SHIFT
         warp = lanes >> 5
-        other = (record & _THREAD) >> 5
+        thread = record & _THREAD
+        other = thread >> 5
         own_cta = (warp + self.first_warp) // self.warps == other // self.warps
-        ordered = own_cta & (self.seen[warp, other % self.warps] >= step)
+        asynchronous = record & _ASYNCHRONOUS != 0
+        ordered = self.seen[warp, other % self.warps + asynchronous * self.warps] >= step
+        if self.by_lane:
+            one = (record & (_MANY | _ASYNCHRONOUS)) == 0
+            ordered |= one & (self.seen[warp, 2 * self.warps + thread % (32 * self.warps)] >= step)
+        ordered &= own_cta
         return ordered | ((self.published[other] >= step) & (self.acquired[warp] >= step))
 
 
@@ -132,22 +161,24 @@ class RaceShadow:
             return first, lanes, 1
         return (first[:, None] + np.arange(count)).ravel(), np.repeat(lanes, count), count
 
-    def _mine(self, frame: Frame, lanes: Array, strong: bool) -> Array:
+    def _mine(self, frame: Frame, lanes: Array, flags: np.int64) -> Array:
         base = (frame.machine.clocks.now << _STEP_SHIFT) + frame.machine.first_thread
-        return lanes + np.int64(base + (int(_STRONG) if strong else 0))
+        return lanes + np.int64(base + int(flags))
 
     def _conflicts(self, frame: Frame, lanes: Array, previous: Array, mine: Array) -> Array:
         """Positions whose previous access belongs to another lane and is not ordered before this one."""
-        other = ((previous ^ mine) & _THREAD != 0) | (previous & _MANY != 0)
+        other = ((previous ^ mine) & _THREAD != 0) | (previous & (_MANY | _ASYNCHRONOUS) != 0)
         suspects = np.flatnonzero((previous != 0) & other & (previous & mine & _STRONG == 0))
         if not suspects.size:
             return suspects
         return suspects[~frame.machine.clocks.ordered(lanes[suspects], previous[suspects])]
 
-    def read(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
-        """A load: it must not race with an earlier write."""
+    def read(
+        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, asynchronous: bool = False
+    ) -> None:
+        """A load, or the load of a copy that is issued: it must not race with an earlier write."""
         at, who, count = self._cover(index, lanes, access.width)
-        mine = self._mine(frame, who, access.strong)
+        mine = self._mine(frame, who, _ASYNCHRONOUS if asynchronous else _strong(access))
         if self.written:
             previous = self._writes[at]
             bad = self._conflicts(frame, who, previous, mine)
@@ -186,7 +217,7 @@ class RaceShadow:
     ) -> None:
         """A store: it must not race with an earlier access, unless it writes what is there already."""
         at, who, count = self._cover(index, lanes, access.width)
-        mine = self._mine(frame, who, access.strong)
+        mine = self._mine(frame, who, _strong(access))
         for bad, previous, kind in self._unordered(frame, at, who, mine):
             row = bad // count
             differs = region.words(access.width)[index[row] // access.width] != words[row]
@@ -210,12 +241,39 @@ class RaceShadow:
 
     def atomic(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
         """An atomic: it must not race with an earlier plain access."""
+        self._modify(frame, access, region, index, lanes, _STRONG)
+
+    def copy(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
+        """A copy to here is issued: it must not race with an earlier access. What it will write is not known yet."""
+        self._modify(frame, access, region, index, lanes, _ASYNCHRONOUS)
+
+    def _modify(
+        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, flags: np.int64
+    ) -> None:
         at, who, count = self._cover(index, lanes, access.width)
-        mine = self._mine(frame, who, True)
+        mine = self._mine(frame, who, flags)
         for bad, previous, kind in self._unordered(frame, at, who, mine):
             self._report(frame, access, region, index, lanes, bad[0], count, previous[0], kind)
         self._writes[at] = mine
         self.written = True
+
+    def ordered_after(
+        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, records: Array
+    ) -> None:
+        """Each lane's use of an object must come after the write `records` [n] that made it."""
+        mine = self._mine(frame, lanes, np.int64(0))
+        bad = self._conflicts(frame, lanes, records, mine)
+        if bad.size:
+            self._report(frame, access, region, index, lanes, bad[0], 1, records[bad[0]], "write-read")
+
+    def waited(self, frame: Frame, access: Access, index: Array, lanes: Array) -> None:
+        """`lanes` have waited for their copies, which from now on count as accesses of their own."""
+        at, who, _ = self._cover(index, lanes, access.width)
+        mine = self._mine(frame, who, np.int64(0))
+        columns = who // 32 % self.readers if self.readers else np.zeros(len(who), np.int64)
+        for records, place in ((self._writes, (at,)), (self._reads, (at, columns))):
+            copied = (records[place] & _ASYNCHRONOUS != 0) & ((records[place] ^ mine) & _THREAD == 0)
+            records[place] = np.where(copied, mine, records[place])
 
     def _report(
         self,
@@ -237,12 +295,15 @@ class RaceShadow:
         if region.stride:
             offset %= region.stride
         block, thread = machine.place_of(int(lanes[row]))
+        record = np.int64(record)
         other_block, other_thread = machine.place_of_thread(int(record & _THREAD))
         many = bool(record & _MANY)
         instruction = access.instruction
         verbs = {"write-write": "writes after a write by", "read-write": "writes after a read by"}
         verb = verbs.get(kind, "reads after a write by")
         whom = f"several threads of the warp of thread {other_thread}" if many else f"thread {other_thread}"
+        if record & _ASYNCHRONOUS:
+            whom = f"an asynchronous copy of {whom}"
         raise RaceError(
             f"{kind} race on byte {offset} of {region.name} ({region.space}): block {block} thread {thread} {verb} "
             f"{whom} of block {other_block}, and nothing orders the two; {machine.describe(instruction)}",
@@ -258,3 +319,7 @@ class RaceShadow:
             source=instruction.source,
             text=instruction.text,
         )
+
+
+def _strong(access: Access) -> np.int64:
+    return _STRONG if access.strong else np.int64(0)

@@ -28,6 +28,7 @@ _NO_DESTINATION = frozenset(
         "ret",
         "exit",
         "trap",
+        "cp",
     ]
 )
 
@@ -40,6 +41,9 @@ def destinations_and_sources(instruction: Instruction) -> tuple[tuple[Operand, .
     if not operands or not takes_result:
         return (), operands
     first = operands[0]
+    if isinstance(first, Address):
+        # What is written there is memory.
+        return (), operands
     if isinstance(first, Pair):
         return (first.first, first.second), operands[1:]
     if isinstance(first, Vector):

@@ -1,0 +1,175 @@
+"""Statements of the instructions that copy and wait asynchronously: `cp.async` and `mbarrier`."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from refmoe.ptx import isa
+from refmoe.ptx.access import Access, Store
+from refmoe.ptx.copies import CopyAsync, CopyCommit, CopyWait
+from refmoe.ptx.mbarrier import Arrive, CopyArrive, Create, Destroy, Expect, Wait, pending_count
+from refmoe.ptx.syntax import Immediate, Instruction, Not, Operand, Register
+
+if TYPE_CHECKING:
+    from refmoe.ptx.emit import Emitter
+
+__all__ = ["copy", "mbarrier"]
+
+_HINTS = r"(\.L2::cache_hint)?(\.L2::(64|128|256)B)?"
+_COPY = re.compile(rf"cp\.async\.(?P<cache>ca|cg)\.shared(::cta)?\.global{_HINTS}")
+_SPACE = r"(?P<space>\.shared(::cta|::cluster)?)?"
+_SCOPE = r"(\.(cta|cluster))?"
+_COPY_ARRIVE = re.compile(rf"cp\.async\.mbarrier\.arrive(?P<noinc>\.noinc)?{_SPACE}\.b64")
+_LIFE = re.compile(rf"mbarrier\.(?P<verb>init|inval){_SPACE}\.b64")
+_ARRIVE = re.compile(
+    rf"mbarrier\.(?P<verb>arrive|arrive_drop)(?P<form>\.noComplete|\.expect_tx)?(?P<order>\.release|\.relaxed)?{_SCOPE}"
+    rf"{_SPACE}\.b64"
+)
+_EXPECT = re.compile(rf"mbarrier\.(?P<verb>expect_tx|complete_tx)(\.relaxed)?{_SCOPE}{_SPACE}\.b64")
+_WAIT = re.compile(
+    rf"mbarrier\.(?P<verb>test_wait|try_wait)(?P<parity>\.parity)?(?P<order>\.acquire|\.relaxed)?{_SCOPE}{_SPACE}\.b64"
+)
+
+
+def copy(emitter: Emitter, instruction: Instruction) -> None:
+    """`cp.async` in its forms without bulk.
+
+    Raises:
+        isa.UnknownOpcode: another spelling.
+        ValueError: its operands do not fit.
+    """
+    opcode, operands = instruction.opcode, instruction.operands
+    guard = emitter.guard(instruction)
+    if opcode in ("cp.async.commit_group", "cp.async.wait_all"):
+        _count(operands, 0)
+        work = CopyCommit() if opcode.endswith("group") else CopyWait(0, everything=True)
+        emitter.lines.append(f"{emitter.bind('c', work)}(F, {guard})")
+        return
+    if opcode == "cp.async.wait_group":
+        _count(operands, 1)
+        keep = _integer(operands[0])
+        emitter.lines.append(f"{emitter.bind('c', CopyWait(keep))}(F, {guard})")
+        return
+    if (match := _COPY_ARRIVE.fullmatch(opcode)) is not None:
+        _count(operands, 1)
+        access, address = _object(emitter, instruction, match["space"], operands[0])
+        arrive = CopyArrive(access, increments=match["noinc"] is None)
+        emitter.lines.append(f"{emitter.bind('c', arrive)}(F, {address}, {guard})")
+        return
+    match = _COPY.fullmatch(opcode)
+    if match is None:
+        raise isa.UnknownOpcode(opcode)
+    hinted = "cache_hint" in opcode
+    if not 3 + hinted <= len(operands) <= 4 + hinted:
+        raise ValueError("wrong number of operands")
+    width = _integer(operands[2])
+    if width not in (4, 8, 16) or (match["cache"] == "cg" and width != 16):
+        raise ValueError(f"a copy of {width} bytes")
+    size = emitter.constant(width, "b32")
+    if len(operands) == 4 + hinted:
+        size = _copy_size(emitter, operands[3], size)
+    target, _ = emitter.address(operands[0], "shared")
+    source, _ = emitter.address(operands[1], "global")
+    element = min(width, 8)
+    issue = CopyAsync(
+        instruction,
+        Store(instruction, "shared", element, width // element),
+        Access(instruction, "global", element, width // element),
+    )
+    emitter.lines.append(f"{emitter.bind('c', issue)}(F, {target}, {source}, {size}, {guard})")
+
+
+def _copy_size(emitter: Emitter, operand: Operand, whole: str) -> str:
+    """Expression for the bytes that a copy reads: `src-size`, or none of them where `ignore-src` is on."""
+    if isinstance(operand, Not) or (isinstance(operand, Register) and operand.kind == "pred"):
+        return f"select({emitter.value(operand, 'pred')}, {emitter.constant(0, 'b32')}, {whole})"
+    return emitter.value(operand, "b32")
+
+
+def mbarrier(emitter: Emitter, instruction: Instruction) -> None:
+    """Every `mbarrier` instruction.
+
+    Raises:
+        isa.UnknownOpcode: another spelling.
+        ValueError: its operands do not fit.
+    """
+    emitter.has_mbarriers = True
+    opcode, operands = instruction.opcode, instruction.operands
+    guard = emitter.guard(instruction)
+    if opcode == "mbarrier.pending_count.b64":
+        _count(operands, 2)
+        state = emitter.value(operands[1], "b64")
+        emitter.assign(instruction, operands[0], f"{emitter.bind('c', pending_count)}({state})", "b32")
+    elif (match := _LIFE.fullmatch(opcode)) is not None:
+        _count(operands, 2 if match["verb"] == "init" else 1)
+        access, address = _object(emitter, instruction, match["space"], operands[0])
+        if match["verb"] == "inval":
+            emitter.lines.append(f"{emitter.bind('c', Destroy(access))}(F, {address}, {guard})")
+            return
+        count = emitter.value(operands[1], "b32")
+        emitter.lines.append(f"{emitter.bind('c', Create(access))}(F, {address}, {count}, {guard})")
+    elif (match := _EXPECT.fullmatch(opcode)) is not None:
+        _count(operands, 2)
+        access, address = _object(emitter, instruction, match["space"], operands[0])
+        expect = Expect(access, 1 if match["verb"] == "expect_tx" else -1)
+        owed = emitter.value(operands[1], "b32")
+        emitter.lines.append(f"{emitter.bind('c', expect)}(F, {address}, {owed}, {guard})")
+    elif (match := _ARRIVE.fullmatch(opcode)) is not None:
+        _arrive(emitter, instruction, match)
+    elif (match := _WAIT.fullmatch(opcode)) is not None:
+        _wait(emitter, instruction, match)
+    else:
+        raise isa.UnknownOpcode(opcode)
+
+
+def _arrive(emitter: Emitter, instruction: Instruction, match: re.Match[str]) -> None:
+    destination, place, *rest = instruction.operands
+    needed = match["form"] is not None
+    if not needed <= len(rest) <= 1:
+        raise ValueError("wrong number of operands")
+    access, address = _object(emitter, instruction, match["space"], place)
+    count, owed = emitter.constant(1, "b32"), emitter.constant(0, "b32")
+    if rest and match["form"] == ".expect_tx":
+        owed = emitter.value(rest[0], "b32")
+    elif rest:
+        count = emitter.value(rest[0], "b32")
+    work = Arrive(
+        access,
+        releases=match["order"] != ".relaxed",
+        drops=match["verb"] == "arrive_drop",
+        completes=match["form"] != ".noComplete",
+    )
+    call = f"{emitter.bind('c', work)}(F, {address}, {count}, {owed}, {emitter.guard(instruction)})"
+    emitter.assign(instruction, destination, call, "b64")
+
+
+def _wait(emitter: Emitter, instruction: Instruction, match: re.Match[str]) -> None:
+    # The last operand may be a time limit; lanes wait here as long as it takes.
+    destination, place, token, *rest = instruction.operands
+    if len(rest) > (match["verb"] == "try_wait"):
+        raise ValueError("wrong number of operands")
+    access, address = _object(emitter, instruction, match["space"], place)
+    work = Wait(access, parity=match["parity"] is not None, acquires=match["order"] != ".relaxed")
+    asked = emitter.value(token, "b32" if work.parity else "b64")
+    if match["verb"] == "try_wait":
+        emitter.waits[emitter.block] = work, f"({address}, {asked})"
+    call = f"{emitter.bind('c', work)}(F, {address}, {asked}, {emitter.guard(instruction)})"
+    emitter.assign(instruction, destination, call, "pred")
+
+
+def _object(emitter: Emitter, instruction: Instruction, space: str | None, operand: Operand) -> tuple[Access, str]:
+    """The access of a barrier, and its address; without a space the address is generic."""
+    address, _ = emitter.address(operand, "shared" if space else "generic")
+    return Access(instruction, "shared" if space else "generic", 8, 1, strong=True), address
+
+
+def _count(operands: tuple[Operand, ...], needed: int) -> None:
+    if len(operands) != needed:
+        raise ValueError(f"{needed} operands needed")
+
+
+def _integer(operand: Operand) -> int:
+    if not isinstance(operand, Immediate) or operand.form != "int":
+        raise ValueError("a constant needed")
+    return operand.value

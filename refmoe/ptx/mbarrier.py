@@ -1,0 +1,555 @@
+"""Barriers in shared memory: `mbarrier` objects, their phases, and the lanes parked at them.
+
+An object counts down the arrivals of its current phase and the bytes that transactions still owe; when both are zero
+the phase is complete, and the next one begins with the count that the object was initialised for. Its eight bytes
+are opaque: they count as uninitialised, and a store to them destroys the object.
+
+For races, an arrival releases what its lane did and saw, and a wait that finds its phase complete acquires what the
+arrivals of that phase released. `cp.async.mbarrier.arrive` arrives for copies, so it releases these alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refmoe.ptx.access import Access
+from refmoe.ptx.barriers import ranges
+from refmoe.ptx.errors import MisuseError
+from refmoe.ptx.memory import OWN_BASE
+from refmoe.ptx.syntax import Instruction
+
+if TYPE_CHECKING:
+    from refmoe.ptx.frame import Frame
+    from refmoe.ptx.machine import Machine
+
+__all__ = ["Arrive", "CopyArrive", "Create", "Destroy", "Expect", "Mbarriers", "Wait", "pending_count"]
+
+Array = Any
+_BYTES = 8
+# Both counts have 20 bits (PTX ISA, "Contents of the mbarrier object").
+MOST = (1 << 20) - 1
+# A state token: phase << 24 | pending count.
+_PHASE_SHIFT = 24
+_FOREVER = np.int64(1) << np.int64(62)
+
+
+@dataclass
+class _Arrival:
+    """Arrivals on barriers `ids` [n] once all that `lanes` [n] copied before number `number` has landed."""
+
+    number: int
+    step: int
+    lanes: Array
+    ids: Array
+
+
+class Mbarriers:
+    """The objects of some CTAs, numbered from 1 in the order of their initialisation."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._numbers: Array = None
+        self.count = 1
+        columns = 0 if machine.clocks is None else machine.clocks.columns
+        self._room(64, columns)
+        # Where lanes are parked: number of the object (0: not parked), and place of the wait.
+        self.at = np.zeros(machine.lanes, np.int64)
+        self._place = np.zeros(machine.lanes, np.int64)
+        self._asked = np.zeros(machine.lanes, np.uint64)
+        self._arrivals: list[_Arrival] = []
+
+    def _room(self, size: int, columns: int) -> None:
+        self.slot = np.zeros(size, np.int64)
+        self.expected = np.zeros(size, np.int64)
+        self.pending = np.zeros(size, np.int64)
+        self.transactions = np.zeros(size, np.int64)
+        self.phase = np.zeros(size, np.int64)
+        # Arrivals that copies under way will make.
+        self.announced = np.zeros(size, np.int64)
+        self._creation = np.zeros(size, np.int64)
+        # What the arrivals of this phase, and those of the last, have released.
+        self._coming = np.zeros((size, columns), np.int64)
+        self._known = np.zeros((size, columns), np.int64)
+        self._coming_acquired = np.zeros(size, np.int64)
+        self._known_acquired = np.zeros(size, np.int64)
+
+    def _grow(self) -> None:
+        for name in (
+            "slot", "expected", "pending", "transactions", "phase", "announced", "_creation", "_coming", "_known",
+            "_coming_acquired", "_known_acquired",
+        ):  # fmt: skip
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
+
+    # Objects by address
+
+    def slots(self, frame: Frame, access: Access, address: Array, lanes: Array) -> Array:
+        """Index of each lane's address in shared memory, in units of an object."""
+        shared = self.machine.shared
+        if self._numbers is None:
+            self._numbers = np.zeros(shared.data.size // _BYTES, np.int64)
+        found = np.zeros(len(lanes), np.int64)
+        for region, which, index in access._parts(frame, address, lanes):
+            if region is not shared:
+                lane = int(lanes[0] if which is None else lanes[which][0])
+                raise self.misuse(access.instruction, lane, "a barrier that is not in shared memory")
+            found[slice(None) if which is None else which] = index // _BYTES
+        return found
+
+    def objects(self, frame: Frame, access: Access, address: Array, lanes: Array) -> Array:
+        """Number of each lane's object.
+
+        Raises:
+            MisuseError: there is none.
+            RaceError: nothing orders its initialisation before this.
+        """
+        slots = self.slots(frame, access, address, lanes)
+        ids = self._numbers[slots]
+        if not ids.all():
+            lane = int(lanes[int(np.argmin(ids))])
+            raise self.misuse(access.instruction, lane, f"{self._name(slots[int(np.argmin(ids))])} is not initialised")
+        shared = self.machine.shared
+        written = shared.words(_BYTES, of_valid=True)[slots] != 0
+        if written.any():
+            bad = int(np.argmax(written))
+            raise self.misuse(
+                access.instruction, int(lanes[bad]), f"{self._name(slots[bad])} was overwritten by a store"
+            )
+        clocks = self.machine.clocks
+        if clocks is not None:
+            shared.shadow.ordered_after(frame, access, shared, slots * _BYTES, lanes, self._creation[ids])
+        return ids
+
+    def _name(self, slot: int) -> str:
+        shared = self.machine.shared
+        cta, byte = divmod(int(slot) * _BYTES, shared.stride)
+        block, _ = self.machine.place_of(cta * self.machine.warps * 32)
+        return f"the mbarrier at byte {byte} of {shared.name} (address 0x{OWN_BASE + byte:X}) of block {block}"
+
+    def misuse(self, instruction: Instruction, lane: int, what: str) -> MisuseError:
+        """The error of a lane."""
+        block, thread = self.machine.place_of(lane)
+        return MisuseError(
+            f"block {block} thread {thread}: {what}; {self.machine.describe(instruction)}",
+            block=block,
+            thread=thread,
+            line=instruction.line,
+            source=instruction.source,
+            text=instruction.text,
+        )
+
+    # Life
+
+    def create(self, frame: Frame, access: Access, address: Array, lanes: Array, counts: Array) -> None:
+        """`mbarrier.init`, one object a lane.
+
+        Raises:
+            MisuseError: a count out of range, or an object that is in use.
+        """
+        slots = self.slots(frame, access, address, lanes)
+        wrong = (counts < 1) | (counts > MOST)
+        if wrong.any():
+            bad = int(np.argmax(wrong))
+            raise self.misuse(access.instruction, int(lanes[bad]), f"a count of {int(counts[bad])}, not 1 to {MOST}")
+        shared = self.machine.shared
+        alive = (self._numbers[slots] != 0) & (shared.words(_BYTES, of_valid=True)[slots] == 0)
+        if alive.any() or len(np.unique(slots)) != len(slots):
+            bad = int(np.argmax(alive))
+            raise self.misuse(access.instruction, int(lanes[bad]), f"{self._name(slots[bad])} is initialised already")
+        if shared.shadow is not None:
+            shared.shadow.atomic(frame, access, shared, slots * _BYTES, lanes)
+        while self.count + len(slots) > len(self.slot):
+            self._grow()
+        ids = self.count + np.arange(len(slots))
+        self.count += len(slots)
+        self._numbers[slots] = ids
+        self.slot[ids] = slots
+        self.expected[ids] = self.pending[ids] = counts
+        if self.machine.clocks is not None:
+            self._creation[ids] = self.machine.clocks.record(lanes)
+        shared.words(_BYTES, of_valid=True)[slots] = 0
+
+    def destroy(self, frame: Frame, access: Access, address: Array, lanes: Array) -> None:
+        """`mbarrier.inval`.
+
+        Raises:
+            MisuseError: no object, or one at which lanes wait or on which copies will arrive.
+        """
+        ids = self.objects(frame, access, address, lanes)
+        used = np.isin(ids, self.at[self.at > 0]) | (self.announced[ids] > 0)
+        if used.any():
+            bad = int(np.argmax(used))
+            raise self.misuse(access.instruction, int(lanes[bad]), f"{self._name(self.slot[ids[bad]])} is in use")
+        self._numbers[self.slot[ids]] = 0
+
+    # Counting
+
+    def arrive(self, frame: Frame, work: Arrive, address: Array, lanes: Array, counts: Array, owed: Array) -> Array:
+        """Arrivals, lane after lane. Returns the state before each.
+
+        Args:
+            frame: the step.
+            work: the instruction.
+            address: uint64 [n].
+            lanes: int64 [n].
+            counts: int64 [n], how often each lane arrives.
+            owed: int64 [n], bytes that each adds to what transactions owe, before it arrives.
+        """
+        ids = self.objects(frame, work.access, address, lanes)
+        wrong = (counts < 1) | (counts > MOST)
+        if wrong.any():
+            bad = int(np.argmax(wrong))
+            raise self.misuse(
+                work.access.instruction, int(lanes[bad]), f"a count of {int(counts[bad])}, not 1 to {MOST}"
+            )
+        totals = np.bincount(ids, counts, self.count)
+        if (totals[ids] > self.pending[ids]).any() and len(lanes) > 1:
+            # The phase may end between two of them.
+            states = [
+                self.arrive(frame, work, address[i : i + 1], lanes[i : i + 1], counts[i : i + 1], owed[i : i + 1])
+                for i in range(len(lanes))
+            ]
+            return np.concatenate(states)
+        state = self._states(ids, counts)
+        np.add.at(self.transactions, ids, owed)
+        self._check_owed(work.access.instruction, ids, lanes)
+        if work.releases:
+            self._release(lanes, ids)
+        self._count_down(frame, work.access.instruction, ids, lanes, counts)
+        if work.drops:
+            np.add.at(self.expected, ids, -counts)
+        self._settle(frame, ids, work.access.instruction, "" if work.completes else "may not complete the phase")
+        return state
+
+    def _states(self, ids: Array, counts: Array) -> Array:
+        """The state that each of the arrivals finds."""
+        order = np.argsort(ids, kind="stable")
+        ordered, taken = ids[order], counts[order]
+        before = np.cumsum(taken) - taken
+        first = np.r_[True, ordered[1:] != ordered[:-1]]
+        before -= np.maximum.accumulate(np.where(first, before, 0))
+        state = np.empty(len(ids), np.int64)
+        state[order] = (self.phase[ordered] << _PHASE_SHIFT) + self.pending[ordered] - before
+        return state.view(np.uint64)
+
+    def _count_down(self, frame: Frame, instruction: Instruction, ids: Array, lanes: Array, counts: Array) -> None:
+        np.add.at(self.pending, ids, -counts)
+        below = self.pending[ids] < 0
+        if below.any():
+            bad = int(np.argmax(below))
+            number = ids[bad]
+            raise self.misuse(
+                instruction,
+                int(lanes[bad]),
+                f"{-int(self.pending[number])} arrivals more than phase {int(self.phase[number])} of "
+                f"{self._name(self.slot[number])} expects",
+            )
+        self.machine.progress()
+
+    def _check_owed(self, instruction: Instruction, ids: Array, lanes: Array) -> None:
+        beyond = np.abs(self.transactions[ids]) > MOST
+        if beyond.any():
+            bad = int(np.argmax(beyond))
+            owed = int(self.transactions[ids[bad]])
+            raise self.misuse(instruction, int(lanes[bad]), f"a transaction count of {owed}, beyond {MOST}")
+
+    def expect(self, frame: Frame, work: Expect, address: Array, lanes: Array, owed: Array) -> None:
+        """`mbarrier.expect_tx` and, with negative bytes, `mbarrier.complete_tx`."""
+        ids = self.objects(frame, work.access, address, lanes)
+        np.add.at(self.transactions, ids, owed)
+        self._check_owed(work.access.instruction, ids, lanes)
+        self.machine.progress()
+        self._settle(frame, ids, work.access.instruction, "")
+
+    def announce(self, frame: Frame, work: CopyArrive, address: Array, lanes: Array) -> None:
+        """`cp.async.mbarrier.arrive`: one arrival for each lane, once its copies have landed."""
+        ids = self.objects(frame, work.access, address, lanes)
+        if work.increments:
+            np.add.at(self.pending, ids, 1)
+            if (self.pending[ids] > MOST).any():
+                raise self.misuse(work.access.instruction, int(lanes[0]), "a pending count beyond its 20 bits")
+        np.add.at(self.announced, ids, 1)
+        machine = self.machine
+        self._arrivals.append(_Arrival(machine.copies.issued, machine.launch.steps, lanes, ids))
+        machine.progress()
+        self._settle(frame, ids, work.access.instruction, "")
+
+    def _settle(self, frame: Frame, ids: Array, instruction: Instruction, refusal: str) -> None:
+        """Complete phases that have all they expect; land copies that alone keep parked lanes waiting."""
+        ids = np.unique(ids)
+        self._complete(ids, instruction, refusal)
+        if self._arrivals:
+            awaited = ids[np.isin(ids, self.at[self.at > 0])]
+            if awaited.size:
+                self.land(frame, awaited, instruction)
+
+    def _complete(self, ids: Array, instruction: Instruction, refusal: str) -> None:
+        done = ids[(self.pending[ids] == 0) & (self.transactions[ids] == 0)]
+        if not done.size:
+            return
+        if refusal:
+            cta = int(self.slot[done[0]]) * _BYTES // self.machine.shared.stride
+            raise self.misuse(instruction, cta * self.machine.warps * 32, f"an arrival that {refusal} completes it")
+        self.phase[done] += 1
+        self.pending[done] = self.expected[done]
+        if self.machine.clocks is not None:
+            self._known[done] = self._together(done)
+            self._known_acquired[done] = self._coming_acquired[done]
+            self._coming[done] = 0
+            self._coming_acquired[done] = 0
+        woken = np.isin(self.at, done)
+        if woken.any():
+            self._send(woken)
+        self.machine.progress()
+
+    def land(self, frame: Frame, ids: Array, instruction: Instruction) -> None:
+        """Land the copies of those objects' arrivals for which nothing else is missing."""
+        ready = ids[
+            (self.announced[ids] > 0) & (self.announced[ids] >= self.pending[ids]) & (self.transactions[ids] == 0)
+        ]
+        if not ready.size:
+            return
+        machine = self.machine
+        before = np.zeros(machine.lanes, np.int64)
+        left, coming = [], []
+        for arrival in self._arrivals:
+            which = np.isin(arrival.ids, ready)
+            if which.any():
+                lanes, numbers = arrival.lanes[which], arrival.ids[which]
+                before[lanes] = np.maximum(before[lanes], arrival.number)
+                coming.append((numbers, lanes))
+                if machine.clocks is not None:
+                    warps = lanes >> 5
+                    column = machine.warps + warps % machine.warps
+                    np.maximum.at(self._coming, (numbers, column), arrival.step)
+            if not which.all():
+                arrival.lanes, arrival.ids = arrival.lanes[~which], arrival.ids[~which]
+                left.append(arrival)
+        self._arrivals = left
+        machine.copies.announce(frame, before)
+        for numbers, lanes in coming:
+            np.add.at(self.announced, numbers, -1)
+            self._count_down(frame, instruction, numbers, lanes, np.ones(len(lanes), np.int64))
+        self._complete(ready, instruction, "")
+
+    # Waiting
+
+    def complete(self, work: Wait, ids: Array, lanes: Array, asked: Array) -> Array:
+        """Whether the phase that each lane asks for is complete; `asked` is a parity or a state."""
+        phase = self.phase[ids]
+        if work.parity:
+            odd = asked > 1
+            if odd.any():
+                bad = int(np.argmax(odd))
+                raise self.misuse(work.access.instruction, int(lanes[bad]), f"a parity of {int(asked[bad])}")
+            return (phase & 1) != asked.view(np.int64)
+        wanted = (asked >> np.uint64(_PHASE_SHIFT)).view(np.int64)
+        stale = (phase - wanted > 1) | (phase < wanted)
+        if stale.any():
+            bad = int(np.argmax(stale))
+            raise self.misuse(
+                work.access.instruction,
+                int(lanes[bad]),
+                f"the state of phase {int(wanted[bad])}, in phase {int(phase[bad])}",
+            )
+        return phase > wanted
+
+    def look(self, frame: Frame, work: Wait, address: Array, lanes: Array, asked: Array) -> tuple[Array, Array]:
+        """(objects, whether their phases are complete) of lanes that need them, copies landed where they alone lack."""
+        ids = self.objects(frame, work.access, address, lanes)
+        ready = self.complete(work, ids, lanes, asked)
+        if self._arrivals and not ready.all():
+            self.land(frame, np.unique(ids[~ready]), work.access.instruction)
+            ready = self.complete(work, ids, lanes, asked)
+        return ids, ready
+
+    def acquire(self, ids: Array, lanes: Array) -> None:
+        """Lanes have seen the last phase of their objects complete."""
+        clocks = self.machine.clocks
+        if clocks is None or not lanes.size:
+            return
+        warps, numbers = _runs(lanes >> 5, ids)
+        np.maximum.at(clocks.seen, warps, self._known[numbers])
+        np.maximum.at(clocks.acquired, warps, self._known_acquired[numbers])
+
+    def park(self, place: int, lanes: Array, ids: Array, asked: Array) -> None:
+        """Lanes wait at the instruction that begins block `place`."""
+        self.at[lanes] = ids
+        self._place[lanes] = place
+        self._asked[lanes] = asked
+
+    def _send(self, lanes: Array) -> None:
+        for place in np.unique(self._place[lanes]):
+            self.machine.resume_at(int(place), lanes & (self._place == place))
+        self.at[lanes] = 0
+
+    def give_up(self) -> Array:
+        """Send all parked lanes on, as after the time limit of `try_wait`. Returns who they are."""
+        parked = self.at > 0
+        self._send(parked)
+        return parked
+
+    def report(self) -> list[str]:
+        """One sentence for each object and place at which lanes are parked."""
+        machine = self.machine
+        lines = []
+        parked = np.flatnonzero(self.at > 0)
+        for number, place in sorted(set(zip(self.at[parked].tolist(), self._place[parked].tolist(), strict=True))):
+            lanes = np.flatnonzero((self.at == number) & (self._place == place))
+            work = machine.code.waits[place].work
+            asked = int(self._asked[lanes[0]])
+            what = f"parity {asked}" if work.parity else f"phase {asked >> _PHASE_SHIFT}"
+            lines.append(
+                f"{self._name(self.slot[number])}: phase {int(self.phase[number])} (parity "
+                f"{int(self.phase[number]) & 1}) is not complete, {int(self.pending[number])} of "
+                f"{int(self.expected[number])} arrivals and {int(self.transactions[number])} bytes pending, "
+                f"{int(self.announced[number])} arrivals by copies under way; waiting for {what} are "
+                f"{ranges(machine, lanes)}; {machine.describe(work.access.instruction)}"
+            )
+        return lines
+
+    # Races
+
+    def _release(self, lanes: Array, ids: Array) -> None:
+        clocks = self.machine.clocks
+        if clocks is None:
+            return
+        warps, numbers = _runs(lanes >> 5, ids)
+        np.maximum.at(self._coming, numbers, clocks.seen[warps])
+        np.maximum.at(self._coming_acquired, numbers, clocks.acquired[warps])
+        per_cta = self.machine.warps * 32
+        self._coming[ids, 2 * self.machine.warps + lanes % per_cta] = clocks.now
+
+    def _together(self, ids: Array) -> Array:
+        """What arrivals released, where a warp all of whose lanes arrived is known as a whole."""
+        machine = self.machine
+        known = self._coming[ids]
+        warps = machine.warps
+        cta = self.slot[ids] * _BYTES // machine.shared.stride
+        alive = machine.alive.reshape(machine.ctas, warps, 32)[cta]
+        lanes = np.where(alive, known[:, 2 * warps :].reshape(-1, warps, 32), _FOREVER).min(axis=2)
+        known[:, :warps] = np.maximum(known[:, :warps], np.where(lanes < _FOREVER, lanes, 0))
+        return known
+
+
+def _runs(warps: Array, ids: Array) -> tuple[Array, Array]:
+    """Pairs (warp, object) without neighbouring repeats."""
+    first = np.r_[True, (warps[1:] != warps[:-1]) | (ids[1:] != ids[:-1])]
+    return warps[first], ids[first]
+
+
+def _vector(frame: Frame, where: Array | None, value: Array, dtype: Any) -> Array:
+    """An operand of the acting lanes."""
+    whole = np.broadcast_to(value, (frame.count,))
+    return (whole if where is None else whole[where]).astype(dtype)
+
+
+@dataclass(frozen=True)
+class Create:
+    """`mbarrier.init`."""
+
+    access: Access
+
+    def __call__(self, frame: Frame, address: Array, count: Array, guard: Array | None) -> None:
+        """Initialise the objects of the acting lanes."""
+        where, lanes, chosen = frame.select(address, guard)
+        if lanes.size:
+            frame.machine.mbarriers.create(frame, self.access, chosen, lanes, _vector(frame, where, count, np.int64))
+
+
+@dataclass(frozen=True)
+class Destroy:
+    """`mbarrier.inval`."""
+
+    access: Access
+
+    def __call__(self, frame: Frame, address: Array, guard: Array | None) -> None:
+        """End the objects of the acting lanes."""
+        _, lanes, chosen = frame.select(address, guard)
+        if lanes.size:
+            frame.machine.mbarriers.destroy(frame, self.access, chosen, lanes)
+
+
+@dataclass(frozen=True)
+class Arrive:
+    """`mbarrier.arrive`, `arrive_drop`, with `.expect_tx` or `.noComplete`.
+
+    Attributes:
+        access: the object.
+        releases: not `.relaxed`.
+        drops: the arrivals are missing from all later phases too.
+        completes: the phase may end here.
+    """
+
+    access: Access
+    releases: bool = True
+    drops: bool = False
+    completes: bool = True
+
+    def __call__(self, frame: Frame, address: Array, count: Array, owed: Array, guard: Array | None) -> Array:
+        """Arrive `count` times, after adding `owed` bytes. The states before, uint64 [lanes of the frame]."""
+        where, lanes, chosen = frame.select(address, guard)
+        result = np.zeros(frame.count, np.uint64)
+        if lanes.size:
+            counts, bytes_ = _vector(frame, where, count, np.int64), _vector(frame, where, owed, np.int64)
+            states = frame.machine.mbarriers.arrive(frame, self, chosen, lanes, counts, bytes_)
+            result[slice(None) if where is None else where] = states
+        return result
+
+
+@dataclass(frozen=True)
+class Expect:
+    """`mbarrier.expect_tx`, and with `sign` -1 `mbarrier.complete_tx`."""
+
+    access: Access
+    sign: int
+
+    def __call__(self, frame: Frame, address: Array, owed: Array, guard: Array | None) -> None:
+        """Change what transactions owe."""
+        where, lanes, chosen = frame.select(address, guard)
+        if lanes.size:
+            owed = _vector(frame, where, owed, np.int64) * self.sign
+            frame.machine.mbarriers.expect(frame, self, chosen, lanes, owed)
+
+
+@dataclass(frozen=True)
+class CopyArrive:
+    """`cp.async.mbarrier.arrive`; `increments`: not `.noinc`, the phase expects one arrival more."""
+
+    access: Access
+    increments: bool
+
+    def __call__(self, frame: Frame, address: Array, guard: Array | None) -> None:
+        """Announce the arrivals."""
+        _, lanes, chosen = frame.select(address, guard)
+        if lanes.size:
+            frame.machine.mbarriers.announce(frame, self, chosen, lanes)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """`mbarrier.test_wait` and `try_wait`; `parity`: for a parity, not for a state. `acquires`: not `.relaxed`."""
+
+    access: Access
+    parity: bool
+    acquires: bool = True
+
+    def __call__(self, frame: Frame, address: Array, asked: Array, guard: Array | None) -> Array:
+        """Whether the phase is complete, bool [lanes of the frame]."""
+        where, lanes, chosen = frame.select(address, guard)
+        result = np.zeros(frame.count, bool)
+        if lanes.size:
+            mbarriers = frame.machine.mbarriers
+            ids, ready = mbarriers.look(frame, self, chosen, lanes, _vector(frame, where, asked, np.uint64))
+            if self.acquires:
+                mbarriers.acquire(ids[ready], lanes[ready])
+            result[slice(None) if where is None else where] = ready
+        return result
+
+
+def pending_count(state: Array) -> Array:
+    """`mbarrier.pending_count`: of the state that an arrival found."""
+    return (state & np.uint64(MOST)).astype(np.uint32)
