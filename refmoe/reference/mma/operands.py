@@ -119,7 +119,7 @@ class Operand:
         """The values [R, K], scales included, exactly."""
         values = np.take(table(self.format).value, self.indices(), mode="clip")
         if self.scales is not None:
-            values *= np.repeat(_scale_values()[self.scales], SCALE_BLOCK, axis=1)
+            values *= np.repeat(scale_values()[self.scales], SCALE_BLOCK, axis=1)
         return values
 
     def blocks(self, length: int) -> Blocks:
@@ -136,7 +136,7 @@ class Operand:
         if self.scales is not None:
             scales = np.ascontiguousarray(self.scales.T)
             scale = scales.astype(np.int32) - E8M0.bias
-            values *= _scale_values()[scales][:, :, None]
+            values *= scale_values()[scales][:, :, None]
             top += scale
             low += scale
         return Blocks(codes, self.format, values, scale, top, low)
@@ -149,7 +149,8 @@ class Operand:
 
 
 @cache
-def _scale_values() -> NDArray[np.float64]:
+def scale_values() -> NDArray[np.float64]:
+    """The value of each of the 256 E8M0 scales."""
     values = power_of_two(np.arange(256) - E8M0.bias)
     values[_NAN_SCALE] = np.nan
     return values

@@ -56,11 +56,16 @@ def tensor_core_mma(
     model = as_model(model)
     check_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
     block = model.pair(a_format, b_format).block
-    chain = _chain(model, block)
     out = np.empty(c.shape, np.float32)
-    for at, x, y in each_product(a, b, a_format, b_format, a_scales, b_scales):
+    if model.kind is Kind.FUSED and a.shape[-1] == block and a.ndim > 2 and c.size:
+        sides = (_side(a, a_format, a_scales), _side(b, b_format, b_scales))
         with np.errstate(over="ignore", under="ignore"):
-            out[at] = chain(x, y, c[at])
+            out[...] = fused_instructions(*sides, c.reshape(-1, *c.shape[-2:]), model).reshape(c.shape)
+    else:
+        chain = _chain(model, block)
+        for at, x, y in each_product(a, b, a_format, b_format, a_scales, b_scales):
+            with np.errstate(over="ignore", under="ignore"):
+                out[at] = chain(x, y, c[at])
     out.view(np.uint32)[np.isnan(out)] = NAN_BITS
     return out
 
@@ -79,6 +84,14 @@ def split_k_sum(parts: NDArray[np.float32]) -> NDArray[np.float32]:
             total += part
     total.view(np.uint32)[np.isnan(total)] = NAN_BITS
     return total
+
+
+def _side(codes: NDArray[np.unsignedinteger], fmt: str, scales: NDArray[np.uint8] | None) -> Side:
+    """One operand of a batch of single instructions."""
+    rows = codes.shape[-2:]
+    return Side(
+        codes.reshape(-1, *rows), ELEMENT_FORMATS[fmt], None if scales is None else scales.reshape(-1, rows[0])
+    )
 
 
 def _chain(

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from refmoe.formats import E8M0, FP16, FP32, Format
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind
@@ -63,15 +64,11 @@ def accumulate(
     """
     formats = ELEMENT_FORMATS[a_format], ELEMENT_FORMATS[b_format]
     products = []
-    for k, (x, y) in enumerate(zip(a, b, strict=True)):
-        scales = [Number(NumberKind.FINITE, False, Fraction(1))] * 2
-        if a_scales is not None:
-            scales[0] = decode(a_scales[k // _SCALE_BLOCK], E8M0)
-        if b_scales is not None:
-            scales[1] = decode(b_scales[k // _SCALE_BLOCK], E8M0)
-        products.append(_product(x, y, formats, (scales[0], scales[1])))
+    for k, codes in enumerate(zip(a, b, strict=True)):
+        given = [scales[k // _SCALE_BLOCK] for scales in (a_scales, b_scales) if scales is not None]
+        products.append(_product(codes, formats, tuple(given)))
     if model.kind is Kind.EXACT:
-        return round_to_nearest(_sum([_c_term(c), *products]), FP32)
+        return round_to_nearest(_sum([term.number for term in (_c_term(c), *products)]), FP32)
     if model.kind is Kind.FMA:
         for product in products:
             c = _added(product.number, decode(c, FP32))
@@ -81,7 +78,7 @@ def accumulate(
         for k in range(0, len(products), _SCALE_BLOCK):
             partial = 0
             for part in model.passes:
-                widened = [_product(*_as_fp16(a[k + i], b[k + i], formats), (FP16, FP16)) for i in part]
+                widened = [_product(_as_fp16((a[k + i], b[k + i]), formats), (FP16, FP16), ()) for i in part]
                 partial = fused_block(widened, partial, model)
             c = _added(decode(partial, FP32), decode(c, FP32))
         return c
@@ -97,8 +94,8 @@ def fused_block(products: Sequence[Term], c: int, model: AccumulationModel) -> i
     terms = [*products, _c_term(c)]
     exponents = [term.exponent for term in terms if term.exponent is not None]
     unit = max([*exponents, model.floor]) - model.align_bits
-    aligned = [Term(_truncated(term.number, unit), None) for term in terms]
-    return _cut(_sum(aligned), model.result_bits)
+    total = _sum([Number(n.kind, n.negative, _truncated(n.magnitude, unit)) for n in (term.number for term in terms)])
+    return _cut(total.times(Fraction(2) ** unit), model.result_bits)
 
 
 def round_to_nearest(number: Number, fmt: Format) -> int:
@@ -114,32 +111,33 @@ def _cut(number: Number, fraction_bits: int) -> int:
     """Toward zero to FP32 with that many fraction bits; every zero is +0."""
     if number.kind is not NumberKind.FINITE:
         return _special(number, FP32)
-    cut = _truncated(number, _exponent(number.magnitude, FP32) - fraction_bits)
-    return _encoded(number.negative and cut.magnitude != 0, cut.magnitude, FP32)
+    unit = _exponent(number.magnitude, FP32) - fraction_bits
+    cut = _truncated(number.magnitude, unit) * Fraction(2) ** unit
+    return _encoded(number.negative and cut != 0, cut, FP32)
 
 
-def _product(x: int, y: int, formats: tuple[Format, Format], scales: tuple[Number, Number] | None = None) -> Term:
-    factors = [decode(x, formats[0]), decode(y, formats[1])]
-    everything = [*factors, *(scales or ())]
-    negative = factors[0].negative != factors[1].negative
-    kinds = [factor.kind for factor in everything]
-    zero = any(factor.kind is NumberKind.FINITE and factor.magnitude == 0 for factor in everything)
+@lru_cache(maxsize=1 << 16)
+def _product(codes: tuple[int, int], formats: tuple[Format, Format], scales: tuple[int, ...]) -> Term:
+    """The exact product of two elements and of the E8M0 scales that there are."""
+    elements = [decode(code, fmt) for code, fmt in zip(codes, formats, strict=True)]
+    factors = elements + [decode(scale, E8M0) for scale in scales]
+    kinds = [factor.kind for factor in factors]
+    zero = any(factor.kind is NumberKind.FINITE and factor.magnitude == 0 for factor in factors)
+    negative = elements[0].negative != elements[1].negative
     if NumberKind.NAN in kinds or (NumberKind.INFINITE in kinds and zero):
         return Term(Number(NumberKind.NAN, False, Fraction(0)), None)
     if NumberKind.INFINITE in kinds:
         return Term(Number(NumberKind.INFINITE, negative, Fraction(0)), None)
-    magnitude = math.prod((factor.magnitude for factor in everything), start=Fraction(1))
-    if zero:
-        return Term(Number(NumberKind.FINITE, negative, Fraction(0)), None)
-    exponent = sum(_exponent(factor.magnitude, fmt) for factor, fmt in zip(factors, formats, strict=True))
-    exponent += sum(_floor_log2(scale.magnitude) for scale in scales or ())
-    return Term(Number(NumberKind.FINITE, negative, magnitude), exponent)
+    number = Number(NumberKind.FINITE, negative, math.prod((factor.magnitude for factor in factors), start=Fraction(1)))
+    exponent = sum(_exponent(element.magnitude, fmt) for element, fmt in zip(elements, formats, strict=True))
+    return Term(number, None if zero else exponent + sum(scale - E8M0.bias for scale in scales))
 
 
-def _as_fp16(x: int, y: int, formats: tuple[Format, Format]) -> tuple[int, int]:
-    return _recoded(x, formats[0]), _recoded(y, formats[1])
+def _as_fp16(codes: tuple[int, int], formats: tuple[Format, Format]) -> tuple[int, int]:
+    return _recoded(codes[0], formats[0]), _recoded(codes[1], formats[1])
 
 
+@lru_cache(maxsize=1 << 10)
 def _recoded(code: int, fmt: Format) -> int:
     number = decode(code, fmt)
     if number.kind is NumberKind.NAN:
@@ -155,32 +153,30 @@ def _c_term(c: int) -> Term:
     return Term(number, _exponent(number.magnitude, FP32) if takes_part else None)
 
 
-def _sum(terms: Sequence[Term]) -> Number:
+def _sum(numbers: Sequence[Number]) -> Number:
     """The exact sum; an exact zero is positive."""
-    infinities = {term.number.negative for term in terms if term.number.kind is NumberKind.INFINITE}
-    if any(term.number.kind is NumberKind.NAN for term in terms) or len(infinities) == 2:
+    infinities = {number.negative for number in numbers if number.kind is NumberKind.INFINITE}
+    if any(number.kind is NumberKind.NAN for number in numbers) or len(infinities) == 2:
         return Number(NumberKind.NAN, False, Fraction(0))
     if infinities:
         return Number(NumberKind.INFINITE, infinities.pop(), Fraction(0))
-    total = sum((_signed(term.number) for term in terms), Fraction(0))
+    total = sum((-number.magnitude if number.negative else number.magnitude for number in numbers), Fraction(0))
     return Number(NumberKind.FINITE, total < 0, abs(total))
 
 
 def _added(x: Number, y: Number) -> int:
     """x + y in FP32, rounded once to nearest; two negative zeros add up to one (IEEE 754-2019 section 6.3)."""
-    total = _sum([Term(x, None), Term(y, None)])
+    total = _sum([x, y])
     if total.kind is NumberKind.FINITE and total.magnitude == 0:
         return _NEGATIVE_ZERO if x.negative and y.negative else 0
     return round_to_nearest(total, FP32)
 
 
-def _signed(number: Number) -> Fraction:
-    return -number.magnitude if number.negative else number.magnitude
-
-
-def _truncated(number: Number, unit_exponent: int) -> Number:
-    unit = Fraction(2) ** unit_exponent
-    return Number(number.kind, number.negative, math.floor(number.magnitude / unit) * unit)
+def _truncated(magnitude: Fraction, unit_exponent: int) -> Fraction:
+    """How many whole 2^unit_exponent there are in a magnitude."""
+    if unit_exponent < 0:
+        return Fraction((magnitude.numerator << -unit_exponent) // magnitude.denominator)
+    return Fraction(magnitude.numerator // (magnitude.denominator << unit_exponent))
 
 
 def _exponent(magnitude: Fraction, fmt: Format) -> int:
