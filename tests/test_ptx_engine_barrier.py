@@ -62,6 +62,25 @@ def test_half_a_warp_does_not_arrive() -> None:
         run(body, np.zeros(32, np.uint32))
 
 
+@pytest.mark.parametrize("opcode", ["bar.sync", "barrier.sync.aligned", "barrier.sync"])
+def test_lanes_of_a_warp_meet_at_two_instructions(opcode: str) -> None:
+    body = f"""
+        setp.ge.u32 %p1, %r1, 48;
+        @%p1 bra OTHER;
+        {opcode} 0;
+        ret;
+    OTHER:
+        {opcode} 0;
+        ret;
+    """
+    if opcode == "barrier.sync":
+        run(body, np.zeros(64, np.uint32), block=(64, 1, 1))
+        return
+    with pytest.raises(ptx.WarpError, match="at another barrier instruction") as caught:
+        run(body, np.zeros(64, np.uint32), block=(64, 1, 1))
+    assert caught.value.thread == (47, 0, 0)
+
+
 def test_exited_warps_and_lanes_are_not_waited_for() -> None:
     body = """
         setp.ge.u32 %p1, %r1, 40;

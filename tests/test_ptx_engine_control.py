@@ -184,6 +184,26 @@ def test_direct_calls(tmp_path) -> None:
     assert (out == x * 3).all()
 
 
+@pytest.mark.parametrize(("guard", "called"), [("@%p1", range(8)), ("@!%p1", range(8, 32))])
+def test_a_guarded_call_runs_where_its_guard_is_on(guard: str, called: range) -> None:
+    callee = """
+        .func store(.param .b64 address) {
+            .reg .b64 %a;
+            ld.param.b64 %a, [address];
+            st.u32 [%a], 9;
+            ret;
+        }
+    """
+    body = f"""
+        setp.lt.u32 %p1, %r1, 8;
+        {{ .param .b64 a; st.param.b64 [a], %d2; {guard} call.uni store, (a); }}
+        ret;
+    """
+    out = np.zeros(32, np.uint32)
+    run(body, out, module_scope=callee)
+    assert np.flatnonzero(out).tolist() == list(called)
+
+
 SPIN = """
     mov.u32 %r3, 0;
     setp.eq.u32 %p1, %r1, {writer};
@@ -319,6 +339,22 @@ def test_guards_keep_the_old_value() -> None:
     out = np.zeros(32, np.uint32)
     run(body, out)
     np.testing.assert_array_equal(out, np.where(np.arange(32) < 16, 2, 6))
+
+
+def test_a_guard_that_its_own_instruction_overwrites() -> None:
+    body = """
+        setp.lt.u32 %p1, %r1, 16;
+        setp.gt.u32 %p2, %r1, 99;
+        @%p1 setp.gt.u32 %p1|%p2, %r1, 99;
+        selp.u32 %r3, 1, 0, %p1;
+        selp.u32 %r4, 2, 0, %p2;
+        add.u32 %r3, %r3, %r4;
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out = np.zeros(32, np.uint32)
+    run(body, out)
+    np.testing.assert_array_equal(out, np.where(np.arange(32) < 16, 2, 0))
 
 
 def test_a_uniform_register_written_by_some_lanes() -> None:

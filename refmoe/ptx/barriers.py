@@ -142,6 +142,7 @@ class Barriers:
         np.add.at(self.threads[:, number], owner, 32)
         lanes = (warps[:, None] * 32 + np.arange(32)).ravel()
         lanes = lanes[machine.alive[lanes]]
+        self._check_aligned(lanes)
         self._counted[lanes] = True
         if machine.clocks is not None:
             known, acquired = machine.clocks.knowledge(warps)
@@ -152,6 +153,15 @@ class Barriers:
         if going.any():
             self.at[going] = -1
             self._send(going)
+
+    def _check_aligned(self, lanes: Array) -> None:
+        """The lanes of a warp must come by one instruction, if that is `.aligned` (as every `bar` is)."""
+        machine = self.machine
+        split = np.flatnonzero((np.diff(lanes >> 5) == 0) & (np.diff(self._origin[lanes]) != 0))
+        for lane in lanes[np.union1d(split, split + 1)]:
+            code = machine.code.barriers[int(self._origin[lane])]
+            if code.instruction.opcode.startswith("bar.") or ".aligned" in code.instruction.opcode:
+                raise self._error(code, lane, "other lanes of its warp are at another barrier instruction")
 
     def _complete(self, cta: int, number: int) -> None:
         """Lanes that wait at a barrier go on, and it starts anew."""

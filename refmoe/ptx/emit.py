@@ -244,7 +244,10 @@ class Emitter:
             return
         temporaries = [f"v{i}" for i in range(len(targets))]
         self.lines.append(f"{', '.join(temporaries)} = {call}")
-        for (operand, kind), temporary in zip(targets, temporaries, strict=True):
+        # Its own guard comes last: every assignment still reads it.
+        for (operand, kind), temporary in sorted(
+            zip(targets, temporaries, strict=True), key=lambda item: item[0][0] == instruction.guard
+        ):
             self.assign(instruction, operand, temporary, kind, operation.sign_extend)
 
     def _function(self, function: Callable[..., Any]) -> str:
@@ -413,10 +416,9 @@ class Emitter:
         operands = list(instruction.operands)
         destination = operands.pop(0) if opcode.stem == "atom" else None
         address, _ = self.address(operands.pop(0), opcode.space)
-        sources = operands[: 2 if opcode.operation == "cas" else 1]
-        if len(operands) != len(sources) + opcode.hinted or (
-            opcode.stem == "red" and opcode.operation in ("cas", "exch")
-        ):
+        count = 2 if opcode.operation == "cas" else 1
+        sources = operands[:count]
+        if len(operands) != count + opcode.hinted or (opcode.stem == "red" and opcode.operation in ("cas", "exch")):
             raise ValueError("wrong number of operands")
         kind = f"b{opcode.size * 8}"
         columns = [self._elements(source, opcode.count) for source in sources]
@@ -509,4 +511,6 @@ class Emitter:
 
     def _warp_barrier(self, instruction: Instruction) -> None:
         self.spelled(instruction, "bar.warp.sync")
+        if len(instruction.operands) != 1:
+            raise ValueError("wrong number of operands")
         self.lines.append("F.warp_sync()")

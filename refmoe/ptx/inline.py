@@ -88,7 +88,11 @@ class _Inliner:
                 body.append(rename.instruction(replace(statement, opcode="bra", operands=()), (Symbol(end.name),)))
             else:
                 body.append(rename.instruction(statement))
-        return [*self.expand(tuple(body), (*stack, callee.name)), end]
+        result = [*self.expand(tuple(body), (*stack, callee.name)), end]
+        if instruction.guard is None:
+            return result
+        around = replace(instruction, opcode="bra", operands=(Symbol(end.name),), negated=not instruction.negated)
+        return [around, *result]
 
     def parts(self, instruction: Instruction) -> tuple[tuple[Symbol, ...], Function, tuple[Symbol, ...]]:
         operands = list(instruction.operands)

@@ -232,6 +232,11 @@ def _check_shape(module: Module, code: Code, grid: Index3, block: Index3, warps:
         raise ArgumentMismatch(
             f"block {block} has {threads} threads; .maxntid {most} of {code.entry.name} in {module.name}"
         )
+    blocks = math.prod(directives.get("reqnctapercluster", ()))
+    if blocks > 1:
+        raise ArgumentMismatch(
+            f"{code.entry.name} in {module.name} needs clusters of {blocks} blocks; here they have one"
+        )
     exact = directives.get("reqntid")
     if exact and block != (*exact, 1, 1)[:3]:
         raise ArgumentMismatch(f"block {block}; .reqntid {exact} of {code.entry.name} in {module.name}")
@@ -304,7 +309,10 @@ def _scalar(variable: Variable, argument: Any, where: str) -> bytes:
     if isinstance(number, float) or variable.type in ("f32", "f64"):
         if variable.type[0] not in "fb" or bits not in (32, 64):
             raise ArgumentMismatch(f"{where}: {describe(argument)} for a .{variable.type}")
-        return struct.pack("<f" if bits == 32 else "<d", float(number))
+        try:
+            return struct.pack("<f" if bits == 32 else "<d", float(number))
+        except OverflowError as error:
+            raise ArgumentMismatch(f"{where}: {number} does not fit .{variable.type}") from error
     if not -(1 << (bits - 1)) <= number < (1 << bits):
         raise ArgumentMismatch(f"{where}: {number} does not fit .{variable.type}")
     return (int(number) & ((1 << bits) - 1)).to_bytes(bits // 8, "little")

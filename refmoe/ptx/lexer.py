@@ -29,7 +29,7 @@ _TOKEN = re.compile(
     |(?P<newline>\n)
     |(?P<comment>/\*.*?\*/)
     |(?P<number>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b|0[xX][0-9a-fA-F]+U?\b|0[bB][01]+U?\b
-        |\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+U?(?![\w.]))
+        |\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|(?:0[0-7]*|[1-9]\d*)U?(?![\w.]))
     |(?P<word>[%$A-Za-z_][\w$]*(?:(?:\.|::)[A-Za-z0-9_]+)*)
     |(?P<directive>\.[A-Za-z_]\w*(?:::\w+)*)
     |(?P<string>"[^"\n]*")

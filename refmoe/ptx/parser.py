@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from refmoe.ptx import lexer
@@ -25,12 +25,14 @@ from refmoe.ptx.syntax import (
     Variable,
     Vector,
 )
+from refmoe.ptx.values import literal_bits
 
 __all__ = ["ParsedModule", "parse"]
 
 _SPACES = ("global", "const", "shared", "local", "param")
 _LINKAGE = (".visible", ".extern", ".weak", ".common")
-_BRANCHES = ("bra", "brx")
+# Operands of a branch in front of its label.
+_BRANCHES = {"bra": 0, "brx": 1}
 
 
 @dataclass
@@ -226,8 +228,11 @@ class _Parser(Cursor):
             self.fail(f"expected a number, found {self.token.text!r}")
         literal = lexer.immediate(self.take().text)
         value = literal.value
-        if literal.form == "f64" and kind == "f32":
-            value = struct.unpack("<I", struct.pack("<f", struct.unpack("<d", struct.pack("<Q", value))[0]))[0]
+        if literal.form != "int":
+            try:
+                value = literal_bits(literal, f"b{bits}")
+            except ValueError as error:
+                self.fail(str(error))
         if negative:
             value = value ^ (1 << (bits - 1)) if literal.form != "int" else -value
         return value & ((1 << bits) - 1)
@@ -287,37 +292,42 @@ class _Body:
         self.statements: list[Instruction | Label] = []
         self.scopes: list[Scope] = []
         self.tables: dict[str, tuple[tuple[str, ...], Scope]] = {}
+        self.places: set[str] = set()
 
     def parse(self) -> Function:
         parser = self.parser
         line = parser.token.line
         parser.expect("{")
         self.block(Scope(self.scope))
+        self.places = {statement.name for statement in self.statements if isinstance(statement, Label)}
         body = tuple(
             self.resolve(statement, scope) if isinstance(statement, Instruction) else statement
             for statement, scope in zip(self.statements, self.scopes, strict=True)
         )
         tables = {
-            name: tuple(self.label(label, scope, line) for label in labels)
+            name: tuple(self.label(label, scope, line, self.places) for label in labels)
             for name, (labels, scope) in self.tables.items()
         }
         return replace(self.function, body=body, tables=tables)
 
-    def label(self, name: str, scope: Scope, line: int) -> str:
+    def label(self, name: str, scope: Scope, line: int, known: Collection[str]) -> str:
         unique = scope.symbol(name)
-        if unique is None:
+        if unique is None or unique not in known:
             self.parser.fail(f"no label {name}", line)
         return str(unique)
 
     def resolve(self, instruction: Instruction, scope: Scope) -> Instruction:
         # A branch may name a label further down, so labels are looked up once all are known.
-        if instruction.opcode.split(".")[0] not in _BRANCHES:
+        stem = instruction.opcode.split(".")[0]
+        if stem not in _BRANCHES:
             return instruction
-        *others, target = instruction.operands
-        if not isinstance(target, Symbol):
-            self.parser.fail("a branch needs a label", instruction.line)
-            return instruction
-        return replace(instruction, operands=(*others, Symbol(self.label(target.name, scope, instruction.line))))
+        others, target = instruction.operands[:-1], instruction.operands[-1] if instruction.operands else None
+        if not isinstance(target, Symbol) or len(others) != _BRANCHES[stem]:
+            self.parser.fail(f"not the operands of {stem}: {instruction.text}", instruction.line)
+        assert isinstance(target, Symbol)
+        known = self.places if stem == "bra" else self.tables
+        label = Symbol(self.label(target.name, scope, instruction.line, known))
+        return replace(instruction, operands=(*others, label))
 
     def add(self, statement: Instruction | Label, scope: Scope) -> None:
         self.statements.append(statement)
