@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 from refmoe.errors import ArgumentError
 from refmoe.verify.cases import ARCHS, FAMILIES, ROUTINGS, Case, Shape, parse_case
 from refmoe.verify.fills import FILLS
+from refmoe.verify.gemm_fills import GEMM_FILLS
 from refmoe.verify.routing import expert_ids
 from refmoe.verify.suites import LEVELS, SUITES, list_cases
 
-PLAIN_FILLS = sorted(name for name, fill in FILLS.items() if not fill.least_blocks)
+#: Fills that need more than the sizes drawn here, or another dtype.
+HUNGRY_FILLS = {"bytes", *(name for name, fill in FILLS.items() if fill.least_blocks)}
+HUNGRY_FILLS |= {name for name, fill in GEMM_FILLS.items() if fill.least_k > 32}
 
 paths = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
 
@@ -22,16 +25,23 @@ def cases(draw: st.DrawFn) -> Case:
     family = draw(st.sampled_from(sorted(FAMILIES)))
     rules = FAMILIES[family]
     dtype = draw(st.sampled_from(rules.dtypes))
-    shape = [draw(st.integers(0, 64)), 32 * draw(st.integers(1, 300))]
-    options: dict[str, object] = {
-        "mode": draw(st.sampled_from(("rceil", "floor"))),
-        "edge": draw(st.sampled_from(("exact", "flashinfer"))),
-        "layout": draw(st.sampled_from(rules.layouts)),
-        "poison": draw(st.integers(0, 255)),
+    shape = {"m": draw(st.integers(0, 64)), "k": 32 * draw(st.integers(1, 300))}
+    values = {
+        "mode": st.sampled_from(("rceil", "floor")),
+        "edge": st.sampled_from(("exact", "flashinfer")),
+        "layout": st.sampled_from(rules.layouts),
+        "poison": st.integers(0, 255),
+        "tile": st.sampled_from(("", "128x8x512", "256x8x512")),
+        "stages": st.integers(0, 20),
+        "cluster": st.sampled_from(("1x1x1", "2x1x1")),
+        "alpha": st.sampled_from(("none", "distinct")),
+        "bias": st.sampled_from(("none", "distinct")),
     }
+    options: dict[str, object] = {name: draw(value) for name, value in values.items() if name in rules.options}
     if rules.routed:
         experts, ranks = draw(st.integers(3, 32)), draw(st.integers(1, 4))
-        shape += [experts, draw(st.integers(1, experts // 3))]
+        extents = {"e": st.just(experts), "t": st.integers(1, experts // 3), "n": st.integers(1, 9999)}
+        shape |= {letter: draw(extents[letter]) for letter in rules.sizes if letter in extents}
         options |= {
             "ranks": ranks,
             "first_expert": experts * draw(st.integers(0, ranks - 1)),
@@ -39,12 +49,12 @@ def cases(draw: st.DrawFn) -> Case:
         }
     if dtype == "mxfp8":
         options["input_sf"] = draw(st.sampled_from(("linear", "128x4", "none")))
-    fill = draw(st.sampled_from([*PLAIN_FILLS, "real", "activations"]))
+    fill = draw(st.sampled_from([fill for fill in rules.fills if fill not in HUNGRY_FILLS]))
     if fill == "activations":
         options |= {"file": draw(paths), "tensor": draw(st.just("") | paths)}
     device = draw(st.sampled_from(("ptx", "cuda")))
     arch = draw(st.sampled_from(("", *ARCHS)))
-    return Case(family, dtype, Shape(*shape), fill, draw(st.integers(0, 10**17)), device, arch, **options)  # type: ignore[arg-type]
+    return Case(family, dtype, Shape(**shape), fill, draw(st.integers(0, 10**17)), device, arch, **options)  # type: ignore[arg-type]
 
 
 @given(cases())
@@ -135,15 +145,23 @@ def test_case_lists_have_no_repetition_and_hold_the_level_below(level: str, devi
 @pytest.mark.parametrize(("level", "below"), [("quick", "quick"), ("default", "quick"), ("full", "default")])
 def test_the_other_archs_run_the_level_below(level: str, below: str) -> None:
     listed = list_cases(level)
-    lower = list_cases(below, arch="sm_90a")
     for arch in ("sm_90a", "sm_121a"):
+        lower = list_cases(below, arch=arch)
         assert {case for case in listed if case.arch == arch} == {case.on("ptx", arch) for case in lower}
+
+
+def test_what_the_executor_would_compute_in_software_is_kept_small() -> None:
+    software = list_cases("full", ["sm12x_gemm"], arch="sm_90a")
+    assert 1 <= len(software) <= 3
+    # On a GPU of that arch the kernel's own software is fast enough for every case.
+    native = list_cases("full", ["sm12x_gemm"], device="cuda", arch="sm_90a")
+    assert len(native) == len(list_cases("full", ["sm12x_gemm"], arch="sm_120a"))
 
 
 def test_the_default_level_holds_what_it_promises() -> None:
     listed = list_cases("default", arch="sm_120a")
     assert {case.family for case in listed} == set(SUITES)
-    for family in SUITES:
+    for family in ("mxfp8_quantize", "expand"):
         mine = [case for case in listed if case.family == family]
         assert {case.fill for case in mine} >= {*FILLS, "real"}
         assert {(case.mode, case.edge) for case in mine} == {

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from refmoe.verify.cases import Case, parse_case
 from refmoe.verify.compare import Comparison, compare, e4m3_text, e8m0_text
-from refmoe.verify.families import RUNS, Expectation
+from refmoe.verify.families import RUNS
+from refmoe.verify.family import Expectation
 
 EXPAND = "expand:bf16:m4k2880e8t2:fingerprint:seed7@ptx"
 QUANTIZE = "mxfp8_quantize:bf16:m5k416:fingerprint:layout=128x4:seed7@ptx"

@@ -152,7 +152,7 @@ def test_junit_is_well_formed_and_counts() -> None:
 
 def test_markdown_shows_counts_mismatches_and_what_the_evidence_means() -> None:
     text = markdown_text(report())
-    assert "| expand | ptx | sm_120a | 1 PASS | 10 | 0.0 |" in text
+    assert "| expand | ptx | sm_120a | 1 PASS |  | 10 | 0.0 |" in text
     assert f"MISMATCH {MISMATCH}\nrepro: refmoe repro '{CASE.on('ptx', 'sm_121a')}'" in text
     assert "bit-exact on ptx" in text
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from refmoe.verify import runner
 from refmoe.verify.cases import Case, parse_case
 from refmoe.verify.environment import Environment
-from refmoe.verify.families import RUNS, Inputs
+from refmoe.verify.families import RUNS
+from refmoe.verify.family import Inputs
 from refmoe.verify.report import digest_of, make_report, report_text
 from refmoe.verify.runner import source_sha256
 from refmoe.verify.verdict import Result, Verdict

@@ -2,6 +2,7 @@
 
     family:dtype:shape:fill[:option=value]...:seedN@device[.arch]
     expand:bf16:m4k2880e8t2:rne-ties:mode=floor:seed7@ptx
+    sm12x_gemm:f32:m4k2880n640e4:gaussian:tile=128x8x512:stages=2:seed7@ptx
 
 Options that have their default value are left out, so that a case has one string and equal strings are equal cases.
 """
@@ -18,8 +19,9 @@ from urllib.parse import quote, unquote
 
 from refmoe.errors import ArgumentError
 from refmoe.verify.fills import BLOCK, FILLS
+from refmoe.verify.gemm_fills import GEMM_FILLS
 
-__all__ = ["ARCHS", "DEVICES", "FAMILIES", "ROUTINGS", "Case", "Shape", "parse_case"]
+__all__ = ["ARCHS", "DEVICES", "FAMILIES", "ROUTINGS", "Case", "FamilyRules", "Shape", "parse_case"]
 
 INT32_MAX = 2**31 - 1
 GRAMMAR = "family:dtype:shape:fill[:option=value]...:seedN@device"
@@ -39,39 +41,64 @@ ROUTINGS: Mapping[str, str] = MappingProxyType(
 )
 
 
+#: Fills of the quantizing families that are no generator in FILLS: they come from a file.
+_FILE_FILLS = ("real", "activations")
+
+
 @dataclass(frozen=True)
 class FamilyRules:
     """What a family's repro strings may say.
 
     Attributes:
-        dtypes: element types of the input.
-        routed: whether the shape has experts (e) and experts per token (t).
-        layouts: scale layouts that the kernels write, the default first.
+        source: name of the kernel source.
+        dtypes: element types of the input; of the output for a GEMM, whose inputs are MXFP8 and MXFP4.
+        sizes: letters of the shape, in the order of the string; see `Shape`.
+        fills: names of the input data.
+        layouts: scale layouts of the kernels, the default first.
         options: names of the options that mean something here, in the order of the string.
     """
 
+    source: str
     dtypes: tuple[str, ...]
-    routed: bool
+    sizes: str
+    fills: tuple[str, ...]
     layouts: tuple[str, ...]
     options: tuple[str, ...]
+
+    @property
+    def routed(self) -> bool:
+        """Whether rows go to experts."""
+        return "e" in self.sizes
 
 
 FAMILIES: Mapping[str, FamilyRules] = MappingProxyType(
     {
         "mxfp8_quantize": FamilyRules(
+            source="mxfp8_quantize",
             dtypes=("bf16", "fp16"),
-            routed=False,
+            sizes="mk",
+            fills=(*FILLS, *_FILE_FILLS),
             layouts=("linear", "128x4", "8x4"),
             options=("mode", "edge", "layout", "poison", "file", "tensor"),
         ),
         "expand": FamilyRules(
+            source="expand",
             dtypes=("bf16", "fp16", "mxfp8"),
-            routed=True,
+            sizes="mket",
+            fills=(*FILLS, *_FILE_FILLS, "bytes"),
             layouts=("128x4", "8x4"),
             options=(
                 *("mode", "edge", "layout", "input_sf", "routing", "first_expert", "ranks", "poison"),
                 *("file", "tensor"),
             ),
+        ),
+        "sm12x_gemm": FamilyRules(
+            source="sm12x_grouped_gemm",
+            dtypes=("bf16", "f32"),
+            sizes="mkne",
+            fills=tuple(GEMM_FILLS),
+            layouts=("128x4",),
+            options=("tile", "stages", "cluster", "routing", "first_expert", "ranks", "alpha", "bias", "poison"),
         ),
     }
 )
@@ -83,29 +110,53 @@ _WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "edge": ("exact", "flashinfer"),
         "input_sf": ("linear", "128x4", "none"),
         "routing": tuple(ROUTINGS),
+        "alpha": ("none", "distinct"),
+        "bias": ("none", "distinct"),
     }
 )
 
-#: Fills that are no generator in FILLS: they come from a file, or (bytes) are raw codes and scales of ready MXFP8.
-_OTHER_FILLS = ("real", "activations", "bytes")
+#: How the numeric and the shaped options are written, and what to say of anything else.
+_WRITTEN: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "poison": (r"0x[0-9A-Fa-f]{2}", "a byte such as 0xFF"),
+        "first_expert": (r"\d{1,9}", "an integer"),
+        "ranks": (r"\d{1,9}", "an integer"),
+        "stages": (r"\d{1,9}", "an integer"),
+        "tile": (r"\d{1,5}x\d{1,5}x\d{1,5}", "MxNxK such as 128x8x512: weight rows, tokens, elements of K"),
+        "cluster": (r"\d{1,5}x\d{1,5}x\d{1,5}", "blocks such as 2x1x1"),
+    }
+)
+
+#: Options that are free text, written with escapes.
+_TEXTS = ("file", "tensor")
 
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """Sizes of a case: m tokens of k elements, and if they are routed, to t of e local experts each."""
+    """Sizes of a case; a size that the family does not have is 0.
+
+    Attributes:
+        m: rows of the input: tokens, or for a GEMM rows in expert order, one expert each.
+        k: elements of a row.
+        e: local experts.
+        t: experts per token.
+        n: weight rows of each expert.
+    """
 
     m: int
     k: int
     e: int = 0
     t: int = 0
+    n: int = 0
 
     def __str__(self) -> str:
-        return f"m{self.m}k{self.k}" + (f"e{self.e}t{self.t}" if self.t else "")
+        sizes = {"m": self.m, "k": self.k, "n": self.n, "e": self.e, "t": self.t}
+        return "".join(f"{letter}{size}" for letter, size in sizes.items() if size or letter in "mk")
 
     @property
     def rows(self) -> int:
-        """Rows of the output: m, or m*t if routed."""
-        return self.m * self.t if self.t else self.m
+        """Rows after routing: m for each of the t experts of a token."""
+        return self.m * max(self.t, 1)
 
 
 @dataclass(frozen=True)
@@ -114,7 +165,8 @@ class Case:
 
     Attributes:
         family: the kernel family, a key of `FAMILIES`.
-        dtype: of the input, "bf16", "fp16", or "mxfp8" for input that is quantized already.
+        dtype: of the input, "bf16", "fp16", or "mxfp8" for input that is quantized already; of a GEMM's output,
+            "bf16" or "f32".
         shape: sizes.
         fill: name of the input data.
         seed: of the input data and the routing.
@@ -122,11 +174,15 @@ class Case:
         arch: what the kernel is compiled for; "" is the default, sm_120a on ptx and the GPU's own on cuda.
         mode, edge: the kernel's quantization policy.
         layout: of the scales it writes; "" is the family's default.
-        poison: what fills its output buffers before the launch.
+        poison: what fills its output buffers before the launch, and the padding rows of a GEMM's scales.
         routing, first_expert, ranks: where tokens go; experts are numbered over all ranks, `e` on each, and the
             kernel's own start at first_expert.
         input_sf: layout of ready input's scales, or "none" for absent ones.
         file, tensor: the activations of the fill of that name.
+        tile: of the GEMM, "" for the one that its rule chooses.
+        stages: of the GEMM's ring in shared memory, 0 for all that fit.
+        cluster: of the GEMM's blocks.
+        alpha, bias: "distinct" for a factor of each expert and a term of each of its weight rows, or "none".
 
     Raises:
         ArgumentError: a field that the family does not define, named "case <field>".
@@ -149,6 +205,11 @@ class Case:
     poison: int = 0xFF
     file: str = ""
     tensor: str = ""
+    tile: str = ""
+    stages: int = 0
+    cluster: str = "1x1x1"
+    alpha: str = "none"
+    bias: str = "none"
 
     def __post_init__(self) -> None:
         rules = FAMILIES.get(self.family)
@@ -215,13 +276,15 @@ def _parse_arch(place: str, device: str, arch: str) -> str:
     return arch
 
 
+_SIZE_WORDS = {"m": "rows", "k": "width", "n": "weight rows", "e": "experts", "t": "experts per token"}
+
+
 def _parse_shape(family: str, text: str) -> Shape:
-    routed = FAMILIES[family].routed
-    match = re.fullmatch(r"m(\d{1,10})k(\d{1,10})" + (r"e(\d{1,6})t(\d{1,6})" if routed else ""), text)
+    letters = FAMILIES[family].sizes
+    match = re.fullmatch("".join(rf"{letter}(?P<{letter}>\d{{1,10}})" for letter in letters), text)
     if match is None:
-        needed = "m<tokens>k<width>e<experts>t<experts per token>" if routed else "m<rows>k<width>"
-        raise _refused("shape", text, needed)
-    return Shape(*(int(number) for number in match.groups()))
+        raise _refused("shape", text, "".join(f"{letter}<{_SIZE_WORDS[letter]}>" for letter in letters))
+    return Shape(**{letter: int(size) for letter, size in match.groupdict().items()})
 
 
 def _parse_options(family: str, fields: list[str]) -> dict[str, Any]:
@@ -238,22 +301,22 @@ def _parse_options(family: str, fields: list[str]) -> dict[str, Any]:
 
 
 def _option_value(name: str, text: str) -> str | int:
+    if name in _WRITTEN:
+        pattern, needed = _WRITTEN[name]
+        if not re.fullmatch(pattern, text):
+            raise _refused(name, text, needed)
     if name == "poison":
-        if not re.fullmatch(r"0x[0-9A-Fa-f]{2}", text):
-            raise _refused(name, text, "a byte such as 0xFF")
         return int(text, 16)
-    if name in ("first_expert", "ranks"):
-        if not re.fullmatch(r"\d{1,9}", text):
-            raise _refused(name, text, "an integer")
+    if name in ("first_expert", "ranks", "stages"):
         return int(text)
-    return unquote(text) if name in ("file", "tensor") else text
+    return unquote(text) if name in _TEXTS else text
 
 
 def _option_text(name: str, value: str | int) -> str:
     if name == "poison":
         return f"0x{value:02X}"
     # What separates fields may occur in a path, and what a shell splits at may too.
-    return quote(str(value), safe="/._-+") if name in ("file", "tensor") else str(value)
+    return quote(str(value), safe="/._-+") if name in _TEXTS else str(value)
 
 
 def _default(family: str, name: str) -> object:
@@ -280,33 +343,45 @@ def _check_words(case: Case, rules: FamilyRules) -> None:
     if case.arch and case.arch not in ARCHS:
         raise _refused("arch", case.arch, _one_of(ARCHS))
     for name, words in _WORDS.items():
+        if getattr(case, name) not in words:
+            raise _refused(name, getattr(case, name), _one_of(words))
+    for name in _OPTIONS:
         value = getattr(case, name)
-        if value not in words:
-            raise _refused(name, value, _one_of(words))
         if name not in rules.options and value != _default(case.family, name):
-            raise _refused(name, value, f"a family that has this option; {case.family} has {', '.join(rules.options)}")
+            options = ", ".join(rules.options)
+            raise _refused(name, str(value), f"a family that has this option; {case.family} has {options}")
+    for name in ("tile", "cluster"):
+        text = getattr(case, name)
+        if text and not re.fullmatch(_WRITTEN[name][0], text):
+            raise _refused(name, text, _WRITTEN[name][1])
     if not 0 <= case.poison <= 0xFF:
         raise _refused("poison", str(case.poison), "a byte such as 0xFF")
     if case.seed < 0:
         raise _refused("seed", str(case.seed), "an integer that is not negative")
 
 
+#: Every option of any family.
+_OPTIONS = tuple(dict.fromkeys(option for rules in FAMILIES.values() for option in rules.options))
+
+
 def _check_shape(case: Case, rules: FamilyRules) -> None:
     shape = case.shape
-    if min(shape.m, shape.k, shape.e, shape.t) < 0 or shape.k % BLOCK or shape.k == 0:
+    if min(shape.m, shape.k, shape.e, shape.t, shape.n) < 0 or shape.k % BLOCK or shape.k == 0:
         raise _refused("shape", str(shape), f"sizes that are not negative and a k that is a multiple of {BLOCK}")
-    if rules.routed != bool(shape.t) or rules.routed != bool(shape.e):
-        raise _refused("shape", str(shape), "e and t of at least 1 for a routed family, none for another")
-    if shape.t > shape.e * case.ranks:
+    for letter in "net":
+        if (letter in rules.sizes) != bool(getattr(shape, letter)):
+            needed = f"{letter} of at least 1" if letter in rules.sizes else f"no {letter}"
+            raise _refused("shape", str(shape), f"{needed} for {case.family}")
+    if max(shape.t, 1) > max(shape.e, 1) * case.ranks:
         raise _refused("shape", str(shape), f"t of at most the {shape.e * case.ranks} experts of all ranks")
     if shape.rows * shape.k > INT32_MAX:
         raise _refused("shape", str(shape), f"at most {INT32_MAX} elements")
 
 
 def _check_fill(case: Case) -> None:
-    known = [*FILLS, *_OTHER_FILLS]
-    if case.fill not in known:
-        raise _refused("fill", case.fill, _one_of(known))
+    rules = FAMILIES[case.family]
+    if case.fill not in rules.fills:
+        raise _refused("fill", case.fill, _one_of(rules.fills))
     if (case.fill == "bytes") > (case.dtype == "mxfp8"):
         raise _refused("fill", case.fill, "dtype mxfp8 with it: it is raw codes and scales")
     if case.dtype != "mxfp8" and case.input_sf != "linear":
@@ -315,6 +390,8 @@ def _check_fill(case: Case) -> None:
         raise _refused("file", case.file or "none", "file=PATH with the fill 'activations', and with no other fill")
     if case.tensor and not case.file:
         raise _refused("tensor", case.tensor, "file=PATH with it")
+    if case.family == "sm12x_gemm":
+        return
     fill = FILLS.get(case.fill)
     need = fill.least_blocks.get(case.dtype, 0) if fill else 0
     if case.shape.m * case.shape.k // BLOCK < need:
@@ -322,13 +399,13 @@ def _check_fill(case: Case) -> None:
 
 
 def _check_routing(case: Case) -> None:
-    shape, total = case.shape, case.shape.e * case.ranks
+    shape, total, picks = case.shape, case.shape.e * case.ranks, max(case.shape.t, 1)
     if case.ranks < 1 or not 0 <= case.first_expert <= max(total - shape.e, 0):
         found = f"{case.first_expert} with ranks={case.ranks}"
         raise _refused("first_expert", found, f"0 to {max(total - shape.e, 0)}, and ranks of at least 1")
-    if case.routing == "all-one-token" and shape.m * shape.t != total:
-        raise _refused("routing", case.routing, f"m*t equal to the {total} experts")
-    if case.routing == "empty-experts" and total // 3 < shape.t:
-        raise _refused("routing", case.routing, f"at least {3 * shape.t} experts")
-    if case.routing == "elsewhere" and total - shape.e < shape.t:
-        raise _refused("routing", case.routing, f"ranks with at least {shape.t} experts elsewhere")
+    if case.routing == "all-one-token" and shape.rows != total:
+        raise _refused("routing", case.routing, f"as many rows as the {total} experts")
+    if case.routing == "empty-experts" and total // 3 < picks:
+        raise _refused("routing", case.routing, f"at least {3 * picks} experts")
+    if case.routing == "elsewhere" and total - shape.e < picks:
+        raise _refused("routing", case.routing, f"ranks with at least {picks} experts elsewhere")

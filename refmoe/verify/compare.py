@@ -1,4 +1,4 @@
-"""Byte comparison, stage by stage, and the first difference in the problem's own terms.
+"""Bit-for-bit comparison, stage by stage, and the first difference in the problem's own terms.
 
 codes[5, 421]  block (5, 13) lane 5: kernel 0x6F (120) reference 0x70 (128), 1 ulp, scale 0x7B; 3 of 23040 differ
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +27,14 @@ Bytes = NDArray[np.uint8]
 
 
 class Stage(Protocol):
-    """One output buffer: its name and the words for its bytes."""
+    """One output buffer: its name and the words for its elements."""
 
     @property
     def name(self) -> str:
         """The stage's name, "codes" or "scales"."""
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
-        """Where byte `index` is and what its two values mean; and what to add behind the count, or ""."""
+        """Where element `index` is and what its two values mean; and what to add behind the count, or ""."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Comparison:
     Attributes:
         stage: name of the first stage that differs, None if none does.
         first_mismatch: the description of its first difference.
-        differing: bytes that differ, by stage.
+        differing: elements that differ, by stage; codes and scales are bytes.
         compared: bytes compared in all stages.
     """
 
@@ -54,12 +54,14 @@ class Comparison:
     compared: int
 
 
-def compare(stages: Sequence[Stage], kernel: Mapping[str, Bytes], reference: Mapping[str, Bytes]) -> Comparison:
-    """Compare the buffers of all stages byte by byte and describe the first difference of the first stage that has one.
+def compare(
+    stages: Sequence[Stage], kernel: Mapping[str, NDArray[Any]], reference: Mapping[str, NDArray[Any]]
+) -> Comparison:
+    """Compare the buffers of all stages bit by bit and describe the first difference of the first stage that has one.
 
     Args:
         stages: in the order in which the kernel computes them, so that a cause is named before its effects.
-        kernel: uint8 arrays by stage name.
+        kernel: by stage name, arrays of unsigned integers: bytes, or the bit patterns of elements.
         reference: likewise.
     """
     first_stage = first_mismatch = None
@@ -69,13 +71,13 @@ def compare(stages: Sequence[Stage], kernel: Mapping[str, Bytes], reference: Map
         ours, theirs = kernel[stage.name], reference[stage.name]
         count, text = _compare_stage(stage, ours, theirs)
         differing[stage.name] = count
-        compared += theirs.size
+        compared += theirs.nbytes
         if count and first_stage is None:
             first_stage, first_mismatch = stage.name, text
     return Comparison(first_stage, first_mismatch, differing, compared)
 
 
-def _compare_stage(stage: Stage, kernel: Bytes, reference: Bytes) -> tuple[int, str]:
+def _compare_stage(stage: Stage, kernel: NDArray[Any], reference: NDArray[Any]) -> tuple[int, str]:
     if kernel.shape != reference.shape or kernel.dtype != reference.dtype:
         sides = f"kernel {kernel.dtype} {list(kernel.shape)} reference {reference.dtype} {list(reference.shape)}"
         return max(kernel.size, reference.size, 1), f"{stage.name}: {sides}"

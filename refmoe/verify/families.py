@@ -1,9 +1,8 @@
-"""What each kernel family does with a case: make its inputs, ask the reference, run the kernel, name the stages."""
+"""The kernel families: what each does with a case. Quantize and expand are here, the GEMM is in refmoe.verify.gemm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,49 +16,20 @@ from refmoe.reference.layout import swizzle_scales
 from refmoe.reference.quantize import quantize_mxfp8
 from refmoe.verify.activations import SHIPPED, read_activations, tile_rows
 from refmoe.verify.cases import Case
-from refmoe.verify.compare import Codes, GroupedScales, Scales, Stage
+from refmoe.verify.compare import Codes, GroupedScales, Scales
 from refmoe.verify.draw import Draw
-from refmoe.verify.fills import BLOCK, FILLS, INPUT_FORMATS
+from refmoe.verify.family import Expectation, FamilyRun, Inputs, Outputs, required
+from refmoe.verify.fills import BLOCK, FILLS, INPUT_FORMATS, Limits
+from refmoe.verify.gemm import gemm_expect, gemm_inputs, gemm_run
 from refmoe.verify.routing import expert_ids
-from refmoe.verify.vacuity import Sample
+from refmoe.verify.vacuity import FILE_LIMITS, READY_LIMITS, Sample, doubt
 
 if TYPE_CHECKING:
     from refmoe.cuda import Device
 
-__all__ = ["RUNS", "Expectation", "FamilyRun"]
+__all__ = ["RUNS"]
 
 Bytes = NDArray[np.uint8]
-Inputs = Mapping[str, NDArray[Any] | None]
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """What the reference says a case must give.
-
-    Attributes:
-        outputs: the expected buffers by stage name, poison included, in the order in which stages are computed.
-        stages: how to compare and describe each.
-        sample: codes and scales of real rows only, from which it is judged whether the data could have failed.
-    """
-
-    outputs: Mapping[str, Bytes]
-    stages: tuple[Stage, ...]
-    sample: Sample
-
-
-@dataclass(frozen=True)
-class FamilyRun:
-    """The three functions of a family.
-
-    Attributes:
-        inputs: the input arrays of a case.
-        expect: what the reference makes of them.
-        run: what the kernel makes of them on a device, the buffers by stage name.
-    """
-
-    inputs: Callable[[Case], Inputs]
-    expect: Callable[[Case, Inputs], Expectation]
-    run: Callable[[Case, Inputs, Device], Mapping[str, Bytes]]
 
 
 def _elements(case: Case, dtype: str) -> NDArray[Any]:
@@ -94,7 +64,7 @@ def _quantize_inputs(case: Case) -> Inputs:
 
 
 def _quantize_expect(case: Case, inputs: Inputs) -> Expectation:
-    quantized = quantize_mxfp8(_array(inputs, "x"), mode=ScaleMode(case.mode), edge=case.edge)
+    quantized = quantize_mxfp8(required(inputs, "x"), mode=ScaleMode(case.mode), edge=case.edge)
     scales = swizzle_scales(quantized.scales, case.layout, fill=case.poison)
     rows, blocks = quantized.scales.shape
     stages = (
@@ -102,14 +72,14 @@ def _quantize_expect(case: Case, inputs: Inputs) -> Expectation:
         Scales("scales", case.layout, rows, blocks, poison=case.poison),
     )
     sample = Sample(quantized.codes, quantized.scales)
-    return Expectation({"codes": quantized.codes, "scales": scales}, stages, sample)
+    return Expectation({"codes": quantized.codes, "scales": scales}, stages, _doubt(case, sample))
 
 
-def _quantize_run(case: Case, inputs: Inputs, device: Device) -> Mapping[str, Bytes]:
+def _quantize_run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda import kernels
 
     result = kernels.mxfp8_quantize(
-        _array(inputs, "x"),
+        required(inputs, "x"),
         device=device,
         mode=ScaleMode(case.mode),
         edge=case.edge,
@@ -145,8 +115,8 @@ def _input_sf_layout(case: Case) -> str:
 
 def _expand_expect(case: Case, inputs: Inputs) -> Expectation:
     expanded = expand(
-        _array(inputs, "x"),
-        _array(inputs, "topk_ids"),
+        required(inputs, "x"),
+        required(inputs, "topk_ids"),
         case.shape.e,
         mode=ScaleMode(case.mode),
         edge=case.edge,
@@ -176,17 +146,17 @@ def _expand_expect(case: Case, inputs: Inputs) -> Expectation:
     tokens = expanded.permuted_to_unpermuted[: linear.shape[0]] % max(case.shape.m, 1)
     _, first = np.unique(tokens, return_index=True)
     sample = Sample(expanded.codes[first], linear[first])
-    return Expectation({"codes": expanded.codes, "scales": expanded.scales}, stages, sample)
+    return Expectation({"codes": expanded.codes, "scales": expanded.scales}, stages, _doubt(case, sample))
 
 
-def _expand_run(case: Case, inputs: Inputs, device: Device) -> Mapping[str, Bytes]:
+def _expand_run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda import kernels
 
     result = kernels.expand(
-        _array(inputs, "x"),
-        _array(inputs, "topk_ids"),
-        _array(inputs, "unpermuted_to_permuted"),
-        _array(inputs, "offsets"),
+        required(inputs, "x"),
+        required(inputs, "topk_ids"),
+        required(inputs, "unpermuted_to_permuted"),
+        required(inputs, "offsets"),
         device=device,
         mode=ScaleMode(case.mode),
         edge=case.edge,
@@ -199,10 +169,13 @@ def _expand_run(case: Case, inputs: Inputs, device: Device) -> Mapping[str, Byte
     return {"codes": result.codes, "scales": result.scales}
 
 
-def _array(inputs: Inputs, name: str) -> NDArray[Any]:
-    value = inputs[name]
-    assert value is not None, f"{name} is never absent"
-    return value
+def _doubt(case: Case, sample: Sample) -> str | None:
+    """Why the case's data could not have failed, by the limits of its fill."""
+    if case.fill == "bytes":
+        limits: Limits = READY_LIMITS
+    else:
+        limits = FILLS[case.fill].limits if case.fill in FILLS else FILE_LIMITS
+    return doubt(sample, limits, scales_copied=case.input_sf != "none")
 
 
 #: By family name; each name is also a key of refmoe.verify.cases.FAMILIES.
@@ -210,5 +183,6 @@ RUNS: Mapping[str, FamilyRun] = MappingProxyType(
     {
         "mxfp8_quantize": FamilyRun(_quantize_inputs, _quantize_expect, _quantize_run),
         "expand": FamilyRun(_expand_inputs, _expand_expect, _expand_run),
+        "sm12x_gemm": FamilyRun(gemm_inputs, gemm_expect, gemm_run),
     }
 )

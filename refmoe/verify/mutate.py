@@ -165,7 +165,7 @@ def _compile(trees: Iterable[Path]) -> None:
     from refmoe.cuda.toolchain import Target, build
 
     build(
-        Target(Kernel(family, "").source(tree), "sm_120a", "ptx")
+        Target(Kernel(FAMILIES[family].source, "").source(tree), "sm_120a", "ptx")
         for tree in trees
         for family in _changed_families(tree)
     )

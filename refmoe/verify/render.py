@@ -48,6 +48,12 @@ class Group:
         return ", ".join(f"{verdicts.count(verdict)} {verdict.value}" for verdict in Verdict if verdict in verdicts)
 
     @property
+    def model(self) -> str:
+        """The accumulation model that the verdicts assume and its evidence, "sm120, extrapolated"; or ""."""
+        found = {f"{case.model}, {case.model_evidence}" for case in self.cases if case.model}
+        return "; ".join(sorted(found))
+
+    @property
     def worst(self) -> Verdict:
         """A failing verdict if there is one, else one that did not run, else PASS."""
         return min((case.verdict for case in self.cases), key=lambda verdict: (not verdict.fails, verdict.ran))
@@ -68,18 +74,19 @@ def groups(report: Report) -> list[Group]:
 
 def verdict_lines(record: CaseRecord) -> list[str]:
     """What to print about a case that is not PASS: the verdict with its place or reason, the case, how to rerun it."""
-    what = record.first_mismatch or record.reason or ""
+    what = "; ".join(filter(None, (record.reason, record.first_mismatch)))
     return [f"{record.verdict.value} {what}", f"repro: {record.repro}"]
 
 
 def summary_table(report: Report) -> Table:
     """A rich table, one line for each family, device and arch."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("kernel", "device", "arch", "verdicts", "bytes compared", "seconds"):
+    for name in ("kernel", "device", "arch", "verdicts", "assumed model", "bytes compared", "seconds"):
         table.add_column(name, justify="right" if name in ("bytes compared", "seconds") else "left")
     for group in groups(report):
         counts = Text(group.counts, style=verdict_style(group.worst))
-        table.add_row(group.family, group.device, group.arch, counts, f"{group.compared:,}", f"{group.seconds:.1f}")
+        figures = f"{group.compared:,}", f"{group.seconds:.1f}"
+        table.add_row(group.family, group.device, group.arch, counts, group.model, *figures)
     return table
 
 
@@ -92,11 +99,12 @@ def markdown_text(report: Report) -> str:
         f"`{report.command}`, {report.created}, refmoe {environment.refmoe}, {environment.platform}, "
         f"{environment.nvcc or 'no nvcc'}" + (f", {environment.gpu}" if environment.gpu else ""),
         "",
-        "| kernel | device | arch | verdicts | bytes compared | seconds |",
-        "|---|---|---|---|---:|---:|",
+        "| kernel | device | arch | verdicts | assumed model | bytes compared | seconds |",
+        "|---|---|---|---|---|---:|---:|",
     ]
     for group in groups(report):
-        cells = [group.family, group.device, group.arch, group.counts, f"{group.compared:,}", f"{group.seconds:.1f}"]
+        figures = [f"{group.compared:,}", f"{group.seconds:.1f}"]
+        cells = [group.family, group.device, group.arch, group.counts, group.model, *figures]
         lines.append(f"| {' | '.join(cells)} |")
     for record in (case for case in report.cases if case.verdict is not Verdict.PASS):
         lines += ["", "```", *verdict_lines(record), "```"]

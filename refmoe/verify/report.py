@@ -58,6 +58,10 @@ class CaseRecord(_Model):
     arch: str = Field(description="what the kernel was compiled for")
     verdict: Verdict
     evidence: str = Field(description="what the verdict rests on: bit-exact, or none where nothing was compared")
+    model: str | None = Field(None, description="the tensor cores' accumulation model that it assumes, if any")
+    model_evidence: str | None = Field(
+        None, description="what that model rests on: hardware-checked, published or extrapolated"
+    )
     reason: str | None = Field(description="of any verdict but PASS and MISMATCH")
     stage: str | None = Field(description="the first stage that differs")
     first_mismatch: str | None = Field(description="where the first difference is and what it is")
@@ -66,7 +70,7 @@ class CaseRecord(_Model):
     input_sha256: str | None = Field(description="of the input arrays")
     seed: int
     compared: int = Field(description="bytes compared")
-    differing: dict[str, int] = Field(description="bytes that differ, by stage")
+    differing: dict[str, int] = Field(description="elements that differ, by stage")
     launches: list[str] = Field(description="entry, grid and block of each launch")
     lane_instructions: int = Field(description="executed on ptx; 0 on a GPU")
     seconds: float
@@ -93,7 +97,9 @@ class Report(_Model):
     created: str = Field(description="UTC, ISO 8601")
     command: str = Field(description="what was run")
     environment: Environment
-    evidence: dict[str, str] = Field(description="by device: what bit-exact proves there and what it assumes")
+    evidence: dict[str, str] = Field(
+        description="by device: what bit-exact proves there and what it assumes; by model: what it rests on"
+    )
     summary: dict[str, int] = Field(description="cases by verdict")
     seconds: float
     cases: list[CaseRecord]
@@ -118,13 +124,14 @@ def make_report(
 ) -> Report:
     """The report of `results`, and of `mutants` if any ran."""
     devices = sorted({result.case.device for result in results})
+    assumptions = {result.assumption.model: result.assumption.text for result in results if result.assumption}
     document: dict[str, Any] = {
         "kind": "parity",
         "schema_version": SCHEMA_VERSION,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command,
         "environment": environment.model_dump(mode="json"),
-        "evidence": {device: EVIDENCE[device] for device in devices},
+        "evidence": {**{device: EVIDENCE[device] for device in devices}, **assumptions},
         "summary": count_verdicts([result.verdict for result in results]),
         "seconds": round(seconds, 3),
         "cases": [_record(result).model_dump(mode="json") for result in results],
@@ -146,6 +153,8 @@ def _record(result: Result) -> CaseRecord:
         arch=result.arch,
         verdict=result.verdict,
         evidence=result.evidence,
+        model=result.assumption.model if result.assumption else None,
+        model_evidence=result.assumption.evidence if result.assumption else None,
         reason=result.reason,
         stage=result.stage,
         first_mismatch=result.first_mismatch,

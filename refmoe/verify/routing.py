@@ -12,8 +12,11 @@ __all__ = ["expert_ids"]
 
 
 def expert_ids(case: Case) -> NDArray[np.int32]:
-    """The ids of `case`, int32 [m, t], different within a token; `case.routing` says how they are chosen."""
-    m, t, total = case.shape.m, case.shape.t, case.shape.e * case.ranks
+    """The ids of `case`, int32 [m, t], different within a token; `case.routing` says how they are chosen.
+
+    A GEMM's rows have one expert each.
+    """
+    m, t, total = case.shape.m, max(case.shape.t, 1), case.shape.e * case.ranks
     experts = np.arange(total)
     if case.routing == "all-one-token":
         return _shuffled(case, experts[None, :]).reshape(m, t).astype(np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import multiprocessing
 import time
@@ -15,11 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from refmoe.errors import ArgumentError, RefmoeError
-from refmoe.verify.cases import Case
+from refmoe.verify.cases import FAMILIES, Case
 from refmoe.verify.compare import Comparison, compare
-from refmoe.verify.families import RUNS, Expectation, Inputs
-from refmoe.verify.fills import FILLS, Limits
-from refmoe.verify.vacuity import FILE_LIMITS, READY_LIMITS, doubt
+from refmoe.verify.families import RUNS
+from refmoe.verify.family import Expectation, Inputs, Outputs
 from refmoe.verify.verdict import Result, Verdict
 
 if TYPE_CHECKING:
@@ -66,11 +66,17 @@ _WORKER_DEVICES = Devices()
 
 
 def source_sha256(family: str, csrc: Path | None = None) -> str:
-    """The hash of a family's kernel source, its headers and build flags, as they are now."""
+    """The hash of a family's kernel source, its headers and build flags, as they are now.
+
+    Raises:
+        ArgumentError: there is no such family.
+    """
     from refmoe.cuda.launch import Kernel
     from refmoe.cuda.toolchain import CSRC
 
-    return Kernel(family, "").source_sha256(csrc or CSRC)
+    if family not in FAMILIES:
+        raise ArgumentError("family", repr(family), "one of " + ", ".join(FAMILIES))
+    return Kernel(FAMILIES[family].source, "").source_sha256(csrc or CSRC)
 
 
 def run_cases(cases: Sequence[Case], *, jobs: int = 1) -> Iterator[Result]:
@@ -130,7 +136,7 @@ def run_case(case: Case, devices: Devices) -> Result:
         reason = f"{type(error).__name__}: {error}"
     else:
         comparison = compare(expected.stages, outputs, expected.outputs)
-        verdict, reason = _judge(case, comparison, expected, device.launches[launched:])
+        verdict, reason = _judge(outputs, comparison, expected, device.launches[launched:])
     return _result(case, device, devices.csrc, verdict, reason, comparison, launched, start)
 
 
@@ -144,12 +150,13 @@ def _result(
     launched: int,
     start: float,
 ) -> Result:
-    inputs, _ = _expectation(_data_of(case))
+    inputs, expected = _expectation(_data_of(case))
     records = device.launches[launched:]
     return Result(
         case,
         verdict,
         evidence="bit-exact" if comparison is not None and comparison.compared else "none",
+        assumption=expected.assumption,
         reason=reason,
         stage=comparison.stage if comparison else None,
         first_mismatch=comparison.first_mismatch if comparison else None,
@@ -165,27 +172,23 @@ def _result(
 
 
 def _judge(
-    case: Case, comparison: Comparison, expected: Expectation, launches: list[LaunchRecord]
+    outputs: Outputs, comparison: Comparison, expected: Expectation, launches: list[LaunchRecord]
 ) -> tuple[Verdict, str | None]:
+    outside = expected.outside(outputs)
+    if outside is not None:
+        return Verdict.OUT_OF_BOUND, outside
     if comparison.stage is not None:
         return Verdict.MISMATCH, None
     for record in launches:
         if record.result is not None and record.result.approximate:
             # Equal here by luck: the chip's approximation may differ from the executor's.
             return Verdict.ERROR, f"approximate instructions whose result is not exact: {record.result.approximate}"
-    reason = doubt(expected.sample, _limits(case), scales_copied=case.input_sf != "none")
-    return (Verdict.PASS, None) if reason is None else (Verdict.MISTRUSTED, reason)
-
-
-def _limits(case: Case) -> Limits:
-    if case.fill == "bytes":
-        return READY_LIMITS
-    return FILLS[case.fill].limits if case.fill in FILLS else FILE_LIMITS
+    return (Verdict.PASS, None) if expected.doubt is None else (Verdict.MISTRUSTED, expected.doubt)
 
 
 def _data_of(case: Case) -> Case:
-    """The case without its device: what decides inputs and expectation."""
-    return case.on("ptx")
+    """The case without its device and its tile: what decides inputs and expectation."""
+    return dataclasses.replace(case, device="ptx", arch="", tile="", stages=0, cluster="1x1x1")
 
 
 @lru_cache(maxsize=1)

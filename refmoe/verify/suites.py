@@ -15,6 +15,7 @@ from refmoe.errors import ArgumentError
 from refmoe.verify.activations import read_activations
 from refmoe.verify.cases import ARCHS, Case, Shape
 from refmoe.verify.fills import BLOCK, FILLS
+from refmoe.verify.gemm_suite import gemm_cases, software_cases
 
 __all__ = ["LEVELS", "SUITES", "activation_cases", "list_cases"]
 
@@ -40,7 +41,8 @@ def list_cases(
     """The cases of a level, without repetition.
 
     On ptx without an arch, sm_120a takes the level and the other archs the one below: the same C++ compiles for all
-    three, so what can differ is the compiler's choice of instructions.
+    three, so what can differ is the compiler's choice of instructions. Where a kernel carries a tensor-core instruction
+    in software, which the executor is too slow for, only that family's few small cases are taken.
 
     Args:
         level: "quick", "default" or "full".
@@ -57,13 +59,20 @@ def list_cases(
         if suite not in SUITES:
             raise ArgumentError("suite", repr(suite), "one of " + ", ".join(SUITES))
     chosen = [suite for suite in SUITES if not suites or suite in suites]
-    cases = [case for suite in chosen for case in SUITES[suite](level)]
-    if arch is not None or device == "cuda":
-        return _unique(case.on(device, arch or "") for case in cases)
     below = LEVELS[max(LEVELS.index(level) - 1, 0)]
-    lower = [case for suite in chosen for case in SUITES[suite](below)]
-    others = [case.on(device, other) for other in ARCHS if other != "sm_120a" for case in lower]
-    return _unique([*(case.on(device) for case in cases), *others])
+    if arch is not None or device == "cuda":
+        places = [(arch or "", level)]
+    else:
+        places = [("sm_120a", level), *((other, below) for other in ARCHS if other != "sm_120a")]
+    listed = (
+        (place, case) for place, deep in places for suite in chosen for case in _suite(suite, deep, device, place)
+    )
+    return _unique(case.on(device, place) for place, case in listed)
+
+
+def _suite(suite: str, level: str, device: str, arch: str) -> Iterable[Case]:
+    software = SOFTWARE_SUITES.get((suite, device, arch))
+    return SUITES[suite](level) if software is None else software()
 
 
 def activation_cases(text: str, device: str = "ptx", arch: str | None = None, suites: Sequence[str] = ()) -> list[Case]:
@@ -266,5 +275,10 @@ def _expand_full() -> Iterator[Case]:
 
 #: Case lists by kernel family.
 SUITES: Mapping[str, Callable[[str], Iterator[Case]]] = MappingProxyType(
-    {"mxfp8_quantize": _quantize_cases, "expand": _expand_cases}
+    {"mxfp8_quantize": _quantize_cases, "expand": _expand_cases, "sm12x_gemm": gemm_cases}
+)
+
+#: What is run instead of a level where a family, a device and an arch make the executor compute what a chip does.
+SOFTWARE_SUITES: Mapping[tuple[str, str, str], Callable[[], Iterable[Case]]] = MappingProxyType(
+    {("sm12x_gemm", "ptx", "sm_90a"): software_cases}
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from refmoe.verify.cases import Case
+from refmoe.verify.family import Assumption
 
 __all__ = ["EVIDENCE", "Result", "Verdict", "exit_status"]
 
@@ -19,7 +20,7 @@ class Verdict(str, enum.Enum):
     MISMATCH = "MISMATCH"
     """A byte differs."""
     OUT_OF_BOUND = "OUT_OF_BOUND"
-    """A value lies outside the error bound; only for stages of which bits cannot be promised."""
+    """A value lies outside the error bound of the exact sum, so that no rounding of the chip's could explain it."""
     MISTRUSTED = "MISTRUSTED"
     """Equal, but on data that could not have failed."""
     UNSUPPORTED = "UNSUPPORTED"
@@ -46,8 +47,8 @@ EVIDENCE = {
         "bit-exact on ptx: the PTX that nvcc made for the named arch was executed with bounds, initialisation, "
         "alignment and race checks, and every output byte, poisoned padding included, equals the reference. Proven: "
         "scheduling, indexing, layouts and every scalar instruction as the PTX manual defines it. Assumed: ptxas and "
-        "the chip follow that manual. These kernels hold no tensor-core instruction, no approximate result and "
-        "nothing that ptxas may contract."
+        "the chip follow that manual. These kernels hold no approximate result and nothing that ptxas may contract; "
+        "what a tensor-core instruction adds up to is assumed from the model that is named with the kernel."
     ),
     "cuda": (
         "bit-exact on cuda: the kernel ran on the named GPU, and every output byte, poisoned padding included, equals "
@@ -65,10 +66,11 @@ class Result:
         case: the case.
         verdict: the outcome.
         evidence: what the verdict rests on: "bit-exact", or "none" where nothing was compared.
+        assumption: what it takes for granted of tensor cores, None where none takes part.
         reason: of any verdict but PASS and MISMATCH, in a sentence.
         stage: the first stage that differs.
         first_mismatch: where and how, see refmoe.verify.compare.
-        differing: bytes that differ, by stage.
+        differing: elements that differ, by stage.
         compared: bytes compared.
         arch: what the kernel was compiled for.
         seconds: of the whole case, reference included.
@@ -81,6 +83,7 @@ class Result:
     case: Case
     verdict: Verdict
     evidence: str = "none"
+    assumption: Assumption | None = None
     reason: str | None = None
     stage: str | None = None
     first_mismatch: str | None = None
@@ -101,7 +104,7 @@ class Result:
     @property
     def line(self) -> str:
         """The verdict and what there is to say about it, in one line."""
-        return f"{self.verdict.value} {self.first_mismatch or self.reason or self.case}"
+        return f"{self.verdict.value} {'; '.join(filter(None, (self.reason, self.first_mismatch))) or self.case}"
 
 
 def exit_status(verdicts: Iterable[Verdict]) -> int:

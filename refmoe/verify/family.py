@@ -1,0 +1,81 @@
+"""What a kernel family is to the harness: how its cases get inputs, an expectation, and a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from refmoe.verify.cases import Case
+from refmoe.verify.compare import Stage
+
+if TYPE_CHECKING:
+    from refmoe.cuda import Device
+
+__all__ = ["Assumption", "Expectation", "FamilyRun", "Inputs", "Outputs", "required"]
+
+Inputs = Mapping[str, NDArray[Any] | None]
+Outputs = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """What a verdict takes for granted of the chip's tensor cores.
+
+    Attributes:
+        model: name of the accumulation model, a key of `refmoe.reference.mma.MODELS`.
+        evidence: what the model rests on: "hardware-checked", "published" or "extrapolated".
+        text: both in sentences, for the reader of a report.
+    """
+
+    model: str
+    evidence: str
+    text: str
+
+
+def _within(outputs: Outputs) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What the reference says a case must give.
+
+    Attributes:
+        outputs: the expected buffers by stage name, poison included, in the order in which stages are computed:
+            unsigned integers, bytes or the bit patterns of elements.
+        stages: how to compare and describe each.
+        doubt: why this data could not have failed, in a sentence, or None.
+        assumption: what `outputs` rest on, or None where no tensor core takes part.
+        outside: says of a kernel's outputs by stage name which lie outside their error bound, None if none does.
+    """
+
+    outputs: Outputs
+    stages: tuple[Stage, ...]
+    doubt: str | None
+    assumption: Assumption | None = None
+    outside: Callable[[Outputs], str | None] = _within
+
+
+@dataclass(frozen=True)
+class FamilyRun:
+    """The three functions of a family.
+
+    Attributes:
+        inputs: the input arrays of a case.
+        expect: what the reference makes of them.
+        run: what the kernel makes of them on a device, the buffers by stage name.
+    """
+
+    inputs: Callable[[Case], Inputs]
+    expect: Callable[[Case, Inputs], Expectation]
+    run: Callable[[Case, Inputs, Device], Outputs]
+
+
+def required(inputs: Inputs, name: str) -> NDArray[Any]:
+    """An input that is never absent."""
+    value = inputs[name]
+    assert value is not None, f"{name} is never absent"
+    return value
