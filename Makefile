@@ -23,7 +23,8 @@ help:
 # --- environment ----------------------------------------------------------------------------------------------------
 
 $(VENV)/.core: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@# pip and not python: a Python without ensurepip leaves the one and not the other.
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --editable .
 	@# nvcc of CUDA_HOME or PATH serves; only a machine without one downloads the compiler (270 MB).
 	$(BIN)/python -c "from refmoe.cuda import toolchain; toolchain.find_toolchain()" 2>/dev/null \
@@ -36,10 +37,7 @@ $(VENV)/.test: $(VENV)/.core
 	$(PIP) install --editable '.[oracles,test]'
 	touch $@
 
-$(VENV)/.readme: $(VENV)/.core
-	$(BIN)/python docs/make_readme.py
-
-lint: $(VENV)/.core
+$(VENV)/.lint: $(VENV)/.core
 	$(PIP) install --editable '.[lint]'
 	touch $@
 

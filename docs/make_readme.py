@@ -76,7 +76,9 @@ def _bench() -> str:
         rows.append(f"| `{name}`, times as fast as {peer} | {comparison['ratio']:.1f} | {comparison['target']:.0f} |")
     speed = executor["lane_instructions_per_s"]["all checks"] / 1e9
     target = executor["targets"]["lane_instructions_per_s"] / 1e9
-    rows.append(f"| executor, quantize 2048 x 2880, all checks on, G lane-instructions/s | {speed:.2f} | {target:.1f} |")
+    rows.append(
+        f"| executor, quantize 2048 x 2880, all checks on, G lane-instructions/s | {speed:.2f} | {target:.1f} |"
+    )
     target = executor["targets"]["one_row_s"] * 1e3
     rows.append(f"| executor, one row, ms | {executor['one_row_s'] * 1e3:.2f} | {target:.0f} |")
     return "\n".join(rows)

@@ -116,6 +116,7 @@ def parity(
     if report is None and listed:
         report = Path("out") / f"parity-{device}.json"
     source = ["--level", level, *(f"--suite={name}" for name in suite or [])] if listed else ["--case", "..."]
+    source += ["--mutants"] if mutants else []
     command = " ".join(["refmoe parity --device", device, *([f"--arch={arch}"] if arch else []), *source])
     outputs = Outputs(report, junit, markdown, as_json)
     with _usage_errors():
@@ -183,7 +184,8 @@ def gate(
             typer.echo(f"GATE {refusal}")
         if not outcome.refusals:
             against = f", against {present}" if present else ""
-            typer.echo(f"gate passed: {len(outcome.reports)} reports, {outcome.passed} passed cases{against}")
+            reports = f"{len(outcome.reports)} report{'' if len(outcome.reports) == 1 else 's'}"
+            typer.echo(f"gate passed: {reports}, {outcome.passed} passed cases{against}")
         if count is not None:
             typer.echo(f"{baseline}: {count} cases")
     raise typer.Exit(1 if outcome.refusals else 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from refmoe import ptx
+from refmoe.cuda.toolchain import ToolchainError, find_toolchain
 
 FLAGS = ("-O3", "-std=c++17", "-fmad=false", "-prec-div=true", "-prec-sqrt=true", "-ftz=false", "-lineinfo")
 
@@ -73,9 +73,10 @@ def run(
 
 @cache
 def _nvcc(source: str, folder: Path) -> str:
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("no nvcc on PATH")
+    try:
+        nvcc = find_toolchain().nvcc
+    except ToolchainError as error:
+        pytest.skip(str(error))
     file = folder / "kernel.cu"
     file.write_text(source)
     target = folder / "kernel.ptx"

@@ -278,3 +278,35 @@ def test_bench_prints_a_table_and_writes_its_document(monkeypatch: pytest.Monkey
     assert "4,096" in found.output
     assert json.loads(Path("b.json").read_text())["rows"] == rows
     assert json.loads(refmoe("bench", "quantize", "--json").output)["kind"] == "bench"
+
+
+def test_a_report_that_cannot_be_written_costs_no_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stand_in(monkeypatch, equal)
+    (tmp_path / "folder").mkdir()
+    found = refmoe("parity", "--case", str(CASE), "--report", "folder", "--junit", "a.xml")
+    assert found.exit_code == 1
+    assert "1 PASS" in found.output
+    assert Path("a.xml").is_file()
+    assert str(found.exception) == "cannot write folder: Is a directory"
+
+
+def test_one_reason_for_all_cases_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from refmoe.cuda import ToolchainError
+
+    def full_disk(case: Any, outputs: Any) -> None:
+        raise ToolchainError("nvcc failed: No space left on device")
+
+    stand_in(monkeypatch, full_disk)
+    found = refmoe("parity", "--case", str(CASE), "--case", str(CASE.on("ptx", "sm_90a")))
+    assert found.exit_code == 1
+    assert found.output.count("No space left") == 1
+    assert found.output.count("repro: ") == 2
+    assert "bit-exact" not in found.output  # nothing was proven
+
+
+def test_doctor_writes_to_the_cache_to_see_whether_it_can(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("REFMOE_CACHE_DIR", str(tmp_path / "file"))
+    findings = {finding["name"]: finding for finding in json.loads(refmoe("doctor", "--json").output)["findings"]}
+    assert not findings["kernel cache"]["good"]
+    assert "Not a directory" in findings["kernel cache"]["text"]

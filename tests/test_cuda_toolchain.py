@@ -5,6 +5,7 @@ import shutil
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from refmoe.cuda import toolchain
@@ -89,6 +90,8 @@ def test_a_missing_host_compiler_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "sh" / "sh").symlink_to(sh)
     monkeypatch.setenv("PATH", str(tmp_path / "sh"))
     assert toolchain.candidates()[0].problem == "nvcc needs a host compiler, and there is no g++ on PATH"
+    with pytest.raises(ToolchainError, match=r"Install g\+\+$"):
+        toolchain.find_toolchain()
 
 
 def test_the_hash_covers_source_headers_and_flags(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,3 +168,20 @@ def test_every_kernel_of_the_table_is_an_entry_and_no_entry_is_missing() -> None
         if ".entry" in line
     }
     assert entries == {kernel.entry for kernel in (*KERNELS, *GEMM_KERNELS)}
+
+
+def test_what_does_not_compile_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from refmoe.cuda import device, kernels
+
+    calls = []
+
+    def refuse(targets: list[Target]) -> None:
+        calls.append(targets)
+        raise ToolchainError("nvcc failed: No space left on device")
+
+    monkeypatch.setattr(device, "build", refuse)
+    opened = device.open_device("ptx")
+    for _ in range(3):
+        with pytest.raises(ToolchainError, match="No space left"):
+            kernels.mxfp8_quantize(np.zeros((1, 32), np.float16), device=opened)
+    assert len(calls) == 1

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from refmoe.cuda.toolchain import ToolchainError, find_toolchain
 from refmoe.ptx import isa
 
 ROUNDED = r"""
@@ -60,8 +61,6 @@ RUN(rp_satfinite, __nv_cvt_float_to_e8m0(x, __NV_SATFINITE, cudaRoundPosInf))
 
 
 def build(folder: Path, name: str, source: str, command: list[str]) -> ctypes.CDLL:
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"no {command[0]}")
     path = folder / name
     path.write_text(source)
     library = path.with_suffix(".so")
@@ -71,14 +70,20 @@ def build(folder: Path, name: str, source: str, command: list[str]) -> ctypes.CD
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc")
     flags = ["-O1", "-frounding-math", "-ffp-contract=off", "-fno-builtin", "-shared", "-fPIC"]
     return build(tmp_path_factory.mktemp("rounded"), "rounded.c", ROUNDED, ["gcc", *flags])
 
 
 @pytest.fixture(scope="module")
 def headers(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    try:
+        nvcc = find_toolchain().nvcc
+    except ToolchainError as error:
+        pytest.skip(str(error))
     flags = ["-x", "c++", "-O1", "-shared", "-Xcompiler", "-fPIC", "-cudart", "none"]
-    return build(tmp_path_factory.mktemp("narrow"), "narrow.cpp", NARROW, ["nvcc", *flags])
+    return build(tmp_path_factory.mktemp("narrow"), "narrow.cpp", NARROW, [str(nvcc), *flags])
 
 
 def pointer(x: np.ndarray) -> ctypes.c_void_p:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from refmoe import ptx
 from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
-from refmoe.cuda.toolchain import ARCHITECTURES, CSRC, Target, build
+from refmoe.cuda.toolchain import ARCHITECTURES, CSRC, Target, ToolchainError, build
 from refmoe.errors import ArgumentError, RefmoeError, describe
 
 __all__ = [
@@ -83,6 +83,7 @@ class PtxDevice:
     name: str = "ptx"
     launches: list[LaunchRecord] = field(default_factory=list)
     _modules: dict[Path, ptx.Module] = field(default_factory=dict, repr=False)
+    _failures: dict[Path, ToolchainError] = field(default_factory=dict, repr=False)
 
     def upload(self, name: str, array: npt.NDArray[Any]) -> Buffer:
         """A read-only buffer with the array's bytes."""
@@ -94,12 +95,8 @@ class PtxDevice:
 
     def launch(self, plan: LaunchPlan) -> None:
         """Compile the plan's source to PTX if need be, and execute its entry."""
-        source = plan.kernel.source(self.csrc)
-        if source not in self._modules:
-            target = Target(source, self.arch, "ptx")
-            self._modules[source] = _parse(build([target])[target])
         result = ptx.launch(
-            self._modules[source],
+            self._module(plan.kernel.source(self.csrc)),
             plan.kernel.entry,
             grid=(plan.grid, 1, 1),
             block=(plan.block, 1, 1),
@@ -113,6 +110,19 @@ class PtxDevice:
         """The buffer's array."""
         array: npt.NDArray[Any] = buffer.array
         return array
+
+    def _module(self, source: Path) -> ptx.Module:
+        if source in self._failures:
+            # The next of many cases would wait for the compiler only to see it fail again.
+            raise self._failures[source]
+        if source not in self._modules:
+            target = Target(source, self.arch, "ptx")
+            try:
+                self._modules[source] = _parse(build([target])[target])
+            except ToolchainError as error:
+                self._failures[source] = error
+                raise
+        return self._modules[source]
 
 
 class CudaDevice:

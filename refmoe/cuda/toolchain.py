@@ -48,6 +48,7 @@ FLAGS = ("-std=c++17", "-O3", "-fmad=false", "-prec-div=true", "-prec-sqrt=true"
 
 MINIMUM_VERSION = (12, 9)  # the first nvcc that knows sm_121a
 PYPI_REQUIREMENT = "cuda-toolkit[nvcc,cudart,cccl]==13.0.3.0"
+NO_HOST_COMPILER = "nvcc needs a host compiler, and there is no g++ on PATH"
 
 Kind = Literal["ptx", "cubin"]
 
@@ -108,7 +109,9 @@ def find_toolchain() -> Toolchain:
         if candidate.problem is None and candidate.nvcc is not None and candidate.version is not None:
             return Toolchain(candidate.nvcc, candidate.version, candidate.origin, _version_text(candidate.nvcc))
     reasons = "; ".join(f"{candidate.origin}: {candidate.problem}" for candidate in found)
-    raise ToolchainError(f"no usable nvcc ({reasons}). Install one: pip install '{PYPI_REQUIREMENT}'")
+    lacks_host = any(candidate.problem == NO_HOST_COMPILER for candidate in found)
+    remedy = "Install g++" if lacks_host else f"Install one: pip install '{PYPI_REQUIREMENT}'"
+    raise ToolchainError(f"no usable nvcc ({reasons}). {remedy}")
 
 
 def find_ninja() -> Path | None:
@@ -201,7 +204,7 @@ def _inspect(origin: str, nvcc: Path | None, absent: str) -> Candidate:
         need = ".".join(map(str, MINIMUM_VERSION))
         return Candidate(origin, nvcc, version, f"{nvcc} is release {release[1]}.{release[2]}; needed {need} or newer")
     if shutil.which("g++") is None:
-        return Candidate(origin, nvcc, version, "nvcc needs a host compiler, and there is no g++ on PATH")
+        return Candidate(origin, nvcc, version, NO_HOST_COMPILER)
     return Candidate(origin, nvcc, version, None)
 
 

@@ -6,10 +6,14 @@ import importlib.util
 import os
 import platform
 import shutil
+import tempfile
 from dataclasses import dataclass
 from importlib import metadata
 
 __all__ = ["Finding", "examine"]
+
+#: Room that the compiled kernels need, with the compiler's temporary files.
+_CACHE_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,14 @@ def _cache() -> Finding:
 
     folder = cache_directory()
     parent = next(place for place in (folder, *folder.parents) if place.exists())
-    writable = parent.is_dir() and os.access(parent, os.W_OK)
-    text = f"{folder}" if writable else f"{folder} cannot be written; set REFMOE_CACHE_DIR to a folder that can"
-    return Finding("kernel cache", writable, True, text)
+    try:
+        # Written and not asked about: root may write everywhere, and a disk may be full.
+        with tempfile.TemporaryFile(dir=parent) as file:
+            file.write(bytes(_CACHE_BYTES))
+    except OSError as error:
+        text = f"{folder} cannot be written ({error.strerror}); set REFMOE_CACHE_DIR to a folder that can"
+        return Finding("kernel cache", False, True, text)
+    return Finding("kernel cache", True, True, f"{folder}")
 
 
 def _gpu() -> Finding:

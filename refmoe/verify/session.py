@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from refmoe.errors import RefmoeError
 from refmoe.files import write_atomic
 from refmoe.verify import render
 from refmoe.verify.cases import Case
@@ -77,6 +78,7 @@ def run_session(
 
     Raises:
         ArgumentError: an activations file cannot be used.
+        RefmoeError: a file cannot be written; the summary is printed first.
         refmoe.verify.patches.PatchError: a mutant does not fit the sources.
         refmoe.cuda.ToolchainError: mutants were asked for, and cannot be compiled.
     """
@@ -97,11 +99,13 @@ def run_session(
     environment = current_environment(gpu=any(case.device == "cuda" for case in cases))
     seconds = time.perf_counter() - start
     report = make_report(results, command=command, environment=environment, seconds=seconds, mutants=killed)
-    written = _write(report, outputs)
+    written, failed = _write(report, outputs)
     if outputs.as_json:
         print(report_text(report), end="")
     else:
         _print_summary(console, report, written)
+    if failed:
+        raise RefmoeError("; ".join(failed))
     survived = any(not mutant.caught for mutant in killed)
     return 1 if survived else exit_status(result.verdict for result in results)
 
@@ -113,13 +117,16 @@ def _run_cases(cases: Sequence[Case], jobs: int, results: list[Result], console:
         for result in run_cases(cases, jobs=jobs):
             results.append(result)
             advance(f"{result.case.family} {result.case.fill}")
+            # One missing device skips every case for one reason, one full disk fails every case for one.
+            again = result.reason in shown_reasons
+            if result.reason is not None:
+                shown_reasons.add(result.reason)
+            line = f"{result.verdict.value} for the same reason" if again else result.line
             if result.verdict.fails or verbose:
-                console.print(result.line, style=render.verdict_style(result.verdict), markup=False)
+                console.print(line, style=render.verdict_style(result.verdict), markup=False)
                 console.print(f"repro: {result.repro}", markup=False)
-            elif result.verdict is not Verdict.PASS and result.reason not in shown_reasons:
-                # One missing device skips every case for one reason.
-                shown_reasons.add(result.reason or "")
-                console.print(result.line, style=render.verdict_style(result.verdict), markup=False)
+            elif result.verdict is not Verdict.PASS and not again:
+                console.print(line, style=render.verdict_style(result.verdict), markup=False)
 
 
 def _run_mutants(cases: Sequence[Case], killed: list[MutantResult], console: Console) -> None:
@@ -146,16 +153,21 @@ def _progress(console: Console, total: int, what: str) -> Iterator[Callable[[str
         yield lambda text: bar.update(task, advance=1, description=text)
 
 
-def _write(report: Report, outputs: Outputs) -> list[Path]:
+def _write(report: Report, outputs: Outputs) -> tuple[list[Path], list[str]]:
+    """The files written, and for each that cannot be a sentence that says why."""
     written: list[Path] = []
+    failed: list[str] = []
     for path, render_text in (
         (outputs.report, report_text),
         (outputs.junit, render.junit_text),
         (outputs.markdown, render.markdown_text),
     ):
         if path is not None:
-            written.append(write_atomic(path, render_text(report)))
-    return written
+            try:
+                written.append(write_atomic(path, render_text(report)))
+            except OSError as error:
+                failed.append(f"cannot write {path}: {error.strerror}")
+    return written, failed
 
 
 def _print_summary(console: Console, report: Report, written: Sequence[Path]) -> None:
@@ -164,7 +176,8 @@ def _print_summary(console: Console, report: Report, written: Sequence[Path]) ->
     if report.mutants:
         caught = sum(mutant.caught for mutant in report.mutants)
         console.print(f"\nmutants: {caught} of {len(report.mutants)} caught, by cases that the unpatched kernels pass")
-    for text in report.evidence.values():
+    # What a pass proves is nothing to read under a run without one.
+    for text in report.evidence.values() if Verdict.PASS.value in report.summary else ():
         console.print(f"\n{text}", markup=False)
     verdicts = ", ".join(f"{count} {name}" for name, count in report.summary.items())
     console.print(f"\n{verdicts or 'no case'} in {report.seconds:.1f} s", markup=False)
