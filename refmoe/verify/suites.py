@@ -171,8 +171,10 @@ def _quantize_default() -> Iterator[Case]:
             for layout in ("linear", "128x4", "8x4"):
                 yield _quantize("fingerprint", m, k, layout=layout, poison=0x7F)
         yield _quantize("fingerprint", 300, k, layout="128x4")
-    yield _quantize("fingerprint", _LOOPING_ROWS, 32, layout="8x4")
-    yield _quantize("wide-range", 3, 8224, layout="128x4")  # a row wider than a CTA, by one block
+    for layout in ("linear", "8x4"):
+        yield _quantize("fingerprint", _LOOPING_ROWS, 32, layout=layout)
+    for layout in ("linear", "128x4"):
+        yield _quantize("wide-range", 3, 8224, layout=layout)  # a row wider than a CTA, by one block
     for layout in ("linear", "128x4", "8x4"):
         yield _quantize("gaussian", 0, 2880, layout=layout)
 
@@ -248,6 +250,8 @@ def _expand_default() -> Iterator[Case]:
     for input_sf in ("linear", "128x4", "none"):
         for fill in ("bytes", "real", "specials"):
             yield _expand(fill, 130, 416, 16, 3, dtype="mxfp8", input_sf=input_sf, poison=0x7F)
+        yield _expand("bytes", 3, 8224, 8, 2, dtype="mxfp8", input_sf=input_sf)
+        yield _expand("bytes", _LOOPING_ROWS, 32, 8, 2, dtype="mxfp8", input_sf=input_sf)
 
 
 def _expand_full() -> Iterator[Case]:
