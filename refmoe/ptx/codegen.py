@@ -78,6 +78,7 @@ class Code:
         lengths: instructions of each block, its terminator included.
         approximate: the instructions that `Frame.note` refers to by index.
         contractions: lines of FP instructions that ptxas may fuse.
+        models: accumulation models of its tensor-core instructions, and what they rest on.
         source: the generated text.
     """
 
@@ -94,6 +95,7 @@ class Code:
     lengths: tuple[int, ...]
     approximate: tuple[Instruction, ...]
     contractions: tuple[int, ...]
+    models: dict[str, str]
     source: str
 
 
@@ -154,6 +156,7 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
         tuple(len(b.instructions) + (b.terminator.instruction is not None) for b in program.blocks),
         tuple(emitter.approximate),
         tuple(sorted({instruction.line for instruction in emitter.contractions})),
+        dict(emitter.models),
         source,
     )
 

@@ -95,11 +95,11 @@ class Copies:
         landed = self._take(lambda flight: flight.groups < limit[flight.lanes])
         for flight in landed:
             self._land(frame, flight)
-        clocks = self.machine.clocks
-        if clocks is None:
+        clocks, shadow = self.machine.clocks, self.machine.shared.shadow
+        if clocks is None or shadow is None:
             return
         for flight in landed:
-            self.machine.shared.shadow.waited(frame, flight.work.target, flight.target, flight.lanes)
+            shadow.waited(frame, flight.work.target, flight.target, flight.lanes)
             if flight.source is not None and flight.source.shadow is not None:
                 access, index, who = flight.work.reading(flight.size, flight.index, flight.lanes)
                 flight.source.shadow.waited(frame, access, index, who)
@@ -220,7 +220,7 @@ class CopyAsync:
         return parts
 
     def reading(self, size: int, index: Array, lanes: Array) -> tuple[Access, Array, Array]:
-        """The accesses that read `size` bytes at `index`: as a whole, or byte by byte where that is less than a copy."""
+        """The accesses that read `size` bytes at `index`: one, or byte by byte where that is less than a copy."""
         if size == self.target.width:
             return self.source, index, lanes
         at = (index[:, None] + np.arange(size)).ravel()

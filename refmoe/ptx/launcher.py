@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,8 @@ class LaunchResult:
         approximate: (opcode, line) of approximate instructions whose results were not all provably exact.
         contraction_possible: lines of FP add, sub and mul without a rounding suffix, which ptxas may fuse.
         seconds: of execution, without compilation.
+        models: accumulation models that stand for the entry's tensor-core instructions, by name, and the weakest
+            evidence that any of them rests on (`refmoe.reference.mma.Evidence`).
     """
 
     lane_instructions: int
@@ -63,6 +65,7 @@ class LaunchResult:
     approximate: tuple[tuple[str, int], ...]
     contraction_possible: tuple[int, ...]
     seconds: float
+    models: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -178,6 +181,7 @@ def launch(
         tuple((code.approximate[i].opcode, code.approximate[i].line) for i in sorted(state.approximate)),
         code.contractions,
         time.perf_counter() - start,
+        dict(code.models),
     )
 
 

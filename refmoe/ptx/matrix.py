@@ -27,7 +27,6 @@ __all__ = ["LoadMatrix", "StoreMatrix", "whole_warps"]
 
 Array = Any
 _ROWS = 8
-_LANES = np.arange(32)
 
 
 def whole_warps(frame: Frame, instruction: Instruction) -> None:
@@ -106,6 +105,6 @@ class StoreMatrix:
         rows = np.zeros((warps, 32, 8), np.uint16)
         rows[:, : _ROWS * self.count] = matrices.transpose(1, 0, 2, 3).reshape(warps, -1, 8)
         words = rows.view(np.uint64).reshape(frame.count, 2)
-        used = np.tile(_LANES < _ROWS * self.count, warps)
+        used = np.arange(frame.count) % 32 < _ROWS * self.count
         spread = np.broadcast_to(address, (frame.count,))
         self.store(frame, spread, None if used.all() else used, (words[:, 0], words[:, 1]))

@@ -118,8 +118,7 @@ class Mbarriers:
             raise self.misuse(
                 access.instruction, int(lanes[bad]), f"{self._name(slots[bad])} was overwritten by a store"
             )
-        clocks = self.machine.clocks
-        if clocks is not None:
+        if shared.shadow is not None:
             shared.shadow.ordered_after(frame, access, shared, slots * _BYTES, lanes, self._creation[ids])
         return ids
 

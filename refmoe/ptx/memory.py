@@ -14,7 +14,17 @@ import numpy as np
 if TYPE_CHECKING:
     from refmoe.ptx.races import RaceShadow
 
-__all__ = ["LOCAL_WINDOW", "OWN_BASE", "PARAM_BASE", "POISON", "SHARED_WINDOW", "WINDOW_BITS", "Arena", "Bytes", "Region"]
+__all__ = [
+    "LOCAL_WINDOW",
+    "OWN_BASE",
+    "PARAM_BASE",
+    "POISON",
+    "SHARED_WINDOW",
+    "WINDOW_BITS",
+    "Arena",
+    "Bytes",
+    "Region",
+]
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Indices = np.ndarray[Any, np.dtype[np.int64]]

@@ -35,6 +35,7 @@ _LANE = np.int64(31)
 _OTHER_WARP = _THREAD & ~_LANE
 _ASYNCHRONOUS = np.int64(1 << 29)
 _STRONG = np.int64(1 << 30)
+_WEAK = np.int64(0)
 _MANY = np.int64(1 << 31)
 _STEP_SHIFT = 32
 
@@ -261,7 +262,7 @@ class RaceShadow:
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, records: Array
     ) -> None:
         """Each lane's use of an object must come after the write `records` [n] that made it."""
-        mine = self._mine(frame, lanes, np.int64(0))
+        mine = self._mine(frame, lanes, _WEAK)
         bad = self._conflicts(frame, lanes, records, mine)
         if bad.size:
             self._report(frame, access, region, index, lanes, bad[0], 1, records[bad[0]], "write-read")
@@ -269,7 +270,7 @@ class RaceShadow:
     def waited(self, frame: Frame, access: Access, index: Array, lanes: Array) -> None:
         """`lanes` have waited for their copies, which from now on count as accesses of their own."""
         at, who, _ = self._cover(index, lanes, access.width)
-        mine = self._mine(frame, who, np.int64(0))
+        mine = self._mine(frame, who, _WEAK)
         columns = who // 32 % self.readers if self.readers else np.zeros(len(who), np.int64)
         for records, place in ((self._writes, (at,)), (self._reads, (at, columns))):
             copied = (records[place] & _ASYNCHRONOUS != 0) & ((records[place] ^ mine) & _THREAD == 0)
@@ -322,4 +323,4 @@ class RaceShadow:
 
 
 def _strong(access: Access) -> np.int64:
-    return _STRONG if access.strong else np.int64(0)
+    return _STRONG if access.strong else _WEAK

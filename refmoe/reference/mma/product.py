@@ -14,6 +14,7 @@ from refmoe.reference.mma.fma import fma_chain
 from refmoe.reference.mma.fused import fused_chain
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind, as_model
 from refmoe.reference.mma.operands import SCALE_BLOCK, Operand
+from refmoe.reference.mma.single import Side, fused_instructions
 from refmoe.reference.mma.unpacked import unpacked_chain
 
 __all__ = ["NAN_BITS", "check_operands", "each_product", "split_k_sum", "tensor_core_mma"]
@@ -86,12 +87,10 @@ def split_k_sum(parts: NDArray[np.float32]) -> NDArray[np.float32]:
     return total
 
 
-def _side(codes: NDArray[np.unsignedinteger], fmt: str, scales: NDArray[np.uint8] | None) -> Side:
+def _side(codes: NDArray[np.unsignedinteger[Any]], fmt: str, scales: NDArray[np.uint8] | None) -> Side:
     """One operand of a batch of single instructions."""
     rows = codes.shape[-2:]
-    return Side(
-        codes.reshape(-1, *rows), ELEMENT_FORMATS[fmt], None if scales is None else scales.reshape(-1, rows[0])
-    )
+    return Side(codes.reshape(-1, *rows), ELEMENT_FORMATS[fmt], None if scales is None else scales.reshape(-1, rows[0]))
 
 
 def _chain(
