@@ -252,6 +252,8 @@ def _barrier(instruction: Instruction, shared: dict[str, tuple[int, str]]) -> Ba
 
 def _gather(block: Block, shared: dict[str, tuple[int, str]]) -> Gather:
     instruction = block.instructions[0]
+    if block.whole_warp:
+        return Gather(instruction, None, np.uint32(0xFFFFFFFF), False)
     member: Operand = instruction.operands[-1]
     is_barrier = instruction.opcode == "bar.warp.sync"
     if isinstance(member, Immediate):

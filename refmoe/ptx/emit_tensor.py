@@ -134,8 +134,10 @@ def multiply(emitter: Emitter, instruction: Instruction) -> None:
     ]
     scales = "()"
     if form.scaled:
-        words = [emitter.value(operands[4], "b32"), *_selectors(emitter, operands[5])]
-        words += [emitter.value(operands[6], "b32"), *_selectors(emitter, operands[7])]
+        # nvcc writes the registers of scales as vectors of one.
+        (a_word,), (b_word,) = _registers(operands[4], 1), _registers(operands[6], 1)
+        words = [emitter.value(a_word, "b32"), *_selectors(emitter, operands[5])]
+        words += [emitter.value(b_word, "b32"), *_selectors(emitter, operands[7])]
         scales = f"({', '.join(words)})"
     work = Mma(instruction, model, a_format, b_format, form.scaled)
     emitter.lines.append(f"v0, v1, v2, v3 = {emitter.bind('m', work)}(F, {', '.join(parts)}, {scales})")

@@ -34,8 +34,8 @@ _THREAD = np.int64(MAX_THREADS - 1)
 _LANE = np.int64(31)
 _OTHER_WARP = _THREAD & ~_LANE
 _ASYNCHRONOUS = np.int64(1 << 29)
-_STRONG = np.int64(1 << 30)
-_WEAK = np.int64(0)
+_STRONG: np.int64 = np.int64(1 << 30)
+_WEAK: np.int64 = np.int64(0)
 _MANY = np.int64(1 << 31)
 _STEP_SHIFT = 32
 
