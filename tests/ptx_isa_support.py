@@ -213,6 +213,26 @@ def pack(x: Real, f: Ieee, mode: str = "n") -> int:
     return sign | (base + units)
 
 
+def pack_flushed(x: Real, f: Ieee, mode: str = "n") -> int:
+    """`pack`, but a zero for what is tiny: below the least normal number after rounding as if exponents had no end."""
+    least = power(1 - f.bias)
+    if x.value is not None and abs(x.value) < least:
+        # A format with the same precision and a longer exponent stands for one without an end.
+        longer = Ieee("longer", f.bits + 4, f.exponent + 4, f.fraction, 0)
+        rounded = unpack(pack(x, longer, mode), longer).value
+        if rounded is not None and abs(rounded) < least:
+            return f.sign if x.negative else 0
+    return pack(x, f, mode)
+
+
+def moved_nan(bits: int, of: Ieee, to: Ieee) -> int:
+    """A NaN of one format as the quiet NaN of another with its sign and the top of its payload."""
+    fraction = bits & ((1 << of.fraction) - 1)
+    sign = to.sign if bits & of.sign else 0
+    up = to.fraction - of.fraction
+    return sign | to.infinity | 1 << to.fraction - 1 | (fraction << up if up > 0 else fraction >> -up)
+
+
 def exact_add(a: Real, b: Real, mode: str) -> Real:
     if a.nan or b.nan or (a.infinite and b.infinite and a.negative != b.negative):
         return NAN

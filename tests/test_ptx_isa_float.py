@@ -25,8 +25,10 @@ from ptx_isa_support import (
     float_rows,
     flushed,
     mismatches,
+    moved_nan,
     negated,
     pack,
+    pack_flushed,
     random_floats,
     real,
     unpack,
@@ -74,12 +76,12 @@ def rectified(bits: int, f: Ieee) -> int:
 
 
 def oracle(name: str, f: Ieee, mode: str, *, ftz: bool = False, clamp: str = "") -> Callable[..., int]:
-    """The manual: flush, compute exactly, round once, flush, clamp."""
+    """Flush, compute exactly, round once, flush what is tiny, clamp."""
 
     def lane(*bits: int) -> int:
         if ftz:
             bits = tuple(flushed(b, f) for b in bits)
-        result = pack(OPERATIONS[name][1](mode, *(unpack(b, f) for b in bits)), f, mode)
+        result = (pack_flushed if ftz else pack)(OPERATIONS[name][1](mode, *(unpack(b, f) for b in bits)), f, mode)
         if ftz:
             result = flushed(result, f)
         return {"": lambda r, f: r, "sat": saturated, "relu": rectified}[clamp](result, f)
@@ -219,7 +221,7 @@ def test_exact_cancellation_is_minus_zero_only_toward_minus_infinity() -> None:
 def sign_lane(name: str, f: Ieee, ftz: bool) -> Callable[[int], int]:
     def lane(bits: int) -> int:
         if unpack(bits, f).nan:
-            return bits if f is F64 else f.nan  # abs.f64 and neg.f64 pass NaN through; others leave it unspecified
+            return moved_nan(bits, f, f) if f is F64 else f.nan
         if ftz:
             bits = flushed(bits, f)
         return bits & ~f.sign if name == "abs" else bits ^ f.sign

@@ -155,7 +155,8 @@ def test_carry_chain(t: str) -> None:
 
     statements: dict[str, Callable[..., tuple[int, int]]] = {
         "add": lambda a, b, k=0: (a + b + k & mask, a + b + k >> bits),
-        "sub": lambda a, b, k=0: (a - b - k & mask, a - b - k < 0),
+        # The flag is 1 where nothing is borrowed.
+        "sub": lambda a, b, k=1: (a - b - (1 - k) & mask, a - b - (1 - k) >= 0),
     }
     for name, lane in statements.items():
         first, last, middle = (isa.resolve(o.format(name, t)) for o in ("{}.cc.{}", "{}c.{}", "{}c.cc.{}"))

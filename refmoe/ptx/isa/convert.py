@@ -8,7 +8,7 @@ import numpy as np
 
 from refmoe.ptx.isa import convert_narrow, exact64
 from refmoe.ptx.isa.floating import rectify, saturate
-from refmoe.ptx.isa.floats import BF16, F32, F64, FLOATS, Float, canonical, decode, flush
+from refmoe.ptx.isa.floats import BF16, F32, F64, FLOATS, Float, canonical, decode, flush, is_nan
 from refmoe.ptx.isa.lanes import SIGNED, UNSIGNED, signed
 from refmoe.ptx.isa.operation import Array, Function, Operation, kind
 from refmoe.ptx.isa.rounding import ROUNDINGS, add_to_odd, encode
@@ -79,7 +79,8 @@ def _integer_to_float(to: Float, of: str, rounding: str) -> Function:
 def _float_to_integer(to: str, of: Float, rounding: str) -> Function:
     """Round to an integral value, clamp to the range (with or without .sat).
 
-    NaN gives 0 if neither side has 64 bits, else only the top bit of the destination (PTX ISA, cvt).
+    NaN gives 0 if neither side has 64 bits, else only the top bit of the destination (PTX ISA, cvt; seen on an H200 for
+    every pair of types).
     """
     bits = int(to[1:])
     low, high = _bounds(to)
@@ -112,17 +113,43 @@ def _float_to_bf16(a: Array) -> Array:
     return np.where(nan, np.uint16(BF16.nan), rounded) if nan.any() else rounded
 
 
+def _keeps_nan(to: Float, of: Float) -> bool:
+    """Whether NaN keeps its sign and the top of its payload (H200): if one side is f64. Else it is the result's own."""
+    return F64 in (to, of)
+
+
+def _carry_nan(a: Array, to: Float, of: Float) -> Array:
+    """NaN of one format as a quiet NaN of another: sign and fraction moved, what does not fit cut off."""
+    word = UNSIGNED[max(to.bits, of.bits)]
+    a = a.astype(word)
+    fraction = a & word((1 << of.mantissa) - 1)
+    up = to.mantissa - of.mantissa
+    moved = fraction << up if up > 0 else fraction >> -up
+    sign = (a >> (of.bits - 1)) << (to.bits - 1)
+    return (sign | moved | word(to.infinity | to.quiet)).astype(to.word)
+
+
 def _float_to_float(to: Float, of: Float, rounding: str) -> Function:
     if rounding in _TO_INTEGRAL:
         integral = _TO_INTEGRAL[rounding]
-        return lambda a: encode(integral(decode(a, of)), to)
-    if to is of:
-        return lambda a: canonical(a, of)
-    if to is BF16 and of is F32 and rounding == "rn":
+        convert: Function = lambda a: encode(integral(decode(a, of)), to)  # noqa: E731
+    elif to is of:
+        # A move in f32 and f64, in SASS as well; the halves give their own NaN (H200).
+        return (lambda a: a) if to in (F32, F64) else lambda a: canonical(a, of)
+    elif to is BF16 and of is F32 and rounding == "rn":
         return _float_to_bf16
-    if to is F32 and of is BF16:
-        return lambda a: canonical(a.astype(np.uint32) << 16, F32)
-    return lambda a: encode(decode(a, of), to, rounding or "rn")
+    elif to is F32 and of is BF16:
+        return lambda a: a.astype(np.uint32) << 16  # a shift in SASS as well: NaN, signalling or not, keeps its bits
+    else:
+        convert = lambda a: encode(decode(a, of), to, rounding or "rn")  # noqa: E731
+    if not _keeps_nan(to, of):
+        return convert
+
+    def function(a: Array) -> Array:
+        result, nan = convert(a), is_nan(a, of)
+        return np.where(nan, _carry_nan(a, to, of), result) if nan.any() else result
+
+    return function
 
 
 def _satfinite(format: Float) -> Function:
@@ -169,7 +196,11 @@ def _to_half(spelling: Spelling, rounding: str) -> Operation | None:
 
 
 def _to_tf32(spelling: Spelling, rounding: str) -> Operation:
-    """cvt.{rna,rn,rz}{.satfinite}{.relu}.tf32.f32: 10 fraction bits in a b32, the low 13 bits zero."""
+    """cvt.{rna,rn,rz}{.satfinite}{.relu}.tf32.f32: 10 fraction bits in a b32, the low 13 bits zero.
+
+    NaN gives 0x7FFFE000 with rn and rz (H200). With rna, which ptxas makes of integer instructions, its fraction is cut
+    like any other, so a small one leaves an infinity, and .satfinite takes one more unit off (H200 and SASS).
+    """
     relu = rounding != "rna" and spelling.flag("relu")
     satfinite = spelling.flag("satfinite")
     relu = relu or (rounding != "rna" and spelling.flag("relu"))
@@ -179,19 +210,24 @@ def _to_tf32(spelling: Spelling, rounding: str) -> Operation:
     low = np.uint32(0x1FFF)
 
     def function(a: Array) -> Array:
+        nan = is_nan(a, F32)
         if rounding == "rn":
             result = (a + (0xFFF + ((a >> 13) & 1))) & ~low
         elif rounding == "rna":
-            result = (a + 0x1000) & ~low
+            result = np.where(nan, a, a + 0x1000) & ~low
         else:
             result = a & ~low
-        infinite = (a & 0x7FFFFFFF) >= 0x7F800000
-        result = np.where(infinite, canonical(a, F32), result)
         if satfinite:
-            result = np.where((result & 0x7FFFFFFF) == 0x7F800000, (result & 0x80000000) | 0x7F7FE000, result)
-        return rectify(result, F32) if relu else result
+            result = np.where((result & 0x7FFFFFFF) >= 0x7F800000, result - 0x2000, result)
+        if rounding != "rna":
+            result = np.where(nan, np.uint32(0x7FFFE000), result)
+        return np.where(signed(result) < 0, np.uint32(0), result) if relu else result
 
-    return Operation(spelling.opcode, function, ("b32",), ("b32",))
+    # No GPU at hand has .satfinite with these roundings.
+    unknown = satfinite and rounding != "rna"
+    return Operation(
+        spelling.opcode, function, ("b32",), ("b32",), exact_when=(lambda a: ~is_nan(a, F32)) if unknown else None
+    )
 
 
 # --- cvt ------------------------------------------------------------------------------------------------------------
@@ -217,8 +253,26 @@ def _cvt(spelling: Spelling) -> Operation:
     if function is None or (ftz and "f32" not in (to, of)):
         raise spelling.unknown()
     if ftz:
-        function = _flushed(function, to, of)
-    return Operation(spelling.opcode, function, (_kind(of),), (_kind(to),), sign_extend=to[0] == "s")
+        function = _flushed(function, to, of, rounding)
+    return Operation(
+        spelling.opcode,
+        function,
+        (_kind(of),),
+        (_kind(to),),
+        sign_extend=to[0] == "s",
+        exact_when=_settled(to, of, rounding, ftz, sat),
+    )
+
+
+def _settled(to: str, of: str, rounding: str, ftz: bool, sat: bool) -> Function | None:
+    """Lanes of a conversion between floats whose result is known; None if it is known in all."""
+    if to not in FLOATS or of not in FLOATS or (to == of and not rounding):
+        return None
+    source = FLOATS[of]
+    if sat or (ftz and of == "f32") or not _keeps_nan(FLOATS[to], source):
+        return None
+    # Every NaN whose result was seen is a quiet one.
+    return lambda a: ~is_nan(a, source) | ((a & source.word(source.quiet)) != 0)
 
 
 def _can_saturate(to: str, of: str) -> bool:
@@ -255,14 +309,31 @@ def _scalar(to: str, of: str, rounding: str, sat: bool) -> Function | None:
     return lambda a: saturate(function(a), target)
 
 
-def _flushed(function: Function, to: str, of: str) -> Function:
-    """.ftz: subnormal f32 inputs and results become zeros of their sign."""
+def _flushed(function: Function, to: str, of: str, rounding: str) -> Function:
+    """.ftz: subnormal f32 inputs and results become zeros of their sign, NaN the canonical one."""
+    if to == "f16":
+        # SASS drops this .ftz: a subnormal still rounds away from zero with .rm and .rp (H200).
+        return function
+    if (to, of) == ("f32", "f64"):
+        return lambda a: function(np.where(_tiny_double(a, rounding), a & np.uint64(F64.sign), a))
 
     def flushed(a: Array) -> Array:
-        result = function(flush(a, F32) if of == "f32" else a)
-        return flush(result, F32) if to == "f32" else result
+        result = function(canonical(flush(a, F32), F32) if of == "f32" else a)
+        return canonical(flush(result, F32), F32) if to == "f32" else result
 
     return flushed
+
+
+def _tiny_double(a: Array, rounding: str) -> Array:
+    """Lanes of doubles that .ftz turns to zero on the way to f32: those tiny after rounding.
+
+    The thresholds are the constants of SASS (sm_90a and sm_120a). Rounding away from zero they keep one double too
+    many, the one whose 24 bits are below the least normal number and need no rounding.
+    """
+    x = a.view(np.float64)
+    away = np.signbit(x) if rounding == "rm" else ~np.signbit(x) if rounding == "rp" else np.False_
+    unit = 2.0**-25 if rounding == "rn" else np.where(away, 2.0**-24, 0.0)
+    return np.abs(x) < 2.0**-126 * (1 - unit)
 
 
 def _kind(type_name: str) -> str:

@@ -28,6 +28,15 @@ def _ones(length: Array, bits: int) -> Array:
     return ~(UNSIGNED[bits](2**bits - 1) << length)
 
 
+def _in_range(*x: Array) -> Array:
+    """Lanes whose position and length, the last two operands, are at most 255.
+
+    The manual takes their low 8 bits. ptxas builds the 64-bit forms of shifts that take all 32 (H200: nearly every lane
+    with more differs, none with less); the 32-bit forms do as the manual says.
+    """
+    return ((x[-2] | x[-1]) <= 0xFF) & np.ones_like(x[0], dtype=np.bool_)
+
+
 def _bfe(spelling: Spelling) -> Operation:
     """Bits pos..pos+len-1 of a; a signed field is filled with its top bit, of those inside the register."""
     name = spelling.need("u32", "u64", "s32", "s64")
@@ -51,7 +60,8 @@ def _bfe(spelling: Spelling) -> Operation:
         return np.where(length == 0, dtype(0), field)
 
     function = with_sign if name[0] == "s" else unsigned
-    return Operation(spelling.opcode, function, (kind(bits), "b32", "b32"), (kind(bits),))
+    sources = (kind(bits), "b32", "b32")
+    return Operation(spelling.opcode, function, sources, (kind(bits),), exact_when=_in_range if bits == 64 else None)
 
 
 def _bfi(spelling: Spelling) -> Operation:
@@ -65,7 +75,8 @@ def _bfi(spelling: Spelling) -> Operation:
         mask = _ones(length, bits) << position
         return (b & ~mask) | ((a << position) & mask)
 
-    return Operation(spelling.opcode, function, (kind(bits), kind(bits), "b32", "b32"), (kind(bits),))
+    sources = (kind(bits), kind(bits), "b32", "b32")
+    return Operation(spelling.opcode, function, sources, (kind(bits),), exact_when=_in_range if bits == 64 else None)
 
 
 def _szext(spelling: Spelling) -> Operation:
@@ -105,7 +116,7 @@ def _bmsk(spelling: Spelling) -> Operation:
 def _fns(spelling: Spelling) -> Operation:
     """Place of the n-th set bit of the mask from `base` on, downward if n < 0; n = 0 asks for `base` itself.
 
-    A base above 31 is undefined; it finds nothing here.
+    A base above 31 is undefined; it finds nothing here, and on an H200 unless n is -2^31.
     """
     spelling.need("b32")
     spelling.end()
@@ -124,7 +135,10 @@ def _fns(spelling: Spelling) -> Operation:
             found = np.where(hit & (left == 0), place, found)
         return found
 
-    return Operation(spelling.opcode, function, ("b32",) * 3, ("b32",))
+    def exact_when(mask: Array, base: Array, offset: Array) -> Array:
+        return (base < 32) & (offset != 0x80000000) & np.ones_like(mask, dtype=np.bool_)
+
+    return Operation(spelling.opcode, function, ("b32",) * 3, ("b32",), exact_when=exact_when)
 
 
 def _smear(a: Array) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 from refmoe.ptx.isa.lanes import UNSIGNED
 from refmoe.ptx.isa.operation import Array
 
-__all__ = ["BF16", "F16", "F32", "F64", "FLOATS", "Float", "canonical", "decode", "flush", "is_nan"]
+__all__ = ["BF16", "F16", "F32", "F64", "FLOATS", "Float", "canonical", "decode", "flush", "is_nan", "quieted"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ class Float:
     def infinity(self) -> int:
         """+Inf, which is also the mask of the exponent field."""
         return self.sign - (1 << self.mantissa)
+
+    @property
+    def quiet(self) -> int:
+        """The fraction's top bit, which makes a NaN a quiet one."""
+        return 1 << (self.mantissa - 1)
 
     @property
     def one(self) -> int:
@@ -82,6 +87,11 @@ def canonical(x: Array, format: Float) -> Array:
         nan = is_nan(x, format)
     # Two cheap passes in the common case instead of one slow one.
     return np.where(nan, format.word(format.nan), x) if nan.any() else x
+
+
+def quieted(x: Array, format: Float) -> Array:
+    """Bit patterns with every NaN made quiet; its sign and the rest of its payload stay."""
+    return np.where(is_nan(x, format), x | format.word(format.quiet), x)
 
 
 def flush(x: Array, format: Float) -> Array:

@@ -65,18 +65,23 @@ def _add_carry(a: Array, b: Array, carry: Array) -> tuple[Array, Array]:
     return result, (total < a) | (result < total)
 
 
-def _sub_borrow(a: Array, b: Array, borrow: Array) -> tuple[Array, Array]:
-    """a - b - borrow, and whether it borrowed (CC.CF holds the borrow)."""
-    difference = a - b
-    return difference - borrow, (a < b) | (difference < borrow)
+def _sub_carry(a: Array, b: Array, carry: Array) -> tuple[Array, Array]:
+    """a + ~b + carry: CC.CF is 1 where nothing is borrowed.
+
+    The manual calls CC.CF the borrow and leaves its sense open. What add.cc hands to subc, and sub.cc to addc, shows it
+    (H200, all of 8,192 lanes of each type).
+    """
+    return _add_carry(a, ~b, carry)
 
 
 def _carry(spelling: Spelling, *, subtract: bool, carry_in: bool, carry_out: bool) -> Operation:
     _, bits = _type(spelling, "u32", "s32", "u64", "s64")
-    step = _sub_borrow if subtract else _add_carry
+    step = _sub_carry if subtract else _add_carry
     dtype = UNSIGNED[bits]
+    # Where a chain starts there is nothing to add, and nothing borrowed.
+    first = np.bool_(subtract)
 
-    def function(a: Array, b: Array, carry: Array = np.False_) -> Array:
+    def function(a: Array, b: Array, carry: Array = first) -> Array:
         result, out = step(a, b, carry.astype(dtype))
         return (result, out) if carry_out else result
 
@@ -222,7 +227,7 @@ def _magnitude(x: Array) -> Array:
 
 
 def _divisor_not_zero(a: Array, b: Array) -> Array:
-    """Division by zero yields an unspecified, machine-specific value (PTX ISA, div and rem)."""
+    """Division by zero yields an unspecified, machine-specific value (PTX ISA, div and rem); all ones on an H200."""
     return (b != 0) & np.ones_like(a, dtype=np.bool_)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from refmoe.ptx.isa.operation import Array, Function
 
-__all__ = ["SIGNED", "UNSIGNED", "packed", "signed", "spread"]
+__all__ = ["SIGNED", "UNSIGNED", "packed", "packed_all", "signed", "spread"]
 
 UNSIGNED: dict[int, type[np.unsignedinteger]] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 SIGNED: dict[int, type[np.signedinteger]] = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
@@ -22,14 +22,21 @@ def packed(function: Function, part_bits: int = 16) -> Function:
     part = UNSIGNED[part_bits]
     whole = UNSIGNED[2 * part_bits]
 
-    def split(x: Array) -> Array:
-        # A trailing axis holds the parts, lowest first; a scalar register broadcasts over the lanes of the others.
-        return np.ascontiguousarray(np.asarray(x)[..., None]).view(part)
-
     def lifted(*sources: Array) -> Array:
-        return np.ascontiguousarray(function(*map(split, sources))).view(whole)[..., 0]
+        return np.ascontiguousarray(function(*(_parts(x, part) for x in sources))).view(whole)[..., 0]
 
     return lifted
+
+
+def packed_all(predicate: Function, part_bits: int = 16) -> Function:
+    """Lift a predicate on `part_bits`-bit registers: whether it holds for both parts of registers twice as wide."""
+    part = UNSIGNED[part_bits]
+    return lambda *sources: predicate(*(_parts(x, part) for x in sources)).all(axis=-1)
+
+
+def _parts(x: Array, part: type[np.unsignedinteger]) -> Array:
+    # A trailing axis holds the parts, lowest first; a scalar register broadcasts over the lanes of the others.
+    return np.ascontiguousarray(np.asarray(x)[..., None]).view(part)
 
 
 def spread(result: Array, *sources: Array) -> Array:
