@@ -67,7 +67,8 @@ def values_of(name: str) -> np.ndarray:
     if fmt.bits <= 16:
         return fmt.values()
     codes = np.arange(1 << (fmt.bits - fmt.unused_low_bits), dtype=np.uint32) << fmt.unused_low_bits
-    return codes.view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        return codes.view(np.float32).astype(np.float64)
 
 
 def code_dtype(name: str) -> str:
