@@ -177,7 +177,7 @@ def grouped_gemm(
 
 def _tile(tile: Tile | str | None, offsets: npt.NDArray[np.int64]) -> Tile:
     if tile is None:
-        return choose_tile(int(np.diff(offsets).max())).tile
+        return choose_tile(max(int(np.diff(offsets).max()), 1)).tile
     for known in TILES:
         if tile in (known, str(known)):
             return known

@@ -6,16 +6,21 @@ what is wrong and which known class of fault it stands for.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import ml_dtypes
+
+from refmoe.errors import RefmoeError
 from refmoe.verify.cases import FAMILIES, Case
 from refmoe.verify.patches import FilePatch, PatchError, apply_patch, parse_patch
-from refmoe.verify.runner import Devices, run_case, source_sha256
+from refmoe.verify.runner import Devices, kernel_and_reference, run_case, source_sha256
 from refmoe.verify.suites import list_cases
+from refmoe.verify.tolerances import accepting
 from refmoe.verify.verdict import Result, Verdict
 
 __all__ = ["MUTANTS", "Mutant", "MutantResult", "load_mutants", "run_mutants"]
@@ -55,6 +60,7 @@ class MutantResult:
         finding: its first mismatch, or the executor's fault.
         cases: cases run until then.
         control: whether the unpatched kernel passes that case.
+        accepted_by: of a GEMM's mutant the published tolerances that its output passes; None if there is no output.
     """
 
     name: str
@@ -65,6 +71,7 @@ class MutantResult:
     finding: str | None
     cases: int
     control: bool
+    accepted_by: tuple[str, ...] | None = None
 
     @property
     def caught(self) -> bool:
@@ -140,7 +147,28 @@ def run_mutants(mutants: Sequence[Mutant], cases: Iterable[Case]) -> Iterator[Mu
                 finding=(catch.first_mismatch or catch.reason) if catch else None,
                 cases=ran,
                 control=controls[catch.case] if catch else False,
+                accepted_by=_accepted_by(trees[mutant.name], catch.case) if catch else None,
             )
+
+
+def _accepted_by(tree: Path, case: Case) -> tuple[str, ...] | None:
+    """The published tolerances that the mutant's output passes, on the ordinary data of published tests.
+
+    The case that caught the mutant gives shape, routing and tile; its data is replaced by Gaussian data, its output by
+    BF16. The executor looks for nothing here, as a GPU would not.
+    """
+    if case.family != "sm12x_gemm":
+        return None
+    ordinary = dataclasses.replace(case, fill="gaussian", dtype="bf16", alpha="distinct", bias="distinct")
+    if not ordinary.shape.m or ordinary.routing == "elsewhere":
+        return None
+    try:
+        kernel, reference = kernel_and_reference(ordinary, Devices(csrc=tree, checked=False))
+    except RefmoeError:
+        return None  # it hangs or faults even where nothing is looked for
+    used = reference["out"].shape[0] if ordinary.ranks == 1 else None
+    values = [bits["out"][:used].view(ml_dtypes.bfloat16) for bits in (kernel, reference)]
+    return accepting(*values)
 
 
 def _tree(mutant: Mutant, folder: Path) -> Path:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from refmoe.cuda import Device
     from refmoe.cuda.device import LaunchRecord
 
-__all__ = ["Devices", "run_case", "run_cases", "source_sha256"]
+__all__ = ["Devices", "kernel_and_reference", "run_case", "run_cases", "source_sha256"]
 
 
 @dataclass
@@ -35,9 +35,11 @@ class Devices:
 
     Attributes:
         csrc: where kernel sources are taken from; None is the package's own folder.
+        checked: whether the executor looks for faults; without, only what a kernel writes tells it from another.
     """
 
     csrc: Path | None = None
+    checked: bool = True
     _open: dict[tuple[str, str], Device] = field(default_factory=dict)
 
     def get(self, case: Case) -> Device:
@@ -54,8 +56,18 @@ class Devices:
         if key not in self._open:
             device = open_device(case.device, arch=case.arch or None, csrc=self.csrc)
             find_toolchain()
+            if not self.checked:
+                _leave_checks_out(device)
             self._open[key] = device
         return self._open[key]
+
+
+def _leave_checks_out(device: Device) -> None:
+    from refmoe.cuda.device import PtxDevice
+    from refmoe.ptx import Checks
+
+    if isinstance(device, PtxDevice):
+        device.checks = Checks(bounds=False, uninitialised=False, alignment=False, races=False)
 
 
 #: Cases that a worker process takes at a time: few enough to share the work out, enough to reuse its modules.
@@ -138,6 +150,16 @@ def run_case(case: Case, devices: Devices) -> Result:
         comparison = compare(expected.stages, outputs, expected.outputs)
         verdict, reason = _judge(outputs, comparison, expected, device.launches[launched:])
     return _result(case, device, devices.csrc, verdict, reason, comparison, launched, start)
+
+
+def kernel_and_reference(case: Case, devices: Devices) -> tuple[Outputs, Outputs]:
+    """What the kernel writes and what it should, by stage name, without a verdict.
+
+    Raises:
+        RefmoeError: the kernel refuses the case or faults.
+    """
+    inputs, expected = _expectation(_data_of(case))
+    return RUNS[case.family].run(case, inputs, devices.get(case)), expected.outputs
 
 
 def _result(
