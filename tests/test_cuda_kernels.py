@@ -57,6 +57,7 @@ def _row(k: int = 64, rows: int = 2) -> Any:
         (np.zeros((64, 2), BF16).T, {}, r"x: found strides \(2, 4\); needed a C-contiguous array"),
         (_row(128)[:, ::2], {}, r"x: found strides \(256, 4\); needed a C-contiguous array"),
         (np.broadcast_to(_row(32, 1), (2**31, 32)), {}, "x: found 2147483648 rows; needed at most 2147483647"),
+        (_row(2**29, rows=0), {}, "x: found 2147483648 bytes of scale atoms, for K = 536870912; needed at most"),
         (_row(), {"mode": "even"}, "mode: found 'even'; needed one of 'rceil', 'floor'"),
         (_row(), {"edge": "deepgemm"}, "edge: found 'deepgemm'; needed one of 'exact', 'flashinfer'"),
         (_row(), {"layout": "4x4"}, "layout: found '4x4'; needed one of 'linear', '128x4', '8x4'"),

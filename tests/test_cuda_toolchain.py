@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from refmoe import ptx
 from refmoe.cuda import toolchain
+from refmoe.cuda.device import PtxDevice
 from refmoe.cuda.gemm import GEMM_KERNELS
 from refmoe.cuda.kernels import KERNELS
+from refmoe.cuda.launch import Kernel, LaunchPlan
 from refmoe.cuda.toolchain import ARCHITECTURES, CSRC, Target, ToolchainError, build
 from refmoe.errors import ArgumentError
 
@@ -185,3 +188,11 @@ def test_what_does_not_compile_is_compiled_once(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(ToolchainError, match="No space left"):
             kernels.mxfp8_quantize(np.zeros((1, 32), np.float16), device=opened)
     assert len(calls) == 1
+
+
+@needs_nvcc
+def test_an_endless_kernel_ends_in_an_error(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "spin.cu").write_text('extern "C" __global__ void spin(volatile int* x) { while (*x == 0) *x = 0; }')
+    device = PtxDevice("sm_120a", 1, csrc=tmp_path, step_budget=1000)
+    with pytest.raises(ptx.StepBudgetExceeded, match="more than 1000 steps"):
+        device.launch(LaunchPlan(Kernel("spin", "spin"), 1, 1, (ptx.Buffer(np.zeros(1, np.int32)),)))

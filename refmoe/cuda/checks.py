@@ -32,6 +32,7 @@ GROUP_BLOCKS = 4  # scale columns are padded to a multiple of this
 EXPERT_ROW_ALIGNMENT = 128
 INT32_MAX = 2**31 - 1
 ATOM_ROWS = {"linear": 1, "128x4": 128, "8x4": 8}
+ATOM_BYTES = 512  # of the largest atom: kernels count the bytes from one to the next of a row in int32
 
 
 def k_groups(k: int) -> int:
@@ -82,7 +83,7 @@ def check_matrix(argument: str, array: npt.NDArray[Any]) -> tuple[int, int]:
     if k == 0 or k % BLOCK_ELEMENTS:
         raise ArgumentError(argument, f"K = {k}", f"K a positive multiple of {BLOCK_ELEMENTS}")
     check_int32(argument, rows, "rows")
-    check_int32(argument, k, "columns")
+    check_int32(argument, k_groups(k) * ATOM_BYTES, f"bytes of scale atoms, for K = {k}")
     if not array.flags.c_contiguous:
         raise ArgumentError(argument, f"strides {array.strides}", "a C-contiguous array")
     return rows, k

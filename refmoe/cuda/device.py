@@ -74,12 +74,16 @@ class Device(Protocol):
 
 @dataclass
 class PtxDevice:
-    """Runs the compiler's PTX for `arch` on the executor, with all its checks on unless `checks` says otherwise."""
+    """Runs the compiler's PTX for `arch` on the executor, with all its checks on unless `checks` says otherwise.
+
+    A launch that takes more than `step_budget` steps counts as endless: the kernels' largest take a few thousand.
+    """
 
     arch: str
     multiprocessors: int
     csrc: Path = CSRC
     checks: ptx.Checks = field(default_factory=ptx.Checks)
+    step_budget: int | None = 1_000_000
     name: str = "ptx"
     launches: list[LaunchRecord] = field(default_factory=list)
     _modules: dict[Path, ptx.Module] = field(default_factory=dict, repr=False)
@@ -103,6 +107,7 @@ class PtxDevice:
             args=list(plan.arguments),
             shared_bytes=plan.shared_bytes,
             checks=self.checks,
+            step_budget=self.step_budget,
         )
         self.launches.append(LaunchRecord(plan.kernel, plan.grid, plan.block, result))
 
