@@ -294,11 +294,12 @@ def test_one_reason_for_all_cases_is_printed_once(monkeypatch: pytest.MonkeyPatc
     from refmoe.cuda import ToolchainError
 
     def full_disk(case: Any, outputs: Any) -> None:
-        raise ToolchainError("nvcc failed: No space left on device")
+        raise ToolchainError("nvcc failed:\nNo space left on device")
 
     stand_in(monkeypatch, full_disk)
     found = refmoe("parity", "--case", str(CASE), "--case", str(CASE.on("ptx", "sm_90a")))
     assert found.exit_code == 1
+    assert found.output.count("ERROR ToolchainError: nvcc failed:") == 2
     assert found.output.count("No space left") == 1
     assert found.output.count("repro: ") == 2
     assert "bit-exact" not in found.output  # nothing was proven

@@ -7,6 +7,7 @@ changed header rebuilds what includes it and nothing else, and two builds never 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -257,6 +258,8 @@ def _run_ninja(outputs: Mapping[Target, Path], toolchain: Toolchain, directory: 
         (Path(scratch) / "build.ninja").write_text("\n".join(lines) + "\n")
         finished = subprocess.run([ninja, "-C", scratch, "--quiet"], capture_output=True, text=True)
         if finished.returncode != 0:
+            if shutil.disk_usage(scratch).free < 1 << 20:  # then the compiler's own words are lost too
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise ToolchainError(f"nvcc failed:\n{finished.stdout.strip()}\n{finished.stderr.strip()}".rstrip())
         for path in outputs.values():
             os.replace(Path(scratch) / f"{path.name}.log", f"{path}.log")

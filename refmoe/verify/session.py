@@ -121,7 +121,8 @@ def _run_cases(cases: Sequence[Case], jobs: int, results: list[Result], console:
             again = result.reason in shown_reasons
             if result.reason is not None:
                 shown_reasons.add(result.reason)
-            line = f"{result.verdict.value} for the same reason" if again else result.line
+            # Long reasons, such as a compiler's, are printed whole only once.
+            line = result.line.strip().split("\n", 1)[0] if again else result.line
             if result.verdict.fails or verbose:
                 console.print(line, style=render.verdict_style(result.verdict), markup=False)
                 console.print(f"repro: {result.repro}", markup=False)
