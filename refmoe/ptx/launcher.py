@@ -25,6 +25,8 @@ __all__ = ["Buffer", "LaunchResult", "Module", "launch"]
 
 # Lanes that run together: enough to make NumPy's overhead small, few enough that their registers stay in cache.
 LANES_AT_ONCE = 24576
+# Shared memory of CTAs that run together: what watches for races takes ten times as much and more.
+_SHARED_AT_ONCE = 8 << 20
 _SHARED_LIMITS = {"sm_12": 101_376}
 _SHARED_LIMIT = 232_448
 
@@ -197,7 +199,7 @@ def _keep_freed_memory() -> None:
 
 def _run(state: Launch, ctas: int) -> None:
     """Run chunks of CTAs; those that only wait for memory to change let the next ones start."""
-    at_once = max(1, LANES_AT_ONCE // (state.warps * 32))
+    at_once = max(1, min(LANES_AT_ONCE // (state.warps * 32), _SHARED_AT_ONCE // max(state.shared_bytes, 1)))
     pending = list(range(0, ctas, at_once))
     stalled: list[Machine] = []
     while pending or stalled:
