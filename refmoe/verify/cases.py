@@ -391,6 +391,11 @@ def _check_fill(case: Case) -> None:
     if case.tensor and not case.file:
         raise _refused("tensor", case.tensor, "file=PATH with it")
     if case.family == "sm12x_gemm":
+        if case.shape.k < GEMM_FILLS[case.fill].least_k:
+            raise _refused("shape", str(case.shape), f"a k of at least {GEMM_FILLS[case.fill].least_k} for {case.fill}")
+        if not case.tile and (case.stages or case.cluster != "1x1x1"):
+            found = f"{case.stages}" if case.stages else case.cluster
+            raise _refused("stages" if case.stages else "cluster", found, "tile=MxNxK with it, of which it is")
         return
     fill = FILLS.get(case.fill)
     need = fill.least_blocks.get(case.dtype, 0) if fill else 0

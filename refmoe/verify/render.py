@@ -10,10 +10,20 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from refmoe.verify.report import CaseRecord, Report
+from refmoe.verify.report import CaseRecord, MutantRecord, Report
 from refmoe.verify.verdict import Verdict
 
-__all__ = ["junit_text", "markdown_text", "summary_table", "verdict_lines", "verdict_style"]
+__all__ = [
+    "accepted_counts",
+    "junit_text",
+    "markdown_text",
+    "summary_table",
+    "tolerance_legend",
+    "tolerance_table",
+    "verdict_lines",
+    "verdict_style",
+    "weighed_mutants",
+]
 
 _STYLES = {
     Verdict.PASS: "green",
@@ -90,6 +100,41 @@ def summary_table(report: Report) -> Table:
     return table
 
 
+def weighed_mutants(report: Report) -> list[MutantRecord]:
+    """The mutants whose output was held against published tolerances: those of the GEMM."""
+    return [mutant for mutant in report.mutants if mutant.case and mutant.case.startswith("sm12x_gemm:")]
+
+
+def accepted_counts(report: Report) -> dict[str, int]:
+    """For each published tolerance how many weighed mutants pass it."""
+    weighed = weighed_mutants(report)
+    return {rule.name: sum(rule.name in (mutant.accepted_by or []) for mutant in weighed) for rule in report.tolerances}
+
+
+def tolerance_table(report: Report) -> Table:
+    """A rich table, one line for each mutant of the GEMM and one column for each published tolerance."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("planted fault of the GEMM")
+    for number, _ in enumerate(report.tolerances, start=1):
+        table.add_column(f"({number})", justify="center")
+    for mutant in weighed_mutants(report):
+        table.add_row(mutant.name, *_weights(report, mutant))
+    table.add_row("let through", *(str(count) for count in accepted_counts(report).values()), style="bold")
+    return table
+
+
+def tolerance_legend(report: Report) -> list[str]:
+    """What the columns of `tolerance_table` are."""
+    return [f"({number}) {rule.source}: {rule.rule}" for number, rule in enumerate(report.tolerances, start=1)]
+
+
+def _weights(report: Report, mutant: MutantRecord) -> list[str]:
+    """A cell for each tolerance: whether it would have passed the mutant; "-" for a mutant without output."""
+    if mutant.accepted_by is None:
+        return ["-"] * len(report.tolerances)
+    return ["passes" if rule.name in mutant.accepted_by else "" for rule in report.tolerances]
+
+
 def markdown_text(report: Report) -> str:
     """The report as Markdown: the table, every verdict but PASS with its repro line, what the evidence means."""
     environment = report.environment
@@ -113,10 +158,22 @@ def markdown_text(report: Report) -> str:
     for mutant in report.mutants:
         finding = (mutant.finding or "").strip().split("\n", 1)[0].replace("|", "\\|")
         lines.append(f"| {mutant.fault} | {f'`{mutant.case}`' if mutant.caught else '**nothing**'} | {finding} |")
+    lines += _tolerance_lines(report) if weighed_mutants(report) else []
     lines += [""]
     lines += [f"- {text}" for text in report.evidence.values()]
     lines += ["", f"digest `{report.digest}`", ""]
     return "\n".join(lines)
+
+
+def _tolerance_lines(report: Report) -> list[str]:
+    names = [rule.name for rule in report.tolerances]
+    lines = ["", "Would the tolerance of another project's test have let the fault through?", ""]
+    lines += [f"| planted fault of the GEMM | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for mutant in weighed_mutants(report):
+        lines.append(f"| {mutant.fault} | {' | '.join(_weights(report, mutant))} |")
+    counts = accepted_counts(report)
+    lines += [f"| **let through** | {' | '.join(str(counts[name]) for name in names)} |", ""]
+    return [*lines, *(f"- {rule.name}: {rule.source}: {rule.rule}" for rule in report.tolerances)]
 
 
 def junit_text(report: Report) -> str:

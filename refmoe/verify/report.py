@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from refmoe.errors import RefmoeError
 from refmoe.verify.environment import Environment
+from refmoe.verify.tolerances import TOLERANCES, Tolerance
 from refmoe.verify.verdict import EVIDENCE, Result, Verdict
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = [
     "MutantRecord",
     "Report",
     "ReportError",
+    "ToleranceRecord",
     "check_report",
     "count_verdicts",
     "digest_of",
@@ -87,6 +89,17 @@ class MutantRecord(_Model):
     verdict: Verdict | None = Field(description="its verdict on the mutant")
     finding: str | None = Field(description="its first mismatch on the mutant, or the executor's fault")
     cases: int = Field(description="cases run until then")
+    accepted_by: list[str] | None = Field(
+        None, description="of a GEMM's mutant the published tolerances that its output passes; null if it has no output"
+    )
+
+
+class ToleranceRecord(_Model):
+    """A tolerance of another project, by which mutants are weighed and no verdict is made."""
+
+    name: str
+    source: str = Field(description="the project and the test")
+    rule: str = Field(description="what it accepts, d = kernel - reference")
 
 
 class Report(_Model):
@@ -104,6 +117,9 @@ class Report(_Model):
     seconds: float
     cases: list[CaseRecord]
     mutants: list[MutantRecord] = Field(description="planted faults, if they were asked for")
+    tolerances: list[ToleranceRecord] = Field(
+        [], description="the published tolerances that the mutants of GEMMs were weighed by"
+    )
     digest: str = Field(description="SHA-256 of the canonical JSON (sorted keys, no spaces, UTF-8) without this key")
 
 
@@ -136,6 +152,7 @@ def make_report(
         "seconds": round(seconds, 3),
         "cases": [_record(result).model_dump(mode="json") for result in results],
         "mutants": [_mutant_record(mutant).model_dump(mode="json") for mutant in mutants],
+        "tolerances": [_tolerance_record(rule).model_dump(mode="json") for rule in TOLERANCES] if mutants else [],
     }
     return Report.model_validate({**document, "digest": digest_of(document)})
 
@@ -180,7 +197,12 @@ def _mutant_record(mutant: MutantResult) -> MutantRecord:
         verdict=mutant.verdict,
         finding=mutant.finding,
         cases=mutant.cases,
+        accepted_by=None if mutant.accepted_by is None else list(mutant.accepted_by),
     )
+
+
+def _tolerance_record(rule: Tolerance) -> ToleranceRecord:
+    return ToleranceRecord(name=rule.name, source=rule.source, rule=rule.rule)
 
 
 def report_text(report: Report) -> str:

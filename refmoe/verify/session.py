@@ -177,6 +177,11 @@ def _print_summary(console: Console, report: Report, written: Sequence[Path]) ->
     if report.mutants:
         caught = sum(mutant.caught for mutant in report.mutants)
         console.print(f"\nmutants: {caught} of {len(report.mutants)} caught, by cases that the unpatched kernels pass")
+    if render.weighed_mutants(report):
+        console.print("\nwhat tests with published tolerances would have let through\n", markup=False)
+        console.print(render.tolerance_table(report))
+        for line in render.tolerance_legend(report):
+            console.print(line, markup=False)
     # What a pass proves is nothing to read under a run without one.
     for text in report.evidence.values() if Verdict.PASS.value in report.summary else ():
         console.print(f"\n{text}", markup=False)
