@@ -328,3 +328,28 @@ def test_tiled_transpose_of_the_real_compiler(tmp_path) -> None:
     assert caught.value.kind == "read-write"
     assert caught.value.source is not None
     assert caught.value.source.endswith("kernel.cu:6")
+
+
+@pytest.mark.parametrize("partner_first", [True, False])
+@pytest.mark.parametrize("barrier", ["", "bar.sync 0;"])
+def test_a_write_after_the_read_of_another_warp_in_global_memory(partner_first: bool, barrier: str) -> None:
+    # The lane that writes has read the place itself, before or after the lane of the other warp.
+    loads = ["ld.global.u32 %r4, [%d4];", "ld.global.u32 %r5, [%d2];"]
+    body = f"""
+        xor.b32 %r3, %r1, 32;
+        mul.wide.u32 %d3, %r3, 4;
+        add.s64 %d4, %d0, %d3;
+        {" ".join(loads if partner_first else loads[::-1])}
+        add.u32 %r4, %r4, %r5;
+        {barrier}
+        st.global.u32 [%d2], %r4;
+        ret;
+    """
+    out = np.arange(64, dtype=np.uint32)
+    if barrier:
+        run(body, out, block=(64, 1, 1))
+        np.testing.assert_array_equal(out, np.arange(64) + (np.arange(64) ^ 32))
+        return
+    with pytest.raises(ptx.RaceError, match="read-write race") as caught:
+        run(body, out, block=(64, 1, 1))
+    assert caught.value.buffer == "argument 0"

@@ -38,6 +38,8 @@ _STRONG: np.int64 = np.int64(1 << 30)
 _WEAK: np.int64 = np.int64(0)
 _MANY = np.int64(1 << 31)
 _STEP_SHIFT = 32
+# Of global memory: the last reader and the last one of another warp.
+_LAST_READERS = 2
 
 
 class Clocks:
@@ -130,11 +132,11 @@ class RaceShadow:
     """The last write, and reads, of each granule of a region.
 
     A granule is the smallest access met so far. Shared memory remembers the last read of every warp of its CTA, global
-    memory only the last read of all.
+    memory only the last read of all and the last of another warp.
 
     Args:
         size: bytes.
-        readers: warps of a CTA whose reads are kept apart; 0 keeps the last reader only.
+        readers: warps of a CTA whose reads are kept apart; 0 keeps the last two only.
     """
 
     def __init__(self, size: int, readers: int) -> None:
@@ -150,7 +152,7 @@ class RaceShadow:
         if not self.granule:
             self.granule = width
             self._writes = np.zeros(self.size // width, np.int64)
-            self._reads = np.zeros((self.size // width, max(self.readers, 1)), np.int64)
+            self._reads = np.zeros((self.size // width, self.readers or _LAST_READERS), np.int64)
         elif width < self.granule:
             factor = self.granule // width
             self.granule = width
@@ -188,6 +190,9 @@ class RaceShadow:
         warp = who >> 5
         column = warp % self.readers if self.readers else np.zeros(len(who), np.int64)
         previous = self._reads[at, column]
+        if not self.readers:
+            elsewhere = np.flatnonzero((previous != 0) & ((previous ^ mine) & _OTHER_WARP != 0))
+            self._reads[at[elsewhere], 1] = previous[elsewhere]
         # Another lane of the same warp read since the last warp-level sync: no single lane stands for both.
         known = frame.machine.clocks.seen[warp, warp % frame.machine.warps]
         differs = previous ^ mine
@@ -197,6 +202,10 @@ class RaceShadow:
         differs = self._reads[at, column] ^ record
         lost = np.flatnonzero((differs & _OTHER_WARP == 0) & (differs & _LANE != 0))
         self._reads[at[lost], column[lost]] |= _MANY
+        if not self.readers:
+            # Of several warps in this step one is now the last reader; another comes before it.
+            others = np.flatnonzero(differs & _OTHER_WARP != 0)
+            self._reads[at[others], 1] = record[others]
 
     def _unordered(self, frame: Frame, at: Array, who: Array, mine: Array) -> list[tuple[Array, Array, str]]:
         """Conflicts of a write: (positions, their previous records, kind of race)."""
@@ -271,8 +280,8 @@ class RaceShadow:
         """`lanes` have waited for their copies, which from now on count as accesses of their own."""
         at, who, _ = self._cover(index, lanes, access.width)
         mine = self._mine(frame, who, _WEAK)
-        columns = who // 32 % self.readers if self.readers else np.zeros(len(who), np.int64)
-        for records, place in ((self._writes, (at,)), (self._reads, (at, columns))):
+        columns = [who // 32 % self.readers] if self.readers else range(_LAST_READERS)
+        for records, place in ((self._writes, (at,)), *((self._reads, (at, column)) for column in columns)):
             copied = (records[place] & _ASYNCHRONOUS != 0) & ((records[place] ^ mine) & _THREAD == 0)
             records[place] = np.where(copied, mine, records[place])
 
