@@ -331,8 +331,40 @@ def _integers(text: str) -> list[int]:
         raise ArgumentError("offsets", repr(text), "integers with commas between them, such as 0,5,5,9") from None
 
 
+@app.command(epilog="Example:\n\nrefmoe conformance --device cuda --report reports/bench/conformance.json")
+def conformance(
+    device: Annotated[str, typer.Option(help="What the executor is held against: cuda, the GPU.")] = "cuda",
+    report: Annotated[Path | None, typer.Option(help="Also write the JSON document here.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Hold what the executor computes against a GPU, one instruction at a time; exit status 1 if one differs."""
+    from rich.progress import track
+
+    from refmoe.cuda.device import DeviceUnavailable
+    from refmoe.files import write_atomic
+    from refmoe.verify import conformance as conforming
+    from refmoe.verify.session import make_console
+
+    if device != "cuda":
+        _usage(f"--device: found {device!r}; needed cuda: the executor is what is held against it")
+    stderr = make_console(stderr=True)
+    try:
+        document = conforming.run(lambda probes: track(probes, "instructions", console=stderr, transient=True))
+    except DeviceUnavailable as error:
+        typer.echo(f"SKIPPED {error}", err=as_json)
+        raise typer.Exit(3) from None
+    text = json.dumps(document, indent=1) + "\n"
+    if report is not None:
+        write_atomic(report, text)
+    if as_json:
+        typer.echo(text, nl=False)
+    else:
+        typer.echo(conforming.summary(document), nl=False)
+    raise typer.Exit(1 if document["differing_opcodes"] else 0)
+
+
 #: Benchmarks by name; each is a module of refmoe.bench with `run() -> dict`.
-BENCHES = ("quantize", "executor", "gpu")
+BENCHES = ("quantize", "models", "executor", "gpu")
 
 
 @app.command(epilog="Examples:\n\nrefmoe bench quantize\n\nrefmoe bench executor --report reports/bench/executor.json")

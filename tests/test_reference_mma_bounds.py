@@ -96,7 +96,9 @@ def test_the_running_bound_is_the_smaller(model):
     assert (bound_of(running_bound, product, model) <= bound_of(a_priori_bound, product, model)).all()
 
 
-@pytest.mark.parametrize(("model", "closest"), [("sm120", 0.1), ("sm90_wgmma_fp8", 0.2), ("fp32", 0.1), ("exact", 0.5)])
+@pytest.mark.parametrize(
+    ("model", "closest"), [("sm120", 0.1), ("sm90_wgmma_fp8", 0.1), ("fp32", 0.05), ("exact", 0.5)]
+)
 def test_the_running_bound_is_not_vacuous(model, closest):
     """Some error takes up a good part of it, and one block of eight left out is seen nearly everywhere."""
     rng = np.random.default_rng(33)
@@ -109,7 +111,7 @@ def test_the_running_bound_is_not_vacuous(model, closest):
     dropped = a.copy()
     dropped[:, 96:128] = 0
     wrong = product.of(a=dropped).fast(model).view(np.float32)
-    assert within_bound(wrong, exact, bound).mean() < 0.05
+    assert within_bound(wrong, exact, bound).mean() < 0.1
 
 
 def test_a_chain_under_another_model_leaves_the_bound():

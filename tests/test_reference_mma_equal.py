@@ -91,12 +91,12 @@ def test_the_route_does_not_matter(model, a_format, b_format, monkeypatch):
     c = rng.standard_normal((16, 50)).astype(np.float32)
     outputs, replace = [], FusedChain._replace
 
-    def count(self, t, total, acc, at):
+    def count(self, t, total, products, acc, at):
         outputs.append(at.size)
-        replace(self, t, total, acc, at)
+        replace(self, t, total, products, acc, at)
 
-    def every_output(self, t, total, acc, at):
-        replace(self, t, total, acc, np.arange(acc.size))
+    def every_output(self, t, total, products, acc, at):
+        replace(self, t, total, products, acc, np.arange(acc.size))
 
     monkeypatch.setattr(FusedChain, "_replace", count)
     usual = fused_chain(a, b, c, MODELS[model], block)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import FP32, Format
-from refmoe.reference.mma.alignment import largest_exponents
 from refmoe.reference.mma.exact import exact_sums
 from refmoe.reference.mma.fma import fma_steps
 from refmoe.reference.mma.fused import FusedChain
@@ -228,8 +227,9 @@ def _running_fused(
     rows, columns = (index.reshape(-1) for index in np.indices(c.shape))
     acc, bound = c.astype(np.float64).reshape(-1), np.zeros(c.size)
     for t in range(chain.a.values.shape[0]):
-        largest = largest_exponents(chain.a, chain.b, t)
-        products, c_units, exponent = chain.aligned_terms(t, rows, columns, acc, largest)
+        exponent = chain.alignment(t, rows, columns, acc)
+        units = np.ldexp(1.0, chain.align_bits - exponent)
+        products, c_units = chain.terms(t, rows, columns, units), acc * units
         whole_products, whole_c = np.trunc(products), np.trunc(c_units)
         inexact = (whole_products != products).sum(axis=1) + (whole_c != c_units)
         unit = np.ldexp(1.0, exponent - chain.align_bits)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from refmoe.formats import FP32
 from refmoe.reference.chunks import for_each_chunk
-from refmoe.reference.mma.alignment import LargestExponent, largest_exponents
+from refmoe.reference.mma.alignment import largest_exponents
 from refmoe.reference.mma.models import AccumulationModel
 from refmoe.reference.mma.operands import ABSENT, Blocks, Operand, power_of_two
 
@@ -33,6 +33,9 @@ __all__ = ["FusedChain", "fused_chain"]
 _OUTPUTS_A_TILE = 12288
 _ROWS_A_TILE = 64
 _GATHERED = 8192
+
+# Of K at a time, so that what is looked up for it is still in the cache when it is multiplied.
+_BLOCKS_A_PIECE = 16
 
 
 def fused_chain(
@@ -47,8 +50,16 @@ def fused_chain(
         a_blocks = a.rows(top, bottom).blocks(block)
 
         def tile(start: int, stop: int, rows: slice = slice(top, bottom), a_blocks: Blocks = a_blocks) -> None:
-            chain = FusedChain(a_blocks, b.rows(start, stop).blocks(block), model)
-            out[rows, start:stop] = chain.run(c[rows, start:stop])
+            with np.errstate(invalid="ignore"):
+                acc = c[rows, start:stop].astype(np.float64)
+            b_rows, bits = b.rows(start, stop), FP32.mantissa_bits
+            for first in range(0, a_blocks.values.shape[0], _BLOCKS_A_PIECE):
+                last = first + _BLOCKS_A_PIECE
+                b_blocks = b_rows.columns(first * block, last * block).blocks(block)
+                acc = FusedChain(a_blocks.part(first, last), b_blocks, model).run(acc, bits)
+                bits = model.result_bits
+            # A zero result is +0.
+            out[rows, start:stop] = acc + 0.0
 
         for_each_chunk(tile, n, columns)
     return out
@@ -56,7 +67,7 @@ def fused_chain(
 
 @dataclass(frozen=True)
 class FusedChain:
-    """The chain of one tile of outputs.
+    """The chain of one tile of outputs over one piece of K.
 
     Attributes:
         a: the rows, T blocks.
@@ -74,29 +85,31 @@ class FusedChain:
         assert self.model.align_bits is not None
         return self.model.align_bits
 
-    def run(self, c: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The result of the whole chain on c [M, N]."""
+    def run(self, acc: NDArray[np.float64], c_bits: int) -> NDArray[np.float64]:
+        """The chain on the accumulators [M, N], FP32 values that have at most `c_bits` fraction bits.
+
+        The array is overwritten; a zero result may have either sign.
+        """
         a, b, bits = self.a, self.b, self.align_bits
-        with np.errstate(invalid="ignore"):
-            acc = c.astype(np.float64)
-        total, magnitude, threshold = np.empty_like(acc), np.empty_like(acc), np.empty_like(acc)
+        total, products, magnitude, threshold = (np.empty_like(acc) for _ in range(4))
         gathered, more = np.empty(acc.shape, bool), np.empty(acc.shape, bool)
         # |C| from which on C sets an E at which a product of these blocks could be truncated.
         a_high, b_high = power_of_two(a.low + (bits + 1)), power_of_two(b.low)
+        # |C| below which products could set an E at which a C of as many bits as F would be truncated.
+        a_low, b_low = power_of_two(a.top), power_of_two(b.top)
         # E is not only C's: the products themselves set it, the exponent of a subnormal C, the floor.
         a_spread, b_spread = a.top - a.low, b.top - b.low
         least = max(FP32.emin, self.model.floor) - bits
         spread = a_spread.max(axis=1) + b_spread.max(axis=1) > bits
         spread |= a.low.min(axis=1) + b.low.min(axis=1) < least
         edges = self._may_leave_range(acc)
-        c_bits = FP32.mantissa_bits
         with np.errstate(invalid="ignore", over="ignore"):
             for t in range(a.values.shape[0]):
                 # C has at most c_bits below its exponent, so it is whole as long as E exceeds that by no more than:
                 spare = bits - c_bits
                 c_bits = self.model.result_bits
                 np.abs(acc, out=magnitude)
-                np.multiply(power_of_two(a.top[t] - spare)[:, None], power_of_two(b.top[t]), out=threshold)
+                np.multiply((a_low[t] * 2.0**-spare)[:, None], b_low[t], out=threshold)
                 np.less(magnitude, threshold, out=gathered)
                 np.multiply(a_high[t][:, None], b_high[t], out=threshold)
                 np.greater_equal(magnitude, threshold, out=more)
@@ -106,34 +119,29 @@ class FusedChain:
                 if spread[t]:
                     gathered |= a_spread[t][:, None] + b_spread[t] > bits
                     gathered |= a.low[t][:, None] + b.low[t] < least
-                np.matmul(a.values[t], b.values[t].T, out=total)
-                total += acc
-                self._replace(t, total, acc, np.flatnonzero(gathered))
+                np.matmul(a.values[t], b.values[t].T, out=products)
+                np.add(acc, products, out=total)
+                self._replace(t, total, products, acc, np.flatnonzero(gathered))
                 acc, total = self.rounded(total, edges=edges), acc
-        # A zero result is +0.
-        return acc + 0.0
+        return acc
 
-    def aligned_terms(
-        self,
-        t: int,
-        rows: NDArray[np.intp],
-        columns: NDArray[np.intp],
-        c: NDArray[np.float64],
-        largest: LargestExponent,
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-        """The terms of block `t` of the outputs (rows [n], columns [n]), in units of 2^(E - F), not yet truncated.
-
-        Returns:
-            The products [n, L], C [n], and E [n].
-        """
-        products = np.take(self.a.values[t], rows, axis=0)
-        products *= np.take(self.b.values[t], columns, axis=0)
+    def alignment(
+        self, t: int, rows: NDArray[np.intp], columns: NDArray[np.intp], c: NDArray[np.float64]
+    ) -> NDArray[np.int64]:
+        """E of block `t` of the outputs (rows [n], columns [n]) with the accumulators c [n]."""
         c_exponent = np.maximum((c.view(np.int64) >> 52 & 0x7FF) - 1023, FP32.emin)
         c_exponent[c == 0] = -ABSENT
-        exponent = np.maximum(np.maximum(largest(rows, columns), c_exponent), self.model.floor)
-        units = power_of_two(self.align_bits - exponent)
+        products = largest_exponents(self.a, self.b, t)(rows, columns)
+        return np.asarray(np.maximum(np.maximum(products, c_exponent), self.model.floor))
+
+    def terms(
+        self, t: int, rows: NDArray[np.intp], columns: NDArray[np.intp], units: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """The products [n, L] of block `t` of those outputs times `units` [n], powers of two: 2^(F - E)."""
+        products = np.take(self.a.values[t], rows, axis=0)
+        products *= np.take(self.b.values[t], columns, axis=0)
         products *= units[:, None]
-        return products, c * units, exponent
+        return products
 
     def rounded(self, total: NDArray[np.float64], *, edges: bool = True) -> NDArray[np.float64]:
         """`total` truncated to the model's result, in place; without `edges` only right in FP32's normal range."""
@@ -148,19 +156,32 @@ class FusedChain:
             total[huge] = np.copysign(np.inf, total[huge])
         return total
 
-    def _replace(self, t: int, total: NDArray[np.float64], acc: NDArray[np.float64], outputs: NDArray[np.intp]) -> None:
-        """Put the sums of truncated terms of block `t` into `total`, at those indices of the flattened outputs."""
+    def _replace(
+        self,
+        t: int,
+        total: NDArray[np.float64],
+        products: NDArray[np.float64],
+        acc: NDArray[np.float64],
+        outputs: NDArray[np.intp],
+    ) -> None:
+        """Put what block `t` adds up to with its terms truncated into `total`, at those places of the flat outputs."""
         if not outputs.size:
             return
-        flat_acc, flat_total, ones = acc.reshape(-1), total.reshape(-1), np.ones(self.a.values.shape[2])
-        largest = largest_exponents(self.a, self.b, t)
-        for start in range(0, outputs.size, _GATHERED):
-            part = outputs[start : start + _GATHERED]
-            rows, columns = np.divmod(part, acc.shape[1])
-            products, c, exponent = self.aligned_terms(t, rows, columns, np.take(flat_acc, part), largest)
+        rows, columns = np.divmod(outputs, acc.shape[1])
+        c = np.take(acc, outputs)
+        exponent = self.alignment(t, rows, columns, c)
+        units = power_of_two(self.align_bits - exponent)
+        whole_c = np.trunc(c * units)
+        sums = np.take(products, outputs) * units + whole_c
+        # Mostly it is only C that is cut.
+        cut = np.flatnonzero(self.a.low[t][rows] + self.b.low[t][columns] < exponent - self.align_bits)
+        ones = np.ones(self.a.values.shape[2])
+        for start in range(0, cut.size, _GATHERED):
+            part = cut[start : start + _GATHERED]
+            terms = self.terms(t, rows[part], columns[part], units[part])
             # Integers below 2^(F + 2): a product with ones adds them exactly.
-            sums = np.matmul(np.trunc(products, out=products), ones) + np.trunc(c)
-            flat_total[part] = sums * power_of_two(exponent - self.align_bits)
+            sums[part] = np.matmul(np.trunc(terms, out=terms), ones) + whole_c[part]
+        total.reshape(-1)[outputs] = sums * power_of_two(exponent - self.align_bits)
 
     def _may_leave_range(self, c: NDArray[np.float64]) -> bool:
         """Whether a partial result could be subnormal and inexact, or overflow."""

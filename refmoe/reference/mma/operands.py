@@ -95,6 +95,11 @@ class Blocks:
     top: NDArray[np.int32]
     low: NDArray[np.int32]
 
+    def part(self, start: int, stop: int) -> Blocks:
+        """The blocks `start` to `stop`."""
+        at = slice(start, stop)
+        return Blocks(self.codes[at], self.format, self.values[at], self.scale[at], self.top[at], self.low[at])
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -114,6 +119,11 @@ class Operand:
         """The rows `start` to `stop`."""
         scales = None if self.scales is None else self.scales[start:stop]
         return Operand(self.codes[start:stop], self.format, scales)
+
+    def columns(self, start: int, stop: int) -> Operand:
+        """The elements `start` to `stop` of K; with scales, multiples of SCALE_BLOCK."""
+        scales = None if self.scales is None else self.scales[:, start // SCALE_BLOCK : -(-stop // SCALE_BLOCK)]
+        return Operand(self.codes[:, start:stop], self.format, scales)
 
     def values(self) -> NDArray[np.float64]:
         """The values [R, K], scales included, exactly."""
