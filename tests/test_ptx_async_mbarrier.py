@@ -350,15 +350,21 @@ def test_the_wait_for_the_barrier_is_needed() -> None:
 
 def test_who_did_not_wait_races_with_the_copy() -> None:
     # Warp 0 waits, so the copies have landed; warp 1 is told by a store, without a barrier, and must not read them.
-    body = COPY + """
+    body = (
+        COPY
+        + """
         cp.async.mbarrier.arrive.noinc.shared.b64 [bar];
         mov.u32 %r9, cell; setp.ge.u32 %p2, %r1, 32; @%p2 bra OTHER;
-    """ + TRY + """
+    """
+        + TRY
+        + """
         st.volatile.shared.u32 [%r9+1024], 1; bra READ;
     OTHER:
         ld.volatile.shared.u32 %r8, [%r9+1024]; setp.eq.u32 %p3, %r8, 0; @%p3 bra OTHER;
     READ:
-    """ + NEIGHBOUR.format(distance=37)
+    """
+        + NEIGHBOUR.format(distance=37)
+    )
     body = "mov.u32 %r9, cell; @!%p9 st.volatile.shared.u32 [%r9+1024], 0; bar.sync 0;" + body
     with pytest.raises(ptx.RaceError) as caught:
         started(body, count=64, threads=64)
@@ -367,22 +373,33 @@ def test_who_did_not_wait_races_with_the_copy() -> None:
 
 
 def test_an_arrival_covers_earlier_copies_only() -> None:
-    body = COPY + "cp.async.mbarrier.arrive.noinc.shared.b64 [bar];" + """
+    body = (
+        COPY
+        + "cp.async.mbarrier.arrive.noinc.shared.b64 [bar];"
+        + """
         cp.async.cg.shared.global [%r3+1024], [%d3], 16;
-    """ + TRY + "ld.shared.u32 %r20, [%r3+1024];"
+    """
+        + TRY
+        + "ld.shared.u32 %r20, [%r3+1024];"
+    )
     with pytest.raises(ptx.MemoryFault, match="uninitialised"):
         started(body, count=64, threads=64)
 
 
 def test_a_group_that_a_barrier_has_landed_may_still_be_waited_for() -> None:
-    body = COPY + """
+    body = (
+        COPY
+        + """
         cp.async.mbarrier.arrive.noinc.shared.b64 [bar]; cp.async.commit_group;
         setp.ge.u32 %p2, %r1, 32; @%p2 bra OTHER;
-    """ + TRY + """
+    """
+        + TRY
+        + """
     OTHER:
         cp.async.wait_group 0;
         ld.shared.u32 %r20, [%r3];
     """
+    )
     np.testing.assert_array_equal(started(body, count=64, threads=64), 4 * np.arange(64))
 
 

@@ -60,7 +60,8 @@ extern "C" __global__ void k(uint32_t* out, const uint32_t* in, uint32_t steps) 
 PARTS = {
     "<meet>": "__syncthreads();",
     "<wait for empty>": "wait(empty + 8 * s, p ^ 1);",
-    "<announce full>": 'asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full + 8 * s) : "memory");',
+    "<announce full>": """
+            asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full + 8 * s) : "memory");""",
     "<wait for full>": "wait(full + 8 * s, p);",
     "<meet in warp>": "__syncwarp();",
     "<arrive at empty>": "if (lane == 0) arrive(empty + 8 * s);",

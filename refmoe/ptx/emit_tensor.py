@@ -6,10 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from refmoe.ptx import isa
-from refmoe.ptx.access import Load, Store
+from refmoe.ptx.access import Access, Store
 from refmoe.ptx.matrix import LoadMatrix, StoreMatrix
 from refmoe.ptx.syntax import Instruction, Operand, Register, Vector
 from refmoe.ptx.tensor import Mma
@@ -35,8 +33,8 @@ def load_matrix(emitter: Emitter, instruction: Instruction) -> None:
     match = _matrix(instruction)
     destinations = _registers(instruction.operands[0], int(match["count"]))
     address, space = emitter.address(instruction.operands[1], "shared" if match["space"] else "generic")
-    load = Load(instruction, space, 2, 8, signed=False, dtypes=(np.dtype(np.uint16),) * 8)
-    work = LoadMatrix(load, len(destinations), match["trans"] is not None)
+    row, word = Access(instruction, space, 8, 2), Access(instruction, space, 4, 1)
+    work = LoadMatrix(row, word, len(destinations), match["trans"] is not None)
     temporaries = [f"v{i}" for i in range(len(destinations))]
     emitter.lines.append(f"{', '.join(temporaries)}, = {emitter.bind('m', work)}(F, {address})")
     for register, temporary in zip(destinations, temporaries, strict=True):
@@ -53,7 +51,8 @@ def store_matrix(emitter: Emitter, instruction: Instruction) -> None:
     match = _matrix(instruction)
     address, space = emitter.address(instruction.operands[0], "shared" if match["space"] else "generic")
     sources = _registers(instruction.operands[1], int(match["count"]))
-    work = StoreMatrix(Store(instruction, space, 8, 2), len(sources), match["trans"] is not None)
+    row, word = Store(instruction, space, 8, 2), Store(instruction, space, 4, 1)
+    work = StoreMatrix(row, word, len(sources), match["trans"] is not None)
     values = ", ".join(emitter.value(register, "b32") for register in sources)
     emitter.lines.append(f"{emitter.bind('m', work)}(F, {address}, ({values},))")
 

@@ -6,7 +6,9 @@ holds of matrix j
     row g, cells 2t and 2t + 1                 as stored
     rows 2t and 2t + 1, cell g                 .trans
 
-the first of the two in the low half.
+the first of the two in the low half. For races, the lane that a word of four bytes goes to, or comes from, is the one
+that reads or writes it, not the one that passes its address; with .trans two lanes share a word, and the first of them
+stands for both.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from refmoe.ptx.access import Load, Store
+from refmoe.ptx.access import Access, Store
 from refmoe.ptx.errors import WarpError
 from refmoe.ptx.syntax import Instruction
 
@@ -48,11 +50,19 @@ def whole_warps(frame: Frame, instruction: Instruction) -> None:
         )
 
 
+def _words(lanes: Array, index: Array, transposed: bool) -> tuple[Array, Array]:
+    """The words of the rows at byte `index` [n], whose addresses `lanes` [n] pass: (byte index, lane), each [4 n]."""
+    row, word = lanes % _ROWS, np.arange(4)
+    holder = word * 8 + (row // 2)[:, None] if transposed else row[:, None] * 4 + word
+    return (index[:, None] + word * 4).ravel(), ((lanes & ~31)[:, None] + holder).ravel()
+
+
 @dataclass(frozen=True)
 class LoadMatrix:
-    """`ldmatrix`, `count` matrices."""
+    """`ldmatrix`, `count` matrices. `row`, `word`: the accesses of a row and of a word of it."""
 
-    load: Load
+    row: Access
+    word: Access
     count: int
     transposed: bool
 
@@ -62,30 +72,40 @@ class LoadMatrix:
         Raises:
             WarpError: not all lanes of a warp are here.
         """
-        whole_warps(frame, self.load.instruction)
+        whole_warps(frame, self.row.instruction)
         where, lanes, chosen = frame.select(address, None)
         # Lanes beyond the last matrix pass addresses that are not used.
         used = lanes % 32 < _ROWS * self.count
-        cells = self.load._read(frame, chosen[used], lanes[used])
-        warps = len(lanes) // 32
-        # [cell of the row, warp, matrix, row] -> [matrix, warp, row, cell]
-        matrices = cells.reshape(8, warps, self.count, _ROWS).transpose(2, 1, 3, 0)
+        rows = self._read(frame, chosen[used], lanes[used])
+        matrices = rows.reshape(-1, self.count, _ROWS, 8).transpose(1, 0, 2, 3)
         if self.transposed:
             matrices = matrices.transpose(0, 1, 3, 2)
-        # Two neighbouring cells are a register, and registers in rows are in the order of lanes.
-        registers = np.ascontiguousarray(matrices).view(np.uint32).reshape(self.count, warps * 32)
+        # Two neighbouring cells are a register, and the registers of a matrix are in the order of lanes.
+        registers = np.ascontiguousarray(matrices).view(np.uint32).reshape(self.count, -1)
         if where is None:
             return tuple(registers)
         result = np.zeros((self.count, frame.count), np.uint32)
         result[:, where] = registers
         return tuple(result)
 
+    def _read(self, frame: Frame, address: Array, lanes: Array) -> Array:
+        """The cells of each row, uint16 [n, 8]."""
+        rows = np.empty((len(lanes), 2), np.uint64)
+        for region, which, index in self.row._parts(frame, address, lanes):
+            theirs = lanes if which is None else lanes[which]
+            self.row._check_valid(frame, region, index, theirs)
+            if region.shadow is not None:
+                region.shadow.read(frame, self.word, region, *_words(theirs, index, self.transposed))
+            rows[slice(None) if which is None else which] = region.words(16).take(index // 16, axis=0)
+        return rows.view(np.uint16)
+
 
 @dataclass(frozen=True)
 class StoreMatrix:
-    """`stmatrix`, `count` matrices."""
+    """`stmatrix`, `count` matrices. `row`, `word`: the accesses of a row and of a word of it."""
 
-    store: Store
+    row: Store
+    word: Store
     count: int
     transposed: bool
 
@@ -95,16 +115,28 @@ class StoreMatrix:
         Raises:
             WarpError: not all lanes of a warp are here.
         """
-        whole_warps(frame, self.store.instruction)
-        held = np.stack([np.broadcast_to(register, (frame.count,)) for register in registers])
-        warps = frame.count // 32
-        matrices = held.view(np.uint16).reshape(self.count, warps, _ROWS, 8)
+        whole_warps(frame, self.row.instruction)
+        where, lanes, chosen = frame.select(address, None)
+        spread = [frame.spread(register) for register in registers]
+        held = np.stack(spread if where is None else [register[where] for register in spread])
+        matrices = held.view(np.uint16).reshape(self.count, -1, _ROWS, 8)
         if self.transposed:
             matrices = matrices.transpose(0, 1, 3, 2)
-        # [warp, matrix, row, cell] -> a row for each lane
-        rows = np.zeros((warps, 32, 8), np.uint16)
-        rows[:, : _ROWS * self.count] = matrices.transpose(1, 0, 2, 3).reshape(warps, -1, 8)
-        words = rows.view(np.uint64).reshape(frame.count, 2)
-        used = np.arange(frame.count) % 32 < _ROWS * self.count
-        spread = np.broadcast_to(address, (frame.count,))
-        self.store(frame, spread, None if used.all() else used, (words[:, 0], words[:, 1]))
+        rows = np.ascontiguousarray(matrices.transpose(1, 0, 2, 3)).view(np.uint64).reshape(-1, 2)
+        used = lanes % 32 < _ROWS * self.count
+        self._write(frame, chosen[used], lanes[used], rows)
+
+    def _write(self, frame: Frame, address: Array, lanes: Array, rows: Array) -> None:
+        frame.machine.progress()
+        for region, which, index in self.row._parts(frame, address, lanes):
+            theirs, mine = (lanes, rows) if which is None else (lanes[which], rows[which])
+            self.row._check_writable(frame, region, index, theirs)
+            at, who = _words(theirs, index, self.transposed)
+            words = mine.view(np.uint32).ravel()
+            if region.shadow is not None:
+                region.shadow.before_write(frame, self.word, region, at, who, words)
+            region.words(16)[index // 16] = mine
+            if region.shadow is not None:
+                region.shadow.after_write(frame, self.word, region, at, who, words)
+            if region.valid is not None:
+                region.words(16, of_valid=True)[index // 16] = np.iinfo(np.uint64).max
