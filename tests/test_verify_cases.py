@@ -38,6 +38,8 @@ def cases(draw: st.DrawFn) -> Case:
         "bias": st.sampled_from(("none", "distinct")),
     }
     options: dict[str, object] = {name: draw(value) for name, value in values.items() if name in rules.options}
+    if not options.get("tile"):
+        options = {name: value for name, value in options.items() if name not in ("stages", "cluster")}
     if rules.routed:
         experts, ranks = draw(st.integers(3, 32)), draw(st.integers(1, 4))
         extents = {"e": st.just(experts), "t": st.integers(1, experts // 3), "n": st.integers(1, 9999)}

@@ -15,7 +15,7 @@ from refmoe.verify.gemm import ASSUMPTION
 from refmoe.verify.gemm_fills import GEMM_FILLS
 from refmoe.verify.suites import list_cases
 
-QUICK = [case for case in list_cases("quick", ["sm12x_gemm"], arch="sm_120a")]
+QUICK = list_cases("quick", ["sm12x_gemm"], arch="sm_120a")
 
 
 def expectation(text: str) -> tuple[Case, Inputs, Expectation]:
@@ -106,9 +106,8 @@ def test_a_planted_difference_is_named_by_token_expert_and_weight_row(row: int, 
     found = compare(expected.stages, answered(expected, bits), expected.outputs)
     expert = next(e for e in range(3) if offsets[e] <= row < offsets[e + 1])
     text = str(found.first_mismatch)
-    assert text.startswith(
-        f"out[{row}, {column}]  token {row - offsets[expert]} of expert {expert}, weight row {column}:"
-    )
+    place = f"token {row - offsets[expert]} of expert {expert}, weight row {column}"
+    assert text.startswith(f"out[{row}, {column}]  {place}:")
     assert ", 1 ulp; 1 of 200 differ" in text
     # One unit in the last place is another rounding, which the bound allows.
     assert expected.outside(answered(expected, bits)) is None
