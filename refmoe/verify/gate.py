@@ -10,6 +10,7 @@ from typing import Any
 
 from refmoe.errors import ArgumentError
 from refmoe.files import write_atomic
+from refmoe.verify import conformance
 from refmoe.verify.report import SCHEMA_VERSION, CaseRecord, Report, ReportError, check_report, digest_of, read_document
 from refmoe.verify.verdict import Verdict
 
@@ -61,6 +62,9 @@ def check_reports(paths: Sequence[Path], baseline: Path | None, source_sha256: C
     for path in find_reports(paths):
         try:
             document = read_document(path)
+            if document.get("kind") == conformance.KIND:
+                refusals += conformance.check_document(path, document)
+                continue
             if "kind" in document and document["kind"] != "parity":
                 _check_bench(path, document)
                 continue
