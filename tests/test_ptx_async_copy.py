@@ -45,8 +45,10 @@ def test_16_bytes_arrive(wait: str, space: str, hint: str) -> None:
     np.testing.assert_array_equal(rows, SOURCE[:128].reshape(32, 4))
 
 
-def test_a_cache_policy_changes_nothing() -> None:
-    rows = copied(f"cp.async.ca.shared.global.L2::cache_hint [%r3], [%d3], 16, 16, %d1; {WAIT}")
+@pytest.mark.parametrize("hints", [".L2::cache_hint", ".L2::cache_hint.L2::128B", ".L2::64B.L2::cache_hint"])
+@pytest.mark.parametrize("size", ["", ", 16", ", %p1"])
+def test_a_cache_policy_changes_nothing(hints: str, size: str) -> None:
+    rows = copied(f"setp.ne.u32 %p1, 0, 0; cp.async.ca.shared.global{hints} [%r3], [%d3], 16{size}, %d1; {WAIT}")
     np.testing.assert_array_equal(rows, SOURCE[:128].reshape(32, 4))
 
 
@@ -299,6 +301,7 @@ def test_a_src_size_beyond_the_copy() -> None:
         "cp.async.ca.global.shared [%r3], [%d3], 16;",
         "cp.async.ca.shared.global.L2::32B [%r3], [%d3], 16;",
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%d3], 16, [%r3];",
+        "cp.async.ca.shared.global.L2::64B.L2::128B [%r3], [%d3], 16;",
         "cp.async.wait_group;",
         "cp.async.commit_group 1;",
     ],

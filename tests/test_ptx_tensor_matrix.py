@@ -38,11 +38,13 @@ def row_of(lane: int) -> int:
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("trans", ["", ".trans"])
 @pytest.mark.parametrize("space", [".shared", ".shared::cta", ""])
-def test_ldmatrix(count: int, trans: str, space: str) -> None:
+@pytest.mark.parametrize("space_first", [False, True])
+def test_ldmatrix(count: int, trans: str, space: str, space_first: bool) -> None:
     generic = "" if space else "cvt.u64.u32 %d5, %r5; cvta.shared.u64 %d5, %d5;"
     address = "%r5" if space else "%d5"
     body = FILL + generic
-    body += f"ldmatrix.sync.aligned.m8n8.x{count}{trans}{space}.b16 {VECTOR[count]}, [{address}];" + save(count)
+    parts = space + trans if space_first else trans + space
+    body += f"ldmatrix.sync.aligned.m8n8.x{count}{parts}.b16 {VECTOR[count]}, [{address}];" + save(count)
     out = np.zeros((32, count), np.uint32)
     run(body, out.reshape(-1), ROWS, declarations=CELLS)
     for lane in range(32):
@@ -176,6 +178,8 @@ def test_the_writers_of_stmatrix_are_those_who_hold_the_data(trans: str) -> None
         "ldmatrix.sync.aligned.m8n8.x3.shared.b16 {%r20, %r21, %r22}, [cell];",
         "ldmatrix.sync.aligned.m8n16.x1.shared.b8x16.b4x16_p64 {%r20}, [cell];",
         "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r20}, [cell];",
+        "ldmatrix.sync.aligned.m8n8.x1.shared.b16 %r20, [cell];",
+        "ldmatrix.sync.aligned.m8n8.x1.trans.shared.trans.b16 {%r20}, [cell];",
         "ldmatrix.aligned.m8n8.x1.shared.b16 {%r20}, [cell];",
         "stmatrix.sync.aligned.m8n8.x1.shared.b8 [cell], {%r20};",
         "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%d3}, [cell];",

@@ -16,19 +16,21 @@ if TYPE_CHECKING:
 
 __all__ = ["copy", "mbarrier"]
 
-_HINTS = r"(\.L2::cache_hint)?(\.L2::(64|128|256)B)?"
+_HINTS = r"(?P<hints>(\.L2::(cache_hint|64B|128B|256B))*)"
 _COPY = re.compile(rf"cp\.async\.(?P<cache>ca|cg)\.shared(::cta)?\.global{_HINTS}")
-_SPACE = r"(?P<space>\.shared(::cta|::cluster)?)?"
-_SCOPE = r"(\.(cta|cluster))?"
-_COPY_ARRIVE = re.compile(rf"cp\.async\.mbarrier\.arrive(?P<noinc>\.noinc)?{_SPACE}\.b64")
-_LIFE = re.compile(rf"mbarrier\.(?P<verb>init|inval){_SPACE}\.b64")
+_OWN = r"(?P<space>\.shared(::cta)?)?"
+# A cluster has one CTA here, so that its shared memory is the own.
+_ANY = r"(?P<space>\.shared(::cta|::cluster)?)?"
+_SCOPE = r"\.(cta|cluster)"
+_RELEASE = rf"((?P<order>\.release|\.relaxed){_SCOPE})?"
+_COPY_ARRIVE = re.compile(rf"cp\.async\.mbarrier\.arrive(?P<noinc>\.noinc)?{_OWN}\.b64")
+_LIFE = re.compile(rf"mbarrier\.(?P<verb>init|inval){_OWN}\.b64")
 _ARRIVE = re.compile(
-    rf"mbarrier\.(?P<verb>arrive|arrive_drop)(?P<form>\.noComplete|\.expect_tx)?(?P<order>\.release|\.relaxed)?{_SCOPE}"
-    rf"{_SPACE}\.b64"
+    rf"mbarrier\.(?P<verb>arrive|arrive_drop)(?P<form>\.noComplete|\.expect_tx)?{_RELEASE}(?P<late>\.noComplete)?{_ANY}\.b64"
 )
-_EXPECT = re.compile(rf"mbarrier\.(?P<verb>expect_tx|complete_tx)(\.relaxed)?{_SCOPE}{_SPACE}\.b64")
+_EXPECT = re.compile(rf"mbarrier\.(?P<verb>expect_tx|complete_tx)(\.relaxed{_SCOPE})?{_ANY}\.b64")
 _WAIT = re.compile(
-    rf"mbarrier\.(?P<verb>test_wait|try_wait)(?P<parity>\.parity)?(?P<order>\.acquire|\.relaxed)?{_SCOPE}{_SPACE}\.b64"
+    rf"mbarrier\.(?P<verb>test_wait|try_wait)(?P<parity>\.parity)?((?P<order>\.acquire|\.relaxed){_SCOPE})?{_OWN}\.b64"
 )
 
 
@@ -58,9 +60,11 @@ def copy(emitter: Emitter, instruction: Instruction) -> None:
         emitter.lines.append(f"{emitter.bind('c', arrive)}(F, {address}, {guard})")
         return
     match = _COPY.fullmatch(opcode)
-    if match is None:
+    hints = [] if match is None else match["hints"].split(".")[1:]
+    hinted = "L2::cache_hint" in hints
+    # At most one of each kind.
+    if match is None or hints.count("L2::cache_hint") > 1 or len(hints) - hinted > 1:
         raise isa.UnknownOpcode(opcode)
-    hinted = "cache_hint" in opcode
     if not 3 + hinted <= len(operands) <= 4 + hinted:
         raise ValueError("wrong number of operands")
     width = _integer(operands[2])
@@ -125,12 +129,15 @@ def mbarrier(emitter: Emitter, instruction: Instruction) -> None:
 
 def _arrive(emitter: Emitter, instruction: Instruction, match: re.Match[str]) -> None:
     destination, place, *rest = instruction.operands
-    needed = match["form"] is not None
+    form = match["form"] or match["late"]
+    if match["form"] and match["late"]:
+        raise isa.UnknownOpcode(instruction.opcode)
+    needed = form is not None
     if not needed <= len(rest) <= 1:
         raise ValueError("wrong number of operands")
     access, address = _object(emitter, instruction, match["space"], place)
     count, owed = emitter.constant(1, "b32"), emitter.constant(0, "b32")
-    if rest and match["form"] == ".expect_tx":
+    if rest and form == ".expect_tx":
         owed = emitter.value(rest[0], "b32")
     elif rest:
         count = emitter.value(rest[0], "b32")
@@ -138,7 +145,7 @@ def _arrive(emitter: Emitter, instruction: Instruction, match: re.Match[str]) ->
         access,
         releases=match["order"] != ".relaxed",
         drops=match["verb"] == "arrive_drop",
-        completes=match["form"] != ".noComplete",
+        completes=form != ".noComplete",
     )
     call = f"{emitter.bind('c', work)}(F, {address}, {count}, {owed}, {emitter.guard(instruction)})"
     emitter.assign(instruction, destination, call, "b64")

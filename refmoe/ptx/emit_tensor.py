@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["load_matrix", "multiply", "store_matrix"]
 
 _MATRIX = re.compile(
-    r"(ld|st)matrix\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<trans>\.trans)?(?P<space>\.shared(::cta)?)?\.b16"
+    r"(ld|st)matrix\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<parts>(\.trans|\.shared|\.shared::cta)*)\.b16"
 )
 
 
@@ -30,12 +30,11 @@ def load_matrix(emitter: Emitter, instruction: Instruction) -> None:
         isa.UnknownOpcode: another spelling.
         ValueError: its operands do not fit.
     """
-    match = _matrix(instruction)
-    destinations = _registers(instruction.operands[0], int(match["count"]))
-    address, space = emitter.address(instruction.operands[1], "shared" if match["space"] else "generic")
-    row, word = Access(instruction, space, 8, 2), Access(instruction, space, 4, 1)
-    work = LoadMatrix(row, word, len(destinations), match["trans"] is not None)
-    temporaries = [f"v{i}" for i in range(len(destinations))]
+    count, transposed, space = _matrix(instruction)
+    destinations = _registers(instruction.operands[0], count)
+    address, space = emitter.address(instruction.operands[1], space)
+    work = LoadMatrix(Access(instruction, space, 8, 2), Access(instruction, space, 4, 1), count, transposed)
+    temporaries = [f"v{i}" for i in range(count)]
     emitter.lines.append(f"{', '.join(temporaries)}, = {emitter.bind('m', work)}(F, {address})")
     for register, temporary in zip(destinations, temporaries, strict=True):
         emitter.assign(instruction, register, temporary, "b32")
@@ -48,28 +47,30 @@ def store_matrix(emitter: Emitter, instruction: Instruction) -> None:
         isa.UnknownOpcode: another spelling.
         ValueError: its operands do not fit.
     """
-    match = _matrix(instruction)
-    address, space = emitter.address(instruction.operands[0], "shared" if match["space"] else "generic")
-    sources = _registers(instruction.operands[1], int(match["count"]))
-    row, word = Store(instruction, space, 8, 2), Store(instruction, space, 4, 1)
-    work = StoreMatrix(row, word, len(sources), match["trans"] is not None)
+    count, transposed, space = _matrix(instruction)
+    address, space = emitter.address(instruction.operands[0], space)
+    sources = _registers(instruction.operands[1], count)
+    work = StoreMatrix(Store(instruction, space, 8, 2), Store(instruction, space, 4, 1), count, transposed)
     values = ", ".join(emitter.value(register, "b32") for register in sources)
     emitter.lines.append(f"{emitter.bind('m', work)}(F, {address}, ({values},))")
 
 
-def _matrix(instruction: Instruction) -> re.Match[str]:
+def _matrix(instruction: Instruction) -> tuple[int, bool, str]:
+    """(matrices, transposed, space) of a spelling; ptxas takes the last two in either order."""
     match = _MATRIX.fullmatch(instruction.opcode)
-    if match is None or not instruction.opcode.startswith(("ldmatrix", "stmatrix")):
+    parts = [] if match is None else match["parts"].split(".")[1:]
+    spaces = [part for part in parts if part != "trans"]
+    if match is None or len(parts) > len(set(parts)) or len(spaces) > 1:
         raise isa.UnknownOpcode(instruction.opcode)
     if len(instruction.operands) != 2:
         raise ValueError("two operands needed")
-    return match
+    return int(match["count"]), "trans" in parts, "shared" if spaces else "generic"
 
 
 def _registers(operand: Operand, count: int) -> tuple[Operand, ...]:
-    elements = operand.elements if isinstance(operand, Vector) else (operand,)
+    elements = operand.elements if isinstance(operand, Vector) else ()
     if len(elements) != count or not all(isinstance(e, Register) and e.kind == "b32" for e in elements):
-        raise ValueError(f"{count} registers of 32 bits needed")
+        raise ValueError(f"a vector of {count} registers of 32 bits needed")
     return elements
 
 
@@ -78,39 +79,44 @@ class Form:
     """What a family of `mma` spellings means.
 
     Attributes:
-        pattern: the spelling after `mma.sync.aligned.`, with groups `a` and `b` for the element formats.
-        formats: those that they may be.
-        k: elements of K.
+        shape: `m16n8k<K>`.
+        kinds: the sets of modifiers that it may have besides.
+        formats: what the element formats may be.
         models: name of the model by the first letters of the target; "" stands for every other chip, which is taken to
             compute alike without evidence.
         scaled: whether block scales follow.
     """
 
-    pattern: re.Pattern[str]
+    shape: str
+    kinds: tuple[frozenset[str], ...]
     formats: tuple[str, ...]
-    k: int
     models: dict[str, str]
     scaled: bool = False
 
+    @property
+    def k(self) -> int:
+        """Elements of K."""
+        return int(self.shape.removeprefix("m16n8k"))
 
-def _form(pattern: str, formats: tuple[str, ...], k: int, models: dict[str, str], scaled: bool = False) -> Form:
-    types = r"\.row\.col\.f32\.(?P<a>\w+)\.(?P<b>\w+)\.f32"
-    return Form(re.compile(pattern.replace("TYPES", types)), formats, k, models, scaled)
 
-
+_MMA = re.compile(r"(?P<shape>m16n8k\d+)\.row\.col\.f32\.(?P<a>\w+)\.(?P<b>\w+)\.f32(?P<scale>\.ue8m0)?")
+_PLAIN = (frozenset[str](),)
+_MIXED = (frozenset({"kind::f8f6f4"}),)
+_BLOCK_SCALED = frozenset({"kind::mxf8f6f4", "block_scale"})
 _SM120 = {"sm_120": "sm120", "sm_121": "sm120"}
-_HALF = {"sm_90": "sm90_mma", "": "sm90_mma"}
-_HALF_K8 = {"sm_90": "sm90_mma_k8", "": "sm90_mma_k8"}
 _FORMS = (
-    _form(r"m16n8k16TYPES", ("bf16", "f16"), 16, _HALF),
-    _form(r"m16n8k8TYPES", ("bf16", "f16", "tf32"), 8, _HALF_K8),
-    _form(r"m16n8k32TYPES", ("e4m3", "e5m2"), 32, {"sm_90": "sm90_mma_fp8", **_SM120}),
-    _form(r"(kind::f8f6f4\.m16n8k32|m16n8k32\.kind::f8f6f4)TYPES", ("e4m3", "e5m2", "e2m1"), 32, _SM120),
-    _form(
-        r"(m16n8k32\.)?kind::mxf8f6f4\.block_scale(\.scale_vec::1X)?(\.m16n8k32)?TYPES\.ue8m0",
-        ("e4m3", "e5m2", "e2m1"), 32, _SM120, scaled=True,
+    Form("m16n8k16", _PLAIN, ("bf16", "f16"), {"sm_90": "sm90_mma", "": "sm90_mma"}),
+    Form("m16n8k8", _PLAIN, ("bf16", "f16", "tf32"), {"sm_90": "sm90_mma_k8", "": "sm90_mma_k8"}),
+    Form("m16n8k32", _PLAIN, ("e4m3", "e5m2"), {"sm_90": "sm90_mma_fp8", **_SM120}),
+    Form("m16n8k32", _MIXED, ("e4m3", "e5m2", "e2m1"), _SM120),
+    Form(
+        "m16n8k32",
+        (_BLOCK_SCALED, _BLOCK_SCALED | {"scale_vec::1X"}),
+        ("e4m3", "e5m2", "e2m1"),
+        _SM120,
+        scaled=True,
     ),
-)  # fmt: skip
+)
 
 
 def multiply(emitter: Emitter, instruction: Instruction) -> None:
@@ -133,10 +139,8 @@ def multiply(emitter: Emitter, instruction: Instruction) -> None:
     ]
     scales = "()"
     if form.scaled:
-        # nvcc writes the registers of scales as vectors of one.
-        (a_word,), (b_word,) = _registers(operands[4], 1), _registers(operands[6], 1)
-        words = [emitter.value(a_word, "b32"), *_selectors(emitter, operands[5])]
-        words += [emitter.value(b_word, "b32"), *_selectors(emitter, operands[7])]
+        words = [_scale(emitter, operands[4]), *_selectors(emitter, operands[5])]
+        words += [_scale(emitter, operands[6]), *_selectors(emitter, operands[7])]
         scales = f"({', '.join(words)})"
     work = Mma(instruction, model, a_format, b_format, form.scaled)
     emitter.lines.append(f"v0, v1, v2, v3 = {emitter.bind('m', work)}(F, {', '.join(parts)}, {scales})")
@@ -146,20 +150,22 @@ def multiply(emitter: Emitter, instruction: Instruction) -> None:
 
 def _resolve(emitter: Emitter, instruction: Instruction) -> tuple[Form, str, str, str]:
     """(form, format of A, format of B, model); what the model rests on here is noted."""
-    spelling = instruction.opcode.removeprefix("mma.sync.aligned.")
+    parts = instruction.opcode.split(".")
+    # ptxas takes the kind before the shape, after it, and behind the layouts.
+    kind = [part for part in parts[3:] if "::" in part or part == "block_scale"]
+    match = _MMA.fullmatch(".".join(part for part in parts[3:] if part not in kind))
     for form in _FORMS:
-        match = form.pattern.fullmatch(spelling)
-        if match is None or spelling == instruction.opcode or spelling.count("m16n8k32") > 1:
-            continue
+        if match is None or parts[1:3] != ["sync", "aligned"] or len(kind) != len(set(kind)):
+            break
         a_format, b_format = match["a"], match["b"]
         family = next((name for name in form.models if emitter.module.target.startswith(name)), None)
-        known = {a_format, b_format} <= set(form.formats)
-        if not known or family is None or (form.k < 32 and a_format != b_format):
+        fits = match["shape"] == form.shape and frozenset(kind) in form.kinds
+        fits &= {a_format, b_format} <= set(form.formats) and bool(match["scale"]) == form.scaled
+        if not fits or family is None or (form.k < 32 and a_format != b_format):
             continue
         model = form.models[family]
-        pair = MODELS[model].pair(a_format, b_format)
         # A model of another chip's instruction is no more than a guess at this one's.
-        evidence = pair.evidence if family else Evidence.EXTRAPOLATED
+        evidence = MODELS[model].pair(a_format, b_format).evidence if family else Evidence.EXTRAPOLATED
         emitter.models[model] = weakest(evidence.value, emitter.models.get(model))
         return form, a_format, b_format, model
     raise isa.UnknownOpcode(instruction.opcode)
@@ -173,6 +179,13 @@ def weakest(word: str, other: str | None) -> str:
 
 def _tuple(emitter: Emitter, registers: tuple[Operand, ...]) -> str:
     return f"({', '.join(emitter.value(register, 'b32') for register in registers)},)"
+
+
+def _scale(emitter: Emitter, operand: Operand) -> str:
+    """A register, or, as nvcc writes it, a vector of one."""
+    if isinstance(operand, Vector):
+        (operand,) = _registers(operand, 1)
+    return emitter.value(operand, "b32")
 
 
 def _selectors(emitter: Emitter, operand: Operand) -> tuple[str, str]:
