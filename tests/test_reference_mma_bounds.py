@@ -137,10 +137,11 @@ def test_the_bound_follows_the_chain_itself(model, a_format, b_format):
     rng = np.random.default_rng(36)
     product = sample(rng, "any number", model, a_format, b_format)
     block = MODELS[model].pair(a_format, b_format).block
-    a, b = Operand(product.a, ELEMENT_FORMATS[a_format], None), Operand(product.b, ELEMENT_FORMATS[b_format], None)
+    a = Operand(product.a[None], ELEMENT_FORMATS[a_format], None)
+    b, c = Operand(product.b[None], ELEMENT_FORMATS[b_format], None), product.c[None]
     with np.errstate(all="ignore"):
-        last = _running_fused(a, b, product.c, MODELS[model], block)[0]
-    assert (last.view(np.uint64) == fused_chain(a, b, product.c, MODELS[model], block).view(np.uint64)).all()
+        last = _running_fused(a, b, c, MODELS[model], block)[0]
+    assert (last.view(np.uint64) == fused_chain(a, b, c, MODELS[model], block).view(np.uint64)).all()
 
 
 @pytest.mark.parametrize("spread", [3, 100])

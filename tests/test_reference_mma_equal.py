@@ -8,6 +8,7 @@ from mma_support import CASES, DEFINED, Product, accumulators, code_dtype, every
 
 from refmoe.formats import FP32
 from refmoe.reference.mma import ELEMENT_FORMATS, MODELS, split_k_sum
+from refmoe.reference.mma.alignment import Outputs
 from refmoe.reference.mma.fused import FusedChain, fused_chain
 from refmoe.reference.mma.operands import Operand, table
 from refmoe.reference.scalar.mma import round_to_nearest
@@ -86,17 +87,17 @@ def test_the_route_does_not_matter(model, a_format, b_format, monkeypatch):
     """Whole blocks through BLAS give what every output taken term by term gives, on data where most go through BLAS."""
     rng = np.random.default_rng(15)
     block = MODELS[model].pair(a_format, b_format).block
-    a = Operand(gaussian(rng, a_format, (16, 8 * block)), ELEMENT_FORMATS[a_format], None)
-    b = Operand(gaussian(rng, b_format, (50, 8 * block)), ELEMENT_FORMATS[b_format], None)
-    c = rng.standard_normal((16, 50)).astype(np.float32)
+    a = Operand(gaussian(rng, a_format, (1, 16, 8 * block)), ELEMENT_FORMATS[a_format], None)
+    b = Operand(gaussian(rng, b_format, (1, 50, 8 * block)), ELEMENT_FORMATS[b_format], None)
+    c = rng.standard_normal((1, 16, 50)).astype(np.float32)
     outputs, replace = [], FusedChain._replace
 
     def count(self, t, total, products, acc, at):
-        outputs.append(at.size)
+        outputs.append(at.flat.size)
         replace(self, t, total, products, acc, at)
 
     def every_output(self, t, total, products, acc, at):
-        replace(self, t, total, products, acc, np.arange(acc.size))
+        replace(self, t, total, products, acc, Outputs.at(np.arange(acc.size), acc.shape))
 
     monkeypatch.setattr(FusedChain, "_replace", count)
     usual = fused_chain(a, b, c, MODELS[model], block)
@@ -128,6 +129,19 @@ def test_leading_dimensions_are_separate_products():
         found = whole.fast(model)
         for at in np.ndindex(2, 3):
             assert (found[at] == whole.of(a=a[at], b=b[at], c=c[at], b_scales=scales[at]).fast(model)).all()
+
+
+@pytest.mark.parametrize("model", ["sm120", "sm90_wgmma_fp8", "sm90_mma_fp8"])
+def test_single_instructions_in_a_batch(model):
+    """As a simulator of warps has them: more than are taken at a time, each with data of its own."""
+    rng = np.random.default_rng(19)
+    a, b = near_codes(rng, "e4m3", (600, 8, 32), 9), near_codes(rng, "e4m3", (600, 8, 32), 9)
+    whole = Product(a, b, accumulators(rng, (600, 8, 8), -10, 10), "e4m3", "e4m3")
+    found = whole.fast(model)
+    for at in (0, 511, 512, 599):
+        single = whole.of(a=a[at], b=b[at], c=whole.c[at])
+        assert (found[at] == single.fast(model)).all()
+        assert (found[at, :2, :2] == single.of(a=a[at, :2], b=b[at, :2], c=whole.c[at, :2, :2]).slow(model)).all()
 
 
 @pytest.mark.parametrize("model", ["sm120", "exact", "fp32", "sm90_wgmma_fp8", "sm90_mma_fp8"])

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import FP32, Format
+from refmoe.reference.mma.alignment import Outputs
 from refmoe.reference.mma.exact import exact_sums
 from refmoe.reference.mma.fma import fma_steps
 from refmoe.reference.mma.fused import FusedChain
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind, as_model
 from refmoe.reference.mma.operands import ABSENT, Operand, table
-from refmoe.reference.mma.product import check_operands, each_product
+from refmoe.reference.mma.product import check_operands, flat_operands
 from refmoe.reference.mma.unpacked import widened_blocks
 
 __all__ = [
@@ -63,15 +64,18 @@ def running_bound(
     model = as_model(model)
     check_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
     block = model.pair(a_format, b_format).block
-    bound = np.empty(c.shape, np.float64)
-    for at, x, y in each_product(a, b, a_format, b_format, a_scales, b_scales):
-        # Not more outputs at a time than fit the cache, term by term.
-        columns = max(1, _OUTPUTS_A_TILE // max(1, c.shape[-2]))
-        for start in range(0, c.shape[-1], columns):
-            part = slice(start, start + columns)
+    x, y, z = flat_operands(a, b, c, a_format, b_format, a_scales, b_scales)
+    bound = np.empty(z.shape, np.float64)
+    # Not more outputs at a time than fit the cache, term by term.
+    width = max(1, _OUTPUTS_A_TILE // max(1, z.shape[1]))
+    for p in range(z.shape[0]):
+        for start in range(0, z.shape[2], width):
+            product, columns = slice(p, p + 1), slice(start, start + width)
             with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-                bound[at][:, part] = _running(x, y.rows(start, start + columns), c[at][:, part], model, block)
-    return _enlarged(bound)
+                bound[product, :, columns] = _running(
+                    x.part(product), y.part(product, columns), z[product, :, columns], model, block
+                )
+    return _enlarged(bound.reshape(c.shape))
 
 
 def a_priori_bound(
@@ -224,12 +228,12 @@ def _running_fused(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The result of a fused chain, term by term, and its bound."""
     chain = FusedChain(a.blocks(block), b.blocks(block), model)
-    rows, columns = (index.reshape(-1) for index in np.indices(c.shape))
+    outputs = Outputs.at(np.arange(c.size), c.shape)
     acc, bound = c.astype(np.float64).reshape(-1), np.zeros(c.size)
     for t in range(chain.a.values.shape[0]):
-        exponent = chain.alignment(t, rows, columns, acc)
+        exponent = chain.alignment(t, outputs, acc)
         units = np.ldexp(1.0, chain.align_bits - exponent)
-        products, c_units = chain.terms(t, rows, columns, units), acc * units
+        products, c_units = chain.terms(t, outputs, units), acc * units
         whole_products, whole_c = np.trunc(products), np.trunc(c_units)
         inexact = (whole_products != products).sum(axis=1) + (whole_c != c_units)
         unit = np.ldexp(1.0, exponent - chain.align_bits)
@@ -251,10 +255,8 @@ def _sums(
     magnitudes: bool,
 ) -> NDArray[np.float64]:
     check_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
-    out = np.empty(c.shape, np.float64)
-    for at, x, y in each_product(a, b, a_format, b_format, a_scales, b_scales):
-        out[at] = exact_sums(x, y, c[at], magnitudes=magnitudes)
-    return out
+    x, y, z = flat_operands(a, b, c, a_format, b_format, a_scales, b_scales)
+    return exact_sums(x, y, z, magnitudes=magnitudes).reshape(c.shape)
 
 
 def _half_ulp(values: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -268,7 +270,7 @@ def _gamma(roundings: int) -> float:
 
 def _leading_zeros(codes: Codes, name: str) -> int:
     """How many bits the leading bit of the smallest element lies below its exponent."""
-    operand = Operand(codes.reshape(-1, codes.shape[-1]), ELEMENT_FORMATS[name], None)
+    operand = Operand(codes.reshape(1, -1, codes.shape[-1]), ELEMENT_FORMATS[name], None)
     look_up = table(operand.format)
     leading = np.frexp(look_up.value)[1] - 1
     zeros = np.where(look_up.exponent == -ABSENT, 0, look_up.exponent - leading)

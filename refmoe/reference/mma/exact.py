@@ -23,12 +23,12 @@ _LIMB_MASK = (1 << _SLICE) - 1
 
 
 def exact_sums(a: Operand, b: Operand, c: NDArray[np.float32], *, magnitudes: bool = False) -> NDArray[np.float64]:
-    """C + sum of a * b over K of one [M, K] x [N, K] product, rounded to odd in float64 (see `odd`).
+    """C + sum of a * b over K of P products [M, K] x [N, K], rounded to odd in float64 (see `odd`).
 
     Args:
         a: the rows.
         b: the columns.
-        c: float32 [M, N].
+        c: float32 [P, M, N].
         magnitudes: add up |a| * |b| and |C| instead.
     """
     with np.errstate(invalid="ignore"):
@@ -41,7 +41,7 @@ def exact_sums(a: Operand, b: Operand, c: NDArray[np.float32], *, magnitudes: bo
         # Signs stand for the finite values, so that only what is special in the operands can make the sum so.
         with np.errstate(invalid="ignore"):
             signs = [np.where(np.isfinite(part), np.sign(part), part) for part in (x, y, z)]
-            special = np.matmul(signs[0], signs[1].T) + signs[2]
+            special = np.matmul(signs[0], signs[1].swapaxes(1, 2)) + signs[2]
         result = np.where(np.isfinite(special), result, special)
     return result
 
@@ -56,9 +56,11 @@ def _finite_sums(x: NDArray[np.float64], y: NDArray[np.float64], z: NDArray[np.f
     limbs = np.zeros((max(positions) - first + 4, *z.shape), np.int64)
     for i, x_slice in x_slices.items():
         for j, y_slice in y_slices.items():
-            for k in range(0, x.shape[1], _K_A_PRODUCT):
+            for k in range(0, x.shape[2], _K_A_PRODUCT):
                 part = slice(k, k + _K_A_PRODUCT)
-                limbs[i + j - first] += np.matmul(x_slice[:, part], y_slice[:, part].T).astype(np.int64)
+                limbs[i + j - first] += np.matmul(x_slice[..., part], y_slice[..., part].swapaxes(1, 2)).astype(
+                    np.int64
+                )
     for i, z_slice in z_slices.items():
         limbs[i - first] += z_slice.astype(np.int64)
     for low, high in itertools.pairwise(limbs):

@@ -17,6 +17,7 @@ The definition that it is held against is `refmoe.reference.scalar.mma`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,14 +25,19 @@ from numpy.typing import NDArray
 
 from refmoe.formats import FP32
 from refmoe.reference.chunks import for_each_chunk
-from refmoe.reference.mma.alignment import largest_exponents
+from refmoe.reference.mma.alignment import Outputs, largest_exponents
 from refmoe.reference.mma.models import AccumulationModel
 from refmoe.reference.mma.operands import ABSENT, Blocks, Operand, power_of_two
 
 __all__ = ["FusedChain", "fused_chain"]
 
-_OUTPUTS_A_TILE = 12288
-_ROWS_A_TILE = 64
+# OpenBLAS puts its own threads on more than this many multiplications, and they would get in the way of ours.
+_MULTIPLICATIONS = 1 << 18
+_ROWS_A_TILE = 32
+
+# Of several small products.
+_OUTPUTS_A_TILE = 1 << 15
+
 _GATHERED = 8192
 
 # Of K at a time, so that what is looked up for it is still in the cache when it is multiplied.
@@ -41,37 +47,48 @@ _BLOCKS_A_PIECE = 16
 def fused_chain(
     a: Operand, b: Operand, c: NDArray[np.float32], model: AccumulationModel, block: int
 ) -> NDArray[np.float64]:
-    """The chain of one [M, K] x [N, K] product onto c [M, N], as float64 that holds FP32 values; NaN is any NaN."""
-    m, n = c.shape
+    """The chains of P products [M, K] x [N, K] onto c [P, M, N], as float64 that holds FP32 values; NaN is any NaN."""
     out = np.empty(c.shape, np.float64)
-    columns = max(1, _OUTPUTS_A_TILE // max(1, min(m, _ROWS_A_TILE)))
-    for top in range(0, m, _ROWS_A_TILE):
-        bottom = min(top + _ROWS_A_TILE, m)
-        a_blocks = a.rows(top, bottom).blocks(block)
+    if not out.size:
+        return out
+    tiles = list(_tiles(c.shape, _MULTIPLICATIONS // block))
 
-        def tile(start: int, stop: int, rows: slice = slice(top, bottom), a_blocks: Blocks = a_blocks) -> None:
+    def run(first: int, last: int) -> None:
+        for products, rows, columns in tiles[first:last]:
+            x, y = a.part(products, rows), b.part(products, columns)
             with np.errstate(invalid="ignore"):
-                acc = c[rows, start:stop].astype(np.float64)
-            b_rows, bits = b.rows(start, stop), FP32.mantissa_bits
-            for first in range(0, a_blocks.values.shape[0], _BLOCKS_A_PIECE):
-                last = first + _BLOCKS_A_PIECE
-                b_blocks = b_rows.columns(first * block, last * block).blocks(block)
-                acc = FusedChain(a_blocks.part(first, last), b_blocks, model).run(acc, bits)
-                bits = model.result_bits
+                acc = c[products, rows, columns].astype(np.float64)
+            bits, piece = FP32.mantissa_bits, _BLOCKS_A_PIECE * block
+            for start in range(0, x.codes.shape[2], piece):
+                k = slice(start, min(start + piece, x.codes.shape[2]))
+                chain = FusedChain(x.part(k=k).blocks(block), y.part(k=k).blocks(block), model)
+                acc, bits = chain.run(acc, bits), model.result_bits
             # A zero result is +0.
-            out[rows, start:stop] = acc + 0.0
+            out[products, rows, columns] = acc + 0.0
 
-        for_each_chunk(tile, n, columns)
+    for_each_chunk(run, len(tiles), 1)
     return out
+
+
+def _tiles(shape: tuple[int, ...], outputs: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Parts of [P, M, N]: of one product, at most that many outputs of it, or several whole products."""
+    count, m, n = shape
+    rows = min(m, _ROWS_A_TILE)
+    columns = min(n, max(1, outputs // rows))
+    products = max(1, _OUTPUTS_A_TILE // (rows * columns)) if (rows, columns) == (m, n) else 1
+    for p in range(0, count, products):
+        for row in range(0, m, rows):
+            for column in range(0, n, columns):
+                yield slice(p, p + products), slice(row, row + rows), slice(column, column + columns)
 
 
 @dataclass(frozen=True)
 class FusedChain:
-    """The chain of one tile of outputs over one piece of K.
+    """The chains of one tile of outputs, of P products, over one piece of K.
 
     Attributes:
-        a: the rows, T blocks.
-        b: the columns, T blocks.
+        a: the rows, T blocks of [P, M].
+        b: the columns, T blocks of [P, N].
         model: a model whose blocks are fused.
     """
 
@@ -86,7 +103,7 @@ class FusedChain:
         return self.model.align_bits
 
     def run(self, acc: NDArray[np.float64], c_bits: int) -> NDArray[np.float64]:
-        """The chain on the accumulators [M, N], FP32 values that have at most `c_bits` fraction bits.
+        """The chain on the accumulators [P, M, N], FP32 values that have at most `c_bits` fraction bits.
 
         The array is overwritten; a zero result may have either sign.
         """
@@ -100,8 +117,8 @@ class FusedChain:
         # E is not only C's: the products themselves set it, the exponent of a subnormal C, the floor.
         a_spread, b_spread = a.top - a.low, b.top - b.low
         least = max(FP32.emin, self.model.floor) - bits
-        spread = a_spread.max(axis=1) + b_spread.max(axis=1) > bits
-        spread |= a.low.min(axis=1) + b.low.min(axis=1) < least
+        spread = a_spread.max(axis=(1, 2)) + b_spread.max(axis=(1, 2)) > bits
+        spread |= a.low.min(axis=(1, 2)) + b.low.min(axis=(1, 2)) < least
         edges = self._may_leave_range(acc)
         with np.errstate(invalid="ignore", over="ignore"):
             for t in range(a.values.shape[0]):
@@ -109,37 +126,34 @@ class FusedChain:
                 spare = bits - c_bits
                 c_bits = self.model.result_bits
                 np.abs(acc, out=magnitude)
-                np.multiply((a_low[t] * 2.0**-spare)[:, None], b_low[t], out=threshold)
+                np.multiply((a_low[t] * 2.0**-spare)[:, :, None], b_low[t][:, None], out=threshold)
                 np.less(magnitude, threshold, out=gathered)
-                np.multiply(a_high[t][:, None], b_high[t], out=threshold)
+                np.multiply(a_high[t][:, :, None], b_high[t][:, None], out=threshold)
                 np.greater_equal(magnitude, threshold, out=more)
                 gathered |= more
                 if spare < 0:
                     gathered |= magnitude > 0
                 if spread[t]:
-                    gathered |= a_spread[t][:, None] + b_spread[t] > bits
-                    gathered |= a.low[t][:, None] + b.low[t] < least
-                np.matmul(a.values[t], b.values[t].T, out=products)
+                    gathered |= a_spread[t][:, :, None] + b_spread[t][:, None] > bits
+                    gathered |= a.low[t][:, :, None] + b.low[t][:, None] < least
+                np.matmul(a.values[t], b.values[t].swapaxes(1, 2), out=products)
                 np.add(acc, products, out=total)
-                self._replace(t, total, products, acc, np.flatnonzero(gathered))
+                self._replace(t, total, products, acc, Outputs.at(np.flatnonzero(gathered), acc.shape))
                 acc, total = self.rounded(total, edges=edges), acc
         return acc
 
-    def alignment(
-        self, t: int, rows: NDArray[np.intp], columns: NDArray[np.intp], c: NDArray[np.float64]
-    ) -> NDArray[np.int64]:
-        """E of block `t` of the outputs (rows [n], columns [n]) with the accumulators c [n]."""
+    def alignment(self, t: int, outputs: Outputs, c: NDArray[np.float64]) -> NDArray[np.int64]:
+        """E [n] of block `t` of those outputs with the accumulators c [n]."""
         c_exponent = np.maximum((c.view(np.int64) >> 52 & 0x7FF) - 1023, FP32.emin)
         c_exponent[c == 0] = -ABSENT
-        products = largest_exponents(self.a, self.b, t)(rows, columns)
+        products = largest_exponents(self.a, self.b, t, outputs)
         return np.asarray(np.maximum(np.maximum(products, c_exponent), self.model.floor))
 
-    def terms(
-        self, t: int, rows: NDArray[np.intp], columns: NDArray[np.intp], units: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def terms(self, t: int, outputs: Outputs, units: NDArray[np.float64]) -> NDArray[np.float64]:
         """The products [n, L] of block `t` of those outputs times `units` [n], powers of two: 2^(F - E)."""
-        products = np.take(self.a.values[t], rows, axis=0)
-        products *= np.take(self.b.values[t], columns, axis=0)
+        length = self.a.values.shape[3]
+        products = np.take(self.a.values[t].reshape(-1, length), outputs.rows, axis=0)
+        products *= np.take(self.b.values[t].reshape(-1, length), outputs.columns, axis=0)
         products *= units[:, None]
         return products
 
@@ -162,31 +176,31 @@ class FusedChain:
         total: NDArray[np.float64],
         products: NDArray[np.float64],
         acc: NDArray[np.float64],
-        outputs: NDArray[np.intp],
+        outputs: Outputs,
     ) -> None:
-        """Put what block `t` adds up to with its terms truncated into `total`, at those places of the flat outputs."""
-        if not outputs.size:
+        """Put what block `t` adds up to with its terms truncated into those outputs of `total`."""
+        if not outputs.flat.size:
             return
-        rows, columns = np.divmod(outputs, acc.shape[1])
-        c = np.take(acc, outputs)
-        exponent = self.alignment(t, rows, columns, c)
+        c = np.take(acc, outputs.flat)
+        exponent = self.alignment(t, outputs, c)
         units = power_of_two(self.align_bits - exponent)
         whole_c = np.trunc(c * units)
-        sums = np.take(products, outputs) * units + whole_c
+        sums = np.take(products, outputs.flat) * units + whole_c
         # Mostly it is only C that is cut.
-        cut = np.flatnonzero(self.a.low[t][rows] + self.b.low[t][columns] < exponent - self.align_bits)
-        ones = np.ones(self.a.values.shape[2])
+        low = self.a.low[t].reshape(-1)[outputs.rows] + self.b.low[t].reshape(-1)[outputs.columns]
+        cut = np.flatnonzero(low < exponent - self.align_bits)
+        ones = np.ones(self.a.values.shape[3])
         for start in range(0, cut.size, _GATHERED):
-            part = cut[start : start + _GATHERED]
-            terms = self.terms(t, rows[part], columns[part], units[part])
+            which = cut[start : start + _GATHERED]
+            terms = self.terms(t, outputs.part(which), units[which])
             # Integers below 2^(F + 2): a product with ones adds them exactly.
-            sums[part] = np.matmul(np.trunc(terms, out=terms), ones) + whole_c[part]
-        total.reshape(-1)[outputs] = sums * power_of_two(exponent - self.align_bits)
+            sums[which] = np.matmul(np.trunc(terms, out=terms), ones) + whole_c[which]
+        total.reshape(-1)[outputs.flat] = sums * power_of_two(exponent - self.align_bits)
 
     def _may_leave_range(self, c: NDArray[np.float64]) -> bool:
         """Whether a partial result could be subnormal and inexact, or overflow."""
         a, b = self.a, self.b
-        low = int((a.low.min(axis=1) + b.low.min(axis=1)).min())
-        terms = a.values.shape[0] * a.values.shape[2]
-        high = int((a.top.max(axis=1) + b.top.max(axis=1)).max()) + 2 + terms.bit_length()
+        low = int((a.low.min(axis=(1, 2)) + b.low.min(axis=(1, 2))).min())
+        terms = a.values.shape[0] * a.values.shape[3]
+        high = int((a.top.max(axis=(1, 2)) + b.top.max(axis=(1, 2))).max()) + 2 + terms.bit_length()
         return low < FP32.emin - self.model.result_bits or high >= FP32.emax or not (np.abs(c) < 2.0**126).all()

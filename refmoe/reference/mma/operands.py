@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from refmoe.formats import E8M0, Format, Specials
 
-__all__ = ["ABSENT", "SCALE_BLOCK", "Blocks", "Operand", "Table", "power_of_two", "table"]
+__all__ = ["ABSENT", "SCALE_BLOCK", "Blocks", "Operand", "Table", "power_of_two", "scale_values", "table"]
 
 SCALE_BLOCK = 32
 """Elements of K that share an E8M0 scale (OCP MX v1.0 section 5.2)."""
@@ -77,15 +77,15 @@ def power_of_two(exponent: NDArray[np.signedinteger[Any]]) -> NDArray[np.float64
 
 @dataclass(frozen=True)
 class Blocks:
-    """Some rows of an operand, block by block along K: T blocks of L elements, R rows.
+    """Some rows of an operand of P products, block by block along K: T blocks of L elements, R rows.
 
     Attributes:
-        codes: table indices [T, R, L].
+        codes: table indices [T, P, R, L].
         format: what a code means.
-        values: float64 [T, R, L], scales included.
-        scale: int32 [T, R], the exponent of each block's scale; 0 without scales.
-        top: int32 [T, R], the largest exponent of each block, scale included; around -ABSENT if nothing takes part.
-        low: int32 [T, R], the exponent of the lowest bit set in each block, likewise; around ABSENT if none is.
+        values: float64 [T, P, R, L], scales included.
+        scale: int32 [T, P, R], the exponent of each block's scale; 0 without scales.
+        top: int32 [T, P, R], the largest exponent of each block, scale included; around -ABSENT if nothing takes part.
+        low: int32 [T, P, R], the exponent of the lowest bit set in each block, likewise; around ABSENT if none is.
     """
 
     codes: NDArray[np.unsignedinteger[Any]]
@@ -95,64 +95,58 @@ class Blocks:
     top: NDArray[np.int32]
     low: NDArray[np.int32]
 
-    def part(self, start: int, stop: int) -> Blocks:
-        """The blocks `start` to `stop`."""
-        at = slice(start, stop)
-        return Blocks(self.codes[at], self.format, self.values[at], self.scale[at], self.top[at], self.low[at])
-
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand matrix.
+    """One side of P products.
 
     Attributes:
-        codes: unsigned integers [R, K].
+        codes: unsigned integers [P, R, K].
         format: what a code means.
-        scales: uint8 [R, K/32] E8M0, or None.
+        scales: uint8 [P, R, K/32] E8M0, or None.
     """
 
     codes: NDArray[np.unsignedinteger[Any]]
     format: Format
     scales: NDArray[np.uint8] | None
 
-    def rows(self, start: int, stop: int) -> Operand:
-        """The rows `start` to `stop`."""
-        scales = None if self.scales is None else self.scales[start:stop]
-        return Operand(self.codes[start:stop], self.format, scales)
-
-    def columns(self, start: int, stop: int) -> Operand:
-        """The elements `start` to `stop` of K; with scales, multiples of SCALE_BLOCK."""
-        scales = None if self.scales is None else self.scales[:, start // SCALE_BLOCK : -(-stop // SCALE_BLOCK)]
-        return Operand(self.codes[:, start:stop], self.format, scales)
+    def part(self, products: slice = slice(None), rows: slice = slice(None), k: slice = slice(None)) -> Operand:
+        """A part of it; where there are scales, `k` starts and stops at multiples of SCALE_BLOCK."""
+        scales = self.scales
+        if scales is not None:
+            blocks = slice(*(None if end is None else end // SCALE_BLOCK for end in (k.start, k.stop)))
+            scales = scales[products, rows, blocks]
+        return Operand(self.codes[products, rows, k], self.format, scales)
 
     def values(self) -> NDArray[np.float64]:
-        """The values [R, K], scales included, exactly."""
+        """The values [P, R, K], scales included, exactly."""
         values = np.take(table(self.format).value, self.indices(), mode="clip")
         if self.scales is not None:
-            values *= np.repeat(scale_values()[self.scales], SCALE_BLOCK, axis=1)
+            values *= np.repeat(scale_values()[self.scales], SCALE_BLOCK, axis=-1)
         return values
 
     def blocks(self, length: int) -> Blocks:
         """All of it in blocks of `length`, which is SCALE_BLOCK where there are scales."""
         look_up = table(self.format)
-        in_rows = self.indices().reshape(self.codes.shape[0], -1, length)
-        codes = np.ascontiguousarray(in_rows.transpose(1, 0, 2))
-        # Maxima and minima over the middle axis run over whole rows of the array at a time.
-        columns = np.ascontiguousarray(in_rows.transpose(1, 2, 0))
+        products, rows, k = self.codes.shape
+        in_rows = self.indices().reshape(products, rows, k // length, length)
+        codes = np.ascontiguousarray(in_rows.transpose(2, 0, 1, 3))
+        # Maxima and minima over this axis run over whole rows of the array at a time.
+        columns = np.ascontiguousarray(in_rows.transpose(2, 3, 0, 1))
         top = np.take(look_up.exponent, columns, mode="clip").max(axis=1).astype(np.int32)
         low = np.take(look_up.low, columns, mode="clip").min(axis=1).astype(np.int32)
         values = np.take(look_up.value, codes, mode="clip")
         scale = np.zeros(top.shape, np.int32)
         if self.scales is not None:
-            scales = np.ascontiguousarray(self.scales.T)
+            scales = np.ascontiguousarray(self.scales.transpose(2, 0, 1))
             scale = scales.astype(np.int32) - E8M0.bias
-            values *= scale_values()[scales][:, :, None]
+            values *= scale_values()[scales][..., None]
             top += scale
             low += scale
         return Blocks(codes, self.format, values, scale, top, low)
 
     def indices(self) -> NDArray[np.unsignedinteger[Any]]:
-        """The codes [R, K] as indices into the format's table."""
+        """The codes [P, R, K] as indices into the format's table."""
         if not self.format.unused_low_bits:
             return self.codes
         return np.asarray(self.codes >> self.format.unused_low_bits, self.codes.dtype)
@@ -160,7 +154,7 @@ class Operand:
 
 @cache
 def scale_values() -> NDArray[np.float64]:
-    """The value of each of the 256 E8M0 scales."""
+    """The value of each E8M0 byte, as float64."""
     values = power_of_two(np.arange(256) - E8M0.bias)
     values[_NAN_SCALE] = np.nan
     return values

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,9 @@ from refmoe.reference.mma.fma import fma_chain
 from refmoe.reference.mma.fused import fused_chain
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind, as_model
 from refmoe.reference.mma.operands import SCALE_BLOCK, Operand
-from refmoe.reference.mma.single import Side, fused_instructions
 from refmoe.reference.mma.unpacked import unpacked_chain
 
-__all__ = ["NAN_BITS", "check_operands", "each_product", "split_k_sum", "tensor_core_mma"]
+__all__ = ["NAN_BITS", "check_operands", "flat_operands", "split_k_sum", "tensor_core_mma"]
 
 NAN_BITS = 0x7FFFFFFF
 """The NaN that tensor cores and the scalar FP32 instructions of the GPU write."""
@@ -56,17 +56,10 @@ def tensor_core_mma(
     """
     model = as_model(model)
     check_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
-    block = model.pair(a_format, b_format).block
-    out = np.empty(c.shape, np.float32)
-    if model.kind is Kind.FUSED and a.shape[-1] == block and a.ndim > 2 and c.size:
-        sides = (_side(a, a_format, a_scales), _side(b, b_format, b_scales))
-        with np.errstate(over="ignore", under="ignore"):
-            out[...] = fused_instructions(*sides, c.reshape(-1, *c.shape[-2:]), model).reshape(c.shape)
-    else:
-        chain = _chain(model, block)
-        for at, x, y in each_product(a, b, a_format, b_format, a_scales, b_scales):
-            with np.errstate(over="ignore", under="ignore"):
-                out[at] = chain(x, y, c[at])
+    chain = _chain(model, model.pair(a_format, b_format).block)
+    x, y, z = flat_operands(a, b, c, a_format, b_format, a_scales, b_scales)
+    with np.errstate(over="ignore", under="ignore"):
+        out: NDArray[np.float32] = chain(x, y, z).astype(np.float32).reshape(c.shape)
     out.view(np.uint32)[np.isnan(out)] = NAN_BITS
     return out
 
@@ -87,12 +80,6 @@ def split_k_sum(parts: NDArray[np.float32]) -> NDArray[np.float32]:
     return total
 
 
-def _side(codes: NDArray[np.unsignedinteger[Any]], fmt: str, scales: NDArray[np.uint8] | None) -> Side:
-    """One operand of a batch of single instructions."""
-    rows = codes.shape[-2:]
-    return Side(codes.reshape(-1, *rows), ELEMENT_FORMATS[fmt], None if scales is None else scales.reshape(-1, rows[0]))
-
-
 def _chain(
     model: AccumulationModel, block: int
 ) -> Callable[[Operand, Operand, NDArray[np.float32]], NDArray[np.float64]]:
@@ -105,21 +92,25 @@ def _chain(
     return lambda a, b, c: fused_chain(a, b, c, model, block)
 
 
-def each_product(
+def flat_operands(
     a: NDArray[np.unsignedinteger[Any]],
     b: NDArray[np.unsignedinteger[Any]],
+    c: NDArray[np.float32],
     a_format: str,
     b_format: str,
     a_scales: NDArray[np.uint8] | None,
     b_scales: NDArray[np.uint8] | None,
-) -> Iterator[tuple[tuple[int, ...], Operand, Operand]]:
-    """The matrices of checked operands: the index of the leading dimensions, the rows, the columns."""
-    for at in np.ndindex(a.shape[:-2]):
-        yield (
-            at,
-            Operand(a[at], ELEMENT_FORMATS[a_format], None if a_scales is None else a_scales[at]),
-            Operand(b[at], ELEMENT_FORMATS[b_format], None if b_scales is None else b_scales[at]),
-        )
+) -> tuple[Operand, Operand, NDArray[np.float32]]:
+    """Checked operands with their leading dimensions as one: the rows, the columns, c [P, M, N]."""
+
+    def flat(array: NDArray[Any]) -> NDArray[Any]:
+        return array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:])
+
+    return (
+        Operand(flat(a), ELEMENT_FORMATS[a_format], None if a_scales is None else flat(a_scales)),
+        Operand(flat(b), ELEMENT_FORMATS[b_format], None if b_scales is None else flat(b_scales)),
+        flat(c),
+    )
 
 
 def check_operands(

@@ -18,7 +18,7 @@ __all__ = ["unpacked_chain", "widened_blocks"]
 def unpacked_chain(
     a: Operand, b: Operand, c: NDArray[np.float32], model: AccumulationModel, block: int
 ) -> NDArray[np.float64]:
-    """The chain of one [M, K] x [N, K] product onto c [M, N], as float64 that holds FP32 values; NaN is any NaN."""
+    """The chains of P products [M, K] x [N, K] onto c [P, M, N], as float64 that holds FP32 values; NaN is any NaN."""
     acc = c
     for x, y in widened_blocks(a, b, model):
         partial = fused_chain(x, y, np.zeros_like(acc), model, block)
@@ -30,11 +30,11 @@ def unpacked_chain(
 def widened_blocks(a: Operand, b: Operand, model: AccumulationModel) -> Iterator[tuple[Operand, Operand]]:
     """What each instruction takes of K, widened to FP16, in the order in which the fused blocks take it."""
     order = np.concatenate([np.asarray(part) for part in model.passes])
-    for k in range(0, a.codes.shape[1], order.size):
+    for k in range(0, a.codes.shape[2], order.size):
         yield _widened(a, k + order), _widened(b, k + order)
 
 
 def _widened(operand: Operand, columns: NDArray[np.intp]) -> Operand:
     # FP16 has every FP8 value.
     codes = table(operand.format).value.astype(np.float16).view(np.uint16)
-    return Operand(codes[operand.codes[:, columns]], FP16, None)
+    return Operand(codes[operand.codes[..., columns]], FP16, None)
