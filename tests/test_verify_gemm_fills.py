@@ -96,9 +96,14 @@ def test_specials_hold_every_kind() -> None:
     assert (data.tokens.codes & 0x7F == 0x7F).any()
     for scales in (data.tokens.scales, data.weights.scales):
         assert {0x00, 0xFE, 0xFF} <= set(np.unique(scales).tolist())
-    # Products of the two small scales lie about the least normal number and the floor of the alignment.
-    low = int(data.tokens.scales[5].max()) + int(data.weights.scales.reshape(-1, 13)[4].max()) - 2 * 127
-    assert -133 <= low <= -126
+    tokens, weights = values(data)
+    # Every sixth token meets every seventh weight row in subnormal sums, which a flush to zero would lose ...
+    products = tokens[5::6, None, :] * weights[0, None, 4::7, :]
+    sums = np.abs(products.sum(axis=2))
+    assert ((sums > 0) & (sums < 2.0**-126)).all()
+    # ... and whose blocks have largest exponents on both sides of the floor of the alignment.
+    largest = np.frexp(np.abs(products).reshape(-1, 32).max(axis=1))[1] - 1
+    assert largest.min() < -133 < largest.max()
 
 
 def test_shared_weights_are_one_experts() -> None:

@@ -214,6 +214,11 @@ def _positive(draw: Draw, size: GemmSize) -> GemmData:
     )
 
 
+#: Binades by which those rows of both sides are small whose products sum to subnormal numbers. Their largest exponents
+#: lie about -133, the floor of the alignment.
+_TINY = 73
+
+
 def _specials(draw: Draw, size: GemmSize) -> GemmData:
     """By row: NaN codes, NaN scales, scale 0x00, scales that overflow, and scales whose products underflow."""
     tokens, weights, token_blocks, weight_blocks = _shapes(size)
@@ -225,7 +230,7 @@ def _specials(draw: Draw, size: GemmSize) -> GemmData:
     _put(scales, row[row % 6 == 2], block, _SCALE_NAN)
     scales[row % 6 == 3] = 0x00
     _put(scales, row[row % 6 == 4], block, 0xFE)
-    scales[row % 6 == 5] -= 66  # a product of two of these lies about 2^-132, below the floor of the alignment
+    scales[row % 6 == 5] -= _TINY
 
     flat = weight_scales.reshape(-1, blocks)
     row = np.arange(flat.shape[0])
@@ -233,7 +238,7 @@ def _specials(draw: Draw, size: GemmSize) -> GemmData:
     _put(flat, row[row % 7 == 1], block, _SCALE_NAN)
     flat[row % 7 == 2] = 0x00
     _put(flat, row[row % 7 == 3], block, 0xFE)
-    flat[row % 7 == 4] -= 66
+    flat[row % 7 == 4] -= _TINY
     return _data(codes, scales, _e2m1(draw, weights), weight_scales)
 
 

@@ -68,7 +68,7 @@ def _quick() -> Iterator[Case]:
     for tile in TILES:
         yield _case("gaussian", ragged, "bf16", tile=str(tile), alpha="distinct", bias="distinct")
     for fill in GEMM_FILLS:
-        yield _case(fill, ragged)
+        yield _case(fill, dataclasses.replace(ragged, m=7))  # past the six kinds of token of the fill `specials`
     for tile in TILES:
         # All rows at the last expert, past one tile of tokens: those before have none and shift nobody.
         yield _case("one-hot-tokens", Shape(_PAST_A_TILE[tile], 160, n=24, e=3), tile=str(tile), routing="same-experts")
@@ -94,11 +94,11 @@ def _default() -> Iterator[Case]:
     # Many more steps of K than stages: the ring wraps, and its barriers go through many phases.
     for tile in TILES:
         for stages in sorted({MIN_STAGES, max_stages(tile)}):
-            yield _case("wide-range", Shape(m=2, k=2880, n=16, e=2), tile=str(tile), stages=stages)
+            yield _case("wide-range", Shape(m=2, k=1440, n=16, e=2), tile=str(tile), stages=stages)
     for tile in TILES:
         yield _case("gaussian", Shape(m=0, k=416, n=72, e=2), tile=str(tile))
     for k, n in _LAYERS:
-        for m, experts, routing in ((1, 1, "uniform"), (4, 4, "all-one-token"), (8, 2, "uniform")):
+        for m, experts, routing in ((1, 1, "uniform"), (4, 4, "all-one-token")):
             shape = Shape(m, k, n=n // 45 if k == 2880 else n // 64, e=experts)
             yield _case("wide-range", shape, routing=routing)
             yield _case("gaussian", shape, "bf16", routing=routing, alpha="distinct", bias="distinct")
