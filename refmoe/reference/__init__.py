@@ -16,6 +16,7 @@ from refmoe.reference.layout import (
     unpack_fp4,
     unswizzle_scales,
 )
+from refmoe.reference.mma import tensor_core_mma
 from refmoe.reference.quantize import quantize, quantize_mxfp4, quantize_mxfp8
 from refmoe.reference.tensor import MXTensor
 
@@ -39,6 +40,7 @@ __all__ = [
     "quantize_mxfp8",
     "scale_buffer_size",
     "swizzle_scales",
+    "tensor_core_mma",
     "swizzle_weight_scales",
     "unpack_fp4",
     "unswizzle_scales",
