@@ -40,8 +40,8 @@ __all__ = [
     "quantize_mxfp8",
     "scale_buffer_size",
     "swizzle_scales",
-    "tensor_core_mma",
     "swizzle_weight_scales",
+    "tensor_core_mma",
     "unpack_fp4",
     "unswizzle_scales",
 ]
