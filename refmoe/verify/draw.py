@@ -39,8 +39,8 @@ class Draw:
         Exact integer arithmetic, so that no libm decides a bit. Standard deviation 1.155, largest magnitude 4.
         """
         size = int(np.prod(shape))
-        parts = self.words(size).view(np.uint16).reshape(size, 4).astype(np.int64)
-        return np.asarray((parts.sum(axis=1) - 2 * 65535) / 32768.0).reshape(shape)
+        sums = self.words(size).view(np.uint16).reshape(size, 4).sum(axis=1, dtype=np.int64)
+        return np.asarray((sums - 2 * 65535) / 32768.0).reshape(shape)
 
     def signs(self, shape: tuple[int, ...]) -> NDArray[np.uint16]:
         """uint16 of `shape`: the sign bit 0x8000 or 0."""
