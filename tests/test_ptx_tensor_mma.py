@@ -261,6 +261,16 @@ def test_warps_apart() -> None:
     np.testing.assert_array_equal(out, thread + np.where(thread // 32 % 4 == 1, 32, 0))
 
 
+def test_a_launch_rests_on_its_weakest_instruction() -> None:
+    # E4M3 by E4M3 is published, E2M1 by E4M3 extrapolated; an entry with both claims no more than the latter.
+    body = "mov.u32 %r20, 0;"
+    for formats in ("e4m3.e4m3", "e2m1.e4m3", "e4m3.e4m3"):
+        body += f"mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.{formats}.f32 {{%r50, %r51, %r52, %r53}}, "
+        body += "{%r20, %r20, %r20, %r20}, {%r20, %r20}, {%r20, %r20, %r20, %r20};"
+    result = run(body + "ret;", np.zeros(1, np.uint32))
+    assert dict(result.models) == {"sm120": "extrapolated"}
+
+
 def test_a_warp_that_is_not_whole() -> None:
     body = """
         mov.u32 %r20, 0;
