@@ -121,6 +121,14 @@ def test_a_changed_header_rebuilds_what_includes_it_and_nothing_else(cache: Path
 
 
 @needs_nvcc
+def test_relative_paths_are_those_of_the_caller(cache: Path, sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(sources.parent)
+    monkeypatch.setenv("REFMOE_CACHE_DIR", "cache")
+    target = Target(Path(sources.name) / "uses.cu", "sm_120a", "ptx")
+    assert build([target])[target].is_file()
+
+
+@needs_nvcc
 def test_a_source_that_does_not_compile_shows_the_compilers_words_and_leaves_nothing(
     cache: Path, sources: Path
 ) -> None:

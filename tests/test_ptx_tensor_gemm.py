@@ -140,7 +140,8 @@ def test_one_cta_walks_over_all_tiles(problem: Problem, tmp_path: Path, stages: 
 
 WAIT_FULL = "mbarrier_wait_parity(full + reading.stage * kBarrier, reading.parity);"
 WAIT_EMPTY = "mbarrier_wait_parity(empty + filling.stage * kBarrier, filling.parity);"
-ARRIVE_EMPTY = "if (threadIdx.x % kWarpSize == 0) mbarrier_arrive(empty + reading.stage * kBarrier);"
+ARRIVE_EMPTY = "mbarrier_arrive(empty + reading.stage * kBarrier);"
+INIT_EMPTY = "mbarrier_init(empty + stage * kBarrier, Tile::kThreads);"
 
 
 @pytest.mark.parametrize(
@@ -149,10 +150,9 @@ ARRIVE_EMPTY = "if (threadIdx.x % kWarpSize == 0) mbarrier_arrive(empty + readin
         (WAIT_FULL, "", ptx.MemoryFault),
         (WAIT_EMPTY, "", ptx.RaceError),
         ("cp_async_mbarrier_arrive_noinc(full", "mbarrier_arrive(full", ptx.MemoryFault),
-        ("__syncwarp();\n        " + ARRIVE_EMPTY, ARRIVE_EMPTY, ptx.RaceError),
         (ARRIVE_EMPTY, "", ptx.Deadlock),
         ("    __syncthreads();\n\n    Walk<Tile> copies", "    Walk<Tile> copies", ptx.RaceError),
-        ("(empty + stage * kBarrier, kWarps);", "(empty + stage * kBarrier, 1);", ptx.PtxError),
+        (INIT_EMPTY, INIT_EMPTY.replace("Tile::kThreads", "1"), ptx.PtxError),
         ("(full + stage * kBarrier, Tile::kThreads);", "(full + stage * kBarrier, 1);", ptx.PtxError),
         ("filling.parity = 1;", "", ptx.Deadlock),
         ("parity ^= 1;", "", ptx.PtxError),
@@ -165,6 +165,17 @@ def test_without_a_part(problem: Problem, tmp_path: Path, old: str, new: str, er
     on = device(csrc=one_tile(tmp_path, (old, new), tile="128, 16, 128"))
     on.multiprocessors = 2
     with pytest.raises(error):
+        problem.run(on, "128x16x128", stages=2)
+
+
+def test_one_lane_that_arrives_for_its_warp(problem: Problem, tmp_path: Path) -> None:
+    changes = [
+        (INIT_EMPTY, INIT_EMPTY.replace("Tile::kThreads", "Tile::kThreads / kWarpSize")),
+        (ARRIVE_EMPTY, "if (threadIdx.x % kWarpSize == 0) " + ARRIVE_EMPTY),
+    ]
+    on = device(csrc=one_tile(tmp_path, *changes, tile="128, 16, 128"))
+    on.multiprocessors = 2
+    with pytest.raises(ptx.RaceError):
         problem.run(on, "128x16x128", stages=2)
 
 

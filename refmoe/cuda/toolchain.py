@@ -158,7 +158,7 @@ def build(targets: Iterable[Target], toolchain: Toolchain | None = None) -> Mapp
         if not target.source.is_file():
             raise ArgumentError("source", f"no file {target.source}", "a CUDA source")
     compiler = toolchain or find_toolchain()
-    directory = cache_directory()
+    directory = cache_directory().absolute()
     paths = {target: directory / _artifact_name(target, compiler) for target in wanted}
     missing = {target: path for target, path in paths.items() if not path.is_file()}
     if missing:
@@ -246,13 +246,13 @@ def _run_ninja(outputs: Mapping[Target, Path], toolchain: Toolchain, directory: 
         for target, path in outputs.items():
             built = Path(scratch) / path.name
             command = [str(toolchain.nvcc), f"-{target.kind}", f"-arch={target.arch}", *FLAGS]
-            command += ["-Xptxas=-v", str(target.source), "-o", str(built)]
+            command += ["-Xptxas=-v", str(target.source.resolve()), "-o", str(built)]
             run = (
                 f"{shlex.join(command)} > {shlex.quote(f'{built}.log')} 2>&1 || "
                 f"{{ cat {shlex.quote(f'{built}.log')}; exit 1; }}"
             )
             lines += [
-                f"build {_ninja_path(built)}: nvcc {_ninja_path(target.source)}",
+                f"build {_ninja_path(built)}: nvcc {_ninja_path(target.source.resolve())}",
                 f"  run = {run.replace('$', '$$')}",
             ]
         (Path(scratch) / "build.ninja").write_text("\n".join(lines) + "\n")

@@ -9,7 +9,7 @@
 // steps into a ring of stages in shared memory and compute on the oldest one:
 //
 //      full[s]    complete when every thread's copies into stage s have arrived: one arrival a thread
-//      empty[s]   complete when every warp has read stage s: one arrival a warp
+//      empty[s]   complete when every thread has read stage s: one arrival a thread, so that each vouches for itself
 //
 // The copies run ahead across tile borders, so the ring never drains. FP4 stays packed in shared memory:
 //
@@ -379,7 +379,6 @@ struct RingPosition {
 template <class Tile, class Out>
 __device__ __forceinline__ void grouped_gemm(const Problem& problem, Out* out, int stages) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    constexpr int kWarps = Tile::kThreads / kWarpSize;
     constexpr int kBarrier = 8, kScratch = 512;
     const uint32_t full = shared_address(shared), empty = full + kMaxStages * kBarrier;
     const uint32_t first_stage = full + kBarrierBytes;
@@ -388,7 +387,7 @@ __device__ __forceinline__ void grouped_gemm(const Problem& problem, Out* out, i
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < stages; ++stage) {
             mbarrier_init(full + stage * kBarrier, Tile::kThreads);
-            mbarrier_init(empty + stage * kBarrier, kWarps);
+            mbarrier_init(empty + stage * kBarrier, Tile::kThreads);
         }
     }
     __syncthreads();
@@ -412,8 +411,7 @@ __device__ __forceinline__ void grouped_gemm(const Problem& problem, Out* out, i
         fill();
         mbarrier_wait_parity(full + reading.stage * kBarrier, reading.parity);
         multiply_stage<Tile>(sums, first_stage + reading.stage * Tile::kStageBytes, products.step().n % kAtomRows);
-        __syncwarp();
-        if (threadIdx.x % kWarpSize == 0) mbarrier_arrive(empty + reading.stage * kBarrier);
+        mbarrier_arrive(empty + reading.stage * kBarrier);
         reading.next(stages);
         if (products.last_of_tile()) {
             const Step& step = products.step();
