@@ -1,6 +1,6 @@
 """Results of a GPU where the manual is silent, or silicon differs from it: vectors, not statements.
 
-All were seen on an NVIDIA H200 (sm_90a, ptxas 13.0) in a run of `refmoe conformance`, which compares 8,192 lanes of
+All were seen on an NVIDIA H200 (sm_90a, ptxas 13.0) in runs of `refmoe conformance`, which compares many lanes of
 each opcode; these are lanes on which an earlier executor was wrong.
 """
 
@@ -50,6 +50,8 @@ VECTORS = [
     ("mul.rn.ftz.f16", (0x0400, 0xBBFF), (0x8000,)),
     ("mul.rn.ftz.f16", (0xBBFE, 0x8401), (0x0400,)),
     ("mul.ftz.f16x2", (0xBBFF3FC0, 0x04000000), (0x80000000,)),
+    ("cvt.rp.ftz.f32.f64", (0x380FFFFFE0000000,), (0,)),
+    ("cvt.rm.ftz.f32.f64", (0xB80FFFFFE0000000,), (0x80000000,)),
     ("fma.rn.ftz.f16x2", (0xBBFF3FC0, 0x04000000, 0x00C00800), (0x80000800,)),
 ]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from fractions import Fraction
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,13 @@ SOME = (
     "redux.sync.min.s32", "vote.sync.uni.pred",
 )  # fmt: skip
 
+CALCULATIONS: dict[str, Callable[..., Any]] = {
+    "mul": lambda a, b: a * b,
+    "fma": lambda a, b, c: a * b + c,
+    "div": lambda a, b: a / b,
+    "rcp": lambda a: 1 / a,
+}
+
 
 def finite(x: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
@@ -51,17 +60,32 @@ def test_sixteen_and_eight_bits_are_exhaustive() -> None:
     assert len(np.unique(codes)) == 256
 
 
+def gaps_below_the_least_normal_number(name: str, mode: str) -> list[Fraction]:
+    """How far the exact results that `mode` can round away from zero lie below 2^-126, in units of 2^-150: under 4."""
+    calculate = CALCULATIONS[name]
+    x = [finite(v) for v in operands(f"{name}.{mode}.ftz.f32", ("b32",) * len(signature(calculate).parameters))]
+    with np.errstate(all="ignore"):
+        near = np.abs(np.abs(calculate(*x)) * 2.0**126 - 1) < 2.0**-21
+    near &= np.all([np.abs(v) >= 2.0**-126 for v in x], axis=0)
+    exact = [calculate(*row) for row in zip(*(map(Fraction, v[near].tolist()) for v in x), strict=True)]
+    gaps = [2**24 - abs(e) * 2**150 for e in exact if mode == "rn" or (e < 0) == (mode == "rm")]
+    return [gap for gap in gaps if 0 < gap < 4]
+
+
 @pytest.mark.parametrize("mode", ["rn", "rm", "rp"])
-@pytest.mark.parametrize("name", ["mul", "fma", "div", "rcp"])
+@pytest.mark.parametrize("name", CALCULATIONS)
 def test_operands_reach_the_least_normal_number_from_below(name: str, mode: str) -> None:
     if (name, mode) == ("rcp", "rn"):
         return  # no reciprocal lies within 2^-25 of it
-    opcode = f"{name}.{mode}.ftz.f32"
-    operation = isa.resolve(opcode)
-    assert operation.exact_when is not None
-    with np.errstate(all="ignore"):
-        open_lanes = ~operation.exact_when(*operands(opcode, operation.sources))
-    assert open_lanes.sum() > 5
+    gaps = gaps_below_the_least_normal_number(name, mode)
+    # Numbers of f32 are 2 units apart here, numbers of 24 bits 1 unit: where the results reach 2^-126 in each.
+    if mode == "rn":
+        subnormal, normal = [gap <= 1 for gap in gaps], [gap <= Fraction(1, 2) for gap in gaps]
+    else:
+        subnormal, normal = [gap < 2 for gap in gaps], [gap < 1 for gap in gaps]
+    assert sum(subnormal) - sum(normal) > 5  # .ftz flushes these
+    if name in ("mul", "fma"):  # quotients and reciprocals of 24 bits come no nearer
+        assert sum(normal) > 5  # and keeps these
 
 
 def test_operands_of_fma_tell_one_rounding_from_two() -> None:

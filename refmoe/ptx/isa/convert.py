@@ -260,19 +260,7 @@ def _cvt(spelling: Spelling) -> Operation:
         (_kind(of),),
         (_kind(to),),
         sign_extend=to[0] == "s",
-        exact_when=_settled(to, of, rounding, ftz, sat),
     )
-
-
-def _settled(to: str, of: str, rounding: str, ftz: bool, sat: bool) -> Function | None:
-    """Lanes of a conversion between floats whose result is known; None if it is known in all."""
-    if to not in FLOATS or of not in FLOATS or (to == of and not rounding):
-        return None
-    source = FLOATS[of]
-    if sat or (ftz and of == "f32") or not _keeps_nan(FLOATS[to], source):
-        return None
-    # Every NaN whose result was seen is a quiet one.
-    return lambda a: ~is_nan(a, source) | ((a & source.word(source.quiet)) != 0)
 
 
 def _can_saturate(to: str, of: str) -> bool:
@@ -327,13 +315,14 @@ def _flushed(function: Function, to: str, of: str, rounding: str) -> Function:
 def _tiny_double(a: Array, rounding: str) -> Array:
     """Lanes of doubles that .ftz turns to zero on the way to f32: those tiny after rounding.
 
-    The thresholds are the constants of SASS (sm_90a and sm_120a). Rounding away from zero they keep one double too
-    many, the one whose 24 bits are below the least normal number and need no rounding.
+    Rounding to nearest reaches the least normal number from half a unit of 24 bits below it; rounding away from zero
+    from just above the last number of 24 bits below it (H200: 0x380FFFFFE0000000 with .rp gives 0).
     """
     x = a.view(np.float64)
     away = np.signbit(x) if rounding == "rm" else ~np.signbit(x) if rounding == "rp" else np.False_
-    unit = 2.0**-25 if rounding == "rn" else np.where(away, 2.0**-24, 0.0)
-    return np.abs(x) < 2.0**-126 * (1 - unit)
+    least = 2.0**-126
+    reached = least * (1 - 2.0**-25) if rounding == "rn" else least
+    return np.where(away, np.abs(x) <= least * (1 - 2.0**-24), np.abs(x) < reached)
 
 
 def _kind(type_name: str) -> str:

@@ -7,14 +7,14 @@ what happens to subnormals (.ftz), and where the result is clamped (.sat, .relu)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from refmoe.ptx.isa import exact64
 from refmoe.ptx.isa.floats import F32, F64, FLOATS, Float, canonical, decode, flush, is_nan, quieted
-from refmoe.ptx.isa.lanes import packed, packed_all, signed
+from refmoe.ptx.isa.lanes import packed, signed
 from refmoe.ptx.isa.operation import Array, Function, Operation, kind
 from refmoe.ptx.isa.rounding import ROUNDINGS, add_to_odd, encode
 from refmoe.ptx.isa.spelling import Spelling
@@ -89,7 +89,7 @@ def rectify(bits: Array, format: Float) -> Array:
 
 
 def _compose(
-    function: Function, format: Float, ftz: bool, clamp: Function | None, underflow: Underflow | None = None
+    function: Function, format: Float, ftz: bool, clamp: Function | None, tiny: Function | None = None
 ) -> Function:
     """Flush the inputs, compute, flush the output, clamp."""
     if not ftz and clamp is None:
@@ -101,56 +101,36 @@ def _compose(
         result = function(*x)
         if ftz:
             result = flush(result, format)
-            if underflow is not None:
-                result = np.where(underflow.flushed(result, *x), result & format.word(format.sign), result)
+            if tiny is not None:
+                result = np.where(tiny(result, *x), result & format.word(format.sign), result)
         return clamp(result, format) if clamp else result
 
     return composed
 
 
-@dataclass(frozen=True)
-class Underflow:
-    """Results of .ftz that reach the least normal number only because precision is lost below it.
+def _tiny(name: str, format: Float, rounding: str, result: Array, *x: Array) -> Array:
+    """Lanes whose result reaches the least normal number only because precision is lost below it: .ftz flushes them.
 
-    Such a result is flushed if it is tiny after rounding: if rounding to the format's precision with an exponent that
-    may go lower stays below the least normal number (H200, mul.ftz.f16: 0x0400 * 0xBBFF, 2^-25 below it, gives 0x8000,
-    but 0xBBFE * 0x8401, 2^-34 below it, gives 0x0400). Sums and square roots of normal numbers are never such results.
+    They are tiny after rounding: rounded to the format's precision with an exponent that may go lower, they stay below
+    the least normal number (H200, mul.ftz.f16: 0x0400 * 0xBBFF, 2^-25 below it, gives 0x8000, but 0xBBFE * 0x8401,
+    2^-34 below it, gives 0x0400; no difference in f16, f16x2 and f32, every rounding, over thousands of such results;
+    f32x2, which it lacks, is taken for two f32). Sums and square roots of normal numbers are never such results.
 
-    Attributes:
+    Args:
         name: "mul", "div" or "fma".
-        format: F16, BF16 or F32.
+        format: F16 or F32.
         rounding: one of `ROUNDINGS`.
+        result: of the operation on `x`, rounded to the format.
+        x: the operands, flushed.
     """
-
-    name: str
-    format: Float
-    rounding: str
-
-    def _least(self) -> Array:
-        return self.format.word(1 << self.format.mantissa)
-
-    def _reached(self, result: Array) -> Array:
-        return (result & self.format.word(self.format.sign - 1)) == self._least()
-
-    def _exact(self, x: tuple[Array, ...]) -> Array:
-        return _FAITHFUL[self.name](*(decode(v, self.format) for v in x), self.rounding)
-
-    def flushed(self, result: Array, *x: Array) -> Array:
-        """Lanes whose result must become zero, of results of flushed operands `x`."""
-        reached = self._reached(result)
-        if not reached.any():
-            return reached
-        # The least normal number moved up to 1: rounding no longer meets the format's end.
-        scaled = self._exact(x) / decode(self._least(), self.format)
-        magnitude = encode(scaled, self.format, self.rounding) & self.format.word(self.format.sign - 1)
-        return reached & (magnitude < self.format.one)
-
-    def none(self, *x: Array) -> Array:
-        """Lanes without such a result, of any operands: in the others the rule is not settled for every format."""
-        x = tuple(flush(v, self.format) for v in x)
-        exact = self._exact(x)
-        below = np.abs(exact) < decode(self._least(), self.format)
-        return ~(below & self._reached(encode(exact, self.format, self.rounding)))
+    least = format.word(1 << format.mantissa)
+    magnitude = format.word(format.sign - 1)
+    reached = (result & magnitude) == least
+    if not reached.any():
+        return reached
+    # The least normal number moved up to 1: rounding no longer meets the format's end.
+    exact = _FAITHFUL[name](*(decode(v, format) for v in x), rounding) / decode(least, format)
+    return reached & ((encode(exact, format, rounding) & magnitude) < format.one)
 
 
 def _lift(function: Function, type_name: str) -> tuple[Function, int]:
@@ -159,20 +139,10 @@ def _lift(function: Function, type_name: str) -> tuple[Function, int]:
     return (packed(function, bits), 2 * bits) if type_name.endswith("x2") else (function, bits)
 
 
-def _finish(
-    spelling: Spelling,
-    type_name: str,
-    function: Function,
-    sources: int,
-    contractible: bool,
-    exact_when: Function | None = None,
-) -> Operation:
-    """An operation whose operands all have one type; `exact_when` is of its parts."""
+def _finish(spelling: Spelling, type_name: str, function: Function, sources: int, contractible: bool) -> Operation:
+    """An operation whose operands all have one type."""
     function, bits = _lift(function, type_name)
     operation = Operation(spelling.opcode, function, (kind(bits),) * sources, (kind(bits),), contractible=contractible)
-    if exact_when is not None:
-        whole = packed_all(exact_when, bits // 2) if type_name.endswith("x2") else exact_when
-        return replace(operation, exact_when=whole)
     if type_name != "f64":
         return operation
     # The manual does not say which NaN a double-precision instruction makes.
@@ -192,11 +162,10 @@ def _add_sub_mul(spelling: Spelling) -> Operation:
         raise spelling.unknown()
     if sat and type_name not in ("f32", "f16", "f16x2"):
         raise spelling.unknown()
-    underflow = Underflow("mul", format, rounding or "rn") if ftz and spelling.mnemonic == "mul" else None
+    tiny = partial(_tiny, "mul", format, rounding or "rn") if ftz and spelling.mnemonic == "mul" else None
     compute = rounded(spelling.mnemonic, format, rounding or "rn")
-    function = _compose(compute, format, ftz, saturate if sat else None, underflow)
-    exact_when = underflow.none if underflow else None
-    return _finish(spelling, type_name, function, 2, not rounding, exact_when)
+    function = _compose(compute, format, ftz, saturate if sat else None, tiny)
+    return _finish(spelling, type_name, function, 2, contractible=not rounding)
 
 
 def _fma(spelling: Spelling) -> Operation:
@@ -215,9 +184,9 @@ def _fma(spelling: Spelling) -> Operation:
     if not allowed:
         raise spelling.unknown()
     clamps: dict[str, Function | None] = {"sat": saturate, "relu": rectify, "": None}
-    underflow = Underflow("fma", format, rounding) if ftz else None
-    function = _compose(rounded("fma", format, rounding), format, ftz, clamps[clamp], underflow)
-    return _finish(spelling, type_name, function, 3, False, underflow.none if underflow else None)
+    tiny = partial(_tiny, "fma", format, rounding) if ftz else None
+    function = _compose(rounded("fma", format, rounding), format, ftz, clamps[clamp], tiny)
+    return _finish(spelling, type_name, function, 3, contractible=False)
 
 
 def exact_quotient(spelling: Spelling) -> Operation:
@@ -230,13 +199,12 @@ def exact_quotient(spelling: Spelling) -> Operation:
     if spelling.mnemonic == "sqrt":
         root = _compose(rounded("sqrt", format, rounding), format, ftz, None)
         return _finish(spelling, type_name, root, 1, contractible=False)
-    underflow = Underflow("div", format, rounding) if ftz else None
-    divide = _compose(rounded("div", format, rounding), format, ftz, None, underflow)
-    exact_when = underflow.none if underflow else None
+    tiny = partial(_tiny, "div", format, rounding) if ftz else None
+    divide = _compose(rounded("div", format, rounding), format, ftz, None, tiny)
     if spelling.mnemonic == "div":
-        return _finish(spelling, type_name, divide, 2, False, exact_when)
+        return _finish(spelling, type_name, divide, 2, contractible=False)
     one = format.word(format.one)
-    return _finish(spelling, type_name, partial(divide, one), 1, False, exact_when and partial(exact_when, one))
+    return _finish(spelling, type_name, partial(divide, one), 1, contractible=False)
 
 
 def _sign_operation(change: Callable[[Array, Array], Array]) -> Callable[[Spelling], Operation]:

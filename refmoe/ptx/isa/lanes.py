@@ -6,7 +6,7 @@ import numpy as np
 
 from refmoe.ptx.isa.operation import Array, Function
 
-__all__ = ["SIGNED", "UNSIGNED", "packed", "packed_all", "signed", "spread"]
+__all__ = ["SIGNED", "UNSIGNED", "packed", "signed", "spread"]
 
 UNSIGNED: dict[int, type[np.unsignedinteger]] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 SIGNED: dict[int, type[np.signedinteger]] = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
@@ -26,12 +26,6 @@ def packed(function: Function, part_bits: int = 16) -> Function:
         return np.ascontiguousarray(function(*(_parts(x, part) for x in sources))).view(whole)[..., 0]
 
     return lifted
-
-
-def packed_all(predicate: Function, part_bits: int = 16) -> Function:
-    """Lift a predicate on `part_bits`-bit registers: whether it holds for both parts of registers twice as wide."""
-    part = UNSIGNED[part_bits]
-    return lambda *sources: predicate(*(_parts(x, part) for x in sources)).all(axis=-1)
 
 
 def _parts(x: Array, part: type[np.unsignedinteger]) -> Array:
