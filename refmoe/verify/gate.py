@@ -10,7 +10,7 @@ from typing import Any
 
 from refmoe.errors import ArgumentError
 from refmoe.files import write_atomic
-from refmoe.verify import conformance
+from refmoe.verify import conformance, stress
 from refmoe.verify.report import SCHEMA_VERSION, CaseRecord, Report, ReportError, check_report, digest_of, read_document
 from refmoe.verify.verdict import Verdict
 
@@ -65,6 +65,9 @@ def check_reports(paths: Sequence[Path], baseline: Path | None, source_sha256: C
             if document.get("kind") == conformance.KIND:
                 refusals += conformance.check_document(path, document)
                 continue
+            if document.get("kind") == stress.KIND:
+                refusals += stress.check_document(path, document, source_sha256)
+                continue
             if "kind" in document and document["kind"] != "parity":
                 _check_bench(path, document)
                 continue
@@ -93,9 +96,9 @@ def _check_bench(path: Path, document: Mapping[str, Any]) -> None:
     """Other documents may lie beside reports only if they are what they say."""
     if document["kind"] != "bench":
         raise ReportError(f"{path}: of kind {document['kind']!r}; needed a parity report or a bench document")
-    timed = document.get("rows") or document.get("comparisons")
+    timed = document.get("rows") or document.get("comparisons") or document.get("medians_s")
     if not isinstance(document.get("name"), str) or not isinstance(timed, (list, dict)):
-        raise ReportError(f"{path}: says it is a bench document, but has no name, or neither rows nor comparisons")
+        raise ReportError(f"{path}: says it is a bench document, but has no name, or no rows, comparisons or medians")
 
 
 def _check_cases(path: Path, cases: Sequence[CaseRecord]) -> list[str]:
