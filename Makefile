@@ -59,6 +59,7 @@ test: $(VENV)/.test
 
 test-gpu: $(GPU_PYTHON)
 	$(GPU_PYTHON) -m refmoe.cli parity --device cuda --level full --report reports/h200.json
+	$(GPU_PYTHON) -m refmoe.cli stress --device cuda --report reports/stress.json
 	$(GPU_PYTHON) -m pytest -m gpu
 
 gate: $(VENV)/.core

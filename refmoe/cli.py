@@ -363,6 +363,38 @@ def conformance(
     raise typer.Exit(1 if document["differing_opcodes"] else 0)
 
 
+@app.command(epilog="Example:\n\nrefmoe stress --device cuda --report reports/stress.json")
+def stress(
+    device: Annotated[str, typer.Option(help="Where the kernels run: cuda, the GPU.")] = "cuda",
+    report: Annotated[Path | None, typer.Option(help="Also write the JSON document here.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run every kernel a hundred times and under compute-sanitizer; exit status 1 if outputs differ or it complains."""
+    from rich.progress import track
+
+    from refmoe.cuda.device import DeviceUnavailable
+    from refmoe.files import write_atomic
+    from refmoe.verify import stress as stressing
+    from refmoe.verify.session import make_console
+
+    if device != "cuda":
+        _usage(f"--device: found {device!r}; needed cuda: on the executor every run is the same")
+    stderr = make_console(stderr=True)
+    try:
+        document = stressing.run(progress=lambda items: track(items, "kernels, tools", console=stderr, transient=True))
+    except DeviceUnavailable as error:
+        typer.echo(f"SKIPPED {error}", err=as_json)
+        raise typer.Exit(3) from None
+    text = json.dumps(document, indent=1) + "\n"
+    if report is not None:
+        write_atomic(report, text)
+    if as_json:
+        typer.echo(text, nl=False)
+    else:
+        typer.echo(stressing.summary(document), nl=False)
+    raise typer.Exit(0 if document["passed"] else 1)
+
+
 #: Benchmarks by name; each is a module of refmoe.bench with `run() -> dict`.
 BENCHES = ("quantize", "models", "executor", "gpu")
 
