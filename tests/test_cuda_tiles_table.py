@@ -18,6 +18,8 @@ from refmoe.cuda.arch import (
     k_elements,
 )
 from refmoe.cuda.cutlass_tiles import CUTLASS_RELEASES, CUTLASS_TILES, Evidence, cutlass_stage_bytes
+from refmoe.cuda.device import MULTIPROCESSORS
+from refmoe.cuda.gemm import OUT_DTYPES, grouped_gemm_kernel, grouped_gemm_plan
 from refmoe.cuda.tile import parse_cluster, parse_tile
 from refmoe.cuda.tiles import (
     PREFILL_CLUSTER,
@@ -121,6 +123,20 @@ def test_stage_bytes_count_what_is_loaded(tile: Tile) -> None:
     padded = -(-tile.n // 128) * 128
     scales = [np.empty((rows, tile.k // 32), np.uint8) for rows in (tile.m, padded)]
     assert stage_bytes(tile) == weights.nbytes + tokens.nbytes + sum(scale.nbytes for scale in scales)
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("name", SM12X)
+def test_a_launch_at_the_most_stages_fits_with_barriers_and_scratch(name: str, tile: Tile) -> None:
+    most = max_stages(tile, name)
+    for out_dtype in OUT_DTYPES:
+        kernel = grouped_gemm_kernel(tile, out_dtype)
+        plan = grouped_gemm_plan(
+            kernel, tile, most, (), None, rows=1, experts=1, n=8, k=32, multiprocessors=MULTIPROCESSORS[name]
+        )
+        warps = plan.block // 32
+        assert warps == {64: 8, 128: 8}.get(tile.n, tile.m // 32)
+        assert plan.shared_bytes == 1024 + most * stage_bytes(tile) + 512 * warps <= ARCHS[name].shared_bytes
 
 
 def test_the_table_is_the_kernels() -> None:
