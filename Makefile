@@ -79,6 +79,7 @@ lint: $(VENV)/.lint $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/refmoe bench quantize --report reports/bench/quantize.json
+	$(BIN)/refmoe bench models --report reports/bench/models.json
 	$(BIN)/refmoe bench executor --report reports/bench/executor.json
 
 clean:

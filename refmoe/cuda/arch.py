@@ -39,6 +39,9 @@ SINGLE_BLOCK: Cluster = (1, 1, 1)
 #: Bytes of a block's shared memory kept for the barriers of its pipeline; stages share the rest.
 BARRIER_BYTES = 1024
 
+#: Shared memory that one block may use on SM120 and SM121.
+SM12X_SHARED_BYTES = 101_376
+
 #: One stage to load into while another is read.
 MIN_STAGES = 2
 
@@ -65,8 +68,11 @@ class Arch:
 
     @property
     def stage_capacity(self) -> int:
-        """Bytes of a block's shared memory that its stages may use."""
-        return self.shared_bytes - BARRIER_BYTES
+        """Bytes of a block's shared memory that its stages may use.
+
+        No more than SM12x has, whatever there is: what runs on another chip is what would run on that one.
+        """
+        return min(self.shared_bytes, SM12X_SHARED_BYTES) - BARRIER_BYTES
 
     def allows_cluster(self, cluster: Cluster) -> bool:
         """Whether a cluster of that shape can be launched."""
@@ -80,8 +86,8 @@ ARCHS: Mapping[str, Arch] = MappingProxyType(
         arch.name: arch
         for arch in (
             Arch("sm_90a", shared_bytes=232_448, cluster_blocks=8, block_scaled_mma=False),
-            Arch("sm_120a", shared_bytes=101_376, cluster_blocks=1, block_scaled_mma=True),
-            Arch("sm_121a", shared_bytes=101_376, cluster_blocks=1, block_scaled_mma=True),
+            Arch("sm_120a", shared_bytes=SM12X_SHARED_BYTES, cluster_blocks=1, block_scaled_mma=True),
+            Arch("sm_121a", shared_bytes=SM12X_SHARED_BYTES, cluster_blocks=1, block_scaled_mma=True),
         )
     }
 )

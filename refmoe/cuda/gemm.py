@@ -8,10 +8,11 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from refmoe.cuda.arch import BARRIER_BYTES, MIN_STAGES
+from refmoe.cuda.arch import BARRIER_BYTES
 from refmoe.cuda.checks import (
     BLOCK_ELEMENTS,
     check_array,
+    check_fill,
     check_int32,
     check_offsets,
     expanded_scale_rows,
@@ -21,7 +22,8 @@ from refmoe.cuda.checks import (
 )
 from refmoe.cuda.device import Device
 from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
-from refmoe.cuda.tiles import TILES, Tile, choose_tile, max_stages, stage_bytes
+from refmoe.cuda.tile import TILES, Tile, check_tile, parse_tile, stage_bytes
+from refmoe.cuda.tiles import choose_tile, most_tokens
 from refmoe.errors import ArgumentError, describe
 
 __all__ = ["GEMM_KERNELS", "grouped_gemm", "grouped_gemm_kernel", "grouped_gemm_plan"]
@@ -118,9 +120,11 @@ def grouped_gemm(
         BF16 or FP32 [T, N].
 
     Raises:
-        ArgumentError: an argument is none of these; nothing has run.
+        TileRefused: a tile or stages that cannot be had; the sentence says why, and what can.
+        ArgumentError: an argument is none of these. Nothing has run then.
     """
     one_of("out_dtype", out_dtype, tuple(OUT_DTYPES))
+    check_fill(fill)
     if not isinstance(codes, np.ndarray) or codes.ndim != 2 or codes.shape[1] == 0 or codes.shape[1] % BLOCK_ELEMENTS:
         raise ArgumentError("codes", describe(codes), f"uint8 [T, K], K a positive multiple of {BLOCK_ELEMENTS}")
     rows, k = codes.shape
@@ -144,8 +148,8 @@ def grouped_gemm(
         check_array("alpha", alpha, np.dtype(np.float32), (experts,))
     if bias is not None:
         check_array("bias", bias, np.dtype(ml_dtypes.bfloat16), (experts, n))
-    chosen = _tile(tile, offsets)
-    depth = _stages(chosen, stages)
+    chosen = _tile(tile, offsets, device.arch)
+    depth = check_tile(chosen, arch=device.arch, stages=stages)
 
     dtype = OUT_DTYPES[out_dtype]
     out = device.output("out", (rows, n * dtype.itemsize), fill)
@@ -175,19 +179,11 @@ def grouped_gemm(
     return device.download(out).view(dtype)
 
 
-def _tile(tile: Tile | str | None, offsets: npt.NDArray[np.int64]) -> Tile:
+def _tile(tile: Tile | str | None, offsets: npt.NDArray[np.int64], arch: str) -> Tile:
     if tile is None:
-        return choose_tile(max(int(np.diff(offsets).max()), 1)).tile
-    for known in TILES:
-        if tile in (known, str(known)):
-            return known
+        return choose_tile(max(most_tokens(offsets), 1), arch=arch).tile
+    if isinstance(tile, str):
+        return parse_tile(tile)
+    if isinstance(tile, Tile):
+        return tile
     raise ArgumentError("tile", describe(tile), "one of " + ", ".join(map(str, TILES)))
-
-
-def _stages(tile: Tile, stages: int | None) -> int:
-    most = max_stages(tile)
-    if stages is None:
-        return most
-    if not isinstance(stages, (int, np.integer)) or not MIN_STAGES <= stages <= most:
-        raise ArgumentError("stages", describe(stages), f"{MIN_STAGES} to {most} for the tile {tile}")
-    return int(stages)

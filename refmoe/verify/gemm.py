@@ -278,12 +278,10 @@ def gemm_run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.gemm import grouped_gemm as launch
     from refmoe.cuda.tile import check_tile, parse_cluster, parse_tile
 
-    # The kernel keeps to what SM12x has, whatever it is compiled for.
-    arch = device.arch if device.arch in ("sm_120a", "sm_121a") else "sm_120a"
     tile, stages = None, case.stages or None
     if case.tile:
         tile = parse_tile(case.tile)
-        stages = check_tile(tile, arch=arch, stages=stages, cluster=parse_cluster(case.cluster))
+        stages = check_tile(tile, arch=device.arch, stages=stages, cluster=parse_cluster(case.cluster))
     out = launch(
         required(inputs, "tokens"),
         required(inputs, "token_scale_buffer"),
