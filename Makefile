@@ -5,6 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 REPORT ?= out/parity.json
+# `make mutants MUTANTS_REPORT=reports/ptx.json` renews the committed one.
+MUTANTS_REPORT ?= out/mutants.json
 # On a GPU machine the Python that has torch and cuda-python; the default installs them.
 GPU_PYTHON ?= $(BIN)/python
 
@@ -52,14 +54,16 @@ full: $(VENV)/.core
 	$(BIN)/refmoe parity --level full --report out/full.json
 
 mutants: $(VENV)/.core
-	$(BIN)/refmoe parity --mutants --report out/mutants.json
+	$(BIN)/refmoe parity --mutants --report $(MUTANTS_REPORT)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto
 
 test-gpu: $(GPU_PYTHON)
-	$(GPU_PYTHON) -m refmoe.cli parity --device cuda --level full --report reports/h200.json
+	$(GPU_PYTHON) -m refmoe.cli parity --device cuda --level full --jobs 8 --report reports/h200.json
+	$(GPU_PYTHON) -m refmoe.cli conformance --device cuda --report reports/bench/conformance.json
 	$(GPU_PYTHON) -m refmoe.cli stress --device cuda --report reports/stress.json
+	$(GPU_PYTHON) -m refmoe.cli bench gpu --report reports/bench/gpu.json
 	$(GPU_PYTHON) -m pytest -m gpu
 
 gate: $(VENV)/.core
@@ -81,6 +85,7 @@ bench: $(VENV)/.test
 	$(BIN)/refmoe bench quantize --report reports/bench/quantize.json
 	$(BIN)/refmoe bench models --report reports/bench/models.json
 	$(BIN)/refmoe bench executor --report reports/bench/executor.json
+	$(BIN)/refmoe bench models --report reports/bench/models.json
 
 clean:
 	rm -rf $(VENV) out build *.egg-info

@@ -43,14 +43,17 @@ def _load(name: str) -> Any:
 
 def _mismatch() -> str:
     mutant = next(record for record in _load("ptx.json")["mutants"] if record["name"] == SHOWN_MUTANT)
-    return f"```\n{mutant['finding']}\nrepro: refmoe repro '{mutant['case']}'\n```"
+    return f"```\n{mutant['verdict']} {mutant['finding']}\nrepro: refmoe repro '{mutant['case']}'\n```"
 
 
 def _proven() -> str:
-    rows = ["| kernel | arch | where it ran | cases | verdicts | bytes compared |", "|---|---|---|---|---|---|"]
+    rows = [
+        "| kernel | built for | where it ran | cases | bytes compared | rests on |",
+        "|---|---|---|---|---|---|",
+    ]
     for name in ("ptx.json", "h200.json"):
         report = _load(name)
-        where = {"ptx": "PTX executed, no GPU", "cuda": report["environment"].get("gpu") or "GPU"}
+        where = {"ptx": "PTX executed, no GPU", "cuda": report["environment"]["gpu"]}
         groups: dict[tuple[str, str, str], list[Any]] = {}
         for case in report["cases"]:
             groups.setdefault((case["family"], case["arch"], case["device"]), []).append(case)
@@ -58,7 +61,52 @@ def _proven() -> str:
             verdicts = sorted({case["verdict"] for case in cases})
             counts = ", ".join(f"{sum(case['verdict'] == v for case in cases)} {v}" for v in verdicts)
             compared = sum(case["compared"] for case in cases)
-            rows.append(f"| {family} | {arch} | {where[device]} | {len(cases)} | {counts} | {compared:,} |")
+            models = sorted({f"{c['model']}: {c['model_evidence']}" for c in cases if c.get("model")})
+            rests = f"bit-exact; tensor cores by the model {', '.join(models)}" if models else "bit-exact"
+            rows.append(f"| {family} | {arch} | {where[device]} | {counts} | {compared:,} | {rests} |")
+    return "\n".join(rows)
+
+
+def _tiles() -> str:
+    """For each tile of the GEMM: in how many passed cases it ran, and where."""
+    counts: dict[str, dict[str, int]] = {}
+    for name in ("ptx.json", "h200.json"):
+        for case in _load(name)["cases"]:
+            for launch in case["launches"]:
+                if match := re.match(r"refmoe_sm12x_gemm_(\d+x\d+x\d+)_", launch):
+                    place = f"{case['arch']} {'executed' if case['device'] == 'ptx' else 'on the GPU'}"
+                    tile = counts.setdefault(match[1], {})
+                    tile[place] = tile.get(place, 0) + (case["verdict"] == "PASS")
+    places = sorted({place for tile in counts.values() for place in tile})
+    rows = ["| GEMM tile | " + " | ".join(places) + " |", "|---" * (len(places) + 1) + "|"]
+    for tile in sorted(counts, key=lambda text: [int(extent) for extent in text.split("x")]):
+        rows.append(f"| {tile} | " + " | ".join(str(counts[tile].get(place, "")) for place in places) + " |")
+    return "\n".join(rows)
+
+
+def _silicon() -> str:
+    conformance, stress = _load("bench/conformance.json"), _load("stress.json")
+    compared = f"{conformance['opcodes']:,} instructions on {conformance['lanes']:,} lanes"
+    differ = conformance["differing_opcodes"]
+    tools = ", ".join(f"{tool['tool']} {tool['verdict']}" for tool in stress["sanitizers"])
+    same = sum(rerun["different_outputs"] == 1 for rerun in stress["reruns"])
+    runs = stress["reruns"][0]["runs"]
+    return (
+        f"- The executor itself against an {conformance['gpu']}: {compared}; {differ} differ where it claims exactness.\n"
+        f"- {same} of {len(stress['reruns'])} kernels gave the same bytes in {runs} runs on an {stress['gpu']}; "
+        f"compute-sanitizer: {tools}."
+    )
+
+
+def _tolerances() -> str:
+    """How many of the GEMM's planted faults each published tolerance would have let through."""
+    report = _load("ptx.json")
+    mutants = [mutant for mutant in report["mutants"] if mutant["accepted_by"] is not None]
+    rows = ["| tolerance | rule | faults it lets through |", "|---|---|---|"]
+    for tolerance in report["tolerances"]:
+        passed = sum(tolerance["name"] in mutant["accepted_by"] for mutant in mutants)
+        rule = tolerance["rule"].replace("|", "\\|")
+        rows.append(f"| {tolerance['source']} | {rule} | {passed} of {len(mutants)} |")
     return "\n".join(rows)
 
 
@@ -81,6 +129,14 @@ def _bench() -> str:
     )
     target = executor["targets"]["one_row_s"] * 1e3
     rows.append(f"| executor, one row, ms | {executor['one_row_s'] * 1e3:.2f} | {target:.0f} |")
+    models = _load("bench/models.json")
+    for row in models["rows"]:
+        target = f"{row['target']:g}"
+        rows.append(f"| model `sm120`, 16 x 2880 x 2880, {row['data']}, GFLOP/s | {row['gflops']:.1f} | {target} |")
+    gemm = executor["gemm"]["medians_s"]["all checks"]
+    rows.append(
+        f"| executor, GEMM 1 x 5760 x 2880, all checks on, s | {gemm:.2f} | {executor['targets']['gemm_s']:g} |"
+    )
     return "\n".join(rows)
 
 
@@ -96,6 +152,9 @@ def _gpu() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "mismatch": _mismatch,
     "proven": _proven,
+    "silicon": _silicon,
+    "tiles": _tiles,
+    "tolerances": _tolerances,
     "mutants": _mutants,
     "bench": _bench,
     "gpu": _gpu,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gguf
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +9,8 @@ from hypothesis import strategies as st
 
 from refmoe.reference.layout import pack_fp4, unpack_fp4
 from refmoe.reference.scalar import layout as scalar
+
+gguf = pytest.importorskip("gguf")
 
 ORDERS = ["even-low", "gguf"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pycute
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +17,8 @@ from refmoe.reference.layout import (
     unswizzle_scales,
 )
 from refmoe.reference.scalar import layout as scalar
+
+pycute = pytest.importorskip("pycute")
 
 LAYOUTS = list(SCALE_LAYOUTS)
 # Both sides of each tile edge: 8 and 128 rows, 32 and 96 rows inside the 128-row tile, 4 K-blocks.
