@@ -92,7 +92,7 @@ def _silicon() -> str:
     same = sum(rerun["different_outputs"] == 1 for rerun in stress["reruns"])
     runs = stress["reruns"][0]["runs"]
     return (
-        f"- The executor itself against an {conformance['gpu']}: {compared}; {differ} differ where it claims exactness.\n"
+        f"- The executor against an {conformance['gpu']}: {compared}; {differ} differ where exactness is claimed.\n"
         f"- {same} of {len(stress['reruns'])} kernels gave the same bytes in {runs} runs on an {stress['gpu']}; "
         f"compute-sanitizer: {tools}."
     )
