@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,7 +84,7 @@ RACES = (
 
 def test_a_tool_without_findings_is_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     called = sanitizer(tmp_path, monkeypatch, CLEAN)
-    found = stress.sanitize("memcheck", [CASE.on("cuda"), OTHER_KERNEL.on("cuda")])
+    found = stress.sanitize("memcheck", [CASE.on("cuda"), OTHER_KERNEL.on("cuda")], 60)
     assert found == stress.Sanitized("memcheck", "clean", "ERROR SUMMARY: 0 errors")
     words = called.read_text().split()
     assert words[0] == "1"  # every buffer is an allocation of its own
@@ -99,7 +100,7 @@ def test_a_tool_with_findings_says_what_it_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, script: str, words: str
 ) -> None:
     sanitizer(tmp_path, monkeypatch, script)
-    found = stress.sanitize(tool, [CASE])
+    found = stress.sanitize(tool, [CASE], 60)
     assert found.verdict == "errors"
     assert words in found.summary
     assert "SUMMARY: 1" in found.summary
@@ -107,7 +108,7 @@ def test_a_tool_with_findings_says_what_it_found(
 
 def test_a_case_that_fails_under_a_tool_is_no_clean_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sanitizer(tmp_path, monkeypatch, f"{CLEAN}; echo MISMATCH scales; exit 1")
-    found = stress.sanitize("racecheck", [CASE])
+    found = stress.sanitize("racecheck", [CASE], 60)
     assert found.verdict == "errors"
     assert "MISMATCH scales" in found.summary
 
@@ -128,7 +129,7 @@ def test_a_tool_that_cannot_work_here_is_skipped_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, reason: str
 ) -> None:
     sanitizer(tmp_path, monkeypatch, script)
-    found = stress.sanitize("initcheck", [CASE])
+    found = stress.sanitize("initcheck", [CASE], 60)
     assert found.verdict == "skipped"
     assert reason in found.summary
 
@@ -137,12 +138,28 @@ def test_a_machine_without_the_tools_and_a_slow_tool_are_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert stress.sanitize("synccheck", [CASE]).summary == "no compute-sanitizer on PATH"
+    assert stress.sanitize("synccheck", [CASE], 60).summary == "no compute-sanitizer on PATH"
     sanitizer(tmp_path, monkeypatch, "sleep 60 & echo $! > child; wait".replace("child", f"{tmp_path}/child"))
-    monkeypatch.setattr(stress, "TOOL_SECONDS", 0.5)
-    assert stress.sanitize("synccheck", [CASE]) == stress.Sanitized("synccheck", "skipped", "not done after 0.5 s")
+    assert stress.sanitize("synccheck", [CASE], 1) == stress.Sanitized("synccheck", "skipped", "not done after 1 s")
     child = Path("/proc") / (tmp_path / "child").read_text().strip() / "stat"
     assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"  # dead, perhaps unreaped
+
+
+def test_a_tool_has_the_time_that_those_before_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, float] = {}
+
+    def at_once(tool: str, cases: Any, seconds: float) -> stress.Sanitized:
+        given[tool] = seconds
+        return stress.Sanitized(tool, "clean", "")
+
+    gpu = SimpleNamespace(gpu_name="a GPU", arch="sm_90a")
+    monkeypatch.setattr(stress, "CudaDevice", lambda: gpu)
+    monkeypatch.setattr(stress, "one_of_each", lambda cases, device: {ENTRY: CASE})
+    monkeypatch.setattr(stress, "rerun", lambda device, *of, **more: stress.Rerun(*of, 1))
+    monkeypatch.setattr(stress, "sanitize", at_once)
+    assert stress.run()["passed"]
+    assert list(given) == list(stress.TOOLS)
+    assert [round(seconds, -1) for seconds in given.values()] == [120, 160, 240, 480]
 
 
 # --- the document, the gate, the command ----------------------------------------------------------------------------

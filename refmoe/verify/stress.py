@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,11 +50,13 @@ KIND = "stress"
 TOOLS: Mapping[str, tuple[str, ...]] = {
     "memcheck": ("--report-api-errors", "no"),
     "racecheck": (),
-    "initcheck": (),
     "synccheck": (),
+    "initcheck": (),
 }
 RERUNS = 100
-TOOL_SECONDS = 120
+#: For all tools together. Each has an equal part of what those before it have left: the last, which is by far the
+#: slowest, gets most.
+TOOLS_SECONDS = 480
 ERRORS_FOUND = 86  # exit status that we ask of compute-sanitizer when it has found something
 NO_CASE_RAN = 3  # exit status of `refmoe parity`
 SHOWN_LINES = 6
@@ -104,7 +107,10 @@ def run(runs: int = RERUNS, progress: Progress = iter) -> dict[str, Any]:
     device = CudaDevice()
     chosen = one_of_each(list_cases("quick", device="cuda"), device)
     reruns = [rerun(device, kernel, case, runs) for kernel, case in progress(list(chosen.items()))]
-    sanitized = [sanitize(tool, list(chosen.values())) for tool in progress(list(TOOLS))]
+    sanitized, end = list[Sanitized](), time.monotonic() + TOOLS_SECONDS
+    for index, tool in progress(list(enumerate(TOOLS))):
+        part = (end - time.monotonic()) / (len(TOOLS) - index)
+        sanitized.append(sanitize(tool, list(chosen.values()), part))
     return document_of(reruns, sanitized, gpu=device.gpu_name, arch=device.arch)
 
 
@@ -146,8 +152,8 @@ def rerun(device: Device, kernel: str, case: Case, runs: int) -> Rerun:
     return Rerun(kernel, str(case), runs, len(digests))
 
 
-def sanitize(tool: str, cases: Sequence[Case]) -> Sanitized:
-    """One tool over the cases, in a process of its own; only our kernels are watched."""
+def sanitize(tool: str, cases: Sequence[Case], seconds: float) -> Sanitized:
+    """One tool over the cases, in a process of its own that may take `seconds`; only our kernels are watched."""
     program = shutil.which("compute-sanitizer")
     if program is None:
         return Sanitized(tool, "skipped", "no compute-sanitizer on PATH")
@@ -166,12 +172,12 @@ def sanitize(tool: str, cases: Sequence[Case]) -> Sanitized:
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=TOOL_SECONDS)
+        output, _ = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         # The whole group: the program under test is a child of the tool, and would keep the GPU busy for the next.
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-        return Sanitized(tool, "skipped", f"not done after {TOOL_SECONDS} s")
+        return Sanitized(tool, "skipped", f"not done after {seconds:.0f} s")
     return _judge(tool, process.returncode, output)
 
 
