@@ -45,12 +45,15 @@ __all__ = [
 
 #: What the document of a run says that it is.
 KIND = "stress"
-#: The tools of compute-sanitizer, and what each is asked on top. memcheck would also report calls of the driver that
-#: torch makes to find out what there is, and expects to fail.
+#: Watches our kernels alone, not torch's.
+OURS = ("--kernel-name", "kernel_substring=refmoe_")
+#: The tools of compute-sanitizer, and what each is asked. memcheck would also report calls of the driver that torch
+#: makes to find out what there is, and expects to fail. initcheck has to see every kernel: what torch has filled
+#: would count as uninitialised.
 TOOLS: Mapping[str, tuple[str, ...]] = {
-    "memcheck": ("--report-api-errors", "no"),
-    "racecheck": (),
-    "synccheck": (),
+    "memcheck": ("--report-api-errors", "no", *OURS),
+    "racecheck": OURS,
+    "synccheck": OURS,
     "initcheck": (),
 }
 RERUNS = 100
@@ -153,11 +156,11 @@ def rerun(device: Device, kernel: str, case: Case, runs: int) -> Rerun:
 
 
 def sanitize(tool: str, cases: Sequence[Case], seconds: float) -> Sanitized:
-    """One tool over the cases, in a process of its own that may take `seconds`; only our kernels are watched."""
+    """One tool over the cases, in a process of its own that may take `seconds`."""
     program = shutil.which("compute-sanitizer")
     if program is None:
         return Sanitized(tool, "skipped", "no compute-sanitizer on PATH")
-    watch = ("--tool", tool, *TOOLS[tool], "--kernel-name", "kernel_substring=refmoe_")
+    watch = ("--tool", tool, *TOOLS[tool])
     command = [program, *watch, "--error-exitcode", str(ERRORS_FOUND), sys.executable, "-m", "refmoe.cli", "parity"]
     command += ["--device", "cuda", *(word for case in cases for word in ("--case", str(case)))]
     # torch hands out pieces of large allocations: a step past the end of one would be a step into the next, and memory
