@@ -18,7 +18,7 @@ class Kernel:
     """One entry of one source file.
 
     Attributes:
-        family: the operation, `mxfp8_quantize` or `expand`.
+        family: the operation, which is the name of its source: `expand`, say.
         entry: the C name of the `__global__` function.
     """
 
