@@ -52,9 +52,9 @@ def test_the_order_within_a_block_does_not_matter(bits: np.ndarray, mode: ScaleM
     np.testing.assert_array_equal(same_scales, scales)
 
 
-@given(bf16_bits(0, 254), MODES)
+@given(bf16_bits(0, 253), MODES)
 def test_quantizing_a_quantized_block_changes_no_value(bits: np.ndarray, mode: ScaleMode) -> None:
-    """Modes that fill the top binade come back to the same bytes.
+    """Modes that fill the top binade come back to the same bytes. In BF16's last binade a code rounded up means 2^128.
 
     Under the others the maximum may round down to a power of two, which a scale one lower represents as well.
     """
