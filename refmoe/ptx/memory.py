@@ -80,9 +80,14 @@ class Region:
         return view
 
 
-def _aligned(size: int, fill: int) -> Bytes:
-    # Padded to the widest access, so that every view has whole words.
-    return np.full(-(-max(size, 1) // _WIDEST) * _WIDEST, fill, np.uint8)
+def _aligned(size: int, fill: int, content: Bytes | None = None) -> Bytes:
+    """`content` and then `fill`, padded to the widest access, so that every view has whole words."""
+    data = np.empty(-(-max(size, 1) // _WIDEST) * _WIDEST, np.uint8)
+    held = 0 if content is None else content.size
+    if content is not None:
+        data[:held] = content
+    data[held:] = fill
+    return data
 
 
 def owned_region(name: str, space: str, size: int, owners: int) -> Region:
@@ -121,14 +126,8 @@ class Arena:
             initialised: whether all bytes are.
             writable: whether stores are allowed.
         """
-        data = _aligned(size, POISON)
-        if content is not None:
-            data[: content.size] = content
-        shadow = None
-        if valid is not None or not initialised:
-            shadow = _aligned(size, 0)
-            if valid is not None:
-                shadow[:size] = valid
+        data = _aligned(size, POISON, content)
+        shadow = None if valid is None and initialised else _aligned(size, 0, valid)
         base = (len(self.regions) + 1) << WINDOW_BITS
         region = Region(name, space, base, size, 0, data, shadow, writable)
         self.regions.append(region)
