@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pickle
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from toolchain_support import PTXAS
 
 from refmoe.ptx import isa
 from refmoe.verify.opcodes import NARROW, candidates, known_opcodes
@@ -83,7 +83,7 @@ def statement(opcode: str, operation: isa.Operation | None) -> str:
 
 
 def test_legal_spellings_are_those_of_ptxas(tmp_path: Path) -> None:
-    if shutil.which("ptxas") is None:
+    if PTXAS is None:
         pytest.skip("no ptxas")
     known = known_opcodes()
     remaining = candidates()
@@ -99,7 +99,7 @@ def test_legal_spellings_are_those_of_ptxas(tmp_path: Path) -> None:
         source = tmp_path / "spellings.ptx"
         source.write_text("\n".join([*header, *(statement(o, known.get(o)) for o in remaining), "ret; }"]))
         run = subprocess.run(
-            ["ptxas", "-arch=sm_120a", "-O0", str(source), "-o", str(tmp_path / "out")],
+            [PTXAS, "-arch=sm_120a", "-O0", str(source), "-o", str(tmp_path / "out")],
             capture_output=True,
             text=True,
             check=False,

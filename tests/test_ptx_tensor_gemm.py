@@ -10,6 +10,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from toolchain_support import NVCC
 
 from refmoe import ptx
 from refmoe.cuda import open_device
@@ -23,7 +24,7 @@ EXPERTS, N, K = 3, 136, 544
 OFFSETS = np.array([0, 11, 11, 14])
 TOKENS = 15  # the last row is no expert's
 
-pytestmark = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+pytestmark = pytest.mark.skipif(NVCC is None, reason="no usable nvcc")
 
 
 class Problem:

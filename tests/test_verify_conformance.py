@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from fractions import Fraction
 from inspect import signature
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toolchain_support import PTXAS
 from typer.testing import CliRunner
 
 from refmoe import ptx
@@ -160,7 +160,7 @@ def test_addition_in_memory_flushes_in_global_memory_only() -> None:
 
 
 def test_ptxas_takes_every_probe_but_those_of_later_architectures() -> None:
-    if shutil.which("ptxas") is None:
+    if PTXAS is None:
         pytest.skip("no ptxas")
     probes = [PROBES[name] for name in SOME] + [PROBES["cvt.rn.satfinite.e2m1x2.f32"]]
     probes += [probe for probe in PROBES.values() if probe.name.split(".")[0] in ("atom", "red", "match", "redux")]
