@@ -102,7 +102,8 @@ def test_hardware_checked_is_what_these_vectors_check():
         for (a, b), pair in model.pairs.items()
         if pair.evidence is Evidence.HARDWARE
     }
-    assert claimed == checked
+    # The vectors hold no FP16 accumulators: test_gpu_mma compares those with the GPU itself.
+    assert claimed == checked | {("sm90_mma_f16acc", "f16", "f16")}
 
 
 # From here on: one thing is wrong in the model, and silicon has to disagree.
@@ -146,8 +147,8 @@ def test_zeros_that_take_part_in_the_alignment_are_not_silicon(instruction, monk
         exponents = [specification._exponent(x, fmt) for x, fmt in zip(magnitudes, formats, strict=True)]
         return specification.Term(term.number, sum(exponents))
 
-    def c_term(c):
-        term = c_of(c)
+    def c_term(c, fmt):
+        term = c_of(c, fmt)
         return specification.Term(term.number, FP32.emin) if c in (0, 1 << 31) else term
 
     assert differing_slowly(instruction, {"zrule"}) == 0
@@ -160,8 +161,8 @@ def test_zeros_that_take_part_in_the_alignment_are_not_silicon(instruction, monk
 def test_an_accumulator_that_is_not_cut_is_not_silicon(instruction, monkeypatch):
     truncated, c_of, whole = specification._truncated, specification._c_term, []
 
-    def c_term(c):
-        term = c_of(c)
+    def c_term(c, fmt):
+        term = c_of(c, fmt)
         whole[:] = [term.number.magnitude]
         return term
 

@@ -1,9 +1,9 @@
 """How far a model's result can be from the exact sum: a running bound and one known beforehand.
 
 x is the exact C + sum of a b, G = |C| + sum |a||b|, scales included; T blocks of L products each. Truncation never
-enlarges a magnitude, so no partial result exceeds G. Every bound is computed in float64 and then enlarged by 2^-30 of
-itself, far more than its own rounding. Where FP32 overflows, or an operand is not finite, the bound is infinite:
-nothing is promised there.
+enlarges a magnitude, so no partial result of a truncating chain exceeds G. Every bound is computed in float64 and
+then enlarged by 2^-30 of itself, far more than its own rounding. Where the accumulators overflow, or an operand is
+not finite, the bound is infinite: nothing is promised there.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def running_bound(
 ) -> NDArray[np.float64]:
     """The bound on |D - x| that follows the chain.
 
-    A fused block adds n 2^(E - F) + 2^-m |C_t| + 2^(-126 - m): n terms that were inexact, C among them, each by less
-    than a unit of the alignment, and the truncated result C_t. An addition or FMA rounded to nearest adds half an ulp
-    of its result.
+    A fused block adds n 2^(E - F) + 2^-m |C_t| + 2^(emin - m): n terms that were inexact, C among them, each by less
+    than a unit of the alignment, and the truncated or rounded result C_t; emin is the accumulators'. An addition or
+    FMA rounded to nearest adds half an ulp of its result.
 
     Args and errors are those of `tensor_core_mma`; returns float64 [..., M, N].
     """
@@ -91,8 +91,9 @@ def a_priori_bound(
 ) -> NDArray[np.float64]:
     """The bound on |D - x| that needs no more of the operands than G and how subnormal they are.
 
-    Fused chains: T ((L + 1) 2^(s - F) + 2^-m) G + T ((L + 1) 2^(-126 - F) + 2^(-126 - m)), with s the leading zeros of
-    the most subnormal operands of both sides: a product that sets E is at least 2^(E - s). Chains rounded to nearest:
+    Fused chains: T ((L + 1) 2^(s - F) + 2^-m) G + T ((L + 1) 2^(emin - F) + 2^(emin - m)), with s the leading zeros of
+    the most subnormal operands of both sides: a product that sets E is at least 2^(E - s). Where results are rounded to
+    nearest a partial result can exceed G, and G here is (G + T 2^(emin - m)) (1 + 2^-m)^T. Chains rounded to nearest:
     gamma_n G + n 2^-150, gamma_n = n u / (1 - n u), u = 2^-24 (Higham, Accuracy and Stability, section 3.1).
 
     Args and errors are those of `tensor_core_mma`; returns float64 [..., M, N].
@@ -109,17 +110,22 @@ def a_priori_bound(
         factor, constant = _gamma(k), k * _HALF_SUBNORMAL
     else:
         assert model.align_bits is not None
-        steps, emin, bits = k // pair.block, FP32.emin, model.result_bits
+        steps, emin, bits = k // pair.block, model.accumulator.emin, model.result_bits
         zeros = _leading_zeros(a, a_format) + _leading_zeros(b, b_format)
         factor = steps * ((pair.block + 1) * 2.0 ** (zeros - model.align_bits) + 2.0**-bits)
         constant = steps * ((pair.block + 1) * 2.0 ** (emin - model.align_bits) + 2.0 ** (emin - bits))
+        if model.to_nearest:
+            factor *= (1 + 2.0**-bits) ** steps
+            constant += factor * steps * 2.0 ** (emin - bits)
         if model.kind is Kind.UNPACKED:
             additions = k // model.instruction_k(a_format, b_format)
             factor = factor * (1 + _gamma(additions)) + _gamma(additions)
             constant *= 1 + _gamma(additions)
     with np.errstate(invalid="ignore", over="ignore"):
         bound = factor * total + constant
-        bound[~(total + bound < 2.0 ** (FP32.emax + 1))] = np.inf
+        # Rounded to nearest, some sums below 2^(emax + 1) overflow too.
+        largest = float(model.accumulator.max) if model.to_nearest else 2.0 ** (model.accumulator.emax + 1)
+        bound[~(total + bound < largest)] = np.inf
     return _enlarged(bound)
 
 
@@ -238,7 +244,8 @@ def _running_fused(
         inexact = (whole_products != products).sum(axis=1) + (whole_c != c_units)
         unit = np.ldexp(1.0, exponent - chain.align_bits)
         acc = chain.rounded((whole_products.sum(axis=1) + whole_c) * unit) + 0.0
-        bound += inexact * unit + 2.0**-model.result_bits * np.abs(acc) + 2.0 ** (FP32.emin - model.result_bits)
+        smallest = 2.0 ** (model.accumulator.emin - model.result_bits)
+        bound += inexact * unit + 2.0**-model.result_bits * np.abs(acc) + smallest
     return acc.reshape(c.shape), bound.reshape(c.shape)
 
 

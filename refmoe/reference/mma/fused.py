@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.formats import FP32
+from refmoe.formats import FP16
 from refmoe.reference.chunks import for_each_chunk
 from refmoe.reference.mma.alignment import Outputs, largest_exponents
 from refmoe.reference.mma.models import AccumulationModel
@@ -47,7 +47,7 @@ _BLOCKS_A_PIECE = 16
 def fused_chain(
     a: Operand, b: Operand, c: NDArray[np.float32], model: AccumulationModel, block: int
 ) -> NDArray[np.float64]:
-    """The chains of P products [M, K] x [N, K] onto c [P, M, N], as float64 that holds FP32 values; NaN is any NaN."""
+    """The chains of P products [M, K] x [N, K] onto c [P, M, N], results as float64; NaN is any NaN."""
     out = np.empty(c.shape, np.float64)
     if not out.size:
         return out
@@ -58,7 +58,7 @@ def fused_chain(
             x, y = a.part(products, rows), b.part(products, columns)
             with np.errstate(invalid="ignore"):
                 acc = c[products, rows, columns].astype(np.float64)
-            bits, piece = FP32.mantissa_bits, _BLOCKS_A_PIECE * block
+            bits, piece = model.accumulator.mantissa_bits, _BLOCKS_A_PIECE * block
             for start in range(0, x.codes.shape[2], piece):
                 k = slice(start, min(start + piece, x.codes.shape[2]))
                 chain = FusedChain(x.part(k=k).blocks(block), y.part(k=k).blocks(block), model)
@@ -103,7 +103,7 @@ class FusedChain:
         return self.model.align_bits
 
     def run(self, acc: NDArray[np.float64], c_bits: int) -> NDArray[np.float64]:
-        """The chain on the accumulators [P, M, N], FP32 values that have at most `c_bits` fraction bits.
+        """The chain on the accumulators [P, M, N], values of its format that have at most `c_bits` fraction bits.
 
         The array is overwritten; a zero result may have either sign.
         """
@@ -116,7 +116,7 @@ class FusedChain:
         a_low, b_low = power_of_two(a.top), power_of_two(b.top)
         # E is not only C's: the products themselves set it, the exponent of a subnormal C, the floor.
         a_spread, b_spread = a.top - a.low, b.top - b.low
-        least = max(FP32.emin, self.model.floor) - bits
+        least = max(self.model.accumulator.emin, self.model.floor) - bits
         spread = a_spread.max(axis=(1, 2)) + b_spread.max(axis=(1, 2)) > bits
         spread |= a.low.min(axis=(1, 2)) + b.low.min(axis=(1, 2)) < least
         edges = self._may_leave_range(acc)
@@ -144,7 +144,7 @@ class FusedChain:
 
     def alignment(self, t: int, outputs: Outputs, c: NDArray[np.float64]) -> NDArray[np.int64]:
         """E [n] of block `t` of those outputs with the accumulators c [n]."""
-        c_exponent = np.maximum((c.view(np.int64) >> 52 & 0x7FF) - 1023, FP32.emin)
+        c_exponent = np.maximum((c.view(np.int64) >> 52 & 0x7FF) - 1023, self.model.accumulator.emin)
         c_exponent[c == 0] = -ABSENT
         products = largest_exponents(self.a, self.b, t, outputs)
         return np.asarray(np.maximum(np.maximum(products, c_exponent), self.model.floor))
@@ -158,15 +158,22 @@ class FusedChain:
         return products
 
     def rounded(self, total: NDArray[np.float64], *, edges: bool = True) -> NDArray[np.float64]:
-        """`total` truncated to the model's result, in place; without `edges` only right in FP32's normal range."""
+        """`total` rounded to the model's result, in place; without `edges` only right in its format's normal range."""
+        accumulator = self.model.accumulator
+        if self.model.to_nearest:
+            # NumPy rounds float64 to FP16 in one step; the sum is exact in float64.
+            assert accumulator is FP16
+            with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+                total[...] = total.astype(np.float16)
+            return total
         bits = total.view(np.int64)
         bits &= np.int64(-1 << (52 - self.model.result_bits))
         if edges:
             magnitude = np.abs(total)
-            tiny = magnitude < 2.0**FP32.emin
-            unit = 2.0 ** (FP32.emin - self.model.result_bits)
+            tiny = magnitude < 2.0**accumulator.emin
+            unit = 2.0 ** (accumulator.emin - self.model.result_bits)
             total[tiny] = np.trunc(total[tiny] / unit) * unit
-            huge = magnitude >= 2.0 ** (FP32.emax + 1)
+            huge = magnitude >= 2.0 ** (accumulator.emax + 1)
             total[huge] = np.copysign(np.inf, total[huge])
         return total
 
@@ -199,8 +206,10 @@ class FusedChain:
 
     def _may_leave_range(self, c: NDArray[np.float64]) -> bool:
         """Whether a partial result could be subnormal and inexact, or overflow."""
-        a, b = self.a, self.b
+        a, b, accumulator = self.a, self.b, self.model.accumulator
         low = int((a.low.min(axis=(1, 2)) + b.low.min(axis=(1, 2))).min())
         terms = a.values.shape[0] * a.values.shape[3]
         high = int((a.top.max(axis=(1, 2)) + b.top.max(axis=(1, 2))).max()) + 2 + terms.bit_length()
-        return low < FP32.emin - self.model.result_bits or high >= FP32.emax or not (np.abs(c) < 2.0**126).all()
+        if low < accumulator.emin - self.model.result_bits or high >= accumulator.emax:
+            return True
+        return not (np.abs(c) < 2.0 ** (accumulator.emax - 1)).all()

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.formats import FP16
 from refmoe.reference.mma.exact import exact_sums
 from refmoe.reference.mma.fma import fma_chain
 from refmoe.reference.mma.fused import fused_chain
@@ -40,7 +41,8 @@ def tensor_core_mma(
         a: raw codes [..., M, K] of `a_format`: uint8 for FP8, uint8 for E2M1 (one code a byte, 0..15), uint16 for
             BF16 and FP16, uint32 for TF32, whose low 13 bits are ignored.
         b: raw codes [..., N, K] of `b_format`, with a's leading dimensions.
-        c: float32 [..., M, N], the accumulator before the first block.
+        c: float32 [..., M, N], the accumulator before the first block; it holds FP16 values where the model's
+            accumulators are FP16, and so does the result.
         model: a name of `MODELS`, or a model.
         a_format: a key of `ELEMENT_FORMATS`.
         b_format: likewise.
@@ -52,7 +54,8 @@ def tensor_core_mma(
 
     Raises:
         ArgumentError: an unknown model or format, a pair or scales that the model does not have, a dtype or shape that
-            does not fit, a K that is not a positive multiple of the instruction's, an E2M1 code above 15.
+            does not fit, a K that is not a positive multiple of the instruction's, an E2M1 code above 15, a C that the
+            model's accumulators cannot hold.
     """
     model = as_model(model)
     check_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
@@ -148,6 +151,12 @@ def check_operands(
     n = b.shape[-2]
     if not isinstance(c, np.ndarray) or c.dtype != np.float32 or c.shape != (*batch, m, n):
         raise ArgumentError("c", describe(c), f"float32 {[*batch, m, n]}")
+    if model.accumulator is FP16:
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            lost = (c.astype(np.float16).astype(np.float32) != c) & ~np.isnan(c)
+        if lost.any():
+            value = float(c[lost][0])
+            raise ArgumentError("c", f"{value!r}", f"values of FP16, as the accumulators of {model.name} are FP16")
     for name, scales, rows in (("a_scales", a_scales, m), ("b_scales", b_scales, n)):
         if scales is None:
             continue

@@ -52,7 +52,7 @@ def accumulate(
     Args:
         a: K codes of one row.
         b: K codes of one column.
-        c: FP32 bits of the accumulator.
+        c: FP32 bits of the accumulator, also where the model's accumulators are FP16.
         model: what accumulates.
         a_format: a key of ELEMENT_FORMATS.
         b_format: likewise.
@@ -68,7 +68,7 @@ def accumulate(
         given = [scales[k // _SCALE_BLOCK] for scales in (a_scales, b_scales) if scales is not None]
         products.append(_product(codes, formats, tuple(given)))
     if model.kind is Kind.EXACT:
-        return round_to_nearest(_sum([term.number for term in (_c_term(c), *products)]), FP32)
+        return round_to_nearest(_sum([term.number for term in (_c_term(c, FP32), *products)]), FP32)
     if model.kind is Kind.FMA:
         for product in products:
             c = _added(product.number, decode(c, FP32))
@@ -91,11 +91,11 @@ def accumulate(
 def fused_block(products: Sequence[Term], c: int, model: AccumulationModel) -> int:
     """One fused block: FP32 bits in, FP32 bits out."""
     assert model.align_bits is not None
-    terms = [*products, _c_term(c)]
+    terms = [*products, _c_term(c, model.accumulator)]
     exponents = [term.exponent for term in terms if term.exponent is not None]
     unit = max([*exponents, model.floor]) - model.align_bits
     total = _sum([Number(n.kind, n.negative, _truncated(n.magnitude, unit)) for n in (term.number for term in terms)])
-    return _cut(total.times(Fraction(2) ** unit), model.result_bits)
+    return _result(total.times(Fraction(2) ** unit), model)
 
 
 def round_to_nearest(number: Number, fmt: Format) -> int:
@@ -107,13 +107,20 @@ def round_to_nearest(number: Number, fmt: Format) -> int:
     return _encoded(number.negative, round(number.magnitude / unit) * unit, fmt)
 
 
-def _cut(number: Number, fraction_bits: int) -> int:
-    """Toward zero to FP32 with that many fraction bits; every zero is +0."""
+def _result(number: Number, model: AccumulationModel) -> int:
+    """What a block leaves of its sum, as FP32 bits: in the accumulators' range, with m bits; every zero is +0."""
     if number.kind is not NumberKind.FINITE:
         return _special(number, FP32)
-    unit = _exponent(number.magnitude, FP32) - fraction_bits
-    cut = _truncated(number.magnitude, unit) * Fraction(2) ** unit
-    return _encoded(number.negative and cut != 0, cut, FP32)
+    unit = _exponent(number.magnitude, model.accumulator) - model.result_bits
+    # Python rounds half to even.
+    if model.to_nearest:
+        units = Fraction(round(number.magnitude / Fraction(2) ** unit))
+    else:
+        units = _truncated(number.magnitude, unit)
+    magnitude = units * Fraction(2) ** unit
+    if magnitude > model.accumulator.max:
+        return _special(Number(NumberKind.INFINITE, number.negative, Fraction(0)), FP32)
+    return _encoded(number.negative and magnitude != 0, magnitude, FP32)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -147,10 +154,11 @@ def _recoded(code: int, fmt: Format) -> int:
     return _encoded(number.negative, number.magnitude, FP16)
 
 
-def _c_term(c: int) -> Term:
+def _c_term(c: int, fmt: Format) -> Term:
+    """C, with the exponent that it has in the accumulators' format."""
     number = decode(c, FP32)
     takes_part = number.kind is NumberKind.FINITE and number.magnitude != 0
-    return Term(number, _exponent(number.magnitude, FP32) if takes_part else None)
+    return Term(number, _exponent(number.magnitude, fmt) if takes_part else None)
 
 
 def _sum(numbers: Sequence[Number]) -> Number:
