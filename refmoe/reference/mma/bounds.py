@@ -3,7 +3,7 @@
 x is the exact C + sum of a b, G = |C| + sum |a||b|, scales included; T blocks of L products each. Truncation never
 enlarges a magnitude, so no partial result of a truncating chain exceeds G. Every bound is computed in float64 and
 then enlarged by 2^-30 of itself, far more than its own rounding. Where the accumulators overflow, or an operand is
-not finite, the bound is infinite: nothing is promised there.
+not finite, the bound is infinite: nothing is promised there. Models of grouped blocks are refused: they have no bound.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def running_bound(
 
     Args and errors are those of `tensor_core_mma`; returns float64 [..., M, N].
     """
-    model = as_model(model)
+    model = _bounded(model)
     check_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
     block = model.pair(a_format, b_format).block
     x, y, z = flat_operands(a, b, c, a_format, b_format, a_scales, b_scales)
@@ -98,7 +98,7 @@ def a_priori_bound(
 
     Args and errors are those of `tensor_core_mma`; returns float64 [..., M, N].
     """
-    model = as_model(model)
+    model = _bounded(model)
     total = magnitude_sum(
         a, b, c, a_format=a_format, b_format=b_format, a_scales=a_scales, b_scales=b_scales, model=model
     )
@@ -161,7 +161,7 @@ def magnitude_sum(
 
     Args and errors are those of `tensor_core_mma`.
     """
-    return _sums(a, b, c, as_model(model), a_format, b_format, a_scales, b_scales, magnitudes=True)
+    return _sums(a, b, c, _bounded(model), a_format, b_format, a_scales, b_scales, magnitudes=True)
 
 
 def split_k_bound(bounds: NDArray[np.float64], magnitudes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -207,6 +207,13 @@ def within_bound(
         near = np.abs(found - exact) <= bound + 2.0**-52 * np.abs(exact)
     same = (found == exact) | (np.isnan(found) & np.isnan(exact))
     return np.asarray(np.where(np.isfinite(exact) & np.isfinite(bound), near, same | np.isinf(bound)))
+
+
+def _bounded(model: AccumulationModel | str) -> AccumulationModel:
+    model = as_model(model)
+    if model.kind is Kind.GROUPED:
+        raise ArgumentError("model", model.name, "a model whose scales are E8M0: there is no bound for grouped blocks")
+    return model
 
 
 def _running(

@@ -9,10 +9,17 @@ result are FP16 instead, C has an exponent of at least -14 and the sum is rounde
 chained through C, k ascending; the order inside a block does not matter. NaN, infinity times zero and infinity minus
 infinity give 0x7FFFFFFF, and a zero result is always +0.
 
+The grouped block, of E2M1 with UE4M3 scales: each group's products are summed exactly, s, and its term is
+s * s0 * s1 * 2^(e0 + e1). s0, s1 are the significands of its two scales and e0, e1 their exponents, at least -6,
+subnormals left unnormalised; the sign bits of scales are ignored. The term's exponent is e0 + e1, from the scales
+alone, and takes part in E unless the term is zero. Terms and C are then aligned, added and truncated as in the fused
+block.
+
 Sources: the SM90 rows were fitted to and checked against H200 silicon, see `Evidence`; the SM100 and SM120 rows are
-those of MMA-Sim (Chen et al., 2025) with the zero rule and the floor of SM90 taken over. Silicon vectors of every
-hardware-checked pair are in the tests, but for `sm90_mma_f16acc`: of that the shipped vectors hold nothing; 7,680,000
-outputs of an H200 were compared when it was fitted, and 0 differed.
+those of MMA-Sim (Chen et al., 2025) with the zero rule and the floor of SM90 taken over; in `sm120_nvf4`, which is
+otherwise as published, those two rules are extrapolated (with its F the floor takes nothing from any FP32). Silicon
+vectors of every hardware-checked pair are in the tests, but for `sm90_mma_f16acc`: of that the shipped vectors hold
+nothing; 7,680,000 outputs of an H200 were compared when it was fitted, and 0 differed.
 """
 
 from __future__ import annotations
@@ -57,6 +64,8 @@ class Kind(enum.Enum):
     """Chained fused blocks, see the module."""
     UNPACKED = "unpacked"
     """FP8 widened to FP16: chained FP16 blocks from 0 over each 32 of K, then one FP32 addition to C, to nearest."""
+    GROUPED = "grouped"
+    """Chained grouped blocks, see the module."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,7 @@ class AccumulationModel:
         floor: the least E.
         scaled: whether E8M0 scales, one for every 32 of K, may be given.
         passes: of an UNPACKED model, the elements of K that each fused block takes, out of 32.
+        group: of a GROUPED model, the elements of K that are summed exactly and share a UE4M3 scale, which they need.
     """
 
     name: str
@@ -101,6 +111,7 @@ class AccumulationModel:
     floor: int = -133
     scaled: bool = False
     passes: tuple[tuple[int, ...], ...] = ()
+    group: int | None = None
 
     def pair(self, a_format: str, b_format: str) -> Pair:
         """What the model says of a pair of operand formats.
@@ -149,6 +160,14 @@ def _models() -> dict[str, AccumulationModel]:
             _pairs(_NARROW, _NARROW, 32, Evidence.EXTRAPOLATED) | _same(("e4m3",), 32, Evidence.PUBLISHED),
             align_bits=25,
             scaled=True,
+        ),
+        AccumulationModel(
+            "sm120_nvf4",
+            "SM120 and SM121 mma.sync kind::mxf4nvf4.block_scale of E2M1 with UE4M3 scales, scale_vec::4X, m16n8k64",
+            Kind.GROUPED,
+            _same(("e2m1",), 64, Evidence.PUBLISHED),
+            align_bits=35,
+            group=16,
         ),
         AccumulationModel(
             "sm100",

@@ -103,7 +103,7 @@ class Operand:
     Attributes:
         codes: unsigned integers [P, R, K].
         format: what a code means.
-        scales: uint8 [P, R, K/32] E8M0, or None.
+        scales: uint8 [P, R, K/32] E8M0, or None; of a GROUPED model UE4M3 [P, R, K/group], which only its chain reads.
     """
 
     codes: NDArray[np.unsignedinteger[Any]]

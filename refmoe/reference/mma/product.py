@@ -14,6 +14,7 @@ from refmoe.formats import FP16
 from refmoe.reference.mma.exact import exact_sums
 from refmoe.reference.mma.fma import fma_chain
 from refmoe.reference.mma.fused import fused_chain
+from refmoe.reference.mma.grouped import grouped_chain
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind, as_model
 from refmoe.reference.mma.operands import SCALE_BLOCK, Operand
 from refmoe.reference.mma.unpacked import unpacked_chain
@@ -46,16 +47,17 @@ def tensor_core_mma(
         model: a name of `MODELS`, or a model.
         a_format: a key of `ELEMENT_FORMATS`.
         b_format: likewise.
-        a_scales: uint8 [..., M, K/32] E8M0, one for every 32 elements; None is 2^0.
-        b_scales: uint8 [..., N, K/32], likewise.
+        a_scales: uint8 [..., M, K/32] E8M0, one for every 32 elements; None is 2^0. `sm120_nvf4` needs uint8
+            [..., M, K/16] UE4M3, one for every 16, whose sign bit is ignored.
+        b_scales: uint8 [..., N, K/32] or [..., N, K/16], likewise.
 
     Returns:
         float32 [..., M, N]; NaN is 0x7FFFFFFF.
 
     Raises:
-        ArgumentError: an unknown model or format, a pair or scales that the model does not have, a dtype or shape that
-            does not fit, a K that is not a positive multiple of the instruction's, an E2M1 code above 15, a C that the
-            model's accumulators cannot hold.
+        ArgumentError: an unknown model or format, a pair or scales that the model does not have, no scales where it
+            needs them, a dtype or shape that does not fit, a K that is not a positive multiple of the instruction's, an
+            E2M1 code above 15, a C that the model's accumulators cannot hold.
     """
     model = as_model(model)
     check_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
@@ -90,6 +92,8 @@ def _chain(
         return exact_sums
     if model.kind is Kind.FMA:
         return fma_chain
+    if model.kind is Kind.GROUPED:
+        return lambda a, b, c: grouped_chain(a, b, c, model, block)
     if model.kind is Kind.UNPACKED:
         return lambda a, b, c: unpacked_chain(a, b, c, model, block)
     return lambda a, b, c: fused_chain(a, b, c, model, block)
@@ -158,6 +162,11 @@ def check_operands(
             value = float(c[lost][0])
             raise ArgumentError("c", f"{value!r}", f"values of FP16, as the accumulators of {model.name} are FP16")
     for name, scales, rows in (("a_scales", a_scales, m), ("b_scales", b_scales, n)):
+        if model.group is not None:
+            shape = (*batch, rows, k // model.group)
+            if not isinstance(scales, np.ndarray) or scales.dtype != np.uint8 or scales.shape != shape:
+                raise ArgumentError(name, describe(scales), f"uint8 {list(shape)}, UE4M3, as {model.name} needs them")
+            continue
         if scales is None:
             continue
         if not model.scaled:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from refmoe.formats import E8M0, FP16, FP32, Format
+from refmoe.formats import E2M1, E8M0, FP16, FP32, UE4M3, Format
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind
 from refmoe.reference.scalar.numbers import Kind as NumberKind
 from refmoe.reference.scalar.numbers import Number, decode
@@ -56,12 +56,24 @@ def accumulate(
         model: what accumulates.
         a_format: a key of ELEMENT_FORMATS.
         b_format: likewise.
-        a_scales: K/32 E8M0 codes; None is 2^0.
+        a_scales: K/32 E8M0 codes; None is 2^0. Of a GROUPED model K/group UE4M3 codes, sign bits ignored.
         b_scales: likewise.
 
     Returns:
         FP32 bits.
     """
+    if model.kind is Kind.GROUPED:
+        assert a_scales is not None
+        assert b_scales is not None
+        assert model.group is not None
+        terms = []
+        for g, scales in enumerate(zip(a_scales, b_scales, strict=True)):
+            group = slice(g * model.group, (g + 1) * model.group)
+            terms.append(_group(a[group], b[group], scales))
+        groups = model.pair(a_format, b_format).block // model.group
+        for g in range(0, len(terms), groups):
+            c = fused_block(terms[g : g + groups], c, model)
+        return c
     formats = ELEMENT_FORMATS[a_format], ELEMENT_FORMATS[b_format]
     products = []
     for k, codes in enumerate(zip(a, b, strict=True)):
@@ -138,6 +150,24 @@ def _product(codes: tuple[int, int], formats: tuple[Format, Format], scales: tup
     number = Number(NumberKind.FINITE, negative, math.prod((factor.magnitude for factor in factors), start=Fraction(1)))
     exponent = sum(_exponent(element.magnitude, fmt) for element, fmt in zip(elements, formats, strict=True))
     return Term(number, None if zero else exponent + sum(scale - E8M0.bias for scale in scales))
+
+
+def _group(a: Sequence[int], b: Sequence[int], scales: tuple[int, int]) -> Term:
+    """The exact sum of a group's E2M1 products times its scales; its exponent is that of the scales."""
+    total = _sum([_product(codes, (E2M1, E2M1), ()).number for codes in zip(a, b, strict=True)])
+    factors = [_group_scale(scale) for scale in scales]
+    if any(factor.kind is NumberKind.NAN for factor in factors):
+        return Term(Number(NumberKind.NAN, False, Fraction(0)), None)
+    number = total.times(factors[0].magnitude * factors[1].magnitude)
+    return Term(number, _group_exponent(number, [_exponent(factor.magnitude, UE4M3) for factor in factors]))
+
+
+def _group_scale(code: int) -> Number:
+    return decode(code & 0x7F, UE4M3)
+
+
+def _group_exponent(term: Number, scale_exponents: Sequence[int]) -> int | None:
+    return sum(scale_exponents) if term.magnitude else None
 
 
 def _as_fp16(codes: tuple[int, int], formats: tuple[Format, Format]) -> tuple[int, int]:

@@ -1,0 +1,103 @@
+"""Grouped blocks: groups of K with UE4M3 scales, each summed exactly, then aligned once; all of it exact in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.formats import E2M1, FP32, UE4M3
+from refmoe.reference.chunks import for_each_chunk
+from refmoe.reference.mma.models import AccumulationModel
+from refmoe.reference.mma.operands import ABSENT, Operand, power_of_two, table
+
+__all__ = ["grouped_chain"]
+
+_OUTPUTS_A_PIECE = 1 << 15
+
+_MAGNITUDE = 0x7F
+"""The bits of a UE4M3 byte that count; the top bit is ignored."""
+
+
+def grouped_chain(
+    a: Operand, b: Operand, c: NDArray[np.float32], model: AccumulationModel, block: int
+) -> NDArray[np.float64]:
+    """The chains of P products [M, K] x [N, K] onto c [P, M, N], as float64 that holds FP32 values; NaN is any NaN.
+
+    Operands are E2M1 with UE4M3 scales [P, M, K/group] and [P, N, K/group].
+    """
+    with np.errstate(invalid="ignore"):
+        out = c.astype(np.float64)
+    if not out.size:
+        return out
+    for p in range(out.shape[0]):
+        one = slice(p, p + 1)
+
+        def run(start: int, stop: int, one: slice = one) -> None:
+            rows = slice(start, stop)
+            out[one, rows] = _chain(a.part(one, rows), b.part(one), out[one, rows], model, block)
+
+        for_each_chunk(run, out.shape[1], max(1, _OUTPUTS_A_PIECE // out.shape[2]))
+    return out
+
+
+def _chain(
+    a: Operand, b: Operand, acc: NDArray[np.float64], model: AccumulationModel, block: int
+) -> NDArray[np.float64]:
+    """The chains of one product, acc [1, M, N]."""
+    assert model.group is not None
+    (x, x_scale, x_exponent), (y, y_scale, y_exponent) = (_grouped(operand, model.group) for operand in (a, b))
+    acc = acc[0]
+    groups = block // model.group
+    for start in range(0, x.shape[0], groups):
+        part = slice(start, start + groups)
+        # Of a group of 16, a sum is below 2^12 quarters and a significand below 2^4 eighths: below 2^20 units.
+        sums = np.matmul(x[part], y[part].swapaxes(1, 2))
+        significands = sums * x_scale[part, :, None] * y_scale[part, None, :]
+        exponents = x_exponent[part, :, None] + y_exponent[part, None, :]
+        acc = _block(significands, exponents, acc, model)
+    return acc[None]
+
+
+def _grouped(operand: Operand, group: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """The elements [K/group, R, group], and the significands and exponents of their scales [K/group, R]."""
+    assert operand.scales is not None
+    codes, scales = operand.codes[0], operand.scales[0].T & _MAGNITUDE
+    values = np.take(table(E2M1).value, codes.reshape(codes.shape[0], -1, group)).transpose(1, 0, 2)
+    field = scales.astype(np.int64) >> UE4M3.mantissa_bits
+    # A subnormal keeps its leading zeros and has the smallest exponent.
+    exponent = np.maximum(field, 1) - UE4M3.bias
+    significand = (scales % (1 << UE4M3.mantissa_bits)) / (1 << UE4M3.mantissa_bits) + (field > 0)
+    significand[scales == UE4M3.nan_code] = np.nan
+    return np.ascontiguousarray(values), significand, exponent
+
+
+def _block(
+    significands: NDArray[np.float64],
+    exponents: NDArray[np.int64],
+    acc: NDArray[np.float64],
+    model: AccumulationModel,
+) -> NDArray[np.float64]:
+    """One block: the terms significands * 2^exponents [groups, M, N] onto acc [M, N]."""
+    assert model.align_bits is not None
+    c_exponent = np.where(acc == 0, -ABSENT, np.maximum(np.frexp(acc)[1] - 1, FP32.emin))
+    # Infinity and NaN have no exponent, and whatever they are aligned to they come out as they are.
+    c_exponent[~np.isfinite(acc)] = -ABSENT
+    largest = np.where(significands == 0, -ABSENT, exponents).max(axis=0)
+    alignment = np.maximum(np.maximum(largest, c_exponent), model.floor)
+    # Exact: FP32's range and 2^(F - E) stay far inside float64's, and each term is below 2^(F + 12) units: five of
+    # them are below 2^53.
+    units = power_of_two(model.align_bits - alignment)
+    with np.errstate(invalid="ignore"):
+        total = np.trunc(significands * power_of_two(exponents) * units).sum(axis=0) + np.trunc(acc * units)
+    return _truncated(total * power_of_two(alignment - model.align_bits), model.result_bits)
+
+
+def _truncated(total: NDArray[np.float64], bits: int) -> NDArray[np.float64]:
+    """Toward zero to FP32 with `bits` fraction bits: gradual underflow, infinity from 2^128, every zero +0."""
+    unit = power_of_two(np.maximum(np.frexp(total)[1] - 1, FP32.emin) - bits)
+    with np.errstate(invalid="ignore"):
+        result = np.trunc(total / unit) * unit + 0.0
+    result[np.isinf(total)] = total[np.isinf(total)]
+    huge = np.abs(result) >= 2.0 ** (FP32.emax + 1)
+    result[huge] = np.copysign(np.inf, result[huge])
+    return np.asarray(result)
