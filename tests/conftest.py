@@ -1,7 +1,37 @@
 from __future__ import annotations
 
+import os
+import shutil
+
+import pytest
 from hypothesis import settings
+
+from refmoe.cuda.toolchain import ToolchainError, find_toolchain
+from refmoe.verify.runner import Devices
 
 # The same examples on every run: a red test is reproduced by running it again.
 settings.register_profile("refmoe", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("refmoe")
+
+
+def pytest_sessionstart() -> None:
+    """On a user's machine a test that needs a missing compiler is skipped; in CI that would hide what it proves."""
+    if not os.environ.get("CI"):
+        return
+    missing = [name for name in ("gcc", "g++") if shutil.which(name) is None]
+    if missing:
+        pytest.exit(f"CI without {' and '.join(missing)}: the tests that need a host compiler would be skipped", 1)
+    try:
+        find_toolchain()
+    except ToolchainError as error:
+        pytest.exit(f"CI without nvcc, so that no kernel would be tested: {error}", 1)
+
+
+@pytest.fixture(scope="module")
+def devices() -> Devices:
+    """Devices whose compiled kernels the tests of a module share."""
+    try:
+        find_toolchain()
+    except ToolchainError as error:
+        pytest.skip(str(error))
+    return Devices()

@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from refmoe.cli import app
-from refmoe.cuda.toolchain import ToolchainError, find_toolchain
 from refmoe.verify import mutate
 from refmoe.verify.cases import parse_case
 from refmoe.verify.mutate import MUTANTS, load_mutants, run_mutants
@@ -20,15 +19,6 @@ from refmoe.verify.verdict import Verdict
 
 SMALL = "sm12x_gemm:f32:m5k160n40e3:wide-range:tile=128x8x128:seed7@ptx"
 BIASED = "sm12x_gemm:bf16:m5k160n40e3:gaussian:tile=128x8x128:alpha=distinct:bias=distinct:seed7@ptx"
-
-
-@pytest.fixture(scope="module")
-def devices() -> Devices:
-    try:
-        find_toolchain()
-    except ToolchainError as error:
-        pytest.skip(str(error))
-    return Devices()
 
 
 @pytest.mark.parametrize(

@@ -169,17 +169,6 @@ def test_exit_status(verdicts: list[str], status: int) -> None:
 # --- the real kernels on the executor ---------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def devices() -> Devices:
-    from refmoe.cuda.toolchain import find_toolchain
-
-    try:
-        find_toolchain()
-    except ToolchainError as error:
-        pytest.skip(str(error))
-    return Devices()
-
-
 @pytest.mark.parametrize(
     "text",
     [
