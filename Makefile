@@ -57,7 +57,7 @@ mutants: $(VENV)/.core
 	$(BIN)/refmoe parity --mutants --report $(MUTANTS_REPORT)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --junitxml=out/tests.xml
 
 test-gpu: $(GPU_PYTHON)
 	$(GPU_PYTHON) -m refmoe.cli parity --device cuda --level full --jobs 8 --report reports/h200.json
@@ -85,7 +85,6 @@ bench: $(VENV)/.test
 	$(BIN)/refmoe bench quantize --report reports/bench/quantize.json
 	$(BIN)/refmoe bench models --report reports/bench/models.json
 	$(BIN)/refmoe bench executor --report reports/bench/executor.json
-	$(BIN)/refmoe bench models --report reports/bench/models.json
 
 clean:
 	rm -rf $(VENV) out build *.egg-info

@@ -1,0 +1,75 @@
+"""The command that times things side by side."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from refmoe.cli.common import JsonOption, ReportOption, app, finish, usage
+
+__all__ = ["bench"]
+
+
+#: Benchmarks by name; each is a module of refmoe.bench with `run() -> dict`.
+BENCHES = ("quantize", "models", "executor", "gpu")
+
+
+@app.command(epilog="Examples:\n\nrefmoe bench quantize\n\nrefmoe bench executor --report reports/bench/executor.json")
+def bench(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(BENCHES)}.")],
+    report: ReportOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time things side by side in one run; medians."""
+    import importlib
+
+    if name not in BENCHES:
+        usage(f"NAME: found {name!r}; needed one of {', '.join(BENCHES)}")
+    measured: dict[str, Any] = importlib.import_module(f"refmoe.bench.{name}").run()
+    document = {"kind": "bench", "name": name, **measured}
+    finish(document, True, report=report, as_json=as_json, show=_print_bench)
+
+
+def _print_bench(document: dict[str, Any]) -> None:
+    """A table of what was timed, then everything else that the document says, a line each."""
+    from rich.table import Table
+
+    from refmoe.verify.session import make_console
+
+    rows = _bench_rows(document)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        numeric = all(isinstance(row.get(column, 0), (int, float)) for row in rows)
+        table.add_column(column.replace("_", " "), justify="right" if numeric else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    console = make_console()
+    console.print(table)
+    for key, value in document.items():
+        if key not in ("kind", "name", "rows", "comparisons"):
+            console.print(f"{key.replace('_', ' ')}: {_cell(value)}", markup=False)
+
+
+def _bench_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a document, or those of its comparisons: contenders side by side, the first one ours."""
+    rows: list[dict[str, Any]] = list(document.get("rows", []))
+    for name, comparison in document.get("comparisons", {}).items():
+        medians: dict[str, float] = comparison["medians_s"]
+        ours = next(iter(medians.values()))
+        for contender, seconds in medians.items():
+            row = {"comparison": name, "contender": contender, "median_ms": seconds * 1e3, "times_ours": seconds / ours}
+            rows.append(row)
+        rows[-1] |= {key: comparison[key] for key in ("ratio", "target", "reached") if key in comparison}
+    return rows
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_cell(item)}" for key, item in value.items())
+    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,87 @@
+"""Commands that prove kernels equal to their references."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from refmoe.cli.common import JsonOption, app, usage_errors
+
+__all__ = ["parity", "repro"]
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "refmoe parity\n\n"
+    "refmoe parity --level quick --arch sm_121a\n\n"
+    "refmoe parity --activations hidden.safetensors:layer2.ffn_in\n\n"
+    "refmoe parity --device cuda --level full --report reports/h200.json\n\n"
+    "refmoe parity --mutants --markdown out/parity.md"
+)
+def parity(
+    level: Annotated[str, typer.Option(help="How many cases: quick, default or full.")] = "default",
+    device: Annotated[str, typer.Option(help="Where kernels run: ptx (no GPU needed) or cuda.")] = "ptx",
+    arch: Annotated[
+        str | None, typer.Option(help="One arch for all cases. Without it, ptx runs all three, sm_120a the most.")
+    ] = None,
+    suite: Annotated[list[str] | None, typer.Option(help="Only this kernel family; may be given again.")] = None,
+    case: Annotated[
+        list[str] | None, typer.Option(help="This repro string instead of a list; may be given again.")
+    ] = None,
+    activations: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE[:TENSOR]", help="Cases on this BF16 or F16 tensor of a safetensors file instead."),
+    ] = None,
+    mutants: Annotated[
+        bool,
+        typer.Option(
+            "--mutants", help="Also break the kernels on purpose, on ptx, and show which case catches each fault."
+        ),
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes to run cases in.")] = 1,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Where the JSON report goes; whole levels go to out/parity-DEVICE.json by default."),
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML here.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Also write Markdown here.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove the kernels equal to their references, byte for byte."""
+    from refmoe.verify.cases import parse_case
+    from refmoe.verify.session import Outputs, run_session
+    from refmoe.verify.suites import activation_cases, list_cases
+
+    with usage_errors():
+        chosen = [parse_case(text) for text in case or []]
+        for text in activations or []:
+            chosen += activation_cases(text, device, arch, suite or [])
+        listed = not chosen
+        if listed:
+            chosen = list_cases(level, suite or [], device, arch)
+    if report is None and listed:
+        report = Path("out") / f"parity-{device}.json"
+    source = ["--level", level, *(f"--suite={name}" for name in suite or [])] if listed else ["--case", "..."]
+    source += ["--mutants"] if mutants else []
+    command = " ".join(["refmoe parity --device", device, *([f"--arch={arch}"] if arch else []), *source])
+    outputs = Outputs(report, junit, markdown, as_json)
+    with usage_errors():
+        status = run_session(chosen, command, outputs, jobs=jobs, mutants=mutants)
+    raise typer.Exit(status)
+
+
+@app.command(epilog="Example:\n\nrefmoe repro 'expand:bf16:m4k2880e8t2:rne-ties:seed7@ptx'")
+def repro(
+    case: Annotated[str, typer.Argument(help="A repro string, as printed under every mismatch.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Run the one case of a repro string."""
+    from refmoe.verify.cases import parse_case
+    from refmoe.verify.session import Outputs, run_session
+
+    with usage_errors():
+        chosen = parse_case(case)
+        status = run_session([chosen], f"refmoe repro '{chosen}'", Outputs(as_json=as_json), verbose=True)
+    raise typer.Exit(status)

@@ -1,0 +1,154 @@
+"""Commands that show what is there: the machine, a layout, the tiles."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from refmoe.cli.common import JsonOption, app, usage_errors
+from refmoe.errors import ArgumentError
+
+__all__ = ["doctor", "layout", "tiles"]
+
+
+@app.command(epilog="Example:\n\nrefmoe doctor")
+def doctor(as_json: JsonOption = False) -> None:
+    """Say what was found on this machine and what is missing."""
+    from refmoe.verify.doctor import examine
+    from refmoe.verify.session import make_console
+
+    findings = examine()
+    usable = all(finding.good for finding in findings if finding.needed)
+    if as_json:
+        document = {"ptx": usable, "findings": [vars(finding) for finding in findings]}
+        typer.echo(json.dumps(document, indent=1))
+    else:
+        console = make_console()
+        for finding in findings:
+            mark = (
+                "[green]ok[/]     "
+                if finding.good
+                else "[bold red]missing[/]"
+                if finding.needed
+                else "[yellow]absent[/] "
+            )
+            console.print(f"{mark} [bold]{finding.name}[/]  ", end="")
+            console.print(finding.text, markup=False)
+        console.print("\n`refmoe parity` can run." if usable else "\n`refmoe parity` cannot run.", markup=False)
+    raise typer.Exit(0 if usable else 1)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "refmoe layout 128x4 --rows 130 --blocks 13\n\n"
+    "refmoe layout 8x4 --rows 20 --blocks 8 --picture out/8x4.png\n\n"
+    "refmoe layout 128x4 --rows 9 --blocks 4 --offsets 0,5,5,9"
+)
+def layout(
+    name: Annotated[str, typer.Argument(help="128x4, 8x4 or linear.")],
+    rows: Annotated[int, typer.Option(help="Rows of the matrix.")] = 128,
+    blocks: Annotated[int, typer.Option(help="Blocks of 32 along K, one scale each.")] = 8,
+    offsets: Annotated[
+        str | None,
+        typer.Option(help="First row of each expert and then the number of rows, for grouped rows: 0,5,5,9."),
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw it, to a .png or .svg file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show where each byte of a scale layout lies."""
+    from refmoe.verify.layout_plan import plan_layout
+    from refmoe.verify.layout_view import render_picture, render_text
+
+    with usage_errors():
+        starts = _integers(offsets) if offsets is not None else None
+        plan = plan_layout(name, rows, blocks, starts)
+        text = render_text(name, rows, blocks, offsets=starts)
+        if picture is not None:
+            render_picture(name, rows, blocks, picture, offsets=starts)
+    if not as_json:
+        typer.echo(text, nl=False)
+        if picture is not None:
+            typer.echo(f"\npicture: {picture}")
+        return
+    columns = range(blocks)
+    places = [plan.scale_row_of(row) for row in range(rows)]
+    table = [[int(plan.layout.offset(place, column, blocks)) for column in columns] for place in places]
+    document = {"layout": name, "rows": rows, "blocks": blocks, "bytes": plan.size, "offset": table}
+    typer.echo(json.dumps({**document, "picture": str(picture) if picture else None}))
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "refmoe tiles --m 1 --arch sm_121a\n\n"
+    "refmoe tiles --m 300 --rule static\n\n"
+    "refmoe tiles --tile 128x128x128 --stages 3\n\n"
+    "refmoe tiles --tile 256x8x512 --cluster 2x1x1"
+)
+def tiles(
+    m: Annotated[int, typer.Option("--m", help="Tokens of the expert that has the most of them.")] = 1,
+    arch: Annotated[str, typer.Option(help="The target: sm_90a, sm_120a or sm_121a.")] = "sm_120a",
+    rule: Annotated[str, typer.Option(help="How to choose: dynamic or static.")] = "dynamic",
+    min_latency: Annotated[
+        bool, typer.Option("--min-latency", help="Let the static rule take narrow tiles for few tokens.")
+    ] = False,
+    tile: Annotated[
+        str | None, typer.Option(metavar="MxNxK", help="Ask for this tile instead: can it be had, and if not, why.")
+    ] = None,
+    stages: Annotated[int | None, typer.Option(help="Stages of that tile; without it, the most that fit.")] = None,
+    cluster: Annotated[str, typer.Option(help="Cluster of that tile, in blocks.")] = "1x1x1",
+    as_json: JsonOption = False,
+) -> None:
+    """Show which tile of the grouped GEMM runs for M tokens, and why no other; exit status 1 if one is refused."""
+    if tile is not None:
+        _one_tile(tile, arch, stages, cluster, as_json)
+        return
+    from refmoe.cuda.tiles import choose_tile
+    from refmoe.verify import tile_view
+    from refmoe.verify.session import make_console
+
+    with usage_errors():
+        if stages is not None or cluster != "1x1x1":
+            raise ArgumentError("tile", "none with --stages or --cluster", "the --tile that they are of")
+        choice = choose_tile(m, arch=arch, rule=rule, min_latency=min_latency)
+    if as_json:
+        typer.echo(json.dumps(tile_view.choice_document(choice), indent=1))
+        return
+    console = make_console()
+    console.print(tile_view.choice_summary(choice), markup=False)
+    console.print()
+    console.print(tile_view.choice_table(choice))
+    console.print("\nThe same tiles in CUTLASS's grouped kernel, which unpacks FP4 in shared memory\n", markup=False)
+    console.print(tile_view.cutlass_table(choice))
+
+
+def _one_tile(name: str, arch: str, stages: int | None, cluster: str, as_json: bool) -> None:
+    """Say how one tile can be had, or in one sentence why it cannot."""
+    from refmoe.cuda.tile import TileRefused, check_tile, parse_cluster, parse_tile, stage_bytes
+
+    with usage_errors():
+        asked, blocks = parse_tile(name), parse_cluster(cluster)
+        try:
+            depth = check_tile(asked, arch=arch, stages=stages, cluster=blocks)
+        except TileRefused as refusal:
+            if as_json:
+                parts = {"argument": refusal.argument, "found": refusal.found, "needed": refusal.needed}
+                typer.echo(json.dumps({"tile": str(asked), "arch": arch, "refused": parts}, indent=1))
+            else:
+                typer.echo(f"refused: {refusal}")
+            raise typer.Exit(1) from None
+    size = stage_bytes(asked)
+    if as_json:
+        document = {"tile": str(asked), "arch": arch, "stages": depth, "stage_bytes": size, "refused": None}
+        typer.echo(json.dumps(document, indent=1))
+    else:
+        typer.echo(f"{asked} on {arch}: {depth} stages of {size:,} bytes, {depth * size:,} in all")
+
+
+def _integers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentError("offsets", repr(text), "integers with commas between them, such as 0,5,5,9") from None
