@@ -18,6 +18,7 @@ from refmoe.ptx.errors import (
 )
 from refmoe.ptx.launcher import Buffer, LaunchResult, Module, launch
 from refmoe.ptx.machine import Checks
+from refmoe.ptx.trace import Trace, TraceEvent
 
 __all__ = [
     "ArgumentMismatch",
@@ -33,6 +34,8 @@ __all__ = [
     "PtxError",
     "RaceError",
     "StepBudgetExceeded",
+    "Trace",
+    "TraceEvent",
     "Trap",
     "UnknownOpcode",
     "WarpError",

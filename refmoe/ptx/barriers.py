@@ -49,6 +49,7 @@ class Barriers:
         """
         machine = self.machine
         number, count, vote = values
+        machine.tracer.named("bar", code.instruction, mask, number)
         if (
             code.kind == "sync"
             and count is None
@@ -58,6 +59,7 @@ class Barriers:
             and not self.expected[:, int(number)].any()
         ):
             self._all_at_once(mask)
+            machine.tracer.named("leave", code.instruction, mask, number)
             machine.resume(place, mask)
             return
         lanes = np.flatnonzero(mask)
@@ -151,6 +153,7 @@ class Barriers:
         going = np.zeros(machine.lanes, bool)
         going[lanes] = ~self._stays[lanes]
         if going.any():
+            machine.tracer.named("leave", None, going, number)
             self.at[going] = -1
             self._send(going)
 
@@ -168,6 +171,7 @@ class Barriers:
         machine = self.machine
         own = machine.lane_cta == cta
         waiting = own & (self.at == number) & self._counted
+        machine.tracer.named("leave", None, waiting, number)
         self._reduce(waiting)
         warps = np.flatnonzero(waiting.reshape(-1, 32).any(axis=1))
         if machine.clocks is not None and warps.size:

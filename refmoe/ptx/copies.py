@@ -130,6 +130,7 @@ class Copies:
     def _land(self, frame: Frame, flight: Flight) -> None:
         shared, work = self.machine.shared, flight.work
         width = work.target.width
+        self.machine.tracer.copies("land", work.instruction, flight.lanes, flight.size)
         if flight.source is not None and flight.size == width:
             work.source._check_valid(frame, flight.source, flight.index, flight.lanes)
             words = flight.source.words(width).take(flight.index // width, axis=0)
@@ -183,6 +184,7 @@ class CopyAsync:
         if beyond.any():
             self._misuse(frame, int(lanes[int(np.argmax(beyond))]), f"{int(sizes.max())} of {width} bytes")
         machine.progress()
+        machine.tracer.copies("copy", self.instruction, lanes, sizes)
         region, _, index = next(self.target._parts(frame, to, lanes))
         if region.shadow is not None:
             region.shadow.copy(frame, self.target, region, index, lanes)

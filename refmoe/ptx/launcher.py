@@ -20,6 +20,7 @@ from refmoe.ptx.parser import ParsedModule, parse
 from refmoe.ptx.races import MAX_THREADS, RaceShadow
 from refmoe.ptx.scopes import type_bits
 from refmoe.ptx.syntax import Function, Variable
+from refmoe.ptx.trace import Trace
 
 __all__ = ["Buffer", "LaunchResult", "Module", "launch"]
 
@@ -128,6 +129,7 @@ def launch(
     shared_bytes: int = 0,
     checks: Checks | None = None,
     step_budget: int | None = None,
+    trace: Trace | None = None,
 ) -> LaunchResult:
     """Run an entry and write its buffers back.
 
@@ -141,6 +143,7 @@ def launch(
         shared_bytes: dynamic shared memory of a CTA.
         checks: what is looked for; all by default.
         step_budget: most steps (one group of lanes through one basic block); None for no limit.
+        trace: takes down who waited on which barrier, and when.
 
     Raises:
         ArgumentMismatch: the launch does not fit the entry.
@@ -168,7 +171,7 @@ def launch(
     ctas = math.prod(size)
     state = Launch(
         module.name, code, size, shape, checks, arena, addresses, shared_bytes, shared, warps,
-        np.zeros(ctas * warps if checks.races else 0, np.int64), step_budget, set(),
+        np.zeros(ctas * warps if checks.races else 0, np.int64), step_budget, set(), trace,
     )  # fmt: skip
     _keep_freed_memory()
     start = time.perf_counter()

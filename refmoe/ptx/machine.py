@@ -25,6 +25,7 @@ from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS, Arena, o
 from refmoe.ptx.races import Clocks, RaceShadow
 from refmoe.ptx.specials import values as special_values
 from refmoe.ptx.syntax import Instruction
+from refmoe.ptx.trace import Trace, Tracer
 from refmoe.ptx.warp import bits_of_warps
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Launch:
         step_budget: most block steps, or None.
         steps, lane_instructions, instructions: counted so far.
         approximate: indices into `code.approximate` that were not provably exact.
+        trace: what records who waited for whom, or None.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Launch:
     published: Array
     step_budget: int | None
     approximate: set[int]
+    trace: Trace | None = None
     steps: int = 0
     lane_instructions: int = 0
     instructions: int = 0
@@ -136,6 +139,7 @@ class Machine:
         self._groups: dict[int, tuple[int, Array]] = {0: (0, self.alive)}
         self._gathering: dict[int, Array] = {}
         self._passed: Array | None = None
+        self.tracer = Tracer() if launch.trace is None else launch.trace.tracer(self)
         self.barriers = Barriers(self)
         self.copies = Copies(self)
         self.mbarriers = Mbarriers(self)
@@ -417,6 +421,7 @@ class Machine:
         if go.all():
             return mask
         self.mbarriers.park(place, lanes[~go], ids[~go], asked[~go])
+        self.tracer.mbarrier("park", wait.work.access.instruction, lanes[~go], ids[~go])
         if not go.any():
             return None
         going = np.zeros_like(mask)

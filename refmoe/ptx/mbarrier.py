@@ -10,6 +10,7 @@ arrivals of that phase released. `cp.async.mbarrier.arrive` arrives for copies, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +123,16 @@ class Mbarriers:
             shared.shadow.ordered_after(frame, access, shared, slots * _BYTES, lanes, self._creation[ids])
         return ids
 
+    def place_of(self, number: int) -> tuple[int, int]:
+        """(CTA, byte of its shared memory) of an object."""
+        return divmod(int(self.slot[number]) * _BYTES, self.machine.shared.stride)
+
+    def awaited(self, lanes: Array) -> Iterator[tuple[Instruction, Array, Array]]:
+        """(instruction, lanes [n], their objects [n]) of parked lanes, by the place of their wait."""
+        for place in np.unique(self._place[lanes]):
+            which = np.flatnonzero(lanes & (self._place == place))
+            yield self.machine.code.waits[int(place)].work.access.instruction, which, self.at[which]
+
     def _name(self, slot: int) -> str:
         shared = self.machine.shared
         cta, byte = divmod(int(slot) * _BYTES, shared.stride)
@@ -170,6 +181,7 @@ class Mbarriers:
         if self.machine.clocks is not None:
             self._creation[ids] = self.machine.clocks.record(lanes)
         shared.words(_BYTES, of_valid=True)[slots] = 0
+        self.machine.tracer.mbarrier("init", access.instruction, lanes, ids, counts)
 
     def destroy(self, frame: Frame, access: Access, address: Array, lanes: Array) -> None:
         """`mbarrier.inval`.
@@ -213,6 +225,8 @@ class Mbarriers:
             ]
             return np.concatenate(states)
         state = self._states(ids, counts)
+        self.machine.tracer.mbarrier("expect", work.access.instruction, lanes, ids, owed)
+        self.machine.tracer.mbarrier("arrive", work.access.instruction, lanes, ids, counts)
         np.add.at(self.transactions, ids, owed)
         self._check_owed(work.access.instruction, ids, lanes)
         if work.releases:
@@ -258,6 +272,7 @@ class Mbarriers:
     def expect(self, frame: Frame, work: Expect, address: Array, lanes: Array, owed: Array) -> None:
         """`mbarrier.expect_tx` and, with negative bytes, `mbarrier.complete_tx`."""
         ids = self.objects(frame, work.access, address, lanes)
+        self.machine.tracer.mbarrier("expect", work.access.instruction, lanes, ids, owed)
         np.add.at(self.transactions, ids, owed)
         self._check_owed(work.access.instruction, ids, lanes)
         self.machine.progress()
@@ -272,6 +287,7 @@ class Mbarriers:
                 raise self.misuse(work.access.instruction, int(lanes[0]), "a pending count beyond its 20 bits")
         np.add.at(self.announced, ids, 1)
         machine = self.machine
+        machine.tracer.mbarrier("announce", work.access.instruction, lanes, ids, 1)
         self._arrivals.append(_Arrival(machine.copies.issued, machine.launch.steps, lanes, ids))
         machine.progress()
         self._settle(frame, ids, work.access.instruction, "")
@@ -292,6 +308,7 @@ class Mbarriers:
         if refusal:
             cta = int(self.slot[done[0]]) * _BYTES // self.machine.shared.stride
             raise self.misuse(instruction, cta * self.machine.warps * 32, f"an arrival that {refusal} completes it")
+        self.machine.tracer.completed(done)
         self.phase[done] += 1
         self.pending[done] = self.expected[done]
         if self.machine.clocks is not None:
@@ -301,6 +318,7 @@ class Mbarriers:
             self._coming_acquired[done] = 0
         woken = np.isin(self.at, done)
         if woken.any():
+            self.machine.tracer.woken("wake", woken)
             self._send(woken)
         self.machine.progress()
 
@@ -331,6 +349,7 @@ class Mbarriers:
         machine.copies.announce(frame, before)
         for numbers, lanes in coming:
             np.add.at(self.announced, numbers, -1)
+            machine.tracer.mbarrier("arrive", instruction, lanes, numbers, 1)
             self._count_down(frame, instruction, numbers, lanes, np.ones(len(lanes), np.int64))
         self._complete(ready, instruction, "")
 
@@ -388,6 +407,7 @@ class Mbarriers:
     def give_up(self) -> Array:
         """Send all parked lanes on, as after the time limit of `try_wait`. Returns who they are."""
         parked = self.at > 0
+        self.machine.tracer.woken("give up", parked)
         self._send(parked)
         return parked
 
@@ -543,6 +563,7 @@ class Wait:
         if lanes.size:
             mbarriers = frame.machine.mbarriers
             ids, ready = mbarriers.look(frame, self, chosen, lanes, _vector(frame, where, asked, np.uint64))
+            frame.machine.tracer.mbarrier("pass", self.access.instruction, lanes[ready], ids[ready])
             if self.acquires:
                 mbarriers.acquire(ids[ready], lanes[ready])
             result[slice(None) if where is None else where] = ready
