@@ -326,6 +326,8 @@ class Emitter:
         """Expression for an address, and the space it is in."""
         if not isinstance(operand, Address):
             raise ValueError("a memory operand needed")
+        if operand.coordinates:
+            raise ValueError("coordinates of a tensor where an address is needed")
         base = operand.base
         if isinstance(base, Immediate):
             return self.constant(base.value + operand.offset, "b64"), space

@@ -87,6 +87,8 @@ def _named(entry: Function) -> set[str]:
             names.add(operand.name)
         elif isinstance(operand, Address):
             visit(operand.base)
+            for element in operand.coordinates:
+                visit(element)
         elif isinstance(operand, Vector):
             for element in operand.elements:
                 visit(element)

@@ -511,8 +511,12 @@ class _Body:
             name = parser.word()
             base = scope.register(name) or Symbol(scope.symbol(name) or name)
         offset = self.signed_offset()
+        coordinates: tuple[Operand, ...] = ()
+        if parser.accept(","):
+            parser.expect("{")
+            coordinates = self.until("}", scope)
         parser.expect("]")
-        return Address(base, offset)
+        return Address(base, offset, coordinates)
 
 
 def _located(statement: Instruction | Label, files: dict[int, str]) -> Instruction | Label:

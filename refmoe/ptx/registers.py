@@ -70,7 +70,8 @@ def _registers(operand: Operand) -> list[Register]:
     if isinstance(operand, Not):
         return [operand.operand]
     if isinstance(operand, Address):
-        return [operand.base] if isinstance(operand.base, Register) else []
+        base = [operand.base] if isinstance(operand.base, Register) else []
+        return base + [register for element in operand.coordinates for register in _registers(element)]
     if isinstance(operand, Vector):
         return [register for element in operand.elements for register in _registers(element)]
     if isinstance(operand, Pair):

@@ -55,10 +55,11 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Address:
-    """A memory operand `[base + offset]`."""
+    """A memory operand `[base + offset]`, or `[base + offset, {c0, c1, ...}]`: coordinates in a tensor."""
 
     base: Register | Symbol | Immediate
     offset: int = 0
+    coordinates: tuple[Operand, ...] = ()
 
 
 @dataclass(frozen=True)
