@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from refmoe.cli.common import JsonOption, app, usage_errors
+from refmoe.cli.tracing import TraceBlockOption, TraceOption, open_trace, write_trace
 
 __all__ = ["parity", "repro"]
 
@@ -72,9 +73,15 @@ def parity(
     raise typer.Exit(status)
 
 
-@app.command(epilog="Example:\n\nrefmoe repro 'expand:bf16:m4k2880e8t2:rne-ties:seed7@ptx'")
+@app.command(
+    epilog="Examples:\n\n"
+    "refmoe repro 'expand:bf16:m4k2880e8t2:rne-ties:seed7@ptx'\n\n"
+    "refmoe repro 'sm12x_gemm:bf16:m2k1440n16e2:gaussian:seed7@ptx' --trace -"
+)
 def repro(
     case: Annotated[str, typer.Argument(help="A repro string, as printed under every mismatch.")],
+    trace: TraceOption = None,
+    trace_block: TraceBlockOption = "0,0,0",
     as_json: JsonOption = False,
 ) -> None:
     """Run the one case of a repro string."""
@@ -83,5 +90,8 @@ def repro(
 
     with usage_errors():
         chosen = parse_case(case)
-        status = run_session([chosen], f"refmoe repro '{chosen}'", Outputs(as_json=as_json), verbose=True)
+        record = open_trace(trace, trace_block)
+        outputs = Outputs(as_json=as_json)
+        status = run_session([chosen], f"refmoe repro '{chosen}'", outputs, verbose=True, trace=record)
+    write_trace(record, trace)
     raise typer.Exit(status)

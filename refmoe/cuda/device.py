@@ -77,6 +77,7 @@ class PtxDevice:
     """Runs the compiler's PTX for `arch` on the executor, with all its checks on unless `checks` says otherwise.
 
     A launch that takes more than `step_budget` steps counts as endless: the kernels' largest take a few thousand.
+    `trace` takes down who waited on which barrier.
     """
 
     arch: str
@@ -84,6 +85,7 @@ class PtxDevice:
     csrc: Path = CSRC
     checks: ptx.Checks = field(default_factory=ptx.Checks)
     step_budget: int | None = 1_000_000
+    trace: ptx.Trace | None = None
     name: str = "ptx"
     launches: list[LaunchRecord] = field(default_factory=list)
     _modules: dict[Path, ptx.Module] = field(default_factory=dict, repr=False)
@@ -108,6 +110,7 @@ class PtxDevice:
             shared_bytes=plan.shared_bytes,
             checks=self.checks,
             step_budget=self.step_budget,
+            trace=self.trace,
         )
         self.launches.append(LaunchRecord(plan.kernel, plan.grid, plan.block, result))
 

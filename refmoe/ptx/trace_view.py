@@ -1,8 +1,8 @@
 """A trace for people: a timeline with a row for each warp, and a table of events.
 
-    step      1         2
-    warp 0    aAb#.>...
-    warp 4    ...eeeeF
+    step    12        40
+    warp 0  A>+B>aaaaaa+A>
+    warp 4  bbbb+      A
 
 A column is a step in which anything happened. A lower-case letter is a warp that waits for the barrier of that letter,
 an upper-case one that arrives there; a digit waits at the named barrier of that number.
@@ -11,6 +11,7 @@ an upper-case one that arrives there; a digit waits at the named barrier of that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from string import ascii_lowercase
 
 from refmoe.ptx.trace import TraceEvent
@@ -134,26 +135,13 @@ def _users(events: Sequence[TraceEvent], name: str) -> str:
     for word, kinds in (("arriving", ("arrive", "expect")), ("waiting", ("park", "pass"))):
         warps = sorted({e.warp for e in events if e.barrier == name and e.kind in kinds and e.warp is not None})
         if warps:
-            parts.append(f"{word} warps {', '.join(map(str, warps))}")
+            parts.append(f"{word} warps {_ranges(warps)}")
     return "; ".join(parts) or "unused"
 
 
 def _table(events: Sequence[TraceEvent]) -> str:
-    head = ("step", "warp", "lanes", "what", "barrier", "phase", "amount", "line", "instruction")
-    rows = [
-        (
-            str(event.step),
-            "" if event.warp is None else str(event.warp),
-            str(event.lanes or ""),
-            event.kind,
-            event.barrier or "",
-            "" if event.phase is None else str(event.phase),
-            str(event.amount or ""),
-            str(event.line or ""),
-            event.text,
-        )
-        for event in events
-    ]
+    head = ("step", "warps", "lanes", "what", "barrier", "phase", "amount", "line", "instruction")
+    rows = [_table_row(alike) for alike in _alike(events)]
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     left = {3, 4, 8}
     return "".join(
@@ -164,3 +152,40 @@ def _table(events: Sequence[TraceEvent]) -> str:
         + "\n"
         for row in (head, *rows)
     )
+
+
+def _alike(events: Sequence[TraceEvent]) -> list[list[TraceEvent]]:
+    """Neighbours that differ in their warp only share a row."""
+    rows: list[list[TraceEvent]] = []
+    for event in events:
+        if rows and event.warp is not None and replace(rows[-1][0], warp=event.warp) == event:
+            rows[-1].append(event)
+        else:
+            rows.append([event])
+    return rows
+
+
+def _table_row(alike: Sequence[TraceEvent]) -> tuple[str, ...]:
+    event = alike[0]
+    return (
+        str(event.step),
+        _ranges([one.warp for one in alike if one.warp is not None]),
+        str(sum(one.lanes for one in alike) or ""),
+        event.kind,
+        event.barrier or "",
+        "" if event.phase is None else str(event.phase),
+        str(sum(one.amount for one in alike) or ""),
+        str(event.line or ""),
+        event.text,
+    )
+
+
+def _ranges(warps: Sequence[int]) -> str:
+    """`0-3, 6`."""
+    parts: list[list[int]] = []
+    for warp in warps:
+        if parts and warp == parts[-1][-1] + 1:
+            parts[-1].append(warp)
+        else:
+            parts.append([warp])
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)

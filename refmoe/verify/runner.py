@@ -25,6 +25,7 @@ from refmoe.verify.verdict import Result, Verdict
 if TYPE_CHECKING:
     from refmoe.cuda import Device
     from refmoe.cuda.device import LaunchRecord
+    from refmoe.ptx import Trace
 
 __all__ = ["Devices", "kernel_and_reference", "run_case", "run_cases", "source_sha256"]
 
@@ -36,10 +37,12 @@ class Devices:
     Attributes:
         csrc: where kernel sources are taken from; None is the package's own folder.
         checked: whether the executor looks for faults; without, only what a kernel writes tells it from another.
+        trace: what takes down who waited on which barrier on the executor, or None.
     """
 
     csrc: Path | None = None
     checked: bool = True
+    trace: Trace | None = None
     _open: dict[tuple[str, str], Device] = field(default_factory=dict)
 
     def get(self, case: Case) -> Device:
@@ -58,6 +61,8 @@ class Devices:
             find_toolchain()
             if not self.checked:
                 _leave_checks_out(device)
+            if self.trace is not None:
+                _follow(device, self.trace)
             self._open[key] = device
         return self._open[key]
 
@@ -68,6 +73,14 @@ def _leave_checks_out(device: Device) -> None:
 
     if isinstance(device, PtxDevice):
         device.checks = Checks(bounds=False, uninitialised=False, alignment=False, races=False)
+
+
+def _follow(device: Device, trace: Trace) -> None:
+    from refmoe.cuda.device import PtxDevice
+
+    if not isinstance(device, PtxDevice):
+        raise ArgumentError("trace", f"a case on {device.name}", "one on ptx: a GPU tells nobody who waits")
+    device.trace = trace
 
 
 #: Cases that a worker process takes at a time: few enough to share the work out, enough to reuse its modules.
@@ -91,15 +104,16 @@ def source_sha256(family: str, csrc: Path | None = None) -> str:
     return Kernel(FAMILIES[family].source, "").source_sha256(csrc or CSRC)
 
 
-def run_cases(cases: Sequence[Case], *, jobs: int = 1) -> Iterator[Result]:
+def run_cases(cases: Sequence[Case], *, jobs: int = 1, trace: Trace | None = None) -> Iterator[Result]:
     """Run cases on the package's own kernels and yield the results in order, each as soon as it can be.
 
     Args:
         cases: what to run.
         jobs: processes to run them in; each compiles nothing twice, but parses and translates PTX for itself.
+        trace: what takes down who waited on which barrier; with one process only.
     """
     if jobs == 1:
-        devices = Devices()
+        devices = Devices(trace=trace)
         for case in cases:
             yield run_case(case, devices)
         return

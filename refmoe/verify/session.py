@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,6 +22,9 @@ from refmoe.verify.mutate import MutantResult, load_mutants, run_mutants
 from refmoe.verify.report import Report, make_report, report_text
 from refmoe.verify.runner import run_cases
 from refmoe.verify.verdict import Result, Verdict, exit_status
+
+if TYPE_CHECKING:
+    from refmoe.ptx import Trace
 
 __all__ = ["INTERRUPTED", "Outputs", "make_console", "run_session"]
 
@@ -60,6 +64,7 @@ def run_session(
     jobs: int = 1,
     mutants: bool = False,
     verbose: bool = False,
+    trace: Trace | None = None,
 ) -> int:
     """Run cases, print what differs, write what was asked for.
 
@@ -72,6 +77,7 @@ def run_session(
         jobs: processes to run cases in.
         mutants: whether to run the mutants too.
         verbose: whether to print passed cases too.
+        trace: what takes down who waited on which barrier; with one process only.
 
     Returns:
         The exit status.
@@ -87,7 +93,7 @@ def run_session(
     results: list[Result] = []
     killed: list[MutantResult] = []
     try:
-        _run_cases(cases, jobs, results, console, verbose)
+        _run_cases(run_cases(cases, jobs=jobs, trace=trace), len(cases), results, console, verbose)
         if mutants:
             _run_mutants(cases, killed, console)
     except KeyboardInterrupt:
@@ -110,11 +116,11 @@ def run_session(
     return 1 if survived else exit_status(result.verdict for result in results)
 
 
-def _run_cases(cases: Sequence[Case], jobs: int, results: list[Result], console: Console, verbose: bool) -> None:
+def _run_cases(running: Iterator[Result], total: int, results: list[Result], console: Console, verbose: bool) -> None:
     """Append each result to `results` as it arrives, so that an interrupt finds them; failing ones print at once."""
     shown_reasons: set[str] = set()
-    with _progress(console, len(cases), "cases") as advance:
-        for result in run_cases(cases, jobs=jobs):
+    with _progress(console, total, "cases") as advance:
+        for result in running:
             results.append(result)
             advance(f"{result.case.family} {result.case.fill}")
             # One missing device skips every case for one reason, one full disk fails every case for one.

@@ -1,0 +1,62 @@
+"""The options of commands that can tell who waited on which barrier, and where what they tell goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from refmoe.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from refmoe.ptx import Trace
+
+__all__ = ["TraceBlockOption", "TraceOption", "open_trace", "write_trace"]
+
+TraceOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write who waited on which barrier, when, here: JSON if FILE ends in .json, else text; - prints it.",
+    ),
+]
+TraceBlockOption = Annotated[
+    str, typer.Option(metavar="X,Y,Z", help="The block that --trace tells of, or all; text shows the first of them.")
+]
+
+
+def open_trace(path: Path | None, block: str) -> Trace | None:
+    """What to hand to the launch; None if `path` is.
+
+    Raises:
+        ArgumentError: a block that is neither three integers nor all.
+    """
+    from refmoe.ptx import Trace
+
+    if path is None:
+        return None
+    if block == "all":
+        return Trace()
+    parts = block.split(",")
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+        raise ArgumentError("trace-block", repr(block), "a block such as 0,0,0, or all")
+    x, y, z = map(int, parts)
+    return Trace(block=(x, y, z))
+
+
+def write_trace(trace: Trace | None, path: Path | None) -> None:
+    """Write a trace to where the user wants it; say so if it holds nothing."""
+    from refmoe.files import write_atomic
+
+    if trace is None or path is None:
+        return
+    if not trace.events:
+        typer.echo("trace: no event: the launch did not come to that block, or uses no barrier and no copy", err=True)
+        return
+    text = trace.json() if path.suffix == ".json" else trace.text()
+    if str(path) == "-":
+        typer.echo(text, nl=False)
+    else:
+        write_atomic(path, text)
+        typer.echo(f"trace: {path}", err=True)
