@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from refmoe.ptx.arguments import Buffer, DeviceMemory
 from refmoe.ptx.errors import (
     ArgumentMismatch,
     Contraction,
@@ -16,8 +17,9 @@ from refmoe.ptx.errors import (
     UnknownOpcode,
     WarpError,
 )
-from refmoe.ptx.launcher import Buffer, LaunchResult, Module, launch
+from refmoe.ptx.launcher import LaunchResult, Module, launch
 from refmoe.ptx.machine import Checks
+from refmoe.ptx.tensormap import encode_tensor_map
 from refmoe.ptx.trace import Trace, TraceEvent
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "Checks",
     "Contraction",
     "Deadlock",
+    "DeviceMemory",
     "LaunchResult",
     "MemoryFault",
     "MisuseError",
@@ -39,5 +42,6 @@ __all__ = [
     "Trap",
     "UnknownOpcode",
     "WarpError",
+    "encode_tensor_map",
     "launch",
 ]

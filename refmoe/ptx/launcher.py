@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,18 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.errors import describe
+from refmoe.ptx.arguments import Buffer, DeviceMemory, bind
 from refmoe.ptx.codegen import Code, compile_entry
 from refmoe.ptx.errors import ArgumentMismatch, Deadlock, Index3
 from refmoe.ptx.machine import Checks, Launch, Machine
-from refmoe.ptx.memory import Arena, Region
+from refmoe.ptx.memory import Arena
 from refmoe.ptx.parser import ParsedModule, parse
 from refmoe.ptx.races import MAX_THREADS, RaceShadow
-from refmoe.ptx.scopes import type_bits
-from refmoe.ptx.syntax import Function, Variable
 from refmoe.ptx.trace import Trace
 
-__all__ = ["Buffer", "LaunchResult", "Module", "launch"]
+__all__ = ["LaunchResult", "Module", "launch"]
 
 # Lanes that run together: enough to make NumPy's overhead small, few enough that their registers stay in cache.
 LANES_AT_ONCE = 24576
@@ -30,23 +27,6 @@ LANES_AT_ONCE = 24576
 _SHARED_AT_ONCE = 8 << 20
 _SHARED_LIMITS = {"sm_12": 101_376}
 _SHARED_LIMIT = 232_448
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """Device memory for a pointer parameter.
-
-    Attributes:
-        array: C-contiguous; read before the launch and, if `writable`, written after it.
-        name: for messages.
-        initialised: whether its bytes hold what the kernel may read: True, False, or bool of the array's shape.
-        writable: whether the kernel may write it.
-    """
-
-    array: np.ndarray[Any, Any]
-    name: str = "buffer"
-    initialised: bool | np.ndarray[Any, Any] = True
-    writable: bool = True
 
 
 @dataclass(frozen=True)
@@ -130,6 +110,7 @@ def launch(
     checks: Checks | None = None,
     step_budget: int | None = None,
     trace: Trace | None = None,
+    memory: DeviceMemory | None = None,
 ) -> LaunchResult:
     """Run an entry and write its buffers back.
 
@@ -144,6 +125,7 @@ def launch(
         checks: what is looked for; all by default.
         step_budget: most steps (one group of lanes through one basic block); None for no limit.
         trace: takes down who waited on which barrier, and when.
+        memory: further buffers, to whose addresses arguments and buffers may refer.
 
     Raises:
         ArgumentMismatch: the launch does not fit the entry.
@@ -162,7 +144,7 @@ def launch(
         raise ArgumentMismatch(f"{shared} bytes of shared memory; {module.target} has {limit} for a block")
     arena = Arena()
     parameters = arena.add("kernel parameters", "param", None, code.layout.parameter_bytes, writable=False)
-    bound = _bind(code.entry, args, arena, parameters, code.layout.parameters)
+    bound = bind(code.entry, args, memory, arena, parameters, code.layout.parameters)
     addresses = _variables(code, arena)
     if checks.races:
         for region in arena.regions:
@@ -249,82 +231,6 @@ def _check_shape(module: Module, code: Code, grid: Index3, block: Index3, warps:
     exact = directives.get("reqntid")
     if exact and block != (*exact, 1, 1)[:3]:
         raise ArgumentMismatch(f"block {block}; .reqntid {exact} of {code.entry.name} in {module.name}")
-
-
-def _bind(
-    entry: Function, args: Sequence[Any], arena: Arena, parameters: Region, offsets: dict[str, int]
-) -> list[tuple[Buffer, Region]]:
-    if len(args) != len(entry.parameters):
-        raise ArgumentMismatch(f"{entry.name} has {len(entry.parameters)} parameters; {len(args)} arguments given")
-    bound: list[tuple[Buffer, Region]] = []
-    for position, (variable, argument) in enumerate(zip(entry.parameters, args, strict=True)):
-        where = f"argument {position} ({variable.name}) of {entry.name}"
-        if isinstance(argument, np.ndarray) and argument.ndim:
-            argument = Buffer(argument, f"argument {position}")
-        if isinstance(argument, Buffer):
-            if variable.size != 8:
-                raise ArgumentMismatch(f"{where}: a buffer for a parameter of {variable.size} bytes")
-            content = _place(argument, where, bound, arena).base.to_bytes(8, "little")
-        else:
-            content = _scalar(variable, argument, where)
-        offset = offsets[variable.name]
-        parameters.data[offset : offset + variable.size] = np.frombuffer(content, np.uint8)
-    return bound
-
-
-def _place(buffer: Buffer, where: str, bound: list[tuple[Buffer, Region]], arena: Arena) -> Region:
-    """The region of a buffer; one array passed twice is one region."""
-    array = buffer.array
-    if not array.flags.c_contiguous:
-        raise ArgumentMismatch(f"{where}: {describe(array)} is not C-contiguous")
-    if buffer.writable and not array.flags.writeable:
-        raise ArgumentMismatch(f"{where}: a writable buffer over a read-only array")
-    for other, region in bound:
-        if array.size and other.array.size and np.shares_memory(array, other.array):
-            same = array.ctypes.data == other.array.ctypes.data and array.nbytes == other.array.nbytes
-            if same and buffer.writable == other.writable and buffer.initialised is other.initialised:
-                return region
-            if same and not buffer.writable and not other.writable:
-                return region
-            if buffer.writable or other.writable:
-                raise ArgumentMismatch(f"{where}: its array overlaps that of {other.name}")
-    mask = None
-    if isinstance(buffer.initialised, np.ndarray):
-        if buffer.initialised.shape != array.shape or buffer.initialised.dtype != np.bool_:
-            raise ArgumentMismatch(f"{where}: initialised is {describe(buffer.initialised)} for {describe(array)}")
-        mask = np.repeat(buffer.initialised.reshape(-1), array.itemsize).astype(np.uint8) * np.uint8(255)
-    region = arena.add(
-        buffer.name, "global", array.reshape(-1).view(np.uint8), array.nbytes, mask,
-        mask is not None or bool(buffer.initialised), buffer.writable,
-    )  # fmt: skip
-    bound.append((buffer, region))
-    return region
-
-
-def _scalar(variable: Variable, argument: Any, where: str) -> bytes:
-    if argument is None:
-        if variable.size != 8:
-            raise ArgumentMismatch(f"{where}: None for a parameter of {variable.size} bytes")
-        return bytes(8)
-    if isinstance(argument, bytes | bytearray):
-        if len(argument) != variable.size:
-            raise ArgumentMismatch(f"{where}: {len(argument)} bytes for a parameter of {variable.size}")
-        return bytes(argument)
-    bits = type_bits(variable.type)
-    number = argument.item() if isinstance(argument, np.generic | np.ndarray) else argument
-    if not isinstance(number, bool | int | float) or variable.size * 8 != bits or variable.pointer:
-        kind = "pointer" if variable.pointer else f".{variable.type} of {variable.size} bytes"
-        raise ArgumentMismatch(f"{where}: {describe(argument)} for a {kind}")
-    if isinstance(number, float) or variable.type in ("f32", "f64"):
-        if variable.type[0] not in "fb" or bits not in (32, 64):
-            raise ArgumentMismatch(f"{where}: {describe(argument)} for a .{variable.type}")
-        try:
-            return struct.pack("<f" if bits == 32 else "<d", float(number))
-        except OverflowError as error:
-            raise ArgumentMismatch(f"{where}: {number} does not fit .{variable.type}") from error
-    if not -(1 << (bits - 1)) <= number < (1 << bits):
-        raise ArgumentMismatch(f"{where}: {number} does not fit .{variable.type}")
-    return (int(number) & ((1 << bits) - 1)).to_bytes(bits // 8, "little")
 
 
 def _variables(code: Code, arena: Arena) -> dict[str, Any]:

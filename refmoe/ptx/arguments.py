@@ -1,0 +1,163 @@
+"""What a launch is given: buffers, memory with addresses of its own, and arguments as bytes of the parameters."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from refmoe.errors import ArgumentError, describe
+from refmoe.ptx.errors import ArgumentMismatch
+from refmoe.ptx.memory import PARAM_BASE, WINDOW_BITS, Arena, Region
+from refmoe.ptx.scopes import type_bits
+from refmoe.ptx.syntax import Function, Variable
+
+__all__ = ["Buffer", "DeviceMemory", "bind"]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Device memory for a pointer parameter.
+
+    Attributes:
+        array: C-contiguous; read before the launch and, if `writable`, written after it.
+        name: for messages.
+        initialised: whether its bytes hold what the kernel may read: True, False, or bool of the array's shape.
+        writable: whether the kernel may write it.
+    """
+
+    array: np.ndarray[Any, Any]
+    name: str = "buffer"
+    initialised: bool | np.ndarray[Any, Any] = True
+    writable: bool = True
+
+
+class DeviceMemory:
+    """Buffers whose addresses are known before a launch, for pointers inside structs, arrays and tensor maps.
+
+    Every buffer has an address window of 2^40 bytes of its own, and its address, a multiple of 2^40, stays for the life
+    of the memory. The arrays are read when a launch begins, and those of writable buffers written when it ends well.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[Buffer] = []
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """The buffers, in the order in which they were placed."""
+        return tuple(self._buffers)
+
+    def place(self, buffer: Buffer) -> int:
+        """The address of a buffer; the same array placed twice has one address.
+
+        Raises:
+            ArgumentError: it is not C-contiguous, read-only though writable, or overlaps another one.
+        """
+        try:
+            place, known = fit(buffer, "buffer", self._buffers)
+        except ArgumentMismatch as error:
+            raise ArgumentError("buffer", error.message.removeprefix("buffer: "), "an array of its own") from error
+        if not known:
+            self._buffers.append(buffer)
+        # The window of the kernel parameters comes first.
+        return PARAM_BASE + ((place + 1) << WINDOW_BITS)
+
+
+def fit(buffer: Buffer, where: str, placed: Sequence[Buffer]) -> tuple[int, bool]:
+    """(position among `placed`, whether it stands there already) of a buffer, which must fit in beside them.
+
+    Raises:
+        ArgumentMismatch: it does not.
+    """
+    array = buffer.array
+    if not array.flags.c_contiguous:
+        raise ArgumentMismatch(f"{where}: {describe(array)} is not C-contiguous")
+    if buffer.writable and not array.flags.writeable:
+        raise ArgumentMismatch(f"{where}: a writable buffer over a read-only array")
+    if isinstance(buffer.initialised, np.ndarray) and (
+        buffer.initialised.shape != array.shape or buffer.initialised.dtype != np.bool_
+    ):
+        raise ArgumentMismatch(f"{where}: initialised is {describe(buffer.initialised)} for {describe(array)}")
+    for position, other in enumerate(placed):
+        if array.size and other.array.size and np.shares_memory(array, other.array):
+            same = array.ctypes.data == other.array.ctypes.data and array.nbytes == other.array.nbytes
+            if same and buffer.writable == other.writable and buffer.initialised is other.initialised:
+                return position, True
+            if same and not buffer.writable and not other.writable:
+                return position, True
+            if buffer.writable or other.writable:
+                raise ArgumentMismatch(f"{where}: its array overlaps that of {other.name}")
+    return len(placed), False
+
+
+def bind(
+    entry: Function,
+    args: Sequence[Any],
+    memory: DeviceMemory | None,
+    arena: Arena,
+    parameters: Region,
+    offsets: dict[str, int],
+) -> list[tuple[Buffer, Region]]:
+    """Put `memory`, and then the buffers among `args`, into the arena, and all arguments into the parameters.
+
+    Raises:
+        ArgumentMismatch: an argument that does not fit its parameter.
+    """
+    if len(args) != len(entry.parameters):
+        raise ArgumentMismatch(f"{entry.name} has {len(entry.parameters)} parameters; {len(args)} arguments given")
+    bound = [(buffer, _region(buffer, arena)) for buffer in (() if memory is None else memory.buffers)]
+    for position, (variable, argument) in enumerate(zip(entry.parameters, args, strict=True)):
+        where = f"argument {position} ({variable.name}) of {entry.name}"
+        if isinstance(argument, np.ndarray) and argument.ndim:
+            argument = Buffer(argument, f"argument {position}")
+        if isinstance(argument, Buffer):
+            if variable.size != 8:
+                raise ArgumentMismatch(f"{where}: a buffer for a parameter of {variable.size} bytes")
+            place, known = fit(argument, where, [buffer for buffer, _ in bound])
+            if not known:
+                bound.append((argument, _region(argument, arena)))
+            content = bound[place][1].base.to_bytes(8, "little")
+        else:
+            content = _scalar(variable, argument, where)
+        offset = offsets[variable.name]
+        parameters.data[offset : offset + variable.size] = np.frombuffer(content, np.uint8)
+    return bound
+
+
+def _region(buffer: Buffer, arena: Arena) -> Region:
+    array, mask = buffer.array, None
+    if isinstance(buffer.initialised, np.ndarray):
+        mask = np.repeat(buffer.initialised.reshape(-1), array.itemsize).astype(np.uint8) * np.uint8(255)
+    return arena.add(
+        buffer.name, "global", array.reshape(-1).view(np.uint8), array.nbytes, mask,
+        mask is not None or bool(buffer.initialised), buffer.writable,
+    )  # fmt: skip
+
+
+def _scalar(variable: Variable, argument: Any, where: str) -> bytes:
+    if argument is None:
+        if variable.size != 8:
+            raise ArgumentMismatch(f"{where}: None for a parameter of {variable.size} bytes")
+        return bytes(8)
+    if isinstance(argument, bytes | bytearray):
+        if len(argument) != variable.size:
+            raise ArgumentMismatch(f"{where}: {len(argument)} bytes for a parameter of {variable.size}")
+        return bytes(argument)
+    bits = type_bits(variable.type)
+    number = argument.item() if isinstance(argument, np.generic | np.ndarray) else argument
+    if not isinstance(number, bool | int | float) or variable.size * 8 != bits or variable.pointer:
+        kind = "pointer" if variable.pointer else f".{variable.type} of {variable.size} bytes"
+        raise ArgumentMismatch(f"{where}: {describe(argument)} for a {kind}")
+    if isinstance(number, float) or variable.type in ("f32", "f64"):
+        if variable.type[0] not in "fb" or bits not in (32, 64):
+            raise ArgumentMismatch(f"{where}: {describe(argument)} for a .{variable.type}")
+        try:
+            return struct.pack("<f" if bits == 32 else "<d", float(number))
+        except OverflowError as error:
+            raise ArgumentMismatch(f"{where}: {number} does not fit .{variable.type}") from error
+    if not -(1 << (bits - 1)) <= number < (1 << bits):
+        raise ArgumentMismatch(f"{where}: {number} does not fit .{variable.type}")
+    return (int(number) & ((1 << bits) - 1)).to_bytes(bits // 8, "little")

@@ -1,0 +1,269 @@
+"""Tensor maps: what `cp.async.bulk.tensor` knows of a tensor in global memory, its box, and the layout in shared memory.
+
+The 128 bytes of a tensor map are opaque, so they have a format of our own (little endian):
+
+      0  "refmoeTM"             48  u32 global_dim[5]        108  u8 data_type        112  u8 l2_promotion
+      8  u64 global_address     68  u32 box_dim[5]           109  u8 rank             113  u8 oob_fill
+     16  u64 global_stride[4]   88  u32 element_stride[5]    110  u8 interleave       114  zeros
+                                                             111  u8 swizzle
+
+Dimension 0 is the innermost; `global_stride[i]` is the distance in bytes of neighbours along dimension i + 1. Enumerations
+are numbered as those of the driver. The rules of `encode_tensor_map` are those of cuTensorMapEncodeTiled (CUDA driver
+API); the values that `tensormap.replace` takes are numbered as in the PTX ISA.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from refmoe.errors import ArgumentError
+
+__all__ = [
+    "DATA_TYPES",
+    "MAP_BYTES",
+    "TensorMap",
+    "decode_tensor_map",
+    "encode_tensor_map",
+    "replace_field",
+]
+
+MAP_BYTES = 128
+_MAGIC = b"refmoeTM"
+_FORMAT = struct.Struct("<8s Q 4Q 5I 5I 5I 6B 14s")
+_RANKS = 5
+
+# Names of CUtensorMapDataType in its order, and bits of an element in global memory.
+DATA_TYPES: dict[str, int] = {
+    "u8": 8, "u16": 16, "u32": 32, "s32": 32, "u64": 64, "s64": 64, "f16": 16, "f32": 32, "f64": 64, "bf16": 16,
+    "f32_ftz": 32, "tf32": 32, "tf32_ftz": 32, "u4_align8": 4, "u4_align16": 4, "u6_align16": 6,
+}  # fmt: skip
+_TYPE_NAMES = tuple(DATA_TYPES)
+_PADDED = ("u4_align16", "u6_align16")
+_SWIZZLES = ("none", "32B", "64B", "128B", "128B_atom_32B", "128B_atom_32B_flip_8B", "128B_atom_64B")
+_SPANS = (None, 32, 64, 128, 128, 128, 128)
+_INTERLEAVES = ("none", "16B", "32B")
+_PROMOTIONS = ("none", "64B", "128B", "256B")
+_FILLS = ("zeros", "nan")
+# PTX ISA, "tensormap.replace", `.elemtype`: its own order of the types.
+_REPLACED_TYPES = (
+    "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32_ftz", "f64", "bf16", "tf32", "tf32_ftz", "u4_align8",
+    "u4_align16", "u6_align16",
+)  # fmt: skip
+_REPLACED_SWIZZLES = 4
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A decoded tensor map. Dimensions beyond `rank` may hold anything.
+
+    Attributes:
+        address: of element (0, ..., 0) in global memory.
+        strides: bytes, of dimensions 1 to 4.
+        dims: elements along each of five dimensions.
+        box: elements that a copy spans along each dimension.
+        steps: element strides: a copy takes every `steps[i]`-th element along dimension i.
+        data_type: a key of `DATA_TYPES`.
+        rank: dimensions, 1 to 5.
+        interleave, swizzle, l2_promotion, fill: numbers of the driver's enumerations.
+    """
+
+    address: int
+    strides: tuple[int, ...]
+    dims: tuple[int, ...]
+    box: tuple[int, ...]
+    steps: tuple[int, ...]
+    data_type: str
+    rank: int
+    interleave: int
+    swizzle: int
+    l2_promotion: int
+    fill: int
+
+    @property
+    def bits(self) -> int:
+        """Of an element in global memory."""
+        return DATA_TYPES[self.data_type]
+
+    def encode(self) -> bytes:
+        """The 128 bytes."""
+        return _FORMAT.pack(
+            _MAGIC, self.address, *self.strides, *self.dims, *self.box, *self.steps,
+            _TYPE_NAMES.index(self.data_type), self.rank, self.interleave, self.swizzle, self.l2_promotion, self.fill,
+            bytes(14),
+        )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def decode_tensor_map(content: bytes) -> TensorMap:
+    """The tensor map that 128 bytes hold.
+
+    Raises:
+        ValueError: they are no tensor map; the message says what was found.
+    """
+    magic, address, *numbers, rest = _FORMAT.unpack(content)
+    if magic != _MAGIC:
+        raise ValueError(f"bytes {magic.hex(' ')} ... are no tensor map, which begins with {_MAGIC!r}")
+    strides, dims, box, steps = numbers[:4], numbers[4:9], numbers[9:14], numbers[14:19]
+    kind, rank, interleave, swizzle, promotion, fill = numbers[19:]
+    for name, value, names in (
+        ("data type", kind, _TYPE_NAMES), ("interleave", interleave, _INTERLEAVES), ("swizzle", swizzle, _SWIZZLES),
+        ("L2 promotion", promotion, _PROMOTIONS), ("fill", fill, _FILLS),
+    ):  # fmt: skip
+        if value >= len(names):
+            raise ValueError(f"a tensor map with {name} {value}, not 0 to {len(names) - 1}")
+    if not 1 <= rank <= _RANKS or any(rest):
+        raise ValueError(f"a tensor map of rank {rank}" if not 1 <= rank <= _RANKS else "a tensor map with a tail")
+    return TensorMap(
+        address, tuple(strides), tuple(dims), tuple(box), tuple(steps), _TYPE_NAMES[kind], rank, interleave, swizzle,
+        promotion, fill,
+    )  # fmt: skip
+
+
+def encode_tensor_map(
+    address: int,
+    data_type: str,
+    dims: Sequence[int],
+    strides: Sequence[int],
+    box: Sequence[int],
+    element_strides: Sequence[int] | None = None,
+    *,
+    swizzle: str = "none",
+    interleave: str = "none",
+    l2_promotion: str = "none",
+    fill: str = "zeros",
+) -> bytes:
+    """The 128 bytes of a tiled tensor map, for a kernel parameter or for a buffer.
+
+    Args:
+        address: of the tensor, from `DeviceMemory.place`.
+        data_type: a key of `DATA_TYPES`; `"u4_align16"` unpacks 16 FP4 codes to 8 bytes and 8 bytes of padding.
+        dims: elements along each dimension, innermost first; FP4 codes count one each.
+        strides: bytes, of each dimension but the innermost.
+        box: elements that a copy spans along each dimension.
+        element_strides: every how many elements one is copied; all of them by default.
+        swizzle: `"none" "32B" "64B" "128B"` or an atom variant of the last.
+        interleave: `"none" "16B" "32B"`.
+        l2_promotion: `"none" "64B" "128B" "256B"`, without effect here.
+        fill: `"zeros"` or `"nan"`.
+
+    Raises:
+        ArgumentError: what cuTensorMapEncodeTiled refuses.
+    """
+    if data_type not in DATA_TYPES:
+        raise ArgumentError("data_type", repr(data_type), " or ".join(DATA_TYPES))
+    rank = len(dims)
+    if not 1 <= rank <= _RANKS:
+        raise ArgumentError("dims", f"{rank} dimensions", f"1 to {_RANKS}")
+    steps = [1] * rank if element_strides is None else list(element_strides)
+    for name, sizes, count in (("strides", strides, rank - 1), ("box", box, rank), ("element_strides", steps, rank)):
+        if len(sizes) != count:
+            raise ArgumentError(name, f"{len(sizes)} numbers", f"{count} for {rank} dimensions")
+    numbers = [
+        _choice(name, value, names)
+        for name, value, names in (
+            ("interleave", interleave, _INTERLEAVES), ("swizzle", swizzle, _SWIZZLES),
+            ("l2_promotion", l2_promotion, _PROMOTIONS), ("fill", fill, _FILLS),
+        )
+    ]  # fmt: skip
+    result = TensorMap(
+        address, _padded(strides, 4, 0), _padded(dims, 5, 1), _padded(box, 5, 1), _padded(steps, 5, 1), data_type, rank,
+        numbers[0], numbers[1], numbers[2], numbers[3],
+    )  # fmt: skip
+    _check(result)
+    return result.encode()
+
+
+def _choice(name: str, value: str, names: tuple[str, ...]) -> int:
+    if value not in names:
+        raise ArgumentError(name, repr(value), " or ".join(names))
+    return names.index(value)
+
+
+def _padded(values: Sequence[int], size: int, fill: int) -> tuple[int, ...]:
+    return (*(int(v) for v in values), *[fill] * (size - len(values)))
+
+
+def _check(found: TensorMap) -> None:
+    rank, padded = found.rank, found.data_type in _PADDED
+    wide = padded or _INTERLEAVES[found.interleave] == "32B"
+    multiple = 32 if wide else 16
+    if found.address <= 0 or found.address % multiple or found.address >> 64:
+        raise ArgumentError("address", f"0x{found.address:X}", f"a multiple of {multiple}")
+    for i in range(rank - 1):
+        if not 0 < found.strides[i] < 1 << 40 or found.strides[i] % multiple:
+            raise ArgumentError(f"strides[{i}]", str(found.strides[i]), f"a multiple of {multiple} below 2^40")
+    for i in range(rank):
+        # The driver also takes 2^32, which has no room here.
+        if not 1 <= found.dims[i] < 1 << 32:
+            raise ArgumentError(f"dims[{i}]", str(found.dims[i]), "1 to 2^32 - 1")
+        if not 1 <= found.box[i] <= 256:
+            raise ArgumentError(f"box[{i}]", str(found.box[i]), "1 to 256")
+        if not 1 <= found.steps[i] <= 8:
+            raise ArgumentError(f"element_strides[{i}]", str(found.steps[i]), "1 to 8")
+    if padded and found.dims[0] % 128:
+        raise ArgumentError("dims[0]", str(found.dims[0]), f"a multiple of 128 for {found.data_type}")
+    if found.data_type == "u4_align8" and found.dims[0] % 2:
+        raise ArgumentError("dims[0]", str(found.dims[0]), "a multiple of 2 for u4_align8")
+    if padded and found.box[0] != 128:
+        raise ArgumentError("box[0]", str(found.box[0]), f"128 for {found.data_type}")
+    if found.interleave and rank < 3:
+        raise ArgumentError("interleave", _INTERLEAVES[found.interleave], f"none for {rank} dimensions")
+    if _INTERLEAVES[found.interleave] == "32B" and _SWIZZLES[found.swizzle] != "32B":
+        raise ArgumentError("swizzle", _SWIZZLES[found.swizzle], "32B with interleave 32B")
+    if not found.interleave:
+        _check_inner(found)
+    if padded:
+        allowed = ("none", "128B", "128B_atom_32B", *(("128B_atom_64B",) if found.data_type == "u6_align16" else ()))
+        if _SWIZZLES[found.swizzle] not in allowed or found.interleave:
+            raise ArgumentError("swizzle", _SWIZZLES[found.swizzle], f"{' or '.join(allowed)} for {found.data_type}")
+    if found.fill and found.data_type not in ("f16", "f32", "f64", "bf16", "f32_ftz", "tf32", "tf32_ftz"):
+        raise ArgumentError("fill", "nan", f"zeros for {found.data_type}")
+
+
+def _check_inner(found: TensorMap) -> None:
+    inner, span = found.box[0] * found.bits, _SPANS[found.swizzle]
+    if inner % 128:
+        raise ArgumentError("box[0]", f"{found.box[0]} elements of {found.bits} bits", "a multiple of 16 bytes")
+    in_shared = 128 if found.data_type in _PADDED else inner // 8
+    if span is not None and in_shared > span:
+        raise ArgumentError("box[0]", f"{in_shared} bytes", f"at most {span} with swizzle {_SWIZZLES[found.swizzle]}")
+
+
+def replace_field(found: TensorMap, field: str, ordinal: int, value: int) -> TensorMap:
+    """`found` after `tensormap.replace.tile.<field>` with an ordinal and a new value.
+
+    Raises:
+        ValueError: an ordinal or a value that the field does not have.
+    """
+    lists = {"box_dim": "box", "global_dim": "dims", "global_stride": "strides", "element_stride": "steps"}
+    changed = dict(vars(found))
+    if field in lists:
+        old = changed[lists[field]]
+        if not 0 <= ordinal < len(old):
+            raise ValueError(f"ordinal {ordinal}, not 0 to {len(old) - 1}")
+        changed[lists[field]] = (*old[:ordinal], value, *old[ordinal + 1 :])
+    elif field == "global_address":
+        changed["address"] = value
+    elif field == "rank":
+        # PTX ISA: the rank minus one.
+        changed["rank"] = _limited(value, _RANKS, field) + 1
+    elif field == "elemtype":
+        changed["data_type"] = _REPLACED_TYPES[_limited(value, len(_REPLACED_TYPES), field)]
+    elif field == "interleave_layout":
+        changed["interleave"] = _limited(value, len(_INTERLEAVES), field)
+    elif field == "swizzle_mode":
+        changed["swizzle"] = _limited(value, _REPLACED_SWIZZLES, field)
+    elif field == "fill_mode":
+        changed["fill"] = _limited(value, len(_FILLS), field)
+    else:
+        raise ValueError(f"no field {field}")
+    return TensorMap(**changed)
+
+
+def _limited(value: int, count: int, field: str) -> int:
+    if not 0 <= value < count:
+        raise ValueError(f"a new {field} of {value}, not 0 to {count - 1}")
+    return value
