@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from refmoe.cuda.arch import SCALE_ROWS, k_bytes
+from refmoe.cuda.arch import SCALE_ROWS, SM12X_SHARED_BYTES, k_bytes
 from refmoe.cuda.tile import Tile
 from refmoe.formats import E4M3, E8M0
 from refmoe.reference.dequantize import BLOCK
 
-__all__ = ["CUTLASS_RELEASES", "CUTLASS_TILES", "CutlassTile", "Evidence", "cutlass_stage_bytes"]
+__all__ = ["CUTLASS_RELEASES", "CUTLASS_TILES", "CutlassTile", "Evidence", "cutlass_stage_bytes", "most_cutlass_stages"]
 
 
 class Evidence(enum.Enum):
@@ -93,3 +93,8 @@ def cutlass_stage_bytes(tile: Tile) -> int:
     """Shared memory of one CUTLASS stage: weights unpacked to bytes, tokens, and whole atoms of both scales."""
     operands = (tile.m + tile.n) * k_bytes(tile.k, E4M3)
     return operands + (tile.m + max(tile.n, SCALE_ROWS)) * k_bytes(tile.k // BLOCK, E8M0)
+
+
+def most_cutlass_stages(tile: Tile) -> int:
+    """Stages that fit into the chip's shared memory if the epilogue took none: an upper bound."""
+    return SM12X_SHARED_BYTES // cutlass_stage_bytes(tile)

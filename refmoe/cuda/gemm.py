@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -26,7 +27,14 @@ from refmoe.cuda.tile import TILES, Tile, check_tile, parse_tile, stage_bytes
 from refmoe.cuda.tiles import choose_tile, most_tokens
 from refmoe.errors import ArgumentError, describe
 
-__all__ = ["GEMM_KERNELS", "grouped_gemm", "grouped_gemm_kernel", "grouped_gemm_plan"]
+__all__ = [
+    "GEMM_KERNELS",
+    "GemmShape",
+    "check_gemm_operands",
+    "grouped_gemm",
+    "grouped_gemm_kernel",
+    "grouped_gemm_plan",
+]
 
 OUT_DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
 SCALE_LAYOUT = "128x4"
@@ -37,6 +45,16 @@ SCRATCH_BYTES = 512  # of a warp, kScratch
 ROW_ELEMENTS = 8  # 16-byte stores of BF16
 
 UInt8Array = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """Rows of tokens, experts, weight rows of an expert, and elements of a row."""
+
+    rows: int
+    experts: int
+    n: int
+    k: int
 
 
 def grouped_gemm_kernel(tile: Tile, out_dtype: str) -> Kernel:
@@ -125,27 +143,8 @@ def grouped_gemm(
     """
     one_of("out_dtype", out_dtype, tuple(OUT_DTYPES))
     check_fill(fill)
-    if not isinstance(codes, np.ndarray) or codes.ndim != 2 or codes.shape[1] == 0 or codes.shape[1] % BLOCK_ELEMENTS:
-        raise ArgumentError("codes", describe(codes), f"uint8 [T, K], K a positive multiple of {BLOCK_ELEMENTS}")
-    rows, k = codes.shape
-    if not isinstance(weights, np.ndarray) or weights.ndim != 3 or weights.shape[0] == 0 or weights.shape[1] == 0:
-        raise ArgumentError("weights", describe(weights), f"uint8 [E, N, {k // 2}] with at least one expert and row")
-    experts, n, _ = weights.shape
-    if n % ROW_ELEMENTS:
-        raise ArgumentError(
-            "weights", f"N = {n}", f"N a multiple of {ROW_ELEMENTS}: rows are stored 16 bytes at a time"
-        )
-    byte = np.dtype(np.uint8)
-    check_array("codes", codes, byte, (rows, k))
-    check_array("weights", weights, byte, (experts, n, k // 2))
-    check_int32("codes", rows, "rows")
-    check_int32("weights", experts * -(-n // 128) * 128, "padded rows of scales")
-    check_array("weight_scales", weight_scales, byte, (experts * scale_buffer_bytes(n, k, SCALE_LAYOUT),))
-    check_array("scales", scales, byte, (expanded_scale_rows(rows, experts) * k_groups(k) * 4,))
-    check_array("offsets", offsets, np.dtype(np.int64), (experts + 1,))
-    check_offsets(offsets, rows)
-    if alpha is not None:
-        check_array("alpha", alpha, np.dtype(np.float32), (experts,))
+    shape = check_gemm_operands(codes, scales, weights, weight_scales, offsets, alpha)
+    rows, experts, n, k = shape.rows, shape.experts, shape.n, shape.k
     if bias is not None:
         check_array("bias", bias, np.dtype(ml_dtypes.bfloat16), (experts, n))
     chosen = _tile(tile, offsets, device.arch)
@@ -177,6 +176,43 @@ def grouped_gemm(
         )
         device.launch(plan)
     return device.download(out).view(dtype)
+
+
+def check_gemm_operands(
+    codes: UInt8Array,
+    scales: UInt8Array,
+    weights: UInt8Array,
+    weight_scales: UInt8Array,
+    offsets: npt.NDArray[np.int64],
+    alpha: npt.NDArray[np.float32] | None,
+) -> GemmShape:
+    """The shape of a grouped GEMM whose operands fit each other, as `grouped_gemm` describes them.
+
+    Raises:
+        ArgumentError: one of them does not.
+    """
+    if not isinstance(codes, np.ndarray) or codes.ndim != 2 or codes.shape[1] == 0 or codes.shape[1] % BLOCK_ELEMENTS:
+        raise ArgumentError("codes", describe(codes), f"uint8 [T, K], K a positive multiple of {BLOCK_ELEMENTS}")
+    rows, k = codes.shape
+    if not isinstance(weights, np.ndarray) or weights.ndim != 3 or weights.shape[0] == 0 or weights.shape[1] == 0:
+        raise ArgumentError("weights", describe(weights), f"uint8 [E, N, {k // 2}] with at least one expert and row")
+    experts, n, _ = weights.shape
+    if n % ROW_ELEMENTS:
+        raise ArgumentError(
+            "weights", f"N = {n}", f"N a multiple of {ROW_ELEMENTS}: rows are stored 16 bytes at a time"
+        )
+    byte = np.dtype(np.uint8)
+    check_array("codes", codes, byte, (rows, k))
+    check_array("weights", weights, byte, (experts, n, k // 2))
+    check_int32("codes", rows, "rows")
+    check_int32("weights", experts * -(-n // 128) * 128, "padded rows of scales")
+    check_array("weight_scales", weight_scales, byte, (experts * scale_buffer_bytes(n, k, SCALE_LAYOUT),))
+    check_array("scales", scales, byte, (expanded_scale_rows(rows, experts) * k_groups(k) * 4,))
+    check_array("offsets", offsets, np.dtype(np.int64), (experts + 1,))
+    check_offsets(offsets, rows)
+    if alpha is not None:
+        check_array("alpha", alpha, np.dtype(np.float32), (experts,))
+    return GemmShape(rows, experts, n, k)
 
 
 def _tile(tile: Tile | str | None, offsets: npt.NDArray[np.int64], arch: str) -> Tile:

@@ -37,6 +37,8 @@ __all__ = [
     "candidates",
     "find_ninja",
     "find_toolchain",
+    "include_directory",
+    "runtime_library",
     "source_sha256",
 ]
 
@@ -115,6 +117,24 @@ def find_toolchain() -> Toolchain:
     raise ToolchainError(f"no usable nvcc ({reasons}). {remedy}")
 
 
+def include_directory(toolchain: Toolchain) -> Path:
+    """The folder with cuda_runtime_api.h and, in `cccl`, the C++ standard library of CUDA.
+
+    Raises:
+        ToolchainError: there is none with the compiler.
+    """
+    return _toolkit_file(toolchain, "include/cuda_runtime_api.h", "targets/*/include/cuda_runtime_api.h").parent
+
+
+def runtime_library(toolchain: Toolchain) -> Path:
+    """libcudart.so, which a program needs on a machine with a GPU.
+
+    Raises:
+        ToolchainError: there is none with the compiler.
+    """
+    return _toolkit_file(toolchain, "lib*/libcudart.so*", "targets/*/lib/libcudart.so*")
+
+
 def find_ninja() -> Path | None:
     """The ninja of the PyPI package, else the one on PATH, else None."""
     try:
@@ -186,6 +206,18 @@ def _pypi_nvcc() -> Path | None:
         for nvcc in sorted(Path(folder or ".").glob("nvidia/cu[0-9]*/bin/nvcc"), reverse=True):
             return nvcc
     return None
+
+
+def _toolkit_file(toolchain: Toolchain, *patterns: str) -> Path:
+    # nvcc on PATH may be a script that calls the real one, and only that one knows where its toolkit is.
+    run = subprocess.run([toolchain.nvcc, "--dryrun", "-c", "x.cu"], capture_output=True, text=True, timeout=60)
+    top = re.search(r"^#\$ TOP=(.+)$", run.stderr, re.MULTILINE)
+    roots = [toolchain.nvcc.resolve().parent.parent, *([Path(top[1]).resolve()] if top else [])]
+    for root in roots:
+        for pattern in patterns:
+            for found in sorted(root.glob(pattern)):
+                return found
+    raise ToolchainError(f"no {patterns[0]} with {toolchain.nvcc}: pip install '{PYPI_REQUIREMENT}'")
 
 
 def _inspect(origin: str, nvcc: Path | None, absent: str) -> Candidate:

@@ -1,0 +1,34 @@
+"""CUTLASS's own grouped GEMM for SM12x: built from its headers, launched by its host code, on the executor or a GPU."""
+
+from refmoe.cuda.cutlass.builds import Build, Built, build, cubin, find_built, gpu_library
+from refmoe.cuda.cutlass.chip import CHIPS, Chip
+from refmoe.cuda.cutlass.gemm import Prepared, execute, grouped_gemm, host_launch, prepare
+from refmoe.cuda.cutlass.headers import CutlassMissing, Headers, find_headers
+from refmoe.cuda.cutlass.host import Description, HostError, HostLaunch, HostLibrary, Operands
+from refmoe.cuda.cutlass.refusals import refused, static_assertions
+
+__all__ = [
+    "CHIPS",
+    "Build",
+    "Built",
+    "Chip",
+    "CutlassMissing",
+    "Description",
+    "Headers",
+    "HostError",
+    "HostLaunch",
+    "HostLibrary",
+    "Operands",
+    "Prepared",
+    "build",
+    "cubin",
+    "execute",
+    "find_built",
+    "find_headers",
+    "gpu_library",
+    "grouped_gemm",
+    "host_launch",
+    "prepare",
+    "refused",
+    "static_assertions",
+]
