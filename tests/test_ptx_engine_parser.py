@@ -137,7 +137,7 @@ def test_negative_address_offsets() -> None:
         ("mov.u32 %r1, 08;\nret;", "unexpected '08"),
         ("A: A: ret;", "label A is defined twice"),
         (".reg .b32 x; .reg .b32 x; ret;", "register x is declared twice"),
-        (".reg .b8 x; ret;", "registers of type .b8"),
+        (".reg .b128 x; ret;", "registers of type .b128"),
         ("mov.u32 %r1 %r2; ret;", "expected ',' or ';'"),
         ("@%r1 mov.u32 %r1, %r2; ret;", "a guard must be a predicate"),
         ("mov.u32 %r1, `; ret;", "unexpected '`"),

@@ -292,6 +292,56 @@ def test_min_max(f: Ieee, name: str, nan: bool) -> None:
                 assert_lanes(isa.resolve(f"{name}{modifiers}.{f.name}x2"), halves(lane), packed_rows(rows))
 
 
+@pytest.mark.parametrize("f", [F16, BF16], ids=lambda f: f.name)
+@pytest.mark.parametrize("name", ["add", "sub", "fma"])
+def test_sums_in_f32_of_halves(name: str, f: Ieee) -> None:
+    """PTX ISA, "Mixed Precision Floating-Point Instructions": the narrow operands are first converted, exactly."""
+    count = 2 if name == "fma" else 1
+    narrow = float_rows(f, 2, seed(name))
+    wide = float_rows(F32, 1, seed(name), count=len(narrow))
+    rows = [(*row[:count], *last) for row, last in zip(narrow, wide, strict=False)]
+    for mode, sat in (("rn", False), ("rz", False), ("rm", True), ("rp", False)):
+
+        def lane(*x: int, mode: str = mode, sat: bool = sat) -> int:
+            values = [unpack(v, f) for v in x[:count]] + [unpack(x[count], F32)]
+            result = pack(OPERATIONS[name][1](mode[1], *values), F32, mode[1])
+            return saturated(result, F32) if sat else result
+
+        operation = isa.resolve(f"{name}.{mode}{'.sat' if sat else ''}.f32.{f.name}")
+        assert operation.sources == ("b16",) * count + ("b32",)
+        assert_lanes(operation, lane, rows)
+
+
+def test_a_mixed_sum_without_rounding_may_contract() -> None:
+    assert isa.resolve("add.f32.bf16").contractible
+    for opcode in ("mul.rn.f32.bf16", "add.rn.ftz.f32.f16", "fma.rn.relu.f32.f16", "mad.rn.f32.f16", "add.rn.f64.f16"):
+        with pytest.raises(isa.UnknownOpcode):
+            isa.resolve(opcode)
+
+
+@pytest.mark.parametrize("modifiers", ["", ".ftz", ".NaN", ".abs", ".ftz.NaN.abs"])
+@pytest.mark.parametrize("name", ["min", "max"])
+def test_min_max_of_three(name: str, modifiers: str) -> None:
+    """PTX ISA, "min" and "max": NaN where all are, with .NaN where any is; else the extremum of the numbers."""
+
+    def lane(*x: int) -> int:
+        if ".ftz" in modifiers:
+            x = tuple(flushed(v, F32) for v in x)
+        if ".abs" in modifiers:
+            x = tuple(v & ~F32.sign for v in x)
+        numbers = [v for v in x if not unpack(v, F32).nan]
+        if not numbers or (".NaN" in modifiers and len(numbers) < 3):
+            return F32.nan
+        # As integers of sign and magnitude the bits are in order, -0 below +0.
+        order = sorted(numbers, key=lambda v: -(v & ~F32.sign) - 1 if v & F32.sign else v)
+        return order[0] if name == "min" else order[-1]
+
+    operation = isa.resolve(f"{name}{modifiers}.f32", 1, 3)
+    assert_lanes(operation, lane, float_rows(F32, 3, seed(name + modifiers)))
+    with pytest.raises(isa.UnknownOpcode):
+        isa.resolve(f"{name}.f16", 1, 3)
+
+
 # --- planted faults -------------------------------------------------------------------------------------------------
 
 

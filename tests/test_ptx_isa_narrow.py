@@ -143,6 +143,27 @@ def test_every_code_decodes(f: Narrow, relu: bool) -> None:
     assert_lanes(operation, lambda a: lane(a >> f.field) << 16 | lane(a & mask), rows)
 
 
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("f", ALL, ids=lambda f: f.name)
+def test_every_code_decodes_to_bf16(f: Narrow, relu: bool) -> None:
+    def lane(code: int) -> int:
+        special = f.special.get(code & f.sign - 1)
+        if special == "nan":
+            return BF16.nan
+        if relu and code & f.sign:
+            return 0
+        if special == "inf":
+            return BF16.infinity | (code & f.sign) << 8
+        return pack(real(bool(code & f.sign), f.value(code & f.sign - 1)), BF16)
+
+    mask = (1 << f.field) - 1
+    rows = [(code << f.field | (7 * code + 3 & mask),) for code in range(mask + 1)]
+    operation = isa.resolve(f"cvt.rn{'.relu' if relu else ''}.bf16x2.{f.name}x2")
+    # Bits above a code of 6 bits are ignored.
+    keep = 2 * f.sign - 1
+    assert_lanes(operation, lambda a: lane(a >> f.field & keep) << 16 | lane(a & mask & keep), rows)
+
+
 @pytest.mark.parametrize("satfinite", [False, True])
 @pytest.mark.parametrize("mode", ["rz", "rp"])
 def test_e8m0(mode: str, satfinite: bool) -> None:

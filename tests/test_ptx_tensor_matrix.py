@@ -176,7 +176,11 @@ def test_the_writers_of_stmatrix_are_those_who_hold_the_data(trans: str) -> None
     "instruction",
     [
         "ldmatrix.sync.aligned.m8n8.x3.shared.b16 {%r20, %r21, %r22}, [cell];",
-        "ldmatrix.sync.aligned.m8n16.x1.shared.b8x16.b4x16_p64 {%r20}, [cell];",
+        "ldmatrix.sync.aligned.m8n16.x1.trans.shared.b8x16.b4x16_p64 {%r20}, [cell];",
+        "ldmatrix.sync.aligned.m8n16.x1.shared.b8x16.b16 {%r20}, [cell];",
+        "ldmatrix.sync.aligned.m8n8.b16.shared.x1 {%r20}, [cell];",
+        "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r20, %r21}, [cell];",
+        "stmatrix.sync.aligned.m16n8.x1.shared.b8 [cell], {%r20};",
         "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r20}, [cell];",
         "ldmatrix.sync.aligned.m8n8.x1.shared.b16 %r20, [cell];",
         "ldmatrix.sync.aligned.m8n8.x1.trans.shared.trans.b16 {%r20}, [cell];",
@@ -188,3 +192,102 @@ def test_the_writers_of_stmatrix_are_those_who_hold_the_data(trans: str) -> None
 def test_other_spellings_are_unknown(instruction: str) -> None:
     with pytest.raises(ptx.UnknownOpcode):
         run(instruction + "ret;", np.zeros(1, np.uint32), declarations=CELLS)
+
+
+PACKED = {"b4x16_p64": 4, "b6x16_p32": 6}
+
+
+def element(row: np.ndarray, bits: int, index: int) -> int:
+    """Element `index` of a packed row of bytes, the first one in the lowest bits."""
+    return int.from_bytes(row.tobytes(), "little") >> bits * index & (1 << bits) - 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("packing", PACKED)
+def test_ldmatrix_unpacks(count: int, packing: str) -> None:
+    """PTX ISA, ldmatrix .m8n16: lane i gets elements 4 (i % 4) .. + 3 of row i / 4, a byte each."""
+    bits = PACKED[packing]
+    rows = np.random.default_rng(count).integers(0, 256, (128, 16), np.uint8)
+    body = FILL + f"ldmatrix.sync.aligned.m8n16.x{count}.shared.b8x16.{packing} {VECTOR[count]}, [%r5];" + save(count)
+    out = np.zeros((32, count), np.uint32)
+    run(body, out.reshape(-1), rows, declarations=CELLS)
+    for lane in range(32):
+        for matrix in range(count):
+            row = rows[row_of(8 * matrix + lane // 4)]
+            expected = [element(row, bits, 4 * (lane % 4) + i) for i in range(4)]
+            assert out[lane, matrix].tobytes() == bytes(expected)
+
+
+# Lane i writes the first or the last part of row i, %r5.
+ROW = "mov.u32 %r3, cell; mad.lo.u32 %r5, %r1, 16, %r3; mov.u32 %r20, %r1;"
+
+
+@pytest.mark.parametrize(
+    ("packing", "written", "kind"),
+    [
+        ("b4x16_p64", "st.shared.v2.u32 [%r5], {%r20, %r20};", None),
+        ("b4x16_p64", "st.shared.v2.u32 [%r5+8], {%r20, %r20};", "uninitialised"),
+        ("b4x16_p64", "st.shared.u32 [%r5], %r20; st.shared.v2.u32 [%r5+8], {%r20, %r20};", "uninitialised"),
+        ("b6x16_p32", "st.shared.v2.u32 [%r5], {%r20, %r20}; st.shared.u32 [%r5+8], %r20;", None),
+        ("b6x16_p32", "st.shared.v2.u32 [%r5], {%r20, %r20}; st.shared.u32 [%r5+12], %r20;", "uninitialised"),
+        ("b4x16_p64", "st.shared.v2.u32 [%r5], {%r20, %r20}; add.u32 %r5, %r5, 8;", "misaligned"),
+        ("b6x16_p32", "add.u32 %r5, %r5, 2048;", "out of bounds"),
+    ],
+)
+def test_padding_is_not_read(packing: str, written: str, kind: str | None) -> None:
+    load = f"ldmatrix.sync.aligned.m8n16.x4.shared.b8x16.{packing} {VECTOR[4]}, [%r5];"
+    body = ROW + written + "bar.warp.sync -1;" + load + save(4)
+    out = np.zeros(128, np.uint32)
+    if kind is None:
+        run(body, out, declarations=CELLS)
+        return
+    with pytest.raises(ptx.MemoryFault) as caught:
+        run(body, out, declarations=CELLS)
+    assert (caught.value.kind, caught.value.thread) == (kind, (0, 0, 0))
+
+
+def test_a_packed_row_races_with_its_writer_but_its_padding_does_not() -> None:
+    load = f"ldmatrix.sync.aligned.m8n16.x4.shared.b8x16.b4x16_p64 {VECTOR[4]}, [%r5];"
+    fill = ROW + "st.shared.v2.u32 [%r5], {%r20, %r20}; bar.warp.sync -1;"
+    run(fill + "st.shared.v2.u32 [%r5+8], {%r20, %r20};" + load + save(4), np.zeros(128, np.uint32), declarations=CELLS)
+    body = fill + "st.shared.v2.u32 [%r5], {%r20, %r20};" + load + save(4)
+    with pytest.raises(ptx.RaceError):
+        run(body, np.zeros(128, np.uint32), declarations=CELLS)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_stmatrix_of_bytes(count: int) -> None:
+    """Register j of a lane is a fragment of a 16 x 8 matrix as mma writes it; row c of memory is its column c."""
+    body = ROW + "".join(
+        f"mul.wide.u32 %d3, %r1, 16; add.s64 %d3, %d3, %d1; ld.global.u32 %r{20 + i}, [%d3+{4 * i}];"
+        for i in range(count)
+    )
+    body += f"stmatrix.sync.aligned.m16n8.x{count}.trans.shared.b8 [%r5], {VECTOR[count]}; bar.warp.sync -1;"
+    # Rows beyond the last matrix are not written.
+    body += f"setp.ge.u32 %p1, %r1, {8 * count}; @%p1 ret; ld.shared.v4.u32 {{%r20, %r21, %r22, %r23}}, [%r5];" + save(
+        4
+    )
+    held = np.random.default_rng(count).integers(0, 256, (32, 4, 4), np.uint8)
+    out = np.zeros((32, 16), np.uint8)
+    run(body, out.view(np.uint32).reshape(-1), held.view(np.uint32).reshape(-1), declarations=CELLS)
+    for matrix in range(count):
+        for lane in range(32):
+            for i in range(4):
+                row, column = lane // 4 + 8 * (i // 2), 2 * (lane % 4) + i % 2
+                assert out[8 * matrix + column, row] == held[lane, matrix, i]
+
+
+def test_a_destination_that_nobody_reads() -> None:
+    body = FILL + "mov.u32 %r20, 7; ldmatrix.sync.aligned.m8n8.x2.shared.b16 {_, %r21}, [%r5];" + save(2)
+    out = np.zeros((32, 2), np.uint32)
+    run(body, out.reshape(-1), ROWS, declarations=CELLS)
+    assert set(out[:, 0].tolist()) == {7}
+    assert out[0, 1] == int(ROWS[row_of(8), 0]) | int(ROWS[row_of(8), 1]) << 16
+
+
+@pytest.mark.parametrize("spelling", ["x1.m8n8.shared", "x1.shared.m8n8", "shared.m8n8.x1", "m8n8.x1.shared"])
+def test_modifiers_in_any_order(spelling: str) -> None:
+    body = FILL + f"ldmatrix.sync.aligned.{spelling}.b16 {{%r20}}, [%r5];" + save(1)
+    out = np.zeros(32, np.uint32)
+    run(body, out, ROWS, declarations=CELLS)
+    assert out[0] == int(ROWS[0, 0]) | int(ROWS[0, 1]) << 16

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx import emit_async, emit_tensor, isa, warp
+from refmoe.ptx import emit_async, emit_cluster, emit_tensor, isa, warp
 from refmoe.ptx.access import Load, Store
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.layout import Layout
@@ -42,9 +42,9 @@ _FENCES = re.compile(
 )
 # They order accesses of the asynchronous proxy, of which there are none here.
 _PROXY_FENCES = re.compile(r"fence\.proxy\.async(\.(global|shared::cta|shared::cluster))?")
-_PREFETCHES = re.compile(r"prefetch(\.(global|local))?\.(L1|L2|L2::evict_(last|normal))|prefetchu\.L1")
 _CVTA = re.compile(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|shared::cta|shared::cluster|local|const|param)\.u64")
 _ISSPACEP = re.compile(r"isspacep\.(?P<space>global|shared|shared::cta|shared::cluster|local)")
+_ADVICE = ("prefetch", "prefetchu", "nanosleep", "createpolicy", "applypriority", "setmaxnreg", "griddepcontrol")
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
 
@@ -83,8 +83,9 @@ class Emitter:
             "cvta": self._cvta,
             "isspacep": self._isspacep,
             **dict.fromkeys(("membar", "fence"), self._fence),
-            **dict.fromkeys(("prefetch", "prefetchu"), self._prefetch),
-            "nanosleep": self._nanosleep,
+            **dict.fromkeys(_ADVICE, partial(emit_cluster.advise, self)),
+            "mapa": partial(emit_cluster.map_address, self),
+            "getctarank": partial(emit_cluster.rank_of, self),
             "activemask": self._activemask,
             "shfl": self._shuffle,
             "vote": self._vote,
@@ -219,8 +220,8 @@ class Emitter:
 
     def _compute(self, instruction: Instruction) -> None:
         first = instruction.operands[0] if instruction.operands else None
-        operation = isa.resolve(instruction.opcode, 2 if isinstance(first, Pair) else 1)
         destinations, sources = destinations_and_sources(instruction)
+        operation = isa.resolve(instruction.opcode, 2 if isinstance(first, Pair) else 1, len(sources))
         if len(sources) != len(operation.sources) or len(destinations) != len(operation.destinations):
             raise ValueError(f"{len(operation.sources)} sources and {len(operation.destinations)} destinations needed")
         if operation.contractible:
@@ -445,14 +446,6 @@ class Emitter:
         if not _FENCES.fullmatch(instruction.opcode):
             raise isa.UnknownOpcode(instruction.opcode)
         self.lines.append(f"F.fence({self.guard(instruction)})")
-
-    def _prefetch(self, instruction: Instruction) -> None:
-        # A prefetch reads nothing that the program sees, and does not fault.
-        if not _PREFETCHES.fullmatch(instruction.opcode):
-            raise isa.UnknownOpcode(instruction.opcode)
-
-    def _nanosleep(self, instruction: Instruction) -> None:
-        self.spelled(instruction, "nanosleep.u32")
 
     # Warp-level instructions: never guarded here, their guards are branches
 

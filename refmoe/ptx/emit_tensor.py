@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from refmoe.ptx import isa
 from refmoe.ptx.access import Access, Store
-from refmoe.ptx.matrix import LoadMatrix, StoreMatrix
-from refmoe.ptx.syntax import Instruction, Operand, Register, Vector
+from refmoe.ptx.matrix import PACKINGS, LoadMatrix, StoreMatrix
+from refmoe.ptx.syntax import Instruction, Operand, Register, Sink, Vector
 from refmoe.ptx.tensor import Mma
 from refmoe.reference.mma import MODELS, Evidence
 
@@ -18,53 +18,81 @@ if TYPE_CHECKING:
 
 __all__ = ["load_matrix", "multiply", "store_matrix"]
 
-_MATRIX = re.compile(
-    r"(ld|st)matrix\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<parts>(\.trans|\.shared|\.shared::cta)*)\.b16"
-)
+_COUNTS = {"x1": 1, "x2": 2, "x4": 4}
+_SPACES = ("shared", "shared::cta")
 
 
 def load_matrix(emitter: Emitter, instruction: Instruction) -> None:
-    """`ldmatrix` of 8 x 8 cells of 16 bits.
+    """`ldmatrix` of 8 x 8 cells of 16 bits, and of 8 rows of 16 packed elements of 4 or 6 bits.
+
+    The 16 x 16 bytes of .m16n16 are not here: no chip at hand shows how its lanes share them.
 
     Raises:
         isa.UnknownOpcode: another spelling.
         ValueError: its operands do not fit.
     """
-    count, transposed, space = _matrix(instruction)
-    destinations = _registers(instruction.operands[0], count)
+    count, transposed, space, cells = _matrix(instruction)
+    packing = PACKINGS.get(cells.removeprefix("m8n16.b8x16."))
+    if cells != "m8n8.b16" and (packing is None or transposed):
+        raise isa.UnknownOpcode(instruction.opcode)
+    destinations = _elements(instruction.operands[0], count)
     address, space = emitter.address(instruction.operands[1], space)
-    work = LoadMatrix(Access(instruction, space, 8, 2), Access(instruction, space, 4, 1), count, transposed)
+    work = LoadMatrix(Access(instruction, space, 8, 2), Access(instruction, space, 4, 1), count, transposed, packing)
     temporaries = [f"v{i}" for i in range(count)]
     emitter.lines.append(f"{', '.join(temporaries)}, = {emitter.bind('m', work)}(F, {address})")
     for register, temporary in zip(destinations, temporaries, strict=True):
-        emitter.assign(instruction, register, temporary, "b32")
+        if not isinstance(register, Sink):
+            emitter.assign(instruction, register, temporary, "b32")
 
 
 def store_matrix(emitter: Emitter, instruction: Instruction) -> None:
-    """`stmatrix` of 8 x 8 cells of 16 bits.
+    """`stmatrix` of 8 x 8 cells of 16 bits, and of 16 x 8 bytes stored by columns.
 
     Raises:
         isa.UnknownOpcode: another spelling.
         ValueError: its operands do not fit.
     """
-    count, transposed, space = _matrix(instruction)
+    count, transposed, space, cells = _matrix(instruction)
+    if cells != "m8n8.b16" and (cells != "m16n8.b8" or not transposed):
+        raise isa.UnknownOpcode(instruction.opcode)
     address, space = emitter.address(instruction.operands[0], space)
     sources = _registers(instruction.operands[1], count)
-    work = StoreMatrix(Store(instruction, space, 8, 2), Store(instruction, space, 4, 1), count, transposed)
+    row, word = Store(instruction, space, 8, 2), Store(instruction, space, 4, 1)
+    work = StoreMatrix(row, word, count, transposed, cells == "m16n8.b8")
     values = ", ".join(emitter.value(register, "b32") for register in sources)
     emitter.lines.append(f"{emitter.bind('m', work)}(F, {address}, ({values},))")
 
 
-def _matrix(instruction: Instruction) -> tuple[int, bool, str]:
-    """(matrices, transposed, space) of a spelling; ptxas takes the last two in either order."""
-    match = _MATRIX.fullmatch(instruction.opcode)
-    parts = [] if match is None else match["parts"].split(".")[1:]
-    spaces = [part for part in parts if part != "trans"]
-    if match is None or len(parts) > len(set(parts)) or len(spaces) > 1:
+def _matrix(instruction: Instruction) -> tuple[int, bool, str, str]:
+    """(matrices, transposed, space, shape and type) of a spelling.
+
+    Behind `.sync.aligned` and in front of the type ptxas takes the parts in any order (CUTLASS: `.x4.trans.m8n8`).
+    """
+    parts = instruction.opcode.split(".")
+    counts = [part for part in parts if part in _COUNTS]
+    spaces = [part for part in parts if part in _SPACES]
+    rest = [part for part in parts[3:] if part not in (*_COUNTS, *_SPACES, "trans")]
+    if (
+        parts[1:3] != ["sync", "aligned"]
+        or len(counts) != 1
+        or len(spaces) > 1
+        or parts.count("trans") > 1
+        or rest[-1:] != parts[-1:]
+    ):
         raise isa.UnknownOpcode(instruction.opcode)
     if len(instruction.operands) != 2:
         raise ValueError("two operands needed")
-    return int(match["count"]), "trans" in parts, "shared" if spaces else "generic"
+    return _COUNTS[counts[0]], "trans" in parts, "shared" if spaces else "generic", ".".join(rest)
+
+
+def _elements(operand: Operand, count: int) -> tuple[Operand, ...]:
+    """Destinations, each a register or `_`."""
+    elements = operand.elements if isinstance(operand, Vector) else ()
+    kept = tuple(element for element in elements if not isinstance(element, Sink))
+    if len(elements) != count:
+        raise ValueError(f"a vector of {count} registers of 32 bits needed")
+    _registers(Vector(kept), len(kept))
+    return elements
 
 
 def _registers(operand: Operand, count: int) -> tuple[Operand, ...]:

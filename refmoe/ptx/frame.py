@@ -22,6 +22,7 @@ not_ = np.logical_not
 # What a register holds before anything was written; told from a computed zero by identity.
 UNDEFINED: dict[str, Any] = {
     "pred": np.array(False),
+    "b8": np.array(0, np.uint8),
     "b16": np.array(0, np.uint16),
     "b32": np.array(0, np.uint32),
     "b64": np.array(0, np.uint64),

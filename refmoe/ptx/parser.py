@@ -168,7 +168,7 @@ class _Parser(Cursor):
                 align = self.integer() if not pointer else (self.integer(), align)[1]
             elif directive == "ptr":
                 pointer = True
-            elif directive in KINDS or directive in ("b8", "u8", "s8"):
+            elif directive in KINDS:
                 kind = directive
             elif directive == "attribute":
                 self.expect("(")

@@ -19,7 +19,7 @@ _STOPS = {"ret": "exit", "exit": "exit", "trap": "trap", "bar": "barrier", "barr
 # Warp-level instructions that wait for other lanes begin a block: lanes gather at its start.
 _GATHERS = ("shfl", "vote", "match", "redux", "elect")
 # Those that every lane of the warp runs: they have no mask, and need not gather again after one another.
-_WHOLE_WARP = ("mma", "ldmatrix", "stmatrix")
+_WHOLE_WARP = ("mma", "ldmatrix", "stmatrix", "setmaxnreg")
 # A loop that holds one of these may wait for another lane's write.
 _POLLS = ("volatile", "relaxed", "acquire", "mmio", "atom", "nanosleep", "test_wait")
 

@@ -8,9 +8,10 @@ from refmoe.ptx.syntax import Register
 
 __all__ = ["KINDS", "Scope", "type_bits"]
 
-# Register kind of each declared type; `.b8` registers do not exist in PTX.
+# Register kind of each declared type. Registers of 8 bits only move bytes in and out of wider ones.
 KINDS: dict[str, str] = {
     "pred": "pred",
+    **dict.fromkeys(("b8", "u8", "s8"), "b8"),
     **dict.fromkeys(("b16", "u16", "s16", "f16", "bf16"), "b16"),
     **dict.fromkeys(("b32", "u32", "s32", "f32", "f16x2", "bf16x2"), "b32"),
     **dict.fromkeys(("b64", "u64", "s64", "f64"), "b64"),

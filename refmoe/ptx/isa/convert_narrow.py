@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refmoe.ptx.isa.floats import BF16, F16
+from refmoe.ptx.isa.floats import BF16, F16, FLOATS, Float
 from refmoe.ptx.isa.narrow import NARROW, Narrow, decode_table, e8m0_table, encode_table, sticky16
 from refmoe.ptx.isa.operation import Array, Operation, kind
 from refmoe.ptx.isa.spelling import Spelling
@@ -30,8 +30,8 @@ def cvt(spelling: Spelling) -> Operation:
     if narrow and rounding == "rn" and satfinite and (of == "f32" or (of == "f16x2" and narrow.name in _FROM_F16)):
         return _encode(spelling, narrow, of, relu)
     narrow = NARROW.get(of.removesuffix("x2"))
-    if narrow and rounding == "rn" and not satfinite and to == "f16x2":
-        return _decode(spelling, narrow, relu)
+    if narrow and rounding == "rn" and not satfinite and to in ("f16x2", "bf16x2"):
+        return _decode(spelling, narrow, relu, FLOATS[to.removesuffix("x2")])
     if to == "ue8m0x2" and rounding in ("rz", "rp") and of in ("f32", "bf16x2") and not relu:
         return _encode_scale(spelling, rounding, of, satfinite)
     if of == "ue8m0x2" and to == "bf16x2" and rounding == "rn" and not (satfinite or relu):
@@ -65,8 +65,8 @@ def _encode(spelling: Spelling, narrow: Narrow, of: str, relu: bool) -> Operatio
     return _encode_pair(spelling, table, narrow.field, of)
 
 
-def _decode(spelling: Spelling, narrow: Narrow, relu: bool) -> Operation:
-    table = decode_table(narrow, relu).astype(np.uint32)
+def _decode(spelling: Spelling, narrow: Narrow, relu: bool, target: Float) -> Operation:
+    table = decode_table(narrow, relu, target).astype(np.uint32)
     field = narrow.field
     mask = (1 << field) - 1
     high = table << 16

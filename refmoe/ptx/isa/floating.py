@@ -13,13 +13,13 @@ from functools import partial
 import numpy as np
 
 from refmoe.ptx.isa import exact64
-from refmoe.ptx.isa.floats import F32, F64, FLOATS, Float, canonical, decode, flush, is_nan, quieted
+from refmoe.ptx.isa.floats import BF16, F32, F64, FLOATS, Float, canonical, decode, flush, is_nan, quieted
 from refmoe.ptx.isa.lanes import packed, signed
 from refmoe.ptx.isa.operation import Array, Function, Operation, kind
 from refmoe.ptx.isa.rounding import ROUNDINGS, add_to_odd, encode
 from refmoe.ptx.isa.spelling import Spelling
 
-__all__ = ["BUILDERS", "rounded", "saturate"]
+__all__ = ["BUILDERS", "extremum_of_three", "rounded", "saturate"]
 
 
 def _sum(a: Array, b: Array, rounding: str) -> Array:
@@ -155,6 +155,8 @@ def _add_sub_mul(spelling: Spelling) -> Operation:
     ftz = spelling.flag("ftz")
     sat = spelling.flag("sat")
     type_name = spelling.need("f32", "f64", "f16", "f16x2", "bf16", "bf16x2", "f32x2")
+    wide_sum = type_name == "f32" and spelling.mnemonic != "mul" and not ftz
+    narrow_type = spelling.take("f16", "bf16") if wide_sum else ""
     spelling.end()
     format = FLOATS[type_name.removesuffix("x2")]
     narrow = format.bits == 16
@@ -165,7 +167,23 @@ def _add_sub_mul(spelling: Spelling) -> Operation:
     tiny = partial(_tiny, "mul", format, rounding or "rn") if ftz and spelling.mnemonic == "mul" else None
     compute = rounded(spelling.mnemonic, format, rounding or "rn")
     function = _compose(compute, format, ftz, saturate if sat else None, tiny)
-    return _finish(spelling, type_name, function, 2, contractible=not rounding)
+    operation = _finish(spelling, type_name, function, 2, contractible=not rounding)
+    return _widening(operation, narrow_type, 1) if narrow_type else operation
+
+
+def _widening(operation: Operation, narrow_type: str, count: int) -> Operation:
+    """The FP32 operation whose first `count` sources are of a type of 16 bits: every value of it is one of FP32."""
+    narrow = FLOATS[narrow_type]
+
+    def widen(bits: Array) -> Array:
+        return (
+            bits.astype(np.uint32) << 16 if narrow is BF16 else bits.view(np.float16).astype(np.float32).view(np.uint32)
+        )
+
+    def function(*x: Array) -> Array:
+        return operation.function(*(widen(v) for v in x[:count]), *x[count:])
+
+    return replace(operation, function=function, sources=("b16",) * count + operation.sources[count:])
 
 
 def _fma(spelling: Spelling) -> Operation:
@@ -175,6 +193,8 @@ def _fma(spelling: Spelling) -> Operation:
     clamp = spelling.take("sat", "relu")
     fused_only = ("f16", "f16x2", "bf16", "bf16x2", "f32x2") if spelling.mnemonic == "fma" else ()
     type_name = spelling.need("f32", "f64", *fused_only)
+    wide = type_name == "f32" and spelling.mnemonic == "fma" and not ftz and clamp != "relu"
+    narrow_type = spelling.take("f16", "bf16") if wide else ""
     spelling.end()
     format = FLOATS[type_name.removesuffix("x2")]
     if format.bits == 16:
@@ -186,7 +206,8 @@ def _fma(spelling: Spelling) -> Operation:
     clamps: dict[str, Function | None] = {"sat": saturate, "relu": rectify, "": None}
     tiny = partial(_tiny, "fma", format, rounding) if ftz else None
     function = _compose(rounded("fma", format, rounding), format, ftz, clamps[clamp], tiny)
-    return _finish(spelling, type_name, function, 3, contractible=False)
+    operation = _finish(spelling, type_name, function, 3, contractible=False)
+    return _widening(operation, narrow_type, 2) if narrow_type else operation
 
 
 def exact_quotient(spelling: Spelling) -> Operation:
@@ -288,6 +309,28 @@ def _extremum(pick: np.ufunc) -> Callable[[Spelling], Operation]:
         return _finish(spelling, type_name, _compose(function, format, ftz, None), 2, contractible=False)
 
     return build
+
+
+def extremum_of_three(spelling: Spelling) -> Operation:
+    """{min,max}{.ftz}{.NaN}{.abs}.f32 d, a, b, c (PTX ISA 8.8): of two, and of that and the third.
+
+    With .abs the magnitudes of all three are compared, so that the result has no sign.
+    """
+    name = spelling.mnemonic
+    ftz = spelling.flag("ftz")
+    nan_wins = spelling.flag("NaN")
+    magnitudes = spelling.flag("abs")
+    spelling.need("f32")
+    spelling.end()
+    two = BUILDERS[name](Spelling(f"{name}{'.ftz' * ftz}{'.NaN' * nan_wins}.f32")).function
+    magnitude = F32.word(F32.sign - 1)
+
+    def function(a: Array, b: Array, c: Array) -> Array:
+        if magnitudes:
+            a, b, c = a & magnitude, b & magnitude, c & magnitude
+        return two(two(a, b), c)
+
+    return Operation(spelling.opcode, function, ("b32",) * 3, ("b32",))
 
 
 BUILDERS: Mapping[str, Callable[[Spelling], Operation]] = {

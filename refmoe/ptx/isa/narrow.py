@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 
-from refmoe.ptx.isa.floats import F16, Float, decode
+from refmoe.ptx.isa.floats import BF16, F16, Float, decode
 from refmoe.ptx.isa.operation import Array
 
 __all__ = ["NARROW", "Narrow", "decode_table", "e8m0_table", "encode_table", "sticky16"]
@@ -101,15 +101,19 @@ def encode_table(format: Narrow, source: Float, relu: bool) -> Array:
 
 
 @cache
-def decode_table(format: Narrow, relu: bool) -> Array:
-    """The f16 bit pattern of all 256 bytes; bits above the code are ignored; uint16."""
+def decode_table(format: Narrow, relu: bool, target: Float = F16) -> Array:
+    """The bit pattern in F16 or BF16 of all 256 bytes, exact; bits above the code are ignored; uint16."""
     code = np.arange(256)
     value = values(format)[code & (format.sign - 1)]
     negative = (code & format.sign) != 0
-    bits = np.where(negative, -value, value).astype(np.float16).view(np.uint16)
+    signed = np.where(negative, -value, value)
+    if target is BF16:
+        bits = (signed.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    else:
+        bits = signed.astype(np.float16).view(np.uint16)
     if relu:
         bits = np.where(negative, np.uint16(0), bits)
-    table = np.where(np.isnan(value), F16.word(F16.nan), bits)
+    table = np.where(np.isnan(value), target.word(target.nan), bits)
     table.flags.writeable = False
     return table
 

@@ -21,12 +21,13 @@ _FLOAT: Builders = {**floating.BUILDERS, **approximate.BUILDERS, **compare.BUILD
 
 
 @cache
-def resolve(opcode: str, destinations: int = 1) -> Operation:
+def resolve(opcode: str, destinations: int = 1, sources: int = 0) -> Operation:
     """What the instruction with this full spelling computes.
 
     Args:
         opcode: the spelling without guard and operands, `"cvt.rn.satfinite.e4m3x2.f32"`.
         destinations: 2 where the instruction is written with `p|q`: scalar setp has both forms under one spelling.
+        sources: 3 where it is written with three: min and max of FP32 have both forms under one spelling.
 
     Raises:
         UnknownOpcode: there is no such instruction here, its modifiers do not go together, or it has no form with two
@@ -35,6 +36,8 @@ def resolve(opcode: str, destinations: int = 1) -> Operation:
     spelling = Spelling(opcode)
     if spelling.mnemonic == "setp":
         operation = compare.setp(spelling, destinations)
+    elif spelling.mnemonic in ("min", "max") and sources == 3:
+        operation = floating.extremum_of_three(spelling)
     else:
         build = (_FLOAT if spelling.last in _FLOAT_TYPES else _INTEGER).get(spelling.mnemonic)
         if build is None:

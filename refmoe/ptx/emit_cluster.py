@@ -1,0 +1,88 @@
+"""Statements of the instructions on clusters, `mapa` and `getctarank`, and of those that only advise the chip."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from refmoe.ptx import isa
+from refmoe.ptx.cluster import MapAddress, RankOf
+from refmoe.ptx.matrix import WholeWarp
+from refmoe.ptx.syntax import Immediate, Instruction
+
+if TYPE_CHECKING:
+    from refmoe.ptx.emit import Emitter
+
+__all__ = ["advise", "map_address", "rank_of"]
+
+_MAPA = re.compile(r"(mapa|getctarank)(?P<shared>\.shared::cluster)?\.u(?P<bits>32|64)")
+_PRIMARY = r"L2::evict_(last|normal|first|unchanged)"
+_SECONDARY = r"(\.L2::evict_(first|unchanged))?"
+# Where data lie in caches, how many registers a warp may use, when the next grid may start: no result depends on them.
+_POLICY = re.compile(
+    rf"createpolicy\.(fractional\.{_PRIMARY}{_SECONDARY}|range(\.global)?\.{_PRIMARY}{_SECONDARY}|cvt\.L2)\.b64"
+)
+_ADVICE = re.compile(
+    r"prefetch(\.(global|local))?\.(L1|L2|L2::evict_(last|normal))|prefetchu\.L1|prefetch(\.(const|param))?\.tensormap"
+    r"|nanosleep\.u32|applypriority(\.global)?\.L2::evict_normal|griddepcontrol\.(launch_dependents|wait)"
+)
+_REGISTERS = re.compile(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32")
+
+
+def map_address(emitter: Emitter, instruction: Instruction) -> None:
+    """`mapa d, address, rank`.
+
+    Raises:
+        isa.UnknownOpcode: another spelling.
+        ValueError: its operands do not fit.
+    """
+    kind, generic = _parts(instruction, 3)
+    destination, source, rank = instruction.operands
+    values = f"{emitter.value(source, kind)}, {emitter.value(rank, 'b32')}, {emitter.guard(instruction)}"
+    work = emitter.bind("x", MapAddress(instruction, generic))
+    emitter.assign(instruction, destination, f"{work}(F, {values})", kind)
+
+
+def rank_of(emitter: Emitter, instruction: Instruction) -> None:
+    """`getctarank d, address`: the type is that of the address, the rank has 32 bits.
+
+    Raises:
+        isa.UnknownOpcode: another spelling.
+        ValueError: its operands do not fit.
+    """
+    kind, generic = _parts(instruction, 2)
+    destination, source = instruction.operands
+    work = emitter.bind("x", RankOf(instruction, generic))
+    call = f"{work}(F, {emitter.value(source, kind)}, {emitter.guard(instruction)})"
+    emitter.assign(instruction, destination, call, "b32")
+
+
+def _parts(instruction: Instruction, operands: int) -> tuple[str, bool]:
+    """(register kind of the address, whether it is generic)."""
+    match = _MAPA.fullmatch(instruction.opcode)
+    # A generic address has 64 bits in this address size.
+    if match is None or (match["shared"] is None and match["bits"] == "32"):
+        raise isa.UnknownOpcode(instruction.opcode)
+    if len(instruction.operands) != operands:
+        raise ValueError(f"{operands} operands needed")
+    return f"b{match['bits']}", match["shared"] is None
+
+
+def advise(emitter: Emitter, instruction: Instruction) -> None:
+    """Instructions that change no result: prefetches, cache policies, register counts, dependent grids.
+
+    Raises:
+        isa.UnknownOpcode: another spelling.
+        ValueError: its operands do not fit.
+    """
+    opcode = instruction.opcode
+    if _POLICY.fullmatch(opcode):
+        # An opaque word that only cache hints read: any value does.
+        emitter.assign(instruction, instruction.operands[0], emitter.constant(0, "b64"), "b64")
+    elif _REGISTERS.fullmatch(opcode):
+        (count,) = instruction.operands
+        if not isinstance(count, Immediate) or not 24 <= count.value <= 256 or count.value % 8:
+            raise ValueError("a multiple of 8 from 24 to 256 registers needed")
+        emitter.lines.append(f"{emitter.bind('x', WholeWarp(instruction))}(F)")
+    elif not _ADVICE.fullmatch(opcode):
+        raise isa.UnknownOpcode(opcode)
