@@ -12,7 +12,7 @@ __all__ = ["bench"]
 
 
 #: Benchmarks by name; each is a module of refmoe.bench with `run() -> dict`.
-BENCHES = ("quantize", "models", "executor", "gpu")
+BENCHES = ("quantize", "models", "executor", "exponential", "gpu")
 
 
 @app.command(epilog="Examples:\n\nrefmoe bench quantize\n\nrefmoe bench executor --report reports/bench/executor.json")

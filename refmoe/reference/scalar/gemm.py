@@ -10,13 +10,11 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from refmoe.formats import BF16, E8M0, FP16, FP32, Format
+from refmoe.formats import E8M0, FP32, Format
+from refmoe.reference.scalar.arithmetic import add, cast, exact_product, exact_total, floor_log2, multiply, rounded
 from refmoe.reference.scalar.numbers import Kind, Number, decode
 
 __all__ = ["Fused", "Row", "add", "cast", "exact_sum", "fma_chain", "gemm", "grouped_gemm", "multiply"]
-
-#: What the instructions give for every NaN: all ones but the sign.
-_NAN = {FP32: 0x7FFFFFFF, BF16: 0x7FFF, FP16: 0x7FFF}
 
 
 class Row(NamedTuple):
@@ -93,14 +91,14 @@ def gemm(
 
 def exact_sum(a: Row, b: Row) -> int:
     """FP32 bits of the sum of all products, rounded once."""
-    return _rounded(_sum([term.number for term in _products(a, b)]))
+    return rounded(exact_total([term.number for term in _products(a, b)]))
 
 
 def fma_chain(a: Row, b: Row) -> int:
     """FP32 bits of fma(a, b, acc) from zero, in the order of the elements."""
     bits = 0
     for term in _products(a, b):
-        bits = _rounded(_sum([term.number, decode(bits, FP32)]))
+        bits = rounded(exact_total([term.number, decode(bits, FP32)]))
     return bits
 
 
@@ -126,31 +124,16 @@ class Fused(NamedTuple):
         return bits
 
     def _add_up(self, terms: list[Term]) -> int:
-        total = _sum([term.number for term in terms])
+        total = exact_total([term.number for term in terms])
         if total.kind is not Kind.FINITE:
-            return _rounded(total)
+            return rounded(total)
         top = max([self.floor, *(term.exponent for term in terms if term.number.magnitude)])
         kept = sum(_cut(_value(term.number), top - self.align_bits) for term in terms)
         if kept == 0:
             return 0
-        binade = max(_floor_log2(abs(kept)), FP32.emin)
+        binade = max(floor_log2(abs(kept)), FP32.emin)
         result = _cut(Fraction(kept), binade - self.result_bits)
-        return 0 if result == 0 else _rounded(Number(Kind.FINITE, result < 0, abs(result)))
-
-
-def multiply(x: int, y: int) -> int:
-    """FP32 bits of the product of two FP32 numbers given as bits, rounded to nearest."""
-    return _rounded(_product(decode(x, FP32), decode(y, FP32)))
-
-
-def add(x: int, y: int) -> int:
-    """FP32 bits of the sum of two FP32 numbers given as bits, rounded to nearest."""
-    return _rounded(_sum([decode(x, FP32), decode(y, FP32)]))
-
-
-def cast(bits: int, fmt: Format) -> int:
-    """The bits in FP32, BF16 or FP16 of an FP32 number given as bits, rounded to nearest."""
-    return _rounded(decode(bits, FP32), fmt)
+        return 0 if result == 0 else rounded(Number(Kind.FINITE, result < 0, abs(result)))
 
 
 def _products(a: Row, b: Row) -> list[Term]:
@@ -158,7 +141,7 @@ def _products(a: Row, b: Row) -> list[Term]:
     terms = []
     for k, (x, y) in enumerate(zip(a.codes, b.codes, strict=True)):
         scales = decode(a.scales[k // 32], E8M0), decode(b.scales[k // 32], E8M0)
-        number = _product(_product(decode(x, a.format), decode(y, b.format)), _product(*scales))
+        number = exact_product(exact_product(decode(x, a.format), decode(y, b.format)), exact_product(*scales))
         shift = a.scales[k // 32] - E8M0.bias + b.scales[k // 32] - E8M0.bias
         terms.append(Term(number, _exponent(x, a.format) + _exponent(y, b.format) + shift))
     return terms
@@ -170,56 +153,11 @@ def _exponent(code: int, fmt: Format) -> int:
     return max(field - fmt.bias, fmt.emin)
 
 
-def _product(x: Number, y: Number) -> Number:
-    negative = x.negative != y.negative
-    zero_times_infinity = Kind.INFINITE in (x.kind, y.kind) and any(
-        number.kind is Kind.FINITE and number.magnitude == 0 for number in (x, y)
-    )
-    if Kind.NAN in (x.kind, y.kind) or zero_times_infinity:
-        return Number(Kind.NAN, False, Fraction(0))
-    if Kind.INFINITE in (x.kind, y.kind):
-        return Number(Kind.INFINITE, negative, Fraction(0))
-    return Number(Kind.FINITE, negative, x.magnitude * y.magnitude)
-
-
-def _sum(numbers: list[Number]) -> Number:
-    """The exact sum. A zero is negative only if every number is."""
-    infinite = {number.negative for number in numbers if number.kind is Kind.INFINITE}
-    if any(number.kind is Kind.NAN for number in numbers) or len(infinite) == 2:
-        return Number(Kind.NAN, False, Fraction(0))
-    if infinite:
-        return Number(Kind.INFINITE, infinite.pop(), Fraction(0))
-    total = Fraction(sum(_value(number) for number in numbers))
-    negative = total < 0 or all(number.negative and number.magnitude == 0 for number in numbers)
-    return Number(Kind.FINITE, negative, abs(total))
-
-
 def _value(number: Number) -> Fraction:
     return -number.magnitude if number.negative else number.magnitude
-
-
-def _rounded(number: Number, fmt: Format = FP32) -> int:
-    """The bits nearest to a number, ties to even, infinity from half a unit above the largest finite one."""
-    if number.kind is Kind.NAN:
-        return _NAN[fmt]
-    sign = int(number.negative) << (fmt.bits - 1)
-    assert fmt.infinity_code is not None
-    if number.kind is Kind.INFINITE:
-        return sign | fmt.infinity_code
-    if number.magnitude == 0:
-        return sign
-    unit = Fraction(2) ** (max(_floor_log2(number.magnitude), fmt.emin) - fmt.mantissa_bits)
-    # Python rounds a fraction half to even.
-    nearest = round(number.magnitude / unit) * unit
-    return sign | (fmt.infinity_code if nearest > fmt.max else fmt.encode(nearest))
 
 
 def _cut(value: Fraction, exponent: int) -> Fraction:
     """`value` truncated toward zero to a multiple of 2^exponent."""
     unit = Fraction(2) ** exponent
     return int(value / unit) * unit
-
-
-def _floor_log2(value: Fraction) -> int:
-    exponent = value.numerator.bit_length() - value.denominator.bit_length()
-    return exponent if value >= Fraction(2) ** exponent else exponent - 1

@@ -1,0 +1,55 @@
+"""SwiGLU of one pair of FP32 bits, in exact rationals: the specification of `refmoe.reference.activation`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from refmoe.formats import FP32
+from refmoe.reference.scalar.arithmetic import NAN, add, divide, multiply, negate
+from refmoe.reference.scalar.exponential import exponential
+from refmoe.reference.scalar.numbers import Kind, Number, decode
+
+__all__ = ["gpt_oss", "silu", "swiglu"]
+
+_ONE = 0x3F800000
+
+
+def swiglu(
+    gate_up: Sequence[int], variant: str, bias: Sequence[int] | None, alpha: int, beta: int, limit: int
+) -> list[int]:
+    """One row of 2 I values: I results."""
+    row = list(gate_up) if bias is None else [add(x, b) for x, b in zip(gate_up, bias, strict=True)]
+    if variant == "silu":
+        half = len(row) // 2
+        return [silu(row[i], row[half + i]) for i in range(half)]
+    return [gpt_oss(row[2 * i], row[2 * i + 1], alpha, beta, limit) for i in range(len(row) // 2)]
+
+
+def gpt_oss(gate: int, up: int, alpha: int, beta: int, limit: int) -> int:
+    """min(gate, limit) * sigmoid(alpha * that) * (clamp(up) + beta)."""
+    gate = _nearer(gate, limit, lambda x, bound: x > bound)
+    up = _nearer(up, limit, lambda x, bound: x > bound)
+    up = _nearer(up, negate(limit), lambda x, bound: x < bound)
+    sigmoid = divide(_ONE, add(_ONE, exponential(multiply(gate, negate(alpha)))))
+    return multiply(multiply(gate, sigmoid), add(up, beta))
+
+
+def silu(gate: int, up: int) -> int:
+    """gate * sigmoid(gate) * up."""
+    sigmoid = divide(_ONE, add(_ONE, exponential(negate(gate))))
+    return multiply(multiply(gate, sigmoid), up)
+
+
+def _nearer(x: int, bound: int, beyond: Callable[[Fraction, Fraction], bool]) -> int:
+    """`bound` if x is beyond it, else x; a NaN stays one."""
+    number = decode(x, FP32)
+    if number.kind is Kind.NAN:
+        return NAN[FP32]
+    return bound if beyond(_value(number), _value(decode(bound, FP32))) else x
+
+
+def _value(number: Number) -> Fraction:
+    """The value; of an infinity, something that no FP32 number reaches."""
+    magnitude = Fraction(2) ** 200 if number.kind is Kind.INFINITE else number.magnitude
+    return -magnitude if number.negative else magnitude
