@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
-import sys
+import json
 from functools import cache
 from pathlib import Path
 
@@ -13,14 +10,16 @@ import pytest
 
 from refmoe.cuda import toolchain
 from refmoe.cuda.gemm import GEMM_KERNELS, grouped_gemm_kernel
-from refmoe.cuda.tile import TILES, Tile
-from refmoe.cuda.toolchain import CSRC, Target, build
+from refmoe.cuda.sass import Usage, disassemble, find_nvdisasm, gemm_sass, ptxas_usage
+from refmoe.cuda.tile import TILES, Tile, TileRefused
+from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build
 
 
-def _nvdisasm() -> str | None:
-    """On PATH, or where the PyPI package of the test extra puts it."""
-    found = (tool for folder in sys.path for tool in sorted(Path(folder or ".").glob("nvidia/cu[0-9]*/bin/nvdisasm")))
-    return shutil.which("nvdisasm") or next(map(str, found), None)
+def _nvdisasm() -> Path | None:
+    try:
+        return find_nvdisasm()
+    except ToolchainError:
+        return None
 
 
 pytestmark = pytest.mark.skipif(
@@ -43,21 +42,15 @@ def cubin(arch: str) -> Path:
 
 
 @cache
-def reports(arch: str) -> dict[str, str]:
+def reports(arch: str) -> dict[str, Usage]:
     """By entry what ptxas says of it."""
-    parts = re.split(rf"Compiling entry function '(\w+)' for '{arch}'", Path(f"{cubin(arch)}.log").read_text())
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
+    return ptxas_usage(Path(f"{cubin(arch)}.log").read_text())
 
 
 @cache
 def instructions(arch: str) -> dict[str, tuple[str, ...]]:
-    """By entry its instructions as nvdisasm spells them, without predicates."""
-    tool = _nvdisasm()
-    assert tool is not None
-    text = subprocess.run([tool, "-c", cubin(arch)], capture_output=True, text=True, check=True).stdout
-    sections = re.split(r"^\s*\.section\s+\.text\.(\w+),.*$", text, flags=re.MULTILINE)[1:]
-    line = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:\{\s*)?(?:@!?\w+\s+)?(.+?)\s*[;}]", re.MULTILINE)
-    return {name: tuple(line.findall(body)) for name, body in zip(sections[::2], sections[1::2], strict=True)}
+    """By entry its instructions."""
+    return disassemble(cubin(arch))
 
 
 def opcodes(arch: str, tile: Tile, dtype: str) -> list[str]:
@@ -77,9 +70,9 @@ def test_the_report_names_every_entry(arch: str) -> None:
 
 @pytest.mark.parametrize(("arch", "tile", "dtype"), ENTRY_OF, ids=str)
 def test_the_compiler_reports_no_spill_and_no_stack(arch: str, tile: Tile, dtype: str) -> None:
-    report = reports(arch)[grouped_gemm_kernel(tile, dtype).entry]
-    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
-    assert re.search(r"Used \d+ registers", report)
+    usage = reports(arch)[grouped_gemm_kernel(tile, dtype).entry]
+    assert (usage.stack_bytes, usage.spill_store_bytes, usage.spill_load_bytes) == (0, 0, 0)
+    assert 0 < usage.registers <= 255
 
 
 @needs_nvdisasm
@@ -118,3 +111,73 @@ def test_without_the_instruction_there_is_none() -> None:
     """The reading itself: on sm_90a the same entries hold no QMMA."""
     assert set(instructions("sm_90a")) >= ENTRIES
     assert not any(text.startswith("QMMA") for body in instructions("sm_90a").values() for text in body)
+
+
+# What `refmoe tiles --sass` shows
+
+
+def test_the_report_is_read_by_entry() -> None:
+    log = (
+        "ptxas info    : Compiling entry function 'first' for 'sm_121a'\n"
+        "ptxas info    : Function properties for first\n"
+        "    24 bytes stack frame, 56 bytes spill stores, 84 bytes spill loads\n"
+        "ptxas info    : Used 168 registers, used 8 barriers, 24 bytes cumulative stack size\n"
+        "ptxas info    : Compiling entry function 'second' for 'sm_121a'\n"
+        "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
+        "ptxas info    : Used 40 registers\n"
+    )
+    assert ptxas_usage(log) == {"first": Usage(168, 24, 56, 84), "second": Usage(40, 0, 0, 0)}
+
+
+def test_a_report_without_numbers_is_refused() -> None:
+    with pytest.raises(ToolchainError, match="of first"):
+        ptxas_usage("ptxas info    : Compiling entry function 'first' for 'sm_121a'\n")
+
+
+@needs_nvdisasm
+def test_a_kernel_is_what_its_cubin_and_its_launch_say() -> None:
+    tile = Tile(128, 128, 128)
+    found = gemm_sass(tile, "sm_121a", stages=2)
+    assert found.products == {QMMA: expected_products(tile)}
+    assert found.usage == reports("sm_121a")[found.entry]
+    assert found.local_instructions == 0
+    # Barriers, two stages of 25,600 bytes, and the scratch of eight warps.
+    assert (found.stages, found.shared_bytes) == (2, 1024 + 2 * 25_600 + 8 * 512)
+
+
+@needs_nvdisasm
+def test_a_file_that_is_no_cubin_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "broken.cubin").write_bytes(b"no cubin")
+    with pytest.raises(ToolchainError, match="cannot read"):
+        disassemble(tmp_path / "broken.cubin")
+
+
+def test_a_tile_that_cannot_be_had_is_refused_before_anything_is_compiled() -> None:
+    with pytest.raises(TileRefused):
+        gemm_sass(Tile(256, 8, 512), "sm_121a")
+
+
+def test_without_a_disassembler_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("sys.path", [])
+    with pytest.raises(ToolchainError, match="pip install nvidia-cuda-nvdisasm"):
+        gemm_sass(Tile(128, 128, 128), "sm_121a")
+
+
+@needs_nvdisasm
+def test_the_command_shows_both_kernels_or_what_is_not_built() -> None:
+    from typer.testing import CliRunner
+
+    from refmoe.cli import app
+
+    run = CliRunner().invoke(app, ["tiles", "--sass", "--arch", "sm_121a", "--json"])
+    assert run.exit_code == 0, run.output
+    document = json.loads(run.output)
+    assert document["kernels"][0]["name"] == "refmoe 128x128x128 bf16"
+    assert document["kernels"][0]["products"] == {QMMA: 64}
+    names = [entry["name"] for entry in document["kernels"][1:] + document["not_built"]]
+    assert len(names) == 4
+    assert all(name.startswith("CUTLASS ") and "128x128x128-sm_121a" in name for name in names)
+    assert all(QMMA in kernel["products"] or kernel["products"] for kernel in document["kernels"])
+    # What is missing says why, and what makes it.
+    assert all(entry["reason"] and "make cutlass" in entry["command"] for entry in document["not_built"])

@@ -85,7 +85,8 @@ def layout(
     "refmoe tiles --m 1 --arch sm_121a\n\n"
     "refmoe tiles --m 300 --rule static\n\n"
     "refmoe tiles --tile 128x128x128 --stages 3\n\n"
-    "refmoe tiles --tile 256x8x512 --cluster 2x1x1"
+    "refmoe tiles --tile 256x8x512 --cluster 2x1x1\n\n"
+    "refmoe tiles --sass --arch sm_121a"
 )
 def tiles(
     m: Annotated[int, typer.Option("--m", help="Tokens of the expert that has the most of them.")] = 1,
@@ -99,9 +100,20 @@ def tiles(
     ] = None,
     stages: Annotated[int | None, typer.Option(help="Stages of that tile; without it, the most that fit.")] = None,
     cluster: Annotated[str, typer.Option(help="Cluster of that tile, in blocks.")] = "1x1x1",
+    sass: Annotated[
+        bool,
+        typer.Option(
+            "--sass",
+            help="Show what ptxas made of the tile, by default 128x128x128, in our kernel and in CUTLASS's: "
+            "tensor-core instructions, registers, spills, stages, shared memory.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show which tile of the grouped GEMM runs for M tokens, and why no other; exit status 1 if one is refused."""
+    if sass:
+        _sass(tile or "128x128x128", arch, stages, as_json)
+        return
     if tile is not None:
         _one_tile(tile, arch, stages, cluster, as_json)
         return
@@ -145,6 +157,22 @@ def _one_tile(name: str, arch: str, stages: int | None, cluster: str, as_json: b
         typer.echo(json.dumps(document, indent=1))
     else:
         typer.echo(f"{asked} on {arch}: {depth} stages of {size:,} bytes, {depth * size:,} in all")
+
+
+def _sass(tile: str, arch: str, stages: int | None, as_json: bool) -> None:
+    """Show the compiled kernels side by side, and say which are not built."""
+    from refmoe.verify.sass_view import compare_sass, sass_document, sass_table
+    from refmoe.verify.session import make_console
+
+    with usage_errors():
+        kernels, absent = compare_sass(tile, arch, stages)
+    if as_json:
+        typer.echo(json.dumps(sass_document(kernels, absent), indent=1))
+        return
+    console = make_console()
+    console.print(sass_table(kernels))
+    for entry in absent:
+        console.print(f"{entry.name}: {entry.reason}", markup=False)
 
 
 def _integers(text: str) -> list[int]:

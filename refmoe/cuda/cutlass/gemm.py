@@ -198,7 +198,7 @@ def execute(
         shared_bytes=launch.shared_bytes,
         checks=device.checks,
         step_budget=device.step_budget,
-        trace=trace,
+        trace=device.trace if trace is None else trace,
         memory=prepared.memory,
     )
     kernel = Kernel("cutlass/grouped_gemm", launch.entry)
