@@ -58,7 +58,9 @@ class CutlassTile:
 CUTLASS_RELEASES = ("4.2", "4.5", "4.6")
 
 _NARROW = CutlassTile(False, Evidence.HEADER, "asserts N >= 32")
-_NO_TMA = CutlassTile(False, Evidence.RUN, "compiles, then its TMA descriptor fails")
+_NO_SCALES = CutlassTile(
+    False, Evidence.HEADER, "asserts that the TMA box of its scales, whole 128 rows, fills the tile"
+)
 _REFUSED = CutlassTile(False, Evidence.RECORDED, "refused")
 _CLUSTER = CutlassTile(False, Evidence.HEADER, "asserts a cluster of 1x1x1")
 _ONE_STAGE = CutlassTile(False, Evidence.DERIVED, "one stage of unpacked FP4 fits")
@@ -76,9 +78,9 @@ CUTLASS_TILES: Mapping[Tile, Mapping[str, CutlassTile]] = MappingProxyType(
         for tile, entries in {
             Tile(128, 8, 512): (_NARROW, _REFUSED, _ONE_STAGE),
             Tile(128, 16, 256): (_NARROW, _REFUSED, _opens(2, 84_992)),
-            Tile(128, 32, 256): (_NO_TMA, _opens(2), _opens(2, 97_280)),
-            Tile(128, 64, 128): (_NO_TMA, _opens(), _opens(3, 88_064)),
-            Tile(128, 128, 128): (_opens(2), _opens(), _opens(2, 78_848, "spills: 72 bytes stored, 52 loaded")),
+            Tile(128, 32, 256): (_NO_SCALES, _opens(2), _opens(2, 97_280)),
+            Tile(128, 64, 128): (_NO_SCALES, _opens(), _opens(3, 88_064)),
+            Tile(128, 128, 128): (_opens(2, 78_848), _opens(), _opens(2, 78_848, "spills: 72 bytes stored, 52 loaded")),
             Tile(128, 8, 256): (_NARROW, _REFUSED, _opens(2)),
             Tile(128, 8, 128): (_NARROW, _REFUSED, _opens(5)),
             Tile(128, 16, 128): (_NARROW, _REFUSED, _UNKNOWN),

@@ -4,7 +4,8 @@ from refmoe.cuda.cutlass.builds import Build, Built, build, cubin, find_built, g
 from refmoe.cuda.cutlass.chip import CHIPS, Chip
 from refmoe.cuda.cutlass.gemm import Prepared, execute, grouped_gemm, host_launch, prepare
 from refmoe.cuda.cutlass.headers import CutlassMissing, Headers, find_headers
-from refmoe.cuda.cutlass.host import Description, HostError, HostLaunch, HostLibrary, Operands
+from refmoe.cuda.cutlass.host import Description, HostError, HostLaunch, HostLibrary, Operands, describe_built
+from refmoe.cuda.cutlass.layouts import fragment_layouts, scale_layouts
 from refmoe.cuda.cutlass.refusals import refused, static_assertions
 
 __all__ = [
@@ -22,13 +23,16 @@ __all__ = [
     "Prepared",
     "build",
     "cubin",
+    "describe_built",
     "execute",
     "find_built",
     "find_headers",
+    "fragment_layouts",
     "gpu_library",
     "grouped_gemm",
     "host_launch",
     "prepare",
     "refused",
+    "scale_layouts",
     "static_assertions",
 ]

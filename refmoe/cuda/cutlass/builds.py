@@ -1,24 +1,16 @@
 """Compile CUTLASS's grouped GEMM once, and keep its PTX, its host code and what is made from them.
 
 One run of nvcc gives the PTX and the object with the host code; it takes a minute or more and 6 GB, so two never run at
-once on a machine. What is kept is named by a hash of everything that went in, the headers of CUTLASS included. Beside
-every file lies its SHA-256, and a file that does not fit it counts as not built.
+once on a machine. What is kept is named by a hash of everything that went in, the headers of CUTLASS included.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
+from refmoe.cuda.cutlass.cache import alone, checked_run, intact, placed, sha256
 from refmoe.cuda.cutlass.headers import Headers, find_headers
 from refmoe.cuda.cutlass.refusals import refused
 from refmoe.cuda.tile import Tile, TileRefused
@@ -32,7 +24,6 @@ from refmoe.cuda.toolchain import (
     runtime_library,
 )
 from refmoe.errors import ArgumentError, describe
-from refmoe.files import write_atomic
 
 __all__ = ["SCHEDULES", "Build", "Built", "build", "compile_command", "cubin", "find_built", "gpu_library"]
 
@@ -111,9 +102,9 @@ def find_built(build: Build) -> Built | None:
         ToolchainError: no compiler, which names it too.
     """
     place = _Place.of(build)
-    if not all(_intact(path) for path in (place.ptx, place.object, place.log, place.library)):
+    if not all(intact(path) for path in (place.ptx, place.object, place.log, place.library)):
         return None
-    return Built(place.ptx, place.library, place.cubin if _intact(place.cubin) else None, place.log)
+    return Built(place.ptx, place.library, place.cubin if intact(place.cubin) else None, place.log)
 
 
 def build(build: Build) -> Built:
@@ -130,10 +121,10 @@ def build(build: Build) -> Built:
             "tile", f"{build.tile} with CUTLASS {place.headers.release}: {why}", "another tile or release"
         )
     try:
-        with _alone(place):
-            if not all(_intact(path) for path in (place.ptx, place.object, place.log)):
+        with alone(place.directory):
+            if not all(intact(path) for path in (place.ptx, place.object, place.log)):
                 _compile(build, place)
-            if not _intact(place.library):
+            if not intact(place.library):
                 _link_standin(place)
     except OSError as error:
         raise ToolchainError(f"cannot write the CUTLASS build to {place.directory}: {error}") from error
@@ -148,16 +139,16 @@ def cubin(build_: Build) -> Path:
     """
     built = build(build_)
     place = _Place.of(build_)
-    if not (_intact(place.cubin) and _intact(place.cubin.with_suffix(".log"))):
+    if not (intact(place.cubin) and intact(place.cubin.with_suffix(".log"))):
 
         def assemble(scratch: Path) -> dict[str, Path]:
             command = [str(place.toolchain.nvcc), "-cubin", f"-arch={build_.arch}", "-Xptxas=-v", str(built.ptx)]
-            text = _checked_run([*command, "-o", str(scratch / "kernel.cubin")], scratch, "ptxas")
+            text = checked_run([*command, "-o", str(scratch / "kernel.cubin")], scratch, "ptxas")
             (scratch / "kernel.log").write_text(text)
             return {"kernel.cubin": place.cubin, "kernel.log": place.cubin.with_suffix(".log")}
 
-        with _alone(place):
-            _placed(place.directory, assemble)
+        with alone(place.directory):
+            placed(place.directory, assemble)
     return place.cubin
 
 
@@ -170,16 +161,16 @@ def gpu_library(build_: Build) -> Path:
     build(build_)
     place = _Place.of(build_)
     runtime = runtime_library(place.toolchain)
-    target = place.directory / f"cudart.{_sha256(str(runtime))[:16]}.so"
-    if not _intact(target):
+    target = place.directory / f"cudart.{sha256(str(runtime))[:16]}.so"
+    if not intact(target):
 
         def link(scratch: Path) -> dict[str, Path]:
             command = ["g++", "-shared", str(place.object), str(runtime), f"-Wl,-rpath,{runtime.parent},-z,defs"]
-            _checked_run([*command, "-o", str(scratch / "library.so")], scratch, "g++")
+            checked_run([*command, "-o", str(scratch / "library.so")], scratch, "g++")
             return {"library.so": target}
 
-        with _alone(place):
-            _placed(place.directory, link)
+        with alone(place.directory):
+            placed(place.directory, link)
     return target
 
 
@@ -194,7 +185,7 @@ class _Place:
     @classmethod
     def of(cls, build: Build) -> _Place:
         headers, toolchain = find_headers(), find_toolchain()
-        key = _sha256(SOURCE.read_text(), *FLAGS, *_definitions(build), build.arch, headers.sha256, toolchain.build_id)
+        key = sha256(SOURCE.read_text(), *FLAGS, *_definitions(build), build.arch, headers.sha256, toolchain.build_id)
         return cls(cache_directory().absolute() / "cutlass" / f"{build}.{key[:16]}", headers, toolchain)
 
     @property
@@ -215,7 +206,7 @@ class _Place:
 
     @property
     def library(self) -> Path:
-        key = _sha256(*(file.read_text() for file in STANDIN), *HOST_FLAGS)
+        key = sha256(*(file.read_text() for file in STANDIN), *HOST_FLAGS)
         return self.directory / f"standin.{key[:16]}.so"
 
 
@@ -244,68 +235,18 @@ def _compile(build: Build, place: _Place) -> None:
         keep.mkdir()
         command = compile_command(build, place.headers, place.toolchain)
         command += ["-c", "--keep", "--keep-dir", str(keep), "-o", str(scratch / "host.o")]
-        (scratch / "nvcc.log").write_text(_checked_run(command, scratch, "nvcc"))
+        (scratch / "nvcc.log").write_text(checked_run(command, scratch, "nvcc"))
         (keep / f"{SOURCE.stem}.ptx").rename(scratch / "kernel.ptx")
         return {"kernel.ptx": place.ptx, "host.o": place.object, "nvcc.log": place.log}
 
-    _placed(place.directory, compile_)
+    placed(place.directory, compile_)
 
 
 def _link_standin(place: _Place) -> None:
     def link(scratch: Path) -> dict[str, Path]:
         command = ["g++", *HOST_FLAGS, "-shared", f"-I{include_directory(place.toolchain)}", str(STANDIN[0])]
         command += [str(place.object), f"-Wl,--version-script={STANDIN[2]},-z,defs"]  # defs: name what is not there
-        _checked_run([*command, "-o", str(scratch / "library.so")], scratch, "g++")
+        checked_run([*command, "-o", str(scratch / "library.so")], scratch, "g++")
         return {"library.so": place.library}
 
-    _placed(place.directory, link)
-
-
-# The cache --------------------------------------------------------------------------------------------------------
-
-
-def _sha256(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def _seal(path: Path) -> Path:
-    return path.with_name(path.name + ".sha256")
-
-
-def _intact(path: Path) -> bool:
-    """Whether a file is there and is what was placed."""
-    try:
-        return _seal(path).read_text() == hashlib.sha256(path.read_bytes()).hexdigest()
-    except OSError:
-        return False
-
-
-def _placed(directory: Path, make: Callable[[Path], dict[str, Path]]) -> None:
-    """Let `make` write into a folder of its own, then move the files that it names to where they belong."""
-    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".build.") as scratch:
-        for name, target in make(Path(scratch)).items():
-            made = Path(scratch) / name
-            # Between these two lines the file counts as damaged, and is made again by whoever looks.
-            write_atomic(_seal(target), hashlib.sha256(made.read_bytes()).hexdigest())
-            os.replace(made, target)
-
-
-@contextmanager
-def _alone(place: _Place) -> Iterator[None]:
-    """Wait until no other process compiles here; what an interrupted one left behind is removed."""
-    place.directory.mkdir(parents=True, exist_ok=True)
-    directory = place.directory.parent
-    with (directory / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for leftover in directory.glob(".build.*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        yield
-
-
-def _checked_run(command: Sequence[str], scratch: Path, name: str) -> str:
-    finished = subprocess.run(
-        command, cwd=scratch, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(scratch)}
-    )
-    if finished.returncode != 0:
-        raise ToolchainError(f"{name} failed:\n{finished.stdout.strip()}\n{finished.stderr.strip()}".rstrip())
-    return finished.stdout + finished.stderr
+    placed(place.directory, link)

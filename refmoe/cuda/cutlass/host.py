@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from refmoe.cuda.cutlass.builds import Built
 from refmoe.cuda.cutlass.chip import Chip
 from refmoe.errors import RefmoeError
 
-__all__ = ["Description", "HostError", "HostLaunch", "HostLibrary", "Operands"]
+__all__ = ["Description", "HostError", "HostLaunch", "HostLibrary", "Operands", "describe_built"]
 
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -79,13 +80,18 @@ class Operands:
 
 @dataclass(frozen=True)
 class HostLaunch:
-    """The launch that the host code made: the PTX entry, its grid, block and shared memory, and its parameter's bytes."""
+    """The launch that the host code made: the PTX entry, grid, block, shared memory, and its parameter's bytes."""
 
     entry: str
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int
     parameters: bytes
+
+
+def describe_built(built: Built) -> Description:
+    """Stages, shared memory, threads and sizes of a kernel, as its host code states them."""
+    return HostLibrary(built.library, None).description
 
 
 class _Chip(ctypes.Structure):

@@ -37,7 +37,7 @@ def refused(tile: Tile, release: str) -> str | None:
     if release == "4.2" and tile.n < 32:
         return "asserts N >= 32"
     if release == "4.2" and tile.n % SCALE_ROWS:
-        return f"N is no multiple of {SCALE_ROWS}, so that the box of its scales is empty and its TMA descriptor fails"
+        return f"asserts that the TMA box of its scales, whole {SCALE_ROWS} rows, fills the tile"
     if most_cutlass_stages(tile) < 2:
         return "one stage of unpacked FP4 fits"
     return None

@@ -17,7 +17,7 @@
 //   113  u8       fill of what lies out of bounds
 //   114  zeros
 //
-// An extent of 2^32 is 0 here: 32 bits have no other room for it, and no extent is 0.
+// The driver also takes an extent of 2^32, which has no room here and is refused.
 
 #pragma once
 
@@ -59,7 +59,7 @@ struct TensorMapArguments {
 };
 
 constexpr uint32_t kMaxRank = 5;
-constexpr uint64_t kMaxExtent = 1ull << 32;
+constexpr uint64_t kMaxExtent = (1ull << 32) - 1;
 constexpr uint64_t kStrideLimit = 1ull << 40;
 constexpr uint32_t kMaxBox = 256;
 constexpr uint32_t kMaxElementStride = 8;
@@ -154,7 +154,7 @@ inline std::string check_global(TensorMapArguments const& a) {
   if (a.global_address % alignment != 0) return complaint("globalAddress", a.global_address, multiple);
   for (uint32_t i = 0; i < a.rank; ++i)
     if (a.global_dim[i] == 0 || a.global_dim[i] > kMaxExtent)
-      return complaint(indexed("globalDim", i), a.global_dim[i], "1 to 2^32");
+      return complaint(indexed("globalDim", i), a.global_dim[i], "1 to 2^32 - 1");
   if (unpacks_to_16_bytes(a.data_type) && a.global_dim[0] % 128 != 0)
     return complaint("globalDim[0]", a.global_dim[0], "a multiple of 128 for 16U4_ALIGN16B and 16U6_ALIGN16B");
   if (a.data_type == CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN8B && a.global_dim[0] % 2 != 0)

@@ -1,0 +1,73 @@
+"""Files that take long to make: each appears whole or not at all, and is known by its SHA-256.
+
+Beside a file lies its hash, and a file that does not fit it counts as not made.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from refmoe.cuda.toolchain import ToolchainError
+from refmoe.files import write_atomic
+
+__all__ = ["alone", "checked_run", "intact", "placed", "sha256"]
+
+
+def sha256(*parts: str) -> str:
+    """Over texts, in order."""
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _seal(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
+
+
+def intact(path: Path) -> bool:
+    """Whether a file is there and is what was placed."""
+    try:
+        return _seal(path).read_text() == hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return False
+
+
+def placed(directory: Path, make: Callable[[Path], dict[str, Path]]) -> None:
+    """Let `make` write into a folder of its own, then move the files that it names to where they belong."""
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".build.") as scratch:
+        for name, target in make(Path(scratch)).items():
+            made = Path(scratch) / name
+            # Between these two lines the file counts as damaged, and is made again by whoever looks.
+            write_atomic(_seal(target), hashlib.sha256(made.read_bytes()).hexdigest())
+            os.replace(made, target)
+
+
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Wait until no other process compiles here; what an interrupted one left behind is removed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory.parent / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for leftover in directory.parent.glob(".build.*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        yield
+
+
+def checked_run(command: Sequence[str], scratch: Path, name: str) -> str:
+    """What a compiler says, run in `scratch`, where its temporary files go too.
+
+    Raises:
+        ToolchainError: it failed.
+    """
+    finished = subprocess.run(
+        command, cwd=scratch, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(scratch)}
+    )
+    if finished.returncode != 0:
+        raise ToolchainError(f"{name} failed:\n{finished.stdout.strip()}\n{finished.stderr.strip()}".rstrip())
+    return finished.stdout + finished.stderr
