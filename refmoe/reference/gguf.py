@@ -23,7 +23,7 @@ from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import pack_fp4
 from refmoe.reference.tensor import MXTensor
 
-__all__ = ["quantize_gguf"]
+__all__ = ["quantize_gguf", "scale_bytes"]
 
 _BLOCKS_A_CHUNK = 1 << 12
 _INFINITY = 0x7F800000
@@ -61,7 +61,7 @@ def _quantize_blocks(bits: NDArray[np.uint32], first: int) -> tuple[NDArray[np.u
     amax = magnitude.max(axis=1)
     bad = "finite values: gguf's Python and C disagree on such a block"
     _refuse(amax >= _INFINITY, first, "a NaN or an infinity", bad)
-    scales = _scale_bytes(amax)
+    scales = scale_bytes(amax)
     small = "a larger one or zeros: gguf's scale is undefined below"
     _refuse(scales < 0, first, "a largest magnitude below 2^-125", small)
 
@@ -75,7 +75,7 @@ def _quantize_blocks(bits: NDArray[np.uint32], first: int) -> tuple[NDArray[np.u
     return codes, scales.astype(np.uint8)
 
 
-def _scale_bytes(amax: NDArray[np.uint32]) -> NDArray[np.int32]:
+def scale_bytes(amax: NDArray[np.uint32]) -> NDArray[np.int32]:
     """The scale byte for finite FP32 bits: 0 for zero, negative where gguf has none."""
     field = (amax >> np.uint32(23)).astype(np.int32)
     carry = (amax & np.uint32(0x7FFFFF)) >= _first_carries()[field]
