@@ -75,6 +75,7 @@ class Code:
         kinds: register kind of each register that lives across blocks.
         gathers, barriers, waits: by block.
         has_mbarriers: whether lanes may synchronise through barriers in memory.
+        has_bulk: whether there are bulk copies or edits of tensor maps.
         lengths: instructions of each block, its terminator included.
         approximate: the instructions that `Frame.note` refers to by index.
         contractions: lines of FP instructions that ptxas may fuse.
@@ -92,6 +93,7 @@ class Code:
     barriers: dict[int, BarrierCode]
     waits: dict[int, WaitCode]
     has_mbarriers: bool
+    has_bulk: bool
     lengths: tuple[int, ...]
     approximate: tuple[Instruction, ...]
     contractions: tuple[int, ...]
@@ -153,6 +155,7 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
             if block.waits
         },
         emitter.has_mbarriers,
+        emitter.has_bulk,
         tuple(len(b.instructions) + (b.terminator.instruction is not None) for b in program.blocks),
         tuple(emitter.approximate),
         tuple(sorted({instruction.line for instruction in emitter.contractions})),

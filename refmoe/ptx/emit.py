@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx import emit_async, emit_cluster, emit_tensor, isa, warp
+from refmoe.ptx import emit_async, emit_bulk, emit_cluster, emit_tensor, isa, warp
 from refmoe.ptx.access import Load, Store
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.layout import Layout
@@ -40,8 +40,6 @@ _FENCES = re.compile(
     r"membar\.(cta|gl|sys)|fence(\.(sc|acq_rel|acquire|release))?\.(cta|cluster|gpu|sys)|fence\.(sc|acq_rel)"
     r"|fence\.mbarrier_init\.release\.cluster"
 )
-# They order accesses of the asynchronous proxy, of which there are none here.
-_PROXY_FENCES = re.compile(r"fence\.proxy\.async(\.(global|shared::cta|shared::cluster))?")
 _CVTA = re.compile(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|shared::cta|shared::cluster|local|const|param)\.u64")
 _ISSPACEP = re.compile(r"isspacep\.(?P<space>global|shared|shared::cta|shared::cluster|local)")
 _ADVICE = ("prefetch", "prefetchu", "nanosleep", "createpolicy", "applypriority", "setmaxnreg", "griddepcontrol")
@@ -58,6 +56,7 @@ class Emitter:
         block: the block begun last.
         waits: by block that begins with a wait for a barrier in memory: what it does, and its operands.
         has_mbarriers: whether there are barriers in memory.
+        has_bulk: whether there are bulk copies or edits of tensor maps.
         models: accumulation models of the tensor-core instructions met so far, and what each rests on.
     """
 
@@ -68,6 +67,7 @@ class Emitter:
         self.lines: list[str] = []
         self.waits: dict[int, tuple[Wait, str]] = {}
         self.has_mbarriers = False
+        self.has_bulk = False
         self.models: dict[str, str] = {}
         self.names: dict[str, Any] = {"select": select, "not_": np.logical_not}
         self.approximate: list[Instruction] = []
@@ -95,6 +95,7 @@ class Emitter:
             "bar": self._warp_barrier,
             "mbarrier": partial(emit_async.mbarrier, self),
             "cp": partial(emit_async.copy, self),
+            "tensormap": partial(emit_bulk.tensor_map, self),
             "ldmatrix": partial(emit_tensor.load_matrix, self),
             "stmatrix": partial(emit_tensor.store_matrix, self),
             "mma": partial(emit_tensor.multiply, self),
@@ -441,7 +442,7 @@ class Emitter:
             self.assign(instruction, element, temporary, kind, opcode.type.startswith("s"))
 
     def _fence(self, instruction: Instruction) -> None:
-        if _PROXY_FENCES.fullmatch(instruction.opcode):
+        if emit_bulk.proxy_fence(self, instruction):
             return
         if not _FENCES.fullmatch(instruction.opcode):
             raise isa.UnknownOpcode(instruction.opcode)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from refmoe.ptx import isa
+from refmoe.ptx import emit_bulk, isa
 from refmoe.ptx.access import Access, Store
 from refmoe.ptx.copies import CopyAsync, CopyCommit, CopyWait
 from refmoe.ptx.mbarrier import Arrive, CopyArrive, Create, Destroy, Expect, Wait, pending_count
@@ -35,13 +35,16 @@ _WAIT = re.compile(
 
 
 def copy(emitter: Emitter, instruction: Instruction) -> None:
-    """`cp.async` in its forms without bulk.
+    """`cp.async`, the bulk forms included.
 
     Raises:
         isa.UnknownOpcode: another spelling.
         ValueError: its operands do not fit.
     """
     opcode, operands = instruction.opcode, instruction.operands
+    if opcode.startswith("cp.async.bulk."):
+        emit_bulk.bulk(emitter, instruction)
+        return
     guard = emitter.guard(instruction)
     if opcode in ("cp.async.commit_group", "cp.async.wait_all"):
         _count(operands, 0)

@@ -113,7 +113,8 @@ class RaceError(LaneError):
     """Two accesses of one byte, at least one a write, that nothing orders.
 
     Attributes:
-        kind: `"write-write"`, `"read-write"` (the later access writes) or `"write-read"` (the later access reads).
+        kind: `"write-write"`, `"read-write"` (the later access writes), `"write-read"` (the later access reads) or
+            `"proxy"` (a bulk copy reads what was written in order, but through another proxy and without its fence).
         space, buffer, offset: where.
         other_block, other_thread: the lane of the earlier access; the thread is None where several lanes read.
     """

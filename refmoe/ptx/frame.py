@@ -127,6 +127,20 @@ class Frame:
             where = self.where(guard)
             clocks.fence(self.lanes() if where is None else self.lanes()[where])
 
+    def proxy_fence(self, space: str, guard: Array | None) -> None:
+        """`fence.proxy.async` of the acting lanes, for `"shared"` or `"global"` memory or `"both"`."""
+        machine = self.machine
+        if machine.clocks is None or not machine.clocks.bulk:
+            return
+        where = self.where(guard)
+        lanes = self.lanes() if where is None else self.lanes()[where]
+        if not lanes.size:
+            return
+        if space != "global":
+            machine.clocks.cross(lanes, machine.alive)
+        if space != "shared":
+            machine.launch.proxied[np.unique(lanes >> 5) + machine.clocks.first_warp] = machine.launch.steps
+
     def warp_sync(self) -> None:
         """`bar.warp.sync`: the active lanes of each warp have met."""
         if self.machine.clocks is not None:

@@ -91,13 +91,19 @@ class Module:
             Contraction: the module is strict and it has arithmetic that ptxas may fuse.
         """
         if entry not in self._codes:
-            function = self._parsed.functions.get(entry)
-            if function is None or not function.is_entry or function.body is None:
-                raise ArgumentMismatch(
-                    f"{self.name} has no entry {entry!r}; it has {', '.join(self.entries) or 'none'}"
-                )
-            self._codes[entry] = compile_entry(self._parsed, function, self.strict)
+            self._codes[entry] = compile_entry(self._parsed, self.function(entry), self.strict)
         return self._codes[entry]
+
+    def function(self, entry: str) -> Function:
+        """An entry as it was parsed: its parameters and directives.
+
+        Raises:
+            ArgumentMismatch: there is no such entry.
+        """
+        function = self._parsed.functions.get(entry)
+        if function is None or not function.is_entry or function.body is None:
+            raise ArgumentMismatch(f"{self.name} has no entry {entry!r}; it has {', '.join(self.entries) or 'none'}")
+        return function
 
 
 def launch(
@@ -154,6 +160,7 @@ def launch(
     state = Launch(
         module.name, code, size, shape, checks, arena, addresses, shared_bytes, shared, warps,
         np.zeros(ctas * warps if checks.races else 0, np.int64), step_budget, set(), trace,
+        proxied=np.zeros(ctas * warps, np.int64),
     )  # fmt: skip
     _keep_freed_memory()
     start = time.perf_counter()
@@ -162,6 +169,9 @@ def launch(
     for buffer, region in bound:
         if buffer.writable:
             buffer.array.reshape(-1).view(np.uint8)[:] = region.data[: buffer.array.nbytes]
+            if isinstance(buffer.initialised, np.ndarray) and region.valid is not None:
+                written = region.valid[: buffer.array.nbytes].reshape(buffer.array.size, buffer.array.itemsize)
+                buffer.initialised.reshape(-1)[:] = (written != 0).all(axis=1)
     return LaunchResult(
         state.lane_instructions,
         state.instructions,

@@ -11,12 +11,15 @@ came back to the same state: that is a deadlock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from refmoe.ptx.barriers import Barriers
+from refmoe.ptx.bulk import Bulk
+from refmoe.ptx.bulk_maps import MapHistory
+from refmoe.ptx.bulk_races import BulkShadow
 from refmoe.ptx.copies import Copies
 from refmoe.ptx.errors import Deadlock, Index3, StepBudgetExceeded, Trap, WarpError
 from refmoe.ptx.frame import UNDEFINED, Frame
@@ -77,6 +80,8 @@ class Launch:
         steps, lane_instructions, instructions: counted so far.
         approximate: indices into `code.approximate` that were not provably exact.
         trace: what records who waited for whom, or None.
+        maps: edits of tensor maps.
+        proxied: int64, by warp of the grid, the step of its last proxy fence for global memory.
     """
 
     name: str
@@ -93,6 +98,8 @@ class Launch:
     step_budget: int | None
     approximate: set[int]
     trace: Trace | None = None
+    maps: MapHistory = field(default_factory=MapHistory)
+    proxied: Array = None
     steps: int = 0
     lane_instructions: int = 0
     instructions: int = 0
@@ -134,14 +141,18 @@ class Machine:
         self.local = owned_region("local memory", "local", self.code.layout.local_bytes, self.lanes)
         self.clocks: Any = None
         if self.checks.races:
-            self.clocks = Clocks(self.warps, ctas, first_cta, launch.published, self.code.has_mbarriers)
-            self.shared.shadow = RaceShadow(self.shared.data.size, self.warps)
+            self.clocks = Clocks(
+                self.warps, ctas, first_cta, launch.published, self.code.has_mbarriers, self.code.has_bulk
+            )
+            shadow = BulkShadow if self.code.has_bulk else RaceShadow
+            self.shared.shadow = shadow(self.shared.data.size, self.warps)
         self._groups: dict[int, tuple[int, Array]] = {0: (0, self.alive)}
         self._gathering: dict[int, Array] = {}
         self._passed: Array | None = None
         self.tracer = Tracer() if launch.trace is None else launch.trace.tracer(self)
         self.barriers = Barriers(self)
         self.copies = Copies(self)
+        self.bulk = Bulk(self)
         self.mbarriers = Mbarriers(self)
         self._gave_up: Array | None = None
         self._at_standstill: Any = None
@@ -327,6 +338,7 @@ class Machine:
     def _exit(self, mask: Array) -> None:
         self.alive = self.alive & ~mask
         self._living = int(np.count_nonzero(self.alive))
+        self.bulk.leave(mask)
         self.progress()
         # Those who waited for the lanes that are gone need not wait any longer.
         for place in list(self._gathering):

@@ -111,13 +111,13 @@ class Mbarriers:
         ids = self._numbers[slots]
         if not ids.all():
             lane = int(lanes[int(np.argmin(ids))])
-            raise self.misuse(access.instruction, lane, f"{self._name(slots[int(np.argmin(ids))])} is not initialised")
+            raise self.misuse(access.instruction, lane, f"{self.name(slots[int(np.argmin(ids))])} is not initialised")
         shared = self.machine.shared
         written = shared.words(_BYTES, of_valid=True)[slots] != 0
         if written.any():
             bad = int(np.argmax(written))
             raise self.misuse(
-                access.instruction, int(lanes[bad]), f"{self._name(slots[bad])} was overwritten by a store"
+                access.instruction, int(lanes[bad]), f"{self.name(slots[bad])} was overwritten by a store"
             )
         if shared.shadow is not None:
             shared.shadow.ordered_after(frame, access, shared, slots * _BYTES, lanes, self._creation[ids])
@@ -133,7 +133,8 @@ class Mbarriers:
             which = np.flatnonzero(lanes & (self._place == place))
             yield self.machine.code.waits[int(place)].work.access.instruction, which, self.at[which]
 
-    def _name(self, slot: int) -> str:
+    def name(self, slot: int) -> str:
+        """The object in a slot of shared memory, for messages."""
         shared = self.machine.shared
         cta, byte = divmod(int(slot) * _BYTES, shared.stride)
         block, _ = self.machine.place_of(cta * self.machine.warps * 32)
@@ -168,7 +169,7 @@ class Mbarriers:
         alive = (self._numbers[slots] != 0) & (shared.words(_BYTES, of_valid=True)[slots] == 0)
         if alive.any() or len(np.unique(slots)) != len(slots):
             bad = int(np.argmax(alive))
-            raise self.misuse(access.instruction, int(lanes[bad]), f"{self._name(slots[bad])} is initialised already")
+            raise self.misuse(access.instruction, int(lanes[bad]), f"{self.name(slots[bad])} is initialised already")
         if shared.shadow is not None:
             shared.shadow.atomic(frame, access, shared, slots * _BYTES, lanes)
         while self.count + len(slots) > len(self.slot):
@@ -190,10 +191,10 @@ class Mbarriers:
             MisuseError: no object, or one at which lanes wait or on which copies will arrive.
         """
         ids = self.objects(frame, access, address, lanes)
-        used = np.isin(ids, self.at[self.at > 0]) | (self.announced[ids] > 0)
+        used = np.isin(ids, self.at[self.at > 0]) | (self.announced[ids] > 0) | (self.machine.bulk.owed(ids) > 0)
         if used.any():
             bad = int(np.argmax(used))
-            raise self.misuse(access.instruction, int(lanes[bad]), f"{self._name(self.slot[ids[bad]])} is in use")
+            raise self.misuse(access.instruction, int(lanes[bad]), f"{self.name(self.slot[ids[bad]])} is in use")
         self._numbers[self.slot[ids]] = 0
 
     # Counting
@@ -258,7 +259,7 @@ class Mbarriers:
                 instruction,
                 int(lanes[bad]),
                 f"{-int(self.pending[number])} arrivals more than phase {int(self.phase[number])} of "
-                f"{self._name(self.slot[number])} expects",
+                f"{self.name(self.slot[number])} expects",
             )
         self.machine.progress()
 
@@ -296,7 +297,7 @@ class Mbarriers:
         """Complete phases that have all they expect; land copies that alone keep parked lanes waiting."""
         ids = np.unique(ids)
         self._complete(ids, instruction, refusal)
-        if self._arrivals:
+        if self._arrivals or self.machine.bulk.loads:
             awaited = ids[np.isin(ids, self.at[self.at > 0])]
             if awaited.size:
                 self.land(frame, awaited, instruction)
@@ -323,7 +324,8 @@ class Mbarriers:
         self.machine.progress()
 
     def land(self, frame: Frame, ids: Array, instruction: Instruction) -> None:
-        """Land the copies of those objects' arrivals for which nothing else is missing."""
+        """Land the copies of those objects' arrivals and transactions for which nothing else is missing."""
+        self._land_bulk(frame, ids, instruction)
         ready = ids[
             (self.announced[ids] > 0) & (self.announced[ids] >= self.pending[ids]) & (self.transactions[ids] == 0)
         ]
@@ -353,6 +355,17 @@ class Mbarriers:
             self._count_down(frame, instruction, numbers, lanes, np.ones(len(lanes), np.int64))
         self._complete(ready, instruction, "")
 
+    def _land_bulk(self, frame: Frame, ids: Array, instruction: Instruction) -> None:
+        """Land bulk copies that complete on those objects, where all arrivals have come or will come by other copies."""
+        bulk, clocks = self.machine.bulk, self.machine.clocks
+        ready = ids[(self.pending[ids] <= self.announced[ids]) & (self.transactions[ids] > 0)]
+        if not ready.size or not bulk.loads:
+            return
+        touched = np.flatnonzero(bulk.land(frame, ready, self.transactions))
+        if clocks is not None and touched.size:
+            self._coming[touched, clocks.agents + bulk.agents(touched)] = clocks.now
+        self._complete(touched, instruction, "")
+
     # Waiting
 
     def complete(self, work: Wait, ids: Array, lanes: Array, asked: Array) -> Array:
@@ -379,7 +392,7 @@ class Mbarriers:
         """(objects, whether their phases are complete) of lanes that need them, copies landed where they alone lack."""
         ids = self.objects(frame, work.access, address, lanes)
         ready = self.complete(work, ids, lanes, asked)
-        if self._arrivals and not ready.all():
+        if (self._arrivals or self.machine.bulk.loads) and not ready.all():
             self.land(frame, np.unique(ids[~ready]), work.access.instruction)
             ready = self.complete(work, ids, lanes, asked)
         return ids, ready
@@ -415,6 +428,7 @@ class Mbarriers:
         """One sentence for each object and place at which lanes are parked."""
         machine = self.machine
         lines = []
+        owed = machine.bulk.owed(np.arange(self.count))
         parked = np.flatnonzero(self.at > 0)
         for number, place in sorted(set(zip(self.at[parked].tolist(), self._place[parked].tolist(), strict=True))):
             lanes = np.flatnonzero((self.at == number) & (self._place == place))
@@ -422,11 +436,11 @@ class Mbarriers:
             asked = int(self._asked[lanes[0]])
             what = f"parity {asked}" if work.parity else f"phase {asked >> _PHASE_SHIFT}"
             lines.append(
-                f"{self._name(self.slot[number])}: phase {int(self.phase[number])} (parity "
+                f"{self.name(self.slot[number])}: phase {int(self.phase[number])} (parity "
                 f"{int(self.phase[number]) & 1}) is not complete, {int(self.pending[number])} of "
                 f"{int(self.expected[number])} arrivals and {int(self.transactions[number])} bytes pending, "
-                f"{int(self.announced[number])} arrivals by copies under way; waiting for {what} are "
-                f"{ranges(machine, lanes)}; {machine.describe(work.access.instruction)}"
+                f"{int(self.announced[number])} arrivals by copies under way, {int(owed[number])} bytes by bulk copies "
+                f"under way; waiting for {what} are {ranges(machine, lanes)}; {machine.describe(work.access.instruction)}"
             )
         return lines
 
@@ -449,7 +463,7 @@ class Mbarriers:
         warps = machine.warps
         cta = self.slot[ids] * _BYTES // machine.shared.stride
         alive = machine.alive.reshape(machine.ctas, warps, 32)[cta]
-        lanes = np.where(alive, known[:, 2 * warps :].reshape(-1, warps, 32), _FOREVER).min(axis=2)
+        lanes = np.where(alive, known[:, 2 * warps : 34 * warps].reshape(-1, warps, 32), _FOREVER).min(axis=2)
         known[:, :warps] = np.maximum(known[:, :warps], np.where(lanes < _FOREVER, lanes, 0))
         return known
 

@@ -92,7 +92,8 @@ def _aligned(size: int, fill: int, content: Bytes | None = None) -> Bytes:
 
 def owned_region(name: str, space: str, size: int, owners: int) -> Region:
     """Shared or local memory, `size` bytes for each of `owners`, nothing of it initialised."""
-    stride = -(-size // _WIDEST) * _WIDEST
+    # Lines of 128 bytes of which each belongs to one owner: see `BulkShadow`.
+    stride = -(-size // 128) * 128 if space == "shared" else -(-size // _WIDEST) * _WIDEST
     data = np.full(max(owners * stride, _WIDEST), POISON, np.uint8)
     return Region(name, space, OWN_BASE, size, stride, data, np.zeros_like(data), True)
 

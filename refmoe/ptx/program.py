@@ -117,7 +117,7 @@ def _lower_guards(function: Function) -> list[Instruction | Label]:
             result.append(statement)
             continue
         stem = statement.opcode.split(".")[0]
-        waits = stem in _STOPS or stem in _GATHERS or stem in _WHOLE_WARP or _parks(statement)
+        waits = stem in _STOPS or stem in _GATHERS or _takes_warp(statement) or _parks(statement)
         if waits or stem == "brx":
             skip = f"@skip{count}"
             result.append(replace(statement, opcode="bra", operands=(Symbol(skip),), negated=not statement.negated))
@@ -126,6 +126,10 @@ def _lower_guards(function: Function) -> list[Instruction | Label]:
         else:
             result.append(statement)
     return result
+
+
+def _takes_warp(instruction: Instruction) -> bool:
+    return instruction.opcode.split(".")[0] in _WHOLE_WARP or instruction.opcode.startswith("tensormap.cp_fenceproxy")
 
 
 def _parks(instruction: Instruction) -> bool:
@@ -154,15 +158,15 @@ def _split(
         if closed:
             current, closed = fresh(), False
         stem = statement.opcode.split(".")[0]
-        if stem in _WHOLE_WARP and current.whole_warp:
+        if _takes_warp(statement) and current.whole_warp:
             current.instructions.append(statement)
-        elif stem in _GATHERS or stem in _WHOLE_WARP or statement.opcode == "bar.warp.sync" or _parks(statement):
+        elif stem in _GATHERS or _takes_warp(statement) or statement.opcode == "bar.warp.sync" or _parks(statement):
             if current.instructions:
                 current.targets = [len(drafts)]
                 current = fresh()
             current.waits = _parks(statement)
             current.gathers = not current.waits
-            current.whole_warp = stem in _WHOLE_WARP
+            current.whole_warp = _takes_warp(statement)
             current.instructions.append(statement)
         elif stem == "bra":
             label = statement.operands[0]

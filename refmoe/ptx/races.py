@@ -9,6 +9,11 @@ generous (it does not ask for the same location), so that no ordered pair is eve
 An asynchronous copy is an agent of its own: what it writes or reads is ordered after its issue, but before nothing
 until its thread has waited for it (from then on it counts as that thread's access) or a barrier has announced it.
 Barriers in memory join single lanes, so where a kernel has them `seen` also tells the lanes of a warp apart.
+
+Bulk copies into shared memory complete on a barrier, so there each barrier is an agent, whose accesses are ordered
+before what follows a wait for its phase. Bulk copies also work in another proxy: what they read must have been written
+through the same one, or lie before a proxy fence. So with bulk copies every row of `seen` goes on with a second half,
+of the same columns: the step up to which what that column did lies before a proxy fence that is ordered before now.
 """
 
 from __future__ import annotations
@@ -24,22 +29,28 @@ if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
     from refmoe.ptx.memory import Region
 
-__all__ = ["MAX_THREADS", "Clocks", "RaceShadow"]
+__all__ = ["AGENTS", "ASYNCHRONOUS", "BULK", "MAX_THREADS", "PENDING", "Clocks", "RaceShadow"]
 
 Array = Any
-# A record: step << 32 | many << 31 | strong << 30 | asynchronous << 29 | thread of the launch. "many": several lanes of
-# that warp read; "asynchronous": by a copy that the thread issued.
-MAX_THREADS = 1 << 29
+# A record: step << 32 | many << 31 | strong << 30 | asynchronous << 29 | bulk << 28 | thread of the launch. "many":
+# several lanes of that warp read; "asynchronous": by a copy that the thread issued; "bulk": by a bulk copy, into shared
+# memory if it is not asynchronous too, and then the thread is the agent's number in place of one in the CTA.
+MAX_THREADS = 1 << 28
 _THREAD = np.int64(MAX_THREADS - 1)
 _LANE = np.int64(31)
 _OTHER_WARP = _THREAD & ~_LANE
-_ASYNCHRONOUS = np.int64(1 << 29)
+BULK = np.int64(1 << 28)
+ASYNCHRONOUS = np.int64(1 << 29)
 _STRONG: np.int64 = np.int64(1 << 30)
 _WEAK: np.int64 = np.int64(0)
 _MANY = np.int64(1 << 31)
 _STEP_SHIFT = 32
 # Of global memory: the last reader and the last one of another warp.
 _LAST_READERS = 2
+# Barriers on which bulk copies complete, in one CTA; those beyond are taken for one. (Not more than a CTA has threads.)
+AGENTS = 32
+# The step of a bulk copy that has not landed: nothing is ordered after it.
+PENDING = 1 << 30
 
 
 class Clocks:
@@ -51,17 +62,24 @@ class Clocks:
         first_cta: number of the first of them in the grid.
         published: int64 [warps of the grid], shared by all CTAs of the launch.
         by_lane: whether single lanes may synchronise, as with mbarriers.
+        bulk: whether there are bulk copies; only with `by_lane`.
 
     Attributes:
         seen: int64 [warps here, columns], see the module. Columns are the warps of the CTA, then the copies of each
-            warp, then, with `by_lane`, each lane.
+            warp, then, with `by_lane`, each lane, then, with `bulk`, the agents, and all of these again.
         acquired: int64 [warps here], the step of the last strong read.
     """
 
-    def __init__(self, warps: int, ctas: int, first_cta: int, published: Array, by_lane: bool = False) -> None:
+    def __init__(
+        self, warps: int, ctas: int, first_cta: int, published: Array, by_lane: bool = False, bulk: bool = False
+    ) -> None:
         self.warps = warps
         self.by_lane = by_lane
-        self.columns = warps * (34 if by_lane else 2)
+        self.bulk = bulk
+        self.agents = warps * 34
+        # Where the second half begins.
+        self.crossed = self.agents + AGENTS
+        self.columns = 2 * self.crossed if bulk else warps * (34 if by_lane else 2)
         self.first_warp = first_cta * warps
         self.published = published
         self.now = 0
@@ -78,6 +96,16 @@ class Clocks:
         warps = np.unique(lanes >> 5)
         self._fenced[warps] = self.seen[warps]
         self._fenced[warps, warps % self.warps] = self.now
+
+    def cross(self, lanes: Array, alive: Array) -> None:
+        """`lanes` executed a proxy fence: what is ordered before it may be used through the other proxy."""
+        half, warps = self.crossed, np.unique(lanes >> 5)
+        self.seen[warps, half:] = np.maximum(self.seen[warps, half:], self.seen[warps, :half])
+        self.seen[lanes >> 5, half + 2 * self.warps + lanes % (32 * self.warps)] = self.now
+        acting = np.zeros(len(alive), bool)
+        acting[lanes] = True
+        whole = warps[(acting | ~alive).reshape(-1, 32)[warps].all(axis=1)]
+        self.seen[whole, half + whole % self.warps] = self.now
 
     def release(self, lanes: Array, by_itself: bool) -> None:
         """The warps of `lanes` wrote strongly: what their last fence covers is published."""
@@ -119,13 +147,23 @@ class Clocks:
         thread = record & _THREAD
         other = thread >> 5
         own_cta = (warp + self.first_warp) // self.warps == other // self.warps
-        asynchronous = record & _ASYNCHRONOUS != 0
+        asynchronous = record & ASYNCHRONOUS != 0
         ordered = self.seen[warp, other % self.warps + asynchronous * self.warps] >= step
         if self.by_lane:
-            one = (record & (_MANY | _ASYNCHRONOUS)) == 0
+            one = (record & (_MANY | ASYNCHRONOUS)) == 0
             ordered |= one & (self.seen[warp, 2 * self.warps + thread % (32 * self.warps)] >= step)
+        if self.bulk:
+            agent = np.minimum(thread % (32 * self.warps), AGENTS - 1)
+            ordered = np.where(record & BULK != 0, self.seen[warp, self.agents + agent] >= step, ordered)
         ordered &= own_cta
         return ordered | ((self.published[other] >= step) & (self.acquired[warp] >= step))
+
+    def has_crossed(self, lanes: Array, record: Array) -> Array:
+        """Whether a proxy fence lies between the ordinary write of `record` in the CTA and each of `lanes`; int64 [n]."""
+        step, thread = record >> _STEP_SHIFT, record & _THREAD
+        row, half = lanes >> 5, self.crossed
+        by_warp = self.seen[row, half + (thread >> 5) % self.warps] >= step
+        return by_warp | (self.seen[row, half + 2 * self.warps + thread % (32 * self.warps)] >= step)
 
 
 class RaceShadow:
@@ -142,6 +180,7 @@ class RaceShadow:
     def __init__(self, size: int, readers: int) -> None:
         self.size = size
         self.readers = readers
+        self.columns = readers or _LAST_READERS
         self.granule = 0
         self.written = False
         self._writes: Array = None
@@ -152,7 +191,7 @@ class RaceShadow:
         if not self.granule:
             self.granule = width
             self._writes = np.zeros(self.size // width, np.int64)
-            self._reads = np.zeros((self.size // width, self.readers or _LAST_READERS), np.int64)
+            self._reads = np.zeros((self.size // width, self.columns), np.int64)
         elif width < self.granule:
             factor = self.granule // width
             self.granule = width
@@ -170,7 +209,7 @@ class RaceShadow:
 
     def _conflicts(self, frame: Frame, lanes: Array, previous: Array, mine: Array) -> Array:
         """Positions whose previous access belongs to another lane and is not ordered before this one."""
-        other = ((previous ^ mine) & _THREAD != 0) | (previous & (_MANY | _ASYNCHRONOUS) != 0)
+        other = ((previous ^ mine) & _THREAD != 0) | (previous & (_MANY | ASYNCHRONOUS | BULK) != 0)
         suspects = np.flatnonzero((previous != 0) & other & (previous & mine & _STRONG == 0))
         if not suspects.size:
             return suspects
@@ -181,7 +220,7 @@ class RaceShadow:
     ) -> None:
         """A load, or the load of a copy that is issued: it must not race with an earlier write."""
         at, who, count = self._cover(index, lanes, access.width)
-        mine = self._mine(frame, who, _ASYNCHRONOUS if asynchronous else _strong(access))
+        mine = self._mine(frame, who, ASYNCHRONOUS if asynchronous else _strong(access))
         if self.written:
             previous = self._writes[at]
             bad = self._conflicts(frame, who, previous, mine)
@@ -255,7 +294,7 @@ class RaceShadow:
 
     def copy(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
         """A copy to here is issued: it must not race with an earlier access. What it will write is not known yet."""
-        self._modify(frame, access, region, index, lanes, _ASYNCHRONOUS)
+        self._modify(frame, access, region, index, lanes, ASYNCHRONOUS)
 
     def _modify(
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, flags: np.int64
@@ -276,13 +315,25 @@ class RaceShadow:
         if bad.size:
             self._report(frame, access, region, index, lanes, bad[0], 1, records[bad[0]], "write-read")
 
+    def last_writes(self, index: Array, width: int) -> Array:
+        """Records of the last writes of the granules of accesses at `index`; 0 where nothing wrote."""
+        if not self.granule:
+            return np.zeros(len(index), np.int64)
+        at, _, _ = self._cover(index, np.zeros_like(index), width)
+        return self._writes[at]
+
+    @staticmethod
+    def thread_of(record: int) -> int:
+        """The thread of the launch in a record."""
+        return int(record & int(_THREAD))
+
     def waited(self, frame: Frame, access: Access, index: Array, lanes: Array) -> None:
         """`lanes` have waited for their copies, which from now on count as accesses of their own."""
         at, who, _ = self._cover(index, lanes, access.width)
         mine = self._mine(frame, who, _WEAK)
-        columns = [who // 32 % self.readers] if self.readers else range(_LAST_READERS)
+        columns = [who // 32 % self.readers] if self.readers else range(self.columns)
         for records, place in ((self._writes, (at,)), *((self._reads, (at, column)) for column in columns)):
-            copied = (records[place] & _ASYNCHRONOUS != 0) & ((records[place] ^ mine) & _THREAD == 0)
+            copied = (records[place] & ASYNCHRONOUS != 0) & ((records[place] ^ mine) & _THREAD == 0)
             records[place] = np.where(copied, mine, records[place])
 
     def _report(
@@ -309,14 +360,23 @@ class RaceShadow:
         other_block, other_thread = machine.place_of_thread(int(record & _THREAD))
         many = bool(record & _MANY)
         instruction = access.instruction
-        verbs = {"write-write": "writes after a write by", "read-write": "writes after a read by"}
-        verb = verbs.get(kind, "reads after a write by")
+        verbs = {
+            "write-write": "writes after a write by",
+            "read-write": "writes after a read by",
+            "write-read": "reads after a write by",
+            "proxy": "copies, through the asynchronous proxy, what was written through the generic one by",
+        }
+        missing = "no fence.proxy.async lies between" if kind == "proxy" else "nothing orders the two"
         whom = f"several threads of the warp of thread {other_thread}" if many else f"thread {other_thread}"
-        if record & _ASYNCHRONOUS:
-            whom = f"an asynchronous copy of {whom}"
+        if record & ASYNCHRONOUS:
+            whom = f"an asynchronous {'bulk ' if record & BULK else ''}copy of {whom}"
+        elif record & BULK:
+            whom = f"a bulk copy that completes on {machine.bulk.agent_name(int(record & _THREAD))}"
+        if record >> _STEP_SHIFT == PENDING:
+            whom += ", not known to be complete,"
         raise RaceError(
-            f"{kind} race on byte {offset} of {region.name} ({region.space}): block {block} thread {thread} {verb} "
-            f"{whom} of block {other_block}, and nothing orders the two; {machine.describe(instruction)}",
+            f"{kind} race on byte {offset} of {region.name} ({region.space}): block {block} thread {thread} {verbs[kind]} "
+            f"{whom} of block {other_block}, and {missing}; {machine.describe(instruction)}",
             kind=kind,
             space=region.space,
             buffer=region.name,
@@ -324,7 +384,7 @@ class RaceShadow:
             block=block,
             thread=thread,
             other_block=other_block,
-            other_thread=None if many else other_thread,
+            other_thread=None if many or (record & BULK and not record & ASYNCHRONOUS) else other_thread,
             line=instruction.line,
             source=instruction.source,
             text=instruction.text,

@@ -1,0 +1,370 @@
+"""Bulk copies under way (`cp.async.bulk`), which land as late as the manual allows.
+
+A load into shared memory is issued: its destination is poisoned, counts as uninitialised, and belongs to the copy. It
+lands when somebody needs the phase of the barrier on which it completes, and only if with it that phase can end: when
+all arrivals have come and bytes are still owed. A store reads its source when its thread waits for its group, and its
+bytes reach global memory when the thread waits for more than the reading, or exits. So a kernel that does not wait, that
+waits for something else, or that overwrites a source too early computes garbage or is stopped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refmoe.ptx import bulk_races
+from refmoe.ptx.access import Access
+from refmoe.ptx.errors import MisuseError
+from refmoe.ptx.memory import POISON, Region
+from refmoe.ptx.races import AGENTS
+from refmoe.ptx.syntax import Instruction
+
+if TYPE_CHECKING:
+    from refmoe.ptx.frame import Frame
+    from refmoe.ptx.machine import Machine
+
+__all__ = ["Bulk", "Cut", "Load", "Store"]
+
+Array = Any
+_BARRIER_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Words of n copies between a buffer in global memory and shared memory.
+
+    Attributes:
+        access: of one word in global memory.
+        region: the buffer, or None where no word lies in its tensor.
+        index: int64 [n, m], bytes into the buffer.
+        inside: bool [n, m], the words that lie in the tensor, or None for all.
+        place: int64 [m], bytes from the begin of each copy in shared memory.
+    """
+
+    access: Access
+    region: Region | None
+    index: Array
+    inside: Array | None
+    place: Array
+
+    def some(self, which: Array) -> Cut:
+        """The copies at which bool [n] is on."""
+        return replace(self, index=self.index[which], inside=None if self.inside is None else self.inside[which])
+
+    def chosen(self, lanes: Array) -> tuple[Array, Array]:
+        """(byte index, lane) of every word in the tensor, one after another."""
+        who = np.broadcast_to(lanes[:, None], self.index.shape)
+        if self.inside is None:
+            return self.index.ravel(), who.ravel()
+        return self.index[self.inside], who[self.inside]
+
+    def targets(self, begin: Array) -> Array:
+        """Word numbers [n * m] in shared memory of copies that begin at bytes `begin` [n]."""
+        return ((begin[:, None] + self.place) // self.access.width).ravel()
+
+
+@dataclass(frozen=True)
+class Load:
+    """Loads of some lanes by one instruction.
+
+    Attributes:
+        instruction: it.
+        lanes: int64 [n].
+        ids: int64 [n], barriers on which they complete.
+        target: int64 [n], byte index into shared memory.
+        span: bytes of shared memory of each.
+        bytes: what each counts as in its transaction.
+        cut: their words.
+    """
+
+    instruction: Instruction
+    lanes: Array
+    ids: Array
+    target: Array
+    span: int
+    bytes: int
+    cut: Cut
+
+    def some(self, which: Array) -> Load:
+        """The loads at which bool [n] is on."""
+        return replace(
+            self, lanes=self.lanes[which], ids=self.ids[which], target=self.target[which], cut=self.cut.some(which)
+        )
+
+
+@dataclass(frozen=True)
+class Store:
+    """Stores of some lanes by one instruction.
+
+    Attributes:
+        instruction: it.
+        access: of one word in shared memory.
+        lanes: int64 [n].
+        groups: int64 [n], the bulk group of each, counted by lane.
+        source: int64 [n], byte index into shared memory.
+        span: bytes of shared memory of each.
+        cut: their words.
+        data: the words [n, m, ...] once they are read, or None.
+    """
+
+    instruction: Instruction
+    access: Access
+    lanes: Array
+    groups: Array
+    source: Array
+    span: int
+    cut: Cut
+    data: Array = None
+
+    def some(self, which: Array) -> Store:
+        """The stores at which bool [n] is on."""
+        return replace(
+            self,
+            lanes=self.lanes[which],
+            groups=self.groups[which],
+            source=self.source[which],
+            cut=self.cut.some(which),
+            data=None if self.data is None else self.data[which],
+        )
+
+    def read(self) -> tuple[Array, Array]:
+        """(byte index in shared memory, lane) of every word that is read."""
+        index = self.source[:, None] + self.cut.place
+        who = np.broadcast_to(self.lanes[:, None], index.shape)
+        inside = self.cut.inside
+        return (index.ravel(), who.ravel()) if inside is None else (index[inside], who[inside])
+
+
+class Bulk:
+    """The bulk copies of some CTAs that are not complete."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.group = np.zeros(machine.lanes, np.int64)
+        self.loads: list[Load] = []
+        # Stores that have not read their source, and those that have, but are not known to be complete.
+        self._unread: list[Store] = []
+        self._unwritten: list[Store] = []
+        # Barriers as agents: number by byte of shared memory.
+        self._agents: dict[int, int] = {}
+
+    # Agents
+
+    def agents(self, ids: Array) -> Array:
+        """The agent of each barrier, numbered inside its CTA."""
+        machine = self.machine
+        offsets = machine.mbarriers.slot[ids] * _BARRIER_BYTES % machine.shared.stride
+        most = min(AGENTS, machine.warps * 32) - 1
+        numbers = np.empty(len(ids), np.int64)
+        for offset in np.unique(offsets):
+            numbers[offsets == offset] = min(self._agents.setdefault(int(offset), len(self._agents)), most)
+        return numbers
+
+    def agent_name(self, thread: int) -> str:
+        """For messages: the barrier of an agent, by the number in a race record."""
+        number = thread % (self.machine.warps * 32)
+        found = [offset for offset, agent in self._agents.items() if agent == number]
+        return f"the mbarrier at byte {found[0]} of shared memory" if found else "an mbarrier"
+
+    # Loads
+
+    def load(self, frame: Frame, flight: Load, access: Access) -> None:
+        """Loads are issued; `access` is that of a whole one's destination."""
+        machine, shared = self.machine, self.machine.shared
+        machine.progress()
+        machine.tracer.copies("copy", flight.instruction, flight.lanes, flight.bytes)
+        if machine.clocks is not None:
+            shared.shadow.fill(frame, access, shared, flight.target, flight.span, flight.lanes, self.agents(flight.ids))
+            region = flight.cut.region
+            if region is not None and region.shadow is not None:
+                bulk_races.global_read(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes))
+        for begin in flight.target.tolist():
+            shared.data[begin : begin + flight.span] = POISON
+            shared.valid[begin : begin + flight.span] = 0
+        self.loads.append(flight)
+
+    def owed(self, ids: Array) -> Array:
+        """Bytes under way to each barrier."""
+        total = np.zeros(self.machine.mbarriers.count, np.int64)
+        for flight in self.loads:
+            np.add.at(total, flight.ids, flight.bytes)
+        return total[ids]
+
+    def land(self, frame: Frame, ids: Array, transactions: Array) -> Array:
+        """Land loads, in the order of their issue, as long as their barriers are owed bytes.
+
+        Args:
+            frame: the step.
+            ids: barriers [k] whose phase somebody needs.
+            transactions: int64, by barrier: bytes that it is owed; those that land are taken off.
+
+        Returns:
+            bool [barriers], those on which something landed.
+        """
+        wanted = np.zeros(len(transactions), bool)
+        wanted[ids] = True
+        touched = np.zeros(len(transactions), bool)
+        left = []
+        for flight in self.loads:
+            which = wanted[flight.ids] & (transactions[flight.ids] > 0)
+            if not which.any():
+                left.append(flight)
+                continue
+            part = flight
+            if not which.all():
+                left.append(flight.some(~which))
+                part = flight.some(which)
+            self._land(frame, part)
+            np.add.at(transactions, part.ids, -part.bytes)
+            touched[part.ids] = True
+        self.loads = left
+        return touched
+
+    def _land(self, frame: Frame, flight: Load) -> None:
+        machine, cut, shared = self.machine, flight.cut, self.machine.shared
+        machine.tracer.copies("land", flight.instruction, flight.lanes, flight.bytes)
+        machine.tracer.mbarrier("expect", flight.instruction, flight.lanes, flight.ids, -flight.bytes)
+        width = cut.access.width
+        place = cut.targets(flight.target)
+        shared.words(width)[place] = _fetch(frame, cut, flight.lanes)
+        valid = shared.words(width, of_valid=True)
+        valid[place] = np.iinfo(valid.dtype).max
+        if machine.clocks is not None:
+            shared.shadow.filled(frame, flight.target, flight.span, flight.lanes, self.agents(flight.ids))
+            if cut.region is not None and cut.region.shadow is not None:
+                bulk_races.global_read_done(frame, cut.access, cut.region, *cut.chosen(flight.lanes))
+        machine.progress()
+
+    def covers(self, lane: int, offset: int | None) -> bool:
+        """Whether a load to byte `offset` of the shared memory of the lane's CTA is under way."""
+        shared, cta = self.machine.shared, int(self.machine.lane_cta[lane])
+        byte = -1 if offset is None else cta * shared.stride + offset
+        return any(bool(((f.target <= byte) & (byte < f.target + f.span)).any()) for f in self.loads)
+
+    # Stores
+
+    def store(self, frame: Frame, flight: Store) -> None:
+        """Stores are issued.
+
+        Raises:
+            MemoryFault: their source is not initialised.
+        """
+        machine, shared = self.machine, self.machine.shared
+        machine.progress()
+        machine.tracer.copies("copy", flight.instruction, flight.lanes, flight.span)
+        index, who = flight.read()
+        flight.access._check_valid(frame, shared, index, who)
+        if machine.clocks is not None:
+            used = flight.source[:, None] + flight.cut.place
+            inside = flight.cut.inside
+            rows = list(used) if inside is None else [row[on] for row, on in zip(used, inside, strict=True)]
+            shared.shadow.drain(frame, flight.access, shared, flight.source, flight.span, flight.lanes, rows)
+            region = flight.cut.region
+            if region is not None and region.shadow is not None:
+                bulk_races.global_write(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes))
+        self._unread.append(flight)
+
+    def wait(self, frame: Frame, lanes: Array, keep: int, reads_only: bool) -> None:
+        """`lanes` wait for all their groups but the last `keep`, to have read their sources or to be complete."""
+        limit = np.full(self.machine.lanes, -1, np.int64)
+        limit[lanes] = self.group[lanes] - keep
+        reading, self._unread = _split(self._unread, limit)
+        for flight in reading:
+            self._unwritten.append(self._read(frame, flight))
+        if reads_only:
+            return
+        writing, self._unwritten = _split(self._unwritten, limit)
+        for flight in writing:
+            self._write(flight)
+            region = flight.cut.region
+            if region is not None and region.shadow is not None:
+                bulk_races.global_write_done(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes))
+
+    def _read(self, frame: Frame, flight: Store) -> Store:
+        machine, shared = self.machine, self.machine.shared
+        machine.tracer.copies("land", flight.instruction, flight.lanes, flight.span)
+        flight.access._check_valid(frame, shared, *flight.read())
+        data = shared.words(flight.access.width).take(flight.cut.targets(flight.source), axis=0)
+        if machine.clocks is not None:
+            shared.shadow.drained(frame, flight.source, flight.span, flight.lanes)
+        return replace(flight, data=data.reshape(*flight.cut.index.shape, *data.shape[1:]))
+
+    def _write(self, flight: Store) -> None:
+        cut = flight.cut
+        if cut.region is None:
+            return
+        width = cut.access.width
+        index, data = cut.index, flight.data
+        index, data = (
+            (index[cut.inside], data[cut.inside])
+            if cut.inside is not None
+            else (index.ravel(), data.reshape(-1, *data.shape[2:]))
+        )
+        cut.region.words(width)[index // width] = data
+        if cut.region.valid is not None:
+            valid = cut.region.words(width, of_valid=True)
+            valid[index // width] = np.iinfo(valid.dtype).max
+        self.machine.progress()
+
+    # The end
+
+    def leave(self, lanes: Array) -> None:
+        """`lanes` (bool of all lanes) exit.
+
+        Raises:
+            MisuseError: a store of theirs has not read its source, or a load into a CTA that ends is under way.
+        """
+        if not (self._unread or self._unwritten or self.loads):
+            return
+        for flight in self._unread:
+            gone = lanes[flight.lanes]
+            if gone.any():
+                self._misuse(
+                    flight.instruction, int(flight.lanes[np.argmax(gone)]),
+                    "the thread exits without having waited until its bulk copy has read shared memory",
+                )  # fmt: skip
+        limit = np.where(lanes, np.iinfo(np.int64).max, -1)
+        writing, self._unwritten = _split(self._unwritten, limit)
+        for flight in writing:
+            self._write(flight)
+        machine = self.machine
+        alive = machine.alive.reshape(machine.ctas, -1).any(axis=1)
+        for load in self.loads:
+            over = ~alive[machine.lane_cta[load.lanes]]
+            if over.any():
+                row = int(np.argmax(over))
+                name = machine.mbarriers.name(int(machine.mbarriers.slot[load.ids[row]]))
+                what = f"the block ends while {load.bytes} bytes are under way to it, which complete on {name}"
+                self._misuse(load.instruction, int(load.lanes[row]), what)
+
+    def _misuse(self, instruction: Instruction, lane: int, what: str) -> MisuseError:
+        raise self.machine.mbarriers.misuse(instruction, lane, what)
+
+
+def _split(flights: list[Store], limit: Array) -> tuple[list[Store], list[Store]]:
+    """Stores of groups below the limit of their lane, and the others."""
+    taken, left = [], []
+    for flight in flights:
+        which = flight.groups < limit[flight.lanes]
+        if which.any():
+            taken.append(flight if which.all() else flight.some(which))
+        if not which.all():
+            left.append(flight if not which.any() else flight.some(~which))
+    return taken, left
+
+
+def _fetch(frame: Frame, cut: Cut, lanes: Array) -> Array:
+    """The words of a load [n * m, ...], zeros outside the tensor."""
+    width, region = cut.access.width, cut.region
+    dtype = np.dtype(f"u{min(width, 8)}")
+    if region is None:
+        return np.zeros((cut.index.size, 2) if width > 8 else cut.index.size, dtype)
+    if region.valid is not None:
+        cut.access._check_valid(frame, region, *cut.chosen(lanes))
+    if cut.inside is None:
+        return region.words(width).take((cut.index // width).ravel(), axis=0)
+    found = region.words(width).take((np.where(cut.inside, cut.index, 0) // width).ravel(), axis=0)
+    found[~cut.inside.ravel()] = 0
+    return found

@@ -1,0 +1,269 @@
+"""What `cp.async.bulk` instructions do when they are issued: addresses to words, everything checked before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refmoe.ptx.access import Access
+from refmoe.ptx.access import Store as StoreAccess
+from refmoe.ptx.bulk import Cut, Load, Store
+from refmoe.ptx.bulk_boxes import Box, box_of, words
+from refmoe.ptx.bulk_maps import MapUse
+from refmoe.ptx.memory import Region
+from refmoe.ptx.tensormap import TensorMap
+
+if TYPE_CHECKING:
+    from refmoe.ptx.frame import Frame
+
+__all__ = ["BulkCommit", "BulkLoad", "BulkStore", "BulkWait", "TensorLoad", "TensorStore"]
+
+Array = Any
+# Of addresses and sizes of plain bulk copies, and the widest word.
+_CHUNK = 16
+
+
+def _acting(frame: Frame, where: Array | None, value: Array) -> Array:
+    """An operand of the acting lanes."""
+    whole = np.broadcast_to(value, (frame.count,))
+    return whole if where is None else whole[where]
+
+
+def _sized(access: Access, width: int, align: int = 0) -> Any:
+    """The access with another width."""
+    size = min(width, 8)
+    return replace(access, size=size, count=width // size, align=align)
+
+
+@dataclass(frozen=True)
+class _Boxes:
+    """Boxes of equal shape in one buffer: which lanes have them, and their words."""
+
+    rows: Array
+    box: Box
+    cut: Cut
+
+
+def _boxes(
+    frame: Frame, use: MapUse, access: Access, address: Array, coordinates: tuple[Array, ...], lanes: Array
+) -> Iterator[_Boxes]:
+    """Group the boxes of lanes; every word that lies in its tensor must lie in the buffer."""
+    storing = isinstance(access, StoreAccess)
+    machine, instruction = frame.machine, access.instruction
+    groups: dict[tuple[Box, Region | None], list[int]] = {}
+    maps = use.maps(frame, address, lanes)
+    for row, found in enumerate(maps):
+        try:
+            if found.rank != len(coordinates):
+                raise ValueError(f"a tensor map of rank {found.rank} and {len(coordinates)} coordinates")
+            box = box_of(found, storing)
+        except ValueError as error:
+            raise machine.mbarriers.misuse(instruction, int(lanes[row]), str(error)) from error
+        groups.setdefault((box, found.address >> 40), []).append(row)
+    start = np.stack([value.astype(np.uint32).view(np.int32).astype(np.int64) for value in coordinates], axis=1)
+    for (box, _), chosen in groups.items():
+        rows = np.array(chosen)
+        yield _Boxes(rows, box, _cut(frame, access, box, [maps[row] for row in chosen], start[rows], lanes[rows]))
+
+
+def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], start: Array, lanes: Array) -> Cut:
+    machine = frame.machine
+    address = np.array([found.address for found in maps], np.uint64)
+    dims = np.array([found.dims[: box.rank] for found in maps], np.int64)
+    try:
+        found = words(box, (address & np.uint64(0xFFFF)).view(np.int64), dims, start)
+    except ValueError as error:
+        raise machine.mbarriers.misuse(access.instruction, int(lanes[0]), str(error)) from error
+    access = _sized(access, found.width)
+    region = machine.arena.window(int(address[0]))
+    inside = found.inside
+    if inside is not None and not inside.any():
+        return Cut(access, None, found.index, inside, found.place)
+    if region is None or region.space != "global":
+        access._fault(frame, "unmapped", int(lanes[0]), int(address[0]), region, None)
+    assert region is not None
+    index = found.index + (address - np.uint64(region.base)).view(np.int64)[:, None]
+    beyond = (index < 0) | (index > region.size - found.width)
+    beyond = beyond if inside is None else beyond & inside
+    if beyond.any():
+        row, column = np.unravel_index(int(np.argmax(beyond)), beyond.shape)
+        offset = int(index[row, column])
+        access._fault(frame, "out of bounds", int(lanes[row]), region.base + offset, region, offset)
+    cut = Cut(access, region, index, inside, found.place)
+    if isinstance(access, StoreAccess):
+        access._check_writable(frame, region, index[:, 0], lanes)
+    return cut
+
+
+@dataclass(frozen=True)
+class TensorLoad:
+    """`cp.async.bulk.tensor` from global to shared memory.
+
+    Attributes:
+        target: any access to shared memory that writes.
+        source: any access to global memory.
+        barrier: the access of an mbarrier.
+        use: the tensor map.
+    """
+
+    target: StoreAccess
+    source: Access
+    barrier: Access
+    use: MapUse
+
+    def __call__(
+        self, frame: Frame, target: Array, tensor: Array, start: tuple[Array, ...], barrier: Array, guard: Array | None
+    ) -> None:
+        """Issue loads of boxes that begin at coordinates `start`.
+
+        Raises:
+            MemoryFault, MisuseError, RaceError: a box that cannot be loaded.
+        """
+        where, lanes, to = frame.select(target, guard)
+        if not lanes.size:
+            return
+        _, _, maps = frame.select(tensor, guard)
+        _, _, bars = frame.select(barrier, guard)
+        ids = frame.machine.mbarriers.objects(frame, self.barrier, bars, lanes)
+        begin = tuple(_acting(frame, where, value) for value in start)
+        for part in _boxes(frame, self.use, self.source, maps, begin, lanes):
+            rows, box = part.rows, part.box
+            whole = _sized(self.target, box.span, box.align)
+            region, _, index = next(whole._parts(frame, to[rows], lanes[rows]))
+            flight = Load(self.source.instruction, lanes[rows], ids[rows], index, box.span, box.bytes, part.cut)
+            frame.machine.bulk.load(frame, flight, whole)
+
+
+@dataclass(frozen=True)
+class TensorStore:
+    """`cp.async.bulk.tensor` from shared to global memory. Attributes as of `TensorLoad`."""
+
+    source: Access
+    target: StoreAccess
+    use: MapUse
+
+    def __call__(
+        self, frame: Frame, tensor: Array, start: tuple[Array, ...], source: Array, guard: Array | None
+    ) -> None:
+        """Issue stores of boxes that begin at coordinates `start`.
+
+        Raises:
+            MemoryFault, MisuseError, RaceError: a box that cannot be stored.
+        """
+        where, lanes, origin = frame.select(source, guard)
+        if not lanes.size:
+            return
+        _, _, maps = frame.select(tensor, guard)
+        begin = tuple(_acting(frame, where, value) for value in start)
+        for part in _boxes(frame, self.use, self.target, maps, begin, lanes):
+            rows, box = part.rows, part.box
+            whole = _sized(self.source, box.span, box.align)
+            _, _, index = next(whole._parts(frame, origin[rows], lanes[rows]))
+            word = _sized(self.source, part.cut.access.width)
+            bulk = frame.machine.bulk
+            groups = bulk.group[lanes[rows]]
+            bulk.store(
+                frame, Store(self.target.instruction, word, lanes[rows], groups, index, box.span, part.cut)
+            )
+
+
+def _plain(
+    frame: Frame, shared: Access, other: Access, own: Array, address: Array, size: Array, lanes: Array
+) -> Iterator[tuple[Array, Access, Array, int, Cut]]:
+    """(which lanes, whole access, byte index in shared memory, bytes, words) of copies that are no boxes."""
+    wrong = (size % _CHUNK != 0) | (size == 0)
+    if wrong.any():
+        bad = int(np.argmax(wrong))
+        what = f"a bulk copy of {int(size[bad])} bytes, not a multiple of {_CHUNK} above 0"
+        raise frame.machine.mbarriers.misuse(shared.instruction, int(lanes[bad]), what)
+    for count in map(int, np.unique(size)):
+        rows = np.flatnonzero(size == count)
+        whole, there = _sized(shared, count, _CHUNK), _sized(other, count, _CHUNK)
+        _, _, index = next(whole._parts(frame, own[rows], lanes[rows]))
+        place = np.arange(0, count, _CHUNK)
+        for region, which, begin in there._parts(frame, address[rows], lanes[rows]):
+            some = slice(None) if which is None else which
+            cut = Cut(_sized(other, _CHUNK), region, begin[:, None] + place, None, place)
+            if isinstance(other, StoreAccess):
+                other._check_writable(frame, region, begin, lanes[rows][some])
+            yield rows[some], whole, index[some], count, cut
+
+
+@dataclass(frozen=True)
+class BulkLoad:
+    """`cp.async.bulk` from global to shared memory. Attributes as of `TensorLoad`."""
+
+    target: StoreAccess
+    source: Access
+    barrier: Access
+
+    def __call__(
+        self, frame: Frame, target: Array, source: Array, size: Array, barrier: Array, guard: Array | None
+    ) -> None:
+        """Issue loads of `size` bytes.
+
+        Raises:
+            MemoryFault, MisuseError, RaceError: bytes that cannot be loaded.
+        """
+        where, lanes, to = frame.select(target, guard)
+        if not lanes.size:
+            return
+        _, _, origin = frame.select(source, guard)
+        _, _, bars = frame.select(barrier, guard)
+        ids = frame.machine.mbarriers.objects(frame, self.barrier, bars, lanes)
+        sizes = _acting(frame, where, size).astype(np.int64)
+        for rows, whole, index, count, cut in _plain(frame, self.target, self.source, to, origin, sizes, lanes):
+            flight = Load(self.source.instruction, lanes[rows], ids[rows], index, count, count, cut)
+            frame.machine.bulk.load(frame, flight, whole)
+
+
+@dataclass(frozen=True)
+class BulkStore:
+    """`cp.async.bulk` from shared to global memory. Attributes as of `TensorLoad`."""
+
+    source: Access
+    target: StoreAccess
+
+    def __call__(self, frame: Frame, target: Array, source: Array, size: Array, guard: Array | None) -> None:
+        """Issue stores of `size` bytes.
+
+        Raises:
+            MemoryFault, MisuseError, RaceError: bytes that cannot be stored.
+        """
+        where, lanes, origin = frame.select(source, guard)
+        if not lanes.size:
+            return
+        _, _, to = frame.select(target, guard)
+        sizes = _acting(frame, where, size).astype(np.int64)
+        bulk = frame.machine.bulk
+        word = _sized(self.source, _CHUNK)
+        for rows, _, index, count, cut in _plain(frame, self.source, self.target, origin, to, sizes, lanes):
+            groups = bulk.group[lanes[rows]]
+            bulk.store(frame, Store(self.target.instruction, word, lanes[rows], groups, index, count, cut))
+
+
+@dataclass(frozen=True)
+class BulkCommit:
+    """`cp.async.bulk.commit_group`: the stores that a lane issued since the last one are a group."""
+
+    def __call__(self, frame: Frame, guard: Array | None) -> None:
+        """Close the group of each lane."""
+        _, lanes, _ = frame.select(np.uint64(0), guard)
+        frame.machine.bulk.group[lanes] += 1
+
+
+@dataclass(frozen=True)
+class BulkWait:
+    """`cp.async.bulk.wait_group keep`; `reads_only`: `.read`."""
+
+    keep: int
+    reads_only: bool
+
+    def __call__(self, frame: Frame, guard: Array | None) -> None:
+        """Complete the groups that are waited for."""
+        _, lanes, _ = frame.select(np.uint64(0), guard)
+        if lanes.size:
+            frame.machine.bulk.wait(frame, lanes, self.keep, self.reads_only)

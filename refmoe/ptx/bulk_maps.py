@@ -1,0 +1,232 @@
+"""Tensor maps in memory: how instructions read and edit them, and when an edit is seen.
+
+Copies read tensor maps through a proxy of their own. A map that a launch wrote may be used once its writer has released
+it (`tensormap.cp_fenceproxy`, or `fence.proxy.tensormap::generic.release`) and the using warp has since acquired it
+(`fence.proxy.tensormap::generic.acquire`, on its address); in between it is stale, whatever its bytes are. A copy reads its
+map when it is issued: CUTLASS edits the map of the next group while copies of the last are under way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refmoe.ptx.access import Access, Store
+from refmoe.ptx.memory import Region
+from refmoe.ptx.tensormap import MAP_BYTES, TensorMap, decode_tensor_map, replace_field
+
+if TYPE_CHECKING:
+    from refmoe.ptx.frame import Frame
+
+__all__ = ["MapAcquire", "MapCopy", "MapHistory", "MapRelease", "MapReplace", "MapUse"]
+
+Array = Any
+_WORD = 16
+_WORDS = MAP_BYTES // _WORD
+_STEP_SHIFT = 32
+
+
+@dataclass
+class MapHistory:
+    """Of one launch.
+
+    Attributes:
+        released: step of the last release of the map at an address.
+        fenced: by warp of the grid, the step of its last release of everything it wrote.
+        acquired: by (warp of the grid, address), the step of the last acquire.
+    """
+
+    released: dict[int, int] = field(default_factory=dict)
+    fenced: dict[int, int] = field(default_factory=dict)
+    acquired: dict[tuple[int, int], int] = field(default_factory=dict)
+
+
+def _word_index(begin: Array) -> Array:
+    """Byte index of the 16-byte words [n * 8] of maps that begin at [n]."""
+    return (begin[:, None] + np.arange(0, MAP_BYTES, _WORD)).ravel()
+
+
+def _read(frame: Frame, access: Access, region: Region, begin: Array, lanes: Array) -> list[bytes]:
+    """The bytes of the maps at `begin` [n], as their lanes read them."""
+    index, who = _word_index(begin), np.repeat(lanes, _WORDS)
+    access._check_valid(frame, region, index, who)
+    if region.shadow is not None:
+        region.shadow.read(frame, access, region, index, who)
+    rows = region.words(_WORD).take(index // _WORD, axis=0).reshape(len(begin), -1)
+    return [row.tobytes() for row in rows]
+
+
+def _write(frame: Frame, access: Store, region: Region, begin: Array, lanes: Array, contents: list[bytes]) -> None:
+    index, who = _word_index(begin), np.repeat(lanes, _WORDS)
+    access._check_writable(frame, region, index, who)
+    words = np.frombuffer(b"".join(contents), np.uint64).reshape(-1, 2)
+    if region.shadow is not None:
+        region.shadow.before_write(frame, access, region, index, who, words)
+    region.words(_WORD)[index // _WORD] = words
+    if region.shadow is not None:
+        region.shadow.after_write(frame, access, region, index, who, words)
+    if region.valid is not None:
+        region.words(_WORD, of_valid=True)[index // _WORD] = np.iinfo(np.uint64).max
+    frame.machine.progress()
+
+
+@dataclass(frozen=True)
+class MapUse:
+    """The tensor map that a copy goes by.
+
+    Attributes:
+        whole: the access of all its bytes.
+        word: that of 16 of them.
+    """
+
+    whole: Access
+    word: Access
+
+    def maps(self, frame: Frame, address: Array, lanes: Array) -> list[TensorMap]:
+        """The maps at `address` [n].
+
+        Raises:
+            MemoryFault: an address where none can be.
+            MisuseError: what is there is no tensor map, or a stale one.
+        """
+        found: list[TensorMap] = [None] * len(lanes)  # type: ignore[list-item]
+        for region, which, begin in self.whole._parts(frame, address, lanes):
+            rows = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
+            if region is frame.machine.shared or region is frame.machine.local:
+                raise frame.machine.mbarriers.misuse(
+                    self.whole.instruction, int(lanes[rows[0]]), f"a tensor map in {region.name}"
+                )
+            contents = _read(frame, self.word, region, begin, lanes[rows])
+            if region.shadow is not None and region.shadow.written:
+                self._check_fresh(frame, region, begin, lanes[rows])
+            for row, content in zip(rows, contents, strict=True):
+                try:
+                    found[row] = decode_tensor_map(content)
+                except ValueError as error:
+                    raise frame.machine.mbarriers.misuse(
+                        self.whole.instruction, int(lanes[row]), f"at 0x{int(address[row]):X}: {error}"
+                    ) from error
+        return found
+
+    def _check_fresh(self, frame: Frame, region: Region, begin: Array, lanes: Array) -> None:
+        machine, shadow = frame.machine, region.shadow
+        assert shadow is not None
+        history = machine.launch.maps
+        records = shadow.last_writes(_word_index(begin), _WORD).reshape(len(begin), -1).max(axis=1)
+        for lane, at, record in zip(lanes.tolist(), begin.tolist(), records.tolist(), strict=True):
+            if not record:
+                continue
+            address, written = region.base + at, record >> _STEP_SHIFT
+            writer = shadow.thread_of(record)
+            released = max(history.released.get(address, 0), history.fenced.get(writer >> 5, 0))
+            acquired = history.acquired.get(((lane + machine.first_thread) >> 5, address), 0)
+            if written <= released < acquired:
+                continue
+            block, thread = machine.place_of_thread(writer)
+            missing = "released it" if released < written else "acquired it since"
+            who = "nobody has" if released < written else "its own warp has not"
+            raise machine.mbarriers.misuse(
+                self.whole.instruction,
+                lane,
+                f"a stale tensor map: that at byte {at} of {region.name} (0x{address:X}) was written by block {block} "
+                f"thread {thread}, and {who} {missing} (fence.proxy.tensormap::generic)",
+            )
+
+
+@dataclass(frozen=True)
+class MapReplace:
+    """`tensormap.replace.tile.<name>`: a weak read and write of the whole map."""
+
+    whole: Access
+    word: Store
+    name: str
+
+    def __call__(self, frame: Frame, address: Array, ordinal: int, value: Array, guard: Array | None) -> None:
+        """Edit the map of each acting lane."""
+        where, lanes, chosen = frame.select(address, guard)
+        if not lanes.size:
+            return
+        values = np.broadcast_to(value, (frame.count,))
+        values = values if where is None else values[where]
+        for region, which, begin in self.whole._parts(frame, chosen, lanes):
+            rows = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
+            changed = []
+            for row, content in zip(rows, _read(frame, self.word, region, begin, lanes[rows]), strict=True):
+                try:
+                    found = decode_tensor_map(content)
+                    changed.append(replace_field(found, self.name, ordinal, int(values[row])).encode())
+                except ValueError as error:
+                    raise frame.machine.mbarriers.misuse(
+                        self.whole.instruction, int(lanes[row]), str(error)
+                    ) from error
+            _write(frame, self.word, region, begin, lanes[rows], changed)
+
+
+@dataclass(frozen=True)
+class MapCopy:
+    """`tensormap.cp_fenceproxy`: a warp copies 128 bytes from shared to global memory, and releases the map there."""
+
+    source: Access
+    source_word: Access
+    target: Store
+    target_word: Store
+
+    def __call__(self, frame: Frame, target: Array, source: Array) -> None:
+        """Copy once for each warp.
+
+        Raises:
+            MisuseError: lanes of one warp with different addresses.
+        """
+        machine = frame.machine
+        _, lanes, to = frame.select(target, None)
+        _, _, origin = frame.select(source, None)
+        first = np.r_[True, lanes[1:] >> 5 != lanes[:-1] >> 5]
+        group = np.cumsum(first) - 1
+        differs = (to != to[first][group]) | (origin != origin[first][group])
+        if differs.any():
+            lane = int(lanes[int(np.argmax(differs))])
+            raise machine.mbarriers.misuse(self.target.instruction, lane, "addresses that differ in the warp")
+        lanes, to, origin = lanes[first], to[first], origin[first]
+        region, _, begin = next(self.source._parts(frame, origin, lanes))
+        contents = _read(frame, self.source_word, region, begin, lanes)
+        for region, which, begin in self.target._parts(frame, to, lanes):
+            rows = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
+            _write(frame, self.target_word, region, begin, lanes[rows], [contents[row] for row in rows])
+            for at in begin.tolist():
+                machine.launch.maps.released[region.base + at] = machine.launch.steps
+
+
+@dataclass(frozen=True)
+class MapAcquire:
+    """`fence.proxy.tensormap::generic.acquire`."""
+
+    whole: Access
+
+    def __call__(self, frame: Frame, address: Array, guard: Array | None) -> None:
+        """The warps of the acting lanes will see what was released of the maps at `address`."""
+        machine = frame.machine
+        _, lanes, chosen = frame.select(address, guard)
+        if not lanes.size:
+            return
+        for _ in self.whole._parts(frame, chosen, lanes):
+            pass
+        first = machine.first_thread
+        keys = {((lane + first) >> 5, at) for lane, at in zip(lanes.tolist(), chosen.tolist(), strict=True)}
+        machine.launch.maps.acquired.update(dict.fromkeys(keys, machine.launch.steps))
+        if machine.clocks is not None:
+            machine.clocks.acquire(lanes)
+
+
+@dataclass(frozen=True)
+class MapRelease:
+    """`fence.proxy.tensormap::generic.release`."""
+
+    def __call__(self, frame: Frame, guard: Array | None) -> None:
+        """What the warps of the acting lanes have written may be acquired as tensor maps."""
+        machine = frame.machine
+        _, lanes, _ = frame.select(np.uint64(0), guard)
+        warps = np.unique((lanes + machine.first_thread) >> 5)
+        machine.launch.maps.fenced.update(dict.fromkeys(warps.tolist(), machine.launch.steps))
+        frame.fence(guard)

@@ -1,0 +1,245 @@
+"""Races of bulk copies: whole ranges of shared memory at a time, and the proxy rule.
+
+A bulk copy touches thousands of granules, so shared memory also keeps, for every line of 128 bytes, the step of the last
+plain read and write of each warp and the last bulk write. A range all of whose lines are ordered before a copy has no
+race; only where a line is not are its granules looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refmoe.ptx.races import ASYNCHRONOUS, BULK, PENDING, RaceShadow
+
+if TYPE_CHECKING:
+    from refmoe.ptx.access import Access
+    from refmoe.ptx.frame import Frame
+    from refmoe.ptx.memory import Region
+
+__all__ = ["BulkShadow", "global_read", "global_read_done", "global_write", "global_write_done"]
+
+Array = Any
+_LINE_SHIFT = 7
+_LINE = 1 << _LINE_SHIFT
+_STEP_SHIFT = 32
+_PENDING_BITS = PENDING << _STEP_SHIFT
+_THREAD = np.int64(int(BULK) - 1)
+# The narrowest bulk copy.
+_CHUNK = 16
+
+
+class BulkShadow(RaceShadow):
+    """Shared memory of a kernel with bulk copies.
+
+    Args:
+        size: bytes.
+        warps: of a CTA. Reads by bulk copies have a column of their own behind those of the warps.
+    """
+
+    def __init__(self, size: int, warps: int) -> None:
+        super().__init__(size, warps)
+        self.columns = warps + 1
+        lines = -(-size // _LINE)
+        self._read_steps = np.zeros((lines, warps + 1), np.int64)
+        self._write_steps = np.zeros((lines, warps), np.int64)
+        self._bulk_writes = np.zeros(lines, np.int64)
+
+    # Accesses of lanes, and copies of theirs
+
+    def read(
+        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, asynchronous: bool = False
+    ) -> None:
+        """See `RaceShadow.read`."""
+        super().read(frame, access, region, index, lanes, asynchronous)
+        self._read_steps[index >> _LINE_SHIFT, (lanes >> 5) % self.readers] = frame.machine.clocks.now
+
+    def before_write(
+        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, words: Array
+    ) -> None:
+        """See `RaceShadow.before_write`."""
+        super().before_write(frame, access, region, index, lanes, words)
+        self._write_steps[index >> _LINE_SHIFT, (lanes >> 5) % self.readers] = frame.machine.clocks.now
+
+    def _modify(
+        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, flags: np.int64
+    ) -> None:
+        super()._modify(frame, access, region, index, lanes, flags)
+        # What a copy writes is not ordered by what its warp does: a step of the far future sends it to the granules.
+        step = PENDING if flags & ASYNCHRONOUS else frame.machine.clocks.now
+        self._write_steps[index >> _LINE_SHIFT, (lanes >> 5) % self.readers] = step
+
+    # Bulk copies of n ranges, each of `span` bytes from index `first` [n]
+
+    def fill(self, frame: Frame, access: Access, region: Region, first: Array, span: int, lanes: Array, own: Array) -> None:
+        """Copies into ranges are issued; they complete on the agents `own` [n].
+
+        Raises:
+            RaceError: somebody else's access is not ordered before one of them.
+        """
+        self._prepare()
+        clocks, lines = frame.machine.clocks, self._lines(first, span)
+        seen = clocks.seen[lanes >> 5, : self.readers]
+        fine = self._bulk_ordered(frame, lines, lanes)
+        reads = self._read_steps[lines].max(axis=1)
+        fine &= (reads[:, : self.readers] <= seen).all(axis=1) & (reads[:, self.readers] == 0)
+        fine &= (self._write_steps[lines].max(axis=1) <= seen).all(axis=1)
+        for row in np.flatnonzero(~fine):
+            index = np.arange(first[row], first[row] + span, _CHUNK)
+            who = np.full(len(index), lanes[row])
+            at, who, count = self._cover(index, who, _CHUNK)
+            mine = self._mine(frame, who, np.int64(0))
+            for bad, previous, kind in self._unordered(frame, at, who, mine):
+                self._report(frame, access, region, index, who[::count], bad[0], count, previous[0], kind)
+        self._set_writes(first, span, self._agent_records(frame, lanes, own) + np.int64(_PENDING_BITS))
+        self.written = True
+
+    def filled(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array) -> None:
+        """Those copies have landed."""
+        self._prepare()
+        now = np.int64(frame.machine.clocks.now << _STEP_SHIFT)
+        self._set_writes(first, span, self._agent_records(frame, lanes, own) + now)
+
+    def drain(
+        self, frame: Frame, access: Access, region: Region, first: Array, span: int, lanes: Array, used: Array
+    ) -> None:
+        """Copies out of ranges are issued; of copy i they read the words of `access` at `used[i]`.
+
+        Raises:
+            RaceError: a write that is not ordered before them, or one without a proxy fence between.
+        """
+        self._prepare()
+        clocks, lines = frame.machine.clocks, self._lines(first, span)
+        row, half = lanes >> 5, clocks.crossed
+        known = np.minimum(clocks.seen[row, : self.readers], clocks.seen[row, half : half + self.readers])
+        fine = self._bulk_ordered(frame, lines, lanes) & (self._write_steps[lines].max(axis=1) <= known).all(axis=1)
+        for one in np.flatnonzero(~fine):
+            index = used[one]
+            at, who, count = self._cover(index, np.full(len(index), lanes[one]), access.width)
+            previous = self._writes[at]
+            bad = self._conflicts(frame, who, previous, self._mine(frame, who, np.int64(0)))
+            if bad.size:
+                self._report(frame, access, region, index, who[::count], bad[0], count, previous[bad[0]], "write-read")
+            plain = (previous != 0) & (previous & (BULK | ASYNCHRONOUS) == 0)
+            bad = np.flatnonzero(plain & ~clocks.has_crossed(who, previous))
+            if bad.size:
+                self._report(frame, access, region, index, who[::count], bad[0], count, previous[bad[0]], "proxy")
+        self._read_steps[lines, self.readers] = PENDING
+        record = self._store_records(frame, lanes)
+        for begin, end, value in self._granules(first, span, record):
+            self._reads[begin:end, self.readers] = value
+
+    def drained(self, frame: Frame, first: Array, span: int, lanes: Array) -> None:
+        """Those copies have read, and their threads have waited for it: the reads count as these threads'."""
+        self._prepare()
+        mine = self._mine(frame, lanes, np.int64(0))
+        pending = self._store_records(frame, lanes)
+        for row, (begin, end, value) in enumerate(self._granules(first, span, pending)):
+            column = self._reads[begin:end, self.readers]
+            column[column == value] = mine[row]
+
+    def _prepare(self) -> None:
+        nobody = np.zeros(0, np.int64)
+        self._cover(nobody, nobody, _CHUNK)
+
+    def _lines(self, first: Array, span: int) -> Array:
+        """Lines [n, k] of each range."""
+        offset = int((first & (_LINE - 1)).max())
+        lines = (first >> _LINE_SHIFT)[:, None] + np.arange(-(-(span + offset) // _LINE))
+        return np.minimum(lines, len(self._bulk_writes) - 1)
+
+    def _bulk_ordered(self, frame: Frame, lines: Array, lanes: Array) -> Array:
+        records = self._bulk_writes[lines]
+        who = np.broadcast_to(lanes[:, None], lines.shape)
+        ordered: Array = (records == 0) | frame.machine.clocks.ordered(who, records)
+        return ordered.all(axis=1)
+
+    def _granules(self, first: Array, span: int, values: Array) -> Iterator[tuple[int, int, int]]:
+        count = span // self.granule
+        for begin, value in zip((first // self.granule).tolist(), values.tolist(), strict=True):
+            yield begin, begin + count, value
+
+    def _set_writes(self, first: Array, span: int, records: Array) -> None:
+        for begin, end, value in self._granules(first, span, records):
+            self._writes[begin:end] = value
+        lines = self._lines(first, span)
+        whole = span % _LINE == 0 and not (first & (_LINE - 1)).any()
+        # A line of which a copy writes a part has no one record: it is looked at by granules ever after.
+        self._bulk_writes[lines] = records[:, None] if whole else records[:, None] | np.int64(_PENDING_BITS)
+
+    def _agent_records(self, frame: Frame, lanes: Array, own: Array) -> Array:
+        per_cta = frame.machine.warps * 32
+        return frame.machine.first_thread + lanes // per_cta * per_cta + own + int(BULK)
+
+    def _store_records(self, frame: Frame, lanes: Array) -> Array:
+        return _pending(frame, lanes)
+
+
+def _pending(frame: Frame, lanes: Array) -> Array:
+    """Records of bulk copies that wait for their group."""
+    return lanes + np.int64(_PENDING_BITS + frame.machine.first_thread + int(BULK | ASYNCHRONOUS))
+
+
+# Global memory
+
+
+def global_read(frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
+    """Words at `index` [n] will be read by bulk copies of `lanes` [n].
+
+    Raises:
+        RaceError: a write that is not ordered before them, or one without a proxy fence between.
+    """
+    shadow, machine = region.shadow, frame.machine
+    assert shadow is not None
+    at, who, count = shadow._cover(index, lanes, access.width)
+    if shadow.written:
+        previous = shadow._writes[at]
+        bad = shadow._conflicts(frame, who, previous, shadow._mine(frame, who, np.int64(0)))
+        if bad.size:
+            shadow._report(frame, access, region, index, lanes, bad[0], count, previous[bad[0]], "write-read")
+        plain = (previous != 0) & (previous & (BULK | ASYNCHRONOUS) == 0)
+        fenced, step = machine.launch.proxied, previous >> _STEP_SHIFT
+        reader, writer = (who >> 5) + machine.clocks.first_warp, (previous & _THREAD) >> 5
+        bad = np.flatnonzero(plain & (fenced[reader] < step) & (fenced[writer] < step))
+        if bad.size:
+            shadow._report(frame, access, region, index, lanes, bad[0], count, previous[bad[0]], "proxy")
+    shadow._reads[at, 1] = np.where(shadow._reads[at, 0] != 0, shadow._reads[at, 0], shadow._reads[at, 1])
+    shadow._reads[at, 0] = _pending(frame, who)
+
+
+def global_read_done(frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
+    """Those copies have read: from now on the reads count as plain ones of `lanes`."""
+    shadow = region.shadow
+    assert shadow is not None
+    at, who, _ = shadow._cover(index, lanes, access.width)
+    for column in range(shadow.columns):
+        found = shadow._reads[at, column]
+        shadow._reads[at, column] = np.where(
+            found == _pending(frame, who), shadow._mine(frame, who, np.int64(0)), found
+        )
+
+
+def global_write(frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
+    """Words at `index` [n] will be written by bulk copies of `lanes` [n].
+
+    Raises:
+        RaceError: an access that is not ordered before them.
+    """
+    shadow = region.shadow
+    assert shadow is not None
+    at, who, count = shadow._cover(index, lanes, access.width)
+    for bad, previous, kind in shadow._unordered(frame, at, who, shadow._mine(frame, who, np.int64(0))):
+        shadow._report(frame, access, region, index, lanes, bad[0], count, previous[0], kind)
+    shadow._writes[at] = _pending(frame, who)
+    shadow.written = True
+
+
+def global_write_done(frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
+    """Those copies are complete, and their threads have waited for them."""
+    shadow = region.shadow
+    assert shadow is not None
+    at, who, _ = shadow._cover(index, lanes, access.width)
+    found = shadow._writes[at]
+    shadow._writes[at] = np.where(found == _pending(frame, who), shadow._mine(frame, who, np.int64(0)), found)
