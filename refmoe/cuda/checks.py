@@ -14,6 +14,7 @@ from refmoe.errors import ArgumentError, describe
 __all__ = [
     "BLOCK_ELEMENTS",
     "GROUP_BLOCKS",
+    "INT32_MAX",
     "check_array",
     "check_fill",
     "check_half_precision",

@@ -62,8 +62,11 @@ class Device(Protocol):
     def upload(self, name: str, array: npt.NDArray[Any]) -> Buffer:
         """A read-only buffer with the array's bytes."""
 
-    def output(self, name: str, shape: tuple[int, ...], fill: int) -> Buffer:
-        """A uint8 buffer to be written by a kernel; every byte holds `fill` until then."""
+    def output(self, name: str, shape: tuple[int, ...], fill: int, *, initialised: bool = False) -> Buffer:
+        """A uint8 buffer to be written by a kernel; every byte holds `fill` until then.
+
+        `initialised` says that kernels may read what it holds before they write it.
+        """
 
     def launch(self, plan: LaunchPlan) -> None:
         """Run a plan to its end."""
@@ -95,9 +98,10 @@ class PtxDevice:
         """A read-only buffer with the array's bytes."""
         return ptx.Buffer(array.view(np.uint8), name=name, initialised=True, writable=False)
 
-    def output(self, name: str, shape: tuple[int, ...], fill: int) -> Buffer:
-        """A uint8 buffer whose bytes hold `fill` and count as uninitialised until the kernel writes them."""
-        return ptx.Buffer(np.full(shape, fill, np.uint8), name=name, initialised=False, writable=True)
+    def output(self, name: str, shape: tuple[int, ...], fill: int, *, initialised: bool = False) -> Buffer:
+        """A uint8 buffer whose bytes hold `fill`; unless `initialised`, each counts as unwritten until written."""
+        mask = np.full(shape, initialised)  # kept up to date by launches: what one writes, the next may read
+        return ptx.Buffer(np.full(shape, fill, np.uint8), name=name, initialised=mask, writable=True)
 
     def launch(self, plan: LaunchPlan) -> None:
         """Compile the plan's source to PTX if need be, and execute its entry."""
@@ -169,7 +173,7 @@ class CudaDevice:
         """A tensor with the array's bytes."""
         return self.torch.from_numpy(np.array(array.view(np.uint8))).cuda()
 
-    def output(self, name: str, shape: tuple[int, ...], fill: int) -> Buffer:
+    def output(self, name: str, shape: tuple[int, ...], fill: int, *, initialised: bool = False) -> Buffer:
         """A uint8 tensor whose bytes hold `fill`."""
         return self.torch.full(shape, fill, dtype=self.torch.uint8, device="cuda")
 

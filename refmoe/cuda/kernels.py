@@ -42,6 +42,7 @@ __all__ = [
     "mxfp8_quantize",
     "mxfp8_quantize_kernel",
     "mxfp8_quantize_plan",
+    "row_threads",
 ]
 
 LANE_ELEMENTS = 16  # of one thread
@@ -108,7 +109,7 @@ def mxfp8_quantize_plan(
     return LaunchPlan(
         kernel,
         grid=min(rows, CTAS_PER_MULTIPROCESSOR * multiprocessors),
-        block=_row_threads(k),
+        block=row_threads(k),
         arguments=(x, codes, scales, rows, k // LANE_ELEMENTS, k_groups(k)),
     )
 
@@ -133,7 +134,7 @@ def expand_plan(
     return LaunchPlan(
         kernel,
         grid=min(tokens, CTAS_PER_MULTIPROCESSOR * multiprocessors),
-        block=_row_threads(k),
+        block=row_threads(k),
         arguments=(
             *(x, input_sf, topk_ids, unpermuted_to_permuted, offsets, codes, scales),
             *(tokens, top_k, first_expert, k // LANE_ELEMENTS, k_groups(k)),
@@ -261,6 +262,7 @@ def expand(
     return ExpandedRows(device.download(codes), device.download(scales))
 
 
-def _row_threads(k: int) -> int:
+def row_threads(k: int) -> int:
+    """Threads of a CTA for rows of k elements: whole warps, 16 elements a thread, at most 512."""
     whole_warps = -(-k // (LANE_ELEMENTS * WARP_LANES)) * WARP_LANES
     return min(whole_warps, MAX_ROW_THREADS)

@@ -25,7 +25,8 @@ class Buffer:
     Attributes:
         array: C-contiguous; read before the launch and, if `writable`, written after it.
         name: for messages.
-        initialised: whether its bytes hold what the kernel may read: True, False, or bool of the array's shape.
+        initialised: whether its bytes hold what the kernel may read: True, False, or bool of the array's shape, which
+            a launch that ends well brings up to date, so that the next one may read what this one wrote.
         writable: whether the kernel may write it.
     """
 

@@ -10,11 +10,10 @@
 //      writes scale word to  rank 0's, rank 1's, ...          rank 7's scale row
 //
 // Scale rows that no token fills (padding to 128 rows, experts without tokens) are not written.
+#include "expert_maps.cuh"
 #include "mxfp8_encode.cuh"
 
 namespace refmoe {
-
-constexpr int kNoRow = -1;  // the expert belongs to another rank
 
 /// Where one token's row goes for one of its experts.
 struct Destination {

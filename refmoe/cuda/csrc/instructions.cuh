@@ -14,6 +14,27 @@ __device__ __forceinline__ uint32_t cvt_rn_satfinite_e4m3x2(float high, float lo
     return codes;
 }
 
+/// Two floats rounded to nearest even as BF16, `low` in the low half; NaN becomes 0x7FFF.
+__device__ __forceinline__ uint32_t cvt_rn_bf16x2(float high, float low) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+/// The smaller of two floats, -0 below +0; a NaN stays one.
+__device__ __forceinline__ float min_nan(float a, float b) {
+    float smallest;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(smallest) : "f"(a), "f"(b));
+    return smallest;
+}
+
+/// The larger of two floats, -0 below +0; a NaN stays one.
+__device__ __forceinline__ float max_nan(float a, float b) {
+    float largest;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(a), "f"(b));
+    return largest;
+}
+
 /// a * b rounded to nearest; subnormal operands and results become zeros of their sign.
 __device__ __forceinline__ float mul_rn_ftz(float a, float b) {
     float product;

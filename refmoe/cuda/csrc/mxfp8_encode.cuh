@@ -15,18 +15,14 @@
 
 #include "instructions.cuh"
 #include "scale_layout.cuh"
+#include "warp.cuh"
 
 namespace refmoe {
 
 constexpr int kLaneElements = 16;
 constexpr int kBlockLanes = kBlockElements / kLaneElements;  // 2
 constexpr int kGroupLanes = kGroupElements / kLaneElements;  // 8
-constexpr int kWarpLanes = 32;
 constexpr int kMaxRowThreads = 512;                          // a wider row takes several rounds
-constexpr unsigned kFullWarp = 0xFFFFFFFFu;
-
-/// Lanes of a row rounded up to whole warps: shuffles need every lane of a warp, also past the end of the row.
-__device__ __forceinline__ int whole_warps(int lanes) { return (lanes + kWarpLanes - 1) & -kWarpLanes; }
 
 /// How the scale is chosen from a block's largest magnitude (amax).
 enum class ScaleMode {
@@ -47,6 +43,7 @@ struct Encoded {
 };
 
 constexpr uint32_t kMagnitudes = 0x7FFF7FFFu;  // two 16-bit floats without their signs
+constexpr uint32_t kFloatMagnitude = 0x7FFFFFFFu;  // an FP32 without its sign
 constexpr uint32_t kInfinityBits = 0x7F800000u;
 constexpr uint32_t kNanBits = 0x7FFFFFFFu;
 constexpr int kFloatMantissaBits = 23;
@@ -140,6 +137,35 @@ __device__ __forceinline__ Encoded encode(uint4 first, uint4 second) {
     for (int i = 0; i < kLaneElements / 4; ++i) {
         const uint32_t low = encode_pair<edge>(Element::to_float2(pairs[2 * i]), scale.factor);
         const uint32_t high = encode_pair<edge>(Element::to_float2(pairs[2 * i + 1]), scale.factor);
+        codes[i] = low | high << 16;
+    }
+    return {{codes[0], codes[1], codes[2], codes[3]}, scale.byte};
+}
+
+/// The larger magnitude of two FP32 bit patterns without their signs; see max_magnitudes().
+template <EdgePolicy edge>
+__device__ __forceinline__ uint32_t max_float_magnitudes(uint32_t a, uint32_t b) {
+    if constexpr (edge == EdgePolicy::kExact) return max(a, b);
+    return __float_as_uint(fmaxf(__uint_as_float(a), __uint_as_float(b)));
+}
+
+/// Encodes 16 FP32 elements of this lane, which have been rounded to no 16-bit format. All lanes of the warp take part;
+/// lanes past the end of a row pass zeros.
+template <ScaleMode mode, EdgePolicy edge>
+__device__ __forceinline__ Encoded encode(const float (&elements)[kLaneElements]) {
+    uint32_t amax = 0;
+#pragma unroll
+    for (int i = 0; i < kLaneElements; ++i)
+        amax = max_float_magnitudes<edge>(amax, __float_as_uint(elements[i]) & kFloatMagnitude);
+#pragma unroll
+    for (int lanes = 1; lanes < kBlockLanes; lanes *= 2)
+        amax = max_float_magnitudes<edge>(amax, __shfl_xor_sync(kFullWarp, amax, lanes));
+    const BlockScale scale = block_scale<mode, edge>(amax);
+    uint32_t codes[kLaneElements / 4];
+#pragma unroll
+    for (int i = 0; i < kLaneElements / 4; ++i) {
+        const uint32_t low = encode_pair<edge>({elements[4 * i], elements[4 * i + 1]}, scale.factor);
+        const uint32_t high = encode_pair<edge>({elements[4 * i + 2], elements[4 * i + 3]}, scale.factor);
         codes[i] = low | high << 16;
     }
     return {{codes[0], codes[1], codes[2], codes[3]}, scale.byte};

@@ -19,6 +19,7 @@
 // wrote them. Rows past the end of a problem and K past its end are filled with zeros, which take no part in a sum;
 // scales of padded rows may hold anything, since each reaches only its own row, which is not stored.
 #include "async_copy.cuh"
+#include "instructions.cuh"
 #include "mma_mxfp4_mxfp8.cuh"
 #include "scale_layout.cuh"
 
@@ -297,13 +298,6 @@ struct Epilogue {
         return bias ? __fadd_rn(scaled, __uint_as_float(static_cast<uint32_t>(__ldg(bias + n)) << 16)) : scaled;
     }
 };
-
-/// Two floats rounded to nearest even as BF16, `low` in the low half.
-__device__ __forceinline__ uint32_t cvt_rn_bf16x2(float high, float low) {
-    uint32_t pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    return pair;
-}
 
 /// Stores a tile as FP32, each lane its own elements.
 template <class Tile>

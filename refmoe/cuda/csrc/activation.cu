@@ -1,0 +1,165 @@
+// SwiGLU between the two GEMMs of an expert, quantized to MXFP8 on the way, scales in the layout of the second GEMM.
+//
+//      gpt_oss   g = min(gate, limit)   u = clamp(up, -limit, limit)   out = (g / (1 + exp(-alpha g))) * (u + beta)
+//      silu      g = gate               u = up                         out = (g / (1 + exp(-g))) * u
+//
+// where x / (1 + e) is x * RN(1 / (1 + e)); everything in FP32, each operation rounded, and quantized from FP32: no
+// 16-bit format in between.
+//
+// A CTA takes one row at a time, a lane 16 results and so 16 gates and 16 ups, BF16:
+//
+//      gpt_oss   | g0 u0 g1 u1 ... g15 u15 |           one stretch of 64 bytes, a 32-bit word holds a pair
+//      silu      | g0 g1 ... g15 | ... | u0 ... u15 |  two stretches of 32 bytes, `width` elements apart
+//
+// Rows that no expert has, and scale rows that no row has, are neither read nor written.
+#include "expert_maps.cuh"
+#include "exponential.cuh"
+#include "mxfp8_encode.cuh"
+
+namespace refmoe {
+
+enum class Variant { kGptOss, kSilu };
+
+constexpr float kAlpha = 1.702f, kBeta = 1.0f, kLimit = 7.0f;  // of gpt-oss
+constexpr int kLaneWords = kLaneElements;                      // a word holds two of the lane's inputs
+constexpr int kWordsPerPiece = 4;
+constexpr int kLanePieces = kLaneWords / kWordsPerPiece;
+
+/// What clamps and shapes an expert's gates; see the formula above.
+struct Shape {
+    float alpha, beta, limit;
+};
+
+/// Parameters by expert; a null pointer stands for the figure of gpt-oss.
+struct Shapes {
+    const float *alpha, *beta, *limit;
+
+    __device__ __forceinline__ Shape of(int expert) const {
+        return {alpha ? __ldg(alpha + expert) : kAlpha, beta ? __ldg(beta + expert) : kBeta,
+                limit ? __ldg(limit + expert) : kLimit};
+    }
+};
+
+/// The 32 BF16 inputs of a lane: for gpt_oss pairs of gate and up, for silu 16 gates, then 16 ups.
+struct GateUp {
+    uint32_t words[kLaneWords];
+};
+
+/// Those of row `row` of a matrix of rows of `4 * lanes` pieces.
+template <Variant variant>
+__device__ __forceinline__ GateUp load_gate_up(const uint4* rows, int row, int lane, int lanes) {
+    const uint4* pieces = rows + static_cast<int64_t>(row) * kLanePieces * lanes;
+    GateUp loaded;
+#pragma unroll
+    for (int i = 0; i < kLanePieces; ++i) {
+        constexpr int kHalf = kLanePieces / 2;
+        const int place = variant == Variant::kGptOss ? kLanePieces * lane + i
+                                                      : i / kHalf * kHalf * lanes + kHalf * lane + i % kHalf;
+        const uint4 piece = __ldg(pieces + place);
+        loaded.words[kWordsPerPiece * i] = piece.x;
+        loaded.words[kWordsPerPiece * i + 1] = piece.y;
+        loaded.words[kWordsPerPiece * i + 2] = piece.z;
+        loaded.words[kWordsPerPiece * i + 3] = piece.w;
+    }
+    return loaded;
+}
+
+/// Gate and up of result `i`, as x and y.
+template <Variant variant>
+__device__ __forceinline__ float2 gate_up(const GateUp& loaded, int i) {
+    if constexpr (variant == Variant::kGptOss) return Bf16::to_float2(loaded.words[i]);
+    const float2 gates = Bf16::to_float2(loaded.words[i / 2]);
+    const float2 ups = Bf16::to_float2(loaded.words[kLaneWords / 2 + i / 2]);
+    return i % 2 == 0 ? float2{gates.x, ups.x} : float2{gates.y, ups.y};
+}
+
+/// g / (1 + exp(negated)), the sigmoid rounded first.
+__device__ __forceinline__ float gated(float g, float negated) {
+    return __fmul_rn(g, __frcp_rn(__fadd_rn(1.0f, exponential(negated))));
+}
+
+template <Variant variant>
+__device__ __forceinline__ float swiglu(float2 gate_up, const Shape& shape) {
+    if constexpr (variant == Variant::kSilu) return __fmul_rn(gated(gate_up.x, -gate_up.x), gate_up.y);
+    const float g = min_nan(gate_up.x, shape.limit);
+    const float u = max_nan(min_nan(gate_up.y, shape.limit), -shape.limit);
+    return __fmul_rn(gated(g, __fmul_rn(g, -shape.alpha)), __fadd_rn(u, shape.beta));
+}
+
+/// The expert maps and what goes with an expert.
+struct Experts {
+    const int64_t* offsets;  // [experts + 1] first row of each expert
+    const uint4* bias;       // [experts, 2 * width] BF16, laid out as the rows, or null
+    Shapes shapes;
+    int experts;
+};
+
+template <Variant variant, ScaleMode mode, EdgePolicy edge, ScaleLayout layout>
+__device__ __forceinline__ void swiglu_quantize(const uint4* __restrict__ rows, const Experts& experts,
+                                                uint4* __restrict__ codes, uint8_t* __restrict__ scales, int row_count,
+                                                int lanes, int groups) {
+    const int padded_lanes = whole_warps(lanes);
+    for (int row = blockIdx.x; row < row_count; row += gridDim.x) {
+        const int expert = expert_of_row(experts.offsets, experts.experts, row);
+        if (expert == experts.experts) return;  // nor has any later row an expert
+        const int first_row = static_cast<int>(__ldg(experts.offsets + expert));
+        const int scale_row = expert_scale_row(first_row, expert) + row - first_row;
+        const Shape shape = experts.shapes.of(expert);
+        for (int lane = threadIdx.x; lane < padded_lanes; lane += blockDim.x) {
+            const bool inside = lane < lanes;
+            float results[kLaneElements] = {};
+            if (inside) {
+                const GateUp loaded = load_gate_up<variant>(rows, row, lane, lanes);
+                GateUp bias{};
+                if (experts.bias) bias = load_gate_up<variant>(experts.bias, expert, lane, lanes);
+#pragma unroll
+                for (int i = 0; i < kLaneElements; ++i) {
+                    float2 pair = gate_up<variant>(loaded, i);
+                    if (experts.bias) {
+                        const float2 term = gate_up<variant>(bias, i);
+                        pair = {__fadd_rn(pair.x, term.x), __fadd_rn(pair.y, term.y)};
+                    }
+                    results[i] = swiglu<variant>(pair, shape);
+                }
+            }
+            const Encoded encoded = encode<mode, edge>(results);
+            if (inside) codes[static_cast<int64_t>(row) * lanes + lane] = encoded.codes;
+            const uint32_t word = group_scale_word(inside ? encoded.scale : 0);
+            const int group = lane / kGroupLanes;
+            if (lane % kGroupLanes == 0 && group < groups)
+                store_scale_word<layout>(scales, scale_row, group, groups, word);
+        }
+    }
+}
+
+}  // namespace refmoe
+
+// Entries: refmoe_swiglu_<variant>_<mode>_<edge>_<layout>. Every pointer to codes or BF16 is 16-byte aligned.
+//   gate_up             [rows, 2 * width] BF16, sorted by expert; width a multiple of 32
+//   offsets             [experts + 1] first row of each expert, then the rows in use
+//   bias                [experts, 2 * width] BF16, or null
+//   alpha, beta, limit  [experts] FP32, or null for the figure of gpt-oss; not read by silu
+//   codes               [rows, width] E4M3
+//   scales              E8M0, whole atoms of align128(rows + 127 * experts) rows
+//   lanes               width / 16, what one row takes
+//   groups              ceil(width / 128), the scale words of one row
+#define REFMOE_ENTRY(variant, Variant_, mode, Mode, edge, Edge, layout, Layout)                                        \
+    extern "C" __global__ void __launch_bounds__(refmoe::kMaxRowThreads)                                               \
+        refmoe_swiglu_##variant##_##mode##_##edge##_##layout(                                                          \
+            const uint4* gate_up, const int64_t* offsets, const uint4* bias, const float* alpha, const float* beta,    \
+            const float* limit, uint4* codes, uint8_t* scales, int rows, int experts, int lanes, int groups) {         \
+        const refmoe::Experts all{offsets, bias, {alpha, beta, limit}, experts};                                       \
+        refmoe::swiglu_quantize<refmoe::Variant::Variant_, refmoe::ScaleMode::Mode, refmoe::EdgePolicy::Edge,          \
+                                refmoe::ScaleLayout::Layout>(gate_up, all, codes, scales, rows, lanes, groups);        \
+    }
+#define REFMOE_LAYOUTS(...)                    \
+    REFMOE_ENTRY(__VA_ARGS__, 128x4, k128x4) \
+    REFMOE_ENTRY(__VA_ARGS__, 8x4, k8x4)
+#define REFMOE_POLICIES(...)                                            \
+    REFMOE_LAYOUTS(__VA_ARGS__, rceil, kRceil, exact, kExact)           \
+    REFMOE_LAYOUTS(__VA_ARGS__, rceil, kRceil, flashinfer, kFlashinfer) \
+    REFMOE_LAYOUTS(__VA_ARGS__, floor, kFloor, exact, kExact)           \
+    REFMOE_LAYOUTS(__VA_ARGS__, floor, kFloor, flashinfer, kFlashinfer)
+
+REFMOE_POLICIES(gpt_oss, kGptOss)
+REFMOE_POLICIES(silu, kSilu)

@@ -1,0 +1,336 @@
+// The routing step of a mixture-of-experts layer: each token's top-k experts with their softmax weights, and the maps
+// that sort all choices by expert.
+//
+// Choices are numbered choice = token + rank * tokens. Sorted by expert, and by that number within an expert, they are
+// the rows of the layer; a choice of another rank's expert has no row. Nothing depends on the order in which CTAs or
+// warps run.
+//
+// Few tokens take one launch of one CTA, a warp each. More tokens take two: a warp a token chooses, then a CTA an expert
+// finds that expert's rows.
+#include "expert_maps.cuh"
+#include "exponential.cuh"
+
+namespace refmoe {
+
+constexpr int kMaxTopK = kWarpLanes;          // a lane holds one choice
+constexpr int kRouteThreads = 512;            // at most; so that 32 logits a lane stay in registers
+constexpr int kFewTokens = kRouteThreads / kWarpLanes;  // what one CTA takes, a warp each
+constexpr int kSortThreads = 1024, kSortWarps = kSortThreads / kWarpLanes;
+constexpr uint32_t kSignBit = 0x80000000u;
+constexpr uint32_t kNanWeight = 0x7FFFFFFFu;
+
+/// Keys: unsigned integers in the order of the logits they stand for. 0 is below all of them.
+constexpr uint32_t kTaken = 0;
+constexpr uint32_t kNegativeInfinityKey = ~0xFF800000u;
+constexpr uint32_t kInfinityKey = 0x7F800000u | kSignBit;  // NaN lies above
+
+/// Adding +0 makes one value of the two zeros, and of every NaN the largest pattern.
+__device__ __forceinline__ uint32_t key_of(float logit) {
+    const uint32_t bits = __float_as_uint(__fadd_rn(logit, 0.0f));
+    return bits & kSignBit ? ~bits : bits | kSignBit;
+}
+
+__device__ __forceinline__ float logit_of(uint32_t key) {
+    return __uint_as_float(key & kSignBit ? key ^ kSignBit : ~key);
+}
+
+__device__ __forceinline__ float load_logit(const float* logit) { return __ldg(logit); }
+__device__ __forceinline__ float load_logit(const uint16_t* logit) {  // BF16: the upper half of an FP32
+    return __uint_as_float(static_cast<uint32_t>(__ldg(logit)) << 16);
+}
+
+/// What the softmax top-k reads and writes.
+template <class Logit>
+struct Router {
+    const Logit* logits;  // [tokens, all_experts]
+    const float* bias;    // [all_experts], or null
+    int* topk_ids;        // [tokens, top_k]
+    float* topk_weights;  // [tokens, top_k]
+    uint32_t* refused;    // complement of the first token without an answer; 0 for none
+    int tokens, all_experts, top_k;
+};
+
+/// The keys of a token's logits, those of one lane: expert `slot * 32 + lane` in slot `slot`.
+template <int kSlots, class Logit>
+__device__ __forceinline__ void load_keys(const Router<Logit>& router, int token, int lane, uint32_t (&keys)[kSlots]) {
+    const Logit* logits = router.logits + static_cast<int64_t>(token) * router.all_experts;
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot) {
+        const int expert = slot * kWarpLanes + lane;
+        keys[slot] = kTaken;
+        if (expert < router.all_experts) {
+            float logit = load_logit(logits + expert);
+            if (router.bias) logit = __fadd_rn(logit, __ldg(router.bias + expert));
+            keys[slot] = key_of(logit);
+        }
+    }
+}
+
+struct Choice {
+    uint32_t key;
+    int expert;
+};
+
+/// The largest key of the warp, of equal ones that of the lowest expert, taken out of `keys`. The same in all lanes.
+template <int kSlots>
+__device__ __forceinline__ Choice take_largest(uint32_t (&keys)[kSlots], int lane) {
+    Choice mine{keys[0], lane};
+#pragma unroll
+    for (int slot = 1; slot < kSlots; ++slot)
+        if (keys[slot] > mine.key) mine = {keys[slot], slot * kWarpLanes + lane};
+    const uint32_t largest = __reduce_max_sync(kFullWarp, mine.key);
+    const unsigned candidate = mine.key == largest ? mine.expert : ~0u;
+    const int expert = __reduce_min_sync(kFullWarp, candidate);
+#pragma unroll
+    for (int slot = 0; slot < kSlots; ++slot)
+        if (slot * kWarpLanes + lane == expert) keys[slot] = kTaken;
+    return {largest, expert};
+}
+
+/// Chooses for one token, a warp together. Returns in lane r the expert of rank r.
+///
+/// A NaN or +Inf among the logits, or a choice of -Inf, has no answer: the token gets experts 0, 1, ... with NaN for
+/// weights, so that no index is out of range, and is reported.
+template <int kSlots, class Logit>
+__device__ __forceinline__ int route_token(const Router<Logit>& router, int token) {
+    const int lane = threadIdx.x % kWarpLanes;
+    uint32_t keys[kSlots];
+    load_keys<kSlots>(router, token, lane, keys);
+    Choice mine{}, first{}, last{};
+    for (int rank = 0; rank < router.top_k; ++rank) {
+        last = take_largest<kSlots>(keys, lane);
+        if (rank == 0) first = last;
+        if (lane == rank) mine = last;
+    }
+    const float numerator = exponential(__fsub_rn(logit_of(mine.key), logit_of(first.key)));
+    float sum = __shfl_sync(kFullWarp, numerator, 0);
+    for (int rank = 1; rank < router.top_k; ++rank) sum = __fadd_rn(sum, __shfl_sync(kFullWarp, numerator, rank));
+    float weight = __fdiv_rn(numerator, sum);
+    if (first.key >= kInfinityKey || last.key <= kNegativeInfinityKey) {
+        mine.expert = lane;
+        weight = __uint_as_float(kNanWeight);
+        // The complement of the first token is the largest: a maximum does not depend on who comes first.
+        if (lane == 0) atomicMax(router.refused, ~static_cast<uint32_t>(token));
+    }
+    if (lane < router.top_k) {
+        router.topk_ids[token * router.top_k + lane] = mine.expert;
+        router.topk_weights[token * router.top_k + lane] = weight;
+    }
+    return mine.expert;
+}
+
+/// What the sorting step writes.
+struct Maps {
+    int64_t* offsets;             // [experts + 1] first row of each expert of this rank, then the rows in use
+    int* permuted_to_unpermuted;  // [tokens * top_k] choice of each row, kNoRow past the rows in use
+    int* unpermuted_to_permuted;  // [tokens * top_k] row of each choice, kNoRow for experts of other ranks
+    int experts, first_expert;    // of this rank
+
+    /// Experts of this rank from 0 on; negative or at least `experts` for others.
+    __device__ __forceinline__ int local(int expert) const { return expert - first_expert; }
+    __device__ __forceinline__ bool here(int local_expert) const {
+        return static_cast<unsigned>(local_expert) < static_cast<unsigned>(experts);
+    }
+};
+
+/// Sorts the choices of a few tokens: one CTA, all choices in shared memory. A choice's row is the number of choices
+/// that come before it, so every thread counts for itself. Experts of other ranks count as `experts`, behind all.
+__device__ __forceinline__ void sort_few(const Maps& maps, const int* experts_of_choices, int choices) {
+    for (int expert = threadIdx.x; expert <= maps.experts; expert += blockDim.x) {
+        int rows = 0;
+        for (int other = 0; other < choices; ++other) rows += experts_of_choices[other] < expert;
+        maps.offsets[expert] = rows;
+    }
+    for (int choice = threadIdx.x; choice < choices; choice += blockDim.x) {
+        const int expert = experts_of_choices[choice];
+        int row = 0;
+        for (int other = 0; other < choices; ++other) {
+            const int other_expert = experts_of_choices[other];
+            row += other_expert < expert || (other_expert == expert && other < choice);
+        }
+        const bool here = expert < maps.experts;
+        maps.unpermuted_to_permuted[choice] = here ? row : kNoRow;
+        maps.permuted_to_unpermuted[row] = here ? choice : kNoRow;
+    }
+}
+
+/// Calls visit(rank, expert) for each choice of a token, with 16-byte loads where the ids of a token are whole ones.
+template <class Visit>
+__device__ __forceinline__ void for_each_choice(const int* topk_ids, int token, int top_k, const Visit& visit) {
+    const int* ids = topk_ids + token * top_k;
+    if (top_k % 4 == 0) {
+        for (int rank = 0; rank < top_k; rank += 4) {
+            const int4 four = __ldg(reinterpret_cast<const int4*>(ids + rank));
+            visit(rank, four.x);
+            visit(rank + 1, four.y);
+            visit(rank + 2, four.z);
+            visit(rank + 3, four.w);
+        }
+    } else {
+        for (int rank = 0; rank < top_k; ++rank) visit(rank, __ldg(ids + rank));
+    }
+}
+
+/// Sorts the choices of any number of tokens, a CTA for each expert. Each warp has a stretch of tokens and walks over it
+/// twice: first it counts the expert's choices by rank (lane r for rank r, since a token has an expert once at most),
+/// then, knowing from the other warps' counts where its own begin, it hands out rows.
+///
+///      rows of the expert   | rank 0: warp 0, warp 1, ... | rank 1: warp 0, warp 1, ... | ...
+///
+/// The expert's first row is the number of choices of lower experts, which the CTA counts on the way: it needs nothing
+/// from another CTA.
+__device__ __forceinline__ void sort_many(const Maps& maps, const int* topk_ids, int tokens, int top_k) {
+    __shared__ int counts[kSortWarps][kMaxTopK];
+    __shared__ int lower_counts[kSortWarps], used_counts[kSortWarps];
+    constexpr int kNoRank = -1;
+    const int expert = blockIdx.x;
+    const int lane = threadIdx.x % kWarpLanes, warp = threadIdx.x / kWarpLanes, warps = blockDim.x / kWarpLanes;
+    const int stretch = whole_warps((tokens + warps - 1) / warps);
+    const int begin = warp * stretch, end = min(begin + stretch, tokens);
+
+    int count = 0, lower = 0, used = 0;
+    for (int first = begin; first < end; first += kWarpLanes) {
+        int my_rank = kNoRank;
+        if (first + lane < end) {
+            for_each_choice(topk_ids, first + lane, top_k, [&](int rank, int id) {
+                const int chosen = maps.local(id);
+                lower += static_cast<unsigned>(chosen) < static_cast<unsigned>(expert);
+                used += maps.here(chosen);
+                if (chosen == expert) my_rank = rank;
+            });
+        }
+        if (__any_sync(kFullWarp, my_rank != kNoRank)) {
+            for (int rank = 0; rank < top_k; ++rank) {
+                const int found = __popc(__ballot_sync(kFullWarp, my_rank == rank));
+                if (lane == rank) count += found;
+            }
+        }
+    }
+    counts[warp][lane] = count;
+    lower = __reduce_add_sync(kFullWarp, lower);
+    used = __reduce_add_sync(kFullWarp, used);
+    if (lane == 0) {
+        lower_counts[warp] = lower;
+        used_counts[warp] = used;
+    }
+    __syncthreads();
+
+    int before_warp = 0, of_rank = 0;
+    lower = used = 0;
+    for (int other = 0; other < warps; ++other) {
+        if (other < warp) before_warp += counts[other][lane];
+        of_rank += counts[other][lane];
+        lower += lower_counts[other];
+        used += used_counts[other];
+    }
+    int up_to_rank = of_rank;  // inclusive prefix sum over the lanes
+#pragma unroll
+    for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+        const int below = __shfl_up_sync(kFullWarp, up_to_rank, distance);
+        if (lane >= distance) up_to_rank += below;
+    }
+    if (threadIdx.x == 0) {
+        maps.offsets[expert] = lower;
+        if (expert == maps.experts - 1) maps.offsets[maps.experts] = used;
+    }
+
+    int next_row = lower + up_to_rank - of_rank + before_warp;  // of rank `lane`
+    for (int first = begin; first < end; first += kWarpLanes) {
+        int my_rank = kNoRank;
+        if (first + lane < end) {
+            for_each_choice(topk_ids, first + lane, top_k, [&](int rank, int id) {
+                if (maps.local(id) == expert) my_rank = rank;
+            });
+        }
+        if (!__any_sync(kFullWarp, my_rank != kNoRank)) continue;
+        for (int rank = 0; rank < top_k; ++rank) {
+            const unsigned found = __ballot_sync(kFullWarp, my_rank == rank);
+            const int first_row = __shfl_sync(kFullWarp, next_row, rank);
+            if (my_rank == rank) {
+                const int row = first_row + __popc(found & ((1u << lane) - 1));
+                const int choice = rank * tokens + first + lane;
+                maps.permuted_to_unpermuted[row] = choice;
+                maps.unpermuted_to_permuted[choice] = row;
+            }
+            if (lane == rank) next_row += __popc(found);
+        }
+    }
+
+    // Choices and rows that no expert of this rank has are shared out over all CTAs.
+    const int choices = tokens * top_k;
+    if (used == choices) return;
+    const int thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
+    for (int row = used + thread; row < choices; row += threads) maps.permuted_to_unpermuted[row] = kNoRow;
+    for (int token = thread; token < tokens; token += threads)
+        for_each_choice(topk_ids, token, top_k, [&](int rank, int id) {
+            if (!maps.here(maps.local(id))) maps.unpermuted_to_permuted[rank * tokens + token] = kNoRow;
+        });
+}
+
+/// All of it for at most kFewTokens tokens: one CTA, a warp a token.
+template <int kSlots, class Logit>
+__device__ __forceinline__ void route_few(const Router<Logit>& router, const Maps& maps) {
+    __shared__ int experts_of_choices[kFewTokens * kMaxTopK];
+    const int lane = threadIdx.x % kWarpLanes, token = threadIdx.x / kWarpLanes;
+    if (token < router.tokens) {
+        const int expert = maps.local(route_token<kSlots>(router, token));
+        if (lane < router.top_k)
+            experts_of_choices[lane * router.tokens + token] = maps.here(expert) ? expert : maps.experts;
+    }
+    __syncthreads();
+    sort_few(maps, experts_of_choices, router.tokens * router.top_k);
+}
+
+/// Choices alone, a warp a token.
+template <int kSlots, class Logit>
+__device__ __forceinline__ void choose(const Router<Logit>& router) {
+    const int token = (blockIdx.x * blockDim.x + threadIdx.x) / kWarpLanes;
+    if (token < router.tokens) route_token<kSlots>(router, token);
+}
+
+}  // namespace refmoe
+
+// Entries, with <slots> logits a lane, so for at most 32 * <slots> experts:
+//   refmoe_route_few_<dtype>_<slots>     all for at most 16 tokens: grid 1, at least 32 threads a token
+//   refmoe_route_choose_<dtype>_<slots>  choices alone: 32 threads a token
+//   refmoe_route_sort                    maps of given choices: grid `experts`, whole warps
+//
+//   logits                  [tokens, all_experts] FP32 or BF16
+//   bias                    [all_experts] FP32, or null
+//   topk_ids, topk_weights  [tokens, top_k]; topk_ids 16-byte aligned
+//   refused                 0 before the launch; the kernel raises it to the complement of the first token that has no
+//                           answer: NaN or +Inf among its logits, or -Inf among its choices
+//   offsets, permuted_to_unpermuted, unpermuted_to_permuted: see refmoe::Maps
+#define REFMOE_ROUTER(Logit) \
+    const refmoe::Router<Logit> router { logits, bias, topk_ids, topk_weights, refused, tokens, all_experts, top_k }
+#define REFMOE_MAPS \
+    const refmoe::Maps maps { offsets, permuted_to_unpermuted, unpermuted_to_permuted, experts, first_expert }
+#define REFMOE_ENTRIES(dtype, Logit, slots)                                                                            \
+    extern "C" __global__ void __launch_bounds__(refmoe::kRouteThreads) refmoe_route_few_##dtype##_##slots(              \
+        const Logit* logits, const float* bias, int* topk_ids, float* topk_weights, uint32_t* refused,                 \
+        int64_t* offsets, int* permuted_to_unpermuted, int* unpermuted_to_permuted, int tokens, int all_experts,       \
+        int top_k, int experts, int first_expert) {                                                                    \
+        REFMOE_ROUTER(Logit);                                                                                          \
+        REFMOE_MAPS;                                                                                                   \
+        refmoe::route_few<slots>(router, maps);                                                                        \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(refmoe::kRouteThreads) refmoe_route_choose_##dtype##_##slots(           \
+        const Logit* logits, const float* bias, int* topk_ids, float* topk_weights, uint32_t* refused, int tokens,     \
+        int all_experts, int top_k) {                                                                                  \
+        REFMOE_ROUTER(Logit);                                                                                          \
+        refmoe::choose<slots>(router);                                                                                 \
+    }
+#define REFMOE_DTYPES(slots)              \
+    REFMOE_ENTRIES(f32, float, slots)     \
+    REFMOE_ENTRIES(bf16, uint16_t, slots)
+
+REFMOE_DTYPES(4)
+REFMOE_DTYPES(8)
+REFMOE_DTYPES(32)
+
+extern "C" __global__ void __launch_bounds__(refmoe::kSortThreads)
+    refmoe_route_sort(const int* topk_ids, int64_t* offsets, int* permuted_to_unpermuted, int* unpermuted_to_permuted,
+                      int tokens, int top_k, int experts, int first_expert) {
+    REFMOE_MAPS;
+    refmoe::sort_many(maps, topk_ids, tokens, top_k);
+}
