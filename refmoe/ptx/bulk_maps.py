@@ -200,9 +200,10 @@ class MapCopy:
 
 @dataclass(frozen=True)
 class MapAcquire:
-    """`fence.proxy.tensormap::generic.acquire`."""
+    """`fence.proxy.tensormap::generic.acquire`: no access, so that the address may be anything.
 
-    whole: Access
+    (CUTLASS's warps that store nothing execute it on a null pointer.)
+    """
 
     def __call__(self, frame: Frame, address: Array, guard: Array | None) -> None:
         """The warps of the acting lanes will see what was released of the maps at `address`."""
@@ -210,8 +211,6 @@ class MapAcquire:
         _, lanes, chosen = frame.select(address, guard)
         if not lanes.size:
             return
-        for _ in self.whole._parts(frame, chosen, lanes):
-            pass
         first = machine.first_thread
         keys = {((lane + first) >> 5, at) for lane, at in zip(lanes.tolist(), chosen.tolist(), strict=True)}
         machine.launch.maps.acquired.update(dict.fromkeys(keys, machine.launch.steps))

@@ -153,8 +153,7 @@ def proxy_fence(emitter: Emitter, instruction: Instruction) -> bool:
         if _integer(operands[1]) != MAP_BYTES:
             raise ValueError(f"a size of {_integer(operands[1])}, not {MAP_BYTES}")
         address, _ = emitter.address(operands[0], "generic")
-        whole = Access(instruction, "generic", 8, MAP_BYTES // 8, align=_MAP_ALIGN)
-        emitter.lines.append(f"{emitter.bind('b', MapAcquire(whole))}(F, {address}, {guard})")
+        emitter.lines.append(f"{emitter.bind('b', MapAcquire())}(F, {address}, {guard})")
     return True
 
 
