@@ -18,6 +18,7 @@ from refmoe.cuda.cutlass.builds import Build, Built, gpu_library
 from refmoe.cuda.cutlass.builds import build as build_kernel
 from refmoe.cuda.cutlass.chip import CHIPS
 from refmoe.cuda.cutlass.host import HostLaunch, HostLibrary, Operands
+from refmoe.cuda.cutlass.refusals import K_ELEMENTS
 from refmoe.cuda.device import CudaDevice, Device, DeviceUnavailable, LaunchRecord, PtxDevice
 from refmoe.cuda.gemm import GemmShape, check_gemm_operands
 from refmoe.cuda.launch import Buffer, Kernel
@@ -107,6 +108,10 @@ def grouped_gemm(
     one_of("out_dtype", out_dtype, ("bf16",))
     check_fill(fill)
     shape = check_gemm_operands(codes, scales, weights, weight_scales, offsets, alpha)
+    if shape.k % K_ELEMENTS:  # prepare() asks CUTLASS itself, but only once it is built
+        raise ArgumentError(
+            "codes", f"K = {shape.k}", f"K a multiple of {K_ELEMENTS}: CUTLASS unpacks FP4 in such rows"
+        )
     if device.arch != build.arch:
         raise DeviceUnavailable(
             f"the device is {device.arch}, and {build} is for {build.arch}: CUTLASS has this kernel only for SM12x"
@@ -165,7 +170,9 @@ def prepare(
     seen = Operands(shape.experts, host_problems=groups["problems"].ctypes.data, workspace=0, **addresses)
     if (refusal := library.refusal(seen)) is not None:
         raise ArgumentError(
-            "codes", f"K = {shape.k}, N = {shape.n}", f"a shape that CUTLASS takes, K a multiple of 128 ({refusal})"
+            "codes",
+            f"K = {shape.k}, N = {shape.n}",
+            f"a shape that CUTLASS takes, K a multiple of 128 (can_implement: {refusal})",
         )
     operands = replace(seen, host_problems=0)  # as servers call it: shapes are known on the device only
     workspace = memory.output("workspace", (library.workspace_bytes(operands),), 0)
