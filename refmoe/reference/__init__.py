@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from refmoe.reference.activation import swiglu
 from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
 from refmoe.reference.expand import Expanded, Permutation, build_permutation, expand
+from refmoe.reference.finalize import finalize
 from refmoe.reference.gemm import dense_gemm, grouped_gemm, plain_fp8
 from refmoe.reference.layout import (
     expert_base_rows,
@@ -18,6 +20,7 @@ from refmoe.reference.layout import (
 )
 from refmoe.reference.mma import tensor_core_mma
 from refmoe.reference.quantize import quantize, quantize_mxfp4, quantize_mxfp8
+from refmoe.reference.routing import route_softmax_topk
 from refmoe.reference.tensor import MXTensor
 
 __all__ = [
@@ -31,6 +34,7 @@ __all__ = [
     "expand",
     "expert_base_rows",
     "expert_scale_rows",
+    "finalize",
     "grouped_gemm",
     "grouped_scale_rows",
     "pack_fp4",
@@ -38,7 +42,9 @@ __all__ = [
     "quantize",
     "quantize_mxfp4",
     "quantize_mxfp8",
+    "route_softmax_topk",
     "scale_buffer_size",
+    "swiglu",
     "swizzle_scales",
     "swizzle_weight_scales",
     "tensor_core_mma",
