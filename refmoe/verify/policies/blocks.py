@@ -70,14 +70,12 @@ class Blocks:
     @cached_property
     def has_nan(self) -> NDArray[np.bool_]:
         """bool [n]: a NaN is in the block."""
-        found: NDArray[np.bool_] = (self.magnitude > _INFINITY).any(axis=1)
-        return found
+        return np.asarray((self.magnitude > _INFINITY).any(axis=1))
 
     @cached_property
     def has_infinity(self) -> NDArray[np.bool_]:
         """bool [n]: an infinity is in the block."""
-        found: NDArray[np.bool_] = (self.magnitude == _INFINITY).any(axis=1)
-        return found
+        return np.asarray((self.magnitude == _INFINITY).any(axis=1))
 
     @cached_property
     def amax(self) -> NDArray[np.uint32]:
@@ -94,7 +92,7 @@ class Blocks:
         more than emax + 1 below the exponent field of amax. small: below the 1e-4 that DeepGEMM takes amax to be.
         """
         first_safe = np.uint32((ELEMENTS[self.format].emax + 1 + 11) << 23)
-        kind: NDArray[np.uint8] = np.asarray(self.amax <= _SMALL).astype(np.uint8)
+        kind = (self.amax <= _SMALL).astype(np.uint8)
         kind[self.amax < first_safe] = KINDS.index("tiny")
         kind[self.amax == 0] = KINDS.index("zero")
         kind[self.has_infinity] = KINDS.index("infinity")

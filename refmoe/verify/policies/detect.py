@@ -118,7 +118,10 @@ def detect_policy(
         counts += np.bincount(blocks.kind, minlength=len(KINDS))
     kinds = {name: int(count) for name, count in zip(KINDS, counts, strict=True)}
     scores = score(evidence, rules(chosen))
-    matches = tuple(sorted((each for each in scores if each.exact), key=lambda each: each.undefined))
+    # A whole policy is the likelier answer than a mode and an edge that nobody is known to combine.
+    matches = tuple(
+        sorted((each for each in scores if each.exact), key=lambda each: (each.undefined, not each.rule.aliases))
+    )
     nearest = () if matches else tuple(sorted(scores, key=lambda each: each.rank)[:_NEAREST])
     return Detection(
         chosen,

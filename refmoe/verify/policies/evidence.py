@@ -129,9 +129,9 @@ class Score:
         return min(places, key=lambda place: (place.row, place.block), default=None)
 
     @property
-    def rank(self) -> tuple[int, int, int]:
-        """Smaller is nearer: what is not explained, in blocks, then codes, then scales."""
-        return self.differing + self.undefined, self.codes, self.scales
+    def rank(self) -> tuple[int, float]:
+        """Smaller is nearer: blocks that are not explained, then the share of scales and that of codes together."""
+        return self.differing + self.undefined, self.scales + self.codes / BLOCK
 
 
 def score(evidence: Evidence, candidates: Sequence[Rule]) -> list[Score]:
