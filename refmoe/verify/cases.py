@@ -21,9 +21,13 @@ from refmoe.errors import ArgumentError
 from refmoe.verify.fills import BLOCK, FILLS
 from refmoe.verify.gemm_fills import GEMM_FILLS
 
-__all__ = ["ARCHS", "DEVICES", "FAMILIES", "ROUTINGS", "Case", "FamilyRules", "Shape", "parse_case"]
+__all__ = ["ARCHS", "CUTLASS_BUILDS", "DEVICES", "FAMILIES", "ROUTINGS", "Case", "FamilyRules", "Shape", "parse_case"]
 
 INT32_MAX = 2**31 - 1
+
+#: Instantiations of CUTLASS's grouped GEMM: the schedule, and whether weights lie on M (swapped) or tokens do.
+CUTLASS_BUILDS = ("cooperative-swapped", "pingpong-swapped", "cooperative-unswapped", "pingpong-unswapped")
+
 GRAMMAR = "family:dtype:shape:fill[:option=value]...:seedN@device"
 
 DEVICES = ("ptx", "cuda")
@@ -100,6 +104,14 @@ FAMILIES: Mapping[str, FamilyRules] = MappingProxyType(
             layouts=("128x4",),
             options=("tile", "stages", "cluster", "routing", "first_expert", "ranks", "alpha", "bias", "poison"),
         ),
+        "cutlass_gemm": FamilyRules(
+            source="cutlass/grouped_gemm",
+            dtypes=("bf16", "f32"),
+            sizes="mkne",
+            fills=tuple(GEMM_FILLS),
+            layouts=("128x4",),
+            options=("build", "tile", "routing", "first_expert", "ranks", "alpha", "bias", "poison"),
+        ),
     }
 )
 
@@ -112,6 +124,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "routing": tuple(ROUTINGS),
         "alpha": ("none", "distinct"),
         "bias": ("none", "distinct"),
+        "build": CUTLASS_BUILDS,
     }
 )
 
@@ -182,6 +195,7 @@ class Case:
         tile: of the GEMM, "" for the one that its rule chooses.
         stages: of the GEMM's ring in shared memory, 0 for all that fit.
         cluster: of the GEMM's blocks.
+        build: of CUTLASS's kernel, one of `CUTLASS_BUILDS`.
         alpha, bias: "distinct" for a factor of each expert and a term of each of its weight rows, or "none".
 
     Raises:
@@ -210,6 +224,7 @@ class Case:
     cluster: str = "1x1x1"
     alpha: str = "none"
     bias: str = "none"
+    build: str = "cooperative-swapped"
 
     def __post_init__(self) -> None:
         rules = FAMILIES.get(self.family)
@@ -390,7 +405,7 @@ def _check_fill(case: Case) -> None:
         raise _refused("file", case.file or "none", "file=PATH with the fill 'activations', and with no other fill")
     if case.tensor and not case.file:
         raise _refused("tensor", case.tensor, "file=PATH with it")
-    if case.family == "sm12x_gemm":
+    if case.family in ("sm12x_gemm", "cutlass_gemm"):
         if case.shape.k < GEMM_FILLS[case.fill].least_k:
             raise _refused("shape", str(case.shape), f"a k of at least {GEMM_FILLS[case.fill].least_k} for {case.fill}")
         if not case.tile and (case.stages or case.cluster != "1x1x1"):

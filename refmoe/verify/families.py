@@ -17,6 +17,7 @@ from refmoe.reference.quantize import quantize_mxfp8
 from refmoe.verify.activations import SHIPPED, read_activations, tile_rows
 from refmoe.verify.cases import Case
 from refmoe.verify.compare import Codes, GroupedScales, Scales
+from refmoe.verify.cutlass import cutlass_expect, cutlass_made_of, cutlass_missing, cutlass_run
 from refmoe.verify.draw import Draw
 from refmoe.verify.family import Expectation, FamilyRun, Inputs, Outputs, required
 from refmoe.verify.fills import BLOCK, FILLS, INPUT_FORMATS, Limits
@@ -184,5 +185,6 @@ RUNS: Mapping[str, FamilyRun] = MappingProxyType(
         "mxfp8_quantize": FamilyRun(_quantize_inputs, _quantize_expect, _quantize_run),
         "expand": FamilyRun(_expand_inputs, _expand_expect, _expand_run),
         "sm12x_gemm": FamilyRun(gemm_inputs, gemm_expect, gemm_run),
+        "cutlass_gemm": FamilyRun(gemm_inputs, cutlass_expect, cutlass_run, cutlass_missing, cutlass_made_of),
     }
 )

@@ -39,6 +39,10 @@ def _within(outputs: Outputs) -> str | None:
     return None
 
 
+def _nothing(case: Case, device: Device) -> str | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Expectation:
     """What the reference says a case must give.
@@ -61,17 +65,21 @@ class Expectation:
 
 @dataclass(frozen=True)
 class FamilyRun:
-    """The three functions of a family.
+    """The functions of a family.
 
     Attributes:
         inputs: the input arrays of a case.
         expect: what the reference makes of them.
         run: what the kernel makes of them on a device, the buffers by stage name.
+        missing: why a case cannot run here, in a sentence, or None; asked before anything is computed.
+        made_of: what a kernel that is not ours was built from and with, and what of it ran.
     """
 
     inputs: Callable[[Case], Inputs]
     expect: Callable[[Case, Inputs], Expectation]
     run: Callable[[Case, Inputs, Device], Outputs]
+    missing: Callable[[Case, Device], str | None] = _nothing
+    made_of: Callable[[Case, Device], str | None] = _nothing
 
 
 def required(inputs: Inputs, name: str) -> NDArray[Any]:

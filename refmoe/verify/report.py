@@ -75,6 +75,10 @@ class CaseRecord(_Model):
     differing: dict[str, int] = Field(description="elements that differ, by stage")
     launches: list[str] = Field(description="entry, grid and block of each launch")
     lane_instructions: int = Field(description="executed on ptx; 0 on a GPU")
+    made_of: str | None = Field(
+        None,
+        description="of a kernel that is not ours: what it was built from and with, what ran, what was only compiled",
+    )
     seconds: float
 
 
@@ -183,6 +187,7 @@ def _record(result: Result) -> CaseRecord:
         differing=dict(result.differing),
         launches=list(result.launches),
         lane_instructions=result.lane_instructions,
+        made_of=result.made_of,
         seconds=round(result.seconds, 4),
     )
 

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,8 +18,9 @@ import numpy as np
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.verify.cases import FAMILIES, Case
 from refmoe.verify.compare import Comparison, compare
+from refmoe.verify.cutlass import cutlass_sha256
 from refmoe.verify.families import RUNS
-from refmoe.verify.family import Expectation, Inputs, Outputs
+from refmoe.verify.family import Expectation, FamilyRun, Inputs, Outputs
 from refmoe.verify.verdict import Result, Verdict
 
 if TYPE_CHECKING:
@@ -38,11 +39,13 @@ class Devices:
         csrc: where kernel sources are taken from; None is the package's own folder.
         checked: whether the executor looks for faults; without, only what a kernel writes tells it from another.
         trace: what takes down who waited on which barrier on the executor, or None.
+        runs: families whose launch is another than the package's, by name: a changed use of a kernel that is not ours.
     """
 
     csrc: Path | None = None
     checked: bool = True
     trace: Trace | None = None
+    runs: Mapping[str, FamilyRun] = field(default_factory=dict)
     _open: dict[tuple[str, str], Device] = field(default_factory=dict)
 
     def get(self, case: Case) -> Device:
@@ -101,6 +104,8 @@ def source_sha256(family: str, csrc: Path | None = None) -> str:
 
     if family not in FAMILIES:
         raise ArgumentError("family", repr(family), "one of " + ", ".join(FAMILIES))
+    if family == "cutlass_gemm":
+        return cutlass_sha256(csrc or CSRC)
     return Kernel(FAMILIES[family].source, "").source_sha256(csrc or CSRC)
 
 
@@ -144,12 +149,15 @@ def run_case(case: Case, devices: Devices) -> Result:
         device = devices.get(case)
     except (DeviceUnavailable, ToolchainError) as error:
         return Result(case, Verdict.SKIPPED, reason=str(error), arch=case.arch)
+    run = devices.runs.get(case.family, RUNS[case.family])
+    if (absent := run.missing(case, device)) is not None:
+        return Result(case, Verdict.SKIPPED, reason=absent, arch=device.arch)
 
     inputs, expected = _expectation(_data_of(case))
     launched = len(device.launches)
     verdict, reason, comparison = Verdict.ERROR, None, None
     try:
-        outputs = RUNS[case.family].run(case, inputs, device)
+        outputs = run.run(case, inputs, device)
     except ArgumentError as error:
         verdict, reason = Verdict.UNSUPPORTED, str(error)
     except RefmoeError as error:
@@ -173,7 +181,8 @@ def kernel_and_reference(case: Case, devices: Devices) -> tuple[Outputs, Outputs
         RefmoeError: the kernel refuses the case or faults.
     """
     inputs, expected = _expectation(_data_of(case))
-    return RUNS[case.family].run(case, inputs, devices.get(case)), expected.outputs
+    run = devices.runs.get(case.family, RUNS[case.family])
+    return run.run(case, inputs, devices.get(case)), expected.outputs
 
 
 def _result(
@@ -202,9 +211,15 @@ def _result(
         seconds=time.perf_counter() - start,
         source_sha256=source_sha256(case.family, csrc),
         input_sha256=_input_sha256(inputs),
-        launches=tuple(f"{record.kernel.entry} {record.grid} x {record.block}" for record in records),
+        launches=tuple(f"{_entry(record)} {record.grid} x {record.block}" for record in records),
         lane_instructions=sum(record.result.lane_instructions for record in records if record.result),
+        made_of=RUNS[case.family].made_of(case, device) if records else None,
     )
+
+
+def _entry(record: LaunchRecord) -> str:
+    """The entry's name; of one that C++ has mangled beyond reading, its source."""
+    return record.kernel.family if record.kernel.entry.startswith("_Z") else record.kernel.entry
 
 
 def _judge(
@@ -223,8 +238,9 @@ def _judge(
 
 
 def _data_of(case: Case) -> Case:
-    """The case without its device and its tile: what decides inputs and expectation."""
-    return dataclasses.replace(case, device="ptx", arch="", tile="", stages=0, cluster="1x1x1")
+    """The case without its device, its tile and its build: what decides inputs and expectation."""
+    plain = next(field.default for field in dataclasses.fields(Case) if field.name == "build")
+    return dataclasses.replace(case, device="ptx", arch="", tile="", stages=0, cluster="1x1x1", build=str(plain))
 
 
 @lru_cache(maxsize=1)

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from refmoe.errors import ArgumentError
 from refmoe.verify.activations import read_activations
 from refmoe.verify.cases import ARCHS, Case, Shape
+from refmoe.verify.cutlass_suite import cutlass_cases
 from refmoe.verify.fills import BLOCK, FILLS
 from refmoe.verify.gemm_suite import gemm_cases, software_cases
 
@@ -40,9 +41,10 @@ def list_cases(
 ) -> list[Case]:
     """The cases of a level, without repetition.
 
-    On ptx without an arch, sm_120a takes the level and the other archs the one below: the same C++ compiles for all
-    three, so what can differ is the compiler's choice of instructions. Where a kernel carries a tensor-core instruction
-    in software, which the executor is too slow for, only that family's few small cases are taken.
+    On ptx without an arch, sm_120a (of CUTLASS's kernel sm_121a) takes the level and the other archs the one below: the
+    same C++ compiles for all three, so what can differ is the compiler's choice of instructions. Where a kernel carries
+    a tensor-core instruction in software, which the executor is too slow for, only that family's few small cases are
+    taken.
 
     Args:
         level: "quick", "default" or "full".
@@ -61,12 +63,15 @@ def list_cases(
     chosen = [suite for suite in SUITES if not suites or suite in suites]
     below = LEVELS[max(LEVELS.index(level) - 1, 0)]
     if arch is not None or device == "cuda":
-        places = [(arch or "", level)]
+        places = [(arch or "", suite, level) for suite in chosen]
     else:
-        places = [("sm_120a", level), *((other, below) for other in ARCHS if other != "sm_120a")]
-    listed = (
-        (place, case) for place, deep in places for suite in chosen for case in _suite(suite, deep, device, place)
-    )
+        archs = ["sm_120a", *(other for other in ARCHS if other != "sm_120a")]
+        places = [
+            (place, suite, level if place == LEADING_ARCHS.get(suite, "sm_120a") else below)
+            for place in archs
+            for suite in chosen
+        ]
+    listed = ((place, case) for place, suite, deep in places for case in _suite(suite, deep, device, place))
     return _unique(case.on(device, place) for place, case in listed)
 
 
@@ -279,10 +284,18 @@ def _expand_full() -> Iterator[Case]:
 
 #: Case lists by kernel family.
 SUITES: Mapping[str, Callable[[str], Iterator[Case]]] = MappingProxyType(
-    {"mxfp8_quantize": _quantize_cases, "expand": _expand_cases, "sm12x_gemm": gemm_cases}
+    {
+        "mxfp8_quantize": _quantize_cases,
+        "expand": _expand_cases,
+        "sm12x_gemm": gemm_cases,
+        "cutlass_gemm": cutlass_cases,
+    }
 )
 
 #: What is run instead of a level where a family, a device and an arch make the executor compute what a chip does.
 SOFTWARE_SUITES: Mapping[tuple[str, str, str], Callable[[], Iterable[Case]]] = MappingProxyType(
-    {("sm12x_gemm", "ptx", "sm_90a"): software_cases}
+    {("sm12x_gemm", "ptx", "sm_90a"): software_cases, ("cutlass_gemm", "ptx", "sm_90a"): tuple}
 )
+
+#: The arch that takes a whole level on ptx, where it is not sm_120a: the one that `make cutlass` builds for.
+LEADING_ARCHS: Mapping[str, str] = MappingProxyType({"cutlass_gemm": "sm_121a"})

@@ -78,6 +78,7 @@ class Result:
         input_sha256: of the input arrays, so that a changed generator shows.
         launches: "entry grid x block" of each launch.
         lane_instructions: executed on ptx, 0 on a GPU.
+        made_of: of a kernel that is not ours, what it was built from and with, and what of it ran.
     """
 
     case: Case
@@ -95,6 +96,7 @@ class Result:
     input_sha256: str | None = None
     launches: tuple[str, ...] = ()
     lane_instructions: int = 0
+    made_of: str | None = None
 
     @property
     def repro(self) -> str:
