@@ -17,6 +17,7 @@ from refmoe.ptx.machine import Checks, Launch, Machine
 from refmoe.ptx.memory import Arena
 from refmoe.ptx.parser import ParsedModule, parse
 from refmoe.ptx.races import MAX_THREADS, RaceShadow
+from refmoe.ptx.syntax import Function
 from refmoe.ptx.trace import Trace
 
 __all__ = ["LaunchResult", "Module", "launch"]

@@ -1,0 +1,246 @@
+"""`refmoe run`: any PTX kernel on arrays from files."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from refmoe.cli.common import JsonOption, ReportOption, app, finish, usage, usage_errors
+from refmoe.cli.tracing import TraceBlockOption, TraceOption, open_trace, write_trace
+from refmoe.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from refmoe.cli.kernel_arguments import Argument
+    from refmoe.ptx import Checks, LaunchResult, Module, PtxError
+    from refmoe.ptx.syntax import Function
+
+__all__ = ["run"]
+
+_CHECKS = ("bounds", "uninitialised", "alignment", "races")
+# Lines of PTX around one that is at fault.
+_AROUND = 2
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "refmoe run kernel.ptx --list\n\n"
+    "refmoe run saxpy.ptx --grid 8 --block 128 --args 'f32:2 in:x.npy inout:y.npy:result.npy i32:1000'\n\n"
+    "refmoe run dot.ptx --grid 2,2 --shared 12544 --args 'in:a.npy in:b.npy out:c.npy:f32:70x40 i32:256 null'"
+)
+def run(
+    kernel: Annotated[Path, typer.Argument(metavar="KERNEL.ptx", help="The PTX text; - reads standard input.")],
+    entry: Annotated[
+        str | None, typer.Option(help="The kernel, or a part of its name that no other has; not needed if it is alone.")
+    ] = None,
+    grid: Annotated[str, typer.Option(metavar="X[,Y[,Z]]", help="Blocks.")] = "1",
+    block: Annotated[
+        str | None, typer.Option(metavar="X[,Y[,Z]]", help="Threads of a block; by default what .reqntid says.")
+    ] = None,
+    shared: Annotated[int, typer.Option(metavar="BYTES", help="Dynamic shared memory of a block.")] = 0,
+    args: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ARGUMENTS",
+            help="One for each parameter, with spaces between, in one or several --args: in:FILE.npy, "
+            "inout:FILE.npy[:OUT.npy], out:FILE.npy:TYPE:SHAPE[:fill=BYTE], scratch:TYPE:SHAPE[:fill=BYTE], same:N, "
+            "TYPE:VALUE, bytes:FILE, null. TYPE: u8 u16 u32 u64 i8 i16 i32 i64 f16 f32 f64; SHAPE: 1024x16. Arrays of "
+            "BF16, FP8 and FP4 are those of their bits.",
+        ),
+    ] = None,
+    no_check: Annotated[
+        list[str] | None, typer.Option(help=f"Do not look for this: {', '.join(_CHECKS)}; may be given again.")
+    ] = None,
+    step_budget: Annotated[int | None, typer.Option(help="Give up after so many steps.")] = None,
+    list_entries: Annotated[
+        bool, typer.Option("--list", help="List the kernels and their parameters instead.")
+    ] = False,
+    trace: TraceOption = None,
+    trace_block: TraceBlockOption = "0,0,0",
+    report: ReportOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run any PTX kernel without a GPU: every access checked, outputs written only if the launch ends well."""
+    from refmoe.cli.kernel_arguments import read_arguments, write_outputs
+    from refmoe.ptx import ArgumentMismatch, Module, ParseError, PtxError, launch
+
+    text = _read(kernel)
+    document: dict[str, Any] = {"kernel": str(kernel), "fault": None, "outputs": []}
+    try:
+        module = Module.parse(text, name=kernel.name)
+    except ParseError as error:
+        _fault(document, error, text, report=report, as_json=as_json)
+    if list_entries:
+        document.update(target=module.target, entries=[_signature(module.function(name)) for name in module.entries])
+        finish(document, True, show=_show_entries, report=report, as_json=as_json)
+    with usage_errors():
+        checks = _checks(no_check or [])
+        words = [word for group in args or [] for word in shlex.split(group)]
+        arguments = read_arguments(words)
+        size = _triple("grid", grid)
+        recorder = open_trace(trace, trace_block)
+        try:
+            name = _choose(module, entry)
+            shape = _block(module.function(name), block)
+            _check_types(module.function(name), arguments)
+        except ArgumentMismatch as error:
+            usage(str(error))
+    values = [argument.value for argument in arguments]
+    document.update(entry=name, target=module.target, grid=size, block=shape, shared_bytes=shared)
+    document.update(checks=[check for check, on in asdict(checks).items() if on])
+    try:
+        result = launch(module, name, size, shape, values, shared, checks, step_budget, trace=recorder)
+    except ArgumentMismatch as error:
+        usage(str(error))
+    except PtxError as error:
+        write_trace(recorder, trace)
+        _fault(document, error, text, report=report, as_json=as_json)
+    write_trace(recorder, trace)
+    document.update(result=_outcome(result, text), outputs=write_outputs(arguments))
+    finish(document, True, show=_show, report=report, as_json=as_json)
+
+
+def _read(kernel: Path) -> str:
+    try:
+        return sys.stdin.read() if str(kernel) == "-" else kernel.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        usage(f"{kernel}: {error}")
+
+
+def _checks(off: Sequence[str]) -> Checks:
+    from refmoe.ptx import Checks
+
+    for name in off:
+        if name not in _CHECKS:
+            raise ArgumentError("--no-check", repr(name), f"one of {', '.join(_CHECKS)}")
+    return Checks(**{name: name not in off for name in _CHECKS})
+
+
+def _triple(name: str, text: str) -> tuple[int, int, int]:
+    parts = text.split(",")
+    if not 1 <= len(parts) <= 3 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ArgumentError(f"--{name}", repr(text), "one to three positive integers, as 8,2")
+    x, y, z = (*map(int, parts), 1, 1)[:3]
+    return x, y, z
+
+
+def _choose(module: Module, wanted: str | None) -> str:
+    """The entry of a name, of a part of one, or the only one."""
+    names = module.entries
+    fitting = [name for name in names if wanted is None or wanted in name]
+    if wanted in names:
+        return str(wanted)
+    if len(fitting) == 1:
+        return fitting[0]
+    needed = f"one of {', '.join(names)}" if names else "a module with a kernel"
+    raise ArgumentError("--entry", "nothing" if wanted is None else repr(wanted), needed)
+
+
+def _block(function: Function, text: str | None) -> tuple[int, int, int]:
+    if text is not None:
+        return _triple("block", text)
+    exact = function.directives.get("reqntid")
+    if not exact:
+        raise ArgumentError("--block", "nothing", f"threads of a block: {function.name} has no .reqntid")
+    return (*exact, 1, 1)[0], (*exact, 1, 1)[1], (*exact, 1, 1)[2]
+
+
+def _check_types(function: Function, arguments: Sequence[Argument]) -> None:
+    """A number must have its parameter's size, and be a float where that is: bits are never converted."""
+    for position, (variable, argument) in enumerate(zip(function.parameters, arguments, strict=False)):
+        kind = argument.number
+        if kind is None:
+            continue
+        # Parameters of type .b take both.
+        other = {"f": "ui", "u": "f", "s": "f"}.get(variable.type[0], "")
+        if int(kind[1:]) != variable.size * 8 or kind[0] in other or variable.pointer:
+            needed = f"a .{variable.type} of {variable.size} bytes" if not variable.pointer else "an array or null"
+            raise ArgumentError("--args", f"{argument.word!r} for parameter {position} ({variable.name})", needed)
+
+
+def _signature(function: Function) -> dict[str, Any]:
+    parameters = [
+        {"name": v.name, "type": v.type, "bytes": v.size, "align": v.align, "pointer": v.pointer}
+        for v in function.parameters
+    ]
+    return {"entry": function.name, "parameters": parameters, "directives": dict(function.directives)}
+
+
+def _outcome(result: LaunchResult, text: str) -> dict[str, Any]:
+    lines = text.splitlines()
+    return {
+        "lane_instructions": result.lane_instructions,
+        "instructions": result.instructions,
+        "seconds": round(result.seconds, 4),
+        "approximate": [{"opcode": opcode, "line": line} for opcode, line in result.approximate],
+        "contraction_possible": [
+            {"line": line, "text": " ".join(lines[line - 1].split())} for line in result.contraction_possible
+        ],
+        "models": dict(result.models),
+    }
+
+
+def _fault(document: dict[str, Any], error: PtxError, text: str, *, report: Path | None, as_json: bool) -> NoReturn:
+    """End with what went wrong and the PTX around it."""
+    line = getattr(error, "line", None)
+    fields = {name: getattr(error, name, None) for name in ("source", "block", "thread", "waiting")}
+    excerpt = _excerpt(text, line) if line else []
+    kind = type(error).__name__
+    document["fault"] = {"kind": kind, "message": str(error), "line": line, **fields, "excerpt": excerpt}
+    finish(document, False, report=report, as_json=as_json, show=_show_fault)
+
+
+def _excerpt(text: str, line: int) -> list[str]:
+    lines = text.splitlines()
+    numbers = range(max(1, line - _AROUND), min(len(lines), line + _AROUND) + 1)
+    return [f"{'>' if n == line else ' '} {n:6} | {lines[n - 1].expandtabs(4)}" for n in numbers]
+
+
+def _show_fault(document: dict[str, Any]) -> None:
+    fault = document["fault"]
+    typer.echo(f"{fault['kind']}: {fault['message']}")
+    for line in fault["excerpt"]:
+        typer.echo(line)
+    typer.echo("no output was written")
+
+
+def _show_entries(document: dict[str, Any]) -> None:
+    for entry in document["entries"]:
+        directives = "".join(
+            f" .{name} {', '.join(map(str, values))}".rstrip() for name, values in entry["directives"].items()
+        )
+        typer.echo(f"{entry['entry']}  ({document['target']}){directives}")
+        for position, p in enumerate(entry["parameters"]):
+            kind = "pointer" if p["pointer"] else f".{p['type']}"
+            typer.echo(f"  {position:3}  {kind:8} {p['bytes']:5} bytes  {p['name']}")
+
+
+def _show(document: dict[str, Any]) -> None:
+    result = document["result"]
+    grid, block = ("x".join(map(str, document[name])) for name in ("grid", "block"))
+    typer.echo(f"{document['entry']} ({document['target']}), {grid} blocks of {block} threads")
+    typer.echo(
+        f"  ran            {result['lane_instructions']:,} lane instructions, {result['instructions']:,} vector "
+        f"instructions, {result['seconds']:.2f} s"
+    )
+    typer.echo(f"  checked        {', '.join(document['checks']) or 'nothing'}")
+    for name, evidence in result["models"].items():
+        typer.echo(f"  tensor cores   model {name}, {evidence}")
+    opcodes: dict[str, list[str]] = {}
+    for row in result["approximate"]:
+        opcodes.setdefault(row["opcode"], []).append(str(row["line"]))
+    for opcode, lines in opcodes.items():
+        typer.echo(f"  approximate    {opcode}, line {', '.join(lines)}: the chip's last bits may differ")
+    fused = result["contraction_possible"]
+    if fused:
+        first = ", ".join(f"{row['line']}" for row in fused[:8]) + (", ..." if len(fused) > 8 else "")
+        typer.echo(f"  not rounded    {len(fused)} lines that ptxas may fuse with others: {first}")
+    for output in document["outputs"]:
+        shape = "x".join(map(str, output["shape"]))
+        left = f", {output['unwritten']:,} elements never written" if output["unwritten"] else ""
+        typer.echo(f"  wrote          {output['file']}  {output['dtype']} {shape}{left}")
