@@ -56,7 +56,7 @@ def draw_comparison(comparison: PolicyComparison, source: str, path: str | os.Pa
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(WIDTH, HEIGHT), facecolor="white")
         FigureCanvasAgg(figure)
-        grid = figure.add_gridspec(2, 2, left=0.08, right=0.98, top=0.9, bottom=0.14, hspace=0.42, wspace=0.3)
+        grid = figure.add_gridspec(2, 2, left=0.08, right=0.94, top=0.88, bottom=0.16, hspace=0.44, wspace=0.3)
         m, k = comparison.shape
         blocks = sum(comparison.kinds.values())
         figure.text(
@@ -66,6 +66,8 @@ def draw_comparison(comparison: PolicyComparison, source: str, path: str | os.Pa
         _draw_scales(comparison, shown, labels, figure.add_subplot(grid[0, :]))
         _draw_pairs(comparison, shown, labels, figure.add_subplot(grid[1, 0]))
         _draw_errors(shown, labels, figure.add_subplot(grid[1, 1]))
+        alike = [f"{label}: {', '.join(group)}" for label, group in zip(labels, groups, strict=True) if len(group) > 1]
+        figure.text(0.08, 0.02, "\n".join(alike), color=QUIET, fontsize=7)
         stream = io.BytesIO()
         picture_format = target.suffix.lower()[1:]
         metadata = {"Date": None} if picture_format == "svg" else {"Software": None}
@@ -94,7 +96,7 @@ def _draw_scales(comparison: PolicyComparison, shown: list[PolicyFigures], label
             mantissa, nudged, drawstyle="steps-mid", color=COLOURS[index % len(COLOURS)], label=label, linewidth=1.6
         )
     ax.set_xlim(1, 2)
-    ax.set_yticks([-1, 0, 1], ["half", "2^(floor(log2 amax) - emax)", "twice"])
+    ax.set_yticks([-1, 0, 1], ["half", "FLOOR's", "twice"])
     ax.set_ylim(-1.5, 1.5)
     ax.set_title("Where they part: the scale chosen, by the mantissa of the block's largest magnitude", loc="left")
     ax.set_xlabel("amax / 2^floor(log2 amax)")

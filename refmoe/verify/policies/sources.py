@@ -149,7 +149,8 @@ def _fp8_bytes(path: Path, name: str) -> NDArray[np.uint8]:
 
     # The library's own annotations stop at its compiled half.
     entries: dict[str, dict[str, Any]] = dict(deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
-    return np.frombuffer(entries[name]["data"], np.uint8).reshape(entries[name]["shape"])
+    values: NDArray[np.uint8] = np.frombuffer(entries[name]["data"], np.uint8).reshape(entries[name]["shape"])
+    return values
 
 
 def _chosen_tensor(path: Path, names: list[str], tensor: str | None, argument: str) -> str:
