@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -202,17 +202,22 @@ def _places() -> list[tuple[str, Path | None, str]]:
 
 
 def _pypi_nvcc() -> Path | None:
-    for folder in sys.path:
-        for nvcc in sorted(Path(folder or ".").glob("nvidia/cu[0-9]*/bin/nvcc"), reverse=True):
-            return nvcc
+    for toolkit in _pypi_toolkits():
+        if (toolkit / "bin" / "nvcc").exists():
+            return toolkit / "bin" / "nvcc"
     return None
+
+
+def _pypi_toolkits() -> Iterator[Path]:
+    for folder in sys.path:
+        yield from sorted(Path(folder or ".").glob("nvidia/cu[0-9]*"), reverse=True)
 
 
 def _toolkit_file(toolchain: Toolchain, *patterns: str) -> Path:
     # nvcc on PATH may be a script that calls the real one, and only that one knows where its toolkit is.
     run = subprocess.run([toolchain.nvcc, "--dryrun", "-c", "x.cu"], capture_output=True, text=True, timeout=60)
     top = re.search(r"^#\$ TOP=(.+)$", run.stderr, re.MULTILINE)
-    roots = [toolchain.nvcc.resolve().parent.parent, *([Path(top[1]).resolve()] if top else [])]
+    roots = [toolchain.nvcc.resolve().parent.parent, *([Path(top[1]).resolve()] if top else []), *_pypi_toolkits()]
     for root in roots:
         for pattern in patterns:
             for found in sorted(root.glob(pattern)):

@@ -191,7 +191,8 @@ inline std::string check_modes(TensorMapArguments const& a) {
   return "";
 }
 
-// "" for arguments that the driver takes, else why it refuses them: the requirements of cuda.h, one by one.
+// "" for arguments that the driver takes, else why it refuses them: the requirements of cuda.h, one by one. A driver
+// may be more lenient, 580 in two of them: tests/test_gpu_tensor_map.py holds this list against it.
 inline std::string refusal(TensorMapArguments const& a) {
   for (auto check : {check_pointers, check_enums, check_global, check_box, check_modes})
     if (std::string why = check(a); !why.empty()) return why;
