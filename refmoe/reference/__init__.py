@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from refmoe.reference.activation import swiglu
+from refmoe.reference.activation import QuantizedRows, swiglu, swiglu_quantize
+from refmoe.reference.backends import BACKENDS, choose_backend, default_backend
 from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
 from refmoe.reference.expand import Expanded, Permutation, build_permutation, expand
 from refmoe.reference.finalize import finalize
@@ -19,15 +20,23 @@ from refmoe.reference.layout import (
     unswizzle_scales,
 )
 from refmoe.reference.mma import tensor_core_mma
+from refmoe.reference.moe import MoELayer, MoEStages, moe_layer, path_steps
+from refmoe.reference.moe_float64 import moe_float64
 from refmoe.reference.quantize import quantize, quantize_mxfp4, quantize_mxfp8
-from refmoe.reference.routing import route_softmax_topk
+from refmoe.reference.routing import route_softmax_topk, router_logits
 from refmoe.reference.tensor import MXTensor
 
 __all__ = [
+    "BACKENDS",
     "Expanded",
     "MXTensor",
+    "MoELayer",
+    "MoEStages",
     "Permutation",
+    "QuantizedRows",
     "build_permutation",
+    "choose_backend",
+    "default_backend",
     "dense_gemm",
     "dequantize_mxfp4",
     "dequantize_mxfp8",
@@ -37,14 +46,19 @@ __all__ = [
     "finalize",
     "grouped_gemm",
     "grouped_scale_rows",
+    "moe_float64",
+    "moe_layer",
     "pack_fp4",
+    "path_steps",
     "plain_fp8",
     "quantize",
     "quantize_mxfp4",
     "quantize_mxfp8",
     "route_softmax_topk",
+    "router_logits",
     "scale_buffer_size",
     "swiglu",
+    "swiglu_quantize",
     "swizzle_scales",
     "swizzle_weight_scales",
     "tensor_core_mma",

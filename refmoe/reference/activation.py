@@ -11,22 +11,49 @@ exp is the sequence of `refmoe.reference.exponential`. A NaN stays one, through 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reference import fp32
+from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.exponential import exponential
+from refmoe.reference.layout import (
+    GROUPED_LAYOUTS,
+    checked_fill,
+    checked_grouped_rows,
+    checked_offsets,
+    checked_size,
+    expert_scale_rows,
+    layout_named,
+    write_scale_rows,
+)
+from refmoe.reference.quantize import quantize_mxfp8
 
-__all__ = ["ALPHA", "BETA", "LIMIT", "VARIANTS", "swiglu"]
+__all__ = ["ALPHA", "BETA", "LIMIT", "VARIANTS", "QuantizedRows", "swiglu", "swiglu_quantize"]
 
 VARIANTS = ("gpt_oss", "silu")
 ALPHA, BETA, LIMIT = 1.702, 1.0, 7.0
 """What gpt-oss has; each is rounded to FP32."""
 
 _ONE = np.float32(1)
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedRows:
+    """Rows in expert order as the second GEMM reads them.
+
+    Attributes:
+        codes: E4M3 codes, uint8 [R, I].
+        scales: E8M0 scales, uint8 1-D as `refmoe.reference.Expanded` has them.
+    """
+
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.uint8]
 
 
 def swiglu(
@@ -73,6 +100,73 @@ def swiglu(
     # np.minimum and np.maximum keep a NaN, as min.NaN and max.NaN of PTX do.
     gate, up = np.minimum(values[:, 0::2], bound), np.maximum(np.minimum(values[:, 1::2], bound), -bound)
     return fp32.multiply(fp32.multiply(gate, _sigmoid(fp32.multiply(gate, -factor))), fp32.add(up, addend))
+
+
+def swiglu_quantize(
+    gate_up: NDArray[Any],
+    offsets: NDArray[np.int64],
+    *,
+    variant: str = "gpt_oss",
+    mode: ScaleMode | str = ScaleMode.RCEIL,
+    edge: EdgePolicy | str = EdgePolicy.EXACT,
+    bias: NDArray[Any] | None = None,
+    alpha: NDArray[np.float32] | None = None,
+    beta: NDArray[np.float32] | None = None,
+    limit: NDArray[np.float32] | None = None,
+    layout: str = "128x4",
+    fill: int = 0,
+) -> QuantizedRows:
+    """`swiglu` of rows in expert order, its FP32 values quantized to MXFP8, scales where the grouped GEMM wants them.
+
+    Args:
+        gate_up: bfloat16 or float32 [R, 2 I], I a multiple of 32; rows from offsets[E] on are not read.
+        offsets: int64 [E + 1], first row of each expert, then the number of rows in use, at most R.
+        variant: "gpt_oss" or "silu".
+        mode: how block scales are chosen; a `ScaleMode` or its lower-case name.
+        edge: what zeros, NaN and Inf become; an `EdgePolicy` or its lower-case name.
+        bias: bfloat16 or float32 [E, 2 I], added first.
+        alpha: float32 [E], one an expert; None is gpt-oss's own.
+        beta: likewise.
+        limit: likewise.
+        layout: of the scales, as in `refmoe.reference.expand`.
+        fill: byte of code rows from offsets[E] on and of scale rows that belong to no row.
+
+    Raises:
+        ArgumentError: as `swiglu`; offsets that do not fit; I no multiple of 32; an unknown mode, edge or layout.
+    """
+    experts = checked_offsets(offsets).size - 1
+    _check(gate_up, variant, None)
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    if offsets[-1] > rows:
+        raise ArgumentError("offsets", f"{offsets[-1]} rows in use", f"at most the {rows} rows of gate_up")
+    if width % BLOCK:
+        raise ArgumentError("gate_up", describe(gate_up), f"I a multiple of {BLOCK}")
+    chosen, byte = layout_named(layout, GROUPED_LAYOUTS), checked_fill(fill)
+    if bias is not None and (not isinstance(bias, np.ndarray) or bias.shape != (experts, 2 * width)):
+        raise ArgumentError("bias", describe(bias), f"bfloat16 or float32 [{experts}, {2 * width}]")
+    owner, used = np.repeat(np.arange(experts), np.diff(offsets)), int(offsets[-1])
+    parameters = {
+        name: values[owner]
+        for name, values in (("alpha", alpha), ("beta", beta), ("limit", limit))
+        if _is_per_expert(name, values, experts) and values is not None
+    }
+    values = swiglu(gate_up[:used], variant=variant, bias=None if bias is None else bias[owner], **parameters)
+    quantized = quantize_mxfp8(values, mode=mode, edge=edge)
+    codes = np.full((rows, width), byte, np.uint8)
+    codes[:used] = quantized.codes
+    capacity = checked_grouped_rows("gate_up", rows, experts)
+    scales = np.full(checked_size("gate_up", chosen, capacity, width // BLOCK), byte, np.uint8)
+    if used and width:
+        write_scale_rows(scales, chosen, expert_scale_rows(offsets), quantized.scales)
+    return QuantizedRows(codes, scales)
+
+
+def _is_per_expert(name: str, values: object, experts: int) -> bool:
+    if values is None:
+        return False
+    if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.shape != (experts,):
+        raise ArgumentError(name, describe(values), f"float32 [{experts}]")
+    return True
 
 
 def _sigmoid(negated: NDArray[np.float32]) -> NDArray[np.float32]:

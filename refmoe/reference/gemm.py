@@ -62,7 +62,7 @@ def plain_fp8(codes: NDArray[np.uint8]) -> MXTensor:
 
 
 def grouped_gemm(
-    activations: MXTensor,
+    activations: MXTensor | NDArray[Any],
     weights: MXTensor,
     offsets: NDArray[np.int64],
     *,
@@ -78,7 +78,8 @@ def grouped_gemm(
     are all the identity.
 
     Args:
-        activations: mxfp8 [T, K], rows in expert order; `plain_fp8` makes one of codes without scales.
+        activations: mxfp8 [T, K], rows in expert order; `plain_fp8` makes one of codes without scales. Or bfloat16
+            [T, K], for a model that has BF16 operands.
         weights: mxfp4 or mxfp8 [E, N, K].
         offsets: int64 [E + 1], first row of each expert, then the number of rows in use, at most T. An expert may have
             no rows.
@@ -95,7 +96,10 @@ def grouped_gemm(
             model does not have.
     """
     chosen = as_model(model)
-    _check_operand("activations", activations, ("mxfp8",), 2)
+    if isinstance(activations, np.ndarray):
+        _check_bf16(activations)
+    else:
+        _check_operand("activations", activations, ("mxfp8",), 2)
     _check_operand("weights", weights, ("mxfp4", "mxfp8"), 3)
     tokens, k = activations.shape
     experts, n, weight_k = weights.shape
@@ -207,8 +211,10 @@ def _finish(
     return out
 
 
-def _operand(tensor: MXTensor, index: int | slice, model: AccumulationModel) -> _Operand:
+def _operand(tensor: MXTensor | NDArray[Any], index: int | slice, model: AccumulationModel) -> _Operand:
     """The rows that `index` selects, in the form in which `model` takes them."""
+    if isinstance(tensor, np.ndarray):
+        return _Operand(np.ascontiguousarray(tensor[index]).view(np.uint16), "bf16", None)
     codes, scales = np.ascontiguousarray(tensor.codes[index]), np.ascontiguousarray(tensor.scales[index])
     element = _element(tensor, model)
     if element == "bf16":
@@ -218,21 +224,28 @@ def _operand(tensor: MXTensor, index: int | slice, model: AccumulationModel) -> 
     return _Operand(unpacked, element, scales if model.scaled else None)
 
 
-def _element(tensor: MXTensor, model: AccumulationModel) -> str:
+def _element(tensor: MXTensor | NDArray[Any], model: AccumulationModel) -> str:
     """The element format in which `model` takes a tensor: its own, or BF16 where the model has that and no scales."""
+    if isinstance(tensor, np.ndarray):
+        return "bf16"
     return "bf16" if not model.scaled and ("bf16", "bf16") in model.pairs else _ELEMENTS[tensor.format]
 
 
-def _check_pair(weights: MXTensor, activations: MXTensor, model: AccumulationModel) -> None:
+def _check_pair(weights: MXTensor, activations: MXTensor | NDArray[Any], model: AccumulationModel) -> None:
     pair = (_element(weights, model), _element(activations, model))
     if pair not in model.pairs:
         had = ", ".join(f"{a} x {b}" for a, b in model.pairs)
         raise ArgumentError("weights", f"{' x '.join(pair)} with {model.name}", f"operands that it has: {had}")
 
 
-def _check_scales(argument: str, tensor: MXTensor, model: AccumulationModel) -> None:
+def _check_scales(argument: str, tensor: MXTensor | NDArray[Any], model: AccumulationModel) -> None:
     """Refuse block scales that `model` has no place for."""
-    if model.scaled or _element(tensor, model) == "bf16" or (tensor.scales == IDENTITY_SCALE).all():
+    if (
+        isinstance(tensor, np.ndarray)
+        or model.scaled
+        or _element(tensor, model) == "bf16"
+        or (tensor.scales == IDENTITY_SCALE).all()
+    ):
         return
     where = [int(index) for index in np.argwhere(tensor.scales != IDENTITY_SCALE)[0]]
     found = f"scale {tensor.scales[tuple(where)]:#04x} at {where} with {model.name}, whose instruction has no scales"
@@ -246,6 +259,12 @@ def _check_operand(argument: str, value: object, formats: tuple[str, ...], rank:
         raise ArgumentError(argument, describe(value), needed)
     if value.format not in formats or len(value.shape) != rank:
         raise ArgumentError(argument, f"{value.format} {list(value.shape)}", needed)
+
+
+def _check_bf16(activations: NDArray[Any]) -> None:
+    if activations.dtype != _BF16 or activations.ndim != 2 or activations.shape[1] % BLOCK:
+        needed = f"an MXTensor [rows, K] in mxfp8, or bfloat16 [rows, K] with K a multiple of {BLOCK}"
+        raise ArgumentError("activations", describe(activations), needed)
 
 
 def _check_addend(argument: str, value: object, shape: tuple[int, ...], dtypes: tuple[np.dtype[Any], ...]) -> None:

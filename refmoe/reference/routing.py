@@ -20,11 +20,49 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.reference import fp32
 from refmoe.reference.exponential import exponential
 from refmoe.reference.layout import checked_count
+from refmoe.reference.mma import AccumulationModel, tensor_core_mma
 
-__all__ = ["MAX_EXPERTS", "MAX_TOP_K", "route_softmax_topk"]
+__all__ = ["MAX_EXPERTS", "MAX_TOP_K", "route_softmax_topk", "router_logits"]
 
 MAX_EXPERTS = 1024
 MAX_TOP_K = 32
+
+
+def router_logits(
+    x: NDArray[Any], weight: NDArray[Any], bias: NDArray[Any] | None = None, *, model: AccumulationModel | str = "fp32"
+) -> NDArray[np.float32]:
+    """The router's projection, a definition: RN(acc + bias), acc the sum of x * weight under `model`; kept in FP32.
+
+    Servers differ here: in the order of the sum, and in rounding the logits to BF16 before the choice. Whoever holds a
+    kernel against another system's routing takes that system's logits.
+
+    Args:
+        x: bfloat16 [T, H].
+        weight: bfloat16 [E, H].
+        bias: bfloat16 or float32 [E], or None.
+        model: an accumulation model with BF16 operands; "fp32" is a chain of FMAs, H ascending.
+
+    Returns:
+        float32 [T, E].
+
+    Raises:
+        ArgumentError: wrong dtypes or shapes, or a model without BF16.
+    """
+    for name, array in (("x", x), ("weight", weight)):
+        if not isinstance(array, np.ndarray) or array.dtype != fp32.BF16 or array.ndim != 2:
+            raise ArgumentError(name, describe(array), "bfloat16 [rows, H]")
+    if x.shape[1] != weight.shape[1]:
+        raise ArgumentError("weight", describe(weight), f"the H of x, {x.shape[1]}")
+    experts = weight.shape[0]
+    if bias is not None and (
+        not isinstance(bias, np.ndarray) or bias.dtype not in (np.float32, fp32.BF16) or bias.shape != (experts,)
+    ):
+        raise ArgumentError("bias", describe(bias), f"bfloat16 or float32 [{experts}]")
+    start = np.zeros((experts, x.shape[0]), np.float32)
+    rows, columns = (np.ascontiguousarray(array).view(np.uint16) for array in (weight, x))
+    sums = tensor_core_mma(rows, columns, start, model=model, a_format="bf16", b_format="bf16")
+    logits = np.ascontiguousarray(sums.T)
+    return logits if bias is None else fp32.add(logits, bias.astype(np.float32))
 
 
 def route_softmax_topk(

@@ -1,0 +1,107 @@
+"""The weights of one MoE layer, as a rank holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.errors import ArgumentError, describe
+from refmoe.reference import fp32
+from refmoe.reference.activation import VARIANTS
+from refmoe.reference.layout import checked_count
+from refmoe.reference.tensor import MXTensor
+
+__all__ = ["MoELayer"]
+
+_FP32 = np.dtype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
+class MoELayer:
+    """E local experts of hidden size H and intermediate size I, and the router over the R experts of all ranks.
+
+    Attributes:
+        gate_up: mxfp4 [E, 2 I, H]; rows as the activation has its columns, interleaved for gpt_oss, halves for silu.
+        down: mxfp4 [E, H, I].
+        top_k: experts a token.
+        gate_up_bias: bfloat16 [E, 2 I], or None.
+        down_bias: bfloat16 [E, H], or None.
+        router_weight: bfloat16 [R, H]; None if the ids and weights of the experts come from elsewhere.
+        router_bias: bfloat16 or float32 [R], or None.
+        variant: "gpt_oss" or "silu".
+        swiglu_alpha: float32 [E], or None for gpt-oss's own value; gpt_oss only.
+        swiglu_beta: likewise.
+        swiglu_limit: likewise.
+
+    Raises:
+        ArgumentError: formats, dtypes or shapes that do not belong together.
+    """
+
+    gate_up: MXTensor
+    down: MXTensor
+    top_k: int
+    gate_up_bias: NDArray[Any] | None = None
+    down_bias: NDArray[Any] | None = None
+    router_weight: NDArray[Any] | None = None
+    router_bias: NDArray[Any] | None = None
+    variant: str = "gpt_oss"
+    swiglu_alpha: NDArray[np.float32] | None = None
+    swiglu_beta: NDArray[np.float32] | None = None
+    swiglu_limit: NDArray[np.float32] | None = None
+
+    def __post_init__(self) -> None:
+        _check_weights("gate_up", self.gate_up)
+        _check_weights("down", self.down)
+        experts, columns, hidden = self.gate_up.shape
+        if columns % 64 or not experts or not columns or not hidden:
+            raise ArgumentError("gate_up", f"mxfp4 {[experts, columns, hidden]}", "[E, 2 I, H], I a multiple of 32")
+        if self.down.shape != (experts, hidden, columns // 2):
+            raise ArgumentError("down", f"mxfp4 {list(self.down.shape)}", f"{[experts, hidden, columns // 2]}")
+        checked_count("top_k", self.top_k, least=1)
+        if self.variant not in VARIANTS:
+            raise ArgumentError("variant", describe(self.variant), f"one of {', '.join(VARIANTS)}")
+        _check_array("gate_up_bias", self.gate_up_bias, (experts, columns), fp32.BF16)
+        _check_array("down_bias", self.down_bias, (experts, hidden), fp32.BF16)
+        routed = None if self.router_weight is None else len(self.router_weight)
+        if routed is not None:
+            _check_array("router_weight", self.router_weight, (routed, hidden), fp32.BF16)
+        if self.router_bias is not None:
+            if routed is None:
+                raise ArgumentError("router_bias", describe(self.router_bias), "None without a router_weight")
+            _check_array("router_bias", self.router_bias, (routed,), fp32.BF16, _FP32)
+        for name in ("swiglu_alpha", "swiglu_beta", "swiglu_limit"):
+            value = getattr(self, name)
+            _check_array(name, value, (experts,), _FP32)
+            if value is not None and self.variant != "gpt_oss":
+                raise ArgumentError(name, f"{describe(value)} with {self.variant}", "None")
+
+    @property
+    def experts(self) -> int:
+        """E, the local experts."""
+        return self.gate_up.shape[0]
+
+    @property
+    def hidden(self) -> int:
+        """H."""
+        return self.gate_up.shape[2]
+
+    @property
+    def intermediate(self) -> int:
+        """I."""
+        return self.down.shape[2]
+
+
+def _check_weights(name: str, value: object) -> None:
+    if not isinstance(value, MXTensor) or value.format != "mxfp4" or len(value.shape) != 3:
+        found = f"{value.format} {list(value.shape)}" if isinstance(value, MXTensor) else describe(value)
+        raise ArgumentError(name, found, "an MXTensor of three dimensions in mxfp4")
+
+
+def _check_array(name: str, value: object, shape: tuple[int, ...], *dtypes: np.dtype[Any]) -> None:
+    if value is None:
+        return
+    if not isinstance(value, np.ndarray) or value.dtype not in dtypes or value.shape != shape:
+        raise ArgumentError(name, describe(value), f"{' or '.join(map(str, dtypes))} {list(shape)}")
