@@ -23,13 +23,13 @@ from refmoe.verify.suites import list_cases
 from refmoe.verify.tolerances import accepting
 from refmoe.verify.verdict import Result, Verdict
 
-__all__ = ["MUTANTS", "Mutant", "MutantResult", "load_mutants", "run_mutants"]
+__all__ = ["CATCHING", "MUTANTS", "Mutant", "MutantResult", "load_mutants", "run_mutants"]
 
 #: The folder of the patches.
 MUTANTS = Path(__file__).resolve().parent / "mutants"
 
 #: Verdicts that catch a fault. MISTRUSTED does not: it says that the data could not tell.
-_CATCHING = (Verdict.MISMATCH, Verdict.OUT_OF_BOUND, Verdict.ERROR)
+CATCHING = (Verdict.MISMATCH, Verdict.OUT_OF_BOUND, Verdict.ERROR)
 
 
 @dataclass(frozen=True)
@@ -79,18 +79,35 @@ class MutantResult:
         return self.case is not None and self.control
 
     @property
+    def check(self) -> str | None:
+        """What caught it: "bytes", a check of the executor ("race", "uninitialised", ...), or None."""
+        if self.case is None:
+            return None
+        if self.verdict is not Verdict.ERROR:
+            return "bytes"
+        error, _, rest = (self.finding or "").partition(": ")
+        return rest.partition(":")[0] if error == "MemoryFault" else _CHECKS.get(error, error)
+
+    @property
     def line(self) -> str:
         """The outcome in a line or three."""
         if self.case is None:
             return f"SURVIVED {self.name}: {self.fault} ({self.cases} cases passed)"
-        head = f"caught   {self.name}: {self.fault}" if self.control else f"UNPROVEN {self.name}: {self.fault}"
+        word = "caught  " if self.control else "UNPROVEN"
+        head = f"{word} {self.name}: {self.fault} [{self.check}]"
         tail = "" if self.control else "\n         the unpatched kernel fails this case too"
         verdict = self.verdict.value if self.verdict else ""
         return f"{head}\n         {verdict} {_first_line(self.finding)}\n         {self.case}{tail}"
 
 
+#: What a check of the executor is called, by the error that it raises; a MemoryFault says itself.
+_CHECKS = {"RaceError": "race", "Deadlock": "deadlock", "MisuseError": "misuse", "StepBudgetExceeded": "endless"}
+
+
 def _first_line(text: str | None) -> str:
-    return (text or "").strip().split("\n", 1)[0]
+    """The first line, and the second where the first only announces it."""
+    first, _, rest = (text or "").strip().partition("\n")
+    return f"{first} {rest.strip().partition(chr(10))[0]}" if first.endswith(":") else first
 
 
 def load_mutants(folder: Path = MUTANTS) -> list[Mutant]:
@@ -205,6 +222,6 @@ def _hunt(tree: Path, cases: Sequence[Case]) -> tuple[int, Result | None]:
             continue
         result = run_case(case, devices)
         ran += 1
-        if result.verdict in _CATCHING:
+        if result.verdict in CATCHING:
             return ran, result
     return ran, None

@@ -93,6 +93,9 @@ class MutantRecord(_Model):
     verdict: Verdict | None = Field(description="its verdict on the mutant")
     finding: str | None = Field(description="its first mismatch on the mutant, or the executor's fault")
     cases: int = Field(description="cases run until then")
+    check: str | None = Field(
+        None, description="what caught it: bytes, or the executor's check: race, uninitialised, deadlock, misuse, ..."
+    )
     accepted_by: list[str] | None = Field(
         None, description="of a GEMM's mutant the published tolerances that its output passes; null if it has no output"
     )
@@ -202,6 +205,7 @@ def _mutant_record(mutant: MutantResult) -> MutantRecord:
         verdict=mutant.verdict,
         finding=mutant.finding,
         cases=mutant.cases,
+        check=mutant.check,
         accepted_by=None if mutant.accepted_by is None else list(mutant.accepted_by),
     )
 

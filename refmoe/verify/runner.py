@@ -39,6 +39,7 @@ class Devices:
         csrc: where kernel sources are taken from; None is the package's own folder.
         checked: whether the executor looks for faults; without, only what a kernel writes tells it from another.
         trace: what takes down who waited on which barrier on the executor, or None.
+        multiprocessors: that the executor's chip has; None for those of the arch's own.
         runs: families whose launch is another than the package's, by name: a changed use of a kernel that is not ours.
     """
 
@@ -46,6 +47,7 @@ class Devices:
     checked: bool = True
     trace: Trace | None = None
     runs: Mapping[str, FamilyRun] = field(default_factory=dict)
+    multiprocessors: int | None = None
     _open: dict[tuple[str, str], Device] = field(default_factory=dict)
 
     def get(self, case: Case) -> Device:
@@ -62,6 +64,8 @@ class Devices:
         if key not in self._open:
             device = open_device(case.device, arch=case.arch or None, csrc=self.csrc)
             find_toolchain()
+            if self.multiprocessors is not None:
+                device.multiprocessors = self.multiprocessors
             if not self.checked:
                 _leave_checks_out(device)
             if self.trace is not None:

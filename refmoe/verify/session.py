@@ -17,6 +17,7 @@ from refmoe.errors import RefmoeError
 from refmoe.files import write_atomic
 from refmoe.verify import render
 from refmoe.verify.cases import Case
+from refmoe.verify.cutlass_mutants import CUTLASS_MUTANTS, cutlass_mutants_missing, run_cutlass_mutants
 from refmoe.verify.environment import current_environment
 from refmoe.verify.mutate import MutantResult, load_mutants, run_mutants
 from refmoe.verify.report import Report, make_report, report_text
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from refmoe.ptx import Trace
 
 __all__ = ["INTERRUPTED", "Outputs", "make_console", "run_session"]
+
+CUTLASS_FAMILY = "cutlass_gemm"
 
 #: Exit status after Ctrl-C, as shells have it.
 INTERRUPTED = 130
@@ -137,9 +140,24 @@ def _run_cases(running: Iterator[Result], total: int, results: list[Result], con
 
 
 def _run_mutants(cases: Sequence[Case], killed: list[MutantResult], console: Console) -> None:
-    mutants = load_mutants()
-    with _progress(console, len(mutants), "mutants") as advance:
-        for result in run_mutants(mutants, cases):
+    """The faults in our kernels, and those in the use of CUTLASS's, as far as the families of `cases` have them."""
+    families = {case.family for case in cases}
+    if families != {CUTLASS_FAMILY}:
+        mutants = load_mutants()
+        _kill(run_mutants(mutants, cases), len(mutants), killed, console)
+    if CUTLASS_FAMILY in families:
+        absent = cutlass_mutants_missing()
+        if absent is not None:
+            console.print(
+                f"SKIPPED {len(CUTLASS_MUTANTS)} faults in the use of CUTLASS's kernel: {absent}", markup=False
+            )
+            return
+        _kill(run_cutlass_mutants(), len(CUTLASS_MUTANTS), killed, console)
+
+
+def _kill(running: Iterator[MutantResult], total: int, killed: list[MutantResult], console: Console) -> None:
+    with _progress(console, total, "mutants") as advance:
+        for result in running:
             killed.append(result)
             advance(result.name)
             console.print(result.line, style="" if result.caught else "bold red", markup=False)
