@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensor_map_cases import BAD, BYTES, GOOD, Map
