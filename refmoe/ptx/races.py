@@ -227,13 +227,18 @@ class RaceShadow:
             if bad.size:
                 self._report(frame, access, region, index, lanes, bad[0], count, previous[bad[0]], "write-read")
         warp = who >> 5
+        known = frame.machine.clocks.seen[warp, warp % frame.machine.warps]
+        self._record_reads(at, who, mine, known)
+
+    def _record_reads(self, at: Array, who: Array, mine: Array, known: Array) -> None:
+        """Enter reads of granules `at` by lanes `who`; `known` is what each one's warp knows of its own lanes."""
+        warp = who >> 5
         column = warp % self.readers if self.readers else np.zeros(len(who), np.int64)
         previous = self._reads[at, column]
         if not self.readers:
             elsewhere = np.flatnonzero((previous != 0) & ((previous ^ mine) & _OTHER_WARP != 0))
             self._reads[at[elsewhere], 1] = previous[elsewhere]
         # Another lane of the same warp read since the last warp-level sync: no single lane stands for both.
-        known = frame.machine.clocks.seen[warp, warp % frame.machine.warps]
         differs = previous ^ mine
         shared = (previous >> _STEP_SHIFT > known) & (differs & _OTHER_WARP == 0) & (differs & (_LANE | _MANY) != 0)
         record = np.where(shared, mine | _MANY, mine)
