@@ -163,3 +163,91 @@ def test_elect_of_a_lane_that_is_no_member() -> None:
     with pytest.raises(ptx.WarpError, match="not in its own member mask") as caught:
         run(body, np.zeros(32, np.uint32))
     assert caught.value.thread == (31, 0, 0)
+
+
+# Lane i writes cell i, and after the barrier reads the cell of the lane half the block away.
+EXCHANGE = """
+    mov.u32 %r3, cell; mad.lo.u32 %r4, %r1, 4, %r3;
+    add.u32 %r5, %r1, 32; and.b32 %r5, %r5, 63; mad.lo.u32 %r5, %r5, 4, %r3;
+    st.shared.u32 [%r4], %r1;
+    {barrier}
+    ld.shared.u32 %r20, [%r5];
+"""
+
+
+@pytest.mark.parametrize(
+    "barrier",
+    [
+        "barrier.cluster.arrive; barrier.cluster.wait;",
+        "barrier.cluster.arrive.release.aligned; add.u32 %r6, %r1, 1; barrier.cluster.wait.acquire.aligned;",
+        "barrier.cluster.arrive; barrier.cluster.wait; barrier.cluster.arrive.relaxed; barrier.cluster.wait;",
+    ],
+)
+def test_cluster_barrier_orders(barrier: str) -> None:
+    for blocks in (1, 3):
+        out = np.zeros(64 * blocks, np.uint32)
+        body = EXCHANGE.format(barrier=barrier) + SAVE
+        run(body, out, declarations=CELL, block=(64, 1, 1), grid=(blocks, 1, 1))
+        assert out.tolist() == [(i + 32) % 64 for i in range(64)] * blocks
+
+
+def test_arriving_alone_orders_nothing() -> None:
+    body = EXCHANGE.format(barrier="barrier.cluster.arrive;") + "barrier.cluster.wait;" + SAVE
+    with pytest.raises((ptx.RaceError, ptx.MemoryFault)):
+        run(body, np.zeros(64, np.uint32), declarations=CELL, block=(64, 1, 1))
+
+
+def test_a_write_behind_the_arrival_races() -> None:
+    body = EXCHANGE.format(barrier="barrier.cluster.arrive; st.shared.u32 [%r4], %r1; barrier.cluster.wait;") + SAVE
+    with pytest.raises(ptx.RaceError):
+        run(body, np.zeros(64, np.uint32), declarations=CELL, block=(64, 1, 1))
+
+
+def test_lanes_that_left_are_not_waited_for() -> None:
+    body = """
+        setp.ge.u32 %p1, %r1, 40; @%p1 exit;
+        barrier.cluster.arrive; barrier.cluster.wait; mov.u32 %r20, 3;
+    """
+    out = np.zeros(96, np.uint32)
+    run(body + SAVE, out, block=(96, 1, 1))
+    assert out.tolist() == [3] * 40 + [0] * 56
+
+
+def test_a_loop_of_phases() -> None:
+    body = """
+        mov.u32 %r3, cell; mad.lo.u32 %r4, %r1, 4, %r3; mov.u32 %r20, 0; mov.u32 %r7, 0;
+        add.u32 %r5, %r1, 32; and.b32 %r5, %r5, 63; mad.lo.u32 %r5, %r5, 4, %r3;
+    NEXT: add.u32 %r6, %r1, %r7; st.shared.u32 [%r4], %r6;
+        barrier.cluster.arrive; barrier.cluster.wait;
+        ld.shared.u32 %r6, [%r5]; add.u32 %r20, %r20, %r6;
+        barrier.cluster.arrive; barrier.cluster.wait;
+        add.u32 %r7, %r7, 1; setp.lt.u32 %p1, %r7, 5; @%p1 bra NEXT;
+    """
+    out = np.zeros(64, np.uint32)
+    run(body + SAVE, out, declarations=CELL, block=(64, 1, 1))
+    assert out.tolist() == [5 * ((i + 32) % 64) + 10 for i in range(64)]
+    one_phase_less = body[: body.rindex("barrier.cluster.arrive")] + body[body.rindex("add.u32 %r7") :]
+    with pytest.raises(ptx.RaceError):
+        run(one_phase_less + SAVE, out, declarations=CELL, block=(64, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ("barrier.cluster.wait;", "waits without having arrived"),
+        ("barrier.cluster.arrive; barrier.cluster.arrive;", "arrives a second time without a wait"),
+    ],
+)
+def test_turns_are_kept(body: str, what: str) -> None:
+    with pytest.raises(ptx.MisuseError, match=what):
+        run(body + "ret;", np.zeros(1, np.uint32))
+
+
+def test_a_warp_that_never_comes_is_a_deadlock() -> None:
+    body = """
+        setp.ge.u32 %p1, %r1, 32; @%p1 bra OTHER;
+        barrier.cluster.arrive; barrier.cluster.wait; ret;
+    OTHER: bar.sync 1, 64; ret;
+    """
+    with pytest.raises(ptx.Deadlock, match="the cluster barrier of block"):
+        run(body, np.zeros(1, np.uint32), block=(64, 1, 1))

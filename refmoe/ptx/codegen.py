@@ -29,7 +29,7 @@ __all__ = ["BarrierCode", "Code", "Gather", "WaitCode", "compile_entry"]
 
 @dataclass(frozen=True)
 class BarrierCode:
-    """The barrier instruction that ends a block. `kind` is `"sync" "arrive" "red"`."""
+    """The barrier instruction that ends a block. `kind` is `"sync" "arrive" "red" "cluster.arrive" "cluster.wait"`."""
 
     instruction: Instruction
     kind: str
@@ -220,6 +220,10 @@ def _barrier_operands(emitter: Emitter, instruction: Instruction) -> str:
         if not isinstance(last, Register | Not):
             raise ValueError("a reduction needs a predicate")
         vote = emitter.value(last, "pred")
+    if code[0].startswith("cluster"):
+        if operands:
+            raise ValueError("no operands needed")
+        return "(None, None, None)"
     if not 1 <= len(operands) <= 2 or (code[0] == "arrive" and len(operands) != 2):
         raise ValueError("wrong number of operands")
     values = [emitter.value(operand, "b32") for operand in operands]
@@ -239,6 +243,9 @@ def _barrier_parts(instruction: Instruction) -> tuple[str, str]:
         ("red", "popc", "u32"): ("red", "popc"),
         ("red", "and", "pred"): ("red", "and"),
         ("red", "or", "pred"): ("red", "or"),
+        # A relaxed arrival is taken for one that releases: that its fence is missing is not seen.
+        **{("cluster", "arrive", *order): ("cluster.arrive", "") for order in ((), ("release",), ("relaxed",))},
+        **{("cluster", "wait", *order): ("cluster.wait", "") for order in ((), ("acquire",))},
     }
     if tuple(parts) not in known:
         raise ValueError("no such barrier")

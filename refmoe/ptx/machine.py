@@ -20,6 +20,7 @@ from refmoe.ptx.barriers import Barriers
 from refmoe.ptx.bulk import Bulk
 from refmoe.ptx.bulk_maps import MapHistory
 from refmoe.ptx.bulk_races import BulkShadow
+from refmoe.ptx.cluster_barrier import ClusterBarrier
 from refmoe.ptx.copies import Copies
 from refmoe.ptx.errors import Deadlock, Index3, StepBudgetExceeded, Trap, WarpError
 from refmoe.ptx.frame import UNDEFINED, Frame
@@ -151,6 +152,7 @@ class Machine:
         self._passed: Array | None = None
         self.tracer = Tracer() if launch.trace is None else launch.trace.tracer(self)
         self.barriers = Barriers(self)
+        self.cluster_barrier = ClusterBarrier(self)
         self.copies = Copies(self)
         self.bulk = Bulk(self)
         self.mbarriers = Mbarriers(self)
@@ -276,7 +278,11 @@ class Machine:
         elif kind == "barrier":
             self.progress()
             number, count, vote = (None if value is None else _all(frame, value) for value in result)
-            self.barriers.arrive(self.code.barriers[place], place, mask, (number, count, vote))
+            code = self.code.barriers[place]
+            if code.kind.startswith("cluster"):
+                self.cluster_barrier.come(code, place, mask)
+            else:
+                self.barriers.arrive(code, place, mask, (number, count, vote))
         else:
             assert terminator.instruction is not None
             block, thread = self.place_of(int(np.argmax(mask)))
@@ -345,6 +351,7 @@ class Machine:
             self._arrive(place, 0, self._gathering.pop(place))
         if (self.barriers.expected != 0).any():
             self.barriers.settle()
+        self.cluster_barrier.settle()
 
     # Warp-level instructions
 
@@ -464,7 +471,7 @@ class Machine:
 
     def waiting(self) -> list[str]:
         """One sentence for each place where lanes are."""
-        lines = self.barriers.report() + self.mbarriers.report()
+        lines = self.barriers.report() + self.cluster_barrier.report() + self.mbarriers.report()
         blocks = self.code.program.blocks
         for place, lanes in sorted(self._gathering.items()):
             gather = self.code.gathers[place]
