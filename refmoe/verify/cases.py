@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote
 from refmoe.errors import ArgumentError
 from refmoe.verify.fills import BLOCK, FILLS
 from refmoe.verify.gemm_fills import GEMM_FILLS
+from refmoe.verify.step_fills import GATE_FILLS, LOGIT_FILLS, ROW_FILLS
 
 __all__ = ["ARCHS", "CUTLASS_BUILDS", "DEVICES", "FAMILIES", "ROUTINGS", "Case", "FamilyRules", "Shape", "parse_case"]
 
@@ -48,6 +49,12 @@ ROUTINGS: Mapping[str, str] = MappingProxyType(
 #: Fills of the quantizing families that are no generator in FILLS: they come from a file.
 _FILE_FILLS = ("real", "activations")
 
+#: The fill of routing cases that are given their choices, which the option `routing` makes.
+_GIVEN = "given"
+
+#: The layouts of a family that writes no scales.
+_NO_SCALES = ("",)
+
 
 @dataclass(frozen=True)
 class FamilyRules:
@@ -55,7 +62,8 @@ class FamilyRules:
 
     Attributes:
         source: name of the kernel source.
-        dtypes: element types of the input; of the output for a GEMM, whose inputs are MXFP8 and MXFP4.
+        dtypes: element types of the input; of the output for a GEMM, whose inputs are MXFP8 and MXFP4; "ids" for
+            choices that routing only sorts.
         sizes: letters of the shape, in the order of the string; see `Shape`.
         fills: names of the input data.
         layouts: scale layouts of the kernels, the default first.
@@ -112,6 +120,33 @@ FAMILIES: Mapping[str, FamilyRules] = MappingProxyType(
             layouts=("128x4",),
             options=("build", "tile", "routing", "first_expert", "ranks", "alpha", "bias", "poison"),
         ),
+        "routing": FamilyRules(
+            source="routing",
+            dtypes=("f32", "bf16", "ids"),
+            sizes="met",
+            fills=(*LOGIT_FILLS, _GIVEN),
+            layouts=_NO_SCALES,
+            options=("routing", "first_expert", "ranks", "bias", "poison"),
+        ),
+        "activation": FamilyRules(
+            source="activation",
+            dtypes=("bf16",),
+            sizes="mke",
+            fills=tuple(GATE_FILLS),
+            layouts=("128x4", "8x4"),
+            options=(
+                *("variant", "mode", "edge", "layout", "params", "bias"),
+                *("routing", "first_expert", "ranks", "poison"),
+            ),
+        ),
+        "finalize": FamilyRules(
+            source="finalize",
+            dtypes=("bf16", "f32"),
+            sizes="mket",
+            fills=tuple(ROW_FILLS),
+            layouts=_NO_SCALES,
+            options=("out", "bias", "routing", "first_expert", "ranks", "poison"),
+        ),
     }
 )
 
@@ -125,6 +160,9 @@ _WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "alpha": ("none", "distinct"),
         "bias": ("none", "distinct"),
         "build": CUTLASS_BUILDS,
+        "variant": ("gpt_oss", "silu"),
+        "params": ("none", "distinct"),
+        "out": ("bf16", "f32"),
     }
 )
 
@@ -149,22 +187,22 @@ class Shape:
     """Sizes of a case; a size that the family does not have is 0.
 
     Attributes:
-        m: rows of the input: tokens, or for a GEMM rows in expert order, one expert each.
-        k: elements of a row.
+        m: rows of the input: tokens, or for a GEMM and an activation rows in expert order, one expert each.
+        k: elements of a row: of an activation's output, which is half as wide as its input.
         e: local experts.
         t: experts per token.
         n: weight rows of each expert.
     """
 
     m: int
-    k: int
+    k: int = 0
     e: int = 0
     t: int = 0
     n: int = 0
 
     def __str__(self) -> str:
         sizes = {"m": self.m, "k": self.k, "n": self.n, "e": self.e, "t": self.t}
-        return "".join(f"{letter}{size}" for letter, size in sizes.items() if size or letter in "mk")
+        return "".join(f"{letter}{size}" for letter, size in sizes.items() if size or letter == "m")
 
     @property
     def rows(self) -> int:
@@ -196,7 +234,11 @@ class Case:
         stages: of the GEMM's ring in shared memory, 0 for all that fit.
         cluster: of the GEMM's blocks.
         build: of CUTLASS's kernel, one of `CUTLASS_BUILDS`.
-        alpha, bias: "distinct" for a factor of each expert and a term of each of its weight rows, or "none".
+        alpha, bias: "distinct" for a factor of each expert and a term of each of its weight rows, or "none"; of routing
+            a term of each expert.
+        variant: of the activation.
+        params: "distinct" for an alpha, a beta and a limit of each expert, or "none" for those of gpt-oss.
+        out: dtype that finalize rounds to.
 
     Raises:
         ArgumentError: a field that the family does not define, named "case <field>".
@@ -225,6 +267,9 @@ class Case:
     alpha: str = "none"
     bias: str = "none"
     build: str = "cooperative-swapped"
+    variant: str = "gpt_oss"
+    params: str = "none"
+    out: str = "bf16"
 
     def __post_init__(self) -> None:
         rules = FAMILIES.get(self.family)
@@ -381,7 +426,8 @@ _OPTIONS = tuple(dict.fromkeys(option for rules in FAMILIES.values() for option 
 
 def _check_shape(case: Case, rules: FamilyRules) -> None:
     shape = case.shape
-    if min(shape.m, shape.k, shape.e, shape.t, shape.n) < 0 or shape.k % BLOCK or shape.k == 0:
+    wide = "k" in rules.sizes
+    if min(shape.m, shape.k, shape.e, shape.t, shape.n) < 0 or shape.k % BLOCK or (shape.k > 0) != wide:
         raise _refused("shape", str(shape), f"sizes that are not negative and a k that is a multiple of {BLOCK}")
     for letter in "net":
         if (letter in rules.sizes) != bool(getattr(shape, letter)):
@@ -412,10 +458,30 @@ def _check_fill(case: Case) -> None:
             found = f"{case.stages}" if case.stages else case.cluster
             raise _refused("stages" if case.stages else "cluster", found, "tile=MxNxK with it, of which it is")
         return
+    if case.family in ("routing", "activation", "finalize"):
+        _check_step(case)
+        return
     fill = FILLS.get(case.fill)
     need = fill.least_blocks.get(case.dtype, 0) if fill else 0
     if case.shape.m * case.shape.k // BLOCK < need:
         raise _refused("shape", str(case.shape), f"at least {need} blocks of {BLOCK} for the fill {case.fill}")
+
+
+def _check_step(case: Case) -> None:
+    given = case.fill == _GIVEN
+    if given != (case.dtype == "ids"):
+        raise _refused("fill", case.fill, f"{_GIVEN} for dtype ids, and for no other")
+    if case.family == "routing" and not given and case.routing != "uniform":
+        raise _refused(
+            "routing", case.routing, f"dtype ids and the fill {_GIVEN} with it: logits choose for themselves"
+        )
+    if given and case.bias != "none":
+        raise _refused("bias", case.bias, "logits with it: given ids have no bias")
+    if case.variant == "silu" and case.params != "none":
+        raise _refused("params", case.params, "the variant gpt_oss with it: silu has none")
+    least = ROW_FILLS[case.fill].least_k if case.family == "finalize" else 0
+    if case.shape.t < least:
+        raise _refused("shape", str(case.shape), f"a t of at least {least} for the fill {case.fill}")
 
 
 def _check_routing(case: Case) -> None:

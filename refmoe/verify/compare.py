@@ -127,7 +127,7 @@ class Codes:
         written_rows: rows from here on are not written by the kernel.
         poison: the byte that those hold.
         offsets: int64 [E+1] of rows grouped by expert, else None.
-        sources: int32 [rows], the unpermuted row (token + rank * tokens) of each grouped row.
+        sources: int32 [rows], the unpermuted row (token + rank * tokens) of each grouped row, or None if it has none.
         tokens: how many there are.
     """
 
@@ -152,9 +152,11 @@ class Codes:
         return f"block ({row}, {block}) lane {lane}: {values}{_ulps(kernel, reference)}, {scale}", self._origin(row)
 
     def _origin(self, row: int) -> str:
-        if self.offsets is None or self.sources is None:
+        if self.offsets is None:
             return ""
         expert = int(np.searchsorted(self.offsets, row, side="right")) - 1
+        if self.sources is None:
+            return f"; row {row} is row {row - int(self.offsets[expert])} of expert {expert}"
         rank, token = divmod(int(self.sources[row]), self.tokens)
         return f"; row {row} is token {token} rank {rank} at expert {expert}"
 

@@ -1,4 +1,4 @@
-"""The kernel families: what each does with a case. Quantize and expand are here, the GEMM is in refmoe.verify.gemm."""
+"""The kernel families: what each does with a case. Quantize and expand are here."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ from refmoe.verify.family import Expectation, FamilyRun, Inputs, Outputs, requir
 from refmoe.verify.fills import BLOCK, FILLS, INPUT_FORMATS, Limits
 from refmoe.verify.gemm import gemm_expect, gemm_inputs, gemm_run
 from refmoe.verify.routing import expert_ids
+from refmoe.verify.steps import (
+    activation_expect,
+    activation_inputs,
+    activation_run,
+    finalize_expect,
+    finalize_inputs,
+    finalize_run,
+    routing_expect,
+    routing_inputs,
+    routing_run,
+)
 from refmoe.verify.vacuity import FILE_LIMITS, READY_LIMITS, Sample, doubt
 
 if TYPE_CHECKING:
@@ -186,5 +197,8 @@ RUNS: Mapping[str, FamilyRun] = MappingProxyType(
         "expand": FamilyRun(_expand_inputs, _expand_expect, _expand_run),
         "sm12x_gemm": FamilyRun(gemm_inputs, gemm_expect, gemm_run),
         "cutlass_gemm": FamilyRun(gemm_inputs, cutlass_expect, cutlass_run, cutlass_missing, cutlass_made_of),
+        "routing": FamilyRun(routing_inputs, routing_expect, routing_run),
+        "activation": FamilyRun(activation_inputs, activation_expect, activation_run),
+        "finalize": FamilyRun(finalize_inputs, finalize_expect, finalize_run),
     }
 )

@@ -33,7 +33,7 @@ from refmoe.verify.family import Assumption, Expectation, Inputs, Outputs, requi
 from refmoe.verify.fills import BLOCK
 from refmoe.verify.gemm_fills import GEMM_FILLS, PADDED_K, GemmSize
 from refmoe.verify.gemm_stages import Interval, Products
-from refmoe.verify.routing import expert_ids
+from refmoe.verify.routing import expert_offsets
 from refmoe.verify.vacuity import ProductSample, doubt_products
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def gemm_inputs(case: Case) -> Inputs:
     data = GEMM_FILLS[case.fill].make(
         Draw(case.fill, "sm12x_gemm", case.seed), GemmSize(shape.m, shape.k, shape.n, shape.e)
     )
-    offsets = _offsets(case)
+    offsets = expert_offsets(case)
     tokens = data.tokens.codes.copy()
     tokens[offsets[-1] :] = _E4M3_NAN  # rows of no expert must not matter
     return {
@@ -85,13 +85,6 @@ def gemm_inputs(case: Case) -> Inputs:
         "alpha": _alpha(case) if case.alpha == "distinct" else None,
         "bias": _bias(case) if case.bias == "distinct" else None,
     }
-
-
-def _offsets(case: Case) -> NDArray[np.int64]:
-    """int64 [E+1], from how many rows pick each local expert; rows of other ranks' experts come last."""
-    local = expert_ids(case).reshape(-1).astype(np.int64) - case.first_expert
-    counts = np.bincount(local[(local >= 0) & (local < case.shape.e)], minlength=case.shape.e)
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def _token_scale_buffer(scales: NDArray[np.uint8], offsets: NDArray[np.int64], poison: int) -> NDArray[np.uint8]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Interval", "Products"]
+from refmoe.verify.patterns import VALUE_DTYPES, bits_text, distance_text, number_text
 
-_VALUES: dict[str, np.dtype[Any]] = {"bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
+__all__ = ["Interval", "Products"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,9 +62,9 @@ class Products:
         row, column = divmod(index, self.n)
         if row >= self.offsets[-1]:
             where = f"row {row} belongs to no expert of this rank and must not be written"
-            return f"{where}: kernel {self._bits(kernel)} instead of the poison 0x{self.poison:02X}", ""
-        values = f"kernel {self._text(kernel)} reference {self._text(reference)}"
-        return f"{self._place(row, column)}: {values}{self._distance(kernel, reference)}", ""
+            return f"{where}: kernel {bits_text(kernel, self.dtype)} instead of the poison 0x{self.poison:02X}", ""
+        values = f"kernel {number_text(kernel, self.dtype)} reference {number_text(reference, self.dtype)}"
+        return f"{self._place(row, column)}: {values}{distance_text(kernel, reference, self.dtype)}", ""
 
     def outside(self, kernel: NDArray[Any]) -> str | None:
         """What to say of the outputs that lie outside the interval; None if none does.
@@ -76,7 +75,7 @@ class Products:
         if self.interval is None:
             return None
         used = int(self.offsets[-1])
-        values = kernel.view(_VALUES[self.dtype])[:used].astype(np.float64)
+        values = kernel.view(VALUE_DTYPES[self.dtype])[:used].astype(np.float64)
         low, high = (end[:used].astype(np.float64) for end in (self.interval.low, self.interval.high))
         promised = np.isfinite(self.interval.bound[:used]) & np.isfinite(self.interval.exact[:used])
         inside = (low <= values) & (values <= high) | ~promised
@@ -92,22 +91,3 @@ class Products:
     def _place(self, row: int, column: int) -> str:
         expert = int(np.searchsorted(self.offsets, row, side="right")) - 1
         return f"token {row - int(self.offsets[expert])} of expert {expert}, weight row {column}"
-
-    def _bits(self, pattern: int) -> str:
-        return f"0x{pattern:0{2 * _VALUES[self.dtype].itemsize}X}"
-
-    def _value(self, pattern: int) -> float:
-        dtype = _VALUES[self.dtype]
-        return float(np.array([pattern], f"u{dtype.itemsize}").view(dtype)[0])
-
-    def _text(self, pattern: int) -> str:
-        value = self._value(pattern)
-        return f"{self._bits(pattern)} ({'NaN' if np.isnan(value) else f'{value:.9g}'})"
-
-    def _distance(self, kernel: int, reference: int) -> str:
-        """How many representable values lie between the two, or nothing for NaN."""
-        if np.isnan([self._value(kernel), self._value(reference)]).any():
-            return ""
-        sign = 1 << 8 * _VALUES[self.dtype].itemsize - 1
-        first, second = (-(bits - sign) if bits & sign else bits for bits in (kernel, reference))
-        return f", {abs(first - second):,} ulp" if first != second else ", the sign of zero"

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from refmoe.verify.cases import Case
 from refmoe.verify.draw import Draw
 
-__all__ = ["expert_ids"]
+__all__ = ["expert_ids", "expert_offsets"]
 
 
 def expert_ids(case: Case) -> NDArray[np.int32]:
@@ -31,6 +31,13 @@ def expert_ids(case: Case) -> NDArray[np.int32]:
         experts = experts[(experts < case.first_expert) | (experts >= case.first_expert + case.shape.e)]
     chosen = _shuffled(case, np.tile(experts, (m, 1)))[:, :t]
     return np.ascontiguousarray(chosen).astype(np.int32)
+
+
+def expert_offsets(case: Case) -> NDArray[np.int64]:
+    """int64 [E+1], from how many rows pick each local expert; rows of other ranks' experts come last."""
+    local = expert_ids(case).reshape(-1).astype(np.int64) - case.first_expert
+    counts = np.bincount(local[(local >= 0) & (local < case.shape.e)], minlength=case.shape.e)
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
 def _shuffled(case: Case, rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -17,8 +17,9 @@ from refmoe.verify.cases import ARCHS, Case, Shape
 from refmoe.verify.cutlass_suite import cutlass_cases
 from refmoe.verify.fills import BLOCK, FILLS
 from refmoe.verify.gemm_suite import gemm_cases, software_cases
+from refmoe.verify.step_suite import activation_step_cases, finalize_cases, routing_cases
 
-__all__ = ["LEVELS", "SUITES", "activation_cases", "list_cases"]
+__all__ = ["GROUPS", "LEVELS", "SUITES", "activation_cases", "list_cases"]
 
 LEVELS = ("quick", "default", "full")
 
@@ -48,7 +49,7 @@ def list_cases(
 
     Args:
         level: "quick", "default" or "full".
-        suites: kernel families; none means all.
+        suites: kernel families, or names of `GROUPS`; none means all.
         device: "ptx" or "cuda".
         arch: one arch for all cases.
 
@@ -58,9 +59,10 @@ def list_cases(
     if level not in LEVELS:
         raise ArgumentError("level", repr(level), "one of " + ", ".join(LEVELS))
     for suite in suites:
-        if suite not in SUITES:
-            raise ArgumentError("suite", repr(suite), "one of " + ", ".join(SUITES))
-    chosen = [suite for suite in SUITES if not suites or suite in suites]
+        if suite not in SUITES and suite not in GROUPS:
+            raise ArgumentError("suite", repr(suite), "one of " + ", ".join((*SUITES, *GROUPS)))
+    wanted = {family for suite in suites for family in GROUPS.get(suite, (suite,))}
+    chosen = [suite for suite in SUITES if not suites or suite in wanted]
     below = LEVELS[max(LEVELS.index(level) - 1, 0)]
     if arch is not None or device == "cuda":
         places = [(arch or "", suite, level) for suite in chosen]
@@ -289,8 +291,14 @@ SUITES: Mapping[str, Callable[[str], Iterator[Case]]] = MappingProxyType(
         "expand": _expand_cases,
         "sm12x_gemm": gemm_cases,
         "cutlass_gemm": cutlass_cases,
+        "routing": routing_cases,
+        "activation": activation_step_cases,
+        "finalize": finalize_cases,
     }
 )
+
+#: Families that are asked for by one name.
+GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType({"moe": ("routing", "activation", "finalize")})
 
 #: What is run instead of a level where a family, a device and an arch make the executor compute what a chip does.
 SOFTWARE_SUITES: Mapping[tuple[str, str, str], Callable[[], Iterable[Case]]] = MappingProxyType(

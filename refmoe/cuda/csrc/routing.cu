@@ -24,15 +24,17 @@ constexpr uint32_t kTaken = 0;
 constexpr uint32_t kNegativeInfinityKey = ~0xFF800000u;
 constexpr uint32_t kInfinityKey = 0x7F800000u | kSignBit;  // NaN lies above
 
+/// What turns a float's bits into its key: all bits of a negative number, the sign alone of another. An exclusive or with
+/// a mask that is computed, since the compiler makes `abs` and `neg` of `| kSignBit`, which leave the sign of a NaN open.
+__device__ __forceinline__ uint32_t flipped_bits(uint32_t sign) { return static_cast<int>(sign) >> 31 | kSignBit; }
+
 /// Adding +0 makes one value of the two zeros, and of every NaN the largest pattern.
 __device__ __forceinline__ uint32_t key_of(float logit) {
     const uint32_t bits = __float_as_uint(__fadd_rn(logit, 0.0f));
-    return bits & kSignBit ? ~bits : bits | kSignBit;
+    return bits ^ flipped_bits(bits);
 }
 
-__device__ __forceinline__ float logit_of(uint32_t key) {
-    return __uint_as_float(key & kSignBit ? key ^ kSignBit : ~key);
-}
+__device__ __forceinline__ float logit_of(uint32_t key) { return __uint_as_float(key ^ flipped_bits(~key)); }
 
 __device__ __forceinline__ float load_logit(const float* logit) { return __ldg(logit); }
 __device__ __forceinline__ float load_logit(const uint16_t* logit) {  // BF16: the upper half of an FP32
