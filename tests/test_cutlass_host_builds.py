@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -179,6 +181,26 @@ def test_two_compilers_wait_for_each_other_and_remove_leftovers(tmp_path: Path) 
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match=r"g\+\+ failed:\n(.|\n)*nothing\.cpp"):
         checked_run(["g++", "nothing.cpp"], tmp_path, "g++")
+
+
+def test_an_interrupted_compiler_leaves_no_process(tmp_path: Path) -> None:
+    """nvcc is a chain of processes: here a shell whose child would write a file half a second later."""
+    late = tmp_path / "late"
+    script = f"(sleep 0.5; touch {late}) & wait"
+
+    def interrupt(signal_number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            checked_run(["sh", "-c", script], tmp_path, "sh")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    time.sleep(0.7)
+    assert not late.exists()
 
 
 # Refused tiles ------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -65,9 +66,22 @@ def checked_run(command: Sequence[str], scratch: Path, name: str) -> str:
     Raises:
         ToolchainError: it failed.
     """
-    finished = subprocess.run(
-        command, cwd=scratch, capture_output=True, text=True, env={**os.environ, "TMPDIR": str(scratch)}
+    # A group of its own: nvcc is a chain of processes, and Ctrl-C must not leave the largest of them running.
+    process = subprocess.Popen(
+        command,
+        cwd=scratch,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        start_new_session=True,
     )
-    if finished.returncode != 0:
-        raise ToolchainError(f"{name} failed:\n{finished.stdout.strip()}\n{finished.stderr.strip()}".rstrip())
-    return finished.stdout + finished.stderr
+    try:
+        text, _ = process.communicate()
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    if process.returncode != 0:
+        raise ToolchainError(f"{name} failed:\n{text.strip()}")
+    return text
