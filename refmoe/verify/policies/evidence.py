@@ -49,9 +49,9 @@ class Evidence:
         """Blocks of a row."""
         return self.width // BLOCK
 
-    def head(self) -> Evidence:
-        """As much of it as fits a chunk."""
-        part = slice(BLOCKS_A_CHUNK)
+    def head(self, blocks: int) -> Evidence:
+        """The first so many blocks of it."""
+        part = slice(blocks)
         compared = None if self.compared is None else self.compared[part]
         return replace(self, x=self.x[part], codes=self.codes[part], scales=self.scales[part], compared=compared)
 
