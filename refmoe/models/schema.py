@@ -1,0 +1,162 @@
+"""Names, dtypes and shapes of every tensor of a checkpoint, as data.
+
+Sources: the published checkpoints openai/gpt-oss-20b (459 tensors), its `original` folder (363), and
+deepseek-ai/DeepSeek-V3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from refmoe.models.config import DeepSeekConfig, GptOssConfig
+
+__all__ = ["SCALE_BLOCK", "TensorSpec", "deepseek_tensors", "huggingface_tensors", "original_tensors"]
+
+SCALE_BLOCK = 128
+"""Rows and columns of a DeepSeek weight that share a scale."""
+
+_MX_BLOCK = 32
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a tensor has to be.
+
+    Attributes:
+        dtype: safetensors' name of its dtype.
+        shape: its dimensions.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+Tensors = dict[str, TensorSpec]
+
+
+def huggingface_tensors(config: GptOssConfig) -> Tensors:
+    """The tensors of gpt-oss under their Hugging Face names."""
+    heads, kv_heads, _ = config.qkv_rows
+    width, experts = config.hidden_size, config.num_local_experts
+    tensors = {
+        "model.embed_tokens.weight": _bf16(config.vocab_size, width),
+        "model.norm.weight": _bf16(width),
+        "lm_head.weight": _bf16(config.vocab_size, width),
+    }
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        tensors |= {
+            f"{prefix}input_layernorm.weight": _bf16(width),
+            f"{prefix}self_attn.sinks": _bf16(config.num_attention_heads),
+            **_linear(f"{prefix}self_attn.q_proj", heads, width),
+            **_linear(f"{prefix}self_attn.k_proj", kv_heads, width),
+            **_linear(f"{prefix}self_attn.v_proj", kv_heads, width),
+            **_linear(f"{prefix}self_attn.o_proj", width, heads),
+            f"{prefix}post_attention_layernorm.weight": _bf16(width),
+            **_linear(f"{prefix}mlp.router", experts, width),
+            **_experts(f"{prefix}mlp.experts.", ("gate_up_proj", "down_proj"), ("_blocks", "_scales", "_bias"), config),
+        }
+    return tensors
+
+
+def original_tensors(config: GptOssConfig) -> Tensors:
+    """The tensors of gpt-oss under OpenAI's names: q, k and v are the rows of one matrix, one after another."""
+    width, heads = config.hidden_size, config.qkv_rows[0]
+    tensors = {
+        "embedding.weight": _bf16(config.vocab_size, width),
+        "norm.scale": _bf16(width),
+        "unembedding.weight": _bf16(config.vocab_size, width),
+    }
+    for layer in range(config.num_hidden_layers):
+        prefix = f"block.{layer}."
+        tensors |= {
+            f"{prefix}attn.norm.scale": _bf16(width),
+            f"{prefix}attn.sinks": _bf16(config.num_attention_heads),
+            **_linear(f"{prefix}attn.qkv", sum(config.qkv_rows), width),
+            **_linear(f"{prefix}attn.out", width, heads),
+            f"{prefix}mlp.norm.scale": _bf16(width),
+            **_linear(f"{prefix}mlp.gate", config.num_local_experts, width),
+            **_experts(f"{prefix}mlp.", ("mlp1", "mlp2"), ("_weight.blocks", "_weight.scales", "_bias"), config),
+        }
+    return tensors
+
+
+def deepseek_tensors(config: DeepSeekConfig) -> Tensors:
+    """The tensors of DeepSeek-V3, without the layers for multi-token prediction that the published one ends with."""
+    width = config.hidden_size
+    tensors = {
+        "model.embed_tokens.weight": _bf16(config.vocab_size, width),
+        "model.norm.weight": _bf16(width),
+        "lm_head.weight": _bf16(config.vocab_size, width),
+    }
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        tensors |= {
+            f"{prefix}input_layernorm.weight": _bf16(width),
+            f"{prefix}post_attention_layernorm.weight": _bf16(width),
+            **_latent_attention(f"{prefix}self_attn.", config),
+        }
+        if layer < config.first_k_dense_replace:
+            tensors |= _feed_forward(f"{prefix}mlp.", config.intermediate_size, width)
+            continue
+        shared = config.n_shared_experts * config.moe_intermediate_size
+        tensors |= {
+            f"{prefix}mlp.gate.weight": _bf16(config.n_routed_experts, width),
+            f"{prefix}mlp.gate.e_score_correction_bias": TensorSpec("F32", (config.n_routed_experts,)),
+            **_feed_forward(f"{prefix}mlp.shared_experts.", shared, width),
+        }
+        for expert in range(config.n_routed_experts):
+            tensors |= _feed_forward(f"{prefix}mlp.experts.{expert}.", config.moe_intermediate_size, width)
+    return tensors
+
+
+def _bf16(*shape: int) -> TensorSpec:
+    return TensorSpec("BF16", shape)
+
+
+def _linear(name: str, rows: int, columns: int) -> Tensors:
+    return {f"{name}.weight": _bf16(rows, columns), f"{name}.bias": _bf16(rows)}
+
+
+def _experts(prefix: str, names: tuple[str, str], endings: tuple[str, str, str], config: GptOssConfig) -> Tensors:
+    """MXFP4 weights, a block of 32 in 16 bytes, even element in the low nibble; gate rows even, up rows odd."""
+    width, inner, experts = config.hidden_size, config.intermediate_size, config.num_local_experts
+    tensors = {}
+    for name, rows, columns in ((names[0], 2 * inner, width), (names[1], width, inner)):
+        blocks = columns // _MX_BLOCK
+        tensors[f"{prefix}{name}{endings[0]}"] = TensorSpec("U8", (experts, rows, blocks, _MX_BLOCK // 2))
+        tensors[f"{prefix}{name}{endings[1]}"] = TensorSpec("U8", (experts, rows, blocks))
+        tensors[f"{prefix}{name}{endings[2]}"] = _bf16(experts, rows)
+    return tensors
+
+
+def _block_scaled(name: str, rows: int, columns: int) -> Tensors:
+    scales = (-(-rows // SCALE_BLOCK), -(-columns // SCALE_BLOCK))
+    return {
+        f"{name}.weight": TensorSpec("F8_E4M3", (rows, columns)),
+        f"{name}.weight_scale_inv": TensorSpec("F32", scales),
+    }
+
+
+def _feed_forward(prefix: str, inner: int, width: int) -> Tensors:
+    return {
+        **_block_scaled(f"{prefix}gate_proj", inner, width),
+        **_block_scaled(f"{prefix}up_proj", inner, width),
+        **_block_scaled(f"{prefix}down_proj", width, inner),
+    }
+
+
+def _latent_attention(prefix: str, config: DeepSeekConfig) -> Tensors:
+    heads, width = config.num_attention_heads, config.hidden_size
+    query = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim)
+    return {
+        f"{prefix}q_a_layernorm.weight": _bf16(config.q_lora_rank),
+        f"{prefix}kv_a_layernorm.weight": _bf16(config.kv_lora_rank),
+        **_block_scaled(f"{prefix}q_a_proj", config.q_lora_rank, width),
+        **_block_scaled(f"{prefix}q_b_proj", query, config.q_lora_rank),
+        **_block_scaled(f"{prefix}kv_a_proj_with_mqa", config.kv_lora_rank + config.qk_rope_head_dim, width),
+        **_block_scaled(
+            f"{prefix}kv_b_proj", heads * (config.qk_nope_head_dim + config.v_head_dim), config.kv_lora_rank
+        ),
+        **_block_scaled(f"{prefix}o_proj", width, heads * config.v_head_dim),
+    }

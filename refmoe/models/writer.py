@@ -1,0 +1,114 @@
+"""Small random checkpoints in exactly the formats of the real ones, the same bytes for a seed on every machine."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+from numpy.typing import NDArray
+
+from refmoe.errors import ArgumentError, describe
+from refmoe.files import write_atomic
+from refmoe.models.config import DeepSeekConfig, GptOssConfig
+from refmoe.models.random_weights import random_tensor
+from refmoe.models.schema import TensorSpec, deepseek_tensors, huggingface_tensors, original_tensors
+from refmoe.models.tensor_file import DTYPES
+from refmoe.models.tensor_set import INDEX
+
+__all__ = ["FORMATS", "write_checkpoint"]
+
+FORMATS = ("huggingface", "original", "deepseek")
+
+Array = NDArray[Any]
+
+
+def write_checkpoint(
+    path: str | os.PathLike[str],
+    config: GptOssConfig | DeepSeekConfig,
+    seed: int,
+    format: str = "huggingface",
+    *,
+    shards: int = 1,
+) -> Path:
+    """Write a random checkpoint that `open_checkpoint` and the model's own code read.
+
+    The same config and seed give the same weights in both formats of gpt-oss.
+
+    Args:
+        path: the folder, made if it is not there; files of the same names are replaced.
+        config: the sizes.
+        seed: what the weights are drawn from.
+        format: "huggingface" or "original" for gpt-oss, "deepseek" for DeepSeek-V3.
+        shards: files that the tensors are spread over; more than one come with an index.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ArgumentError: an unknown format, a config of another model, or fewer tensors than shards.
+        OSError: a file cannot be written.
+    """
+    folder, tensors, described = Path(path), _tensors(config, format), _config_json(config, format)
+    if type(shards) is not int or not 1 <= shards <= len(tensors):
+        raise ArgumentError("shards", describe(shards), f"1 to {len(tensors)}, the number of tensors")
+    where = {name: _shard_name(index * shards // len(tensors), shards, format) for index, name in enumerate(tensors)}
+    for shard in dict.fromkeys(where.values()):
+        held = {name: spec for name, spec in tensors.items() if where[name] == shard}
+        values = {name: random_tensor(name, spec, seed, config) for name, spec in held.items()}
+        write_atomic(folder / shard, _serialized(values, tensors))
+    if shards > 1:
+        total = sum(math.prod(spec.shape) * DTYPES[spec.dtype].itemsize for spec in tensors.values())
+        write_atomic(folder / INDEX, _json({"metadata": {"total_size": total}, "weight_map": where}))
+    if format == "original":
+        write_atomic(folder / "dtypes.json", _json({name: _original_dtype(name) for name in tensors}))
+    write_atomic(folder / "config.json", _json(described))
+    return folder
+
+
+def _tensors(config: GptOssConfig | DeepSeekConfig, format: str) -> Mapping[str, TensorSpec]:
+    if format not in FORMATS:
+        raise ArgumentError("format", describe(format), f"one of {', '.join(FORMATS)}")
+    if isinstance(config, GptOssConfig) and format != "deepseek":
+        return huggingface_tensors(config) if format == "huggingface" else original_tensors(config)
+    if isinstance(config, DeepSeekConfig) and format == "deepseek":
+        return deepseek_tensors(config)
+    needed = "DeepSeekConfig" if format == "deepseek" else "GptOssConfig"
+    raise ArgumentError("config", f"a {type(config).__name__} for the format {format}", f"a {needed}")
+
+
+def _config_json(config: GptOssConfig | DeepSeekConfig, format: str) -> dict[str, Any]:
+    if isinstance(config, GptOssConfig) and format == "original":
+        return config.to_original()
+    return config.to_huggingface()
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _shard_name(index: int, shards: int, format: str) -> str:
+    if shards == 1:
+        return "model.safetensors"
+    # OpenAI's own files have two dashes.
+    dash = "--" if format == "original" else "-"
+    return f"model{dash}{index + 1:05d}-of-{max(shards, 1):05d}.safetensors"
+
+
+def _original_dtype(name: str) -> str:
+    return {"blocks": "FP4", "scales": "UE8"}.get(name.rpartition(".")[2], "BF16")
+
+
+def _serialized(values: Mapping[str, Array], tensors: Mapping[str, TensorSpec]) -> bytes:
+    from safetensors.numpy import save
+
+    # The library takes the dtype of an array, and codes are uint8 everywhere else.
+    typed = {
+        name: value.view(ml_dtypes.float8_e4m3fn) if tensors[name].dtype == "F8_E4M3" else value
+        for name, value in values.items()
+    }
+    return bytes(save(typed, metadata={"format": "pt"}))
