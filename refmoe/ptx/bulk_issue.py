@@ -165,9 +165,7 @@ class TensorStore:
             word = _sized(self.source, part.cut.access.width)
             bulk = frame.machine.bulk
             groups = bulk.group[lanes[rows]]
-            bulk.store(
-                frame, Store(self.target.instruction, word, lanes[rows], groups, index, box.span, part.cut)
-            )
+            bulk.store(frame, Store(self.target.instruction, word, lanes[rows], groups, index, box.span, part.cut))
 
 
 def _plain(

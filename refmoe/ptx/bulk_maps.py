@@ -158,9 +158,7 @@ class MapReplace:
                     found = decode_tensor_map(content)
                     changed.append(replace_field(found, self.name, ordinal, int(values[row])).encode())
                 except ValueError as error:
-                    raise frame.machine.mbarriers.misuse(
-                        self.whole.instruction, int(lanes[row]), str(error)
-                    ) from error
+                    raise frame.machine.mbarriers.misuse(self.whole.instruction, int(lanes[row]), str(error)) from error
             _write(frame, self.word, region, begin, lanes[rows], changed)
 
 

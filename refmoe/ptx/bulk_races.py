@@ -174,7 +174,9 @@ class BulkShadow(RaceShadow):
 
     # Bulk copies of n ranges, each of `span` bytes from index `first` [n]
 
-    def fill(self, frame: Frame, access: Access, region: Region, first: Array, span: int, lanes: Array, own: Array) -> None:
+    def fill(
+        self, frame: Frame, access: Access, region: Region, first: Array, span: int, lanes: Array, own: Array
+    ) -> None:
         """Copies into ranges are issued; they complete on the agents `own` [n].
 
         Raises:
@@ -197,6 +199,12 @@ class BulkShadow(RaceShadow):
             for bad, previous, kind in self._unordered(frame, at, who, mine):
                 self._report(frame, access, region, index, who[::count], bad[0], count, previous[0], kind)
         self._forget(frame, first, span, lanes)
+        order = np.argsort(first)
+        overlaps = np.flatnonzero(np.diff(first[order]) < span)
+        if overlaps.size:
+            one, other = order[overlaps[0]], order[overlaps[0] + 1]
+            record = _pending(frame, lanes[one : one + 1])[0]
+            self._report(frame, access, region, first, lanes, other, 1, record, "write-write")
         self._set_writes(first, span, self._agent_records(frame, lanes, own) + np.int64(_PENDING_BITS))
         self.written = True
 
@@ -337,7 +345,12 @@ def global_write(frame: Frame, access: Access, region: Region, index: Array, lan
     at, who, count = shadow._cover(index, lanes, access.width)
     for bad, previous, kind in shadow._unordered(frame, at, who, shadow._mine(frame, who, np.int64(0))):
         shadow._report(frame, access, region, index, lanes, bad[0], count, previous[0], kind)
-    shadow._writes[at] = _pending(frame, who)
+    pending = _pending(frame, who)
+    shadow._writes[at] = pending
+    lost = np.flatnonzero(shadow._writes[at] != pending)
+    if lost.size:
+        record = shadow._writes[at[lost[0]]]
+        shadow._report(frame, access, region, index, lanes, lost[0], count, record, "write-write")
     shadow.written = True
 
 

@@ -118,9 +118,7 @@ def tensor_map(emitter: Emitter, instruction: Instruction) -> None:
     numbered = match["field"] in _WITH_ORDINAL
     _count(operands, 2 + numbered)
     space = match["space"].split("::")[0]
-    work = MapReplace(
-        Access(instruction, space, 8, MAP_BYTES // 8), Store(instruction, space, 8, 2), match["field"]
-    )
+    work = MapReplace(Access(instruction, space, 8, MAP_BYTES // 8), Store(instruction, space, 8, 2), match["field"])
     address, _ = emitter.address(operands[0], space)
     ordinal = _integer(operands[1]) if numbered else 0
     value = emitter.value(operands[-1], match["type"])
