@@ -145,6 +145,17 @@ def test_every_code_decodes(f: Narrow, relu: bool) -> None:
 
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("f", ALL, ids=lambda f: f.name)
+def test_pairs_of_bf16(f: Narrow, relu: bool) -> None:
+    lane = encoder(f, BF16, relu)
+    every = np.arange(1 << 16, dtype=np.uint32)
+    operation = isa.resolve(f"cvt.rn.satfinite{'.relu' if relu else ''}.{f.name}x2.bf16x2")
+    result = operation.function(every | every[::-1] << 16)
+    for i in range(0, 1 << 16, 37):
+        assert int(result[i]) == lane((1 << 16) - 1 - i) << f.field | lane(i), hex(i)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("f", ALL, ids=lambda f: f.name)
 def test_every_code_decodes_to_bf16(f: Narrow, relu: bool) -> None:
     def lane(code: int) -> int:
         special = f.special.get(code & f.sign - 1)

@@ -313,3 +313,59 @@ def test_a_wrong_number_of_registers() -> None:
     registers = [np.zeros((32, 2), np.uint32), np.zeros((32, 2), np.uint32), np.zeros((32, 4), np.uint32)]
     with pytest.raises(ptx.UnknownOpcode, match="4 registers of 32 bits needed"):
         execute("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32", registers)
+
+
+NVF4 = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3"
+
+
+def packed_fragments(codes: np.ndarray, rows: list[int], halves: int) -> np.ndarray:
+    """PTX ISA, "Matrix fragments for mma.m16n8k64": eight codes of 4 bits a register, the first one low."""
+    held = np.zeros((32, len(rows) * halves), np.uint32)
+    for lane in range(32):
+        for half in range(halves):
+            for position, row in enumerate(rows):
+                first = 32 * half + lane % 4 * 8
+                for i in range(8):
+                    code = int(codes[lane // 4 + row, first + i])
+                    held[lane, half * len(rows) + position] |= np.uint32(code << 4 * i)
+    return held
+
+
+@pytest.mark.parametrize(("a_thread", "b_thread"), [(0, 0), (1, 3), (0, 2)])
+def test_nvfp4(a_thread: int, b_thread: int) -> None:
+    """Every code, and a UE4M3 scale of its own in every byte of every lane."""
+    rng = np.random.default_rng(a_thread)
+    a, b = rng.integers(0, 16, (16, 64)), rng.integers(0, 16, (8, 64))
+    a_words = rng.integers(0x30, 0x40, (32, 4)).astype(np.uint8)
+    b_words = rng.integers(0x30, 0x40, (32, 4)).astype(np.uint8)
+    registers = [
+        packed_fragments(a, [0, 8], 2),
+        packed_fragments(b, [0], 2),
+        np.zeros((32, 4), np.uint32),
+        np.zeros((32, 10), np.uint32),
+        a_words.view(np.uint32),
+        b_words.view(np.uint32),
+    ]
+    operands = f", {{%r40}}, {{0, {a_thread}}}, {{%r41}}, {{0, {b_thread}}}"
+    found, result = execute(NVF4, registers, operands)
+    assert dict(result.models) == {"sm120_nvf4": "published"}
+    value = {code: float(np.uint8(code).view(ml_dtypes.float8_e4m3fn)) for code in range(0x30, 0x40)}
+    for row in range(16):
+        for column in range(8):
+            a_lane, b_lane = row % 8 * 4 + 2 * a_thread + row // 8, column * 4 + b_thread
+            # Scales of 1.0 to 1.9 with 3 bits: the sum of 64 products has no more bits than FP32 holds.
+            exact = sum(
+                E2M1[a[row, k]] * E2M1[b[column, k]]
+                * value[int(a_words[a_lane, k // 16])] * value[int(b_words[b_lane, k // 16])]
+                for k in range(64)
+            )  # fmt: skip
+            assert found[row, column] == np.float32(exact)
+
+
+def test_nvfp4_has_no_byte_to_choose() -> None:
+    registers = [np.zeros((32, n), np.uint32) for n in (4, 2, 4, 10, 1, 1)]
+    with pytest.raises(ptx.MisuseError, match="a byte-id of 1, not 0"):
+        execute(NVF4, registers, ", {%r40}, {1, 0}, {%r41}, {0, 0}")
+    for wrong in (NVF4.replace("4X", "2X"), NVF4.replace("ue4m3", "ue8m0"), NVF4.replace("m16n8k64", "m16n8k32")):
+        with pytest.raises(ptx.UnknownOpcode):
+            execute(wrong, registers, ", {%r40}, {0, 0}, {%r41}, {0, 0}")

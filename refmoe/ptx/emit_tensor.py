@@ -112,14 +112,18 @@ class Form:
         formats: what the element formats may be.
         models: name of the model by the first letters of the target; "" stands for every other chip, which is taken to
             compute alike without evidence.
-        scaled: whether block scales follow.
+        scales: block scales of a row that follow, 0 for none.
+        scale_format: of these.
+        packed: whether a byte holds two elements of 4 bits.
     """
 
     shape: str
     kinds: tuple[frozenset[str], ...]
     formats: tuple[str, ...]
     models: dict[str, str]
-    scaled: bool = False
+    scales: int = 0
+    scale_format: str = ""
+    packed: bool = False
 
     @property
     def k(self) -> int:
@@ -127,7 +131,7 @@ class Form:
         return int(self.shape.removeprefix("m16n8k"))
 
 
-_MMA = re.compile(r"(?P<shape>m16n8k\d+)\.row\.col\.f32\.(?P<a>\w+)\.(?P<b>\w+)\.f32(?P<scale>\.ue8m0)?")
+_MMA = re.compile(r"(?P<shape>m16n8k\d+)\.row\.col\.f32\.(?P<a>\w+)\.(?P<b>\w+)\.f32(\.(?P<scale>ue8m0|ue4m3))?")
 _PLAIN = (frozenset[str](),)
 _MIXED = (frozenset({"kind::f8f6f4"}),)
 _BLOCK_SCALED = frozenset({"kind::mxf8f6f4", "block_scale"})
@@ -142,7 +146,18 @@ _FORMS = (
         (_BLOCK_SCALED, _BLOCK_SCALED | {"scale_vec::1X"}),
         ("e4m3", "e5m2", "e2m1"),
         _SM120,
-        scaled=True,
+        scales=1,
+        scale_format="ue8m0",
+    ),
+    # With E8M0 scales, scale_vec::2X, nobody has published how this kind adds up.
+    Form(
+        "m16n8k64",
+        (frozenset({"kind::mxf4nvf4", "block_scale", "scale_vec::4X"}),),
+        ("e2m1",),
+        {"sm_120": "sm120_nvf4", "sm_121": "sm120_nvf4"},
+        scales=4,
+        scale_format="ue4m3",
+        packed=True,
     ),
 )
 
@@ -156,9 +171,9 @@ def multiply(emitter: Emitter, instruction: Instruction) -> None:
     """
     form, a_format, b_format, model = _resolve(emitter, instruction)
     operands = instruction.operands
-    if len(operands) != (8 if form.scaled else 4):
+    if len(operands) != (8 if form.scales else 4):
         raise ValueError("wrong number of operands")
-    per_register = {"bf16": 2, "f16": 2, "tf32": 1}.get(a_format, 4)
+    per_register = {"bf16": 2, "f16": 2, "tf32": 1}.get(a_format, 8 if form.packed else 4)
     count = form.k // per_register // 4
     destinations = _registers(operands[0], 4)
     parts = [
@@ -166,11 +181,11 @@ def multiply(emitter: Emitter, instruction: Instruction) -> None:
         for operand, size in zip(operands[1:4], (2 * count, count, 4), strict=True)
     ]
     scales = "()"
-    if form.scaled:
+    if form.scales:
         words = [_scale(emitter, operands[4]), *_selectors(emitter, operands[5])]
         words += [_scale(emitter, operands[6]), *_selectors(emitter, operands[7])]
         scales = f"({', '.join(words)})"
-    work = Mma(instruction, model, a_format, b_format, form.scaled)
+    work = Mma(instruction, model, a_format, b_format, form.scales, form.packed)
     emitter.lines.append(f"v0, v1, v2, v3 = {emitter.bind('m', work)}(F, {', '.join(parts)}, {scales})")
     for position, register in enumerate(destinations):
         emitter.assign(instruction, register, f"v{position}", "b32")
@@ -188,7 +203,7 @@ def _resolve(emitter: Emitter, instruction: Instruction) -> tuple[Form, str, str
         a_format, b_format = match["a"], match["b"]
         family = next((name for name in form.models if emitter.module.target.startswith(name)), None)
         fits = match["shape"] == form.shape and frozenset(kind) in form.kinds
-        fits &= {a_format, b_format} <= set(form.formats) and bool(match["scale"]) == form.scaled
+        fits &= {a_format, b_format} <= set(form.formats) and (match["scale"] or "") == form.scale_format
         if not fits or family is None or (form.k < 32 and a_format != b_format):
             continue
         model = form.models[family]

@@ -1,7 +1,7 @@
 """`mma.sync`: fragments of a warp's registers to matrices and back, the arithmetic by an accumulation model.
 
 D [16, 8] = A [16, K] * B [K, 8] + C [16, 8]. With g = lane / 4, t = lane % 4, and p elements in a 32-bit register
-(2 of 16 bits, 4 of 8 bits, 1 of TF32), the element in the low bits first:
+(2 of 16 bits, 4 of 8 bits, 8 of 4 bits, 1 of TF32), the element in the low bits first:
 
          k   0 .. p-1 | p .. 2p-1 | 2p .. 3p-1 | 3p .. 4p-1 | 4p .. 5p-1 | ...
     lane t:      0          1           2            3            0        ...
@@ -12,8 +12,9 @@ D [16, 8] = A [16, K] * B [K, 8] + C [16, 8]. With g = lane / 4, t = lane % 4, a
     C  row g    columns 2t, 2t+1:  c[0], c[1]     FP32, a register each
        row g+8  columns 2t, 2t+1:  c[2], c[3]
 
-E2M1 elements sit in bits 2..5 of a byte each. With block scales a 32-bit register holds four E8M0 bytes, of which
-`byte` chooses one; A's scales come from two lanes of each quad, B's from one, which `thread` chooses:
+E2M1 elements sit in bits 2..5 of a byte each, but in kind::mxf4nvf4, which packs two. With block scales a 32-bit
+register holds four bytes, of which `byte` chooses one E8M0; all four are UE4M3 scales, one for every 16 of K, with
+scale_vec::4X. A's scales come from two lanes of each quad, B's from one, which `thread` chooses:
 
     A  thread 0:  lane 4g holds row g, lane 4g+1 row g+8          B  thread i:  lane 4g+i holds column g
        thread 1:  lane 4g+2        row g, lane 4g+3 row g+8
@@ -73,26 +74,31 @@ def c_registers(matrix: Array) -> Array:
 
 def _elements(registers: tuple[Array, ...], bits: int) -> Array:
     """[warps, 32, elements] of the registers of each lane, in their order."""
+    if bits == 4:
+        pairs = np.stack(registers, axis=1).view(np.uint8)
+        return np.stack([pairs & np.uint8(15), pairs >> np.uint8(4)], axis=-1).reshape(-1, 32, len(registers) * 8)
     return np.stack(registers, axis=1).view(np.dtype(f"u{bits // 8}")).reshape(-1, 32, len(registers) * 32 // bits)
 
 
 @dataclass(frozen=True)
 class Scales:
-    """One scale operand: which lanes of a quad hold the scales of `rows` rows (A: 16, B: 8)."""
+    """One scale operand: which lanes of a quad hold the scales of `rows` rows (A: 16, B: 8), `count` of a row."""
 
     rows: int
+    count: int = 1
 
     def __call__(self, word: Array, byte: Array, thread: Array) -> Array:
-        """uint8 [warps, rows, 1] of registers [lanes]; ValueError names a selector out of its range."""
+        """uint8 [warps, rows, count] of registers [lanes]; ValueError names a selector out of its range."""
         lanes = self.rows // QUADS
-        for name, value, most in (("byte-id", byte, 4), ("thread-id", thread, QUAD // lanes)):
+        for name, value, most in (("byte-id", byte, 5 - self.count), ("thread-id", thread, QUAD // lanes)):
             if (value >= most).any():
-                raise ValueError(f"a {name} of {int(np.max(value))}, not 0 to {most - 1}")
-        chosen = (word >> (byte.astype(np.uint32) * np.uint32(8))).astype(np.uint8).reshape(-1, QUADS, QUAD)
+                raise ValueError(f"a {name} of {int(np.max(value))}, not {f'0 to {most - 1}' if most > 1 else '0'}")
+        shifts = (byte.astype(np.uint32)[..., None] + np.arange(self.count, dtype=np.uint32)) * np.uint32(8)
+        chosen = (word[:, None] >> shifts).astype(np.uint8).reshape(-1, QUADS, QUAD, self.count)
         # The selectors are the same in all lanes of a warp.
-        first = np.broadcast_to(thread, word.shape).reshape(-1, 32)[:, :1, None].astype(np.int64) * lanes
-        held = np.take_along_axis(chosen, first + np.arange(lanes), axis=2)
-        return held.transpose(0, 2, 1).reshape(-1, self.rows, 1)
+        first = np.broadcast_to(thread, word.shape).reshape(-1, 32)[:, :1, None, None].astype(np.int64) * lanes
+        held = np.take_along_axis(chosen, first + np.arange(lanes)[None, None, :, None], axis=2)
+        return held.transpose(0, 2, 1, 3).reshape(-1, self.rows, self.count)
 
 
 @dataclass(frozen=True)
@@ -103,14 +109,16 @@ class Mma:
         instruction: for messages.
         model: the name of the accumulation model.
         a_format, b_format: names of element formats.
-        scaled: whether block scales follow.
+        scales: block scales of a row that follow, 0 for none.
+        packed: whether a byte holds two elements of 4 bits.
     """
 
     instruction: Instruction
     model: str
     a_format: str
     b_format: str
-    scaled: bool
+    scales: int
+    packed: bool
 
     def __call__(
         self,
@@ -140,11 +148,11 @@ class Mma:
             spread = [frame.spread(value) for value in values]
             return tuple(spread if where is None else [value[where] for value in spread])
 
-        a_scales, b_scales = self._scales(frame, acting(scales)) if self.scaled else (None, None)
+        a_scales, b_scales = self._scales(frame, acting(scales)) if self.scales else (None, None)
         result = c_registers(
             tensor_core_mma(
-                _codes(a_matrix(acting(a), _bits(self.a_format)), self.a_format),
-                _codes(b_matrix(acting(b), _bits(self.b_format)), self.b_format),
+                self._codes(a_matrix(acting(a), self._bits(self.a_format)), self.a_format),
+                self._codes(b_matrix(acting(b), self._bits(self.b_format)), self.b_format),
                 c_matrix(acting(c)),
                 model=self.model,
                 a_format=self.a_format,
@@ -166,7 +174,8 @@ class Mma:
                 of_warps = selector.reshape(-1, 32)
                 if (of_warps != of_warps[:, :1]).any():
                     raise ValueError("a selector of scales that differs between the lanes of a warp")
-            return Scales(ROWS)(a_word, a_byte, a_thread), Scales(COLUMNS)(b_word, b_byte, b_thread)
+            a_scales = Scales(ROWS, self.scales)(a_word, a_byte, a_thread)
+            return a_scales, Scales(COLUMNS, self.scales)(b_word, b_byte, b_thread)
         except ValueError as error:
             machine, instruction = frame.machine, self.instruction
             block, thread = machine.place_of(int(np.argmax(frame.mask)))
@@ -179,11 +188,10 @@ class Mma:
                 text=instruction.text,
             ) from error
 
+    def _bits(self, name: str) -> int:
+        """Bits that an element takes in a register."""
+        return {"bf16": 16, "f16": 16, "tf32": 32}.get(name, 4 if self.packed else 8)
 
-def _bits(name: str) -> int:
-    """Bits that an element takes in a register."""
-    return {"bf16": 16, "f16": 16, "tf32": 32}.get(name, 8)
-
-
-def _codes(elements: Array, name: str) -> Array:
-    return elements >> np.uint8(2) & np.uint8(15) if name == "e2m1" else elements
+    def _codes(self, elements: Array, name: str) -> Array:
+        """Codes of elements as they stand in a register."""
+        return elements >> np.uint8(2) & np.uint8(15) if name == "e2m1" and not self.packed else elements

@@ -82,9 +82,10 @@ def candidates() -> list[str]:
         (("cvt",), (*ROUNDINGS, "rni", "rzi", "rmi", "rpi"), ftz, sat, CONVERTED, CONVERTED),
         (("cvt",), ("", "rn", "rz", "rp", "rna"), ("", "satfinite"), ("", "relu"), ("tf32", "f16", "bf16"), ("f32",)),
         (("cvt",), ("", "rn", "rz", "rna"), ("", "relu"), ("", "satfinite"), ("f16x2",), ("f32", *NARROW)),
-        # From the other narrow formats bf16x2 needs PTX 9.2, which the compiler here does not read.
+        # Between bf16x2 and the other narrow formats: PTX 9.2, which the compiler here does not read.
         (("cvt",), ("", "rn", "rz", "rna"), ("", "relu"), ("", "satfinite"), ("bf16x2",), ("f32", "ue8m0x2")),
-        (("cvt",), ("", "rn", "rz", "rp"), ("", "satfinite"), ("", "relu"), NARROW, ("f32", "f16x2", "bf16x2")),
+        (("cvt",), ("", "rn", "rz", "rp"), ("", "satfinite"), ("", "relu"), NARROW, ("f32", "f16x2")),
+        (("cvt",), ("", "rn", "rz", "rp"), ("", "satfinite"), ("", "relu"), ("ue8m0x2",), ("bf16x2",)),
         (("cvt.pack",), sat, ("u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2"), ("s32", "u32"), ("", "b32")),
     ):
         found.update(_product(*grid))

@@ -27,7 +27,12 @@ def cvt(spelling: Spelling) -> Operation:
     of = spelling.need(*TYPES, "f16x2", "bf16x2", "f32")
     spelling.end()
     narrow = NARROW.get(to.removesuffix("x2"))
-    if narrow and rounding == "rn" and satfinite and (of == "f32" or (of == "f16x2" and narrow.name in _FROM_F16)):
+    if (
+        narrow
+        and rounding == "rn"
+        and satfinite
+        and (of in ("f32", "bf16x2") or (of == "f16x2" and narrow.name in _FROM_F16))
+    ):
         return _encode(spelling, narrow, of, relu)
     narrow = NARROW.get(of.removesuffix("x2"))
     if narrow and rounding == "rn" and not satfinite and to in ("f16x2", "bf16x2"):
@@ -61,7 +66,7 @@ def _encode_pair(spelling: Spelling, table: Array, field: int, of: str) -> Opera
 
 
 def _encode(spelling: Spelling, narrow: Narrow, of: str, relu: bool) -> Operation:
-    table = encode_table(narrow, BF16 if of == "f32" else F16, relu)
+    table = encode_table(narrow, F16 if of == "f16x2" else BF16, relu)
     return _encode_pair(spelling, table, narrow.field, of)
 
 
