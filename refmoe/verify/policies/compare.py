@@ -18,7 +18,7 @@ from refmoe.errors import ArgumentError
 from refmoe.formats import E8M0, Format
 from refmoe.reference.dequantize import BLOCK
 from refmoe.verify.policies.blocks import BLOCKS_A_CHUNK, KINDS, Blocks, checked_input
-from refmoe.verify.policies.elements import ELEMENTS, magnitudes
+from refmoe.verify.policies.elements import ELEMENTS, signed_values
 from refmoe.verify.policies.rules import Quantized, Rule, checked_format, default_rules, rules_named
 
 __all__ = ["MANTISSA_BINS", "Difference", "PolicyComparison", "PolicyFigures", "compare_policies", "input_blocks"]
@@ -189,9 +189,12 @@ def _base_index(chosen: Sequence[Rule], base: str) -> int:
 def _count(counts: list[int], first: Quantized, second: Quantized) -> None:
     """Add one chunk to [scales, codes, blocks]."""
     both = first.defined & second.defined
-    counts[0] += int(((first.scales != second.scales) & both).sum())
-    counts[1] += int(((first.codes != second.codes) & both[:, None]).sum())
-    counts[2] += int(both.sum())
+    codes = first.codes != second.codes
+    if not both.all():
+        codes &= both[:, None]
+    counts[0] += int(np.count_nonzero((first.scales != second.scales) & both))
+    counts[1] += int(np.count_nonzero(codes))
+    counts[2] += int(np.count_nonzero(both))
 
 
 class _Bins:
@@ -238,15 +241,20 @@ class _Tally:
 
         # Not finite, undefined or poisoned: nothing that an error could be measured of.
         whole = np.isfinite(x) & defined & ~nan & ~poisoned[:, None]
-        unit = made.scales.astype(np.int64)[:, None] - E8M0.bias
-        table = magnitudes(self.element)
-        value = np.ldexp(table[np.minimum(magnitude, self.element.max_code)], unit)
-        error = np.where(whole, np.abs(np.where(made.codes & sign, -value, value) - np.where(whole, x, 0.0)), 0.0)
-        self.saturated += int(((np.abs(x) > np.ldexp(table[-1], unit)) & whole).sum())
-        self.underflowed += int(((magnitude == 0) & (x != 0) & whole).sum())
+        if not whole.all():
+            x = np.where(whole, x, 0.0)
+        # A power of two, so the products are exact.
+        unit = np.ldexp(1.0, made.scales.astype(np.int64) - E8M0.bias)[:, None]
+        self.saturated += int(np.count_nonzero((np.abs(x) > float(self.element.max) * unit) & whole))
+        self.underflowed += int(np.count_nonzero((magnitude == 0) & (x != 0) & whole))
+        error = np.take(signed_values(self.element), made.codes)
+        error *= unit
+        error -= x
+        np.abs(error, out=error)
+        error[~whole] = 0.0
         # NumPy adds pairwise inside a chunk; the sums of chunks are added exactly.
         self.squared_error.append(float((error * error).sum()))
-        self.squared_input.append(float(np.square(x, where=whole, out=np.zeros_like(x)).sum()))
+        self.squared_input.append(float((x * x).sum()))
         worst = int(error.argmax())
         if error.reshape(-1)[worst] > self.max_error:
             self.max_error = float(error.reshape(-1)[worst])

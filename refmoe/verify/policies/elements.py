@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from refmoe.formats import E2M1, E4M3, E8M0, Format
 
-__all__ = ["ELEMENTS", "Rounding", "encode_at", "magnitudes"]
+__all__ = ["ELEMENTS", "Rounding", "encode_at", "signed_values"]
 
 #: The element format of each MX format.
 ELEMENTS = {"mxfp8": E4M3, "mxfp4": E2M1}
@@ -30,9 +30,16 @@ class Rounding(enum.Enum):
 
 
 @cache
-def magnitudes(fmt: Format) -> NDArray[np.float64]:
+def _magnitudes(fmt: Format) -> NDArray[np.float64]:
     """The non-negative finite values of `fmt` by code, ascending."""
     return np.array([float(fmt.decode(code)) for code in range(fmt.max_code + 1)])
+
+
+@cache
+def signed_values(fmt: Format) -> NDArray[np.float64]:
+    """The values of `fmt` by code, float64 [2^bits]; 0 for a NaN."""
+    codes = range(1 << fmt.bits)
+    return np.array([0.0 if fmt.is_nan(code) else float(fmt.decode(code)) for code in codes])
 
 
 def encode_at(
@@ -49,7 +56,7 @@ def encode_at(
     Returns:
         uint8 [n, 32], one code a byte, with the sign of `x`.
     """
-    table = magnitudes(fmt)
+    table = _magnitudes(fmt)
     scaled = np.ldexp(np.abs(x), E8M0.bias - scales.astype(np.int64)[:, None])
     if rounding is Rounding.TOWARD_ZERO:
         codes = np.searchsorted(table, scaled, side="right") - 1

@@ -165,15 +165,17 @@ class _Tally:
         made = self.rule.run(blocks)
         compared = found.defined & made.defined
         scales = (made.scales != found.scales) & compared
-        codes = (made.codes != found.codes) & compared[:, None]
-        differing = scales | codes.any(axis=1)
-        self.blocks += int(compared.sum())
-        self.undefined += int((found.defined & ~made.defined).sum())
-        if not differing.any():
+        codes = made.codes != found.codes
+        if not compared.all():
+            codes &= compared[:, None]
+        self.blocks += int(np.count_nonzero(compared))
+        self.undefined += int(np.count_nonzero(found.defined & ~made.defined))
+        if not (scales.any() or codes.any()):
             return
-        self.differing += int(differing.sum())
-        self.scales += int(scales.sum())
-        self.codes += int(codes.sum())
+        differing = scales | codes.any(axis=1)
+        self.differing += int(np.count_nonzero(differing))
+        self.scales += int(np.count_nonzero(scales))
+        self.codes += int(np.count_nonzero(codes))
         self.kinds += np.bincount(blocks.kind[differing], minlength=len(KINDS))
         if self.first_scale is None and scales.any():
             self.first_scale = self._scale(start, int(scales.argmax()), found, made)
