@@ -197,7 +197,10 @@ def requantized(numbers: Interval) -> tuple[Interval, F64]:
     scale = np.ldexp(1.0, last)[:, :, None]
     certain, finite = (first == last)[:, :, None], np.isfinite(largest.max(axis=2))[:, :, None]
     half = np.maximum(np.ldexp(1.0, np.frexp(largest)[1] - 1 - E4M3.mantissa_bits - 1), scale * 2.0**-10)
-    ends = [np.where(certain, _e4m3(end / scale) * scale, end + side * half) for end, side in ((low, -1), (high, 1))]
+    ends = []
+    for end, side in ((low, -1), (high, 1)):
+        rounded = np.where(certain, _e4m3(end / scale) * scale, end + side * half)
+        ends.append(np.where(finite, rounded, np.nan))
     least = np.broadcast_to(scale * 2.0**E4M3.emin, low.shape).reshape(numbers.low.shape)
     return Interval(*(end.reshape(numbers.low.shape) for end in ends)), least
 
