@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 from refmoe import ptx
 
 # Shared memory: tile at address 1024 (the windows of the executor), barrier behind it.
@@ -27,7 +25,8 @@ TEXT = """.version 9.0
     .shared .align 8 .b64 bar[4];
     ld.param.u64 %d0, [out]; ld.param.u64 %d3, [other];
     mov.b64 %d1, map; cvta.param.u64 %d1, %d1;
-    ld.param.s32 %r2, [c0]; ld.param.s32 %r3, [c1]; ld.param.s32 %r4, [c2]; ld.param.s32 %r5, [c3]; ld.param.s32 %r6, [c4];
+    ld.param.s32 %r2, [c0]; ld.param.s32 %r3, [c1]; ld.param.s32 %r4, [c2];
+    ld.param.s32 %r5, [c3]; ld.param.s32 %r6, [c4];
     mov.u32 %r1, %tid.x; mov.u32 %r7, bar; mov.u32 %r8, tile;
     setp.eq.u32 %p0, %r1, 0;
     setp.lt.u32 %p1, %r1, 32;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bulk_support import COMMIT, FENCE, THREADS, Tensor, dump, expect, fill, load, run, store, wait
+from bulk_support import COMMIT, FENCE, Tensor, dump, expect, fill, load, run, store, wait
 
 from refmoe import ptx
 
@@ -33,7 +33,7 @@ def test_a_load_is_there_after_its_wait() -> None:
 
 
 def test_without_a_wait_nothing_is_there() -> None:
-    with pytest.raises(ptx.MemoryFault, match="uninitialised.*an asynchronous copy that nobody has waited for"):
+    with pytest.raises(ptx.MemoryFault, match=r"uninitialised.*an asynchronous copy that nobody has waited for"):
         launch(expect(BYTES) + load(2) + "bar.sync 0;" + dump(BYTES))
 
 
@@ -46,13 +46,13 @@ def test_without_a_wait_even_unchecked_reads_find_poison() -> None:
 def test_a_warp_that_waits_does_not_wait_for_others() -> None:
     # Warp 0 waits, warp 1 reads: landed or not, nothing orders the two.
     body = expect(BYTES) + load(2) + "@!%p1 bra READ;" + wait() + "bra END; READ: nanosleep.u32 9;"
-    with pytest.raises(ptx.PtxError, match="uninitialised|a bulk copy that completes on the mbarrier at byte"):
+    with pytest.raises(ptx.PtxError, match=r"uninitialised|a bulk copy that completes on the mbarrier at byte"):
         launch(body + dump(BYTES) + "END:")
 
 
 @pytest.mark.parametrize("grid", [1, 7])
 def test_too_few_bytes_arrive(grid: int) -> None:
-    with pytest.raises(ptx.Deadlock, match="phase 0 .* 0 of 1 arrivals and 16 bytes pending.* threads 0-63"):
+    with pytest.raises(ptx.Deadlock, match=r"phase 0 .* 0 of 1 arrivals and 16 bytes pending.* threads 0-63"):
         launch(expect(BYTES + 16) + load(2) + wait() + dump(BYTES), grid=grid)
 
 
@@ -65,7 +65,7 @@ def test_a_phase_that_ends_between_two_copies() -> None:
     # The barrier owes one copy, and two are under way: the second is not there when the phase ends.
     second = load(2).replace("[%r8]", "[%r9]")
     body = "add.u32 %r9, %r8, 256;" + expect(BYTES) + load(2) + second + wait()
-    with pytest.raises(ptx.MemoryFault, match="uninitialised.* at byte 256"):
+    with pytest.raises(ptx.MemoryFault, match=r"uninitialised.* at byte 256"):
         launch(body + dump(2 * BYTES))
     with pytest.raises(ptx.MisuseError, match="the block ends while 256 bytes are under way"):
         launch(body + dump(BYTES))
@@ -79,7 +79,9 @@ def test_nobody_expects_bytes() -> None:
 
 def test_an_arrival_is_missing() -> None:
     body = "@%p0 mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r7], 256;" + load(2) + wait() + dump(BYTES)
-    with pytest.raises(ptx.Deadlock, match="1 of 1 arrivals and 256 bytes pending.*256 bytes by bulk copies under way"):
+    with pytest.raises(
+        ptx.Deadlock, match=r"1 of 1 arrivals and 256 bytes pending.*256 bytes by bulk copies under way"
+    ):
         launch(body)
 
 
@@ -90,14 +92,14 @@ def test_a_copy_that_nobody_waits_for() -> None:
 
 def test_a_stage_is_used_twice_before_it_is_free() -> None:
     body = expect(BYTES) + load(2) + wait() + dump(BYTES) + expect(BYTES) + load(2) + wait(1, 1) + "bar.sync 0;"
-    with pytest.raises(ptx.RaceError, match="read-write race .* writes after a read by"):
+    with pytest.raises(ptx.RaceError, match=r"read-write race .* writes after a read by"):
         launch(body)
     # With a barrier between, the second copy is right.
     launch(body.replace(expect(BYTES) + load(2) + wait(1, 1), "bar.sync 0;" + expect(BYTES) + load(2) + wait(1, 1)))
 
 
 def test_two_copies_into_one_place() -> None:
-    with pytest.raises(ptx.RaceError, match="write-write.*a bulk copy that completes on.*not known to be complete"):
+    with pytest.raises(ptx.RaceError, match=r"write-write.*a bulk copy that completes on.*not known to be complete"):
         launch(expect(2 * BYTES) + load(2) + load(2) + wait())
 
 
@@ -111,13 +113,13 @@ def test_a_copy_over_what_lanes_wrote() -> None:
 
 def test_lanes_write_where_a_copy_will_land() -> None:
     body = expect(BYTES) + load(2) + "bar.sync 0; @!%p1 st.shared.u8 [%r8], %r1; bar.sync 0;" + wait()
-    with pytest.raises(ptx.RaceError, match="write-write.*a bulk copy"):
+    with pytest.raises(ptx.RaceError, match=r"write-write.*a bulk copy"):
         launch(body)
 
 
 def test_the_source_changes_while_a_copy_is_under_way() -> None:
     body = expect(BYTES) + load(2) + "bar.sync 0; @%p0 st.global.u8 [%d3], 77; bar.sync 0;" + wait() + dump(BYTES)
-    with pytest.raises(ptx.RaceError, match="read-write race on byte 0 of tensor.*bulk copy"):
+    with pytest.raises(ptx.RaceError, match=r"read-write race on byte 0 of tensor.*bulk copy"):
         launch(body)
     out, _ = launch(body, checks=ptx.Checks(races=False))
     assert out[0] == 77
@@ -149,7 +151,8 @@ def test_a_ring_of_two_stages() -> None:
         {wait_empty}
         shl.b32 %r3, %r40, 2;
         @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r43], 256;
-        @%p0 cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r44], [%d1, {{%r2, %r3}}], [%r43];
+        @%p0 cp.async.bulk.tensor.2d.shared::cta.global.tile.mbarrier::complete_tx::bytes
+            [%r44], [%d1, {{%r2, %r3}}], [%r43];
         add.u32 %r40, %r40, 1; setp.lt.u32 %p5, %r40, 4; @%p5 bra PRODUCE;
     """
     parts = {
@@ -195,7 +198,7 @@ def test_the_staging_buffer_is_overwritten_too_early() -> None:
     again = "{} bar.sync 0; @!%p1 st.shared.u8 [%r8], 99; bar.sync 0;"
     start = FENCE + "bar.sync 0;" + store(2) + COMMIT
     with pytest.raises(
-        ptx.RaceError, match="read-write.*an asynchronous bulk copy of thread.*not known to be complete"
+        ptx.RaceError, match=r"read-write.*an asynchronous bulk copy of thread.*not known to be complete"
     ):
         stored(start + again.format("") + DONE)
     stored(start + again.format(DONE))
@@ -217,14 +220,14 @@ def test_a_store_in_no_group_is_never_waited_for() -> None:
 def test_what_is_stored_may_be_read_only_after_the_writes() -> None:
     read = "bar.sync 0; ld.global.u8 %r30, [%d3];"
     stored(FENCE + "bar.sync 0;" + store(2) + COMMIT + "@%p0 cp.async.bulk.wait_group 0;" + read)
-    with pytest.raises(ptx.RaceError, match="write-read race .* of tensor .*bulk copy"):
+    with pytest.raises(ptx.RaceError, match=r"write-read race .* of tensor .*bulk copy"):
         stored(GOOD + read)
 
 
 def test_two_stores_to_one_place() -> None:
-    with pytest.raises(ptx.RaceError, match="write-write race .* of tensor"):
+    with pytest.raises(ptx.RaceError, match=r"write-write race .* of tensor"):
         stored(FENCE + "bar.sync 0;" + store(2) + store(2) + COMMIT + DONE)
-    with pytest.raises(ptx.RaceError, match="write-write race .* of tensor"):
+    with pytest.raises(ptx.RaceError, match=r"write-write race .* of tensor"):
         stored(GOOD, grid=2)
 
 
@@ -245,7 +248,8 @@ def test_plain_copies() -> None:
     np.testing.assert_array_equal(out[:128], content[:128])
     copy = "@%p0 cp.async.bulk.global.shared::cta.bulk_group [%d3], [%r8], 64;"
     _, content = launch(fill(64) + FENCE + "bar.sync 0;" + copy + COMMIT + DONE)
-    assert (content[:64] == 0).all() and content[64] == 64
+    assert (content[:64] == 0).all()
+    assert content[64] == 64
 
 
 @pytest.mark.parametrize(

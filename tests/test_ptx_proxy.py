@@ -1,4 +1,4 @@
-"""The proxy rule: what lanes wrote reaches a bulk store only through `fence.proxy.async`, wherever on the way it lies."""
+"""The proxy rule: what lanes wrote reaches a bulk store only through `fence.proxy.async`, wherever that lies."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_fence_on_the_way(between: str) -> None:
     ],
 )
 def test_no_fence_on_the_way(between: str) -> None:
-    with pytest.raises(ptx.RaceError, match="proxy race .* no fence.proxy.async lies between") as caught:
+    with pytest.raises(ptx.RaceError, match=r"proxy race .* no fence.proxy.async lies between") as caught:
         launch(fill(256) + between + OUT)
     assert caught.value.kind == "proxy"
 
@@ -119,7 +119,7 @@ def test_a_load_of_what_lanes_wrote_to_global_memory(between: str, right: bool) 
         launch(body, out)
         assert out.tolist() == [5] * 64 + [0] * 192
     else:
-        with pytest.raises(ptx.RaceError, match="proxy race .* of tensor"):
+        with pytest.raises(ptx.RaceError, match=r"proxy race .* of tensor"):
             launch(body, out)
 
 

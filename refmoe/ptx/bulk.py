@@ -3,8 +3,8 @@
 A load into shared memory is issued: its destination is poisoned, counts as uninitialised, and belongs to the copy. It
 lands when somebody needs the phase of the barrier on which it completes, and only if with it that phase can end: when
 all arrivals have come and bytes are still owed. A store reads its source when its thread waits for its group, and its
-bytes reach global memory when the thread waits for more than the reading, or exits. So a kernel that does not wait, that
-waits for something else, or that overwrites a source too early computes garbage or is stopped.
+bytes reach global memory when the thread waits for more than the reading, or exits. So a kernel that does not wait,
+that waits for something else, or that overwrites a source too early computes garbage or is stopped.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from refmoe.ptx import bulk_races
 from refmoe.ptx.access import Access
+from refmoe.ptx.bulk_races import BulkShadow
 from refmoe.ptx.errors import MisuseError
 from refmoe.ptx.memory import POISON, Region
 from refmoe.ptx.races import AGENTS
@@ -150,6 +151,12 @@ class Bulk:
         # Barriers as agents: number by byte of shared memory.
         self._agents: dict[int, int] = {}
 
+    @property
+    def _shadow(self) -> BulkShadow:
+        shadow = self.machine.shared.shadow
+        assert isinstance(shadow, BulkShadow)
+        return shadow
+
     # Agents
 
     def agents(self, ids: Array) -> Array:
@@ -176,13 +183,14 @@ class Bulk:
         machine.progress()
         machine.tracer.copies("copy", flight.instruction, flight.lanes, flight.bytes)
         if machine.clocks is not None:
-            shared.shadow.fill(frame, access, shared, flight.target, flight.span, flight.lanes, self.agents(flight.ids))
+            self._shadow.fill(frame, access, shared, flight.target, flight.span, flight.lanes, self.agents(flight.ids))
             region = flight.cut.region
             if region is not None and region.shadow is not None:
                 bulk_races.global_read(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes))
+        valid = shared.words(1, of_valid=True)
         for begin in flight.target.tolist():
             shared.data[begin : begin + flight.span] = POISON
-            shared.valid[begin : begin + flight.span] = 0
+            valid[begin : begin + flight.span] = 0
         self.loads.append(flight)
 
     def owed(self, ids: Array) -> Array:
@@ -232,7 +240,7 @@ class Bulk:
         valid = shared.words(width, of_valid=True)
         valid[place] = np.iinfo(valid.dtype).max
         if machine.clocks is not None:
-            shared.shadow.filled(frame, flight.target, flight.span, flight.lanes, self.agents(flight.ids))
+            self._shadow.filled(frame, flight.target, flight.span, flight.lanes, self.agents(flight.ids))
             if cut.region is not None and cut.region.shadow is not None:
                 bulk_races.global_read_done(frame, cut.access, cut.region, *cut.chosen(flight.lanes))
         machine.progress()
@@ -260,7 +268,7 @@ class Bulk:
             used = flight.source[:, None] + flight.cut.place
             inside = flight.cut.inside
             rows = list(used) if inside is None else [row[on] for row, on in zip(used, inside, strict=True)]
-            shared.shadow.drain(frame, flight.access, shared, flight.source, flight.span, flight.lanes, rows)
+            self._shadow.drain(frame, flight.access, shared, flight.source, flight.span, flight.lanes, rows)
             region = flight.cut.region
             if region is not None and region.shadow is not None:
                 bulk_races.global_write(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes))
@@ -288,7 +296,7 @@ class Bulk:
         flight.access._check_valid(frame, shared, *flight.read())
         data = shared.words(flight.access.width).take(flight.cut.targets(flight.source), axis=0)
         if machine.clocks is not None:
-            shared.shadow.drained(frame, flight.source, flight.span, flight.lanes)
+            self._shadow.drained(frame, flight.source, flight.span, flight.lanes)
         return replace(flight, data=data.reshape(*flight.cut.index.shape, *data.shape[1:]))
 
     def _write(self, flight: Store) -> None:
@@ -330,7 +338,7 @@ class Bulk:
         for flight in writing:
             self._write(flight)
         machine = self.machine
-        alive = machine.alive.reshape(machine.ctas, -1).any(axis=1)
+        alive: Array = machine.alive.reshape(machine.ctas, -1).any(axis=1)
         for load in self.loads:
             over = ~alive[machine.lane_cta[load.lanes]]
             if over.any():

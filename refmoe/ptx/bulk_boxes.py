@@ -1,9 +1,8 @@
 """Where the bytes of a tensor map's box lie, in global and in shared memory (PTX ISA, "Tensors").
 
 A box is copied in words: the widest power of two up to 16 bytes by which every run of it can be cut. In shared memory
-the rows of a box follow one another, dimension 0 innermost. A swizzle of span S moves its 16-byte chunks: chunk number
-bits 4 and up of the shared-memory address are xored with bits 7 and up, one bit of each for S = 32, two for 64 and three
-for 128 bytes.
+the rows of a box follow one another, dimension 0 innermost. A swizzle of span S moves 16-byte chunks: bits 4 and
+up of the shared-memory address are xored with bits 7 and up, one bit of each for S = 32, two for 64 and three for 128.
 
 What the manual leaves open is refused: interleaved layouts, the 32- and 64-byte swizzle atoms, elements that the copy
 changes (f32_ftz, tf32, u6, unpadded u4), the NaN fill at a tensor's edge, boxes narrower than their swizzle span, and

@@ -1,4 +1,4 @@
-"""What `cp.async.bulk` instructions do when they are issued: addresses to words, everything checked before it starts."""
+"""What `cp.async.bulk` instructions do when they are issued: addresses to words, all checked before anything starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from refmoe.ptx.access import Store as StoreAccess
 from refmoe.ptx.bulk import Cut, Load, Store
 from refmoe.ptx.bulk_boxes import Box, box_of, words
 from refmoe.ptx.bulk_maps import MapUse
-from refmoe.ptx.memory import Region
+from refmoe.ptx.memory import WINDOW_BITS
 from refmoe.ptx.tensormap import TensorMap
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _boxes(
     """Group the boxes of lanes; every word that lies in its tensor must lie in the buffer."""
     storing = isinstance(access, StoreAccess)
     machine, instruction = frame.machine, access.instruction
-    groups: dict[tuple[Box, Region | None], list[int]] = {}
+    groups: dict[tuple[Box, int], list[int]] = {}
     maps = use.maps(frame, address, lanes)
     for row, found in enumerate(maps):
         try:
@@ -62,7 +62,7 @@ def _boxes(
             box = box_of(found, storing)
         except ValueError as error:
             raise machine.mbarriers.misuse(instruction, int(lanes[row]), str(error)) from error
-        groups.setdefault((box, found.address >> 40), []).append(row)
+        groups.setdefault((box, found.address >> WINDOW_BITS), []).append(row)
     start = np.stack([value.astype(np.uint32).view(np.int32).astype(np.int64) for value in coordinates], axis=1)
     for (box, _), chosen in groups.items():
         rows = np.array(chosen)
@@ -132,7 +132,7 @@ class TensorLoad:
         for part in _boxes(frame, self.use, self.source, maps, begin, lanes):
             rows, box = part.rows, part.box
             whole = _sized(self.target, box.span, box.align)
-            region, _, index = next(whole._parts(frame, to[rows], lanes[rows]))
+            _, _, index = next(whole._parts(frame, to[rows], lanes[rows]))
             flight = Load(self.source.instruction, lanes[rows], ids[rows], index, box.span, box.bytes, part.cut)
             frame.machine.bulk.load(frame, flight, whole)
 

@@ -2,8 +2,8 @@
 
 Copies read tensor maps through a proxy of their own. A map that a launch wrote may be used once its writer has released
 it (`tensormap.cp_fenceproxy`, or `fence.proxy.tensormap::generic.release`) and the using warp has since acquired it
-(`fence.proxy.tensormap::generic.acquire`, on its address); in between it is stale, whatever its bytes are. A copy reads its
-map when it is issued: CUTLASS edits the map of the next group while copies of the last are under way.
+(`fence.proxy.tensormap::generic.acquire`, on its address); in between it is stale, whatever its bytes are. A copy reads
+its map when it is issued: CUTLASS edits the map of the next group while copies of the last are under way.
 """
 
 from __future__ import annotations
@@ -26,21 +26,30 @@ Array = Any
 _WORD = 16
 _WORDS = MAP_BYTES // _WORD
 _STEP_SHIFT = 32
+_NEVER = (0, 0)
 
 
 @dataclass
 class MapHistory:
-    """Of one launch.
+    """Of one launch. A time is (step, number of the event): one step may hold several events.
 
     Attributes:
-        released: step of the last release of the map at an address.
-        fenced: by warp of the grid, the step of its last release of everything it wrote.
-        acquired: by (warp of the grid, address), the step of the last acquire.
+        edited: time of the last edit of the map at an address by an instruction for that.
+        released: that of its last release.
+        fenced: by warp of the grid, the time of its last release of everything it wrote.
+        acquired: by (warp of the grid, address), the time of the last acquire.
     """
 
-    released: dict[int, int] = field(default_factory=dict)
-    fenced: dict[int, int] = field(default_factory=dict)
-    acquired: dict[tuple[int, int], int] = field(default_factory=dict)
+    edited: dict[int, tuple[int, int]] = field(default_factory=dict)
+    released: dict[int, tuple[int, int]] = field(default_factory=dict)
+    fenced: dict[int, tuple[int, int]] = field(default_factory=dict)
+    acquired: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    _events: int = 0
+
+    def time(self, frame: Frame) -> tuple[int, int]:
+        """Now."""
+        self._events += 1
+        return frame.machine.launch.steps, self._events
 
 
 def _word_index(begin: Array) -> Array:
@@ -118,11 +127,11 @@ class MapUse:
         for lane, at, record in zip(lanes.tolist(), begin.tolist(), records.tolist(), strict=True):
             if not record:
                 continue
-            address, written = region.base + at, record >> _STEP_SHIFT
-            writer = shadow.thread_of(record)
-            released = max(history.released.get(address, 0), history.fenced.get(writer >> 5, 0))
-            acquired = history.acquired.get(((lane + machine.first_thread) >> 5, address), 0)
-            if written <= released < acquired:
+            address, writer = region.base + at, shadow.thread_of(record)
+            written = max((record >> _STEP_SHIFT, 0), history.edited.get(address, _NEVER))
+            released = max(history.released.get(address, _NEVER), history.fenced.get(writer >> 5, _NEVER))
+            acquired = history.acquired.get(((lane + machine.first_thread) >> 5, address), _NEVER)
+            if written < released < acquired:
                 continue
             block, thread = machine.place_of_thread(writer)
             missing = "released it" if released < written else "acquired it since"
@@ -160,6 +169,10 @@ class MapReplace:
                 except ValueError as error:
                     raise frame.machine.mbarriers.misuse(self.whole.instruction, int(lanes[row]), str(error)) from error
             _write(frame, self.word, region, begin, lanes[rows], changed)
+            if region is not frame.machine.shared:
+                history = frame.machine.launch.maps
+                now = history.time(frame)
+                history.edited.update(dict.fromkeys((begin + region.base).tolist(), now))
 
 
 @dataclass(frozen=True)
@@ -192,8 +205,9 @@ class MapCopy:
         for region, which, begin in self.target._parts(frame, to, lanes):
             rows = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
             _write(frame, self.target_word, region, begin, lanes[rows], [contents[row] for row in rows])
-            for at in begin.tolist():
-                machine.launch.maps.released[region.base + at] = machine.launch.steps
+            history = machine.launch.maps
+            for times in (history.edited, history.released):
+                times.update(dict.fromkeys((begin + region.base).tolist(), history.time(frame)))
 
 
 @dataclass(frozen=True)
@@ -211,7 +225,8 @@ class MapAcquire:
             return
         first = machine.first_thread
         keys = {((lane + first) >> 5, at) for lane, at in zip(lanes.tolist(), chosen.tolist(), strict=True)}
-        machine.launch.maps.acquired.update(dict.fromkeys(keys, machine.launch.steps))
+        history = machine.launch.maps
+        history.acquired.update(dict.fromkeys(keys, history.time(frame)))
         if machine.clocks is not None:
             machine.clocks.acquire(lanes)
 
@@ -225,5 +240,6 @@ class MapRelease:
         machine = frame.machine
         _, lanes, _ = frame.select(np.uint64(0), guard)
         warps = np.unique((lanes + machine.first_thread) >> 5)
-        machine.launch.maps.fenced.update(dict.fromkeys(warps.tolist(), machine.launch.steps))
+        history = machine.launch.maps
+        history.fenced.update(dict.fromkeys(warps.tolist(), history.time(frame)))
         frame.fence(guard)

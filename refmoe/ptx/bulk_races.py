@@ -1,8 +1,8 @@
 """Races of bulk copies: whole ranges of shared memory at a time, and the proxy rule.
 
-A bulk copy touches thousands of granules, so shared memory also keeps, for every line of 128 bytes, the step of the last
-plain read and write of each warp and the last bulk write. A range all of whose lines are ordered before a copy has no
-race; only where a line is not are its granules looked at.
+A bulk copy touches thousands of granules, so shared memory also keeps, for every line of 128 bytes, the step of the
+last plain read and write of each warp and the last bulk write. A range all of whose lines are ordered before a copy
+has no race; only where a line is not are its granules looked at.
 
 Reads of lines that were last written by one bulk copy are only written down. Most are forgotten when the next copy
 overwrites the lines, which is ordered after them; they are entered into the granules when anything else happens there.

@@ -356,7 +356,7 @@ class Mbarriers:
         self._complete(ready, instruction, "")
 
     def _land_bulk(self, frame: Frame, ids: Array, instruction: Instruction) -> None:
-        """Land bulk copies that complete on those objects, where all arrivals have come or will come by other copies."""
+        """Land bulk copies that complete on those objects, where all arrivals have come or come with other copies."""
         bulk, clocks = self.machine.bulk, self.machine.clocks
         ready = ids[(self.pending[ids] <= self.announced[ids]) & (self.transactions[ids] > 0)]
         if not ready.size or not bulk.loads:
@@ -439,8 +439,9 @@ class Mbarriers:
                 f"{self.name(self.slot[number])}: phase {int(self.phase[number])} (parity "
                 f"{int(self.phase[number]) & 1}) is not complete, {int(self.pending[number])} of "
                 f"{int(self.expected[number])} arrivals and {int(self.transactions[number])} bytes pending, "
-                f"{int(self.announced[number])} arrivals by copies under way, {int(owed[number])} bytes by bulk copies "
-                f"under way; waiting for {what} are {ranges(machine, lanes)}; {machine.describe(work.access.instruction)}"
+                f"{int(self.announced[number])} arrivals by copies under way, {int(owed[number])} bytes by bulk "
+                f"copies under way; waiting for {what} are {ranges(machine, lanes)}; "
+                f"{machine.describe(work.access.instruction)}"
             )
         return lines
 

@@ -159,7 +159,7 @@ class Clocks:
         return ordered | ((self.published[other] >= step) & (self.acquired[warp] >= step))
 
     def has_crossed(self, lanes: Array, record: Array) -> Array:
-        """Whether a proxy fence lies between the ordinary write of `record` in the CTA and each of `lanes`; int64 [n]."""
+        """Whether a proxy fence lies between the plain write of `record` in the CTA and each of `lanes`; int64 [n]."""
         step, thread = record >> _STEP_SHIFT, record & _THREAD
         row, half = lanes >> 5, self.crossed
         by_warp = self.seen[row, half + (thread >> 5) % self.warps] >= step
@@ -380,8 +380,8 @@ class RaceShadow:
         if record >> _STEP_SHIFT == PENDING:
             whom += ", not known to be complete,"
         raise RaceError(
-            f"{kind} race on byte {offset} of {region.name} ({region.space}): block {block} thread {thread} {verbs[kind]} "
-            f"{whom} of block {other_block}, and {missing}; {machine.describe(instruction)}",
+            f"{kind} race on byte {offset} of {region.name} ({region.space}): block {block} thread {thread} "
+            f"{verbs[kind]} {whom} of block {other_block}, and {missing}; {machine.describe(instruction)}",
             kind=kind,
             space=region.space,
             buffer=region.name,

@@ -1,4 +1,4 @@
-"""Tensor maps: what `cp.async.bulk.tensor` knows of a tensor in global memory, its box, and the layout in shared memory.
+"""Tensor maps: what `cp.async.bulk.tensor` knows of a tensor in global memory, its box, and its place in shared memory.
 
 The 128 bytes of a tensor map are opaque, so they have a format of our own (little endian):
 
@@ -7,9 +7,9 @@ The 128 bytes of a tensor map are opaque, so they have a format of our own (litt
      16  u64 global_stride[4]   88  u32 element_stride[5]    110  u8 interleave       114  zeros
                                                              111  u8 swizzle
 
-Dimension 0 is the innermost; `global_stride[i]` is the distance in bytes of neighbours along dimension i + 1. Enumerations
-are numbered as those of the driver. The rules of `encode_tensor_map` are those of cuTensorMapEncodeTiled (CUDA driver
-API); the values that `tensormap.replace` takes are numbered as in the PTX ISA.
+Dimension 0 is the innermost; `global_stride[i]` is the distance in bytes of neighbours along dimension i + 1.
+Enumerations are numbered as those of the driver. The rules of `encode_tensor_map` are those of cuTensorMapEncodeTiled
+(CUDA driver API); the values that `tensormap.replace` takes are numbered as in the PTX ISA.
 """
 
 from __future__ import annotations
