@@ -9,11 +9,17 @@ REPORT ?= out/parity.json
 MUTANTS_REPORT ?= out/mutants.json
 # On a GPU machine the Python that has torch and cuda-python; the default installs them.
 GPU_PYTHON ?= $(BIN)/python
+# `make cutlass CUTLASS_BUILDS=all` builds and proves all eight builds of CUTLASS's kernel, not only the one of servers.
+CUTLASS_BUILDS ?= one
 
-.PHONY: help parity full mutants test test-gpu lint gate baseline readme bench clean
+PARITY_one := --arch sm_121a
+PARITY_all := --level full
+
+.PHONY: help parity cutlass full mutants test test-gpu lint gate baseline readme bench clean
 
 help:
 	@echo "make parity    prove the production kernels on this machine, without a GPU, and write $(REPORT)"
+	@echo "make cutlass   build CUTLASS's own grouped GEMM and prove it here, with its mutants and its time (minutes, 6 GB)"
 	@echo "make test      run the tests"
 	@echo "make full      parity with every case, on every architecture (minutes)"
 	@echo "make mutants   plant faults in the kernels and show that each is caught"
@@ -39,6 +45,10 @@ $(VENV)/.test: $(VENV)/.core
 	$(PIP) install --editable '.[oracles,test]'
 	touch $@
 
+$(VENV)/.cutlass: $(VENV)/.core
+	$(PIP) install --editable '.[cutlass]'
+	touch $@
+
 $(VENV)/.lint: $(VENV)/.core
 	$(PIP) install --editable '.[lint]'
 	touch $@
@@ -49,6 +59,12 @@ $(VENV)/bin/python: $(VENV)/.core
 
 parity: $(VENV)/.core
 	$(BIN)/refmoe parity --report $(REPORT)
+
+cutlass: $(VENV)/.cutlass
+	@test -n "$(PARITY_$(CUTLASS_BUILDS))" || { echo "CUTLASS_BUILDS: found $(CUTLASS_BUILDS); needed one or all"; exit 2; }
+	$(BIN)/refmoe cutlass --build $(CUTLASS_BUILDS)
+	$(BIN)/refmoe parity --suite cutlass_gemm $(PARITY_$(CUTLASS_BUILDS)) --mutants --report out/cutlass.json
+	$(BIN)/refmoe bench cutlass --report out/cutlass-bench.json
 
 full: $(VENV)/.core
 	$(BIN)/refmoe parity --level full --report out/full.json

@@ -1,0 +1,58 @@
+"""The command that builds CUTLASS's own grouped GEMM and says which builds are there."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated
+
+import typer
+
+from refmoe.cli.common import JsonOption, app, usage
+
+__all__ = ["cutlass"]
+
+_WHICH = ("one", "all")
+
+
+@app.command(epilog="Examples:\n\nrefmoe cutlass\n\nrefmoe cutlass --build one\n\nrefmoe cutlass --build all")
+def cutlass(
+    build: Annotated[
+        str | None,
+        typer.Option(
+            metavar="one|all",
+            help="First build what is missing: the default (cooperative, swapped, sm_121a), or "
+            "all eight. A build takes one to three minutes and 6 GB.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Build CUTLASS's grouped GEMM from its headers, and show which builds are there."""
+    from refmoe.cuda.cutlass import Build, find_built, find_headers
+    from refmoe.cuda.cutlass import build as build_kernel
+    from refmoe.cuda.cutlass.builds import CUTLASS_ARCHITECTURES, SCHEDULES
+
+    if build not in (None, *_WHICH):
+        usage(f"--build: found {build!r}; needed {' or '.join(_WHICH)}")
+    known = [
+        Build(schedule, swapped, arch)  # type: ignore[arg-type]
+        for arch in reversed(CUTLASS_ARCHITECTURES)
+        for swapped in (True, False)
+        for schedule in SCHEDULES
+    ]
+    wanted = [] if build is None else known if build == "all" else [Build()]
+    headers = find_headers()
+    for entry in wanted:
+        start = time.perf_counter()
+        if find_built(entry) is None:
+            build_kernel(entry)
+            typer.echo(f"{entry}: built in {time.perf_counter() - start:.0f} s", err=True)
+    found = {str(entry): find_built(entry) for entry in known}
+    if as_json:
+        release = ".".join(map(str, headers.version))
+        builds = {name: None if built is None else str(built.ptx) for name, built in found.items()}
+        typer.echo(json.dumps({"release": release, "origin": headers.origin, "ptx": builds}, indent=1))
+        return
+    typer.echo(f"CUTLASS {'.'.join(map(str, headers.version))} of {headers.origin}, {headers.root}")
+    for name, built in found.items():
+        typer.echo(f"{name}: {'not built' if built is None else built.ptx}")
