@@ -163,6 +163,8 @@ def test_bad_input_is_one_sentence() -> None:
     }.items():
         assert words in usage_error("compare", source)
     assert "ends in .png or .svg" in usage_error("compare", "real", "--picture", "p.pdf")
+    Path("folder.png").mkdir()
+    assert "cannot write folder.png" in usage_error("compare", "real", "--picture", "folder.png")
     assert "gguf is of mxfp4 alone" in usage_error("compare", "real", "--policies", "rceil,gguf")
     assert "no file 'c.npy'" in usage_error("detect", "--input", "real", "--codes", "c.npy", "--scales", "s.npy")
     assert "codes: found float64 in wide.npy; needed uint8" in usage_error(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from policy_data import FILLS, adversarial, gaussian, real
 
+from refmoe.verify.activations import SHIPPED
 from refmoe.verify.policies import detect_policy, split_gguf_blocks
 from refmoe.verify.policies.sources import read_source
 
@@ -15,6 +16,9 @@ MODES = ("floor", "ceil", "even", "rceil")
 def inputs() -> dict[str, np.ndarray]:
     made = {f"fill {fill}": read_source(f"{fill}:m16k416").x.reshape(-1, 32) for fill in FILLS}
     made |= {f"adversarial {dtype}": adversarial(dtype) for dtype in ("bf16", "fp32")}
+    file = SHIPPED.with_name("minilm_layer2_ffn.safetensors")
+    for tensor in ("ffn_mid", "ffn_up.weight", "ffn_down.weight"):
+        made[tensor] = read_source(f"{file}:layer2.{tensor}").x.reshape(-1, 32)
     return {**made, "real": real().reshape(-1, 32), "gaussian fp32": gaussian(dtype=np.float32).reshape(-1, 32)}
 
 
@@ -57,7 +61,9 @@ def test_torchao_is_named(format: str, mode: str, name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning:gguf")
-@pytest.mark.parametrize("name", ["real", "gaussian fp32", "fill rne-ties", "fill boundary-mantissas"])
+@pytest.mark.parametrize(
+    "name", ["real", "ffn_mid", "ffn_up.weight", "gaussian fp32", "fill rne-ties", "fill boundary-mantissas"]
+)
 def test_gguf_is_named_and_nothing_else(name: str) -> None:
     gguf = pytest.importorskip("gguf")
     x = INPUTS_BY_NAME[name]

@@ -59,7 +59,10 @@ def compare(
         if picture is not None:
             from refmoe.verify.policies.picture import draw_comparison
 
-            draw_comparison(comparison, read.name, picture)
+            try:
+                draw_comparison(comparison, read.name, picture)
+            except OSError as error:
+                usage(f"--picture: cannot write {picture}: {error.strerror}")
     if as_json:
         document = comparison_document(comparison, read.name)
         typer.echo(json.dumps({**document, "picture": str(picture) if picture else None}, indent=1))
