@@ -17,6 +17,7 @@ from refmoe.reference import (
     MXTensor,
     choose_backend,
     default_backend,
+    grouped_gemm,
     moe_layer,
     path_steps,
     quantize_mxfp8,
@@ -245,6 +246,13 @@ def test_refused_layers(change: dict, argument: str) -> None:
     with pytest.raises(ArgumentError) as refused:
         dataclasses.replace(layer, **change)
     assert refused.value.argument == argument
+
+
+@pytest.mark.parametrize("activations", [np.zeros((2, 64), np.float32), np.zeros(64, BF16), np.zeros((2, 48), BF16)])
+def test_gemm_refuses_other_plain_activations(activations: np.ndarray) -> None:
+    layer = random_layer(np.random.default_rng(0))
+    with pytest.raises(ArgumentError, match=r"activations: .* needed an MXTensor \[rows, K\] in mxfp8, or bfloat16"):
+        grouped_gemm(activations, layer.gate_up, np.array([0, 2, 2, 2, 2, 2, 2], np.int64), model="sm90_mma")
 
 
 def test_parameters_of_each_expert_reach_its_rows() -> None:

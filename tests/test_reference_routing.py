@@ -7,7 +7,8 @@ import pytest
 from moe_support import BF16, FINITE, bits, same_bytes
 
 from refmoe.errors import ArgumentError
-from refmoe.reference import route_softmax_topk
+from refmoe.reference import route_softmax_topk, router_logits
+from refmoe.reference.scalar.arithmetic import add, fma
 from refmoe.reference.scalar.routing import route_softmax_topk as specified
 
 
@@ -125,4 +126,38 @@ def test_a_bias_can_make_a_token_refused() -> None:
 def test_refused_arguments(logits: np.ndarray, k: int, bias: np.ndarray | None, argument: str) -> None:
     with pytest.raises(ArgumentError) as refused:
         route_softmax_topk(logits, k, bias=bias)
+    assert refused.value.argument == argument
+
+
+def test_projection_is_a_chain_of_fmas_and_one_addition() -> None:
+    rng = np.random.default_rng(12)
+    x, weight = (rng.standard_normal((rows, 40)).astype(BF16) for rows in (3, 5))
+    bias = rng.standard_normal(5).astype(BF16)
+    found = router_logits(x, weight, bias)
+    for token in range(3):
+        for expert in range(5):
+            acc = 0
+            for a, b in zip(bits(x)[token], bits(weight)[expert], strict=True):
+                acc = fma(a, b, acc)
+            assert found.view(np.uint32)[token, expert] == add(acc, bits(bias)[expert])
+    assert router_logits(x, weight).tobytes() == router_logits(x, weight, np.zeros(5, np.float32)).tobytes()
+    exact = x.astype(np.float64) @ weight.astype(np.float64).T
+    assert router_logits(x, weight, model="exact").tobytes() == exact.astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "argument"),
+    [
+        ({"x": np.zeros((2, 8), np.float32)}, "x"),
+        ({"weight": np.zeros((3, 8), np.float32)}, "weight"),
+        ({"weight": np.zeros((3, 4), BF16)}, "weight"),
+        ({"bias": np.zeros(4, BF16)}, "bias"),
+        ({"bias": np.zeros(3)}, "bias"),
+        ({"model": "bf16"}, "model"),
+        ({"model": "sm120"}, "a_format, b_format"),
+    ],
+)
+def test_refused_arguments_of_the_projection(arguments: dict, argument: str) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        router_logits(**{"x": np.zeros((2, 8), BF16), "weight": np.zeros((3, 8), BF16), **arguments})
     assert refused.value.argument == argument

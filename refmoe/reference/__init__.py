@@ -21,6 +21,7 @@ from refmoe.reference.layout import (
 )
 from refmoe.reference.mma import tensor_core_mma
 from refmoe.reference.moe import MoELayer, MoEStages, moe_layer, path_steps
+from refmoe.reference.moe_bound import Enclosure, layer_bound, layer_enclosure
 from refmoe.reference.moe_float64 import moe_float64
 from refmoe.reference.quantize import quantize, quantize_mxfp4, quantize_mxfp8
 from refmoe.reference.routing import route_softmax_topk, router_logits
@@ -28,6 +29,7 @@ from refmoe.reference.tensor import MXTensor
 
 __all__ = [
     "BACKENDS",
+    "Enclosure",
     "Expanded",
     "MXTensor",
     "MoELayer",
@@ -46,6 +48,8 @@ __all__ = [
     "finalize",
     "grouped_gemm",
     "grouped_scale_rows",
+    "layer_bound",
+    "layer_enclosure",
     "moe_float64",
     "moe_layer",
     "pack_fp4",
