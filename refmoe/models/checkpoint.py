@@ -275,8 +275,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> GptOssCheckpoint | DeepSeek
             there twice, or of another dtype or shape than config.json calls for. It names file and tensor.
     """
     folder = Path(path)
-    refuse_pickle(folder)
     if not folder.is_dir():
+        refuse_pickle(folder)
         raise CheckpointError(folder, None, "a file" if folder.exists() else "nothing", "the folder of a checkpoint")
     file = folder / "config.json"
     raw = read_json(file)

@@ -13,8 +13,9 @@ and the weights' BF16 values are taken as they are. With dtype float32 every ope
     what enters and leaves the experts                  BF16; what happens between is the path's own
     logits                                              FP32, not rounded further
 
-No bit of a sequence depends on its neighbours, on how its prompt was cut into pieces, or on the machine, but for the
-libm that the cosines come from (they are rounded from float64 once), as long as the path keeps to that too.
+No bit of a sequence depends on its neighbours or on how its prompt was cut into pieces, as long as the path keeps to
+that too. In float32 none depends on the machine either, but for the cosines and sines, which are the libm's in float64
+rounded once; in float64 the exponentials are the libm's too.
 """
 
 from __future__ import annotations
@@ -226,10 +227,16 @@ class Decoder:
 
     def _check(self, tokens: object, state: object) -> None:
         config = self.checkpoint.config
-        if not isinstance(state, State) or len(state.keys) != len(self.checkpoint.layers):
-            raise ArgumentError("state", describe(state), "a state from new_state of this decoder")
-        if state.keys[0].dtype != self._stored:
-            raise ArgumentError("state", f"caches in {state.keys[0].dtype}", f"caches in {self._stored}")
+        if not isinstance(state, State):
+            raise ArgumentError("state", describe(state), "a State, from new_state")
+        heads = (config.num_key_value_heads, config.head_dim)
+        needed = (
+            f"{len(self.checkpoint.layers)} of {self._stored} [{state.sequences}, positions, {heads[0]}, {heads[1]}]"
+        )
+        caches = [(cache.dtype, len(cache), cache.shape[2:]) for cache in state.keys]
+        first = f", the first {describe(state.keys[0])}" if caches else ""
+        if caches != [(self._stored, state.sequences, heads)] * len(self.checkpoint.layers):
+            raise ArgumentError("state", f"{len(caches)} caches{first}", needed)
         needed = f"integers [{state.sequences}, S] with S at least 1"
         if not isinstance(tokens, np.ndarray) or tokens.dtype.kind not in "iu" or tokens.ndim != 2:
             raise ArgumentError("tokens", describe(tokens), needed)
