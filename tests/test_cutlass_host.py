@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 from cutlass_support import built_or_skip
@@ -27,7 +28,14 @@ from refmoe.cuda.cutlass import (
 from refmoe.cuda.device import DeviceUnavailable, PtxDevice
 from refmoe.errors import ArgumentError
 from refmoe.ptx.tensormap import TensorMap, decode_tensor_map
-from refmoe.reference.layout import expert_base_rows, swizzle_weight_scales
+from refmoe.reference import MXTensor
+from refmoe.reference import grouped_gemm as reference_gemm
+from refmoe.reference.layout import (
+    expert_base_rows,
+    expert_scale_rows,
+    swizzle_weight_scales,
+    unswizzle_scales,
+)
 
 BUILDS = [Build("cooperative", True), Build("pingpong", True), Build("cooperative", False), Build("pingpong", False)]
 ROWS = np.array([3, 0, 130])
@@ -169,7 +177,7 @@ def test_a_chip_with_less_shared_memory_is_refused(prepared: Prepared, built: Bu
 
 
 def test_cutlass_itself_refuses_a_k_tail(build: Build, built: Built, device: PtxDevice) -> None:
-    with pytest.raises(ArgumentError, match=r"K = 160, N = 136; needed a shape that CUTLASS takes.*can_implement: Invalid status"):
+    with pytest.raises(ArgumentError, match=r"K = 160, N = 136; .*K a multiple of 128 \(can_implement: Invalid status"):
         prepare(*operands(k=160), device=device, build=build, built=built)
 
 
@@ -183,3 +191,22 @@ def test_what_is_not_offered_is_refused_before_anything_runs(build: Build, devic
     for arch in ("sm_90a", "sm_120a"):
         with pytest.raises(DeviceUnavailable, match=f"the device is {arch}, and .* is for sm_121a"):
             grouped_gemm(*operands(), device=open_device("ptx", arch), build=build)
+
+
+def test_the_whole_way_ends_in_the_reference_bytes(build: Build, built: Built, device: PtxDevice) -> None:
+    """Operands, host code, stand-in, executor: rows of no expert keep the fill, the empty expert changes nothing."""
+    codes, scales, weights, weight_scales, offsets = operands()
+    alpha = np.array([0.75, 2, -3], np.float32)
+    spare = np.vstack([codes, codes[:2]])
+    rows = expert_scale_rows(offsets)
+    padded = scales.size // (K // 32)
+    tokens = MXTensor(codes, unswizzle_scales(scales, (padded, K // 32))[rows], "mxfp8")
+    experts = MXTensor(weights, unswizzle_scales(weight_scales, (3, N, K // 32)), "mxfp4")
+    expected = reference_gemm(tokens, experts, offsets, model="sm120", alpha=alpha, out_dtype=ml_dtypes.bfloat16)
+
+    room = np.zeros(expanded_scale_rows(len(spare), 3) * K // 32, np.uint8)
+    room[: scales.size] = scales
+    out = grouped_gemm(spare, room, weights, weight_scales, offsets, device=device, build=build, alpha=alpha, fill=0xA5)
+    assert np.array_equal(out[: len(codes)].view(np.uint16), expected.view(np.uint16))
+    assert (out[len(codes) :].view(np.uint8) == 0xA5).all()
+    assert device.launches[-1].kernel.source().is_file()
