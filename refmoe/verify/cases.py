@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 from refmoe.errors import ArgumentError
 from refmoe.verify.fills import BLOCK, FILLS
 from refmoe.verify.gemm_fills import GEMM_FILLS
-from refmoe.verify.step_fills import GATE_FILLS, LOGIT_FILLS, ROW_FILLS
+from refmoe.verify.step_fills import GATE_FILLS, LOGIT_FILLS, MIDPOINTS, ROW_FILLS
 
 __all__ = ["ARCHS", "CUTLASS_BUILDS", "DEVICES", "FAMILIES", "ROUTINGS", "Case", "FamilyRules", "Shape", "parse_case"]
 
@@ -479,6 +479,8 @@ def _check_step(case: Case) -> None:
         raise _refused("bias", case.bias, "logits with it: given ids have no bias")
     if case.variant == "silu" and case.params != "none":
         raise _refused("params", case.params, "the variant gpt_oss with it: silu has none")
+    if case.fill == MIDPOINTS and (case.params, case.bias) != ("distinct", "none"):
+        raise _refused("fill", case.fill, "params=distinct and no bias with it: it chooses each expert's beta")
     least = ROW_FILLS[case.fill].least_k if case.family == "finalize" else 0
     if case.shape.t < least:
         raise _refused("shape", str(case.shape), f"a t of at least {least} for the fill {case.fill}")

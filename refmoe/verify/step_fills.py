@@ -21,6 +21,7 @@ __all__ = [
     "CLAMP_LIMITS",
     "GATE_FILLS",
     "LOGIT_FILLS",
+    "MIDPOINTS",
     "ROW_FILLS",
     "GateFill",
     "LogitFill",
@@ -64,10 +65,11 @@ def _negative_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArra
 
 
 def _zero_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
+    """Zeros of either sign, more than k; about k / 2 experts with subnormals above them, others below."""
+    place = draw.integers(experts, (tokens, experts))
     least = 2.0**-126  # the least normal number, which BF16 has too
-    return np.array([-0.0, 0.0, -0.0, 0.0, -least, least, -least / 64, least / 64], np.float32)[
-        draw.integers(8, (tokens, experts))
-    ]
+    zeros = np.where(draw.integers(2, place.shape) == 0, 0.0, -0.0)
+    return np.select([place < k / 2, place > experts * 3 // 4], [least / 64, -least / 64], zeros).astype(np.float32)
 
 
 def _wide_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
@@ -203,6 +205,15 @@ def _special_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDA
     return gates, ups
 
 
+def _midpoint_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """One gate a row, and no up: the case chooses an expert's beta so that the result lies between two codes."""
+    gates = draw.normal((rows, 1))
+    return np.repeat(gates + np.copysign(0.25, gates), width, axis=1), np.zeros((rows, width))
+
+
+#: The fill whose betas are chosen by `refmoe.verify.steps`.
+MIDPOINTS = "midpoints"
+
 GATE_FILLS: Mapping[str, GateFill] = MappingProxyType(
     {
         fill.name: fill
@@ -233,6 +244,12 @@ GATE_FILLS: Mapping[str, GateFill] = MappingProxyType(
                 "scales of another row, block or expert",
                 _fingerprint_gates,
                 Limits(scales=32, reason="every block has a scale of its own"),
+            ),
+            GateFill(
+                MIDPOINTS,
+                "one rounding more or less: the last bit before quantization decides the code",
+                _midpoint_gates,
+                Limits(saturated=0.3, scales=1, reason="results of an expert are alike"),
             ),
             GateFill(
                 "specials",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from refmoe.verify.cases import Case, Shape
-from refmoe.verify.step_fills import GATE_FILLS, LOGIT_FILLS, ROW_FILLS
+from refmoe.verify.step_fills import GATE_FILLS, LOGIT_FILLS, MIDPOINTS, ROW_FILLS
 
 __all__ = ["activation_step_cases", "finalize_cases", "routing_cases"]
 
@@ -18,6 +18,9 @@ _ROUTERS = ((32, 4), (128, 4), (256, 8))
 #: (mode, edge) of every compiled variant.
 _POLICIES = tuple((mode, edge) for mode in ("rceil", "floor") for edge in ("exact", "flashinfer"))
 
+#: Fills that go with every variant and parameters.
+_GATES = tuple(fill for fill in GATE_FILLS if fill != MIDPOINTS)
+
 #: Width of the intermediate rows of gpt-oss and DeepSeek-V3.
 _WIDTHS = (2880, 2048)
 
@@ -26,6 +29,7 @@ _LOOPING_ROWS = 11008
 
 
 def _route(fill: str, m: int, e: int, t: int, dtype: str = "f32", seed: int = 7, **options: str | int) -> Case:
+    options.setdefault("poison", 0x7F)  # of 0xFF the bytes of -1 consist: what is left unwritten would look right
     return Case("routing", dtype, Shape(m, e=e, t=t), fill, seed, **options)  # type: ignore[arg-type]
 
 
@@ -52,7 +56,7 @@ def _routing_quick() -> Iterator[Case]:
     yield _route("gaussian", 1, 128, 4, bias="distinct")  # decode
     for fill in LOGIT_FILLS:
         for m in (_FEW, _MANY):
-            yield _route(fill, m, 40, 4, dtype="bf16" if m == _MANY else "f32", poison=0x7F)
+            yield _route(fill, m, 40, 4, dtype="bf16" if m == _MANY else "f32")
     yield _route("close", 5, 250, 3, bias="distinct")  # a k that is no multiple of 4, experts that are none of 32
     yield _route("gaussian", 20, 1000, 32, dtype="bf16", bias="distinct")  # as many as there may be
     yield _route("ties", 9, 1000, 32)
@@ -61,7 +65,7 @@ def _routing_quick() -> Iterator[Case]:
     yield _route("gaussian", 3, 1, 1)
     for m in (1, 9, 70):
         yield _route("given", m, 16, 2, dtype="ids")
-    yield _route("given", 70, 16, 4, dtype="ids", routing="empty-experts", poison=0x7F)
+    yield _route("given", 70, 16, 4, dtype="ids", routing="empty-experts")
     yield _route("given", 70, 16, 3, dtype="ids", routing="same-experts")
     yield _route("given", 9, 4, 3, dtype="ids", first_expert=4, ranks=3)
     yield _route("given", 9, 4, 2, dtype="ids", routing="elsewhere", first_expert=4, ranks=2)
@@ -112,12 +116,13 @@ def activation_step_cases(level: str) -> Iterator[Case]:
 def _activation_quick() -> Iterator[Case]:
     yield _activate("gaussian", 4, 2880, 128)  # decode
     for variant in ("gpt_oss", "silu"):
-        for fill in GATE_FILLS:
+        for fill in _GATES:
             yield _activate(fill, 9, 416, 3, variant=variant)
         for mode, edge in _POLICIES:
             yield _activate("gaussian", 5, 416, 2, variant=variant, mode=mode, edge=edge, layout="8x4", bias="distinct")
         yield _activate("tiny", 5, 416, 2, variant=variant, edge="flashinfer")
         yield _activate("specials", 5, 416, 2, variant=variant, edge="flashinfer")
+    yield _activate(MIDPOINTS, 64, 32, 64, params="distinct", routing="all-one-token")
     yield _activate("clamps", 12, 160, 6, params="distinct", bias="distinct", routing="all-one-token", ranks=2)
     yield _activate("fingerprint", 9, 416, 9, routing="empty-experts", params="distinct", poison=0x7F)
     yield _activate("fingerprint", 130, 96, 3, routing="same-experts")  # past one tile of 128 rows
@@ -131,7 +136,7 @@ def _activation_default() -> Iterator[Case]:
             yield _activate("fingerprint", m, width, 128, variant=variant)
             yield _activate("gaussian", m, width, 32, variant=variant, bias="distinct", layout="8x4")
         for mode, edge in _POLICIES:
-            for fill in GATE_FILLS:
+            for fill in _GATES:
                 bias = "none" if fill in ("fingerprint", "tiny") else "distinct"  # a bias would hide either
                 yield _activate(fill, 7, 736, 3, variant=variant, mode=mode, edge=edge, bias=bias, poison=0x7F)
     yield _activate("clamps", 30, 736, 15, params="distinct", routing="all-one-token", ranks=2)
@@ -144,7 +149,7 @@ def _activation_full() -> Iterator[Case]:
     for seed in (1, 2, 3):
         for variant in ("gpt_oss", "silu"):
             for mode, edge in _POLICIES:
-                for fill in GATE_FILLS:
+                for fill in _GATES:
                     for layout in ("128x4", "8x4"):
                         options = {"variant": variant, "mode": mode, "edge": edge, "layout": layout}
                         yield _activate(fill, 33, 2880, 16, seed=seed, **options)

@@ -28,7 +28,7 @@ from refmoe.verify.family import Expectation, Inputs, Outputs, required
 from refmoe.verify.fills import BLOCK
 from refmoe.verify.patterns import VALUE_DTYPES
 from refmoe.verify.routing import expert_ids, expert_offsets
-from refmoe.verify.step_fills import CLAMP_LIMITS, GATE_FILLS, LOGIT_FILLS, ROW_FILLS
+from refmoe.verify.step_fills import CLAMP_LIMITS, GATE_FILLS, LOGIT_FILLS, MIDPOINTS, ROW_FILLS
 from refmoe.verify.step_stages import (
     ChoiceIds,
     ChoiceRows,
@@ -80,8 +80,7 @@ def routing_expect(case: Case, inputs: Inputs) -> Expectation:
     """The reference's choices, weights and maps; tokens without an answer as the kernel's contract has them."""
     if case.dtype == "ids":
         ids = required(inputs, "topk_ids")
-        outputs, stages = _expected_maps(case, ids)
-        return Expectation(outputs, stages, None)
+        return Expectation(*_expected_maps(case, ids), None)
     logits = _biased(inputs)
     answered = _answered(logits, case.shape.t)
     ids = np.tile(np.arange(case.shape.t, dtype=np.int32), (case.shape.m, 1))
@@ -180,7 +179,10 @@ def activation_inputs(case: Case) -> Inputs:
     if case.bias == "distinct":
         terms = Draw("gate-bias", case.seed).normal((2, experts, width)).astype(_BF16)
         bias = _laid_out(case, terms[0], terms[1])
-    return {"gate_up": gate_up, "offsets": offsets, "bias": bias, **_parameters(case)}
+    parameters = _parameters(case)
+    if case.fill == MIDPOINTS:
+        parameters["beta"] = _midpoint_betas(gates, offsets, parameters)
+    return {"gate_up": gate_up, "offsets": offsets, "bias": bias, **parameters}
 
 
 def _laid_out(case: Case, gates: NDArray[Any], ups: NDArray[Any]) -> NDArray[Any]:
@@ -199,6 +201,18 @@ def _parameters(case: Case) -> dict[str, NDArray[Any] | None]:
         "beta": (1 + experts / 4).astype(np.float32),
         "limit": CLAMP_LIMITS[experts % CLAMP_LIMITS.size],
     }
+
+
+def _midpoint_betas(
+    gates: NDArray[Any], offsets: NDArray[np.int64], parameters: dict[str, NDArray[Any] | None]
+) -> NDArray[np.float32]:
+    """For each expert what its first gate has to be multiplied by to lie halfway between two E4M3 numbers."""
+    first = np.minimum(offsets[:-1], gates.shape[0] - 1)
+    pairs = np.zeros((first.size, 2), _BF16)
+    pairs[:, 0] = gates[first, 0]
+    alone = swiglu(pairs, alpha=parameters["alpha"], limit=parameters["limit"], beta=1.0)[:, 0]  # type: ignore[arg-type]
+    halfway = np.copysign(1 + (2 * (np.arange(first.size) % 8) + 1) / 16, alone)
+    return (halfway / alone.astype(np.float64)).astype(np.float32)
 
 
 def _of_rows(inputs: Inputs, name: str, default: float | None) -> Any:
