@@ -83,7 +83,11 @@ CUTLASS_TILES: Mapping[Tile, Mapping[str, CutlassTile]] = MappingProxyType(
             Tile(128, 16, 256): (_NARROW, _REFUSED, _opens(2, 84_992)),
             Tile(128, 32, 256): (_NO_SCALES, _opens(2, 97_280), _opens(2, 97_280)),
             Tile(128, 64, 128): (_NO_SCALES, _opens(3, 88_064), _opens(3, 88_064)),
-            Tile(128, 128, 128): (_opens(2, 78_848), _opens(2, 78_848), _opens(2, 78_848, "spills: 72 bytes stored, 52 loaded")),
+            Tile(128, 128, 128): (
+                _opens(2, 78_848),
+                _opens(2, 78_848),
+                _opens(2, 78_848, "spills: 72 bytes stored, 52 loaded"),
+            ),
             Tile(128, 8, 256): (_NARROW, _REFUSED, _opens(2)),
             Tile(128, 8, 128): (_NARROW, _REFUSED, _opens(5)),
             Tile(128, 16, 128): (_NARROW, _REFUSED, _UNKNOWN),
