@@ -88,16 +88,24 @@ class Scales:
     count: int = 1
 
     def __call__(self, word: Array, byte: Array, thread: Array) -> Array:
-        """uint8 [warps, rows, count] of registers [lanes]; ValueError names a selector out of its range."""
+        """uint8 [warps, rows, count] of registers [lanes]; ValueError names a selector out of its range.
+
+        Selectors are the same in all lanes of a warp: [lanes], or one for all warps.
+        """
         lanes = self.rows // QUADS
         for name, value, most in (("byte-id", byte, 5 - self.count), ("thread-id", thread, QUAD // lanes)):
-            if (value >= most).any():
+            if np.max(value) >= most:
                 raise ValueError(f"a {name} of {int(np.max(value))}, not {f'0 to {most - 1}' if most > 1 else '0'}")
-        shifts = (byte.astype(np.uint32)[..., None] + np.arange(self.count, dtype=np.uint32)) * np.uint32(8)
-        chosen = (word[:, None] >> shifts).astype(np.uint8).reshape(-1, QUADS, QUAD, self.count)
-        # The selectors are the same in all lanes of a warp.
-        first = np.broadcast_to(thread, word.shape).reshape(-1, 32)[:, :1, None, None].astype(np.int64) * lanes
-        held = np.take_along_axis(chosen, first + np.arange(lanes)[None, None, :, None], axis=2)
+        if self.count == 1:
+            chosen = (word >> (np.asarray(byte, np.uint32) * np.uint32(8))).astype(np.uint8)
+        else:
+            chosen = np.ascontiguousarray(word).view(np.uint8)
+        quads = chosen.reshape(-1, QUADS, QUAD, self.count)
+        if np.ndim(thread) == 0:
+            held = quads[:, :, int(thread) * lanes : (int(thread) + 1) * lanes]
+        else:
+            first = thread.reshape(-1, 32)[:, :1, None, None].astype(np.int64) * lanes
+            held = np.take_along_axis(quads, first + np.arange(lanes)[:, None], axis=2)
         return held.transpose(0, 2, 1, 3).reshape(-1, self.rows, self.count)
 
 
@@ -148,7 +156,16 @@ class Mma:
             spread = [frame.spread(value) for value in values]
             return tuple(spread if where is None else [value[where] for value in spread])
 
-        a_scales, b_scales = self._scales(frame, acting(scales)) if self.scales else (None, None)
+        a_scales, b_scales = None, None
+        if self.scales:
+            # Selectors are constants as a rule, and then nothing needs to be compared.
+            a_scales, b_scales = self._scales(
+                frame,
+                tuple(
+                    value if position % 3 and np.ndim(value) == 0 else acting((value,))[0]
+                    for position, value in enumerate(scales)
+                ),
+            )
         result = c_registers(
             tensor_core_mma(
                 self._codes(a_matrix(acting(a), self._bits(self.a_format)), self.a_format),
@@ -171,6 +188,8 @@ class Mma:
         a_word, a_byte, a_thread, b_word, b_byte, b_thread = operands
         try:
             for selector in (a_byte, a_thread, b_byte, b_thread):
+                if np.ndim(selector) == 0:
+                    continue
                 of_warps = selector.reshape(-1, 32)
                 if (of_warps != of_warps[:, :1]).any():
                     raise ValueError("a selector of scales that differs between the lanes of a warp")
