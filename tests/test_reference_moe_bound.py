@@ -19,12 +19,13 @@ from refmoe.reference import (
     moe_layer,
     quantize_mxfp4,
     quantize_mxfp8,
+    route_softmax_topk,
     swiglu,
     unpack_fp4,
 )  # fmt: skip
 from refmoe.reference.mma import MODELS, running_bound
 from refmoe.reference.moe_bound import layer_bound, layer_enclosure
-from refmoe.reference.moe_intervals import Interval, Matrix, chain, requantized, swiglu_values
+from refmoe.reference.moe_intervals import Interval, Matrix, chain, requantized, routed, swiglu_values
 from refmoe.verify.activations import SHIPPED, read_activations
 from refmoe.verify.gemm_fills import SHIPPED_WEIGHTS
 
@@ -102,6 +103,38 @@ def test_ranks_and_negative_weights() -> None:
         assert enclosure.holds(moe_layer(x, layer, path=path, **given)).all()
         assert not enclosure.low[2].any()
         assert not enclosure.high[2].any()
+
+
+@pytest.mark.parametrize("path", ["cutlass", "triton"])
+def test_from_the_router_on(path: str) -> None:
+    """Weights within their intervals, and outputs of tokens whose choice is certain, which is nearly all of them."""
+    rng = np.random.default_rng(8)
+    layer = random_layer(rng, experts=24, top_k=4)
+    x = random_tokens(rng, 24)
+    stages = moe_layer(x, layer, path=path, stages=True)
+    enclosure, exact = layer_enclosure(x, layer, path=path), moe_float64(x, layer)
+    certain = np.isfinite(enclosure.low).all(axis=1)
+    assert certain.mean() > 0.9
+    assert enclosure.holds(stages.output).all()
+    error = np.abs(stages.output.astype(np.float64) - exact)
+    assert (error <= layer_bound(x, layer, path=path)).all()
+    assert (enclosure.low == enclosure.high)[certain].mean() > 0.5
+
+
+def test_weights_lie_within_and_a_choice_between_near_equals_is_not_certain() -> None:
+    rng = np.random.default_rng(9)
+    logits = (rng.standard_normal((200, 20)) * rng.uniform(0.1, 20, (200, 1))).astype(np.float32)
+    logits[0, 3] = logits[0, 4] = 99
+    logits[1, 3], logits[1, 4] = 99, np.nextafter(np.float32(99), np.float32(100))
+    wide = logits.astype(np.float64)
+    ids, weights = route_softmax_topk(logits, 4)
+    for width, undecided in ((0.0, [0]), (2.0**-18, [0, 1])):
+        found, interval, certain = routed(Interval(wide - width, wide + width), 4)
+        assert np.flatnonzero(~certain)[: len(undecided)].tolist() == undecided
+        assert certain.mean() > 0.95
+        assert (found == ids)[certain].all()
+        assert ((weights >= interval.low) & (weights <= interval.high))[certain].all()
+        assert (interval.high - interval.low <= weights * (2e-5 + 10 * width) + 1e-40)[certain].all()
 
 
 def shifted(tensor: MXTensor) -> MXTensor:

@@ -20,7 +20,7 @@ from refmoe.reference import fp32
 from refmoe.reference.exponential import MAX_ULP
 from refmoe.reference.mma import AccumulationModel, Kind
 
-__all__ = ["Interval", "Matrix", "bf16_rounded", "chain", "fp32_rounded", "requantized", "swiglu_values"]
+__all__ = ["Interval", "Matrix", "bf16_rounded", "chain", "fp32_rounded", "requantized", "routed", "swiglu_values"]
 
 F64 = NDArray[np.float64]
 
@@ -137,6 +137,35 @@ def bf16_rounded(numbers: Interval, addend: NDArray[np.float32] | None = None) -
     """BF16 of FP32 numbers in the intervals, after adding."""
     low, high = (fp32.bf16(end).astype(np.float64) for end in fp32_rounded(numbers, addend))
     return Interval(low, high)
+
+
+def routed(logits: Interval, k: int) -> tuple[NDArray[np.int32], Interval, NDArray[np.bool_]]:
+    """Softmax top-k of FP32 logits in the intervals [T, E]: ids and weights [T, k], and whose ids are certain [T].
+
+    Ids are certain where each chosen logit's interval lies above those of all that come after it. exp is off by
+    MAX_ULP units of at most 2^-23, or of a subnormal; the additions and the division by 2^-24 each.
+    """
+    order = np.argsort(-(logits.low + logits.high), axis=1, kind="stable")
+    low, high = (np.take_along_axis(end, order, axis=1) for end in logits)
+    after = np.maximum.accumulate(high[:, ::-1], axis=1)[:, ::-1]
+    certain = np.ones(len(order), bool)
+    for rank in range(min(k, order.shape[1] - 1)):
+        certain &= low[:, rank] > after[:, rank + 1]
+    # The first of the differences is exact.
+    ends = [low[:, :k] - high[:, :1], high[:, :k] - low[:, :1]]
+    with np.errstate(over="ignore", under="ignore"):
+        powers = [np.exp(end + side * _UNIT * np.abs(end)) for end, side in zip(ends, (-1, 1), strict=True)]
+    powers[0] = np.maximum(powers[0] * (1 - MAX_ULP * 2.0**-23 - _FUNCTION) - 2.0**-149, 0.0)
+    powers[1] = powers[1] * (1 + MAX_ULP * 2.0**-23 + _FUNCTION) + 2.0**-149
+    powers[0][:, 0] = powers[1][:, 0] = 1.0
+    sums = [power.sum(axis=1, keepdims=True) for power in powers]
+    slack = 1.01 * (k + 1) * _UNIT
+    low_weights = powers[0] / sums[1] * (1 - slack) - 2.0**-149
+    return (
+        order[:, :k].astype(np.int32),
+        Interval(np.maximum(low_weights, 0.0), powers[1] / sums[0] * (1 + slack) + 2.0**-149),
+        certain,
+    )
 
 
 def swiglu_values(gate: Interval, up: Interval, alpha: float, beta: float | None, limit: float | None) -> Interval:
