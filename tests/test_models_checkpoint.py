@@ -352,3 +352,28 @@ def test_the_newer_spelling_of_rope() -> None:
 
 def test_bfloat16_is_bfloat16(written: Path) -> None:
     assert opened(written / "huggingface").final_norm.dtype == ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize("victim", ["model.safetensors", "config.json"])
+def test_any_damage_to_what_is_read_first_is_refused_in_words(damaged: Path, victim: str) -> None:
+    """Bytes changed, dropped or doubled anywhere in header or configuration: opened, or refused by our own error."""
+    folder = damaged / "huggingface"
+    path, rng = folder / victim, np.random.default_rng(0)
+    content = path.read_bytes()
+    reach = 8 + int.from_bytes(content[:8], "little") if victim.endswith("safetensors") else len(content)
+    outcomes = set()
+    for trial in range(150):
+        at, broken = int(rng.integers(reach)), bytearray(content)
+        if trial % 3 == 0:
+            broken[at] = int(rng.integers(256))
+        elif trial % 3 == 1:
+            del broken[at : at + int(rng.integers(1, 40))]
+        else:
+            broken[at:at] = broken[at : at + int(rng.integers(1, 40))]
+        path.write_bytes(broken)
+        try:
+            open_checkpoint(folder)
+            outcomes.add("opened")
+        except CheckpointError:
+            outcomes.add("refused")
+    assert "refused" in outcomes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from models_support import TINY_DEEPSEEK, read_header, write_header
@@ -92,6 +93,24 @@ def test_a_missing_scale_names_the_tensor(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         open_checkpoint(whole)
     assert (caught.value.tensor, caught.value.needed) == (name, "F32 [2, 2]")
+
+
+def test_the_correction_bias_may_be_bf16(tmp_path: Path) -> None:
+    whole = write_checkpoint(tmp_path, TINY_DEEPSEEK, 3, "deepseek")
+    path, name = whole / "model.safetensors", "model.layers.2.mlp.gate.e_score_correction_bias"
+    header, data = read_header(path)
+    begin, end = header[name]["data_offsets"]
+    values = np.frombuffer(data[begin:end], np.float32).astype(ml_dtypes.bfloat16)
+    header[name].update(dtype="BF16", data_offsets=[begin, begin + 8])
+    for other, entry in header.items():
+        if other != "__metadata__" and entry["data_offsets"][0] >= end:
+            entry["data_offsets"] = [offset - 8 for offset in entry["data_offsets"]]
+    write_header(path, header, data[:begin] + values.tobytes() + data[end:])
+    checkpoint = open_checkpoint(whole)
+    assert isinstance(checkpoint, DeepSeekCheckpoint)
+    bias = checkpoint.moe_layer(2).correction_bias
+    assert bias.dtype == np.float32
+    assert bias.tobytes() == values.astype(np.float32).tobytes()
 
 
 def test_refusals() -> None:

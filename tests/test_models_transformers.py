@@ -35,8 +35,10 @@ def widened() -> Iterator[None]:
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # matrices this small only wait for other threads
-        yield
-        torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ class DeepSeekLayer:
         experts: the routed experts.
         shared: the expert that every token goes to.
         router_weight: BF16 [E, H].
-        correction_bias: float32 [E], added to the sigmoids for the choice alone.
+        correction_bias: float32 [E] (exact if the file has BF16), added to the sigmoids for the choice alone.
         config: top-k, groups and the factor on the weights.
     """
 
@@ -253,7 +253,7 @@ class DeepSeekCheckpoint(_Checkpoint):
             experts=tuple(self._expert(f"{prefix}experts.{expert}.") for expert in range(self.config.n_routed_experts)),
             shared=self._expert(f"{prefix}shared_experts."),
             router_weight=self.tensor(f"{prefix}gate.weight"),
-            correction_bias=self.tensor(f"{prefix}gate.e_score_correction_bias"),
+            correction_bias=self.tensor(f"{prefix}gate.e_score_correction_bias").astype(np.float32, copy=False),
             config=self.config,
         )
 

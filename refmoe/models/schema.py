@@ -25,10 +25,12 @@ class TensorSpec:
     Attributes:
         dtype: safetensors' name of its dtype.
         shape: its dimensions.
+        also: other dtypes that it may have; the writer takes `dtype`.
     """
 
     dtype: str
     shape: tuple[int, ...]
+    also: tuple[str, ...] = ()
 
 
 Tensors = dict[str, TensorSpec]
@@ -102,7 +104,8 @@ def deepseek_tensors(config: DeepSeekConfig) -> Tensors:
         shared = config.n_shared_experts * config.moe_intermediate_size
         tensors |= {
             f"{prefix}mlp.gate.weight": _bf16(config.n_routed_experts, width),
-            f"{prefix}mlp.gate.e_score_correction_bias": TensorSpec("F32", (config.n_routed_experts,)),
+            # DeepSeek's own code stored it in the model's dtype before it asked for FP32.
+            f"{prefix}mlp.gate.e_score_correction_bias": TensorSpec("F32", (config.n_routed_experts,), also=("BF16",)),
             **_feed_forward(f"{prefix}mlp.shared_experts.", shared, width),
         }
         for expert in range(config.n_routed_experts):

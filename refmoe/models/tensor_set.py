@@ -61,9 +61,9 @@ class TensorSet:
         for name, spec in needed.items():
             file = self._file_of[name]
             info = file.tensors[name]
-            found_spec = TensorSpec(info.dtype, info.shape)
-            if found_spec != spec:
-                raise CheckpointError(file.path, name, _words(found_spec), f"{_words(spec)}, by config.json")
+            if info.dtype not in (spec.dtype, *spec.also) or info.shape != spec.shape:
+                found = _words(TensorSpec(info.dtype, info.shape))
+                raise CheckpointError(file.path, name, found, f"{_words(spec)}, by config.json")
 
     def names(self) -> list[str]:
         """Every tensor's name, sorted."""
@@ -144,4 +144,4 @@ def _match_index(index: Path, where: Mapping[str, str], files: Mapping[str, Tens
 
 
 def _words(spec: TensorSpec) -> str:
-    return f"{spec.dtype} {list(spec.shape)}"
+    return f"{' or '.join((spec.dtype, *spec.also))} {list(spec.shape)}"
