@@ -90,7 +90,7 @@ class Decoder:
         Args:
             checkpoint: the weights.
             moe: the mixture of experts; it gets BF16 whatever `dtype` is. None computes the formula without rounding
-                (`moe_float64`); a float32 decoder rounds its result to BF16 once.
+                (`moe_float64`); a float32 decoder rounds its result to FP32 and then to BF16.
             dtype: float32 or float64, the arithmetic of everything else.
 
         Raises:

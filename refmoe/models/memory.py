@@ -37,7 +37,7 @@ class MemoryPlan:
         checkpoint: all weights, as they lie in the files.
         process: the interpreter and its libraries.
         caches: keys and values, old and new at once while a step runs.
-        activations: the residual stream and what goes through the experts of every layer.
+        activations: the residual stream and what goes through the experts of every layer (without `stages`).
         attention: the attention of a layer: weights in the map, one sequence's cache and its products.
         experts: the experts of a layer: all weights in the map, and what computes with them.
         logits: the unembedding in the map, and the logits.
