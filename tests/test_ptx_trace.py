@@ -160,6 +160,17 @@ def test_one_block_can_be_followed_alone() -> None:
         alone.of((0, 0, 0))
 
 
+def test_launches_that_share_a_trace_are_told_apart() -> None:
+    trace = traced(HANDSHAKE, "handshake", 64)
+    first = trace.of()
+    traced(COPIES, "copies", 32, trace=trace)
+    assert trace.entries == ("handshake", "copies")
+    assert trace.of(launch=0) == first
+    assert {event.kind for event in trace.of(launch=1)} == {"copy", "land"}
+    assert "cp.async" in trace.text(launch=1)
+    assert "cp.async" not in trace.text()
+
+
 def test_without_events_there_is_no_text() -> None:
     with pytest.raises(ArgumentError, match="0 that the trace tells of"):
         ptx.Trace().text()
@@ -170,6 +181,7 @@ def test_json_holds_every_field_of_every_event() -> None:
     document: dict[str, Any] = json.loads(trace.json())
     assert document == json.loads(json.dumps(trace.to_dict()))
     assert len(document["events"]) == len(trace.events)
+    assert document["entries"] == ["handshake"]
     assert document["events"][0]["kind"] == "init"
     assert document["kinds"] == dict(KINDS)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refmoe.errors import ArgumentError
-from refmoe.verify.cases import ARCHS, FAMILIES, ROUTINGS, Case, Shape, parse_case
+from refmoe.verify.cases import ARCHS, CUTLASS_BUILDS, FAMILIES, ROUTINGS, Case, Shape, parse_case
 from refmoe.verify.fills import FILLS
 from refmoe.verify.gemm_fills import GEMM_FILLS
 from refmoe.verify.routing import expert_ids
@@ -35,6 +35,7 @@ def cases(draw: st.DrawFn) -> Case:
         "tile": st.sampled_from(("", "128x8x512", "256x8x512")),
         "stages": st.integers(0, 20),
         "cluster": st.sampled_from(("1x1x1", "2x1x1")),
+        "build": st.sampled_from(CUTLASS_BUILDS),
         "alpha": st.sampled_from(("none", "distinct")),
         "bias": st.sampled_from(("none", "distinct")),
     }

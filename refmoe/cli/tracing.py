@@ -54,9 +54,21 @@ def write_trace(trace: Trace | None, path: Path | None) -> None:
     if not trace.events:
         typer.echo("trace: no event: the launch did not come to that block, or uses no barrier and no copy", err=True)
         return
-    text = trace.json() if path.suffix == ".json" else trace.text()
+    text = trace.json() if path.suffix == ".json" else _texts(trace)
     if str(path) == "-":
         typer.echo(text, nl=False)
     else:
         write_atomic(path, text)
         typer.echo(f"trace: {path}", err=True)
+
+
+def _texts(trace: Trace) -> str:
+    """The text of each launch, under the name of its entry."""
+    told = [number for number in range(len(trace.entries)) if trace.blocks(number)]
+    return "\n".join(f"{_short(trace.entries[number])}\n{trace.text(launch=number)}" for number in told)
+
+
+def _short(entry: str) -> str:
+    """An entry's name; of what C++ has mangled, the beginning."""
+    most = 80
+    return entry if len(entry) <= most else f"{entry[:most]}..."

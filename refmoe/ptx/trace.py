@@ -22,7 +22,7 @@ from refmoe.ptx.errors import Index3
 from refmoe.ptx.memory import OWN_BASE
 
 if TYPE_CHECKING:
-    from refmoe.ptx.machine import Machine
+    from refmoe.ptx.machine import Launch, Machine
     from refmoe.ptx.syntax import Instruction
 
 __all__ = ["KINDS", "Recorder", "Trace", "TraceEvent", "Tracer"]
@@ -53,6 +53,7 @@ class TraceEvent:
     """One thing that one warp did, or that happened to one barrier.
 
     Attributes:
+        launch: which of the launches that the trace was given to, from 0.
         step: of the launch, counted from 1.
         block: index of the CTA in the grid, (x, y, z).
         warp: of the CTA; None where no warp acts.
@@ -66,6 +67,7 @@ class TraceEvent:
         text: the instruction.
     """
 
+    launch: int
     step: int
     block: Index3
     warp: int | None
@@ -81,7 +83,7 @@ class TraceEvent:
 
 @dataclass
 class Trace:
-    """Events of a launch, in order; give it to `refmoe.ptx.launch`. A launch that fails leaves what came before.
+    """Events in order; give it to `refmoe.ptx.launch`, or to several. A launch that fails leaves what came before.
 
     Attributes:
         block: the only CTA to record, (x, y, z); None for all.
@@ -91,43 +93,54 @@ class Trace:
     block: Index3 | None = None
     names: Mapping[int, str] = field(default_factory=dict)
     _events: list[TraceEvent] = field(default_factory=list, repr=False)
-    _labels: dict[int, str] = field(default_factory=dict, repr=False)
+    _launches: list[Launch] = field(default_factory=list, repr=False)
 
     @property
     def events(self) -> tuple[TraceEvent, ...]:
         """All events so far."""
         return tuple(self._events)
 
-    def blocks(self) -> tuple[Index3, ...]:
-        """The CTAs that events tell of, in order of their first."""
-        return tuple(dict.fromkeys(event.block for event in self._events))
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The entry of each launch."""
+        return tuple(launch.code.entry.name for launch in self._launches)
 
-    def of(self, block: Index3 | None = None) -> tuple[TraceEvent, ...]:
-        """The events of one CTA, by default of the first.
+    def blocks(self, launch: int = 0) -> tuple[Index3, ...]:
+        """The CTAs of a launch that events tell of, in order of their first."""
+        return tuple(dict.fromkeys(event.block for event in self._events if event.launch == launch))
+
+    def of(self, block: Index3 | None = None, launch: int = 0) -> tuple[TraceEvent, ...]:
+        """The events of one CTA of a launch, by default of the first.
 
         Raises:
             ArgumentError: there are none.
         """
-        known = self.blocks()
+        known = self.blocks(launch)
         chosen = block if block is not None else known[0] if known else None
         if chosen not in known:
             raise ArgumentError("block", str(block), f"one of the {len(known)} that the trace tells of")
-        return tuple(event for event in self._events if event.block == chosen)
+        return tuple(event for event in self._events if (event.launch, event.block) == (launch, chosen))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able: `kinds`, what each means, and `events`, each with the fields of `TraceEvent`."""
-        return {"kinds": dict(KINDS), "events": [asdict(event) for event in self._events]}
+        """JSON-able: `kinds`, what each means, `entries`, and `events`, each with the fields of `TraceEvent`."""
+        return {
+            "kinds": dict(KINDS),
+            "entries": list(self.entries),
+            "events": [asdict(event) for event in self._events],
+        }
 
     def json(self) -> str:
         """`to_dict` as JSON text, an event a line."""
         lines = ",\n".join(f"  {json.dumps(asdict(event))}" for event in self._events)
-        return f'{{\n "kinds": {json.dumps(dict(KINDS))},\n "events": [\n{lines}\n ]\n}}\n'
+        head = f' "kinds": {json.dumps(dict(KINDS))},\n "entries": {json.dumps(self.entries)}'
+        return f'{{\n{head},\n "events": [\n{lines}\n ]\n}}\n'
 
-    def text(self, block: Index3 | None = None, *, width: int = 100) -> str:
+    def text(self, block: Index3 | None = None, launch: int = 0, *, width: int = 100) -> str:
         """One CTA for people: the timeline, what its letters mean, and the table of events.
 
         Args:
             block: which CTA; the first by default.
+            launch: which launch.
             width: columns of the timeline.
 
         Raises:
@@ -135,16 +148,19 @@ class Trace:
         """
         from refmoe.ptx.trace_view import render
 
-        return render(self.of(block), width)
+        return render(self.of(block, launch), width)
 
-    def timeline(self, block: Index3 | None = None, *, width: int = 100) -> str:
+    def timeline(self, block: Index3 | None = None, launch: int = 0, *, width: int = 100) -> str:
         """The timeline of `text` and what its letters mean, without the table."""
         from refmoe.ptx.trace_view import render_timeline
 
-        return render_timeline(self.of(block), width)
+        return render_timeline(self.of(block, launch), width)
 
     def tracer(self, machine: Machine) -> Recorder:
         """What a machine reports to."""
+        # The CTAs of a launch run on several machines.
+        if not self._launches or self._launches[-1] is not machine.launch:
+            self._launches.append(machine.launch)
         return Recorder(self, machine)
 
 
@@ -173,6 +189,8 @@ class Recorder(Tracer):
     def __init__(self, trace: Trace, machine: Machine) -> None:
         self.trace = trace
         self.machine = machine
+        self._launch = len(trace._launches) - 1
+        self._labels: dict[int, str] = {}
         variables = machine.code.layout
         self._variables = sorted(
             (address - OWN_BASE, name) for name, address in variables.addresses.items()
@@ -249,16 +267,17 @@ class Recorder(Tracer):
         number = warp % machine.warps if lanes else None
         self.trace._events.append(
             TraceEvent(
-                machine.launch.steps, block, number, lanes, kind, barrier, address, phase, amount, line, text
+                self._launch, machine.launch.steps, block, number, lanes, kind, barrier, address, phase, amount,
+                line, text,
             )
         )  # fmt: skip
 
     def _name(self, byte: int) -> str:
         """The caller's name of an mbarrier, or the shared variable that it lies in and how far."""
-        known = self.trace._labels.get(byte)
+        known = self._labels.get(byte)
         if known is None:
             below = [(start, name) for start, name in self._variables if start <= byte]
             start, variable = below[-1] if below else (0, "shared")
             known = self.trace.names.get(byte) or f"{variable}+{byte - start}"
-            self.trace._labels[byte] = known
+            self._labels[byte] = known
         return known

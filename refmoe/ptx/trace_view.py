@@ -52,7 +52,8 @@ def render_timeline(events: Sequence[TraceEvent], width: int) -> str:
     for start in range(0, len(columns), width):
         stop = min(start + width, len(columns))
         lines.append(f"{'step':<{head}}{_ruler(steps[start:stop])}")
-        lines += [f"{name:<{head}}{cells[start:stop]}".rstrip() for name, cells in rows.items()]
+        shown = {name: cells[start:stop] for name, cells in rows.items()}
+        lines += [f"{name:<{head}}{cells}".rstrip() for name, cells in shown.items() if cells.strip()]
         lines.append("")
     return "\n".join([*lines, *_legend(events, letters)]) + "\n"
 
@@ -62,8 +63,9 @@ def _warps(events: Sequence[TraceEvent]) -> list[int]:
 
 
 def _letters(events: Sequence[TraceEvent]) -> dict[str, str]:
-    """A letter for each mbarrier, in order of address."""
-    names = {event.barrier: event.address for event in events if event.address is not None}
+    """A letter for each mbarrier that is used, in order of address."""
+    used = (event for event in events if event.address is not None and event.kind not in ("init", "pass"))
+    names = {event.barrier: event.address for event in used}
     ordered = sorted((address, name) for name, address in names.items() if name is not None)
     return {
         name: ascii_lowercase[index] if index < len(ascii_lowercase) else _OVERFLOW
@@ -123,6 +125,9 @@ def _ruler(steps: Sequence[int]) -> str:
 def _legend(events: Sequence[TraceEvent], letters: dict[str, str]) -> list[str]:
     counts = {event.barrier: event.amount for event in events if event.kind == "init"}
     lines = [f"{sign:<22}{meaning}" for sign, meaning in _SIGNS]
+    unused = len(counts.keys() - letters.keys())
+    if unused:
+        lines.append(f"{_OVERFLOW:<22}{unused} mbarriers that are initialised, and at which nobody arrives")
     for name, letter in letters.items():
         count = f", {counts[name]} arrivals a phase" if name in counts else ""
         lines.append(f"{letter:<22}{name}{count}: {_users(events, name)}")
