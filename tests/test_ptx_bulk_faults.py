@@ -125,6 +125,13 @@ def test_the_source_changes_while_a_copy_is_under_way() -> None:
     assert out[0] == 77
 
 
+def test_the_source_may_change_after_the_wait() -> None:
+    write = "cvt.u64.u32 %d9, %r1; add.u64 %d9, %d9, %d3; st.global.u8 [%d9], 77;"
+    out, content = launch(expect(BYTES) + load(2) + wait() + write + dump(BYTES))
+    assert (content[:64] == 77).all()
+    assert out[:64].tolist() == list(range(64))
+
+
 def test_a_ring_of_two_stages() -> None:
     # One thread fills, a warp reads and gives back; what is left out is missed.
     ring = """

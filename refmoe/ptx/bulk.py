@@ -240,9 +240,11 @@ class Bulk:
         valid = shared.words(width, of_valid=True)
         valid[place] = np.iinfo(valid.dtype).max
         if machine.clocks is not None:
-            self._shadow.filled(frame, flight.target, flight.span, flight.lanes, self.agents(flight.ids))
+            own = self.agents(flight.ids)
+            self._shadow.filled(frame, flight.target, flight.span, flight.lanes, own)
             if cut.region is not None and cut.region.shadow is not None:
-                bulk_races.global_read_done(frame, cut.access, cut.region, *cut.chosen(flight.lanes))
+                agents = cut.chosen(own)[1]
+                bulk_races.global_read_done(frame, cut.access, cut.region, *cut.chosen(flight.lanes), agents)
         machine.progress()
 
     def covers(self, lane: int, offset: int | None) -> bool:

@@ -205,14 +205,14 @@ class BulkShadow(RaceShadow):
             one, other = order[overlaps[0]], order[overlaps[0] + 1]
             record = _pending(frame, lanes[one : one + 1])[0]
             self._report(frame, access, region, first, lanes, other, 1, record, "write-write")
-        self._set_writes(first, span, self._agent_records(frame, lanes, own) + np.int64(_PENDING_BITS))
+        self._set_writes(first, span, agent_records(frame, lanes, own) + np.int64(_PENDING_BITS))
         self.written = True
 
     def filled(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array) -> None:
         """Those copies have landed."""
         self._prepare()
         now = np.int64(frame.machine.clocks.now << _STEP_SHIFT)
-        self._set_writes(first, span, self._agent_records(frame, lanes, own) + now)
+        self._set_writes(first, span, agent_records(frame, lanes, own) + now)
 
     def drain(
         self, frame: Frame, access: Access, region: Region, first: Array, span: int, lanes: Array, used: Array
@@ -282,12 +282,14 @@ class BulkShadow(RaceShadow):
         self._bulk_writes[lines] = records[:, None] if whole else records[:, None] | np.int64(_PENDING_BITS)
         self._whole[lines] = whole
 
-    def _agent_records(self, frame: Frame, lanes: Array, own: Array) -> Array:
-        per_cta = frame.machine.warps * 32
-        return frame.machine.first_thread + lanes // per_cta * per_cta + own + int(BULK)
-
     def _store_records(self, frame: Frame, lanes: Array) -> Array:
         return _pending(frame, lanes)
+
+
+def agent_records(frame: Frame, lanes: Array, own: Array) -> Array:
+    """Records, without a step, of the agents `own` [n] in the CTAs of `lanes` [n]."""
+    per_cta = frame.machine.warps * 32
+    return frame.machine.first_thread + lanes // per_cta * per_cta + own + int(BULK)
 
 
 def _pending(frame: Frame, lanes: Array) -> Array:
@@ -322,16 +324,15 @@ def global_read(frame: Frame, access: Access, region: Region, index: Array, lane
     shadow._reads[at, 0] = _pending(frame, who)
 
 
-def global_read_done(frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
-    """Those copies have read: from now on the reads count as plain ones of `lanes`."""
+def global_read_done(frame: Frame, access: Access, region: Region, index: Array, lanes: Array, own: Array) -> None:
+    """Those copies have read and landed: who waits for their agents `own` [n] comes after the reads."""
     shadow = region.shadow
     assert shadow is not None
-    at, who, _ = shadow._cover(index, lanes, access.width)
+    at, who, count = shadow._cover(index, lanes, access.width)
+    landed = agent_records(frame, who, np.repeat(own, count)) + np.int64(frame.machine.clocks.now << _STEP_SHIFT)
     for column in range(shadow.columns):
         found = shadow._reads[at, column]
-        shadow._reads[at, column] = np.where(
-            found == _pending(frame, who), shadow._mine(frame, who, np.int64(0)), found
-        )
+        shadow._reads[at, column] = np.where(found == _pending(frame, who), landed, found)
 
 
 def global_write(frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
