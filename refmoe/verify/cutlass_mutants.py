@@ -298,9 +298,10 @@ def run_cutlass_mutants(mutants: Sequence[CutlassMutant] = CUTLASS_MUTANTS) -> I
     with tempfile.TemporaryDirectory(prefix="refmoe-cutlass-mutants-") as scratch:
         for mutant in mutants:
             case = parse_case(mutant.case)
+            ptx = _planted(mutant, case, Path(scratch))
             if mutant.case not in controls:
                 controls[mutant.case] = run_case(case, _devices(None, None)).verdict is Verdict.PASS
-            yield _result(mutant, case, controls[mutant.case], Path(scratch))
+            yield _result(mutant, case, controls[mutant.case], ptx)
 
 
 def cutlass_mutants_missing() -> str | None:
@@ -314,8 +315,7 @@ def cutlass_mutants_missing() -> str | None:
         return str(error)
 
 
-def _result(mutant: CutlassMutant, case: Case, control: bool, scratch: Path) -> MutantResult:
-    ptx = _planted(mutant, case, scratch)
+def _result(mutant: CutlassMutant, case: Case, control: bool, ptx: Path | None) -> MutantResult:
     result = run_case(case, _devices(mutant, ptx))
     caught = result.verdict in CATCHING
     return MutantResult(
