@@ -35,6 +35,9 @@ __all__ = ["FusedChain", "fused_chain"]
 _MULTIPLICATIONS = 1 << 18
 _ROWS_A_TILE = 32
 
+# With few columns, so many that a tile's work exceeds what it costs to start.
+_MOST_ROWS_A_TILE = 512
+
 # Of several small products.
 _OUTPUTS_A_TILE = 1 << 15
 
@@ -73,7 +76,7 @@ def fused_chain(
 def _tiles(shape: tuple[int, ...], outputs: int) -> Iterator[tuple[slice, slice, slice]]:
     """Parts of [P, M, N]: of one product, at most that many outputs of it, or several whole products."""
     count, m, n = shape
-    rows = min(m, _ROWS_A_TILE)
+    rows = min(m, max(_ROWS_A_TILE, min(_MOST_ROWS_A_TILE, outputs // max(n, 1))))
     columns = min(n, max(1, outputs // rows))
     products = max(1, _OUTPUTS_A_TILE // (rows * columns)) if (rows, columns) == (m, n) else 1
     for p in range(0, count, products):
