@@ -11,3 +11,17 @@ extern "C" __global__ void refmoe_bench_copy(const uint4* source, uint4* target,
     const uint4 value = __ldg(source + piece);
     for (int image = 0; image < writes; ++image) target[static_cast<int64_t>(image) * count + piece] = value;
 }
+
+/// Reads `reads` images of `count` 16-byte pieces and writes one: the traffic of an activation, whose inputs are four
+/// times as many bytes as its codes, and of the last step, which sums the rows of four experts.
+extern "C" __global__ void refmoe_bench_gather(const uint4* source, uint4* target, int count, int reads) {
+    const int piece = blockIdx.x * blockDim.x + threadIdx.x;
+    if (piece >= count) return;
+    uint4 sum{};
+#pragma unroll 4
+    for (int image = 0; image < reads; ++image) {
+        const uint4 value = __ldg(source + static_cast<int64_t>(image) * count + piece);
+        sum = {sum.x ^ value.x, sum.y ^ value.y, sum.z ^ value.z, sum.w ^ value.w};
+    }
+    target[piece] = sum;
+}

@@ -7,8 +7,6 @@ same share of reads, or a kernel that does nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,6 +14,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from refmoe.bench.contenders import Contender, buffer_sets, copy, empty
+from refmoe.bench.gpu_steps import step_groups
 from refmoe.cuda.checks import scale_buffer_bytes
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.kernels import (
@@ -24,35 +24,19 @@ from refmoe.cuda.kernels import (
     mxfp8_quantize_kernel,
     mxfp8_quantize_plan,
 )
-from refmoe.cuda.launch import Kernel, LaunchPlan
 from refmoe.reference import build_permutation
 
-__all__ = ["run"]
+__all__ = ["run", "time_groups"]
 
 HIDDEN = 2880  # gpt-oss
 EXPERTS, TOP_K = 128, 4
 PREFILL_TOKENS = 8192
-ROTATING_BYTES = 256 * 2**20  # several times the L2 of any GPU that runs these kernels
-MAX_BUFFER_SETS = 64
-PIECE_BYTES, COPY_THREADS = 16, 512
 ROUNDS = 15
 TARGET_NODES = 40
 
-Enqueue = Callable[[int], None]  # puts the contender's work on the current stream, with buffer set i
-
-
-@dataclass(frozen=True)
-class Contender:
-    """Something to time: its name, the bytes that it must move, how many buffer sets it has, and how to enqueue it."""
-
-    name: str
-    traffic: int
-    sets: int
-    enqueue: Enqueue
-
 
 def run() -> dict[str, Any]:
-    """Time quantize and expand on the current GPU and return a JSON-able document.
+    """Time the kernels around the GEMMs on the current GPU and return a JSON-able document.
 
     `rows` holds for each contender the median microseconds of one graph node, the bytes it must move, the bandwidth
     that this means in TB/s, and the ratio of its time to its group's floor.
@@ -61,8 +45,14 @@ def run() -> dict[str, Any]:
         DeviceUnavailable: no GPU that the kernels are built for.
     """
     device = CudaDevice()
+    rows = time_groups(device, _groups_of_contenders(device))
+    return {"kind": "bench", "name": "gpu", "gpu": device.gpu_name, "arch": device.arch, "rows": rows}
+
+
+def time_groups(device: CudaDevice, groups: list[list[Contender]]) -> list[dict[str, Any]]:
+    """The rows of `run` for groups of contenders, the first of each its floor."""
     rows: list[dict[str, Any]] = []
-    for group in _groups_of_contenders(device):
+    for group in groups:
         medians = _interleaved_medians(device, group)
         floor = medians[0]
         for contender, microseconds in zip(group, medians, strict=True):
@@ -75,7 +65,7 @@ def run() -> dict[str, Any]:
                     "ratio_to_floor": round(microseconds / floor, 3),
                 }
             )
-    return {"kind": "bench", "name": "gpu", "gpu": device.gpu_name, "arch": device.arch, "rows": rows}
+    return rows
 
 
 def _groups_of_contenders(device: CudaDevice) -> list[list[Contender]]:
@@ -88,47 +78,18 @@ def _groups_of_contenders(device: CudaDevice) -> list[list[Contender]]:
     prefill = _expand(device, PREFILL_TOKENS, f"fused expand {PREFILL_TOKENS} x {HIDDEN} bf16, top-{TOP_K}, 128x4")
     separate = _separate(device, PREFILL_TOKENS, f"quantize, then expand {PREFILL_TOKENS} x {HIDDEN}")
     return [
-        [_copy(floors, quantize[0].traffic, writes=1), *quantize],
-        [_copy(floors, prefill.traffic, writes=2), prefill, separate],
+        [copy(floors, quantize[0].traffic, writes=1), *quantize],
+        [copy(floors, prefill.traffic, writes=2), prefill, separate],
         *(
             [
-                _empty(floors),
+                empty(floors),
                 _expand(device, tokens, f"fused expand, M = {tokens}"),
                 _separate(device, tokens, f"quantize, then expand, M = {tokens}"),
             ]
             for tokens in (1, 8)
         ),
+        *step_groups(device, floors),
     ]
-
-
-def _sets(traffic: int) -> int:
-    return max(2, min(MAX_BUFFER_SETS, -(-ROTATING_BYTES // max(traffic, 1))))
-
-
-def _empty(floors: CudaDevice) -> Contender:
-    plan = LaunchPlan(Kernel("floors", "refmoe_bench_empty"), grid=1, block=32, arguments=())
-    return Contender("an empty kernel", 0, 1, lambda index: floors.enqueue(plan))
-
-
-def _copy(floors: CudaDevice, traffic: int, writes: int) -> Contender:
-    """A plain copy that reads once and writes `writes` times, `traffic` bytes in all."""
-    count = traffic // (PIECE_BYTES * (1 + writes))
-    plans = [
-        LaunchPlan(
-            Kernel("floors", "refmoe_bench_copy"),
-            grid=-(-count // COPY_THREADS),
-            block=COPY_THREADS,
-            arguments=(
-                floors.output("source", (count * PIECE_BYTES,), seed),
-                floors.output("target", (count * PIECE_BYTES * writes,), 0),
-                count,
-                writes,
-            ),
-        )
-        for seed in range(_sets(traffic))
-    ]
-    name = f"copy, reads 1 : writes {writes}, {traffic / 1e6:.1f} MB"
-    return Contender(name, traffic, len(plans), lambda index: floors.enqueue(plans[index]))
 
 
 def _activations(device: CudaDevice, tokens: int, seed: int) -> Any:
@@ -150,7 +111,7 @@ def _quantize(device: CudaDevice, rows: int, k: int, layout: str, name: str) -> 
             k=k,
             multiprocessors=device.multiprocessors,
         )
-        for seed in range(_sets(traffic))
+        for seed in range(buffer_sets(traffic))
     ]
     return Contender(name, traffic, len(plans), lambda index: device.enqueue(plans[index]))
 
@@ -160,7 +121,7 @@ def _expand(device: CudaDevice, tokens: int, name: str) -> Contender:
     kernel = expand_kernel("bf16_rceil_exact", "128x4")
     plans = [
         _expand_plan(device, kernel, _activations(device, tokens, seed), None, tokens, seed)
-        for seed in range(_sets(traffic))
+        for seed in range(buffer_sets(traffic))
     ]
     return Contender(name, traffic, len(plans), lambda index: device.enqueue(plans[index]))
 
@@ -171,7 +132,7 @@ def _separate(device: CudaDevice, tokens: int, name: str) -> Contender:
     quantize = mxfp8_quantize_kernel("bf16", "rceil", "exact", "linear")
     copy = expand_kernel("mxfp8_linear", "128x4")
     pairs = []
-    for seed in range(_sets(traffic)):
+    for seed in range(buffer_sets(traffic)):
         codes = device.output("codes", (tokens, HIDDEN), 0)
         scales = device.output("scales", (scale_buffer_bytes(tokens, HIDDEN, "linear"),), 0)
         first = mxfp8_quantize_plan(
