@@ -123,8 +123,8 @@ class Barriers:
             warps = np.flatnonzero(gathered.any(axis=1) & (gathered | ~living).all(axis=1))
             everyone = self.expected[warps // machine.warps, number] == _ALL
             self._count(number, warps[everyone])
-            # Warps that come together are counted one after another: a count may be reached in between.
-            for warp in warps[~everyone]:
+            # Warps that come together are counted one after another where a count may be reached in between.
+            for warp in self._count_fitting(number, warps[~everyone]):
                 self._count(number, np.array([warp]))
                 cta = int(warp) // machine.warps
                 if self.threads[cta, number] == self.expected[cta, number]:
@@ -133,6 +133,17 @@ class Barriers:
         full = (self._came | ~live[:, None, :]).all(axis=2) & self._came.any(axis=2)
         for cta, number in np.argwhere(full & (self.expected == _ALL)):
             self._complete(int(cta), int(number))
+
+    def _count_fitting(self, number: int, warps: Array) -> Array:
+        """Count the warps of CTAs whose barrier they do not fill beyond its count; returns the others."""
+        owner = warps // self.machine.warps
+        threads = self.threads[:, number] + 32 * np.bincount(owner, minlength=self.machine.ctas)
+        fitting = threads[owner] <= self.expected[owner, number]
+        self._count(number, warps[fitting])
+        for cta in np.unique(owner[fitting]):
+            if self.threads[cta, number] == self.expected[cta, number]:
+                self._complete(int(cta), number)
+        return warps[~fitting]
 
     def _count(self, number: int, warps: Array) -> None:
         """Warps arrive; lanes that only announce themselves go on."""
