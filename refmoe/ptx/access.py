@@ -152,8 +152,10 @@ class Access:
         name = None if region is None else region.name
         where = f"address 0x{address:X}" if region is None else f"byte {offset} of {name} ({region.size} bytes)"
         flight = ""
-        if kind == "uninitialised" and region is machine.shared and (
-            machine.copies.covers(int(lane), offset) or machine.bulk.covers(int(lane), offset)
+        if (
+            kind == "uninitialised"
+            and region is machine.shared
+            and (machine.copies.covers(int(lane), offset) or machine.bulk.covers(int(lane), offset))
         ):
             flight = ", to which an asynchronous copy that nobody has waited for is under way"
         raise MemoryFault(
