@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.arguments import Buffer, DeviceMemory, bind
+from refmoe.ptx.arguments import DeviceMemory, bind
 from refmoe.ptx.codegen import Code, compile_entry
 from refmoe.ptx.errors import ArgumentMismatch, Deadlock, Index3
 from refmoe.ptx.machine import Checks, Launch, Machine
