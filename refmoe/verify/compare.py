@@ -5,6 +5,7 @@ codes[5, 421]  block (5, 13) lane 5: kernel 0x6F (120) reference 0x70 (128), 1 u
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from refmoe.reference.layout import (
     expert_scale_rows,
 )
 from refmoe.verify.fills import BLOCK
+from refmoe.verify.mismatch_map import MismatchMap, Plane, mismatch_map
 
 __all__ = ["Codes", "Comparison", "GroupedScales", "Scales", "Stage", "compare"]
 
@@ -46,16 +48,21 @@ class Comparison:
         first_mismatch: the description of its first difference.
         differing: elements that differ, by stage; codes and scales are bytes.
         compared: bytes compared in all stages.
+        maps: where elements differ, of each stage that differs; none of one whose shape is another.
     """
 
     stage: str | None
     first_mismatch: str | None
     differing: Mapping[str, int]
     compared: int
+    maps: tuple[MismatchMap, ...] = ()
 
 
 def compare(
-    stages: Sequence[Stage], kernel: Mapping[str, NDArray[Any]], reference: Mapping[str, NDArray[Any]]
+    stages: Sequence[Stage],
+    kernel: Mapping[str, NDArray[Any]],
+    reference: Mapping[str, NDArray[Any]],
+    tile: tuple[int, int] | None = None,
 ) -> Comparison:
     """Compare the buffers of all stages bit by bit and describe the first difference of the first stage that has one.
 
@@ -63,31 +70,36 @@ def compare(
         stages: in the order in which the kernel computes them, so that a cause is named before its effects.
         kernel: by stage name, arrays of unsigned integers: bytes, or the bit patterns of elements.
         reference: likewise.
+        tile: (weight rows, tokens) of the output tile of the GEMM that ran, for the maps; None for any other kernel.
     """
     first_stage = first_mismatch = None
     differing: dict[str, int] = {}
+    maps: list[MismatchMap] = []
     compared = 0
     for stage in stages:
         ours, theirs = kernel[stage.name], reference[stage.name]
-        count, text = _compare_stage(stage, ours, theirs)
+        count, text, places = _compare_stage(stage, ours, theirs)
+        if places.size:
+            maps.append(mismatch_map(stage.name, stage, theirs.shape, places, tile))
         differing[stage.name] = count
         compared += theirs.nbytes
         if count and first_stage is None:
             first_stage, first_mismatch = stage.name, text
-    return Comparison(first_stage, first_mismatch, differing, compared)
+    return Comparison(first_stage, first_mismatch, differing, compared, tuple(maps))
 
 
-def _compare_stage(stage: Stage, kernel: NDArray[Any], reference: NDArray[Any]) -> tuple[int, str]:
+def _compare_stage(stage: Stage, kernel: NDArray[Any], reference: NDArray[Any]) -> tuple[int, str, NDArray[np.int64]]:
+    """How many elements differ, the first in words, and the flat indices of all."""
     if kernel.shape != reference.shape or kernel.dtype != reference.dtype:
         sides = f"kernel {kernel.dtype} {list(kernel.shape)} reference {reference.dtype} {list(reference.shape)}"
-        return max(kernel.size, reference.size, 1), f"{stage.name}: {sides}"
+        return max(kernel.size, reference.size, 1), f"{stage.name}: {sides}", np.zeros(0, np.int64)
     places = np.flatnonzero(kernel.reshape(-1) != reference.reshape(-1))
     if not places.size:
-        return 0, ""
+        return 0, "", places
     index = int(places[0])
     position = ", ".join(str(int(axis)) for axis in np.unravel_index(index, kernel.shape))
     where, tail = stage.describe(index, int(kernel.reshape(-1)[index]), int(reference.reshape(-1)[index]))
-    return places.size, f"{stage.name}[{position}]  {where}; {places.size} of {kernel.size} differ" + tail
+    return places.size, f"{stage.name}[{position}]  {where}; {places.size} of {kernel.size} differ" + tail, places
 
 
 def _byte(value: int) -> str:
@@ -151,6 +163,17 @@ class Codes:
         scale = f"scale {_byte(int(self.scales[row, block]))}"
         return f"block ({row}, {block}) lane {lane}: {values}{_ulps(kernel, reference)}, {scale}", self._origin(row)
 
+    def plane(self, shape: tuple[int, ...]) -> Plane:
+        """Rows by K-blocks; see `refmoe.verify.mismatch_map.HasPlane`."""
+        rows, k = shape
+
+        def place(indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+            row, column = np.divmod(indices, k)
+            return row, column // BLOCK
+
+        experts = () if self.offsets is None else tuple(self.offsets[:-1].tolist())
+        return Plane("row", "K-block", rows, -(-k // BLOCK), place, experts)
+
     def _origin(self, row: int) -> str:
         if self.offsets is None:
             return ""
@@ -161,18 +184,24 @@ class Codes:
         return f"; row {row} is token {token} rank {rank} at expert {expert}"
 
 
-def _locate(layout: ScaleLayout, index: int, blocks: int) -> tuple[int, int]:
-    """The (row, column) of byte `index`: `ScaleLayout.offset` turned round."""
-    tile_bytes = layout.atom_bytes
+def _locate(layout: ScaleLayout, indices: Any, blocks: int) -> tuple[Any, Any]:
+    """The (row, column) of bytes: `ScaleLayout.offset` turned round, for an index or an array of them."""
     tiles_wide = -(-blocks // layout.column_atom)
-    tile, inside = divmod(index, tile_bytes)
-    tile_row, tile_column = divmod(tile, tiles_wide)
+    tile, inside = np.divmod(indices, layout.atom_bytes)
+    tile_row, tile_column = np.divmod(tile, tiles_wide)
     local_rows = np.arange(layout.row_atom)[:, None]
     local_columns = np.arange(layout.column_atom)[None, :]
-    # One tile is small: look the byte up among the offsets of all its places.
-    offsets = layout.offset(local_rows, local_columns, layout.column_atom)
-    row, column = np.argwhere(offsets == inside)[0]
-    return tile_row * layout.row_atom + int(row), tile_column * layout.column_atom + int(column)
+    # A tile's offsets are a permutation of its bytes; sorting its places by them turns it round.
+    places = np.argsort(layout.offset(local_rows, local_columns, layout.column_atom), axis=None)
+    row, column = np.divmod(places[inside], layout.column_atom)
+    return tile_row * layout.row_atom + row, tile_column * layout.column_atom + column
+
+
+def _scale_plane(layout: ScaleLayout, size: int, blocks: int, expert_rows: tuple[int, ...] = ()) -> Plane:
+    """A buffer of `size` scales by its rows and K-blocks, those of padding included."""
+    _, columns = layout.padded_shape(1, blocks)
+    rows = -(-size // columns)
+    return Plane("scale row", "K-block", rows, columns, lambda indices: _locate(layout, indices, blocks), expert_rows)
 
 
 def _scale_values(kernel: int, reference: int) -> str:
@@ -199,12 +228,16 @@ class Scales:
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `Stage`."""
-        row, column = _locate(SCALE_LAYOUTS[self.layout], index, self.blocks)
+        row, column = map(int, _locate(SCALE_LAYOUTS[self.layout], index, self.blocks))
         if row >= self.rows:
             return _unwritten(f"padding row {row}", column, kernel, reference), ""
         if column >= self.blocks:
             return _padding_column(f"row {row}", column, kernel, reference), ""
         return f"block ({row}, {column}): {_scale_values(kernel, reference)}", ""
+
+    def plane(self, shape: tuple[int, ...]) -> Plane:
+        """Rows by K-blocks, padding included; see `refmoe.verify.mismatch_map.HasPlane`."""
+        return _scale_plane(SCALE_LAYOUTS[self.layout], math.prod(shape), self.blocks)
 
 
 def _unwritten(row: str, column: int, kernel: int, reference: int) -> str:
@@ -237,7 +270,7 @@ class GroupedScales:
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `Stage`."""
-        row, column = _locate(GROUPED_LAYOUTS[self.layout], index, self.blocks)
+        row, column = map(int, _locate(GROUPED_LAYOUTS[self.layout], index, self.blocks))
         bases = expert_base_rows(self.offsets)
         # Experts without rows may share a base row with the next; the last of them owns it.
         expert = int(np.searchsorted(bases, row, side="right")) - 1
@@ -255,6 +288,11 @@ class GroupedScales:
             return _padding_column(f"row {real} (row {local} of expert {expert})", column, kernel, reference), ""
         where = f"block ({real}, {column}), row {local} of expert {expert}"
         return f"{where}: {_scale_values(kernel, reference)}", ""
+
+    def plane(self, shape: tuple[int, ...]) -> Plane:
+        """Scale rows by K-blocks, padding included; see `refmoe.verify.mismatch_map.HasPlane`."""
+        bases = tuple(expert_base_rows(self.offsets)[: self.offsets.size - 1].tolist())
+        return _scale_plane(GROUPED_LAYOUTS[self.layout], math.prod(shape), self.blocks, bases)
 
     def linear(self, buffer: Bytes) -> Bytes:
         """The scales of real rows, uint8 [rows, blocks], out of a buffer in this layout."""

@@ -5,12 +5,13 @@ out[5, 421]  token 1 of expert 2, weight row 421: kernel 0x4131A000 (11.1015625)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.verify.mismatch_map import Plane, matrix_plane
 from refmoe.verify.patterns import VALUE_DTYPES, bits_text, distance_text, number_text
 
 __all__ = ["Interval", "Products"]
@@ -65,6 +66,11 @@ class Products:
             return f"{where}: kernel {bits_text(kernel, self.dtype)} instead of the poison 0x{self.poison:02X}", ""
         values = f"kernel {number_text(kernel, self.dtype)} reference {number_text(reference, self.dtype)}"
         return f"{self._place(row, column)}: {values}{distance_text(kernel, reference, self.dtype)}", ""
+
+    def plane(self, shape: tuple[int, ...]) -> Plane:
+        """Tokens in expert order by weight rows; see `refmoe.verify.mismatch_map.HasPlane`."""
+        plane = matrix_plane(shape, "token", "weight row")
+        return replace(plane, expert_rows=tuple(self.offsets[:-1].tolist()), tiled=True)
 
     def outside(self, kernel: NDArray[Any]) -> str | None:
         """What to say of the outputs that lie outside the interval; None if none does.

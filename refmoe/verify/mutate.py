@@ -23,7 +23,7 @@ from refmoe.verify.suites import list_cases
 from refmoe.verify.tolerances import accepting
 from refmoe.verify.verdict import Result, Verdict
 
-__all__ = ["CATCHING", "MUTANTS", "Mutant", "MutantResult", "load_mutants", "run_mutants"]
+__all__ = ["CATCHING", "MUTANTS", "Mutant", "MutantResult", "load_mutants", "mutated_sources", "run_mutants"]
 
 #: The folder of the patches.
 MUTANTS = Path(__file__).resolve().parent / "mutants"
@@ -149,7 +149,7 @@ def run_mutants(mutants: Sequence[Mutant], cases: Iterable[Case]) -> Iterator[Mu
     package = Devices()
     controls: dict[Case, bool] = {}
     with tempfile.TemporaryDirectory(prefix="refmoe-mutants-") as scratch:
-        trees = {mutant.name: _tree(mutant, Path(scratch) / mutant.name) for mutant in mutants}
+        trees = {mutant.name: mutated_sources(mutant, Path(scratch) / mutant.name) for mutant in mutants}
         _compile(trees.values())
         for mutant in mutants:
             ran, catch = _hunt(trees[mutant.name], ordered)
@@ -184,7 +184,12 @@ def _accepted_by(tree: Path, case: Case) -> tuple[str, ...] | None:
     return accepting(*(bits["out"].view(ml_dtypes.bfloat16) for bits in (kernel, reference)))
 
 
-def _tree(mutant: Mutant, folder: Path) -> Path:
+def mutated_sources(mutant: Mutant, folder: Path) -> Path:
+    """Copy the CUDA sources to `folder`, which must not exist yet, apply the mutant, and return the folder.
+
+    Raises:
+        PatchError: the patch does not fit the sources.
+    """
     from refmoe.cuda.toolchain import CSRC
 
     shutil.copytree(CSRC, folder)

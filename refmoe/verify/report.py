@@ -6,10 +6,11 @@ source_sha256`, and `digest` stay what they are; a new meaning takes a new schem
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from refmoe.verify.mutate import MutantResult
 
 __all__ = [
+    "MAPPED_CASES",
     "SCHEMA_VERSION",
     "CaseRecord",
+    "MismatchMapRecord",
     "MutantRecord",
     "Report",
     "ReportError",
@@ -42,6 +45,9 @@ __all__ = [
 
 SCHEMA_VERSION = "1"
 
+#: Cases of a report that keep their maps of what differs: a kernel that is wrong everywhere would fill the disk.
+MAPPED_CASES = 100
+
 
 class ReportError(RefmoeError):
     """A file is no report, or was changed after it was made; the message says which, in a sentence."""
@@ -49,6 +55,27 @@ class ReportError(RefmoeError):
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MismatchMapRecord(_Model):
+    """Where elements of a stage differ: counts on a grid of at most 64 x 64 cells."""
+
+    stage: str
+    row_axis: str = Field(description="what rows count: row, scale row, token")
+    column_axis: str = Field(description="what columns count: K-block, weight row, column")
+    rows: int = Field(description="how many rows there are")
+    columns: int
+    row_step: int = Field(description="rows that a cell spans; the last cell may span fewer")
+    column_step: int
+    expert_rows: list[int] = Field(description="the first row of each expert, where rows are grouped by expert")
+    tile: list[int] | None = Field(
+        description="[rows, columns] of the GEMM's output tile; tiles begin anew at the first row of every expert"
+    )
+    counts: list[list[int]] = Field(description="differing elements by cell")
+    first_row: int = Field(description="with the next three: the smallest rectangle that holds all that differs")
+    last_row: int
+    first_column: int
+    last_column: int
 
 
 class CaseRecord(_Model):
@@ -80,6 +107,10 @@ class CaseRecord(_Model):
         description="of a kernel that is not ours: what it was built from and with, what ran, what was only compiled",
     )
     seconds: float
+    maps: list[MismatchMapRecord] | None = Field(
+        None,
+        description=f"where elements differ, by stage; of the first {MAPPED_CASES} cases of a report in which any do",
+    )
 
 
 class MutantRecord(_Model):
@@ -157,7 +188,7 @@ def make_report(
         "evidence": {**{device: EVIDENCE[device] for device in devices}, **assumptions},
         "summary": count_verdicts([result.verdict for result in results]),
         "seconds": round(seconds, 3),
-        "cases": [_record(result).model_dump(mode="json") for result in results],
+        "cases": [record.model_dump(mode="json") for record in _records(results)],
         "mutants": [_mutant_record(mutant).model_dump(mode="json") for mutant in mutants],
         "tolerances": [_tolerance_record(rule).model_dump(mode="json") for rule in TOLERANCES] if mutants else [],
     }
@@ -169,7 +200,15 @@ def count_verdicts(verdicts: Sequence[Verdict]) -> dict[str, int]:
     return {verdict.value: count for verdict in Verdict if (count := verdicts.count(verdict))}
 
 
-def _record(result: Result) -> CaseRecord:
+def _records(results: Sequence[Result]) -> Iterator[CaseRecord]:
+    mapped = 0
+    for result in results:
+        mapped += bool(result.maps)
+        maps = result.maps if mapped <= MAPPED_CASES else ()
+        yield _record(result, [MismatchMapRecord(**dataclasses.asdict(item)) for item in maps] or None)
+
+
+def _record(result: Result, maps: list[MismatchMapRecord] | None) -> CaseRecord:
     return CaseRecord(
         id=str(result.case),
         family=result.case.family,
@@ -192,6 +231,7 @@ def _record(result: Result) -> CaseRecord:
         lane_instructions=result.lane_instructions,
         made_of=result.made_of,
         seconds=round(result.seconds, 4),
+        maps=maps,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from refmoe.verify.cases import Case
 from refmoe.verify.family import Assumption
+from refmoe.verify.mismatch_map import MismatchMap
 
 __all__ = ["EVIDENCE", "Result", "Verdict", "exit_status"]
 
@@ -79,6 +80,7 @@ class Result:
         launches: "entry grid x block" of each launch.
         lane_instructions: executed on ptx, 0 on a GPU.
         made_of: of a kernel that is not ours, what it was built from and with, and what of it ran.
+        maps: where elements differ, of each stage that differs.
     """
 
     case: Case
@@ -97,6 +99,7 @@ class Result:
     launches: tuple[str, ...] = ()
     lane_instructions: int = 0
     made_of: str | None = None
+    maps: tuple[MismatchMap, ...] = ()
 
     @property
     def repro(self) -> str:
