@@ -34,6 +34,7 @@ from refmoe.cuda.tiles import Rule, choose_tile
 
 __all__ = [
     "QUANTIZATIONS",
+    "READ_WHOLE",
     "LayerBuffers",
     "LayerOptions",
     "LayerShape",
@@ -44,6 +45,10 @@ __all__ = [
 ]
 
 QUANTIZATIONS = ("fused", "separate", "ready")
+
+#: Intermediates of which launches read bytes that none wrote: a GEMM copies the scales of four rows of an atom at once,
+#: and what it gets of rows that no token has decides nothing.
+READ_WHOLE = ("expand_scales", "activation_scales")
 
 _BF16_BYTES, _INT32_BYTES, _INT64_BYTES = 2, 4, 8
 
