@@ -27,7 +27,7 @@ def parity(
     arch: Annotated[
         str | None, typer.Option(help="One arch for all cases. Without it, ptx runs all three, sm_120a the most.")
     ] = None,
-    suite: Annotated[list[str] | None, typer.Option(help="Only this kernel family; may be given again.")] = None,
+    suite: Annotated[list[str] | None, typer.Option(help="Only this kernel family, or `moe` for those around the GEMMs; may be given again.")] = None,
     case: Annotated[
         list[str] | None, typer.Option(help="This repro string instead of a list; may be given again.")
     ] = None,
