@@ -101,6 +101,7 @@ bench: $(VENV)/.test
 	$(BIN)/refmoe bench quantize --report reports/bench/quantize.json
 	$(BIN)/refmoe bench models --report reports/bench/models.json
 	$(BIN)/refmoe bench executor --report reports/bench/executor.json
+	$(BIN)/refmoe bench exponential --report reports/bench/exponential.json
 
 clean:
 	rm -rf $(VENV) out build *.egg-info

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from pathlib import Path
 
@@ -83,6 +84,19 @@ def test_bench_covers_every_input_once() -> None:
     assert document["reached"]
     assert 0.8 < document["max_ulp"] <= MAX_ULP
     assert document["not_correctly_rounded"] > 0
+
+
+def test_committed_report_is_of_this_sequence() -> None:
+    """Its constants are ours, it left nothing out, its worst input is as bad as it says, and that is what we state."""
+    text = (Path(refmoe.__file__).parent.parent / "reports" / "bench" / "exponential.json").read_text(encoding="utf-8")
+    report = json.loads(text)
+    assert report["constants"] == bench.constants()
+    assert report["stride"] == 1
+    assert report["inputs"] + report["constant_inputs"] == 2**32 - 2 * (2**23 - 1)
+    worst = np.array([int(report["worst_bits"], 16)], np.uint32).view(np.float32)
+    assert bench._errors(worst)[0][0] == report["max_ulp"]
+    assert MAX_ULP - 1e-4 < report["max_ulp"] <= MAX_ULP
+    assert f"{report['not_correctly_rounded']:,}" in str(module.__doc__)
 
 
 def test_bench_sees_a_wrong_coefficient(monkeypatch: pytest.MonkeyPatch) -> None:

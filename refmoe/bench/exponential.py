@@ -24,9 +24,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, RefmoeError
-from refmoe.reference.exponential import MAX_ULP, OVERFLOW, UNDERFLOW, exponential
+from refmoe.reference.exponential import (
+    COEFFICIENTS,
+    LN2_HIGH,
+    LN2_LOW,
+    LOG2E,
+    MAGIC,
+    MAX_ULP,
+    OVERFLOW,
+    UNDERFLOW,
+    exponential,
+)
 
-__all__ = ["run"]
+__all__ = ["constants", "run"]
 
 _LEAST_BITS = (127 - 25) << 23
 _INPUTS_A_CHUNK = 1 << 20
@@ -40,9 +50,10 @@ def run(*, stride: int = 1) -> dict[str, Any]:
     """Evaluate every `stride`-th input of each sign and binade; a few minutes for all of them.
 
     Returns:
-        JSON-able: `max_ulp`, `worst_input`, `worst_bits`, `inputs`, `not_correctly_rounded` and `decided_in_decimal`
-        over all inputs evaluated; `constant_inputs`, those that the argument above settles; the error of NumPy's exp on
-        a sample; in `rows` the same for each sign and binade of x; `stated_max_ulp`, and `reached`, whether it holds.
+        JSON-able: the `constants` of the sequence; over all inputs evaluated `max_ulp`, `worst_input`, `worst_bits`,
+        `inputs`, `not_correctly_rounded` and `decided_in_decimal`; `constant_inputs`, those that the argument above
+        settles; the error of NumPy's exp on a sample; in `rows` the same for each sign and binade of x;
+        `stated_max_ulp`, and `reached`, whether it holds.
 
     Raises:
         ArgumentError: `stride` is not positive.
@@ -58,6 +69,7 @@ def run(*, stride: int = 1) -> dict[str, Any]:
     not_nan = 2 * (0x7F800000 + 1)
     return {
         "stride": stride,
+        "constants": constants(),
         "inputs": inputs,
         "constant_inputs": not_nan - sum(last - first + 1 for first, last in _binades()),
         "max_ulp": worst["max_ulp"],
@@ -73,6 +85,11 @@ def run(*, stride: int = 1) -> dict[str, Any]:
         "rows": rows,
         "reached": worst["max_ulp"] <= MAX_ULP,
     }
+
+
+def constants() -> list[str]:
+    """The sequence's constants, as hexadecimal numbers: what a report is about."""
+    return [float(value).hex() for value in (LOG2E, MAGIC, LN2_HIGH, LN2_LOW, *COEFFICIENTS, OVERFLOW, UNDERFLOW)]
 
 
 def _binades() -> Iterator[tuple[int, int]]:
