@@ -88,7 +88,8 @@ def _encode(device: CudaDevice, tensor: Tensor, address: int) -> bytes:
         len(tensor.dims),
         address,
         [wide(d) for d in tensor.dims],
-        [wide(s) for s in tensor.strides],
+        # One dimension has no strides, but the driver refuses a null pointer to them.
+        [wide(s) for s in tensor.strides] or [wide(0)],
         [narrow(b) for b in tensor.box],
         [narrow(s) for s in tensor.steps],
         driver.CUtensorMapInterleave(0),
