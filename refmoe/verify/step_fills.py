@@ -79,8 +79,12 @@ def _wide_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
 
 
 def _close_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
-    """A few of BF16's units apart, on both sides of a binade's border, either sign for a whole token."""
-    patterns = 0x4000 + draw.integers(12, (tokens, experts)) - 6 | draw.integers(2, (tokens, 1)) << 15
+    """A few of BF16's units apart, on both sides of a binade's border, either sign for a whole token.
+
+    More experts have more values to choose from: of a dozen, all k chosen would be the largest one.
+    """
+    values = max(12, experts // 2)
+    patterns = 0x4000 + draw.integers(values, (tokens, experts)) - values // 2 | draw.integers(2, (tokens, 1)) << 15
     return (patterns.astype(np.uint32) << 16).view(np.float32)
 
 
