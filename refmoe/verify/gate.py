@@ -12,6 +12,7 @@ from refmoe.errors import ArgumentError
 from refmoe.files import write_atomic
 from refmoe.verify import conformance, stress
 from refmoe.verify.report import SCHEMA_VERSION, CaseRecord, Report, ReportError, check_report, digest_of, read_document
+from refmoe.verify.user_kernels import stale_user_kernels
 from refmoe.verify.verdict import Verdict
 
 __all__ = ["BASELINE", "GateOutcome", "check_reports", "find_reports", "read_baseline", "write_baseline"]
@@ -118,8 +119,8 @@ def _check_cases(path: Path, cases: Sequence[CaseRecord]) -> list[str]:
 def _check_sources(path: Path, cases: Sequence[CaseRecord], now: Callable[[str], str]) -> list[str]:
     """One sentence a family: a changed header makes all its cases stale at once."""
     refusals = []
-    for family in sorted({case.family for case in cases}):
-        ran = [case for case in cases if case.family == family and case.verdict.ran]
+    for family in sorted({case.family for case in cases if case.kernel is None}):
+        ran = [case for case in cases if case.family == family and case.kernel is None and case.verdict.ran]
         try:
             present = now(family)
         except (ArgumentError, OSError) as error:
@@ -131,7 +132,7 @@ def _check_sources(path: Path, cases: Sequence[CaseRecord], now: Callable[[str],
                 f"{path}: the source of {family} changed since {len(stale)} of its cases ran on {stale[0].device} "
                 f"({stale[0].arch}), so they say nothing about it: run them again"
             )
-    return refusals
+    return refusals + stale_user_kernels(path, cases)
 
 
 def _check_baseline(path: Path, records: Sequence[CaseRecord], *, whole: bool) -> list[str]:

@@ -33,6 +33,7 @@ __all__ = [
     "Report",
     "ReportError",
     "ToleranceRecord",
+    "assemble_report",
     "check_report",
     "count_verdicts",
     "digest_of",
@@ -81,9 +82,11 @@ class MismatchMapRecord(_Model):
 class CaseRecord(_Model):
     """The result of one case."""
 
-    id: str = Field(description="the repro string, which is the case")
+    id: str = Field(description="the repro string, which is the case; of a user's kernel FILE::NAME/ comes before it")
     family: str = Field(description="the kernel family")
-    device: Literal["ptx", "cuda"] = Field(description="where it ran: the PTX executor or a GPU")
+    device: Literal["ptx", "cuda", "host"] = Field(
+        description="where it ran: the PTX executor, a GPU, or, of a user's kernel alone, this machine's processor"
+    )
     arch: str = Field(description="what the kernel was compiled for")
     verdict: Verdict
     evidence: str = Field(description="what the verdict rests on: bit-exact, or none where nothing was compared")
@@ -105,6 +108,11 @@ class CaseRecord(_Model):
     made_of: str | None = Field(
         None,
         description="of a kernel that is not ours: what it was built from and with, what ran, what was only compiled",
+    )
+    kernel: str | None = Field(
+        None,
+        description="of a user's kernel under the family's contract: FILE::NAME, whose source_sha256 is that file's, "
+        "or MODULE::NAME if a package has it",
     )
     seconds: float
     maps: list[MismatchMapRecord] | None = Field(
@@ -179,16 +187,36 @@ def make_report(
     """The report of `results`, and of `mutants` if any ran."""
     devices = sorted({result.case.device for result in results})
     assumptions = {result.assumption.model: result.assumption.text for result in results if result.assumption}
+    return assemble_report(
+        list(_records(results)),
+        evidence={**{device: EVIDENCE[device] for device in devices}, **assumptions},
+        command=command,
+        environment=environment,
+        seconds=seconds,
+        mutants=mutants,
+    )
+
+
+def assemble_report(
+    records: Sequence[CaseRecord],
+    *,
+    evidence: Mapping[str, str],
+    command: str,
+    environment: Environment,
+    seconds: float,
+    mutants: Sequence[MutantResult] = (),
+) -> Report:
+    """The report of cases that are records already; `evidence` says what its devices and models prove and assume."""
     document: dict[str, Any] = {
         "kind": "parity",
         "schema_version": SCHEMA_VERSION,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command,
         "environment": environment.model_dump(mode="json"),
-        "evidence": {**{device: EVIDENCE[device] for device in devices}, **assumptions},
-        "summary": count_verdicts([result.verdict for result in results]),
+        "evidence": dict(evidence),
+        "summary": count_verdicts([record.verdict for record in records]),
         "seconds": round(seconds, 3),
-        "cases": [record.model_dump(mode="json") for record in _records(results)],
+        "cases": [record.model_dump(mode="json") for record in records],
         "mutants": [_mutant_record(mutant).model_dump(mode="json") for mutant in mutants],
         "tolerances": [_tolerance_record(rule).model_dump(mode="json") for rule in TOLERANCES] if mutants else [],
     }
