@@ -13,7 +13,7 @@ from refmoe import ptx
 from refmoe.cuda import open_device, toolchain
 from refmoe.cuda.cutlass import Build, CutlassMissing, find_built
 from refmoe.cuda.toolchain import CSRC
-from refmoe.errors import ArgumentError
+from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.verify import cutlass, cutlass_mutants
 from refmoe.verify.cases import parse_case
 from refmoe.verify.cutlass_mutants import CUTLASS_MUTANTS, CutlassMutant, Edit, EditError, run_cutlass_mutants
@@ -243,6 +243,19 @@ def test_the_trace_of_a_tile_shows_producer_and_consumers() -> None:
     expected = sum(e.amount for e in events if e.kind == "expect" and e.barrier in full)
     completed = sum(e.amount for e in events if e.kind == "complete" and e.barrier in full)
     assert expected == completed > 0
+
+
+@needs_build
+def test_no_product_of_the_kernel_can_be_fused_with_a_sum(tmp_path: Path) -> None:
+    built = find_built(Build())
+    assert built is not None
+    cutlass.check_contraction(built.ptx)
+    text = built.ptx.read_text()
+    assert "mul.f32" in text
+    changed = tmp_path / "changed.ptx"
+    changed.write_text(text.replace("mul.f32", "add.f32", 1))
+    with pytest.raises(RefmoeError, match=r"has 1 add\.f32"):
+        cutlass.check_contraction(changed)
 
 
 # Faults

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.errors import ArgumentError
+from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.verify.cases import Case
 from refmoe.verify.family import Expectation, Inputs, Outputs, required
 from refmoe.verify.gemm import gemm_expect, gemm_run
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NOT_BUILT",
     "build_of",
+    "check_contraction",
     "check_supported",
     "cutlass_expect",
     "cutlass_made_of",
@@ -113,12 +116,31 @@ def cutlass_run(case: Case, inputs: Inputs, device: Device) -> Outputs:
 
     Raises:
         ArgumentError: a case that CUTLASS, or our kernel, cannot serve.
+        RefmoeError: the compiler left FP32 arithmetic in the PTX that ptxas may fuse.
     """
+    from refmoe.cuda.cutlass import build as build_kernel
     from refmoe.cuda.cutlass import grouped_gemm
 
     build = check_supported(case, device.arch)
+    check_contraction(build_kernel(build).ptx)
     theirs = grouped_gemm(**operands(case, inputs), device=device, build=build)
     return beside_ours(case, inputs, device, theirs)
+
+
+@lru_cache(maxsize=8)
+def check_contraction(ptx: Path) -> None:
+    """Nothing in the kernel may round otherwise on the chip than in its PTX.
+
+    CUTLASS's FP32 products have no rounding suffix, so that ptxas could fuse one with a sum. It has none: the only sums
+    are those of the tensor cores.
+
+    Raises:
+        RefmoeError: there is a sum.
+    """
+    text = ptx.read_text()
+    sums = re.findall(r"^\s*(?:@!?%p\d+\s+)?((?:add|sub|fma)\.(?:\w+\.)*f(?:16|32|64)\w*)", text, re.MULTILINE)
+    if sums:
+        raise RefmoeError(f"{ptx} has {len(sums)} {sums[0]}, which ptxas may fuse with a product that it is of")
 
 
 def operands(case: Case, inputs: Inputs) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,6 +202,8 @@ def _print_summary(console: Console, report: Report, written: Sequence[Path]) ->
     if report.mutants:
         caught = sum(mutant.caught for mutant in report.mutants)
         console.print(f"\nmutants: {caught} of {len(report.mutants)} caught, by cases that the unpatched kernels pass")
+        checks = Counter(mutant.check for mutant in report.mutants if mutant.caught)
+        console.print(f"caught by: {', '.join(f'{check} {count}' for check, count in checks.most_common())}")
     if render.weighed_mutants(report):
         console.print("\nwhat tests with published tolerances would have let through\n", markup=False)
         console.print(render.tolerance_table(report))
