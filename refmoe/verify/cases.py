@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote
 from refmoe.errors import ArgumentError
 from refmoe.verify.fills import BLOCK, FILLS
 from refmoe.verify.gemm_fills import GEMM_FILLS
+from refmoe.verify.moe_fills import MOE_FILLS
 from refmoe.verify.step_fills import GATE_FILLS, LOGIT_FILLS, MIDPOINTS, ROW_FILLS
 
 __all__ = ["ARCHS", "CUTLASS_BUILDS", "DEVICES", "FAMILIES", "ROUTINGS", "Case", "FamilyRules", "Shape", "parse_case"]
@@ -42,6 +43,7 @@ ROUTINGS: Mapping[str, str] = MappingProxyType(
         "same-experts": "every token picks the same experts: with t = 1 one expert takes all",
         "empty-experts": "two experts of three get nothing, the first and the last among them",
         "elsewhere": "every row belongs to an expert of another rank",
+        "padded": "as uniform, but the last third of the tokens pads the batch: its experts do not exist",
     }
 )
 
@@ -68,6 +70,8 @@ class FamilyRules:
         fills: names of the input data.
         layouts: scale layouts of the kernels, the default first.
         options: names of the options that mean something here, in the order of the string.
+        others: names of further sources, of a family that launches several kernels. They have families of their own,
+            whose cases find a fault in them sooner.
     """
 
     source: str
@@ -76,6 +80,7 @@ class FamilyRules:
     fills: tuple[str, ...]
     layouts: tuple[str, ...]
     options: tuple[str, ...]
+    others: tuple[str, ...] = ()
 
     @property
     def routed(self) -> bool:
@@ -147,6 +152,18 @@ FAMILIES: Mapping[str, FamilyRules] = MappingProxyType(
             layouts=_NO_SCALES,
             options=("out", "bias", "routing", "first_expert", "ranks", "poison"),
         ),
+        "moe": FamilyRules(
+            source="routing",
+            dtypes=("bf16",),
+            sizes="mknet",
+            fills=tuple(MOE_FILLS),
+            layouts=_NO_SCALES,
+            options=(
+                *("path", "variant", "mode", "edge", "params", "bias", "input_sf"),
+                *("routing", "first_expert", "ranks", "poison"),
+            ),
+            others=("mxfp8_quantize", "expand", "sm12x_grouped_gemm", "activation", "finalize"),
+        ),
     }
 )
 
@@ -163,6 +180,7 @@ _WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "variant": ("gpt_oss", "silu"),
         "params": ("none", "distinct"),
         "out": ("bf16", "f32"),
+        "path": ("separate", "fused", "ready"),
     }
 )
 
@@ -191,7 +209,7 @@ class Shape:
         k: elements of a row: of an activation's output, which is half as wide as its input.
         e: local experts.
         t: experts per token.
-        n: weight rows of each expert.
+        n: weight rows of each expert; of a layer its intermediate size, k being the hidden one.
     """
 
     m: int
@@ -239,6 +257,7 @@ class Case:
         variant: of the activation.
         params: "distinct" for an alpha, a beta and a limit of each expert, or "none" for those of gpt-oss.
         out: dtype that finalize rounds to.
+        path: who quantizes a layer's tokens: a launch of its own, expand, or the caller.
 
     Raises:
         ArgumentError: a field that the family does not define, named "case <field>".
@@ -270,6 +289,7 @@ class Case:
     variant: str = "gpt_oss"
     params: str = "none"
     out: str = "bf16"
+    path: str = "separate"
 
     def __post_init__(self) -> None:
         rules = FAMILIES.get(self.family)
@@ -445,6 +465,9 @@ def _check_fill(case: Case) -> None:
         raise _refused("fill", case.fill, _one_of(rules.fills))
     if (case.fill == "bytes") > (case.dtype == "mxfp8"):
         raise _refused("fill", case.fill, "dtype mxfp8 with it: it is raw codes and scales")
+    if case.family == "moe":
+        _check_layer(case)
+        return
     if case.dtype != "mxfp8" and case.input_sf != "linear":
         raise _refused("input_sf", case.input_sf, "dtype mxfp8 with it: other input has no scales")
     if (case.fill == "activations") != bool(case.file):
@@ -465,6 +488,20 @@ def _check_fill(case: Case) -> None:
     need = fill.least_blocks.get(case.dtype, 0) if fill else 0
     if case.shape.m * case.shape.k // BLOCK < need:
         raise _refused("shape", str(case.shape), f"at least {need} blocks of {BLOCK} for the fill {case.fill}")
+
+
+def _check_layer(case: Case) -> None:
+    if case.shape.n % BLOCK:
+        raise _refused("shape", str(case.shape), f"an n that is a multiple of {BLOCK}: it is the intermediate size")
+    size = MOE_FILLS[case.fill].size
+    if size is not None and (case.shape.k, case.shape.n) != size:
+        raise _refused("shape", str(case.shape), f"k{size[0]}n{size[1]} for the fill {case.fill}")
+    if case.input_sf != "linear" and (case.path, case.input_sf) != ("ready", "128x4"):
+        raise _refused("input_sf", case.input_sf, "linear, or 128x4 with path=ready")
+    if case.variant == "silu" and case.params != "none":
+        raise _refused("params", case.params, "the variant gpt_oss with it: silu has none")
+    if case.first_expert % case.shape.e:
+        raise _refused("first_expert", str(case.first_expert), f"a multiple of the {case.shape.e} experts of a rank")
 
 
 def _check_step(case: Case) -> None:

@@ -22,6 +22,7 @@ from refmoe.verify.draw import Draw
 from refmoe.verify.family import Expectation, FamilyRun, Inputs, Outputs, required
 from refmoe.verify.fills import BLOCK, FILLS, INPUT_FORMATS, Limits
 from refmoe.verify.gemm import gemm_expect, gemm_inputs, gemm_run
+from refmoe.verify.moe import moe_expect, moe_inputs, moe_run
 from refmoe.verify.routing import expert_ids
 from refmoe.verify.steps import (
     activation_expect,
@@ -200,5 +201,6 @@ RUNS: Mapping[str, FamilyRun] = MappingProxyType(
         "routing": FamilyRun(routing_inputs, routing_expect, routing_run),
         "activation": FamilyRun(activation_inputs, activation_expect, activation_run),
         "finalize": FamilyRun(finalize_inputs, finalize_expect, finalize_run),
+        "moe": FamilyRun(moe_inputs, moe_expect, moe_run),
     }
 )

@@ -201,8 +201,9 @@ def mutated_sources(mutant: Mutant, folder: Path) -> Path:
 
 
 def _changed_families(folder: Path) -> list[str]:
-    """The kernel families whose sources the patch touches, headers included."""
-    return [family for family in FAMILIES if source_sha256(family, folder) != source_sha256(family)]
+    """The families of one kernel whose sources the patch touches, headers included."""
+    single = [family for family, rules in FAMILIES.items() if not rules.others]
+    return [family for family in single if source_sha256(family, folder) != source_sha256(family)]
 
 
 def _compile(trees: Iterable[Path]) -> None:

@@ -30,6 +30,8 @@ def expert_ids(case: Case) -> NDArray[np.int32]:
     elif case.routing == "elsewhere":
         experts = experts[(experts < case.first_expert) | (experts >= case.first_expert + case.shape.e)]
     chosen = _shuffled(case, np.tile(experts, (m, 1)))[:, :t]
+    if case.routing == "padded":
+        chosen[m - m // 3 :] = total + np.arange(t)
     return np.ascontiguousarray(chosen).astype(np.int32)
 
 

@@ -111,7 +111,9 @@ def source_sha256(family: str, csrc: Path | None = None) -> str:
         raise ArgumentError("family", repr(family), "one of " + ", ".join(FAMILIES))
     if family == "cutlass_gemm":
         return cutlass_sha256(csrc or CSRC)
-    return Kernel(FAMILIES[family].source, "").source_sha256(csrc or CSRC)
+    rules = FAMILIES[family]
+    hashes = [Kernel(source, "").source_sha256(csrc or CSRC) for source in (rules.source, *rules.others)]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def run_cases(cases: Sequence[Case], *, jobs: int = 1, trace: Trace | None = None) -> Iterator[Result]:

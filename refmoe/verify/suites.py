@@ -17,6 +17,7 @@ from refmoe.verify.cases import ARCHS, Case, Shape
 from refmoe.verify.cutlass_suite import cutlass_cases
 from refmoe.verify.fills import BLOCK, FILLS
 from refmoe.verify.gemm_suite import gemm_cases, software_cases
+from refmoe.verify.moe_suite import moe_cases, moe_software_cases
 from refmoe.verify.step_suite import activation_step_cases, finalize_cases, routing_cases
 
 __all__ = ["GROUPS", "LEVELS", "SUITES", "activation_cases", "list_cases"]
@@ -223,6 +224,7 @@ def _expand_quick() -> Iterator[Case]:
     for mode, edge in POLICIES:
         yield _expand("specials", 4, 416, 8, 2, mode=mode, edge=edge)
         yield _expand("boundary-mantissas", 16, 416, 8, 2, mode=mode, edge=edge, layout="8x4")
+    yield _expand("fingerprint", 9, 416, 8, 2, routing="padded")
     yield _expand("tiny", 4, 416, 8, 2)
     yield _expand("rne-ties", 4, 416, 8, 2, dtype="fp16")
     for input_sf in ("linear", "128x4", "none"):
@@ -294,15 +296,20 @@ SUITES: Mapping[str, Callable[[str], Iterator[Case]]] = MappingProxyType(
         "routing": routing_cases,
         "activation": activation_step_cases,
         "finalize": finalize_cases,
+        "moe": moe_cases,
     }
 )
 
 #: Families that are asked for by one name.
-GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType({"moe": ("routing", "activation", "finalize")})
+GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType({"moe": ("routing", "activation", "finalize", "moe")})
 
 #: What is run instead of a level where a family, a device and an arch make the executor compute what a chip does.
 SOFTWARE_SUITES: Mapping[tuple[str, str, str], Callable[[], Iterable[Case]]] = MappingProxyType(
-    {("sm12x_gemm", "ptx", "sm_90a"): software_cases, ("cutlass_gemm", "ptx", "sm_90a"): tuple}
+    {
+        ("sm12x_gemm", "ptx", "sm_90a"): software_cases,
+        ("cutlass_gemm", "ptx", "sm_90a"): tuple,
+        ("moe", "ptx", "sm_90a"): moe_software_cases,
+    }
 )
 
 #: The arch that takes a whole level on ptx, where it is not sm_120a: the one that `make cutlass` builds for.
