@@ -16,7 +16,9 @@ import refmoe
 from refmoe.bench import exponential as bench
 from refmoe.errors import ArgumentError
 from refmoe.reference import exponential as module
+from refmoe.reference import fp32
 from refmoe.reference.exponential import MAX_ULP, OVERFLOW, UNDERFLOW, exponential
+from refmoe.reference.scalar.arithmetic import fma as specified_fma
 from refmoe.reference.scalar.exponential import exponential as specified
 
 
@@ -111,3 +113,15 @@ def test_refusals() -> None:
         exponential(np.zeros(3))  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="stride"):
         bench.run(stride=0)
+
+
+def test_fma_rounds_once() -> None:
+    """1 + 2^-24 + 2^-60: rounded to float64 first it would be a tie, and 1. And any FP32 numbers."""
+    x, y = np.float32(4097 * 2.0**-30), np.float32((2**24 - 2**12 + 1) * 2.0**-30)
+    one = np.ones(1, np.float32)
+    assert float(x) * float(y) == 2.0**-24 + 2.0**-60
+    assert fp32.fma(one * x, y, one)[0] == np.float32(1 + 2.0**-23)
+    rng = np.random.default_rng(3)
+    operands = [mixed(rng, (300,)) for _ in range(3)]
+    wanted = [specified_fma(*triple) for triple in zip(*(bits(operand) for operand in operands), strict=True)]
+    assert same_bytes(fp32.fma(*operands), wanted)

@@ -297,3 +297,16 @@ def test_refusals() -> None:
         layer_bound(x, layer, **routing, path="trtllm", arch="sm_120a")
     with pytest.raises(ArgumentError, match="sm90_mma_f16acc"):
         layer_enclosure(x, layer, **routing, path="marlin", model="sm90_mma_f16acc")
+
+
+def test_chain_allows_for_every_term_being_cut() -> None:
+    """One product of 1 and 31 just below its unit: all of those are lost, 2^-20 in all, far more than a last place."""
+    x = np.full((1, 32), 1.984375 * 2.0**-26)
+    x[0, 0] = 1
+    ones = quantize_mxfp4(np.ones((1, 8, 32), np.float32))
+    known, least = x.astype(BF16).astype(np.float64), np.float64(2.0**-126)
+    found = grouped_gemm(x.astype(BF16), ones, np.array([0, 1], np.int64), model="sm90_mma")
+    assert (found == 1).all()
+    interval = chain(Matrix(np.ones((8, 32)), least), Interval(known, known), least, MODELS["sm90_mma"], 16)
+    assert (interval.low <= 1).all()
+    assert (interval.high - interval.low < 2.0**-18).all()
