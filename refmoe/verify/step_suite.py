@@ -58,8 +58,9 @@ def _routing_quick() -> Iterator[Case]:
         for m in (_FEW, _MANY):
             yield _route(fill, m, 40, 4, dtype="bf16" if m == _MANY else "f32")
     yield _route("close", 5, 250, 3, bias="distinct")  # a k that is no multiple of 4, experts that are none of 32
-    yield _route("gaussian", 20, 1000, 32, dtype="bf16", bias="distinct")  # as many as there may be
-    yield _route("ties", 9, 1000, 32)
+    # As many ranks as there may be, and experts for as many logits a lane; most live on other ranks, which is quicker.
+    yield _route("gaussian", 17, 125, 32, dtype="bf16", bias="distinct", first_expert=250, ranks=8)
+    yield _route("ties", 9, 125, 32, first_expert=875, ranks=8)
     yield _route("gaussian", 9, 16, 4, first_expert=16, ranks=3, bias="distinct")
     yield _route("gaussian", 40, 16, 4, first_expert=32, ranks=3)
     yield _route("gaussian", 3, 1, 1)
