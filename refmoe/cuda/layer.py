@@ -11,11 +11,19 @@ fast a GEMM is and never what it computes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 from refmoe.cuda.activation import swiglu_kernel, swiglu_quantize_plan
-from refmoe.cuda.checks import GROUP_BLOCKS, expanded_scale_rows, k_groups, one_of, scale_buffer_bytes
+from refmoe.cuda.checks import (
+    ATOM_ROWS,
+    BLOCK_ELEMENTS,
+    GROUP_BLOCKS,
+    expanded_scale_rows,
+    k_groups,
+    one_of,
+    scale_buffer_bytes,
+)
 from refmoe.cuda.finalize import finalize_kernel, finalize_plan
 from refmoe.cuda.gemm import SCALE_LAYOUT, grouped_gemm_kernel, grouped_gemm_plan
 from refmoe.cuda.kernels import (
@@ -50,7 +58,7 @@ QUANTIZATIONS = ("fused", "separate", "ready")
 #: and what it gets of rows that no token has decides nothing.
 READ_WHOLE = ("expand_scales", "activation_scales")
 
-_BF16_BYTES, _INT32_BYTES, _INT64_BYTES = 2, 4, 8
+_BF16_BYTES, _INT32_BYTES, _INT64_BYTES, _FP32_BYTES = 2, 4, 8, 4
 
 
 @dataclass(frozen=True)
@@ -151,17 +159,17 @@ class LayerBuffers:
 
     def named(self) -> Iterator[tuple[str, Buffer]]:
         """(name, buffer) of all that are there."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "workspace":
+        for name in (known.name for known in fields(self)):
+            value = getattr(self, name)
+            if name == "workspace":
                 yield from self.workspace.items()
             elif value is not None:
-                yield field.name, value
+                yield name, value
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that a launch must read and write, each once, by buffer name."""
+    """Bytes that a launch reads and writes, each counted once, by the names of `LayerBuffers` and of its workspace."""
 
     reads: Mapping[str, int]
     writes: Mapping[str, int]
@@ -186,12 +194,43 @@ class Step:
         plan: the launch.
         conversions: what becomes of the activations' numbers, in order: "BF16 -> MXFP8".
         outputs: names of the buffers that it writes.
+        moves: `traffic` for the rows of each of this rank's experts.
     """
 
     stage: str
     plan: LaunchPlan
     conversions: tuple[str, ...]
     outputs: tuple[str, ...]
+    moves: Callable[[_Load], Traffic] = field(repr=False)
+
+    def traffic(self, rows_per_expert: Sequence[int]) -> Traffic:
+        """The bytes that it touches if this rank's experts have so many rows each.
+
+        What the executor counts when it runs the launch (tests/test_cuda_layer_traffic.py). Caches see more, since
+        several CTAs read the same bytes; memory sees this much if a cache holds what they share.
+        """
+        return self.moves(_Load(tuple(int(rows) for rows in rows_per_expert)))
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What the traffic of a layer depends on beside its sizes: the rows of each expert."""
+
+    rows: tuple[int, ...]
+
+    @property
+    def used(self) -> int:
+        return sum(self.rows)
+
+    @property
+    def active(self) -> int:
+        """Experts with rows."""
+        return sum(rows > 0 for rows in self.rows)
+
+    @property
+    def atoms(self) -> int:
+        """Atoms of 128 rows in which they have scales."""
+        return sum(-(-rows // ATOM_ROWS[SCALE_LAYOUT]) for rows in self.rows)
 
 
 def workspace_bytes(shape: LayerShape, options: LayerOptions) -> Mapping[str, int]:
@@ -264,7 +303,16 @@ class _Planner:
             experts=shape.experts,
             first_expert=shape.first_expert,
         )
-        return Step("permute", plan, (), ("offsets", "permuted_to_unpermuted", "unpermuted_to_permuted"))
+        maps_bytes = shape.rows * _INT32_BYTES
+        traffic = Traffic(
+            {"topk_ids": maps_bytes},
+            {
+                "offsets": (shape.experts + 1) * _INT64_BYTES,
+                "permuted_to_unpermuted": maps_bytes,
+                "unpermuted_to_permuted": maps_bytes,
+            },
+        )
+        return Step("permute", plan, (), tuple(traffic.writes), lambda load: traffic)
 
     def _quantize(self) -> Step:
         options, space = self.options, self.buffers.workspace
@@ -277,7 +325,14 @@ class _Planner:
             k=self.shape.hidden,
             multiprocessors=self.multiprocessors,
         )
-        return Step("quantize", plan, (f"{options.dtype.upper()} -> MXFP8",), ("quantize_codes", "quantize_scales"))
+        elements = self.shape.tokens * self.shape.hidden
+        traffic = Traffic(
+            {"x": elements * _BF16_BYTES},
+            {"quantize_codes": elements, "quantize_scales": elements // BLOCK_ELEMENTS},
+        )
+        return Step(
+            "quantize", plan, (f"{options.dtype.upper()} -> MXFP8",), tuple(traffic.writes), lambda load: traffic
+        )
 
     def _expand(self) -> Step:
         options, space, shape = self.options, self.buffers.workspace, self.shape
@@ -306,7 +361,25 @@ class _Planner:
             first_expert=shape.first_expert,
             multiprocessors=self.multiprocessors,
         )
-        return Step("expand", plan, conversions, ("expand_codes", "expand_scales"))
+        return Step("expand", plan, conversions, ("expand_codes", "expand_scales"), self._expand_traffic)
+
+    def _expand_traffic(self, load: _Load) -> Traffic:
+        """Every token's row once, one of another rank's experts too: nothing waits to know."""
+        shape, options = self.shape, self.options
+        separate, ready = options.quantization == "separate", options.quantization == "ready"
+        elements = shape.tokens * shape.hidden
+        reads = {"quantize_codes" if separate else "x": elements * (1 if separate or ready else _BF16_BYTES)}
+        if separate or (ready and self.buffers.input_sf is not None):
+            reads["quantize_scales" if separate else "input_sf"] = elements // BLOCK_ELEMENTS
+        reads["topk_ids"] = reads["unpermuted_to_permuted"] = shape.rows * _INT32_BYTES
+        # A choice of another rank looks up the first expert.
+        first = load.used < shape.rows and not load.rows[0]
+        reads["offsets"] = (load.active + first) * _INT64_BYTES
+        return Traffic(reads, self._quantized("expand", load, shape.hidden))
+
+    def _quantized(self, stage: str, load: _Load, width: int) -> dict[str, int]:
+        """Codes and scales of the rows in use, padded columns of the scales included."""
+        return {f"{stage}_codes": load.used * width, f"{stage}_scales": load.used * k_groups(width) * GROUP_BLOCKS}
 
     def _gemm(self, stage: str, source: str, n: int, k: int) -> Step:
         """gemm1 adds its bias; that of gemm2 is finalize's, which adds it in FP32 before it weights."""
@@ -336,7 +409,24 @@ class _Planner:
             k=k,
             multiprocessors=self.multiprocessors,
         )
-        return Step(stage, plan, ("MXFP8 x MXFP4 -> FP32", "FP32 -> BF16"), (f"{stage}_out",))
+
+        def traffic(load: _Load) -> Traffic:
+            weights, alpha = ("gate_up", "gate_up_alpha") if first else ("down", "down_alpha")
+            reads = {
+                weights: load.active * n * k // 2,
+                f"{weights}_scales": load.active * scale_buffer_bytes(n, k, SCALE_LAYOUT),
+                f"{source}_codes": load.used * k,
+                # Whole atoms, whatever the rows in them.
+                f"{source}_scales": load.atoms * scale_buffer_bytes(1, k, SCALE_LAYOUT),
+                "offsets": (shape.experts + 1) * _INT64_BYTES,
+            }
+            if operands[5] is not None:
+                reads[alpha] = load.active * _FP32_BYTES
+            if operands[6] is not None:
+                reads["gate_up_bias"] = load.active * n * _BF16_BYTES
+            return Traffic(reads, {f"{stage}_out": load.used * n * _BF16_BYTES})
+
+        return Step(stage, plan, ("MXFP8 x MXFP4 -> FP32", "FP32 -> BF16"), (f"{stage}_out",), traffic)
 
     def _activation(self) -> Step:
         options, space, buffers = self.options, self.buffers.workspace, self.buffers
@@ -354,7 +444,19 @@ class _Planner:
             multiprocessors=self.multiprocessors,
         )
         outputs = ("activation_codes", "activation_scales")
-        return Step("activation", plan, ("BF16 -> FP32", "FP32 -> MXFP8"), outputs)
+        return Step("activation", plan, ("BF16 -> FP32", "FP32 -> MXFP8"), outputs, self._activation_traffic)
+
+    def _activation_traffic(self, load: _Load) -> Traffic:
+        shape, buffers = self.shape, self.buffers
+        # A row compares itself with the ends of all experts, and reads the beginning of its own.
+        reads = {
+            "gemm1_out": load.used * 2 * shape.intermediate * _BF16_BYTES,
+            "offsets": (shape.experts + bool(load.rows[0])) * _INT64_BYTES,
+        }
+        for name in ("swiglu_alpha", "swiglu_beta", "swiglu_limit"):
+            if getattr(buffers, name) is not None:
+                reads[name] = load.active * _FP32_BYTES
+        return Traffic(reads, self._quantized("activation", load, shape.intermediate))
 
     def _finalize(self) -> Step:
         shape, space, buffers = self.shape, self.buffers.workspace, self.buffers
@@ -372,4 +474,16 @@ class _Planner:
             first_expert=shape.first_expert,
             multiprocessors=self.multiprocessors,
         )
-        return Step("finalize", plan, ("BF16 -> FP32", "FP32 -> BF16"), ("out",))
+        return Step("finalize", plan, ("BF16 -> FP32", "FP32 -> BF16"), ("out",), self._finalize_traffic)
+
+    def _finalize_traffic(self, load: _Load) -> Traffic:
+        shape, maps_bytes = self.shape, self.shape.rows * _INT32_BYTES
+        row_bytes = shape.hidden * _BF16_BYTES
+        reads = {
+            "gemm2_out": load.used * row_bytes,
+            "unpermuted_to_permuted": maps_bytes,
+            "topk_weights": shape.rows * _FP32_BYTES,
+        }
+        if self.buffers.down_bias is not None:
+            reads |= {"topk_ids": maps_bytes, "down_bias": load.active * row_bytes}
+        return Traffic(reads, {"out": shape.tokens * row_bytes})

@@ -43,7 +43,7 @@ __all__ = ["BUFFERS", "moe_expect", "moe_inputs", "moe_run"]
 
 _LAYOUT = "128x4"
 _BF16 = np.dtype(ml_dtypes.bfloat16)
-_LIMITS = Limits(reason="a layer's activations are neither constant nor mostly zero")
+_LIMITS = Limits(zeros=0.15, reason="a layer's activations are neither constant nor mostly zero")
 _MOST_ZEROS = 0.02  # of the outputs of tokens that have experts here
 
 #: The buffer of each stage, as `refmoe.cuda.layer.workspace_bytes` names it, and the type of its elements.
@@ -148,6 +148,8 @@ def _poisoned(case: Case, stage: str, array: NDArray[Any], offsets: NDArray[np.i
     """Bit patterns; rows of no expert and scale rows of no row hold the poison."""
     bits: NDArray[Any] = np.ascontiguousarray(array).view(BUFFERS[stage][1]).copy()
     used, name = int(offsets[-1]), stage.partition(".")[0]
+    if not case.shape.m:
+        bits.view(np.uint8)[:] = case.poison  # no launch
     if name not in ("expand", "gemm1", "activation", "gemm2"):
         return bits
     if not stage.endswith("scales"):

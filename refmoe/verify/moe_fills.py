@@ -1,7 +1,7 @@
 """Tokens and weights of whole layers, seeded.
 
-`gaussian` has weights of uniform codes and a few scales around the one that keeps the sums near 1, so that the clamps
-of the activation are reached and no stage is mostly zero. `real` is a real feed-forward block on its own activations;
+`gaussian` has weights of uniform codes and a few scales around one that keeps the sums near 2, so that the clamps of
+the activation are reached and few of its results vanish. `real` is a real feed-forward block on its own activations;
 its experts are that block with rows moved and blocks scaled by powers of two of either sign, so that they differ.
 """
 
@@ -80,9 +80,9 @@ def _drawn_expert(fill: str, seed: int, hidden: int, intermediate: int, expert: 
 
 
 def _drawn(draw: Draw, rows: int, k: int) -> MXTensor:
-    """Uniform codes, the scales of a row's blocks within a factor of 4, sums of k products near 1 times a token's."""
+    """Uniform codes, the scales of a row's blocks within a factor of 4."""
     codes = draw.words(-(-rows * k // 16)).view(np.uint8)[: rows * k // 2].reshape(rows, k // 2)
-    middle = _IDENTITY - round(np.log2(_CODE_RMS * np.sqrt(k)))
+    middle = _IDENTITY - 1 - round(np.log2(_CODE_RMS * np.sqrt(k)))
     scales = middle + draw.integers(3, (rows, k // BLOCK)) - 1
     return MXTensor(np.ascontiguousarray(codes), scales.astype(np.uint8), "mxfp4")
 
