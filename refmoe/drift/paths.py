@@ -1,0 +1,190 @@
+"""The paths that can be set side by side, and their names.
+
+    BACKEND[:separate|fused][:POLICY][:ARCH]     cutlass:fused, cutlass:fused:even/flashinfer, marlin:sm_120a
+    formula                                      `moe_float64`, rounded to FP32, then BF16
+
+What is left out is separate, RCEIL with exact edges, and the backend's first architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.errors import ArgumentError
+from refmoe.policy import POLICIES, EdgePolicy, ElementRounding, ScaleMode
+from refmoe.reference.backends import ARCHITECTURES, BACKENDS, choose_backend
+from refmoe.reference.fp32 import bf16
+from refmoe.reference.layer import MoELayer
+from refmoe.reference.moe import accumulation, moe_layer, path_steps
+from refmoe.reference.moe_float64 import moe_float64
+
+__all__ = ["DEFAULT_PATHS", "FORMULA", "DriftPath", "DriftPathError", "StagedMoE", "drift_path", "named_paths"]
+
+Array = NDArray[Any]
+
+StagedMoE = Callable[[int, Array, MoELayer], Mapping[str, Mapping[str, Array]]]
+"""Layer number, BF16 [T, H] and the weights to every intermediate by stage and name, in the order in which they come;
+the last stage is "finalize" with "out", BF16 [T, H]."""
+
+FORMULA = "formula"
+DEFAULT_PATHS = ("cutlass:separate", "cutlass:fused", "marlin", "cutlass:separate:floor")
+
+_QUANTIZATIONS = ("separate", "fused")
+_SEPARATE = "separate"
+
+
+class DriftPathError(ArgumentError):
+    """A path whose name says nothing, or something that does not go together."""
+
+
+@dataclass(frozen=True, eq=False)
+class DriftPath:
+    """One way to compute the mixtures of experts.
+
+    Attributes:
+        name: what it is called.
+        run: computes one, stage by stage.
+        arithmetic: paths of one arithmetic must give the same bits; None for one that need not equal any other.
+        facts: what it is, as JSON values.
+    """
+
+    name: str
+    run: StagedMoE
+    arithmetic: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def named_paths(
+    paths: Sequence[str] | None, policies: Sequence[str] | None, base: str | None
+) -> tuple[list[DriftPath], int]:
+    """The paths of a command, and which of them is the base.
+
+    Args:
+        paths: names; None for the four of `DEFAULT_PATHS`, or for the base alone if there are policies.
+        policies: scale policies; each adds the base's path with that policy.
+        base: name of the base, added in front if it is not among the paths; None for the first path.
+
+    Raises:
+        DriftPathError: a name that means nothing, two names of one path, or nothing to compare.
+    """
+    default = DEFAULT_PATHS if policies is None else DEFAULT_PATHS[:1]
+    found = [drift_path(name) for name in (default if paths is None else paths)]
+    if base is not None:
+        chosen = drift_path(base)
+        if chosen.name not in [path.name for path in found]:
+            # A base alone says what the policies are varied on.
+            found = [chosen] if paths is None and policies is not None else [chosen, *found]
+        base = chosen.name
+    if not found:
+        raise DriftPathError("paths", "none", "at least two")
+    first = next(index for index, path in enumerate(found) if base in (None, path.name))
+    for policy in policies or ():
+        facts = found[first].facts
+        if facts.get("policy") is None:
+            raise DriftPathError("policies", f"{policy} with {found[first].name}", "a base that quantizes activations")
+        found.append(drift_path(f"{facts['backend']}:{facts['quantization']}:{policy}:{facts['arch']}"))
+    names = [path.name for path in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise DriftPathError("paths", f"{twice[0]} twice", "different paths")
+    if len(found) < 2:
+        raise DriftPathError("paths", f"{names[0]} alone", "at least two")
+    return found, first
+
+
+def drift_path(name: str) -> DriftPath:
+    """The path of that name.
+
+    Raises:
+        DriftPathError: no such backend, a part that is none of quantization, policy and architecture or comes twice,
+            or parts that do not go together.
+    """
+    if name.strip().lower() == FORMULA:
+        return DriftPath(FORMULA, _formula, None, {"computes": "moe_float64, rounded to FP32 and then to BF16"})
+    head, *parts = (part.strip().lower() for part in name.split(":"))
+    if head not in BACKENDS:
+        raise DriftPathError("paths", repr(name), f"{FORMULA}, or BACKEND[:...] with one of {', '.join(BACKENDS)}")
+    given: dict[str, Any] = {}
+    for part in parts:
+        kind, value = _part(part, name)
+        if kind in given:
+            raise DriftPathError("paths", f"{name}, where {part} is a second {kind}", f"one {kind}")
+        given[kind] = value
+    try:
+        return _path(head, given)
+    except DriftPathError:
+        raise
+    except ArgumentError as error:
+        raise DriftPathError("paths", f"{name}: {error.found}", error.needed) from None
+
+
+def _path(backend: str, given: Mapping[str, Any]) -> DriftPath:
+    quantization, arch = given.get("quantization", _SEPARATE), given.get("architecture")
+    choose_backend(backend, arch)
+    steps = path_steps(backend, quantization)
+    chosen, adds = accumulation(backend, arch)
+    facts = {
+        "backend": backend,
+        "arch": chosen,
+        "model": adds.model,
+        "evidence": adds.evidence.value,
+        "steps": [step.stage for step in steps],
+        "conversions": [conversion for step in steps for conversion in step.conversions],
+    }
+    where = [] if chosen == BACKENDS[backend].architectures[0] else [chosen]
+    if BACKENDS[backend].activations == "bf16":
+        if given.keys() & {"policy", "quantization"}:
+            raise DriftPathError(
+                "paths", f"{backend} with a policy or a quantization", "neither: its activations are BF16"
+            )
+        return DriftPath(":".join([backend, *where]), _runner(backend, arch), f"bf16 {adds.model}", facts)
+    mode, edge = given.get("policy", (ScaleMode.RCEIL, EdgePolicy.EXACT))
+    policy = mode.value if edge is EdgePolicy.EXACT else f"{mode.value}/{edge.value}"
+    named = [] if (mode, edge) == (ScaleMode.RCEIL, EdgePolicy.EXACT) else [policy]
+    run = _runner(backend, arch, quantization=quantization, mode=mode, edge=edge)
+    facts = {**facts, "quantization": quantization, "policy": policy}
+    return DriftPath(
+        ":".join([backend, quantization, *named, *where]), run, f"mxfp8 {adds.model} {mode.value}/{edge.value}", facts
+    )
+
+
+def _runner(backend: str, arch: str | None, **options: Any) -> StagedMoE:
+    def run(layer: int, x: Array, weights: MoELayer) -> Mapping[str, Mapping[str, Array]]:
+        return moe_layer(x, weights, path=backend, arch=arch, stages=True, **options).stages
+
+    return run
+
+
+def _formula(layer: int, x: Array, weights: MoELayer) -> Mapping[str, Mapping[str, Array]]:
+    # A row at a time: a BLAS may add up a row differently when there are others.
+    rows = np.concatenate([moe_float64(row[None], weights) for row in x])
+    return {"finalize": {"out": bf16(rows.astype(np.float32))}}
+
+
+def _part(part: str, name: str) -> tuple[str, Any]:
+    """What a part of a name is, and its value."""
+    if part in _QUANTIZATIONS:
+        return "quantization", part
+    if part in ARCHITECTURES:
+        return "architecture", part
+    modes, edges = {mode.value: mode for mode in ScaleMode}, {edge.value: edge for edge in EdgePolicy}
+    mode, _, edge = part.partition("/")
+    if mode in modes and (edge or EdgePolicy.EXACT.value) in edges:
+        return "policy", (modes[mode], edges[edge or EdgePolicy.EXACT.value])
+    whole = {
+        policy.name: policy
+        for policy in POLICIES.values()
+        if "mxfp8" in policy.formats and policy.edge and policy.rounding is ElementRounding.NEAREST_EVEN
+    }
+    if part in whole:
+        return "policy", (whole[part].mode, whole[part].edge)
+    raise DriftPathError(
+        "paths",
+        f"{part!r} in {name}",
+        f"{' or '.join(_QUANTIZATIONS)}; one of {', '.join(ARCHITECTURES)}; or a policy: MODE or MODE/EDGE with "
+        f"modes {', '.join(modes)}, or {', '.join(whole)}",
+    )
