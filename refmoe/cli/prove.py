@@ -19,7 +19,7 @@ __all__ = ["parity", "repro"]
     "refmoe parity --level quick --arch sm_121a\n\n"
     "refmoe parity --activations hidden.safetensors:layer2.ffn_in\n\n"
     "refmoe parity --device cuda --level full --report reports/h200.json\n\n"
-    "refmoe parity --mutants --markdown out/parity.md"
+    "refmoe parity --mutants --markdown out/parity.md --html out/parity.html"
 )
 def parity(
     level: Annotated[str, typer.Option(help="How many cases: quick, default or full.")] = "default",
@@ -48,6 +48,7 @@ def parity(
     ] = None,
     junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML here.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Also write Markdown here.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a self-contained HTML page here.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Prove the kernels equal to their references, byte for byte."""
@@ -67,7 +68,7 @@ def parity(
     source = ["--level", level, *(f"--suite={name}" for name in suite or [])] if listed else ["--case", "..."]
     source += ["--mutants"] if mutants else []
     command = " ".join(["refmoe parity --device", device, *([f"--arch={arch}"] if arch else []), *source])
-    outputs = Outputs(report, junit, markdown, as_json)
+    outputs = Outputs(report, junit, markdown, html, as_json)
     with usage_errors():
         status = run_session(chosen, command, outputs, jobs=jobs, mutants=mutants)
     raise typer.Exit(status)

@@ -135,8 +135,12 @@ def _weights(report: Report, mutant: MutantRecord) -> list[str]:
     return ["passes" if rule.name in mutant.accepted_by else "" for rule in report.tolerances]
 
 
-def markdown_text(report: Report) -> str:
-    """The report as Markdown: the table, every verdict but PASS with its repro line, what the evidence means."""
+def markdown_text(*reports: Report) -> str:
+    """Reports as Markdown: the table, every verdict but PASS with its repro line, what the evidence means."""
+    return "\n".join(map(_markdown, reports))
+
+
+def _markdown(report: Report) -> str:
     environment = report.environment
     lines = [
         "# refmoe parity",
@@ -176,10 +180,11 @@ def _tolerance_lines(report: Report) -> list[str]:
     return [*lines, *(f"- {rule.name}: {rule.source}: {rule.rule}" for rule in report.tolerances)]
 
 
-def junit_text(report: Report) -> str:
-    """The report as JUnit XML: a suite for each family, device and arch, a test case for each case."""
-    root = ElementTree.Element("testsuites", {"name": "refmoe parity", "time": f"{report.seconds:.3f}"})
-    for group in groups(report):
+def junit_text(*reports: Report) -> str:
+    """Reports as JUnit XML: a suite for each family, device and arch, a test case for each case."""
+    seconds = sum(report.seconds for report in reports)
+    root = ElementTree.Element("testsuites", {"name": "refmoe parity", "time": f"{seconds:.3f}"})
+    for report, group in ((report, group) for report in reports for group in groups(report)):
         name = ".".join(filter(None, ("refmoe", group.family, group.device, group.arch)))
         suite = ElementTree.SubElement(root, "testsuite", _junit_counts(name, group.cases, report.created))
         for case in group.cases:

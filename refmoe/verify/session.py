@@ -44,12 +44,14 @@ class Outputs:
         report: JSON file, or None.
         junit: JUnit XML file, or None.
         markdown: Markdown file, or None.
+        html: self-contained HTML page, or None.
         as_json: whether standard output is the JSON report; what people read goes to standard error then.
     """
 
     report: Path | None = None
     junit: Path | None = None
     markdown: Path | None = None
+    html: Path | None = None
     as_json: bool = False
 
 
@@ -187,6 +189,7 @@ def _write(report: Report, outputs: Outputs) -> tuple[list[Path], list[str]]:
         (outputs.report, report_text),
         (outputs.junit, render.junit_text),
         (outputs.markdown, render.markdown_text),
+        (outputs.html, _html_text),
     ):
         if path is not None:
             try:
@@ -194,6 +197,13 @@ def _write(report: Report, outputs: Outputs) -> tuple[list[Path], list[str]]:
             except OSError as error:
                 failed.append(f"cannot write {path}: {error.strerror}")
     return written, failed
+
+
+def _html_text(report: Report) -> str:
+    # The page needs what nothing else here does: templates, and pictures.
+    from refmoe.verify.page import page_of
+
+    return page_of(report)
 
 
 def _print_summary(console: Console, report: Report, written: Sequence[Path]) -> None:

@@ -1,0 +1,142 @@
+"""What a page is made of: sections with facts, tables, findings and pictures, as plain data for the template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from markupsafe import Markup
+
+__all__ = ["Column", "Finding", "Group", "Limits", "Section", "Table", "cut"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a page shows of what may be endless; what is left out is counted in words.
+
+    Attributes:
+        cards: failing cases shown with message, repro line and maps.
+        failing: further failing cases, a line each.
+        cases: lines of the list of all cases.
+        rows: lines of any other table.
+        message: characters of a message in a card.
+        cell: characters of a cell.
+    """
+
+    cards: int = 40
+    failing: int = 3000
+    cases: int = 4000
+    rows: int = 400
+    message: int = 4000
+    cell: int = 400
+
+    def smaller(self) -> Limits:
+        """A quarter of each count, and half of the characters, but never nothing."""
+        counts = (max(count // 4, 1) for count in (self.cards, self.failing, self.cases, self.rows))
+        return Limits(*counts, max(self.message // 2, 200), max(self.cell // 2, 100))
+
+
+def cut(text: str, length: int) -> str:
+    """The first `length` characters, and how many more there are."""
+    more = len(text) - length
+    return text if more <= 0 else f"{text[:length]} ... {more:,} more characters"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A table's column; `kind` is "text", "number", "code" or "verdict"."""
+
+    name: str
+    kind: str = "text"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Attributes:
+        title: what it is about.
+        columns: its columns.
+        rows: cells as text.
+        note: what the reader should know of it, or "".
+        folded: whether it opens only on a click.
+        more: what was left out, in words, or "".
+    """
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    folded: bool = False
+    more: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A line of the summary: the cases of one kernel, device and arch.
+
+    Attributes:
+        name, device, arch: what they are of.
+        counts: (verdict, tone, cases), the verdicts that occur.
+        evidence: the words it rests on, (word, tone).
+        compared, seconds: figures as text.
+    """
+
+    name: str
+    device: str
+    arch: str
+    counts: Sequence[tuple[str, str, int]]
+    evidence: Sequence[tuple[str, str]]
+    compared: str
+    seconds: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A failing case.
+
+    Attributes:
+        verdict, case, message, repro: as the report has them.
+        where: the extent of what differs, a sentence for each stage.
+        maps: SVG pictures of what differs.
+        facts: launches, hashes.
+    """
+
+    verdict: str
+    case: str
+    message: str
+    repro: str
+    where: Sequence[str] = ()
+    maps: Sequence[Markup] = ()
+    facts: Sequence[tuple[str, str]] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """One document on the page.
+
+    Attributes:
+        name: of its file.
+        kind: parity, stress, conformance, bench, drift.
+        verdict: "PASS", "FAIL", or what else there is to say in a word or two.
+        tone: "good", "bad", "warn" or "plain".
+        headline: the verdict in figures.
+        facts: what ran, when and where.
+        groups: the summary by kernel.
+        findings: failing cases, the first of them.
+        tables: everything else.
+        pictures: SVG pictures with their titles.
+        evidence: what the evidence words mean.
+    """
+
+    name: str
+    kind: str
+    verdict: str
+    tone: str
+    headline: str
+    facts: Sequence[tuple[str, str]]
+    groups: Sequence[Group] = ()
+    findings: Sequence[Finding] = ()
+    tables: Sequence[Table] = ()
+    pictures: Sequence[tuple[str, Markup]] = ()
+    evidence: Sequence[str] = field(default_factory=tuple)
