@@ -133,7 +133,9 @@ def test_the_big_case_is_full_and_one_of_its_experts_is_empty() -> None:
     big = [case for case in cutlass_cases("full") if case.shape == BENCH_SHAPE]
     assert BENCH_SHAPE not in default
     assert len({case.build for case in big}) == 4
-    counts = np.diff(np.asarray(RUNS["cutlass_gemm"].inputs(big[0])["offsets"]))
+    # Where rows go depends on neither N nor K.
+    small = dataclasses.replace(big[0], shape=dataclasses.replace(BENCH_SHAPE, n=8, k=128))
+    counts = np.diff(np.asarray(RUNS["cutlass_gemm"].inputs(small)["offsets"]))
     assert (counts == 0).sum() == 1
 
 
@@ -314,12 +316,12 @@ def test_every_edit_fits_the_kernel() -> None:
 
 #: One of each class of check, and faults whose output stays right.
 SHOWN = {
-    "expects-too-few-bytes": ("deadlock", "uninitialised", "misuse", "race"),
-    "full-wait-dropped": ("uninitialised",),
-    "setup-barrier-dropped": ("race",),
-    "map-not-acquired": ("misuse",),
-    "stale-map": ("bytes",),
-    "shared-memory-short": ("out of bounds",),
+    "release-dropped": "deadlock",
+    "full-wait-dropped": "uninitialised",
+    "setup-barrier-dropped": "race",
+    "map-not-acquired": "misuse",
+    "tokens-not-swizzled": "bytes",
+    "shared-memory-short": "out of bounds",
 }
 
 
@@ -330,7 +332,7 @@ def test_faults_are_caught_by_the_check_that_is_meant_for_them() -> None:
     assert results.keys() == SHOWN.keys()
     for name, result in results.items():
         assert result.caught, result.line
-        assert result.check in SHOWN[name]
+        assert result.check == SHOWN[name]
     # The output stays right, so that no tolerance could have told.
     assert results["map-not-acquired"].accepted_by == results["setup-barrier-dropped"].accepted_by
     assert results["map-not-acquired"].accepted_by
