@@ -40,7 +40,7 @@ from refmoe.verify.vacuity import FILE_LIMITS, READY_LIMITS, Sample, doubt
 if TYPE_CHECKING:
     from refmoe.cuda import Device
 
-__all__ = ["RUNS"]
+__all__ = ["RUNS", "case_doubt"]
 
 Bytes = NDArray[np.uint8]
 
@@ -85,7 +85,7 @@ def _quantize_expect(case: Case, inputs: Inputs) -> Expectation:
         Scales("scales", case.layout, rows, blocks, poison=case.poison),
     )
     sample = Sample(quantized.codes, quantized.scales)
-    return Expectation({"codes": quantized.codes, "scales": scales}, stages, _doubt(case, sample))
+    return Expectation({"codes": quantized.codes, "scales": scales}, stages, case_doubt(case, sample))
 
 
 def _quantize_run(case: Case, inputs: Inputs, device: Device) -> Outputs:
@@ -159,7 +159,7 @@ def _expand_expect(case: Case, inputs: Inputs) -> Expectation:
     tokens = expanded.permuted_to_unpermuted[: linear.shape[0]] % max(case.shape.m, 1)
     _, first = np.unique(tokens, return_index=True)
     sample = Sample(expanded.codes[first], linear[first])
-    return Expectation({"codes": expanded.codes, "scales": expanded.scales}, stages, _doubt(case, sample))
+    return Expectation({"codes": expanded.codes, "scales": expanded.scales}, stages, case_doubt(case, sample))
 
 
 def _expand_run(case: Case, inputs: Inputs, device: Device) -> Outputs:
@@ -182,7 +182,7 @@ def _expand_run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     return {"codes": result.codes, "scales": result.scales}
 
 
-def _doubt(case: Case, sample: Sample) -> str | None:
+def case_doubt(case: Case, sample: Sample) -> str | None:
     """Why the case's data could not have failed, by the limits of its fill."""
     if case.fill == "bytes":
         limits: Limits = READY_LIMITS

@@ -25,7 +25,7 @@ from refmoe.reference.layout import (
     swizzle_weight_scales,
     unpack_fp4,
 )
-from refmoe.reference.mma import MODELS, exact_sum, running_bound
+from refmoe.reference.mma import MODELS, AccumulationModel, exact_sum, running_bound
 from refmoe.reference.tensor import MXTensor
 from refmoe.verify.cases import Case
 from refmoe.verify.draw import Draw
@@ -39,7 +39,7 @@ from refmoe.verify.vacuity import ProductSample, doubt_products
 if TYPE_CHECKING:
     from refmoe.cuda import Device
 
-__all__ = ["ASSUMPTION", "MODEL", "gemm_expect", "gemm_inputs", "gemm_run"]
+__all__ = ["ASSUMPTION", "MODEL", "gemm_expect", "gemm_inputs", "gemm_run", "product_bounds"]
 
 #: The accumulation model that the kernel is held against, on every device: where the instruction is missing, the
 #: kernel carries it in software.
@@ -223,7 +223,28 @@ def _interval(case: Case, inputs: Inputs) -> Interval:
     the sum itself does. Truncation toward zero never enlarges a magnitude: where all terms are positive, the upper end
     is the exact sum.
     """
-    tokens, weights, offsets = _tensors(inputs)
+    exact, bound = product_bounds(*_tensors(inputs))
+    promised = np.isfinite(exact) & np.isfinite(bound)
+    slack = bound + 2.0**-52 * np.abs(exact)
+    low, high = (np.where(promised, exact + side * slack, 0.0) for side in (-1, 1))
+    if case.fill == "positive":
+        high = np.where(promised, exact, 0.0)
+    ends = [_epilogue(case, inputs, _inward(end, side)) for end, side in ((low, 1), (high, -1))]
+    return Interval(
+        low=np.where(promised, np.minimum(*ends), -np.inf),
+        high=np.where(promised, np.maximum(*ends), np.inf),
+        exact=exact,
+        bound=bound,
+    )
+
+
+def product_bounds(
+    tokens: MXTensor, weights: MXTensor, offsets: NDArray[np.int64], model: AccumulationModel | str = MODEL
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The exact sums of a grouped GEMM and the model's running bound around them, float64 [T, N] both.
+
+    Rows of no expert have the sum 0 and an infinite bound.
+    """
     shape = tokens.shape[0], weights.shape[1]
     exact, bound = np.zeros(shape), np.full(shape, np.inf)
     for expert, (start, stop) in enumerate(itertools.pairwise(offsets)):
@@ -239,19 +260,8 @@ def _interval(case: Case, inputs: Inputs) -> Interval:
             "b_scales": np.ascontiguousarray(tokens.scales[start:stop]),
         }
         exact[start:stop] = exact_sum(**operands).T
-        bound[start:stop] = running_bound(**operands, model=MODEL).T
-    promised = np.isfinite(exact) & np.isfinite(bound)
-    slack = bound + 2.0**-52 * np.abs(exact)
-    low, high = (np.where(promised, exact + side * slack, 0.0) for side in (-1, 1))
-    if case.fill == "positive":
-        high = np.where(promised, exact, 0.0)
-    ends = [_epilogue(case, inputs, _inward(end, side)) for end, side in ((low, 1), (high, -1))]
-    return Interval(
-        low=np.where(promised, np.minimum(*ends), -np.inf),
-        high=np.where(promised, np.maximum(*ends), np.inf),
-        exact=exact,
-        bound=bound,
-    )
+        bound[start:stop] = running_bound(**operands, model=model).T
+    return exact, bound
 
 
 def _inward(ends: NDArray[np.float64], side: int) -> FloatArray:

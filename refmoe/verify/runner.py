@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from refmoe.cuda.device import LaunchRecord
     from refmoe.ptx import Trace
 
-__all__ = ["Devices", "kernel_and_reference", "run_case", "run_cases", "source_sha256"]
+__all__ = ["Devices", "input_sha256", "kernel_and_reference", "run_case", "run_cases", "source_sha256"]
 
 
 @dataclass
@@ -218,7 +218,7 @@ def _result(
         arch=device.arch,
         seconds=time.perf_counter() - start,
         source_sha256=source_sha256(case.family, csrc),
-        input_sha256=_input_sha256(inputs),
+        input_sha256=input_sha256(inputs),
         launches=tuple(f"{_entry(record)} {record.grid} x {record.block}" for record in records),
         lane_instructions=sum(record.result.lane_instructions for record in records if record.result),
         made_of=RUNS[case.family].made_of(case, device) if records else None,
@@ -268,7 +268,8 @@ def _expectation(case: Case) -> tuple[Inputs, Expectation]:
     return inputs, run.expect(case, inputs)
 
 
-def _input_sha256(inputs: Inputs) -> str:
+def input_sha256(inputs: Inputs) -> str:
+    """SHA-256 of the input arrays of a case: names, types, shapes and bytes."""
     digest = hashlib.sha256()
     for name, array in sorted(inputs.items()):
         if array is not None:
