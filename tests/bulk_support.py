@@ -139,10 +139,11 @@ class Tensor:
     box: tuple[int, ...]
     steps: tuple[int, ...]
     swizzle: str = "none"
+    fill: str = "zeros"
 
     def encode(self, address: int) -> bytes:
         return ptx.encode_tensor_map(
-            address, self.data_type, self.dims, self.strides, self.box, self.steps, swizzle=self.swizzle
+            address, self.data_type, self.dims, self.strides, self.box, self.steps, swizzle=self.swizzle, fill=self.fill
         )
 
 
@@ -177,8 +178,9 @@ def loaded(tensor: Tensor, memory: bytes, start: Sequence[int], address: int = 1
     for number, at, inside in _elements(tensor, start):
         where = at[0] * tensor.bits + 8 * sum(a * s for a, s in zip(at[1:], tensor.strides, strict=True))
         for bit in range(0, tensor.bits, 4):
-            nibble = memory[(where + bit) // 8] >> ((where + bit) % 8) & 15 if inside else 0
             place = number * tensor.bits + bit
+            outside = 0x7FF7 >> place % 16 & 15 if tensor.fill == "nan" else 0
+            nibble = memory[(where + bit) // 8] >> ((where + bit) % 8) & 15 if inside else outside
             byte, shift = place // 8, place % 8
             if tensor.data_type == "u4_align16":
                 byte = byte // 8 * 16 + byte % 8

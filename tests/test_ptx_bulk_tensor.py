@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refmoe import ptx
+from refmoe.ptx import tensormap
 
 
 def memory_of(size: int, seed: int = 0) -> np.ndarray:
@@ -75,14 +76,22 @@ SHAPES = {
     "128B": Tensor("bf16", 16, (96, 24), (192,), (64, 16), (1, 1), "128B"),
     "128B 3d": Tensor("u8", 8, (128, 5, 6), (128, 640), (128, 3, 4), (1, 1, 1), "128B"),
 }
+# Along dimension 0 in units of 16 bytes: a box may begin nowhere else.
 STARTS = {
     "inside": (0, 0, 0, 0, 0),
-    "further": (2, 1, 1, 1, 1),
-    "before": (-3, -1, 0, -1, 0),
-    "beyond": (7, 9, 3, 2, 1),
-    "outside": (1000, 0, 0, 0, 0),
-    "far below": (-400, -9, 0, 0, 0),
+    "further": (1, 1, 1, 1, 1),
+    "before": (-1, -1, 0, -1, 0),
+    "beyond": (3, 9, 3, 2, 1),
+    "half": (5, 0, 0, 0, 0),
+    "outside": (100, 0, 0, 0, 0),
+    "far below": (-40, -9, 0, 0, 0),
 }
+
+
+def start_of(tensor: Tensor, name: str) -> tuple[int, ...]:
+    """Coordinates of a box's first element."""
+    first, *others = STARTS[name][: len(tensor.dims)]
+    return (first * 128 // tensor.bits, *others)
 
 
 def size_of(tensor: Tensor) -> int:
@@ -95,19 +104,19 @@ def size_of(tensor: Tensor) -> int:
 @pytest.mark.parametrize("start", STARTS)
 def test_loads(shape: str, start: str) -> None:
     tensor = SHAPES[shape]
-    load_box(tensor, STARTS[start][: len(tensor.dims)], size_of(tensor))
+    load_box(tensor, start_of(tensor, start), size_of(tensor))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("start", STARTS)
 def test_stores(shape: str, start: str) -> None:
     tensor = SHAPES[shape]
-    store_box(tensor, STARTS[start][: len(tensor.dims)], size_of(tensor))
+    store_box(tensor, start_of(tensor, start), size_of(tensor))
 
 
 @pytest.mark.parametrize("spelling", ["shared::cta.global.tile", "shared::cluster.global", "shared::cta.global"])
 def test_spellings(spelling: str) -> None:
-    load_box(SHAPES["2d"], (3, 2), size_of(SHAPES["2d"]), spelling)
+    load_box(SHAPES["2d"], (8, 2), size_of(SHAPES["2d"]), spelling)
 
 
 @pytest.mark.parametrize("swizzle", ["none", "128B"])
@@ -119,9 +128,9 @@ def test_fp4_takes_sixteen_bytes_for_eight(swizzle: str, start: tuple[int, int])
 
 def test_element_strides_leave_elements_out() -> None:
     tensor = Tensor("u16", 16, (32, 20, 5), (64, 1280), (16, 9, 3), (1, 4, 2))
-    load_box(tensor, (4, 3, -1), size_of(tensor))
+    load_box(tensor, (8, 3, -1), size_of(tensor))
     # That of dimension 0 is ignored.
-    load_box(Tensor("u16", 16, (32, 20), (64,), (16, 8), (2, 3)), (4, 3), 1280)
+    load_box(Tensor("u16", 16, (32, 20), (64,), (16, 8), (2, 3)), (8, 3), 1280)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -144,9 +153,10 @@ def test_any_box(bits: int, dims: list[int], box: list[int], steps: list[int], s
     kind = {8: "u8", 16: "f16", 32: "s32", 64: "f64"}[bits]
     outer = tuple(box[: rank - 1])
     tensor = Tensor(kind, bits, sizes, tuple(strides), (inner, *outer), (1, *steps[: rank - 1]), swizzle)
-    load_box(tensor, tuple(start[:rank]), total)
+    first = (start[0] * 128 // bits, *start[1:rank])
+    load_box(tensor, first, total)
     whole = Tensor(kind, bits, sizes, tuple(strides), (inner, *outer), (1,) * rank, swizzle)
-    store_box(whole, tuple(start[:rank]), total)
+    store_box(whole, first, total)
 
 
 def test_only_the_box_must_lie_in_the_buffer() -> None:
@@ -159,18 +169,18 @@ def test_only_the_box_must_lie_in_the_buffer() -> None:
         run(load(2), np.zeros(16, np.uint8), tensor.encode(address), (0, 3), memory=memory)
 
 
-@pytest.mark.parametrize("shift", [16, 64, 128])
+@pytest.mark.parametrize("shift", [16, 64, 128, 512, 896])
 def test_destinations_are_aligned(shift: int) -> None:
-    # 128 bytes, and with a swizzle its period.
+    # 128 bytes; a swizzle goes by the address, not by the place in the box.
     source = memory_of(4096)
     memory = ptx.DeviceMemory()
     address = memory.place(ptx.Buffer(source, "source", writable=False))
     out = np.zeros(8192, np.uint8)
-    for swizzle, period in (("none", 128), ("32B", 256), ("128B", 1024)):
-        tensor = Tensor("u8", 8, (128, 32), (128,), (32 if swizzle == "32B" else 128, 8), (1, 1), swizzle)
+    for swizzle, inner in (("none", 128), ("32B", 32), ("64B", 64), ("128B", 128)):
+        tensor = Tensor("u8", 8, (128, 32), (128,), (inner, 8), (1, 1), swizzle)
         count = box_bytes(tensor)
         body = f"add.u32 %r8, %r8, {shift};" + expect(count) + load(2) + wait() + dump(count)
-        if shift % period == 0:
+        if shift % 128 == 0:
             run(body, out, tensor.encode(address), (0, 0), memory=memory)
             expected = loaded(tensor, source.tobytes(), (0, 0), 1024 + shift)
             assert [expected[1024 + shift + i] for i in range(count)] == out[:count].tolist()
@@ -217,6 +227,38 @@ def test_stores_with_element_strides_are_refused() -> None:
         store_box(Tensor("u16", 16, (32, 20), (64,), (16, 8), (1, 3)), (0, 0), 1280)
 
 
+@pytest.mark.parametrize(("kind", "bits"), [("f16", 16), ("bf16", 16), ("f32", 32), ("f64", 64)])
+def test_nan_fill(kind: str, bits: int) -> None:
+    size = 512 // bits
+    tensor = Tensor(kind, bits, (size, 3), (64,), (size, 4), (1, 1), fill="nan")
+    for start in ((0, 1), (128 // bits, -1), (-256 // bits, 0), (0, 50)):
+        load_box(tensor, start, size_of(tensor))
+    # The last element of a tensor need not end a chunk.
+    tensor = Tensor(kind, bits, (size - 1, 3), (64,), (size, 4), (1, 1), "64B", fill="nan")
+    load_box(tensor, (0, 1), size_of(tensor))
+
+
+def test_nan_fill_needs_a_type_that_has_nan() -> None:
+    tensor = Tensor("bf16", 16, (32, 4), (64,), (32, 4), (1, 1), fill="nan")
+    changed = tensormap.replace_field(tensormap.decode_tensor_map(tensor.encode(4096)), "elemtype", 0, 1).encode()
+    with pytest.raises(ptx.MisuseError, match="u16 with the NaN fill"):
+        run(expect(256) + load(2), np.zeros(16, np.uint8), changed, (0, 0))
+
+
 def test_fp4_boxes_begin_at_multiples_of_128() -> None:
     with pytest.raises(ptx.MisuseError, match="coordinate 64 of dimension 0"):
         load_box(Tensor("u4_align16", 4, (256, 12), (160,), (128, 8), (1, 1)), (64, 0), 1920)
+
+
+@pytest.mark.parametrize("shape", ["1d", "2d", "5d"])
+@pytest.mark.parametrize("step", [1, -1, 101])
+def test_boxes_begin_at_multiples_of_16_bytes(shape: str, step: int) -> None:
+    # An H200 ends such a launch with "an illegal instruction was encountered".
+    tensor = SHAPES[shape]
+    start = (step, *[0] * (len(tensor.dims) - 1))
+    with pytest.raises(
+        ptx.MisuseError, match=f"coordinate {step} of dimension 0, .* a multiple of {128 // tensor.bits}"
+    ):
+        load_box(tensor, start, size_of(tensor))
+    with pytest.raises(ptx.MisuseError, match=f"coordinate {step} of dimension 0"):
+        store_box(tensor, start, size_of(tensor))

@@ -30,6 +30,7 @@ __all__ = ["Bulk", "Cut", "Load", "Store"]
 
 Array = Any
 _BARRIER_BYTES = 8
+_EVERY_16_BITS = 0x0001_0001_0001_0001
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Cut:
         index: int64 [n, m], bytes into the buffer.
         inside: bool [n, m], the words that lie in the tensor, or None for all.
         place: int64 [m], bytes from the begin of each copy in shared memory.
+        fill: what every 16 bits outside the tensor are loaded as.
     """
 
     access: Access
@@ -49,6 +51,7 @@ class Cut:
     index: Array
     inside: Array | None
     place: Array
+    fill: int = 0
 
     def some(self, which: Array) -> Cut:
         """The copies at which bool [n] is on."""
@@ -366,15 +369,16 @@ def _split(flights: list[Store], limit: Array) -> tuple[list[Store], list[Store]
 
 
 def _fetch(frame: Frame, cut: Cut, lanes: Array) -> Array:
-    """The words of a load [n * m, ...], zeros outside the tensor."""
+    """The words of a load [n * m, ...], the fill outside the tensor."""
     width, region = cut.access.width, cut.region
     dtype = np.dtype(f"u{min(width, 8)}")
+    fill = dtype.type(cut.fill * (_EVERY_16_BITS & np.iinfo(dtype).max))
     if region is None:
-        return np.zeros((cut.index.size, 2) if width > 8 else cut.index.size, dtype)
+        return np.full((cut.index.size, 2) if width > 8 else cut.index.size, fill, dtype)
     if region.valid is not None:
         cut.access._check_valid(frame, region, *cut.chosen(lanes))
     if cut.inside is None:
         return region.words(width).take((cut.index // width).ravel(), axis=0)
     found = region.words(width).take((np.where(cut.inside, cut.index, 0) // width).ravel(), axis=0)
-    found[~cut.inside.ravel()] = 0
+    found[~cut.inside.ravel()] = fill
     return found

@@ -4,9 +4,11 @@ A box is copied in words: the widest power of two up to 16 bytes by which every 
 the rows of a box follow one another, dimension 0 innermost. A swizzle of span S moves 16-byte chunks: bits 4 and
 up of the shared-memory address are xored with bits 7 and up, one bit of each for S = 32, two for 64 and three for 128.
 
-What the manual leaves open is refused: interleaved layouts, the 32- and 64-byte swizzle atoms, elements that the copy
-changes (f32_ftz, tf32, u6, unpadded u4), the NaN fill at a tensor's edge, boxes narrower than their swizzle span, and
-stores with element strides. That 16 padded FP4 codes take 8 bytes of data and then 8 of padding is the driver API's
+What the manual leaves open was asked of an H200 (tests/test_gpu_bulk.py): a box begins at a multiple of 128 bytes of
+shared memory whatever its swizzle, and at a multiple of 16 bytes along dimension 0 of its tensor; the NaN fill is
+0x7FF7 in every 16 bits, for types of any width. What neither tells is refused: interleaved layouts, the 32- and 64-byte
+swizzle atoms, elements that the copy changes (f32_ftz, tf32, u6, unpadded u4), boxes narrower than their swizzle span,
+and stores with element strides. That 16 padded FP4 codes take 8 bytes of data and then 8 of padding is the driver API's
 word ("8 byte gaps"); that a transaction counts their packed bytes is what CUTLASS expects of the hardware.
 """
 
@@ -25,8 +27,11 @@ __all__ = ["Box", "Words", "box_of"]
 Array = Any
 _SPAN_BITS = (0, 1, 2, 3)
 _UNCHANGED = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "u4_align16")
+_FLOATING = ("f16", "f32", "f64", "bf16")
 _PADDED = "u4_align16"
 _WIDEST = 16
+_SHARED_ALIGN = 128
+_NAN_FILL = 0x7FF7
 # Padded FP4: bytes of data, and of data and padding.
 _DATA, _SLOT = 8, 16
 
@@ -43,6 +48,7 @@ class Box:
         bits: of an element in global memory.
         padded: 8 bytes of data take 16 of shared memory.
         swizzle: number of address bits that change.
+        fill: what every 16 bits outside the tensor are loaded as.
     """
 
     rank: int
@@ -52,6 +58,7 @@ class Box:
     bits: int
     padded: bool
     swizzle: int
+    fill: int
 
     @property
     def row_bytes(self) -> int:
@@ -74,9 +81,21 @@ class Box:
         return self.bytes * (_SLOT // _DATA if self.padded else 1)
 
     @property
+    def start_multiple(self) -> int:
+        """What the first coordinate along dimension 0 must be a multiple of: 16 bytes, or a box of FP4 codes.
+
+        An H200 ends a launch with an illegal instruction otherwise, on loads, whether or not the box leaves the tensor.
+        """
+        return 128 if self.padded else 128 // self.bits
+
+    @property
     def align(self) -> int:
-        """Bytes of which a shared-memory address must be a multiple: 128, or the period of the swizzle."""
-        return 128 << self.swizzle
+        """Bytes of which a shared-memory address must be a multiple."""
+        return _SHARED_ALIGN
+
+    def phase(self, address: Array) -> Array:
+        """Where in the period of the swizzle, in bytes, a box at a shared-memory address begins."""
+        return address & ((_SHARED_ALIGN << self.swizzle) - 1)
 
 
 @dataclass(frozen=True)
@@ -112,6 +131,8 @@ def box_of(found: TensorMap, storing: bool) -> Box:
     padded = found.data_type == _PADDED
     if storing and (padded or any(step != 1 for step in steps)):
         raise ValueError("a store through a tensor map with padding or element strides, which is not modelled")
+    if found.fill and found.data_type not in _FLOATING:
+        raise ValueError(f"a tensor map of {found.data_type} with the NaN fill, which only floating-point types have")
     if not all(1 <= size <= 256 for size in box) or not all(1 <= step <= 8 for step in steps):
         raise ValueError(f"a box of {box} elements with element strides {steps}; 1 to 256 and 1 to 8 are allowed")
     multiple = 32 if padded else 16
@@ -122,7 +143,7 @@ def box_of(found: TensorMap, storing: bool) -> Box:
         )
     result = Box(
         rank, strides, tuple(-(-size // step) for size, step in zip(box, steps, strict=True)), steps, found.bits,
-        padded, _SPAN_BITS[found.swizzle],
+        padded, _SPAN_BITS[found.swizzle], _NAN_FILL if found.fill else 0,
     )  # fmt: skip
     if box[0] * found.bits % 128 or (padded and (box[0] != 128 or found.dims[0] % 128)):
         raise ValueError(f"a box of {box[0]} elements of {found.bits} bits along dimension 0 of {found.dims[0]}")
@@ -133,7 +154,7 @@ def box_of(found: TensorMap, storing: bool) -> Box:
     return result
 
 
-def words(box: Box, address: Array, dims: Array, start: Array) -> Words:
+def words(box: Box, address: Array, dims: Array, start: Array, phase: int) -> Words:
     """The words of n boxes.
 
     Args:
@@ -141,13 +162,16 @@ def words(box: Box, address: Array, dims: Array, start: Array) -> Words:
         address: int64 [n], of their tensors; only its low bits matter.
         dims: int64 [n, rank], elements of their tensors along each dimension.
         start: int64 [n, rank], coordinates of their first elements.
+        phase: `Box.phase` of all of them.
 
     Raises:
-        ValueError: coordinates at which a box of FP4 codes may not begin.
+        ValueError: coordinates at which no box may begin.
     """
-    if box.padded and (start[:, 0] % 128).any():
-        bad = int(np.argmax(start[:, 0] % 128 != 0))
-        raise ValueError(f"coordinate {int(start[bad, 0])} of dimension 0, which for FP4 must be a multiple of 128")
+    multiple = box.start_multiple
+    if (start[:, 0] % multiple).any():
+        bad = int(start[np.argmax(start[:, 0] % multiple != 0), 0])
+        kind = "FP4" if box.padded else f"elements of {box.bits} bits"
+        raise ValueError(f"coordinate {bad} of dimension 0, which for {kind} must be a multiple of {multiple}")
     origin = start[:, 0] * box.bits // 8
     if box.rank > 1:
         origin = origin + start[:, 1:] @ np.array(box.strides, np.int64)
@@ -161,7 +185,7 @@ def words(box: Box, address: Array, dims: Array, start: Array) -> Words:
     for stride in (box.row_bytes, *box.strides):
         cuts |= stride
     width = min(int(cuts & -cuts) or _WIDEST, _DATA if box.padded else _WIDEST)
-    offsets, positions, place = _pattern(box, width)
+    offsets, positions, place = _pattern(box, width, phase)
     index = origin[:, None] + offsets
     if whole:
         return Words(width, index, None, place)
@@ -174,8 +198,8 @@ def words(box: Box, address: Array, dims: Array, start: Array) -> Words:
 
 
 @lru_cache(maxsize=1024)
-def _pattern(box: Box, width: int) -> tuple[Array, tuple[Array, ...], Array]:
-    """Of a box's words: byte offsets in global memory; (word in its row, element offsets along the other dimensions);
+def _pattern(box: Box, width: int, phase: int) -> tuple[Array, tuple[Array, ...], Array]:
+    """Of the words of a box of that phase: byte offsets in global memory; (word in its row, element offsets along the other dimensions);
     byte offsets in shared memory.
     """
     per_row = box.row_bytes // width
@@ -188,5 +212,6 @@ def _pattern(box: Box, width: int) -> tuple[Array, tuple[Array, ...], Array]:
     linear = np.arange(grid.shape[1]) * width
     if box.padded:
         linear = linear // _DATA * _SLOT + linear % _DATA
-    place = linear ^ ((linear >> 7 & ((1 << box.swizzle) - 1)) << 4)
+    absolute = linear + phase
+    place = (absolute ^ ((absolute >> 7 & ((1 << box.swizzle) - 1)) << 4)) - phase
     return offsets, (column, *outer), place

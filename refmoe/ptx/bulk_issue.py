@@ -48,12 +48,18 @@ class _Boxes:
 
 
 def _boxes(
-    frame: Frame, use: MapUse, access: Access, address: Array, coordinates: tuple[Array, ...], lanes: Array
+    frame: Frame,
+    use: MapUse,
+    access: Access,
+    address: Array,
+    coordinates: tuple[Array, ...],
+    shared: Array,
+    lanes: Array,
 ) -> Iterator[_Boxes]:
-    """Group the boxes of lanes; every word that lies in its tensor must lie in the buffer."""
+    """Group the boxes of lanes, which begin at addresses `shared`; every word in its tensor must lie in the buffer."""
     storing = isinstance(access, StoreAccess)
     machine, instruction = frame.machine, access.instruction
-    groups: dict[tuple[Box, int], list[int]] = {}
+    groups: dict[tuple[Box, int, int], list[int]] = {}
     maps = use.maps(frame, address, lanes)
     for row, found in enumerate(maps):
         try:
@@ -62,26 +68,27 @@ def _boxes(
             box = box_of(found, storing)
         except ValueError as error:
             raise machine.mbarriers.misuse(instruction, int(lanes[row]), str(error)) from error
-        groups.setdefault((box, found.address >> WINDOW_BITS), []).append(row)
+        groups.setdefault((box, found.address >> WINDOW_BITS, box.phase(int(shared[row]))), []).append(row)
     start = np.stack([value.astype(np.uint32).view(np.int32).astype(np.int64) for value in coordinates], axis=1)
-    for (box, _), chosen in groups.items():
+    for (box, _, phase), chosen in groups.items():
         rows = np.array(chosen)
-        yield _Boxes(rows, box, _cut(frame, access, box, [maps[row] for row in chosen], start[rows], lanes[rows]))
+        some = [maps[row] for row in chosen]
+        yield _Boxes(rows, box, _cut(frame, access, box, some, start[rows], phase, lanes[rows]))
 
 
-def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], start: Array, lanes: Array) -> Cut:
+def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], start: Array, phase: int, lanes: Array) -> Cut:
     machine = frame.machine
     address = np.array([found.address for found in maps], np.uint64)
     dims = np.array([found.dims[: box.rank] for found in maps], np.int64)
     try:
-        found = words(box, (address & np.uint64(0xFFFF)).view(np.int64), dims, start)
+        found = words(box, (address & np.uint64(0xFFFF)).view(np.int64), dims, start, phase)
     except ValueError as error:
         raise machine.mbarriers.misuse(access.instruction, int(lanes[0]), str(error)) from error
     access = _sized(access, found.width)
     region = machine.arena.window(int(address[0]))
     inside = found.inside
     if inside is not None and not inside.any():
-        return Cut(access, None, found.index, inside, found.place)
+        return Cut(access, None, found.index, inside, found.place, box.fill)
     if region is None or region.space != "global":
         access._fault(frame, "unmapped", int(lanes[0]), int(address[0]), region, None)
     assert region is not None
@@ -92,7 +99,7 @@ def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], start: A
         row, column = np.unravel_index(int(np.argmax(beyond)), beyond.shape)
         offset = int(index[row, column])
         access._fault(frame, "out of bounds", int(lanes[row]), region.base + offset, region, offset)
-    cut = Cut(access, region, index, inside, found.place)
+    cut = Cut(access, region, index, inside, found.place, box.fill)
     if isinstance(access, StoreAccess):
         access._check_writable(frame, region, index[:, 0], lanes)
     return cut
@@ -129,7 +136,7 @@ class TensorLoad:
         _, _, bars = frame.select(barrier, guard)
         ids = frame.machine.mbarriers.objects(frame, self.barrier, bars, lanes)
         begin = tuple(_acting(frame, where, value) for value in start)
-        for part in _boxes(frame, self.use, self.source, maps, begin, lanes):
+        for part in _boxes(frame, self.use, self.source, maps, begin, to, lanes):
             rows, box = part.rows, part.box
             whole = _sized(self.target, box.span, box.align)
             _, _, index = next(whole._parts(frame, to[rows], lanes[rows]))
@@ -158,7 +165,7 @@ class TensorStore:
             return
         _, _, maps = frame.select(tensor, guard)
         begin = tuple(_acting(frame, where, value) for value in start)
-        for part in _boxes(frame, self.use, self.target, maps, begin, lanes):
+        for part in _boxes(frame, self.use, self.target, maps, begin, origin, lanes):
             rows, box = part.rows, part.box
             whole = _sized(self.source, box.span, box.align)
             _, _, index = next(whole._parts(frame, origin[rows], lanes[rows]))
