@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from verify_support import CASE, result, write_document
 
-from refmoe.verify.gate import check_reports, read_baseline, write_baseline
+from refmoe.verify.gate import NAMED_CASES, check_reports, read_baseline, write_baseline
 from refmoe.verify.report import ReportError, digest_of, read_report
 from refmoe.verify.runner import source_sha256
 from refmoe.verify.verdict import Verdict
@@ -33,11 +34,37 @@ def test_good_reports_pass(tmp_path: Path) -> None:
     assert (len(outcome.reports), outcome.passed) == (2, 3)
 
 
-@pytest.mark.parametrize("verdict", [verdict for verdict in Verdict if verdict.fails])
-def test_a_bad_verdict_is_refused_with_its_repro_line(tmp_path: Path, verdict: Verdict) -> None:
+@pytest.mark.parametrize(
+    ("verdict", "meaning"),
+    [
+        (Verdict.MISMATCH, "bytes differ"),
+        (Verdict.OUT_OF_BOUND, "values differ more than any rounding explains"),
+        (Verdict.MISTRUSTED, "equal on data that could not have failed, which proves nothing"),
+        (Verdict.ERROR, "the kernel did not run to its end"),
+    ],
+)
+def test_a_bad_verdict_is_refused_with_its_meaning_and_its_repro_line(
+    tmp_path: Path, verdict: Verdict, meaning: str
+) -> None:
     path = write_document(tmp_path / "a.json", [result(), result(OTHER, verdict, reason="because")])
-    (sentence,) = refusals(path)
-    assert f"{verdict.value} because; run: refmoe repro '{OTHER}'" in sentence
+    assert refusals(path) == [f"{path}: {verdict.value}, {meaning}: because; run: refmoe repro '{OTHER}'"]
+
+
+def test_every_failing_verdict_is_refused(tmp_path: Path) -> None:
+    for verdict in (verdict for verdict in Verdict if verdict.fails):
+        assert refusals(write_document(tmp_path / "a.json", [result(), result(OTHER, verdict, reason="x")]))
+
+
+def test_of_many_failing_cases_the_first_are_named_and_the_rest_is_counted(tmp_path: Path) -> None:
+    cases = [replace(CASE, seed=seed) for seed in range(NAMED_CASES + 1200)]
+    path = write_document(tmp_path / "a.json", [result(case, Verdict.MISMATCH, first_mismatch="x") for case in cases])
+    found = refusals(path)
+    assert [sentence.rpartition("run: ")[2] for sentence in found[:-1]] == [
+        f"refmoe repro '{case}'" for case in cases[:NAMED_CASES]
+    ]
+    assert found[-1] == (
+        f"{path}: 1,200 more cases MISMATCH: 1,200 of expand; see them all: refmoe report {path} --html out/report.html"
+    )
 
 
 def test_skipped_and_unsupported_alone_are_no_failure(tmp_path: Path) -> None:
@@ -77,6 +104,21 @@ def test_a_file_that_is_no_report_is_refused(tmp_path: Path, content: str) -> No
     (tmp_path / "a.json").write_text(content)
     (sentence,) = refusals(tmp_path)
     assert str(tmp_path / "a.json") in sentence
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "reports" / "folder.json").mkdir(parents=True)
+    (tmp_path / "latin.json").write_bytes(b'{"kind": "\xe9"}')
+    found = refusals(tmp_path / "reports", tmp_path / "latin.json", tmp_path / "absent.json")
+    assert len(found) == 3
+    assert all("cannot be read" in sentence for sentence in found)
+
+
+def test_half_a_report_is_refused(tmp_path: Path) -> None:
+    path = write_document(tmp_path / "a.json", [result()])
+    path.write_text(path.read_text()[:-40])
+    (sentence,) = refusals(path)
+    assert "no JSON, so no report" in sentence
 
 
 def test_a_document_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
@@ -127,6 +169,40 @@ def test_a_case_that_no_longer_runs_is_refused(tmp_path: Path) -> None:
     path = write_document(tmp_path / "out" / "a.json", [result(), result(OTHER, Verdict.SKIPPED, reason="no GPU")])
     (sentence,) = refusals(path, baseline=baseline)
     assert sentence == f"case {OTHER} passed in {baseline} and is now SKIPPED: no GPU"
+
+
+def test_cases_that_no_longer_run_for_one_reason_are_one_sentence(tmp_path: Path) -> None:
+    cases = [replace(CASE, seed=seed) for seed in range(30)]
+    baseline = baseline_of(tmp_path / "baseline.json", CASE, *cases)
+    skipped = [result(case, Verdict.SKIPPED, reason="no nvcc") for case in cases if case != CASE]
+    path = write_document(tmp_path / "out" / "a.json", [result(), *skipped])
+    (sentence,) = refusals(path, baseline=baseline)
+    assert sentence.endswith(f"and 28 more passed in {baseline} and is now SKIPPED: no nvcc")
+
+
+def test_a_baseline_whose_kernel_family_is_gone_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    baseline = baseline_of(tmp_path / "baseline.json", CASE)
+    document = json.loads(baseline.read_text())
+    document["cases"] += [str(replace(ON_GPU, seed=seed)).replace("expand", "reduce") for seed in range(40)]
+    baseline.write_text(json.dumps({**document, "digest": digest_of(document)}))
+    path = write_document(tmp_path / "out" / "a.json", [result()])
+    assert refusals(path, baseline=baseline) == [
+        f"kernel family reduce passed 40 cases in {baseline} and is gone; bring it back, or renew the baseline"
+    ]
+
+
+def test_an_edited_baseline_is_refused(tmp_path: Path) -> None:
+    baseline = baseline_of(tmp_path / "baseline.json", CASE, OTHER)
+    baseline.write_text(baseline.read_text().replace(str(OTHER), str(ON_GPU)))
+    path = write_document(tmp_path / "out" / "a.json", [result()])
+    (sentence,) = refusals(path, baseline=baseline)
+    assert "edited after it was made" in sentence
+
+
+def test_gpu_evidence_counts_again_once_it_is_made_from_the_present_sources(tmp_path: Path) -> None:
+    old = write_document(tmp_path / "a.json", [result(ON_GPU, source_sha256="0" * 64, arch="sm_90a")])
+    assert len(refusals(old)) == 1
+    assert refusals(write_document(tmp_path / "a.json", [result(ON_GPU, arch="sm_90a")])) == []
 
 
 def test_the_baseline_speaks_for_the_devices_of_the_reports(tmp_path: Path) -> None:

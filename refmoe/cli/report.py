@@ -44,21 +44,21 @@ def report(
         reports = parity_reports(sources)
         if (markdown or junit) and not reports:
             usage(f"--{'markdown' if markdown else 'junit'}: found no parity report; needed at least one")
-        texts = [
-            (html, lambda: page_text(sources, source_sha256)),
-            (markdown, lambda: markdown_text(*reports)),
-            (junit, lambda: junit_text(*reports)),
-        ]
-        written = []
-        for path, make in texts:
-            if path is not None:
-                text = make()
-                try:
-                    written.append(write_atomic(path, text))
-                except OSError as error:
-                    raise RefmoeError(f"cannot write {path}: {error.strerror}") from error
+        texts = {}
+        if html is not None:
+            texts[html] = page_text(sources, source_sha256)
+        if markdown is not None:
+            texts[markdown] = markdown_text(*reports)
+        if junit is not None:
+            texts[junit] = junit_text(*reports)
     except ReportError as error:
         usage(str(error))
+    written = []
+    for path, text in texts.items():
+        try:
+            written.append(write_atomic(path, text))
+        except OSError as error:
+            raise RefmoeError(f"cannot write {path}: {error.strerror}") from error
     if as_json:
         typer.echo(json.dumps({"documents": [str(path) for path in paths], "written": [str(p) for p in written]}))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,21 @@ from refmoe.verify.report import SCHEMA_VERSION, CaseRecord, Report, ReportError
 from refmoe.verify.user_kernels import stale_user_kernels
 from refmoe.verify.verdict import Verdict
 
-__all__ = ["BASELINE", "GateOutcome", "check_reports", "find_reports", "read_baseline", "write_baseline"]
+__all__ = ["BASELINE", "NAMED_CASES", "GateOutcome", "check_reports", "find_reports", "read_baseline", "write_baseline"]
 
 #: Name of the baseline in a folder of reports.
 BASELINE = "baseline.json"
+
+#: Cases that are refused with a sentence of their own, of each verdict in each report; the rest is counted.
+NAMED_CASES = 5
+
+#: What a verdict means for whoever wants to merge.
+_REFUSED = {
+    Verdict.MISMATCH: "bytes differ",
+    Verdict.OUT_OF_BOUND: "values differ more than any rounding explains",
+    Verdict.MISTRUSTED: "equal on data that could not have failed, which proves nothing",
+    Verdict.ERROR: "the kernel did not run to its end",
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +100,7 @@ def check_reports(paths: Sequence[Path], baseline: Path | None, source_sha256: C
     records = [record for report in reports.values() for record in report.cases]
     if baseline is not None:
         whole = any(path.is_dir() and baseline.resolve().is_relative_to(path.resolve()) for path in paths)
-        refusals += _check_baseline(baseline, records, whole=whole)
+        refusals += _check_baseline(baseline, records, source_sha256, whole=whole)
     passed = sum(record.verdict is Verdict.PASS for record in records)
     return GateOutcome(tuple(reports), tuple(refusals), passed)
 
@@ -105,14 +117,29 @@ def _check_bench(path: Path, document: Mapping[str, Any]) -> None:
 def _check_cases(path: Path, cases: Sequence[CaseRecord]) -> list[str]:
     if not cases:
         return [f"{path}: an empty report: it holds no case, so it proves nothing"]
-    ids = [case.id for case in cases]
-    twice = sorted({name for name in ids if ids.count(name) > 1}) if len(set(ids)) != len(ids) else []
-    refusals = [f"{path}: case {name} is there twice" for name in twice]
+    twice = [name for name, count in Counter(case.id for case in cases).items() if count > 1]
+    refusals = [f"{path}: case {name} is there twice" for name in twice[:NAMED_CASES]]
+    if len(twice) > NAMED_CASES:
+        refusals.append(f"{path}: {len(twice) - NAMED_CASES:,} more cases are there twice")
     if not any(case.verdict.ran for case in cases):
         refusals.append(f"{path}: no case ran: {cases[0].verdict.value}: {cases[0].reason}")
-    for case in cases:
-        if case.verdict.fails:
-            refusals.append(f"{path}: {case.verdict.value} {case.first_mismatch or case.reason}; run: {case.repro}")
+    for verdict, meaning in _REFUSED.items():
+        refusals += _check_verdict(path, [case for case in cases if case.verdict is verdict], meaning)
+    return refusals
+
+
+def _check_verdict(path: Path, failing: Sequence[CaseRecord], meaning: str) -> list[str]:
+    """A sentence for each of the first cases, and one for all the others."""
+    refusals = [
+        f"{path}: {case.verdict.value}, {meaning}: {case.first_mismatch or case.reason}; run: {case.repro}"
+        for case in failing[:NAMED_CASES]
+    ]
+    if rest := failing[NAMED_CASES:]:
+        kernels = ", ".join(f"{count:,} of {name}" for name, count in Counter(case.family for case in rest).items())
+        refusals.append(
+            f"{path}: {len(rest):,} more cases {rest[0].verdict.value}: {kernels}; see them all: "
+            f"refmoe report {path} --html out/report.html"
+        )
     return refusals
 
 
@@ -135,28 +162,54 @@ def _check_sources(path: Path, cases: Sequence[CaseRecord], now: Callable[[str],
     return refusals + stale_user_kernels(path, cases)
 
 
-def _check_baseline(path: Path, records: Sequence[CaseRecord], *, whole: bool) -> list[str]:
+def _check_baseline(path: Path, records: Sequence[CaseRecord], now: Callable[[str], str], *, whole: bool) -> list[str]:
     try:
         expected = read_baseline(path)
     except ReportError as error:
         return [str(error)]
+    families = {name: _family(name) for name in expected}
+    absent = {family for family in set(families.values()) if not _has_source(family, now)}
+    refusals = [
+        f"kernel family {family} passed {count:,} cases in {path} and is gone; bring it back, or renew the baseline"
+        for family, count in Counter(families.values()).items()
+        if family in absent
+    ]
     by_id = {record.id: record for record in records}
     devices = {record.device for record in records}
-    refusals = []
     gone: dict[str, list[str]] = {}
+    idle: dict[tuple[str, str | None], list[str]] = {}
     for name in expected:
         device = name.rpartition("@")[2].partition(".")[0]
-        if not whole and device not in devices:
+        if families[name] in absent or (not whole and device not in devices):
             continue
         record = by_id.get(name)
         if record is None:
             gone.setdefault(device, []).append(name)
         elif not record.verdict.ran:
-            refusals.append(f"case {name} passed in {path} and is now {record.verdict.value}: {record.reason}")
+            idle.setdefault((record.verdict.value, record.reason), []).append(name)
+    for (verdict, reason), names in idle.items():
+        refusals.append(f"case {names[0]}{_and_more(names)} passed in {path} and is now {verdict}: {reason}")
     for device, names in gone.items():
-        more = f" and {len(names) - 1} more of the device {device}" if len(names) > 1 else ""
+        more = _and_more(names, f" of the device {device}")
         refusals.append(f"case {names[0]}{more} passed in {path} and is gone; run it, or renew the baseline")
     return refusals
+
+
+def _family(name: str) -> str:
+    """The kernel family of a case id; what stands before a slash names a user's kernel under its contract."""
+    return name.partition(":")[0] if "::" not in name else name.rpartition("/")[2].partition(":")[0]
+
+
+def _has_source(family: str, now: Callable[[str], str]) -> bool:
+    try:
+        now(family)
+    except (ArgumentError, OSError):
+        return False
+    return True
+
+
+def _and_more(names: Sequence[str], whose: str = "") -> str:
+    return f" and {len(names) - 1:,} more{whose}" if len(names) > 1 else ""
 
 
 def read_baseline(path: Path) -> list[str]:

@@ -78,7 +78,9 @@ def groups(report: Report) -> list[Group]:
     """The report's cases by family, device and arch, in the order of the report."""
     found: dict[tuple[str, str, str], list[CaseRecord]] = {}
     for case in report.cases:
-        found.setdefault((case.family, case.device, case.arch), []).append(case)
+        # A user's kernel under a family's contract is a kernel of its own.
+        name = case.family if case.kernel is None else f"{case.kernel} as {case.family}"
+        found.setdefault((name, case.device, case.arch), []).append(case)
     return [Group(*key, tuple(cases)) for key, cases in found.items()]
 
 

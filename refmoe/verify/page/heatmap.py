@@ -18,10 +18,13 @@ from markupsafe import Markup
 
 from refmoe.verify.report import MismatchMapRecord
 
-__all__ = ["extent_text", "heatmap_svg"]
+__all__ = ["extent_text", "heatmap_svg", "key_text"]
 
 #: Pixels: of the whole picture at most, and of a cell.
 WIDTH, HEIGHT, LARGEST_CELL = 440, 260, 18
+
+#: Of the mark that stands for a line, in pixels, where lines would hide what they border.
+MARK = 7
 
 #: Borders nearer than this, in pixels, would hide what they border.
 NEAREST_BORDER = 5
@@ -45,23 +48,21 @@ def _span(axis: str, first: int, last: int, size: int) -> str:
 
 def heatmap_svg(record: MismatchMapRecord) -> Markup:
     """The map of one stage as an SVG element."""
-    cells = len(record.counts[0]), len(record.counts)
-    width = max(min(WIDTH, cells[0] * LARGEST_CELL), 40)
-    height = max(min(HEIGHT, cells[1] * LARGEST_CELL), 16)
-    tiles = _tile_lines(record, width, height)
+    width, height = _size(record)
+    tiles = _drawn_tiles(record, width, height)
     experts = _expert_lines(record, height)
-    title = f"{extent_text(record)}; a cell spans {record.row_step} x {record.column_step}"
+    reach = width if _fits(experts) else MARK
     # Labels lie left of the picture and above it.
     parts = [
         Markup('<svg class="map" viewBox="{} {} {} {}" width="{}" height="{}" role="img"><title>{}</title>').format(
-            -62, -22, width + 70, height + 40, width + 70, height + 40, title
+            -82, -22, width + 90, height + 28, width + 90, height + 28, extent_text(record)
         ),
         Markup('<rect class="ground" width="{}" height="{}"/>').format(width, height),
         Markup('<image href="{}" width="{}" height="{}" preserveAspectRatio="none"/>').format(
             _png(record), width, height
         ),
         *(Markup('<path class="tile" d="{}"/>').format(line) for line in tiles),
-        *(Markup('<path class="expert" d="M0 {0}H{1}"/>').format(_number(y), width) for y in experts),
+        *(Markup('<path class="expert" d="M0 {0}H{1}"/>').format(_number(y), reach) for y in experts),
         Markup('<rect class="frame" width="{}" height="{}"/>').format(width, height),
         Markup('<text x="0" y="-7">{} 0</text>').format(record.column_axis),
         Markup('<text x="{}" y="-7" text-anchor="end">{:,}</text>').format(width, record.columns - 1),
@@ -69,66 +70,79 @@ def heatmap_svg(record: MismatchMapRecord) -> Markup:
     ]
     if record.rows > 1 and height >= 24:
         parts.append(Markup('<text x="-5" y="{}" text-anchor="end">{:,}</text>').format(height, record.rows - 1))
-    parts.append(Markup('<text class="key" x="0" y="{}">{}</text>').format(height + 14, _key(record, bool(tiles))))
     return Markup("").join([*parts, Markup("</svg>")])
 
 
-def _key(record: MismatchMapRecord, drawn: bool) -> str:
-    words = [record.stage]
+def key_text(record: MismatchMapRecord) -> str:
+    """What the lines of the picture are, and how much a cell spans; "" if there is nothing to say."""
+    words = []
+    if record.row_step * record.column_step > 1:
+        words.append(f"a cell is {_area(record, record.row_step, record.column_step)}")
     if record.tile is not None:
-        note = "" if drawn else ", too small to draw"
-        words.append(f"tile {record.tile[1]} x {record.tile[0]} {record.row_axis}s{note}")
-    if len(record.expert_rows) > 1:
-        words.append("thick line: next expert")
+        lines = _tile_lines(record, *_size(record))
+        note = "" if all(map(_fits, lines)) else ", partly too small to draw"
+        words.append(f"a tile is {_area(record, *record.tile)}{note}")
+    if experts := _expert_lines(record, _size(record)[1]):
+        words.append(f"a thick {'line' if _fits(experts) else 'mark'} is where an expert begins")
     return "; ".join(words)
 
 
+def _area(record: MismatchMapRecord, rows: int, columns: int) -> str:
+    """ "8 tokens x 256 weight rows"."""
+    plural = ("" if count == 1 else "s" for count in (rows, columns))
+    return f"{rows} {record.row_axis}{next(plural)} x {columns} {record.column_axis}{next(plural)}"
+
+
+def _size(record: MismatchMapRecord) -> tuple[int, int]:
+    """Width and height of the picture in pixels, axes left out."""
+    cells = len(record.counts[0]), len(record.counts)
+    return max(min(WIDTH, cells[0] * LARGEST_CELL), 40), max(min(HEIGHT, cells[1] * LARGEST_CELL), 16)
+
+
 def _png(record: MismatchMapRecord) -> str:
-    """The cells as a data URL: transparent where nothing differs, else by the share that does, in steps of log2."""
+    """The cells as a data URL: transparent where nothing differs, else by the share that does."""
     from matplotlib.image import imsave
 
     counts = np.array(record.counts, np.float64)
-    share = np.log2(1 + counts) / np.log2(1 + max(float(counts.max()), 1.0))
+    # The last cells may span fewer rows or columns.
+    rows = np.minimum(record.row_step, record.rows - np.arange(counts.shape[0]) * record.row_step)
+    columns = np.minimum(record.column_step, record.columns - np.arange(counts.shape[1]) * record.column_step)
+    density = counts / (rows[:, None] * columns[None, :])
+    share = np.sqrt(density / max(float(density.max()), 1e-300))
     pixels = np.zeros((*counts.shape, 4), np.uint8)
     pixels[..., :3] = _FEW + share[..., None] * (_MANY - _FEW)
     pixels[..., 3] = np.where(counts > 0, 255, 0)
     buffer = io.BytesIO()
-    imsave(buffer, pixels, format="png", metadata={"Software": None})
+    imsave(buffer, pixels, format="png", metadata={})
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def _expert_lines(record: MismatchMapRecord, height: float) -> list[float]:
     starts = sorted({row for row in record.expert_rows if 0 < row < record.rows})
-    return _apart([row / record.rows * height for row in starts])
+    return [row / record.rows * height for row in starts]
 
 
-def _tile_lines(record: MismatchMapRecord, width: float, height: float) -> list[str]:
-    """SVG paths of the borders of tiles; tiles begin anew at every expert's first row."""
+def _tile_lines(record: MismatchMapRecord, width: float, height: float) -> tuple[list[float], list[float]]:
+    """Where borders of tiles lie, across and down; tiles begin anew at every expert's first row."""
     if record.tile is None:
-        return []
+        return [], []
     rows, columns = record.tile
     across = [column / record.columns * width for column in range(columns, record.columns, columns)]
     starts = [*sorted({*record.expert_rows}), record.rows]
-    down = [
-        row / record.rows * height
-        for first, end in itertools.pairwise(starts)
-        for row in range(first + rows, end, rows)
-    ]
+    tops = [row for first, end in itertools.pairwise(starts) for row in range(first + rows, end, rows)]
+    return across, [row / record.rows * height for row in tops]
+
+
+def _drawn_tiles(record: MismatchMapRecord, width: float, height: float) -> list[str]:
+    """SVG paths of the borders of tiles that are far enough apart to be seen."""
+    across, down = _tile_lines(record, width, height)
     lines = [f"M{_number(x)} 0V{_number(height)}" for x in across] if _fits(across) else []
     return lines + ([f"M0 {_number(y)}H{_number(width)}" for y in down] if _fits(down) else [])
 
 
 def _fits(places: list[float]) -> bool:
-    return len(_apart(places)) == len(places)
-
-
-def _apart(places: list[float]) -> list[float]:
-    """Those of ascending places that are far enough from the one before."""
-    kept: list[float] = []
-    for place in places:
-        if not kept or place - kept[-1] >= NEAREST_BORDER:
-            kept.append(place)
-    return kept
+    """Whether ascending places are far enough apart for lines."""
+    return all(right - left >= NEAREST_BORDER for left, right in itertools.pairwise(places))
 
 
 def _number(value: float) -> str:

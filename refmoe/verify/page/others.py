@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from refmoe.verify.page.section import Column, Limits, Section, Table, cut
@@ -129,7 +129,7 @@ def _all_true(value: Any) -> bool:
     return all(map(_all_true, value.values())) if isinstance(value, Mapping) else bool(value)
 
 
-def _lists(document: Mapping[str, Any]) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+def _lists(document: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Mapping[str, Any]]]]:
     """Every table that a benchmark holds, a mapping of mappings taken as rows with a name."""
     for key, value in document.items():
         title = key.replace("_", " ")
@@ -137,11 +137,10 @@ def _lists(document: Mapping[str, Any]) -> Iterator[tuple[str, list[Mapping[str,
             yield title, value
         elif isinstance(value, Mapping) and value:
             nested = all(isinstance(item, Mapping) for item in value.values())
-            named = [{"": name, **item} for name, item in value.items()] if nested else [value]
-            yield title, named
+            yield title, [{"": name, **item} for name, item in value.items()] if nested else [dict(value)]
 
 
-def _rows_table(rows: list[Mapping[str, Any]], limits: Limits) -> tuple[list[Column], list[list[str]]]:
+def _rows_table(rows: Sequence[Mapping[str, Any]], limits: Limits) -> tuple[list[Column], list[list[str]]]:
     keys = list(dict.fromkeys(key for row in rows for key in row))
     numeric = {key for key in keys if all(isinstance(row.get(key, 0), (int, float)) for row in rows)}
     columns = [Column(key.replace("_", " "), "number" if key in numeric else "text") for key in keys]

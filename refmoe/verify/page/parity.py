@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from refmoe.verify import render
-from refmoe.verify.page.heatmap import extent_text, heatmap_svg
+from refmoe.verify.page.heatmap import extent_text, heatmap_svg, key_text
 from refmoe.verify.page.section import Column, Finding, Group, Limits, Section, Table, cut
 from refmoe.verify.report import CaseRecord, MutantRecord, Report
 from refmoe.verify.verdict import Verdict
@@ -38,14 +39,16 @@ def parity_section(
     failing = [case for case in report.cases if case.verdict.fails]
     ordered = _spread(failing)
     survivors = [mutant for mutant in report.mutants if not mutant.caught]
-    verdict, tone = _overall(report, failing, survivors)
+    sources = _sources(report, source_sha256)
+    stale = [source.kernel for source in sources if source.now in ("CHANGED", "GONE")]
+    verdict, tone = _overall(report, failing, survivors, stale)
     tables = [
         *_failing_tables(ordered[limits.cards :], limits),
         *_idle_tables(report, limits),
         *_mutant_tables(report, limits),
         *_tolerance_tables(report, limits),
         *_slowest_tables(report, limits),
-        _hash_table(report, source_sha256),
+        _source_table(sources),
         _case_table(report, limits),
     ]
     return Section(
@@ -53,8 +56,9 @@ def parity_section(
         kind="parity",
         verdict=verdict,
         tone=tone,
-        headline=_headline(report, failing, survivors),
+        headline=_headline(report, failing, survivors, stale),
         facts=_facts(report),
+        reason=_reason(ordered, survivors),
         groups=[_group(group) for group in render.groups(report)],
         findings=[_finding(case, limits) for case in ordered[: limits.cards]],
         tables=tables,
@@ -62,15 +66,21 @@ def parity_section(
     )
 
 
-def _overall(report: Report, failing: Sequence[CaseRecord], survivors: Sequence[MutantRecord]) -> tuple[str, str]:
+def _overall(
+    report: Report, failing: Sequence[CaseRecord], survivors: Sequence[MutantRecord], stale: Sequence[str]
+) -> tuple[str, str]:
     if failing or survivors:
         return "FAIL", "bad"
     if not any(case.verdict.ran for case in report.cases):
         return "NOTHING RAN", "warn"
+    if stale:
+        return "STALE", "warn"
     return "PASS", "good"
 
 
-def _headline(report: Report, failing: Sequence[CaseRecord], survivors: Sequence[MutantRecord]) -> str:
+def _headline(
+    report: Report, failing: Sequence[CaseRecord], survivors: Sequence[MutantRecord], stale: Sequence[str]
+) -> str:
     """ "12 of 806 cases fail: 10 MISMATCH, 2 ERROR" or "2,714 of 2,720 cases pass, 6 UNSUPPORTED"."""
     total = len(report.cases)
     if failing:
@@ -83,7 +93,18 @@ def _headline(report: Report, failing: Sequence[CaseRecord], survivors: Sequence
     if report.mutants:
         caught = len(report.mutants) - len(survivors)
         text += f"; {caught} of {len(report.mutants)} planted faults caught"
+    if stale:
+        text += f"; the sources of {', '.join(stale)} changed since"
     return text
+
+
+def _reason(failing: Sequence[CaseRecord], survivors: Sequence[MutantRecord]) -> str:
+    """The first thing that is wrong, in a line."""
+    if failing:
+        return cut(
+            f"{failing[0].verdict.value} {failing[0].family} {_message(failing[0]).strip()}".split("\n", 1)[0], 300
+        )
+    return f"not caught: {survivors[0].name}: {survivors[0].fault}" if survivors else ""
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:
@@ -106,7 +127,7 @@ def _group(group: render.Group) -> Group:
     words = {case.evidence for case in group.cases if case.evidence != "none"}
     evidence = [(word, _EVIDENCE_TONES.get(word, "plain")) for word in sorted(words)]
     models = {(case.model, case.model_evidence) for case in group.cases if case.model}
-    evidence += [(f"model {model}: {word}", _EVIDENCE_TONES.get(word or "", "plain")) for model, word in sorted(models)]  # type: ignore[type-var]
+    evidence += [(f"model {model}: {word}", _EVIDENCE_TONES.get(word or "", "plain")) for model, word in sorted(models)]
     return Group(
         group.family,
         group.device,
@@ -141,8 +162,7 @@ def _finding(case: CaseRecord, limits: Limits) -> Finding:
         case.id,
         cut(_message(case), limits.message),
         case.repro,
-        [extent_text(record) for record in maps],
-        [heatmap_svg(record) for record in maps[:4]],
+        [(extent_text(record), heatmap_svg(record), key_text(record)) for record in maps[:4]],
         facts,
     )
 
@@ -237,22 +257,33 @@ def _slowest_tables(report: Report, limits: Limits) -> list[Table]:
     return [Table("Slowest cases", columns, rows, folded=True)] if rows else []
 
 
-def _hash_table(report: Report, source_sha256: Callable[[str], str] | None) -> Table:
+@dataclass(frozen=True)
+class _Source:
+    """A kernel's sources as they were when cases ran; `now` is "same", "CHANGED", "GONE" or, if unknown, ""."""
+
+    kernel: str
+    sha256: str
+    cases: int
+    now: str
+
+
+def _sources(report: Report, source_sha256: Callable[[str], str] | None) -> list[_Source]:
     """What was proven: the hash of each kernel's sources, and whether they still have it."""
-    found: dict[tuple[str, str], int] = {}
-    for case in report.cases:
-        if case.source_sha256 is not None:
-            key = case.family, case.source_sha256
-            found[key] = found.get(key, 0) + 1
-    rows = [
-        (family, digest, str(count), _now(family, digest, source_sha256)) for (family, digest), count in found.items()
+    found = Counter((case.family, case.kernel, case.source_sha256) for case in report.cases if case.source_sha256)
+    return [
+        _Source(kernel or family, str(digest), count, "" if kernel else _now(family, str(digest), source_sha256))
+        for (family, kernel, digest), count in found.items()
     ]
+
+
+def _source_table(sources: Sequence[_Source]) -> Table:
     columns = (
         Column("kernel"),
         Column("SHA-256 of its sources", "code"),
         Column("cases", "number"),
         Column("sources now", "verdict"),
     )
+    rows = [(source.kernel, source.sha256, f"{source.cases:,}", source.now) for source in sources]
     return Table("Sources", columns, rows, note="A result says nothing about a kernel whose sources changed since.")
 
 

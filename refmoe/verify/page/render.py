@@ -73,6 +73,7 @@ def _page(sections: Sequence[Section]) -> str:
         lstrip_blocks=True,
     )
     ordered = sorted(sections, key=lambda section: _TONES.index(section.tone))
-    text = loaded.get_template("page.html").render(sections=ordered, verdict=ordered[0] if ordered else None)
+    failing = sum(section.tone == "bad" for section in ordered)
+    text = loaded.get_template("page.html").render(sections=ordered, failing=failing)
     # Compiler output may hold control characters, which HTML does not allow.
     return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|[\ud800-\udfff]", "?", text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -32,8 +32,8 @@ class Limits:
 
     def smaller(self) -> Limits:
         """A quarter of each count, and half of the characters, but never nothing."""
-        counts = (max(count // 4, 1) for count in (self.cards, self.failing, self.cases, self.rows))
-        return Limits(*counts, max(self.message // 2, 200), max(self.cell // 2, 100))
+        cards, failing, cases, rows = (max(n // 4, 1) for n in (self.cards, self.failing, self.cases, self.rows))
+        return Limits(cards, failing, cases, rows, max(self.message // 2, 200), max(self.cell // 2, 100))
 
 
 def cut(text: str, length: int) -> str:
@@ -97,8 +97,7 @@ class Finding:
 
     Attributes:
         verdict, case, message, repro: as the report has them.
-        where: the extent of what differs, a sentence for each stage.
-        maps: SVG pictures of what differs.
+        maps: (extent of what differs, SVG picture, what its lines are) of each stage.
         facts: launches, hashes.
     """
 
@@ -106,8 +105,7 @@ class Finding:
     case: str
     message: str
     repro: str
-    where: Sequence[str] = ()
-    maps: Sequence[Markup] = ()
+    maps: Sequence[tuple[str, Markup, str]] = ()
     facts: Sequence[tuple[str, str]] = ()
 
 
@@ -121,6 +119,7 @@ class Section:
         verdict: "PASS", "FAIL", or what else there is to say in a word or two.
         tone: "good", "bad", "warn" or "plain".
         headline: the verdict in figures.
+        reason: the first finding in a line, or "".
         facts: what ran, when and where.
         groups: the summary by kernel.
         findings: failing cases, the first of them.
@@ -135,8 +134,9 @@ class Section:
     tone: str
     headline: str
     facts: Sequence[tuple[str, str]]
+    reason: str = ""
     groups: Sequence[Group] = ()
     findings: Sequence[Finding] = ()
     tables: Sequence[Table] = ()
     pictures: Sequence[tuple[str, Markup]] = ()
-    evidence: Sequence[str] = field(default_factory=tuple)
+    evidence: Sequence[str] = ()
