@@ -11,11 +11,25 @@ from typing import Annotated
 
 import typer
 
-from refmoe.cli import bench, cutlass, flow, gate, policy, prove, report, run, show, silicon
+from refmoe.cli import bench, cutlass, drift, flow, gate, policy, prove, report, run, show, silicon
 from refmoe.cli.common import app
 from refmoe.errors import ArgumentError, RefmoeError
 
-__all__ = ["app", "bench", "cutlass", "flow", "gate", "main", "policy", "prove", "report", "run", "show", "silicon"]
+__all__ = [
+    "app",
+    "bench",
+    "cutlass",
+    "drift",
+    "flow",
+    "gate",
+    "main",
+    "policy",
+    "prove",
+    "report",
+    "run",
+    "show",
+    "silicon",
+]
 
 
 def main() -> None:

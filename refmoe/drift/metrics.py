@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.fp32 import BF16
 
-__all__ = ["agrees", "cosine", "differing", "divergence", "max_ulp", "relative_l2"]
+__all__ = ["agrees", "cosine", "differing", "divergence", "max_ulp", "relative_l2", "rerouted"]
 
 Array = NDArray[Any]
 F64 = NDArray[np.float64]
@@ -110,6 +110,18 @@ def divergence(base: Array, other: Array) -> F64:
 def agrees(base: Array, other: Array) -> NDArray[np.bool_]:
     """Whether the largest logit is the same one, bool [sequences]; of equal ones the first counts."""
     return np.asarray(base.argmax(axis=1) == other.argmax(axis=1))
+
+
+def rerouted(base: Array, other: Array, sequences: int) -> F64:
+    """The share of tokens that went to another set of experts, float64 [sequences].
+
+    Args:
+        base: experts by rank, integers [T, k]; the tokens of a sequence come together.
+        other: likewise.
+        sequences: how many the tokens are of.
+    """
+    unlike = (np.sort(base, axis=1) != np.sort(other, axis=1)).any(axis=1)
+    return np.asarray(unlike.reshape(sequences, -1).mean(axis=1))
 
 
 def _rows(base: Array, other: Array) -> tuple[F64, F64]:

@@ -16,9 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.drift.growth import Growth, fit_growth
-from refmoe.drift.metrics import agrees, cosine, differing, divergence, max_ulp, relative_l2
+from refmoe.drift.metrics import agrees, cosine, differing, divergence, max_ulp, relative_l2, rerouted
 from refmoe.drift.paths import DriftPath
-from refmoe.drift.trace import Difference, FormatsPart, Runner, Trace, bytes_compared, find_difference, find_formats
+from refmoe.drift.trace import (
+    Difference,
+    FormatsPart,
+    Place,
+    Runner,
+    Trace,
+    bytes_compared,
+    find_difference,
+    find_formats,
+)
 from refmoe.errors import ArgumentError, describe
 from refmoe.models import GptOssCheckpoint
 
@@ -74,7 +83,8 @@ class Comparison:
         formats: the first stage that they keep in different formats, if any.
         diverged: for each sequence the first step whose input token is another one; None for never.
         layers: by place and metric float64 [sequences, steps, layers]; the place "moe" is what left the experts,
-            "hidden" what left the layer; "differing" counts elements with other bytes.
+            "hidden" what left the layer; "differing" counts elements with other bytes. Under "routing" there is
+            "rerouted", the share of tokens that went to another set of experts; NaN for a path that does not say.
         logits: by metric float64 [sequences, steps]: "divergence" in nats, "relative_l2", and "top1", 1 where the most
             likely token is the same.
         growth: of the relative error of the last layer's hidden state, over the steps after the prompt.
@@ -197,8 +207,17 @@ class _Tally:
             for name, metric in _LAYER_METRICS.items():
                 values = np.stack([metric(a, b) for a, b in pairs], axis=1)
                 self.layers.setdefault(place, {}).setdefault(name, []).append(values)
+        routes = np.stack([_rerouted(base, other, layer, self.sequences) for layer in range(len(base.moe))], axis=1)
+        self.layers.setdefault("routing", {}).setdefault("rerouted", []).append(routes)
         for name, metric in (("divergence", divergence), ("relative_l2", relative_l2), ("top1", agrees)):
             self.logits.setdefault(name, []).append(metric(base.logits, other.logits))
+
+
+def _rerouted(base: Trace, other: Trace, layer: int, sequences: int) -> Array:
+    ids = [trace.arrays.get(Place(layer, "routing", "ids")) for trace in (base, other)]
+    if ids[0] is None or ids[1] is None:
+        return np.full(sequences, np.nan)
+    return rerouted(ids[0], ids[1], sequences)
 
 
 class _Group:
@@ -286,9 +305,9 @@ def _joined(tallies: Sequence[_Tally]) -> Comparison:
     layers = {
         place: {
             name: np.concatenate([np.stack(tally.layers[place][name], axis=1) for tally in tallies]).astype(np.float64)
-            for name in _LAYER_METRICS
+            for name in one.layers[place]
         }
-        for place in PLACES
+        for place in one.layers
     }
     logits = {
         name: np.concatenate([np.stack(tally.logits[name], axis=1) for tally in tallies]).astype(np.float64)

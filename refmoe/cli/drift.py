@@ -1,0 +1,152 @@
+"""The command that sets paths side by side over decode steps."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from refmoe.cli.common import JsonOption, ReportOption, app, finish, usage, usage_errors
+
+__all__ = ["drift"]
+
+_MODES: dict[str, tuple[str, ...]] = {
+    "teacher-forced": ("teacher-forced",),
+    "free-running": ("free-running",),
+    "both": ("teacher-forced", "free-running"),
+}
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "refmoe drift\n\n"
+    "refmoe drift --paths cutlass:fused,cutlass:separate --steps 16\n\n"
+    "refmoe drift --base cutlass:fused --policies floor,even,flashinfer --plot out/drift.png\n\n"
+    "refmoe drift --checkpoint gpt-oss-20b/ --paths cutlass,marlin --batch 1 --sweep prompt=8,64"
+)
+def drift(
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Folder of a gpt-oss checkpoint; a tiny random one if left out.")
+    ] = None,
+    paths: Annotated[
+        str | None,
+        typer.Option(
+            help="With commas: BACKEND[:separate|fused][:POLICY][:ARCH], or formula. Left out: cutlass separate and "
+            "fused, marlin, and cutlass with FLOOR scales."
+        ),
+    ] = None,
+    policies: Annotated[
+        str | None, typer.Option(help="Scale policies, with commas: the base's path once with each.")
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="The path that others are held against; the first if left out.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Tokens to decode after the prompt.")] = 64,
+    mode: Annotated[
+        str, typer.Option(help="teacher-forced (all get the base's tokens), free-running (each its own) or both.")
+    ] = "both",
+    batch: Annotated[int | None, typer.Option(min=1, help="Sequences; 2 if left out.")] = None,
+    prompt_length: Annotated[int | None, typer.Option(min=1, help="Tokens in a seeded prompt; 8 if left out.")] = None,
+    prompt: Annotated[
+        str | None, typer.Option(help='The prompt itself: "3,1,4", or "3,1,4;1,5,9" for two sequences.')
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="batch=1,4, prompt=..., k=... or in-flight=... (sequences decoded together); may be repeated."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the prompts and of the random checkpoint.")] = 7,
+    report: ReportOption = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the curves, to a .png or .svg file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Decode by several paths side by side; exit status 1 if two of one arithmetic differ, as fused and separate."""
+    from rich.progress import Progress
+
+    from refmoe.drift import run_drift
+    from refmoe.drift.document import document_text, drift_document
+    from refmoe.drift.inputs import draw_prompts, open_or_write, parse_prompts, parse_sweeps, sweep_points
+    from refmoe.drift.paths import named_paths
+    from refmoe.drift.view import drift_view
+    from refmoe.verify.session import make_console
+
+    if mode not in _MODES:
+        usage(f"--mode: found {mode!r}; needed one of {', '.join(_MODES)}")
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
+        usage(f"--plot: found {plot}; needed a name that ends in .png or .svg")
+    start = time.perf_counter()
+    with usage_errors():
+        chosen, first = named_paths(_listed(paths), _listed(policies), base)
+        sweeps = parse_sweeps(sweep or [])
+        given = None if prompt is None else parse_prompts(prompt)
+        if given is not None and (batch or prompt_length or sweeps.keys() & {"batch", "prompt"}):
+            usage("--prompt: found with a batch or a prompt length; needed alone: it says both")
+        shape = (batch or 2, prompt_length or 8) if given is None else given.shape
+        points = sweep_points(sweeps, *shape)
+        with open_or_write(checkpoint, seed) as opened:
+            runs = []
+            console = make_console(stderr=True)
+            with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+                groups = sum(-(-point.batch // point.in_flight) for point in points)
+                task = bar.add_task("decoding", total=groups * (steps + 1))
+
+                def advance(text: str) -> None:
+                    bar.update(task, advance=1, description=text)
+
+                for point in points:
+                    vocabulary = opened.config.vocab_size
+                    prompts = draw_prompts(vocabulary, point.batch, point.prompt, seed) if given is None else given
+                    run = run_drift(
+                        opened,
+                        chosen,
+                        prompts,
+                        base=first,
+                        steps=steps,
+                        modes=_MODES[mode],
+                        top_k=point.k,
+                        in_flight=point.in_flight,
+                        progress=advance,
+                    )
+                    runs.append(run)
+            document = drift_document(
+                runs,
+                chosen,
+                opened,
+                base=first,
+                steps=steps,
+                seed=seed,
+                tiny=checkpoint is None,
+                command=shlex.join(["refmoe", *sys.argv[1:]]),
+                seconds=time.perf_counter() - start,
+            )
+    if plot is not None:
+        from refmoe.drift.picture import draw_drift
+
+        try:
+            draw_drift(document, plot)
+        except OSError as error:
+            usage(f"--plot: cannot write {plot}: {error.strerror}")
+    if report is not None:
+        from refmoe.files import write_atomic
+
+        # Thousands of numbers: a line each, as other documents have it, would be a file of nothing but lines.
+        try:
+            write_atomic(report, document_text(document) + "\n")
+        except OSError as error:
+            usage(f"--report: cannot write {report}: {error.strerror}")
+    finish(
+        document,
+        document["passed"],
+        report=None,
+        as_json=as_json,
+        show=lambda made: make_console().print(drift_view(made)),
+    )
+
+
+def _listed(text: str | None) -> list[str] | None:
+    return None if text is None else [word.strip() for word in text.split(",")]

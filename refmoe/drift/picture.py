@@ -1,0 +1,235 @@
+"""A drift document as a picture: how far paths are apart, and whether that grows. Sizes are inches.
+
+Imported only when a picture is asked for, so that nobody else waits for matplotlib.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, PercentFormatter
+
+from refmoe.drift.run import FREE, TEACHER
+from refmoe.drift.view import point_text
+from refmoe.errors import ArgumentError, describe
+from refmoe.files import write_atomic
+
+__all__ = ["draw_drift"]
+
+WIDTH, HEIGHT = 15.0, 7.2
+FORMATS = (".png", ".svg")
+#: Okabe and Ito's colours, which colour-blind readers can tell apart, without the yellow that white paper swallows.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+INK, QUIET = "#222222", "#707070"
+LIGHT, STRONG = 0.30, 1.9
+#: Steps over which shares are averaged.
+WINDOW = 8
+LEFT = 0.05
+DPI = 120
+
+Comparisons = Sequence[Mapping[str, Any]]
+#: The numbers [sequences, steps, layers] of a comparison that a panel draws.
+Curve = Callable[[Mapping[str, Any]], Any]
+
+
+def draw_drift(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
+    """Draw a drift document to a .png or .svg file, replaced atomically; the same document gives the same bytes.
+
+    The curves are those of the first point of a sweep. Layers are thin lines, the last one is strong; of several
+    sequences the geometric mean is drawn.
+
+    Args:
+        document: as `drift_document` makes it.
+        path: the file.
+
+    Raises:
+        ArgumentError: another suffix.
+        OSError: the file cannot be written.
+    """
+    target = Path(path)
+    if target.suffix.lower() not in FORMATS:
+        raise ArgumentError("path", describe(str(path)), "a name that ends in " + " or ".join(FORMATS))
+    run = document["runs"][0]
+    modes = {one["mode"] for one in run["comparisons"]}
+    # Free-running alone has no teacher-forced curves to show.
+    shown = [one for one in run["comparisons"] if one["mode"] == (TEACHER if TEACHER in modes else FREE)]
+    free = [one for one in run["comparisons"] if one["mode"] == FREE]
+    style: dict[Any, Any] = {"font.family": "DejaVu Sans", "font.size": 8.5, "svg.hashsalt": "refmoe"}
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(WIDTH, HEIGHT), facecolor="white")
+        FigureCanvasAgg(figure)
+        grid = figure.add_gridspec(2, 4, left=LEFT, right=0.985, top=0.825, bottom=0.075, hspace=0.38, wspace=0.3)
+        _title(figure, document, run, shown)
+        axes = [figure.add_subplot(grid[row, column]) for row in range(2) for column in range(4)]
+        _layer_curves(axes[0], shown, _curve("hidden", "relative_l2"), "Hidden state, error", "relative L2")
+        _layer_curves(axes[1], shown, _turn, "Hidden state, direction", "1 - cosine")
+        _layer_curves(axes[2], shown, _curve("moe", "relative_l2"), "What experts give, error", "relative L2")
+        _layer_curves(
+            axes[3], shown, _curve("moe", "max_ulp"), "What experts give, farthest value", "BF16 ulp", dots=True
+        )
+        _divergence(axes[4], shown)
+        _tokens(axes[5], shown, free)
+        _rerouted(axes[6], shown)
+        _growth(axes[7], shown)
+        for ax in axes:
+            for side in ("top", "right"):
+                ax.spines[side].set_visible(False)
+        stream = io.BytesIO()
+        picture_format = target.suffix.lower()[1:]
+        metadata = {"Date": None} if picture_format == "svg" else {"Software": None}
+        figure.savefig(stream, format=picture_format, dpi=DPI, metadata=metadata)
+    return write_atomic(target, stream.getvalue())
+
+
+def _title(figure: Figure, document: Mapping[str, Any], run: Mapping[str, Any], shown: Comparisons) -> None:
+    config = document["checkpoint"]["config"]
+    left = LEFT
+    figure.text(left, 0.955, f"Drift from {document['base']} over decode steps", fontsize=14, weight="bold", color=INK)
+    facts = (
+        f"{document['checkpoint']['name']} gpt-oss, {config['num_hidden_layers']} layers, "
+        f"{config['num_local_experts']} experts; {point_text(run['point'])}; {shown[0]['mode']} but for dashes; "
+        "thin lines: layers, strong: the last"
+    )
+    figure.text(left, 0.928, facts, color=QUIET)
+    place = left
+    for index, one in enumerate(shown):
+        same = one["bytes_differing"] == 0
+        note = f": all {one['bytes_compared']:,} bytes the same, at every step" if same else ""
+        against = "" if one["base"] == document["base"] else f" against {one['base']}"
+        text = figure.text(place, 0.893, f"{one['path']}{against}{note}", color=_colour(index), weight="bold")
+        place += text.get_window_extent().width / figure.bbox.width + 0.03
+
+
+def _curve(place: str, metric: str) -> Curve:
+    return lambda one: np.array(one["curves"][place][metric], np.float64)
+
+
+def _turn(one: Mapping[str, Any]) -> Any:
+    return 1 - np.array(one["curves"]["hidden"]["cosine"], np.float64)
+
+
+def _layer_curves(ax: Axes, shown: Comparisons, curve: Curve, title: str, label: str, *, dots: bool = False) -> None:
+    """A metric over the steps, on a log scale; a path that is zero throughout has no line there."""
+    for index, one in enumerate(shown):
+        values = _logged(curve(one))
+        for layer in range(values.shape[1]):
+            last = layer == values.shape[1] - 1
+            line = {"linestyle": "", "marker": "o", "markersize": 3.2 if last else 1.6, "markeredgewidth": 0}
+            ax.plot(
+                values[:, layer],
+                color=_colour(index),
+                alpha=1.0 if last else LIGHT,
+                zorder=3 if last else 2,
+                **(line if dots else {"linewidth": STRONG if last else 0.8}),
+            )
+    _steps(ax, title, label, shown)
+    _log_scale(ax)
+
+
+def _divergence(ax: Axes, shown: Comparisons) -> None:
+    for index, one in enumerate(shown):
+        values = _logged(np.array(one["curves"]["logits"]["divergence"], np.float64)[..., None])
+        ax.plot(values[:, 0], color=_colour(index), linewidth=STRONG)
+    _steps(ax, "Next token, divergence", "KL(base, path), nats", shown)
+    _log_scale(ax)
+
+
+def _tokens(ax: Axes, shown: Comparisons, free: Comparisons) -> None:
+    """Agreement on the most likely token; dashed, the sequences that still say what the base says."""
+    for index, one in enumerate(shown):
+        share = np.array(one["curves"]["logits"]["top1"], np.float64).mean(axis=0)
+        ax.plot(_smoothed(share), color=_colour(index), linewidth=STRONG)
+        twin = next((other for other in free if (other["path"], other["base"]) == (one["path"], one["base"])), None)
+        if twin is not None:
+            steps = np.arange(len(share))
+            alive = [steps < (np.inf if step is None else step) for step in twin["diverged"]]
+            ax.step(steps, np.mean(alive, axis=0), color=_colour(index), linestyle="--", linewidth=1.2, where="mid")
+    _steps(ax, "Same most likely token; dashed: same text", f"share, mean of {WINDOW} steps", shown)
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.set_ylim(-0.04, 1.06)
+
+
+def _rerouted(ax: Axes, shown: Comparisons) -> None:
+    """How many tokens go to other experts than in the base: the jumps in the errors."""
+    for index, one in enumerate(shown):
+        share = np.array(one["curves"]["routing"]["rerouted"], np.float64).mean(axis=0)
+        for layer in range(share.shape[1]):
+            last = layer == share.shape[1] - 1
+            width, alpha = (STRONG, 1.0) if last else (0.8, LIGHT)
+            ax.plot(_smoothed(share[:, layer]), color=_colour(index), linewidth=width, alpha=alpha)
+    _steps(ax, "Tokens sent to other experts", f"share, mean of {WINDOW} steps", shown)
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.set_ylim(bottom=-0.01)
+
+
+def _smoothed(share: Any) -> Any:
+    """The mean of each step and those before it, `WINDOW` of them where there are as many."""
+    sums = np.cumsum(np.concatenate([[0.0], share]))
+    ends = np.arange(1, len(sums))
+    starts = np.maximum(ends - WINDOW, 0)
+    return (sums[ends] - sums[starts]) / (ends - starts)
+
+
+def _log_scale(ax: Axes) -> None:
+    """Powers of ten have labels, nothing else: it would be more label than line."""
+    drawn = [line.get_ydata() for line in ax.lines]
+    if not any(np.isfinite(values).any() for values in drawn):
+        return
+    ax.set_yscale("log")
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _growth(ax: Axes, shown: Comparisons) -> None:
+    """By how much the error changes a step, with its interval, and what follows."""
+    ax.axvline(0, color=QUIET, linewidth=0.8)
+    for index, one in enumerate(shown):
+        growth, colour = one["growth"], _colour(index)
+        height = -index
+        if growth["rate"] is not None:
+            low, rate, high = (100 * np.expm1(growth[name]) for name in ("low", "rate", "high"))
+            ax.plot([low, high], [height, height], color=colour, linewidth=STRONG, solid_capstyle="butt")
+            ax.plot([rate], [height], "o", color=colour, markersize=6)
+        words = f"{one['path']}: {growth['conclusion']}"
+        if growth["rate"] is None and growth["conclusion"] == "does not grow":
+            words += " (exactly zero)"
+            ax.plot([0], [height], "o", color=colour, markersize=6)
+        ax.text(0.02, height + 0.28, words, color=colour, transform=ax.get_yaxis_transform())
+    ax.set_ylim(-len(shown) + 0.4, 0.75)
+    ax.set_yticks([])
+    ax.spines["left"].set_visible(False)
+    ax.set_title("Does the hidden state's error grow? 95 % interval", loc="left", fontsize=9)
+    ax.set_xlabel("change of the error, % a step")
+    # Zero in the middle, so that to the right of it means growth at a glance.
+    reach = max(abs(limit) for limit in ax.get_xlim())
+    ax.set_xlim(-reach, reach)
+
+
+def _logged(curve: Any) -> Any:
+    """[sequences, steps, layers] to the geometric mean over sequences, NaN where one of them is zero or undefined."""
+    values = np.array(curve, np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.exp(np.log(values).mean(axis=0))
+    mean[~(mean > 0)] = np.nan
+    return mean
+
+
+def _steps(ax: Axes, title: str, label: str, shown: Comparisons) -> None:
+    ax.set_title(title, loc="left", fontsize=9)
+    ax.set_xlabel("decode step (0: the prompt)")
+    ax.set_ylabel(label)
+    ax.set_xlim(0, max(len(shown[0]["curves"]["logits"]["top1"][0]) - 1, 1))
+    ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+    ax.set_axisbelow(True)
+
+
+def _colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
