@@ -258,6 +258,7 @@ def _record(result: Result, maps: list[MismatchMapRecord] | None) -> CaseRecord:
         launches=list(result.launches),
         lane_instructions=result.lane_instructions,
         made_of=result.made_of,
+        kernel=None,
         seconds=round(result.seconds, 4),
         maps=maps,
     )
