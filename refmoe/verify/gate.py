@@ -11,7 +11,7 @@ from typing import Any
 
 from refmoe.errors import ArgumentError
 from refmoe.files import write_atomic
-from refmoe.verify import conformance, stress
+from refmoe.verify import conformance, drift_report, stress
 from refmoe.verify.report import SCHEMA_VERSION, CaseRecord, Report, ReportError, check_report, digest_of, read_document
 from refmoe.verify.user_kernels import stale_user_kernels
 from refmoe.verify.verdict import Verdict
@@ -80,6 +80,9 @@ def check_reports(paths: Sequence[Path], baseline: Path | None, source_sha256: C
                 continue
             if document.get("kind") == stress.KIND:
                 refusals += stress.check_document(path, document, source_sha256)
+                continue
+            if document.get("kind") == drift_report.KIND:
+                refusals += drift_report.check_document(path, document)
                 continue
             if "kind" in document and document["kind"] != "parity":
                 _check_bench(path, document)

@@ -23,6 +23,9 @@ __all__ = ["extent_text", "heatmap_svg", "key_text"]
 #: Pixels: of the whole picture at most, and of a cell.
 WIDTH, HEIGHT, LARGEST_CELL = 440, 260, 18
 
+#: Of the picture at least, so that the labels of its ends do not meet.
+NARROWEST = 120
+
 #: Of the mark that stands for a line, in pixels, where lines would hide what they border.
 MARK = 7
 
@@ -96,7 +99,7 @@ def _area(record: MismatchMapRecord, rows: int, columns: int) -> str:
 def _size(record: MismatchMapRecord) -> tuple[int, int]:
     """Width and height of the picture in pixels, axes left out."""
     cells = len(record.counts[0]), len(record.counts)
-    return max(min(WIDTH, cells[0] * LARGEST_CELL), 40), max(min(HEIGHT, cells[1] * LARGEST_CELL), 16)
+    return max(min(WIDTH, cells[0] * LARGEST_CELL), NARROWEST), max(min(HEIGHT, cells[1] * LARGEST_CELL), 16)
 
 
 def _png(record: MismatchMapRecord) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from refmoe.errors import RefmoeError
+from refmoe.verify.page.drift import drift_section
 from refmoe.verify.page.others import bench_section, conformance_section, stress_section
 from refmoe.verify.page.parity import parity_section
 from refmoe.verify.page.section import Limits, Section
@@ -19,6 +20,13 @@ __all__ = ["MAX_BYTES", "page_of", "page_text"]
 MAX_BYTES = 5_000_000
 
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
+
+_SECTIONS = {
+    "stress": stress_section,
+    "conformance": conformance_section,
+    "bench": bench_section,
+    "drift": drift_section,
+}
 
 #: Order of the sections' verdicts on the page: what is wrong comes first.
 _TONES = ("bad", "warn", "good", "plain")
@@ -55,10 +63,10 @@ def _section(source: Source, limits: Limits, source_sha256: Callable[[str], str]
     name = source.path.name
     if source.report is not None:
         return parity_section(name, source.report, limits, source_sha256)
-    make = {"stress": stress_section, "conformance": conformance_section, "bench": bench_section}[source.kind]
+    make = _SECTIONS[source.kind]
     try:
         return make(name, source.document, limits)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise ReportError(f"{source.path}: says it is of kind {source.kind}, but lacks or spoils {error}") from error
 
 
