@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bulk_support import COMMIT, FENCE, TEXT, THREADS, TILE_BYTES, Tensor, dump, expect, fill, load, store, wait
-from test_ptx_bulk_tensor import SHAPES, STARTS, box_bytes, memory_of, size_of, start_of
+from test_ptx_bulk_tensor import SHAPES, STARTS, STORED_SHAPES, STORED_STARTS, box_bytes, memory_of, size_of, start_of
 
 from refmoe import ptx
 from refmoe.cuda.device import CudaDevice, DeviceUnavailable, open_device
@@ -116,14 +116,25 @@ def test_loads(gpu: CudaDevice, shape: str) -> None:
         agree(both, tensor, start_of(tensor, start), np.zeros(count, np.uint8))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", STORED_SHAPES)
 def test_stores(gpu: CudaDevice, shape: str) -> None:
-    tensor = SHAPES[shape]
+    tensor = STORED_SHAPES[shape]
     rank, count = len(tensor.dims), box_bytes(tensor)
     done = "@%p0 cp.async.bulk.wait_group 0;"
     both = Both(gpu, fill(count) + FENCE + "bar.sync 0;" + store(rank) + COMMIT + done)
-    for start in STARTS:
+    for start in STORED_STARTS:
         agree(both, tensor, start_of(tensor, start), memory_of(count, 2))
+
+
+def test_stores_across_an_end_inside_16_bytes_write_beyond_it(gpu: CudaDevice) -> None:
+    # The executor refuses them; this is why.
+    tensor = SHAPES["1d"]
+    count, size = box_bytes(tensor), size_of(tensor)
+    done = "@%p0 cp.async.bulk.wait_group 0;"
+    both = Both(gpu, fill(count) + FENCE + "bar.sync 0;" + store(1) + COMMIT + done)
+    before, tile = memory_of(size + 64), memory_of(count, 2)
+    after, _ = both._gpu(tensor, (48,), before, tile, 0)
+    assert after[size : size + 8].tobytes() != before[size : size + 8].tobytes()
 
 
 def test_element_strides(gpu: CudaDevice) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from bulk_support import (
@@ -107,11 +109,37 @@ def test_loads(shape: str, start: str) -> None:
     load_box(tensor, start_of(tensor, start), size_of(tensor))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("start", STARTS)
+# Stores begin inside, and the rows of their tensors end where 16 bytes do.
+STORED_SHAPES = {
+    name: replace(tensor, dims=(tensor.dims[0] // (step := 128 // tensor.bits) * step, *tensor.dims[1:]))
+    for name, tensor in SHAPES.items()
+}
+STORED_STARTS = [name for name, start in STARTS.items() if min(start) >= 0]
+
+
+@pytest.mark.parametrize("shape", STORED_SHAPES)
+@pytest.mark.parametrize("start", STORED_STARTS)
 def test_stores(shape: str, start: str) -> None:
-    tensor = SHAPES[shape]
+    tensor = STORED_SHAPES[shape]
     store_box(tensor, start_of(tensor, start), size_of(tensor))
+
+
+@pytest.mark.parametrize("start", [(-16, 0), (0, -1)])
+def test_stores_at_negative_coordinates_are_refused(start: tuple[int, int]) -> None:
+    # An H200 ends such a launch with "an illegal instruction was encountered".
+    with pytest.raises(ptx.MisuseError, match="a store at coordinate -1"):
+        store_box(SHAPES["wide"], start, size_of(SHAPES["wide"]))
+
+
+@pytest.mark.parametrize("shape", ["1d", "wide"])
+def test_stores_across_an_end_inside_16_bytes_are_refused(shape: str) -> None:
+    tensor = SHAPES[shape]
+    rank = len(tensor.dims)
+    store_box(tensor, (0,) * rank, size_of(tensor))
+    with pytest.raises(
+        ptx.MisuseError, match=f"a tensor of {tensor.dims[0]} bytes along dimension 0, no multiple of 16"
+    ):
+        store_box(tensor, (48, *(0,) * (rank - 1)), size_of(tensor))
 
 
 @pytest.mark.parametrize("spelling", ["shared::cta.global.tile", "shared::cluster.global", "shared::cta.global"])
@@ -155,8 +183,9 @@ def test_any_box(bits: int, dims: list[int], box: list[int], steps: list[int], s
     tensor = Tensor(kind, bits, sizes, tuple(strides), (inner, *outer), (1, *steps[: rank - 1]), swizzle)
     first = (start[0] * 128 // bits, *start[1:rank])
     load_box(tensor, first, total)
+    sizes = (-(-sizes[0] * bits // 128) * 128 // bits, *sizes[1:])
     whole = Tensor(kind, bits, sizes, tuple(strides), (inner, *outer), (1,) * rank, swizzle)
-    store_box(whole, first, total)
+    store_box(whole, tuple(max(at, 0) for at in first), total)
 
 
 def test_only_the_box_must_lie_in_the_buffer() -> None:

@@ -6,7 +6,9 @@ up of the shared-memory address are xored with bits 7 and up, one bit of each fo
 
 What the manual leaves open was asked of an H200 (tests/test_gpu_bulk.py): a box begins at a multiple of 128 bytes of
 shared memory whatever its swizzle, and at a multiple of 16 bytes along dimension 0 of its tensor; the NaN fill is
-0x7FF7 in every 16 bits, for types of any width. What neither tells is refused: interleaved layouts, the 32- and 64-byte
+0x7FF7 in every 16 bits, for types of any width. A store at a negative coordinate ends the launch (measured along
+dimension 0), and one across the end of a tensor that ends inside 16 bytes writes beyond it: both are refused. What
+neither tells is refused: interleaved layouts, the 32- and 64-byte
 swizzle atoms, elements that the copy changes (f32_ftz, tf32, u6, unpadded u4), boxes narrower than their swizzle span,
 and stores with element strides. That 16 padded FP4 codes take 8 bytes of data and then 8 of padding is the driver API's
 word ("8 byte gaps"); that a transaction counts their packed bytes is what CUTLASS expects of the hardware.
@@ -154,6 +156,25 @@ def box_of(found: TensorMap, storing: bool) -> Box:
     return result
 
 
+def check_store(box: Box, dims: Array, start: Array) -> None:
+    """Refuse boxes that can be loaded, but not stored. Arguments as of `words`.
+
+    Raises:
+        ValueError: what an H200 refuses, or where it writes beyond the tensor.
+    """
+    if (start < 0).any():
+        row, dimension = np.argwhere(start < 0)[0]
+        raise ValueError(f"a store at coordinate {int(start[row, dimension])} of dimension {int(dimension)}, below 0")
+    ragged = (dims[:, 0] * box.bits % 128 != 0) & (start[:, 0] < dims[:, 0])
+    ragged &= start[:, 0] + box.counts[0] > dims[:, 0]
+    if ragged.any():
+        size = int(dims[np.argmax(ragged), 0]) * box.bits // 8
+        raise ValueError(
+            f"a store across the end of a tensor of {size} bytes along dimension 0, no multiple of 16: bytes beyond it "
+            "would be written"
+        )
+
+
 def words(box: Box, address: Array, dims: Array, start: Array, phase: int) -> Words:
     """The words of n boxes.
 
@@ -199,8 +220,10 @@ def words(box: Box, address: Array, dims: Array, start: Array, phase: int) -> Wo
 
 @lru_cache(maxsize=1024)
 def _pattern(box: Box, width: int, phase: int) -> tuple[Array, tuple[Array, ...], Array]:
-    """Of the words of a box of that phase: byte offsets in global memory; (word in its row, element offsets along the other dimensions);
-    byte offsets in shared memory.
+    """Of the words of a box of that phase.
+
+    Byte offsets in global memory; (word in its row, element offsets along the other dimensions); byte offsets in shared
+    memory.
     """
     per_row = box.row_bytes // width
     grid = np.indices((*reversed(box.counts[1:]), per_row)).reshape(box.rank, -1)

@@ -11,7 +11,7 @@ import numpy as np
 from refmoe.ptx.access import Access
 from refmoe.ptx.access import Store as StoreAccess
 from refmoe.ptx.bulk import Cut, Load, Store
-from refmoe.ptx.bulk_boxes import Box, box_of, words
+from refmoe.ptx.bulk_boxes import Box, box_of, check_store, words
 from refmoe.ptx.bulk_maps import MapUse
 from refmoe.ptx.memory import WINDOW_BITS
 from refmoe.ptx.tensormap import TensorMap
@@ -81,6 +81,8 @@ def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], start: A
     address = np.array([found.address for found in maps], np.uint64)
     dims = np.array([found.dims[: box.rank] for found in maps], np.int64)
     try:
+        if isinstance(access, StoreAccess):
+            check_store(box, dims, start)
         found = words(box, (address & np.uint64(0xFFFF)).view(np.int64), dims, start, phase)
     except ValueError as error:
         raise machine.mbarriers.misuse(access.instruction, int(lanes[0]), str(error)) from error
