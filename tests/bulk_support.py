@@ -174,7 +174,7 @@ def swizzled(address: int, mode: str) -> int:
 
 def loaded(tensor: Tensor, memory: bytes, start: Sequence[int], address: int = 1024) -> dict[int, int]:
     """What a load writes: byte by shared-memory address, of a tile at `address`."""
-    result = {}
+    result: dict[int, int] = {}
     for number, at, inside in _elements(tensor, start):
         where = at[0] * tensor.bits + 8 * sum(a * s for a, s in zip(at[1:], tensor.strides, strict=True))
         for bit in range(0, tensor.bits, 4):

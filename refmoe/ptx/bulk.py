@@ -326,6 +326,9 @@ class Bulk:
     def leave(self, lanes: Array) -> None:
         """`lanes` (bool of all lanes) exit.
 
+        Shared memory is another CTA's once a CTA has ended, and nobody but the thread that issued a store can wait for
+        its group (PTX ISA, `cp.async.bulk.wait_group`). If it exits without, nothing orders the read before that end.
+
         Raises:
             MisuseError: a store of theirs has not read its source, or a load into a CTA that ends is under way.
         """
