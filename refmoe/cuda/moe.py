@@ -57,8 +57,8 @@ def fused_moe(
     quantize_in_expand: bool = True,
     use_mxfp8_act_scaling: bool = True,
     activation: str = "gpt_oss",
-    mode: str = "rceil",
-    edge: str = "exact",
+    scale_mode: str = "rceil",
+    edge_policy: str = "exact",
     device: Device | str | None = None,
     backend: str | None = None,
     **others: object,
@@ -99,8 +99,8 @@ def fused_moe(
         quantize_in_expand: quantize inside expand, or in a launch before it. The result is the same.
         use_mxfp8_act_scaling: True.
         activation: "gpt_oss" or "silu", see `refmoe.reference.activation`.
-        mode: of the scales of activations, "rceil" or "floor".
-        edge: edge policy of the activations, "exact" or "flashinfer".
+        scale_mode: of the activations, "rceil" or "floor".
+        edge_policy: of the activations, "exact" or "flashinfer".
         device: for NumPy arrays: a device, "ptx" (the default) or "cuda". Torch tensors say themselves: on a GPU the
             kernels go to the current stream; tensors of the CPU take the executor.
         backend: None or "cutlass".
@@ -130,15 +130,15 @@ def fused_moe(
         "quantize_in_expand": quantize_in_expand,
         "use_mxfp8_act_scaling": use_mxfp8_act_scaling,
         "activation": activation,
-        "mode": mode,
-        "edge": edge,
+        "scale_mode": scale_mode,
+        "edge_policy": edge_policy,
     }
     tensors = (
         *(input, token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights),
         *(output_dtype, quant_scales),
     )
     if type(input).__module__.partition(".")[0] == "torch":
-        from refmoe.cuda import ops
+        import refmoe.cuda.ops as ops
 
         if device is not None:
             raise ArgumentError("device", describe(device), "None with torch tensors, which say it themselves")

@@ -112,8 +112,8 @@ def make_call(
     quantize_in_expand: bool = True,
     use_mxfp8_act_scaling: bool = True,
     activation: str = "gpt_oss",
-    mode: str = "rceil",
-    edge: str = "exact",
+    scale_mode: str = "rceil",
+    edge_policy: str = "exact",
 ) -> MoECall:
     """Check the arguments of `refmoe.cuda.fused_moe`, which says what they are, against each other.
 
@@ -154,8 +154,8 @@ def make_call(
         quantization="ready" if dtype == "mxfp8" else "fused" if quantize_in_expand else "separate",
         dtype=dtype,
         variant=activation,
-        mode=mode,
-        edge=edge,
+        mode=scale_mode,
+        edge=edge_policy,
         input_sf_layout=layout,
         min_latency=bool(min_latency_mode),
     )

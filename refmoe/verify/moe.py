@@ -244,8 +244,8 @@ def moe_run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         ep_rank=case.first_expert // case.shape.e,
         quantize_in_expand=case.path == "fused",
         activation=case.variant,
-        mode=case.mode,
-        edge=case.edge,
+        scale_mode=case.mode,
+        edge_policy=case.edge,
     )
     check_choices(call)
     written = layer_outputs(call, device, case.poison)
