@@ -20,7 +20,7 @@ from refmoe.verify.runner import Devices
 from refmoe.verify.suites import list_cases
 from refmoe.verify.verdict import Verdict
 
-COMMANDS = ("parity", "repro", "run", "gate", "doctor", "layout", "bench")
+COMMANDS = ("parity", "repro", "run", "gate", "report", "doctor", "layout", "bench")
 
 
 @pytest.fixture(autouse=True)

@@ -48,10 +48,9 @@ def curves_svg(title: str, curves: Mapping[str, Sequence[float | None]]) -> Mark
         colour = _COLOURS[number % len(_COLOURS)]
         for run in _runs(curve):
             points = "L".join(place(step, value) for step, value in run)
-            # A point alone has no length; a closed path draws it as a dot.
-            parts.append(
-                Markup('<path class="curve" stroke="{}" d="M{}{}"/>').format(colour, points, "z" * (len(run) == 1))
-            )
+            # A point alone has no length; a closed path of no length is a dot.
+            kind, end = ("dot", "z") if len(run) == 1 else ("curve", "")
+            parts.append(Markup('<path class="{}" stroke="{}" d="M{}{}"/>').format(kind, colour, points, end))
         y = legend + 16 * number
         parts.append(Markup('<path class="curve" stroke="{}" d="M0 {}h18"/>').format(colour, y))
         parts.append(Markup('<text x="24" y="{}">{}</text>').format(y + 3, name))
