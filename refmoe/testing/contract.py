@@ -37,12 +37,15 @@ class FamilyContract:
         features: inputs that only some cases have. A kernel that does not take one cannot be given those cases.
         outputs: what the kernel returns, in this order.
         settings: what else a case says, by parameter name: the attribute of the case or of its shape.
+        refusal: the output that tells which input is refused, "" if none is; a kernel that does not compute it is not
+            given such input.
     """
 
     inputs: tuple[str, ...]
     features: tuple[str, ...]
     outputs: tuple[str, ...]
     settings: Mapping[str, str]
+    refusal: str = ""
 
 
 _ROUTED = {"num_experts": "e", "first_expert": "first_expert"}
@@ -81,6 +84,7 @@ CONTRACTS: Mapping[str, FamilyContract] = MappingProxyType(
             ("bias",),
             ("topk_ids", "topk_weights", "refused", "offsets", "unpermuted_to_permuted", "permuted_to_unpermuted"),
             {**_ROUTED, "top_k": "t"},
+            refusal="refused",
         ),
         "activation": FamilyContract(
             ("gate_up", "offsets", "bias", "alpha", "beta", "limit"),
@@ -197,8 +201,8 @@ class Kernel:
 
     def _under_contract(self, cases: Iterator[Case]) -> Iterator[Case]:
         changes: dict[str, Any] = {**self.options, **_LAUNCH}
-        if not self.buffers and self.family in ("mxfp8_quantize", "expand"):
-            changes["poison"] = 0xFF  # only buffers that are handed over show it
+        if not self.buffers and self.family != "sm12x_gemm":
+            changes["poison"] = 0xFF  # only buffers that are handed over show it, and the padding of a GEMM's scales
         for case in cases:
             try:
                 yield dataclasses.replace(case, **changes)
@@ -293,8 +297,8 @@ def kernel(
     def register(function: Callable[..., Any]) -> Kernel:
         parameters, required = _checked_parameters(function, family)
         computed = _checked_outputs(outputs, family)
-        rule = _rule(family, policy, asked)
-        options = _options(family, asked, parameters, rule)
+        rule, named = _policy(family, policy, asked)
+        options = _options(family, named, parameters, rule)
         made = Kernel(
             function,
             family,
@@ -368,25 +372,22 @@ def _checked_dtypes(dtypes: Sequence[str] | None, family: str, parameters: tuple
     return tuple(dtypes)
 
 
-def _rule(family: str, policy: str | None, asked: Mapping[str, str]) -> Rule | None:
-    """The rule of a policy that the family's own modes and edges do not name; None for one that they do."""
+def _policy(family: str, policy: str | None, asked: Mapping[str, str]) -> tuple[Rule | None, Mapping[str, str]]:
+    """The rule of a policy that the family's own modes and edges do not name, if it is one; and the options."""
     if policy is not None and family != "mxfp8_quantize":
         raise ArgumentError("policy", f"{policy} for {family}", "mode and edge: whole policies are of mxfp8_quantize")
     if policy is not None and ("mode" in asked or "edge" in asked):
         raise ArgumentError("policy", f"{policy} beside a mode or an edge", "either")
-    if policy is not None:
-        return rule_named(policy, "mxfp8")
-    if family != "mxfp8_quantize" or not {"mode", "edge"} & set(asked):
-        return None
+    if family != "mxfp8_quantize" or (policy is None and not {"mode", "edge"} & set(asked)):
+        return None, asked
+    rule = rule_named(policy or f"{asked.get('mode', 'rceil')}/{asked.get('edge', 'exact')}", "mxfp8")
+    mode, _, edge = rule.name.partition("/")
+    words = {"mode": mode, "edge": edge}
     try:
-        dataclasses.replace(next(SUITES[family]("quick")), **_policy_words(asked))  # type: ignore[arg-type]
+        dataclasses.replace(next(SUITES[family]("quick")), **words)  # type: ignore[arg-type]
     except ArgumentError:
-        return rule_named("/".join(_policy_words(asked).values()), "mxfp8")
-    return None
-
-
-def _policy_words(asked: Mapping[str, str]) -> dict[str, str]:
-    return {"mode": asked.get("mode", "rceil"), "edge": asked.get("edge", "exact")}
+        return rule, {option: value for option, value in asked.items() if option not in words}
+    return None, {**asked, **words}
 
 
 def _options(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import swizzle_scales
+from refmoe.reference.quantize import quantize_mxfp8
 from refmoe.testing.contract import Kernel
 from refmoe.verify.cases import Case
 from refmoe.verify.compare import Codes, Scales
@@ -75,14 +76,17 @@ def _expect_by(rule: Rule) -> Any:
     """As the family's own `expect`, for a policy that its cases cannot name."""
 
     def expect(case: Case, inputs: Inputs) -> Expectation:
-        codes, scales, _ = quantize_by(rule, required(inputs, "x"))
+        x = required(inputs, "x")
+        codes, scales, _ = quantize_by(rule, x)
+        # The limits of a fill are those of its quantized form under the family's own policies.
+        usual = quantize_mxfp8(x)
         rows, blocks = scales.shape
         stages = (
             Codes("codes", codes.shape, scales, written_rows=rows, poison=case.poison),
             Scales("scales", case.layout, rows, blocks, poison=case.poison),
         )
         outputs = {"codes": codes, "scales": swizzle_scales(scales, case.layout, fill=case.poison)}
-        return Expectation(outputs, stages, case_doubt(case, Sample(codes, scales)))
+        return Expectation(outputs, stages, case_doubt(case, Sample(usual.codes, usual.scales)))
 
     return expect
 

@@ -47,7 +47,7 @@ def declared_difference(kernel: Kernel, x: NDArray[Any]) -> str | None:
     rule = contract_rule(kernel)
     if rule.name == "rceil/exact" or not x.size:
         return None
-    return f"declared policy {rule}: {_size(x, rule_named('rceil/exact', 'mxfp8'), rule)}"
+    return f"declared policy: {rule}, {_size(x, rule_named('rceil/exact', 'mxfp8'), rule)}"
 
 
 def _apart(x: NDArray[Any], base: Rule, other: Rule) -> Difference:
