@@ -29,6 +29,8 @@ __all__ = ["dependent_sequences", "document_text", "drift_document", "source_sha
 #: What decides the bits of a path and the figures of a comparison.
 _SOURCES = ("formats.py", "policy.py", "reference/*.py", "reference/mma/*.py", "models/*.py", "drift/*.py")
 _DIGITS = 6
+#: A cosine's distance from one is what is read.
+_COSINE_DIGITS = 12
 #: Larger checkpoints are named, not hashed.
 _HASHED_BYTES = 1 << 28
 
@@ -161,10 +163,13 @@ def _comparison(comparison: Comparison) -> dict[str, Any]:
         "growth": _growth(comparison.growth),
         "curves": {
             **{
-                place: {name: _numbers(values) for name, values in metrics.items()}
+                place: {
+                    name: _numbers(values, _COSINE_DIGITS if name == "cosine" else _DIGITS)
+                    for name, values in metrics.items()
+                }
                 for place, metrics in comparison.layers.items()
             },
-            "logits": {name: _numbers(values) for name, values in comparison.logits.items()},
+            "logits": {name: _numbers(values, _DIGITS) for name, values in comparison.logits.items()},
         },
     }
 
@@ -176,15 +181,15 @@ def _growth(growth: Growth) -> dict[str, Any]:
     }
 
 
-def _numbers(values: NDArray[np.float64]) -> Any:
+def _numbers(values: NDArray[np.float64], digits: int) -> Any:
     if values.ndim == 1:
-        return [_number(float(value)) for value in values]
-    return [_numbers(part) for part in values]
+        return [_number(float(value), digits) for value in values]
+    return [_numbers(part, digits) for part in values]
 
 
-def _number(value: float) -> float | int | None:
-    """Six digits; whole numbers without a point; null for what JSON has no word for."""
+def _number(value: float, digits: int = _DIGITS) -> float | int | None:
+    """That many digits; whole numbers without a point; null for what JSON has no word for."""
     if not math.isfinite(value):
         return None
-    rounded = float(f"{value:.{_DIGITS}g}")
+    rounded = float(f"{value:.{digits}g}")
     return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e15 else rounded

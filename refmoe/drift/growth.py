@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,7 @@ def _slope(at: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[float,
     return slope, student_quantile(1 - (1 - CONFIDENCE) / 2, cosines) * math.sqrt(long_run / squares), cosines
 
 
+@cache
 def student_quantile(probability: float, freedom: int) -> float:
     """The quantile of Student's t, to 1e-9.
 

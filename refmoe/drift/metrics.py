@@ -127,7 +127,9 @@ def rerouted(base: Array, other: Array, sequences: int) -> F64:
 def _rows(base: Array, other: Array) -> tuple[F64, F64]:
     if base.shape != other.shape or not base.ndim or not base.size:
         raise ArgumentError("other", describe(other), f"the shape of base, {list(base.shape)}, with elements")
-    a, b = (x.reshape(len(x), -1).astype(np.float64) for x in (base, other))
+    # A signalling NaN warns when it is cast; what becomes of it is said by the caller.
+    with np.errstate(invalid="ignore"):
+        a, b = (x.reshape(len(x), -1).astype(np.float64) for x in (base, other))
     return a, b
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from refmoe.drift.run import FREE, TEACHER
 from refmoe.drift.view import point_text
@@ -44,8 +44,8 @@ Curve = Callable[[Mapping[str, Any]], Any]
 def draw_drift(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Path:
     """Draw a drift document to a .png or .svg file, replaced atomically; the same document gives the same bytes.
 
-    The curves are those of the first point of a sweep. Layers are thin lines, the last one is strong; of several
-    sequences the geometric mean is drawn.
+    The curves are those of the first point of a sweep, but for one panel over its points. Layers are thin lines, the
+    last one is strong; of several sequences the geometric mean is drawn.
 
     Args:
         document: as `drift_document` makes it.
@@ -71,7 +71,10 @@ def draw_drift(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Pat
         _title(figure, document, run, shown)
         axes = [figure.add_subplot(grid[row, column]) for row in range(2) for column in range(4)]
         _layer_curves(axes[0], shown, _curve("hidden", "relative_l2"), "Hidden state, error", "relative L2")
-        _layer_curves(axes[1], shown, _turn, "Hidden state, direction", "1 - cosine")
+        if len(document["runs"]) > 1:
+            _points(axes[1], document["runs"], shown)
+        else:
+            _layer_curves(axes[1], shown, _turn, "Hidden state, direction", "1 - cosine")
         _layer_curves(axes[2], shown, _curve("moe", "relative_l2"), "What experts give, error", "relative L2")
         _layer_curves(
             axes[3], shown, _curve("moe", "max_ulp"), "What experts give, farthest value", "BF16 ulp", dots=True
@@ -135,6 +138,24 @@ def _layer_curves(ax: Axes, shown: Comparisons, curve: Curve, title: str, label:
     _log_scale(ax)
 
 
+def _points(ax: Axes, runs: Sequence[Mapping[str, Any]], shown: Comparisons) -> None:
+    """The median error of the hidden state at every point of a sweep."""
+    for index, one in enumerate(shown):
+        key = (one["path"], one["base"], one["mode"])
+        medians = []
+        for run in runs:
+            twin = next(other for other in run["comparisons"] if (other["path"], other["base"], other["mode"]) == key)
+            medians.append(np.nanmedian(_curve("hidden", "relative_l2")(twin)[..., -1]))
+        ax.plot(np.where(np.array(medians) > 0, medians, np.nan), "o-", color=_colour(index), linewidth=STRONG)
+    points = [run["point"] for run in runs]
+    varied = [name for name in points[0] if len({point[name] for point in points}) > 1]
+    labels = ["\n".join(f"{name.replace('_', ' ')} {point[name]}" for name in varied) for point in points]
+    ax.set_xticks(range(len(points)), labels, fontsize=7)
+    ax.set_title("Hidden state, median error over the sweep", loc="left", fontsize=9)
+    ax.set_ylabel("relative L2")
+    _log_scale(ax)
+
+
 def _divergence(ax: Axes, shown: Comparisons) -> None:
     for index, one in enumerate(shown):
         values = _logged(np.array(one["curves"]["logits"]["divergence"], np.float64)[..., None])
@@ -154,7 +175,7 @@ def _tokens(ax: Axes, shown: Comparisons, free: Comparisons) -> None:
             alive = [steps < (np.inf if step is None else step) for step in twin["diverged"]]
             ax.step(steps, np.mean(alive, axis=0), color=_colour(index), linestyle="--", linewidth=1.2, where="mid")
     _steps(ax, "Same most likely token; dashed: same text", f"share, mean of {WINDOW} steps", shown)
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.set_ylim(-0.04, 1.06)
 
 
@@ -167,7 +188,7 @@ def _rerouted(ax: Axes, shown: Comparisons) -> None:
             width, alpha = (STRONG, 1.0) if last else (0.8, LIGHT)
             ax.plot(_smoothed(share[:, layer]), color=_colour(index), linewidth=width, alpha=alpha)
     _steps(ax, "Tokens sent to other experts", f"share, mean of {WINDOW} steps", shown)
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.set_ylim(bottom=-0.01)
 
 
@@ -180,11 +201,13 @@ def _smoothed(share: Any) -> Any:
 
 
 def _log_scale(ax: Axes) -> None:
-    """Powers of ten have labels, nothing else: it would be more label than line."""
+    """Labels at 1 and 3 times powers of ten, also where an axis spans less than one."""
     drawn = [line.get_ydata() for line in ax.lines]
     if not any(np.isfinite(values).any() for values in drawn):
         return
     ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
@@ -206,8 +229,8 @@ def _growth(ax: Axes, shown: Comparisons) -> None:
     ax.set_ylim(-len(shown) + 0.4, 0.75)
     ax.set_yticks([])
     ax.spines["left"].set_visible(False)
-    ax.set_title("Does the hidden state's error grow? 95 % interval", loc="left", fontsize=9)
-    ax.set_xlabel("change of the error, % a step")
+    ax.set_title("Does the hidden state's error grow?", loc="left", fontsize=9)
+    ax.set_xlabel("change of the error, % a step, 95 % interval")
     # Zero in the middle, so that to the right of it means growth at a glance.
     reach = max(abs(limit) for limit in ax.get_xlim())
     ax.set_xlim(-reach, reach)
