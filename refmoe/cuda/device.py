@@ -80,7 +80,7 @@ class PtxDevice:
     """Runs the compiler's PTX for `arch` on the executor, with all its checks on unless `checks` says otherwise.
 
     A launch that takes more than `step_budget` steps counts as endless: the kernels' largest take a few thousand.
-    `trace` takes down who waited on which barrier.
+    `trace` takes down who waited on which barrier, `watch` who writes some bytes of a buffer of each launch.
     """
 
     arch: str
@@ -89,6 +89,7 @@ class PtxDevice:
     checks: ptx.Checks = field(default_factory=ptx.Checks)
     step_budget: int | None = 1_000_000
     trace: ptx.Trace | None = None
+    watch: ptx.Watch | None = None
     name: str = "ptx"
     launches: list[LaunchRecord] = field(default_factory=list)
     _modules: dict[Path, ptx.Module] = field(default_factory=dict, repr=False)
@@ -115,6 +116,7 @@ class PtxDevice:
             checks=self.checks,
             step_budget=self.step_budget,
             trace=self.trace,
+            watch=self.watch,
         )
         self.launches.append(LaunchRecord(plan.kernel, plan.grid, plan.block, result))
 

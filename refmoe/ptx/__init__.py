@@ -21,6 +21,7 @@ from refmoe.ptx.launcher import LaunchResult, Module, launch
 from refmoe.ptx.machine import Checks
 from refmoe.ptx.tensormap import encode_tensor_map
 from refmoe.ptx.trace import Trace, TraceEvent
+from refmoe.ptx.watch import Watch, Write
 
 __all__ = [
     "ArgumentMismatch",
@@ -42,6 +43,8 @@ __all__ = [
     "Trap",
     "UnknownOpcode",
     "WarpError",
+    "Watch",
+    "Write",
     "encode_tensor_map",
     "launch",
 ]

@@ -290,6 +290,8 @@ class Store(Access):
             if region.valid is not None:
                 valid = region.words(self.width, of_valid=True)
                 valid[place] = np.iinfo(valid.dtype).max
+            if region.watch is not None:
+                region.watch.wrote(machine, self.instruction, region, index, self.width, theirs)
         if self.strong and machine.clocks is not None:
             machine.clocks.release(lanes, self.releases)
 
@@ -329,6 +331,8 @@ class Atomic(Access):
             for element in range(self.count):
                 at = index // self.size + element
                 changed |= self._apply(region, at, place, sources[element], old[element])
+            if region.watch is not None:
+                region.watch.wrote(frame.machine, self.instruction, region, index, self.width, theirs)
         machine = frame.machine
         if changed:
             machine.progress()

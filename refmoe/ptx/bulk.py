@@ -319,6 +319,9 @@ class Bulk:
         if cut.region.valid is not None:
             valid = cut.region.words(width, of_valid=True)
             valid[index // width] = np.iinfo(valid.dtype).max
+        if cut.region.watch is not None:
+            places, lanes = cut.chosen(flight.lanes)
+            cut.region.watch.wrote(self.machine, flight.instruction, cut.region, places, width, lanes)
         self.machine.progress()
 
     # The end

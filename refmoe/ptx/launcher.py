@@ -19,6 +19,7 @@ from refmoe.ptx.parser import ParsedModule, parse
 from refmoe.ptx.races import MAX_THREADS, RaceShadow
 from refmoe.ptx.syntax import Function
 from refmoe.ptx.trace import Trace
+from refmoe.ptx.watch import Watch
 
 __all__ = ["LaunchResult", "Module", "launch"]
 
@@ -118,6 +119,7 @@ def launch(
     step_budget: int | None = None,
     trace: Trace | None = None,
     memory: DeviceMemory | None = None,
+    watch: Watch | None = None,
 ) -> LaunchResult:
     """Run an entry and write its buffers back.
 
@@ -133,9 +135,11 @@ def launch(
         step_budget: most steps (one group of lanes through one basic block); None for no limit.
         trace: takes down who waited on which barrier, and when.
         memory: further buffers, to whose addresses arguments and buffers may refer.
+        watch: takes down who writes some bytes of a buffer.
 
     Raises:
         ArgumentMismatch: the launch does not fit the entry.
+        ArgumentError: the watch is on bytes that no buffer has.
         PtxError: what went wrong in it. The caller's arrays are then as they were, as after KeyboardInterrupt.
     """
     checks = Checks() if checks is None else checks
@@ -153,6 +157,8 @@ def launch(
     parameters = arena.add("kernel parameters", "param", None, code.layout.parameter_bytes, writable=False)
     bound = bind(code.entry, args, memory, arena, parameters, code.layout.parameters)
     addresses = _variables(code, arena)
+    if watch is not None:
+        watch.attach(arena)
     if checks.races:
         for region in arena.regions:
             if region.writable:

@@ -13,6 +13,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from refmoe.ptx.races import RaceShadow
+    from refmoe.ptx.watch import Watch
 
 __all__ = [
     "LOCAL_WINDOW",
@@ -55,6 +56,7 @@ class Region:
         valid: 0xFF for each byte of `data` that was written, or None where all are.
         writable: whether stores are allowed.
         shadow: who accessed what, or None where races are not looked for.
+        watch: what takes down who writes some of its bytes, or None.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Region:
     valid: Bytes | None
     writable: bool
     shadow: RaceShadow | None = None
+    watch: Watch | None = None
     _views: dict[tuple[bool, int], Any] = field(default_factory=dict, repr=False)
 
     def words(self, width: int, of_valid: bool = False) -> Any:
