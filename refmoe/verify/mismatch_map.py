@@ -95,6 +95,12 @@ def matrix_plane(shape: tuple[int, ...], row_axis: str = "row", column_axis: str
     return Plane(row_axis, column_axis, rows, columns, place)
 
 
+def _step(size: int) -> int:
+    """The smallest power of two by which at most CELLS cells span `size`; cells then end where tiles do."""
+    step: int = 1 << (-(-size // CELLS) - 1).bit_length()
+    return step
+
+
 def mismatch_map(
     name: str, stage: Any, shape: tuple[int, ...], places: Indices, tile: tuple[int, int] | None = None
 ) -> MismatchMap:
@@ -109,7 +115,7 @@ def mismatch_map(
     """
     plane = stage.plane(shape) if isinstance(stage, HasPlane) else matrix_plane(shape)
     rows, columns = plane.place(places)
-    row_step, column_step = (-(-size // CELLS) for size in (plane.rows, plane.columns))
+    row_step, column_step = _step(plane.rows), _step(plane.columns)
     counts = np.zeros((-(-plane.rows // row_step), -(-plane.columns // column_step)), np.int64)
     np.add.at(counts, (rows // row_step, columns // column_step), 1)
     return MismatchMap(
