@@ -11,7 +11,7 @@ import pytest
 from ptx_kernel import run, text
 
 from refmoe import ptx
-from refmoe.reference.mma import MODELS
+from refmoe.reference.mma import MODELS, tensor_core_mma
 
 Place = Callable[[int, int, int], tuple[int, int]]
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -148,6 +148,50 @@ def test_fragments(
     assert MODELS[model].pair(a_format, b_format).block <= shape.k
 
 
+def zeros_of(rng: np.random.Generator, shape: tuple[int, int], name: str, bits: int) -> np.ndarray:
+    """Codes of zeros of either sign, as they stand in registers."""
+    if name == "e2m1":
+        return (rng.choice([0, 8], shape) << 2 | 0xC1).astype(np.uint8)
+    low = 0x1FFF if name == "tf32" else 0
+    return (rng.choice([0, 1 << (bits - 1)], shape) | low).astype(f"u{bits // 8}")
+
+
+@pytest.mark.parametrize("empty", ["a", "b"])
+@pytest.mark.parametrize(("form", "layout", "a_format", "b_format", "target", "model", "evidence"), FORMS)
+def test_products_of_zeros(
+    form: str, layout: str, a_format: str, b_format: str, target: str, model: str, evidence: str, empty: str
+) -> None:
+    # The way that is taken where an operand is all zeros, against the model: every kind of C, and one NaN or infinity.
+    rng = np.random.default_rng(9)
+    shape = LAYOUTS[layout]
+    c = rng.integers(0, 1 << 32, (16, 8), dtype=np.uint32)
+    c[0] = [0, 1 << 31, 1, 0x80000001, 0x7F800000, 0xFF800000, 0x7FC00000, 0xFF800001]
+    for special in (False, True):
+        a = codes_of(lattice(rng, (16, shape.k), a_format), a_format)
+        b = codes_of(lattice(rng, (shape.k, 8), b_format), b_format)
+        if empty == "a":
+            a, other = zeros_of(rng, a.shape, a_format, shape.bits), b
+        else:
+            b, other = zeros_of(rng, b.shape, b_format, shape.bits), a
+        if special:
+            other[3, 5] = (1 << (shape.bits - 1)) - 1
+        per_lane = shape.k * 16 // 32
+        registers = [
+            fragments(a, shape.a, per_lane, shape.bits),
+            fragments(b, shape.b, per_lane // 2, shape.bits),
+            fragments(c, c_place, 4, 32),
+        ]
+        found, _ = execute(f"mma.sync.aligned.{form}", registers, target=target)
+        x, y = (m >> np.uint8(2) & np.uint8(15) if f == "e2m1" else m for m, f in ((a, a_format), (b, b_format)))
+        expected = tensor_core_mma(
+            x, np.ascontiguousarray(y.T), c.view(np.float32), model=model, a_format=a_format, b_format=b_format
+        )
+        assert found.tobytes() == expected.tobytes()
+        met = found[:, 5] if empty == "a" else found[3]
+        has_special = (b_format if empty == "a" else a_format) != "e2m1"
+        assert np.isnan(met).all() == (special and has_special)
+
+
 def scaled_opcode(form: str) -> str:
     layouts = "" if "row.col" in form else ".row.col"
     return f"mma.sync.aligned.{form}{layouts}.f32.e2m1.e4m3.f32.ue8m0"
@@ -240,6 +284,13 @@ def test_nan_scale() -> None:
     )
     assert (found[0].view(np.uint32) == 0x7FFFFFFF).all()
     np.testing.assert_array_equal(found[1:], expected[1:])
+    # So it is where all that it scales is zero.
+    registers[1] = np.zeros_like(registers[1])
+    found, _ = execute(
+        scaled_opcode(SPELLINGS[0]), registers, SCALED_OPERANDS.format(a_byte=0, a_thread=0, b_byte=0, b_thread=0)
+    )
+    assert (found[0].view(np.uint32) == 0x7FFFFFFF).all()
+    assert np.isfinite(found[1:]).all()
 
 
 def test_warps_apart() -> None:

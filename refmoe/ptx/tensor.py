@@ -20,19 +20,24 @@ scale_vec::4X. A's scales come from two lanes of each quad, B's from one, which 
        thread 1:  lane 4g+2        row g, lane 4g+3 row g+8
 
 (PTX ISA, "Matrix fragments for mma.m16n8k32" and its neighbours, "Block scaling".)
+
+Where a tile is larger than its problem, most instructions multiply zeros: D is then C, and nothing is taken apart.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from refmoe.formats import Specials
 from refmoe.ptx.errors import MisuseError
 from refmoe.ptx.matrix import whole_warps
 from refmoe.ptx.syntax import Instruction
-from refmoe.reference.mma import tensor_core_mma
+from refmoe.reference.mma import ELEMENT_FORMATS, as_model, tensor_core_mma
+from refmoe.reference.mma.product import NAN_BITS
 
 if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
@@ -41,6 +46,9 @@ __all__ = ["Mma", "Scales"]
 
 Array = Any
 ROWS, COLUMNS, QUADS, QUAD = 16, 8, 8, 4
+_LANES = 32
+# Of FP32, which C and D are.
+_MANTISSA_BITS = 23
 
 
 def a_matrix(registers: tuple[Array, ...], bits: int) -> Array:
@@ -80,6 +88,43 @@ def _elements(registers: tuple[Array, ...], bits: int) -> Array:
     return np.stack(registers, axis=1).view(np.dtype(f"u{bits // 8}")).reshape(-1, 32, len(registers) * 32 // bits)
 
 
+def _of_warps(lanes: Array, warps: Array) -> Array:
+    """The values [lanes] of the lanes of those warps."""
+    return lanes if warps.size * _LANES == lanes.size else lanes.reshape(-1, _LANES)[warps].reshape(-1)
+
+
+def _unchanged(registers: Array) -> Array:
+    """D where nothing is added to C: uint32 [4, lanes]. A zero is +0 there, and there is one NaN."""
+    with np.errstate(invalid="ignore"):
+        result = registers.view(np.float32) + np.float32(0)
+    nan = np.isnan(result)
+    bits: Array = result.view(np.uint32)
+    if nan.any():
+        bits[nan] = NAN_BITS
+    return bits
+
+
+@cache
+def _keeps_c(name: str) -> bool:
+    """Whether a model's result is C, of any exponent, where all products are zero."""
+    model = as_model(name)
+    aligned = model.align_bits is None or model.align_bits >= _MANTISSA_BITS
+    return aligned and model.result_bits == _MANTISSA_BITS
+
+
+@cache
+def _magnitude(name: str, bits: int, packed: bool) -> tuple[np.uint32, int | None]:
+    fmt = ELEMENT_FORMATS[name]
+    if fmt.specials is Specials.NONE:
+        # E2M1 is the one; it has its place in a byte.
+        element, least = (0x7 if packed else 0x7 << 2), None
+    else:
+        element = (1 << (bits - 1)) - (1 << fmt.unused_low_bits)
+        infinite = ((1 << fmt.exponent_bits) - 1) << (fmt.mantissa_bits + fmt.unused_low_bits)
+        least = infinite if fmt.specials is Specials.IEEE else element
+    return np.uint32(sum(element << at for at in range(0, _LANES, bits))), least
+
+
 @dataclass(frozen=True)
 class Scales:
     """One scale operand: which lanes of a quad hold the scales of `rows` rows (A: 16, B: 8), `count` of a row."""
@@ -87,15 +132,19 @@ class Scales:
     rows: int
     count: int = 1
 
+    def check(self, byte: Array, thread: Array) -> None:
+        """ValueError names a selector out of its range."""
+        limits = (("byte-id", byte, 5 - self.count), ("thread-id", thread, QUAD * QUADS // self.rows))
+        for name, value, most in limits:
+            if np.max(value) >= most:
+                raise ValueError(f"a {name} of {int(np.max(value))}, not {f'0 to {most - 1}' if most > 1 else '0'}")
+
     def __call__(self, word: Array, byte: Array, thread: Array) -> Array:
-        """uint8 [warps, rows, count] of registers [lanes]; ValueError names a selector out of its range.
+        """uint8 [warps, rows, count] of registers [lanes].
 
         Selectors are the same in all lanes of a warp: [lanes], or one for all warps.
         """
         lanes = self.rows // QUADS
-        for name, value, most in (("byte-id", byte, 5 - self.count), ("thread-id", thread, QUAD // lanes)):
-            if np.max(value) >= most:
-                raise ValueError(f"a {name} of {int(np.max(value))}, not {f'0 to {most - 1}' if most > 1 else '0'}")
         if self.count == 1:
             chosen = (word >> (np.asarray(byte, np.uint32) * np.uint32(8))).astype(np.uint8)
         else:
@@ -150,51 +199,92 @@ class Mma:
             MisuseError: a selector out of its range, or not the same in the whole warp.
         """
         whole_warps(frame, self.instruction)
-        where = frame.where(None)
+        if self.scales:
+            self._check_selectors(frame, scales)
+        result = np.stack([frame.spread(value) for value in c])
+        warps = self._working(frame, a, b, scales)
+        if warps.size < frame.count // _LANES:
+            result = _unchanged(result)
+        if not warps.size:
+            return tuple(result)
 
-        def acting(values: tuple[Array, ...]) -> tuple[Array, ...]:
-            spread = [frame.spread(value) for value in values]
-            return tuple(spread if where is None else [value[where] for value in spread])
+        def working(values: tuple[Array, ...]) -> tuple[Array, ...]:
+            return tuple(_of_warps(frame.spread(value), warps) for value in values)
 
         a_scales, b_scales = None, None
         if self.scales:
-            # Selectors are constants as a rule, and then nothing needs to be compared.
-            a_scales, b_scales = self._scales(
-                frame,
-                tuple(
-                    value if position % 3 and np.ndim(value) == 0 else acting((value,))[0]
-                    for position, value in enumerate(scales)
-                ),
-            )
-        result = c_registers(
-            tensor_core_mma(
-                self._codes(a_matrix(acting(a), self._bits(self.a_format)), self.a_format),
-                self._codes(b_matrix(acting(b), self._bits(self.b_format)), self.b_format),
-                c_matrix(acting(c)),
-                model=self.model,
-                a_format=self.a_format,
-                b_format=self.b_format,
-                a_scales=a_scales,
-                b_scales=b_scales,
-            )
+            # Selectors are constants as a rule, and then need no place for each lane.
+            words = [value if np.ndim(value) == 0 and i % 3 else working((value,))[0] for i, value in enumerate(scales)]
+            a_scales, b_scales = Scales(ROWS, self.scales)(*words[:3]), Scales(COLUMNS, self.scales)(*words[3:])
+        product = tensor_core_mma(
+            self._codes(a_matrix(working(a), self._bits(self.a_format)), self.a_format),
+            self._codes(b_matrix(working(b), self._bits(self.b_format)), self.b_format),
+            c_matrix(working(c)),
+            model=self.model,
+            a_format=self.a_format,
+            b_format=self.b_format,
+            a_scales=a_scales,
+            b_scales=b_scales,
         )
-        if where is None:
-            return tuple(result)
-        whole = np.zeros((4, frame.count), np.uint32)
-        whole[:, where] = result
-        return tuple(whole)
+        result.reshape(4, -1, _LANES)[:, warps] = c_registers(product).reshape(4, -1, _LANES)
+        return tuple(result)
 
-    def _scales(self, frame: Frame, operands: tuple[Array, ...]) -> tuple[Array, Array]:
-        a_word, a_byte, a_thread, b_word, b_byte, b_thread = operands
+    def _working(self, frame: Frame, a: tuple[Array, ...], b: tuple[Array, ...], scales: tuple[Array, ...]) -> Array:
+        """The acting warps [n] of which D may differ from C."""
+        where = frame.where(None)
+        acting = np.ones(frame.count // _LANES, bool) if where is None else where[::_LANES].copy()
+        if not _keeps_c(self.model):
+            return np.flatnonzero(acting)
+        idle = acting & (self._only_zeros(frame, a, self.a_format) | self._only_zeros(frame, b, self.b_format))
+        warps = np.flatnonzero(idle)
+        if warps.size:
+            # No zero makes a number of them.
+            lost = self._special(frame, a, self.a_format, warps) | self._special(frame, b, self.b_format, warps)
+            for word in scales[::3]:
+                lost |= self._nan_scale(frame, word, warps)
+            acting[warps[~lost]] = False
+        return np.flatnonzero(acting)
+
+    def _only_zeros(self, frame: Frame, registers: tuple[Array, ...], name: str) -> Array:
+        """bool [warps]: all elements of an operand are zero."""
+        word = reduce(np.bitwise_or, registers)
+        return ~(frame.spread(word & self._magnitude(name)[0])).reshape(-1, _LANES).any(axis=1)
+
+    def _special(self, frame: Frame, registers: tuple[Array, ...], name: str, warps: Array) -> Array:
+        """bool [n] of those warps: an element of an operand is infinite or no number."""
+        mask, least = self._magnitude(name)
+        found = np.zeros(warps.size, bool)
+        if least is None:
+            return found
+        dtype = np.dtype(f"u{self._bits(name) // 8}")
+        for register in registers:
+            words = _of_warps(frame.spread(register) & mask, warps).view(dtype)
+            found |= words.reshape(warps.size, -1).max(axis=1) >= least
+        return found
+
+    def _nan_scale(self, frame: Frame, word: Array, warps: Array) -> Array:
+        """bool [n] of those warps: a byte of the scales' register is NaN, whether it is chosen or not."""
+        held = np.ascontiguousarray(_of_warps(frame.spread(word), warps)).view(np.uint8).reshape(warps.size, -1)
+        found: Array = ((held if self.scales == 1 else held | np.uint8(0x80)) == 0xFF).any(axis=1)
+        return found
+
+    def _magnitude(self, name: str) -> tuple[np.uint32, int | None]:
+        """(bits of a register that make elements other than zero, the least such of what is no finite number)."""
+        return _magnitude(name, self._bits(name), self.packed)
+
+    def _check_selectors(self, frame: Frame, operands: tuple[Array, ...]) -> None:
+        where = frame.where(None)
         try:
-            for selector in (a_byte, a_thread, b_byte, b_thread):
-                if np.ndim(selector) == 0:
-                    continue
-                of_warps = selector.reshape(-1, 32)
-                if (of_warps != of_warps[:, :1]).any():
-                    raise ValueError("a selector of scales that differs between the lanes of a warp")
-            a_scales = Scales(ROWS, self.scales)(a_word, a_byte, a_thread)
-            return a_scales, Scales(COLUMNS, self.scales)(b_word, b_byte, b_thread)
+            for rows, (_, byte, thread) in ((ROWS, operands[:3]), (COLUMNS, operands[3:])):
+                for selector in (byte, thread):
+                    if np.ndim(selector) == 0:
+                        continue
+                    of_warps = selector.reshape(-1, _LANES)
+                    of_warps = of_warps if where is None else of_warps[where[::_LANES]]
+                    if (of_warps != of_warps[:, :1]).any():
+                        raise ValueError("a selector of scales that differs between the lanes of a warp")
+                acting = [value if where is None or np.ndim(value) == 0 else value[where] for value in (byte, thread)]
+                Scales(rows, self.scales).check(*acting)
         except ValueError as error:
             machine, instruction = frame.machine, self.instruction
             block, thread = machine.place_of(int(np.argmax(frame.mask)))
