@@ -15,7 +15,7 @@ CUTLASS_BUILDS ?= one
 PARITY_one := --arch sm_121a
 PARITY_all := --level full
 
-.PHONY: help parity cutlass full mutants test test-gpu lint gate baseline readme bench clean
+.PHONY: help parity cutlass full mutants drift test test-gpu lint gate baseline readme bench clean
 
 help:
 	@echo "make parity    prove the production kernels on this machine, without a GPU, and write $(REPORT)"
@@ -23,6 +23,7 @@ help:
 	@echo "make test      run the tests"
 	@echo "make full      parity with every case, on every architecture (minutes)"
 	@echo "make mutants   plant faults in the kernels and show that each is caught"
+	@echo "make drift     paths side by side over decode steps: reports/drift.json and docs/drift.png, 64 steps of four paths"
 	@echo "make test-gpu  the whole case list and the GPU tests on the CUDA device of this machine"
 	@echo "make gate      check the committed reports against the sources"
 	@echo "make bench     the benchmarks, each side by side in one run, into reports/bench"
@@ -71,6 +72,9 @@ full: $(VENV)/.core
 
 mutants: $(VENV)/.core
 	$(BIN)/refmoe parity --mutants --report $(MUTANTS_REPORT)
+
+drift: $(VENV)/.core
+	$(BIN)/refmoe drift --report reports/drift.json --plot docs/drift.png
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto --junitxml=out/tests.xml

@@ -69,6 +69,8 @@ def test_the_document(made: tuple[Result, Path]) -> None:
     document = document_of(made)
     assert (document["kind"], document["schema_version"], document["passed"]) == ("drift", "1", True)
     assert document["digest"] == digest_of(document)
+    assert document["command"].startswith("refmoe drift --paths cutlass:fused,cutlass,formula --steps 9 --mode teacher")
+    assert "--sweep in-flight=1,2" in document["command"]
     assert document["dependent"] == []
     assert document["checkpoint"]["sha256"] is not None
     assert [run["point"]["in_flight"] for run in document["runs"]] == [1, 2]

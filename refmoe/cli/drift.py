@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,6 +28,7 @@ _MODES: dict[str, tuple[str, ...]] = {
     "refmoe drift --checkpoint gpt-oss-20b/ --paths cutlass,marlin --batch 1 --sweep prompt=8,64"
 )
 def drift(
+    context: typer.Context,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Folder of a gpt-oss checkpoint; a tiny random one if left out.")
     ] = None,
@@ -121,7 +121,7 @@ def drift(
                 steps=steps,
                 seed=seed,
                 tiny=checkpoint is None,
-                command=shlex.join(["refmoe", *sys.argv[1:]]),
+                command=_command(context),
                 seconds=time.perf_counter() - start,
             )
     if plot is not None:
@@ -150,3 +150,16 @@ def drift(
 
 def _listed(text: str | None) -> list[str] | None:
     return None if text is None else [word.strip() for word in text.split(",")]
+
+
+def _command(context: typer.Context) -> str:
+    """What was typed, from the options themselves: who calls it from Python has typed something else."""
+    words: list[Any] = ["refmoe", "drift"]
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[option.name or ""]
+        for each in value if isinstance(value, (list, tuple)) else [value]:
+            words += [option.opts[0]] if each is True else [option.opts[0], each]
+    return shlex.join(map(str, words))
