@@ -49,6 +49,8 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     Path("k.ptx").write_text(TEXT)
     np.save("x.npy", np.arange(50, dtype=np.float32))
+    np.save("big-endian.npy", np.arange(50, dtype=">f4"))
+    Path("folder").mkdir()
     np.save("y.npy", np.full(50, 0.5, np.float32))
 
 
@@ -170,6 +172,14 @@ def test_a_kernel_of_triton() -> None:
         (["k.ptx", *SAXPY, "--args", "f32:2 in:k.ptx"], "needed a .npy file"),
         (["k.ptx", *SAXPY, "--args", "u32:-1"], "an integer from 0 to 4294967295"),
         (["k.ptx", *SAXPY, "--args", "f32:two"], "f32: and a number"),
+        (["k.ptx", *SAXPY, "--args", "f16:1e6"], "a number of at most 65504"),
+        (["k.ptx", *SAXPY, "--args", "'f32:2"], "No closing quotation"),
+        (["k.ptx", *SAXPY, "--args", "in:big-endian.npy"], "found 'in:big-endian.npy': >f4; needed little-endian"),
+        (["k.ptx", *SAXPY, "--args", "out:folder:f32:4"], "folder; needed a file"),
+        (["k.ptx", *SAXPY, "--trace", "folder"], "--trace: found the folder folder; needed a file"),
+        (["k.ptx", *SAXPY, "--trace", "-", "--json"], "--trace: found - with --json"),
+        (["k.ptx", *SAXPY, "--trace", "t.txt", "--trace-block", "0,0"], "--trace-block: found '0,0'"),
+        (["k.ptx", *SAXPY, "--step-budget", "0"], "'--step-budget'"),
         (["k.ptx", *SAXPY, "--args", "out:o.npy:f33:4"], "TYPE:SHAPE with a TYPE of u8"),
         (["k.ptx", *SAXPY, "--args", "out:o.npy:f32:4x-4"], "TYPE:SHAPE"),
         (["k.ptx", *SAXPY, "--args", "out:o.npy:f32:4:fill=256"], "a byte from 0 to 255"),

@@ -38,7 +38,7 @@ def main() -> None:
         app()
     except ArgumentError as error:
         _fail(error, 2)
-    except RefmoeError as error:
+    except (RefmoeError, OSError) as error:  # a disk that is full, a file that cannot be written
         _fail(error, 1)
 
 

@@ -18,6 +18,7 @@ TYPE is one of u8 u16 u32 u64 i8 i16 i32 i64 f16 f32 f64; BF16, FP8 and FP4 are 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +64,7 @@ def read_arguments(words: Sequence[str]) -> tuple[Argument, ...]:
     """The arguments that words stand for; files are read.
 
     Raises:
-        ArgumentError: a word of no known form, a file that is no array, two outputs into one file.
+        ArgumentError: a word of no known form, a file that is no array, an output that no file can take.
     """
     arguments: list[Argument] = []
     for word in words:
@@ -80,6 +81,8 @@ def read_arguments(words: Sequence[str]) -> tuple[Argument, ...]:
             raise ArgumentError("--args", repr(word), _FORMS)
     outputs = [argument.output.resolve() for argument in arguments if argument.output is not None]
     for output in outputs:
+        if output.is_dir():
+            raise ArgumentError("--args", f"an output into the folder {output}", "a file")
         if outputs.count(output) > 1:
             raise ArgumentError("--args", f"two outputs into {output}", "a file for each")
     return tuple(arguments)
@@ -108,6 +111,8 @@ def _load(word: str, path: str) -> Array:
         raise ArgumentError("--args", f"{word!r}: {error}", "a .npy file") from error
     if not isinstance(array, np.ndarray) or array.dtype.hasobject:
         raise ArgumentError("--args", f"{word!r}: {type(array).__name__}", "a .npy file with one array of numbers")
+    if array.dtype.newbyteorder("<") != array.dtype:
+        raise ArgumentError("--args", f"{word!r}: {array.dtype.str}", "little-endian numbers, as the kernel reads them")
     return np.ascontiguousarray(array)
 
 
@@ -170,9 +175,14 @@ def _number(word: str, kind: str, rest: str) -> bytes:
     dtype = np.dtype(TYPES[kind])
     if kind[0] == "f":
         try:
-            return np.array(float(rest), dtype).tobytes()
+            number = float(rest)
         except ValueError as error:
             raise ArgumentError("--args", repr(word), f"{kind}: and a number") from error
+        with np.errstate(over="ignore"):
+            rounded = np.array(number, dtype)
+        if math.isfinite(number) and not np.isfinite(rounded):
+            raise ArgumentError("--args", repr(word), f"a number of at most {np.finfo(dtype).max}")
+        return rounded.tobytes()
     value = _integer(rest)
     limits = np.iinfo(dtype)
     if value is None or not limits.min <= value <= limits.max:

@@ -27,7 +27,10 @@ def parity(
     arch: Annotated[
         str | None, typer.Option(help="One arch for all cases. Without it, ptx runs all three, sm_120a the most.")
     ] = None,
-    suite: Annotated[list[str] | None, typer.Option(help="Only this kernel family, or `moe` for those around the GEMMs; may be given again.")] = None,
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this kernel family, or `moe` for those around the GEMMs; may be given again."),
+    ] = None,
     case: Annotated[
         list[str] | None, typer.Option(help="This repro string instead of a list; may be given again.")
     ] = None,
@@ -91,7 +94,7 @@ def repro(
 
     with usage_errors():
         chosen = parse_case(case)
-        record = open_trace(trace, trace_block)
+        record = open_trace(trace, trace_block, as_json)
         outputs = Outputs(as_json=as_json)
         status = run_session([chosen], f"refmoe repro '{chosen}'", outputs, verbose=True, trace=record)
     write_trace(record, trace)

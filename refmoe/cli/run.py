@@ -56,7 +56,7 @@ def run(
     no_check: Annotated[
         list[str] | None, typer.Option(help=f"Do not look for this: {', '.join(_CHECKS)}; may be given again.")
     ] = None,
-    step_budget: Annotated[int | None, typer.Option(help="Give up after so many steps.")] = None,
+    step_budget: Annotated[int | None, typer.Option(min=1, help="Give up after so many steps.")] = None,
     list_entries: Annotated[
         bool, typer.Option("--list", help="List the kernels and their parameters instead.")
     ] = False,
@@ -80,10 +80,10 @@ def run(
         finish(document, True, show=_show_entries, report=report, as_json=as_json)
     with usage_errors():
         checks = _checks(no_check or [])
-        words = [word for group in args or [] for word in shlex.split(group)]
+        words = [word for group in args or [] for word in _words(group)]
         arguments = read_arguments(words)
         size = _triple("grid", grid)
-        recorder = open_trace(trace, trace_block)
+        recorder = open_trace(trace, trace_block, as_json)
         try:
             name = _choose(module, entry)
             shape = _block(module.function(name), block)
@@ -110,6 +110,13 @@ def _read(kernel: Path) -> str:
         return sys.stdin.read() if str(kernel) == "-" else kernel.read_text()
     except (OSError, UnicodeDecodeError) as error:
         usage(f"{kernel}: {error}")
+
+
+def _words(group: str) -> list[str]:
+    try:
+        return shlex.split(group)
+    except ValueError as error:
+        raise ArgumentError("--args", f"{group!r}: {error}", "words, with quotes that close") from error
 
 
 def _checks(off: Sequence[str]) -> Checks:

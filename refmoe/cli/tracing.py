@@ -26,21 +26,25 @@ TraceBlockOption = Annotated[
 ]
 
 
-def open_trace(path: Path | None, block: str) -> Trace | None:
+def open_trace(path: Path | None, block: str, as_json: bool) -> Trace | None:
     """What to hand to the launch; None if `path` is.
 
     Raises:
-        ArgumentError: a block that is neither three integers nor all.
+        ArgumentError: a block that is neither three integers nor all, or a file that cannot take the trace.
     """
     from refmoe.ptx import Trace
 
     if path is None:
         return None
+    if path.is_dir():
+        raise ArgumentError("--trace", f"the folder {path}", "a file")
+    if as_json and str(path) == "-":
+        raise ArgumentError("--trace", "- with --json, which prints one document", "a file")
     if block == "all":
         return Trace()
     parts = block.split(",")
     if len(parts) != 3 or not all(part.isdecimal() for part in parts):
-        raise ArgumentError("trace-block", repr(block), "a block such as 0,0,0, or all")
+        raise ArgumentError("--trace-block", repr(block), "a block such as 0,0,0, or all")
     x, y, z = map(int, parts)
     return Trace(block=(x, y, z))
 
