@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -176,6 +177,48 @@ def test_two_compilers_wait_for_each_other_and_remove_leftovers(tmp_path: Path) 
         process.join()
     assert log.read_text() == "in out " * 4
     assert len(list((tmp_path / "cache").glob(".build.*"))) == 1  # each removed what the one before had left
+
+
+def compile_for_two_seconds(directory: Path, started: Path) -> None:
+    with alone(directory):
+        checked_run(["sh", "-c", f"touch {started}; sleep 2"], directory, "sh")
+
+
+def test_a_compiler_that_outlives_a_killed_process_keeps_the_lock(tmp_path: Path) -> None:
+    """Two of them would need 12 GB."""
+    entry, started = tmp_path / "cache" / "entry", tmp_path / "started"
+    process = multiprocessing.get_context("fork").Process(target=compile_for_two_seconds, args=(entry, started))
+    process.start()
+    while not started.exists():
+        time.sleep(0.02)
+    process.kill()
+    process.join()
+    with (entry.parent / ".lock").open("w") as lock:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX)  # once it is done
+
+
+def test_what_is_built_waits_for_nobody(toolchain: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = find_built(Build())
+    if built is None:
+        pytest.skip("not built: make cutlass")
+    monkeypatch.setattr("refmoe.cuda.cutlass.builds.alone", None)  # whoever asks for the lock fails
+    assert build(Build()) == built
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(ToolchainError, match=r"cannot write to .*/file/cache/entry: .*Not a directory"),
+        alone(tmp_path / "file" / "cache" / "entry"),
+    ):
+        pass
+
+
+def test_a_compiler_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError, match=r"cannot start g\+\+: .*no-such-compiler"):
+        checked_run(["no-such-compiler"], tmp_path, "g++")
 
 
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 from refmoe.cuda.cutlass.cache import alone, checked_run, intact, placed, sha256
 from refmoe.cuda.cutlass.headers import Headers, find_headers
@@ -101,10 +101,7 @@ def find_built(build: Build) -> Built | None:
         CutlassMissing: no headers of CUTLASS, which name the build.
         ToolchainError: no compiler, which names it too.
     """
-    place = _Place.of(build)
-    if not all(intact(path) for path in (place.ptx, place.object, place.log, place.library)):
-        return None
-    return Built(place.ptx, place.library, place.cubin if intact(place.cubin) else None, place.log)
+    return _Place.of(build).built()
 
 
 def build(build: Build) -> Built:
@@ -120,15 +117,16 @@ def build(build: Build) -> Built:
         raise TileRefused(
             "tile", f"{build.tile} with CUTLASS {place.headers.release}: {why}", "another tile or release"
         )
-    try:
-        with alone(place.directory):
-            if not all(intact(path) for path in (place.ptx, place.object, place.log)):
-                _compile(build, place)
-            if not intact(place.library):
-                _link_standin(place)
-    except OSError as error:
-        raise ToolchainError(f"cannot write the CUTLASS build to {place.directory}: {error}") from error
-    return cast(Built, find_built(build))
+    if (found := place.built()) is not None:
+        return found  # without waiting until some other build is done
+    with alone(place.directory):
+        if not all(intact(path) for path in (place.ptx, place.object, place.log)):
+            _compile(build, place)
+        if not intact(place.library):
+            _link_standin(place)
+    if (made := place.built()) is None:
+        raise ToolchainError(f"{place.directory} was removed or changed while {build} was built")
+    return made
 
 
 def cubin(build_: Build) -> Path:
@@ -187,6 +185,12 @@ class _Place:
         headers, toolchain = find_headers(), find_toolchain()
         key = sha256(SOURCE.read_text(), *FLAGS, *_definitions(build), build.arch, headers.sha256, toolchain.build_id)
         return cls(cache_directory().absolute() / "cutlass" / f"{build}.{key[:16]}", headers, toolchain)
+
+    def built(self) -> Built | None:
+        """What lies there, if it is whole."""
+        if not all(intact(path) for path in (self.ptx, self.object, self.log, self.library)):
+            return None
+        return Built(self.ptx, self.library, self.cubin if intact(self.cubin) else None, self.log)
 
     @property
     def ptx(self) -> Path:

@@ -51,31 +51,43 @@ def placed(directory: Path, make: Callable[[Path], dict[str, Path]]) -> None:
 
 @contextmanager
 def alone(directory: Path) -> Iterator[None]:
-    """Wait until no other process compiles here; what an interrupted one left behind is removed."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory.parent / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for leftover in directory.parent.glob(".build.*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        yield
+    """Wait until no other process compiles here; what an interrupted one left behind is removed.
+
+    Raises:
+        ToolchainError: nothing can be written here.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with (directory.parent / ".lock").open("w") as lock:
+            os.set_inheritable(lock.fileno(), True)  # a compiler that outlives a killed process keeps the lock
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for leftover in directory.parent.glob(".build.*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            yield
+    except OSError as error:
+        raise ToolchainError(f"cannot write to {directory}: {error}") from error
 
 
 def checked_run(command: Sequence[str], scratch: Path, name: str) -> str:
     """What a compiler says, run in `scratch`, where its temporary files go too.
 
     Raises:
-        ToolchainError: it failed.
+        ToolchainError: it failed, or cannot be started.
     """
     # A group of its own: nvcc is a chain of processes, and Ctrl-C must not leave the largest of them running.
-    process = subprocess.Popen(
-        command,
-        cwd=scratch,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "TMPDIR": str(scratch)},
-        start_new_session=True,
-    )
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=scratch,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "TMPDIR": str(scratch)},
+            start_new_session=True,
+            close_fds=False,  # it inherits the lock of `alone`
+        )
+    except OSError as error:
+        raise ToolchainError(f"cannot start {name}: {error}") from error
     try:
         text, _ = process.communicate()
     except BaseException:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from refmoe.cuda.cutlass.cache import alone, checked_run, intact, placed, sha256
 from refmoe.cuda.cutlass.headers import find_headers
-from refmoe.cuda.toolchain import CSRC, ToolchainError, cache_directory, find_toolchain, include_directory
+from refmoe.cuda.toolchain import CSRC, cache_directory, find_toolchain, include_directory
 from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import checked_count
 
@@ -83,11 +83,8 @@ def layout_program() -> Path:
         checked_run(["g++", *FLAGS, *includes, str(SOURCE), "-o", str(scratch / "layouts")], scratch, "g++")
         return {"layouts": program}
 
-    try:
-        with alone(directory):
-            placed(directory, compile_)
-    except OSError as error:
-        raise ToolchainError(f"cannot write {program}: {error}") from error
+    with alone(directory):
+        placed(directory, compile_)
     return program
 
 
