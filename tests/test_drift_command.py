@@ -61,6 +61,7 @@ def test_the_text(made: tuple[Result, Path]) -> None:
     assert "batch 2, prompt 2, 1 in flight" in text
     assert "cutlass:separate, teacher-forced: all " in text
     assert "formula, teacher-forced: does the error grow? " in text
+    assert "bits part at step 0, layer 0, finalize.out[0, 0]: base 0x" in text
     assert "EXACT: cutlass:separate = cutlass:fused: " in text
     assert " bytes of 9 steps compared, 0 differ" in text
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from models_support import TINY_DEEPSEEK
 
 from refmoe.drift import Comparison, DriftPath, DriftPathError, DriftRun, drift_path, run_drift
 from refmoe.drift.document import dependent_sequences
-from refmoe.drift.inputs import draw_prompts, parse_prompts, parse_sweeps, sweep_points
+from refmoe.drift.inputs import draw_prompts, open_or_write, parse_prompts, parse_sweeps, sweep_points
 from refmoe.drift.paths import DEFAULT_PATHS, named_paths
 from refmoe.errors import ArgumentError
 from refmoe.models import GptOssCheckpoint, GptOssConfig, open_checkpoint, write_checkpoint
@@ -168,6 +169,29 @@ def test_a_planted_fault_is_found_where_it_is(small: GptOssCheckpoint, stage: st
     assert not one.layers["hidden"]["relative_l2"][0, step, :layer].any()
 
 
+def test_an_error_that_grows_is_said_to(small: GptOssCheckpoint) -> None:
+    """The experts' output is off by 2^-6 at first, and by a fifth more at every step."""
+    sound = drift_path("marlin")
+    calls = 0
+
+    def run(layer: int, x: np.ndarray, weights: MoELayer) -> Mapping[str, Any]:
+        nonlocal calls
+        at, calls = calls // SMALL.num_hidden_layers, calls + 1
+        stages = sound.run(layer, x, weights)
+        out = stages["finalize"]["out"]
+        off = out.astype(np.float32) * np.float32(1 + 2.0**-6 * 1.2**at)
+        return {**stages, "finalize": {"out": off.astype(out.dtype)}}
+
+    paths = [sound, DriftPath("growing", run)]
+    (one,) = run_drift(small, paths, draw_prompts(64, 1, 2, 1), steps=16, modes=(TEACHER,)).comparisons
+    assert one.first is not None
+    assert (one.first.step, one.first.layer, one.first.stage) == (0, 0, "finalize")
+    assert one.growth.conclusion == "grows"
+    assert one.growth.low is not None
+    assert one.growth.high is not None
+    assert one.growth.low < np.log(1.2) < one.growth.high
+
+
 def test_a_fault_between_two_paths_that_are_not_the_base(small: GptOssCheckpoint) -> None:
     paths = [drift_path("marlin"), drift_path("cutlass"), faulty("gemm1", 0, 1)]
     run = run_drift(small, paths, draw_prompts(64, 1, 2, 1), steps=2, modes=(TEACHER,))
@@ -207,6 +231,12 @@ def test_a_path_that_looks_at_its_neighbours_is_told(small: GptOssCheckpoint) ->
         "curious, teacher-forced: sequence 0 has other bits with batch 4, prompt 1, 4 in flight "
         "than with batch 2, prompt 1, 2 in flight"
     )
+
+
+def test_a_model_that_the_decoder_does_not_know(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "deepseek", TINY_DEEPSEEK, 1, "deepseek")
+    with pytest.raises(ArgumentError, match="checkpoint: found a DeepSeekCheckpoint"), open_or_write(folder, 1):
+        pass
 
 
 def test_k_is_what_was_asked_for(small: GptOssCheckpoint) -> None:

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from refmoe.drift.growth import LEAST_STEPS
 from refmoe.verify.drift_report import failures
 
 __all__ = ["drift_view", "point_text"]
@@ -84,6 +85,7 @@ def _lines(comparisons: Iterable[Mapping[str, Any]]) -> list[str]:
             lines.append(f"{name}: all {one['bytes_compared']:,} bytes are the same")
             continue
         lines.append(f"{name}: does the error grow? {one['growth']['sentence']}")
+        lines += _rerouting(one)
         if one["formats_part"]:
             part = one["formats_part"]
             lines.append(f"  formats part at {part['stage']}: {', '.join(part['base'])} | {', '.join(part['path'])}")
@@ -94,6 +96,20 @@ def _lines(comparisons: Iterable[Mapping[str, Any]]) -> list[str]:
                 f"  other tokens from step {when} (by sequence): what follows has other inputs and is not counted"
             )
     return ["", *lines]
+
+
+def _rerouting(one: Mapping[str, Any]) -> list[str]:
+    """How much larger the error is at steps whose tokens went to other experts, in any layer."""
+    error = _counted(one, one["curves"]["hidden"]["relative_l2"])[..., -1]
+    with np.errstate(invalid="ignore"):
+        elsewhere = (_counted(one, one["curves"]["routing"]["rerouted"]) > 0).any(axis=-1)
+    there, here = (error[part & np.isfinite(error)] for part in (elsewhere, ~elsewhere))
+    if min(there.size, here.size) < LEAST_STEPS:
+        return []
+    return [
+        f"  its median is {np.median(there):.3g} where a token went to other experts in some layer ({there.size} of "
+        f"{there.size + here.size} steps of a sequence), {np.median(here):.3g} elsewhere"
+    ]
 
 
 def _passed(document: Mapping[str, Any]) -> str:
