@@ -17,12 +17,13 @@ from verify_support import CASE, ENVIRONMENT, result, stand_in, write_document
 
 from refmoe.cli import app
 from refmoe.verify import runner
+from refmoe.verify.gate import check_reports
 from refmoe.verify.mismatch_map import MismatchMap, mismatch_map
 from refmoe.verify.page import MAX_BYTES, page_of, page_text, read_source
 from refmoe.verify.page.curves import curves_svg
 from refmoe.verify.page.heatmap import extent_text, heatmap_svg, key_text
 from refmoe.verify.page.section import Limits
-from refmoe.verify.report import MismatchMapRecord, ReportError, make_report
+from refmoe.verify.report import MismatchMapRecord, ReportError, digest_of, make_report
 from refmoe.verify.runner import source_sha256
 from refmoe.verify.verdict import Result, Verdict
 
@@ -313,3 +314,39 @@ def test_parity_writes_the_page_of_what_it_found(tmp_path: Path, monkeypatch: py
     (mapped,) = json.loads((tmp_path / "x.json").read_text())["cases"][0]["maps"]
     assert (mapped["first_row"], mapped["first_column"], mapped["last_column"]) == (1, 1, 1)
     assert "codes: 1 differ, all within row 1 of 8 and K-block 1 of 13" in Page((tmp_path / "x.html").read_text()).text
+
+
+@pytest.fixture(scope="module")
+def drift(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps of three paths, decoded."""
+    path = tmp_path_factory.mktemp("drift") / "drift.json"
+    paths = "cutlass:separate,cutlass:fused,marlin"
+    assert (
+        refmoe("drift", "--steps", "2", "--mode", "teacher-forced", "--paths", paths, "--report", path).exit_code == 0
+    )
+    return path
+
+
+def test_drift_is_shown_with_curves_and_where_bits_part(drift: Path) -> None:
+    text = page_text([read_source(drift)])
+    found = Page(text)
+    assert "PASS cutlass:fused = cutlass:separate: " in found.text
+    assert "bytes, 0 differ" in found.text
+    assert "step 0, layer 0" in found.text
+    # Two pictures, each with a curve and a key of the two paths beside the base.
+    assert text.count('class="curve"') == 2 * (2 + 2)
+
+
+def test_paths_that_must_be_equal_and_are_not_fail_page_and_gate(drift: Path, tmp_path: Path) -> None:
+    document = json.loads(drift.read_text())
+    assert list(check_reports([drift], None, source_sha256).refusals) == []
+    exact = next(one for one in document["runs"][0]["comparisons"] if one["must_equal"])
+    other = next(one for one in document["runs"][0]["comparisons"] if not one["must_equal"])
+    exact |= {"bytes_differing": 3, "first_difference": other["first_difference"]}
+    path = tmp_path / "drift.json"
+    path.write_text(json.dumps(document))
+    assert "edited" in check_reports([path], None, source_sha256).refusals[0]
+    path.write_text(json.dumps({**document, "digest": digest_of(document)}))
+    (sentence,) = check_reports([path], None, source_sha256).refusals
+    assert "3 bytes differ and none may" in sentence
+    assert "FAIL 1 of what must be equal is not" in Page(page_text([read_source(path)])).text

@@ -72,17 +72,13 @@ def check_reports(paths: Sequence[Path], baseline: Path | None, source_sha256: C
     """
     refusals: list[str] = []
     reports: dict[Path, Report] = {}
+    others = 0
     for path in find_reports(paths):
         try:
             document = read_document(path)
-            if document.get("kind") == conformance.KIND:
-                refusals += conformance.check_document(path, document)
-                continue
-            if document.get("kind") == stress.KIND:
-                refusals += stress.check_document(path, document, source_sha256)
-                continue
-            if document.get("kind") == drift_report.KIND:
-                refusals += drift_report.check_document(path, document)
+            if (judged := _check_other(path, document, source_sha256)) is not None:
+                refusals += judged
+                others += 1
                 continue
             if "kind" in document and document["kind"] != "parity":
                 _check_bench(path, document)
@@ -90,7 +86,7 @@ def check_reports(paths: Sequence[Path], baseline: Path | None, source_sha256: C
             reports[path] = check_report(path, document)
         except ReportError as error:
             refusals.append(str(error))
-    if not reports and not refusals:
+    if not reports and not others and not refusals:
         refusals.append(f"no report in {', '.join(map(str, paths))}: make one with `refmoe parity --report PATH`")
     for path, report in reports.items():
         refusals += _check_cases(path, report.cases)
@@ -106,6 +102,18 @@ def check_reports(paths: Sequence[Path], baseline: Path | None, source_sha256: C
         refusals += _check_baseline(baseline, records, source_sha256, whole=whole)
     passed = sum(record.verdict is Verdict.PASS for record in records)
     return GateOutcome(tuple(reports), tuple(refusals), passed)
+
+
+def _check_other(path: Path, document: Mapping[str, Any], source_sha256: Callable[[str], str]) -> list[str] | None:
+    """Why a document that is evidence, but no parity report, is refused; None if it is no such document."""
+    kind = document.get("kind")
+    if kind == conformance.KIND:
+        return conformance.check_document(path, document)
+    if kind == stress.KIND:
+        return stress.check_document(path, document, source_sha256)
+    if kind == drift_report.KIND:
+        return drift_report.check_document(path, document)
+    return None
 
 
 def _check_bench(path: Path, document: Mapping[str, Any]) -> None:

@@ -157,7 +157,8 @@ def _markdown(report: Report) -> str:
         figures = [f"{group.compared:,}", f"{group.seconds:.1f}"]
         cells = [group.family, group.device, group.arch, group.counts, group.model, *figures]
         lines.append(f"| {' | '.join(cells)} |")
-    for record in (case for case in report.cases if case.verdict is not Verdict.PASS):
+    told = [case for case in report.cases if case.verdict is not Verdict.PASS]
+    for record in sorted(told, key=lambda case: not case.verdict.fails):
         lines += ["", "```", *verdict_lines(record), "```"]
     if report.mutants:
         lines += ["", "| planted fault | caught by | finding |", "|---|---|---|"]
