@@ -15,7 +15,7 @@ CUTLASS_BUILDS ?= one
 PARITY_one := --arch sm_121a
 PARITY_all := --level full
 
-.PHONY: help parity cutlass full mutants drift test test-gpu lint gate baseline readme bench clean
+.PHONY: help parity cutlass full mutants drift test test-gpu lint gate baseline readme pictures bench clean
 
 help:
 	@echo "make parity    prove the production kernels on this machine, without a GPU, and write $(REPORT)"
@@ -100,6 +100,10 @@ lint: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Needs Chromium for the picture of a page; without, it says what to run where there is one.
+pictures: $(VENV)/.core
+	$(BIN)/python docs/make_pictures.py
 
 bench: $(VENV)/.test
 	$(BIN)/refmoe bench quantize --report reports/bench/quantize.json
