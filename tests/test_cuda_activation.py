@@ -34,6 +34,7 @@ OFFSETS = np.array([0, 1, 1, 3], np.int64)
         ({"gate_up": gate_up(columns=96)}, "gate_up: found 2I = 96; needed I a positive multiple of 32"),
         ({"gate_up": gate_up(columns=0)}, "gate_up: found 2I = 0"),
         ({"gate_up": gate_up(columns=256)[:, ::2]}, "gate_up: found strides"),
+        ({"gate_up": gate_up(0, 1 << 31)}, "gate_up: found 4294967296 bytes of scale atoms, for I = 1073741824"),
         ({"offsets": OFFSETS.astype(np.int32)}, r"offsets: found int32 \[4\]; needed int64 \[4\]"),
         ({"offsets": np.zeros(1, np.int64)}, r"offsets: found int64 \[1\]; needed int64 \[E\+1\]"),
         ({"offsets": np.array([0, 5], np.int64)}, "offsets: found 0 .. 5; .* at most 4 rows last"),

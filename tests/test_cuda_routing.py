@@ -68,6 +68,11 @@ def test_route_refuses(device: Recorder, changes: dict[str, Any], message: str) 
         (np.zeros((2, 33), np.int32), {}, "topk_ids: found int 33 ids a token; needed 1 to 32"),
         (np.array([[0, 1], [5, 5]], np.int32), {}, "topk_ids: found expert 5 twice in token 1; needed 2 different"),
         (np.array([[0, 1]], np.int32), {"num_experts_local": 0}, "num_experts_local: found int 0"),
+        (
+            np.array([[0, 1]], np.int32),
+            {"num_experts_local": 1 << 21},
+            "topk_ids: found 2147483650 rows",
+        ),
         (np.array([[0, 1]], np.int32), {"first_expert": -1}, "first_expert: found int -1"),
         (np.array([[0, 1]], np.int32), {"fill": 256}, "fill: found int 256"),
     ],

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refmoe.cuda.checks import (
+    ATOM_BYTES,
     BLOCK_ELEMENTS,
     GROUP_BLOCKS,
     INT32_MAX,
@@ -179,7 +180,7 @@ def _check_rows(gate_up: object, offsets: object) -> tuple[int, int, int]:
         raise ArgumentError("gate_up", f"2I = {columns}", f"I a positive multiple of {BLOCK_ELEMENTS}")
     check_array("gate_up", gate_up, BF16, (rows, columns))
     check_int32("gate_up", rows, "rows")
-    check_int32("gate_up", columns, "columns")
+    check_int32("gate_up", k_groups(columns // 2) * ATOM_BYTES, f"bytes of scale atoms, for I = {columns // 2}")
     if not isinstance(offsets, np.ndarray) or offsets.ndim != 1 or not 2 <= offsets.size <= INT32_MAX:
         raise ArgumentError("offsets", describe(offsets), "int64 [E+1] with at least one expert")
     check_array("offsets", offsets, np.dtype(np.int64), (offsets.size,))

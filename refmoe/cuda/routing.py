@@ -150,7 +150,16 @@ def route_plans(
 def permute_plan(
     topk_ids: Buffer, maps: MapBuffers, *, tokens: int, top_k: int, experts: int, first_expert: int
 ) -> LaunchPlan:
-    """A CTA an expert, a thread a token up to 1024, which then take several tokens each."""
+    """A CTA an expert, a thread a token up to 1024, which then take several tokens each.
+
+    Args:
+        topk_ids: int32 [tokens, top_k], all different within a token; 16-byte aligned.
+        maps: written.
+        tokens: T; 0 is allowed.
+        top_k: choices of a token, at most 32.
+        experts: of this rank.
+        first_expert: the id of the first of them.
+    """
     return LaunchPlan(
         SORT_KERNEL,
         grid=experts,
@@ -217,7 +226,7 @@ def try_route(
     tokens, all_experts = _check_logits(logits, bias)
     _check_count("k", k, most=min(all_experts, MAX_TOP_K), what=f"for {all_experts} experts")
     _check_ranks(num_experts_local, first_expert, all_experts)
-    check_int32("logits", tokens * k, "rows after expansion")
+    _check_rows("logits", tokens * k, num_experts_local)
 
     topk_ids, topk_weights = (device.output(name, (tokens * k * 4,), fill) for name in ("topk_ids", "topk_weights"))
     refused = device.output("refused", (4,), 0, initialised=True)
@@ -271,7 +280,7 @@ def permute(
     check_array("topk_ids", topk_ids, np.dtype(np.int32), (tokens, top_k))
     _check_count("topk_ids", top_k, most=MAX_TOP_K, what="ids a token")
     _check_ranks(num_experts_local, first_expert, INT32_MAX)
-    check_int32("topk_ids", tokens * top_k, "rows after expansion")
+    _check_rows("topk_ids", tokens * top_k, num_experts_local)
     ordered = np.sort(topk_ids, axis=1)
     token, rank = np.nonzero(ordered[:, 1:] == ordered[:, :-1])
     if token.size:
@@ -318,6 +327,11 @@ def _check_logits(logits: object, bias: object) -> tuple[int, int]:
     if bias is not None:
         check_array("bias", bias, np.dtype(np.float32), (experts,))
     return tokens, experts
+
+
+def _check_rows(argument: str, rows: int, experts: int) -> None:
+    """Refuse rows that the sorting threads, a CTA an expert, could pass in int32 on their way over them."""
+    check_int32(argument, rows + experts * SORT_THREADS, f"rows after expansion and threads, for {experts} experts")
 
 
 def _check_count(argument: str, count: object, *, most: int, what: str) -> None:

@@ -73,9 +73,11 @@ __device__ __forceinline__ float2 gate_up(const GateUp& loaded, int i) {
     return i % 2 == 0 ? float2{gates.x, ups.x} : float2{gates.y, ups.y};
 }
 
+__device__ __forceinline__ float2 sum(float2 a, float2 b) { return {__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y)}; }
+
 /// g / (1 + exp(negated)), the sigmoid rounded first.
 __device__ __forceinline__ float gated(float g, float negated) {
-    return __fmul_rn(g, __frcp_rn(__fadd_rn(1.0f, exponential(negated))));
+    return __fmul_rn(g, __frcp_rn(one_plus_exponential(negated)));
 }
 
 template <Variant variant>
@@ -110,17 +112,16 @@ __device__ __forceinline__ void swiglu_quantize(const uint4* __restrict__ rows, 
             float results[kLaneElements] = {};
             if (inside) {
                 const GateUp loaded = load_gate_up<variant>(rows, row, lane, lanes);
-                GateUp bias{};
-                if (experts.bias) bias = load_gate_up<variant>(experts.bias, expert, lane, lanes);
+                float2 pairs[kLaneElements];
 #pragma unroll
-                for (int i = 0; i < kLaneElements; ++i) {
-                    float2 pair = gate_up<variant>(loaded, i);
-                    if (experts.bias) {
-                        const float2 term = gate_up<variant>(bias, i);
-                        pair = {__fadd_rn(pair.x, term.x), __fadd_rn(pair.y, term.y)};
-                    }
-                    results[i] = swiglu<variant>(pair, shape);
+                for (int i = 0; i < kLaneElements; ++i) pairs[i] = gate_up<variant>(loaded, i);
+                if (experts.bias) {
+                    const GateUp bias = load_gate_up<variant>(experts.bias, expert, lane, lanes);
+#pragma unroll
+                    for (int i = 0; i < kLaneElements; ++i) pairs[i] = sum(pairs[i], gate_up<variant>(bias, i));
                 }
+#pragma unroll
+                for (int i = 0; i < kLaneElements; ++i) results[i] = swiglu<variant>(pairs[i], shape);
             }
             const Encoded encoded = encode<mode, edge>(results);
             if (inside) codes[static_cast<int64_t>(row) * lanes + lane] = encoded.codes;

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "instructions.cuh"
+
 namespace refmoe {
 
 constexpr float kExpLog2e = 0x1.715476p+0f;
@@ -25,30 +27,59 @@ constexpr float kExpP2 = 0x1.fffffcp-2f;
 constexpr float kExpOverflow = 0x1.62e42ep+6f;    // the largest x with a finite result
 constexpr float kExpUnderflow = -0x1.9fe368p+6f;  // the least x with a result that is not zero
 
-/// 2^exponent of a normal number, built from its bits.
-__device__ __forceinline__ float power_of_two(int exponent) {
-    constexpr int kBias = 127, kMantissaBits = 23;
-    return __int_as_float((exponent + kBias) << kMantissaBits);
+/// 2^exponent of a normal number, built from its bits. Of `exponent` only the last nine bits count, so it may have an
+/// offset that ends in nine zeros.
+__device__ __forceinline__ float power_of_two(uint32_t exponent) {
+    constexpr uint32_t kBias = 127, kMantissaBits = 23;
+    return __uint_as_float((exponent << kMantissaBits) + (kBias << kMantissaBits));
+}
+
+/// x as n * ln 2 + r.
+struct Reduced {
+    uint32_t shifted;  // n + kExpMagicBits
+    float r;
+};
+
+__device__ __forceinline__ Reduced reduce(float x) {
+    const float shifted = __fmaf_rn(x, kExpLog2e, kExpMagic);
+    const float n = __fadd_rn(shifted, -kExpMagic);
+    return {__float_as_uint(shifted), __fmaf_rn(n, -kExpLn2Low, __fmaf_rn(n, -kExpLn2High, x))};
+}
+
+/// p times kScale, a power of two: bit for bit what p is, since every step is scaled by it exactly.
+template <int kScale>
+__device__ __forceinline__ float scaled_polynomial(float r) {
+    float p = __fmaf_rn(kScale * kExpP6, r, kScale * kExpP5);
+    p = __fmaf_rn(p, r, kScale * kExpP4);
+    p = __fmaf_rn(p, r, kScale * kExpP3);
+    p = __fmaf_rn(p, r, kScale * kExpP2);
+    p = __fmaf_rn(p, r, kScale * 1.0f);
+    return __fmaf_rn(p, r, kScale * 1.0f);
 }
 
 /// exp(x); above the overflow threshold +Inf, below the underflow threshold +0, of a NaN 0x7FFFFFFF.
 __device__ __forceinline__ float exponential(float x) {
-    const float shifted = __fmaf_rn(x, kExpLog2e, kExpMagic);
-    const int n = __float_as_int(shifted) - static_cast<int>(kExpMagicBits);
-    const float n_float = __fadd_rn(shifted, -kExpMagic);
-    const float r = __fmaf_rn(n_float, -kExpLn2Low, __fmaf_rn(n_float, -kExpLn2High, x));
-    float p = __fmaf_rn(kExpP6, r, kExpP5);
-    p = __fmaf_rn(p, r, kExpP4);
-    p = __fmaf_rn(p, r, kExpP3);
-    p = __fmaf_rn(p, r, kExpP2);
-    p = __fmaf_rn(p, r, 1.0f);
-    p = __fmaf_rn(p, r, 1.0f);
-    const int half = n >> 1;
+    const Reduced reduced = reduce(x);
+    const int n = static_cast<int>(reduced.shifted - kExpMagicBits), half = n >> 1;
     // Past the thresholds, and of a NaN, n is meaningless. A NaN stays one through p whatever the factors are.
-    float y = __fmul_rn(__fmul_rn(p, power_of_two(half)), power_of_two(n - half));
+    float y = __fmul_rn(__fmul_rn(scaled_polynomial<1>(reduced.r), power_of_two(half)), power_of_two(n - half));
     if (x > kExpOverflow) y = __int_as_float(0x7F800000);
     if (x < kExpUnderflow) y = 0.0f;
     return y;
+}
+
+constexpr float kExpNegligible = -64.0f;  // 1 + exp(x) is 1 from here downward, and from -17.4 on
+constexpr float kExpInfinite = 89.0f;     // 1 + exp(x) is Inf from here upward, and from the overflow threshold on
+
+/// RN(1 + exp(x)): the bits of 1 + exponential(x) in less than half the instructions.
+///
+/// Between the clamps exp(x) = 2p * 2^(n - 1) exactly, and the second factor is a normal number, n being -92 to 128. So
+/// one FMA rounds the sum as the addition does. It overflows where the sequence does: with n = 128, p is at least 1 from
+/// the first x above the threshold.
+__device__ __forceinline__ float one_plus_exponential(float x) {
+    static_assert(kExpMagicBits % 512 == 0, "the magic number's bits do not touch the exponent");
+    const Reduced reduced = reduce(max_nan(min_nan(x, kExpInfinite), kExpNegligible));
+    return __fmaf_rn(scaled_polynomial<2>(reduced.r), power_of_two(reduced.shifted - 1), 1.0f);
 }
 
 }  // namespace refmoe
