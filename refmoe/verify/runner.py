@@ -227,11 +227,10 @@ def _result(
 
 
 def _gemm_tile(records: Sequence[LaunchRecord]) -> tuple[int, int] | None:
-    """(weight rows, tokens) of the output tile of the first GEMM that was launched; its entry's name says it."""
-    for record in records:
-        if match := re.search(r"gemm_(\d+)x(\d+)x\d+", record.kernel.entry):
-            return int(match[1]), int(match[2])
-    return None
+    """(weight rows, tokens) of the output tile of the GEMMs that were launched, as their entries say, if they share one."""
+    matches = [re.search(r"gemm_(\d+)x(\d+)x\d+", record.kernel.entry) for record in records]
+    tiles = {(int(match[1]), int(match[2])) for match in matches if match}
+    return tiles.pop() if len(tiles) == 1 else None
 
 
 def _entry(record: LaunchRecord) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.verify.mismatch_map import Plane, matrix_plane
 from refmoe.verify.patterns import distance_text, number_text
 
 __all__ = ["ChoiceIds", "ChoiceRows", "FirstRows", "RefusedToken", "RowChoices", "TokenSums", "Weights"]
@@ -42,6 +43,10 @@ class ChoiceIds:
             return f"expert 0x{expert:08X}, which does not exist"
         return f"expert {expert} (logit {number_text(int(self.logits.view(np.uint32)[token, expert]), 'f32')})"
 
+    def plane(self, shape: tuple[int, ...]) -> Plane:
+        """Tokens by ranks; see `refmoe.verify.mismatch_map.HasPlane`."""
+        return matrix_plane(shape, "token", "rank")
+
 
 @dataclass(frozen=True, eq=False)
 class Weights:
@@ -56,6 +61,10 @@ class Weights:
         values = f"kernel {number_text(kernel, 'f32')} reference {number_text(reference, 'f32')}"
         place = f"token {token} rank {rank} (expert {self.ids[token, rank]})"
         return f"{place}: {values}{distance_text(kernel, reference, 'f32')}", ""
+
+    def plane(self, shape: tuple[int, ...]) -> Plane:
+        """Tokens by ranks; see `refmoe.verify.mismatch_map.HasPlane`."""
+        return matrix_plane(shape, "token", "rank")
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,3 +154,7 @@ class TokenSums:
         ]
         distance = distance_text(kernel, reference, self.dtype)
         return f"token {token} column {column}: {values}{distance}", f"; token {token}: {', '.join(ranks)}"
+
+    def plane(self, shape: tuple[int, ...]) -> Plane:
+        """Tokens by columns; see `refmoe.verify.mismatch_map.HasPlane`."""
+        return matrix_plane(shape, "token", "column")
