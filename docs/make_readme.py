@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -149,6 +150,29 @@ def _gpu() -> str:
     return "\n".join(rows)
 
 
+def _drift() -> str:
+    """The teacher-forced comparisons: what must be equal in bytes, the others by how far they are apart."""
+    report = _load("drift.json")
+    rows = [
+        f"| {report['steps']} decode steps against `{report['base']}` | bits part at | median error of the hidden state "
+        "| same next token | does the error grow? |",
+        "|---|---|---|---|---|",
+    ]
+    for one in report["runs"][0]["comparisons"]:
+        if one["mode"] != "teacher-forced":
+            continue
+        hidden, logits = one["curves"]["hidden"]["relative_l2"], one["curves"]["logits"]["top1"]
+        errors = [step[-1] for sequence in hidden for step in sequence]
+        tokens = [agreed for sequence in logits for agreed in sequence]
+        first = one["first_difference"]
+        same = f"nowhere: {one['bytes_compared']:,} bytes are the same"
+        where = f"step {first['step']}, layer {first['layer']}, {first['stage']}" if first else same
+        rows.append(
+            f"| `{one['path']}` | {where} | {statistics.median(errors):.2g} | {100 * statistics.mean(tokens):.0f} % | {one['growth']['conclusion']} |"
+        )
+    return "\n".join(rows)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "mismatch": _mismatch,
     "proven": _proven,
@@ -158,6 +182,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "mutants": _mutants,
     "bench": _bench,
     "gpu": _gpu,
+    "drift": _drift,
 }
 
 if __name__ == "__main__":
