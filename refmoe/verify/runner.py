@@ -227,7 +227,7 @@ def _result(
 
 
 def _gemm_tile(records: Sequence[LaunchRecord]) -> tuple[int, int] | None:
-    """(weight rows, tokens) of the output tile of the GEMMs that were launched, as their entries say, if they share one."""
+    """(weight rows, tokens) of the output tile of the launched GEMMs, as their entries say, if they share one."""
     matches = [re.search(r"gemm_(\d+)x(\d+)x\d+", record.kernel.entry) for record in records]
     tiles = {(int(match[1]), int(match[2])) for match in matches if match}
     return tiles.pop() if len(tiles) == 1 else None
