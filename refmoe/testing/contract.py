@@ -98,6 +98,15 @@ CONTRACTS: Mapping[str, FamilyContract] = MappingProxyType(
             ("out",),
             {**_ROUTED, "top_k": "t", "out_dtype": "out"},
         ),
+        "moe": FamilyContract(
+            (
+                *("x", "input_sf", "topk_ids", "topk_weights", "gate_up", "gate_up_scales", "down", "down_scales"),
+                *("gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"),
+            ),
+            ("input_sf", "gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"),
+            ("finalize.out",),
+            {**_ROUTED, "top_k": "t", "variant": "variant", "mode": "mode", "edge": "edge"},
+        ),
     }
 )
 
@@ -265,7 +274,7 @@ def kernel(
     mapping by name; an option of the family that it takes as a setting is not fixed by the contract.
 
     Args:
-        family: "mxfp8_quantize", "expand", "sm12x_gemm", "routing", "activation" or "finalize".
+        family: "mxfp8_quantize", "expand", "sm12x_gemm", "routing", "activation", "finalize" or "moe".
         mode: scale mode of a quantizing kernel; "rceil" if left out.
         edge: its edge policy; "exact" if left out.
         policy: of mxfp8_quantize, instead of mode and edge: a name that `refmoe policy` knows, such as "ocp" or

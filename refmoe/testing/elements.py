@@ -28,11 +28,11 @@ _BLOCK_ELEMENTS = ("float8_e4m3fn", "float8_e5m2")
 def as_patterns(array: NDArray[Any]) -> NDArray[Any]:
     """The bit patterns of a contiguous array: unsigned integers of the elements' size, bytes in a row for wider ones.
 
-    A complex number becomes its two halves, an element of 16 bytes its bytes, along the last axis.
+    A complex number becomes its two halves, an element of 16 bytes its bytes, on one more axis.
     """
     size = array.dtype.itemsize
     if array.dtype.kind == "c":
-        return as_patterns(np.stack([array.real, array.imag], axis=-1).reshape(*array.shape[:-1], -1))
+        return as_patterns(np.stack([array.real, array.imag], axis=-1))
     if size in (1, 2, 4, 8):
         return array.view(f"u{size}")
     return np.frombuffer(array.tobytes(), np.uint8).reshape(*array.shape, size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,8 +67,7 @@ def _given(of: Kernel | str, texts: Sequence[str]) -> list[Case]:
     family = of.family if isinstance(of, Kernel) else of
     chosen = []
     for text in texts:
-        head, at, place = text.rpartition("/")[2].rpartition("@") if "@" in text else (text, "@", "ptx")
-        case = parse_case(f"{head}{at}{'ptx' if place == 'host' else place}")
+        case = parse_case(re.sub("@host$", "@ptx", re.sub("^.*?::[^/]*/", "", text)))
         if case.family != family:
             raise ArgumentError("cases", text, f"cases of {family}")
         chosen.append(case)
