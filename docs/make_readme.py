@@ -154,8 +154,8 @@ def _drift() -> str:
     """The teacher-forced comparisons: what must be equal in bytes, the others by how far they are apart."""
     report = _load("drift.json")
     rows = [
-        f"| {report['steps']} decode steps against `{report['base']}` | bits part at | median error of the hidden state "
-        "| same next token | does the error grow? |",
+        f"| {report['steps']} decode steps against `{report['base']}` | bits part at "
+        "| median error of the hidden state | same next token | does the error grow? |",
         "|---|---|---|---|---|",
     ]
     for one in report["runs"][0]["comparisons"]:
@@ -168,7 +168,8 @@ def _drift() -> str:
         same = f"nowhere: {one['bytes_compared']:,} bytes are the same"
         where = f"step {first['step']}, layer {first['layer']}, {first['stage']}" if first else same
         rows.append(
-            f"| `{one['path']}` | {where} | {statistics.median(errors):.2g} | {100 * statistics.mean(tokens):.0f} % | {one['growth']['conclusion']} |"
+            f"| `{one['path']}` | {where} | {statistics.median(errors):.2g} "
+            f"| {100 * statistics.mean(tokens):.0f} % | {one['growth']['conclusion']} |"
         )
     return "\n".join(rows)
 
