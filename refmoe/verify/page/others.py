@@ -10,6 +10,10 @@ from refmoe.verify.page.section import Column, Limits, Section, Table, cut
 __all__ = ["bench_section", "cell_text", "conformance_section", "facts_of", "stress_section"]
 
 
+#: Lines from which on a benchmark's table opens on a click.
+LONG = 30
+
+
 def cell_text(value: Any) -> str:
     """A JSON value as a reader wants it: grouped digits, four significant ones, lists by commas."""
     if value is None:
@@ -114,14 +118,22 @@ def bench_section(name: str, document: Mapping[str, Any], limits: Limits) -> Sec
     """A benchmark: its rows as they are, and whether its targets were reached."""
     reached = document.get("all_reached", document.get("reached"))
     missed = reached is not None and not _all_true(reached)
+    flat = [
+        (key.replace("_", " "), cell_text(value))
+        for key, value in document.items()
+        if isinstance(value, Mapping) and not _nested(value)
+    ]
     return Section(
         name,
         "bench",
         "TARGET MISSED" if missed else "MEASURED",
         "warn" if missed else "plain",
         f"benchmark {document.get('name', '')}",
-        facts_of(document),
-        tables=[_capped(title, *_rows_table(rows, limits), limits) for title, rows in _lists(document)],
+        [*facts_of(document), *flat],
+        tables=[
+            _capped(title, *_rows_table(rows, limits), limits, folded=len(rows) > LONG)
+            for title, rows in _lists(document)
+        ],
     )
 
 
@@ -135,9 +147,12 @@ def _lists(document: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Mapping[
         title = key.replace("_", " ")
         if isinstance(value, list) and value and isinstance(value[0], Mapping):
             yield title, value
-        elif isinstance(value, Mapping) and value:
-            nested = all(isinstance(item, Mapping) for item in value.values())
-            yield title, [{"": name, **item} for name, item in value.items()] if nested else [dict(value)]
+        elif isinstance(value, Mapping) and _nested(value):
+            yield title, [{"": name, **item} for name, item in value.items()]
+
+
+def _nested(value: Mapping[str, Any]) -> bool:
+    return bool(value) and all(isinstance(item, Mapping) for item in value.values())
 
 
 def _rows_table(rows: Sequence[Mapping[str, Any]], limits: Limits) -> tuple[list[Column], list[list[str]]]:
