@@ -11,6 +11,7 @@ from refmoe.errors import ArgumentError
 from refmoe.verify.cases import ARCHS, CUTLASS_BUILDS, FAMILIES, ROUTINGS, Case, Shape, parse_case
 from refmoe.verify.fills import FILLS
 from refmoe.verify.gemm_fills import GEMM_FILLS
+from refmoe.verify.moe_fills import MOE_FILLS
 from refmoe.verify.routing import expert_ids
 from refmoe.verify.suites import LEVELS, SUITES, list_cases
 
@@ -44,8 +45,14 @@ def cases(draw: st.DrawFn) -> Case:
         options = {name: value for name, value in options.items() if name not in ("stages", "cluster")}
     if rules.routed:
         experts, ranks = draw(st.integers(3, 32)), draw(st.integers(1, 4))
-        extents = {"e": st.just(experts), "t": st.integers(1, experts // 3), "n": st.integers(1, 9999)}
+        extents = {
+            "e": st.just(experts),
+            "t": st.integers(1, experts // 3),
+            "n": st.integers(1, 99).map(lambda n: 32 * n),
+        }
         shape |= {letter: draw(extents[letter]) for letter in rules.sizes if letter in extents}
+        if family == "moe":
+            options["path"] = draw(st.sampled_from(("separate", "fused", "ready")))
         options |= {
             "ranks": ranks,
             "first_expert": experts * draw(st.integers(0, ranks - 1)),
@@ -54,6 +61,8 @@ def cases(draw: st.DrawFn) -> Case:
     if dtype == "mxfp8":
         options["input_sf"] = draw(st.sampled_from(("linear", "128x4", "none")))
     fill = draw(st.sampled_from([fill for fill in rules.fills if fill not in HUNGRY_FILLS]))
+    if (family, fill) == ("moe", "real"):
+        shape |= dict(zip("kn", MOE_FILLS[fill].size, strict=True))
     if fill == "activations":
         options |= {"file": draw(paths), "tensor": draw(st.just("") | paths)}
     device = draw(st.sampled_from(("ptx", "cuda")))
