@@ -1,0 +1,128 @@
+"""The family `moe`: what its cases say, that all paths expect the same, and that a fault is reported at its stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from refmoe.cuda.toolchain import ToolchainError, find_toolchain
+from refmoe.errors import ArgumentError
+from refmoe.verify.cases import Case, parse_case
+from refmoe.verify.families import RUNS
+from refmoe.verify.moe_fills import SHIPPED_EXPERT, weights_of
+from refmoe.verify.mutate import load_mutants, mutated_sources
+from refmoe.verify.runner import Devices, run_case, source_sha256
+from refmoe.verify.suites import list_cases
+from refmoe.verify.verdict import Verdict
+
+REAL = "moe:bf16:m4k384n768e8t4:real:path=fused:bias=distinct:seed7@ptx"
+SMALL = "moe:bf16:m5k160n96e6t3:gaussian{}:bias=distinct:poison=0x7F:seed7@ptx"
+
+
+@pytest.fixture
+def compiler() -> None:
+    try:
+        find_toolchain()
+    except ToolchainError as error:
+        pytest.skip(str(error))
+
+
+def planted(name: str, folder: Path) -> Path:
+    """The sources with that mutant's fault."""
+    (mutant,) = [mutant for mutant in load_mutants() if mutant.name == name]
+    return mutated_sources(mutant, folder)
+
+
+@pytest.mark.parametrize("text", [REAL, SMALL.format("")])
+def test_all_paths_expect_the_same_bytes(text: str) -> None:
+    plain = parse_case(text.replace(":path=fused", ""))
+    made = {}
+    for path in ("separate", "fused", "ready"):
+        case = Case(**{**vars(plain), "path": path})
+        made[path] = RUNS["moe"].expect(case, RUNS["moe"].inputs(case))
+    for path in ("fused", "ready"):
+        assert [stage.name for stage in made[path].stages] == list(made[path].outputs)
+        for stage, found in made[path].outputs.items():
+            assert found.tobytes() == made["separate"].outputs[stage].tobytes(), (path, stage)
+        assert made[path].doubt is None
+    assert [stage.name for stage in made["separate"].stages] == [
+        "permute.offsets", "permute.unpermuted_to_permuted", "permute.permuted_to_unpermuted",
+        "quantize.codes", "quantize.scales", "expand.codes", "expand.scales", "gemm1.out",
+        "activation.codes", "activation.scales", "gemm2.out", "finalize.out",
+    ]  # fmt: skip
+
+
+#: A mutant of each kernel, the stage that it has to be reported at, and the path of its case.
+FAULTS = [
+    ("25-zero-column", "expand", ""),
+    ("33-gemm-scales-ignored", "gemm1", ":path=fused"),
+    ("105-activation-gate-unclamped", "activation", ":path=fused"),
+    ("122-finalize-bias-after-weight", "finalize", ":path=fused"),
+]
+
+
+@pytest.mark.parametrize(("mutant", "stage", "path"), FAULTS)
+def test_a_planted_fault_is_reported_at_its_stage(
+    mutant: str, stage: str, path: str, compiler: None, tmp_path: Path
+) -> None:
+    tree = planted(mutant, tmp_path / "csrc")
+    result = run_case(parse_case(SMALL.format(path)), Devices(csrc=tree))
+    assert result.verdict is Verdict.MISMATCH, result
+    assert str(result.stage).partition(".")[0] == stage
+    assert str(result.first_mismatch).startswith(f"{result.stage}[")
+
+
+def test_the_real_experts_differ_and_are_made_of_one_real_block() -> None:
+    weights = weights_of("real", 7, "gpt_oss", 8, 384, 768)
+    assert weights.gate_up.shape == (8, 1536, 384)
+    assert weights.down.shape == (8, 384, 768)
+    assert len({codes.tobytes() for codes in weights.gate_up.codes}) == 8
+    values = [np.abs(expert).sum() for expert in weights.down.dequantize()]
+    factors = np.log2(np.array(values) / values[0])
+    assert np.allclose(factors, np.round(factors), atol=1e-6)
+    # The same expert on every rank.
+    later = weights_of("real", 7, "gpt_oss", 2, 384, 768, first_expert=5)
+    assert later.gate_up.codes.tobytes() == weights.gate_up.codes[5:7].tobytes()
+    halves = weights_of("real", 7, "silu", 1, 384, 768).gate_up.codes[0]
+    assert np.array_equal(halves[:768], weights.gate_up.codes[0][::2])
+    assert SHIPPED_EXPERT.stat().st_size < 500_000
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "needed"),
+    [
+        ("moe:bf16:m4k384n700e8t4:gaussian:seed7@ptx", "shape", "multiple of 32"),
+        ("moe:bf16:m4k384n384e8t4:real:seed7@ptx", "shape", "k384n768"),
+        ("moe:bf16:m4k384n768e8t4:real:path=both:seed7@ptx", "path", "separate, fused, ready"),
+        ("moe:bf16:m4k384n768e8t4:real:input_sf=128x4:seed7@ptx", "input_sf", "path=ready"),
+        ("moe:bf16:m4k96n64e4t2:gaussian:first_expert=2:ranks=2:seed7@ptx", "first_expert", "multiple of the 4"),
+        ("moe:bf16:m4k96n64e4t2:gaussian:variant=silu:params=distinct:seed7@ptx", "params", "gpt_oss"),
+        ("moe:fp16:m4k96n64e4t2:gaussian:seed7@ptx", "dtype", "bf16"),
+    ],
+)
+def test_refused_cases(text: str, field: str, needed: str) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        parse_case(text)
+    assert refused.value.argument == f"case {field}"
+    assert needed in refused.value.needed
+
+
+def test_the_group_holds_the_layer_and_its_steps() -> None:
+    listed = list_cases("default", ["moe"], arch="sm_120a")
+    assert {case.family for case in listed} == {"routing", "activation", "finalize", "moe"}
+    layers = [case for case in listed if case.family == "moe"]
+    assert {case.path for case in layers} == {"separate", "fused", "ready"}
+    assert {case.shape.t for case in layers} >= {1, 4}
+    assert {case.routing for case in layers} >= {"uniform", "empty-experts", "elsewhere", "padded", "same-experts"}
+    assert {case.shape.m for case in layers if case.shape.k == case.shape.n == 2880} == {1, 8}
+    assert 512 in {case.shape.m for case in layers}
+    everything = [case for case in list_cases("full", ["moe"], arch="sm_120a") if case.family == "moe"]
+    assert {case.shape.m for case in everything if case.shape.k == 2880} >= {1, 2, 4, 7, 8}
+
+
+def test_a_change_of_any_of_its_kernels_changes_its_hash(tmp_path: Path) -> None:
+    for mutant in ("122-finalize-bias-after-weight", "33-gemm-scales-ignored", "25-zero-column"):
+        tree = planted(mutant, tmp_path / mutant)
+        assert source_sha256("moe", tree) != source_sha256("moe")
