@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from refmoe.ptx.races import ASYNCHRONOUS, BULK, PENDING, RaceShadow
+from refmoe.ptx.races import ASYNCHRONOUS, BULK, PENDING, RaceShadow, Words
 
 if TYPE_CHECKING:
     from refmoe.ptx.access import Access
@@ -45,7 +45,8 @@ class _Note:
 
     Attributes:
         access: of each lane.
-        index, lanes: int64 [n].
+        index, lanes: int64 [n], of words, or of rows, whose words `words(index, lanes)` gives.
+        words: or None.
         step: when.
         known: what each warp knew of its own lanes then.
         ctas: those whose lines have not been overwritten since.
@@ -55,6 +56,7 @@ class _Note:
     access: Access
     index: Array
     lanes: Array
+    words: Words | None
     step: int
     known: Array
     ctas: Array
@@ -94,10 +96,19 @@ class BulkShadow(RaceShadow):
                 self._enter_notes(frame)
             super().read(frame, access, region, index, lanes, asynchronous)
         elif self._ordered_runs(frame, lanes, self._bulk_writes[lines]):
-            self._note(frame, access, region, index, lanes)
+            self._note(frame, access, region, index, lanes, access.width)
         else:
             super().read(frame, access, region, index, lanes)
-        self._read_steps[index >> _LINE_SHIFT, (lanes >> 5) % self.readers] = frame.machine.clocks.now
+        self._read_steps[lines, (lanes >> 5) % self.readers] = frame.machine.clocks.now
+
+    def read_rows(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, words: Words) -> None:
+        """See `RaceShadow.read_rows`. A row lies in one line; a bulk write is ordered before all of a warp, or not."""
+        lines = index >> _LINE_SHIFT
+        if not self._whole[lines].all() or not self._ordered_runs(frame, lanes, self._bulk_writes[lines]):
+            super().read_rows(frame, access, region, index, lanes, words)
+            return
+        self._note(frame, access, region, index, lanes, _CHUNK, words)
+        self._read_steps[lines, (lanes >> 5) % self.readers] = frame.machine.clocks.now
 
     def before_write(
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, words: Array
@@ -126,23 +137,33 @@ class BulkShadow(RaceShadow):
     def _ordered_runs(self, frame: Frame, lanes: Array, records: Array) -> bool:
         """Whether bulk writes of whole lines are ordered before reads; neighbours mostly ask the same question."""
         warps = lanes >> 5
-        first = np.r_[True, (warps[1:] != warps[:-1]) | (records[1:] != records[:-1])]
+        first = np.ones(len(lanes), bool)
+        np.not_equal(warps[1:], warps[:-1], out=first[1:])
+        first[1:] |= records[1:] != records[:-1]
         return bool(frame.machine.clocks.ordered(lanes[first], records[first]).all())
 
     # Notes
 
-    def _note(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
+    def _note(
+        self,
+        frame: Frame,
+        access: Access,
+        region: Region,
+        index: Array,
+        lanes: Array,
+        width: int,
+        words: Words | None = None,
+    ) -> None:
         machine = frame.machine
         clocks, per_cta = machine.clocks, machine.warps * 32
         rows = np.arange(len(clocks.seen))
         known = clocks.seen[rows, rows % machine.warps]
         cta = lanes // per_cta
         offset = index - cta * region.stride
-        ctas = np.unique(cta[np.r_[True, cta[1:] != cta[:-1]]])
+        ctas = np.unique(cta[np.flatnonzero(np.diff(cta, prepend=-1))])
         self._notes.append(
             _Note(
-                access, index, lanes, clocks.now, known, ctas, int(offset.min()),
-                int(offset.max()) + access.width,
+                access, index, lanes, words, clocks.now, known, ctas, int(offset.min()), int(offset.max()) + width,
             )
         )  # fmt: skip
         if len(self._notes) > _MOST_NOTES:
@@ -152,7 +173,10 @@ class BulkShadow(RaceShadow):
         per_cta = frame.machine.warps * 32
         for note in self._notes:
             kept = np.isin(note.lanes // per_cta, note.ctas)
-            at, who, _ = self._cover(note.index[kept], note.lanes[kept], note.access.width)
+            index, lanes = note.index[kept], note.lanes[kept]
+            if note.words is not None:
+                index, lanes = note.words(index, lanes)
+            at, who, _ = self._cover(index, lanes, note.access.width)
             base = (note.step << _STEP_SHIFT) + frame.machine.first_thread
             self._record_reads(at, who, who + np.int64(base), note.known[who >> 5])
         self._notes = []

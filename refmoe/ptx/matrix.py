@@ -152,15 +152,18 @@ class LoadMatrix:
         rows = np.empty((len(lanes), 2), np.uint64)
         for region, which, index in self.row._parts(frame, address, lanes):
             theirs = lanes if which is None else lanes[which]
-            at, who = _words(theirs, index, self.transposed, self.packing)
             if self.packing is None:
                 self.row._check_valid(frame, region, index, theirs)
             else:
+                at, _ = self._words(index, theirs)
                 self.word._check_valid(frame, region, at, np.repeat(theirs, self.packing.words))
             if region.shadow is not None:
-                region.shadow.read(frame, self.word, region, at, who)
+                region.shadow.read_rows(frame, self.word, region, index, theirs, self._words)
             rows[slice(None) if which is None else which] = region.words(16).take(index // 16, axis=0)
         return rows.view(np.uint16)
+
+    def _words(self, index: Array, lanes: Array) -> tuple[Array, Array]:
+        return _words(lanes, index, self.transposed, self.packing)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ of the same columns: the step up to which what that column did lies before a pro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
     from refmoe.ptx.memory import Region
 
-__all__ = ["AGENTS", "ASYNCHRONOUS", "BULK", "MAX_THREADS", "PENDING", "Clocks", "RaceShadow"]
+__all__ = ["AGENTS", "ASYNCHRONOUS", "BULK", "MAX_THREADS", "PENDING", "Clocks", "RaceShadow", "Words"]
 
 Array = Any
+# (byte index, lane) of the words of rows, from those of the rows.
+Words = Callable[[Array, Array], tuple[Array, Array]]
 # A record: step << 32 | many << 31 | strong << 30 | asynchronous << 29 | bulk << 28 | thread of the launch. "many":
 # several lanes of that warp read; "asynchronous": by a copy that the thread issued; "bulk": by a bulk copy, into shared
 # memory if it is not asynchronous too, and then the thread is the agent's number in place of one in the CTA.
@@ -229,6 +232,13 @@ class RaceShadow:
         warp = who >> 5
         known = frame.machine.clocks.seen[warp, warp % frame.machine.warps]
         self._record_reads(at, who, mine, known)
+
+    def read_rows(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, words: Words) -> None:
+        """Loads of rows at `index` [n], whose addresses `lanes` pass: `read` of the words `words(index, lanes)`.
+
+        A row's words belong to lanes of one warp.
+        """
+        self.read(frame, access, region, *words(index, lanes))
 
     def _record_reads(self, at: Array, who: Array, mine: Array, known: Array) -> None:
         """Enter reads of granules `at` by lanes `who`; `known` is what each one's warp knows of its own lanes."""
