@@ -45,6 +45,7 @@ def cutlass(
     for entry in wanted:
         start = time.perf_counter()
         if find_built(entry) is None:
+            typer.echo(f"{entry}: compiling, or waiting for another compilation to end", err=True)
             build_kernel(entry)
             typer.echo(f"{entry}: built in {time.perf_counter() - start:.0f} s", err=True)
     found = {str(entry): find_built(entry) for entry in known}

@@ -446,12 +446,16 @@ class Emitter:
             return
         if not _FENCES.fullmatch(instruction.opcode):
             raise isa.UnknownOpcode(instruction.opcode)
+        if instruction.operands:
+            raise ValueError("no operands needed")
         self.lines.append(f"F.fence({self.guard(instruction)})")
 
     # Warp-level instructions: never guarded here, their guards are branches
 
     def _activemask(self, instruction: Instruction) -> None:
         self.spelled(instruction, "activemask.b32")
+        if len(instruction.operands) != 1:
+            raise ValueError("wrong number of operands")
         self.names["active_mask"] = warp.active_mask
         self.assign(instruction, instruction.operands[0], "active_mask(F)", "b32")
 

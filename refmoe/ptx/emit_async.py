@@ -180,6 +180,6 @@ def _count(operands: tuple[Operand, ...], needed: int) -> None:
 
 
 def _integer(operand: Operand) -> int:
-    if not isinstance(operand, Immediate) or operand.form != "int":
-        raise ValueError("a constant needed")
+    if not isinstance(operand, Immediate) or operand.form != "int" or operand.value < 0:
+        raise ValueError("a constant of at least 0 needed")
     return operand.value

@@ -87,8 +87,10 @@ def bulk(emitter: Emitter, instruction: Instruction) -> None:
         count = emitter.value(size, "b32")
         out = BulkStore(_own(instruction), _global_store(instruction))
         emitter.lines.append(f"{emitter.bind('b', out)}(F, {to}, {shared}, {count}, {guard})")
-    elif _PREFETCH.fullmatch(opcode) is None:
-        # A prefetch reads nothing that the program sees.
+    elif (match := _PREFETCH.fullmatch(opcode)) is not None:
+        # It reads nothing that the program sees.
+        _operands(operands, 1 if "tensor" in match[1] else 2, match)
+    else:
         raise isa.UnknownOpcode(opcode)
 
 
@@ -205,6 +207,6 @@ def _count(operands: tuple[Operand, ...], needed: int) -> None:
 
 
 def _integer(operand: Operand) -> int:
-    if not isinstance(operand, Immediate) or operand.form != "int":
-        raise ValueError("a constant needed")
+    if not isinstance(operand, Immediate) or operand.form != "int" or operand.value < 0:
+        raise ValueError("a constant of at least 0 needed")
     return operand.value

@@ -26,6 +26,8 @@ _ADVICE = re.compile(
     r"prefetch(\.(global|local))?\.(L1|L2|L2::evict_(last|normal))|prefetchu\.L1|prefetch(\.(const|param))?\.tensormap"
     r"|nanosleep\.u32|applypriority(\.global)?\.L2::evict_normal|griddepcontrol\.(launch_dependents|wait)"
 )
+# Operands of those that do not take one address, or one number.
+_ADVISED = {"applypriority": 2, "griddepcontrol": 0}
 _REGISTERS = re.compile(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32")
 
 
@@ -84,5 +86,7 @@ def advise(emitter: Emitter, instruction: Instruction) -> None:
         if not isinstance(count, Immediate) or not 24 <= count.value <= 256 or count.value % 8:
             raise ValueError("a multiple of 8 from 24 to 256 registers needed")
         emitter.lines.append(f"{emitter.bind('x', WholeWarp(instruction))}(F)")
-    elif not _ADVICE.fullmatch(opcode):
+    elif _ADVICE.fullmatch(opcode) is None:
         raise isa.UnknownOpcode(opcode)
+    elif len(instruction.operands) != _ADVISED.get(opcode.split(".")[0], 1):
+        raise ValueError("wrong number of operands")
