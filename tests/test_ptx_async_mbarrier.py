@@ -416,6 +416,7 @@ def test_a_group_that_a_barrier_has_landed_may_still_be_waited_for() -> None:
         ("@!%p9 mbarrier.init.shared.b64 [bar+8], 0;", 1, "a count of 0, not 1 to 1048575"),
         ("@!%p9 mbarrier.init.shared.b64 [bar+8], 1048576;", 1, "a count of 1048576"),
         ("@!%p9 mbarrier.init.shared.b64 [bar], 1;", 1, "is initialised already"),
+        ("mbarrier.init.shared.b64 [bar+8], 1;", 1, r"byte 8 .* is initialised by \d+ threads at once"),
         ("@!%p9 mbarrier.arrive.shared.b64 _, [bar], 5;", 3, "2 arrivals more than phase 0 of the mbarrier"),
         ("@!%p9 mbarrier.arrive.shared.b64 _, [bar], 0;", 3, "a count of 0"),
         ("@!%p9 mbarrier.arrive.noComplete.shared.b64 %d5, [bar], 3;", 3, "may not complete the phase"),

@@ -18,7 +18,7 @@ from refmoe.ptx.emit import Emitter
 from refmoe.ptx.errors import Contraction, UnknownOpcode
 from refmoe.ptx.inline import inline_calls
 from refmoe.ptx.layout import Layout, lay_out
-from refmoe.ptx.mbarrier import Wait
+from refmoe.ptx.mbarrier_issue import Wait
 from refmoe.ptx.parser import ParsedModule
 from refmoe.ptx.program import Block, Program, build
 from refmoe.ptx.registers import Usage, analyse, destinations_and_sources

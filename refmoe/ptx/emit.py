@@ -13,7 +13,7 @@ from refmoe.ptx import emit_async, emit_bulk, emit_cluster, emit_tensor, isa, wa
 from refmoe.ptx.access import Load, Store
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.layout import Layout
-from refmoe.ptx.mbarrier import Wait
+from refmoe.ptx.mbarrier_issue import Wait
 from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW
 from refmoe.ptx.memory_ops import MemoryOpcode, atomic, memory_opcode
 from refmoe.ptx.parser import ParsedModule

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from refmoe.ptx import emit_bulk, isa
 from refmoe.ptx.access import Access, Store
 from refmoe.ptx.copies import CopyAsync, CopyCommit, CopyWait
-from refmoe.ptx.mbarrier import Arrive, CopyArrive, Create, Destroy, Expect, Wait, pending_count
+from refmoe.ptx.mbarrier_issue import Arrive, CopyArrive, Create, Destroy, Expect, Wait, pending_count
 from refmoe.ptx.syntax import Immediate, Instruction, Not, Operand, Register
 
 if TYPE_CHECKING:

@@ -25,8 +25,9 @@ from refmoe.ptx.syntax import Instruction
 if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
     from refmoe.ptx.machine import Machine
+    from refmoe.ptx.mbarrier_issue import Arrive, CopyArrive, Expect, Wait
 
-__all__ = ["Arrive", "CopyArrive", "Create", "Destroy", "Expect", "Mbarriers", "Wait", "pending_count"]
+__all__ = ["MOST", "Mbarriers"]
 
 Array = Any
 _BYTES = 8
@@ -167,9 +168,14 @@ class Mbarriers:
             raise self.misuse(access.instruction, int(lanes[bad]), f"a count of {int(counts[bad])}, not 1 to {MOST}")
         shared = self.machine.shared
         alive = (self._numbers[slots] != 0) & (shared.words(_BYTES, of_valid=True)[slots] == 0)
-        if alive.any() or len(np.unique(slots)) != len(slots):
+        if alive.any():
             bad = int(np.argmax(alive))
             raise self.misuse(access.instruction, int(lanes[bad]), f"{self.name(slots[bad])} is initialised already")
+        _, first, times = np.unique(slots, return_index=True, return_counts=True)
+        if (times > 1).any():
+            bad = int(first[np.argmax(times > 1)])
+            what = f"{self.name(slots[bad])} is initialised by {int(times.max())} threads at once"
+            raise self.misuse(access.instruction, int(lanes[bad]), what)
         if shared.shadow is not None:
             shared.shadow.atomic(frame, access, shared, slots * _BYTES, lanes)
         while self.count + len(slots) > len(self.slot):
@@ -473,118 +479,3 @@ def _runs(warps: Array, ids: Array) -> tuple[Array, Array]:
     """Pairs (warp, object) without neighbouring repeats."""
     first = np.r_[True, (warps[1:] != warps[:-1]) | (ids[1:] != ids[:-1])]
     return warps[first], ids[first]
-
-
-def _vector(frame: Frame, where: Array | None, value: Array, dtype: Any) -> Array:
-    """An operand of the acting lanes."""
-    whole = np.broadcast_to(value, (frame.count,))
-    return (whole if where is None else whole[where]).astype(dtype)
-
-
-@dataclass(frozen=True)
-class Create:
-    """`mbarrier.init`."""
-
-    access: Access
-
-    def __call__(self, frame: Frame, address: Array, count: Array, guard: Array | None) -> None:
-        """Initialise the objects of the acting lanes."""
-        where, lanes, chosen = frame.select(address, guard)
-        if lanes.size:
-            frame.machine.mbarriers.create(frame, self.access, chosen, lanes, _vector(frame, where, count, np.int64))
-
-
-@dataclass(frozen=True)
-class Destroy:
-    """`mbarrier.inval`."""
-
-    access: Access
-
-    def __call__(self, frame: Frame, address: Array, guard: Array | None) -> None:
-        """End the objects of the acting lanes."""
-        _, lanes, chosen = frame.select(address, guard)
-        if lanes.size:
-            frame.machine.mbarriers.destroy(frame, self.access, chosen, lanes)
-
-
-@dataclass(frozen=True)
-class Arrive:
-    """`mbarrier.arrive`, `arrive_drop`, with `.expect_tx` or `.noComplete`.
-
-    Attributes:
-        access: the object.
-        releases: not `.relaxed`.
-        drops: the arrivals are missing from all later phases too.
-        completes: the phase may end here.
-    """
-
-    access: Access
-    releases: bool = True
-    drops: bool = False
-    completes: bool = True
-
-    def __call__(self, frame: Frame, address: Array, count: Array, owed: Array, guard: Array | None) -> Array:
-        """Arrive `count` times, after adding `owed` bytes. The states before, uint64 [lanes of the frame]."""
-        where, lanes, chosen = frame.select(address, guard)
-        result = np.zeros(frame.count, np.uint64)
-        if lanes.size:
-            counts, bytes_ = _vector(frame, where, count, np.int64), _vector(frame, where, owed, np.int64)
-            states = frame.machine.mbarriers.arrive(frame, self, chosen, lanes, counts, bytes_)
-            result[slice(None) if where is None else where] = states
-        return result
-
-
-@dataclass(frozen=True)
-class Expect:
-    """`mbarrier.expect_tx`, and with `sign` -1 `mbarrier.complete_tx`."""
-
-    access: Access
-    sign: int
-
-    def __call__(self, frame: Frame, address: Array, owed: Array, guard: Array | None) -> None:
-        """Change what transactions owe."""
-        where, lanes, chosen = frame.select(address, guard)
-        if lanes.size:
-            owed = _vector(frame, where, owed, np.int64) * self.sign
-            frame.machine.mbarriers.expect(frame, self, chosen, lanes, owed)
-
-
-@dataclass(frozen=True)
-class CopyArrive:
-    """`cp.async.mbarrier.arrive`; `increments`: not `.noinc`, the phase expects one arrival more."""
-
-    access: Access
-    increments: bool
-
-    def __call__(self, frame: Frame, address: Array, guard: Array | None) -> None:
-        """Announce the arrivals."""
-        _, lanes, chosen = frame.select(address, guard)
-        if lanes.size:
-            frame.machine.mbarriers.announce(frame, self, chosen, lanes)
-
-
-@dataclass(frozen=True)
-class Wait:
-    """`mbarrier.test_wait` and `try_wait`; `parity`: for a parity, not for a state. `acquires`: not `.relaxed`."""
-
-    access: Access
-    parity: bool
-    acquires: bool = True
-
-    def __call__(self, frame: Frame, address: Array, asked: Array, guard: Array | None) -> Array:
-        """Whether the phase is complete, bool [lanes of the frame]."""
-        where, lanes, chosen = frame.select(address, guard)
-        result = np.zeros(frame.count, bool)
-        if lanes.size:
-            mbarriers = frame.machine.mbarriers
-            ids, ready = mbarriers.look(frame, self, chosen, lanes, _vector(frame, where, asked, np.uint64))
-            frame.machine.tracer.mbarrier("pass", self.access.instruction, lanes[ready], ids[ready])
-            if self.acquires:
-                mbarriers.acquire(ids[ready], lanes[ready])
-            result[slice(None) if where is None else where] = ready
-        return result
-
-
-def pending_count(state: Array) -> Array:
-    """`mbarrier.pending_count`: of the state that an arrival found."""
-    return (state & np.uint64(MOST)).astype(np.uint32)
