@@ -7,11 +7,13 @@ cubin for the GPU.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -254,5 +256,15 @@ def _kernel_argument(argument: Any) -> int:
 
 @lru_cache(maxsize=64)
 def _parse(path: Path) -> ptx.Module:
-    # Compiled files are named by their content, so one path never holds two modules.
-    return ptx.Module.parse(path.read_text(), name=path.name, strict=True)
+    # Compiled files are named by their content, so one path never holds two modules. For SM120 and SM121, which have
+    # the same limits and models, the compiler mostly writes the same text: that is parsed and translated once for both.
+    text = path.read_text()
+    key = hashlib.sha256(text.replace(".target sm_121a", ".target sm_120a", 1).encode()).digest()
+    module = _MODULES.get(key)
+    if module is None:
+        module = _MODULES[key] = ptx.Module.parse(text, name=path.name, strict=True)
+    return module
+
+
+#: Those that `_parse` keeps, by the hash of their text.
+_MODULES: WeakValueDictionary[bytes, ptx.Module] = WeakValueDictionary()

@@ -58,9 +58,10 @@ def _routing_quick() -> Iterator[Case]:
         for m in (_FEW, _MANY):
             yield _route(fill, m, 40, 4, dtype="bf16" if m == _MANY else "f32")
     yield _route("close", 5, 250, 3, bias="distinct")  # a k that is no multiple of 4, experts that are none of 32
-    # As many ranks as there may be, and experts for as many logits a lane; most live on other ranks, which is quicker.
-    yield _route("gaussian", 17, 125, 32, dtype="bf16", bias="distinct", first_expert=250, ranks=8)
-    yield _route("ties", 9, 125, 32, first_expert=875, ranks=8)
+    # As many choices a token as there may be, and experts for as many logits a lane; nearly all live on other ranks, as
+    # each one here takes a CTA, and few tokens compare every choice with every other.
+    yield _route("gaussian", 17, 25, 32, dtype="bf16", bias="distinct", first_expert=250, ranks=40)
+    yield _route("ties", 3, 25, 32, first_expert=975, ranks=40)
     yield _route("gaussian", 9, 16, 4, first_expert=16, ranks=3, bias="distinct")
     yield _route("gaussian", 40, 16, 4, first_expert=32, ranks=3)
     yield _route("gaussian", 3, 1, 1)
@@ -85,7 +86,7 @@ def _routing_default() -> Iterator[Case]:
                 yield _route(fill, m, 72, 6, dtype=dtype, bias="distinct" if fill != "signed-zeros" else "none")
     yield _route("gaussian", 0, 128, 4)
     yield _route("given", 0, 128, 4, dtype="ids")
-    yield _route("given", 1500, 32, 4, dtype="ids")  # more tokens than a CTA has threads
+    yield _route("given", 1100, 8, 4, dtype="ids")  # more tokens than a CTA has threads
     yield _route("given", 1500, 8, 5, dtype="ids", first_expert=8, ranks=4)
     yield _route("given", 32, 128, 4, dtype="ids", routing="all-one-token")
     yield _route("same", 1100, 12, 4)

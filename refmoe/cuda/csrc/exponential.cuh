@@ -71,7 +71,7 @@ __device__ __forceinline__ float exponential(float x) {
 constexpr float kExpNegligible = -64.0f;  // 1 + exp(x) is 1 from here downward, and from -17.4 on
 constexpr float kExpInfinite = 89.0f;     // 1 + exp(x) is Inf from here upward, and from the overflow threshold on
 
-/// RN(1 + exp(x)): the bits of 1 + exponential(x) in less than half the instructions.
+/// RN(1 + exp(x)): the bits of 1 + exponential(x) in 14 instructions instead of 24.
 ///
 /// Between the clamps exp(x) = 2p * 2^(n - 1) exactly, and the second factor is a normal number, n being -92 to 128. So
 /// one FMA rounds the sum as the addition does. It overflows where the sequence does: with n = 128, p is at least 1 from
