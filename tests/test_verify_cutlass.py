@@ -16,7 +16,8 @@ from refmoe.cuda.toolchain import CSRC
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.verify import cutlass, cutlass_mutants
 from refmoe.verify.cases import parse_case
-from refmoe.verify.cutlass_mutants import CUTLASS_MUTANTS, CutlassMutant, Edit, EditError, run_cutlass_mutants
+from refmoe.verify.cutlass_faults import CUTLASS_MUTANTS, CutlassMutant, Edit, EditError
+from refmoe.verify.cutlass_mutants import run_cutlass_mutants
 from refmoe.verify.cutlass_suite import BENCH_SHAPE, cutlass_cases
 from refmoe.verify.families import RUNS
 from refmoe.verify.gemm import gemm_expect

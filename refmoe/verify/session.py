@@ -18,7 +18,8 @@ from refmoe.errors import RefmoeError
 from refmoe.files import write_atomic
 from refmoe.verify import render
 from refmoe.verify.cases import Case
-from refmoe.verify.cutlass_mutants import CUTLASS_MUTANTS, cutlass_mutants_missing, run_cutlass_mutants
+from refmoe.verify.cutlass_faults import CUTLASS_MUTANTS
+from refmoe.verify.cutlass_mutants import cutlass_mutants_missing, run_cutlass_mutants
 from refmoe.verify.environment import current_environment
 from refmoe.verify.mutate import MutantResult, load_mutants, run_mutants
 from refmoe.verify.report import Report, make_report, report_text
