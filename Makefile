@@ -5,6 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 REPORT ?= out/parity.json
+# Processes that cases and mutants run in.
+JOBS ?= $(shell nproc)
 # `make mutants MUTANTS_REPORT=reports/ptx.json` renews the committed one.
 MUTANTS_REPORT ?= out/mutants.json
 # On a GPU machine the Python that has torch and cuda-python; the default installs them.
@@ -15,7 +17,7 @@ CUTLASS_BUILDS ?= one
 PARITY_one := --arch sm_121a
 PARITY_all := --level full
 
-.PHONY: help parity cutlass full mutants drift test test-gpu lint gate baseline readme pictures bench clean
+.PHONY: help parity cutlass full mutants drift notebooks test test-gpu lint gate baseline readme pictures bench clean
 
 help:
 	@echo "make parity    prove the production kernels on this machine, without a GPU, and write $(REPORT)"
@@ -24,6 +26,7 @@ help:
 	@echo "make full      parity with every case, on every architecture (minutes)"
 	@echo "make mutants   plant faults in the kernels and show that each is caught"
 	@echo "make drift     paths side by side over decode steps: reports/drift.json and docs/drift.png, 64 steps of four paths"
+	@echo "make notebooks execute the notebooks into out/notebooks, with their pictures"
 	@echo "make test-gpu  the whole case list and the GPU tests on the CUDA device of this machine"
 	@echo "make gate      check the committed reports against the sources"
 	@echo "make bench     the benchmarks, each side by side in one run, into reports/bench"
@@ -54,27 +57,36 @@ $(VENV)/.lint: $(VENV)/.core
 	$(PIP) install --editable '.[lint]'
 	touch $@
 
+$(VENV)/.notebooks: $(VENV)/.core
+	$(PIP) install --editable '.[notebooks]'
+	touch $@
+
 $(VENV)/bin/python: $(VENV)/.core
 
 # --- proofs ---------------------------------------------------------------------------------------------------------
 
 parity: $(VENV)/.core
-	$(BIN)/refmoe parity --report $(REPORT)
+	$(BIN)/refmoe parity --jobs $(JOBS) --report $(REPORT)
 
 cutlass: $(VENV)/.cutlass
 	@test -n "$(PARITY_$(CUTLASS_BUILDS))" || { echo "CUTLASS_BUILDS: found $(CUTLASS_BUILDS); needed one or all"; exit 2; }
 	$(BIN)/refmoe cutlass --build $(CUTLASS_BUILDS)
-	$(BIN)/refmoe parity --suite cutlass_gemm $(PARITY_$(CUTLASS_BUILDS)) --mutants --report out/cutlass.json
+	$(BIN)/refmoe parity --jobs $(JOBS) --suite cutlass_gemm $(PARITY_$(CUTLASS_BUILDS)) --mutants --report out/cutlass.json
 	$(BIN)/refmoe bench cutlass --report out/cutlass-bench.json
 
 full: $(VENV)/.core
-	$(BIN)/refmoe parity --level full --report out/full.json
+	$(BIN)/refmoe parity --jobs $(JOBS) --level full --report out/full.json
 
 mutants: $(VENV)/.core
-	$(BIN)/refmoe parity --mutants --report $(MUTANTS_REPORT)
+	$(BIN)/refmoe parity --jobs $(JOBS) --mutants --report $(MUTANTS_REPORT)
 
 drift: $(VENV)/.core
 	$(BIN)/refmoe drift --report reports/drift.json --plot docs/drift.png
+
+# Copies are executed, so that the ones in notebooks/ stay without outputs.
+notebooks: $(VENV)/.notebooks
+	rm -rf out/notebooks && mkdir -p out && cp -r notebooks out/notebooks
+	$(BIN)/python -m pytest --nbmake --nbmake-timeout=300 --overwrite --durations=0 out/notebooks
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto --junitxml=out/tests.xml
