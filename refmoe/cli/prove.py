@@ -44,7 +44,7 @@ def parity(
             "--mutants", help="Also break the kernels on purpose, on ptx, and show which case catches each fault."
         ),
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes to run cases in.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes to run cases and mutants in.")] = 1,
     report: Annotated[
         Path | None,
         typer.Option(help="Where the JSON report goes; whole levels go to out/parity-DEVICE.json by default."),

@@ -7,9 +7,12 @@ what is wrong and which known class of fault it stands for.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import multiprocessing
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,14 +133,15 @@ def _load(path: Path) -> Mutant:
     return Mutant(path.stem, fields["Fault"], fields["Class"], tuple(patches))
 
 
-def run_mutants(mutants: Sequence[Mutant], cases: Iterable[Case]) -> Iterator[MutantResult]:
-    """Run each mutant on the ptx device until a case catches it.
+def run_mutants(mutants: Sequence[Mutant], cases: Iterable[Case], *, jobs: int = 1) -> Iterator[MutantResult]:
+    """Run each mutant on the ptx device until a case catches it; results in the order of `mutants`.
 
     The quick list goes first, as it is cheap and touches every line; then the default list, then the rest of `cases`.
 
     Args:
         mutants: the faults.
         cases: further cases; only those for the default arch of ptx count.
+        jobs: processes to run them in.
 
     Raises:
         PatchError: a patch does not fit the sources.
@@ -146,26 +150,46 @@ def run_mutants(mutants: Sequence[Mutant], cases: Iterable[Case]) -> Iterator[Mu
     known = [case for level in ("quick", "default") for case in list_cases(level, arch="sm_120a")]
     further = [case for case in cases if (case.device, case.arch) == ("ptx", "sm_120a")]
     ordered = list(dict.fromkeys([*known, *further]))
-    package = Devices()
-    controls: dict[Case, bool] = {}
     with tempfile.TemporaryDirectory(prefix="refmoe-mutants-") as scratch:
-        trees = {mutant.name: mutated_sources(mutant, Path(scratch) / mutant.name) for mutant in mutants}
-        _compile(trees.values())
-        for mutant in mutants:
-            ran, catch = _hunt(trees[mutant.name], ordered)
-            if catch is not None and catch.case not in controls:
-                controls[catch.case] = run_case(catch.case, package).verdict is Verdict.PASS
-            yield MutantResult(
-                mutant.name,
-                mutant.fault,
-                mutant.kind,
-                case=str(catch.case) if catch else None,
-                verdict=catch.verdict if catch else None,
-                finding=(catch.first_mismatch or catch.reason) if catch else None,
-                cases=ran,
-                control=controls[catch.case] if catch else False,
-                accepted_by=_accepted_by(trees[mutant.name], catch.case) if catch else None,
-            )
+        trees = [mutated_sources(mutant, Path(scratch) / mutant.name) for mutant in mutants]
+        _compile(trees)
+        judge = functools.partial(_judge, ordered)
+        if jobs == 1:
+            yield from map(judge, mutants, trees)
+            return
+        pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+        try:
+            yield from pool.map(judge, mutants, trees)
+        finally:
+            # Waits for those at work: their trees must not go before they do.
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _judge(cases: Sequence[Case], mutant: Mutant, tree: Path) -> MutantResult:
+    """What became of one mutant."""
+    ran, catch = _hunt(tree, cases)
+    return MutantResult(
+        mutant.name,
+        mutant.fault,
+        mutant.kind,
+        case=str(catch.case) if catch else None,
+        verdict=catch.verdict if catch else None,
+        finding=(catch.first_mismatch or catch.reason) if catch else None,
+        cases=ran,
+        control=_passes(catch.case) if catch else False,
+        accepted_by=_accepted_by(tree, catch.case) if catch else None,
+    )
+
+
+@functools.cache
+def _passes(case: Case) -> bool:
+    """Whether the package's own kernel passes a case."""
+    return run_case(case, _package()).verdict is Verdict.PASS
+
+
+@functools.cache
+def _package() -> Devices:
+    return Devices()
 
 
 def _accepted_by(tree: Path, case: Case) -> tuple[str, ...] | None:

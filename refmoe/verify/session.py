@@ -81,7 +81,7 @@ def run_session(
         cases: what to run.
         command: what the user asked for, for the report.
         outputs: where the report goes.
-        jobs: processes to run cases in.
+        jobs: processes to run cases, and mutants, in.
         mutants: whether to run the mutants too.
         verbose: whether to print passed cases too.
         trace: what takes down who waited on which barrier; with one process only.
@@ -102,7 +102,7 @@ def run_session(
     try:
         _run_cases(run_cases(cases, jobs=jobs, trace=trace), len(cases), results, console, verbose)
         if mutants:
-            _run_mutants(cases, killed, console)
+            _run_mutants(cases, killed, console, jobs)
     except KeyboardInterrupt:
         passed = sum(result.verdict is Verdict.PASS for result in results)
         console.print(
@@ -143,12 +143,12 @@ def _run_cases(running: Iterator[Result], total: int, results: list[Result], con
                 console.print(line, style=render.verdict_style(result.verdict), markup=False)
 
 
-def _run_mutants(cases: Sequence[Case], killed: list[MutantResult], console: Console) -> None:
+def _run_mutants(cases: Sequence[Case], killed: list[MutantResult], console: Console, jobs: int) -> None:
     """The faults in our kernels, and those in the use of CUTLASS's, as far as the families of `cases` have them."""
     families = {case.family for case in cases}
     if families != {CUTLASS_FAMILY}:
         mutants = load_mutants()
-        _kill(run_mutants(mutants, cases), len(mutants), killed, console)
+        _kill(run_mutants(mutants, cases, jobs=jobs), len(mutants), killed, console)
     if CUTLASS_FAMILY in families:
         absent = cutlass_mutants_missing()
         if absent is not None:
