@@ -13,6 +13,7 @@ from refmoe.verify.fills import FILLS
 from refmoe.verify.gemm_fills import GEMM_FILLS
 from refmoe.verify.moe_fills import MOE_FILLS
 from refmoe.verify.routing import expert_ids
+from refmoe.verify.step_fills import MIDPOINTS, ROW_FILLS
 from refmoe.verify.suites import LEVELS, SUITES, list_cases
 
 #: Fills that need more than the sizes drawn here, or another dtype.
@@ -27,7 +28,12 @@ def cases(draw: st.DrawFn) -> Case:
     family = draw(st.sampled_from(sorted(FAMILIES)))
     rules = FAMILIES[family]
     dtype = draw(st.sampled_from(rules.dtypes))
-    shape = {"m": draw(st.integers(0, 64)), "k": 32 * draw(st.integers(1, 300))}
+    given_ids = dtype == "ids"
+    fill = draw(st.sampled_from([fill for fill in rules.fills if fill not in HUNGRY_FILLS | {"given"}]))
+    fill = "given" if given_ids else fill
+    shape = {"m": draw(st.integers(0, 64))}
+    if "k" in rules.sizes:
+        shape["k"] = 32 * draw(st.integers(1, 300))
     values = {
         "mode": st.sampled_from(("rceil", "floor")),
         "edge": st.sampled_from(("exact", "flashinfer")),
@@ -39,28 +45,36 @@ def cases(draw: st.DrawFn) -> Case:
         "build": st.sampled_from(CUTLASS_BUILDS),
         "alpha": st.sampled_from(("none", "distinct")),
         "bias": st.sampled_from(("none", "distinct")),
+        "variant": st.sampled_from(("gpt_oss", "silu")),
+        "out": st.sampled_from(("bf16", "f32")),
+        "path": st.sampled_from(("separate", "fused", "ready")),
     }
     options: dict[str, object] = {name: draw(value) for name, value in values.items() if name in rules.options}
+    if given_ids:
+        del options["bias"]
+    if options.get("variant") == "gpt_oss":
+        options["params"] = draw(st.sampled_from(("none", "distinct")))
+    if fill == MIDPOINTS:
+        options |= {"variant": "gpt_oss", "params": "distinct", "bias": "none"}
     if not options.get("tile"):
         options = {name: value for name, value in options.items() if name not in ("stages", "cluster")}
     if rules.routed:
-        experts, ranks = draw(st.integers(3, 32)), draw(st.integers(1, 4))
+        least = ROW_FILLS[fill].least_k if family == "finalize" else 1
+        experts, ranks = draw(st.integers(3 * least, 32)), draw(st.integers(1, 4))
         extents = {
             "e": st.just(experts),
-            "t": st.integers(1, experts // 3),
+            "t": st.integers(least, experts // 3),
             "n": st.integers(1, 99).map(lambda n: 32 * n),
         }
         shape |= {letter: draw(extents[letter]) for letter in rules.sizes if letter in extents}
-        if family == "moe":
-            options["path"] = draw(st.sampled_from(("separate", "fused", "ready")))
         options |= {
             "ranks": ranks,
             "first_expert": experts * draw(st.integers(0, ranks - 1)),
-            "routing": draw(st.sampled_from(("uniform", "same-experts", "empty-experts"))),
         }
+        if family != "routing" or given_ids:
+            options["routing"] = draw(st.sampled_from(("uniform", "same-experts", "empty-experts")))
     if dtype == "mxfp8":
         options["input_sf"] = draw(st.sampled_from(("linear", "128x4", "none")))
-    fill = draw(st.sampled_from([fill for fill in rules.fills if fill not in HUNGRY_FILLS]))
     if (family, fill) == ("moe", "real"):
         shape |= dict(zip("kn", MOE_FILLS[fill].size, strict=True))
     if fill == "activations":
@@ -213,7 +227,8 @@ def test_routings_give_every_token_different_experts_that_exist(case: Case) -> N
     assert ids.dtype.name == "int32"
     assert ids.shape == (case.shape.m, case.shape.t)
     assert ids.min() >= 0
-    assert ids.max() < case.shape.e * case.ranks
+    if case.routing != "padded":  # the rows that pad a batch go to no rank
+        assert ids.max() < case.shape.e * case.ranks
     assert all(len(set(row)) == case.shape.t for row in ids.tolist())
     local = [expert - case.first_expert for expert in ids.ravel().tolist()]
     rows = [local.count(expert) for expert in range(case.shape.e)]
