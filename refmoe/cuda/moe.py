@@ -15,11 +15,11 @@ import numpy as np
 from refmoe.cuda.checks import check_fill
 from refmoe.cuda.device import Device, open_device
 from refmoe.cuda.launch import Buffer
-from refmoe.cuda.layer import READ_WHOLE, LayerBuffers, layer_steps, workspace_bytes
+from refmoe.cuda.layer import READ_WHOLE, LayerBuffers, Step, layer_steps, workspace_bytes
 from refmoe.cuda.moe_call import MoECall, check_backend, make_call
 from refmoe.errors import ArgumentError, describe
 
-__all__ = ["check_choices", "fused_moe", "layer_outputs"]
+__all__ = ["check_choices", "fused_moe", "layer_launches", "layer_outputs"]
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -163,6 +163,14 @@ def layer_outputs(call: MoECall, device: Device, fill: int = 0) -> dict[str, Buf
         device: where the kernels run.
         fill: byte that all of them hold before the first launch.
     """
+    buffers, steps = layer_launches(call, device, fill)
+    for step in steps:
+        device.launch(step.plan)
+    return buffers
+
+
+def layer_launches(call: MoECall, device: Device, fill: int = 0) -> tuple[dict[str, Buffer], tuple[Step, ...]]:
+    """As `layer_outputs`, but nothing is launched yet: the buffers, and the launches in order."""
     check_fill(fill)
     shape = call.shape
     written = {
@@ -174,9 +182,8 @@ def layer_outputs(call: MoECall, device: Device, fill: int = 0) -> dict[str, Buf
         name: None if array is None else device.upload(name, array.reshape(-1)) for name, array in call.tensors.items()
     }
     buffers = LayerBuffers(**given, out=out, workspace=written)
-    for step in layer_steps(shape, call.options, buffers, multiprocessors=device.multiprocessors, arch=device.arch):
-        device.launch(step.plan)
-    return {**written, "out": out}
+    steps = layer_steps(shape, call.options, buffers, multiprocessors=device.multiprocessors, arch=device.arch)
+    return {**written, "out": out}, steps
 
 
 def check_choices(call: MoECall) -> None:

@@ -8,16 +8,31 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from refmoe.errors import RefmoeError
 from refmoe.verify.cases import Case
 from refmoe.verify.compare import Stage
 
 if TYPE_CHECKING:
     from refmoe.cuda import Device
 
-__all__ = ["Assumption", "Expectation", "FamilyRun", "Inputs", "Outputs", "required"]
+__all__ = ["Assumption", "Expectation", "FamilyRun", "Inputs", "LaunchFailed", "Outputs", "required"]
 
 Inputs = Mapping[str, NDArray[Any] | None]
 Outputs = Mapping[str, NDArray[Any]]
+
+
+class LaunchFailed(RefmoeError):
+    """One of several launches of a case did not end; raised from the error that says why.
+
+    Attributes:
+        stage: what the launch computes.
+        outputs: by stage name the buffers of the launches before it. A fault in one of those may be what stopped it.
+    """
+
+    def __init__(self, stage: str, outputs: Outputs, cause: RefmoeError) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.stage = stage
+        self.outputs = outputs
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ The first stage that differs is named `<stage>.<buffer>`: `gemm1.out`, say, if t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.errors import RefmoeError
 from refmoe.policy import ScaleMode
 from refmoe.reference.layer import MoELayer
 from refmoe.reference.layout import (
@@ -27,7 +28,7 @@ from refmoe.reference.tensor import MXTensor
 from refmoe.verify.cases import Case
 from refmoe.verify.compare import Codes, GroupedScales, Scales, Stage
 from refmoe.verify.draw import Draw
-from refmoe.verify.family import Expectation, Inputs, Outputs, required
+from refmoe.verify.family import Expectation, Inputs, LaunchFailed, Outputs, required
 from refmoe.verify.fills import BLOCK, Limits
 from refmoe.verify.gemm import ASSUMPTION, MODEL
 from refmoe.verify.gemm_stages import Products
@@ -213,8 +214,12 @@ def _doubt(case: Case, found: Mapping[str, Mapping[str, NDArray[Any]]]) -> str |
 
 
 def moe_run(case: Case, inputs: Inputs, device: Device) -> Outputs:
-    """Launch the layer and take every buffer."""
-    from refmoe.cuda.moe import check_choices, layer_outputs
+    """Launch the layer and take every buffer.
+
+    Raises:
+        LaunchFailed: a launch did not end.
+    """
+    from refmoe.cuda.moe import check_choices, layer_launches
     from refmoe.cuda.moe_call import make_call
 
     scales = inputs["input_sf"]
@@ -248,12 +253,25 @@ def moe_run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         edge_policy=case.edge,
     )
     check_choices(call)
-    written = layer_outputs(call, device, case.poison)
+    buffers, steps = layer_launches(call, device, case.poison)
+    for number, step in enumerate(steps):
+        try:
+            device.launch(step.plan)
+        except RefmoeError as error:
+            done = [before.stage for before in steps[:number]]
+            raise LaunchFailed(step.stage, _taken(case, device, buffers, done), error) from error
+    return _taken(case, device, buffers, [stage.partition(".")[0] for stage in BUFFERS])
+
+
+def _taken(case: Case, device: Device, written: Mapping[str, Any], launches: Sequence[str]) -> Outputs:
+    """By stage name the buffers that these launches write."""
     shape = case.shape
     widths = {"gemm1_out": 2 * shape.n, "gemm2_out": shape.k, "out": shape.k, "quantize_codes": shape.k}
     widths |= {"expand_codes": shape.k, "activation_codes": shape.n, "quantize_scales": shape.k // BLOCK}
     outputs: dict[str, NDArray[Any]] = {}
     for stage, _, _ in _arrays(case):
+        if stage.partition(".")[0] not in launches:
+            continue
         buffer, dtype = BUFFERS[stage]
         flat = np.ascontiguousarray(device.download(written[buffer])).reshape(-1).view(dtype)
         outputs[stage] = flat.reshape(-1, widths[buffer]) if buffer in widths else flat

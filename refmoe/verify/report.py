@@ -95,7 +95,7 @@ class CaseRecord(_Model):
         None, description="what that model rests on: hardware-checked, published or extrapolated"
     )
     reason: str | None = Field(description="of any verdict but PASS and MISMATCH")
-    stage: str | None = Field(description="the first stage that differs")
+    stage: str | None = Field(description="the first stage that differs; if none does, the one that failed")
     first_mismatch: str | None = Field(description="where the first difference is and what it is")
     repro: str = Field(description="the command that runs just this case")
     source_sha256: str | None = Field(description="of the kernel's source, the headers it includes and its build flags")

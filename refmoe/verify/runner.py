@@ -21,7 +21,7 @@ from refmoe.verify.cases import FAMILIES, Case
 from refmoe.verify.compare import Comparison, compare
 from refmoe.verify.cutlass import cutlass_sha256
 from refmoe.verify.families import RUNS
-from refmoe.verify.family import Expectation, FamilyRun, Inputs, Outputs
+from refmoe.verify.family import Expectation, FamilyRun, Inputs, LaunchFailed, Outputs
 from refmoe.verify.verdict import Result, Verdict
 
 if TYPE_CHECKING:
@@ -162,11 +162,14 @@ def run_case(case: Case, devices: Devices) -> Result:
 
     inputs, expected = _expectation(_data_of(case))
     launched = len(device.launches)
-    verdict, reason, comparison = Verdict.ERROR, None, None
+    verdict, reason, stage, comparison = Verdict.ERROR, None, None, None
     try:
         outputs = run.run(case, inputs, device)
     except ArgumentError as error:
         verdict, reason = Verdict.UNSUPPORTED, str(error)
+    except LaunchFailed as error:
+        reason, comparison = str(error), _before(error, expected)
+        stage = comparison.stage if comparison else error.stage
     except RefmoeError as error:
         # Compiler messages and executor faults; what a PTX fault says is the finding, so it is kept whole.
         reason = f"{type(error).__name__}: {error}"
@@ -179,7 +182,15 @@ def run_case(case: Case, devices: Devices) -> Result:
         records = device.launches[launched:]
         comparison = compare(expected.stages, outputs, expected.outputs, _gemm_tile(records))
         verdict, reason = _judge(outputs, comparison, expected, records)
-    return _result(case, device, devices.csrc, verdict, reason, comparison, launched, start)
+        stage = comparison.stage
+    return _result(case, device, devices.csrc, verdict, reason, stage, comparison, launched, start)
+
+
+def _before(failed: LaunchFailed, expected: Expectation) -> Comparison | None:
+    """What the launches before the failed one wrote, if it differs: what stopped that one may come of it."""
+    stages = [stage for stage in expected.stages if stage.name in failed.outputs]
+    comparison = compare(stages, failed.outputs, expected.outputs)
+    return comparison if comparison.stage else None
 
 
 def kernel_and_reference(case: Case, devices: Devices) -> tuple[Outputs, Outputs]:
@@ -199,6 +210,7 @@ def _result(
     csrc: Path | None,
     verdict: Verdict,
     reason: str | None,
+    stage: str | None,
     comparison: Comparison | None,
     launched: int,
     start: float,
@@ -211,7 +223,7 @@ def _result(
         evidence="bit-exact" if comparison is not None and comparison.compared else "none",
         assumption=expected.assumption,
         reason=reason,
-        stage=comparison.stage if comparison else None,
+        stage=stage,
         first_mismatch=comparison.first_mismatch if comparison else None,
         differing=tuple(comparison.differing.items()) if comparison else (),
         compared=comparison.compared if comparison else 0,

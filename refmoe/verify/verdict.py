@@ -69,7 +69,7 @@ class Result:
         evidence: what the verdict rests on: "bit-exact", or "none" where nothing was compared.
         assumption: what it takes for granted of tensor cores, None where none takes part.
         reason: of any verdict but PASS and MISMATCH, in a sentence.
-        stage: the first stage that differs.
+        stage: the first stage that differs; if none does, of a layer the one whose launch failed.
         first_mismatch: where and how, see refmoe.verify.compare.
         differing: elements that differ, by stage.
         compared: bytes compared.
