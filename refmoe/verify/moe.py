@@ -44,7 +44,7 @@ __all__ = ["BUFFERS", "moe_expect", "moe_inputs", "moe_run"]
 
 _LAYOUT = "128x4"
 _BF16 = np.dtype(ml_dtypes.bfloat16)
-_LIMITS = Limits(zeros=0.15, reason="a layer's activations are neither constant nor mostly zero")
+_LIMITS = Limits(reason="a layer's activations are neither constant nor mostly zero")
 _MOST_ZEROS = 0.02  # of the outputs of tokens that have experts here
 
 #: The buffer of each stage, as `refmoe.cuda.layer.workspace_bytes` names it, and the type of its elements.
