@@ -75,14 +75,15 @@ def test_a_share_is_what_its_parts_are() -> None:
     assert "on GB10 if a launch costs 2.08 to 4.52 us (not known)" in told[1]
 
 
-def test_the_cost_of_a_launch_on_an_h200_is_the_measured_one() -> None:
+def test_the_cost_of_a_launch_on_an_h200_is_what_was_measured() -> None:
     (chip,) = [chip for chip in CHIPS if chip.name == "H200"]
     measured = {
         round(row["microseconds"], 1)
         for row in json.loads(GPU_REPORT.read_text())["rows"]
         if row["name"] == "an empty kernel"
     }
-    assert measured <= set(chip.launch)
+    assert measured
+    assert min(chip.launch) <= min(measured) <= max(measured) <= max(chip.launch)
 
 
 @pytest.mark.parametrize(
