@@ -10,10 +10,13 @@ import pytest
 
 from refmoe import ptx
 from refmoe.cuda import toolchain
+from refmoe.cuda.activation import ACTIVATION_KERNELS
 from refmoe.cuda.device import PtxDevice
+from refmoe.cuda.finalize import FINALIZE_KERNELS
 from refmoe.cuda.gemm import GEMM_KERNELS
 from refmoe.cuda.kernels import KERNELS
 from refmoe.cuda.launch import Kernel, LaunchPlan
+from refmoe.cuda.routing import ROUTING_KERNELS
 from refmoe.cuda.toolchain import ARCHITECTURES, CSRC, Target, ToolchainError, build
 from refmoe.errors import ArgumentError
 
@@ -178,7 +181,8 @@ def test_every_kernel_of_the_table_is_an_entry_and_no_entry_is_missing() -> None
         for line in path.read_text().splitlines()
         if ".entry" in line
     }
-    assert entries == {kernel.entry for kernel in (*KERNELS, *GEMM_KERNELS)}
+    tables = (KERNELS, GEMM_KERNELS, ROUTING_KERNELS, ACTIVATION_KERNELS, FINALIZE_KERNELS)
+    assert entries == {kernel.entry for table in tables for kernel in table}
 
 
 def test_what_does_not_compile_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
