@@ -187,7 +187,7 @@ def junit_text(*reports: Report) -> str:
     """Reports as JUnit XML: a suite for each family, device and arch, a test case for each case."""
     seconds = sum(report.seconds for report in reports)
     root = ElementTree.Element("testsuites", {"name": "refmoe parity", "time": f"{seconds:.3f}"})
-    for report, group in ((report, group) for report in reports for group in groups(report)):
+    for report, group in ((one, group) for one in reports for group in groups(one)):
         name = ".".join(filter(None, ("refmoe", group.family, group.device, group.arch)))
         suite = ElementTree.SubElement(root, "testsuite", _junit_counts(name, group.cases, report.created))
         for case in group.cases:
