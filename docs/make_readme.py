@@ -10,11 +10,13 @@ import json
 import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from refmoe.files import write_atomic
+from refmoe.verify.cases import parse_case
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -138,6 +140,17 @@ def _bench() -> str:
     rows.append(
         f"| executor, GEMM 1 x 5760 x 2880, all checks on, s | {gemm:.2f} | {executor['targets']['gemm_s']:g} |"
     )
+    cutlass = _load("bench/cutlass.json")
+    checked = next(row["best_s"] for row in cutlass["rows"] if row["contender"] == "all checks")
+    rows.append(
+        "| executor, CUTLASS's kernel, N 2880, K 2816, 4 experts, all checks on, s "
+        f"| {checked:.1f} | {cutlass['targets']['checked_s']:g} |"
+    )
+    exponential = _load("bench/exponential.json")
+    rows.append(
+        f"| the kernels' exponential over every FP32 input, largest error, ulp "
+        f"| {exponential['max_ulp']:.4f} | stated {exponential['stated_max_ulp']} |"
+    )
     return "\n".join(rows)
 
 
@@ -148,6 +161,22 @@ def _gpu() -> str:
         bandwidth = f"{row['terabytes_per_second']:.2f}" if row["traffic_bytes"] > 10**7 else ""
         rows.append(f"| {row['name']} | {row['microseconds']:.2f} | {bandwidth} | {row['ratio_to_floor']:.2f} |")
     return "\n".join(rows)
+
+
+def _cutlass() -> str:
+    """The builds of CUTLASS's kernel: in how many cases each ran, and which were not made."""
+    builds: dict[tuple[str, str], Counter[str]] = {}
+    sources: set[str] = set()
+    for case in _load("ptx.json")["cases"]:
+        if case["family"] == "cutlass_gemm":
+            build = parse_case(case["id"]).build
+            builds.setdefault((build, case["arch"]), Counter())[case["verdict"]] += 1
+            sources |= {case["made_of"]} if case.get("made_of") else set()
+    rows = ["| CUTLASS's kernel, tile 128x128x128 | built for | executed without its chip |", "|---|---|---|"]
+    for (build, arch), verdicts in sorted(builds.items()):
+        ran = f"{verdicts['PASS']} cases, all bytes equal" if verdicts["PASS"] else "not built for this report"
+        rows.append(f"| {build.replace('-', ', ')} | {arch} | {ran} |")
+    return "\n".join([*rows, "", *(f"{source}." for source in sorted(sources))])
 
 
 def _drift() -> str:
@@ -183,6 +212,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "mutants": _mutants,
     "bench": _bench,
     "gpu": _gpu,
+    "cutlass": _cutlass,
     "drift": _drift,
 }
 
