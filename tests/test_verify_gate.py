@@ -106,6 +106,22 @@ def test_a_file_that_is_no_report_is_refused(tmp_path: Path, content: str) -> No
     assert str(tmp_path / "a.json") in sentence
 
 
+@pytest.mark.parametrize("number", ["NaN", "1e999", '"\\ud800"', "9" * 5000])
+def test_what_json_has_no_word_for_is_refused(tmp_path: Path, number: str) -> None:
+    for kind in ("parity", "conformance", "stress", "drift"):
+        keys = '"schema_version": "1", "cases": [], "runs": [], "dependent": [], "passed": true'
+        (tmp_path / "a.json").write_text(f'{{"kind": "{kind}", {keys}, "seconds": {number}}}')
+        (sentence,) = refusals(tmp_path)
+        assert "edited after it was made" in sentence or "no JSON" in sentence
+
+
+def test_a_document_that_lacks_what_its_kind_has_is_refused(tmp_path: Path) -> None:
+    document = {"kind": "drift", "schema_version": "1", "runs": [{}], "dependent": [], "passed": True}
+    (tmp_path / "a.json").write_text(json.dumps({**document, "digest": digest_of(document)}))
+    (sentence,) = refusals(tmp_path)
+    assert sentence == f"{tmp_path / 'a.json'}: says it is of kind drift, but lacks or spoils 'comparisons'"
+
+
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "reports" / "folder.json").mkdir(parents=True)
     (tmp_path / "latin.json").write_bytes(b'{"kind": "\xe9"}')

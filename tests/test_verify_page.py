@@ -210,6 +210,7 @@ def test_what_fails_comes_first_among_documents(tmp_path: Path) -> None:
     [
         ('{"kind": "diary"}', "of kind 'diary'; a page shows parity, stress"),
         ('{"kind": "stress", "digest": "0"}', "edited after it was made"),
+        ('{"kind": "stress", "digest": "0", "seconds": NaN}', "edited after it was made"),
         ("words", "no JSON"),
     ],
 )

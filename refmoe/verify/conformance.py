@@ -24,7 +24,7 @@ from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
 from refmoe.verify.operands import operands
 from refmoe.verify.probes import CTA, Probe, all_probes, module_text, stored_dtype
-from refmoe.verify.report import digest_of
+from refmoe.verify.report import digest_of, is_intact
 
 __all__ = [
     "KIND",
@@ -133,7 +133,7 @@ def summary(document: Mapping[str, Any]) -> str:
 def check_document(path: Path, document: Mapping[str, Any]) -> list[str]:
     """Why the gate refuses the document of a run, a sentence each."""
     again = "run `refmoe conformance --device cuda` again"
-    if digest_of(document) != document.get("digest"):
+    if not is_intact(document):
         return [f"{path}: edited after it was made; {again}"]
     if missing := sorted(_CHECKED - document.keys()):
         return [f"{path}: says that it is of kind {KIND}, but has no {missing[0]}; {again}"]

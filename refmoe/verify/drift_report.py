@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from refmoe.verify.report import digest_of
+from refmoe.verify.report import is_intact
 
 __all__ = ["KIND", "SCHEMA_VERSION", "check_document", "failures"]
 
@@ -25,7 +25,7 @@ def check_document(path: Path, document: Mapping[str, Any]) -> list[str]:
     if document["schema_version"] != SCHEMA_VERSION:
         found = document["schema_version"]
         return [f"{path}: schema version {found!r}; this refmoe reads version {SCHEMA_VERSION!r} of drift"]
-    if digest_of(document) != document.get("digest"):
+    if not is_intact(document):
         return [f"{path}: edited after it was made; {again}"]
     if not document["runs"]:
         return [f"{path}: an empty document: it holds no run, so it proves nothing; {again}"]

@@ -12,7 +12,16 @@ from typing import Any
 from refmoe.errors import ArgumentError
 from refmoe.files import write_atomic
 from refmoe.verify import conformance, drift_report, stress
-from refmoe.verify.report import SCHEMA_VERSION, CaseRecord, Report, ReportError, check_report, digest_of, read_document
+from refmoe.verify.report import (
+    SCHEMA_VERSION,
+    CaseRecord,
+    Report,
+    ReportError,
+    check_report,
+    digest_of,
+    is_intact,
+    read_document,
+)
 from refmoe.verify.user_kernels import stale_user_kernels
 from refmoe.verify.verdict import Verdict
 
@@ -107,12 +116,15 @@ def check_reports(paths: Sequence[Path], baseline: Path | None, source_sha256: C
 def _check_other(path: Path, document: Mapping[str, Any], source_sha256: Callable[[str], str]) -> list[str] | None:
     """Why a document that is evidence, but no parity report, is refused; None if it is no such document."""
     kind = document.get("kind")
-    if kind == conformance.KIND:
-        return conformance.check_document(path, document)
-    if kind == stress.KIND:
-        return stress.check_document(path, document, source_sha256)
-    if kind == drift_report.KIND:
-        return drift_report.check_document(path, document)
+    try:
+        if kind == conformance.KIND:
+            return conformance.check_document(path, document)
+        if kind == stress.KIND:
+            return stress.check_document(path, document, source_sha256)
+        if kind == drift_report.KIND:
+            return drift_report.check_document(path, document)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ReportError(f"{path}: says it is of kind {kind}, but lacks or spoils {error}") from error
     return None
 
 
@@ -235,7 +247,7 @@ def read_baseline(path: Path) -> list[str]:
     if document.get("schema_version") != SCHEMA_VERSION:
         found = document.get("schema_version")
         raise ReportError(f"{path}: schema version {found!r}; this refmoe reads version {SCHEMA_VERSION!r}")
-    if digest_of(document) != document.get("digest"):
+    if not is_intact(document):
         raise ReportError(f"{path}: edited after it was made; write it with `refmoe gate --write-baseline`")
     return [str(name) for name in document["cases"]]
 

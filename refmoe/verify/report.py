@@ -37,6 +37,7 @@ __all__ = [
     "check_report",
     "count_verdicts",
     "digest_of",
+    "is_intact",
     "make_report",
     "read_document",
     "read_report",
@@ -176,6 +177,14 @@ def digest_of(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def is_intact(document: Mapping[str, Any]) -> bool:
+    """Whether a document has the digest that it states; one with a NaN has none, since JSON has no word for it."""
+    try:
+        return digest_of(document) == document.get("digest")
+    except (ValueError, RecursionError):
+        return False
+
+
 def make_report(
     results: Sequence[Result],
     *,
@@ -306,7 +315,7 @@ def read_document(path: Path) -> dict[str, Any]:
         raise ReportError(f"{path}: the file is empty; a report is one JSON object")
     try:
         document = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ReportError(f"{path}: no JSON, so no report: {error}") from error
     if not isinstance(document, dict):
         raise ReportError(f"{path}: holds a JSON {type(document).__name__}; a report is one JSON object")
@@ -329,7 +338,7 @@ def check_report(path: Path, document: Mapping[str, Any]) -> Report:
     version = document["schema_version"]
     if version != SCHEMA_VERSION:
         raise ReportError(f"{path}: schema version {version!r}; this refmoe reads version {SCHEMA_VERSION!r}")
-    if digest_of(document) != document.get("digest"):
+    if not is_intact(document):
         raise ReportError(f"{path}: edited after it was made: its content does not have the digest that it states")
     try:
         return Report.model_validate(document)

@@ -24,7 +24,7 @@ from refmoe.errors import ArgumentError
 from refmoe.verify.cases import FAMILIES, Case
 from refmoe.verify.environment import current_environment
 from refmoe.verify.families import RUNS
-from refmoe.verify.report import digest_of
+from refmoe.verify.report import digest_of, is_intact
 from refmoe.verify.runner import source_sha256
 from refmoe.verify.suites import list_cases
 
@@ -224,7 +224,7 @@ def check_document(path: Path, document: Mapping[str, Any], present: Callable[[s
         present: gives a kernel family's present source hash.
     """
     again = "run `refmoe stress --device cuda` again"
-    if digest_of(document) != document.get("digest"):
+    if not is_intact(document):
         return [f"{path}: edited after it was made; {again}"]
     if missing := sorted(_CHECKED - document.keys()):
         return [f"{path}: says that it is of kind {KIND}, but has no {missing[0]}; {again}"]

@@ -66,7 +66,7 @@ def _section(source: Source, limits: Limits, source_sha256: Callable[[str], str]
     make = _SECTIONS[source.kind]
     try:
         return make(name, source.document, limits)
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError) as error:
         raise ReportError(f"{source.path}: says it is of kind {source.kind}, but lacks or spoils {error}") from error
 
 

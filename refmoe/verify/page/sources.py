@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from refmoe.verify.report import Report, ReportError, check_report, digest_of, read_document
+from refmoe.verify.report import Report, ReportError, check_report, is_intact, read_document
 
 __all__ = ["KINDS", "Source", "parity_reports", "read_source"]
 
@@ -44,7 +44,7 @@ def read_source(path: Path) -> Source:
         raise ReportError(f"{path}: of kind {kind!r}; a page shows " + ", ".join(KINDS))
     if kind == "parity":
         return Source(path, kind, document, check_report(path, document))
-    if "digest" in document and digest_of(document) != document["digest"]:
+    if "digest" in document and not is_intact(document):
         raise ReportError(f"{path}: edited after it was made: its content does not have the digest that it states")
     return Source(path, kind, document)
 
