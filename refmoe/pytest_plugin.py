@@ -115,7 +115,8 @@ class _Session:
         """Write the report, unless the run was broken off: half of the cases are no report."""
         if self.path is None or session.config.option.collectonly:
             return
-        if exitstatus in (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR):
+        broken_off = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR)
+        if exitstatus in broken_off or session.shouldfail or session.shouldstop:
             self.written = "refmoe: no report was written: the run did not end"
             return
         from refmoe.testing.session import write_report

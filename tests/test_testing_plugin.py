@@ -120,6 +120,7 @@ def test_a_right_torch_function_passes_every_case_and_the_gate(pytester: pytest.
         ("scales = np.roll(made.scales, 1)", ["*scales: the shapes differ: kernel [[]5, 90[]] reference [[]11776[]]"]),
         ("codes = np.float32(3)", ["*codes: the element types differ: kernel float32; the contract has *uint8"]),
         ("return codes", ["*ArgumentError: kernel: found ndarray returned; needed codes, scales: a tuple*"]),
+        ("scales = None", ["*ArgumentError: scales: found NoneType None; needed an array*"]),
         ("raise RuntimeError('launch failed')", ["*RuntimeError: launch failed"]),
     ],
 )
@@ -221,6 +222,14 @@ def test_workers_reports_are_merged(pytester: pytest.Pytester) -> None:
     assert len(report.cases) == 3
     assert [case.id for case in report.cases] == sorted(case.id for case in report.cases)
     assert gate(pytester.path / "report.json") == ()
+
+
+def test_a_run_that_was_broken_off_leaves_no_report(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_mine=numpy_kernel(), test_other="def test_other():\n    assert False\n")
+    result = pytester.runpytest("-x", "--refmoe-report=report.json")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*no report was written: the run did not end*"])
+    assert not (pytester.path / "report.json").exists()
 
 
 def test_a_run_without_cases_says_so(pytester: pytest.Pytester) -> None:

@@ -49,7 +49,7 @@ class Outcome:
 
     Attributes:
         record: as the report holds it.
-        error: what the kernel raised, or None.
+        error: what the kernel or the reading of its outputs raised, or None.
         policies: names of the policies whose bytes a quantizing kernel gave instead of its contract's.
         text: what to say of it.
     """
@@ -138,6 +138,9 @@ def run_kernel(kernel: Kernel, case: Case, node: str, root: Path) -> Outcome:
     except _Malformed as error:
         comparison = Comparison(error.stage, str(error), {error.stage: 1}, 0)
         return _outcome(kernel, case, node, root, start, Verdict.MISMATCH, None, target, comparison)
+    except Exception as error:  # an output that is no array, or one that cannot be brought here
+        reason = f"{type(error).__name__}: {error}"
+        return _outcome(kernel, case, node, root, start, Verdict.ERROR, reason, target, error=error)
     return _judged(kernel, case, node, root, start, target, outputs)
 
 
