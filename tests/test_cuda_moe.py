@@ -160,7 +160,7 @@ def test_a_token_depends_neither_on_its_batch_nor_on_its_neighbours(compiler: No
     assert np.array_equal(bits(fused_moe(*positional(layer, *given), **keywords(layer))), whole[swapped])
     # Rows that pad the batch: experts that do not exist, NaN for values.
     x2, ids2, weights2 = (np.concatenate([array, array[:3]]) for array in (x, ids, weights))
-    x2[9:], ids2[9:], weights2[9:] = np.nan, [-1, 6], np.nan
+    x2[9:], ids2[9:], weights2[9:] = np.nan, [[-1, 6], [-1, -1], [6, 6]], np.nan
     padded = bits(fused_moe(*positional(layer, x2, ids2, weights2), **keywords(layer)))
     assert np.array_equal(padded[:9], whole)
     assert not padded[9:].any()

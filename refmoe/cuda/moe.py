@@ -75,8 +75,8 @@ def fused_moe(
 
     Args:
         input: BF16 or FP16 [T, H]; or uint8 or float8_e4m3fn [T, H], E4M3 codes, with input_sf.
-        token_selected_experts: int32 [T, k], expert ids over all ranks, different within a token, k at most 32. An id
-            outside this rank's adds nothing, so the rows that pad a batch may have such.
+        token_selected_experts: int32 [T, k], expert ids over all ranks, this rank's different within a token, k at
+            most 32. An id outside this rank's adds nothing and may come twice, as in the rows that pad a batch.
         token_final_scales: float32 [T, k], their weights.
         fc1_expert_weights: E2M1 [E, 2 I, H], packed: uint8 [E, 2 I, H / 2] or its int64 view. For "gpt_oss" gate and up
             alternate, gate first; for "silu" all gates come first.
@@ -187,10 +187,13 @@ def layer_launches(call: MoECall, device: Device, fill: int = 0) -> tuple[dict[s
 
 
 def check_choices(call: MoECall) -> None:
-    """Refuse what a look at the elements of NumPy arrays shows: an id twice in a token, a limit below 0 or NaN."""
+    """Refuse what a look at the elements of NumPy arrays shows: an expert of this rank twice in a token, a limit below
+    0 or NaN. Ids outside this rank, with which servers pad a batch, may come twice."""
     ids, limit = call.tensors["topk_ids"], call.tensors["swiglu_limit"]
     ordered = np.sort(ids, axis=1)
-    token, rank = np.nonzero(ordered[:, 1:] == ordered[:, :-1])
+    first = call.shape.first_expert
+    own = (ordered >= first) & (ordered < first + call.shape.experts)
+    token, rank = np.nonzero((ordered[:, 1:] == ordered[:, :-1]) & own[:, 1:])
     if token.size:
         found = f"expert {ordered[token[0], rank[0]]} twice in token {token[0]}"
         raise ArgumentError("token_selected_experts", found, f"{ids.shape[1]} different experts in each token")
