@@ -145,6 +145,17 @@ def test_nothing_but_zeros_can_be_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "zeros.png").stat().st_size > 10_000
 
 
+def test_a_picture_that_cannot_be_written_costs_no_report(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    report, plot = tmp_path / "drift.json", tmp_path / "file" / "drift.png"
+    found = refmoe(
+        "--paths", "cutlass,marlin", *SMALL, "--mode", "teacher-forced", "--report", str(report), "--plot", str(plot)
+    )
+    assert found.exit_code == 2
+    assert f"--plot: cannot write {plot}" in found.stderr
+    assert check_document(report, json.loads(report.read_text())) == []
+
+
 def test_the_gate(made: tuple[Result, Path], tmp_path: Path) -> None:
     path, document = tmp_path / "drift.json", document_of(made)
 

@@ -124,13 +124,6 @@ def drift(
                 command=_command(context),
                 seconds=time.perf_counter() - start,
             )
-    if plot is not None:
-        from refmoe.drift.picture import draw_drift
-
-        try:
-            draw_drift(document, plot)
-        except OSError as error:
-            usage(f"--plot: cannot write {plot}: {error.strerror}")
     if report is not None:
         from refmoe.files import write_atomic
 
@@ -139,6 +132,13 @@ def drift(
             write_atomic(report, document_text(document) + "\n")
         except OSError as error:
             usage(f"--report: cannot write {report}: {error.strerror}")
+    if plot is not None:
+        from refmoe.drift.picture import draw_drift
+
+        try:
+            draw_drift(document, plot)
+        except OSError as error:
+            usage(f"--plot: cannot write {plot}: {error.strerror}")
     finish(
         document,
         document["passed"],
