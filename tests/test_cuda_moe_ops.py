@@ -114,3 +114,6 @@ def test_refused_places() -> None:
         fused_moe(*tensors, **{**named, "fc1_expert_biases": named["fc1_expert_biases"].to("meta")})
     with pytest.raises(ArgumentError, match="marlin is a reference here"):
         fused_moe(*tensors, **named, backend="marlin")
+    # What the operator's schema has no place for, torch refuses by the argument's name.
+    with pytest.raises(RuntimeError, match="token_selected_experts"):
+        fused_moe(tensors[0], tensors[1].numpy(), *tensors[2:], **named)

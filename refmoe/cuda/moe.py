@@ -81,7 +81,7 @@ def fused_moe(
         fc1_expert_weights: E2M1 [E, 2 I, H], packed: uint8 [E, 2 I, H / 2] or its int64 view. For "gpt_oss" gate and up
             alternate, gate first; for "silu" all gates come first.
         fc2_expert_weights: E2M1 [E, H, I], packed likewise.
-        output_dtype: bfloat16, of ml_dtypes, NumPy or torch.
+        output_dtype: bfloat16, of ml_dtypes or NumPy; with torch tensors torch's.
         quant_scales: [scales of fc1, global scale of fc1, scales of fc2, global scale of fc2]. Scales are E8M0, uint8
             or its int32 view, for each expert whole 128x4 atoms; global ones float32 [E] or None, factors of the sums.
         fc1_expert_biases: BF16 [E, 2 I], laid out as the rows of fc1, or None.
@@ -112,6 +112,8 @@ def fused_moe(
     Raises:
         ArgumentError: an argument is none of these; nothing has run. Ids of torch tensors on a GPU are not looked at,
             since that would wait for them.
+        RuntimeError: with torch tensors, torch's own sentence on a value that the operator's schema has no place for,
+            such as a NumPy array beside them.
     """
     _refuse_others(others)
     arguments = {

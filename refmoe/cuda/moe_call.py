@@ -115,7 +115,7 @@ def make_call(
     scale_mode: str = "rceil",
     edge_policy: str = "exact",
 ) -> MoECall:
-    """Check the arguments of `refmoe.cuda.fused_moe`, which says what they are, against each other.
+    """Check the arguments of `refmoe.cuda.moe.fused_moe`, which says what they are, against each other.
 
     Elements are not looked at.
 
