@@ -16,7 +16,7 @@ from refmoe.cuda.checks import check_fill
 from refmoe.cuda.device import Device, open_device
 from refmoe.cuda.launch import Buffer
 from refmoe.cuda.layer import READ_WHOLE, LayerBuffers, Step, layer_steps, workspace_bytes
-from refmoe.cuda.moe_call import MoECall, check_backend, make_call
+from refmoe.cuda.moe_call import ARGUMENTS, MoECall, check_backend, make_call
 from refmoe.errors import ArgumentError, describe
 
 __all__ = ["check_choices", "fused_moe", "layer_launches", "layer_outputs"]
@@ -216,7 +216,8 @@ def _refuse_others(others: Mapping[str, object]) -> None:
 def _all_numpy(tensors: Mapping[str, Any], output: object) -> None:
     for name, value in (*tensors.items(), ("output", output)):
         if value is not None and not isinstance(value, np.ndarray):
-            raise ArgumentError(name, f"a {type(value).__module__} tensor", "a NumPy array, as input is one")
+            argument = ARGUMENTS.get(name, name)
+            raise ArgumentError(argument, f"a {type(value).__module__} tensor", "a NumPy array, as input is one")
     if isinstance(output, np.ndarray) and not output.flags.writeable:
         raise ArgumentError("output", "a read-only array", "one that can be written")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,26 @@ from refmoe.cuda.routing import MAX_TOP_K
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.backends import ARCHITECTURES, choose_backend
 
-__all__ = ["OPTIONAL_TENSORS", "Facts", "MoECall", "check_backend", "facts_of", "make_call"]
+__all__ = ["ARGUMENTS", "Facts", "MoECall", "check_backend", "facts_of", "make_call"]
 
 BACKEND = "cutlass"  # the only path with kernels here
 
-#: Arguments that may be None, by the names of `refmoe.cuda.layer.LayerBuffers`.
-OPTIONAL_TENSORS = ("input_sf", "gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit")
+#: The caller's argument that each tensor of a call is, where that has another name.
+ARGUMENTS: Mapping[str, str] = MappingProxyType(
+    {
+        "x": "input",
+        "topk_ids": "token_selected_experts",
+        "topk_weights": "token_final_scales",
+        "gate_up": "fc1_expert_weights",
+        "gate_up_scales": "quant_scales[0]",
+        "gate_up_alpha": "quant_scales[1]",
+        "gate_up_bias": "fc1_expert_biases",
+        "down": "fc2_expert_weights",
+        "down_scales": "quant_scales[2]",
+        "down_alpha": "quant_scales[3]",
+        "down_bias": "fc2_expert_biases",
+    }
+)
 
 _TOKEN_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "uint8": "mxfp8", "float8_e4m3fn": "mxfp8"}
 _CODES_PER_WORD = {"uint8": 2, "int64": 16}  # E2M1 codes in an element of packed weights

@@ -19,7 +19,7 @@ import torch
 
 from refmoe.cuda.device import CudaDevice, open_device
 from refmoe.cuda.layer import LayerBuffers, layer_steps, workspace_bytes
-from refmoe.cuda.moe_call import MoECall, check_backend, make_call
+from refmoe.cuda.moe_call import ARGUMENTS, MoECall, check_backend, make_call
 from refmoe.errors import ArgumentError
 
 __all__ = ["fused_moe"]
@@ -80,7 +80,9 @@ def _checked(tensors: tuple[Any, ...], others: Mapping[str, Any]) -> tuple[MoECa
     x, output = call.tensors["x"], others["output"]
     for name, tensor in (*call.tensors.items(), ("output", output)):
         if tensor is not None and tensor.device != x.device:
-            raise ArgumentError(name, f"a tensor on {tensor.device}", f"one on {x.device}, as input is")
+            raise ArgumentError(
+                ARGUMENTS.get(name, name), f"a tensor on {tensor.device}", f"one on {x.device}, as input is"
+            )
     if output is None:
         output = x.new_empty((call.shape.tokens, call.shape.hidden), dtype=torch.bfloat16)
     return call, output
@@ -96,7 +98,9 @@ def _run(call: MoECall, output: torch.Tensor, backend: str | None) -> None:
         for name, tensor in (*call.tensors.items(), ("output", output)):
             if tensor is not None and tensor.data_ptr() % ALIGNMENT:
                 found = f"a tensor that starts {tensor.data_ptr() % ALIGNMENT} bytes past a multiple of {ALIGNMENT}"
-                raise ArgumentError(name, found, f"one that starts at a multiple of {ALIGNMENT} bytes")
+                raise ArgumentError(
+                    ARGUMENTS.get(name, name), found, f"one that starts at a multiple of {ALIGNMENT} bytes"
+                )
         buffers = LayerBuffers(**call.tensors, out=output, workspace=_workspace(call, output.device))
         for step in layer_steps(
             call.shape, call.options, buffers, multiprocessors=device.multiprocessors, arch=device.arch
