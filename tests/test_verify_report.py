@@ -157,6 +157,12 @@ def test_markdown_shows_counts_mismatches_and_what_the_evidence_means() -> None:
     assert "bit-exact on ptx" in text
 
 
+def test_a_message_cannot_end_its_block_of_code() -> None:
+    failed = report().cases[1].model_copy(update={"first_mismatch": "raised\n```\n<b>"})
+    text = markdown_text(report().model_copy(update={"cases": [failed]}))
+    assert f"````\n{failed.verdict.value} raised\n```\n<b>\nrepro: {failed.repro}\n````\n" in text
+
+
 def test_a_mismatch_prints_as_documented() -> None:
     lines = verdict_lines(report().cases[1])
     assert lines == [f"MISMATCH {MISMATCH}", f"repro: refmoe repro '{CASE.on('ptx', 'sm_121a')}'"]

@@ -159,7 +159,7 @@ def _markdown(report: Report) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     told = [case for case in report.cases if case.verdict is not Verdict.PASS]
     for record in sorted(told, key=lambda case: not case.verdict.fails):
-        lines += ["", "```", *verdict_lines(record), "```"]
+        lines += ["", *_fenced(verdict_lines(record))]
     if report.mutants:
         lines += ["", "| planted fault | caught by | finding |", "|---|---|---|"]
     for mutant in report.mutants:
@@ -170,6 +170,13 @@ def _markdown(report: Report) -> str:
     lines += [f"- {text}" for text in report.evidence.values()]
     lines += ["", f"digest `{report.digest}`", ""]
     return "\n".join(lines)
+
+
+def _fenced(lines: Sequence[str]) -> list[str]:
+    """A block of code that the lines cannot end: a kernel's message may hold backticks of its own."""
+    runs = re.findall("`+", "\n".join(lines))
+    fence = "`" * max(3, 1 + max(map(len, runs), default=0))
+    return [fence, *lines, fence]
 
 
 def _tolerance_lines(report: Report) -> list[str]:
