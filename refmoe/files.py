@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old content or the new, never half of either."""
+"""Writing files so that a reader sees the old content or the new, never half of either; reading .npy files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import contextlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Any, Literal
 
-__all__ = ["write_atomic"]
+import numpy as np
+
+__all__ = ["read_npy", "write_atomic"]
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> Path:
@@ -18,7 +21,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> Path:
     in place.
 
     Raises:
-        OSError: the folder cannot be made or the file cannot be written.
+        OSError: the folder cannot be made or the file cannot be written; its `filename` is `path`.
     """
     target = Path(path)
     content = data.encode() if isinstance(data, str) else data
@@ -26,8 +29,12 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> Path:
         # Renaming a file over /dev/null would destroy it. A folder fails here, as it should.
         target.write_bytes(content)
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        # Whoever asked knows the file, not the temporary one.
+        raise OSError(error.errno, error.strerror, str(target)) from error
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -40,6 +47,21 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> Path:
             os.unlink(temporary)
         raise
     return target
+
+
+def read_npy(path: str | os.PathLike[str], mmap_mode: Literal["r"] | None = None) -> Any:
+    """What `numpy.load` makes of a .npy or .npz file of numbers.
+
+    Raises:
+        ValueError: it cannot be read, or is no such file; the message says which, without the path.
+    """
+    try:
+        return np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from error
+    except (ValueError, EOFError) as error:
+        # NumPy takes whatever it does not know for a pickle, and advises to load it unsafely.
+        raise ValueError("no .npy file, or one of Python objects" if "pickle" in str(error) else str(error)) from error
 
 
 def _umask() -> int:

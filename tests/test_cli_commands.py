@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from verify_support import CASE, result, stand_in, write_document
 
 from refmoe.cli import app
+from refmoe.cuda import ToolchainError
 from refmoe.verify import runner
 from refmoe.verify.report import read_report, schema_text
 from refmoe.verify.runner import Devices
@@ -68,7 +69,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
     ("arguments", "words"),
     [
         (["parity", "--level", "huge"], "level: found 'huge'; needed one of quick, default, full"),
-        (["parity", "--suite", "gemm"], "suite: found 'gemm'"),
+        (["parity", "--suite", "gemm"], "activation, finalize, moe\n"),
         (["parity", "--device", "tpu"], "case device: found 'tpu'; needed one of ptx, cuda"),
         (["parity", "--arch", "sm_80"], "case arch: found 'sm_80'"),
         (["parity", "--case", "nonsense"], "case device: found no '@'"),
@@ -78,6 +79,12 @@ def test_help_and_version_import_nothing_heavy() -> None:
         (["gate", ".", "--baseline", "none.json"], "--baseline: found no file none.json"),
         (["layout", "9x9"], "layout: found str '9x9'"),
         (["layout", "128x4", "--offsets", "a,b"], "offsets: found 'a,b'"),
+        (
+            ["tiles", "--tile", "128x8x512", "--cluster", "2"],
+            "cluster: found str '2'; needed three positive integers with x between them, such as 1x1x1",
+        ),
+        (["report", "none.json", "--html", "x.html"], "none.json: cannot be read: No such file or directory\n"),
+        (["run", "none.ptx"], "none.ptx: cannot be read: No such file or directory\n"),
         (["bench", "everything"], "found 'everything'; needed one of quantize"),
         (["frobnicate"], "No such command"),
         (["parity", "--levle", "quick"], "No such option"),
@@ -175,6 +182,44 @@ def test_an_interrupt_says_what_ran_and_leaves_no_half_report(monkeypatch: pytes
     assert [path.name for path in Path().iterdir()] == ["old.json"]
 
 
+def test_an_interrupted_repro_writes_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(case: Any, outputs: Any) -> None:
+        raise KeyboardInterrupt
+
+    stand_in(monkeypatch, change)
+    found = refmoe("repro", CASE, "--trace", "trace.json")
+    assert found.exit_code == 130
+    assert "interrupted: 0 of 1 cases ran" in found.output
+    assert "trace:" not in found.output
+    assert not Path("trace.json").exists()
+
+
+def test_doctor_needs_neither_cutlass_nor_nvdisasm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REFMOE_CUTLASS_DIR", str(tmp_path))
+    monkeypatch.setattr("refmoe.cuda.sass.find_nvdisasm", _no_nvdisasm)
+    findings = {finding["name"]: finding for finding in json.loads(refmoe("doctor", "--json").output)["findings"]}
+    for name, words in (("CUTLASS headers", "REFMOE_CUTLASS_DIR"), ("nvdisasm", "pip install")):
+        assert not findings[name]["good"]
+        assert not findings[name]["needed"]
+        assert words in findings[name]["text"]
+
+
+def _no_nvdisasm() -> Path:
+    raise ToolchainError("no nvdisasm: pip install it")
+
+
+def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    report = write_document(tmp_path / "good.json", [result()])
+    found = subprocess.run(
+        [sys.executable, "-m", "refmoe.cli", "gate", str(report), "--baseline", "file/b.json", "--write-baseline"],
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 1
+    assert found.stderr in ("refmoe: file/b.json: Not a directory\n", "refmoe: file/b.json: File exists\n")
+
+
 def test_a_users_activations_become_the_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stand_in(monkeypatch, equal)
     rows = np.random.default_rng(1).standard_normal((5, 64)) * [[1], [2], [4], [8], [16]]
@@ -225,7 +270,7 @@ def test_doctor_lists_what_was_looked_for() -> None:
     found = refmoe("doctor", "--json")
     document = json.loads(found.output)
     names = {finding["name"] for finding in document["findings"]}
-    assert {"python", "numpy", "nvcc", "g++", "ninja", "GPU"} <= names
+    assert {"python", "numpy", "nvcc", "g++", "ninja", "CUTLASS headers", "nvdisasm", "GPU"} <= names
     assert found.exit_code == (0 if document["ptx"] else 1)
 
 

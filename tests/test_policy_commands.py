@@ -144,6 +144,7 @@ def test_bad_input_is_one_sentence() -> None:
     Path("cut.safetensors").write_bytes(Path("x.safetensors").read_bytes()[:-9])
     Path("x.npy").write_bytes(b"\x93NUMPY and then nothing")
     np.save("objects.npy", np.array([{}], object), allow_pickle=True)
+    Path("text.npy").write_text("1 2 3")
     np.save("wide.npy", np.zeros((2, 32)))
     Path("x.bin").write_bytes(b"")
     for source, words in {
@@ -154,6 +155,7 @@ def test_bad_input_is_one_sentence() -> None:
         "cut.safetensors": "cut.safetensors, which cannot be read",
         "x.npy": "x.npy, which cannot be read",
         "objects.npy": "objects.npy, which cannot be read",
+        "text.npy": "text.npy, which cannot be read: no .npy file, or one of Python objects; needed",
         "wide.npy": "x: found float64 [2, 32]",
         "wide.npy:a": "a .npy file holds one array",
         "x.bin": "the file x.bin",

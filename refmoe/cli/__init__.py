@@ -38,11 +38,13 @@ def main() -> None:
         app()
     except ArgumentError as error:
         _fail(error, 2)
-    except (RefmoeError, OSError) as error:  # a disk that is full, a file that cannot be written
+    except RefmoeError as error:
         _fail(error, 1)
+    except OSError as error:  # a disk that is full, a file that cannot be written
+        _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else error, 1)
 
 
-def _fail(error: Exception, status: int) -> None:
+def _fail(error: Exception | str, status: int) -> None:
     print(f"refmoe: {error}", file=sys.stderr)
     raise SystemExit(status)
 

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError
-from refmoe.files import write_atomic
+from refmoe.files import read_npy, write_atomic
 from refmoe.ptx import Buffer
 from refmoe.ptx.memory import POISON
 
@@ -106,8 +106,8 @@ def write_outputs(arguments: Sequence[Argument]) -> list[dict[str, Any]]:
 
 def _load(word: str, path: str) -> Array:
     try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        array = read_npy(path)
+    except ValueError as error:
         raise ArgumentError("--args", f"{word!r}: {error}", "a .npy file") from error
     if not isinstance(array, np.ndarray) or array.dtype.hasobject:
         raise ArgumentError("--args", f"{word!r}: {type(array).__name__}", "a .npy file with one array of numbers")
@@ -160,7 +160,7 @@ def _struct(word: str, rest: str) -> Argument:
     try:
         return Argument(word, Path(rest).read_bytes())
     except OSError as error:
-        raise ArgumentError("--args", f"{word!r}: {error}", "a file") from error
+        raise ArgumentError("--args", f"{word!r}: {error.strerror}", "a file") from error
 
 
 def _same(word: str, rest: str, before: Sequence[Argument]) -> Argument:

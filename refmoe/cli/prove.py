@@ -90,12 +90,13 @@ def repro(
 ) -> None:
     """Run the one case of a repro string."""
     from refmoe.verify.cases import parse_case
-    from refmoe.verify.session import Outputs, run_session
+    from refmoe.verify.session import INTERRUPTED, Outputs, run_session
 
     with usage_errors():
         chosen = parse_case(case)
         record = open_trace(trace, trace_block, as_json)
         outputs = Outputs(as_json=as_json)
         status = run_session([chosen], f"refmoe repro '{chosen}'", outputs, verbose=True, trace=record)
-    write_trace(record, trace)
+    if status != INTERRUPTED:
+        write_trace(record, trace)
     raise typer.Exit(status)

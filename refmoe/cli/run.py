@@ -108,8 +108,10 @@ def run(
 def _read(kernel: Path) -> str:
     try:
         return sys.stdin.read() if str(kernel) == "-" else kernel.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        usage(f"{kernel}: {error}")
+    except OSError as error:
+        usage(f"{kernel}: cannot be read: {error.strerror}")
+    except UnicodeDecodeError as error:
+        usage(f"{kernel}: cannot be read: {error}")
 
 
 def _words(group: str) -> list[str]:

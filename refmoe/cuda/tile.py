@@ -215,6 +215,7 @@ def _nearest(tile: Tile) -> Tile:
 def _extents(argument: str, text: str) -> tuple[int, int, int]:
     parts = text.split("x")
     if len(parts) != 3 or not all(part.isascii() and part.isdigit() and int(part) for part in parts):
-        raise ArgumentError(argument, describe(text), "three positive integers with x between them, such as 128x8x512")
+        example = "1x1x1" if argument == "cluster" else "128x8x512"
+        raise ArgumentError(argument, describe(text), f"three positive integers with x between them, such as {example}")
     first, second, third = (int(part) for part in parts)
     return first, second, third

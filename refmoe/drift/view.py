@@ -23,7 +23,8 @@ def drift_view(document: Mapping[str, Any]) -> RenderableType:
     parts.append(
         Text(
             f"{document['checkpoint']['name']}: {config['num_hidden_layers']} layers, {config['num_local_experts']} "
-            f"experts, hidden {config['hidden_size']}; {steps} steps; base {document['base']}\n"
+            f"experts, hidden {config['hidden_size']}; {steps} step{'s' if steps > 1 else ''}; "
+            f"base {document['base']}\n"
         )
     )
     for run in document["runs"]:

@@ -35,7 +35,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Look for everything, needed things first."""
-    return [_python(), *_packages(), *_compiler(), _ninja(), _cache(), _gpu()]
+    return [_python(), *_packages(), *_compiler(), _ninja(), _cache(), _cutlass(), _nvdisasm(), _gpu()]
 
 
 def _python() -> Finding:
@@ -92,6 +92,26 @@ def _cache() -> Finding:
         text = f"{folder} cannot be written ({error.strerror}); set REFMOE_CACHE_DIR to a folder that can"
         return Finding("kernel cache", False, True, text)
     return Finding("kernel cache", True, True, f"{folder}")
+
+
+def _cutlass() -> Finding:
+    from refmoe.cuda.cutlass import CutlassMissing, find_headers
+
+    try:
+        headers = find_headers()
+    except CutlassMissing as error:
+        return Finding("CUTLASS headers", False, False, f"{error} (only `refmoe cutlass` needs them)")
+    return Finding("CUTLASS headers", True, False, f"{headers.root}, release {headers.release}, from {headers.origin}")
+
+
+def _nvdisasm() -> Finding:
+    from refmoe.cuda.sass import find_nvdisasm
+    from refmoe.cuda.toolchain import ToolchainError
+
+    try:
+        return Finding("nvdisasm", True, False, str(find_nvdisasm()))
+    except ToolchainError as error:
+        return Finding("nvdisasm", False, False, f"{error} (only `refmoe tiles --sass` needs it)")
 
 
 def _gpu() -> Finding:

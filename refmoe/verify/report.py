@@ -309,7 +309,9 @@ def read_document(path: Path) -> dict[str, Any]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ReportError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise ReportError(f"{path}: cannot be read: {error}") from error
     if not text.strip():
         raise ReportError(f"{path}: the file is empty; a report is one JSON object")

@@ -61,7 +61,7 @@ def list_cases(
         raise ArgumentError("level", repr(level), "one of " + ", ".join(LEVELS))
     for suite in suites:
         if suite not in SUITES and suite not in GROUPS:
-            raise ArgumentError("suite", repr(suite), "one of " + ", ".join((*SUITES, *GROUPS)))
+            raise ArgumentError("suite", repr(suite), "one of " + ", ".join(dict.fromkeys((*SUITES, *GROUPS))))
     wanted = {family for suite in suites for family in GROUPS.get(suite, (suite,))}
     chosen = [suite for suite in SUITES if not suites or suite in wanted]
     below = LEVELS[max(LEVELS.index(level) - 1, 0)]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError
+from refmoe.files import read_npy
 from refmoe.verify.activations import SHIPPED
 from refmoe.verify.draw import Draw
 from refmoe.verify.fills import BLOCK, FILLS, INPUT_FORMATS
@@ -121,8 +122,8 @@ def _from_npy(path: Path, tensor: str | None, argument: str) -> NDArray[Any]:
     if tensor is not None:
         raise ArgumentError(argument, f"the tensor {tensor!r} of {path}", "no tensor name: a .npy file holds one array")
     try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+        array: NDArray[Any] = read_npy(path, mmap_mode="r")
+    except ValueError as error:
         raise ArgumentError(argument, f"{path}, which cannot be read: {error}", "an undamaged .npy file") from error
     return array
 
