@@ -201,3 +201,16 @@ def test_processes_give_the_same_results_in_the_same_order(devices: Devices) -> 
     found = list(run_cases(cases, jobs=2))
     assert [one.case for one in found] == cases
     assert {one.verdict for one in found} == {Verdict.PASS}
+
+
+def test_an_interrupted_worker_ends_and_takes_no_further_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(case: Any, devices: Devices) -> Any:
+        raise KeyboardInterrupt
+
+    def leave(status: int) -> None:
+        raise SystemExit(status)
+
+    monkeypatch.setattr(runner, "run_case", interrupted)
+    monkeypatch.setattr("os._exit", leave)
+    with pytest.raises(SystemExit):
+        runner._run_chunk([CASE, CASE])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import multiprocessing
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -140,7 +141,11 @@ def run_cases(cases: Sequence[Case], *, jobs: int = 1, trace: Trace | None = Non
 
 
 def _run_chunk(cases: Sequence[Case]) -> list[Result]:
-    return [run_case(case, _WORKER_DEVICES) for case in cases]
+    try:
+        return [run_case(case, _WORKER_DEVICES) for case in cases]
+    except KeyboardInterrupt:
+        # A worker would go on with the chunks that wait for it, and the session is over.
+        os._exit(1)
 
 
 def run_case(case: Case, devices: Devices) -> Result:
