@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import warnings
 from fractions import Fraction
 
 import ml_dtypes
@@ -96,6 +97,9 @@ def test_edges() -> None:
         assert np.isnan(metric(nan, one))
         assert np.isnan(metric(one, nan))
         assert np.isnan(metric(bf16([np.inf, 0]), one))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert np.isnan(metric(bf16([np.inf, 0]), bf16([np.inf, 0])))
     assert np.isnan(max_ulp(nan, one))
     assert max_ulp(nan, nan) == 0
     # The zeros are no ulp apart, but their bytes differ.

@@ -304,6 +304,11 @@ def test_no_checkpoint_at_all(tmp_path: Path) -> None:
         ("attention_bias", False, "attention_bias: bool False"),
         ("tie_word_embeddings", True, "tie_word_embeddings: bool True"),
         ("rope_scaling", {"rope_type": "linear", "factor": 2.0}, "rope_scaling.rope_type: str 'linear'"),
+        ("hidden_size", 1 << 40, "hidden_size: int"),
+        ("rope_scaling", "yarn", "rope_scaling: str 'yarn'"),
+        ("rope_scaling", {**TINY.to_huggingface()["rope_scaling"], "mscale": 0.7}, "rope_scaling.mscale: float 0.7"),
+        ("rope_theta", 1.0, "rope_theta: 1.0"),
+        ("quantization_config", "mxfp4", "quantization_config: str 'mxfp4'"),
         ("quantization_config", {"quant_method": "fp8"}, "quantization_config.quant_method: str 'fp8'"),
     ],
 )

@@ -122,6 +122,10 @@ def test_refusals() -> None:
         BlockScaledWeight(codes.astype(np.float32), scales)  # type: ignore[arg-type]
     config = DeepSeekConfig().to_huggingface()
     assert DeepSeekConfig.from_huggingface(config) == DeepSeekConfig()
+    with pytest.raises(ArgumentError, match=r"scoring_func: found str 'softmax'; needed 'sigmoid'"):
+        DeepSeekConfig.from_huggingface({**config, "scoring_func": "softmax"})
+    with pytest.raises(ArgumentError, match="quantization_config: found str 'fp8'; needed a JSON object"):
+        DeepSeekConfig.from_huggingface({**config, "quantization_config": "fp8"})
     config["quantization_config"]["weight_block_size"] = [64, 64]
     with pytest.raises(ArgumentError, match=r"weight_block_size: found list \[64, 64\]; needed \[128, 128\]"):
         DeepSeekConfig.from_huggingface(config)

@@ -36,8 +36,8 @@ def relative_l2(base: Array, other: Array) -> F64:
     """
     a, b = _rows(base, other)
     finite = _finite(a, b)
-    norm, distance = _norm(a), _norm(b - a)
     with np.errstate(divide="ignore", invalid="ignore"):
+        norm, distance = _norm(a), _norm(b - a)
         ratio = np.where(distance == 0, 0.0, distance / norm)
     return np.where(finite, ratio, np.nan)
 

@@ -105,8 +105,8 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        """Whether everything that must be equal is."""
-        return not self.must_equal or self.bytes_differing == 0 < self.bytes_compared
+        """Whether everything that must be equal is, and was compared: arrays of other formats would be passed by."""
+        return not self.must_equal or (self.formats is None and self.bytes_differing == 0 < self.bytes_compared)
 
 
 @dataclass(frozen=True, eq=False)

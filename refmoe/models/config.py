@@ -5,7 +5,7 @@ Sources: config.json and original/config.json of openai/gpt-oss-20b and -120b; c
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -16,6 +16,7 @@ __all__ = ["DeepSeekConfig", "GptOssConfig"]
 
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 _BLOCK = 32
+_INT32_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ class GptOssConfig:
         _check_at_most("num_experts_per_tok", self.num_experts_per_tok, self.num_local_experts)
         if self.rope_factor < 1:
             raise ArgumentError("rope_factor", str(self.rope_factor), "at least 1")
+        if self.rope_theta <= 1:
+            raise ArgumentError("rope_theta", str(self.rope_theta), "above 1")
 
     @property
     def layer_types(self) -> list[str]:
@@ -139,16 +142,18 @@ class GptOssConfig:
         Raises:
             ArgumentError: a key is missing or says something that this decoder does not compute.
         """
-        rope = dict(_value(config, "rope_parameters" if config.get("rope_parameters") else "rope_scaling"))
+        rope = dict(_object(config, "rope_parameters" if config.get("rope_parameters") else "rope_scaling"))
         rope.setdefault("rope_theta", config.get("rope_theta"))
         # A missing "truncate" means true in transformers.
         for name, value, needed in (
             ("rope_scaling.rope_type", rope.get("rope_type"), "yarn"),
             ("rope_scaling.truncate", rope.get("truncate", True), False),
+            ("rope_scaling.attention_factor", rope.get("attention_factor"), None),
+            ("rope_scaling.mscale", rope.get("mscale"), None),
             ("attention_bias", config.get("attention_bias", True), True),
             ("tie_word_embeddings", config.get("tie_word_embeddings", False), False),
             ("swiglu_alpha", config.get("swiglu_alpha", 1.702), 1.702),
-            ("quantization_config.quant_method", _value(config, "quantization_config").get("quant_method"), "mxfp4"),
+            ("quantization_config.quant_method", _object(config, "quantization_config").get("quant_method"), "mxfp4"),
         ):
             if value != needed:
                 raise ArgumentError(name, describe(value), repr(needed))
@@ -269,9 +274,7 @@ class DeepSeekConfig:
             "model_type": "deepseek_v3",
             **{field.name: getattr(self, field.name) for field in fields(self)},
             "hidden_act": "silu",
-            "norm_topk_prob": True,
-            "scoring_func": "sigmoid",
-            "topk_method": "noaux_tc",
+            **_SIGMOID_ROUTING,
             "tie_word_embeddings": False,
             "torch_dtype": "bfloat16",
             "quantization_config": dict(_BLOCK_FP8, activation_scheme="dynamic"),
@@ -282,16 +285,21 @@ class DeepSeekConfig:
         """Read the config.json.
 
         Raises:
-            ArgumentError: a key is missing, or the weights are not FP8 with a scale for 128 x 128 of them.
+            ArgumentError: a key is missing, the weights are not FP8 with a scale for 128 x 128 of them, or tokens are
+                routed by another rule.
         """
-        quantization = _value(config, "quantization_config")
+        quantization = _object(config, "quantization_config")
         for key, needed in _BLOCK_FP8.items():
             if quantization.get(key) != needed:
                 raise ArgumentError(f"quantization_config.{key}", describe(quantization.get(key)), repr(needed))
+        for key, needed in _SIGMOID_ROUTING.items():
+            if config.get(key, needed) != needed:
+                raise ArgumentError(key, describe(config[key]), repr(needed))
         return cls(**{field.name: _value(config, field.name) for field in fields(cls)})
 
 
 _BLOCK_FP8: dict[str, Any] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+_SIGMOID_ROUTING: dict[str, Any] = {"norm_topk_prob": True, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 
 
 def _value(config: Mapping[str, Any], key: str) -> Any:
@@ -300,12 +308,20 @@ def _value(config: Mapping[str, Any], key: str) -> Any:
     return config[key]
 
 
+def _object(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = _value(config, key)
+    if not isinstance(value, Mapping):
+        raise ArgumentError(key, describe(value), "a JSON object")
+    return value
+
+
 def _check_numbers(config: object, may_be_zero: Iterable[str] = ()) -> None:
     for field in fields(config):  # type: ignore[arg-type]
         value = getattr(config, field.name)
         integer = field.type == "int"
         right = isinstance(value, int if integer else (int, float)) and not isinstance(value, bool)
-        if not right or not math.isfinite(value) or value < 0 or (value == 0 and field.name not in may_be_zero):
+        limit = _INT32_MAX if integer else sys.float_info.max
+        if not right or not 0 <= value <= limit or (value == 0 and field.name not in may_be_zero):
             raise ArgumentError(field.name, describe(value), f"a positive {'integer' if integer else 'number'}")
 
 

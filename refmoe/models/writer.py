@@ -96,7 +96,7 @@ def _shard_name(index: int, shards: int, format: str) -> str:
         return "model.safetensors"
     # OpenAI's own files have two dashes.
     dash = "--" if format == "original" else "-"
-    return f"model{dash}{index + 1:05d}-of-{max(shards, 1):05d}.safetensors"
+    return f"model{dash}{index + 1:05d}-of-{shards:05d}.safetensors"
 
 
 def _original_dtype(name: str) -> str:
