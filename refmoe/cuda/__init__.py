@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from refmoe.cuda.device import CudaDevice, Device, DeviceUnavailable, PtxDevice, open_device
 from refmoe.cuda.kernels import ExpandedRows, Quantized, expand, mxfp8_quantize
+from refmoe.cuda.moe import fused_moe
 from refmoe.cuda.toolchain import ToolchainError
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Quantized",
     "ToolchainError",
     "expand",
+    "fused_moe",
     "mxfp8_quantize",
     "open_device",
 ]
