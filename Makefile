@@ -13,6 +13,8 @@ MUTANTS_REPORT ?= out/mutants.json
 GPU_PYTHON ?= $(BIN)/python
 # `make cutlass CUTLASS_BUILDS=all` builds and proves all eight builds of CUTLASS's kernel, not only the one of servers.
 CUTLASS_BUILDS ?= one
+# `make cutlass CUTLASS_BUILDS=all CUTLASS_REPORT=reports/cutlass.json` renews the committed one.
+CUTLASS_REPORT ?= out/cutlass.json
 
 PARITY_one := --arch sm_121a
 PARITY_all := --level full
@@ -71,7 +73,7 @@ parity: $(VENV)/.core
 cutlass: $(VENV)/.cutlass
 	@test -n "$(PARITY_$(CUTLASS_BUILDS))" || { echo "CUTLASS_BUILDS: found $(CUTLASS_BUILDS); needed one or all"; exit 2; }
 	$(BIN)/refmoe cutlass --build $(CUTLASS_BUILDS)
-	$(BIN)/refmoe parity --jobs $(JOBS) --suite cutlass_gemm $(PARITY_$(CUTLASS_BUILDS)) --mutants --report out/cutlass.json
+	$(BIN)/refmoe parity --jobs $(JOBS) --suite cutlass_gemm $(PARITY_$(CUTLASS_BUILDS)) --mutants --report $(CUTLASS_REPORT)
 	$(BIN)/refmoe bench cutlass --report out/cutlass-bench.json
 
 full: $(VENV)/.core
