@@ -173,7 +173,11 @@ def _cutlass() -> str:
         sources |= {case["made_of"].partition(":")[0]} if case.get("made_of") else set()
     rows = ["| CUTLASS's kernel, tile 128x128x128 | built for | executed without its chip |", "|---|---|---|"]
     for (build, arch), verdicts in sorted(builds.items()):
-        ran = f"{verdicts['PASS']} case{'s' * (verdicts['PASS'] > 1)}, all bytes equal" if verdicts["PASS"] else "not built for this report"
+        ran = (
+            f"{verdicts['PASS']} case{'s' * (verdicts['PASS'] > 1)}, all bytes equal"
+            if verdicts["PASS"]
+            else "not built for this report"
+        )
         rows.append(f"| {build.replace('-', ', ')} | {arch} | {ran} |")
     executed = "PTX and host code were executed; what ptxas makes of the PTX was only compiled."
     return "\n".join([*rows, "", f"{', '.join(sorted(sources))}: {executed}"])
