@@ -222,7 +222,7 @@ def test_the_instruction_in_software_is_the_instruction(tmp_path: Path, data: st
     for arch in ("sm_90a", "sm_120a"):
         target = tmp_path / f"{arch}.ptx"
         flags = ["-O3", "-std=c++17", "-fmad=false", f"-arch={arch}", f"-I{CSRC}"]
-        subprocess.run(["nvcc", "-ptx", *flags, str(source), "-o", str(target)], check=True)
+        subprocess.run([str(NVCC), "-ptx", *flags, str(source), "-o", str(target)], check=True)
         out = np.zeros((warps * 32, 4), np.uint32)
         module = ptx.Module.parse(target.read_text(), strict=True)
         ptx.launch(module, "k", (1, 1, 1), (warps * 32, 1, 1), [out.reshape(-1), words.reshape(-1), 0])
