@@ -385,7 +385,7 @@ def test_flashinfer_is_skipped_with_the_reason_where_it_is_not() -> None:
 def test_a_case_that_a_kernel_cannot_be_given_says_why() -> None:
     @testing.kernel("routing", arrays="numpy", outputs=("topk_ids", "topk_weights"))
     def route(logits: np.ndarray, top_k: int) -> Any:
-        raise NotImplementedError
+        raise testing.Unsupported("route takes no such logits")
 
     reasons = {record.reason for record in run(route)}
     assert reasons == {
@@ -393,8 +393,37 @@ def test_a_case_that_a_kernel_cannot_be_given_says_why() -> None:
         "route takes no first_expert, and the case has experts of other ranks",
         "route needs logits, which the case does not give",
         "the case holds input to be refused, and route does not compute refused",
-        "route raised NotImplementedError",
+        "route takes no such logits",
     }
+
+
+def test_what_torch_has_not_implemented_is_an_error_and_no_refusal() -> None:
+    @testing.kernel("mxfp8_quantize", arrays="numpy")
+    def quantize(x: np.ndarray) -> Any:
+        raise NotImplementedError("no such operator for this dtype")
+
+    with pytest.raises(NotImplementedError):  # and not skipped
+        run(quantize)
+
+
+def test_readme_shows_what_its_example_prints() -> None:
+    pytest.importorskip("torchao")
+    to_mx = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor").to_mx
+
+    @testing.kernel("mxfp8_quantize", mode="rceil", edge="exact", layout="linear")
+    def my_quantize(x: torch.Tensor) -> Any:
+        scales, codes = to_mx(x, torch.float8_e4m3fn, 32)
+        return codes, scales
+
+    shown = "mxfp8_quantize:bf16:m4k416:wide-range:seed7@ptx"
+    (case,) = (case for case in my_quantize.cases(dtypes=("bf16",)) if str(case) == shown)
+    with pytest.raises(AssertionError) as failure:
+        testing.RefmoeCase(case, my_quantize, "test.py::test", Path.cwd(), lambda outcome: None).check()
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    lines = str(failure.value).splitlines()
+    assert lines[0] in readme
+    (policy,) = (line for line in lines if line.startswith("a policy difference"))
+    assert policy in readme
 
 
 def test_a_report_names_the_file_relative_to_the_root(tmp_path: Path) -> None:

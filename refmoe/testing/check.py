@@ -127,7 +127,7 @@ def run_kernel(kernel: Kernel, case: Case, node: str, root: Path) -> Outcome:
         return _outcome(kernel, case, node, root, start, Verdict.UNSUPPORTED, refused, target)
     try:
         found = _call(kernel, case, target)
-    except (Unsupported, NotImplementedError) as error:
+    except Unsupported as error:
         reason = str(error) or f"{kernel.name} raised {type(error).__name__}"
         return _outcome(kernel, case, node, root, start, Verdict.UNSUPPORTED, reason, target)
     except Exception as error:
