@@ -78,7 +78,7 @@ cutlass: $(VENV)/.cutlass
 full: $(VENV)/.cutlass $(VENV)/.test
 	$(BIN)/refmoe parity --jobs $(JOBS) --level full --report out/full.json
 	@# What is said of the tiles that CUTLASS refuses, confirmed by its own static assertions.
-	REFMOE_CUTLASS_BUILD=1 $(BIN)/python -m pytest tests/test_cutlass_host_builds.py
+	REFMOE_CUTLASS_BUILD=1 $(BIN)/python -m pytest tests/museum/cutlass/test_host_builds.py
 
 mutants: $(VENV)/.core
 	$(BIN)/refmoe parity --jobs $(JOBS) --mutants --report $(MUTANTS_REPORT)
@@ -103,13 +103,13 @@ test-gpu: $(GPU_PYTHON)
 
 gate: $(VENV)/.core
 	$(BIN)/refmoe gate reports/
-	$(BIN)/python docs/make_readme.py --check
+	$(BIN)/python tools/readme.py --check
 
 baseline: $(VENV)/.core
 	$(BIN)/refmoe gate --write-baseline
 
 readme: $(VENV)/.core
-	$(BIN)/python docs/make_readme.py
+	$(BIN)/python tools/readme.py
 
 lint: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/ruff check .
@@ -118,7 +118,7 @@ lint: $(VENV)/.lint $(VENV)/.test
 
 # Needs Chromium for the picture of a page; without, it says what to run where there is one.
 pictures: $(VENV)/.core
-	$(BIN)/python docs/make_pictures.py
+	$(BIN)/python tools/pictures.py
 
 bench: $(VENV)/.test $(VENV)/.cutlass
 	$(BIN)/refmoe bench quantize --report reports/bench/quantize.json

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from refmoe.cuda.checks import expanded_scale_rows, k_groups
-from refmoe.cuda.cutlass import Build, find_built, find_headers, grouped_gemm
 from refmoe.cuda.device import PtxDevice, open_device
-from refmoe.cuda.gemm import grouped_gemm as our_grouped_gemm
+from refmoe.cuda.gemm.kernel import grouped_gemm as our_grouped_gemm
 from refmoe.errors import RefmoeError
+from refmoe.museum.cutlass import Build, find_built, find_headers, grouped_gemm
 from refmoe.ptx import Checks
 
 __all__ = ["TARGETS", "run"]

@@ -14,7 +14,7 @@ import numpy as np
 from refmoe.bench.timing import measure
 from refmoe.cuda.checks import expanded_scale_rows, k_groups
 from refmoe.cuda.device import PtxDevice, open_device
-from refmoe.cuda.gemm import grouped_gemm
+from refmoe.cuda.gemm.kernel import grouped_gemm
 from refmoe.cuda.kernels import mxfp8_quantize
 from refmoe.errors import RefmoeError
 from refmoe.ptx import Checks

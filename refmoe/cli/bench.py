@@ -37,7 +37,7 @@ def _print_bench(document: dict[str, Any]) -> None:
     """A table of what was timed, then everything else that the document says, a line each."""
     from rich.table import Table
 
-    from refmoe.verify.session import make_console
+    from refmoe.cli.session import make_console
 
     rows = _bench_rows(document)
     columns = list(dict.fromkeys(key for row in rows for key in row))

@@ -28,9 +28,9 @@ def cutlass(
     as_json: JsonOption = False,
 ) -> None:
     """Build CUTLASS's grouped GEMM from its headers, and show which builds are there."""
-    from refmoe.cuda.cutlass import Build, find_built, find_headers
-    from refmoe.cuda.cutlass import build as build_kernel
-    from refmoe.cuda.cutlass.builds import CUTLASS_ARCHITECTURES, SCHEDULES
+    from refmoe.museum.cutlass import Build, find_built, find_headers
+    from refmoe.museum.cutlass import build as build_kernel
+    from refmoe.museum.cutlass.builds import CUTLASS_ARCHITECTURES, SCHEDULES
 
     if build not in (None, *_WHICH):
         usage(f"--build: found {build!r}; needed {' or '.join(_WHICH)}")

@@ -68,12 +68,12 @@ def drift(
     """Decode by several paths side by side; exit status 1 if two of one arithmetic differ, as fused and separate."""
     from rich.progress import Progress
 
+    from refmoe.cli.session import make_console
     from refmoe.drift import run_drift
     from refmoe.drift.document import document_text, drift_document
     from refmoe.drift.inputs import draw_prompts, open_or_write, parse_prompts, parse_sweeps, sweep_points
     from refmoe.drift.paths import named_paths
     from refmoe.drift.view import drift_view
-    from refmoe.verify.session import make_console
 
     if mode not in _MODES:
         usage(f"--mode: found {mode!r}; needed one of {', '.join(_MODES)}")

@@ -34,10 +34,10 @@ def flow(
     as_json: JsonOption = False,
 ) -> None:
     """Show each launch, conversion, and byte of a layer, and what fusing its quantization saves."""
-    from refmoe.verify import flow_view
-    from refmoe.verify.flow import flow as flow_of
-    from refmoe.verify.flow import fusing
-    from refmoe.verify.session import make_console
+    from refmoe.cli.session import make_console
+    from refmoe.views import flow_view
+    from refmoe.views.flow import flow as flow_of
+    from refmoe.views.flow import fusing
 
     with usage_errors():
         if not 0 < bandwidth < float("inf"):

@@ -32,8 +32,8 @@ def gate(
     as_json: JsonOption = False,
 ) -> None:
     """Fail on a bad verdict, a vanished case, a stale or edited report."""
-    from refmoe.verify import gate as gates
-    from refmoe.verify.report import read_report, schema_text
+    from refmoe.reports import gate as gates
+    from refmoe.reports.parity import read_report, schema_text
     from refmoe.verify.runner import source_sha256
 
     if schema:

@@ -47,17 +47,17 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Quantize activations by several policies: where they differ, and the error of each."""
-    from refmoe.verify.policies import compare_policies
-    from refmoe.verify.policies.sources import read_source
-    from refmoe.verify.policies.view import comparison_document, comparison_view
-    from refmoe.verify.session import make_console
+    from refmoe.cli.session import make_console
+    from refmoe.policies import compare_policies
+    from refmoe.policies.sources import read_source
+    from refmoe.policies.view import comparison_document, comparison_view
 
     with usage_errors():
         read = read_source(source)
         names = None if policies is None else [name.strip() for name in policies.split(",")]
         comparison = compare_policies(read.x, format, policies=names, base=base)
         if picture is not None:
-            from refmoe.verify.policies.picture import draw_comparison
+            from refmoe.policies.picture import draw_comparison
 
             try:
                 draw_comparison(comparison, read.name, picture)
@@ -95,9 +95,9 @@ def detect(
     as_json: JsonOption = False,
 ) -> None:
     """Name the policies that made these bytes of this input, or the nearest; exit status 1 if there is none."""
-    from refmoe.verify.policies import detect_policy, split_gguf_blocks
-    from refmoe.verify.policies.sources import read_bytes, read_source
-    from refmoe.verify.policies.view import detection_document, detection_view
+    from refmoe.policies import detect_policy, split_gguf_blocks
+    from refmoe.policies.sources import read_bytes, read_source
+    from refmoe.policies.view import detection_document, detection_view
 
     if (gguf is None) == (codes is None or scales is None) or (gguf is not None and (codes or scales)):
         usage("needed --codes and --scales, or --gguf")

@@ -55,9 +55,9 @@ def parity(
     as_json: JsonOption = False,
 ) -> None:
     """Prove the kernels equal to their references, byte for byte."""
-    from refmoe.verify.cases import parse_case
-    from refmoe.verify.session import Outputs, run_session
-    from refmoe.verify.suites import activation_cases, list_cases
+    from refmoe.cli.session import Outputs, run_session
+    from refmoe.families.case import parse_case
+    from refmoe.families.suites import activation_cases, list_cases
 
     with usage_errors():
         chosen = [parse_case(text) for text in case or []]
@@ -89,8 +89,8 @@ def repro(
     as_json: JsonOption = False,
 ) -> None:
     """Run the one case of a repro string."""
-    from refmoe.verify.cases import parse_case
-    from refmoe.verify.session import INTERRUPTED, Outputs, run_session
+    from refmoe.cli.session import INTERRUPTED, Outputs, run_session
+    from refmoe.families.case import parse_case
 
     with usage_errors():
         chosen = parse_case(case)

@@ -32,9 +32,9 @@ def report(
 
     from refmoe.errors import RefmoeError
     from refmoe.files import write_atomic
-    from refmoe.verify.page import page_text, parity_reports, read_source
-    from refmoe.verify.render import junit_text, markdown_text
-    from refmoe.verify.report import ReportError
+    from refmoe.reports.html import page_text, parity_reports, read_source
+    from refmoe.reports.parity import ReportError
+    from refmoe.reports.render import junit_text, markdown_text
     from refmoe.verify.runner import source_sha256
 
     if html is None and markdown is None and junit is None:

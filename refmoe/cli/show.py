@@ -17,8 +17,8 @@ __all__ = ["doctor", "layout", "tiles"]
 @app.command(epilog="Example:\n\nrefmoe doctor")
 def doctor(as_json: JsonOption = False) -> None:
     """Say what was found on this machine and what is missing."""
-    from refmoe.verify.doctor import examine
-    from refmoe.verify.session import make_console
+    from refmoe.cli.session import make_console
+    from refmoe.views.doctor import examine
 
     findings = examine()
     usable = all(finding.good for finding in findings if finding.needed)
@@ -59,8 +59,8 @@ def layout(
     as_json: JsonOption = False,
 ) -> None:
     """Show where each byte of a scale layout lies."""
-    from refmoe.verify.layout_plan import plan_layout
-    from refmoe.verify.layout_view import render_picture, render_text
+    from refmoe.views.layout import render_picture, render_text
+    from refmoe.views.layout_plan import plan_layout
 
     with usage_errors():
         starts = _integers(offsets) if offsets is not None else None
@@ -117,9 +117,9 @@ def tiles(
     if tile is not None:
         _one_tile(tile, arch, stages, cluster, as_json)
         return
-    from refmoe.cuda.tiles import choose_tile
-    from refmoe.verify import tile_view
-    from refmoe.verify.session import make_console
+    from refmoe.cli.session import make_console
+    from refmoe.cuda.gemm.choice import choose_tile
+    from refmoe.views import tiles as tile_view
 
     with usage_errors():
         if stages is not None or cluster != "1x1x1":
@@ -138,7 +138,7 @@ def tiles(
 
 def _one_tile(name: str, arch: str, stages: int | None, cluster: str, as_json: bool) -> None:
     """Say how one tile can be had, or in one sentence why it cannot."""
-    from refmoe.cuda.tile import TileRefused, check_tile, parse_cluster, parse_tile, stage_bytes
+    from refmoe.cuda.gemm.tile import TileRefused, check_tile, parse_cluster, parse_tile, stage_bytes
 
     with usage_errors():
         asked, blocks = parse_tile(name), parse_cluster(cluster)
@@ -161,8 +161,8 @@ def _one_tile(name: str, arch: str, stages: int | None, cluster: str, as_json: b
 
 def _sass(tile: str, arch: str, stages: int | None, as_json: bool) -> None:
     """Show the compiled kernels side by side, and say which are not built."""
-    from refmoe.verify.sass_view import compare_sass, sass_document, sass_table
-    from refmoe.verify.session import make_console
+    from refmoe.cli.session import make_console
+    from refmoe.views.sass_view import compare_sass, sass_document, sass_table
 
     with usage_errors():
         kernels, absent = compare_sass(tile, arch, stages)

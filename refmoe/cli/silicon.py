@@ -20,9 +20,9 @@ def conformance(
     """Hold what the executor computes against a GPU, one instruction at a time; exit status 1 if one differs."""
     from rich.progress import track
 
+    from refmoe.cli.session import make_console
     from refmoe.cuda.device import DeviceUnavailable
-    from refmoe.verify import conformance as conforming
-    from refmoe.verify.session import make_console
+    from refmoe.silicon import conformance as conforming
 
     if device != "cuda":
         usage(f"--device: found {device!r}; needed cuda: the executor is what is held against it")
@@ -50,9 +50,9 @@ def stress(
     """Run every kernel a hundred times and under compute-sanitizer; exit status 1 if outputs differ or it complains."""
     from rich.progress import track
 
+    from refmoe.cli.session import make_console
     from refmoe.cuda.device import DeviceUnavailable
-    from refmoe.verify import stress as stressing
-    from refmoe.verify.session import make_console
+    from refmoe.silicon import stress as stressing
 
     if device != "cuda":
         usage(f"--device: found {device!r}; needed cuda: on the executor every run is the same")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from refmoe.cuda.device import CudaDevice, Device, DeviceUnavailable, PtxDevice, open_device
 from refmoe.cuda.kernels import ExpandedRows, Quantized, expand, mxfp8_quantize
-from refmoe.cuda.moe import fused_moe
+from refmoe.cuda.moe.fused import fused_moe
 from refmoe.cuda.toolchain import ToolchainError
 
 __all__ = [

@@ -20,9 +20,9 @@ from refmoe.drift.growth import METHOD, Growth
 from refmoe.drift.paths import DriftPath
 from refmoe.drift.run import Comparison, DriftRun
 from refmoe.models import GptOssCheckpoint
-from refmoe.verify.drift_report import KIND, SCHEMA_VERSION, failures
-from refmoe.verify.environment import current_environment
-from refmoe.verify.report import digest_of
+from refmoe.reports.drift import KIND, SCHEMA_VERSION, failures
+from refmoe.reports.environment import current_environment
+from refmoe.reports.parity import digest_of
 
 __all__ = ["dependent_sequences", "document_text", "drift_document", "source_sha256"]
 

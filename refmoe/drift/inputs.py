@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.draw import Draw
 from refmoe.drift.run import Point
 from refmoe.errors import ArgumentError
 from refmoe.models import GptOssCheckpoint, GptOssConfig, open_checkpoint, write_checkpoint
-from refmoe.verify.draw import Draw
 
 __all__ = ["SWEPT", "TINY", "draw_prompts", "open_or_write", "parse_prompts", "parse_sweeps", "sweep_points"]
 

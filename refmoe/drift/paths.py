@@ -19,9 +19,9 @@ from refmoe.errors import ArgumentError
 from refmoe.policy import POLICIES, EdgePolicy, ElementRounding, ScaleMode
 from refmoe.reference.backends import ARCHITECTURES, BACKENDS, choose_backend
 from refmoe.reference.fp32 import bf16
-from refmoe.reference.layer import MoELayer
-from refmoe.reference.moe import accumulation, moe_layer, path_steps
-from refmoe.reference.moe_float64 import moe_float64
+from refmoe.reference.moe.float64 import moe_float64
+from refmoe.reference.moe.layer import MoELayer
+from refmoe.reference.moe.pipeline import accumulation, moe_layer, path_steps
 
 __all__ = ["DEFAULT_PATHS", "FORMULA", "DriftPath", "DriftPathError", "StagedMoE", "drift_path", "named_paths"]
 

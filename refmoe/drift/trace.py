@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from refmoe.drift.paths import DriftPath
 from refmoe.errors import ArgumentError
 from refmoe.models import Decoder, GptOssCheckpoint, State, Step
-from refmoe.reference.layer import MoELayer
-from refmoe.verify.patterns import number_text
+from refmoe.numbers_as_text import number_text
+from refmoe.reference.moe.layer import MoELayer
 
 __all__ = ["Difference", "FormatsPart", "Place", "Runner", "Trace", "bytes_compared", "find_difference", "find_formats"]
 

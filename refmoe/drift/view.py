@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from refmoe.drift.growth import LEAST_STEPS
-from refmoe.verify.drift_report import failures
+from refmoe.reports.drift import failures
 
 __all__ = ["drift_view", "point_text"]
 

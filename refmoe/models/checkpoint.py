@@ -23,7 +23,7 @@ from refmoe.models.schema import TensorSpec, deepseek_tensors, huggingface_tenso
 from refmoe.models.tensor_file import refuse_pickle
 from refmoe.models.tensor_set import TensorSet, read_json
 from refmoe.reference.activation import LIMIT
-from refmoe.reference.layer import MoELayer
+from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.tensor import MXTensor
 
 __all__ = [

@@ -34,8 +34,8 @@ from refmoe.models.dense import linear, project, rms_norm
 from refmoe.models.rope import rotate, rotation
 from refmoe.models.state import State
 from refmoe.reference.fp32 import BF16, bf16
-from refmoe.reference.layer import MoELayer
-from refmoe.reference.moe_float64 import moe_float64
+from refmoe.reference.moe.float64 import moe_float64
+from refmoe.reference.moe.layer import MoELayer
 
 __all__ = ["Decoder", "LayerStep", "MoEPath", "Step"]
 

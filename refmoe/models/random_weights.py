@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.draw import Draw
 from refmoe.formats import E2M1, E4M3
 from refmoe.models.config import DeepSeekConfig, GptOssConfig
 from refmoe.models.schema import SCALE_BLOCK, TensorSpec
 from refmoe.models.tensor_file import DTYPES
-from refmoe.verify.draw import Draw
 
 __all__ = ["random_tensor"]
 

@@ -10,8 +10,8 @@ from importlib import metadata, util
 from typing import Any
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.policies.rules import TORCHAO_RELEASE
 from refmoe.testing.contract import Kernel, kernel
-from refmoe.verify.policies.rules import TORCHAO_RELEASE
 
 __all__ = ["flashinfer_mxfp8_quantize", "torchao_to_mx"]
 

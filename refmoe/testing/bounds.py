@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.families.gemm.family import product_bounds
 from refmoe.formats import BF16, FP16, Format
 from refmoe.reference.layout import checked_offsets
 from refmoe.reference.mma import AccumulationModel, as_model, output_bound
 from refmoe.reference.tensor import MXTensor
-from refmoe.verify.gemm import product_bounds
 
 __all__ = ["gemm_bound"]
 

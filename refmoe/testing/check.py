@@ -14,18 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.families.case import Case
+from refmoe.families.family import Outputs, required
+from refmoe.reports.parity import CaseRecord, MismatchMapRecord
+from refmoe.reports.user_kernels import file_sha256
 from refmoe.testing.arrays import from_numpy, to_numpy
 from refmoe.testing.assertions import mismatch_text
 from refmoe.testing.contract import Kernel, Unsupported
 from refmoe.testing.elements import as_patterns
 from refmoe.testing.expect import Target, target_of
 from refmoe.testing.explain import declared_difference, explain_difference
-from refmoe.verify.cases import Case
 from refmoe.verify.compare import Comparison, compare
-from refmoe.verify.family import Outputs, required
-from refmoe.verify.report import CaseRecord, MismatchMapRecord
 from refmoe.verify.runner import input_sha256
-from refmoe.verify.user_kernels import file_sha256
 from refmoe.verify.verdict import Verdict
 
 __all__ = ["Outcome", "RefmoeCase", "case_text", "run_kernel"]

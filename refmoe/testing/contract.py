@@ -15,11 +15,11 @@ from types import MappingProxyType
 from typing import Any
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.families.case import FAMILIES, Case
+from refmoe.families.suites import LEVELS, SUITES
+from refmoe.policies import rule_named
+from refmoe.policies.rules import Rule
 from refmoe.testing.arrays import ARRAY_KINDS
-from refmoe.verify.cases import FAMILIES, Case
-from refmoe.verify.policies import rule_named
-from refmoe.verify.policies.rules import Rule
-from refmoe.verify.suites import LEVELS, SUITES
 
 __all__ = ["CONTRACTS", "FamilyContract", "Kernel", "Unsupported", "kernel"]
 

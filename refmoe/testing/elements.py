@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.verify.fills import BLOCK
-from refmoe.verify.mismatch_map import MismatchMap
+from refmoe.families.fills import BLOCK
+from refmoe.families.mismatch_map import MismatchMap
 
 __all__ = ["Elements", "as_patterns", "map_lines"]
 

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.families.case import Case
+from refmoe.families.family import Expectation, Inputs, required
+from refmoe.families.quantize_expand import RUNS, case_doubt
+from refmoe.families.vacuity import Sample
+from refmoe.policies.compare import input_blocks
+from refmoe.policies.rules import Rule
 from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import swizzle_scales
 from refmoe.reference.quantize import quantize_mxfp8
 from refmoe.testing.contract import Kernel
-from refmoe.verify.cases import Case
 from refmoe.verify.compare import Codes, Scales
-from refmoe.verify.families import RUNS, case_doubt
-from refmoe.verify.family import Expectation, Inputs, required
-from refmoe.verify.policies.compare import input_blocks
-from refmoe.verify.policies.rules import Rule
-from refmoe.verify.vacuity import Sample
 
 __all__ = ["Target", "target_of"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.policies import Difference, Rule, compare_policies, detect_policy, rule_named
 from refmoe.testing.contract import Kernel
-from refmoe.verify.policies import Difference, Rule, compare_policies, detect_policy, rule_named
 
 __all__ = ["contract_rule", "declared_difference", "explain_difference"]
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.families.case import Case, parse_case
+from refmoe.families.suites import LEVELS, SUITES
 from refmoe.testing.check import case_text
 from refmoe.testing.contract import CONTRACTS, Kernel
-from refmoe.verify.cases import Case, parse_case
-from refmoe.verify.suites import LEVELS, SUITES
 
 __all__ = ["refmoe_cases"]
 

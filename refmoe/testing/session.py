@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from refmoe.families.gemm.family import ASSUMPTION
 from refmoe.files import write_atomic
-from refmoe.verify.environment import current_environment
-from refmoe.verify.gemm import ASSUMPTION
-from refmoe.verify.report import CaseRecord, assemble_report, count_verdicts, report_text
+from refmoe.reports.environment import current_environment
+from refmoe.reports.parity import CaseRecord, assemble_report, count_verdicts, report_text
 from refmoe.verify.verdict import Verdict
 
 __all__ = ["summary_lines", "write_report"]

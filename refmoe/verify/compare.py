@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.families.fills import BLOCK
+from refmoe.families.mismatch_map import MismatchMap, Plane, mismatch_map
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
     SCALE_LAYOUTS,
@@ -20,8 +22,6 @@ from refmoe.reference.layout import (
     expert_base_rows,
     expert_scale_rows,
 )
-from refmoe.verify.fills import BLOCK
-from refmoe.verify.mismatch_map import MismatchMap, Plane, mismatch_map
 
 __all__ = ["Codes", "Comparison", "GroupedScales", "Scales", "Stage", "compare"]
 
@@ -164,7 +164,7 @@ class Codes:
         return f"block ({row}, {block}) lane {lane}: {values}{_ulps(kernel, reference)}, {scale}", self._origin(row)
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
-        """Rows by K-blocks; see `refmoe.verify.mismatch_map.HasPlane`."""
+        """Rows by K-blocks; see `refmoe.families.mismatch_map.HasPlane`."""
         rows, k = shape
 
         def place(indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -236,7 +236,7 @@ class Scales:
         return f"block ({row}, {column}): {_scale_values(kernel, reference)}", ""
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
-        """Rows by K-blocks, padding included; see `refmoe.verify.mismatch_map.HasPlane`."""
+        """Rows by K-blocks, padding included; see `refmoe.families.mismatch_map.HasPlane`."""
         return _scale_plane(SCALE_LAYOUTS[self.layout], math.prod(shape), self.blocks)
 
 
@@ -290,7 +290,7 @@ class GroupedScales:
         return f"{where}: {_scale_values(kernel, reference)}", ""
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
-        """Scale rows by K-blocks, padding included; see `refmoe.verify.mismatch_map.HasPlane`."""
+        """Scale rows by K-blocks, padding included; see `refmoe.families.mismatch_map.HasPlane`."""
         bases = tuple(expert_base_rows(self.offsets)[: self.offsets.size - 1].tolist())
         return _scale_plane(GROUPED_LAYOUTS[self.layout], math.prod(shape), self.blocks, bases)
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from refmoe.errors import ArgumentError, RefmoeError
-from refmoe.verify.cases import FAMILIES, Case
+from refmoe.families.case import FAMILIES, Case
+from refmoe.families.family import Expectation, FamilyRun, Inputs, LaunchFailed, Outputs
+from refmoe.families.quantize_expand import RUNS
+from refmoe.museum.cutlass.kernel import cutlass_sha256
 from refmoe.verify.compare import Comparison, compare
-from refmoe.verify.cutlass import cutlass_sha256
-from refmoe.verify.families import RUNS
-from refmoe.verify.family import Expectation, FamilyRun, Inputs, LaunchFailed, Outputs
 from refmoe.verify.verdict import Result, Verdict
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from refmoe.verify.cases import Case
-from refmoe.verify.family import Assumption
-from refmoe.verify.mismatch_map import MismatchMap
+from refmoe.families.case import Case
+from refmoe.families.family import Assumption
+from refmoe.families.mismatch_map import MismatchMap
 
 __all__ = ["EVIDENCE", "Result", "Verdict", "exit_status"]
 

@@ -1,4 +1,4 @@
-"""One token through a whole MoE layer, out of the specifications of its steps: that of `refmoe.reference.moe`.
+"""One token through a whole MoE layer, out of the specifications of its steps: that of `refmoe.reference.moe.pipeline`.
 
 Lists of bits in, lists of bits out; the caller says how an expert's rows are added up.
 """

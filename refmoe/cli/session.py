@@ -1,0 +1,229 @@
+"""A run as its user sees it: progress, findings as they come, a summary, the files that were asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from refmoe.errors import RefmoeError
+from refmoe.families.case import Case
+from refmoe.files import write_atomic
+from refmoe.museum.cutlass.faults import CUTLASS_MUTANTS
+from refmoe.museum.cutlass.planted import cutlass_mutants_missing, run_cutlass_mutants
+from refmoe.reports import render
+from refmoe.reports.environment import current_environment
+from refmoe.reports.parity import Report, make_report, report_text
+from refmoe.verify.plant import MutantResult, load_mutants, run_mutants
+from refmoe.verify.runner import run_cases
+from refmoe.verify.verdict import Result, Verdict, exit_status
+
+if TYPE_CHECKING:
+    from refmoe.ptx import Trace
+
+__all__ = ["INTERRUPTED", "Outputs", "make_console", "run_session"]
+
+CUTLASS_FAMILY = "cutlass_gemm"
+
+#: Exit status after Ctrl-C, as shells have it.
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where the report of a run goes.
+
+    Attributes:
+        report: JSON file, or None.
+        junit: JUnit XML file, or None.
+        markdown: Markdown file, or None.
+        html: self-contained HTML page, or None.
+        as_json: whether standard output is the JSON report; what people read goes to standard error then.
+    """
+
+    report: Path | None = None
+    junit: Path | None = None
+    markdown: Path | None = None
+    html: Path | None = None
+    as_json: bool = False
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console that never breaks a line: messages and repro strings are copied and searched for."""
+    stream = sys.stderr if stderr else sys.stdout
+    # Without a terminal rich takes 80 columns and folds tables into them.
+    return Console(stderr=stderr, soft_wrap=True, highlight=False, width=None if stream.isatty() else 160)
+
+
+def run_session(
+    cases: Sequence[Case],
+    command: str,
+    outputs: Outputs,
+    *,
+    jobs: int = 1,
+    mutants: bool = False,
+    verbose: bool = False,
+    trace: Trace | None = None,
+) -> int:
+    """Run cases, print what differs, write what was asked for.
+
+    Ctrl-C ends it with a line that says what ran; no file is written then.
+
+    Args:
+        cases: what to run.
+        command: what the user asked for, for the report.
+        outputs: where the report goes.
+        jobs: processes to run cases, and mutants, in.
+        mutants: whether to run the mutants too.
+        verbose: whether to print passed cases too.
+        trace: what takes down who waited on which barrier; with one process only.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        ArgumentError: an activations file cannot be used.
+        RefmoeError: a file cannot be written; the summary is printed first.
+        refmoe.verify.patches.PatchError: a mutant does not fit the sources.
+        refmoe.cuda.ToolchainError: mutants were asked for, and cannot be compiled.
+    """
+    console = make_console(stderr=outputs.as_json)
+    start = time.perf_counter()
+    results: list[Result] = []
+    killed: list[MutantResult] = []
+    try:
+        _run_cases(run_cases(cases, jobs=jobs, trace=trace), len(cases), results, console, verbose)
+        if mutants:
+            _run_mutants(cases, killed, console, jobs)
+    except KeyboardInterrupt:
+        passed = sum(result.verdict is Verdict.PASS for result in results)
+        console.print(
+            f"\ninterrupted: {len(results)} of {len(cases)} cases ran, {passed} passed; no report was written"
+        )
+        return INTERRUPTED
+    environment = current_environment(gpu=any(case.device == "cuda" for case in cases))
+    seconds = time.perf_counter() - start
+    report = make_report(results, command=command, environment=environment, seconds=seconds, mutants=killed)
+    written, failed = _write(report, outputs)
+    if outputs.as_json:
+        print(report_text(report), end="")
+    else:
+        _print_summary(console, report, written)
+    if failed:
+        raise RefmoeError("; ".join(failed))
+    survived = any(not mutant.caught for mutant in killed)
+    return 1 if survived else exit_status(result.verdict for result in results)
+
+
+def _run_cases(running: Iterator[Result], total: int, results: list[Result], console: Console, verbose: bool) -> None:
+    """Append each result to `results` as it arrives, so that an interrupt finds them; failing ones print at once."""
+    shown_reasons: set[str] = set()
+    with _progress(console, total, "cases") as advance:
+        for result in running:
+            results.append(result)
+            advance(f"{result.case.family} {result.case.fill}")
+            # One missing device skips every case for one reason, one full disk fails every case for one.
+            again = result.reason in shown_reasons
+            if result.reason is not None:
+                shown_reasons.add(result.reason)
+            # Long reasons, such as a compiler's, are printed whole only once.
+            line = result.line.strip().split("\n", 1)[0] if again else result.line
+            if result.verdict.fails or verbose:
+                console.print(line, style=render.verdict_style(result.verdict), markup=False)
+                console.print(f"repro: {result.repro}", markup=False)
+            elif result.verdict is not Verdict.PASS and not again:
+                console.print(line, style=render.verdict_style(result.verdict), markup=False)
+
+
+def _run_mutants(cases: Sequence[Case], killed: list[MutantResult], console: Console, jobs: int) -> None:
+    """The faults in our kernels, and those in the use of CUTLASS's, as far as the families of `cases` have them."""
+    families = {case.family for case in cases}
+    if families != {CUTLASS_FAMILY}:
+        mutants = load_mutants()
+        _kill(run_mutants(mutants, cases, jobs=jobs), len(mutants), killed, console)
+    if CUTLASS_FAMILY in families:
+        absent = cutlass_mutants_missing()
+        if absent is not None:
+            console.print(
+                f"SKIPPED {len(CUTLASS_MUTANTS)} faults in the use of CUTLASS's kernel: {absent}", markup=False
+            )
+            return
+        _kill(run_cutlass_mutants(), len(CUTLASS_MUTANTS), killed, console)
+
+
+def _kill(running: Iterator[MutantResult], total: int, killed: list[MutantResult], console: Console) -> None:
+    with _progress(console, total, "mutants") as advance:
+        for result in running:
+            killed.append(result)
+            advance(result.name)
+            console.print(result.line, style="" if result.caught else "bold red", markup=False)
+
+
+@contextlib.contextmanager
+def _progress(console: Console, total: int, what: str) -> Iterator[Callable[[str], None]]:
+    """A progress bar on a terminal, nothing elsewhere; yields what advances it by one and names the thing done."""
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda text: bar.update(task, advance=1, description=text)
+
+
+def _write(report: Report, outputs: Outputs) -> tuple[list[Path], list[str]]:
+    """The files written, and for each that cannot be a sentence that says why."""
+    written: list[Path] = []
+    failed: list[str] = []
+    for path, render_text in (
+        (outputs.report, report_text),
+        (outputs.junit, render.junit_text),
+        (outputs.markdown, render.markdown_text),
+        (outputs.html, _html_text),
+    ):
+        if path is not None:
+            try:
+                written.append(write_atomic(path, render_text(report)))
+            except OSError as error:
+                failed.append(f"cannot write {path}: {error.strerror}")
+    return written, failed
+
+
+def _html_text(report: Report) -> str:
+    # The page needs what nothing else here does: templates, and pictures.
+    from refmoe.reports.html import page_of
+
+    return page_of(report)
+
+
+def _print_summary(console: Console, report: Report, written: Sequence[Path]) -> None:
+    console.print()
+    console.print(render.summary_table(report))
+    if report.mutants:
+        caught = sum(mutant.caught for mutant in report.mutants)
+        console.print(f"\nmutants: {caught} of {len(report.mutants)} caught, by cases that the unpatched kernels pass")
+        checks = Counter(mutant.check for mutant in report.mutants if mutant.caught)
+        console.print(f"caught by: {', '.join(f'{check} {count}' for check, count in checks.most_common())}")
+    if render.weighed_mutants(report):
+        console.print("\nwhat tests with published tolerances would have let through\n", markup=False)
+        console.print(render.tolerance_table(report))
+        for line in render.tolerance_legend(report):
+            console.print(line, markup=False)
+    # What a pass proves is nothing to read under a run without one.
+    for text in report.evidence.values() if Verdict.PASS.value in report.summary else ():
+        console.print(f"\n{text}", markup=False)
+    verdicts = ", ".join(f"{count} {name}" for name, count in report.summary.items())
+    console.print(f"\n{verdicts or 'no case'} in {report.seconds:.1f} s", markup=False)
+    for path in written:
+        console.print(f"written: {path}", markup=False)

@@ -1,0 +1,325 @@
+"""What one call of a whole layer is made of: its arguments checked, whatever framework they come from.
+
+An argument is looked at through `Facts`, so that NumPy arrays and torch tensors are refused with the same sentences.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from refmoe.cuda.checks import BLOCK_ELEMENTS, INT32_MAX, check_int32, expanded_scale_rows, scale_buffer_bytes
+from refmoe.cuda.gemm.kernel import SCALE_LAYOUT
+from refmoe.cuda.moe.launches import LayerOptions, LayerShape
+from refmoe.cuda.routing import MAX_TOP_K
+from refmoe.errors import ArgumentError, describe
+from refmoe.reference.backends import ARCHITECTURES, choose_backend
+
+__all__ = ["ARGUMENTS", "Facts", "MoECall", "check_backend", "facts_of", "make_call"]
+
+BACKEND = "cutlass"  # the only path with kernels here
+
+#: The caller's argument that each tensor of a call is, where that has another name.
+ARGUMENTS: Mapping[str, str] = MappingProxyType(
+    {
+        "x": "input",
+        "topk_ids": "token_selected_experts",
+        "topk_weights": "token_final_scales",
+        "gate_up": "fc1_expert_weights",
+        "gate_up_scales": "quant_scales[0]",
+        "gate_up_alpha": "quant_scales[1]",
+        "gate_up_bias": "fc1_expert_biases",
+        "down": "fc2_expert_weights",
+        "down_scales": "quant_scales[2]",
+        "down_alpha": "quant_scales[3]",
+        "down_bias": "fc2_expert_biases",
+    }
+)
+
+_TOKEN_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "uint8": "mxfp8", "float8_e4m3fn": "mxfp8"}
+_CODES_PER_WORD = {"uint8": 2, "int64": 16}  # E2M1 codes in an element of packed weights
+_SCALE_DTYPES = {"uint8": 1, "int32": 4}
+_ACTIVATIONS = ("gpt_oss", "silu")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What can be known of a tensor without looking at its elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    contiguous: bool
+
+    @property
+    def text(self) -> str:
+        """As `refmoe.errors.describe` has an array."""
+        return f"{self.dtype} {list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class MoECall:
+    """A call that fits together.
+
+    Attributes:
+        shape: sizes on this rank.
+        options: what is computed.
+        tensors: the caller's tensors by the names of `LayerBuffers`; None where there is none.
+    """
+
+    shape: LayerShape
+    options: LayerOptions
+    tensors: Mapping[str, Any]
+
+
+def facts_of(value: object) -> Facts | None:
+    """Of a NumPy array or a torch tensor, fake ones included; None for anything else."""
+    if isinstance(value, np.ndarray):
+        return Facts(str(value.dtype), value.shape, bool(value.flags.c_contiguous))
+    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "is_contiguous"):
+        dtype = str(value.dtype).removeprefix("torch.")  # type: ignore[attr-defined]
+        return Facts(dtype, tuple(value.shape), value.is_contiguous())  # type: ignore[attr-defined]
+    return None
+
+
+def check_backend(backend: str | None, arch: str) -> None:
+    """Refuse a backend without kernels here, or one that does not serve `arch`.
+
+    None takes the cutlass path wherever its kernels are built. That includes sm_90a, where they carry the instruction
+    that it lacks in software; by its name the backend is refused there, as servers refuse it.
+
+    Raises:
+        ArgumentError: with the backends that serve `arch`, or with what this one is instead.
+    """
+    if backend is None:
+        return
+    chosen = choose_backend(backend, arch if arch in ARCHITECTURES else None)
+    if chosen.name != BACKEND:
+        needed = f"{BACKEND}: {chosen.name} is a reference here, refmoe.reference.moe_layer(path={chosen.name!r})"
+        raise ArgumentError("backend", describe(backend), needed)
+
+
+def make_call(
+    input: Any,
+    token_selected_experts: Any,
+    token_final_scales: Any,
+    fc1_expert_weights: Any,
+    fc2_expert_weights: Any,
+    output_dtype: object,
+    quant_scales: Sequence[Any],
+    *,
+    fc1_expert_biases: Any = None,
+    fc2_expert_biases: Any = None,
+    input_sf: Any = None,
+    swiglu_alpha: Any = None,
+    swiglu_beta: Any = None,
+    swiglu_limit: Any = None,
+    tp_size: int = 1,
+    tp_rank: int = 0,
+    ep_size: int = 1,
+    ep_rank: int = 0,
+    output: Any = None,
+    min_latency_mode: bool = False,
+    quantize_in_expand: bool = True,
+    use_mxfp8_act_scaling: bool = True,
+    activation: str = "gpt_oss",
+    scale_mode: str = "rceil",
+    edge_policy: str = "exact",
+) -> MoECall:
+    """Check the arguments of `refmoe.cuda.moe.fused.fused_moe`, which says what they are, against each other.
+
+    Elements are not looked at.
+
+    Raises:
+        ArgumentError: the first argument that does not fit.
+    """
+    tokens, hidden, dtype = _tokens(input)
+    top_k = _choices(token_selected_experts, token_final_scales, tokens)
+    experts, intermediate = _weights(fc1_expert_weights, fc2_expert_weights, hidden)
+    _one_of("activation", activation, _ACTIVATIONS)
+    if not use_mxfp8_act_scaling:
+        raise ArgumentError("use_mxfp8_act_scaling", "False", "True: activations are MXFP8, a scale for 32 elements")
+    _rank("tp", tp_size, tp_rank)
+    _rank("ep", ep_size, ep_rank)
+    if experts * ep_size > INT32_MAX:
+        raise ArgumentError("ep_size", f"{ep_size} ranks of {experts} experts", "expert ids within int32")
+    if top_k > experts * ep_size:
+        found = f"{top_k} experts a token of {experts * ep_size}"
+        raise ArgumentError("token_selected_experts", found, "experts that are different within a token")
+    gate_up_scales, gate_up_alpha, down_scales, down_alpha = _quant_scales(quant_scales, experts, hidden, intermediate)
+    _expect("fc1_expert_biases", fc1_expert_biases, "bfloat16", (experts, 2 * intermediate))
+    _expect("fc2_expert_biases", fc2_expert_biases, "bfloat16", (experts, hidden))
+    for name, value in (("alpha", swiglu_alpha), ("beta", swiglu_beta), ("limit", swiglu_limit)):
+        _expect(f"swiglu_{name}", value, "float32", (experts,))
+        if value is not None and activation == "silu":
+            raise ArgumentError(f"swiglu_{name}", f"{_text(value)} with silu, which has none", "None")
+    layout = _input_scales(input_sf, dtype, tokens, hidden)
+    if _dtype_name(output_dtype) != "bfloat16":
+        raise ArgumentError("output_dtype", describe(output_dtype), "bfloat16")
+    _expect("output", output, "bfloat16", (tokens, hidden))
+    rows = tokens * top_k
+    check_int32("token_selected_experts", rows, "rows after expansion")
+    check_int32("fc1_expert_weights", expanded_scale_rows(rows, experts), "padded scale rows")
+
+    options = LayerOptions(
+        quantization="ready" if dtype == "mxfp8" else "fused" if quantize_in_expand else "separate",
+        dtype=dtype,
+        variant=activation,
+        mode=scale_mode,
+        edge=edge_policy,
+        input_sf_layout=layout,
+        min_latency=bool(min_latency_mode),
+    )
+    tensors = {
+        "x": input,
+        "input_sf": input_sf,
+        "topk_ids": token_selected_experts,
+        "topk_weights": token_final_scales,
+        "gate_up": fc1_expert_weights,
+        "gate_up_scales": gate_up_scales,
+        "down": fc2_expert_weights,
+        "down_scales": down_scales,
+        "gate_up_alpha": gate_up_alpha,
+        "down_alpha": down_alpha,
+        "gate_up_bias": fc1_expert_biases,
+        # The ranks of a tensor-parallel group are summed: one of them adds the bias.
+        "down_bias": fc2_expert_biases if tp_rank == 0 else None,
+        "swiglu_alpha": swiglu_alpha,
+        "swiglu_beta": swiglu_beta,
+        "swiglu_limit": swiglu_limit,
+    }
+    return MoECall(LayerShape(tokens, top_k, experts, hidden, intermediate, ep_rank * experts), options, tensors)
+
+
+def _tokens(input: object) -> tuple[int, int, str]:
+    """(T, H, dtype)."""
+    facts = facts_of(input)
+    if facts is None or facts.dtype not in _TOKEN_DTYPES or len(facts.shape) != 2:
+        raise ArgumentError("input", _text(input), "bfloat16 or float16 [T, H], or uint8 E4M3 codes [T, H]")
+    tokens, hidden = facts.shape
+    if hidden == 0 or hidden % BLOCK_ELEMENTS:
+        raise ArgumentError("input", f"H = {hidden}", f"H a positive multiple of {BLOCK_ELEMENTS}")
+    _contiguous("input", facts)
+    return tokens, hidden, _TOKEN_DTYPES[facts.dtype]
+
+
+def _choices(ids: object, weights: object, tokens: int) -> int:
+    """k."""
+    facts = facts_of(ids)
+    if facts is None or facts.dtype != "int32" or len(facts.shape) != 2 or facts.shape[0] != tokens:
+        raise ArgumentError("token_selected_experts", _text(ids), f"int32 [{tokens}, k]")
+    top_k = facts.shape[1]
+    if not 1 <= top_k <= MAX_TOP_K:
+        raise ArgumentError("token_selected_experts", f"k = {top_k}", f"k from 1 to {MAX_TOP_K}")
+    _contiguous("token_selected_experts", facts)
+    _expect("token_final_scales", weights, "float32", (tokens, top_k), optional=False)
+    return top_k
+
+
+def _weights(gate_up: object, down: object, hidden: int) -> tuple[int, int]:
+    """(E, I)."""
+    experts, rows, k = _packed("fc1_expert_weights", gate_up)
+    if not experts or not rows or rows % (2 * BLOCK_ELEMENTS) or k != hidden:
+        found = f"{_text(gate_up)}: [{experts}, {rows}, {k}] E2M1"
+        raise ArgumentError("fc1_expert_weights", found, f"[E, 2 I, {hidden}] E2M1, I a multiple of {BLOCK_ELEMENTS}")
+    shape = _packed("fc2_expert_weights", down)
+    if shape != (experts, hidden, rows // 2):
+        needed = f"{[experts, hidden, rows // 2]} E2M1, that is uint8 {[experts, hidden, rows // 4]}"
+        raise ArgumentError("fc2_expert_weights", f"{_text(down)}: {list(shape)} E2M1", needed)
+    return experts, rows // 2
+
+
+def _packed(name: str, weights: object) -> tuple[int, int, int]:
+    """The shape in elements of weights packed in bytes, or in the int64 view in which FlashInfer passes them."""
+    facts = facts_of(weights)
+    if facts is None or facts.dtype not in _CODES_PER_WORD or len(facts.shape) != 3:
+        raise ArgumentError(name, _text(weights), "packed E2M1, uint8 or their int64 view, of three dimensions")
+    _contiguous(name, facts)
+    experts, rows, words = facts.shape
+    return experts, rows, words * _CODES_PER_WORD[facts.dtype]
+
+
+def _quant_scales(scales: object, experts: int, hidden: int, intermediate: int) -> tuple[Any, Any, Any, Any]:
+    """Block scales and global scale of each GEMM."""
+    if not isinstance(scales, Sequence) or len(scales) != 4:
+        found = f"{len(scales)} tensors" if isinstance(scales, Sequence) else describe(scales)
+        needed = "4: block scales and global scales of fc1, then of fc2"
+        raise ArgumentError("quant_scales", found, needed)
+    for index, (rows, k) in ((0, (2 * intermediate, hidden)), (2, (hidden, intermediate))):
+        name, size = f"quant_scales[{index}]", experts * scale_buffer_bytes(rows, k, SCALE_LAYOUT)
+        facts = facts_of(scales[index])
+        if facts is None or facts.dtype not in _SCALE_DTYPES or _bytes(facts) != size:
+            needed = f"uint8 or their int32 view, {size} bytes: for each of {experts} experts [{rows}, {k // 32}] in "
+            raise ArgumentError(name, _text(scales[index]), needed + SCALE_LAYOUT)
+        _contiguous(name, facts)
+    for index in (1, 3):
+        _expect(f"quant_scales[{index}]", scales[index], "float32", (experts,))
+    return scales[0], scales[1], scales[2], scales[3]
+
+
+def _bytes(facts: Facts) -> int:
+    return math.prod(facts.shape) * _SCALE_DTYPES[facts.dtype]
+
+
+def _input_scales(input_sf: object, dtype: str, tokens: int, hidden: int) -> str:
+    """The layout of `input_sf`, which its dimensions tell."""
+    if dtype != "mxfp8":
+        if input_sf is not None:
+            raise ArgumentError("input_sf", f"{_text(input_sf)} with {dtype} input", "None: input is not MXFP8 yet")
+        return "linear"
+    facts = facts_of(input_sf)
+    swizzled = scale_buffer_bytes(tokens, hidden, SCALE_LAYOUT)
+    needed = f"uint8 [{tokens}, {hidden // BLOCK_ELEMENTS}], or of one dimension {swizzled} bytes in {SCALE_LAYOUT}"
+    if facts is None or facts.dtype not in _SCALE_DTYPES:
+        raise ArgumentError("input_sf", f"{_text(input_sf)} with MXFP8 input", needed)
+    _contiguous("input_sf", facts)
+    if facts.dtype == "uint8" and facts.shape == (tokens, hidden // BLOCK_ELEMENTS):
+        return "linear"
+    if len(facts.shape) == 1 and _bytes(facts) == swizzled:
+        return SCALE_LAYOUT
+    raise ArgumentError("input_sf", _text(input_sf), needed)
+
+
+def _expect(name: str, value: object, dtype: str, shape: tuple[int, ...], *, optional: bool = True) -> None:
+    if value is None and optional:
+        return
+    facts = facts_of(value)
+    if facts is None or facts.dtype != dtype or facts.shape != shape:
+        raise ArgumentError(name, _text(value), f"{dtype} {list(shape)}{' or None' if optional else ''}")
+    _contiguous(name, facts)
+
+
+def _contiguous(name: str, facts: Facts) -> None:
+    if not facts.contiguous:
+        raise ArgumentError(name, f"{facts.text} that is not contiguous", "a contiguous tensor")
+
+
+def _rank(group: str, size: object, rank: object) -> None:
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ArgumentError(f"{group}_size", describe(size), "a number of ranks, at least 1")
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < size:
+        raise ArgumentError(f"{group}_rank", describe(rank), f"0 to {size - 1}")
+
+
+def _one_of(name: str, value: object, words: tuple[str, ...]) -> None:
+    if value not in words:
+        raise ArgumentError(name, describe(value), "one of " + ", ".join(words))
+
+
+def _dtype_name(dtype: object) -> str:
+    """ "bfloat16" of ml_dtypes's, NumPy's and torch's."""
+    if type(dtype).__module__.partition(".")[0] == "torch":
+        return str(dtype).removeprefix("torch.")
+    try:
+        return str(np.dtype(dtype))  # type: ignore[call-overload]
+    except TypeError:
+        return ""
+
+
+def _text(value: object) -> str:
+    facts = facts_of(value)
+    return describe(value) if facts is None else facts.text

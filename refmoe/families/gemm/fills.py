@@ -1,0 +1,348 @@
+"""Operands of the grouped GEMM as named, seeded generators, each chosen so that certain wrong kernels must fail.
+
+Codes and scales are made directly where that is the point; where the data is said to be ordinary or real, they are what
+`refmoe.reference` quantizes to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.draw import Draw
+from refmoe.families.fills import BLOCK
+from refmoe.families.real_data import SHIPPED, read_activations, tile_rows
+from refmoe.reference.layout import pack_fp4
+from refmoe.reference.quantize import quantize_mxfp4, quantize_mxfp8
+from refmoe.reference.tensor import MXTensor
+
+__all__ = ["GEMM_FILLS", "PADDED_K", "SHIPPED_WEIGHTS", "GemmData", "GemmFill", "GemmLimits", "GemmSize"]
+
+Codes = NDArray[np.int64]
+
+#: The feed-forward block of all-MiniLM-L6-v2's layer 2, BF16: rows of `layer2.ffn_up.weight` [320, 384] and
+#: `layer2.ffn_down.weight` [96, 1536], and `layer2.ffn_mid` [32, 1536], what goes into the latter.
+SHIPPED_WEIGHTS = Path(__file__).resolve().parent.parent / "data" / "minilm_layer2_ffn.safetensors"
+
+#: Elements at the end of K that the fill `zero-padded` leaves zero, as 2880 is padded to 2944.
+PADDED_K = 64
+
+_IDENTITY = 127
+_E4M3_NAN, _SCALE_NAN = 0x7F, 0xFF
+
+
+@dataclass(frozen=True)
+class GemmSize:
+    """Extents of the operands: `rows` tokens and `experts` times `n` weight rows, `k` elements each."""
+
+    rows: int
+    k: int
+    n: int
+    experts: int
+
+
+@dataclass(frozen=True)
+class GemmData:
+    """The operands.
+
+    Attributes:
+        tokens: mxfp8 [rows, k], in expert order.
+        weights: mxfp4 [experts, n, k].
+    """
+
+    tokens: MXTensor
+    weights: MXTensor
+
+
+@dataclass(frozen=True)
+class GemmLimits:
+    """What a fill's operands and exact results must look like for equality to mean anything.
+
+    Attributes:
+        zeros: largest fraction of results that may be zero; a kernel that writes nothing agrees with those.
+        special: largest fraction of results that may be NaN or infinite; a kernel that poisons everything agrees.
+        scales: distinct scale bytes that each operand must have, where there are blocks enough.
+        bound: largest median of error bound / |result|; a bound as wide as the result allows anything.
+        reason: why these figures, for the message.
+    """
+
+    zeros: float = 0.02
+    special: float = 0.0
+    scales: int = 2
+    bound: float = 2.0**-8
+    reason: str = "sums of many random products are neither zero nor small against their terms"
+
+
+@dataclass(frozen=True)
+class GemmFill:
+    """A named generator of operands.
+
+    Attributes:
+        name: as in a repro string.
+        catches: which wrong kernels fail on it.
+        make: `make(draw, size)` gives the operands.
+        limits: what they must look like.
+        least_k: the least K for which the fill does what its name says.
+    """
+
+    name: str
+    catches: str
+    make: Callable[[Draw, GemmSize], GemmData]
+    limits: GemmLimits = field(default_factory=GemmLimits)
+    least_k: int = BLOCK
+
+
+def _data(token_codes: Codes, token_scales: Codes, weight_codes: Codes, weight_scales: Codes) -> GemmData:
+    """Operands from one code a byte and linear scales."""
+    return GemmData(
+        MXTensor(token_codes.astype(np.uint8), token_scales.astype(np.uint8), "mxfp8"),
+        MXTensor(pack_fp4(weight_codes.astype(np.uint8)), weight_scales.astype(np.uint8), "mxfp4"),
+    )
+
+
+def _shapes(size: GemmSize) -> tuple[tuple[int, int], tuple[int, int, int], tuple[int, int], tuple[int, int, int]]:
+    """Shapes of token codes, weight codes, token scales, weight scales."""
+    blocks = size.k // BLOCK
+    return (
+        (size.rows, size.k),
+        (size.experts, size.n, size.k),
+        (size.rows, blocks),
+        (size.experts, size.n, blocks),
+    )
+
+
+def _e4m3(draw: Draw, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    """Every E4M3 code but NaN, equally often."""
+    return draw.integers(127, shape) | draw.integers(2, shape) << 7
+
+
+def _e2m1(draw: Draw, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    return draw.integers(16, shape)
+
+
+def _around(draw: Draw, shape: tuple[int, ...], reach: int) -> NDArray[np.int64]:
+    """Scale bytes of 2^-reach .. 2^reach."""
+    return _IDENTITY - reach + draw.integers(2 * reach + 1, shape)
+
+
+_ONE_TO_FOUR = np.array([0x38, 0x40, 0x44, 0x48])  # E4M3 codes of 1, 2, 3, 4
+_WHOLE_E2M1 = np.array([2, 4, 5, 6, 7])  # E2M1 codes of 1, 2, 3, 4, 6
+_LATTICE_BITS = 24  # a chain of FP32 blocks is exact while the magnitudes sum to at most 2^24 units
+_LARGEST_PRODUCT = 4 * 6
+
+
+def _integer(draw: Draw, size: GemmSize) -> GemmData:
+    """Whole normal numbers, none zero, times powers of two so small that every sum of magnitudes is exact in FP32."""
+    tokens, weights, token_blocks, weight_blocks = _shapes(size)
+    spread = max(_LATTICE_BITS - (_LARGEST_PRODUCT * size.k - 1).bit_length(), 0)
+    return _data(
+        _ONE_TO_FOUR[draw.integers(4, tokens)] | draw.integers(2, tokens) << 7,
+        _IDENTITY + draw.integers(spread // 2 + 1, token_blocks),
+        _WHOLE_E2M1[draw.integers(5, weights)] | draw.integers(2, weights) << 3,
+        _IDENTITY + draw.integers(spread - spread // 2 + 1, weight_blocks),
+    )
+
+
+_FINGERPRINT_REACH = 40
+
+
+def _fingerprints(shape: tuple[int, ...]) -> NDArray[np.int64]:
+    """Scale bytes [..., rows, blocks] of which neighbours along every axis, and at every stride of 128x4, differ."""
+    steps = (29, 13, 7)[-len(shape) :]
+    number = sum(step * axis for step, axis in zip(steps, np.indices(shape), strict=True))
+    return np.asarray(_IDENTITY - _FINGERPRINT_REACH + number % (2 * _FINGERPRINT_REACH + 1), np.int64)
+
+
+_ONE_HOT_STRIDE = 37  # of K from row to row: neighbours fall into different blocks, and no K of a model divides it
+
+
+def _one_hot(codes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`codes` [..., K] but for one element a row, which moves through K with the row."""
+    rows = codes.reshape(-1, codes.shape[-1])
+    place = np.arange(rows.shape[0]) * _ONE_HOT_STRIDE % codes.shape[-1]
+    kept = np.zeros_like(rows)
+    kept[np.arange(rows.shape[0]), place] = rows[np.arange(rows.shape[0]), place]
+    return kept.reshape(codes.shape)
+
+
+def _one_hot_tokens(draw: Draw, size: GemmSize) -> GemmData:
+    """Each token has one element: every result is one weight times it, under the scales of one block of each side."""
+    tokens, weights, token_blocks, weight_blocks = _shapes(size)
+    magnitudes = 1 + draw.integers(126, tokens) | draw.integers(2, tokens) << 7
+    nonzero = 1 + draw.integers(7, weights) | draw.integers(2, weights) << 3
+    return _data(_one_hot(magnitudes), _fingerprints(token_blocks), nonzero, _fingerprints(weight_blocks))
+
+
+def _one_hot_weights(draw: Draw, size: GemmSize) -> GemmData:
+    """Each weight row has one element, all K taken in turn: every result is one token element times it."""
+    tokens, weights, token_blocks, weight_blocks = _shapes(size)
+    magnitudes = 1 + draw.integers(126, tokens) | draw.integers(2, tokens) << 7
+    nonzero = 1 + draw.integers(7, weights) | draw.integers(2, weights) << 3
+    return _data(magnitudes, _fingerprints(token_blocks), _one_hot(nonzero), _fingerprints(weight_blocks))
+
+
+def _wide_range(draw: Draw, size: GemmSize) -> GemmData:
+    """All codes under scales of 2^-20 .. 2^20: in every chain terms are cut, and cut again by later blocks."""
+    tokens, weights, token_blocks, weight_blocks = _shapes(size)
+    return _data(
+        _e4m3(draw, tokens), _around(draw, token_blocks, 20), _e2m1(draw, weights), _around(draw, weight_blocks, 20)
+    )
+
+
+def _gaussian(draw: Draw, size: GemmSize) -> GemmData:
+    tokens, weights, _, _ = _shapes(size)
+    return GemmData(
+        quantize_mxfp8(draw.normal(tokens).astype(ml_dtypes.bfloat16)),
+        quantize_mxfp4(draw.normal(weights).astype(ml_dtypes.bfloat16)),
+    )
+
+
+def _positive(draw: Draw, size: GemmSize) -> GemmData:
+    """Nothing cancels, so truncation toward zero can only lose: no result may exceed the exact sum."""
+    tokens, weights, token_blocks, weight_blocks = _shapes(size)
+    return _data(
+        1 + draw.integers(126, tokens),
+        _around(draw, token_blocks, 6),
+        1 + draw.integers(7, weights),
+        _around(draw, weight_blocks, 6),
+    )
+
+
+#: Binades by which those rows of both sides are small whose products sum to subnormal numbers. Their largest exponents
+#: lie about -133, the floor of the alignment.
+_TINY = 73
+
+
+def _specials(draw: Draw, size: GemmSize) -> GemmData:
+    """By row: NaN codes, NaN scales, scale 0x00, scales that overflow, and scales whose products underflow."""
+    tokens, weights, token_blocks, weight_blocks = _shapes(size)
+    codes, scales = _e4m3(draw, tokens), _around(draw, token_blocks, 3)
+    weight_scales = _around(draw, weight_blocks, 3)
+    row, blocks = np.arange(size.rows), token_blocks[-1]
+    element, block = draw.integers(size.k, (size.rows,)), draw.integers(blocks, (size.rows,))
+    _put(codes, row[row % 6 == 1], element, _E4M3_NAN | 0x80)
+    _put(scales, row[row % 6 == 2], block, _SCALE_NAN)
+    scales[row % 6 == 3] = 0x00
+    _put(scales, row[row % 6 == 4], block, 0xFE)
+    scales[row % 6 == 5] -= _TINY
+
+    flat = weight_scales.reshape(-1, blocks)
+    row = np.arange(flat.shape[0])
+    block = draw.integers(blocks, (row.size,))
+    _put(flat, row[row % 7 == 1], block, _SCALE_NAN)
+    flat[row % 7 == 2] = 0x00
+    _put(flat, row[row % 7 == 3], block, 0xFE)
+    flat[row % 7 == 4] -= _TINY
+    return _data(codes, scales, _e2m1(draw, weights), weight_scales)
+
+
+def _put(array: NDArray[np.int64], rows: NDArray[np.int64], columns: NDArray[np.int64], value: int) -> None:
+    """Set one element of each of `rows`; `columns` has one for every row of the array."""
+    array[rows, columns[rows]] = value
+
+
+def _shared_weights(draw: Draw, size: GemmSize) -> GemmData:
+    """Every expert has the same weights, so that all groups together are one group."""
+    one = _wide_range(draw, GemmSize(size.rows, size.k, size.n, 1))
+    codes, scales = (np.repeat(part, size.experts, axis=0) for part in (one.weights.codes, one.weights.scales))
+    return GemmData(one.tokens, MXTensor(codes, scales, "mxfp4"))
+
+
+def _zero_padded(draw: Draw, size: GemmSize) -> GemmData:
+    """The tokens' last 64 elements are zeros of both signs, whatever their scales and the weights there are."""
+    data = _wide_range(draw, size)
+    codes, scales = data.tokens.codes.copy(), data.tokens.scales.copy()
+    codes[:, -PADDED_K:] &= 0x80
+    scales[:, -PADDED_K // BLOCK :] = 0xFE
+    return GemmData(MXTensor(codes, scales, "mxfp8"), data.weights)
+
+
+_WIDTH_OF_UP = 384
+
+
+def _real(draw: Draw, size: GemmSize) -> GemmData:
+    """A model's own weights, cut into experts, and its own activations: of its up projection, past K = 384 down."""
+    up = size.k <= _WIDTH_OF_UP
+    weights = read_activations(SHIPPED_WEIGHTS, "layer2.ffn_up.weight" if up else "layer2.ffn_down.weight")
+    tokens = read_activations(SHIPPED) if up else read_activations(SHIPPED_WEIGHTS, "layer2.ffn_mid")
+    first = int(draw.integers(tokens.patterns.shape[0], (1,))[0])
+    rows = tile_rows(tokens.patterns, size.rows, size.k, first).view(ml_dtypes.bfloat16)
+    cut = tile_rows(weights.patterns, size.experts * size.n, size.k).reshape(size.experts, size.n, size.k)
+    return GemmData(quantize_mxfp8(rows), quantize_mxfp4(cut.view(ml_dtypes.bfloat16)))
+
+
+_FILLS = (
+    GemmFill(
+        "gaussian",
+        "the data of published tests, for comparison with them",
+        _gaussian,
+        # Its blocks have one or two scales, so it shows no permutation of scales; other fills do.
+        GemmLimits(scales=1, reason="sums of many random products are neither zero nor small against their terms"),
+    ),
+    GemmFill(
+        "integer",
+        "anything but the sum: every order and every model is exact here, and so is int64",
+        _integer,
+        GemmLimits(zeros=0.05, reason="few sums of many small integers cancel"),
+    ),
+    GemmFill(
+        "one-hot-tokens",
+        "scales ignored, shifted, permuted or of the wrong expert; swapped nibbles; wrong rows of weights",
+        _one_hot_tokens,
+        GemmLimits(zeros=0.0, scales=16, reason="each result is one product of nonzero codes"),
+    ),
+    GemmFill(
+        "one-hot-weights",
+        "the same on the tokens' side; any element of K left out or taken twice",
+        _one_hot_weights,
+        GemmLimits(zeros=0.0, scales=16, reason="each result is one product of nonzero codes"),
+    ),
+    GemmFill(
+        "wide-range",
+        "another order of K; another alignment or rounding of the sum",
+        _wide_range,
+        GemmLimits(scales=16, reason="scales are drawn from 41 binades"),
+    ),
+    GemmFill(
+        "positive",
+        "rounding to nearest or away in the accumulator; a dropped part of K",
+        _positive,
+        GemmLimits(zeros=0.0, scales=8, reason="positive terms sum to no zero"),
+    ),
+    GemmFill(
+        "specials",
+        "NaN or infinity lost or spread, scale byte 0x00 taken for zero, results flushed to zero",
+        _specials,
+        GemmLimits(
+            zeros=0.5, special=0.9, bound=1.0, reason="a third of its tokens and a quarter of its weights are so"
+        ),
+    ),
+    GemmFill(
+        "shared-weights",
+        "an expert's rows that depend on how rows are grouped",
+        _shared_weights,
+        GemmLimits(scales=16, reason="scales are drawn from 41 binades"),
+    ),
+    GemmFill(
+        "zero-padded",
+        "zeros that take part in the alignment; padding of K that is not inert",
+        _zero_padded,
+        GemmLimits(scales=16, reason="scales are drawn from 41 binades"),
+        least_k=PADDED_K + BLOCK,
+    ),
+    GemmFill(
+        "real",
+        "what only real weights and outlier channels show",
+        _real,
+        GemmLimits(reason="a model's hidden states times its weights are ordinary numbers"),
+    ),
+)
+
+#: The generators by name.
+GEMM_FILLS: Mapping[str, GemmFill] = MappingProxyType({fill.name: fill for fill in _FILLS})

@@ -1,0 +1,92 @@
+"""Real activations: the tensor that ships with refmoe, and any tensor of a user's safetensors file."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.errors import ArgumentError
+from refmoe.families.fills import BLOCK
+
+__all__ = ["SHIPPED", "Activations", "read_activations", "tile_rows"]
+
+#: Hidden states of all-MiniLM-L6-v2 that enter layer 2's feed-forward block, BF16 [256, 384].
+SHIPPED = Path(__file__).resolve().parent / "data" / "minilm_layer2_ffn_in.safetensors"
+
+_DTYPES = {"BF16": ("bf16", ml_dtypes.bfloat16), "F16": ("fp16", np.float16)}
+
+
+@dataclass(frozen=True)
+class Activations:
+    """A tensor of activations.
+
+    Attributes:
+        path: the file.
+        tensor: its name in the file.
+        dtype: "bf16" or "fp16".
+        patterns: uint16 [M, K], leading dimensions joined.
+    """
+
+    path: Path
+    tensor: str
+    dtype: str
+    patterns: NDArray[np.uint16]
+
+
+@functools.lru_cache(maxsize=4)
+def read_activations(path: Path, tensor: str | None = None) -> Activations:
+    """Read one BF16 or FP16 tensor [..., K], K a multiple of 32, from a safetensors file.
+
+    Args:
+        path: the file.
+        tensor: name of the tensor; may be left out if the file holds just one.
+
+    Raises:
+        ArgumentError: no such file, a damaged one, no such tensor, or one of another dtype or width.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise ArgumentError("activations", f"no file at {path}", "a safetensors file")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            name = _chosen(path, sorted(file.keys()), tensor)
+            view = file.get_slice(name)
+            dtype, shape = view.get_dtype(), list(view.get_shape())
+            _check(path, name, dtype, shape)
+            values = file.get_tensor(name)
+    except (SafetensorError, OSError, UnicodeDecodeError) as error:
+        found = f"{path}, which cannot be read: {error}"
+        raise ArgumentError("activations", found, "an undamaged safetensors file") from error
+    patterns = np.ascontiguousarray(values).view(np.uint16).reshape(-1, shape[-1])
+    return Activations(path, name, _DTYPES[dtype][0], patterns)
+
+
+def _chosen(path: Path, names: list[str], tensor: str | None) -> str:
+    if tensor is None and len(names) == 1:
+        return names[0]
+    if tensor in names:
+        return tensor
+    found = f"{len(names)} tensors in {path}" if tensor is None else f"no tensor {tensor!r} in {path}"
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    raise ArgumentError("activations", found, f"FILE:TENSOR with one of: {shown or 'none, the file is empty'}")
+
+
+def _check(path: Path, name: str, dtype: str, shape: list[int]) -> None:
+    if dtype not in _DTYPES:
+        raise ArgumentError("activations", f"{dtype} tensor {name!r} in {path}", "a BF16 or F16 tensor")
+    if len(shape) < 2 or shape[-1] == 0 or shape[-1] % BLOCK:
+        raise ArgumentError(
+            "activations", f"tensor {name!r} of shape {shape} in {path}", f"shape [..., K] with K a multiple of {BLOCK}"
+        )
+
+
+def tile_rows(patterns: NDArray[np.uint16], m: int, k: int, first_row: int = 0) -> NDArray[np.uint16]:
+    """uint16 [m, k] made of the rows of `patterns` one after another, from `first_row` on, as often as needed."""
+    start = first_row % patterns.shape[0] if patterns.shape[0] else 0
+    return np.resize(np.roll(patterns, -start, axis=0), (m, k)) if patterns.size else np.zeros((m, k), np.uint16)

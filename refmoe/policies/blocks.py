@@ -1,0 +1,109 @@
+"""Blocks of 32 input elements, and what kind of block each is: the kinds on which edge policies part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.errors import ArgumentError, describe
+from refmoe.policies.elements import ELEMENTS
+from refmoe.reference.dequantize import BLOCK
+
+__all__ = ["BLOCKS_A_CHUNK", "KINDS", "Blocks", "checked_input"]
+
+#: 1 MiB of BF16; the codes of a dozen rules for it still fit a cache.
+BLOCKS_A_CHUNK = 1 << 14
+
+#: Kinds of blocks. On an ordinary block no edge policy differs from another.
+KINDS = ("ordinary", "small", "tiny", "zero", "infinity", "nan")
+
+_INFINITY = 0x7F800000
+#: DeepGEMM's floor of amax, float32(1e-4), as FP32 bits.
+_SMALL = 0x38D1B717
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def checked_input(x: object) -> NDArray[np.generic]:
+    """`x` as blocks [n, 32], without a copy.
+
+    Raises:
+        ArgumentError: no BF16, FP16 or FP32 array, no elements, a last dimension that is no multiple of 32, or an
+            array that is not C-contiguous.
+    """
+    if not isinstance(x, np.ndarray) or x.dtype not in (_BF16, np.float16, np.float32):
+        raise ArgumentError("x", describe(x), "an array of ml_dtypes.bfloat16, float16 or float32")
+    if x.ndim == 0 or x.size == 0 or x.shape[-1] % BLOCK:
+        raise ArgumentError(
+            "x", describe(x), f"at least one element, and a last dimension that is a multiple of {BLOCK}"
+        )
+    if not x.flags.c_contiguous:
+        raise ArgumentError("x", f"{describe(x)} that is not contiguous", "a C-contiguous array")
+    return x.reshape(-1, BLOCK)
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """A chunk of the input.
+
+    Attributes:
+        x: BF16, FP16 or FP32 [n, 32], C-contiguous.
+        format: the MX format that it becomes, "mxfp8" or "mxfp4".
+    """
+
+    x: NDArray[np.generic]
+    format: str
+
+    @cached_property
+    def magnitude(self) -> NDArray[np.uint32]:
+        """FP32 bits of |x| [n, 32]."""
+        if self.x.dtype == _BF16:
+            wide = self.x.view(np.uint16).astype(np.uint32) << np.uint32(16)
+        else:
+            wide = self.x.astype(np.float32).view(np.uint32)
+        bits: NDArray[np.uint32] = wide & np.uint32(0x7FFFFFFF)
+        return bits
+
+    @cached_property
+    def has_nan(self) -> NDArray[np.bool_]:
+        """bool [n]: a NaN is in the block."""
+        return np.asarray((self.magnitude > _INFINITY).any(axis=1))
+
+    @cached_property
+    def has_infinity(self) -> NDArray[np.bool_]:
+        """bool [n]: an infinity is in the block."""
+        return np.asarray((self.magnitude == _INFINITY).any(axis=1))
+
+    @cached_property
+    def amax(self) -> NDArray[np.uint32]:
+        """FP32 bits [n] of the largest finite magnitude."""
+        largest: NDArray[np.uint32] = np.where(self.magnitude < _INFINITY, self.magnitude, np.uint32(0)).max(axis=1)
+        return largest
+
+    @cached_property
+    def kind(self) -> NDArray[np.uint8]:
+        """Index into `KINDS` [n].
+
+        tiny: a scale byte so near 0 that clamping it, flushing it or flushing a subnormal element could show. From
+        scale byte 11 on, half the smallest E4M3 magnitude is 2^-126 and nothing subnormal survives; no mode's byte is
+        more than emax + 1 below the exponent field of amax. small: below the 1e-4 that DeepGEMM takes amax to be.
+        """
+        first_safe = np.uint32((ELEMENTS[self.format].emax + 1 + 11) << 23)
+        kind = (self.amax <= _SMALL).astype(np.uint8)
+        kind[self.amax < first_safe] = KINDS.index("tiny")
+        kind[self.amax == 0] = KINDS.index("zero")
+        kind[self.has_infinity] = KINDS.index("infinity")
+        kind[self.has_nan] = KINDS.index("nan")
+        return kind
+
+    def values(self) -> NDArray[np.float64]:
+        """float64 [n, 32], exact, subnormals by way of integers, which no flush to zero can reach."""
+        normal = (self.magnitude.astype(np.uint64) << np.uint64(29)) + np.uint64((1023 - 127) << 52)
+        value = np.where(self.magnitude < 1 << 23, self.magnitude * 2.0**-149, normal.view(np.float64))
+        value[self.magnitude == _INFINITY] = np.inf
+        value[self.magnitude > _INFINITY] = np.nan
+        # A NumPy sign bit is read from the input's own bits, so that of a NaN is kept too.
+        return np.copysign(value, np.where(np.signbit(self.x), -1.0, 1.0))

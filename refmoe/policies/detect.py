@@ -1,0 +1,190 @@
+"""Which policy made these bytes?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.errors import ArgumentError, describe
+from refmoe.policies.blocks import KINDS, checked_input
+from refmoe.policies.compare import input_blocks
+from refmoe.policies.evidence import Evidence, Score, score
+from refmoe.policies.faults import Hypothesis, find_faults
+from refmoe.policies.rules import Rule, checked_format, rules
+from refmoe.policies.witness import Witness, find_witness
+from refmoe.reference.dequantize import BLOCK
+from refmoe.reference.layout import SCALE_LAYOUTS, layout_named, scale_buffer_size, unswizzle_scales
+
+__all__ = ["Ambiguity", "Detection", "detect_policy", "split_gguf_blocks"]
+
+Bytes = NDArray[np.uint8]
+
+_PACKINGS = ("even-low", "gguf")
+_GGUF_BLOCK = 1 + BLOCK // 2
+#: How many rules are shown when none fits.
+_NEAREST = 3
+
+
+@dataclass(frozen=True)
+class Ambiguity:
+    """Two rules that this data cannot tell apart.
+
+    Attributes:
+        first, second: the rules.
+        witness: a block that would tell them apart; None if a short catalogue has none.
+    """
+
+    first: Rule
+    second: Rule
+    witness: Witness | None
+
+
+@dataclass(frozen=True)
+class Detection:
+    """What made the bytes.
+
+    Attributes:
+        format: "mxfp8" or "mxfp4".
+        shape: (M, K), leading dimensions joined.
+        kinds: blocks of each kind.
+        matches: the rules that give every byte of every block that they define, those that define most blocks first.
+        ambiguities: the first match against each other one.
+        nearest: without a match, the rules that come nearest.
+        ordinary: without a match, the rules that give every byte of the ordinary blocks, on which edges do not matter.
+        hypotheses: without a match, faults that would explain the bytes.
+    """
+
+    format: str
+    shape: tuple[int, int]
+    kinds: Mapping[str, int]
+    matches: tuple[Score, ...]
+    ambiguities: tuple[Ambiguity, ...]
+    nearest: tuple[Score, ...]
+    ordinary: tuple[Rule, ...]
+    hypotheses: tuple[Hypothesis, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name of every rule that gives the bytes."""
+        return tuple(name for match in self.matches for name in match.rule.names)
+
+    @property
+    def verdict(self) -> str:
+        """ "exact", "exact where defined" (blocks are left that no matching rule defines), or "none"."""
+        if not self.matches:
+            return "none"
+        return "exact" if self.matches[0].undefined == 0 else "exact where defined"
+
+
+def detect_policy(
+    x: NDArray[np.generic],
+    codes: Bytes,
+    scales: Bytes,
+    format: str | None = None,
+    *,
+    layout: str = "linear",
+    packing: str = "even-low",
+) -> Detection:
+    """Name every rule that makes exactly these bytes of this input, or the nearest and what might have gone wrong.
+
+    Args:
+        x: BF16 (ml_dtypes.bfloat16), FP16 or FP32 [..., K], C-contiguous, K a multiple of 32; may be memory-mapped.
+        codes: uint8, any shape: x.size bytes for "mxfp8", half as many for "mxfp4".
+        scales: uint8, any shape: the buffer of [M, K/32] scales in `layout`, M the leading dimensions of `x` joined.
+        format: "mxfp8" or "mxfp4"; follows from the size of `codes` if left out.
+        layout: of the scales: "linear", "128x4" or "8x4". Padding is not looked at.
+        packing: of FP4 codes: "even-low", or "gguf" (element i of a block with i + 16).
+
+    Raises:
+        ArgumentError: what `x` cannot be; codes or scales that are no contiguous uint8 or not of that size; an unknown
+            format, layout or packing; a packing for "mxfp8".
+    """
+    rows = checked_input(x)
+    width = x.shape[-1]
+    chosen = _checked_codes(codes, rows, format)
+    if packing not in _PACKINGS:
+        raise ArgumentError("packing", describe(packing), " or ".join(_PACKINGS))
+    if chosen == "mxfp8" and packing != "even-low":
+        raise ArgumentError("packing", f"{packing} for mxfp8", "mxfp4: FP8 codes are not packed")
+    linear = _checked_scales(scales, len(rows) * BLOCK // width, width // BLOCK, layout)
+    evidence = Evidence(rows, codes.reshape(len(rows), -1), linear, chosen, width, packing)
+
+    counts = np.zeros(len(KINDS), np.int64)
+    for _, blocks in input_blocks(rows, chosen):
+        counts += np.bincount(blocks.kind, minlength=len(KINDS))
+    kinds = {name: int(count) for name, count in zip(KINDS, counts, strict=True)}
+    scores = score(evidence, rules(chosen))
+    # A whole policy is the likelier answer than a mode and an edge that nobody is known to combine.
+    matches = tuple(
+        sorted((each for each in scores if each.exact), key=lambda each: (each.undefined, not each.rule.aliases))
+    )
+    nearest = () if matches else tuple(sorted(scores, key=lambda each: each.rank)[:_NEAREST])
+    return Detection(
+        chosen,
+        (len(rows) * BLOCK // width, width),
+        MappingProxyType(kinds),
+        matches,
+        _ambiguities([match.rule for match in matches], x.dtype, chosen),
+        nearest,
+        () if matches or not kinds["ordinary"] else tuple(s.rule for s in scores if not s.by_kind.get("ordinary")),
+        () if matches else find_faults(evidence, scales.reshape(-1), layout, scores),
+    )
+
+
+def split_gguf_blocks(blocks: Bytes) -> tuple[Bytes, Bytes]:
+    """The packed codes [n, 16], in the order "gguf", and the scales [n] of GGUF's MXFP4 blocks of 17 bytes.
+
+    Args:
+        blocks: uint8, any shape, contiguous: a scale byte and 16 bytes of codes for each block.
+
+    Raises:
+        ArgumentError: no contiguous uint8, or no whole number of blocks.
+    """
+    _check_bytes("blocks", blocks)
+    if blocks.size % _GGUF_BLOCK:
+        raise ArgumentError("blocks", f"{blocks.size} bytes", f"a multiple of {_GGUF_BLOCK}: GGUF's MXFP4 blocks")
+    split = blocks.reshape(-1, _GGUF_BLOCK)
+    return np.ascontiguousarray(split[:, 1:]), np.ascontiguousarray(split[:, 0])
+
+
+def _ambiguities(matches: Sequence[Rule], dtype: np.dtype[np.generic], format: str) -> tuple[Ambiguity, ...]:
+    return tuple(Ambiguity(matches[0], other, find_witness(matches[0], other, dtype, format)) for other in matches[1:])
+
+
+def _check_bytes(argument: str, value: object) -> None:
+    if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
+        raise ArgumentError(argument, describe(value), "a uint8 array")
+    if not value.flags.c_contiguous:
+        raise ArgumentError(argument, f"{describe(value)} that is not contiguous", "a C-contiguous array")
+
+
+def _checked_codes(codes: Bytes, rows: NDArray[np.generic], format: str | None) -> str:
+    """The format, checked against the number of bytes or concluded from it."""
+    _check_bytes("codes", codes)
+    sizes = {"mxfp8": rows.size, "mxfp4": rows.size // 2}
+    if format is None:
+        for name, size in sizes.items():
+            if codes.size == size:
+                return name
+        needed = f"{sizes['mxfp8']} (mxfp8) or {sizes['mxfp4']} (mxfp4) for {rows.size} elements"
+        raise ArgumentError("codes", f"{codes.size} bytes", needed)
+    if codes.size != sizes[checked_format(format)]:
+        raise ArgumentError("codes", f"{codes.size} bytes", f"{sizes[format]} for {rows.size} elements of {format}")
+    return format
+
+
+def _checked_scales(scales: Bytes, rows: int, blocks: int, layout: str) -> Bytes:
+    """The scales [n] of a buffer in `layout`."""
+    _check_bytes("scales", scales)
+    layout_named(layout)
+    size = scale_buffer_size(rows, blocks, layout)
+    if scales.size != size:
+        others = [name for name in SCALE_LAYOUTS if scale_buffer_size(rows, blocks, name) == scales.size]
+        fits = f", which is the size of {' and of '.join(others)}" if others else ""
+        needed = f"{size} for {rows} x {blocks} scales in the layout {layout}"
+        raise ArgumentError("scales", f"{scales.size} bytes{fits}", needed)
+    return unswizzle_scales(scales.reshape(-1), (rows, blocks), layout).reshape(-1)

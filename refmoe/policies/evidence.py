@@ -1,0 +1,218 @@
+"""Bytes under examination, and how well a rule explains them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.formats import Format
+from refmoe.policies.blocks import BLOCKS_A_CHUNK, KINDS, Blocks
+from refmoe.policies.elements import ELEMENTS
+from refmoe.policies.rules import Quantized, Rule
+from refmoe.reference.dequantize import BLOCK
+from refmoe.reference.layout import unpack_fp4
+from refmoe.verify.compare import e8m0_text
+
+__all__ = ["Evidence", "Place", "Score", "code_text", "score"]
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """An input and what some system made of it.
+
+    Attributes:
+        x: BF16, FP16 or FP32 [n, 32].
+        codes: uint8 [n, 32] for "mxfp8", packed uint8 [n, 16] for "mxfp4".
+        scales: uint8 [n], linear.
+        format: "mxfp8" or "mxfp4".
+        width: K, elements of a row.
+        packing: order of FP4 codes in a block of 16 bytes, "even-low" or "gguf".
+        swapped: the two nibbles of each byte are exchanged.
+        compared: bool [n], blocks to look at; None for all.
+    """
+
+    x: NDArray[np.generic]
+    codes: NDArray[np.uint8]
+    scales: NDArray[np.uint8]
+    format: str
+    width: int
+    packing: str = "even-low"
+    swapped: bool = False
+    compared: NDArray[np.bool_] | None = None
+
+    @property
+    def row_blocks(self) -> int:
+        """Blocks of a row."""
+        return self.width // BLOCK
+
+    def head(self, blocks: int) -> Evidence:
+        """The first so many blocks of it."""
+        part = slice(blocks)
+        compared = None if self.compared is None else self.compared[part]
+        return replace(self, x=self.x[part], codes=self.codes[part], scales=self.scales[part], compared=compared)
+
+    def chunks(self) -> Iterator[tuple[int, Blocks, Quantized]]:
+        """Number of the first block, input, and the bytes, one code a byte; `defined` are the blocks to look at."""
+        for start in range(0, len(self.x), BLOCKS_A_CHUNK):
+            part = slice(start, start + BLOCKS_A_CHUNK)
+            blocks = Blocks(np.ascontiguousarray(self.x[part]), self.format)
+            codes = self._unpacked(self.codes[part])
+            compared = np.ones(len(codes), np.bool_) if self.compared is None else self.compared[part]
+            yield start, blocks, Quantized(codes, self.scales[part], compared)
+
+    def _unpacked(self, codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        if self.format == "mxfp8":
+            return codes
+        if self.swapped:
+            codes = (codes >> np.uint8(4)) | (codes << np.uint8(4))
+        return unpack_fp4(codes, order=self.packing)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One difference.
+
+    Attributes:
+        row, block: of the block.
+        lane: of the element in it; None if it is the block's scale.
+        found, expected: the bytes; a code is one nibble for FP4.
+        text: the difference in words.
+    """
+
+    row: int
+    block: int
+    lane: int | None
+    found: int
+    expected: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a rule explains the bytes.
+
+    Attributes:
+        rule: the rule.
+        blocks: blocks compared: those that the rule defines.
+        undefined: blocks that it leaves undefined.
+        differing: blocks in which any byte differs.
+        scales: scale bytes that differ.
+        codes: codes that differ.
+        by_kind: differing blocks by kind of block, kinds without any left out.
+        first_scale: the first scale byte that differs.
+        first_code: the first code that differs.
+    """
+
+    rule: Rule
+    blocks: int
+    undefined: int
+    differing: int
+    scales: int
+    codes: int
+    by_kind: Mapping[str, int]
+    first_scale: Place | None
+    first_code: Place | None
+
+    @property
+    def exact(self) -> bool:
+        """Every byte of every block that the rule defines is equal, and there is such a block."""
+        return self.differing == 0 and self.blocks > 0
+
+    @property
+    def first(self) -> Place | None:
+        """The first difference: of a block, the scale before the codes."""
+        places = [place for place in (self.first_scale, self.first_code) if place is not None]
+        return min(places, key=lambda place: (place.row, place.block), default=None)
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """Smaller is nearer: blocks that are not explained, then the share of scales and that of codes together."""
+        return self.differing + self.undefined, self.scales + self.codes / BLOCK
+
+
+def score(evidence: Evidence, candidates: Sequence[Rule]) -> list[Score]:
+    """How well each of the rules explains the bytes, in one pass over them."""
+    tallies = [_Tally(rule, evidence) for rule in candidates]
+    for start, blocks, found in evidence.chunks():
+        for tally in tallies:
+            tally.add(start, blocks, found)
+    return [tally.score() for tally in tallies]
+
+
+def code_text(code: int, fmt: Format) -> str:
+    """The value of an element code in decimal, exact: "120", "-0", "NaN"."""
+    if fmt.is_nan(code):
+        return "NaN"
+    return ("-" if fmt.is_negative(code) else "") + f"{abs(float(fmt.decode(code))):.10g}"
+
+
+class _Tally:
+    """The sums behind a `Score`."""
+
+    def __init__(self, rule: Rule, evidence: Evidence) -> None:
+        self.rule, self.evidence = rule, evidence
+        self.blocks = self.undefined = self.differing = self.scales = self.codes = 0
+        self.kinds = np.zeros(len(KINDS), np.int64)
+        self.first_scale: Place | None = None
+        self.first_code: Place | None = None
+
+    def add(self, start: int, blocks: Blocks, found: Quantized) -> None:
+        """Compare one chunk."""
+        made = self.rule.run(blocks)
+        compared = found.defined & made.defined
+        scales = (made.scales != found.scales) & compared
+        codes = made.codes != found.codes
+        if not compared.all():
+            codes &= compared[:, None]
+        self.blocks += int(np.count_nonzero(compared))
+        self.undefined += int(np.count_nonzero(found.defined & ~made.defined))
+        if not (scales.any() or codes.any()):
+            return
+        differing = scales | codes.any(axis=1)
+        self.differing += int(np.count_nonzero(differing))
+        self.scales += int(np.count_nonzero(scales))
+        self.codes += int(np.count_nonzero(codes))
+        self.kinds += np.bincount(blocks.kind[differing], minlength=len(KINDS))
+        if self.first_scale is None and scales.any():
+            self.first_scale = self._scale(start, int(scales.argmax()), found, made)
+        if self.first_code is None and codes.any():
+            self.first_code = self._code(start, int(codes.argmax()), found, made)
+
+    def score(self) -> Score:
+        """The result."""
+        kinds = {name: int(count) for name, count in zip(KINDS, self.kinds, strict=True) if count}
+        return Score(
+            self.rule,
+            self.blocks,
+            self.undefined,
+            self.differing,
+            self.scales,
+            self.codes,
+            MappingProxyType(kinds),
+            self.first_scale,
+            self.first_code,
+        )
+
+    def _scale(self, start: int, index: int, found: Quantized, made: Quantized) -> Place:
+        row, block = divmod(start + index, self.evidence.row_blocks)
+        ours, theirs = int(made.scales[index]), int(found.scales[index])
+        values = f"found 0x{theirs:02X} ({e8m0_text(theirs)}) expected 0x{ours:02X} ({e8m0_text(ours)})"
+        return Place(row, block, None, theirs, ours, f"scales  block ({row}, {block}): {values}")
+
+    def _code(self, start: int, index: int, found: Quantized, made: Quantized) -> Place:
+        local, lane = divmod(index, BLOCK)
+        row, block = divmod(start + local, self.evidence.row_blocks)
+        ours, theirs = int(made.codes[local, lane]), int(found.codes[local, lane])
+        fmt = ELEMENTS[self.evidence.format]
+        digits = fmt.bits // 4
+        where = f"codes[{row}, {block * BLOCK + lane}]  block ({row}, {block}) lane {lane}"
+        values = (
+            f"found 0x{theirs:0{digits}X} ({code_text(theirs, fmt)}) "
+            f"expected 0x{ours:0{digits}X} ({code_text(ours, fmt)})"
+        )
+        text = f"{where}: {values}, scale 0x{int(found.scales[local]):02X}"
+        return Place(row, block, lane, theirs, ours, text)

@@ -1,0 +1,236 @@
+"""Whole MoE layers, router to output, along the paths that servers take, to the last bit.
+
+Between the steps: GEMM1 gives BF16 of RN(acc + bias); the activation is FP32 on those BF16 values and is requantized
+from FP32 (in BF16 paths rounded to BF16); GEMM2 gives BF16 without bias; finalize adds the bias before it weights, in
+FP32, in the order of the ranks, and rounds to BF16 once. `refmoe.reference.moe.stages` lists each path's steps;
+`refmoe.reference.moe.float64` is the same formula without any rounding between them.
+
+A backend's path is its formats, its roundings and the accumulation model of its instruction. A kernel that splits K, or
+that keeps FP32 between GEMM1 and the activation, differs there from the path of its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.errors import ArgumentError, describe
+from refmoe.policy import EdgePolicy, ScaleMode, as_edge_policy, as_scale_mode
+from refmoe.reference import fp32
+from refmoe.reference.backends import Accumulation, Backend, choose_backend
+from refmoe.reference.layout import checked_count
+from refmoe.reference.mma import AccumulationModel, Evidence, Kind, as_model
+from refmoe.reference.moe.layer import MoELayer
+from refmoe.reference.moe.stages import STEPS, Arrays, Inputs, Run, Step
+
+__all__ = ["MoELayer", "MoEStages", "accumulation", "moe_layer", "path_steps"]
+
+QUANTIZATIONS = ("separate", "fused", "ready")
+
+
+@dataclass(frozen=True, eq=False)
+class MoEStages:
+    """Every intermediate of one layer.
+
+    Attributes:
+        path: the backend.
+        arch: the architecture whose arithmetic was taken.
+        model: of the GEMMs.
+        evidence: what the model rests on there.
+        stages: by stage name, in the order in which they ran: the arrays by name. `routing` has ids, weights, offsets,
+            the two maps, and logits if it computed them; `quantize` codes and linear scales; `expand` codes and scales
+            in 128x4, or rows in BF16; `gemm1` and `gemm2` out, BF16; `activation` as `expand`; `finalize` out.
+    """
+
+    path: str
+    arch: str
+    model: str
+    evidence: Evidence
+    stages: Mapping[str, Arrays]
+
+    @property
+    def output(self) -> NDArray[Any]:
+        """The layer's output, bfloat16 [T, H]."""
+        return self.stages["finalize"]["out"]
+
+
+def path_steps(path: str, quantization: str = "separate") -> tuple[Step, ...]:
+    """The steps of a path, in order.
+
+    Args:
+        path: a backend's name, in upper or lower case.
+        quantization: of a cutlass path: "separate" (a step of its own), "fused" (in expand), "ready" (the caller's).
+
+    Raises:
+        ArgumentError: an unknown backend, or a quantization that it does not have.
+    """
+    name = choose_backend(path).name
+    if quantization not in QUANTIZATIONS:
+        raise ArgumentError("quantization", describe(quantization), f"one of {', '.join(QUANTIZATIONS)}")
+    had = [way for backend, way in STEPS if backend == name]
+    if had == [None]:
+        if quantization != "separate":
+            raise ArgumentError("quantization", f"{quantization} with {name}", "the default: its activations are BF16")
+        return STEPS[name, None]
+    if quantization not in had:
+        raise ArgumentError("quantization", f"{quantization} with {name}", f"one of {', '.join(map(str, had))}")
+    return STEPS[name, quantization]
+
+
+def accumulation(path: str, arch: str | None = None) -> tuple[str, Accumulation]:
+    """The architecture, and how the path's GEMMs add up on it; without `arch`, on the backend's first.
+
+    Raises:
+        ArgumentError: as `choose_backend`.
+    """
+    backend = choose_backend(path, arch)
+    chosen = backend.architectures[0] if arch is None else arch
+    return chosen, backend.accumulation[chosen]
+
+
+@overload
+def moe_layer(
+    x: NDArray[Any],
+    layer: MoELayer,
+    *,
+    path: str = ...,
+    quantization: str = ...,
+    topk_ids: NDArray[np.int32] | None = ...,
+    topk_weights: NDArray[np.float32] | None = ...,
+    arch: str | None = ...,
+    input_sf: NDArray[np.uint8] | None = ...,
+    first_expert: int = ...,
+    model: AccumulationModel | str | None = ...,
+    mode: ScaleMode | str = ...,
+    edge: EdgePolicy | str = ...,
+    stages: Literal[False] = ...,
+) -> NDArray[Any]: ...
+
+
+@overload
+def moe_layer(
+    x: NDArray[Any],
+    layer: MoELayer,
+    *,
+    path: str = ...,
+    quantization: str = ...,
+    topk_ids: NDArray[np.int32] | None = ...,
+    topk_weights: NDArray[np.float32] | None = ...,
+    arch: str | None = ...,
+    input_sf: NDArray[np.uint8] | None = ...,
+    first_expert: int = ...,
+    model: AccumulationModel | str | None = ...,
+    mode: ScaleMode | str = ...,
+    edge: EdgePolicy | str = ...,
+    stages: Literal[True],
+) -> MoEStages: ...
+
+
+def moe_layer(
+    x: NDArray[Any],
+    layer: MoELayer,
+    *,
+    path: str = "cutlass",
+    quantization: str = "separate",
+    topk_ids: NDArray[np.int32] | None = None,
+    topk_weights: NDArray[np.float32] | None = None,
+    arch: str | None = None,
+    input_sf: NDArray[np.uint8] | None = None,
+    first_expert: int = 0,
+    model: AccumulationModel | str | None = None,
+    mode: ScaleMode | str = ScaleMode.RCEIL,
+    edge: EdgePolicy | str = EdgePolicy.EXACT,
+    stages: bool = False,
+) -> NDArray[Any] | MoEStages:
+    """One MoE layer.
+
+    Args:
+        x: bfloat16 [T, H], C-contiguous; for "ready" uint8 [T, H], E4M3 codes.
+        layer: the weights.
+        path: a backend's name, in upper or lower case, see `refmoe.reference.backends`.
+        quantization: of a cutlass path: "separate", "fused" or "ready"; all three give the same bytes.
+        topk_ids: int32 [T, k], experts by rank, all different within a token; with `topk_weights` instead of routing.
+        topk_weights: float32 [T, k].
+        arch: whose arithmetic; None takes the backend's first.
+        input_sf: scales of ready codes, uint8 [T, H / 32], linear.
+        first_expert: the id of the layer's first expert; choices of others are skipped.
+        model: another accumulation model than the architecture's.
+        mode: how the scales of activations are chosen; a `ScaleMode` or its lower-case name.
+        edge: what zeros, NaN and Inf become; an `EdgePolicy` or its lower-case name.
+        stages: give every intermediate.
+
+    Returns:
+        bfloat16 [T, H], or `MoEStages`.
+
+    Raises:
+        ArgumentError: a wrong dtype or shape; an unknown path, quantization, arch or model, or one that does not go
+            with another; ids without weights; no ids and no router (ready codes are not routed on); what the steps
+            refuse.
+    """
+    steps = path_steps(path, quantization)
+    backend = choose_backend(path, arch)
+    chosen_arch, adds = accumulation(path, arch)
+    chosen = as_model(adds.model if model is None else model)
+    _check_tokens(x, layer, quantization, input_sf)
+    _check_routing(x, layer, topk_ids, topk_weights)
+    if backend.activations == "bf16" and chosen.kind is Kind.FUSED and chosen.scaled:
+        raise ArgumentError("model", f"{chosen.name} with {backend.name}", "a model with BF16 operands")
+    inputs = Inputs(
+        x,
+        layer,
+        chosen,
+        input_sf,
+        topk_ids,
+        topk_weights,
+        checked_count("first_expert", first_expert),
+        as_scale_mode(mode),
+        as_edge_policy(edge),
+    )
+    run = Run(inputs)
+    for step in steps:
+        run.stages[step.stage] = step.function(run)
+    if not stages:
+        return run.stages["finalize"]["out"]
+    return MoEStages(backend.name, chosen_arch, chosen.name, _evidence(backend, chosen, adds), run.stages)
+
+
+def _evidence(backend: Backend, model: AccumulationModel, adds: Accumulation) -> Evidence:
+    """Of the model that ran: another one than the architecture's brings its own."""
+    if model.name == adds.model:
+        return adds.evidence
+    pair = ("bf16", "bf16") if backend.activations == "bf16" else ("e2m1", "e4m3")
+    return model.pair(*pair).evidence if pair in model.pairs else Evidence.EXTRAPOLATED
+
+
+def _check_tokens(x: object, layer: MoELayer, quantization: str, input_sf: object) -> None:
+    if not isinstance(layer, MoELayer):
+        raise ArgumentError("layer", describe(layer), "a MoELayer")
+    ready = quantization == "ready"
+    dtype = np.dtype(np.uint8) if ready else fp32.BF16
+    if not isinstance(x, np.ndarray) or x.dtype != dtype or x.ndim != 2 or x.shape[1] != layer.hidden:
+        raise ArgumentError("x", describe(x), f"{dtype} [T, {layer.hidden}] for {quantization} activations")
+    if ready and input_sf is None:
+        raise ArgumentError("input_sf", "None with ready activations", "their scales")
+    if not ready and input_sf is not None:
+        raise ArgumentError("input_sf", describe(input_sf), "None: x is quantized by the path, if at all")
+
+
+def _check_routing(x: NDArray[Any], layer: MoELayer, topk_ids: object, topk_weights: object) -> None:
+    if (topk_ids is None) != (topk_weights is None):
+        missing = "topk_ids" if topk_ids is None else "topk_weights"
+        raise ArgumentError(missing, "None", "both of topk_ids and topk_weights, or neither")
+    if topk_ids is None:
+        if layer.router_weight is None:
+            raise ArgumentError("topk_ids", "None for a layer without a router", "ids and weights")
+        if x.dtype != fp32.BF16:
+            raise ArgumentError("topk_ids", "None with ready activations", "ids and weights: codes are not routed on")
+        return
+    shape = (x.shape[0], layer.top_k)
+    given = (("topk_ids", topk_ids, np.int32), ("topk_weights", topk_weights, np.float32))
+    for name, value, dtype in given:
+        if not isinstance(value, np.ndarray) or value.dtype != dtype or value.shape != shape:
+            raise ArgumentError(name, describe(value), f"{np.dtype(dtype)} {list(shape)}")

@@ -1,0 +1,257 @@
+"""The steps that MoE paths are made of, and the paths as lists of them.
+
+A step reads what earlier steps left, by stage name, and returns its own arrays. Its `conversions` say what becomes of
+the numbers in it, in the order in which it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.policy import EdgePolicy, ScaleMode
+from refmoe.reference import fp32
+from refmoe.reference.activation import ALPHA, BETA, LIMIT, swiglu, swiglu_quantize
+from refmoe.reference.expand import build_permutation, expand
+from refmoe.reference.finalize import finalize
+from refmoe.reference.gemm import grouped_gemm
+from refmoe.reference.layout import expert_scale_rows, grouped_scale_rows, unswizzle_scales
+from refmoe.reference.mma import AccumulationModel
+from refmoe.reference.moe.layer import MoELayer
+from refmoe.reference.quantize import quantize_mxfp8
+from refmoe.reference.routing import route_softmax_topk, router_logits
+from refmoe.reference.tensor import MXTensor
+
+__all__ = ["LAYOUT", "STEPS", "Arrays", "Inputs", "Run", "Step"]
+
+Arrays = Mapping[str, NDArray[Any]]
+
+LAYOUT = "128x4"
+"""Of the scales between the steps."""
+
+_BLOCK = 32
+_COLUMN_ATOM = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What a layer is called with; `refmoe.reference.moe.pipeline.moe_layer` says what each is."""
+
+    x: NDArray[Any]
+    layer: MoELayer
+    model: AccumulationModel
+    input_sf: NDArray[np.uint8] | None
+    topk_ids: NDArray[np.int32] | None
+    topk_weights: NDArray[np.float32] | None
+    first_expert: int
+    mode: ScaleMode | str
+    edge: EdgePolicy | str
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One pass through the steps: the inputs, and the arrays of each stage that is done."""
+
+    inputs: Inputs
+    stages: dict[str, Arrays] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a path.
+
+    Attributes:
+        stage: its name.
+        conversions: "from -> to" or "a x b -> to", in order; empty where numbers are only moved or are not the
+            activations'.
+        function: computes the stage's arrays.
+    """
+
+    stage: str
+    conversions: tuple[str, ...]
+    function: Callable[[Run], Arrays]
+
+
+def _route(run: Run) -> Arrays:
+    """Ids and weights, given or computed, and where each choice's row goes."""
+    given, layer = run.inputs, run.inputs.layer
+    routed: dict[str, NDArray[Any]] = {}
+    if given.topk_ids is not None and given.topk_weights is not None:
+        ids, weights = given.topk_ids, given.topk_weights
+    else:
+        assert layer.router_weight is not None
+        routed["logits"] = router_logits(given.x, layer.router_weight, layer.router_bias)
+        ids, weights = route_softmax_topk(routed["logits"], layer.top_k)
+    permutation = build_permutation(ids, layer.experts, given.first_expert)
+    return {
+        **routed,
+        "ids": ids,
+        "weights": weights,
+        "offsets": permutation.offsets,
+        "permuted_to_unpermuted": permutation.permuted_to_unpermuted,
+        "unpermuted_to_permuted": permutation.unpermuted_to_permuted,
+    }
+
+
+def _quantize(run: Run) -> Arrays:
+    """Each token once, scales linear."""
+    quantized = quantize_mxfp8(run.inputs.x, mode=run.inputs.mode, edge=run.inputs.edge)
+    return {"codes": quantized.codes, "scales": quantized.scales}
+
+
+def _expand_quantized(run: Run) -> Arrays:
+    """Ready codes and scales copied to the rows of their experts."""
+    if "quantize" in run.stages:
+        codes, scales = run.stages["quantize"]["codes"], run.stages["quantize"]["scales"]
+        return _expand(run, codes, scales)
+    return _expand(run, run.inputs.x, run.inputs.input_sf)
+
+
+def _expand_fused(run: Run) -> Arrays:
+    """Tokens quantized on their way to the rows of their experts."""
+    return _expand(run, run.inputs.x, None)
+
+
+def _expand(run: Run, x: NDArray[Any], input_sf: NDArray[np.uint8] | None) -> Arrays:
+    given = run.inputs
+    rows = expand(
+        x,
+        run.stages["routing"]["ids"],
+        given.layer.experts,
+        mode=given.mode,
+        edge=given.edge,
+        layout=LAYOUT,
+        input_sf=input_sf,
+        first_expert=given.first_expert,
+    )
+    return {"codes": rows.codes, "scales": rows.scales}
+
+
+def _gather(run: Run) -> Arrays:
+    """BF16 tokens copied to the rows of their experts; rows of no expert are +0."""
+    routing, x = run.stages["routing"], run.inputs.x
+    source = routing["permuted_to_unpermuted"]
+    used = int(routing["offsets"][-1])
+    rows = np.zeros((source.size, x.shape[1]), x.dtype)
+    rows[:used] = x[source[:used] % max(x.shape[0], 1)]
+    return {"rows": rows}
+
+
+def _gemm1(run: Run) -> Arrays:
+    """BF16(RN(acc + bias))."""
+    layer = run.inputs.layer
+    return {"out": _gemm(run, "expand", layer.gate_up, layer.gate_up_bias)}
+
+
+def _gemm2(run: Run) -> Arrays:
+    """BF16(acc); the bias is finalize's."""
+    return {"out": _gemm(run, "activation", run.inputs.layer.down, None)}
+
+
+def _gemm(run: Run, stage: str, weights: MXTensor, bias: NDArray[Any] | None) -> NDArray[Any]:
+    arrays, offsets = run.stages[stage], run.stages["routing"]["offsets"]
+    rows = arrays["rows"] if "rows" in arrays else _quantized_rows(arrays, offsets)
+    return grouped_gemm(rows, weights, offsets, model=run.inputs.model, bias=bias, out_dtype=fp32.BF16)
+
+
+def _quantized_rows(arrays: Arrays, offsets: NDArray[np.int64]) -> MXTensor:
+    """Codes and scales as the GEMM's kernel reads them: each row's scales from its place in the layout."""
+    codes = arrays["codes"]
+    blocks, used = codes.shape[1] // _BLOCK, int(offsets[-1])
+    padded = -(-blocks // _COLUMN_ATOM) * _COLUMN_ATOM
+    places = grouped_scale_rows(codes.shape[0], offsets.size - 1)
+    scales = np.zeros((codes.shape[0], blocks), np.uint8)
+    scales[:used] = unswizzle_scales(arrays["scales"], (places, padded), LAYOUT)[expert_scale_rows(offsets), :blocks]
+    return MXTensor(codes, scales, "mxfp8")
+
+
+def _activate_quantized(run: Run) -> Arrays:
+    """MXFP8 of the FP32 values."""
+    given, layer = run.inputs, run.inputs.layer
+    rows = swiglu_quantize(
+        run.stages["gemm1"]["out"],
+        run.stages["routing"]["offsets"],
+        variant=layer.variant,
+        mode=given.mode,
+        edge=given.edge,
+        alpha=layer.swiglu_alpha,
+        beta=layer.swiglu_beta,
+        limit=layer.swiglu_limit,
+        layout=LAYOUT,
+    )
+    return {"codes": rows.codes, "scales": rows.scales}
+
+
+def _activate_bf16(run: Run) -> Arrays:
+    """BF16 of the FP32 values; rows of no expert are +0."""
+    layer, offsets = run.inputs.layer, run.stages["routing"]["offsets"]
+    gate_up, used = run.stages["gemm1"]["out"], int(offsets[-1])
+    owner = np.repeat(np.arange(layer.experts), np.diff(offsets))
+    alpha, beta, limit = (
+        default if values is None else values[owner]
+        for values, default in (
+            (layer.swiglu_alpha, ALPHA),
+            (layer.swiglu_beta, BETA),
+            (layer.swiglu_limit, LIMIT),
+        )
+    )
+    values = swiglu(gate_up[:used], variant=layer.variant, alpha=alpha, beta=beta, limit=limit)
+    rows = np.zeros((gate_up.shape[0], layer.intermediate), fp32.BF16)
+    rows[:used] = fp32.bf16(values)
+    return {"rows": rows}
+
+
+def _finalize(run: Run) -> Arrays:
+    given, routing = run.inputs, run.stages["routing"]
+    bias = given.layer.down_bias
+    out = finalize(
+        run.stages["gemm2"]["out"],
+        routing["unpermuted_to_permuted"],
+        routing["weights"],
+        topk_ids=None if bias is None else routing["ids"],
+        bias=bias,
+        first_expert=given.first_expert,
+    )
+    return {"out": out}
+
+
+_ROUTING = Step("routing", (), _route)
+_MXFP8_LAYER = (
+    Step("gemm1", ("MXFP8 x MXFP4 -> FP32", "FP32 -> BF16"), _gemm1),
+    Step("activation", ("BF16 -> FP32", "FP32 -> MXFP8"), _activate_quantized),
+    Step("gemm2", ("MXFP8 x MXFP4 -> FP32", "FP32 -> BF16"), _gemm2),
+    Step("finalize", ("BF16 -> FP32", "FP32 -> BF16"), _finalize),
+)
+_BF16_LAYER = (
+    Step("expand", (), _gather),
+    Step("gemm1", ("MXFP4 -> BF16", "BF16 x BF16 -> FP32", "FP32 -> BF16"), _gemm1),
+    Step("activation", ("BF16 -> FP32", "FP32 -> BF16"), _activate_bf16),
+    Step("gemm2", ("MXFP4 -> BF16", "BF16 x BF16 -> FP32", "FP32 -> BF16"), _gemm2),
+    Step("finalize", ("BF16 -> FP32", "FP32 -> BF16"), _finalize),
+)
+_SEPARATE = (
+    _ROUTING,
+    Step("quantize", ("BF16 -> MXFP8",), _quantize),
+    Step("expand", (), _expand_quantized),
+    *_MXFP8_LAYER,
+)
+_FUSED = (_ROUTING, Step("expand", ("BF16 -> MXFP8",), _expand_fused), *_MXFP8_LAYER)
+_READY = (_ROUTING, Step("expand", (), _expand_quantized), *_MXFP8_LAYER)
+
+STEPS: Mapping[tuple[str, str | None], tuple[Step, ...]] = MappingProxyType(
+    {
+        ("cutlass", "separate"): _SEPARATE,
+        ("cutlass", "fused"): _FUSED,
+        ("cutlass", "ready"): _READY,
+        ("trtllm_mxfp8", "separate"): _SEPARATE,
+        ("marlin", None): (_ROUTING, *_BF16_LAYER),
+        ("triton", None): (_ROUTING, *_BF16_LAYER),
+        ("trtllm", None): (_ROUTING, *_BF16_LAYER),
+    }
+)
+"""The steps of each path, by backend and by who quantizes the activations; None where nobody does."""

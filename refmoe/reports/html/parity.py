@@ -1,0 +1,312 @@
+"""A parity report as a section: verdict, summary by kernel, failing cases with their maps, and the tables."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from refmoe.reports import render
+from refmoe.reports.html.heatmap import extent_text, heatmap_svg, key_text
+from refmoe.reports.html.section import Column, Finding, Group, Limits, Section, Table, cut
+from refmoe.reports.parity import CaseRecord, MutantRecord, Report
+from refmoe.verify.verdict import Verdict
+
+__all__ = ["parity_section", "tone_of"]
+
+SLOWEST = 12
+
+_EVIDENCE_TONES = {"bit-exact": "good", "hardware-checked": "good", "published": "warn", "extrapolated": "warn"}
+
+
+def tone_of(verdict: Verdict) -> str:
+    """ "good", "bad" or "warn"."""
+    return "good" if verdict is Verdict.PASS else "bad" if verdict.fails else "warn"
+
+
+def parity_section(
+    name: str, report: Report, limits: Limits, source_sha256: Callable[[str], str] | None = None
+) -> Section:
+    """The section of one report.
+
+    Args:
+        name: of its file.
+        report: the report.
+        limits: how much is shown.
+        source_sha256: a kernel family's present source hash, to say whose evidence is stale; None to say nothing.
+    """
+    failing = [case for case in report.cases if case.verdict.fails]
+    ordered = _spread(failing)
+    survivors = [mutant for mutant in report.mutants if not mutant.caught]
+    sources = _sources(report, source_sha256)
+    stale = [source.kernel for source in sources if source.now in ("CHANGED", "GONE")]
+    verdict, tone = _overall(report, failing, survivors, stale)
+    tables = [
+        *_failing_tables(ordered[limits.cards :], limits),
+        *_idle_tables(report, limits),
+        *_mutant_tables(report, limits),
+        *_tolerance_tables(report, limits),
+        *_slowest_tables(report, limits),
+        _source_table(sources),
+        _case_table(report, limits),
+    ]
+    return Section(
+        name=name,
+        kind="parity",
+        verdict=verdict,
+        tone=tone,
+        headline=_headline(report, failing, survivors, stale),
+        facts=_facts(report),
+        reason=_reason(ordered, survivors),
+        groups=[_group(group) for group in render.groups(report)],
+        findings=[_finding(case, limits) for case in ordered[: limits.cards]],
+        tables=tables,
+        evidence=list(report.evidence.values()),
+    )
+
+
+def _overall(
+    report: Report, failing: Sequence[CaseRecord], survivors: Sequence[MutantRecord], stale: Sequence[str]
+) -> tuple[str, str]:
+    if failing or survivors:
+        return "FAIL", "bad"
+    if not any(case.verdict.ran for case in report.cases):
+        return "NOTHING RAN", "warn"
+    if stale:
+        return "STALE", "warn"
+    return "PASS", "good"
+
+
+def _headline(
+    report: Report, failing: Sequence[CaseRecord], survivors: Sequence[MutantRecord], stale: Sequence[str]
+) -> str:
+    """ "12 of 806 cases fail: 10 MISMATCH, 2 ERROR" or "2,714 of 2,720 cases pass, 6 UNSUPPORTED"."""
+    total = len(report.cases)
+    if failing:
+        counts = Counter(case.verdict for case in failing)
+        words = ", ".join(f"{count:,} {verdict.value}" for verdict, count in counts.items())
+        text = f"{len(failing):,} of {total:,} cases fail: {words}"
+    else:
+        rest = [f"{count:,} {verdict}" for verdict, count in report.summary.items() if verdict != Verdict.PASS.value]
+        text = ", ".join([f"{report.summary.get(Verdict.PASS.value, 0):,} of {total:,} cases pass", *rest])
+    if report.mutants:
+        caught = len(report.mutants) - len(survivors)
+        text += f"; {caught} of {len(report.mutants)} planted faults caught"
+    if stale:
+        text += f"; the sources of {', '.join(stale)} changed since"
+    return text
+
+
+def _reason(failing: Sequence[CaseRecord], survivors: Sequence[MutantRecord]) -> str:
+    """The first thing that is wrong, in a line."""
+    if failing:
+        return cut(
+            f"{failing[0].verdict.value} {failing[0].family} {_message(failing[0]).strip()}".split("\n", 1)[0], 300
+        )
+    return f"not caught: {survivors[0].name}: {survivors[0].fault}" if survivors else ""
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    found = report.environment
+    versions = f"refmoe {found.refmoe}, Python {found.python}, NumPy {found.numpy}, ml_dtypes {found.ml_dtypes}"
+    facts = [
+        ("command", report.command),
+        ("made", f"{report.created.replace('T', ' ').replace('+00:00', ' UTC')}, in {report.seconds:.1f} s"),
+        ("GPU", f"{found.gpu}, {found.driver}" if found.gpu else "none; the PTX was executed on the CPU"),
+        ("machine", f"{found.platform}, {found.processors} processors"),
+        ("versions", versions + (f", torch {found.torch}" if found.torch else "")),
+        ("compiler", found.nvcc or "no nvcc"),
+        ("digest", report.digest),
+    ]
+    return facts
+
+
+def _group(group: render.Group) -> Group:
+    counts = Counter(case.verdict for case in group.cases)
+    words = {case.evidence for case in group.cases if case.evidence != "none"}
+    evidence = [(word, _EVIDENCE_TONES.get(word, "plain")) for word in sorted(words)]
+    models = {(case.model, case.model_evidence) for case in group.cases if case.model}
+    evidence += [(f"model {model}: {word}", _EVIDENCE_TONES.get(word or "", "plain")) for model, word in sorted(models)]
+    return Group(
+        group.family,
+        group.device,
+        group.arch,
+        [(verdict.value, tone_of(verdict), counts[verdict]) for verdict in Verdict if counts[verdict]],
+        evidence,
+        f"{group.compared:,}",
+        f"{group.seconds:.1f}",
+    )
+
+
+def _spread(failing: Sequence[CaseRecord]) -> list[CaseRecord]:
+    """The first failing case of every kernel, device and arch, then the second of each, and so on."""
+    by_group: dict[tuple[str, str, str], list[CaseRecord]] = {}
+    for case in failing:
+        by_group.setdefault((case.family, case.device, case.arch), []).append(case)
+    rounds = itertools.zip_longest(*by_group.values())
+    return [case for each in rounds for case in each if case is not None]
+
+
+def _message(case: CaseRecord) -> str:
+    return "\n".join(filter(None, (case.reason, case.first_mismatch)))
+
+
+def _finding(case: CaseRecord, limits: Limits) -> Finding:
+    maps = case.maps or []
+    facts = [("launched", launch) for launch in case.launches[:4]]
+    facts += [("input SHA-256", case.input_sha256)] if case.input_sha256 else []
+    facts += [("made of", case.made_of)] if case.made_of else []
+    return Finding(
+        case.verdict.value,
+        case.id,
+        cut(_message(case), limits.message),
+        case.repro,
+        [(extent_text(record), heatmap_svg(record), key_text(record)) for record in maps[:4]],
+        facts,
+    )
+
+
+def _failing_tables(cases: Sequence[CaseRecord], limits: Limits) -> list[Table]:
+    if not cases:
+        return []
+    shown, hidden = cases[: limits.failing], cases[limits.failing :]
+    counts = Counter(f"{case.family} {case.verdict.value}" for case in hidden)
+    more = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+    return [
+        Table(
+            f"{len(cases):,} more failing cases",
+            (Column("verdict", "verdict"), Column("what"), Column("run", "code")),
+            [(case.verdict.value, cut(_message(case), limits.cell), case.repro) for case in shown],
+            more=f"{len(hidden):,} more failing cases are in the JSON report: {more}" if hidden else "",
+        )
+    ]
+
+
+def _idle_tables(report: Report, limits: Limits) -> list[Table]:
+    """Cases that did not run, by their reason."""
+    reasons: dict[tuple[str, str, str], list[str]] = {}
+    for case in report.cases:
+        if not case.verdict.ran:
+            reasons.setdefault((case.verdict.value, case.family, case.reason or ""), []).append(case.id)
+    rows = [
+        (verdict, family, str(len(ids)), cut(reason, limits.cell), ids[0])
+        for (verdict, family, reason), ids in reasons.items()
+    ]
+    columns = (
+        Column("verdict", "verdict"),
+        Column("kernel"),
+        Column("cases", "number"),
+        Column("why"),
+        Column("first", "code"),
+    )
+    return [_table("Did not run", columns, rows, limits.rows)] if rows else []
+
+
+def _table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]], most: int, **other: object) -> Table:
+    more = len(rows) - most
+    note = f"{more:,} more lines are in the JSON report" if more > 0 else ""
+    return Table(title, columns, rows[:most], more=note, **other)  # type: ignore[arg-type]
+
+
+def _mutant_tables(report: Report, limits: Limits) -> list[Table]:
+    if not report.mutants:
+        return []
+    ordered = sorted(report.mutants, key=lambda mutant: mutant.caught)
+    rows = [
+        (
+            "caught" if mutant.caught else "SURVIVED",
+            mutant.fault,
+            mutant.check or "",
+            cut((mutant.finding or "").strip(), limits.cell),
+            mutant.case or "",
+        )
+        for mutant in ordered
+    ]
+    caught = sum(mutant.caught for mutant in report.mutants)
+    columns = (
+        Column("", "verdict"),
+        Column("planted fault"),
+        Column("by"),
+        Column("finding"),
+        Column("case", "code"),
+    )
+    title = f"Planted faults: {caught} of {len(rows)} caught"
+    note = "Each is a patch to the kernels; a case that the unpatched kernel passes fails on it."
+    return [_table(title, columns, rows, limits.rows, note=note, folded=caught == len(rows))]
+
+
+def _tolerance_tables(report: Report, limits: Limits) -> list[Table]:
+    weighed = render.weighed_mutants(report)
+    if not weighed:
+        return []
+    counts = render.accepted_counts(report)
+    rows = [(rule.source, rule.rule, f"{counts[rule.name]} of {len(weighed)}") for rule in report.tolerances]
+    columns = Column("tolerance"), Column("accepts, d = kernel - reference"), Column("faults it lets through", "number")
+    note = (
+        "Each planted fault of the GEMM, judged on Gaussian data by tolerances of other projects. No verdict uses one."
+    )
+    return [_table("What tolerances let through", columns, rows, limits.rows, note=note)]
+
+
+def _slowest_tables(report: Report, limits: Limits) -> list[Table]:
+    ran = [case for case in report.cases if case.verdict.ran]
+    slowest = sorted(ran, key=lambda case: case.seconds, reverse=True)[: min(SLOWEST, limits.rows)]
+    rows = [(f"{case.seconds:.2f}", f"{case.lane_instructions:,}", case.id) for case in slowest]
+    columns = Column("seconds", "number"), Column("lane instructions", "number"), Column("case", "code")
+    return [Table("Slowest cases", columns, rows, folded=True)] if rows else []
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A kernel's sources as they were when cases ran; `now` is "same", "CHANGED", "GONE" or, if unknown, ""."""
+
+    kernel: str
+    sha256: str
+    cases: int
+    now: str
+
+
+def _sources(report: Report, source_sha256: Callable[[str], str] | None) -> list[_Source]:
+    """What was proven: the hash of each kernel's sources, and whether they still have it."""
+    found = Counter((case.family, case.kernel, case.source_sha256) for case in report.cases if case.source_sha256)
+    return [
+        _Source(kernel or family, str(digest), count, "" if kernel else _now(family, str(digest), source_sha256))
+        for (family, kernel, digest), count in found.items()
+    ]
+
+
+def _source_table(sources: Sequence[_Source]) -> Table:
+    columns = (
+        Column("kernel"),
+        Column("SHA-256 of its sources", "code"),
+        Column("cases", "number"),
+        Column("sources now", "verdict"),
+    )
+    rows = [(source.kernel, source.sha256, f"{source.cases:,}", source.now) for source in sources]
+    return Table("Sources", columns, rows, note="A result says nothing about a kernel whose sources changed since.")
+
+
+def _now(family: str, digest: str, source_sha256: Callable[[str], str] | None) -> str:
+    if source_sha256 is None:
+        return ""
+    try:
+        return "same" if source_sha256(family) == digest else "CHANGED"
+    except (ValueError, OSError):
+        return "GONE"
+
+
+def _case_table(report: Report, limits: Limits) -> Table:
+    shown = report.cases[: limits.cases]
+    rows = [(case.verdict.value, case.id, f"{case.compared:,}", f"{case.seconds:.3f}") for case in shown]
+    columns = (
+        Column("verdict", "verdict"),
+        Column("case", "code"),
+        Column("bytes compared", "number"),
+        Column("seconds", "number"),
+    )
+    hidden = report.cases[limits.cases :]
+    counts = Counter(case.verdict.value for case in hidden)
+    words = ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items())
+    more = f"{len(hidden):,} more cases are in the JSON report: {words}" if hidden else ""
+    return Table(f"All {len(report.cases):,} cases", columns, rows, folded=True, more=more)

@@ -1,0 +1,233 @@
+"""A report as people and machines read it: terminal text, Markdown, JUnit XML."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+from refmoe.reports.parity import CaseRecord, MutantRecord, Report
+from refmoe.verify.verdict import Verdict
+
+__all__ = [
+    "accepted_counts",
+    "junit_text",
+    "markdown_text",
+    "summary_table",
+    "tolerance_legend",
+    "tolerance_table",
+    "verdict_lines",
+    "verdict_style",
+    "weighed_mutants",
+]
+
+_STYLES = {
+    Verdict.PASS: "green",
+    Verdict.SKIPPED: "yellow",
+    Verdict.UNSUPPORTED: "yellow",
+}
+
+
+def verdict_style(verdict: Verdict) -> str:
+    """The rich style of a verdict: green, yellow or bold red."""
+    return _STYLES.get(verdict, "bold red")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The cases of one family, device and arch, counted."""
+
+    family: str
+    device: str
+    arch: str
+    cases: tuple[CaseRecord, ...]
+
+    @property
+    def compared(self) -> int:
+        """Bytes compared."""
+        return sum(case.compared for case in self.cases)
+
+    @property
+    def counts(self) -> str:
+        """ "12 PASS, 1 MISMATCH"."""
+        verdicts = [case.verdict for case in self.cases]
+        return ", ".join(f"{verdicts.count(verdict)} {verdict.value}" for verdict in Verdict if verdict in verdicts)
+
+    @property
+    def model(self) -> str:
+        """The accumulation model that the verdicts assume and its evidence, "sm120, extrapolated"; or ""."""
+        found = {f"{case.model}, {case.model_evidence}" for case in self.cases if case.model}
+        return "; ".join(sorted(found))
+
+    @property
+    def worst(self) -> Verdict:
+        """A failing verdict if there is one, else one that did not run, else PASS."""
+        return min((case.verdict for case in self.cases), key=lambda verdict: (not verdict.fails, verdict.ran))
+
+    @property
+    def seconds(self) -> float:
+        """Time of all cases together."""
+        return sum(case.seconds for case in self.cases)
+
+
+def groups(report: Report) -> list[Group]:
+    """The report's cases by family, device and arch, in the order of the report."""
+    found: dict[tuple[str, str, str], list[CaseRecord]] = {}
+    for case in report.cases:
+        # A user's kernel under a family's contract is a kernel of its own.
+        name = case.family if case.kernel is None else f"{case.kernel} as {case.family}"
+        found.setdefault((name, case.device, case.arch), []).append(case)
+    return [Group(*key, tuple(cases)) for key, cases in found.items()]
+
+
+def verdict_lines(record: CaseRecord) -> list[str]:
+    """What to print about a case that is not PASS: the verdict with its place or reason, the case, how to rerun it."""
+    what = "; ".join(filter(None, (record.reason, record.first_mismatch)))
+    return [f"{record.verdict.value} {what}", f"repro: {record.repro}"]
+
+
+def summary_table(report: Report) -> Table:
+    """A rich table, one line for each family, device and arch."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("kernel", "device", "arch", "verdicts", "assumed model", "bytes compared", "seconds"):
+        table.add_column(name, justify="right" if name in ("bytes compared", "seconds") else "left")
+    for group in groups(report):
+        counts = Text(group.counts, style=verdict_style(group.worst))
+        figures = f"{group.compared:,}", f"{group.seconds:.1f}"
+        table.add_row(group.family, group.device, group.arch, counts, group.model, *figures)
+    return table
+
+
+def weighed_mutants(report: Report) -> list[MutantRecord]:
+    """The mutants whose output was held against published tolerances: those of the GEMM."""
+    return [mutant for mutant in report.mutants if mutant.case and mutant.case.startswith("sm12x_gemm:")]
+
+
+def accepted_counts(report: Report) -> dict[str, int]:
+    """For each published tolerance how many weighed mutants pass it."""
+    weighed = weighed_mutants(report)
+    return {rule.name: sum(rule.name in (mutant.accepted_by or []) for mutant in weighed) for rule in report.tolerances}
+
+
+def tolerance_table(report: Report) -> Table:
+    """A rich table, one line for each mutant of the GEMM and one column for each published tolerance."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("planted fault of the GEMM")
+    for number, _ in enumerate(report.tolerances, start=1):
+        table.add_column(f"({number})", justify="center")
+    for mutant in weighed_mutants(report):
+        table.add_row(mutant.name, *_weights(report, mutant))
+    table.add_row("let through", *(str(count) for count in accepted_counts(report).values()), style="bold")
+    return table
+
+
+def tolerance_legend(report: Report) -> list[str]:
+    """What the columns of `tolerance_table` are."""
+    return [f"({number}) {rule.source}: {rule.rule}" for number, rule in enumerate(report.tolerances, start=1)]
+
+
+def _weights(report: Report, mutant: MutantRecord) -> list[str]:
+    """A cell for each tolerance: whether it would have passed the mutant; "-" for a mutant without output."""
+    if mutant.accepted_by is None:
+        return ["-"] * len(report.tolerances)
+    return ["passes" if rule.name in mutant.accepted_by else "" for rule in report.tolerances]
+
+
+def markdown_text(*reports: Report) -> str:
+    """Reports as Markdown: the table, every verdict but PASS with its repro line, what the evidence means."""
+    return "\n".join(map(_markdown, reports))
+
+
+def _markdown(report: Report) -> str:
+    environment = report.environment
+    lines = [
+        "# refmoe parity",
+        "",
+        f"`{report.command}`, {report.created}, refmoe {environment.refmoe}, {environment.platform}, "
+        f"{environment.nvcc or 'no nvcc'}" + (f", {environment.gpu}" if environment.gpu else ""),
+        "",
+        "| kernel | device | arch | verdicts | assumed model | bytes compared | seconds |",
+        "|---|---|---|---|---|---:|---:|",
+    ]
+    for group in groups(report):
+        figures = [f"{group.compared:,}", f"{group.seconds:.1f}"]
+        cells = [group.family, group.device, group.arch, group.counts, group.model, *figures]
+        lines.append(f"| {' | '.join(cells)} |")
+    told = [case for case in report.cases if case.verdict is not Verdict.PASS]
+    for record in sorted(told, key=lambda case: not case.verdict.fails):
+        lines += ["", *_fenced(verdict_lines(record))]
+    if report.mutants:
+        lines += ["", "| planted fault | caught by | finding |", "|---|---|---|"]
+    for mutant in report.mutants:
+        finding = (mutant.finding or "").strip().split("\n", 1)[0].replace("|", "\\|")
+        lines.append(f"| {mutant.fault} | {f'`{mutant.case}`' if mutant.caught else '**nothing**'} | {finding} |")
+    lines += _tolerance_lines(report) if weighed_mutants(report) else []
+    lines += [""]
+    lines += [f"- {text}" for text in report.evidence.values()]
+    lines += ["", f"digest `{report.digest}`", ""]
+    return "\n".join(lines)
+
+
+def _fenced(lines: Sequence[str]) -> list[str]:
+    """A block of code that the lines cannot end: a kernel's message may hold backticks of its own."""
+    runs = re.findall("`+", "\n".join(lines))
+    fence = "`" * max(3, 1 + max(map(len, runs), default=0))
+    return [fence, *lines, fence]
+
+
+def _tolerance_lines(report: Report) -> list[str]:
+    names = [rule.name for rule in report.tolerances]
+    lines = ["", "Would the tolerance of another project's test have let the fault through?", ""]
+    lines += [f"| planted fault of the GEMM | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for mutant in weighed_mutants(report):
+        lines.append(f"| {mutant.fault} | {' | '.join(_weights(report, mutant))} |")
+    counts = accepted_counts(report)
+    lines += [f"| **let through** | {' | '.join(str(counts[name]) for name in names)} |", ""]
+    return [*lines, *(f"- {rule.name}: {rule.source}: {rule.rule}" for rule in report.tolerances)]
+
+
+def junit_text(*reports: Report) -> str:
+    """Reports as JUnit XML: a suite for each family, device and arch, a test case for each case."""
+    seconds = sum(report.seconds for report in reports)
+    root = ElementTree.Element("testsuites", {"name": "refmoe parity", "time": f"{seconds:.3f}"})
+    for report, group in ((one, group) for one in reports for group in groups(one)):
+        name = ".".join(filter(None, ("refmoe", group.family, group.device, group.arch)))
+        suite = ElementTree.SubElement(root, "testsuite", _junit_counts(name, group.cases, report.created))
+        for case in group.cases:
+            element = ElementTree.SubElement(
+                suite, "testcase", {"classname": name, "name": case.id, "time": f"{case.seconds:.4f}"}
+            )
+            _junit_outcome(element, case)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _junit_counts(name: str, cases: Sequence[CaseRecord], created: str) -> dict[str, str]:
+    errors = sum(case.verdict is Verdict.ERROR for case in cases)
+    return {
+        "name": name,
+        "tests": str(len(cases)),
+        "failures": str(sum(case.verdict.fails for case in cases) - errors),
+        "errors": str(errors),
+        "skipped": str(sum(not case.verdict.ran for case in cases)),
+        "time": f"{sum(case.seconds for case in cases):.3f}",
+        "timestamp": created,
+    }
+
+
+def _junit_outcome(element: ElementTree.Element, case: CaseRecord) -> None:
+    if case.verdict is Verdict.PASS:
+        return
+    tag = "skipped" if not case.verdict.ran else "error" if case.verdict is Verdict.ERROR else "failure"
+    text = _xml_characters(verdict_lines(case))
+    outcome = ElementTree.SubElement(element, tag, {"message": text[0], "type": case.verdict.value})
+    outcome.text = "\n".join(text)
+
+
+def _xml_characters(lines: Iterable[str]) -> list[str]:
+    """Compiler output may hold control characters, which XML 1.0 has no way to write."""
+    return [re.sub(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]", "?", line) for line in lines]

@@ -1,0 +1,231 @@
+"""The executor against silicon, one instruction at a time.
+
+For every instruction that the executor knows and the GPU's ptxas accepts, one small kernel runs it on random and on
+adversarial operands, on the GPU and, from the same PTX, on the executor. The bytes are compared. Lanes whose result the
+executor does not claim to be exact (approximate instructions, results that the manual leaves open) are compared too,
+and counted apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from refmoe import ptx
+from refmoe.cuda.device import CudaDevice
+from refmoe.cuda.toolchain import ToolchainError, find_toolchain
+from refmoe.reports.parity import digest_of, is_intact
+from refmoe.silicon.operands import operands
+from refmoe.silicon.probes import CTA, Probe, all_probes, module_text, stored_dtype
+
+__all__ = [
+    "KIND",
+    "Outcome",
+    "check_document",
+    "compare",
+    "document_of",
+    "isa_sha256",
+    "run",
+    "run_on_executor",
+    "summary",
+]
+
+#: What the document of a run says that it is.
+KIND = "conformance"
+#: Differing lanes that a row of the document shows.
+_EXAMPLES = 6
+
+#: Keys that the gate reads.
+_CHECKED = frozenset(("gpu", "isa_sha256", "opcodes", "differing_opcodes", "rows"))
+
+Progress = Callable[[Iterable[Any]], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one instruction.
+
+    Attributes:
+        opcode: the full spelling, and a constant operand after it.
+        lanes: lanes compared.
+        differing: those whose result is claimed exact and differs.
+        open_lanes: those whose result is not claimed exact.
+        open_differing: those of them that differ.
+        examples: some of the lanes that differ, claimed ones if there are any: operands and results in hexadecimal.
+    """
+
+    opcode: str
+    lanes: int
+    differing: int
+    open_lanes: int
+    open_differing: int
+    examples: tuple[str, ...]
+
+
+def run(progress: Progress = iter) -> dict[str, Any]:
+    """Compare every instruction on the current GPU with the executor and return a JSON-able document.
+
+    Args:
+        progress: wraps the instructions that are gone through, to show how far it is.
+
+    Raises:
+        DeviceUnavailable: no GPU that the kernels are built for.
+        ToolchainError: no nvcc, or ptxas refuses more than single instructions.
+    """
+    device = CudaDevice()
+    probes, refused, cubin = _assemble(all_probes(), device.arch)
+    module = ptx.Module.parse(module_text(probes, device.arch), name="conformance.ptx")
+    handle = device.call("cuModuleLoadData", cubin)
+    outcomes = []
+    for index, probe in progress(list(enumerate(probes))):
+        sources = operands(probe.name, probe.sources)
+        silicon = _run_on_gpu(device, handle, f"k{index}", probe, sources)
+        executor = run_on_executor(module, f"k{index}", probe, sources)
+        outcomes.append(compare(probe, sources, silicon, executor))
+    return document_of(outcomes, refused, gpu=device.gpu_name, arch=device.arch)
+
+
+def document_of(outcomes: Sequence[Outcome], refused: Sequence[str], *, gpu: str, arch: str) -> dict[str, Any]:
+    """The document of a run: totals, and a row for each instruction with differing or open lanes."""
+    document: dict[str, Any] = {
+        "kind": KIND,
+        "gpu": gpu,
+        "arch": arch,
+        "isa_sha256": isa_sha256(),
+        "opcodes": len(outcomes),
+        "lanes": sum(outcome.lanes for outcome in outcomes),
+        "open_lanes": sum(outcome.open_lanes for outcome in outcomes),
+        "refused_by_ptxas": list(refused),
+        "differing_opcodes": sum(outcome.differing > 0 for outcome in outcomes),
+        "rows": [
+            {**asdict(outcome), "examples": list(outcome.examples)}
+            for outcome in outcomes
+            if outcome.differing or outcome.open_lanes
+        ],
+    }
+    return {**document, "digest": digest_of(document)}
+
+
+def summary(document: Mapping[str, Any]) -> str:
+    """What a run found, in lines: every instruction that differs with an example, and the totals."""
+    lines = [
+        f"MISMATCH {row['opcode']}: {row['differing']} of {row['lanes']} lanes differ; {row['examples'][0]}"
+        for row in document["rows"]
+        if row["differing"]
+    ]
+    refused, still_open = len(document["refused_by_ptxas"]), sum(row["open_lanes"] > 0 for row in document["rows"])
+    lines.append(
+        f"{document['opcodes']} instructions on {document['gpu']} ({document['arch']}), {document['lanes']:,} lanes: "
+        f"{document['differing_opcodes']} differ; of {still_open} some results are not claimed exact "
+        f"({document['open_lanes']:,} lanes); {refused} are not of this arch"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def check_document(path: Path, document: Mapping[str, Any]) -> list[str]:
+    """Why the gate refuses the document of a run, a sentence each."""
+    again = "run `refmoe conformance --device cuda` again"
+    if not is_intact(document):
+        return [f"{path}: edited after it was made; {again}"]
+    if missing := sorted(_CHECKED - document.keys()):
+        return [f"{path}: says that it is of kind {KIND}, but has no {missing[0]}; {again}"]
+    if document["isa_sha256"] != isa_sha256():
+        return [f"{path}: the executor's instructions changed since they were held against {document['gpu']}; {again}"]
+    differing = [row["opcode"] for row in document["rows"] if row["differing"]]
+    if differing or document["differing_opcodes"]:
+        return [f"{path}: {len(differing)} instructions differ on {document['gpu']}: {', '.join(differing[:5])}"]
+    if not document["opcodes"]:
+        return [f"{path}: it holds no instruction, so it proves nothing"]
+    return []
+
+
+def isa_sha256() -> str:
+    """SHA-256 over the sources that a run speaks for: what instructions, atomics and warps compute."""
+    package = Path(ptx.__file__).parent
+    digest = hashlib.sha256()
+    for file in (*sorted((package / "isa").glob("*.py")), package / "memory_ops.py", package / "warp.py"):
+        digest.update(f"{file.name}\0".encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _assemble(probes: Sequence[Probe], arch: str) -> tuple[list[Probe], list[str], bytes]:
+    """The probes that ptxas takes for `arch`, those that it refuses (an SM120 conversion on SM90, say), the cubin."""
+    ptxas = find_toolchain().nvcc.resolve().parent / "ptxas"
+    legal, refused = list(probes), set[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        source, cubin = Path(folder) / "conformance.ptx", Path(folder) / "conformance.cubin"
+        while True:
+            text = module_text(legal, arch)
+            source.write_text(text)
+            finished = subprocess.run([ptxas, f"-arch={arch}", source, "-o", cubin], capture_output=True, text=True)
+            if finished.returncode == 0:
+                return legal, sorted(refused), cubin.read_bytes()
+            lines = text.splitlines()
+            found = (
+                re.search(r"// (.+)$", lines[int(number) - 1])
+                for number in re.findall(r"line (\d+); (?:error|fatal)", finished.stdout + finished.stderr)
+            )
+            bad = {match[1] for match in found if match}
+            if not bad:
+                raise ToolchainError(f"ptxas refuses the conformance kernels: {finished.stderr[:2000]}")
+            refused |= bad
+            legal = [probe for probe in legal if probe.name not in bad]
+
+
+def run_on_executor(module: ptx.Module, entry: str, probe: Probe, sources: Sequence[Any]) -> list[Any]:
+    """The results of a probe's entry on the executor, one array each."""
+    lanes = len(sources[0])
+    results = [np.zeros(lanes, stored_dtype(kind)) for kind in probe.results]
+    inputs = [source.view(np.uint8) if source.dtype == np.bool_ else source for source in sources]
+    ptx.launch(module, entry, grid=(lanes // CTA, 1, 1), block=(CTA, 1, 1), args=[*inputs, *results])
+    return results
+
+
+def _run_on_gpu(device: CudaDevice, handle: Any, entry: str, probe: Probe, sources: Sequence[Any]) -> list[Any]:
+    import ctypes
+
+    torch = device.torch
+    lanes = len(sources[0])
+    inputs = [device.upload("in", source) for source in sources]
+    dtypes = [stored_dtype(kind) for kind in probe.results]
+    results = [device.output("out", (lanes * dtype.itemsize,), 0) for dtype in dtypes]
+    function = device.call("cuModuleGetFunction", handle, entry.encode())
+    values = tuple(tensor.data_ptr() for tensor in (*inputs, *results))
+    stream = torch.cuda.current_stream().cuda_stream
+    shape = (lanes // CTA, 1, 1, CTA, 1, 1, 0)
+    device.call("cuLaunchKernel", function, *shape, stream, (values, (ctypes.c_void_p,) * len(values)), 0)
+    torch.cuda.synchronize()
+    return [device.download(result).view(dtype) for result, dtype in zip(results, dtypes, strict=True)]
+
+
+def compare(probe: Probe, sources: Sequence[Any], silicon: Sequence[Any], executor: Sequence[Any]) -> Outcome:
+    """Count the lanes in which any result differs, claimed and open ones apart."""
+    differs = np.logical_or.reduce([a != b for a, b in zip(silicon, executor, strict=True)])
+    claimed = np.ones_like(differs)
+    if probe.exact_when is not None:
+        with np.errstate(all="ignore"):
+            claimed = np.broadcast_to(probe.exact_when(*sources), differs.shape)
+    wrong = differs & claimed
+    places = np.flatnonzero(wrong if wrong.any() else differs)
+    spread = places[np.linspace(0, places.size - 1, min(places.size, _EXAMPLES)).astype(int)] if places.size else places
+
+    def show(lane: int) -> str:
+        found = [" ".join(f"{int(array[lane]):#x}" for array in group) for group in (sources, silicon, executor)]
+        return f"operands {found[0]}: GPU {found[1]}, executor {found[2]}"
+
+    return Outcome(
+        probe.name,
+        lanes=differs.size,
+        differing=int(wrong.sum()),
+        open_lanes=int((~claimed).sum()),
+        open_differing=int((differs & ~claimed).sum()),
+        examples=tuple(show(int(lane)) for lane in spread),
+    )

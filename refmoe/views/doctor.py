@@ -1,0 +1,126 @@
+"""What this machine has of what refmoe needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import tempfile
+from dataclasses import dataclass
+from importlib import metadata
+
+__all__ = ["Finding", "examine"]
+
+#: Room that the compiled kernels need, with the compiler's temporary files.
+_CACHE_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked for.
+
+    Attributes:
+        name: what.
+        good: whether it is there and usable.
+        needed: whether a run on ptx is impossible without it.
+        text: what was found, or what is missing and what to do.
+    """
+
+    name: str
+    good: bool
+    needed: bool
+    text: str
+
+
+def examine() -> list[Finding]:
+    """Look for everything, needed things first."""
+    return [_python(), *_packages(), *_compiler(), _ninja(), _cache(), _cutlass(), _nvdisasm(), _gpu()]
+
+
+def _python() -> Finding:
+    supported = (platform.system(), platform.machine()) in (("Linux", "x86_64"), ("Linux", "aarch64"))
+    text = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} processors"
+    return Finding("python", supported, True, text if supported else f"{text}; needed Linux on x86_64 or aarch64")
+
+
+def _packages() -> list[Finding]:
+    found = []
+    for name in ("numpy", "ml_dtypes", "safetensors", "pydantic"):
+        try:
+            found.append(Finding(name, True, True, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            found.append(Finding(name, False, True, f"not installed: pip install {name}"))
+    return found
+
+
+def _compiler() -> list[Finding]:
+    from refmoe.cuda.toolchain import ToolchainError, candidates, find_toolchain
+
+    try:
+        chosen = find_toolchain()
+        text = f"{chosen.nvcc}, release {chosen.version[0]}.{chosen.version[1]}, from {chosen.origin}"
+        findings = [Finding("nvcc", True, True, text)]
+    except ToolchainError as error:
+        findings = [Finding("nvcc", False, True, str(error))]
+    for candidate in candidates():
+        usable = candidate.problem is None
+        text = f"{candidate.nvcc}" if usable else f"{candidate.problem}"
+        findings.append(Finding(f"nvcc from {candidate.origin}", usable, False, text))
+    compiler = shutil.which("g++")
+    findings.append(Finding("g++", compiler is not None, True, compiler or "not on PATH; nvcc needs a host compiler"))
+    return findings
+
+
+def _ninja() -> Finding:
+    from refmoe.cuda.toolchain import find_ninja
+
+    ninja = find_ninja()
+    return Finding("ninja", ninja is not None, True, str(ninja or "not installed: pip install ninja"))
+
+
+def _cache() -> Finding:
+    from refmoe.cuda.toolchain import cache_directory
+
+    folder = cache_directory()
+    parent = next(place for place in (folder, *folder.parents) if place.exists())
+    try:
+        # Written and not asked about: root may write everywhere, and a disk may be full.
+        with tempfile.TemporaryFile(dir=parent) as file:
+            file.write(bytes(_CACHE_BYTES))
+    except OSError as error:
+        text = f"{folder} cannot be written ({error.strerror}); set REFMOE_CACHE_DIR to a folder that can"
+        return Finding("kernel cache", False, True, text)
+    return Finding("kernel cache", True, True, f"{folder}")
+
+
+def _cutlass() -> Finding:
+    from refmoe.museum.cutlass import CutlassMissing, find_headers
+
+    try:
+        headers = find_headers()
+    except CutlassMissing as error:
+        return Finding("CUTLASS headers", False, False, f"{error} (only `refmoe cutlass` needs them)")
+    return Finding("CUTLASS headers", True, False, f"{headers.root}, release {headers.release}, from {headers.origin}")
+
+
+def _nvdisasm() -> Finding:
+    from refmoe.cuda.toolchain import ToolchainError
+    from refmoe.views.sass import find_nvdisasm
+
+    try:
+        return Finding("nvdisasm", True, False, str(find_nvdisasm()))
+    except ToolchainError as error:
+        return Finding("nvdisasm", False, False, f"{error} (only `refmoe tiles --sass` needs it)")
+
+
+def _gpu() -> Finding:
+    from refmoe.cuda import DeviceUnavailable, open_device
+
+    if importlib.util.find_spec("torch") is None:
+        return Finding("GPU", False, False, "not asked for: the cuda device needs torch and cuda-python")
+    try:
+        device = open_device("cuda")
+    except DeviceUnavailable as error:
+        return Finding("GPU", False, False, f"{error} (only --device cuda needs one)")
+    return Finding("GPU", True, False, f"{getattr(device, 'gpu_name', device.name)}, {device.arch}")

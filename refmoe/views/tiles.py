@@ -1,0 +1,119 @@
+"""A choice of tile made visible: a table for the terminal, a document for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from refmoe.cuda.arch import arch_named
+from refmoe.cuda.gemm.choice import (
+    Choice,
+    Tile,
+    Verdict,
+    llama_cpp_warps,
+    max_stages,
+    stage_bytes,
+    tiles_needed,
+    use_percent,
+)
+from refmoe.museum.cutlass.tiles import CUTLASS_RELEASES, CUTLASS_TILES, CutlassTile
+from refmoe.views.layout_plan import counted
+
+__all__ = ["choice_document", "choice_summary", "choice_table", "cutlass_table"]
+
+_STYLE = {Verdict.CHOSEN: "bold green", Verdict.SKIPPED: "", Verdict.REFUSED: "red"}
+
+
+def choice_document(choice: Choice) -> dict[str, Any]:
+    """Everything that the tables show, and the limits behind them, as JSON values."""
+    arch = arch_named(choice.arch)
+    return {
+        "m": choice.m,
+        "arch": choice.arch,
+        "rule": choice.rule.value,
+        "min_latency": choice.min_latency,
+        "shared_bytes": arch.shared_bytes,
+        "stage_capacity": arch.stage_capacity,
+        "tile": str(choice.tile),
+        "stages": choice.stages,
+        "reason": choice.reason,
+        "llama_cpp_warps": llama_cpp_warps(choice.m),
+        "tiles": [
+            {
+                **_figures(entry.tile, choice),
+                "verdict": entry.verdict.value,
+                "reason": entry.reason,
+                "cutlass": {
+                    release: {**vars(found), "evidence": found.evidence.value}
+                    for release, found in CUTLASS_TILES[entry.tile].items()
+                },
+            }
+            for entry in choice.weighed
+        ],
+    }
+
+
+def choice_summary(choice: Choice) -> str:
+    """The problem and the answer, in two lines."""
+    arch = arch_named(choice.arch)
+    warps = counted(llama_cpp_warps(choice.m), "warp")
+    latency = ", min_latency" if choice.min_latency else ""
+    return (
+        f"M = {choice.m} (the most tokens of any expert), {choice.arch}, {choice.rule.value} rule{latency}: "
+        f"{choice.tile}, {choice.stages} stages; {choice.reason}\n"
+        f"A block has {arch.stage_capacity:,} bytes for stages, of {arch.shared_bytes:,}; "
+        f"llama.cpp would use {warps} a row"
+    )
+
+
+def choice_table(choice: Choice) -> Table:
+    """What each tile takes and why it was chosen or not."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("tile", "use %", "bytes/stage", "stages", "tiles needed"):
+        table.add_column(name, justify="left" if name == "tile" else "right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for entry in choice.weighed:
+        figures = _figures(entry.tile, choice)
+        table.add_row(
+            figures["tile"],
+            f"{figures['use_percent']:.1f}",
+            f"{figures['stage_bytes']:,}",
+            str(figures["stages"]),
+            str(figures["tiles_needed"]),
+            entry.verdict.value,
+            entry.reason,
+            style=_STYLE[entry.verdict],
+        )
+    return table
+
+
+def cutlass_table(choice: Choice) -> Table:
+    """Which releases of CUTLASS open the same tiles, with the stages that they get or why they do not."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("tile", no_wrap=True)
+    for release in CUTLASS_RELEASES:
+        table.add_column(f"CUTLASS {release}", overflow="fold")
+    for entry in choice.weighed:
+        found = CUTLASS_TILES[entry.tile]
+        table.add_row(str(entry.tile), *(_cutlass_cell(found[release]) for release in CUTLASS_RELEASES))
+    return table
+
+
+def _figures(tile: Tile, choice: Choice) -> dict[str, Any]:
+    return {
+        "tile": str(tile),
+        "use_percent": use_percent(tile, choice.m),
+        "stage_bytes": stage_bytes(tile),
+        "stages": max_stages(tile, choice.arch),
+        "tiles_needed": tiles_needed(tile, choice.m),
+    }
+
+
+def _cutlass_cell(found: CutlassTile) -> str:
+    words = {True: "yes", False: "no", None: "?"}[found.opens]
+    stages = "" if found.stages is None else f", {found.stages} stages"
+    size = "" if found.shared_bytes is None else f", {found.shared_bytes:,} bytes"
+    note = f": {found.note}" if found.note else ""
+    return f"{words}{stages}{size}{note} ({found.evidence.value})"

@@ -1,0 +1,352 @@
+"""CUTLASS's grouped GEMM as a kernel family: what is asked of it, what is refused, and that what is built is proven."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from refmoe import ptx
+from refmoe.cuda import open_device, toolchain
+from refmoe.cuda.toolchain import CSRC
+from refmoe.errors import ArgumentError, RefmoeError
+from refmoe.families.case import parse_case
+from refmoe.families.gemm.family import gemm_expect
+from refmoe.families.quantize_expand import RUNS
+from refmoe.families.suites import list_cases
+from refmoe.museum.cutlass import Build, CutlassMissing, find_built
+from refmoe.museum.cutlass import kernel as cutlass
+from refmoe.museum.cutlass import planted as cutlass_mutants
+from refmoe.museum.cutlass.cases import BENCH_SHAPE, cutlass_cases
+from refmoe.museum.cutlass.faults import CUTLASS_MUTANTS, CutlassMutant, Edit, EditError
+from refmoe.museum.cutlass.planted import run_cutlass_mutants
+from refmoe.verify.plant import MutantResult
+from refmoe.verify.runner import Devices, run_case, source_sha256
+from refmoe.verify.verdict import Verdict
+
+CASE = "cutlass_gemm:bf16:m7k384n136e3:wide-range:alpha=distinct:seed7@ptx.sm_121a"
+
+
+def _built() -> bool:
+    try:
+        return find_built(Build()) is not None
+    except (CutlassMissing, toolchain.ToolchainError):
+        return False
+
+
+pytestmark = pytest.mark.skipif(
+    all(candidate.problem for candidate in toolchain.candidates()), reason="no usable nvcc on this machine"
+)
+needs_build = pytest.mark.skipif(not _built(), reason="not built: make cutlass")
+
+
+# What is asked
+
+
+def test_inputs_and_fills_are_those_of_our_gemm() -> None:
+    case = parse_case(CASE)
+    ours = dataclasses.replace(case, family="sm12x_gemm")
+    theirs, mine = RUNS["cutlass_gemm"].inputs(case), RUNS["sm12x_gemm"].inputs(ours)
+    assert theirs.keys() == mine.keys()
+    for name, array in theirs.items():
+        other = mine[name]
+        assert (array is None and other is None) or (array is not None and array.tobytes() == other.tobytes())  # type: ignore[union-attr]
+
+
+def test_both_kernels_are_held_against_the_same_bytes() -> None:
+    case = parse_case(CASE.replace("wide-range", "integer"))
+    inputs = RUNS[case.family].inputs(case)
+    expected = RUNS[case.family].expect(case, inputs)
+    reference = gemm_expect(case, inputs)
+    assert [stage.name for stage in expected.stages] == ["cutlass", "refmoe", "out-as-int64"]
+    assert list(expected.outputs) == ["cutlass", "refmoe", "out-as-int64"]
+    assert expected.outputs["cutlass"] is expected.outputs["refmoe"]
+    assert expected.outputs["cutlass"].tobytes() == reference.outputs["out"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dtype": "f32"}, "dtype: found f32; needed bf16"),
+        ({"bias": "distinct"}, "bias: found distinct; needed none"),
+        ({"tile": "128x8x128"}, "tile: found 128x8x128, of which CUTLASS 4.2 says: asserts N >= 32"),
+        ({"tile": "128x128x64"}, "tile: found 128x128x64"),
+        ({"arch": "sm_90a"}, "arch: found sm_90a"),
+    ],
+)
+def test_what_no_build_serves_is_refused_in_a_sentence(change: dict[str, Any], words: str) -> None:
+    case = dataclasses.replace(parse_case(CASE), **change)
+    with pytest.raises(ArgumentError) as caught:
+        cutlass.check_supported(case, case.arch)
+    assert words in str(caught.value)
+
+
+def test_a_k_that_is_no_whole_step_is_unsupported_whether_built_or_not() -> None:
+    result = run_case(parse_case(CASE.replace("k384", "k416")), Devices())
+    assert result.verdict is Verdict.UNSUPPORTED
+    assert "K of 416; needed a multiple of 128" in str(result.reason)
+
+
+def test_a_case_whose_build_is_missing_is_skipped_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refmoe.museum.cutlass.find_built", lambda build: None)
+    result = run_case(parse_case(CASE), Devices())
+    assert (result.verdict, result.reason) == (Verdict.SKIPPED, "not built: make cutlass")
+    other = run_case(parse_case(CASE.replace("alpha", "build=pingpong-swapped:alpha")), Devices())
+    assert (other.verdict, other.reason) == (Verdict.SKIPPED, "not built: make cutlass CUTLASS_BUILDS=all")
+
+
+def test_without_headers_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFMOE_CUTLASS_DIR", "/nowhere")
+    result = run_case(parse_case(CASE), Devices())
+    assert result.verdict is Verdict.SKIPPED
+    assert str(result.reason).startswith("not built: make cutlass (REFMOE_CUTLASS_DIR is /nowhere")
+
+
+# The case list
+
+
+@pytest.mark.parametrize("level", ["quick", "default", "full"])
+def test_a_level_holds_the_ones_before_and_every_case_is_its_string(level: str) -> None:
+    listed = list_cases(level, ["cutlass_gemm"], arch="sm_121a")
+    assert len(set(listed)) == len(listed)
+    assert all(parse_case(str(case)) == case for case in listed)
+
+
+def test_the_list_has_empty_experts_tails_many_groups_alpha_and_poison() -> None:
+    listed = [case for case in list_cases("default", ["cutlass_gemm"], arch="sm_121a") if case.build.startswith("coop")]
+    offsets = [np.asarray(RUNS[case.family].inputs(case)["offsets"]) for case in listed if case.shape.m]
+    assert any((np.diff(found) == 0).any() and found[-1] for found in offsets)
+    assert any(case.shape.n % 128 for case in listed)
+    assert {2816, 2944} <= {case.shape.k for case in listed}
+    assert max(case.shape.e for case in listed) > 32
+    assert {case.alpha for case in listed} == {"none", "distinct"}
+    assert {case.poison for case in listed} >= {0xFF, 0x7F}
+    # Rows of another rank lie behind those of this one, and some of this one's are there.
+    (elsewhere,) = [case for case in listed if case.ranks > 1]
+    found = np.asarray(RUNS[elsewhere.family].inputs(elsewhere)["offsets"])
+    assert 0 < found[-1] < elsewhere.shape.m
+
+
+def test_the_big_case_is_full_and_one_of_its_experts_is_empty() -> None:
+    default = {case.shape for case in cutlass_cases("default")}
+    big = [case for case in cutlass_cases("full") if case.shape == BENCH_SHAPE]
+    assert BENCH_SHAPE not in default
+    assert len({case.build for case in big}) == 4
+    # Where rows go depends on neither N nor K.
+    small = dataclasses.replace(big[0], shape=dataclasses.replace(BENCH_SHAPE, n=8, k=128))
+    counts = np.diff(np.asarray(RUNS["cutlass_gemm"].inputs(small)["offsets"]))
+    assert (counts == 0).sum() == 1
+
+
+def test_there_is_nothing_for_sm_90a() -> None:
+    assert list_cases("full", ["cutlass_gemm"], arch="sm_90a") == []
+
+
+# What a hash vouches for
+
+
+def test_the_hash_is_of_our_source_and_the_stand_in(tmp_path: Path) -> None:
+    import shutil
+
+    copy = tmp_path / "csrc"
+    shutil.copytree(CSRC, copy)
+    before = source_sha256("cutlass_gemm")
+    assert source_sha256("cutlass_gemm", copy) == before
+    for name in ("grouped_gemm.cu", "runtime_standin.cpp"):
+        file = copy / "cutlass" / name
+        text = file.read_text()
+        file.write_text(text + "\n")
+        assert source_sha256("cutlass_gemm", copy) != before
+        file.write_text(text)
+    # Our own kernel is not in it: its faults are planted in cases of its own.
+    (copy / "sm12x_grouped_gemm.cu").write_text("")
+    assert source_sha256("cutlass_gemm", copy) == before
+
+
+# The kernel
+
+
+@needs_build
+@pytest.mark.parametrize(
+    "text",
+    [
+        "m7k384n136e3:wide-range:alpha=distinct:seed7",  # two tiles of N, three steps of K
+        "m0k128n72e2:gaussian:seed7",  # nothing to do
+        "m1k128n8e1:one-hot-tokens:seed7",  # the least of everything
+        "m130k256n264e2:integer:routing=same-experts:seed7",  # a second tile of tokens, an expert without rows
+        "m6k128n72e34:one-hot-tokens:routing=empty-experts:poison=0x7F:seed7",
+        "m5k256n72e2:gaussian:first_expert=2:ranks=2:seed9",
+    ],
+)
+def test_the_unmodified_kernel_raises_no_alarm_and_all_three_agree(text: str) -> None:
+    result = run_case(parse_case(f"cutlass_gemm:bf16:{text}@ptx.sm_121a"), Devices())
+    assert result.verdict is Verdict.PASS, result.line
+    assert result.evidence == "bit-exact" or "m0" in text
+
+
+@needs_build
+def test_the_result_says_what_was_built_what_ran_and_what_was_only_compiled() -> None:
+    result = run_case(parse_case(CASE), Devices(multiprocessors=2))
+    assert result.launches[0] == "cutlass/grouped_gemm 2 x 384"
+    assert result.launches[1].startswith("refmoe_sm12x_gemm_")
+    made_of = str(result.made_of)
+    assert made_of.startswith("CUTLASS 4.")
+    assert "its PTX and its host code were executed" in made_of
+    assert "cubin" in made_of
+
+
+@needs_build
+def test_the_first_kernel_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = parse_case(CASE)
+    run = RUNS["cutlass_gemm"]
+
+    def wrong(stage: str) -> Devices:
+        def spoiled(case_: Any, inputs: Any, device: Any) -> Any:
+            outputs = {name: bits.copy() for name, bits in run.run(case_, inputs, device).items()}
+            outputs[stage][1, 2] ^= 1
+            return outputs
+
+        return Devices(runs={"cutlass_gemm": dataclasses.replace(run, run=spoiled)}, multiprocessors=2)
+
+    for stage in ("cutlass", "refmoe"):
+        result = run_case(case, wrong(stage))
+        assert (result.verdict, result.stage) == (Verdict.MISMATCH, stage)
+        assert str(result.first_mismatch).startswith(f"{stage}[1, 2]  token 1 of expert 0, weight row 2")
+
+
+@needs_build
+def test_the_trace_of_a_tile_shows_producer_and_consumers() -> None:
+    trace = ptx.Trace(block=(0, 0, 0))
+    case = parse_case("cutlass_gemm:bf16:m9k640n128e1:gaussian:seed7@ptx.sm_121a")
+    assert run_case(case, Devices(trace=trace, multiprocessors=1)).verdict is Verdict.PASS
+    assert "cutlass" in trace.entries[0]
+    events = trace.of(launch=0)
+    producer, consumers = 0, set(range(4, 12))
+    # A stage is full when the bytes that the producer announces there have landed.
+    full = {e.barrier for e in events if e.kind == "expect" and e.warp == producer}
+    passed = [e for e in events if e.kind == "pass" and e.warp == producer]
+    assert len(full) == 2  # stages
+    waits = {e.warp for e in events if e.barrier in full and e.kind in ("park", "pass")}
+    assert waits == consumers
+    assert sum(e.kind == "phase" and e.barrier in full for e in events) == case.shape.k // 128
+    # It is empty when every thread of the consumers has given it back; there the producer waits.
+    empty = {
+        e.barrier
+        for e in events
+        if e.kind == "arrive" and e.warp in consumers and e.barrier in {p.barrier for p in passed}
+    }
+    arrived = {e.warp for e in events if e.barrier in empty and e.kind == "arrive"}
+    counts = {e.barrier: e.amount for e in events if e.kind == "init"}
+    assert {counts[name] for name in full} == {1}
+    assert arrived >= consumers
+    assert any(e.kind == "park" and e.warp == producer and e.barrier in empty for e in events)
+    # And the bytes of every copy reach the barrier that was told to expect them.
+    expected = sum(e.amount for e in events if e.kind == "expect" and e.barrier in full)
+    completed = sum(e.amount for e in events if e.kind == "complete" and e.barrier in full)
+    assert expected == completed > 0
+
+
+@needs_build
+def test_no_product_of_the_kernel_can_be_fused_with_a_sum(tmp_path: Path) -> None:
+    built = find_built(Build())
+    assert built is not None
+    cutlass.check_contraction(built.ptx)
+    text = built.ptx.read_text()
+    assert "mul.f32" in text
+    changed = tmp_path / "changed.ptx"
+    changed.write_text(text.replace("mul.f32", "add.f32", 1))
+    with pytest.raises(RefmoeError, match=r"has 1 add\.f32"):
+        cutlass.check_contraction(changed)
+
+
+# Faults
+
+
+def test_an_edit_must_match_as_often_as_it_says() -> None:
+    edit = Edit(r"(a)b", r"\1", number=2, of=3)
+    assert edit("ab ab ab") == "ab a ab"
+    for text in ("ab ab", "ab ab ab ab", ""):
+        with pytest.raises(EditError, match="needed 3"):
+            edit(text)
+    with pytest.raises(EditError, match="changes nothing"):
+        Edit("a", "a")("a")
+
+
+def test_every_fault_has_a_name_and_one_place() -> None:
+    assert len({mutant.name for mutant in CUTLASS_MUTANTS}) == len(CUTLASS_MUTANTS) >= 10
+    for mutant in CUTLASS_MUTANTS:
+        assert sum(part is not None for part in (mutant.edit, mutant.given, mutant.launched)) == 1
+        assert parse_case(mutant.case).family == "cutlass_gemm"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "finding", "check"),
+    [
+        (Verdict.MISMATCH, "cutlass[0, 0] ...", "bytes"),
+        (Verdict.ERROR, "RaceError: write-read race on ...", "race"),
+        (Verdict.ERROR, "MemoryFault: uninitialised: shared read of ...", "uninitialised"),
+        (Verdict.ERROR, "MemoryFault: out of bounds: global read of ...", "out of bounds"),
+        (Verdict.ERROR, "Deadlock: no lane can run:\n  barrier ...", "deadlock"),
+        (Verdict.ERROR, "MisuseError: block ...", "misuse"),
+        (Verdict.ERROR, "WarpError: block ...", "WarpError"),
+    ],
+)
+def test_the_check_that_caught_a_fault_is_named(verdict: Verdict, finding: str, check: str) -> None:
+    result = MutantResult("name", "fault", "kind", "case", verdict, finding, 1, True)
+    assert result.check == check
+    assert f"[{check}]" in result.line
+
+
+@needs_build
+def test_an_edit_that_does_not_fit_is_an_error_and_no_survivor() -> None:
+    nowhere = CutlassMutant("nowhere", "nothing", "none", Edit("no such instruction", ""))
+    with pytest.raises(EditError, match="mutant nowhere: the PTX has 0 places"):
+        next(run_cutlass_mutants([nowhere]))
+
+
+@needs_build
+def test_every_edit_fits_the_kernel() -> None:
+    built = find_built(Build())
+    assert built is not None
+    text = built.ptx.read_text()
+    changed = [mutant.edit(text) for mutant in CUTLASS_MUTANTS if mutant.edit is not None]
+    assert len(set(changed)) == len(changed)
+
+
+#: One of each class of check, and faults whose output stays right.
+SHOWN = {
+    "release-dropped": "deadlock",
+    "full-wait-dropped": "uninitialised",
+    "setup-barrier-dropped": "race",
+    "map-not-acquired": "misuse",
+    "tokens-not-swizzled": "bytes",
+    "shared-memory-short": "out of bounds",
+}
+
+
+@needs_build
+def test_faults_are_caught_by_the_check_that_is_meant_for_them() -> None:
+    chosen = [mutant for mutant in CUTLASS_MUTANTS if mutant.name in SHOWN]
+    results = {result.name: result for result in run_cutlass_mutants(chosen)}
+    assert results.keys() == SHOWN.keys()
+    for name, result in results.items():
+        assert result.caught, result.line
+        assert result.check == SHOWN[name]
+    # The output stays right, so that no tolerance could have told.
+    assert results["map-not-acquired"].accepted_by == results["setup-barrier-dropped"].accepted_by
+    assert results["map-not-acquired"].accepted_by
+
+
+def test_without_a_build_no_fault_is_planted_and_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refmoe.museum.cutlass.find_built", lambda build: None)
+    assert cutlass_mutants.cutlass_mutants_missing() == "not built: make cutlass"
+    assert list(run_cutlass_mutants()) == []
+
+
+def test_a_device_takes_the_multiprocessors_that_it_is_told() -> None:
+    case = parse_case(CASE)
+    assert Devices(multiprocessors=3).get(case).multiprocessors == 3
+    assert Devices().get(case).multiprocessors == open_device("ptx", "sm_121a").multiprocessors

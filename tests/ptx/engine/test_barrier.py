@@ -1,0 +1,339 @@
+"""Barriers of CTAs, atomics, and what happens when someone does not come."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.ptx_kernel import line_of, run
+
+from refmoe import ptx
+
+CELLS = ".shared .align 4 .b8 cell[512];"
+
+
+def test_barrier_orders_warps() -> None:
+    body = """
+        mov.u32 %r3, cell;
+        mad.lo.u32 %r4, %r1, 4, %r3;
+        st.shared.u32 [%r4], %r2;
+        bar.sync 0;
+        xor.b32 %r5, %r1, 127;
+        mad.lo.u32 %r6, %r5, 4, %r3;
+        ld.shared.u32 %r7, [%r6];
+        st.global.u32 [%d2], %r7;
+        ret;
+    """
+    out = np.zeros(384, np.uint32)
+    run(body, out, block=(128, 1, 1), grid=(3, 1, 1), declarations=CELLS)
+    lane = np.arange(384)
+    np.testing.assert_array_equal(out, (lane // 128) * 128 + (lane % 128 ^ 127))
+
+
+def test_a_warp_that_never_comes_is_named() -> None:
+    body = """
+        setp.ge.u32 %p1, %r1, 32;
+        @%p1 bra OTHER;
+        bar.sync 0;
+        ret;
+    OTHER:
+        bar.sync 1;
+        ret;
+    """
+    with pytest.raises(ptx.Deadlock) as caught:
+        run(body, np.zeros(64, np.uint32), block=(64, 1, 1), grid=(2, 1, 1))
+    waiting = caught.value.waiting
+    assert len(waiting) == 4
+    assert "barrier 0 of block (0, 0, 0): 32 of 64 threads came; waiting are threads 0-31" in waiting[0]
+    assert "barrier 1 of block (0, 0, 0): 32 of 64 threads came; waiting are threads 32-63" in waiting[1]
+    assert f"test.ptx:{line_of(body, 'bar.sync 1')}" in waiting[1]
+
+
+def test_half_a_warp_does_not_arrive() -> None:
+    body = """
+        setp.ge.u32 %p1, %r1, 16;
+        @%p1 bra OTHER;
+        bar.sync 0;
+        ret;
+    OTHER:
+        bar.sync 1;
+        ret;
+    """
+    with pytest.raises(ptx.Deadlock, match="16 of 32 threads came"):
+        run(body, np.zeros(32, np.uint32))
+
+
+@pytest.mark.parametrize("opcode", ["bar.sync", "barrier.sync.aligned", "barrier.sync"])
+def test_lanes_of_a_warp_meet_at_two_instructions(opcode: str) -> None:
+    body = f"""
+        setp.ge.u32 %p1, %r1, 48;
+        @%p1 bra OTHER;
+        {opcode} 0;
+        ret;
+    OTHER:
+        {opcode} 0;
+        ret;
+    """
+    if opcode == "barrier.sync":
+        run(body, np.zeros(64, np.uint32), block=(64, 1, 1))
+        return
+    with pytest.raises(ptx.WarpError, match="at another barrier instruction") as caught:
+        run(body, np.zeros(64, np.uint32), block=(64, 1, 1))
+    assert caught.value.thread == (47, 0, 0)
+
+
+def test_exited_warps_and_lanes_are_not_waited_for() -> None:
+    body = """
+        setp.ge.u32 %p1, %r1, 40;
+        @%p1 exit;
+        bar.sync 0;
+        mov.u32 %r3, 1;
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out = np.zeros(128, np.uint32)
+    run(body, out, block=(128, 1, 1))
+    np.testing.assert_array_equal(out, np.arange(128) < 40)
+
+
+def test_the_last_lanes_exit_while_others_wait() -> None:
+    body = """
+        setp.lt.u32 %p1, %r1, 32;
+        @%p1 bra WAIT;
+        mov.u32 %r4, 0;
+    LOOP:
+        add.u32 %r4, %r4, 1;
+        setp.lt.u32 %p2, %r4, %r1;
+        @%p2 bra LOOP;
+        exit;
+    WAIT:
+        bar.sync 0;
+        st.global.u32 [%d2], %r1;
+        ret;
+    """
+    out = np.zeros(64, np.uint32)
+    run(body, out, block=(64, 1, 1))
+    np.testing.assert_array_equal(out[:32], np.arange(32))
+
+
+def test_named_barriers_with_counts_let_pairs_of_warps_meet() -> None:
+    # Warps 0 and 1 meet at barrier 1, warps 2 and 3 at barrier 2: the number comes from a register.
+    body = """
+        mov.u32 %r3, cell;
+        mad.lo.u32 %r4, %r1, 4, %r3;
+        st.shared.u32 [%r4], %r1;
+        shr.u32 %r5, %r1, 6;
+        add.u32 %r5, %r5, 1;
+        mov.u32 %r8, 64;
+        barrier.sync.aligned %r5, %r8;
+        xor.b32 %r6, %r1, 32;
+        mad.lo.u32 %r6, %r6, 4, %r3;
+        ld.shared.u32 %r7, [%r6];
+        st.global.u32 [%d2], %r7;
+        ret;
+    """
+    out = np.zeros(128, np.uint32)
+    run(body, out, block=(128, 1, 1), declarations=CELLS)
+    np.testing.assert_array_equal(out, np.arange(128) ^ 32)
+
+
+PRODUCER_CONSUMER = """
+    mov.u32 %r3, cell;
+    and.b32 %r4, %r1, 31;
+    mad.lo.u32 %r4, %r4, 4, %r3;
+    mov.u32 %r9, 0;
+    mov.u32 %r10, 0;
+    setp.ge.u32 %p1, %r1, 32;
+    @%p1 bra CONSUMER;
+PRODUCER:
+    bar.sync 1, 64;
+    mad.lo.u32 %r5, %r9, 100, %r1;
+    st.shared.u32 [%r4], %r5;
+    bar.arrive 2, 64;
+    add.u32 %r9, %r9, 1;
+    setp.lt.u32 %p2, %r9, 5;
+    @%p2 bra PRODUCER;
+    ret;
+CONSUMER:
+    bar.arrive 1, 64;
+    bar.sync 2, 64;
+    ld.shared.u32 %r5, [%r4];
+    add.u32 %r10, %r10, %r5;
+    add.u32 %r9, %r9, 1;
+    setp.lt.u32 %p2, %r9, 5;
+    @%p2 bra CONSUMER;
+    st.global.u32 [%d2], %r10;
+    ret;
+"""
+
+
+def test_producer_and_consumer_through_arrive() -> None:
+    # The manual's own example: arrive does not wait, sync does, roles alternate on two barriers.
+    out = np.zeros(64, np.uint32)
+    run(PRODUCER_CONSUMER, out, block=(64, 1, 1), declarations=CELLS)
+    np.testing.assert_array_equal(out[32:], 5 * np.arange(32) + 1000)
+
+
+def test_a_consumer_that_forgets_to_wait_races() -> None:
+    body = PRODUCER_CONSUMER.replace("bar.sync 2, 64;", "bar.arrive 2, 64;")
+    with pytest.raises((ptx.RaceError, ptx.MemoryFault)):
+        run(body, np.zeros(64, np.uint32), block=(64, 1, 1), declarations=CELLS)
+
+
+def test_barrier_reductions() -> None:
+    body = """
+        setp.lt.u32 %p1, %r1, %r0;
+        bar.red.popc.u32 %r3, 0, %p1;
+        bar.red.and.pred %p2, 0, !%p1;
+        bar.red.or.pred %p3, 0, %p1;
+        barrier.cta.red.popc.aligned.u32 %r4, 3, 96, !%p1;
+        selp.u32 %r5, 1000, 0, %p2; selp.u32 %r6, 10000, 0, %p3;
+        add.u32 %r3, %r3, %r5; add.u32 %r3, %r3, %r6;
+        mad.lo.u32 %r3, %r4, 100000, %r3;
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    for n in (0, 40, 96):
+        out = np.zeros(192, np.uint32)
+        run(body, out, n=n, block=(96, 1, 1), grid=(2, 1, 1))
+        assert (out == n + 1000 * (n == 0) + 10000 * (n > 0) + 100000 * (96 - n)).all()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("bar.sync 16; ret;", "barrier 16 of 16"),
+        ("bar.sync 0, 40; ret;", "a thread count of 40"),
+        ("bar.sync 0, 96; ret;", "64 of 96 threads came"),
+        (
+            "setp.lt.u32 %p1, %r1, 32; selp.u32 %r3, 64, 96, %p1; barrier.sync 0, %r3; ret;",
+            "barrier 0 in use with another thread count",
+        ),
+    ],
+)
+def test_barriers_used_wrongly(body: str, message: str) -> None:
+    with pytest.raises(ptx.PtxError, match=message):
+        run(body, np.zeros(64, np.uint32), block=(64, 1, 1))
+
+
+@pytest.mark.parametrize("space", ["global", "shared"])
+def test_contended_atomic_add_is_exact_and_returns_every_value_once(space: str) -> None:
+    base = "%d1" if space == "global" else "%d5"
+    body = f"""
+        mov.u64 %d5, cell;
+        setp.eq.u32 %p1, %r1, 0;
+        mov.u32 %r9, 0;
+        @%p1 st.shared.u32 [cell], %r9;
+        bar.sync 0;
+        atom.{space}.add.u32 %r3, [{base}], 3;
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out, counter = np.zeros(400, np.uint32), np.zeros(1, np.uint32)
+    run(body, out, counter, block=(200, 1, 1), grid=(2, 1, 1), declarations=CELLS)
+    if space == "global":
+        assert counter[0] == 1200
+        assert sorted(out.tolist()) == list(range(0, 1200, 3))
+    else:
+        assert sorted(out[:200].tolist()) == sorted(out[200:].tolist()) == list(range(0, 600, 3))
+
+
+ATOMICS = {
+    "add.u32": lambda old, b: (old + b) & 0xFFFFFFFF,
+    "min.s32": lambda old, b: min(_signed(old), _signed(b)) & 0xFFFFFFFF,
+    "max.s32": lambda old, b: max(_signed(old), _signed(b)) & 0xFFFFFFFF,
+    "min.u32": min,
+    "max.u32": max,
+    "and.b32": lambda old, b: old & b,
+    "or.b32": lambda old, b: old | b,
+    "xor.b32": lambda old, b: old ^ b,
+    "exch.b32": lambda old, b: b,
+    "inc.u32": lambda old, b: 0 if old >= b else old + 1,
+    "dec.u32": lambda old, b: b if old == 0 or old > b else old - 1,
+}
+
+
+def _signed(bits: int) -> int:
+    return bits - (1 << 32) if bits >> 31 else bits
+
+
+@pytest.mark.parametrize("name", ATOMICS)
+def test_atomics_on_five_words_in_lane_order(name: str) -> None:
+    body = f"""
+        rem.u32 %r3, %r1, 5;
+        mul.wide.u32 %d3, %r3, 4; add.s64 %d3, %d3, %d1;
+        mad.lo.u32 %r4, %r1, 0x9E3779B9, 12345;
+        atom.global.{name} %r5, [%d3], %r4;
+        st.global.u32 [%d2], %r5;
+        ret;
+    """
+    memory = np.array([0, 5, 0x80000000, 0xFFFFFFFF, 77], np.uint32)
+    expected = [int(v) for v in memory]
+    returned = []
+    for lane in range(64):
+        operand = (lane * 0x9E3779B9 + 12345) & 0xFFFFFFFF
+        returned.append(expected[lane % 5])
+        expected[lane % 5] = ATOMICS[name](expected[lane % 5], operand)
+    out = np.zeros(64, np.uint32)
+    run(body, out, memory, block=(64, 1, 1))
+    assert out.tolist() == returned
+    assert memory.tolist() == expected
+
+
+def test_compare_and_swap_lets_one_lane_win() -> None:
+    body = """
+        add.u32 %r4, %r1, 100;
+        atom.global.cas.b32 %r3, [%d1], 7, %r4;
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out, memory = np.zeros(32, np.uint32), np.array([7], np.uint32)
+    run(body, out, memory)
+    assert memory[0] == 100
+    assert out.tolist() == [7] + [100] * 31
+
+
+def test_reductions_of_64_bits_and_guards() -> None:
+    body = """
+        setp.lt.u32 %p1, %r1, 10;
+        cvt.u64.u32 %d3, %r1;
+        @%p1 red.global.add.u64 [%d0], %d3;
+        @!%p1 red.relaxed.gpu.global.max.u64 [%d0+8], %d3;
+        ret;
+    """
+    out = np.array([1 << 40, 3], np.uint64)
+    run(body, out)
+    assert out.tolist() == [(1 << 40) + 45, 31]
+
+
+def test_float_add_flushes_in_global_memory_only() -> None:
+    # PTX ISA, atom: add.f32 flushes subnormals on global memory, and does not on shared memory.
+    body = """
+        mov.b32 %r3, 0x00000010;
+        atom.global.add.f32 %r4, [%d1], %r3;
+        st.shared.u32 [cell], %r3;
+        atom.shared.add.f32 %r4, [cell], %r3;
+        ld.shared.u32 %r5, [cell];
+        st.global.u32 [%d0], %r5;
+        ret;
+    """
+    out, memory = np.zeros(1, np.uint32), np.array([0x00000020], np.uint32)
+    run(body, out, memory, block=(1, 1, 1), declarations=CELLS)
+    assert (int(memory[0]), int(out[0])) == (0, 0x20)
+
+
+def test_vector_atomic_add() -> None:
+    body = """
+        mov.b32 %r3, 0f3F800000; mov.b32 %r4, 0f40000000;
+        red.global.add.v2.f32 [%d0], {%r3, %r4};
+        ret;
+    """
+    out = np.zeros(2, np.float32)
+    run(body, out)
+    assert out.tolist() == [32.0, 64.0]
+
+
+def test_a_count_that_one_warp_reaches_does_not_hold_the_next() -> None:
+    # Both warps come in one step to a barrier for 32 threads: it completes twice.
+    out = np.zeros(64, np.uint32)
+    run("bar.sync 0, 32; bar.arrive 1, 32; bar.sync 1, 32; st.global.u32 [%d2], %r1; ret;", out, block=(64, 1, 1))
+    np.testing.assert_array_equal(out, np.arange(64))

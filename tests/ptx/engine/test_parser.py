@@ -1,0 +1,236 @@
+"""What the parser reads, and what it refuses with a line."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from support.ptx_kernel import line_of, run, text
+
+from refmoe import ptx
+
+
+@pytest.mark.parametrize(
+    ("literal", "bits"),
+    [
+        ("0", 0),
+        ("42", 42),
+        ("-1", 0xFFFFFFFF),
+        ("-2147483648", 0x80000000),
+        ("4294967295", 0xFFFFFFFF),
+        ("0x1F", 31),
+        ("0xFFFFFFFFU", 0xFFFFFFFF),
+        ("017", 15),
+        ("0b1011", 11),
+        ("12U", 12),
+        ("0f3F800000", 0x3F800000),
+        ("-0f3F800000", 0xBF800000),
+        ("0F3f800000", 0x3F800000),
+        ("~5", 0xFFFFFFFA),
+    ],
+)
+def test_immediates(literal: str, bits: int) -> None:
+    out = np.zeros(1, np.uint32)
+    run(f"mov.b32 %r3, {literal}; st.global.b32 [%d0], %r3; ret;", out, block=(1, 1, 1))
+    assert int(out[0]) == bits
+
+
+@pytest.mark.parametrize(
+    ("literal", "bits"),
+    [("0d3FF0000000000000", 0x3FF0000000000000), ("-1", (1 << 64) - 1), ("1.5", 0x3FF8000000000000)],
+)
+def test_wide_immediates(literal: str, bits: int) -> None:
+    out = np.zeros(1, np.uint64)
+    run(
+        f"mov.f64 %d3, {literal}; st.global.b64 [%d0], %d3; ret;".replace("f64 %d3, -", "b64 %d3, -"),
+        out,
+        block=(1, 1, 1),
+    )
+    assert int(out[0]) == bits
+
+
+def test_decimal_literal_of_a_float32_instruction() -> None:
+    out = np.zeros(1, np.uint32)
+    run(
+        "mov.f32 %r3, 2.5; add.rn.f32 %r3, %r3, 0d3FF0000000000000; st.global.b32 [%d0], %r3; ret;",
+        out,
+        block=(1, 1, 1),
+    )
+    assert out.view(np.float32)[0] == 3.5
+
+
+def test_labels_and_registers_of_inline_assembly_repeat() -> None:
+    block = """
+        {
+            .reg .pred p; .reg .b32 t<2>;
+            setp.lt.u32 p, %r1, SIZE;
+            mov.u32 t0, 1;
+            @p bra SKIP;
+            mov.u32 t0, 2;
+        SKIP:
+            add.u32 %r3, %r3, t0;
+        }
+    """
+    body = f"""
+        mov.u32 %r3, 0;
+        {block.replace("SIZE", "4")}
+        {block.replace("SIZE", "8")}
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out = np.zeros(16, np.uint32)
+    run(body, out, block=(16, 1, 1))
+    t = np.arange(16)
+    np.testing.assert_array_equal(out, np.where(t < 4, 1, 2) + np.where(t < 8, 1, 2))
+
+
+def test_an_inner_register_hides_an_outer_one() -> None:
+    body = """
+        mov.u32 %r3, 5;
+        { .reg .b32 %r<4>; mov.u32 %r3, 9; }
+        st.global.u32 [%d0], %r3;
+        ret;
+    """
+    out = np.zeros(1, np.uint32)
+    run(body, out, block=(1, 1, 1))
+    assert out[0] == 5
+
+
+def test_comments_pragmas_and_debug_sections() -> None:
+    body = """
+        // a comment with { and ;
+        /* one of
+           several lines */ mov.u32 %r3, 1;
+        .pragma "nounroll";
+        .loc 1 7 3
+        st.global.u32 [%d0], %r3; ret;
+    """
+    source = text(body) + '.file 1 "kernel.cu"\n.section .debug_str\n{\n$info:\n.b8 95\n.b8 90\n}\n'
+    module = ptx.Module.parse(source)
+    out = np.zeros(1, np.uint32)
+    ptx.launch(module, "k", (1, 1, 1), (1, 1, 1), [out, None, 0])
+    assert out[0] == 1
+    with pytest.raises(ptx.MemoryFault) as caught:
+        ptx.launch(module, "k", (1, 1, 1), (1, 1, 1), [np.zeros(0, np.uint32), None, 0])
+    assert caught.value.source == "kernel.cu:7"
+    assert "kernel.cu:7" in str(caught.value)
+
+
+def test_negative_address_offsets() -> None:
+    out = np.zeros(4, np.uint32)
+    body = (
+        "add.s64 %d3, %d0, 12; st.global.u32 [%d3+-8], 7; st.global.u32 [%d3 + -4], 8; st.global.u32 [%d3-12], 6; ret;"
+    )
+    run(body, out, block=(1, 1, 1))
+    assert out.tolist() == [6, 7, 8, 0]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("mov.u32 %q7, 1;\nret;", "%q7|unknown"),
+        ("bra NOWHERE;\nret;", "no label NOWHERE"),
+        (".shared .b32 s; bra s;\nret;", "no label s"),
+        ("bra;\nret;", "not the operands of bra"),
+        ("A: bra A, A;\nret;", "not the operands of bra"),
+        ("mov.u32 %r1, 08;\nret;", "unexpected '08"),
+        ("A: A: ret;", "label A is defined twice"),
+        (".reg .b32 x; .reg .b32 x; ret;", "register x is declared twice"),
+        (".reg .b128 x; ret;", "registers of type .b128"),
+        ("mov.u32 %r1 %r2; ret;", "expected ',' or ';'"),
+        ("@%r1 mov.u32 %r1, %r2; ret;", "a guard must be a predicate"),
+        ("mov.u32 %r1, `; ret;", "unexpected '`"),
+        ("mov.u32 %r99, 1; ret;", "%r99|no register"),
+    ],
+)
+def test_text_that_is_no_ptx(body: str, message: str) -> None:
+    with pytest.raises(ptx.PtxError, match=message) as caught:
+        run(body, np.zeros(1, np.uint32))
+    assert isinstance(caught.value, ptx.ParseError | ptx.UnknownOpcode)
+    assert caught.value.line == line_of(body, body.split("\n")[0].split(";")[0])
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        "frobnicate.u32 %r3, %r1;",
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r1}, {%r2}, {%r3}, {%r4};",
+        "ld.global.b128 %d3, [%d1];",
+        "ld.texture.u32 %r3, [%d1];",
+        "st.const.u32 [%d1], %r1;",
+        "atom.global.min.f32 %r3, [%d1], %r1;",
+        "shfl.bfly.b32 %r3, %r1, 1, 31;",
+        "mov.u32 %r3, %clock;",
+        "mov.u32 %r3, %smid;",
+        "bar.sync.nowhere 0;",
+        "bar.warp.sync;",
+        "atom.global.add.u32 %r3, [%d1];",
+        "atom.global.cas.b32 %r3, [%d1], %r1;",
+        "mov.b32 {%r3, %r4}, %r1;",
+        "cvta.shared.u32 %r3, %r1;",
+        "redux.sync.add.f32 %r3, %r1, -1;",
+        "call.uni vprintf, ();",
+    ],
+)
+def test_unknown_opcodes_are_refused_before_anything_runs(instruction: str) -> None:
+    # The instruction stands behind ret, where no lane comes.
+    body = f"ret;\n{instruction}\nret;"
+    module = ptx.Module.parse(text(body), name="test.ptx")
+    with pytest.raises(ptx.UnknownOpcode) as caught:
+        module.compile("k")
+    assert caught.value.line == line_of(body, instruction)
+    assert caught.value.opcode == instruction.split()[0].rstrip(";")
+    assert instruction.split()[0] in str(caught.value)
+
+
+def test_contraction_is_refused_or_reported() -> None:
+    body = "mul.f32 %r3, %r4, %r5;\nadd.f32 %r3, %r3, %r5;\nmul.rn.f32 %r3, %r4, %r5;\nret;"
+    result = run(body, np.zeros(1, np.uint32), block=(1, 1, 1))
+    first = line_of(body, "mul.f32")
+    assert result.contraction_possible == (first, first + 1)
+    with pytest.raises(ptx.Contraction) as caught:
+        ptx.Module.parse(text(body), strict=True).compile("k")
+    assert (caught.value.opcode, caught.value.line) == ("mul.f32", first)
+    ptx.Module.parse(text("mul.rn.f32 %r3, %r4, %r5;\nret;"), strict=True).compile("k")
+
+
+def test_approximate_instructions_are_reported_where_they_are_not_exact() -> None:
+    # rcp.approx is exact on powers of two; a lane whose guard is off does not count.
+    body = """
+        setp.lt.u32 %p1, %r1, %r0;
+        cvt.rn.f32.u32 %r3, %r1;
+        @%p1 bra POWERS;
+        mov.b32 %r3, 0f40800000;
+    POWERS:
+        rcp.approx.f32 %r4, %r3;
+        ret;
+    """
+    assert run(body, np.zeros(1, np.uint32), n=0).approximate == ()
+    assert run(body, np.zeros(1, np.uint32), n=4).approximate == (("rcp.approx.f32", line_of(body, "rcp.approx")),)
+
+
+def test_errors_survive_pickling() -> None:
+    with pytest.raises(ptx.MemoryFault) as caught:
+        run("ld.global.u32 %r3, [%d1]; ret;", np.zeros(1, np.uint32))
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert type(copy) is ptx.MemoryFault
+    assert (str(copy), copy.line, copy.thread) == (str(caught.value), caught.value.line, (0, 0, 0))
+
+
+def test_no_such_entry() -> None:
+    with pytest.raises(ptx.ArgumentMismatch, match="no entry 'x'; it has k"):
+        ptx.Module.parse(text("ret;")).compile("x")
+
+
+def test_carry_flag_across_instructions() -> None:
+    body = """
+        mov.u32 %r3, 0xFFFFFFFF;
+        add.cc.u32 %r4, %r3, %r1;
+        addc.u32 %r5, 0, 0;
+        st.global.u32 [%d2], %r5;
+        ret;
+    """
+    out = np.zeros(4, np.uint32)
+    run(body, out, block=(4, 1, 1))
+    assert out.tolist() == [0, 1, 1, 1]

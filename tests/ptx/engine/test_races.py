@@ -1,0 +1,355 @@
+"""Races that are there are found; synchronised programs raise no alarm."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.ptx_kernel import compile_cuda, line_of, run
+
+from refmoe import ptx
+
+CELLS = ".shared .align 16 .b8 cell[512];"
+
+EXCHANGE = """
+    mov.u32 %r3, cell;
+    mad.lo.u32 %r4, %r1, 4, %r3;
+    xor.b32 %r5, %r1, {distance};
+    mad.lo.u32 %r6, %r5, 4, %r3;
+    st.shared.u32 [%r4], %r2;
+    {sync}
+    ld.shared.u32 %r7, [%r6];
+    st.global.u32 [%d2], %r7;
+    ret;
+"""
+
+
+@pytest.mark.parametrize(
+    ("distance", "sync", "threads", "races"),
+    [
+        (32, "bar.sync 0;", 64, False),
+        (32, "", 64, True),
+        (32, "bar.warp.sync -1;", 64, True),  # a warp's own sync says nothing about another warp
+        (1, "bar.warp.sync -1;", 64, False),
+        (1, "bar.sync 0;", 64, False),
+        (1, "", 64, True),  # lanes of one warp: not ordered since independent thread scheduling
+        (1, "vote.sync.any.pred %p1, %p1, -1;", 32, True),  # a vote moves no memory
+        (0, "", 64, False),
+    ],
+)
+def test_exchange_through_shared_memory(distance: int, sync: str, threads: int, races: bool) -> None:
+    body = EXCHANGE.format(distance=distance, sync=sync)
+    out = np.zeros(2 * threads, np.uint32)
+    if not races:
+        run(body, out, block=(threads, 1, 1), grid=(2, 1, 1), declarations=CELLS)
+        lane = np.arange(2 * threads)
+        np.testing.assert_array_equal(out, lane ^ distance)
+        return
+    with pytest.raises(ptx.RaceError) as caught:
+        run(body, out, block=(threads, 1, 1), grid=(2, 1, 1), declarations=CELLS)
+    race = caught.value
+    assert (race.kind, race.space, race.line) == ("write-read", "shared", line_of(body, "ld.shared"))
+    assert race.other_thread == (race.thread[0] ^ distance, 0, 0)
+    assert race.offset == 4 * race.other_thread[0]
+    run(body, out, block=(threads, 1, 1), grid=(2, 1, 1), declarations=CELLS, checks=ptx.Checks(races=False))
+
+
+def test_a_missing_second_barrier_is_found_in_a_loop() -> None:
+    # Write, barrier, read, (barrier,) write again: without the second barrier the next write races with the reads.
+    body = """
+        mov.u32 %r3, cell; mad.lo.u32 %r4, %r1, 4, %r3;
+        xor.b32 %r5, %r1, 32; mad.lo.u32 %r6, %r5, 4, %r3;
+        mov.u32 %r8, 0;
+    LOOP:
+        add.u32 %r9, %r8, %r1;
+        st.shared.u32 [%r4], %r9;
+        bar.sync 0;
+        ld.shared.u32 %r7, [%r6];
+        {second}
+        add.u32 %r8, %r8, 1;
+        setp.lt.u32 %p1, %r8, 4;
+        @%p1 bra LOOP;
+        st.global.u32 [%d2], %r7;
+        ret;
+    """
+    out = np.zeros(64, np.uint32)
+    run(body.format(second="bar.sync 0;"), out, block=(64, 1, 1), declarations=CELLS)
+    with pytest.raises(ptx.RaceError) as caught:
+        run(body.format(second=""), out, block=(64, 1, 1), declarations=CELLS)
+    assert caught.value.kind == "read-write"
+
+
+def test_two_lanes_of_one_store_that_write_different_values() -> None:
+    body = "st.shared.u32 [cell+8], %r1; ret;"
+    with pytest.raises(ptx.RaceError) as caught:
+        run(body, np.zeros(1, np.uint32), declarations=CELLS)
+    assert (caught.value.kind, caught.value.offset) == ("write-write", 8)
+    run(body.replace("%r1", "%r0"), np.zeros(1, np.uint32), declarations=CELLS)
+
+
+def test_granules_shrink_to_the_smallest_access() -> None:
+    # A 16-byte store, then each lane's own byte of it: only the lane that wrote may touch it.
+    body = """
+        setp.ne.u32 %p1, %r1, 0;
+        @%p1 bra NEXT;
+        st.shared.v4.u32 [cell], {%r0, %r0, %r0, %r0};
+    NEXT:
+        {sync}
+        mov.u32 %r3, cell; add.u32 %r3, %r3, %r1;
+        setp.lt.u32 %p2, %r1, 16;
+        @%p2 st.shared.u8 [%r3], %r1;
+        ret;
+    """
+    run(body.replace("{sync}", "bar.sync 0;"), np.zeros(1, np.uint32), declarations=CELLS)
+    with pytest.raises(ptx.RaceError) as caught:
+        run(body.replace("{sync}", ""), np.zeros(1, np.uint32), declarations=CELLS)
+    # Lane 0 wrote the word itself, so lane 1 is the first to race, on byte 1.
+    assert (caught.value.thread, caught.value.offset) == ((1, 0, 0), 1)
+
+
+def test_readers_of_several_lanes_are_all_remembered() -> None:
+    # All lanes read one word; lane 31, the last recorded, then writes it without a warp-level sync.
+    body = """
+        setp.eq.u32 %p1, %r1, 0;
+        @%p1 st.shared.u32 [cell], %r1;
+        bar.sync 0;
+        ld.shared.u32 %r3, [cell];
+        {sync}
+        setp.eq.u32 %p2, %r1, 31;
+        @%p2 st.shared.u32 [cell], %r1;
+        ret;
+    """
+    run(body.replace("{sync}", "bar.warp.sync -1;"), np.zeros(1, np.uint32), declarations=CELLS)
+    with pytest.raises(ptx.RaceError, match="several threads") as caught:
+        run(body.replace("{sync}", ""), np.zeros(1, np.uint32), declarations=CELLS)
+    assert caught.value.other_thread is None
+
+
+def test_readers_of_a_uniform_global_address_are_all_checked() -> None:
+    # Every lane reads in[0]; then one lane writes it. The address is one scalar for all lanes.
+    body = """
+        ld.global.u32 %r3, [%d1];
+        {sync}
+        setp.eq.u32 %p2, %r2, {writer};
+        add.u32 %r4, %r3, 1;
+        @%p2 st.global.u32 [%d1], %r4;
+        ret;
+    """
+    run(body.format(sync="bar.sync 0;", writer=31), np.zeros(1, np.uint32), np.zeros(1, np.uint32), block=(64, 1, 1))
+    for sync, writer, grid in (("", 63, 1), ("", 0, 1), ("bar.warp.sync -1;", 3, 1), ("bar.sync 0;", 3, 2)):
+        with pytest.raises(ptx.RaceError) as caught:
+            run(
+                body.format(sync=sync, writer=writer),
+                np.zeros(1, np.uint32),
+                np.zeros(1, np.uint32),
+                block=(64, 1, 1),
+                grid=(grid, 1, 1),
+            )
+        assert caught.value.kind == "read-write"
+
+
+def test_a_uniform_polling_load_orders_every_warp_that_polls() -> None:
+    body = """
+        setp.ne.u32 %p1, %r1, 0;
+        @%p1 bra READER;
+        mov.u32 %r3, 42;
+        st.global.u32 [%d1+4], %r3;
+        fence.acq_rel.gpu;
+        st.relaxed.gpu.global.u32 [%d1], %r3;
+        ret;
+    READER:
+        ld.relaxed.gpu.global.u32 %r4, [%d1];
+        setp.eq.u32 %p3, %r4, 0;
+        @%p3 bra READER;
+        fence.acq_rel.gpu;
+        ld.global.u32 %r5, [%d1+4];
+        st.global.u32 [%d2], %r5;
+        ret;
+    """
+    out = np.zeros(128, np.uint32)
+    run(body, out, np.zeros(2, np.uint32), block=(128, 1, 1))
+    assert (out[1:] == 42).all()
+
+
+def test_a_row_written_twice_with_different_values() -> None:
+    body = """
+        rem.u32 %r3, %r2, %r0;
+        mul.wide.u32 %d3, %r3, 4; add.s64 %d3, %d3, %d0;
+        st.global.u32 [%d3], %r60;
+        ret;
+    """
+    run(body, np.zeros(64, np.uint32), n=64, grid=(2, 1, 1))
+    with pytest.raises(ptx.RaceError) as caught:
+        run(body, np.zeros(64, np.uint32), n=63, grid=(2, 1, 1))
+    race = caught.value
+    assert (race.kind, race.space, race.offset) == ("write-write", "global", 0)
+    assert {race.block, race.other_block} == {(1, 0, 0), (0, 0, 0)}
+
+
+def test_a_row_written_twice_in_different_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refmoe.ptx.launcher.LANES_AT_ONCE", 32)
+    body = "mul.wide.u32 %d3, %r1, 4; add.s64 %d3, %d3, %d0; st.global.u32 [%d3], %r60; ret;"
+    with pytest.raises(ptx.RaceError) as caught:
+        run(body, np.zeros(64, np.uint32), grid=(2, 1, 1))
+    assert (caught.value.block, caught.value.other_block) == ((1, 0, 0), (0, 0, 0))
+
+
+def test_reading_what_another_block_writes() -> None:
+    body = """
+        st.global.u32 [%d2], %r2;
+        {sync}
+        xor.b32 %r3, %r2, 32;
+        mul.wide.u32 %d3, %r3, 4; add.s64 %d3, %d3, %d0;
+        ld.global.u32 %r4, [%d3];
+        ret;
+    """
+    with pytest.raises(ptx.RaceError) as caught:
+        run(body.replace("{sync}", "bar.sync 0;"), np.zeros(64, np.uint32), grid=(2, 1, 1))
+    assert (caught.value.kind, caught.value.space) == ("write-read", "global")
+    # Within one block a barrier is enough.
+    run(body.replace("{sync}", "bar.sync 0;"), np.zeros(64, np.uint32), block=(64, 1, 1))
+
+
+LAST_BLOCK = """
+__device__ unsigned int count;
+extern "C" __global__ void k(int* out, int* partial, int n) {
+    __shared__ int sum[128];
+    __shared__ bool last;
+    int t = threadIdx.x;
+    sum[t] = blockIdx.x * 1000 + t;
+    __syncthreads();
+    for (int d = 64; d; d >>= 1) { if (t < d) sum[t] += sum[t + d]; __syncthreads(); }
+    if (t == 0) {
+        partial[blockIdx.x] = sum[0];
+        FENCE
+        last = atomicAdd(&count, 1) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (last && t == 0) { int r = 0; for (int b = 0; b < gridDim.x; ++b) r += partial[b]; out[0] = r; }
+}
+"""
+
+
+def test_the_last_block_sums_up(tmp_path) -> None:
+    # The threadFenceReduction pattern: a fence, an atomic ticket, then reading what others wrote.
+    blocks = 40
+    out, partial = np.zeros(1, np.int32), ptx.Buffer(np.zeros(blocks, np.int32), "partial", initialised=False)
+    good = compile_cuda(LAST_BLOCK.replace("FENCE", "__threadfence();"), tmp_path)
+    for _ in range(2):
+        ptx.launch(good, "k", (blocks, 1, 1), (128, 1, 1), [out, partial, 0])
+        assert out[0] == sum(128 * b * 1000 + 127 * 64 for b in range(blocks))
+    bad = compile_cuda(LAST_BLOCK.replace("FENCE", ""), tmp_path)
+    with pytest.raises(ptx.RaceError) as caught:
+        ptx.launch(bad, "k", (blocks, 1, 1), (128, 1, 1), [out, partial, 0])
+    assert (caught.value.kind, caught.value.buffer) == ("write-read", "partial")
+
+
+def test_the_last_block_sums_up_across_chunks(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refmoe.ptx.launcher.LANES_AT_ONCE", 256)
+    out, partial = np.zeros(1, np.int32), np.zeros(7, np.int32)
+    module = compile_cuda(LAST_BLOCK.replace("FENCE", "__threadfence();"), tmp_path)
+    ptx.launch(module, "k", (7, 1, 1), (128, 1, 1), [out, partial, 0])
+    assert out[0] == sum(128 * b * 1000 + 127 * 64 for b in range(7))
+
+
+def test_a_flag_between_warps() -> None:
+    # Release by a fence and a relaxed store, acquire by a polling load: the data is ordered; without the fence not.
+    body = """
+        setp.ge.u32 %p1, %r1, 32;
+        @%p1 bra READER;
+        setp.ne.u32 %p2, %r1, 0;
+        @%p2 bra END;
+        mov.u32 %r3, 42;
+        st.shared.u32 [cell], %r3;
+        {fence}
+        st.relaxed.gpu.global.u32 [%d1], %r3;
+        ret;
+    READER:
+        ld.acquire.gpu.global.u32 %r4, [%d1];
+        setp.eq.u32 %p3, %r4, 0;
+        @%p3 bra READER;
+        ld.shared.u32 %r5, [cell];
+        st.global.u32 [%d2], %r5;
+    END: ret;
+    """
+    out = np.zeros(64, np.uint32)
+    options = {"block": (64, 1, 1), "declarations": CELLS}
+    run(body.replace("{fence}", "fence.acq_rel.gpu;"), out, np.zeros(1, np.uint32), **options)
+    assert (out[32:] == 42).all()
+    with pytest.raises(ptx.RaceError):
+        run(body.replace("{fence}", ""), out, np.zeros(1, np.uint32), **options)
+
+
+def test_atomics_do_not_race_with_each_other_but_with_plain_accesses() -> None:
+    histogram = """
+        setp.lt.u32 %p1, %r1, 8;
+        mov.u32 %r3, cell; mad.lo.u32 %r4, %r1, 4, %r3;
+        mov.u32 %r5, 0;
+        @%p1 st.shared.u32 [%r4], %r5;
+        {first}
+        and.b32 %r6, %r1, 7; mad.lo.u32 %r6, %r6, 4, %r3;
+        atom.shared.add.u32 %r7, [%r6], 1;
+        {second}
+        @%p1 ld.shared.u32 %r8, [%r4];
+        @%p1 st.global.u32 [%d2], %r8;
+        ret;
+    """
+    barrier = "bar.sync 0;"
+    out = np.zeros(64, np.uint32)
+    run(histogram.format(first=barrier, second=barrier), out, block=(64, 1, 1), declarations=CELLS)
+    assert out[:8].tolist() == [8] * 8
+    for first, second in (("", barrier), (barrier, "")):
+        with pytest.raises(ptx.RaceError):
+            run(histogram.format(first=first, second=second), out, block=(64, 1, 1), declarations=CELLS)
+
+
+TRANSPOSE = """
+extern "C" __global__ void k(float* out, const float* in, int n) {
+    __shared__ float tile[32][33];
+    for (int half = 0; half < 2; ++half) {
+        int x = threadIdx.x, y = threadIdx.y, base = half * 1024;
+        for (int j = 0; j < 32; j += 8) tile[y + j][x] = in[base + (y + j) * 32 + x];
+        __syncthreads();
+        for (int j = 0; j < 32; j += 8) out[base + (y + j) * 32 + x] = tile[x][y + j];
+        SECOND
+    }
+}
+"""
+
+
+def test_tiled_transpose_of_the_real_compiler(tmp_path) -> None:
+    x = np.random.default_rng(5).standard_normal((2, 32, 32)).astype(np.float32)
+    out = np.zeros_like(x)
+    good = compile_cuda(TRANSPOSE.replace("SECOND", "__syncthreads();"), tmp_path)
+    ptx.launch(good, "k", (1, 1, 1), (32, 8, 1), [out, x, 0])
+    np.testing.assert_array_equal(out, x.transpose(0, 2, 1))
+    bad = compile_cuda(TRANSPOSE.replace("SECOND", ""), tmp_path)
+    with pytest.raises(ptx.RaceError) as caught:
+        ptx.launch(bad, "k", (1, 1, 1), (32, 8, 1), [out, x, 0])
+    assert caught.value.kind == "read-write"
+    assert caught.value.source is not None
+    assert caught.value.source.endswith("kernel.cu:6")
+
+
+@pytest.mark.parametrize("partner_first", [True, False])
+@pytest.mark.parametrize("barrier", ["", "bar.sync 0;"])
+def test_a_write_after_the_read_of_another_warp_in_global_memory(partner_first: bool, barrier: str) -> None:
+    # The lane that writes has read the place itself, before or after the lane of the other warp.
+    loads = ["ld.global.u32 %r4, [%d4];", "ld.global.u32 %r5, [%d2];"]
+    body = f"""
+        xor.b32 %r3, %r1, 32;
+        mul.wide.u32 %d3, %r3, 4;
+        add.s64 %d4, %d0, %d3;
+        {" ".join(loads if partner_first else loads[::-1])}
+        add.u32 %r4, %r4, %r5;
+        {barrier}
+        st.global.u32 [%d2], %r4;
+        ret;
+    """
+    out = np.arange(64, dtype=np.uint32)
+    if barrier:
+        run(body, out, block=(64, 1, 1))
+        np.testing.assert_array_equal(out, np.arange(64) + (np.arange(64) ^ 32))
+        return
+    with pytest.raises(ptx.RaceError, match="read-write race") as caught:
+        run(body, out, block=(64, 1, 1))
+    assert caught.value.buffer == "argument 0"

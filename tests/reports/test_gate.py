@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.verify import CASE, result, write_document
+
+from refmoe.reports.gate import NAMED_CASES, check_reports, read_baseline, write_baseline
+from refmoe.reports.parity import ReportError, digest_of, read_report
+from refmoe.verify.runner import source_sha256
+from refmoe.verify.verdict import Verdict
+
+OTHER = CASE.on("ptx", "sm_121a")
+ON_GPU = CASE.on("cuda")
+
+
+def refusals(*paths: Path, baseline: Path | None = None) -> list[str]:
+    return list(check_reports(list(paths), baseline, source_sha256).refusals)
+
+
+def baseline_of(path: Path, *cases: object) -> Path:
+    report = write_document(path.parent / "for-baseline" / "x.txt", [result(case) for case in cases])  # type: ignore[arg-type]
+    write_baseline(path, [read_report(report)])
+    return path
+
+
+def test_good_reports_pass(tmp_path: Path) -> None:
+    write_document(tmp_path / "a.json", [result(), result(OTHER)])
+    write_document(tmp_path / "deep" / "b.json", [result(ON_GPU)])
+    outcome = check_reports([tmp_path], None, source_sha256)
+    assert outcome.refusals == ()
+    assert (len(outcome.reports), outcome.passed) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "meaning"),
+    [
+        (Verdict.MISMATCH, "bytes differ"),
+        (Verdict.OUT_OF_BOUND, "values differ more than any rounding explains"),
+        (Verdict.MISTRUSTED, "equal on data that could not have failed, which proves nothing"),
+        (Verdict.ERROR, "the kernel did not run to its end"),
+    ],
+)
+def test_a_bad_verdict_is_refused_with_its_meaning_and_its_repro_line(
+    tmp_path: Path, verdict: Verdict, meaning: str
+) -> None:
+    path = write_document(tmp_path / "a.json", [result(), result(OTHER, verdict, reason="because")])
+    assert refusals(path) == [f"{path}: {verdict.value}, {meaning}: because; run: refmoe repro '{OTHER}'"]
+
+
+def test_every_failing_verdict_is_refused(tmp_path: Path) -> None:
+    for verdict in (verdict for verdict in Verdict if verdict.fails):
+        assert refusals(write_document(tmp_path / "a.json", [result(), result(OTHER, verdict, reason="x")]))
+
+
+def test_of_many_failing_cases_the_first_are_named_and_the_rest_is_counted(tmp_path: Path) -> None:
+    cases = [replace(CASE, seed=seed) for seed in range(NAMED_CASES + 1200)]
+    path = write_document(tmp_path / "a.json", [result(case, Verdict.MISMATCH, first_mismatch="x") for case in cases])
+    found = refusals(path)
+    assert [sentence.rpartition("run: ")[2] for sentence in found[:-1]] == [
+        f"refmoe repro '{case}'" for case in cases[:NAMED_CASES]
+    ]
+    assert found[-1] == (
+        f"{path}: 1,200 more cases MISMATCH: 1,200 of expand; see them all: refmoe report {path} --html out/report.html"
+    )
+
+
+def test_skipped_and_unsupported_alone_are_no_failure(tmp_path: Path) -> None:
+    path = write_document(
+        tmp_path / "a.json",
+        [result(), result(OTHER, Verdict.UNSUPPORTED, reason="no"), result(ON_GPU, Verdict.SKIPPED, reason="no GPU")],
+    )
+    assert refusals(path) == []
+
+
+def test_a_report_in_which_nothing_ran_is_refused(tmp_path: Path) -> None:
+    path = write_document(tmp_path / "a.json", [result(verdict=Verdict.SKIPPED, reason="no usable nvcc")])
+    assert refusals(path) == [f"{path}: no case ran: SKIPPED: no usable nvcc"]
+
+
+def test_an_empty_report_is_refused(tmp_path: Path) -> None:
+    path = write_document(tmp_path / "a.json", [])
+    assert refusals(path) == [f"{path}: an empty report: it holds no case, so it proves nothing"]
+
+
+def test_an_edited_report_is_refused(tmp_path: Path) -> None:
+    path = write_document(tmp_path / "a.json", [result(verdict=Verdict.MISMATCH)])
+    path.write_text(path.read_text().replace("MISMATCH", "PASS"))
+    (sentence,) = refusals(path)
+    assert "edited after it was made" in sentence
+
+
+def test_another_schema_version_is_refused(tmp_path: Path) -> None:
+    (sentence,) = refusals(write_document(tmp_path / "a.json", [result()], schema_version="99"))
+    assert "schema version '99'" in sentence
+
+
+@pytest.mark.parametrize(
+    "content", ["", "words", "[]", "{}", '{"kind": "bench"}', '{"kind": "bench", "name": "x", "rows": []}']
+)
+def test_a_file_that_is_no_report_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.json").write_text(content)
+    (sentence,) = refusals(tmp_path)
+    assert str(tmp_path / "a.json") in sentence
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", '"\\ud800"', "9" * 5000])
+def test_what_json_has_no_word_for_is_refused(tmp_path: Path, number: str) -> None:
+    for kind in ("parity", "conformance", "stress", "drift"):
+        keys = '"schema_version": "1", "cases": [], "runs": [], "dependent": [], "passed": true'
+        (tmp_path / "a.json").write_text(f'{{"kind": "{kind}", {keys}, "seconds": {number}}}')
+        (sentence,) = refusals(tmp_path)
+        assert "edited after it was made" in sentence or "no JSON" in sentence
+
+
+def test_a_document_that_lacks_what_its_kind_has_is_refused(tmp_path: Path) -> None:
+    document = {"kind": "drift", "schema_version": "1", "runs": [{}], "dependent": [], "passed": True}
+    (tmp_path / "a.json").write_text(json.dumps({**document, "digest": digest_of(document)}))
+    (sentence,) = refusals(tmp_path)
+    assert sentence == f"{tmp_path / 'a.json'}: says it is of kind drift, but lacks or spoils 'comparisons'"
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "reports" / "folder.json").mkdir(parents=True)
+    (tmp_path / "latin.json").write_bytes(b'{"kind": "\xe9"}')
+    found = refusals(tmp_path / "reports", tmp_path / "latin.json", tmp_path / "absent.json")
+    assert len(found) == 3
+    assert all("cannot be read" in sentence for sentence in found)
+
+
+def test_half_a_report_is_refused(tmp_path: Path) -> None:
+    path = write_document(tmp_path / "a.json", [result()])
+    path.write_text(path.read_text()[:-40])
+    (sentence,) = refusals(path)
+    assert "no JSON, so no report" in sentence
+
+
+def test_a_document_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"kind": "diary"}')
+    (sentence,) = refusals(tmp_path)
+    assert "of kind 'diary'" in sentence
+
+
+def test_bench_documents_may_lie_beside_reports(tmp_path: Path) -> None:
+    write_document(tmp_path / "a.json", [result()])
+    (tmp_path / "bench.json").write_text('{"kind": "bench", "name": "quantize", "rows": [{"name": "numpy"}]}')
+    assert refusals(tmp_path) == []
+
+
+def test_bench_documents_alone_are_no_report(tmp_path: Path) -> None:
+    (tmp_path / "bench.json").write_text('{"kind": "bench", "name": "quantize", "rows": [{"name": "numpy"}]}')
+    (sentence,) = refusals(tmp_path)
+    assert sentence.startswith("no report in")
+
+
+def test_a_case_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    (sentence,) = refusals(write_document(tmp_path / "a.json", [result(), result()]))
+    assert f"case {CASE} is there twice" in sentence
+
+
+def test_a_changed_kernel_source_makes_its_report_stale(tmp_path: Path) -> None:
+    stale = result(ON_GPU, source_sha256="0" * 64, arch="sm_90a")
+    (sentence,) = refusals(write_document(tmp_path / "a.json", [stale]))
+    assert "the source of expand changed since 1 of its cases ran on cuda (sm_90a)" in sentence
+
+
+def test_a_family_that_is_gone_is_refused(tmp_path: Path) -> None:
+    document = json.loads(write_document(tmp_path / "a.json", [result()]).read_text())
+    document["cases"][0]["family"] = "reduce"
+    (sentence,) = refusals(write_document(tmp_path / "a.json", [result()], cases=document["cases"]))
+    assert "kernel family reduce has no source any more" in sentence
+
+
+def test_a_vanished_case_is_refused(tmp_path: Path) -> None:
+    baseline = baseline_of(tmp_path / "baseline.json", CASE, OTHER)
+    path = write_document(tmp_path / "out" / "a.json", [result()])
+    (sentence,) = refusals(path, baseline=baseline)
+    assert sentence == f"case {OTHER} passed in {baseline} and is gone; run it, or renew the baseline"
+
+
+def test_a_case_that_no_longer_runs_is_refused(tmp_path: Path) -> None:
+    baseline = baseline_of(tmp_path / "baseline.json", CASE, OTHER)
+    path = write_document(tmp_path / "out" / "a.json", [result(), result(OTHER, Verdict.SKIPPED, reason="no GPU")])
+    (sentence,) = refusals(path, baseline=baseline)
+    assert sentence == f"case {OTHER} passed in {baseline} and is now SKIPPED: no GPU"
+
+
+def test_cases_that_no_longer_run_for_one_reason_are_one_sentence(tmp_path: Path) -> None:
+    cases = [replace(CASE, seed=seed) for seed in range(30)]
+    baseline = baseline_of(tmp_path / "baseline.json", CASE, *cases)
+    skipped = [result(case, Verdict.SKIPPED, reason="no nvcc") for case in cases if case != CASE]
+    path = write_document(tmp_path / "out" / "a.json", [result(), *skipped])
+    (sentence,) = refusals(path, baseline=baseline)
+    assert sentence.endswith(f"and 28 more passed in {baseline} and is now SKIPPED: no nvcc")
+
+
+def test_a_baseline_whose_kernel_family_is_gone_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    baseline = baseline_of(tmp_path / "baseline.json", CASE)
+    document = json.loads(baseline.read_text())
+    document["cases"] += [str(replace(ON_GPU, seed=seed)).replace("expand", "reduce") for seed in range(40)]
+    baseline.write_text(json.dumps({**document, "digest": digest_of(document)}))
+    path = write_document(tmp_path / "out" / "a.json", [result()])
+    assert refusals(path, baseline=baseline) == [
+        f"kernel family reduce passed 40 cases in {baseline} and is gone; bring it back, or renew the baseline"
+    ]
+
+
+def test_an_edited_baseline_is_refused(tmp_path: Path) -> None:
+    baseline = baseline_of(tmp_path / "baseline.json", CASE, OTHER)
+    baseline.write_text(baseline.read_text().replace(str(OTHER), str(ON_GPU)))
+    path = write_document(tmp_path / "out" / "a.json", [result()])
+    (sentence,) = refusals(path, baseline=baseline)
+    assert "edited after it was made" in sentence
+
+
+def test_gpu_evidence_counts_again_once_it_is_made_from_the_present_sources(tmp_path: Path) -> None:
+    old = write_document(tmp_path / "a.json", [result(ON_GPU, source_sha256="0" * 64, arch="sm_90a")])
+    assert len(refusals(old)) == 1
+    assert refusals(write_document(tmp_path / "a.json", [result(ON_GPU, arch="sm_90a")])) == []
+
+
+def test_the_baseline_speaks_for_the_devices_of_the_reports(tmp_path: Path) -> None:
+    baseline = baseline_of(tmp_path / "reports" / "baseline.json", CASE, ON_GPU)
+    path = write_document(tmp_path / "out" / "a.json", [result()])
+    assert refusals(path, baseline=baseline) == []
+
+
+def test_in_its_own_folder_the_baseline_speaks_for_all_devices(tmp_path: Path) -> None:
+    baseline = baseline_of(tmp_path / "reports" / "baseline.json", CASE, ON_GPU)
+    write_document(tmp_path / "reports" / "a.json", [result()])
+    (tmp_path / "reports" / "for-baseline" / "x.txt").unlink()
+    (sentence,) = refusals(tmp_path / "reports", baseline=baseline)
+    assert f"case {ON_GPU} passed in" in sentence
+
+
+def test_the_baseline_holds_passed_cases_only_and_shows_an_edit(tmp_path: Path) -> None:
+    report = write_document(tmp_path / "a.txt", [result(), result(OTHER, Verdict.SKIPPED, reason="x")])
+    path = tmp_path / "baseline.json"
+    assert write_baseline(path, [read_report(report)]) == 1
+    assert read_baseline(path) == [str(CASE)]
+    document = json.loads(path.read_text())
+    document["cases"] = []
+    path.write_text(json.dumps(document))
+    with pytest.raises(ReportError, match="edited after it was made"):
+        read_baseline(path)
+    document |= {"schema_version": "0"}
+    path.write_text(json.dumps({**document, "digest": digest_of(document)}))
+    with pytest.raises(ReportError, match="schema version '0'"):
+        read_baseline(path)
+    path.write_text("{}")
+    assert any("no baseline" in sentence for sentence in refusals(report, baseline=path))
+
+
+def test_a_planted_fault_that_survived_is_refused(tmp_path: Path) -> None:
+    survivor = {"name": "01-x", "fault": "FLOOR.", "kind": "k", "caught": False, "case": None, "verdict": None}
+    path = write_document(tmp_path / "a.json", [result()], mutants=[{**survivor, "finding": None, "cases": 9}])
+    assert refusals(path) == [f"{path}: the planted fault 01-x was not caught: FLOOR."]

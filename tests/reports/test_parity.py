@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from support.verify import CASE, ENVIRONMENT, result, write_document
+
+from refmoe.families.case import parse_case
+from refmoe.reports.parity import (
+    Report,
+    ReportError,
+    digest_of,
+    make_report,
+    read_report,
+    report_text,
+    schema_text,
+)
+from refmoe.reports.render import junit_text, markdown_text, verdict_lines
+from refmoe.verify.verdict import Verdict
+
+QUANTIZE = parse_case("mxfp8_quantize:bf16:m1k2880:real:seed7@cuda")
+MISMATCH = (
+    "codes[5, 421]  block (5, 13) lane 5: kernel 0x6F (120) reference 0x70 (128), 1 ulp, scale 0x7B; 3 of 9 differ"
+)
+
+
+def report() -> Report:
+    results = [
+        result(),
+        result(CASE.on("ptx", "sm_121a"), Verdict.MISMATCH, stage="codes", first_mismatch=MISMATCH),
+        result(
+            QUANTIZE, Verdict.SKIPPED, reason="torch sees no CUDA device <&\x1b>", evidence="none", source_sha256=None
+        ),
+        result(CASE.on("ptx", "sm_90a"), Verdict.ERROR, reason="MemoryFault: out of bounds", evidence="none"),
+    ]
+    return make_report(results, command="refmoe parity", environment=ENVIRONMENT, seconds=2.5)
+
+
+def test_a_report_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    made = report()
+    path.write_text(report_text(made))
+    assert read_report(path) == made
+
+
+def test_the_digest_is_the_hash_of_the_canonical_json_without_it() -> None:
+    document = json.loads(report_text(report()))
+    stated = document.pop("digest")
+    canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert stated == hashlib.sha256(canonical.encode("utf-8")).hexdigest()
+
+
+def test_the_keys_that_stay_are_there() -> None:
+    document = json.loads(report_text(report()))
+    assert {"schema_version", "cases", "digest"} <= document.keys()
+    fixed = {"id", "device", "arch", "verdict", "evidence", "stage", "first_mismatch", "repro", "source_sha256"}
+    assert all(fixed <= case.keys() for case in document["cases"])
+    assert document["cases"][1]["repro"] == f"refmoe repro '{CASE.on('ptx', 'sm_121a')}'"
+    assert document["summary"] == {"PASS": 1, "MISMATCH": 1, "ERROR": 1, "SKIPPED": 1}
+    assert set(document["evidence"]) == {"ptx", "cuda"}
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda document: document["cases"][1].update(verdict="PASS"),
+        lambda document: document["cases"].pop(),
+        lambda document: document["environment"].update(gpu="NVIDIA H200"),
+        lambda document: document.update(created="2020-01-01T00:00:00+00:00"),
+        lambda document: document.update(digest="0" * 64),
+        lambda document: document.pop("digest"),
+    ],
+)
+def test_every_edit_shows(tmp_path: Path, edit: object) -> None:
+    document = json.loads(report_text(report()))
+    edit(document)  # type: ignore[operator]
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(ReportError, match="edited after it was made"):
+        read_report(path)
+
+
+def test_spacing_and_key_order_are_no_edit(tmp_path: Path) -> None:
+    document = json.loads(report_text(report()))
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(dict(reversed(document.items())), indent=7))
+    assert read_report(path).digest == document["digest"]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "is empty"),
+        (b"  \n", "is empty"),
+        (b"{", "no JSON"),
+        (b"[1]", "holds a JSON list"),
+        (b"{}", "no refmoe report"),
+        (b'{"a": 1}', "no refmoe report"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"[" * 100_000, "no JSON"),
+    ],
+)
+def test_a_file_that_is_no_report_says_so(tmp_path: Path, content: bytes, sentence: str) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(content)
+    with pytest.raises(ReportError, match=sentence):
+        read_report(path)
+
+
+def test_another_schema_version_is_refused_before_anything_else(tmp_path: Path) -> None:
+    path = write_document(tmp_path / "report.json", [result()], schema_version="2")
+    with pytest.raises(ReportError, match="schema version '2'; this refmoe reads version '1'"):
+        read_report(path)
+
+
+@pytest.mark.parametrize("changes", [{"cases": [{"id": "x"}]}, {"cases": 7}, {"surprise": 1}, {"command": None}])
+def test_a_signed_document_of_another_shape_is_refused(tmp_path: Path, changes: dict[str, object]) -> None:
+    path = write_document(tmp_path / "report.json", [result()], **changes)
+    with pytest.raises(ReportError, match="no valid report"):
+        read_report(path)
+
+
+def test_the_published_schema_is_the_present_one() -> None:
+    published = Path(__file__).parent.parent.parent / "docs" / "report.schema.json"
+    assert published.read_text() == schema_text(), "renew it: refmoe gate --schema > docs/report.schema.json"
+
+
+def test_digests_do_not_depend_on_what_json_cannot_tell_apart() -> None:
+    assert digest_of({"a": 1, "b": [1.5, "ü"]}) == digest_of({"b": [1.5, "ü"], "a": 1, "digest": "x"})
+    assert digest_of({"a": 1}) != digest_of({"a": True})
+
+
+def test_junit_is_well_formed_and_counts() -> None:
+    root = ElementTree.fromstring(junit_text(report()).split("\n", 1)[1])
+    suites = {suite.get("name"): suite for suite in root}
+    assert len(root.findall(".//testcase")) == 4
+    mismatch = suites["refmoe.expand.ptx.sm_121a"]
+    assert (mismatch.get("tests"), mismatch.get("failures"), mismatch.get("errors")) == ("1", "1", "0")
+    failure = mismatch.find("testcase/failure")
+    assert failure is not None
+    assert failure.get("message") == f"MISMATCH {MISMATCH}"
+    assert f"repro: refmoe repro '{CASE.on('ptx', 'sm_121a')}'" in str(failure.text)
+    error = suites["refmoe.expand.ptx.sm_90a"]
+    assert (error.get("failures"), error.get("errors")) == ("0", "1")
+    skipped = suites["refmoe.mxfp8_quantize.cuda"].find("testcase/skipped")
+    assert skipped is not None
+    assert skipped.get("message") == "SKIPPED torch sees no CUDA device <&?>"
+
+
+def test_markdown_shows_counts_mismatches_and_what_the_evidence_means() -> None:
+    text = markdown_text(report())
+    assert "| expand | ptx | sm_120a | 1 PASS |  | 10 | 0.0 |" in text
+    assert f"MISMATCH {MISMATCH}\nrepro: refmoe repro '{CASE.on('ptx', 'sm_121a')}'" in text
+    assert "bit-exact on ptx" in text
+
+
+def test_a_message_cannot_end_its_block_of_code() -> None:
+    failed = report().cases[1].model_copy(update={"first_mismatch": "raised\n```\n<b>"})
+    text = markdown_text(report().model_copy(update={"cases": [failed]}))
+    assert f"````\n{failed.verdict.value} raised\n```\n<b>\nrepro: {failed.repro}\n````\n" in text
+
+
+def test_a_mismatch_prints_as_documented() -> None:
+    lines = verdict_lines(report().cases[1])
+    assert lines == [f"MISMATCH {MISMATCH}", f"repro: refmoe repro '{CASE.on('ptx', 'sm_121a')}'"]

@@ -1,0 +1,122 @@
+"""`refmoe flow`: conversions, launches and bytes, and what follows from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from refmoe.cli import app
+from refmoe.errors import ArgumentError
+from refmoe.reference.moe.pipeline import path_steps
+from refmoe.views.flow import CHIPS, flow, fusing
+from refmoe.views.flow_view import claims
+
+GPU_REPORT = Path(__file__).resolve().parent.parent.parent / "reports" / "bench" / "gpu.json"
+
+
+@pytest.mark.parametrize(
+    ("path", "quantization", "count"),
+    [
+        ("cutlass", "separate", 3),
+        ("cutlass", "fused", 3),
+        ("cutlass", "ready", 2),
+        ("trtllm_mxfp8", None, 3),
+        ("marlin", None, 3),
+        ("triton", None, 3),
+        ("TRTLLM", None, 3),
+    ],
+)
+def test_conversions_of_one_gemm(path: str, quantization: str | None, count: int) -> None:
+    assert len(flow(path, "gpt-oss-120b", 1, quantization=quantization).first_gemm) == count
+
+
+@pytest.mark.parametrize("quantization", ["separate", "fused", "ready"])
+def test_kernels_convert_what_the_reference_of_their_path_does(quantization: str) -> None:
+    launched = flow("cutlass", "gpt-oss-20b", 3, quantization=quantization).conversions
+    assert launched == tuple(word for step in path_steps("cutlass", quantization) for word in step.conversions)
+
+
+def test_one_token_of_gpt_oss_120b_by_hand() -> None:
+    found = flow("cutlass", "gpt-oss-120b", 1, quantization="fused", arch="sm_121a")
+    scales = 23 * 4  # bytes of a row of 2880 elements: 90 blocks, padded to 92
+    gate_up, down = 5760 * (1440 + scales), 2880 * 1440 + 2944 * scales  # 2880 rows fill 23 atoms of 128
+    assert found.rows.count(1) == 4
+    assert sum(found.rows) == 4
+    assert found.weights == 4 * (gate_up + down) == 52_969_472
+    by_stage = {step.stage: step for step in found.steps}
+    expand = by_stage["expand"].traffic
+    assert expand is not None
+    assert expand.reads == {"x": 5760, "topk_ids": 16, "unpermuted_to_permuted": 16, "offsets": 32}
+    assert expand.writes == {"expand_codes": 4 * 2880, "expand_scales": 4 * scales}
+    assert [step.stage for step in found.steps] == ["permute", "expand", "gemm1", "activation", "gemm2", "finalize"]
+
+
+def test_fusing_saves_one_launch_and_one_round_trip_of_codes_and_scales() -> None:
+    for m in (1, 64):
+        separate, fused, _ = fusing("gpt-oss-120b", m)
+        assert separate.launches - fused.launches == 1
+        # Reads of x become reads of codes and scales, which a launch before has read x for and written.
+        saved = separate.read + separate.written - fused.read - fused.written
+        assert saved == m * 2 * (2880 + 90)
+        assert separate.weights == fused.weights
+
+
+def test_a_share_is_what_its_parts_are() -> None:
+    separate, fused, savings = fusing("gpt-oss-120b", 1)
+    for saving in savings:
+        moved = [(flow.read + flow.written) / (saving.chip.bandwidth * 1e9) * 1e6 for flow in (separate, fused)]
+        assert saving.layer == pytest.approx(moved[0] + 7 * saving.launch)
+        assert saving.saved == pytest.approx(moved[0] - moved[1] + saving.launch)
+    told = claims(separate, fused, savings)
+    assert told[0].startswith('"fusing recovers decode": it saves 0.26 to 2.18 % of the layer on GB10')
+    assert "on GB10 if a launch costs 2.08 to 4.52 us (not known)" in told[1]
+
+
+def test_the_cost_of_a_launch_on_an_h200_is_what_was_measured() -> None:
+    (chip,) = [chip for chip in CHIPS if chip.name == "H200"]
+    measured = {
+        round(row["microseconds"], 1)
+        for row in json.loads(GPU_REPORT.read_text())["rows"]
+        if row["name"] == "an empty kernel"
+    }
+    assert measured
+    assert min(chip.launch) <= min(measured) <= max(measured) <= max(chip.launch)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        ({"path": "exllama"}, "cutlass, marlin, triton, trtllm, trtllm_mxfp8"),
+        ({"model": "gpt-5"}, "gpt-oss-20b, gpt-oss-120b"),
+        ({"m": 0}, "at least 1 token"),
+        ({"routing": "none"}, "uniform, same-experts"),
+        ({"arch": "sm_100a"}, "sm_90a, sm_120a, sm_121a"),
+        ({"quantization": "twice"}, "separate"),
+        ({"path": "marlin", "quantization": "fused"}, "default"),
+    ],
+)
+def test_what_is_not_known_is_refused_with_the_list(arguments: dict[str, object], needed: str) -> None:
+    with pytest.raises(ArgumentError) as refused:
+        flow(**{"path": "cutlass", "model": "gpt-oss-20b", "m": 1, **arguments})  # type: ignore[arg-type]
+    assert needed in refused.value.needed
+
+
+def test_the_command() -> None:
+    runner = CliRunner()
+    shown = runner.invoke(app, ["flow", "--m", "1"], env={"COLUMNS": "160"})
+    assert shown.exit_code == 0
+    assert "3 conversions up to the first GEMM's output" in shown.output
+    assert "1 launch less of 7, 5,940 bytes less" in shown.output
+    document = json.loads(runner.invoke(app, ["flow", "--bandwidth", "4800", "--json"]).stdout)
+    total = sum(sum({**step["reads"]}.values()) + sum({**step["writes"]}.values()) for step in document["steps"])
+    assert document["read"] + document["written"] == total
+    assert document["floor_us"] == pytest.approx(total / 4.8e12 * 1e6)
+    absent = runner.invoke(app, ["flow", "--path", "triton"])
+    assert absent.exit_code == 0
+    assert "no launch of ours exists" in absent.output
+    assert json.loads(runner.invoke(app, ["flow", "--path", "triton", "--json"]).stdout)["fusing"] is None
+    for wrong in (["--path", "x"], ["--model", "x"], ["--bandwidth", "0"], ["--m", "0"]):
+        assert runner.invoke(app, ["flow", *wrong]).exit_code == 2

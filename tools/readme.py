@@ -1,0 +1,224 @@
+"""Fill the figures of README.md from the committed reports, so that none of them is typed by hand.
+
+`python tools/readme.py` rewrites the blocks between `<!-- figures: NAME -->` and `<!-- end -->`;
+`python tools/readme.py --check` fails if that would change anything.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from refmoe.families.case import parse_case
+from refmoe.files import write_atomic
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+REPORTS = ROOT / "reports"
+SHOWN_MUTANT = "20-flush-to-zero"
+
+
+def main() -> int:
+    """Rewrite or check README.md; the exit status."""
+    text = README.read_text()
+    filled = re.sub(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", _fill, text, flags=re.DOTALL)
+    if "--check" not in sys.argv:
+        write_atomic(README, filled)
+        return 0
+    if filled != text:
+        print("README.md does not show what the reports say: run `make readme`")
+    return int(filled != text)
+
+
+def _fill(match: re.Match[str]) -> str:
+    return f"{match[1]}{BLOCKS[match[2]]()}\n{match[3]}"
+
+
+def _load(name: str) -> Any:
+    return json.loads((REPORTS / name).read_text())
+
+
+def _mismatch() -> str:
+    mutant = next(record for record in _load("ptx.json")["mutants"] if record["name"] == SHOWN_MUTANT)
+    return f"```\n{mutant['verdict']} {mutant['finding']}\nrepro: refmoe repro '{mutant['case']}'\n```"
+
+
+def _proven() -> str:
+    rows = [
+        "| kernel | built for | where it ran | cases | bytes compared | rests on |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in ("ptx.json", "h200.json"):
+        report = _load(name)
+        where = {"ptx": "PTX executed, no GPU", "cuda": report["environment"]["gpu"]}
+        groups: dict[tuple[str, str, str], list[Any]] = {}
+        for case in report["cases"]:
+            groups.setdefault((case["family"], case["arch"], case["device"]), []).append(case)
+        for (family, arch, device), cases in sorted(groups.items()):
+            verdicts = sorted({case["verdict"] for case in cases})
+            counts = ", ".join(f"{sum(case['verdict'] == v for case in cases)} {v}" for v in verdicts)
+            compared = sum(case["compared"] for case in cases)
+            models = sorted({f"{c['model']}: {c['model_evidence']}" for c in cases if c.get("model")})
+            rests = f"bit-exact; tensor cores by the model {', '.join(models)}" if models else "bit-exact"
+            rows.append(f"| {family} | {arch} | {where[device]} | {counts} | {compared:,} | {rests} |")
+    return "\n".join(rows)
+
+
+def _tiles() -> str:
+    """For each tile of the GEMM: in how many passed cases it ran, and where."""
+    counts: dict[str, dict[str, int]] = {}
+    for name in ("ptx.json", "h200.json"):
+        for case in _load(name)["cases"]:
+            for launch in case["launches"]:
+                if match := re.match(r"refmoe_sm12x_gemm_(\d+x\d+x\d+)_", launch):
+                    place = f"{case['arch']} {'executed' if case['device'] == 'ptx' else 'on the GPU'}"
+                    tile = counts.setdefault(match[1], {})
+                    tile[place] = tile.get(place, 0) + (case["verdict"] == "PASS")
+    places = sorted({place for tile in counts.values() for place in tile})
+    rows = ["| GEMM tile | " + " | ".join(places) + " |", "|---" * (len(places) + 1) + "|"]
+    for tile in sorted(counts, key=lambda text: [int(extent) for extent in text.split("x")]):
+        rows.append(f"| {tile} | " + " | ".join(str(counts[tile].get(place, "")) for place in places) + " |")
+    return "\n".join(rows)
+
+
+def _silicon() -> str:
+    conformance, stress = _load("bench/conformance.json"), _load("stress.json")
+    compared = f"{conformance['opcodes']:,} instructions on {conformance['lanes']:,} lanes"
+    differ = conformance["differing_opcodes"]
+    tools = ", ".join(f"{tool['tool']} {tool['verdict']}" for tool in stress["sanitizers"])
+    same = sum(rerun["different_outputs"] == 1 for rerun in stress["reruns"])
+    runs = stress["reruns"][0]["runs"]
+    return (
+        f"- The executor against an {conformance['gpu']}: {compared}; {differ} differ where exactness is claimed.\n"
+        f"- {same} of {len(stress['reruns'])} kernels gave the same bytes in {runs} runs on an {stress['gpu']}; "
+        f"compute-sanitizer: {tools}."
+    )
+
+
+def _tolerances() -> str:
+    """How many of the GEMM's planted faults each published tolerance would have let through."""
+    report = _load("ptx.json")
+    mutants = [mutant for mutant in report["mutants"] if mutant["accepted_by"] is not None]
+    rows = ["| tolerance | rule | faults it lets through |", "|---|---|---|"]
+    for tolerance in report["tolerances"]:
+        passed = sum(tolerance["name"] in mutant["accepted_by"] for mutant in mutants)
+        rule = tolerance["rule"].replace("|", "\\|")
+        rows.append(f"| {tolerance['source']} | {rule} | {passed} of {len(mutants)} |")
+    return "\n".join(rows)
+
+
+def _mutants() -> str:
+    mutants = _load("ptx.json")["mutants"]
+    caught = sum(mutant["caught"] for mutant in mutants)
+    return f"{caught} of {len(mutants)} planted faults are caught; the unpatched kernels pass the same cases."
+
+
+def _bench() -> str:
+    quantize, executor = _load("bench/quantize.json"), _load("bench/executor.json")
+    rows = ["| what | measured | target |", "|---|---|---|"]
+    for name, peer in (("quantize_mxfp8", "torchao `to_mx`"), ("dequantize_mxfp4", "`gguf`")):
+        comparison = quantize["comparisons"][name]
+        rows.append(f"| `{name}`, times as fast as {peer} | {comparison['ratio']:.1f} | {comparison['target']:.0f} |")
+    speed = executor["lane_instructions_per_s"]["all checks"] / 1e9
+    target = executor["targets"]["lane_instructions_per_s"] / 1e9
+    rows.append(
+        f"| executor, quantize 2048 x 2880, all checks on, G lane-instructions/s | {speed:.2f} | {target:.1f} |"
+    )
+    target = executor["targets"]["one_row_s"] * 1e3
+    rows.append(f"| executor, one row, ms | {executor['one_row_s'] * 1e3:.2f} | {target:.0f} |")
+    models = _load("bench/models.json")
+    for row in models["rows"]:
+        target = f"{row['target']:g}"
+        rows.append(f"| model `sm120`, 16 x 2880 x 2880, {row['data']}, GFLOP/s | {row['gflops']:.1f} | {target} |")
+    gemm = executor["gemm"]["medians_s"]["all checks"]
+    rows.append(
+        f"| executor, GEMM 1 x 5760 x 2880, all checks on, s | {gemm:.2f} | {executor['targets']['gemm_s']:g} |"
+    )
+    cutlass = _load("bench/cutlass.json")
+    checked = next(row["best_s"] for row in cutlass["rows"] if row["contender"] == "all checks")
+    rows.append(
+        "| executor, CUTLASS's kernel, N 2880, K 2816, 4 experts, all checks on, s "
+        f"| {checked:.1f} | {cutlass['targets']['checked_s']:g} |"
+    )
+    exponential = _load("bench/exponential.json")
+    rows.append(
+        f"| the kernels' exponential over every FP32 input, largest error, ulp "
+        f"| {exponential['max_ulp']:.4f} | stated {exponential['stated_max_ulp']} |"
+    )
+    return "\n".join(rows)
+
+
+def _gpu() -> str:
+    report = _load("bench/gpu.json")
+    rows = [f"| {report['gpu']} | µs | TB/s | time / floor |", "|---|---|---|---|"]
+    for row in report["rows"]:
+        bandwidth = f"{row['terabytes_per_second']:.2f}" if row["traffic_bytes"] > 10**7 else ""
+        rows.append(f"| {row['name']} | {row['microseconds']:.2f} | {bandwidth} | {row['ratio_to_floor']:.2f} |")
+    return "\n".join(rows)
+
+
+def _cutlass() -> str:
+    """The builds of CUTLASS's kernel: in how many cases each ran, and which were not made."""
+    builds: dict[tuple[str, str], Counter[str]] = {}
+    sources: set[str] = set()
+    for case in _load("cutlass.json")["cases"]:
+        build = parse_case(case["id"]).build
+        builds.setdefault((build, case["arch"]), Counter())[case["verdict"]] += 1
+        sources |= {case["made_of"].partition(":")[0]} if case.get("made_of") else set()
+    rows = ["| CUTLASS's kernel, tile 128x128x128 | built for | executed without its chip |", "|---|---|---|"]
+    for (build, arch), verdicts in sorted(builds.items()):
+        ran = (
+            f"{verdicts['PASS']} case{'s' * (verdicts['PASS'] > 1)}, all bytes equal"
+            if verdicts["PASS"]
+            else "not built for this report"
+        )
+        rows.append(f"| {build.replace('-', ', ')} | {arch} | {ran} |")
+    executed = "PTX and host code were executed; what ptxas makes of the PTX was only compiled."
+    return "\n".join([*rows, "", f"{', '.join(sorted(sources))}: {executed}"])
+
+
+def _drift() -> str:
+    """The teacher-forced comparisons: what must be equal in bytes, the others by how far they are apart."""
+    report = _load("drift.json")
+    rows = [
+        f"| {report['steps']} decode steps against `{report['base']}` | bits part at "
+        "| median error of the hidden state | same next token | does the error grow? |",
+        "|---|---|---|---|---|",
+    ]
+    for one in report["runs"][0]["comparisons"]:
+        if one["mode"] != "teacher-forced":
+            continue
+        hidden, logits = one["curves"]["hidden"]["relative_l2"], one["curves"]["logits"]["top1"]
+        errors = [step[-1] for sequence in hidden for step in sequence]
+        tokens = [agreed for sequence in logits for agreed in sequence]
+        first = one["first_difference"]
+        same = f"nowhere: {one['bytes_compared']:,} bytes are the same"
+        where = f"step {first['step']}, layer {first['layer']}, {first['stage']}" if first else same
+        rows.append(
+            f"| `{one['path']}` | {where} | {statistics.median(errors):.2g} "
+            f"| {100 * statistics.mean(tokens):.0f} % | {one['growth']['conclusion']} |"
+        )
+    return "\n".join(rows)
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "mismatch": _mismatch,
+    "proven": _proven,
+    "silicon": _silicon,
+    "tiles": _tiles,
+    "tolerances": _tolerances,
+    "mutants": _mutants,
+    "bench": _bench,
+    "gpu": _gpu,
+    "cutlass": _cutlass,
+    "drift": _drift,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Make refmoe/families/data/minilm_layer2_moe.safetensors: one expert out of a real feed-forward block.
+
+    python tools/real_layer.py WEIGHTS.safetensors refmoe/families/data/minilm_layer2_moe.safetensors
+
+WEIGHTS holds `layer2.ffn_up.weight` [1536, 384] and `layer2.ffn_down.weight` [384, 1536] of
+sentence-transformers/all-MiniLM-L6-v2 in BF16. That network has no gate: the first half of the up projection stands for
+it, the second half is up, and down takes the first half of the down projection's columns. Gate and up alternate, as in
+gpt-oss, and both matrices are MXFP4 by the rule of OCP MX v1.0.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from refmoe.reference import quantize_mxfp4
+
+INTERMEDIATE = 768
+
+ORIGIN = (
+    "feed-forward block of layer 2 of sentence-transformers/all-MiniLM-L6-v2 as an expert: gate and up are the first "
+    "and the last 768 rows of its up projection, row by row in turn, down the first 768 columns of its down "
+    "projection; MXFP4, FLOOR scales; made by tools/real_layer.py"
+)
+
+
+def main(source: Path, target: Path) -> None:
+    """Quantize and write."""
+    weights = load_file(source)
+    up, down = weights["layer2.ffn_up.weight"], weights["layer2.ffn_down.weight"]
+    gate_up = np.stack([up[:INTERMEDIATE], up[INTERMEDIATE:]], axis=1).reshape(2 * INTERMEDIATE, up.shape[1])
+    tensors = {}
+    for name, matrix in (("gate_up", gate_up), ("down", down[:, :INTERMEDIATE])):
+        quantized = quantize_mxfp4(np.ascontiguousarray(matrix), mode="floor")
+        tensors |= {f"{name}.codes": quantized.codes, f"{name}.scales": quantized.scales}
+    save_file(tensors, target, metadata={"origin": ORIGIN, "license": "Apache-2.0"})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
