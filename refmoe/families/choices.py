@@ -1,14 +1,55 @@
-"""Which experts a case's tokens go to: int32 [T, k] ids over the experts of all ranks."""
+"""Which experts a case's tokens go to, int32 [T, k] ids over the experts of all ranks; the options that decide it."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.case import Case
+from refmoe.families.case import number, refused, word
+from refmoe.families.family import Case
 
-__all__ = ["expert_ids", "expert_offsets"]
+__all__ = ["RANKS", "ROUTING", "ROUTINGS", "check_choices", "expert_ids", "expert_offsets"]
+
+#: Where tokens go.
+ROUTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "uniform": "each token picks different experts at random",
+        "all-one-token": "every expert gets exactly one row",
+        "same-experts": "every token picks the same experts: with t = 1 one expert takes all",
+        "empty-experts": "two experts of three get nothing, the first and the last among them",
+        "elsewhere": "every row belongs to an expert of another rank",
+        "padded": "as uniform, but the last third of the tokens pads the batch: its experts do not exist",
+    }
+)
+
+ROUTING = word("routing", *ROUTINGS)
+
+#: Experts are numbered over all `ranks`, `e` on each, and the kernel's own start at `first_expert`.
+RANKS = (number("first_expert"), number("ranks", 1))
+
+
+def check_choices(case: Case) -> None:
+    """Refuse ranks and routings that no token could choose by.
+
+    Raises:
+        ArgumentError: experts that are too few, or a first expert beyond them.
+    """
+    shape, total, picks = case.shape, case.shape.e * case.ranks, max(case.shape.t, 1)
+    if picks > total:
+        raise refused("shape", str(shape), f"t of at most the {total} experts of all ranks")
+    if not 0 <= case.first_expert <= max(total - shape.e, 0):
+        found = f"{case.first_expert} with ranks={case.ranks}"
+        raise refused("first_expert", found, f"0 to {max(total - shape.e, 0)}, and ranks of at least 1")
+    if case.routing == "all-one-token" and shape.rows != total:
+        raise refused("routing", case.routing, f"as many rows as the {total} experts")
+    if case.routing == "empty-experts" and total // 3 < picks:
+        raise refused("routing", case.routing, f"at least {3 * picks} experts")
+    if case.routing == "elsewhere" and total - shape.e < picks:
+        raise refused("routing", case.routing, f"ranks with at least {picks} experts elsewhere")
 
 
 def expert_ids(case: Case) -> NDArray[np.int32]:

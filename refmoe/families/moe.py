@@ -1,11 +1,14 @@
-"""What the harness does with cases of a whole layer: every buffer of every launch, in the order of the launches.
+"""Whole layers as a family: every buffer of every launch, in the order of the launches; weights, words, cases.
 
 The first stage that differs is named `<stage>.<buffer>`: `gemm1.out`, say, if the rows that went into it were right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -14,16 +17,21 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.errors import RefmoeError
-from refmoe.families.case import Case
-from refmoe.families.choices import expert_ids
-from refmoe.families.family import Expectation, Inputs, LaunchFailed, Outputs, required
-from refmoe.families.fills import BLOCK, Limits
-from refmoe.families.gemm.family import ASSUMPTION, MODEL
+from refmoe.families.activation import PARAMS, VARIANT, check_params
+from refmoe.families.case import Shape, refused, word
+from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_ids
+from refmoe.families.expand import INPUT_SF
+from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, LaunchFailed, Outputs
+from refmoe.families.finalize import TokenSums
+from refmoe.families.gemm.family import ASSUMPTION, BIAS, MODEL
 from refmoe.families.gemm.stages import Products
-from refmoe.families.moe_fills import tokens_of, weights_of
-from refmoe.families.step_stages import ChoiceRows, FirstRows, RowChoices, TokenSums
-from refmoe.families.vacuity import Sample, doubt
+from refmoe.families.quantize import EDGE, MODE
+from refmoe.families.real_data import EXPERT, FFN_INPUT, read_activations, tile_rows
+from refmoe.families.routing import ChoiceRows, FirstRows, RowChoices
+from refmoe.families.stages import Codes, GroupedScales, Scales, Stage
+from refmoe.families.vacuity import Limits, doubt_codes, doubt_values
 from refmoe.policy import ScaleMode
+from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
     expert_scale_rows,
@@ -35,17 +43,122 @@ from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.moe.pipeline import moe_layer
 from refmoe.reference.quantize import quantize_mxfp8
 from refmoe.reference.tensor import MXTensor
-from refmoe.verify.compare import Codes, GroupedScales, Scales, Stage
 
 if TYPE_CHECKING:
-    from refmoe.cuda import Device
+    from refmoe.cuda.device import Device
 
-__all__ = ["BUFFERS", "moe_expect", "moe_inputs", "moe_run"]
+__all__ = ["BUFFERS", "MOE", "LayerWeights", "tokens_of", "weights_of"]
 
 _LAYOUT = "128x4"
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _LIMITS = Limits(reason="a layer's activations are neither constant nor mostly zero")
-_MOST_ZEROS = 0.02  # of the outputs of tokens that have experts here
+_SUMS = Limits(zeros=0.02, nans=0.0, reason="tokens that have experts here have an output")
+_IDENTITY = 127
+_CODE_RMS = 2.93  # of uniform E2M1 codes
+_SIGNS = 0x88  # of the two codes of a byte
+_SHIFTS = (0, 1, -1, 2, -2)  # exponents of the factors of the real experts
+
+# --- tokens and weights ---------------------------------------------------------------------------------------------
+# `gaussian` has weights of uniform codes and a few scales around one that keeps the sums near 2, so that the clamps of
+# the activation are reached and few of its results vanish. `real` is a real feed-forward block on its own activations;
+# its experts are that block with rows moved and blocks scaled by powers of two of either sign, so that they differ.
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWeights:
+    """gate_up: mxfp4 [E, 2 I, H], rows as the variant's activation reads them; down: mxfp4 [E, H, I]."""
+
+    gate_up: MXTensor
+    down: MXTensor
+
+
+def tokens_of(fill: str, seed: int, tokens: int, hidden: int) -> NDArray[Any]:
+    """BF16 [tokens, hidden]."""
+    if fill == "real":
+        return tile_rows(read_activations(FFN_INPUT).patterns, tokens, hidden, first_row=seed * 37).view(_BF16)
+    draw = Draw("moe-tokens", fill, seed)
+    # A channel in 17 is an outlier, as in transformers: blocks get different scales.
+    factors = np.where(np.arange(hidden) % 17 == 3, 12.0, 1.0)
+    return np.asarray((draw.normal((tokens, hidden)) * factors).astype(_BF16))
+
+
+def weights_of(
+    fill: str, seed: int, variant: str, experts: int, hidden: int, intermediate: int, first_expert: int = 0
+) -> LayerWeights:
+    """Those of `experts` experts from `first_expert` on; an expert has the same weights on every rank."""
+    make: Callable[[int], tuple[MXTensor, MXTensor]]
+    make = _real_expert if fill == "real" else functools.partial(_drawn_expert, fill, seed, hidden, intermediate)
+    made = [make(first_expert + expert) for expert in range(experts)]
+    gate_up = _stacked([_laid_out(variant, pair[0]) for pair in made])
+    return LayerWeights(gate_up, _stacked([pair[1] for pair in made]))
+
+
+def _drawn_expert(fill: str, seed: int, hidden: int, intermediate: int, expert: int) -> tuple[MXTensor, MXTensor]:
+    draw = Draw("moe-weights", fill, seed, expert)
+    return _drawn(draw, 2 * intermediate, hidden), _drawn(draw, hidden, intermediate)
+
+
+def _drawn(draw: Draw, rows: int, k: int) -> MXTensor:
+    """Uniform codes, the scales of a row's blocks within a factor of 4."""
+    codes = draw.words(-(-rows * k // 16)).view(np.uint8)[: rows * k // 2].reshape(rows, k // 2)
+    middle = _IDENTITY - 1 - round(np.log2(_CODE_RMS * np.sqrt(k)))
+    scales = middle + draw.integers(3, (rows, k // BLOCK)) - 1
+    return MXTensor(np.ascontiguousarray(codes), scales.astype(np.uint8), "mxfp4")
+
+
+@functools.lru_cache(maxsize=1)
+def _shipped() -> Mapping[str, NDArray[np.uint8]]:
+    from safetensors.numpy import load_file
+
+    return load_file(EXPERT)
+
+
+def _real_expert(expert: int) -> tuple[MXTensor, MXTensor]:
+    """Gate and up move together, and another way than the rows of down."""
+    shipped = _shipped()
+    sign = np.uint8(_SIGNS if expert % 2 else 0)
+    made = []
+    for name, rows_together in (("gate_up", 2), ("down", 1)):
+        codes, scales = shipped[f"{name}.codes"], shipped[f"{name}.scales"]
+        count = codes.shape[0] // rows_together
+        order = np.argsort(Draw("moe-rows", name, expert).words(count), kind="stable")
+        rows = (order[:, None] * rows_together + np.arange(rows_together)).reshape(-1)
+        shift = _SHIFTS[expert % len(_SHIFTS)]
+        made.append(MXTensor(codes[rows] ^ sign, (scales[rows].astype(np.int64) + shift).astype(np.uint8), "mxfp4"))
+    return made[0], made[1]
+
+
+def _laid_out(variant: str, gate_up: MXTensor) -> MXTensor:
+    """Gate and up in turn; for silu all gates first."""
+    if variant == "gpt_oss":
+        return gate_up
+    codes, scales = (np.concatenate([part[::2], part[1::2]]) for part in (gate_up.codes, gate_up.scales))
+    return MXTensor(codes, scales, "mxfp4")
+
+
+def _stacked(experts: list[MXTensor]) -> MXTensor:
+    return MXTensor(
+        np.stack([expert.codes for expert in experts]), np.stack([expert.scales for expert in experts]), "mxfp4"
+    )
+
+
+#: Hidden and intermediate size of the real block.
+_REAL = (384, 768)
+
+
+def _real_size(case: Case) -> str | None:
+    return None if (case.shape.k, case.shape.n) == _REAL else f"k{_REAL[0]}n{_REAL[1]} for the fill {case.fill}"
+
+
+_FILLS: Mapping[str, Fill] = MappingProxyType(
+    {
+        "gaussian": Fill("gaussian", "what goes wrong between two launches, at any size", tokens_of, _LIMITS),
+        "real": Fill("real", "what only real weights and outlier channels show", tokens_of, _LIMITS, _real_size),
+    }
+)
+
+
+# --- inputs, expectation, run ---------------------------------------------------------------------------------------
 
 #: The buffer of each stage, as `refmoe.cuda.moe.launches.workspace_bytes` names it, and the type of its elements.
 BUFFERS: Mapping[str, tuple[str, str]] = {
@@ -64,7 +177,7 @@ BUFFERS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def moe_inputs(case: Case) -> Inputs:
+def _inputs(case: Case) -> Inputs:
     """Tokens, choices, weights of this rank's experts, biases and parameters."""
     shape, draw = case.shape, Draw("moe", case.seed)
     weights = weights_of(case.fill, case.seed, case.variant, shape.e, shape.k, shape.n, case.first_expert)
@@ -104,19 +217,17 @@ def _biases(name: str, seed: int, experts: NDArray[np.int64], width: int) -> NDA
 
 
 def _layer(case: Case, inputs: Inputs) -> MoELayer:
-    gate_up, down = (
-        MXTensor(required(inputs, name), required(inputs, f"{name}_scales"), "mxfp4") for name in ("gate_up", "down")
-    )
+    gate_up, down = (MXTensor(inputs[name], inputs[f"{name}_scales"], "mxfp4") for name in ("gate_up", "down"))
     own = {name: inputs[name] for name in ("swiglu_alpha", "swiglu_beta", "swiglu_limit")}
     return MoELayer(
         gate_up, down, case.shape.t, inputs["gate_up_bias"], inputs["down_bias"], variant=case.variant, **own
     )
 
 
-def moe_expect(case: Case, inputs: Inputs) -> Expectation:
+def _expect(case: Case, inputs: Inputs) -> Expectation:
     """Every intermediate of the path's reference, poison where no kernel writes."""
     found = moe_layer(
-        required(inputs, "x"),
+        inputs["x"],
         _layer(case, inputs),
         path="cutlass",
         quantization=case.path,
@@ -171,7 +282,7 @@ def _blocks(case: Case, stage: str) -> int:
 
 def _stages(case: Case, inputs: Inputs, found: Mapping[str, Mapping[str, NDArray[Any]]]) -> tuple[Stage, ...]:
     shape, poison, routing = case.shape, case.poison, found["routing"]
-    ids, offsets = required(inputs, "topk_ids"), routing["offsets"]
+    ids, offsets = inputs["topk_ids"], routing["offsets"]
     rows, sources = routing["unpermuted_to_permuted"], routing["permuted_to_unpermuted"]
     stages: list[Stage] = [
         FirstRows("permute.offsets", shape.e),
@@ -205,38 +316,34 @@ def _doubt(case: Case, found: Mapping[str, Mapping[str, NDArray[Any]]]) -> str |
         return None
     for name in ("expand", "activation"):
         terms = GroupedScales(name, _LAYOUT, offsets, _blocks(case, name), case.poison)
-        reason = doubt(Sample(found[name]["codes"][:used], terms.linear(found[name]["scales"])), _LIMITS)
+        reason = doubt_codes(found[name]["codes"][:used], terms.linear(found[name]["scales"]), _LIMITS)
         if reason is not None:
             return f"{name}: {reason}"
     present = (found["routing"]["unpermuted_to_permuted"].reshape(case.shape.t, case.shape.m) >= 0).any(axis=0)
-    zeros = float(np.mean(found["finalize"]["out"][present].astype(np.float32) == 0))
-    return f"finalize: {zeros:.1%} of the outputs are zero" if zeros > _MOST_ZEROS else None
+    reason = doubt_values(found["finalize"]["out"][present].astype(np.float32), _SUMS)
+    return None if reason is None else f"finalize: {reason}"
 
 
-def moe_run(case: Case, inputs: Inputs, device: Device) -> Outputs:
-    """Launch the layer and take every buffer.
-
-    Raises:
-        LaunchFailed: a launch did not end.
-    """
+def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.moe.call import make_call
-    from refmoe.cuda.moe.fused import check_choices, layer_launches
+    from refmoe.cuda.moe.fused import check_choices as check_ids
+    from refmoe.cuda.moe.fused import layer_launches
 
     scales = inputs["input_sf"]
     if scales is not None and case.input_sf == _LAYOUT:
         scales = swizzle_scales(scales, _LAYOUT, fill=0xFF)  # rows that no token has must not matter
     quant_scales = [
-        swizzle_weight_scales(required(inputs, "gate_up_scales"), fill=case.poison),
+        swizzle_weight_scales(inputs["gate_up_scales"], fill=case.poison),
         None,
-        swizzle_weight_scales(required(inputs, "down_scales"), fill=case.poison),
+        swizzle_weight_scales(inputs["down_scales"], fill=case.poison),
         None,
     ]
     call = make_call(
-        required(inputs, "x"),
-        required(inputs, "topk_ids"),
-        required(inputs, "topk_weights"),
-        required(inputs, "gate_up"),
-        required(inputs, "down"),
+        inputs["x"],
+        inputs["topk_ids"],
+        inputs["topk_weights"],
+        inputs["gate_up"],
+        inputs["down"],
         _BF16,
         quant_scales,
         fc1_expert_biases=inputs["gate_up_bias"],
@@ -252,7 +359,7 @@ def moe_run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         scale_mode=case.mode,
         edge_policy=case.edge,
     )
-    check_choices(call)
+    check_ids(call)
     buffers, steps = layer_launches(call, device, case.poison)
     for number, step in enumerate(steps):
         try:
@@ -276,3 +383,110 @@ def _taken(case: Case, device: Device, written: Mapping[str, Any], launches: Seq
         flat = np.ascontiguousarray(device.download(written[buffer])).reshape(-1).view(dtype)
         outputs[stage] = flat.reshape(-1, widths[buffer]) if buffer in widths else flat
     return outputs
+
+
+def _check(case: Case) -> None:
+    if case.shape.n % BLOCK:
+        raise refused("shape", str(case.shape), f"an n that is a multiple of {BLOCK}: it is the intermediate size")
+    if case.input_sf != "linear" and (case.path, case.input_sf) != ("ready", "128x4"):
+        raise refused("input_sf", case.input_sf, "linear, or 128x4 with path=ready")
+    check_params(case)
+    if case.first_expert % case.shape.e:
+        raise refused("first_expert", str(case.first_expert), f"a multiple of the {case.shape.e} experts of a rank")
+    check_choices(case)
+
+
+# --- cases ----------------------------------------------------------------------------------------------------------
+
+#: Who quantizes a layer's tokens: a launch of its own, expand, or the caller.
+_PATH = word("path", "separate", "fused", "ready")
+_PATHS = _PATH.words
+
+#: Hidden and intermediate size of gpt-oss.
+_GPT_OSS = 2880
+
+
+def _case(
+    fill: str, m: int, k: int, n: int, e: int, t: int, path: str = "separate", seed: int = 7, **options: Any
+) -> Case:
+    options.setdefault("poison", 0x7F)  # of 0xFF the bytes of -1 consist
+    options.setdefault("bias", "distinct")
+    return MOE.case(fill, Shape(m, k, e, t, n), seed=seed, path=path, **options)
+
+
+def _software() -> Iterator[Case]:
+    """What an arch without the instruction takes, which the executor then computes lane by lane."""
+    yield _case("gaussian", 1, 32, 32, 2, 1, "fused")
+
+
+def _quick() -> Iterator[Case]:
+    for path in _PATHS:
+        yield _case("gaussian", 3, 160, 96, 6, 4, path)  # sizes that are no multiple of 128
+    yield _case("gaussian", 5, 96, 64, 4, 1, "fused", variant="silu", bias="none")
+    yield _case("gaussian", 4, 96, 64, 6, 2, "fused", routing="empty-experts", params="distinct")
+
+
+def _default() -> Iterator[Case]:
+    for path in _PATHS:
+        yield _case("real", 4, *_REAL, 8, 4, path)
+        yield _case("gaussian", 1, 416, 160, 4, 1, path)
+        yield _case("gaussian", 9, 96, 64, 6, 2, path, routing="padded")  # a batch as a graph pads it
+    # Both GEMMs at full width, one expert at work.
+    for m in (1, 8):
+        yield _case("gaussian", m, _GPT_OSS, _GPT_OSS, 2, 1, "fused", routing="same-experts")
+    yield _case("gaussian", 5, 96, 64, 3, 2, "ready", input_sf="128x4")
+    yield _case("gaussian", 6, 96, 64, 4, 4, "fused", first_expert=4, ranks=3)  # a rank in the middle
+    yield _case("gaussian", 3, 96, 64, 4, 2, "fused", first_expert=4, ranks=2, routing="elsewhere")
+    yield _case("gaussian", 4, 160, 96, 3, 2, "fused", mode="floor", edge="flashinfer", variant="silu")
+    for m in (16, 40, 130):
+        yield _case("gaussian", m, 96, 64, 5, 2, "fused")  # every width of tile
+    yield _case("gaussian", 512, 32, 32, 4, 2, "separate")
+    yield _case("gaussian", 0, 96, 64, 4, 2)
+
+
+def _full() -> Iterator[Case]:
+    for m in (2, 4, 7):
+        yield _case("gaussian", m, _GPT_OSS, _GPT_OSS, 2, 1, "fused", routing="same-experts")
+    for path in _PATHS:
+        for m in (1, 8):
+            yield _case("gaussian", m, _GPT_OSS, _GPT_OSS, 4, 4, path, routing="same-experts")
+        for m in (16, 64, 256, 512):
+            yield _case("gaussian", m, 416, 160, 8, 4, path)
+        for m in (1, 2, 7, 33, 64):
+            yield _case("real", m, *_REAL, 8, 4, path, seed=m)
+        for variant in ("gpt_oss", "silu"):
+            for mode in ("rceil", "floor"):
+                for edge in ("exact", "flashinfer"):
+                    yield _case("gaussian", 9, 224, 160, 6, 3, path, variant=variant, mode=mode, edge=edge)
+    yield _case("gaussian", 1, _GPT_OSS, _GPT_OSS, 8, 4, "fused")
+
+
+MOE = Family(
+    name="moe",
+    about="A whole layer: permute, quantize, expand, GEMM, activation, GEMM, finalize, every buffer compared.",
+    dtypes=("bf16",),
+    sizes="mknet",
+    fills=_FILLS,
+    options=(_PATH, VARIANT, MODE, EDGE, PARAMS, BIAS, INPUT_SF, ROUTING, *RANKS, POISON),
+    inputs=_inputs,
+    expect=_expect,
+    run=_run,
+    cases={"quick": _quick, "default": _default, "full": _full},
+    contract=Contract(
+        inputs=(
+            *("x", "input_sf", "topk_ids", "topk_weights", "gate_up", "gate_up_scales", "down", "down_scales"),
+            *("gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"),
+        ),
+        features=("input_sf", "gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"),
+        outputs={"finalize.out": "bfloat16"},
+        settings={
+            **{"num_experts": "e", "first_expert": "first_expert", "top_k": "t"},
+            **{"variant": "variant", "mode": "mode", "edge": "edge"},
+        },
+    ),
+    sources=("routing", "mxfp8_quantize", "expand", "sm12x_grouped_gemm", "activation", "finalize"),
+    host=("refmoe.cuda.moe.fused", "refmoe.cuda.moe.call", "refmoe.cuda.moe.launches"),
+    check=_check,
+    group="moe",
+    software={"sm_90a": _software},
+)

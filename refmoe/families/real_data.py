@@ -1,4 +1,4 @@
-"""Real activations: the tensor that ships with refmoe, and any tensor of a user's safetensors file."""
+"""Real data: the tensors of a small model that ship with refmoe, and any tensor of a user's safetensors file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError
-from refmoe.families.fills import BLOCK
+from refmoe.reference.dequantize import BLOCK
 
-__all__ = ["SHIPPED", "Activations", "read_activations", "tile_rows"]
+__all__ = ["EXPERT", "FFN", "FFN_INPUT", "Activations", "read_activations", "tile_rows"]
+
+_DATA = Path(__file__).resolve().parent / "data"
 
 #: Hidden states of all-MiniLM-L6-v2 that enter layer 2's feed-forward block, BF16 [256, 384].
-SHIPPED = Path(__file__).resolve().parent / "data" / "minilm_layer2_ffn_in.safetensors"
+FFN_INPUT = _DATA / "minilm_layer2_ffn_in.safetensors"
+
+#: That block, BF16: rows of `layer2.ffn_up.weight` [320, 384] and `layer2.ffn_down.weight` [96, 1536], and
+#: `layer2.ffn_mid` [32, 1536], what goes into the latter.
+FFN = _DATA / "minilm_layer2_ffn.safetensors"
+
+#: An expert made of it: MXFP4 `gate_up` [1536, 384], gate and up in turn, and `down` [384, 768].
+EXPERT = _DATA / "minilm_layer2_moe.safetensors"
 
 _DTYPES = {"BF16": ("bf16", ml_dtypes.bfloat16), "F16": ("fp16", np.float16)}
 

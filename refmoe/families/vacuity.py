@@ -2,107 +2,111 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.families.fills import Limits
-from refmoe.families.gemm.fills import GemmLimits
-
-__all__ = ["FILE_LIMITS", "READY_LIMITS", "ProductSample", "Sample", "doubt", "doubt_products"]
-
-#: Activations from a file, shipped or a user's: a model's hidden states are neither constant nor mostly zero.
-FILE_LIMITS = Limits(
-    zeros=0.5, nans=0.05, scales=2, reason="hidden states of a model are neither constant nor mostly zero"
-)
-
-#: Raw random bytes: 2 codes in 256 are zeros, 2 NaN, 2 saturated.
-READY_LIMITS = Limits(zeros=0.05, saturated=0.05, nans=0.05, scales=32, reason="the bytes are uniform")
+__all__ = ["Limits", "doubt_codes", "doubt_products", "doubt_values"]
 
 #: Blocks for each distinct scale byte asked for: a small case cannot show many.
 _BLOCKS_PER_SCALE = 2
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """What the reference makes of a case's real rows, padding and poison left out.
+@dataclass(frozen=True)
+class Limits:
+    """What data and its right results must look like for equality to mean anything.
 
     Attributes:
-        codes: uint8 [rows, K].
-        scales: uint8 [rows, K/32].
+        zeros: largest fraction of codes or results that may be zero; a kernel that writes nothing agrees with zeros.
+        saturated: largest fraction of codes that may have the magnitude 448; a lost scale agrees with those.
+        nans: largest fraction of NaN codes, or of results that are not finite; a kernel that poisons everything agrees
+            with those.
+        scales: distinct scale bytes that must occur, where there are blocks enough; equal scales hide a permutation.
+        bound: largest median of error bound / |result|; a bound as wide as the result allows anything.
+        reason: why these figures, for the message.
     """
 
-    codes: NDArray[np.uint8]
-    scales: NDArray[np.uint8]
+    zeros: float = 0.10
+    saturated: float = 0.10
+    nans: float = 0.0
+    scales: int = 2
+    bound: float = 2.0**-8
+    reason: str = "ordinary data has few zero or saturated codes and more than one scale"
 
 
-def doubt(sample: Sample, limits: Limits, *, scales_copied: bool = True) -> str | None:
+def doubt_codes(
+    codes: NDArray[np.uint8], scales: NDArray[np.uint8], limits: Limits, *, scales_copied: bool = True
+) -> str | None:
     """Why data with this quantized form could not have failed, in a sentence; None if it could.
 
     Data without rows is not doubted: its case asks whether anything at all is written, of poisoned buffers.
 
     Args:
-        sample: codes and scales of the case's real rows.
+        codes: uint8 [rows, K], what the reference makes of the case's real rows, padding and poison left out.
+        scales: uint8 [rows, K/32].
         limits: of the case's fill.
         scales_copied: whether the scales are part of the data; without input_sf the right scales are all 0x00.
     """
-    if sample.codes.size == 0:
+    if codes.size == 0:
         return None
-    magnitudes = sample.codes & 0x7F
-    for name, code, most in (
-        ("zero", 0x00, limits.zeros),
-        ("saturated", 0x7E, limits.saturated),
-        ("NaN", 0x7F, limits.nans),
-    ):
-        share = np.count_nonzero(magnitudes == code) / magnitudes.size
-        if share > most:
-            return f"{share:.1%} of the codes are {name}, more than the {most:.1%} of this fill: {limits.reason}"
-    if not scales_copied:
+    magnitudes = codes & 0x7F
+    shares = {name: np.mean(magnitudes == code) for name, code in (("zero", 0x00), ("saturated", 0x7E), ("NaN", 0x7F))}
+    most = {"zero": limits.zeros, "saturated": limits.saturated, "NaN": limits.nans}
+    found = _too_many("codes", shares, most, limits)
+    return found or (_too_few_scales({"scale bytes": scales}, limits) if scales_copied else None)
+
+
+def doubt_values(values: NDArray[Any], limits: Limits) -> str | None:
+    """As `doubt_codes`, of results of any float type: too many that are zero or not finite."""
+    if values.size == 0:
         return None
-    need = min(limits.scales, max(sample.scales.size // _BLOCKS_PER_SCALE, 1))
-    found = np.unique(sample.scales).size
-    if found < need:
-        return f"{found} distinct scale bytes in {sample.scales.size} blocks, fewer than {need}: {limits.reason}"
-    return None
+    shares = {"zero": np.mean(values == 0), "not finite": np.mean(~np.isfinite(values))}
+    return _too_many("results", shares, {"zero": limits.zeros, "not finite": limits.nans}, limits)
 
 
-@dataclass(frozen=True, eq=False)
-class ProductSample:
-    """The operands and results of a case's real rows.
+def doubt_products(
+    values: NDArray[np.float32],
+    token_scales: NDArray[np.uint8],
+    weight_scales: NDArray[np.uint8],
+    relative_bounds: NDArray[np.float64] | None,
+    limits: Limits,
+) -> str | None:
+    """As `doubt_codes`, of a GEMM: too many results that some wrong kernel gives too, too few scales, too wide a bound.
 
-    Attributes:
-        values: float32 [rows, N], what the reference computes.
+    Args:
+        values: float32 [rows, N], what the reference computes for the case's real rows.
         token_scales: uint8 [rows, K/32].
         weight_scales: uint8 [E, N, K/32].
         relative_bounds: float64 1-D, error bound over |exact sum|, or None if no bound is checked.
+        limits: of the case's fill.
     """
-
-    values: NDArray[np.float32]
-    token_scales: NDArray[np.uint8]
-    weight_scales: NDArray[np.uint8]
-    relative_bounds: NDArray[np.float64] | None
-
-
-def doubt_products(sample: ProductSample, limits: GemmLimits) -> str | None:
-    """As `doubt`, of a GEMM: too many results that some wrong kernel gives too, too few scales, too wide a bound."""
-    if sample.values.size == 0:
+    if values.size == 0:
         return None
-    for name, share, most in (
-        ("zero", np.mean(sample.values == 0), limits.zeros),
-        ("not finite", np.mean(~np.isfinite(sample.values)), limits.special),
-    ):
-        if share > most:
-            return f"{share:.1%} of the results are {name}, more than the {most:.1%} of this fill: {limits.reason}"
-    for side, scales in (("token", sample.token_scales), ("weight", sample.weight_scales)):
-        need = min(limits.scales, max(scales.size // _BLOCKS_PER_SCALE, 1))
-        found = np.unique(scales).size
-        if found < need:
-            return f"{found} distinct {side} scales in {scales.size} blocks, fewer than {need}: {limits.reason}"
-    if sample.relative_bounds is not None and sample.relative_bounds.size:
-        middle = float(np.median(sample.relative_bounds))
+    found = doubt_values(values, limits)
+    found = found or _too_few_scales({"token scales": token_scales, "weight scales": weight_scales}, limits)
+    if found is None and relative_bounds is not None and relative_bounds.size:
+        middle = float(np.median(relative_bounds))
         if middle > limits.bound:
             return (
                 f"the median error bound is {middle:.2g} of its result, more than {limits.bound:.2g}: {limits.reason}"
             )
+    return found
+
+
+def _too_many(what: str, shares: Mapping[str, Any], most: Mapping[str, float], limits: Limits) -> str | None:
+    for name, share in shares.items():
+        if share > most[name]:
+            return f"{share:.1%} of the {what} are {name}, more than the {most[name]:.1%} of this fill: {limits.reason}"
+    return None
+
+
+def _too_few_scales(scales: Mapping[str, NDArray[np.uint8]], limits: Limits) -> str | None:
+    for name, found in scales.items():
+        need = min(limits.scales, max(found.size // _BLOCKS_PER_SCALE, 1))
+        distinct = np.unique(found).size
+        if distinct < need:
+            return f"{distinct} distinct {name} in {found.size} blocks, fewer than {need}: {limits.reason}"
     return None

@@ -7,23 +7,25 @@ also held against the exact sum, within the running error bound of the model.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.cuda.arch import MIN_STAGES
+from refmoe.cuda.gemm.tile import TILES, Tile, check_tile, max_stages, parse_cluster, parse_tile
 from refmoe.draw import Draw
-from refmoe.families.case import Case
-from refmoe.families.choices import expert_offsets
-from refmoe.families.family import Assumption, Expectation, Inputs, Outputs, required
-from refmoe.families.fills import BLOCK
-from refmoe.families.gemm.fills import GEMM_FILLS, PADDED_K, GemmSize
+from refmoe.families.case import Shape, number, refused, triple, word
+from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
+from refmoe.families.family import POISON, Assumption, Case, Contract, Expectation, Family, Inputs, Outputs
+from refmoe.families.gemm.fills import FILLS, PADDED_K, GemmSize
 from refmoe.families.gemm.stages import Interval, Products
-from refmoe.families.vacuity import ProductSample, doubt_products
-from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
+from refmoe.families.vacuity import doubt_products
+from refmoe.reference.dequantize import BLOCK, dequantize_mxfp4, dequantize_mxfp8
 from refmoe.reference.gemm import dense_gemm, grouped_gemm
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
@@ -37,9 +39,9 @@ from refmoe.reference.mma import MODELS, AccumulationModel, exact_sum, running_b
 from refmoe.reference.tensor import MXTensor
 
 if TYPE_CHECKING:
-    from refmoe.cuda import Device
+    from refmoe.cuda.device import Device
 
-__all__ = ["ASSUMPTION", "MODEL", "gemm_expect", "gemm_inputs", "gemm_run", "product_bounds"]
+__all__ = ["ALPHA", "ASSUMPTION", "BIAS", "MODEL", "SM12X_GEMM", "product_bounds"]
 
 #: The accumulation model that the kernel is held against, on every device: where the instruction is missing, the
 #: kernel carries it in software.
@@ -65,12 +67,10 @@ _E4M3_NAN = 0x7F
 FloatArray = NDArray[np.float32]
 
 
-def gemm_inputs(case: Case) -> Inputs:
+def _inputs(case: Case) -> Inputs:
     """Operands as references take them (linear scales) and as the kernel does (128x4 buffers, padding poisoned)."""
     shape = case.shape
-    data = GEMM_FILLS[case.fill].make(
-        Draw(case.fill, "sm12x_gemm", case.seed), GemmSize(shape.m, shape.k, shape.n, shape.e)
-    )
+    data = FILLS[case.fill].make(Draw(case.fill, "sm12x_gemm", case.seed), GemmSize(shape.m, shape.k, shape.n, shape.e))
     offsets = expert_offsets(case)
     tokens = data.tokens.codes.copy()
     tokens[offsets[-1] :] = _E4M3_NAN  # rows of no expert must not matter
@@ -114,13 +114,13 @@ def _bias(case: Case) -> NDArray[Any]:
 
 def _tensors(inputs: Inputs) -> tuple[MXTensor, MXTensor, NDArray[np.int64]]:
     return (
-        MXTensor(required(inputs, "tokens"), required(inputs, "token_scales"), "mxfp8"),
-        MXTensor(required(inputs, "weights"), required(inputs, "weight_scales"), "mxfp4"),
-        required(inputs, "offsets"),
+        MXTensor(inputs["tokens"], inputs["token_scales"], "mxfp8"),
+        MXTensor(inputs["weights"], inputs["weight_scales"], "mxfp4"),
+        inputs["offsets"],
     )
 
 
-def gemm_expect(case: Case, inputs: Inputs) -> Expectation:
+def _expect(case: Case, inputs: Inputs) -> Expectation:
     """What the kernel has to write, from the model and from each second answer that the fill allows."""
     tokens, weights, offsets = _tensors(inputs)
     used = int(offsets[-1])
@@ -142,14 +142,15 @@ def gemm_expect(case: Case, inputs: Inputs) -> Expectation:
         Products(name, case.dtype, case.shape.n, offsets, case.poison, interval if name == "out" else None)
         for name in outputs
     )
-    sample = ProductSample(
+    doubt = doubt_products(
         values[:used].astype(np.float32),
         tokens.scales[:used],
         weights.scales,
         None if interval is None else interval.relative_width(),
+        FILLS[case.fill].limits,
     )
-    doubt = doubt_products(sample, GEMM_FILLS[case.fill].limits)
-    return Expectation(outputs, stages, doubt, ASSUMPTION, lambda found: stages[0].outside(found["out"]))
+    answers = dict.fromkeys(outputs, "out")
+    return Expectation(outputs, stages, doubt, ASSUMPTION, lambda found: stages[0].outside(found["out"]), answers)
 
 
 def _bits(case: Case, values: NDArray[Any], used: int) -> NDArray[Any]:
@@ -167,7 +168,7 @@ def _row_expert(offsets: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
 
 def _epilogue(case: Case, inputs: Inputs, sums: FloatArray) -> NDArray[Any]:
     """RN(RN(alpha * sum) + bias) of each row's expert, in the output's type; written apart from the reference."""
-    expert = _row_expert(required(inputs, "offsets"), sums.shape[0])
+    expert = _row_expert(inputs["offsets"], sums.shape[0])
     alpha, bias = inputs["alpha"], inputs["bias"]
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = sums if alpha is None else np.multiply(sums, alpha[expert][:, None], dtype=np.float32)
@@ -272,25 +273,19 @@ def _inward(ends: NDArray[np.float64], side: int) -> FloatArray:
     return np.where(outside, np.nextafter(near, np.float32(side * np.inf), dtype=np.float32), near)
 
 
-def gemm_run(case: Case, inputs: Inputs, device: Device) -> Outputs:
-    """Launch the kernel; the same output answers every stage.
-
-    Raises:
-        ArgumentError: a tile, stages, cluster or shape that the kernel does not have.
-    """
+def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.gemm.kernel import grouped_gemm as launch
-    from refmoe.cuda.gemm.tile import check_tile, parse_cluster, parse_tile
 
     tile, stages = None, case.stages or None
     if case.tile:
         tile = parse_tile(case.tile)
         stages = check_tile(tile, arch=device.arch, stages=stages, cluster=parse_cluster(case.cluster))
     out = launch(
-        required(inputs, "tokens"),
-        required(inputs, "token_scale_buffer"),
-        required(inputs, "weights"),
-        required(inputs, "weight_scale_buffer"),
-        required(inputs, "offsets"),
+        inputs["tokens"],
+        inputs["token_scale_buffer"],
+        inputs["weights"],
+        inputs["weight_scale_buffer"],
+        inputs["offsets"],
         device=device,
         tile=tile,
         stages=stages,
@@ -299,9 +294,157 @@ def gemm_run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         out_dtype=case.dtype,
         fill=case.poison,
     )
-    bits = np.ascontiguousarray(out).view(_BITS[case.dtype])
-    return dict.fromkeys(_stage_names(case), bits)
+    return {"out": np.ascontiguousarray(out).view(_BITS[case.dtype])}
 
 
-def _stage_names(case: Case) -> list[str]:
-    return ["out", *([_WITNESSES[case.fill][0]] if case.fill in _WITNESSES else [])]
+def _check(case: Case) -> None:
+    if not case.tile and (case.stages or case.cluster != "1x1x1"):
+        found = f"{case.stages}" if case.stages else case.cluster
+        raise refused("stages" if case.stages else "cluster", found, "tile=MxNxK with it, of which it is")
+    check_choices(case)
+
+
+# --- cases ----------------------------------------------------------------------------------------------------------
+# A case's data does not depend on its tile or stages, so that cases of one shape and fill that differ only in those are
+# held against the same bytes: tiles and stages are equal to each other.
+
+#: K in whole steps of no tile, over the end of a scale atom; N past one tile of weight rows, and of no whole warp.
+_RAGGED_K, _RAGGED_N = 736, 136
+
+#: Tokens of the narrow and of the wide tiles: one past a tile, so that the second one of an expert is nearly empty.
+_PAST_A_TILE = {tile: tile.n + 1 for tile in TILES}
+
+#: Fills that the default level takes to every tile, and the tiles that it takes the others to: narrowest and deepest,
+#: in between, widest.
+_EVERY_TILE = ("wide-range", "specials", "integer")
+_THREE_TILES = (Tile(128, 8, 512), Tile(128, 32, 256), Tile(128, 128, 128))
+
+#: More tiles than any arch has multiprocessors, with one step of K each: CTAs take several.
+_LOOPING = Shape(m=8, k=96, n=2816, e=8)
+
+#: Decode in gpt-oss (2880 -> 5760 and 2880 -> 2880) and DeepSeek-V3 (7168 -> 4096 and 2048 -> 7168): K, N of a layer.
+_LAYERS = ((2880, 5760), (2880, 2880), (7168, 4096), (2048, 7168))
+
+#: Every request that cannot be had: tile, stages, cluster, and what the kernel answers.
+_REFUSED = (
+    ("128x128x64", 0, "1x1x1", "a K of 64 elements is no whole number of atoms of the scale layout"),
+    ("128x128x128", 6, "1x1x1", "153,600 bytes where a block has 100,352 for stages"),
+    ("128x8x512", 1, "1x1x1", "with which nothing can be loaded while the tile is computed"),
+    ("256x8x512", 0, "1x1x1", "a stage takes 75,776 bytes and 2 of them must fit in 100,352"),
+    ("256x8x512", 0, "2x1x1", "needed 256x8x256 in a cluster of 1x1x1"),
+)
+
+
+def _software() -> list[Case]:
+    """Cases small enough for the executor where the kernel carries the tensor-core instruction in software."""
+    return [_case("wide-range", Shape(m=2, k=96, n=24, e=1), tile="128x8x128")]
+
+
+def _case(fill: str, shape: Shape, dtype: str = "f32", seed: int = 7, **options: Any) -> Case:
+    return SM12X_GEMM.case(fill, shape, dtype, seed, **options)
+
+
+def _quick() -> Iterator[Case]:
+    ragged = Shape(m=5, k=416, n=_RAGGED_N, e=3)
+    for tile in TILES:
+        yield _case("wide-range", ragged, tile=str(tile))
+    for tile in TILES:
+        yield _case("gaussian", ragged, "bf16", tile=str(tile), alpha="distinct", bias="distinct")
+    for fill in FILLS:
+        yield _case(fill, dataclasses.replace(ragged, m=7))  # past the six kinds of token of the fill `specials`
+    for tile in TILES:
+        # All rows at the last expert, past one tile of tokens: those before have none and shift nobody.
+        yield _case("one-hot-tokens", Shape(_PAST_A_TILE[tile], 160, n=24, e=3), tile=str(tile), routing="same-experts")
+    yield _case("one-hot-weights", Shape(m=6, k=416, n=72, e=6), routing="all-one-token")
+    yield _case("one-hot-tokens", Shape(m=6, k=416, n=72, e=9), routing="empty-experts", poison=0x7F)
+    yield _case("gaussian", Shape(m=7, k=416, n=72, e=4), "bf16", first_expert=4, ranks=2)
+    yield _case("gaussian", Shape(m=3, k=416, n=72, e=4), routing="elsewhere", first_expert=4, ranks=2)
+    yield _case("gaussian", Shape(m=3, k=416, n=72, e=2), alpha="distinct")
+    yield _case("gaussian", Shape(m=3, k=416, n=72, e=2), bias="distinct")
+    yield _case("wide-range", _LOOPING, tile="128x8x128", routing="all-one-token")
+    for request, stages, cluster, why in _REFUSED:
+        yield _case("wide-range", ragged, tile=request, stages=stages, cluster=cluster, refusal=why)
+    yield _case("wide-range", dataclasses.replace(ragged, n=12), refusal="needed N a multiple of 8")
+
+
+def _default() -> Iterator[Case]:
+    ragged = Shape(m=9, k=_RAGGED_K, n=_RAGGED_N, e=3)
+    for fill in FILLS:
+        for tile in TILES if fill in _EVERY_TILE else _THREE_TILES:
+            yield _case(fill, ragged, tile=str(tile), alpha="distinct", bias="distinct", poison=0x7F)
+    for tile in TILES:
+        yield _case("specials", ragged, "bf16", tile=str(tile))
+    # Many more steps of K than stages: the ring wraps, and its barriers go through many phases.
+    for tile in TILES:
+        for stages in sorted({MIN_STAGES, max_stages(tile)}):
+            yield _case("wide-range", Shape(m=2, k=1440, n=16, e=2), tile=str(tile), stages=stages)
+    for tile in TILES:
+        yield _case("gaussian", Shape(m=0, k=416, n=72, e=2), tile=str(tile))
+    for k, n in _LAYERS:
+        for m, experts, routing in ((1, 1, "uniform"), (4, 4, "all-one-token")):
+            shape = Shape(m, k, n=n // 45 if k == 2880 else n // 64, e=experts)
+            yield _case("wide-range", shape, routing=routing)
+            yield _case("gaussian", shape, "bf16", routing=routing, alpha="distinct", bias="distinct")
+    for shape in (Shape(m=9, k=384, n=80, e=4), Shape(m=9, k=1536, n=24, e=4)):
+        for dtype in ("f32", "bf16"):
+            yield _case("real", shape, dtype, bias="distinct")
+    yield _case("one-hot-weights", Shape(m=3, k=2880, n=2880, e=1), tile="128x8x512")  # every element of K
+    yield _case("one-hot-weights", _LOOPING, "bf16", tile="128x16x128", routing="all-one-token")
+
+
+def _full() -> Iterator[Case]:
+    for tile in TILES:
+        for stages in range(MIN_STAGES, max_stages(tile) + 1):
+            for k in (32, 416, 2880):
+                yield _case("wide-range", Shape(m=9, k=k, n=_RAGGED_N, e=3), tile=str(tile), stages=stages)
+    for seed in (1, 2, 3):
+        for fill in FILLS:
+            for tile in TILES:
+                shape = Shape(m=tile.n + 9, k=_RAGGED_K, n=264, e=4)
+                yield _case(fill, shape, seed=seed, tile=str(tile))
+                yield _case(fill, shape, "bf16", seed, tile=str(tile), alpha="distinct", bias="distinct")
+    for k in range(128, 1056, 32):
+        yield _case("one-hot-weights", Shape(m=3, k=k, n=264, e=2))
+    for n in range(8, 264, 8):
+        yield _case("one-hot-tokens", Shape(m=3, k=160, n=n, e=2), "bf16")
+    for k, n in _LAYERS:
+        yield _case("wide-range", Shape(m=1, k=k, n=n, e=1))
+        yield _case("gaussian", Shape(m=4, k=k, n=n // 4, e=4), "bf16", routing="all-one-token", bias="distinct")
+    for tile in (Tile(128, 64, 128), Tile(128, 128, 128), Tile(256, 8, 256)):
+        yield _case("wide-range", Shape(m=300, k=_RAGGED_K, n=_RAGGED_N, e=2), tile=str(tile))  # a prefill
+
+
+ALPHA = word("alpha", "none", "distinct")
+BIAS = word("bias", "none", "distinct")
+
+SM12X_GEMM = Family(
+    name="sm12x_gemm",
+    about="Grouped GEMM of MXFP8 tokens in expert order with MXFP4 weights, for SM12x.",
+    dtypes=("bf16", "f32"),
+    sizes="mkne",
+    fills=FILLS,
+    options=(
+        triple("tile", "", "MxNxK such as 128x8x512: weight rows, tokens, elements of K"),
+        number("stages", launch=True),
+        triple("cluster", "1x1x1", "blocks such as 2x1x1"),
+        *(ROUTING, *RANKS, ALPHA, BIAS, POISON),
+    ),
+    inputs=_inputs,
+    expect=_expect,
+    run=_run,
+    cases={"quick": _quick, "default": _default, "full": _full},
+    contract=Contract(
+        inputs=(
+            *("tokens", "token_scales", "token_scale_buffer", "weights", "weight_scales", "weight_scale_buffer"),
+            *("offsets", "alpha", "bias"),
+        ),
+        features=("alpha", "bias"),
+        outputs={"out": "case.dtype"},
+        settings={"num_experts": "e", "out_dtype": "dtype"},
+        padded_inputs=True,
+    ),
+    sources=("sm12x_grouped_gemm",),
+    host=("refmoe.cuda.gemm.kernel",),
+    check=_check,
+    software={"sm_90a": _software},
+)

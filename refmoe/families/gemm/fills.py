@@ -7,28 +7,26 @@ Codes and scales are made directly where that is the point; where the data is sa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.fills import BLOCK
-from refmoe.families.real_data import SHIPPED, read_activations, tile_rows
+from refmoe.families.family import Fill
+from refmoe.families.real_data import FFN, FFN_INPUT, read_activations, tile_rows
+from refmoe.families.vacuity import Limits
+from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import pack_fp4
 from refmoe.reference.quantize import quantize_mxfp4, quantize_mxfp8
 from refmoe.reference.tensor import MXTensor
 
-__all__ = ["GEMM_FILLS", "PADDED_K", "SHIPPED_WEIGHTS", "GemmData", "GemmFill", "GemmLimits", "GemmSize"]
+__all__ = ["FILLS", "PADDED_K", "GemmData", "GemmSize"]
 
 Codes = NDArray[np.int64]
-
-#: The feed-forward block of all-MiniLM-L6-v2's layer 2, BF16: rows of `layer2.ffn_up.weight` [320, 384] and
-#: `layer2.ffn_down.weight` [96, 1536], and `layer2.ffn_mid` [32, 1536], what goes into the latter.
-SHIPPED_WEIGHTS = Path(__file__).resolve().parent.parent / "data" / "minilm_layer2_ffn.safetensors"
 
 #: Elements at the end of K that the fill `zero-padded` leaves zero, as 2880 is padded to 2944.
 PADDED_K = 64
@@ -60,42 +58,23 @@ class GemmData:
     weights: MXTensor
 
 
-@dataclass(frozen=True)
-class GemmLimits:
-    """What a fill's operands and exact results must look like for equality to mean anything.
-
-    Attributes:
-        zeros: largest fraction of results that may be zero; a kernel that writes nothing agrees with those.
-        special: largest fraction of results that may be NaN or infinite; a kernel that poisons everything agrees.
-        scales: distinct scale bytes that each operand must have, where there are blocks enough.
-        bound: largest median of error bound / |result|; a bound as wide as the result allows anything.
-        reason: why these figures, for the message.
-    """
-
-    zeros: float = 0.02
-    special: float = 0.0
-    scales: int = 2
-    bound: float = 2.0**-8
-    reason: str = "sums of many random products are neither zero nor small against their terms"
+def _limits(**figures: Any) -> Limits:
+    """Limits for operands; by default those of sums of many random products."""
+    usual = {"zeros": 0.02, "reason": "sums of many random products are neither zero nor small against their terms"}
+    return Limits(**{**usual, **figures})
 
 
-@dataclass(frozen=True)
-class GemmFill:
-    """A named generator of operands.
-
-    Attributes:
-        name: as in a repro string.
-        catches: which wrong kernels fail on it.
-        make: `make(draw, size)` gives the operands.
-        limits: what they must look like.
-        least_k: the least K for which the fill does what its name says.
-    """
-
-    name: str
-    catches: str
-    make: Callable[[Draw, GemmSize], GemmData]
-    limits: GemmLimits = field(default_factory=GemmLimits)
-    least_k: int = BLOCK
+def _fill(
+    name: str, catches: str, make: Callable[[Draw, GemmSize], GemmData], limits: Limits, least_k: int = BLOCK
+) -> Fill:
+    """A fill that needs at least `least_k`; `make(draw, size)` gives the operands."""
+    return Fill(
+        name,
+        catches,
+        make,
+        limits,
+        lambda case: None if case.shape.k >= least_k else f"a k of at least {least_k} for {name}",
+    )
 
 
 def _data(token_codes: Codes, token_scales: Codes, weight_codes: Codes, weight_scales: Codes) -> GemmData:
@@ -269,8 +248,8 @@ _WIDTH_OF_UP = 384
 def _real(draw: Draw, size: GemmSize) -> GemmData:
     """A model's own weights, cut into experts, and its own activations: of its up projection, past K = 384 down."""
     up = size.k <= _WIDTH_OF_UP
-    weights = read_activations(SHIPPED_WEIGHTS, "layer2.ffn_up.weight" if up else "layer2.ffn_down.weight")
-    tokens = read_activations(SHIPPED) if up else read_activations(SHIPPED_WEIGHTS, "layer2.ffn_mid")
+    weights = read_activations(FFN, "layer2.ffn_up.weight" if up else "layer2.ffn_down.weight")
+    tokens = read_activations(FFN_INPUT) if up else read_activations(FFN, "layer2.ffn_mid")
     first = int(draw.integers(tokens.patterns.shape[0], (1,))[0])
     rows = tile_rows(tokens.patterns, size.rows, size.k, first).view(ml_dtypes.bfloat16)
     cut = tile_rows(weights.patterns, size.experts * size.n, size.k).reshape(size.experts, size.n, size.k)
@@ -278,71 +257,69 @@ def _real(draw: Draw, size: GemmSize) -> GemmData:
 
 
 _FILLS = (
-    GemmFill(
+    _fill(
         "gaussian",
         "the data of published tests, for comparison with them",
         _gaussian,
         # Its blocks have one or two scales, so it shows no permutation of scales; other fills do.
-        GemmLimits(scales=1, reason="sums of many random products are neither zero nor small against their terms"),
+        _limits(scales=1),
     ),
-    GemmFill(
+    _fill(
         "integer",
         "anything but the sum: every order and every model is exact here, and so is int64",
         _integer,
-        GemmLimits(zeros=0.05, reason="few sums of many small integers cancel"),
+        _limits(zeros=0.05, reason="few sums of many small integers cancel"),
     ),
-    GemmFill(
+    _fill(
         "one-hot-tokens",
         "scales ignored, shifted, permuted or of the wrong expert; swapped nibbles; wrong rows of weights",
         _one_hot_tokens,
-        GemmLimits(zeros=0.0, scales=16, reason="each result is one product of nonzero codes"),
+        _limits(zeros=0.0, scales=16, reason="each result is one product of nonzero codes"),
     ),
-    GemmFill(
+    _fill(
         "one-hot-weights",
         "the same on the tokens' side; any element of K left out or taken twice",
         _one_hot_weights,
-        GemmLimits(zeros=0.0, scales=16, reason="each result is one product of nonzero codes"),
+        _limits(zeros=0.0, scales=16, reason="each result is one product of nonzero codes"),
     ),
-    GemmFill(
+    _fill(
         "wide-range",
         "another order of K; another alignment or rounding of the sum",
         _wide_range,
-        GemmLimits(scales=16, reason="scales are drawn from 41 binades"),
+        _limits(scales=16, reason="scales are drawn from 41 binades"),
     ),
-    GemmFill(
+    _fill(
         "positive",
         "rounding to nearest or away in the accumulator; a dropped part of K",
         _positive,
-        GemmLimits(zeros=0.0, scales=8, reason="positive terms sum to no zero"),
+        _limits(zeros=0.0, scales=8, reason="positive terms sum to no zero"),
     ),
-    GemmFill(
+    _fill(
         "specials",
         "NaN or infinity lost or spread, scale byte 0x00 taken for zero, results flushed to zero",
         _specials,
-        GemmLimits(
-            zeros=0.5, special=0.9, bound=1.0, reason="a third of its tokens and a quarter of its weights are so"
-        ),
+        _limits(zeros=0.5, nans=0.9, bound=1.0, reason="a third of its tokens and a quarter of its weights are so"),
     ),
-    GemmFill(
+    _fill(
         "shared-weights",
         "an expert's rows that depend on how rows are grouped",
         _shared_weights,
-        GemmLimits(scales=16, reason="scales are drawn from 41 binades"),
+        _limits(scales=16, reason="scales are drawn from 41 binades"),
     ),
-    GemmFill(
+    _fill(
         "zero-padded",
         "zeros that take part in the alignment; padding of K that is not inert",
         _zero_padded,
-        GemmLimits(scales=16, reason="scales are drawn from 41 binades"),
+        _limits(scales=16, reason="scales are drawn from 41 binades"),
         least_k=PADDED_K + BLOCK,
     ),
-    GemmFill(
+    _fill(
         "real",
         "what only real weights and outlier channels show",
         _real,
-        GemmLimits(reason="a model's hidden states times its weights are ordinary numbers"),
+        _limits(reason="a model's hidden states times its weights are ordinary numbers"),
     ),
 )
 
 #: The generators by name.
-GEMM_FILLS: Mapping[str, GemmFill] = MappingProxyType({fill.name: fill for fill in _FILLS})
+FILLS: Mapping[str, Fill] = MappingProxyType({fill.name: fill for fill in _FILLS})

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.families.mismatch_map import Plane, matrix_plane
+from refmoe.families.stages import Plane, matrix_plane
 from refmoe.numbers_as_text import VALUE_DTYPES, bits_text, distance_text, number_text
 
 __all__ = ["Interval", "Products"]
@@ -59,7 +59,7 @@ class Products:
     interval: Interval | None = None
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
-        """See `refmoe.verify.compare.Stage`."""
+        """See `refmoe.families.stages.Stage`."""
         row, column = divmod(index, self.n)
         if row >= self.offsets[-1]:
             where = f"row {row} belongs to no expert of this rank and must not be written"
@@ -68,7 +68,7 @@ class Products:
         return f"{self._place(row, column)}: {values}{distance_text(kernel, reference, self.dtype)}", ""
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
-        """Tokens in expert order by weight rows; see `refmoe.families.mismatch_map.HasPlane`."""
+        """Tokens in expert order by weight rows; see `refmoe.families.stages.HasPlane`."""
         plane = matrix_plane(shape, "token", "weight row")
         return replace(plane, expert_rows=tuple(self.offsets[:-1].tolist()), tiled=True)
 

@@ -1,4 +1,4 @@
-"""Input data as named, seeded generators, each chosen so that a certain kind of wrong kernel must fail on it.
+"""MXFP8 quantization as a family: fills of BF16 and FP16 input, what is expected, the cases.
 
 A fill makes bit patterns, block by block (a block is 32 neighbours along K), because what decides an MX quantizer is
 where a block's largest magnitude lies in its binade, where the scaled elements lie between two codes, and what is not
@@ -7,22 +7,51 @@ finite. Bit patterns of magnitudes are ordered as the magnitudes are, so "a patt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
+from refmoe.families.case import Shape, refused, text, word
+from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
+from refmoe.families.stages import Codes, Scales
+from refmoe.families.vacuity import Limits, doubt_codes
+from refmoe.policy import ScaleMode
+from refmoe.reference.dequantize import BLOCK
+from refmoe.reference.layout import swizzle_scales
+from refmoe.reference.quantize import quantize_mxfp8
 
-__all__ = ["BLOCK", "FILLS", "INPUT_FORMATS", "Fill", "InputFormat", "Limits"]
+if TYPE_CHECKING:
+    from refmoe.cuda.device import Device
 
-BLOCK = 32
+__all__ = [
+    "COMPILED_POLICIES",
+    "DECODE",
+    "EDGE",
+    "EXHAUSTIVE",
+    "FILE_OPTIONS",
+    "FILLS",
+    "INPUT_FORMATS",
+    "LOOPING_ROWS",
+    "MODE",
+    "MODELS",
+    "PLAIN",
+    "QUANTIZE",
+    "InputFormat",
+    "check_file",
+    "make_input",
+    "quantized_stages",
+]
 
 Patterns = NDArray[np.uint16]
-Maker = Callable[["InputFormat", Draw, int, int], Patterns]
+Generator = Callable[["InputFormat", Draw, int, int], Patterns]
 
 
 @dataclass(frozen=True)
@@ -62,44 +91,6 @@ INPUT_FORMATS: Mapping[str, InputFormat] = MappingProxyType(
         "fp16": InputFormat("fp16", np.dtype(np.float16), exponent_bits=5, mantissa_bits=10),
     }
 )
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a fill's quantized form must look like for equality to mean anything.
-
-    Attributes:
-        zeros: largest fraction of codes that may be zero; a kernel that writes nothing agrees with zeros.
-        saturated: largest fraction of codes that may have the magnitude 448; a lost scale agrees with those.
-        nans: largest fraction of NaN codes; a kernel that poisons everything agrees with those.
-        scales: distinct scale bytes that must occur, where there are blocks enough; equal scales hide a permutation.
-        reason: why these figures, for the message.
-    """
-
-    zeros: float = 0.10
-    saturated: float = 0.10
-    nans: float = 0.0
-    scales: int = 2
-    reason: str = "ordinary data has few zero or saturated codes and more than one scale"
-
-
-@dataclass(frozen=True)
-class Fill:
-    """A named generator of input data.
-
-    Attributes:
-        name: as in a repro string.
-        catches: which wrong kernels fail on it.
-        make: `make(format, draw, m, k)` gives uint16 patterns [m, k].
-        limits: what its quantized form must look like.
-        least_blocks: blocks without which the fill does not do what its name says, by dtype.
-    """
-
-    name: str
-    catches: str
-    make: Maker
-    limits: Limits = field(default_factory=Limits)
-    least_blocks: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def _blocks(format: InputFormat, draw: Draw, m: int, k: int) -> tuple[NDArray[np.int64], tuple[int, int]]:
@@ -295,46 +286,77 @@ def _saturation(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     return _finish(np.where(draw.integers(2, shape) == 1, upper, lower), draw.signs(shape), m, k)
 
 
+_ORDINARY = Limits()
+
+
+def _generated(name: str, catches: str, generator: Generator, limits: Limits = _ORDINARY, blocks: int = 0) -> Fill:
+    """The fill of a generator; `blocks` are those without which it does not do what its name says."""
+
+    def make(case: Case, dtype: str) -> NDArray[Any]:
+        format = INPUT_FORMATS[dtype]
+        patterns = generator(format, Draw(name, dtype, case.seed), case.shape.m, case.shape.k)
+        return patterns.view(format.dtype)
+
+    def needs(case: Case) -> str | None:
+        enough = case.dtype not in INPUT_FORMATS or case.shape.m * case.shape.k // BLOCK >= blocks
+        return None if enough else f"at least {blocks} blocks of {BLOCK} for the fill {name}"
+
+    return Fill(name, catches, make, limits, needs)
+
+
+def _from_file(case: Case, dtype: str) -> NDArray[Any]:
+    """Rows of a model's hidden states: of the tensor that ships with refmoe, or of the case's file."""
+    source = read_activations(Path(case.file), case.tensor or None) if case.file else read_activations(FFN_INPUT)
+    rows = tile_rows(source.patterns, case.shape.m, case.shape.k, first_row=case.seed * 37)
+    values = rows.view(INPUT_FORMATS[source.dtype].dtype)
+    return values if source.dtype == dtype else values.astype(np.float32).astype(INPUT_FORMATS[dtype].dtype)
+
+
+#: Activations from a file, shipped or a user's.
+_FILE_LIMITS = Limits(
+    zeros=0.5, nans=0.05, scales=2, reason="hidden states of a model are neither constant nor mostly zero"
+)
+
 _FILLS = (
-    Fill("gaussian", "the data of published tests, for comparison with them", _gaussian),
-    Fill(
+    _generated("gaussian", "the data of published tests, for comparison with them", _gaussian),
+    _generated(
         "wide-range",
         "flushed, clamped or double-rounded small codes",
         _wide_range,
         Limits(scales=8, reason="blocks differ by many binades"),
     ),
-    Fill(
+    _generated(
         "rne-ties",
         "round toward zero, half away, half up; a scale rounded after quantization",
         _rne_ties,
         Limits(scales=8, reason="the ties of one block meet one scale; many scales are drawn"),
     ),
-    Fill(
+    _generated(
         "boundary-mantissas",
         "another scale mode; a boundary off by one",
         _boundary_mantissas,
         Limits(zeros=0.2, scales=8, reason="exponents are drawn from the whole format, tiny ones included"),
     ),
-    Fill(
+    _generated(
         "scale-bytes",
         "a clamped or wrapped scale byte",
         _scale_bytes,
         Limits(zeros=0.2, saturated=0.25, nans=0.25, scales=8, reason="one block in 256 (BF16) or 32 (FP16) is Inf"),
     ),
-    Fill(
+    _generated(
         "fingerprint",
         "permuted or shifted scales, rows or experts; scales ignored",
         _fingerprint,
         Limits(scales=16, reason="equal scales hide a permutation"),
     ),
-    Fill(
+    _generated(
         "exhaustive-max",
         "any wrong scale",
         _exhaustive_max,
         Limits(zeros=0.1, nans=0.05, scales=24, reason="254 of the 65,536 BF16 patterns are NaN, 2,046 of FP16's"),
-        MappingProxyType({"bf16": 65536, "fp16": 65536}),
+        blocks=65536,
     ),
-    Fill(
+    _generated(
         "exhaustive-element",
         "any wrong code",
         _exhaustive_element,
@@ -345,9 +367,9 @@ _FILLS = (
             scales=24,
             reason="of the five distances one saturates under FLOOR, two lie below the codes",
         ),
-        MappingProxyType(dict.fromkeys(("bf16", "fp16"), _EXHAUSTIVE_GROUPS * len(_OCTAVES))),
+        blocks=_EXHAUSTIVE_GROUPS * len(_OCTAVES),
     ),
-    Fill(
+    _generated(
         "specials",
         "NaN dropped, Inf clamped, the sign of zero lost, a stale block scale",
         _specials,
@@ -355,19 +377,178 @@ _FILLS = (
             zeros=0.7, saturated=0.4, nans=0.7, scales=2, reason="13 of its 16 kinds of block are zero or not finite"
         ),
     ),
-    Fill(
+    _generated(
         "tiny",
         "flush to zero; an exponent that wraps below byte 0; a subnormal scale 2^-127 taken for 0",
         _tiny,
         Limits(zeros=0.95, scales=2, reason="codes below 2^-127 are zeros, all of them when a policy flushes byte 0"),
     ),
-    Fill(
+    _generated(
         "saturation",
         "saturation missing: NaN or a wrapped code above 464",
         _saturation,
         Limits(saturated=0.75, scales=8, reason="FLOOR saturates the half of each block that lies above 1.75"),
     ),
+    Fill("real", "what only a model's hidden states and outlier channels show", _from_file, _FILE_LIMITS),
+    Fill("activations", "what only your own activations show", _from_file, _FILE_LIMITS),
 )
 
-#: The generated fills by name. `real` and `activations` read files: see refmoe.families.real_data.
+#: The input data of quantization and expand, by name.
 FILLS: Mapping[str, Fill] = MappingProxyType({fill.name: fill for fill in _FILLS})
+
+MODE = word("mode", "rceil", "floor", fixed=True)
+EDGE = word("edge", "exact", "flashinfer", fixed=True)
+#: The file and the tensor of the fill `activations`.
+FILE_OPTIONS = (text("file"), text("tensor"))
+
+#: (mode, edge) of every compiled variant.
+COMPILED_POLICIES = tuple((mode, edge) for mode in MODE.words for edge in EDGE.words)
+
+#: Width, experts and experts per token of gpt-oss-120b and DeepSeek-V3.
+MODELS = ((2880, 128, 4), (7168, 256, 8))
+DECODE = (1, 2, 8)
+
+#: More rows than the largest grid of any arch, 64 CTAs on each of 170 multiprocessors: CTAs take several.
+LOOPING_ROWS = 11008
+
+
+def make_input(case: Case, dtype: str) -> NDArray[Any]:
+    """The case's input as BF16 or FP16 [m, k]."""
+    made: NDArray[Any] = FILLS[case.fill].make(case, dtype)
+    return made
+
+
+def check_file(case: Case) -> None:
+    """Refuse a file without the fill that reads it, and that fill without a file.
+
+    Raises:
+        ArgumentError: either.
+    """
+    if (case.fill == "activations") != bool(case.file):
+        raise refused("file", case.file or "none", "file=PATH with the fill 'activations', and with no other fill")
+    if case.tensor and not case.file:
+        raise refused("tensor", case.tensor, "file=PATH with it")
+
+
+def _inputs(case: Case) -> Inputs:
+    return {"x": make_input(case, case.dtype)}
+
+
+def quantized_stages(case: Case, scales: NDArray[np.uint8]) -> tuple[Codes, Scales]:
+    """The words for codes [m, k] and scales of a whole matrix; `scales` are linear, uint8 [m, k/32]."""
+    rows, blocks = scales.shape
+    return (
+        Codes("codes", (rows, case.shape.k), scales, written_rows=rows, poison=case.poison),
+        Scales("scales", case.layout, rows, blocks, poison=case.poison),
+    )
+
+
+def _expect(case: Case, inputs: Inputs) -> Expectation:
+    quantized = quantize_mxfp8(inputs["x"], mode=ScaleMode(case.mode), edge=case.edge)
+    scales = swizzle_scales(quantized.scales, case.layout, fill=case.poison)
+    doubt = doubt_codes(quantized.codes, quantized.scales, FILLS[case.fill].limits)
+    return Expectation({"codes": quantized.codes, "scales": scales}, quantized_stages(case, quantized.scales), doubt)
+
+
+def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
+    from refmoe.cuda.kernels import mxfp8_quantize
+
+    result = mxfp8_quantize(
+        inputs["x"],
+        device=device,
+        mode=ScaleMode(case.mode),
+        edge=case.edge,
+        layout=case.layout,
+        fill=case.poison,
+    )
+    return {"codes": result.codes, "scales": result.scales}
+
+
+EXHAUSTIVE = ("exhaustive-max", "exhaustive-element")
+PLAIN = tuple(name for name in FILLS if name not in (*EXHAUSTIVE, "real", "activations"))
+
+
+def _case(fill: str, m: int, k: int, dtype: str = "bf16", seed: int = 7, **options: Any) -> Case:
+    return QUANTIZE.case(fill, Shape(m, k), dtype, seed, **options)
+
+
+def _quick() -> Iterator[Case]:
+    # 90 blocks are no multiple of 4 scale columns, 5 and 9 rows fill no tile: padding in both directions.
+    yield _case("fingerprint", 5, 2880, layout="128x4")
+    yield _case("fingerprint", 9, 2880, layout="8x4")
+    yield _case("fingerprint", 2, 2880)
+    for mode, edge in COMPILED_POLICIES:
+        yield _case("boundary-mantissas", 16, 416, mode=mode, edge=edge)
+        yield _case("specials", 4, 416, mode=mode, edge=edge)
+    yield _case("rne-ties", 4, 416)
+    yield _case("tiny", 4, 416)
+    yield _case("tiny", 4, 416, edge="flashinfer")
+    yield _case("saturation", 4, 416, mode="floor")
+    yield _case("scale-bytes", 32, 416)
+    yield _case("wide-range", 4, 416, edge="flashinfer")
+    yield _case("rne-ties", 4, 416, dtype="fp16", layout="128x4")
+    yield _case("specials", 4, 416, dtype="fp16", edge="flashinfer")
+    yield _case("fingerprint", 3, 32, layout="128x4")  # one block: a row of two lanes
+
+
+def _default() -> Iterator[Case]:
+    for dtype in ("bf16", "fp16"):
+        for mode, edge in COMPILED_POLICIES:
+            for fill in PLAIN:
+                for layout in ("linear", "128x4", "8x4"):
+                    yield _case(fill, 16, 2880, dtype=dtype, mode=mode, edge=edge, layout=layout)
+            yield _case("real", 64, 2880, dtype=dtype, mode=mode, edge=edge)
+    for mode, edge in COMPILED_POLICIES:
+        yield _case("exhaustive-max", 1024, 2048, mode=mode, edge=edge)
+        yield _case("exhaustive-element", 128, 2880, mode=mode, edge=edge)
+    yield _case("exhaustive-max", 1024, 2048, dtype="fp16")
+    yield _case("exhaustive-element", 128, 2880, dtype="fp16")
+    for k, _, _ in MODELS:
+        for m in DECODE:
+            for layout in ("linear", "128x4", "8x4"):
+                yield _case("fingerprint", m, k, layout=layout, poison=0x7F)
+        yield _case("fingerprint", 300, k, layout="128x4")
+    for layout in ("linear", "8x4"):
+        yield _case("fingerprint", LOOPING_ROWS, 32, layout=layout)
+    for layout in ("linear", "128x4"):
+        yield _case("wide-range", 3, 8224, layout=layout)  # a row wider than a CTA, by one block
+    for layout in ("linear", "128x4", "8x4"):
+        yield _case("gaussian", 0, 2880, layout=layout)
+
+
+def _full() -> Iterator[Case]:
+    for seed in (1, 2, 3):
+        for dtype in ("bf16", "fp16"):
+            for mode, edge in COMPILED_POLICIES:
+                for fill in PLAIN:
+                    for layout in ("linear", "128x4", "8x4"):
+                        yield _case(fill, 130, 2880, dtype=dtype, seed=seed, mode=mode, edge=edge, layout=layout)
+    for mode, edge in COMPILED_POLICIES:
+        for fill in EXHAUSTIVE:
+            yield _case(fill, 1024, 2048, dtype="fp16", mode=mode, edge=edge)
+    for k in range(BLOCK, 1056, BLOCK):
+        yield _case("fingerprint", 9, k, layout="128x4")
+        yield _case("fingerprint", 9, k, layout="8x4")
+    yield _case("real", 2048, 7168, layout="128x4")
+
+
+QUANTIZE = Family(
+    name="mxfp8_quantize",
+    about="MXFP8 codes and E8M0 scales of a BF16 or FP16 matrix.",
+    dtypes=tuple(INPUT_FORMATS),
+    sizes="mk",
+    fills=FILLS,
+    options=(MODE, EDGE, word("layout", "linear", "128x4", "8x4", fixed=True), POISON, *FILE_OPTIONS),
+    inputs=_inputs,
+    expect=_expect,
+    run=_run,
+    cases={"quick": _quick, "default": _default, "full": _full},
+    contract=Contract(
+        inputs=("x",),
+        outputs={"codes": "float8_e4m3fn", "scales": "float8_e8m0fnu"},
+        settings={"mode": "mode", "edge": "edge", "layout": "layout"},
+    ),
+    sources=("mxfp8_quantize",),
+    host=("refmoe.cuda.kernels",),
+    check=check_file,
+)

@@ -1,0 +1,445 @@
+"""Routing as a family: the experts of each token, their weights, and the maps of rows; fills, words, cases.
+
+topk_ids[5, 1]  token 5 rank 1: kernel expert 9 (logit 0x3FC00000 (1.5)) reference expert 4 (logit 0x3FC00000 (1.5))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.draw import Draw
+from refmoe.families.case import Shape, refused, word
+from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_ids
+from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.stages import Plane, matrix_plane
+from refmoe.numbers_as_text import VALUE_DTYPES, distance_text, number_text
+from refmoe.reference.expand import build_permutation
+from refmoe.reference.routing import route_softmax_topk
+
+if TYPE_CHECKING:
+    from refmoe.cuda.device import Device
+    from refmoe.cuda.routing import Permuted
+
+__all__ = ["ROUTE", "ChoiceRows", "FirstRows", "RowChoices"]
+
+FloatArray = NDArray[np.float32]
+
+_NONE = 0xFFFFFFFF  # -1, as a bit pattern
+_NAN_WEIGHT = np.array(0x7FFFFFFF, np.uint32).view(np.float32)
+
+# --- fills ----------------------------------------------------------------------------------------------------------
+# make(draw, tokens, experts, k) gives float32 logits [tokens, experts]. Everything is made of integers and powers of
+# two, or of `Draw.normal`: no libm decides a bit.
+
+
+def _gaussian_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
+    return (draw.normal((tokens, experts)) * 2).astype(np.float32)
+
+
+def _tied_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
+    """About k / 2 experts with the largest value, as many with the next: now the one, now the other is cut by k."""
+    place = draw.integers(experts, (tokens, experts))
+    return np.select([place < k / 2, place < k, place < 3 * k], [2, 0.5, -0.25], -1.5).astype(np.float32)
+
+
+def _negative_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
+    return (-1 - np.abs(draw.normal((tokens, experts))) * 8).astype(np.float32)
+
+
+def _zero_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
+    """Zeros of either sign, more than k; about k / 2 experts with subnormals above them, others below."""
+    place = draw.integers(experts, (tokens, experts))
+    least = 2.0**-126  # the least normal number, which BF16 has too
+    zeros = np.where(draw.integers(2, place.shape) == 0, 0.0, -0.0)
+    return np.select([place < k / 2, place > experts * 3 // 4], [least / 64, -least / 64], zeros).astype(np.float32)
+
+
+def _wide_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
+    """Far enough apart for the lower ranks' exponentials to be subnormal or zero."""
+    logits = (draw.normal((tokens, experts)) * 60).astype(np.float32)
+    return logits
+
+
+def _close_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
+    """A few of BF16's units apart, on both sides of a binade's border, either sign for a whole token.
+
+    More experts have more values to choose from: of a dozen, all k chosen would be the largest one.
+    """
+    values = max(12, experts // 2)
+    patterns = 0x4000 + draw.integers(values, (tokens, experts)) - values // 2 | draw.integers(2, (tokens, 1)) << 15
+    return (patterns.astype(np.uint32) << 16).view(np.float32)
+
+
+def _never_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
+    """-Inf but for a few more than k experts of each token."""
+    order = np.argsort(draw.words(tokens * experts).reshape(tokens, experts), axis=1, kind="stable")
+    ranked = np.argsort(order, axis=1, kind="stable")
+    return np.where(ranked < k + 2, _negative_logits(draw, tokens, experts, k), -np.inf).astype(np.float32)
+
+
+def _same_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
+    """The last k experts far ahead of all others, in an order of each token's own."""
+    logits = _gaussian_logits(draw, tokens, experts, k)
+    logits[:, experts - k :] += 100
+    return logits
+
+
+def _refused_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
+    """All but every fifth token is without an answer: NaN of either sign, +Inf, too few that are finite."""
+    logits = _gaussian_logits(draw, tokens, experts, k)
+    place = draw.integers(experts, (tokens,))
+    kinds = np.array([0, 0x7FC00000, 0xFFC00000, 0x7F800000], np.uint32).view(np.float32)
+    for token in range(tokens):
+        kind = token % 5
+        if kind in (1, 2, 3):
+            logits[token, place[token]] = kinds[kind]
+        elif kind == 4:
+            logits[token, k - 1 :] = -np.inf
+    return logits
+
+
+#: The fill of choices that are given, which the option `routing` makes: dtype "ids".
+_GIVEN = "given"
+
+_FILLS: Mapping[str, Fill] = MappingProxyType(
+    {
+        fill.name: fill
+        for fill in (
+            Fill("gaussian", "a softmax over other experts, in another order, or fused", _gaussian_logits),
+            Fill("ties", "a tie that goes to another than the lowest index", _tied_logits),
+            Fill("negative", "logits compared as signed bits, padding chosen", _negative_logits),
+            Fill("signed-zeros", "-0 told from +0, subnormals flushed", _zero_logits),
+            Fill("wide", "an exponential that flushes or is clamped", _wide_logits),
+            Fill("close", "logits compared with fewer bits", _close_logits),
+            Fill("never", "-Inf chosen, or taken for padding", _never_logits),
+            Fill("same", "experts without rows, and one with a row of every token", _same_logits),
+            Fill("refused", "NaN or +Inf accepted, -Inf chosen, the wrong token reported", _refused_logits),
+            Fill(_GIVEN, "a map or an offset of another expert, token or rank", expert_ids),
+        )
+    }
+)
+_LOGITS = tuple(name for name in _FILLS if name != _GIVEN)
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ChoiceIds:
+    """Expert ids [T, k] as uint32.
+
+    Attributes:
+        name: of the stage.
+        logits: float32 [T, experts], bias included: what was chosen by.
+        top_k: k.
+    """
+
+    name: str
+    logits: NDArray[np.float32]
+    top_k: int
+
+    def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
+        """See `refmoe.families.stages.Stage`."""
+        token, rank = divmod(index, self.top_k)
+        kernel_text, reference_text = (self._expert(token, expert) for expert in (kernel, reference))
+        return f"token {token} rank {rank}: kernel {kernel_text} reference {reference_text}", ""
+
+    def _expert(self, token: int, expert: int) -> str:
+        if expert >= self.logits.shape[1]:
+            return f"expert 0x{expert:08X}, which does not exist"
+        return f"expert {expert} (logit {number_text(int(self.logits.view(np.uint32)[token, expert]), 'f32')})"
+
+    def plane(self, shape: tuple[int, ...]) -> Plane:
+        """Tokens by ranks; see `refmoe.families.stages.HasPlane`."""
+        return matrix_plane(shape, "token", "rank")
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Weights [T, k] as uint32; `ids` are the reference's experts, int32 [T, k]."""
+
+    name: str
+    ids: NDArray[np.int32]
+
+    def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
+        """See `refmoe.families.stages.Stage`."""
+        token, rank = divmod(index, self.ids.shape[1])
+        values = f"kernel {number_text(kernel, 'f32')} reference {number_text(reference, 'f32')}"
+        place = f"token {token} rank {rank} (expert {self.ids[token, rank]})"
+        return f"{place}: {values}{distance_text(kernel, reference, 'f32')}", ""
+
+    def plane(self, shape: tuple[int, ...]) -> Plane:
+        """Tokens by ranks; see `refmoe.families.stages.HasPlane`."""
+        return matrix_plane(shape, "token", "rank")
+
+
+@dataclass(frozen=True, eq=False)
+class RefusedToken:
+    """The complement of the first token without an answer, uint32 [1], 0 for none."""
+
+    name: str
+
+    def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
+        """See `refmoe.families.stages.Stage`."""
+        texts = [f"token {~word & _NONE}" if word else "no token" for word in (kernel, reference)]
+        return f"the first token without an answer: kernel {texts[0]} reference {texts[1]}", ""
+
+
+@dataclass(frozen=True, eq=False)
+class FirstRows:
+    """First rows of `experts` local experts and the rows in use, uint64 [E+1]."""
+
+    name: str
+    experts: int
+
+    def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
+        """See `refmoe.families.stages.Stage`."""
+        what = "the rows in use" if index == self.experts else f"the first row of local expert {index}"
+        return f"{what}: kernel {kernel} reference {reference}", ""
+
+
+@dataclass(frozen=True, eq=False)
+class ChoiceRows:
+    """The row of each choice token + rank * T, uint32 [T*k]; `ids` are the experts, int32 [T, k]."""
+
+    name: str
+    ids: NDArray[np.int32]
+
+    def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
+        """See `refmoe.families.stages.Stage`."""
+        rank, token = divmod(index, self.ids.shape[0])
+        texts = ["no row" if row == _NONE else f"row {row}" for row in (kernel, reference)]
+        place = f"token {token} rank {rank} (expert {self.ids[token, rank]})"
+        return f"{place}: kernel {texts[0]} reference {texts[1]}", ""
+
+
+@dataclass(frozen=True, eq=False)
+class RowChoices:
+    """The choice of each row, uint32 [T*k], of `tokens` tokens."""
+
+    name: str
+    tokens: int
+
+    def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
+        """See `refmoe.families.stages.Stage`."""
+        return f"row {index}: kernel {self._choice(kernel)} reference {self._choice(reference)}", ""
+
+    def _choice(self, choice: int) -> str:
+        if choice == _NONE:
+            return "nobody's"
+        rank, token = divmod(choice, self.tokens)
+        return f"token {token} rank {rank}"
+
+
+# --- inputs, expectation, run ---------------------------------------------------------------------------------------
+
+
+def _inputs(case: Case) -> Inputs:
+    """Logits over the experts of all ranks and their bias; or, of dtype "ids", the choices themselves."""
+    shape, experts = case.shape, case.shape.e * case.ranks
+    if case.dtype == "ids":
+        return {"topk_ids": expert_ids(case)}
+    logits = _FILLS[case.fill].make(Draw("logits", case.fill, case.seed), shape.m, experts, shape.t)
+    bias = (Draw("router-bias", case.seed).normal((experts,)) * 0.7).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        rounded = logits.astype(VALUE_DTYPES[case.dtype])
+    return {"logits": rounded, "bias": bias if case.bias == "distinct" else None}
+
+
+def _expect(case: Case, inputs: Inputs) -> Expectation:
+    """The reference's choices, weights and maps; tokens without an answer as the kernel's contract has them."""
+    if case.dtype == "ids":
+        ids = inputs["topk_ids"]
+        return Expectation(*_expected_maps(case, ids), None)
+    logits = _biased(inputs)
+    answered = _answered(logits, case.shape.t)
+    ids = np.tile(np.arange(case.shape.t, dtype=np.int32), (case.shape.m, 1))
+    weights = np.full(ids.shape, _NAN_WEIGHT, np.float32)
+    ids[answered], weights[answered] = route_softmax_topk(inputs["logits"][answered], case.shape.t, bias=inputs["bias"])
+    refused = np.flatnonzero(~answered)[:1].astype(np.uint32)
+    outputs: dict[str, NDArray[Any]] = {
+        "topk_ids": ids.view(np.uint32),
+        "topk_weights": weights.view(np.uint32),
+        "refused": ~refused if refused.size else np.zeros(1, np.uint32),
+    }
+    stages = (ChoiceIds("topk_ids", logits, case.shape.t), Weights("topk_weights", ids), RefusedToken("refused"))
+    maps, map_stages = _expected_maps(case, ids)
+    return Expectation({**outputs, **maps}, (*stages, *map_stages), _doubt_weights(case, weights, answered))
+
+
+def _biased(inputs: Inputs) -> NDArray[np.float32]:
+    """What is chosen by: written apart from the reference."""
+    logits = inputs["logits"].astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        return logits if inputs["bias"] is None else (logits + inputs["bias"]).astype(np.float32)
+
+
+def _answered(logits: NDArray[np.float32], k: int) -> NDArray[np.bool_]:
+    """Tokens with neither NaN nor +Inf and at least k numbers."""
+    rejected = np.isnan(logits) | (logits == np.inf)
+    answered: NDArray[np.bool_] = ~rejected.any(axis=1) & (np.isfinite(logits).sum(axis=1) >= k)
+    return answered
+
+
+def _expected_maps(case: Case, ids: NDArray[np.int32]) -> tuple[dict[str, NDArray[Any]], tuple[Any, ...]]:
+    maps = build_permutation(ids, case.shape.e, case.first_expert)
+    outputs: dict[str, NDArray[Any]] = {
+        "offsets": maps.offsets.view(np.uint64),
+        "unpermuted_to_permuted": maps.unpermuted_to_permuted.view(np.uint32),
+        "permuted_to_unpermuted": maps.permuted_to_unpermuted.view(np.uint32),
+    }
+    stages = (
+        FirstRows("offsets", case.shape.e),
+        ChoiceRows("unpermuted_to_permuted", ids),
+        RowChoices("permuted_to_unpermuted", case.shape.m),
+    )
+    return outputs, stages
+
+
+def _doubt_weights(case: Case, weights: NDArray[np.float32], answered: NDArray[np.bool_]) -> str | None:
+    """Weights that are all alike would agree with those of a kernel that never looks at the logits."""
+    if case.shape.t == 1 or not answered.any() or case.fill == "signed-zeros":
+        return None  # one weight is 1, and so are the exponentials of numbers next to zero: the ids tell there
+    found = np.unique(weights[answered]).size
+    need = min(2 * int(answered.sum()), 4)
+    return f"{found} distinct weights, fewer than {need}: nothing shows of the softmax" if found < need else None
+
+
+def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
+    """Launch the kernels."""
+    from refmoe.cuda import routing
+
+    placed = {"first_expert": case.first_expert, "fill": case.poison}
+    if case.dtype == "ids":
+        return _maps(routing.permute(inputs["topk_ids"], case.shape.e, device=device, **placed))
+    routed, refused = routing.try_route(
+        inputs["logits"], case.shape.t, case.shape.e, device=device, bias=inputs["bias"], **placed
+    )
+    return {
+        "topk_ids": routed.topk_ids.view(np.uint32),
+        "topk_weights": routed.topk_weights.view(np.uint32),
+        "refused": np.array([0 if refused is None else ~refused & 0xFFFFFFFF], np.uint32),
+        **_maps(routed),
+    }
+
+
+def _maps(permuted: Permuted) -> dict[str, NDArray[Any]]:
+    return {
+        "offsets": permuted.offsets.view(np.uint64),
+        "unpermuted_to_permuted": permuted.unpermuted_to_permuted.view(np.uint32),
+        "permuted_to_unpermuted": permuted.permuted_to_unpermuted.view(np.uint32),
+    }
+
+
+def _check(case: Case) -> None:
+    given = case.fill == _GIVEN
+    if given != (case.dtype == "ids"):
+        raise refused("fill", case.fill, f"{_GIVEN} for dtype ids, and for no other")
+    if not given and case.routing != "uniform":
+        raise refused("routing", case.routing, f"dtype ids and the fill {_GIVEN} with it: logits choose for themselves")
+    if given and case.bias != "none":
+        raise refused("bias", case.bias, "logits with it: given ids have no bias")
+    check_choices(case)
+
+
+# --- cases ----------------------------------------------------------------------------------------------------------
+
+#: Tokens that one CTA still routes and sorts, and one more, which takes two launches.
+_FEW, _MANY = 16, 17
+
+#: (experts, experts per token) of gpt-oss-20b, gpt-oss-120b and DeepSeek-V3.
+_ROUTERS = ((32, 4), (128, 4), (256, 8))
+
+
+def _route(fill: str, m: int, e: int, t: int, dtype: str = "f32", seed: int = 7, **options: Any) -> Case:
+    options.setdefault("poison", 0x7F)  # of 0xFF the bytes of -1 consist: what is left unwritten would look right
+    return ROUTE.case(fill, Shape(m, e=e, t=t), dtype, seed, **options)
+
+
+def _quick() -> Iterator[Case]:
+    yield _route("gaussian", 1, 128, 4, bias="distinct")  # decode
+    for fill in _LOGITS:
+        for m in (_FEW, _MANY):
+            yield _route(fill, m, 40, 4, dtype="bf16" if m == _MANY else "f32")
+    yield _route("close", 5, 250, 3, bias="distinct")  # a k that is no multiple of 4, experts that are none of 32
+    # As many choices a token as there may be, and experts for as many logits a lane; nearly all live on other ranks, as
+    # each one here takes a CTA, and few tokens compare every choice with every other.
+    yield _route("gaussian", 17, 25, 32, dtype="bf16", bias="distinct", first_expert=250, ranks=40)
+    yield _route("ties", 3, 25, 32, first_expert=975, ranks=40)
+    yield _route("gaussian", 9, 16, 4, first_expert=16, ranks=3, bias="distinct")
+    yield _route("gaussian", 40, 16, 4, first_expert=32, ranks=3)
+    yield _route("gaussian", 3, 1, 1)
+    for m in (1, 9, 70):
+        yield _route("given", m, 16, 2, dtype="ids")
+    yield _route("given", 70, 16, 4, dtype="ids", routing="empty-experts")
+    yield _route("given", 70, 16, 3, dtype="ids", routing="same-experts")
+    yield _route("given", 9, 4, 3, dtype="ids", first_expert=4, ranks=3)
+    yield _route("given", 9, 4, 2, dtype="ids", routing="elsewhere", first_expert=4, ranks=2)
+
+
+def _default() -> Iterator[Case]:
+    for e, t in _ROUTERS:
+        for m in (1, 2, 8, _FEW, _MANY, 64):
+            yield _route("gaussian", m, e, t, bias="distinct")
+            if m > 2:  # fewer tokens may all have the same weights
+                yield _route("ties", m, e, t, dtype="bf16")
+        yield _route("gaussian", 9, e // 4, t, first_expert=e // 4, ranks=4)
+    for fill in _LOGITS:
+        for dtype in ("f32", "bf16"):
+            for m in (_FEW, 100):
+                yield _route(fill, m, 72, 6, dtype=dtype, bias="distinct" if fill != "signed-zeros" else "none")
+    yield _route("gaussian", 0, 128, 4)
+    yield _route("given", 0, 128, 4, dtype="ids")
+    yield _route("given", 1100, 8, 4, dtype="ids")  # more tokens than a CTA has threads
+    yield _route("given", 1500, 8, 5, dtype="ids", first_expert=8, ranks=4)
+    yield _route("given", 32, 128, 4, dtype="ids", routing="all-one-token")
+    yield _route("same", 1100, 12, 4)
+
+
+def _full() -> Iterator[Case]:
+    for seed in (1, 2, 3):
+        for fill in _LOGITS:
+            for dtype in ("f32", "bf16"):
+                for e, t in (*_ROUTERS, (512, 10), (1024, 32), (33, 32), (64, 1)):
+                    # Fewer tokens of nearly equal logits may all have the same weights.
+                    for m in (3 if fill in ("ties", "close") else 1, _FEW, _MANY, 130):
+                        yield _route(fill, m, e, t, dtype=dtype, seed=seed)
+    for t in range(1, 33):
+        yield _route("gaussian", 33, 64, t, bias="distinct")
+        yield _route("given", 33, 16, t, dtype="ids", first_expert=16, ranks=4)
+    for e, t in _ROUTERS:
+        yield _route("gaussian", 8192, e, t)
+
+
+ROUTE = Family(
+    name="routing",
+    about="The experts of each token and their weights by softmax over the top k, and the row of each choice.",
+    dtypes=("f32", "bf16", "ids"),
+    sizes="met",
+    fills=_FILLS,
+    options=(ROUTING, *RANKS, word("bias", "none", "distinct"), POISON),
+    inputs=_inputs,
+    expect=_expect,
+    run=_run,
+    cases={"quick": _quick, "default": _default, "full": _full},
+    contract=Contract(
+        inputs=("logits", "bias", "topk_ids"),
+        features=("bias",),
+        outputs={
+            **{"topk_ids": "", "topk_weights": "float32", "refused": "", "offsets": ""},
+            **{"unpermuted_to_permuted": "", "permuted_to_unpermuted": ""},
+        },
+        settings={"num_experts": "e", "first_expert": "first_expert", "top_k": "t"},
+        refusal="refused",
+    ),
+    sources=("routing",),
+    host=("refmoe.cuda.routing",),
+    check=_check,
+    group="moe",
+)
