@@ -40,6 +40,7 @@ __all__ = [
     "include_directory",
     "runtime_library",
     "source_sha256",
+    "with_includes",
 ]
 
 CSRC = Path(__file__).parent / "csrc"
@@ -155,7 +156,7 @@ def cache_directory() -> Path:
 def source_sha256(source: Path) -> str:
     """SHA-256 over a kernel's source, every header of ours that it includes, and the flags it is built with."""
     digest = hashlib.sha256("\0".join(FLAGS).encode())
-    for file in sorted(_with_includes(source), key=lambda path: path.name):
+    for file in sorted(with_includes(source), key=lambda path: path.name):
         digest.update(f"\0{file.name}\0".encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()
@@ -252,7 +253,7 @@ def _version_text(nvcc: Path) -> str:
     return run.stdout.strip()
 
 
-def _with_includes(source: Path) -> set[Path]:
+def with_includes(source: Path) -> set[Path]:
     """`source` and, recursively, the headers that it includes in quotes from its own folder."""
     seen: set[Path] = set()
     pending = [source]

@@ -275,7 +275,7 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
 
 def _biased(inputs: Inputs) -> NDArray[np.float32]:
     """What is chosen by: written apart from the reference."""
-    logits = inputs["logits"].astype(np.float32)
+    logits: NDArray[np.float32] = inputs["logits"].astype(np.float32)
     with np.errstate(invalid="ignore"):
         return logits if inputs["bias"] is None else (logits + inputs["bias"]).astype(np.float32)
 

@@ -1,69 +1,82 @@
-"""Break the kernels on purpose: a harness that misses a planted fault is itself at fault.
+"""Break kernels on purpose: a harness that misses a planted fault is itself at fault.
 
-A mutant is a patch in refmoe/families/mutants, applied to a copy of the CUDA sources. Its text in front of the diff
-says what is wrong and which known class of fault it stands for.
+A `Fault` is planted, which gives kernels that have it, one for every family that it may show in; `plant_faults` runs
+cases on them until one catches it, and that case on the sound kernel, which has to pass it.
+A `Patch` is a fault in our own kernels: a unified diff in refmoe/families/mutants, applied to a copy of the sources.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import multiprocessing
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-import ml_dtypes
-
+from refmoe.cuda.launch import Kernel as Entry
+from refmoe.cuda.toolchain import CSRC, source_sha256
 from refmoe.errors import RefmoeError
-from refmoe.families.case import FAMILIES, Case
-from refmoe.families.suites import list_cases
+from refmoe.families import FAMILIES
+from refmoe.families.family import DEFAULT_ARCH, LEVELS, Case, Family
+from refmoe.verify.kernel import Devices, Kernel, Refusal
 from refmoe.verify.patches import FilePatch, PatchError, apply_patch, parse_patch
-from refmoe.verify.runner import Devices, kernel_and_reference, run_case, source_sha256
+from refmoe.verify.runner import run_case
 from refmoe.verify.tolerances import accepting
 from refmoe.verify.verdict import Result, Verdict
 
-__all__ = ["CATCHING", "MUTANTS", "Mutant", "MutantResult", "load_mutants", "mutated_sources", "run_mutants"]
+__all__ = ["CATCHING", "MUTANTS", "Fault", "FaultResult", "Patch", "load_patches", "patched_sources", "plant_faults"]
 
-#: The folder of the patches.
+#: The folder of the patches, one folder an operation.
 MUTANTS = Path(__file__).resolve().parent.parent / "families" / "mutants"
 
 #: Verdicts that catch a fault. MISTRUSTED does not: it says that the data could not tell.
 CATCHING = (Verdict.MISMATCH, Verdict.OUT_OF_BOUND, Verdict.ERROR)
 
+SoundKernel = Callable[[Case], Kernel]
+
+
+class Fault(Protocol):
+    """A fault that can be planted."""
+
+    @property
+    def name(self) -> str:
+        """A short name."""
+
+    @property
+    def fault(self) -> str:
+        """What is wrong, in a sentence."""
+
+    @property
+    def kind(self) -> str:
+        """The class of faults that it stands for."""
+
+    @property
+    def case(self) -> str:
+        """The case that is known to catch it, which runs first; "" if none is."""
+
+    def plant(self, scratch: Path) -> Sequence[Kernel]:
+        """The kernels that have the fault, one for each family that it may show in; files go below `scratch`."""
+
+    def cases(self) -> Sequence[Case]:
+        """The cases to try on them, in order."""
+
 
 @dataclass(frozen=True)
-class Mutant:
-    """A fault.
+class FaultResult:
+    """What became of a planted fault.
 
     Attributes:
-        name: of the patch file, without its suffix.
-        fault: what is wrong, in a sentence.
-        kind: the class of faults that it stands for.
-        patches: the change.
-    """
-
-    name: str
-    fault: str
-    kind: str
-    patches: tuple[FilePatch, ...]
-
-
-@dataclass(frozen=True)
-class MutantResult:
-    """What became of a mutant.
-
-    Attributes:
-        name, fault, kind: of the mutant.
+        name, fault, kind: of the fault.
         case: the case that caught it, None if none did.
         verdict: that case's verdict.
         finding: its first mismatch, or the executor's fault.
         cases: cases run until then.
-        control: whether the unpatched kernel passes that case.
-        accepted_by: of a GEMM's mutant the published tolerances that its output passes; None if there is no output.
+        control: whether the sound kernel passes that case.
+        accepted_by: of a GEMM's fault the published tolerances that its output passes; None if there is no output.
     """
 
     name: str
@@ -78,7 +91,7 @@ class MutantResult:
 
     @property
     def caught(self) -> bool:
-        """Whether a case failed on the mutant and passes without it."""
+        """Whether a case failed with the fault and passes without it."""
         return self.case is not None and self.control
 
     @property
@@ -98,7 +111,7 @@ class MutantResult:
             return f"SURVIVED {self.name}: {self.fault} ({self.cases} cases passed)"
         word = "caught  " if self.control else "UNPROVEN"
         head = f"{word} {self.name}: {self.fault} [{self.check}]"
-        tail = "" if self.control else "\n         the unpatched kernel fails this case too"
+        tail = "" if self.control else "\n         the sound kernel fails this case too"
         verdict = self.verdict.value if self.verdict else ""
         return f"{head}\n         {verdict} {_first_line(self.finding)}\n         {self.case}{tail}"
 
@@ -113,16 +126,139 @@ def _first_line(text: str | None) -> str:
     return f"{first} {rest.strip().partition(chr(10))[0]}" if first.endswith(":") else first
 
 
-def load_mutants(folder: Path = MUTANTS) -> list[Mutant]:
-    """All mutants of a folder, by name.
+def plant_faults(faults: Sequence[Fault], sound: SoundKernel, *, jobs: int = 1) -> Iterator[FaultResult]:
+    """Plant each fault and run cases on it until one catches it; results in the order of `faults`.
+
+    Args:
+        faults: the faults.
+        sound: gives a case's kernel without a fault; with several processes a function of a module's top level.
+        jobs: processes to run them in.
 
     Raises:
-        PatchError: a malformed patch, or one without its two header lines.
+        RefmoeError: a fault cannot be planted.
+        refmoe.cuda.ToolchainError: there is no compiler, or a changed source does not compile.
     """
-    return [_load(path) for path in sorted(folder.glob("*.patch"))]
+    with tempfile.TemporaryDirectory(prefix="refmoe-faults-") as scratch:
+        judge = functools.partial(_judge, sound, Path(scratch))
+        if jobs == 1:
+            yield from map(judge, faults)
+            return
+        pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+        try:
+            yield from pool.map(judge, faults)
+        finally:
+            # Waits for those at work: their files must not go before they do.
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _load(path: Path) -> Mutant:
+def _judge(sound: SoundKernel, scratch: Path, fault: Fault) -> FaultResult:
+    """What became of one fault."""
+    kernels = {kernel.family.name: kernel for kernel in fault.plant(scratch)}
+    ran, catch = 0, None
+    for case in _ordered(fault, kernels):
+        result = run_case(kernels[case.family.name], case)
+        ran += 1
+        if result.verdict in CATCHING:
+            catch = result
+            break
+    if catch is None:
+        return FaultResult(fault.name, fault.fault, fault.kind, None, None, None, ran, control=False)
+    return FaultResult(
+        fault.name,
+        fault.fault,
+        fault.kind,
+        case=catch.id,
+        verdict=catch.verdict,
+        finding=catch.first_mismatch or catch.reason,
+        cases=ran,
+        control=_passes(sound, catch.case),
+        accepted_by=_accepted_by(kernels[catch.case.family.name], catch),
+    )
+
+
+def _ordered(fault: Fault, kernels: dict[str, Kernel]) -> list[Case]:
+    """The cases of the fault's families, the one that is known to catch it first."""
+    cases = [case for case in fault.cases() if case.family.name in kernels]
+    return sorted(cases, key=lambda case: str(case) != fault.case)
+
+
+@functools.cache
+def _passes(sound: SoundKernel, case: Case) -> bool:
+    """Whether the sound kernel passes a case."""
+    return run_case(sound(case), case).verdict is Verdict.PASS
+
+
+def _accepted_by(kernel: Kernel, catch: Result) -> tuple[str, ...] | None:
+    """Of a GEMM the published tolerances that the faulty output passes, on the ordinary data of published tests.
+
+    The case that caught the fault gives shape, routing and tile; its data is replaced by Gaussian data, its output by
+    BF16 into zeroed memory, and scales are padded with zeros. The executor looks for nothing here, as a GPU would not.
+    """
+    import ml_dtypes
+
+    family = kernel.family
+    if "sm12x_gemm" not in (family.name, family.base):
+        return None
+    terms = {} if family.base else {"alpha": "distinct", "bias": "distinct"}
+    ordinary = catch.case.having(fill="gaussian", dtype="bf16", poison=0, **terms)
+    bare = kernel.unchecked()
+    inputs, expected = bare.problem(ordinary)
+    try:
+        kernel_output = bare.run(ordinary, inputs, expected, bare.place(ordinary))["out"]
+    except (RefmoeError, Refusal):
+        return None  # it hangs or faults even where nothing is looked for
+    return accepting(*(bits.view(ml_dtypes.bfloat16) for bits in (kernel_output, expected.outputs["out"])))
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A fault in our own kernels.
+
+    Attributes:
+        name: of the patch file, without its suffix.
+        fault, kind, case: see `Fault`.
+        patches: the change.
+    """
+
+    name: str
+    fault: str
+    kind: str
+    case: str
+    patches: tuple[FilePatch, ...]
+
+    def plant(self, scratch: Path) -> Sequence[Kernel]:
+        """Our kernels from the changed sources: every family that launches one of them, whole layers included."""
+        tree = patched_sources(self, scratch / self.name)
+        devices = Devices(csrc=tree)
+        return [Kernel(family, devices) for family in FAMILIES.values() if _changed(family, tree)]
+
+    def cases(self) -> Sequence[Case]:
+        """The cases of the quick level, as they are cheap and touch every line, then those of the default level."""
+        return _listed()
+
+
+@functools.cache
+def _listed() -> tuple[Case, ...]:
+    levels = [family.level(level) for level in LEVELS[:2] for family in FAMILIES.values()]
+    return tuple(dict.fromkeys(case.on("ptx", DEFAULT_ARCH) for level in levels for case in level if not case.refusal))
+
+
+def _changed(family: Family, tree: Path) -> bool:
+    """Whether a patch touches a source that the family launches, or a header of one."""
+    entries = [Entry(source, "") for source in family.sources]
+    return any(source_sha256(entry.source(tree)) != source_sha256(entry.source(CSRC)) for entry in entries)
+
+
+def load_patches(folder: Path = MUTANTS) -> list[Patch]:
+    """All patches below a folder, by name.
+
+    Raises:
+        PatchError: a malformed patch, or one without its header lines.
+    """
+    return [_load(path) for path in sorted(folder.rglob("*.patch"), key=lambda path: path.name)]
+
+
+def _load(path: Path) -> Patch:
     try:
         header, patches = parse_patch(path.read_text(encoding="utf-8"))
     except PatchError as error:
@@ -130,128 +266,18 @@ def _load(path: Path) -> Mutant:
     fields = dict(line.split(": ", 1) for line in header.splitlines() if ": " in line)
     if not {"Fault", "Class"} <= fields.keys():
         raise PatchError(f"{path.name}: needs the lines 'Fault: ...' and 'Class: ...' in front of the diff")
-    return Mutant(path.stem, fields["Fault"], fields["Class"], tuple(patches))
+    return Patch(path.stem, fields["Fault"], fields["Class"], fields.get("Case", ""), tuple(patches))
 
 
-def run_mutants(mutants: Sequence[Mutant], cases: Iterable[Case], *, jobs: int = 1) -> Iterator[MutantResult]:
-    """Run each mutant on the ptx device until a case catches it; results in the order of `mutants`.
-
-    The quick list goes first, as it is cheap and touches every line; then the default list, then the rest of `cases`.
-
-    Args:
-        mutants: the faults.
-        cases: further cases; only those for the default arch of ptx count.
-        jobs: processes to run them in.
-
-    Raises:
-        PatchError: a patch does not fit the sources.
-        refmoe.cuda.ToolchainError: there is no compiler, or a mutant does not compile.
-    """
-    known = [case for level in ("quick", "default") for case in list_cases(level, arch="sm_120a")]
-    further = [case for case in cases if (case.device, case.arch) == ("ptx", "sm_120a")]
-    ordered = list(dict.fromkeys([*known, *further]))
-    with tempfile.TemporaryDirectory(prefix="refmoe-mutants-") as scratch:
-        trees = [mutated_sources(mutant, Path(scratch) / mutant.name) for mutant in mutants]
-        _compile(trees)
-        judge = functools.partial(_judge, ordered)
-        if jobs == 1:
-            yield from map(judge, mutants, trees)
-            return
-        pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
-        try:
-            yield from pool.map(judge, mutants, trees)
-        finally:
-            # Waits for those at work: their trees must not go before they do.
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _judge(cases: Sequence[Case], mutant: Mutant, tree: Path) -> MutantResult:
-    """What became of one mutant."""
-    ran, catch = _hunt(tree, cases)
-    return MutantResult(
-        mutant.name,
-        mutant.fault,
-        mutant.kind,
-        case=str(catch.case) if catch else None,
-        verdict=catch.verdict if catch else None,
-        finding=(catch.first_mismatch or catch.reason) if catch else None,
-        cases=ran,
-        control=_passes(catch.case) if catch else False,
-        accepted_by=_accepted_by(tree, catch.case) if catch else None,
-    )
-
-
-@functools.cache
-def _passes(case: Case) -> bool:
-    """Whether the package's own kernel passes a case."""
-    return run_case(case, _package()).verdict is Verdict.PASS
-
-
-@functools.cache
-def _package() -> Devices:
-    return Devices()
-
-
-def _accepted_by(tree: Path, case: Case) -> tuple[str, ...] | None:
-    """The published tolerances that the mutant's output passes, on the ordinary data of published tests.
-
-    The case that caught the mutant gives shape, routing and tile; its data is replaced by Gaussian data, its output by
-    BF16 into zeroed memory, and scales are padded with zeros. The executor looks for nothing here, as a GPU would not.
-    """
-    if case.family != "sm12x_gemm":
-        return None
-    ordinary = dataclasses.replace(case, fill="gaussian", dtype="bf16", alpha="distinct", bias="distinct", poison=0)
-    try:
-        kernel, reference = kernel_and_reference(ordinary, Devices(csrc=tree, checked=False))
-    except RefmoeError:
-        return None  # it hangs or faults even where nothing is looked for
-    return accepting(*(bits["out"].view(ml_dtypes.bfloat16) for bits in (kernel, reference)))
-
-
-def mutated_sources(mutant: Mutant, folder: Path) -> Path:
-    """Copy the CUDA sources to `folder`, which must not exist yet, apply the mutant, and return the folder.
+def patched_sources(patch: Patch, folder: Path) -> Path:
+    """Copy the CUDA sources to `folder`, which must not exist yet, apply the patch, and return the folder.
 
     Raises:
         PatchError: the patch does not fit the sources.
     """
-    from refmoe.cuda.toolchain import CSRC
-
     shutil.copytree(CSRC, folder)
     try:
-        apply_patch(list(mutant.patches), folder)
+        apply_patch(list(patch.patches), folder)
     except PatchError as error:
-        raise PatchError(f"mutant {mutant.name}: {error}") from error
+        raise PatchError(f"mutant {patch.name}: {error}") from error
     return folder
-
-
-def _changed_families(folder: Path) -> list[str]:
-    """The families of one kernel whose sources the patch touches, headers included."""
-    single = [family for family, rules in FAMILIES.items() if not rules.others]
-    return [family for family in single if source_sha256(family, folder) != source_sha256(family)]
-
-
-def _compile(trees: Iterable[Path]) -> None:
-    """Compile all mutants at once, so that ninja can use every core."""
-    from refmoe.cuda.launch import Kernel
-    from refmoe.cuda.toolchain import Target, build
-
-    build(
-        Target(Kernel(FAMILIES[family].source, "").source(tree), "sm_120a", "ptx")
-        for tree in trees
-        for family in _changed_families(tree)
-    )
-
-
-def _hunt(tree: Path, cases: Sequence[Case]) -> tuple[int, Result | None]:
-    """How many cases ran, and the first that failed."""
-    devices = Devices(csrc=tree)
-    families = _changed_families(tree)
-    ran = 0
-    for case in cases:
-        if case.family not in families:
-            continue
-        result = run_case(case, devices)
-        ran += 1
-        if result.verdict in CATCHING:
-            return ran, result
-    return ran, None

@@ -1,96 +1,32 @@
-"""Run cases on devices: inputs, reference, kernel, comparison, verdict."""
+"""Run a case on a kernel: inputs, reference, kernel, comparison, verdict. There is one way, whoever's kernel it is."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import multiprocessing
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from refmoe.errors import ArgumentError, RefmoeError
-from refmoe.families.case import FAMILIES, Case
-from refmoe.families.family import Expectation, FamilyRun, Inputs, LaunchFailed, Outputs
-from refmoe.families.quantize_expand import RUNS
-from refmoe.museum.cutlass.kernel import cutlass_sha256
+from refmoe.cuda.device import DeviceUnavailable
+from refmoe.cuda.toolchain import ToolchainError
+from refmoe.errors import RefmoeError
+from refmoe.families.family import Case, Expectation, Inputs, LaunchFailed, Outputs
 from refmoe.verify.compare import Comparison, compare
+from refmoe.verify.kernel import Devices, Kernel, Malformed, Masks, Place, Refusal
 from refmoe.verify.verdict import Result, Verdict
 
 if TYPE_CHECKING:
-    from refmoe.cuda import Device
     from refmoe.cuda.device import LaunchRecord
     from refmoe.ptx import Trace
 
-__all__ = ["Devices", "input_sha256", "kernel_and_reference", "run_case", "run_cases", "source_sha256"]
-
-
-@dataclass
-class Devices:
-    """The devices of a run, each opened once, so that a compiled and parsed module serves all its cases.
-
-    Attributes:
-        csrc: where kernel sources are taken from; None is the package's own folder.
-        checked: whether the executor looks for faults; without, only what a kernel writes tells it from another.
-        trace: what takes down who waited on which barrier on the executor, or None.
-        multiprocessors: that the executor's chip has; None for those of the arch's own.
-        runs: families whose launch is another than the package's, by name: a changed use of a kernel that is not ours.
-    """
-
-    csrc: Path | None = None
-    checked: bool = True
-    trace: Trace | None = None
-    runs: Mapping[str, FamilyRun] = field(default_factory=dict)
-    multiprocessors: int | None = None
-    _open: dict[tuple[str, str], Device] = field(default_factory=dict)
-
-    def get(self, case: Case) -> Device:
-        """The case's device.
-
-        Raises:
-            refmoe.cuda.DeviceUnavailable: it is not on this machine.
-            refmoe.cuda.ToolchainError: there is no compiler to build its kernels with.
-        """
-        from refmoe.cuda import open_device
-        from refmoe.cuda.toolchain import find_toolchain
-
-        key = case.device, case.arch
-        if key not in self._open:
-            device = open_device(case.device, arch=case.arch or None, csrc=self.csrc)
-            find_toolchain()
-            if self.multiprocessors is not None:
-                device.multiprocessors = self.multiprocessors
-            if not self.checked:
-                _leave_checks_out(device)
-            if self.trace is not None:
-                _follow(device, self.trace)
-            self._open[key] = device
-        return self._open[key]
-
-
-def _leave_checks_out(device: Device) -> None:
-    from refmoe.cuda.device import PtxDevice
-    from refmoe.ptx import Checks
-
-    if isinstance(device, PtxDevice):
-        device.checks = Checks(bounds=False, uninitialised=False, alignment=False, races=False)
-
-
-def _follow(device: Device, trace: Trace) -> None:
-    from refmoe.cuda.device import PtxDevice
-
-    if not isinstance(device, PtxDevice):
-        raise ArgumentError("trace", f"a case on {device.name}", "one on ptx: a GPU tells nobody who waits")
-    device.trace = trace
-
+__all__ = ["input_sha256", "run_case", "run_cases"]
 
 #: Cases that a worker process takes at a time: few enough to share the work out, enough to reuse its modules.
 _CHUNK = 8
@@ -98,148 +34,144 @@ _CHUNK = 8
 #: The devices of a worker process, kept between its chunks.
 _WORKER_DEVICES = Devices()
 
-
-def source_sha256(family: str, csrc: Path | None = None) -> str:
-    """The hash of a family's kernel source, its headers and build flags, as they are now.
-
-    Raises:
-        ArgumentError: there is no such family.
-    """
-    from refmoe.cuda.launch import Kernel
-    from refmoe.cuda.toolchain import CSRC
-
-    if family not in FAMILIES:
-        raise ArgumentError("family", repr(family), "one of " + ", ".join(FAMILIES))
-    if family == "cutlass_gemm":
-        return cutlass_sha256(csrc or CSRC)
-    rules = FAMILIES[family]
-    hashes = [Kernel(source, "").source_sha256(csrc or CSRC) for source in (rules.source, *rules.others)]
-    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+KernelOf = Callable[[Case, Devices], Kernel]
 
 
-def run_cases(cases: Sequence[Case], *, jobs: int = 1, trace: Trace | None = None) -> Iterator[Result]:
-    """Run cases on the package's own kernels and yield the results in order, each as soon as it can be.
+def run_cases(
+    cases: Sequence[Case], kernel_of: KernelOf, *, jobs: int = 1, trace: Trace | None = None
+) -> Iterator[Result]:
+    """Run cases and yield the results in order, each as soon as it can be.
 
     Args:
         cases: what to run.
+        kernel_of: gives a case's kernel; with several processes a function of a module's top level.
         jobs: processes to run them in; each compiles nothing twice, but parses and translates PTX for itself.
         trace: what takes down who waited on which barrier; with one process only.
     """
     if jobs == 1:
         devices = Devices(trace=trace)
         for case in cases:
-            yield run_case(case, devices)
+            yield run_case(kernel_of(case, devices), case)
         return
     chunks = [cases[start : start + _CHUNK] for start in range(0, len(cases), _CHUNK)]
     # Spawned, not forked: a fork of a process with a GPU context or threads is unsafe.
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
     try:
-        for results in pool.map(_run_chunk, chunks):
+        for results in pool.map(partial(_run_chunk, kernel_of), chunks):
             yield from results
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _run_chunk(cases: Sequence[Case]) -> list[Result]:
+def _run_chunk(kernel_of: KernelOf, cases: Sequence[Case]) -> list[Result]:
     try:
-        return [run_case(case, _WORKER_DEVICES) for case in cases]
+        return [run_case(kernel_of(case, _WORKER_DEVICES), case) for case in cases]
     except KeyboardInterrupt:
         # A worker would go on with the chunks that wait for it, and the session is over.
         os._exit(1)
 
 
-def run_case(case: Case, devices: Devices) -> Result:
+def run_case(kernel: Kernel, case: Case) -> Result:
     """Run one case. Whatever goes wrong inside it becomes its verdict; only Ctrl-C and defects of refmoe get out.
 
     Raises:
         ArgumentError: the case's activations file cannot be used.
     """
-    from refmoe.cuda import DeviceUnavailable, ToolchainError
-
     start = time.perf_counter()
     try:
-        device = devices.get(case)
+        place = kernel.place(case)
     except (DeviceUnavailable, ToolchainError) as error:
-        return Result(case, Verdict.SKIPPED, reason=str(error), arch=case.arch)
-    run = devices.runs.get(case.family, RUNS[case.family])
-    if (absent := run.missing(case, device)) is not None:
-        return Result(case, Verdict.SKIPPED, reason=absent, arch=device.arch)
-
-    inputs, expected = _expectation(_data_of(case))
-    launched = len(device.launches)
-    verdict, reason, stage, comparison = Verdict.ERROR, None, None, None
+        return _result(kernel, case, None, start, verdict=Verdict.SKIPPED, reason=str(error))
+    if (absent := kernel.missing(case, place)) is not None:
+        return _result(kernel, case, place, start, verdict=Verdict.SKIPPED, reason=absent)
+    inputs, expected = kernel.problem(case)
+    launched = len(place.launches)
+    ran = partial(_result, kernel, case, place, start, inputs=inputs, expected=expected, launched=launched)
+    declared = kernel.refuses(case, place)
     try:
-        outputs = run.run(case, inputs, device)
-    except ArgumentError as error:
-        verdict, reason = Verdict.UNSUPPORTED, str(error)
+        outputs = kernel.run(case, inputs, expected, place)
+    except Refusal as error:
+        return ran(verdict=Verdict.UNSUPPORTED, reason=str(error), declared=declared)
+    except Malformed as error:
+        comparison = Comparison(error.stage, str(error), {error.stage: 1}, 0)
+        return ran(verdict=Verdict.MISMATCH, comparison=comparison)
     except LaunchFailed as error:
-        reason, comparison = str(error), _before(error, expected)
-        stage = comparison.stage if comparison else error.stage
+        before = _before(error, expected)
+        return ran(verdict=Verdict.ERROR, reason=str(error), comparison=before, stage=error.stage)
     except RefmoeError as error:
         # Compiler messages and executor faults; what a PTX fault says is the finding, so it is kept whole.
-        reason = f"{type(error).__name__}: {error}"
-    except RuntimeError as error:
-        # How torch reports what a kernel did to the GPU; elsewhere it is a defect of refmoe.
-        if case.device != "cuda":
+        return ran(verdict=Verdict.ERROR, reason=f"{type(error).__name__}: {error}", error=error)
+    except Exception as error:
+        # A user's kernel may raise anything, and torch reports so what a kernel did to the GPU.
+        if kernel.name is None and not (case.device == "cuda" and isinstance(error, RuntimeError)):
             raise
-        reason = f"{type(error).__name__}: {error}"
-    else:
-        records = device.launches[launched:]
-        comparison = compare(expected.stages, outputs, expected.outputs, _gemm_tile(records))
-        verdict, reason = _judge(outputs, comparison, expected, records)
-        stage = comparison.stage
-    return _result(case, device, devices.csrc, verdict, reason, stage, comparison, launched, start)
+        return ran(verdict=Verdict.ERROR, reason=f"{type(error).__name__}: {error}", error=error)
+    if declared is not None:
+        reason = f"the case list says that the kernel refuses this case ({declared}); it ran"
+        return ran(verdict=Verdict.ERROR, reason=reason)
+    records = place.launches[launched:]
+    masks = kernel.ignored(case, inputs, expected)
+    comparison = compare(
+        expected.stages, outputs, expected.outputs, answers=expected.answers, ignored=masks, tile=_gemm_tile(records)
+    )
+    judged, said = _judge(outputs, masks, comparison, expected, records)
+    policies: tuple[str, ...] = ()
+    if judged is Verdict.MISMATCH:
+        said, policies = kernel.explain(case, inputs, outputs)
+    return ran(verdict=judged, reason=said, comparison=comparison, policies=policies)
 
 
 def _before(failed: LaunchFailed, expected: Expectation) -> Comparison | None:
     """What the launches before the failed one wrote, if it differs: what stopped that one may come of it."""
-    stages = [stage for stage in expected.stages if stage.name in failed.outputs]
-    comparison = compare(stages, failed.outputs, expected.outputs)
+    comparison = compare(expected.stages, failed.outputs, expected.outputs)
     return comparison if comparison.stage else None
 
 
-def kernel_and_reference(case: Case, devices: Devices) -> tuple[Outputs, Outputs]:
-    """What the kernel writes and what it should, by stage name, without a verdict.
-
-    Raises:
-        RefmoeError: the kernel refuses the case or faults.
-    """
-    inputs, expected = _expectation(_data_of(case))
-    run = devices.runs.get(case.family, RUNS[case.family])
-    return run.run(case, inputs, devices.get(case)), expected.outputs
-
-
 def _result(
+    kernel: Kernel,
     case: Case,
-    device: Device,
-    csrc: Path | None,
-    verdict: Verdict,
-    reason: str | None,
-    stage: str | None,
-    comparison: Comparison | None,
-    launched: int,
+    place: Place | None,
     start: float,
+    *,
+    verdict: Verdict,
+    reason: str | None = None,
+    inputs: Inputs | None = None,
+    expected: Expectation | None = None,
+    launched: int = 0,
+    comparison: Comparison | None = None,
+    stage: str | None = None,
+    declared: str | None = None,
+    policies: tuple[str, ...] = (),
+    error: Exception | None = None,
 ) -> Result:
-    inputs, expected = _expectation(_data_of(case))
-    records = device.launches[launched:]
+    records = place.launches[launched:] if place is not None else []
     return Result(
         case,
         verdict,
-        evidence="bit-exact" if comparison is not None and comparison.compared else "none",
-        assumption=expected.assumption,
+        id=kernel.identify(case),
+        kernel=kernel.name,
+        device=place.name if place is not None else case.device,
+        repro=kernel.repro(case),
+        expected=declared is not None and reason is not None and declared in reason,
+        evidence="bit-exact" if comparison is not None and comparison.compared > 0 else "none",
+        assumption=expected.assumption if expected is not None else None,
         reason=reason,
-        stage=stage,
-        first_mismatch=comparison.first_mismatch if comparison else None,
-        differing=tuple(comparison.differing.items()) if comparison else (),
-        compared=comparison.compared if comparison else 0,
-        arch=device.arch,
+        stage=comparison.stage if comparison is not None else stage,
+        first_mismatch=comparison.first_mismatch if comparison is not None else None,
+        differing=tuple(comparison.differing.items()) if comparison is not None else (),
+        compared=comparison.compared if comparison is not None else 0,
+        arch=place.arch if place is not None else case.arch,
         seconds=time.perf_counter() - start,
-        source_sha256=source_sha256(case.family, csrc),
-        input_sha256=input_sha256(inputs),
+        source_sha256=kernel.source_sha256() if inputs is not None else None,
+        sources=kernel.sources(),
+        compiler=kernel.compiler() if inputs is not None else None,
+        input_sha256=input_sha256(inputs) if inputs is not None else None,
         launches=tuple(f"{_entry(record)} {record.grid} x {record.block}" for record in records),
         lane_instructions=sum(record.result.lane_instructions for record in records if record.result),
-        made_of=RUNS[case.family].made_of(case, device) if records else None,
-        maps=comparison.maps if comparison else (),
+        made_of=kernel.made_of(case, inputs, place) if inputs is not None and place is not None else None,
+        maps=comparison.maps if comparison is not None else (),
+        policies=policies,
+        error=error,
     )
 
 
@@ -256,9 +188,10 @@ def _entry(record: LaunchRecord) -> str:
 
 
 def _judge(
-    outputs: Outputs, comparison: Comparison, expected: Expectation, launches: list[LaunchRecord]
+    outputs: Outputs, masks: Masks, comparison: Comparison, expected: Expectation, launches: Sequence[LaunchRecord]
 ) -> tuple[Verdict, str | None]:
-    outside = expected.outside(outputs)
+    kept = {name: np.where(mask, expected.outputs[name], outputs[name]) for name, mask in masks.items()}
+    outside = expected.outside({**outputs, **kept})
     if outside is not None:
         return Verdict.OUT_OF_BOUND, outside
     if comparison.stage is not None:
@@ -268,20 +201,6 @@ def _judge(
             # Equal here by luck: the chip's approximation may differ from the executor's.
             return Verdict.ERROR, f"approximate instructions whose result is not exact: {record.result.approximate}"
     return (Verdict.PASS, None) if expected.doubt is None else (Verdict.MISTRUSTED, expected.doubt)
-
-
-def _data_of(case: Case) -> Case:
-    """The case without its device, its tile and its build: what decides inputs and expectation."""
-    plain = next(field.default for field in dataclasses.fields(Case) if field.name == "build")
-    return dataclasses.replace(case, device="ptx", arch="", tile="", stages=0, cluster="1x1x1", build=str(plain))
-
-
-@lru_cache(maxsize=1)
-def _expectation(case: Case) -> tuple[Inputs, Expectation]:
-    # A case on several archs in a row needs its reference once. More would keep whole case lists in memory.
-    run = RUNS[case.family]
-    inputs = run.inputs(case)
-    return inputs, run.expect(case, inputs)
 
 
 def input_sha256(inputs: Inputs) -> str:

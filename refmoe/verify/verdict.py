@@ -6,9 +6,8 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from refmoe.families.case import Case
-from refmoe.families.family import Assumption
-from refmoe.families.mismatch_map import MismatchMap
+from refmoe.families.family import Assumption, Case
+from refmoe.verify.compare import MismatchMap
 
 __all__ = ["EVIDENCE", "Result", "Verdict", "exit_status"]
 
@@ -25,7 +24,7 @@ class Verdict(str, enum.Enum):
     MISTRUSTED = "MISTRUSTED"
     """Equal, but on data that could not have failed."""
     UNSUPPORTED = "UNSUPPORTED"
-    """The kernel refuses the case; the reason says why."""
+    """The kernel refuses the case; the reason says why. It fails unless the case list says so too."""
     ERROR = "ERROR"
     """The kernel does not compile, faults, or races."""
     SKIPPED = "SKIPPED"
@@ -33,7 +32,7 @@ class Verdict(str, enum.Enum):
 
     @property
     def fails(self) -> bool:
-        """Whether it makes a command exit with 1."""
+        """Whether it makes a command exit with 1, whatever the case list says."""
         return self in (Verdict.MISMATCH, Verdict.OUT_OF_BOUND, Verdict.MISTRUSTED, Verdict.ERROR)
 
     @property
@@ -61,11 +60,16 @@ EVIDENCE = {
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a case.
+    """What became of a case on a kernel.
 
     Attributes:
         case: the case.
         verdict: the outcome.
+        id: the case's name in reports: the repro string, with the kernel's name before it if that is not ours.
+        kernel: the name of a user's kernel, None for ours and the museum's.
+        device: where it ran: "ptx", "cuda", or "host" for a user's kernel on this machine's processor.
+        repro: the command that runs just this case.
+        expected: of UNSUPPORTED, whether the case list says that the kernel refuses the case, and why.
         evidence: what the verdict rests on: "bit-exact", or "none" where nothing was compared.
         assumption: what it takes for granted of tensor cores, None where none takes part.
         reason: of any verdict but PASS and MISMATCH, in a sentence.
@@ -75,16 +79,25 @@ class Result:
         compared: bytes compared.
         arch: what the kernel was compiled for.
         seconds: of the whole case, reference included.
-        source_sha256: of the kernel's source, its headers and build flags.
+        source_sha256: of all that decides the kernel's result, see refmoe.verify.source.
+        sources: of a user's kernel the files and functions that the hash is of.
+        compiler: what compiled it, None where nobody did.
         input_sha256: of the input arrays, so that a changed generator shows.
         launches: "entry grid x block" of each launch.
         lane_instructions: executed on ptx, 0 on a GPU.
         made_of: of a kernel that is not ours, what it was built from and with, and what of it ran.
         maps: where elements differ, of each stage that differs.
+        policies: of a quantizing kernel the policies whose bytes it gave instead of its contract's.
+        error: what the kernel raised, for who ran it; reports hold its text.
     """
 
     case: Case
     verdict: Verdict
+    id: str = ""
+    kernel: str | None = None
+    device: str = ""
+    repro: str = ""
+    expected: bool = False
     evidence: str = "none"
     assumption: Assumption | None = None
     reason: str | None = None
@@ -95,26 +108,32 @@ class Result:
     arch: str = ""
     seconds: float = 0.0
     source_sha256: str | None = None
+    sources: tuple[str, ...] = ()
+    compiler: str | None = None
     input_sha256: str | None = None
     launches: tuple[str, ...] = ()
     lane_instructions: int = 0
     made_of: str | None = None
     maps: tuple[MismatchMap, ...] = ()
+    policies: tuple[str, ...] = ()
+    error: Exception | None = None
 
     @property
-    def repro(self) -> str:
-        """The command that runs just this case."""
-        return f"refmoe repro '{self.case}'"
+    def fails(self) -> bool:
+        """Whether it makes a command exit with 1: a verdict that does, or a refusal that nobody expects."""
+        return self.verdict.fails or (self.verdict is Verdict.UNSUPPORTED and not self.expected)
 
     @property
     def line(self) -> str:
         """The verdict and what there is to say about it, in one line."""
-        return f"{self.verdict.value} {'; '.join(filter(None, (self.reason, self.first_mismatch))) or self.case}"
+        unexpected = "not in the case list: " if self.verdict is Verdict.UNSUPPORTED and not self.expected else ""
+        said = "; ".join(filter(None, (self.reason, self.first_mismatch))) or str(self.case)
+        return f"{self.verdict.value} {unexpected}{said}"
 
 
-def exit_status(verdicts: Iterable[Verdict]) -> int:
-    """0 if all is good, 1 if a verdict fails, 3 if no case ran."""
-    seen = list(verdicts)
-    if any(verdict.fails for verdict in seen):
+def exit_status(results: Iterable[Result]) -> int:
+    """0 if all is good, 1 if a result fails, 3 if no case ran."""
+    seen = list(results)
+    if any(result.fails for result in seen):
         return 1
-    return 0 if any(verdict.ran for verdict in seen) else 3
+    return 0 if any(result.verdict.ran for result in seen) else 3

@@ -9,16 +9,22 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from refmoe.cuda.toolchain import ToolchainError
 from refmoe.errors import RefmoeError
+from refmoe.families.case import Fields
+from refmoe.families.family import Case
+from refmoe.museum.cutlass.builds import build as build_kernel
+from refmoe.museum.cutlass.gemm import Prepared
+from refmoe.museum.cutlass.host import HostLaunch
+from refmoe.museum.cutlass.kernel import CUTLASS_GEMM, Cutlass, check_supported
+from refmoe.verify.kernel import Devices
 
-if TYPE_CHECKING:
-    from refmoe.museum.cutlass import HostLaunch, Prepared
-
-__all__ = ["CASE", "CUTLASS_MUTANTS", "MULTIPROCESSORS", "CutlassMutant", "Edit", "EditError"]
+__all__ = ["CASE", "CUTLASS_FAULTS", "MULTIPROCESSORS", "CutlassFault", "Edit", "EditError", "faults_missing"]
 
 #: What all faults are planted in: three tiles of weight rows and five steps of K for each of three experts of four. On
 #: two multiprocessors each CTA computes several tiles, of several experts.
@@ -65,7 +71,7 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class CutlassMutant:
+class CutlassFault:
     """A fault, planted in one of three places.
 
     Attributes:
@@ -86,6 +92,35 @@ class CutlassMutant:
     launched: Callable[[HostLaunch], HostLaunch] | None = None
     case: str = CASE
 
+    def plant(self, scratch: Path) -> Sequence[Cutlass]:
+        """CUTLASS's kernel with the fault, on a chip of few multiprocessors.
+
+        Raises:
+            EditError: the edit does not fit the PTX.
+        """
+        return [Cutlass(CUTLASS_GEMM, Devices(multiprocessors=MULTIPROCESSORS), self, self._changed_ptx(scratch))]
+
+    def cases(self) -> Sequence[Case]:
+        """The one case that must catch it."""
+        return [CUTLASS_GEMM.read(Fields.read(self.case))]
+
+    def _changed_ptx(self, scratch: Path) -> Path | None:
+        """The file of the changed PTX, None where the fault is not in the PTX."""
+        if self.edit is None:
+            return None
+        case = self.cases()[0]
+        built = build_kernel(check_supported(case, case.arch))
+        path = scratch / f"{self.name}.ptx"
+        try:
+            path.write_text(self.edit(built.ptx.read_text()))
+        except EditError as error:
+            raise EditError(f"mutant {self.name}: {error}") from error
+        return path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Its functions cannot be pickled; its name can.
+        return _named, (self.name,)
+
 
 # The PTX of inline assembly lies between two comments, in braces or bare.
 _NEXT = r"[\s}]*// end inline asm(?:\s*(?!//|\$|@)[^;\n]*;)*\s*// begin inline asm[\s{]*"
@@ -99,70 +134,70 @@ _STORE_FENCE = rf"fence\.proxy\.async\.shared::cta;(?={_NEXT}bar\.sync %r)"
 _STORE_BARRIER = rf"(fence\.proxy\.async\.shared::cta;{_NEXT})bar\.sync %r\d+, %r\d+;"
 _EXPECT = r"(mbarrier\.arrive\.expect_tx\.shared::cta\.b64 _, \[%r\d+\], )%r\d+;"
 _RELEASE = rf"(bar\.sync %r\d+, %r\d+;{_NEXT}(?:\.reg \.b32 remAddr32;\s*mapa[^;]*;\s*))mbarrier\.arrive[^;]*;"
-_EDITS: tuple[CutlassMutant, ...] = (
-    CutlassMutant(
+_EDITS: tuple[CutlassFault, ...] = (
+    CutlassFault(
         "expects-too-few-bytes", "a stage counts as full before all of its copies have landed", "transaction count",
         Edit(_EXPECT, r"\g<1>16384;"),
     ),
-    CutlassMutant(
+    CutlassFault(
         "expects-too-many-bytes", "a stage waits for bytes that nobody copies", "transaction count",
         Edit(_EXPECT, r"\g<1>65536;"),
     ),
-    CutlassMutant(
+    CutlassFault(
         "full-wait-dropped", "consumers read a stage without waiting for it", "barrier wait",
         Edit(rf"{_WAIT}{_WAIT_LOOP}{_NEXT}ldmatrix\.sync\.aligned\.m8n16)", _NO_WAIT, 2, 2),
     ),
-    CutlassMutant(
+    CutlassFault(
         "first-full-wait-dropped", "consumers read a tile's first stage without waiting for it", "barrier wait",
         Edit(rf"{_WAIT}{_WAIT_LOOP}{_NEXT}ldmatrix\.sync\.aligned\.m8n16)", _NO_WAIT, 1, 2),
     ),
-    CutlassMutant(
+    CutlassFault(
         "empty-wait-dropped", "the producer fills a stage that consumers still read", "barrier wait",
         Edit(rf"{_WAIT}{_WAIT_LOOP}[\s}}]*// end inline asm\s*@%p\d+ bra[^;]*;\s*add[^;]*;\s*// begin inline asm[\s{{]*"
              r"mbarrier\.arrive\.expect_tx)", _NO_WAIT),
     ),
-    CutlassMutant(
+    CutlassFault(
         "release-dropped", "consumers do not give a stage back", "barrier arrival",
         Edit(_RELEASE, r"\1", 1, 2),
     ),
-    CutlassMutant(
+    CutlassFault(
         "setup-barrier-dropped", "warps use barriers before they are initialised", "barrier",
         Edit(r"\tbar\.sync \t0;", ""),
     ),
-    CutlassMutant(
+    CutlassFault(
         "store-fence-dropped", "what warps wrote is not fenced before a bulk store reads it", "proxy fence",
         # Only before the last of a tile's stores: the others follow a fence that releases another barrier, too.
         Edit(_STORE_FENCE, "", 8, 8), case=WHOLE_TILE,
     ),
-    CutlassMutant(
+    CutlassFault(
         "store-barrier-dropped", "a bulk store starts before all warps have written their part", "barrier",
         Edit(_STORE_BARRIER, r"\1", 1, 8),
     ),
-    CutlassMutant(
+    CutlassFault(
         "store-wait-dropped", "warps overwrite what a bulk store still reads", "bulk group",
         Edit(r"cp\.async\.bulk\.wait_group\.read 1;", "", 3, 8),
     ),
-    CutlassMutant(
+    CutlassFault(
         "map-not-acquired", "an edited tensor map is used without the proxy's acquire", "proxy fence",
         Edit(_ACQUIRE, "", 1, 5),
     ),
-    CutlassMutant(
+    CutlassFault(
         "output-map-not-acquired", "the output's edited tensor map is used without the proxy's acquire", "proxy fence",
         Edit(_ACQUIRE, "", 5, 5),
     ),
-    CutlassMutant(
+    CutlassFault(
         "stale-map", "the tensor map of the tokens stays that of the group before", "stale tensor map",
         Edit(_PUBLISH, "", 6, 10),
     ),
-    CutlassMutant(
+    CutlassFault(
         "stale-output-map", "the output's tensor map stays that of the group before", "stale tensor map",
         Edit(_PUBLISH, "", 10, 10),
     ),
-    CutlassMutant(
+    CutlassFault(
         "stale-scale-address", "a group's weight scales are read where those of the group before lie",
         "stale tensor map", Edit(_ADDRESS, "", 7, 10),
     ),
-    CutlassMutant(
+    CutlassFault(
         "scale-of-next-block", "a weight scale is read one byte further", "scale",
         Edit(r"(ld\.shared\.u8 \t%rs\d+, \[%r\d+)\];", r"\1+1];", 1, 4),
     ),
@@ -229,43 +264,57 @@ def _less_shared(launch: HostLaunch) -> HostLaunch:
     return dataclasses.replace(launch, shared_bytes=launch.shared_bytes - 2048)
 
 
-_HANDED: tuple[CutlassMutant, ...] = (
-    CutlassMutant(
+_HANDED: tuple[CutlassFault, ...] = (
+    CutlassFault(
         "scales-swapped", "the host code is given the scales of weights and tokens the wrong way round", "pointer",
         given=_operands(ptr_sfa="ptr_sfb", ptr_sfb="ptr_sfa"),
     ),
-    CutlassMutant(
+    CutlassFault(
         "weights-of-next-expert", "each expert gets the weights of the next", "stride off by one expert",
         given=_content("ptr_a", _next_expert, "u8"),
     ),
-    CutlassMutant(
+    CutlassFault(
         "alpha-of-next-expert", "each expert gets the factor of the next", "stride off by one expert",
         given=_content("ptr_alpha", _next_expert, "u8"),
     ),
-    CutlassMutant(
+    CutlassFault(
         "group-one-row-short", "the first group's shape has a token too few", "problem shape",
         given=_content("problems", _one_less(1, 1), "i4"),
     ),
-    CutlassMutant(
+    CutlassFault(
         "group-one-step-short", "the first group's shape has a step of K too few", "problem shape",
         given=_content("problems", _one_less(2, 128), "i4"),
     ),
-    CutlassMutant(
+    CutlassFault(
         "group-one-row-long", "the first group has a token too many, which is the next group's", "problem shape",
         given=_content("problems", _one_less(1, -1), "i4"),
     ),
-    CutlassMutant(
+    CutlassFault(
         "weights-swizzled-otherwise", "the tensor map of the weights has another swizzle than the kernel reads with",
         "swizzle", launched=_swizzle(0, 2),
     ),
-    CutlassMutant(
+    CutlassFault(
         "tokens-not-swizzled", "the tensor map of the tokens has no swizzle", "swizzle", launched=_swizzle(1, 0),
     ),
-    CutlassMutant(
+    CutlassFault(
         "shared-memory-short", "the launch asks for less shared memory than the kernel uses", "launch",
         launched=_less_shared,
     ),
 )  # fmt: skip
 
 #: Every fault, in the order in which it is shown.
-CUTLASS_MUTANTS = _EDITS + _HANDED
+CUTLASS_FAULTS = _EDITS + _HANDED
+
+
+def _named(name: str) -> CutlassFault:
+    return next(fault for fault in CUTLASS_FAULTS if fault.name == name)
+
+
+def faults_missing() -> str | None:
+    """Why the faults cannot be planted here, in a sentence, or None."""
+    case = CUTLASS_GEMM.read(Fields.read(CASE))
+    kernel = Cutlass(CUTLASS_GEMM)
+    try:
+        return kernel.missing(case, kernel.place(case))
+    except ToolchainError as error:
+        return str(error)

@@ -1,46 +1,224 @@
-"""What the harness does with a case of CUTLASS's grouped GEMM: operands, expectation, launch.
+"""CUTLASS's grouped GEMM as another kernel of the family sm12x_gemm: its cases, what it refuses, how it runs.
 
-Operands, fills and the reference are those of our own grouped GEMM. The same case runs on CUTLASS's kernel and on ours,
-and both outputs are held against the same bytes, so that the three are equal or the first that differs is named.
+Operands, fills, the reference and the contract are the family's. The cases have a name of their own, `cutlass_gemm`,
+because their tails differ: the tile is 128 weight rows by 128 tokens by 128 of K, and CUTLASS takes only whole steps of
+K. So tails are tails of N and of tokens, and of the zeros that pad a K: 2880 runs as 2944.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from refmoe.cuda.gemm.tile import parse_tile
+from refmoe.cuda.toolchain import find_toolchain
 from refmoe.errors import ArgumentError, RefmoeError
-from refmoe.families.case import Case
-from refmoe.families.family import Expectation, Inputs, Outputs, required
-from refmoe.families.gemm.family import gemm_expect, gemm_run
+from refmoe.families.case import Shape, triple, word
+from refmoe.families.choices import RANKS, ROUTING, check_choices
+from refmoe.families.family import POISON, Case, Expectation, Inputs, Outputs
+from refmoe.families.gemm.family import ALPHA, BIAS, SM12X_GEMM
+from refmoe.families.gemm.fills import FILLS
+from refmoe.museum.cutlass.builds import (
+    CUTLASS_ARCHITECTURES,
+    FLAGS,
+    HOST_FLAGS,
+    SOURCE,
+    STANDIN,
+    Build,
+    find_built,
+)
+from refmoe.museum.cutlass.builds import build as build_kernel
+from refmoe.museum.cutlass.gemm import execute, grouped_gemm, host_launch, prepare
+from refmoe.museum.cutlass.headers import PYPI_REQUIREMENT, CutlassMissing, find_headers
+from refmoe.museum.cutlass.refusals import refused
+from refmoe.verify.kernel import Kernel, Place, Refusal
+from refmoe.verify.source import kernel_sha256
 
 if TYPE_CHECKING:
-    from refmoe.cuda import Device
-    from refmoe.museum.cutlass import Build
+    from refmoe.museum.cutlass.faults import CutlassFault
 
 __all__ = [
+    "BENCH_SHAPE",
+    "CUTLASS_GEMM",
     "NOT_BUILT",
+    "Cutlass",
     "build_of",
     "check_contraction",
     "check_supported",
-    "cutlass_expect",
-    "cutlass_made_of",
-    "cutlass_missing",
-    "cutlass_run",
-    "cutlass_sha256",
+    "operands",
 ]
 
 #: What is said of a build that nobody has made; the second, of one that a plain `make cutlass` does not make.
 NOT_BUILT = ("not built: make cutlass", "not built: make cutlass CUTLASS_BUILDS=all")
 
-TILE = "128x128x128"
+_TILE = "128x128x128"
+
+#: Instantiations: the schedule, and whether weights lie on M (swapped) or tokens do.
+_BUILDS = ("cooperative-swapped", "pingpong-swapped", "cooperative-unswapped", "pingpong-unswapped")
+
+# --- cases ----------------------------------------------------------------------------------------------------------
+
+#: A GEMM of gpt-oss with K in whole steps; with seed 7 the last of its experts gets no row.
+BENCH_SHAPE = Shape(m=9, k=2816, n=2880, e=4)
+
+#: N past one tile of weight rows, and of no whole warp; more steps of K than stages, so that the ring wraps.
+_RAGGED = Shape(m=7, k=384, n=136, e=3)
+
+
+def _case(fill: str, shape: Shape, dtype: str = "bf16", seed: int = 7, **options: Any) -> Case:
+    return CUTLASS_GEMM.case(fill, shape, dtype, seed, **options)
+
+
+def _quick() -> Iterator[Case]:
+    yield _case("wide-range", _RAGGED, alpha="distinct")
+    # Experts without rows first, last and in between; more groups than one warp has lanes to read them with.
+    yield _case("one-hot-tokens", Shape(m=6, k=128, n=72, e=34), routing="empty-experts", poison=0x7F)
+    # What no build serves, refused in a sentence.
+    yield _case("wide-range", _RAGGED, "f32", refusal="CUTLASS's kernel is instantiated for BF16 outputs")
+    yield _case("gaussian", _RAGGED, bias="distinct", refusal="the epilogue of this instantiation is alpha * sum")
+    yield _case("wide-range", _RAGGED, tile="128x8x128", refusal="asserts N >= 32")
+    yield _case("wide-range", Shape(m=7, k=416, n=136, e=3), refusal="CUTLASS loads FP4 by so many elements")
+    yield _case("wide-range", Shape(m=7, k=384, n=12, e=3), refusal="needed N a multiple of 8")
+
+
+def _default() -> Iterator[Case]:
+    yield _case("specials", _RAGGED)
+    yield _case("integer", Shape(m=130, k=256, n=264, e=2), routing="same-experts")  # a second tile of tokens
+    yield _case("zero-padded", Shape(m=3, k=2944, n=24, e=2))
+    yield _case("gaussian", Shape(m=5, k=2816, n=72, e=2), seed=9, first_expert=2, ranks=2)  # rows of another rank
+    # More tiles than CTAs, each of another group than the one before: tensor maps are edited again and again.
+    yield _case("one-hot-tokens", Shape(m=25, k=128, n=136, e=25), routing="all-one-token", alpha="distinct")
+    for build in _BUILDS[1:]:
+        yield _case("wide-range", _RAGGED, build=build, alpha="distinct")
+
+
+def _full() -> Iterator[Case]:
+    for build in _BUILDS:
+        for fill in FILLS:
+            yield _case(fill, _RAGGED, build=build)
+            yield _case(fill, Shape(m=9, k=640, n=264, e=4), build=build, alpha="distinct", poison=0x7F)
+        for routing in ("all-one-token", "same-experts", "empty-experts"):
+            yield _case("one-hot-weights", Shape(m=6, k=384, n=136, e=6), build=build, routing=routing)
+        yield _case("gaussian", Shape(m=3, k=256, n=72, e=4), build=build, routing="elsewhere", first_expert=4, ranks=2)
+        yield _case("gaussian", Shape(m=0, k=256, n=72, e=2), build=build)
+        yield _case("wide-range", Shape(m=300, k=640, n=264, e=2), build=build)  # a prefill
+        yield _case("zero-padded", Shape(m=9, k=2944, n=136, e=2), build=build, alpha="distinct")
+        # Many groups: more than CTAs, and more than a warp has lanes.
+        yield _case("one-hot-tokens", Shape(m=70, k=128, n=136, e=70), build=build, routing="all-one-token")
+        yield _case("wide-range", BENCH_SHAPE, build=build, alpha="distinct")
+    for n in range(8, 264, 64):
+        yield _case("one-hot-tokens", Shape(m=3, k=256, n=n, e=2))
+
+
+CUTLASS_GEMM = replace(
+    SM12X_GEMM,
+    name="cutlass_gemm",
+    about="The same grouped GEMM by CUTLASS's kernel, which servers run on SM12x.",
+    options=(
+        word("build", *_BUILDS, launch=True),
+        triple("tile", "", "MxNxK such as 128x128x128: weight rows, tokens, elements of K"),
+        *(ROUTING, *RANKS, ALPHA, BIAS, POISON),
+    ),
+    cases={"quick": _quick, "default": _default, "full": _full},
+    check=check_choices,
+    archs=CUTLASS_ARCHITECTURES,
+    leading_arch="sm_121a",
+    software={},
+    base=SM12X_GEMM.name,
+)
+
+
+# --- the kernel -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Cutlass(Kernel):
+    """CUTLASS's kernel, its PTX unmodified and launched by its own host code.
+
+    Attributes:
+        fault: a fault in its use, or None.
+        ptx: where that is a change of the PTX, the changed file.
+    """
+
+    fault: CutlassFault | None = None
+    ptx: Path | None = None
+
+    def missing(self, case: Case, place: Place) -> str | None:
+        """Why a case cannot run here, in a sentence; None if it can, or if no build could serve it."""
+        try:
+            build = check_supported(case, place.arch)
+            built = find_built(build)
+        except CutlassMissing as error:
+            return f"{NOT_BUILT[0]} ({error})"
+        except ArgumentError:
+            return None  # the run says so
+        return None if built is not None else NOT_BUILT[0] if build == Build() else NOT_BUILT[1]
+
+    def refuses(self, case: Case, place: Place) -> str | None:
+        """As the case list says; and everything on an arch that CUTLASS has no such kernel for."""
+        elsewhere = place.arch not in self.family.archs
+        return "CUTLASS has this kernel only for SM12x" if elsewhere else super().refuses(case, place)
+
+    def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
+        """The output's bit patterns.
+
+        Raises:
+            Refusal: a case that CUTLASS cannot serve.
+            RefmoeError: the compiler left FP32 arithmetic in the PTX that ptxas may fuse.
+        """
+        try:
+            build = check_supported(case, place.arch)
+            check_contraction(build_kernel(build).ptx)
+            if self.fault is None:
+                out = grouped_gemm(**operands(case, inputs), device=place, build=build)
+                return {"out": np.ascontiguousarray(out).view(np.uint16)}
+            return {"out": self._run_faulty(case, inputs, place, build, self.fault)}
+        except ArgumentError as error:
+            raise Refusal(str(error)) from error
+
+    def _run_faulty(self, case: Case, inputs: Inputs, place: Any, build: Build, fault: CutlassFault) -> Any:
+        """As `grouped_gemm` on the executor, with the fault between its steps."""
+        built = build_kernel(build)
+        prepared = prepare(**operands(case, inputs), device=place, build=build, built=built)
+        if fault.given is not None:
+            prepared = fault.given(prepared)
+        launch = host_launch(prepared)
+        if fault.launched is not None:
+            launch = fault.launched(launch)
+        execute(built if self.ptx is None else replace(built, ptx=self.ptx), launch, prepared, place)
+        return place.download(prepared.buffers["out"]).view(np.uint16)
+
+    def made_of(self, case: Case, inputs: Inputs, place: Place) -> str | None:
+        """The release and the compiler of a build, what of it was executed and what only compiled."""
+        if not place.launches:
+            return None
+        headers, compiler = find_headers(), find_toolchain().build_id.splitlines()[-1]
+        built = find_built(build_of(case, place.arch))
+        cubin = "no cubin was made of it" if built is None or built.cubin is None else "its cubin was only compiled"
+        where = f"its PTX and its host code were executed, {cubin}" if place.name == "ptx" else "its PTX ran on the GPU"
+        return f"CUTLASS {'.'.join(map(str, headers.version))} ({headers.origin}) by {compiler}: {where}"
+
+    def source_sha256(self) -> str:
+        """The hash of our instantiation, the stand-in runtime, the host code, the flags and the release of CUTLASS.
+
+        The release is that of the headers here, or where there are none the one that refmoe is tested with.
+        """
+        return _sha256()
+
+
+@lru_cache(maxsize=1)
+def _sha256() -> str:
+    try:
+        release = ".".join(map(str, find_headers().version))
+    except CutlassMissing:
+        release = PYPI_REQUIREMENT.partition("==")[2].rpartition(".")[0]
+    return kernel_sha256((SOURCE, *STANDIN), ("refmoe.museum.cutlass.gemm",), (release, *FLAGS, *HOST_FLAGS))
 
 
 def build_of(case: Case, arch: str) -> Build:
@@ -49,15 +227,12 @@ def build_of(case: Case, arch: str) -> Build:
     Raises:
         ArgumentError: CUTLASS has none for `arch`, or no such tile.
     """
-    from refmoe.cuda.gemm.tile import parse_tile
-    from refmoe.museum.cutlass import Build
-    from refmoe.museum.cutlass.builds import CUTLASS_ARCHITECTURES
 
     if arch not in CUTLASS_ARCHITECTURES:
         needed = " or ".join(CUTLASS_ARCHITECTURES)
         raise ArgumentError("arch", arch, f"{needed}: CUTLASS has this kernel only for SM12x")
     schedule, order = case.build.split("-")
-    return Build(schedule, order == "swapped", arch, parse_tile(case.tile or TILE))  # type: ignore[arg-type]
+    return Build(schedule, order == "swapped", arch, parse_tile(case.tile or _TILE))  # type: ignore[arg-type]
 
 
 def check_supported(case: Case, arch: str) -> Build:
@@ -67,8 +242,6 @@ def check_supported(case: Case, arch: str) -> Build:
         ArgumentError: none can; the sentence says why.
         CutlassMissing: no headers of CUTLASS, whose release decides.
     """
-    from refmoe.museum.cutlass import find_headers, refused
-
     build = build_of(case, arch)
     if case.dtype != "bf16":
         raise ArgumentError(
@@ -78,53 +251,12 @@ def check_supported(case: Case, arch: str) -> Build:
         raise ArgumentError("bias", case.bias, "none: the epilogue of this instantiation is alpha * sum")
     release = find_headers().release
     if (why := refused(build.tile, release)) is not None:
-        raise ArgumentError("tile", f"{build.tile}, of which CUTLASS {release} says: {why}", TILE)
+        raise ArgumentError("tile", f"{build.tile}, of which CUTLASS {release} says: {why}", _TILE)
     if case.shape.k % 128:
         raise ArgumentError(
             "shape", f"a K of {case.shape.k}", "a multiple of 128: CUTLASS loads FP4 by so many elements"
         )
     return build
-
-
-def cutlass_missing(case: Case, device: Device) -> str | None:
-    """Why a case cannot run here, in a sentence; None if it can, or if no build could serve it."""
-    from refmoe.museum.cutlass import Build, CutlassMissing, find_built
-
-    try:
-        build = check_supported(case, device.arch)
-        built = find_built(build)
-    except CutlassMissing as error:
-        return f"{NOT_BUILT[0]} ({error})"
-    except ArgumentError:
-        return None  # the run says so
-    return None if built is not None else NOT_BUILT[0] if build == Build() else NOT_BUILT[1]
-
-
-def cutlass_expect(case: Case, inputs: Inputs) -> Expectation:
-    """What both kernels have to write: stage "cutlass", then "refmoe", then the second answers that the fill allows."""
-    expected = gemm_expect(case, inputs)
-    first, *witnesses = expected.stages
-    names = ("cutlass", "refmoe")
-    stages = (*(dataclasses.replace(first, name=name) for name in names), *witnesses)  # type: ignore[type-var]
-    others = {name: bits for name, bits in expected.outputs.items() if name != "out"}
-    outputs = {**dict.fromkeys(names, expected.outputs["out"]), **others}
-    return dataclasses.replace(expected, outputs=outputs, stages=stages, outside=lambda found: None)
-
-
-def cutlass_run(case: Case, inputs: Inputs, device: Device) -> Outputs:
-    """Run CUTLASS's kernel, then ours. CUTLASS's output answers the second answers too.
-
-    Raises:
-        ArgumentError: a case that CUTLASS, or our kernel, cannot serve.
-        RefmoeError: the compiler left FP32 arithmetic in the PTX that ptxas may fuse.
-    """
-    from refmoe.museum.cutlass import build as build_kernel
-    from refmoe.museum.cutlass import grouped_gemm
-
-    build = check_supported(case, device.arch)
-    check_contraction(build_kernel(build).ptx)
-    theirs = grouped_gemm(**operands(case, inputs), device=device, build=build)
-    return beside_ours(case, inputs, device, theirs)
 
 
 @lru_cache(maxsize=8)
@@ -146,51 +278,11 @@ def check_contraction(ptx: Path) -> None:
 def operands(case: Case, inputs: Inputs) -> dict[str, Any]:
     """The arguments of `refmoe.museum.cutlass.grouped_gemm` but device and build."""
     return {
-        "codes": required(inputs, "tokens"),
-        "scales": required(inputs, "token_scale_buffer"),
-        "weights": required(inputs, "weights"),
-        "weight_scales": required(inputs, "weight_scale_buffer"),
-        "offsets": required(inputs, "offsets"),
+        "codes": inputs["tokens"],
+        "scales": inputs["token_scale_buffer"],
+        "weights": inputs["weights"],
+        "weight_scales": inputs["weight_scale_buffer"],
+        "offsets": inputs["offsets"],
         "alpha": inputs["alpha"],
         "fill": case.poison,
     }
-
-
-def beside_ours(case: Case, inputs: Inputs, device: Device, theirs: NDArray[Any]) -> Outputs:
-    """CUTLASS's output BF16 [T, N] and that of our kernel in the tile that it chooses, by stage name."""
-    ours = gemm_run(dataclasses.replace(case, tile=""), inputs, device)
-    bits = np.ascontiguousarray(theirs).view(np.uint16)
-    return {"cutlass": bits, "refmoe": ours["out"], **{name: bits for name in ours if name != "out"}}
-
-
-def cutlass_sha256(csrc: Path) -> str:
-    """SHA-256 over our instantiation and the stand-in runtime, how they are built, and the release of CUTLASS.
-
-    The release is that of the headers here, or where there are none the one that refmoe is tested with. The compiler is
-    not in it, since a gate runs on machines with other ones; each case says which one built it.
-    """
-    from refmoe.museum.cutlass import CutlassMissing, find_headers
-    from refmoe.museum.cutlass.builds import FLAGS, HOST_FLAGS, SOURCE, STANDIN
-    from refmoe.museum.cutlass.headers import PYPI_REQUIREMENT
-
-    try:
-        release = ".".join(map(str, find_headers().version))
-    except CutlassMissing:
-        release = PYPI_REQUIREMENT.partition("==")[2].rpartition(".")[0]
-    digest = hashlib.sha256("\0".join((release, *FLAGS, *HOST_FLAGS)).encode())
-    for file in (SOURCE, *STANDIN):
-        digest.update(f"\0{file.name}\0".encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()
-
-
-def cutlass_made_of(case: Case, device: Device) -> str:
-    """The release and the compiler of a build, what of it was executed and what only compiled."""
-    from refmoe.cuda.toolchain import find_toolchain
-    from refmoe.museum.cutlass import find_built, find_headers
-
-    headers, compiler = find_headers(), find_toolchain().build_id.splitlines()[-1]
-    built = find_built(build_of(case, device.arch))
-    cubin = "no cubin was made of it" if built is None or built.cubin is None else "its cubin was only compiled"
-    where = f"its PTX and its host code were executed, {cubin}" if device.name == "ptx" else "its PTX ran on the GPU"
-    return f"CUTLASS {'.'.join(map(str, headers.version))} ({headers.origin}) by {compiler}: {where}"

@@ -1,0 +1,192 @@
+"""Every kernel that refmoe has, its own and the museum's: cases by their strings, case lists, the kernel of a case."""
+
+from __future__ import annotations
+
+import copyreg
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from refmoe.cuda.toolchain import ARCHITECTURES
+from refmoe.errors import ArgumentError
+from refmoe.families import FAMILIES
+from refmoe.families.case import Fields, Shape, one_of, refused
+from refmoe.families.family import DEFAULT_ARCH, LEVELS, Case, Family
+from refmoe.families.quantize import COMPILED_POLICIES
+from refmoe.families.real_data import read_activations
+from refmoe.museum import exhibits
+from refmoe.verify.kernel import Devices, Kernel
+
+__all__ = [
+    "activation_cases",
+    "all_families",
+    "family_named",
+    "groups",
+    "kernel_of",
+    "list_cases",
+    "parse_case",
+    "refusal_of",
+    "sound_kernel",
+    "source_sha256",
+]
+
+
+def all_families() -> Mapping[str, Family]:
+    """The families, and those that the museum restates for kernels of others, by name."""
+    listed = dict(FAMILIES)
+    for name, exhibit in exhibits().items():
+        # Behind the family whose contract it is under, so that lists show the two together.
+        names = list(listed)
+        at = names.index(exhibit.family.base) + 1
+        listed = {each: listed.get(each, exhibit.family) for each in (*names[:at], name, *names[at:])}
+    return listed
+
+
+def family_named(name: str) -> Family:
+    """The family of that name.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    families = all_families()
+    if name not in families:
+        raise refused("family", name, one_of(families))
+    return families[name]
+
+
+# A family holds functions; between processes its name goes, and a case goes with it.
+copyreg.pickle(Family, lambda family: (family_named, (family.name,)))
+
+
+def groups() -> Mapping[str, tuple[str, ...]]:
+    """Families that are asked for by one name."""
+    named = {family.group: () for family in all_families().values() if family.group}
+    return {name: tuple(each.name for each in all_families().values() if each.group == name) for name in named}
+
+
+def parse_case(text: str) -> Case:
+    """The case of a repro string.
+
+    Raises:
+        ArgumentError: a malformed string; the message says which field is wrong and what it may be.
+    """
+    fields = Fields.read(text)
+    return family_named(fields.family).read(fields)
+
+
+def kernel_of(case: Case, devices: Devices) -> Kernel:
+    """The kernel that a case's string names: our own of the family, or an exhibit."""
+    exhibit = exhibits().get(case.family.name)
+    return Kernel(case.family, devices) if exhibit is None else exhibit.kernel(case.family, devices)
+
+
+def sound_kernel(case: Case) -> Kernel:
+    """The kernel of a case on devices of its own, kept: what a planted fault is held against."""
+    return kernel_of(case, _SOUND)
+
+
+_SOUND = Devices()
+
+
+def source_sha256(name: str) -> str:
+    """The hash of all that decides the result of a family's kernel, as it is now; see `refmoe.verify.source`.
+
+    Raises:
+        ArgumentError: there is no such family.
+    """
+    family = family_named(name)
+    exhibit = exhibits().get(name)
+    kernel = Kernel(family) if exhibit is None else exhibit.kernel(family, Devices())
+    return kernel.source_sha256() or hashlib.sha256().hexdigest()
+
+
+def refusal_of(case: Case, arch: str) -> str | None:
+    """What the case lists say that a case's kernel answers instead of running, on an arch; None if it has to run."""
+    if arch not in case.family.archs:
+        return ""
+    return case.family.refusals.get(case.on("ptx"))
+
+
+def list_cases(
+    level: str = "default", suites: Sequence[str] = (), device: str = "ptx", arch: str | None = None
+) -> list[Case]:
+    """The cases of a level, without repetition.
+
+    On ptx without an arch, a family's leading arch takes the level and the other archs the one below: the same C++
+    compiles for all, so what can differ is the compiler's choice of instructions. Where a kernel carries a tensor-core
+    instruction in software, which the executor is too slow for, only that family's few small cases are taken.
+
+    Args:
+        level: "quick", "default" or "full".
+        suites: kernel families, or names of `groups()`; none means all.
+        device: "ptx" or "cuda".
+        arch: one arch for all cases.
+
+    Raises:
+        ArgumentError: an unknown level, suite, device or arch.
+    """
+    families, named = all_families(), groups()
+    if level not in LEVELS:
+        raise ArgumentError("level", repr(level), one_of(LEVELS))
+    for suite in suites:
+        if suite not in families and suite not in named:
+            raise ArgumentError("suite", repr(suite), one_of(dict.fromkeys((*families, *named))))
+    wanted = {name for suite in suites for name in named.get(suite, (suite,))}
+    chosen = [family for name, family in families.items() if not suites or name in wanted]
+    below = LEVELS[max(LEVELS.index(level) - 1, 0)]
+    if arch is not None or device == "cuda":
+        places = [(arch or "", family, level) for family in chosen]
+    else:
+        archs = [DEFAULT_ARCH, *(other for other in ARCHITECTURES if other != DEFAULT_ARCH)]
+        places = [
+            (place, family, level if place == family.leading_arch else below) for place in archs for family in chosen
+        ]
+    return _unique(
+        case.on(device, place) for place, family, deep in places for case in _listed(family, deep, device, place)
+    )
+
+
+def _listed(family: Family, level: str, device: str, arch: str) -> Iterable[Case]:
+    if device == "cuda":
+        return family.level(level)
+    if arch not in family.archs:
+        return ()
+    return family.software[arch]() if arch in family.software else family.level(level)
+
+
+def activation_cases(text: str, device: str = "ptx", arch: str | None = None, suites: Sequence[str] = ()) -> list[Case]:
+    """Cases on a user's activations, `FILE` or `FILE:TENSOR`, at the tensor's own size, under every policy.
+
+    Raises:
+        ArgumentError: a file or tensor that cannot be used.
+    """
+    path, tensor = _split(text)
+    data = read_activations(path, tensor)
+    m, k = data.patterns.shape
+    if m == 0:
+        raise ArgumentError("activations", f"tensor {data.tensor!r} without rows in {path}", "at least one row")
+    shapes = {"mxfp8_quantize": Shape(m, k), "expand": Shape(m, k, 16, 4)}
+    file = {"file": str(path.resolve()), "tensor": data.tensor}
+    return _unique(
+        FAMILIES[name].case(
+            "activations", shape, data.dtype, 0, device=device, arch=arch or "", mode=mode, edge=edge, **file
+        )
+        for mode, edge in COMPILED_POLICIES
+        for name, shape in shapes.items()
+        if not suites or name in suites
+    )
+
+
+def _split(text: str) -> tuple[Path, str | None]:
+    """FILE:TENSOR; both may hold colons, so the file is what exists."""
+    if Path(text).is_file():
+        return Path(text), None
+    colons = [place for place, letter in enumerate(text) if letter == ":"]
+    for place in colons:
+        if Path(text[:place]).is_file():
+            return Path(text[:place]), text[place + 1 :]
+    return (Path(text[: colons[-1]]), text[colons[-1] + 1 :]) if colons else (Path(text), None)
+
+
+def _unique(cases: Iterable[Case]) -> list[Case]:
+    return list(dict.fromkeys(cases))
