@@ -16,7 +16,7 @@ import pytest
 if TYPE_CHECKING:
     from refmoe.cuda import Device
     from refmoe.testing import RefmoeCase
-    from refmoe.testing.check import Outcome
+    from refmoe.verify.verdict import Result
 
 _SESSION = pytest.StashKey["_Session"]()
 _OUTCOMES = pytest.StashKey["list[dict[str, Any]]"]()
@@ -49,17 +49,19 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def refmoe_case(request: pytest.FixtureRequest) -> Iterator[RefmoeCase]:
     """The case of a test that `refmoe.testing.refmoe_cases` decorates."""
-    from refmoe.testing import Kernel, RefmoeCase
+    from refmoe.reports.parity import record_of
+    from refmoe.testing import RefmoeCase, UserKernel
 
     if not hasattr(request, "param"):
         pytest.fail("refmoe_case: the test has no cases; decorate it with refmoe.testing.refmoe_cases", pytrace=False)
     of, case = request.param
     taken: list[dict[str, Any]] = request.node.stash.setdefault(_OUTCOMES, [])
 
-    def record(outcome: Outcome) -> None:
-        taken.append({"record": outcome.record.model_dump(mode="json"), "policies": list(outcome.policies)})
+    def record(result: Result) -> None:
+        taken.append({"record": record_of(result).model_dump(mode="json"), "policies": list(result.policies)})
 
-    yield RefmoeCase(case, of if isinstance(of, Kernel) else None, request.node.nodeid, request.config.rootpath, record)
+    kernel = of if isinstance(of, UserKernel) else None
+    yield RefmoeCase(case, kernel, request.node.nodeid, request.config.rootpath, record)
     called = getattr(request.node, "_refmoe_called", False)
     if called and not taken:
         pytest.fail("refmoe_case: the test never called check(), so it proves nothing", pytrace=False)

@@ -228,6 +228,11 @@ class Contract:
     refusal: str = ""
     padded_inputs: bool = False
 
+    def element(self, output: str, case: Case) -> str:
+        """The NumPy or ml_dtypes name of an output's elements in a case, "" for integers."""
+        named = self.outputs[output]
+        return {"bf16": "bfloat16", "f32": "float32"}[getattr(case, named[5:])] if named.startswith("case.") else named
+
 
 def _nothing(case: Case) -> None:
     return None

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from refmoe.testing.assertions import assert_bit_exact, assert_within_bound
 from refmoe.testing.bounds import gemm_bound
-from refmoe.testing.check import RefmoeCase
-from refmoe.testing.contract import CONTRACTS, Kernel, Unsupported, kernel
+from refmoe.testing.check import Checked, RefmoeCase, check
+from refmoe.testing.kernel import Unsupported, UserKernel, kernel
 from refmoe.testing.parametrize import refmoe_cases
 
 __all__ = [
-    "CONTRACTS",
-    "Kernel",
+    "Checked",
     "RefmoeCase",
     "Unsupported",
+    "UserKernel",
     "assert_bit_exact",
     "assert_within_bound",
+    "check",
     "gemm_bound",
     "kernel",
     "refmoe_cases",

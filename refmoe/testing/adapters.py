@@ -1,6 +1,6 @@
 """Kernels of other packages under their contracts, ready for `refmoe_cases`.
 
-Each is a function that makes a `Kernel`; where the package or the GPU is missing its cases are SKIPPED with the reason.
+Each is a function that makes a `UserKernel`; where the package or the GPU is missing its cases are SKIPPED with the reason.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.policies.rules import TORCHAO_RELEASE
-from refmoe.testing.contract import Kernel, kernel
+from refmoe.testing.kernel import UserKernel, kernel
 
 __all__ = ["flashinfer_mxfp8_quantize", "torchao_to_mx"]
 
@@ -19,7 +19,7 @@ _TORCHAO_MODES = ("floor", "ceil", "even", "rceil")
 _FLASHINFER_LAYOUTS = {"128x4": "layout_128x4", "8x4": "layout_8x4", "linear": "layout_linear"}
 
 
-def torchao_to_mx(mode: str = "floor", *, policy: str | None = None) -> Kernel:
+def torchao_to_mx(mode: str = "floor", *, policy: str | None = None) -> UserKernel:
     """torchao's `to_mx` to E4M3, on the CPU: `to_mx(x, torch.float8_e4m3fn, 32, ScaleCalculationMode)`.
 
     It is held to the policy of the release that its bits were taken from, "torchao_floor@0.18" and its like: that is
@@ -62,7 +62,7 @@ def torchao_to_mx(mode: str = "floor", *, policy: str | None = None) -> Kernel:
     )
 
 
-def flashinfer_mxfp8_quantize(layout: str = "128x4") -> Kernel:
+def flashinfer_mxfp8_quantize(layout: str = "128x4") -> UserKernel:
     """FlashInfer's `mxfp8_quantize` with its CUDA backend, on the GPU: RCEIL with FlashInfer's own edges.
 
     `mxfp8_quantize(input [M, K], sf_swizzle_layout=...)` returns codes as float8_e4m3fn [M, K], K padded to a multiple
@@ -104,7 +104,7 @@ def flashinfer_mxfp8_quantize(layout: str = "128x4") -> Kernel:
     )
 
 
-def _registered(function: Callable[..., Any], *, package: str, **contract: Any) -> Kernel:
+def _registered(function: Callable[..., Any], *, package: str, **contract: Any) -> UserKernel:
     try:
         made_of = f"{package} {metadata.version(package)}"
     except metadata.PackageNotFoundError:

@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.families.stages import Stage
 from refmoe.reference.mma import within_bound
 from refmoe.testing.arrays import describe_array, to_numpy
-from refmoe.testing.elements import Elements, as_patterns, map_lines
-from refmoe.verify.compare import Comparison, Stage, compare
+from refmoe.testing.elements import Elements, as_patterns, mismatch_text
+from refmoe.verify.compare import compare
 
-__all__ = ["assert_bit_exact", "assert_within_bound", "mismatch_text"]
+__all__ = ["assert_bit_exact", "assert_within_bound"]
 
 
 def assert_bit_exact(actual: object, expected: object, *, what: str = "result", stage: Stage | None = None) -> None:
@@ -43,15 +44,7 @@ def assert_bit_exact(actual: object, expected: object, *, what: str = "result", 
     words = stage if stage is not None else Elements(name, left.shape, ours.dtype)
     comparison = compare([words], {name: left}, {name: right})
     if comparison.stage is not None:
-        raise AssertionError(mismatch_text(comparison))
-
-
-def mismatch_text(comparison: Comparison) -> str:
-    """The first difference and a map of each stage that differs; for a comparison that found one."""
-    lines = [f"MISMATCH {comparison.first_mismatch}"]
-    for found in comparison.maps:
-        lines += [f"{found.stage} {line}" if line.startswith("map") else line for line in map_lines(found)]
-    return "\n".join(lines)
+        raise AssertionError(mismatch_text(comparison.first_mismatch, comparison.maps))
 
 
 def assert_within_bound(actual: object, exact: object, bound: object, *, what: str = "result") -> None:

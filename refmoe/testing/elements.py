@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.families.fills import BLOCK
-from refmoe.families.mismatch_map import MismatchMap
+from refmoe.reference.dequantize import BLOCK
+from refmoe.verify.compare import MismatchMap
 
-__all__ = ["Elements", "as_patterns", "map_lines"]
+__all__ = ["Elements", "as_patterns", "map_lines", "mismatch_text"]
 
 #: Lines of a drawn map, at most.
 _LINES = 12
@@ -40,7 +40,7 @@ def as_patterns(array: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Elements:
-    """An array of any shape, as the bit patterns of elements of `dtype`; see `refmoe.verify.compare.Stage`.
+    """An array of any shape, as the bit patterns of elements of `dtype`; see `refmoe.families.stages.Stage`.
 
     Attributes:
         name: what the array is.
@@ -53,7 +53,7 @@ class Elements:
     dtype: np.dtype[Any]
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
-        """See `refmoe.verify.compare.Stage`."""
+        """See `refmoe.families.stages.Stage`."""
         if self.dtype.kind not in "biuf" and not self._is_float:
             return f"kernel 0x{kernel:X} reference 0x{reference:X}", ""
         values = f"kernel {self._text(kernel)} reference {self._text(reference)}{self._distance(kernel, reference)}"
@@ -94,6 +94,14 @@ class Elements:
         sign = 1 << 8 * self.dtype.itemsize - 1
         left, right = (-(bits - sign) if bits & sign else bits for bits in (first, second))
         return f", {abs(left - right):,} ulp" if left != right else ", the sign of zero"
+
+
+def mismatch_text(first: str | None, maps: Sequence[MismatchMap]) -> str:
+    """The first difference and a map of each stage that differs."""
+    lines = [f"MISMATCH {first}"]
+    for found in maps:
+        lines += [f"{found.stage} {line}" if line.startswith("map") else line for line in map_lines(found)]
+    return "\n".join(lines)
 
 
 def map_lines(found: MismatchMap) -> Iterator[str]:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.families.case import Case, parse_case
-from refmoe.families.suites import LEVELS, SUITES
-from refmoe.testing.check import case_text
-from refmoe.testing.contract import CONTRACTS, Kernel
+from refmoe.families import FAMILIES, family_called
+from refmoe.families.case import one_of
+from refmoe.families.family import LEVELS, Case
+from refmoe.testing.check import cases_of
+from refmoe.testing.kernel import UserKernel
 
 __all__ = ["refmoe_cases"]
 
 
 def refmoe_cases(
-    of: Kernel | str,
+    of: UserKernel | str,
     *,
     level: str = "quick",
     dtypes: tuple[str, ...] | None = None,
@@ -38,13 +38,20 @@ def refmoe_cases(
     """
     import pytest
 
-    if not isinstance(of, Kernel) and (not isinstance(of, str) or of not in CONTRACTS):
-        raise ArgumentError("of", describe(of), f"a registered kernel, or one of {', '.join(CONTRACTS)}")
-    place = of.place if isinstance(of, Kernel) else "host"
-    chosen = _given(of, cases) if cases is not None else _listed(of, level, dtypes)
+    if not isinstance(of, (UserKernel, str)):
+        raise ArgumentError("of", describe(of), f"a registered kernel, or {one_of(FAMILIES)}")
+    family = of.family if isinstance(of, UserKernel) else family_called(of)
+    if level not in LEVELS:
+        raise ArgumentError("level", describe(level), one_of(LEVELS))
+    if cases is not None:
+        chosen = cases_of(family.name, cases)
+    elif isinstance(of, UserKernel):
+        chosen = of.cases(level, dtypes)
+    else:
+        chosen = list(dict.fromkeys(case for case in family.level(level) if dtypes is None or case.dtype in dtypes))
     if not chosen:
         raise ArgumentError("cases", "none", "at least one case")
-    parameters = [pytest.param((of, case), id=case_text(case, place)) for case in chosen]
+    parameters = [pytest.param((of, case), id=_id(of, case)) for case in chosen]
     parametrize = pytest.mark.parametrize("refmoe_case", parameters, indirect=True)
 
     def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,21 +61,5 @@ def refmoe_cases(
     return decorate
 
 
-def _listed(of: Kernel | str, level: str, dtypes: tuple[str, ...] | None) -> list[Case]:
-    if isinstance(of, Kernel):
-        return of.cases(level, dtypes)
-    if level not in LEVELS:
-        raise ArgumentError("level", describe(level), "one of " + ", ".join(LEVELS))
-    return list(dict.fromkeys(case for case in SUITES[of](level) if dtypes is None or case.dtype in dtypes))
-
-
-def _given(of: Kernel | str, texts: Sequence[str]) -> list[Case]:
-    """The cases of repro strings, as another machine's test ids or a report have them."""
-    family = of.family if isinstance(of, Kernel) else of
-    chosen = []
-    for text in texts:
-        case = parse_case(re.sub("@host$", "@ptx", re.sub("^.*?::[^/]*/", "", text)))
-        if case.family != family:
-            raise ArgumentError("cases", text, f"cases of {family}")
-        chosen.append(case)
-    return list(dict.fromkeys(chosen))
+def _id(of: UserKernel | str, case: Case) -> str:
+    return of.case_text(case) if isinstance(of, UserKernel) else f"{str(case).rpartition('@')[0]}@host"

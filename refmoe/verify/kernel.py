@@ -141,6 +141,11 @@ class Kernel:
         """What the case list says that the kernel answers, a part of its sentence; None if it has to run the case."""
         return self.family.refusals.get(case.on("ptx"))
 
+    def expects(self, case: Case, place: Place, answer: str) -> bool:
+        """Whether a refusal with this answer is one that the case list expects."""
+        declared = self.refuses(case, place)
+        return declared is not None and declared in answer
+
     def problem(self, case: Case) -> tuple[Inputs, Expectation]:
         """The case's inputs, and what has to come of them."""
         return _problem(case.data)

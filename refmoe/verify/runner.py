@@ -87,11 +87,10 @@ def run_case(kernel: Kernel, case: Case) -> Result:
     inputs, expected = kernel.problem(case)
     launched = len(place.launches)
     ran = partial(_result, kernel, case, place, start, inputs=inputs, expected=expected, launched=launched)
-    declared = kernel.refuses(case, place)
     try:
         outputs = kernel.run(case, inputs, expected, place)
     except Refusal as error:
-        return ran(verdict=Verdict.UNSUPPORTED, reason=str(error), declared=declared)
+        return ran(verdict=Verdict.UNSUPPORTED, reason=str(error), refused=kernel.expects(case, place, str(error)))
     except Malformed as error:
         comparison = Comparison(error.stage, str(error), {error.stage: 1}, 0)
         return ran(verdict=Verdict.MISMATCH, comparison=comparison)
@@ -106,7 +105,7 @@ def run_case(kernel: Kernel, case: Case) -> Result:
         if kernel.name is None and not (case.device == "cuda" and isinstance(error, RuntimeError)):
             raise
         return ran(verdict=Verdict.ERROR, reason=f"{type(error).__name__}: {error}", error=error)
-    if declared is not None:
+    if (declared := kernel.refuses(case, place)) is not None:
         reason = f"the case list says that the kernel refuses this case ({declared}); it ran"
         return ran(verdict=Verdict.ERROR, reason=reason)
     records = place.launches[launched:]
@@ -140,7 +139,7 @@ def _result(
     launched: int = 0,
     comparison: Comparison | None = None,
     stage: str | None = None,
-    declared: str | None = None,
+    refused: bool = False,
     policies: tuple[str, ...] = (),
     error: Exception | None = None,
 ) -> Result:
@@ -152,7 +151,7 @@ def _result(
         kernel=kernel.name,
         device=place.name if place is not None else case.device,
         repro=kernel.repro(case),
-        expected=declared is not None and reason is not None and declared in reason,
+        expected=refused,
         evidence="bit-exact" if comparison is not None and comparison.compared > 0 else "none",
         assumption=expected.assumption if expected is not None else None,
         reason=reason,

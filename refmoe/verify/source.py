@@ -19,7 +19,16 @@ from pathlib import Path
 from refmoe.cuda.toolchain import FLAGS, with_includes
 from refmoe.errors import ArgumentError
 
-__all__ = ["cuda_text", "function_text", "host_modules", "kernel_sha256", "python_text", "sha256_of", "source_files"]
+__all__ = [
+    "cuda_text",
+    "function_text",
+    "host_modules",
+    "kernel_sha256",
+    "python_text",
+    "sha256_of",
+    "source_files",
+    "statement_name",
+]
 
 #: Host code that runs any launch and makes none: a change in it is seen by every family's cases, not by one.
 _MACHINERY = ("refmoe.cuda.device", "refmoe.cuda.toolchain")
@@ -151,6 +160,14 @@ def function_text(text: str, name: str) -> str:
     lines = text.splitlines()
     nodes = sorted({statements[each] for each in used}, key=lambda node: node.lineno)
     return "\n".join(python_text("\n".join(lines[_first_line(node) - 1 : node.end_lineno])) for node in nodes)
+
+
+def statement_name(text: str, line: int) -> str | None:
+    """A name that the top-level statement around a line defines: of a lambda the variable that it is assigned to."""
+    for node in ast.parse(text).body:
+        if _first_line(node) <= line <= (node.end_lineno or node.lineno):
+            return next(_defined(node), None)
+    return None
 
 
 def _first_line(node: ast.stmt) -> int:

@@ -1,0 +1,551 @@
+"""A user's function as a kernel: registered under the contract of a family, called by the names that it takes.
+
+A function registered by `kernel` takes what it names. Its parameters are inputs of the family, settings of the case,
+or outputs: buffers to write to, which hold a poison byte until then.
+"""
+
+from __future__ import annotations
+
+import inspect
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.errors import ArgumentError, describe
+from refmoe.families import family_called
+from refmoe.families.case import one_of
+from refmoe.families.family import LEVELS, Case, Expectation, Family, Inputs, Outputs
+from refmoe.policies import Rule, rule_named
+from refmoe.testing.arrays import ARRAY_KINDS, from_numpy, to_numpy
+from refmoe.testing.elements import as_patterns
+from refmoe.testing.rule import declared_difference, explain_difference, ruled_problem, undefined
+from refmoe.verify.kernel import Kernel, Malformed, Masks, Place, Refusal
+from refmoe.verify.source import sha256_of, source_files, statement_name
+
+if TYPE_CHECKING:
+    from refmoe.cuda.device import LaunchRecord
+
+__all__ = ["Unsupported", "UserKernel", "kernel"]
+
+_DEVICES = ("cpu", "cuda")
+
+
+class Unsupported(Exception):
+    """Raised by a registered function for a case that it does not take; the message says why.
+
+    The case is then UNSUPPORTED, which fails unless the kernel was registered with a `refuses` that says the same.
+    """
+
+
+def _takes_all(case: Case) -> str | None:
+    return None
+
+
+def _all_here() -> str | None:
+    return None
+
+
+@dataclass
+class _Here:
+    """Where a user's function runs: this machine's processor, or its GPU."""
+
+    name: str
+    arch: str
+    launches: list[LaunchRecord] = field(default_factory=list)
+
+
+@dataclass(kw_only=True, eq=False)
+class UserKernel(Kernel):
+    """A user's function under a contract; called, it is that function.
+
+    Attributes:
+        function: the function.
+        label: what it is called in ids and reports.
+        parameters: the names that it takes.
+        required: those of them without a default.
+        fixed: the family's options that it has one value of.
+        rule: its whole quantization policy, if that is none of the family's modes and edges.
+        outputs: the family's outputs that it computes.
+        dtypes: the family's dtypes that it takes.
+        arrays: "torch", "numpy" or "jax": what it is given.
+        device: "cpu" or "cuda": where those arrays lie.
+        absent: says why it cannot run here, or None.
+        refused: says why it refuses a case, or None.
+        made_from: what it is made of, for the report, or "".
+        files: further files that decide its result.
+        root: the folder that files are named from.
+        node: the pytest id of the test that runs it, "" outside of pytest.
+    """
+
+    function: Callable[..., Any]
+    label: str
+    parameters: tuple[str, ...]
+    required: tuple[str, ...]
+    fixed: Mapping[str, Any]
+    rule: Rule | None
+    outputs: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    arrays: str
+    device: str
+    absent: Callable[[], str | None] = _all_here
+    refused: Callable[[Case], str | None] = _takes_all
+    made_from: str = ""
+    files: tuple[str, ...] = ()
+    root: Path = field(default_factory=Path.cwd)
+    node: str = ""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """What the function returns."""
+        return self.function(*arguments, **named)
+
+    # --- the contract -----------------------------------------------------------------------------------------------
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """The outputs that it takes as buffers to write to; none if it returns them."""
+        # What is an input of the family is never a buffer: routing's ids are either.
+        contract = self.family.contract
+        named = [name for name in self.parameters if name in self.outputs and name not in contract.inputs]
+        return tuple(name for name in contract.outputs if name in named)
+
+    @property
+    def policy(self) -> str:
+        """The contract in words: "rceil/exact, scales 128x4"; "" where the family has no options."""
+        words = [self.rule.name] if self.rule else []
+        if self.rule is None and "mode" in self.fixed:
+            words.append(f"{self.fixed['mode']}/{self.fixed['edge']}")
+        if "layout" in self.fixed:
+            words.append(f"scales {self.fixed['layout']}")
+        words += [f"{name} {value}" for name, value in self.fixed.items() if name not in ("mode", "edge", "layout")]
+        return ", ".join(words)
+
+    def cases(self, level: str = "quick", dtypes: tuple[str, ...] | None = None) -> list[Case]:
+        """The family's cases of a level under this contract, without repetition.
+
+        Args:
+            level: "quick", "default" or "full".
+            dtypes: of those that the kernel takes; None for all.
+
+        Raises:
+            ArgumentError: an unknown level, or a dtype that the kernel does not take.
+        """
+        if level not in LEVELS:
+            raise ArgumentError("level", describe(level), one_of(LEVELS))
+        for dtype in dtypes or ():
+            if dtype not in self.dtypes:
+                raise ArgumentError("dtypes", describe(dtype), f"some of {', '.join(self.dtypes)}")
+        wanted = dtypes or self.dtypes
+        return list(dict.fromkeys(self._own(case for case in self.family.level(level) if case.dtype in wanted)))
+
+    def _own(self, cases: Iterator[Case]) -> Iterator[Case]:
+        """The cases under this contract, without the options that only decide how our own kernel is launched."""
+        changes: dict[str, Any] = {option.name: option.default for option in self.family.options if option.launch}
+        changes |= self.fixed
+        if not self.buffers and not self.family.contract.padded_inputs:
+            changes["poison"] = 0xFF  # only buffers that are handed over show it
+        for case in cases:
+            # What our launch refuses, another kernel does not know; a shape that ours refuses, another may refuse too.
+            refusal = case.refusal if case.data == case.on("ptx") else ""
+            try:
+                yield case.having(**changes, refusal=refusal)
+            except ArgumentError:
+                continue  # options that exclude each other: no case of this contract
+
+    # --- the protocol -----------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """FILE::NAME below `root`, or MODULE::NAME of a package."""
+        file = self._file()
+        if file is not None:
+            return f"{file}::{self.label}"
+        return f"{getattr(inspect.unwrap(self.function), '__module__', None) or 'unknown'}::{self.label}"
+
+    def identify(self, case: Case) -> str:
+        """The repro string with the kernel's name before it, and "host" or "cuda" for the device."""
+        return f"{self.name}/{self.case_text(case)}"
+
+    def case_text(self, case: Case) -> str:
+        """The repro string of a case with the place where the kernel runs, "host" or "cuda", for its device."""
+        return f"{str(case).rpartition('@')[0]}@{self._place_name}"
+
+    @property
+    def _place_name(self) -> str:
+        return "cuda" if self.device == "cuda" else "host"
+
+    def repro(self, case: Case) -> str:
+        """The pytest command that runs the test again."""
+        return f"pytest '{self.node}'" if self.node else f"refmoe.check({self.label}, cases=['{self.case_text(case)}'])"
+
+    def place(self, case: Case) -> Place:
+        """This machine's processor, or its GPU."""
+        return _Here(self._place_name, platform.machine() if self.device == "cpu" else _capability())
+
+    def missing(self, case: Case, place: Place) -> str | None:
+        """Why the kernel cannot run here, as it says itself."""
+        return self.absent()
+
+    def problem(self, case: Case) -> tuple[Inputs, Expectation]:
+        """As the family has it, or by a rule that the family's options cannot name."""
+        return super().problem(case) if self.rule is None else ruled_problem(self.rule, case.data)
+
+    def refuses(self, case: Case, place: Place) -> str | None:
+        """Why the kernel cannot be given a case, by its contract, its parameters, or its own word; None if it can."""
+        return self._outside_contract(case) or self.refused(case) or self._lacking(*self.problem(case))
+
+    def expects(self, case: Case, place: Place, answer: str) -> bool:
+        """A refusal that `refuses` has, or one of a case that refmoe's own kernel refuses too."""
+        return bool(case.refusal) or super().expects(case, place, answer)
+
+    def _outside_contract(self, case: Case) -> str | None:
+        if case.family is not self.family:
+            return f"{self.label} is a kernel of the family {self.family.name}, the case is of {case.family.name}"
+        if case.dtype not in self.dtypes:
+            return f"{self.label} takes {', '.join(self.dtypes)}, the case is of {case.dtype}"
+        for option, value in self.fixed.items():
+            if case.get(option) != value:
+                return f"the contract of {self.label} has {option}={value}, the case {option}={case.get(option)}"
+        routed = "first_expert" in self.family.contract.settings and {"topk_ids", "logits"} & set(self.parameters)
+        if case.get("ranks", 1) != 1 and routed and "first_expert" not in self.parameters:
+            return f"{self.label} takes no first_expert, and the case has experts of other ranks"
+        return None
+
+    def _lacking(self, inputs: Inputs, expected: Expectation) -> str | None:
+        """Why a kernel with these parameters cannot be given these inputs."""
+        contract = self.family.contract
+        for name in contract.features:
+            if name not in self.parameters and inputs.get(name) is not None:
+                return f"{self.label} takes no {name}, which the case has"
+        if inputs.get("input_sf", "absent") is None and inputs["x"].dtype == np.uint8:
+            return None if "input_sf" in self.parameters else f"{self.label} takes no input_sf: this one is None"
+        refusal = contract.refusal
+        if refusal and refusal not in self.outputs and expected.outputs.get(refusal, np.zeros(1)).any():
+            return f"the case holds input to be refused, and {self.label} does not compute {refusal}"
+        for name in self.required:
+            if name in contract.inputs and name not in inputs:
+                return f"{self.label} needs {name}, which the case does not give"
+        return None
+
+    def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
+        """Call the function, and take what it returned or wrote as bit patterns.
+
+        Raises:
+            Refusal: it does not take the case.
+            Malformed: an output of another shape or element type.
+        """
+        if (why := self.refuses(case, place)) is not None:
+            raise Refusal(why)
+        masks = self.ignored(case, inputs, expected)
+        unseen = [name in masks and masks[name].all() for name in self.outputs if name in expected.outputs]
+        if unseen and all(unseen):
+            raise Refusal(_UNSEEN.format(self.label))
+        try:
+            found = self._called(case, inputs, expected)
+        except Unsupported as error:
+            raise Refusal(str(error) or f"{self.label} raised {type(error).__name__}") from error
+        return {name: self._patterns(name, value, case, expected) for name, value in found.items()}
+
+    def _called(self, case: Case, inputs: Inputs, expected: Expectation) -> dict[str, Any]:
+        settings = self.family.contract.settings
+        arguments: dict[str, Any] = {
+            name: getattr(case.shape if len(at) == 1 else case, at)
+            for name, at in settings.items()
+            if name in self.parameters
+        }
+        for name in self.parameters:
+            if name in inputs:
+                value = inputs[name]
+                arguments[name] = None if value is None else from_numpy(value, self.arrays, self.device)
+        for name in self.buffers:
+            bits = expected.outputs[name]
+            poisoned = np.frombuffer(bytes([case.poison]) * bits.nbytes, bits.dtype).reshape(bits.shape)
+            arguments[name] = from_numpy(poisoned, self.arrays, self.device)
+        result = self.function(**arguments)
+        if self.buffers:
+            return {name: arguments[name] for name in self.buffers}
+        return self._named(result, [name for name in self.outputs if name in expected.outputs])
+
+    def _named(self, result: Any, wanted: list[str]) -> dict[str, Any]:
+        if isinstance(result, Mapping):
+            found = dict(result)
+        elif isinstance(result, (tuple, list)):
+            names = self.outputs if len(result) == len(self.outputs) else tuple(wanted)
+            if len(result) != len(names):
+                raise ArgumentError(
+                    "kernel", f"{len(result)} values returned", f"{len(names)} of them: {', '.join(self.outputs)}"
+                )
+            found = dict(zip(names, result, strict=True))
+        else:
+            found = {wanted[0]: result} if len(wanted) == 1 else {}
+        lacking = [name for name in wanted if name not in found]
+        if lacking:
+            returned = describe(sorted(found)) if found else type(result).__name__
+            raise ArgumentError(
+                "kernel", f"{returned} returned", f"{', '.join(wanted)}: a tuple of arrays, or a mapping"
+            )
+        return {name: found[name] for name in wanted}
+
+    def _patterns(self, name: str, value: object, case: Case, expected: Expectation) -> NDArray[Any]:
+        """An output as bit patterns of the expected form.
+
+        Raises:
+            Malformed: another shape or another type of elements.
+        """
+        bits = expected.outputs[name]
+        array = to_numpy(value, name)
+        element = self.family.contract.element(name, case)
+        integers = array.dtype.kind in "iu" and array.dtype.itemsize == bits.dtype.itemsize
+        if not integers and array.dtype.name != element:
+            kinds = f"{element}, or its bits as uint{8 * bits.itemsize}" if element else f"int{8 * bits.itemsize}"
+            raise Malformed(name, f"the element types differ: kernel {array.dtype}; the contract has {kinds}")
+        if name == "scales" and array.size == bits.size:
+            array = array.reshape(bits.shape)  # a buffer in a layout: its axes mean nothing
+        if array.shape != bits.shape:
+            raise Malformed(name, f"the shapes differ: kernel {list(array.shape)} reference {list(bits.shape)}")
+        return as_patterns(array).view(bits.dtype)
+
+    def ignored(self, case: Case, inputs: Inputs, expected: Expectation) -> Masks:
+        """What nobody writes of arrays that the kernel allocates, and what its policy leaves undefined."""
+        masks: dict[str, NDArray[Any]] = {}
+        if not self.buffers:
+            # An array that the kernel allocates has no poison in it: what depends on the poison is what nobody writes.
+            other = case.data.having(poison=case.poison ^ 0xFF)
+            made = ruled_problem(self.rule, other)[1] if self.rule else other.family.expect(other, inputs)
+            masks = {name: value != made.outputs[name] for name, value in expected.outputs.items()}
+        if self.rule is not None:
+            for name, mask in undefined(self.rule, case, inputs).items():
+                masks[name] = masks.get(name, False) | mask
+        return {name: mask for name, mask in masks.items() if mask.any() and name in self.outputs}
+
+    def explain(self, case: Case, inputs: Inputs, outputs: Outputs) -> tuple[str | None, tuple[str, ...]]:
+        """Of a quantizing kernel whose policy its bytes are."""
+        if case.family.name != "mxfp8_quantize" or {"codes", "scales"} - set(outputs):
+            return None, ()
+        x, codes, scales = (np.ascontiguousarray(each) for each in (inputs["x"], outputs["codes"], outputs["scales"]))
+        return explain_difference(self._contract_rule, case.layout, x, codes, scales)
+
+    @property
+    def _contract_rule(self) -> Rule:
+        return self.rule or rule_named(f"{self.fixed['mode']}/{self.fixed['edge']}", "mxfp8")
+
+    def made_of(self, case: Case, inputs: Inputs, place: Place) -> str:
+        """The arrays, what the kernel says of itself, and its contract."""
+        parts = [f"{self.arrays} arrays on {self.device}", self.made_from]
+        parts += [f"contract: {self.policy}"] if self.policy else []
+        if case.family.name == "mxfp8_quantize":
+            parts.append(declared_difference(self._contract_rule, np.ascontiguousarray(inputs["x"])) or "")
+        return "; ".join(filter(None, parts))
+
+    def sources(self) -> tuple[str, ...]:
+        """FILE::FUNCTION of the function, and the further files."""
+        file = self._file()
+        if file is None:
+            return self.files
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        text = (self.root / file).read_text(encoding="utf-8")
+        name = statement_name(text, code.co_firstlineno) if code is not None else None
+        return (f"{file}::{name}" if name else file, *self.files)
+
+    def source_sha256(self) -> str | None:
+        """The hash of the function, of what it calls in its own module, and of the further files.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        sources = self.sources()
+        return sha256_of(source_files(sources, self.root)) if sources else None
+
+    def compiler(self) -> None:
+        """Whoever compiles it is known to it alone; `made_of` may say."""
+
+    def _file(self) -> str | None:
+        """The function's file below `root`; None of a package's."""
+        try:
+            file = Path(inspect.getsourcefile(inspect.unwrap(self.function)) or "").resolve()
+        except TypeError:
+            return None
+        installed = "site-packages" in file.parts or Path(__file__).parent in file.parents
+        below = file.is_file() and file.is_relative_to(self.root.resolve())
+        return file.relative_to(self.root.resolve()).as_posix() if below and not installed else None
+
+
+_UNSEEN = "the case is about bytes that must not be written, and {} takes no buffers"
+
+
+def _capability() -> str:
+    """The GPU's compute capability as an arch, "" if torch sees none."""
+    try:
+        import torch
+
+        major, minor = torch.cuda.get_device_capability()
+    except (ImportError, AssertionError, RuntimeError):
+        return ""
+    return f"sm_{major}{minor}"
+
+
+def kernel(
+    family: str | Family,
+    *,
+    policy: str | None = None,
+    dtypes: tuple[str, ...] | None = None,
+    outputs: tuple[str, ...] | None = None,
+    arrays: str = "torch",
+    device: str = "cpu",
+    name: str | None = None,
+    missing: Callable[[], str | None] | None = None,
+    refuses: Callable[[Case], str | None] | None = None,
+    made_of: str = "",
+    sources: Sequence[str] = (),
+    **options: str,
+) -> Callable[[Callable[..., Any]], UserKernel]:
+    """Register a function as a kernel of a family: a decorator.
+
+    The function is called by keyword with what its parameters name: inputs of the family's contract, settings, and, if
+    it writes into buffers instead of returning arrays, the outputs. It returns the outputs in the contract's order, or
+    a mapping by name; an option of the family that it takes as a setting is not fixed by the contract.
+
+    Args:
+        family: a family, its name, or the part of it that no other has: "quantize" is mxfp8_quantize.
+        policy: of mxfp8_quantize, instead of mode and edge: a name that `refmoe policy` knows, such as "ocp" or
+            "torchao_floor@0.18".
+        dtypes: of the family's dtypes those that it takes; without, all, but "mxfp8" only if it takes input_sf.
+        outputs: of the family's outputs those that it computes; all if left out.
+        arrays: what it is given: "torch", "numpy" or "jax".
+        device: where its arrays lie, "cpu" or "cuda".
+        name: what it is called; its own name if left out.
+        missing: says why it cannot run here, or None; its cases are then SKIPPED.
+        refuses: says why it refuses a case, or None; any other refusal fails.
+        made_of: what it is made of, for the report.
+        sources: further files that decide its result, below the project's folder: they are in its hash.
+        options: of the family those that a kernel has one value of: `mode`, `edge`, `layout`, `variant`, `out`. What is
+            left out has its default.
+
+    Raises:
+        ArgumentError: a family, option, dtype or parameter that there is not; the message says what there is.
+    """
+    chosen = family if isinstance(family, Family) else family_called(family)
+    for argument, value, allowed in (("arrays", arrays, tuple(ARRAY_KINDS)), ("device", device, _DEVICES)):
+        if value not in allowed:
+            raise ArgumentError(argument, describe(value), one_of(allowed))
+    if arrays == "numpy" and device == "cuda":
+        raise ArgumentError("device", "cuda with arrays='numpy'", "arrays='torch' or 'jax': NumPy's lie on the CPU")
+
+    def register(function: Callable[..., Any]) -> UserKernel:
+        parameters, required = _checked_parameters(function, chosen)
+        rule, asked = _policy(chosen, policy, options)
+        made = UserKernel(
+            family=chosen,
+            function=function,
+            label=name or str(getattr(function, "__name__", type(function).__name__)),
+            parameters=parameters,
+            required=required,
+            fixed=_fixed(chosen, asked, parameters, rule),
+            rule=rule,
+            outputs=_checked_outputs(outputs, chosen),
+            dtypes=_checked_dtypes(dtypes, chosen, parameters),
+            arrays=arrays,
+            device=device,
+            absent=missing or _all_here,
+            refused=refuses or _takes_all,
+            made_from=made_of,
+            files=tuple(sources),
+        )
+        written = made.buffers
+        if written and set(written) != set(made.outputs):
+            left = ", ".join(sorted(set(made.outputs) - set(written)))
+            raise ArgumentError("kernel", f"buffers for {', '.join(written)} and none for {left}", "all, or none")
+        if written and arrays == "jax":
+            raise ArgumentError("kernel", "output buffers with arrays='jax'", "outputs returned: JAX never writes")
+        return made
+
+    return register
+
+
+def _checked_parameters(function: object, family: Family) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of a function's parameters, and of those without a default."""
+    if not callable(function):
+        raise ArgumentError("kernel", describe(function), "a function")
+    try:
+        found = inspect.signature(function).parameters.values()
+    except ValueError as error:
+        raise ArgumentError("kernel", f"{function!r} without a signature", "a Python function around it") from error
+    contract = family.contract
+    known = (*contract.inputs, *contract.settings, *contract.outputs)
+    for parameter in found:
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ArgumentError("kernel", f"the parameter {parameter}", "parameters that can be given by keyword")
+        if parameter.name not in known and parameter.default is parameter.empty:
+            raise ArgumentError(
+                "kernel",
+                f"the parameter {parameter.name}",
+                f"of {family.name}: the inputs {', '.join(contract.inputs)}; the settings {', '.join(contract.settings)}; "
+                f"or buffers for {', '.join(contract.outputs)}",
+            )
+    taken = [parameter for parameter in found if parameter.name in known]
+    if not any(parameter.name in contract.inputs for parameter in taken):
+        raise ArgumentError("kernel", "no parameter that is an input", f"some of {', '.join(contract.inputs)}")
+    return (
+        tuple(parameter.name for parameter in taken),
+        tuple(parameter.name for parameter in taken if parameter.default is parameter.empty),
+    )
+
+
+def _checked_outputs(outputs: Sequence[str] | None, family: Family) -> tuple[str, ...]:
+    every = tuple(family.contract.outputs)
+    if outputs is None:
+        return every
+    if isinstance(outputs, str) or not outputs or any(each not in every for each in outputs):
+        raise ArgumentError("outputs", describe(outputs), f"a tuple of some of {', '.join(every)}")
+    return tuple(each for each in every if each in outputs)
+
+
+def _checked_dtypes(dtypes: Sequence[str] | None, family: Family, parameters: tuple[str, ...]) -> tuple[str, ...]:
+    every = family.dtypes
+    if dtypes is None:
+        return tuple(each for each in every if each != "mxfp8" or "input_sf" in parameters)
+    if isinstance(dtypes, str) or not dtypes or any(each not in every for each in dtypes):
+        raise ArgumentError("dtypes", describe(dtypes), f"a tuple of some of {', '.join(every)}")
+    return tuple(dtypes)
+
+
+def _policy(family: Family, policy: str | None, asked: Mapping[str, str]) -> tuple[Rule | None, Mapping[str, str]]:
+    """The rule of a policy that the family's own modes and edges do not name, if it is one; and the options."""
+    quantizes = family.name == "mxfp8_quantize"
+    if policy is not None and not quantizes:
+        found = f"{policy} for {family.name}"
+        raise ArgumentError("policy", found, "mode and edge: whole policies are of mxfp8_quantize")
+    if policy is not None and ("mode" in asked or "edge" in asked):
+        raise ArgumentError("policy", f"{policy} beside a mode or an edge", "either")
+    if not quantizes or (policy is None and not {"mode", "edge"} & set(asked)):
+        return None, asked
+    rule = rule_named(policy or f"{asked.get('mode', 'rceil')}/{asked.get('edge', 'exact')}", "mxfp8")
+    mode, _, edge = rule.name.partition("/")
+    rest = {option: value for option, value in asked.items() if option not in ("mode", "edge")}
+    own = mode in family.option("mode").words and edge in family.option("edge").words
+    return (None, {**rest, "mode": mode, "edge": edge}) if own else (rule, rest)
+
+
+def _fixed(
+    family: Family, asked: Mapping[str, str], parameters: tuple[str, ...], rule: Rule | None
+) -> Mapping[str, Any]:
+    """The options that the contract fixes: those asked for, and defaults of those that the function does not take."""
+    allowed = {option.name: option for option in family.options if option.fixed}
+    for name, value in asked.items():
+        if name not in allowed:
+            raise ArgumentError(name, describe(value), f"nothing: {family.name} has no {name}")
+        if name in parameters:
+            raise ArgumentError(name, f"{value!r} for a function that takes {name}", "one of the two")
+    # A setting may have another name than its option: out_dtype is the option `out`.
+    taken = {family.contract.settings.get(parameter) for parameter in parameters}
+    fixed = {
+        name: option.checked(asked.get(name, option.default)) for name, option in allowed.items() if name not in taken
+    }
+    if rule is not None:
+        fixed |= {"mode": "rceil", "edge": "exact"}  # inputs are made without them; the rule is what is expected
+    return MappingProxyType(fixed)

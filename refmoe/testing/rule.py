@@ -1,0 +1,106 @@
+"""Kernels of mxfp8_quantize under a whole policy, and why the bytes of one differ from its policy's."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.families.family import Case, Expectation, Inputs
+from refmoe.families.quantize import FILLS, quantized_stages
+from refmoe.families.vacuity import doubt_codes
+from refmoe.policies import Difference, Rule, compare_policies, detect_policy, rule_named
+from refmoe.policies.compare import input_blocks
+from refmoe.reference.dequantize import BLOCK
+from refmoe.reference.layout import swizzle_scales
+from refmoe.reference.quantize import quantize_mxfp8
+
+__all__ = ["declared_difference", "explain_difference", "quantize_by", "ruled_problem", "undefined"]
+
+
+def quantize_by(rule: Rule, x: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.bool_]]:
+    """Codes [M, K] and linear scales [M, K/32] of MXFP8 by a rule, and bool [M, K/32]: the blocks that it defines."""
+    rows, k = x.shape
+    if not x.size:
+        return np.zeros((rows, k), np.uint8), np.zeros((rows, k // BLOCK), np.uint8), np.ones((rows, k // BLOCK), bool)
+    parts = [rule.run(blocks) for _, blocks in input_blocks(np.ascontiguousarray(x).reshape(-1, BLOCK), "mxfp8")]
+    codes = np.concatenate([part.codes for part in parts]).reshape(rows, k)
+    scales, defined = (
+        np.concatenate([getattr(part, name) for part in parts]).reshape(rows, k // BLOCK)
+        for name in ("scales", "defined")
+    )
+    return codes, scales, defined
+
+
+@lru_cache(maxsize=1)
+def ruled_problem(rule: Rule, case: Case) -> tuple[Inputs, Expectation]:
+    """A case's inputs, and what a rule that the family's own options cannot name makes of them."""
+    inputs = case.family.inputs(case)
+    x = inputs["x"]
+    codes, scales, _ = quantize_by(rule, x)
+    # The limits of a fill are those of its quantized form under the family's own policies.
+    usual = quantize_mxfp8(x)
+    outputs = {"codes": codes, "scales": swizzle_scales(scales, case.layout, fill=case.poison)}
+    doubt = doubt_codes(usual.codes, usual.scales, FILLS[case.fill].limits)
+    return inputs, Expectation(outputs, quantized_stages(case, scales), doubt)
+
+
+def undefined(rule: Rule, case: Case, inputs: Inputs) -> dict[str, NDArray[np.bool_]]:
+    """The codes and scales of blocks that the rule leaves undefined, bool of the outputs' shapes."""
+    blocks = ~quantize_by(rule, inputs["x"])[2]
+    return {
+        "codes": np.repeat(blocks, BLOCK, axis=1),
+        "scales": swizzle_scales(blocks.astype(np.uint8), case.layout).astype(np.bool_),
+    }
+
+
+def explain_difference(
+    base: Rule, layout: str, x: NDArray[Any], codes: NDArray[np.uint8], scales: NDArray[np.uint8]
+) -> tuple[str, tuple[str, ...]]:
+    """A sentence on whose bytes these are, and the names of the policies that give all of them, if any does."""
+    found = detect_policy(x, codes, scales, "mxfp8", layout=layout)
+    for rule in (match.rule for match in found.matches):
+        apart = _apart(x, base, rule)
+        if apart.scales or apart.codes:
+            return f"a policy difference: these are the bytes of {rule}, {_size(x, base, rule)}", found.names
+    if found.matches:
+        return f"the blocks that differ are such as {found.matches[0].rule} leaves undefined", ()
+    if found.ordinary:
+        return (
+            f"on ordinary blocks these are the bytes of {', '.join(map(str, found.ordinary))}; edge blocks differ",
+            (),
+        )
+    if found.hypotheses:
+        fault = found.hypotheses[0]
+        left = f"; {fault.left} of {fault.blocks} blocks are not explained by it" if fault.left else ""
+        return f"this would explain it: {fault.fault}, under {fault.names[0]}{left}", ()
+    return "no known policy gives these bytes, with or without a known fault", ()
+
+
+def declared_difference(rule: Rule, x: NDArray[Any]) -> str | None:
+    """How far the contract's policy is from `rceil/exact` on this input, where it is another; None if it is not."""
+    if rule.name == "rceil/exact" or not x.size:
+        return None
+    return f"declared policy: {rule}, {_size(x, rule_named('rceil/exact', 'mxfp8'), rule)}"
+
+
+def _apart(x: NDArray[Any], base: Rule, other: Rule) -> Difference:
+    if base == other:
+        return Difference(0, 0, 0)
+    return compare_policies(x, "mxfp8", policies=[base.name, other.name]).between(base.name, other.name)
+
+
+def _size(x: NDArray[Any], base: Rule, other: Rule) -> str:
+    """The size of a policy difference in words."""
+    compared = compare_policies(x, "mxfp8", policies=[base.name, other.name])
+    apart = compared.between(base.name, other.name)
+    errors = {figures.rule.name: figures.relative_l2 for figures in compared.figures}
+    text = (
+        f"not of {base}; on this input they differ in {apart.scales} of {apart.blocks} scale bytes "
+        f"({apart.scale_share:.1%}) and {apart.codes} codes ({apart.code_share:.1%})"
+    )
+    if np.isfinite(list(errors.values())).all():
+        text += f", relative L2 error {errors[other.name]:.4f} against {errors[base.name]:.4f}"
+    return text
