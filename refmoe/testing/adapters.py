@@ -1,6 +1,7 @@
 """Kernels of other packages under their contracts, ready for `refmoe_cases`.
 
-Each is a function that makes a `UserKernel`; where the package or the GPU is missing its cases are SKIPPED with the reason.
+Each is a function that makes a `UserKernel`; where the package or the GPU is missing, its cases are SKIPPED with the
+reason.
 """
 
 from __future__ import annotations

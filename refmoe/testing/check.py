@@ -90,9 +90,8 @@ class Checked:
     def __str__(self) -> str:
         failing = [result_text(self.kernel, result) for result in self.results if result.fails]
         counts = {verdict: sum(result.verdict is verdict for result in self.results) for verdict in Verdict}
-        return "\n\n".join(
-            [*failing, ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count)]
-        )
+        summary = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count)
+        return "\n\n".join([*failing, summary])
 
     __repr__ = __str__
 

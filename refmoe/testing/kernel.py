@@ -484,8 +484,8 @@ def _checked_parameters(function: object, family: Family) -> tuple[tuple[str, ..
             raise ArgumentError(
                 "kernel",
                 f"the parameter {parameter.name}",
-                f"of {family.name}: the inputs {', '.join(contract.inputs)}; the settings {', '.join(contract.settings)}; "
-                f"or buffers for {', '.join(contract.outputs)}",
+                f"of {family.name}: the inputs {', '.join(contract.inputs)}; "
+                f"the settings {', '.join(contract.settings)}; or buffers for {', '.join(contract.outputs)}",
             )
     taken = [parameter for parameter in found if parameter.name in known]
     if not any(parameter.name in contract.inputs for parameter in taken):

@@ -8,7 +8,6 @@ from typing import Any
 
 from refmoe.families.gemm.family import ASSUMPTION
 from refmoe.files import write_atomic
-from refmoe.families.gemm.family import ASSUMPTION
 from refmoe.reports.environment import current_environment
 from refmoe.reports.parity import CaseRecord, assemble_report, count_verdicts, report_text
 from refmoe.verify.verdict import Verdict
