@@ -3,7 +3,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --disable-pip-version-check --quiet
+# Modules are compiled when they are first imported; of torch and what comes with it most never are.
+INSTALL := $(BIN)/pip --disable-pip-version-check --quiet install --no-compile
+# Named in the same call as the packages that need it: left to them, pip takes the newest with all of CUDA.
+TORCH := torch==2.13.0
 REPORT ?= out/parity.json
 # Processes that cases and mutants run in.
 JOBS ?= $(shell nproc)
@@ -19,49 +22,68 @@ CUTLASS_REPORT ?= out/cutlass.json
 PARITY_one := --arch sm_121a
 PARITY_all := --level full
 
-.PHONY: help parity cutlass full mutants drift notebooks test test-gpu lint gate baseline readme pictures bench clean
+# A machine may forbid compiled modules; every command here would then compile all that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help setup parity cutlass full mutants drift notebooks test test-gpu workflow lint gate baseline readme pictures bench clean
 
 help:
-	@echo "make parity    prove the production kernels on this machine, without a GPU, and write $(REPORT)"
-	@echo "make cutlass   build CUTLASS's own grouped GEMM and prove it here, with its mutants (minutes, 6 GB); its time is in make bench"
-	@echo "make test      run the tests"
-	@echo "make full      parity with every case, on every architecture (minutes)"
-	@echo "make mutants   plant faults in the kernels and show that each is caught"
-	@echo "make drift     paths side by side over decode steps: reports/drift.json and docs/drift.png, 64 steps of four paths"
-	@echo "make notebooks execute the notebooks into out/notebooks, with their pictures"
-	@echo "make test-gpu  the whole case list and the GPU tests on the CUDA device of this machine"
-	@echo "make gate      check the committed reports against the sources"
-	@echo "make bench     the benchmarks, each side by side in one run, into reports/bench"
-	@echo "make lint      ruff and mypy"
+	@echo "Prove"
+	@echo "  make parity     prove the production kernels on this machine, without a GPU, and write $(REPORT)"
+	@echo "  make mutants    the same, then plant faults in the kernels and show which case catches each"
+	@echo "  make full       parity with every case, on every architecture, and the slow tests"
+	@echo "  make cutlass    build CUTLASS's grouped GEMM, prove it equal to ours, plant its faults (minutes, 6 GB);"
+	@echo "                  CUTLASS_BUILDS=all for all eight builds"
+	@echo "  make test-gpu   every case, the GPU tests and benchmarks on the GPU of this machine, into reports/"
+	@echo "Check"
+	@echo "  make test       run the tests"
+	@echo "  make lint       ruff, mypy, and the floors that pyproject.toml lists"
+	@echo "  make notebooks  execute the notebooks into out/notebooks, with their pictures"
+	@echo "  make gate       hold the committed reports against the sources, and README's figures against the reports"
+	@echo "  make workflow   run every command of the GitHub workflow on clean clones of HEAD (half an hour)"
+	@echo "Renew what is committed"
+	@echo "  make baseline   reports/baseline.json: the cases that must go on passing"
+	@echo "  make readme     the figures of README.md, from reports/"
+	@echo "  make pictures   the pictures of docs/"
+	@echo "  make drift      reports/drift.json and its picture: four paths side by side over 64 decode steps"
+	@echo "  make bench      reports/bench: each benchmark with its contenders in one run"
+	@echo "The rest"
+	@echo "  make setup      install at once all that the other targets install when they need it"
+	@echo "  make clean      remove what is installed and built here"
 
 # --- environment ----------------------------------------------------------------------------------------------------
 
 $(VENV)/.core: pyproject.toml
 	@# pip and not python: a Python without ensurepip leaves the one and not the other.
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --editable .
+	$(INSTALL) --editable .
 	@# nvcc of CUDA_HOME or PATH serves; only a machine without one downloads the compiler (270 MB).
 	$(BIN)/python -c "from refmoe.cuda import toolchain; toolchain.find_toolchain()" 2>/dev/null \
-		|| $(PIP) install --editable '.[nvcc]'
+		|| $(INSTALL) --editable '.[nvcc]'
 	touch $@
 
-# torch comes first and by exact version: left to the packages that need it, pip takes the newest with all of CUDA.
 $(VENV)/.test: $(VENV)/.core
-	$(PIP) install torch==2.13.0
-	$(PIP) install --editable '.[oracles,test]'
+	$(INSTALL) $(TORCH) --editable '.[oracles,test]'
 	touch $@
 
 $(VENV)/.cutlass: $(VENV)/.core
-	$(PIP) install --editable '.[cutlass]'
+	$(INSTALL) --editable '.[cutlass]'
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.core
-	$(PIP) install --editable '.[lint]'
+	$(INSTALL) --editable '.[lint]'
 	touch $@
 
 $(VENV)/.notebooks: $(VENV)/.core
-	$(PIP) install --editable '.[notebooks]'
+	$(INSTALL) --editable '.[notebooks]'
 	touch $@
+
+setup: $(VENV)/.setup
+
+# One call of pip for all of the above.
+$(VENV)/.setup: $(VENV)/.core
+	$(INSTALL) $(TORCH) --editable '.[oracles,test,cutlass,lint,notebooks]'
+	touch $(foreach extra,test cutlass lint notebooks setup,$(VENV)/.$(extra))
 
 $(VENV)/bin/python: $(VENV)/.core
 
@@ -114,9 +136,14 @@ readme: $(VENV)/.core
 lint: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --cache-dir out/import-linter
 	$(BIN)/mypy
 
-# Needs Chromium for the picture of a page; without, it says what to run where there is one.
+# The commits that a clean clone has, so commit first.
+workflow: $(VENV)/.test
+	$(BIN)/python -m pytest -n 0 -m slow tests/test_workflow.py
+
+# docs/report.png is a page as Chromium shows it; without Chromium it says what to run where there is one.
 pictures: $(VENV)/.core
 	$(BIN)/python tools/pictures.py
 

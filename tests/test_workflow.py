@@ -1,19 +1,37 @@
-"""The workflow does what it says: its targets exist, its actions are pinned, it needs no secret."""
+"""The workflow does what it says: its commands and files exist, its actions are pinned, it needs no secret.
+
+`make workflow` also runs all of its commands.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+yaml = pytest.importorskip("yaml")
+
 ROOT = Path(__file__).parent.parent
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+JOBS = {
+    f"{path.stem}-{name}": job for path in WORKFLOWS for name, job in yaml.safe_load(path.read_text())["jobs"].items()
+}
+#: What a command writes: the file after one of these.
+WRITES = re.compile(r"(?:REPORT=|--(?:html|junit|markdown|report)[ =]|>> ?)(\S+)")
+#: A file or a folder of the repository, or one that a command made there.
+FILES = re.compile(r"(?<![\w./$-])(?:out|reports|docs|tests|tools|refmoe|\.venv)(?:/[\w./-]+|(?= ))")
+
+
+def commands(job: dict[str, Any]) -> list[str]:
+    """What a job runs, in order."""
+    return [step["run"] for step in job["steps"] if "run" in step]
 
 
 def steps(path: Path) -> list[dict[str, Any]]:
-    yaml = pytest.importorskip("yaml")
     return [step for job in yaml.safe_load(path.read_text())["jobs"].values() for step in job["steps"]]
 
 
@@ -30,7 +48,6 @@ def test_its_actions_are_those_of_github_and_pinned_to_a_major_version(path: Pat
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_it_needs_no_secret_and_may_only_read(path: Path) -> None:
-    yaml = pytest.importorskip("yaml")
     assert "secrets." not in path.read_text()
     assert yaml.safe_load(path.read_text())["permissions"] == {"contents": "read"}
 
@@ -56,3 +73,75 @@ def test_its_refmoe_commands_and_options_exist(path: Path) -> None:
         shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
         assert shown.exit_code == 0, command
         assert all(word in shown.output for word in words if word.startswith("--")), line
+
+
+def absent(job: dict[str, Any]) -> list[str]:
+    """The files that a job's commands read and that neither the repository has nor an earlier command makes.
+
+    A job starts on a clean clone, on a machine of its own; the first `make` makes .venv, and `make test` out/tests.xml.
+    """
+    made: set[str] = set()
+    missing = []
+    for step in job["steps"]:
+        command = step.get("run", "")
+        writes = {name.strip('"') for name in WRITES.findall(command)}
+        for file in FILES.findall(command) + FILES.findall(f"{step.get('with', {}).get('path', '')} "):
+            name = file.split("/")[0] if file.startswith(".venv/") else file
+            if name not in made | writes and (name.startswith(("out", ".venv")) or not (ROOT / name).exists()):
+                missing.append(file)
+        made |= (
+            writes
+            | ({".venv"} if "make " in command else set())
+            | ({"out/tests.xml"} if "make test" in command else set())
+        )
+    return missing
+
+
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+def test_every_file_is_in_the_repository_or_made_by_an_earlier_command_of_its_job(job: dict[str, Any]) -> None:
+    assert commands(job)
+    assert absent(job) == []
+
+
+def test_a_file_that_nobody_made_is_found() -> None:
+    gate, parity = (
+        ".venv/bin/refmoe gate out/parity.json --baseline reports/none.json",
+        "make parity REPORT=out/parity.json",
+    )
+    assert absent({"steps": [{"run": parity}, {"run": gate}]}) == ["reports/none.json"]
+    assert absent({"steps": [{"run": gate}, {"run": parity}]}) == [
+        ".venv/bin/refmoe",
+        "out/parity.json",
+        "reports/none.json",
+    ]
+    upload = {"with": {"path": "out/parity.json\nout/parity.html\n"}}
+    assert absent({"steps": [{"run": parity}, upload]}) == ["out/parity.html"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
+def test_every_command_succeeds_in_order_on_a_clean_clone(job: dict[str, Any], tmp_path: Path) -> None:
+    """As GitHub runs a job: nothing but what is committed, no compiled kernel, `bash -e`, a file for the summary."""
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    own = {
+        "CI": "true",
+        "REFMOE_CACHE_DIR": str(tmp_path / "cache"),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+    }
+    # What runs these tests must not show: the clone has an environment and a path of its own.
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "PYTEST", "VIRTUAL", "MAKE", "MFLAGS"))
+    }
+    for command in commands(job):
+        done = subprocess.run(
+            ["bash", "-e", "-c", command],
+            cwd=clone,
+            env=kept | own,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout[-6000:]}"

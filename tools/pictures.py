@@ -1,19 +1,27 @@
-"""Draw docs/report.png: the page of a run that fails, beside the committed report of a GPU.
+"""Make the pictures of docs/.
 
-`python tools/pictures.py` plants two of refmoe/families/mutants in a copy of the kernels, runs a few cases on them,
-writes out/report.html and takes its picture with Chromium, if there is one (Debian: apt-get install chromium); else it
-prints the command. Only times and dates differ from one picture to the next.
+    python tools/pictures.py
+
+- docs/layout_128x4.png: the scale layout, two tiles of it.
+- docs/drift.png: the curves of reports/drift.json.
+- docs/report.png: the page of a run that fails, beside the committed report of a GPU. Two of refmoe/families/mutants
+  are planted in a copy of the kernels, a few cases run on it, the page is out/report.html. Chromium takes its picture
+  (Debian: apt-get install chromium). Without Chromium the command is printed and the exit status is 1.
+
+The same sources and reports give the same bytes, but for docs/report.png, which shows times and dates.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
+from refmoe.drift.picture import draw_drift
 from refmoe.families.case import parse_case
 from refmoe.families.suites import list_cases
 from refmoe.files import write_atomic
@@ -22,10 +30,10 @@ from refmoe.reports.html import page_text, read_source
 from refmoe.reports.parity import Report, make_report, report_text
 from refmoe.verify.plant import load_mutants, mutated_sources
 from refmoe.verify.runner import Devices, run_case
+from refmoe.views.layout import render_picture
 
 ROOT = Path(__file__).resolve().parent.parent
-OUT = ROOT / "out"
-PICTURE = ROOT / "docs" / "report.png"
+DOCS, OUT, REPORTS = ROOT / "docs", ROOT / "out", ROOT / "reports"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 #: One fault in the GEMM and one in the expand step, whose maps show what they are.
 FAULTS = ("52-gemm-second-atom-scales", "09-tail-dropped")
@@ -35,12 +43,15 @@ SHOWN = ("sm12x_gemm:bf16:m24k512n640e3:gaussian:tile=256x8x256:seed7@ptx",)
 
 
 def main() -> int:
-    """Make the page and, with a browser, its picture; the exit status."""
-    planted = OUT / "planted-faults.json"
-    write_atomic(planted, report_text(_failing_report()))
-    sources = [read_source(path) for path in (planted, ROOT / "reports" / "h200.json")]
-    page = write_atomic(OUT / "report.html", page_text(sources))
-    print(f"written: {page}")
+    """Make all pictures; the exit status."""
+    render_picture("128x4", 128, 8, DOCS / "layout_128x4.png")
+    draw_drift(json.loads((REPORTS / "drift.json").read_text()), DOCS / "drift.png")
+    print(f"written: {DOCS / 'layout_128x4.png'}\nwritten: {DOCS / 'drift.png'}")
+    return draw_page(_failing_page(), DOCS / "report.png")
+
+
+def draw_page(page: Path, picture: Path) -> int:
+    """Let Chromium draw the top of an HTML page; 1 if there is no Chromium."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     command = [
         browser or BROWSERS[0],
@@ -50,15 +61,24 @@ def main() -> int:
         "--hide-scrollbars",
         "--force-device-scale-factor=1.5",
         "--window-size=1160,1010",
-        f"--screenshot={PICTURE}",
+        f"--screenshot={picture}",
         page.resolve().as_uri(),
     ]
     if browser is None:
         print(f"no Chromium here; where there is one: {shlex.join(command)}")
         return 1
     subprocess.run(command, check=True, capture_output=True, timeout=120)
-    print(f"written: {PICTURE}")
+    print(f"written: {picture}")
     return 0
+
+
+def _failing_page() -> Path:
+    planted = OUT / "planted-faults.json"
+    write_atomic(planted, report_text(_failing_report()))
+    sources = [read_source(path) for path in (planted, REPORTS / "h200.json")]
+    page = write_atomic(OUT / "report.html", page_text(sources))
+    print(f"written: {page}")
+    return page
 
 
 def _failing_report() -> Report:

@@ -1,7 +1,9 @@
-"""Fill the figures of README.md from the committed reports, so that none of them is typed by hand.
+"""Make the figures of README.md from the committed reports, so that nobody types one.
 
-`python tools/readme.py` rewrites the blocks between `<!-- figures: NAME -->` and `<!-- end -->`;
-`python tools/readme.py --check` fails if that would change anything.
+    python tools/readme.py            rewrite what stands between `<!-- figures: NAME -->` and `<!-- end -->`
+    python tools/readme.py --check    fail if that would change anything
+
+`make readme` and `make gate` run these.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def _proven() -> str:
     ]
     for name in ("ptx.json", "h200.json"):
         report = _load(name)
-        where = {"ptx": "PTX executed, no GPU", "cuda": report["environment"]["gpu"]}
+        places = {"ptx": "PTX executed, no GPU", "cuda": report["environment"]["gpu"]}
         groups: dict[tuple[str, str, str], list[Any]] = {}
         for case in report["cases"]:
             groups.setdefault((case["family"], case["arch"], case["device"]), []).append(case)
@@ -66,21 +68,21 @@ def _proven() -> str:
             compared = sum(case["compared"] for case in cases)
             models = sorted({f"{c['model']}: {c['model_evidence']}" for c in cases if c.get("model")})
             rests = f"bit-exact; tensor cores by the model {', '.join(models)}" if models else "bit-exact"
-            rows.append(f"| {family} | {arch} | {where[device]} | {counts} | {compared:,} | {rests} |")
+            rows.append(f"| {family} | {arch} | {places[device]} | {counts} | {compared:,} | {rests} |")
     return "\n".join(rows)
 
 
 def _tiles() -> str:
     """For each tile of the GEMM: in how many passed cases it ran, and where."""
-    counts: dict[str, dict[str, int]] = {}
+    counts: dict[str, Counter[str]] = {}
     for name in ("ptx.json", "h200.json"):
         for case in _load(name)["cases"]:
             for launch in case["launches"]:
                 if match := re.match(r"refmoe_sm12x_gemm_(\d+x\d+x\d+)_", launch):
                     place = f"{case['arch']} {'executed' if case['device'] == 'ptx' else 'on the GPU'}"
-                    tile = counts.setdefault(match[1], {})
-                    tile[place] = tile.get(place, 0) + (case["verdict"] == "PASS")
-    places = sorted({place for tile in counts.values() for place in tile})
+                    passed = counts.setdefault(match[1], Counter())
+                    passed[place] += case["verdict"] == "PASS"
+    places = sorted({place for passed in counts.values() for place in passed})
     rows = ["| GEMM tile | " + " | ".join(places) + " |", "|---" * (len(places) + 1) + "|"]
     for tile in sorted(counts, key=lambda text: [int(extent) for extent in text.split("x")]):
         rows.append(f"| {tile} | " + " | ".join(str(counts[tile].get(place, "")) for place in places) + " |")

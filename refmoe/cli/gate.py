@@ -16,14 +16,15 @@ __all__ = ["gate"]
 @app.command(
     epilog="Examples:\n\n"
     "refmoe gate reports/\n\n"
-    "refmoe gate out/parity-ptx.json\n\n"
+    "refmoe gate out/parity-ptx.json --baseline reports/ptx.json\n\n"
     "refmoe gate reports/ --write-baseline\n\n"
     "refmoe gate --schema > docs/report.schema.json"
 )
 def gate(
     paths: Annotated[list[Path] | None, typer.Argument(help="Reports, and folders of reports.")] = None,
     baseline: Annotated[
-        Path, typer.Option(help="The cases that must still pass; ignored if the default one is absent.")
+        Path,
+        typer.Option(help="A baseline, or a report: what passed in it must still pass. The default may be absent."),
     ] = Path("reports/baseline.json"),
     write_baseline: Annotated[
         bool, typer.Option("--write-baseline", help="Make the passed cases of these reports the baseline.")

@@ -72,12 +72,13 @@ def find_reports(paths: Sequence[Path]) -> list[Path]:
 def check_reports(paths: Sequence[Path], baseline: Path | None, source_sha256: Callable[[str], str]) -> GateOutcome:
     """Check reports against themselves, the kernels' present sources, and the baseline.
 
-    A baseline speaks for the devices that the reports cover; if its own folder is checked, for all its devices, since
-    a whole report may be what is gone.
+    If the baseline's own folder is checked, all that it holds must pass, since a whole report may be what is gone.
+    Otherwise it speaks for the devices that the reports cover, and not for a kernel of which no case ran there: on a
+    clean machine somebody else's kernel is not built, and all its cases are SKIPPED.
 
     Args:
         paths: report files, and folders of them.
-        baseline: the baseline, or None for no comparison with the past.
+        baseline: a baseline or a parity report, whose passed cases must pass; or None for no comparison with the past.
         source_sha256: gives a kernel family's present source hash.
     """
     refusals: list[str] = []
@@ -200,6 +201,7 @@ def _check_baseline(path: Path, records: Sequence[CaseRecord], now: Callable[[st
     ]
     by_id = {record.id: record for record in records}
     devices = {record.device for record in records}
+    ran = {(_kernel(record.id), record.device) for record in records if record.verdict.ran}
     gone: dict[str, list[str]] = {}
     idle: dict[tuple[str, str | None], list[str]] = {}
     for name in expected:
@@ -209,7 +211,7 @@ def _check_baseline(path: Path, records: Sequence[CaseRecord], now: Callable[[st
         record = by_id.get(name)
         if record is None:
             gone.setdefault(device, []).append(name)
-        elif not record.verdict.ran:
+        elif not record.verdict.ran and (whole or (_kernel(name), device) in ran):
             idle.setdefault((record.verdict.value, record.reason), []).append(name)
     for (verdict, reason), names in idle.items():
         refusals.append(f"case {names[0]}{_and_more(names)} passed in {path} and is now {verdict}: {reason}")
@@ -220,8 +222,13 @@ def _check_baseline(path: Path, records: Sequence[CaseRecord], now: Callable[[st
 
 
 def _family(name: str) -> str:
-    """The kernel family of a case id; what stands before a slash names a user's kernel under its contract."""
-    return name.partition(":")[0] if "::" not in name else name.rpartition("/")[2].partition(":")[0]
+    """The kernel family of a case id."""
+    return _kernel(name).rpartition("/")[2]
+
+
+def _kernel(name: str) -> str:
+    """The kernel of a case id: its family, and before that, of a user's kernel, FILE::NAME and a slash."""
+    return name[: name.index(":", name.rindex("/") if "::" in name else 0)]
 
 
 def _has_source(family: str, now: Callable[[str], str]) -> bool:
@@ -237,12 +244,14 @@ def _and_more(names: Sequence[str], whose: str = "") -> str:
 
 
 def read_baseline(path: Path) -> list[str]:
-    """The case ids that a baseline holds.
+    """The case ids that a baseline holds, or the passed ones of a parity report.
 
     Raises:
-        ReportError: it is no baseline, of another schema version, or edited.
+        ReportError: it is neither, of another schema version, or edited.
     """
     document = read_document(path)
+    if document.get("kind") == "parity":
+        return sorted(_passed([check_report(path, document)]))
     if document.get("kind") != "baseline" or not isinstance(document.get("cases"), list):
         raise ReportError(f"{path}: no baseline; write one with `refmoe gate --write-baseline`")
     if document.get("schema_version") != SCHEMA_VERSION:
@@ -253,9 +262,13 @@ def read_baseline(path: Path) -> list[str]:
     return [str(name) for name in document["cases"]]
 
 
+def _passed(reports: Iterable[Report]) -> set[str]:
+    return {case.id for report in reports for case in report.cases if case.verdict is Verdict.PASS}
+
+
 def write_baseline(path: Path, reports: Iterable[Report]) -> int:
     """Make the passed cases of `reports` the baseline, and return how many they are."""
-    passed = {case.id for report in reports for case in report.cases if case.verdict is Verdict.PASS}
+    passed = _passed(reports)
     document: dict[str, Any] = {"kind": "baseline", "schema_version": SCHEMA_VERSION, "cases": sorted(passed)}
     document["digest"] = digest_of(document)
     write_atomic(path, json.dumps(document, indent=1, sort_keys=True) + "\n")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.verify import CASE, result, write_document
 
+from refmoe.families.case import parse_case
 from refmoe.reports.gate import NAMED_CASES, check_reports, read_baseline, write_baseline
 from refmoe.reports.parity import ReportError, digest_of, read_report
 from refmoe.verify.runner import source_sha256
@@ -225,6 +226,32 @@ def test_the_baseline_speaks_for_the_devices_of_the_reports(tmp_path: Path) -> N
     baseline = baseline_of(tmp_path / "reports" / "baseline.json", CASE, ON_GPU)
     path = write_document(tmp_path / "out" / "a.json", [result()])
     assert refusals(path, baseline=baseline) == []
+
+
+def test_the_baseline_does_not_speak_for_a_kernel_of_which_no_case_ran(tmp_path: Path) -> None:
+    """Such as CUTLASS's on a machine that has not built it; but what ran there before must run in its own folder."""
+    other = replace(CASE, seed=8)
+    baseline = baseline_of(tmp_path / "reports" / "baseline.json", CASE, other)
+    (tmp_path / "reports" / "for-baseline" / "x.txt").unlink()
+    nothing_ran = [result(case, Verdict.SKIPPED, reason="not built") for case in (CASE, other)]
+    ours = result(parse_case("routing:f32:m1e4t1:gaussian:seed7@ptx"))
+    path = write_document(tmp_path / "out" / "a.json", [ours, *nothing_ran])
+    assert refusals(path, baseline=baseline) == []
+    (sentence,) = refusals(write_document(path, [ours, result(), nothing_ran[1]]), baseline=baseline)
+    assert sentence == f"case {other} passed in {baseline} and is now SKIPPED: not built"
+    write_document(tmp_path / "reports" / "a.json", [ours, *nothing_ran])
+    (sentence,) = refusals(tmp_path / "reports", baseline=baseline)
+    assert sentence == f"case {CASE} and 1 more passed in {baseline} and is now SKIPPED: not built"
+
+
+def test_a_report_is_a_baseline_of_the_cases_that_it_passed(tmp_path: Path) -> None:
+    past = [result(), result(OTHER, Verdict.SKIPPED, reason="x"), result(replace(CASE, seed=8))]
+    baseline = write_document(tmp_path / "reports" / "ptx.json", past)
+    path = write_document(tmp_path / "out" / "a.json", [result()])
+    (sentence,) = refusals(path, baseline=baseline)
+    assert sentence == f"case {replace(CASE, seed=8)} passed in {baseline} and is gone; run it, or renew the baseline"
+    baseline.write_text(baseline.read_text().replace("PASS", "SKIPPED"))
+    assert any("edited after it was made" in sentence for sentence in refusals(path, baseline=baseline))
 
 
 def test_in_its_own_folder_the_baseline_speaks_for_all_devices(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""No module imports itself by way of others. `make lint` holds the floors; this holds what its contracts cannot see.
+
+A folder's `__init__` is a module here like any other, and so is the face of the package, `refmoe` itself.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+grimp = pytest.importorskip("grimp")
+
+#: The top floor: what may import the face.
+TOP = ("refmoe.cli", "refmoe.pytest_plugin")
+
+
+@pytest.fixture(scope="module")
+def imports() -> dict[str, set[str]]:
+    """What each module imports; imports inside functions and for types alone count."""
+    graph = grimp.build_graph("refmoe", exclude_type_checking_imports=False, cache_dir=None)
+    return {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+
+
+def circles(imports: dict[str, set[str]]) -> list[set[str]]:
+    """The largest sets of modules each of which imports all the others, directly or not."""
+    reached: dict[str, set[str]] = {}
+    for module, found in imports.items():
+        reached[module], ahead = set(), list(found)
+        while ahead:
+            if (imported := ahead.pop()) not in reached[module]:
+                reached[module].add(imported)
+                ahead += imports[imported]
+    around = {module: {other for other in found if module in reached[other]} for module, found in reached.items()}
+    return [circle for module, circle in around.items() if circle and module == min(circle)]
+
+
+def test_a_circle_is_found_whole() -> None:
+    imports = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
+    assert circles(imports) == [{"a", "b", "c"}, {"d", "e"}]
+
+
+def test_no_module_imports_itself_by_way_of_others(imports: dict[str, set[str]]) -> None:
+    # The modules of the executor itself, not its subfolders, are one circle until its engine is rebuilt.
+    found = [
+        sorted(circle) for circle in circles(imports) if {name.rpartition(".")[0] for name in circle} != {"refmoe.ptx"}
+    ]
+    assert found == []
+
+
+def test_only_the_top_floor_imports_the_face(imports: dict[str, set[str]]) -> None:
+    below = [module for module, imported in imports.items() if "refmoe" in imported and not module.startswith(TOP)]
+    assert sorted(below) == []
