@@ -5,10 +5,13 @@ A folder's `__init__` is a module here like any other, and so is the face of the
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 grimp = pytest.importorskip("grimp")
 
+ROOT = Path(__file__).parent.parent
 #: The top floor: what may import the face.
 TOP = ("refmoe.cli", "refmoe.pytest_plugin")
 
@@ -49,3 +52,10 @@ def test_no_module_imports_itself_by_way_of_others(imports: dict[str, set[str]])
 def test_only_the_top_floor_imports_the_face(imports: dict[str, set[str]]) -> None:
     below = [module for module, imported in imports.items() if "refmoe" in imported and not module.startswith(TOP)]
     assert sorted(below) == []
+
+
+def test_no_folder_has_more_than_24_modules() -> None:
+    modules = [path.relative_to(ROOT) for part in ("refmoe", "tests", "tools") for path in (ROOT / part).rglob("*.py")]
+    counts = {folder: sum(path.parent == folder for path in modules) for folder in {path.parent for path in modules}}
+    # The executor is put into folders with its engine.
+    assert {str(folder) for folder, count in counts.items() if count > 24} == {"refmoe/ptx"}

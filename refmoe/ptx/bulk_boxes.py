@@ -4,7 +4,7 @@ A box is copied in words: the widest power of two up to 16 bytes by which every 
 the rows of a box follow one another, dimension 0 innermost. A swizzle of span S moves 16-byte chunks: bits 4 and
 up of the shared-memory address are xored with bits 7 and up, one bit of each for S = 32, two for 64 and three for 128.
 
-What the manual leaves open was asked of an H200 (tests/ptx/test_bulk_gpu.py): a box begins at a multiple of 128 bytes
+What the manual leaves open was asked of an H200 (tests/ptx/bulk/test_gpu.py): a box begins at a multiple of 128 bytes
 of shared memory whatever its swizzle, and at a multiple of 16 bytes along dimension 0 of its tensor; the NaN fill is
 0x7FF7 in every 16 bits, for types of any width. A store at a negative coordinate ends the launch (measured along
 dimension 0), and one across the end of a tensor that ends inside 16 bytes writes beyond it: both are refused. What

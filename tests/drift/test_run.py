@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.models import TINY_DEEPSEEK
+from support.checkpoints import TINY_DEEPSEEK
 
 from refmoe.drift import Comparison, DriftPath, DriftPathError, DriftRun, drift_path, run_drift
 from refmoe.drift.document import dependent_sequences

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from support.models import TINY, read_header, write_header
+from support.checkpoints import TINY, read_header, write_header
 
 from refmoe.errors import ArgumentError
 from refmoe.models import CheckpointError, GptOssCheckpoint, GptOssConfig, open_checkpoint, write_checkpoint

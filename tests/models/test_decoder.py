@@ -9,8 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from support import models_scalar
-from support.models import TINY, TINY_DEEPSEEK
+from support import decoder_specification
+from support.checkpoints import TINY, TINY_DEEPSEEK
 
 from refmoe.errors import ArgumentError
 from refmoe.models import Decoder, GptOssCheckpoint, GptOssConfig, Step, open_checkpoint, write_checkpoint
@@ -88,9 +88,9 @@ def test_bits_are_those_of_the_scalar_specification(tmp_path: Path) -> None:
     prompt = [3, 1, 4, 1, 5, 2, 6]
 
     def scalar_halved(layer: int, x: list[np.float32]) -> list[np.float32]:
-        return [models_scalar.to_bf16(value * np.float32(0.5 + layer)) for value in x]
+        return [decoder_specification.to_bf16(value * np.float32(0.5 + layer)) for value in x]
 
-    logits, entered = models_scalar.decode(SMALL, weights, prompt, scalar_halved)
+    logits, entered = decoder_specification.decode(SMALL, weights, prompt, scalar_halved)
     decoder = Decoder(checkpoint, moe=halved)
     step = decoder.prefill(np.array([prompt]), decoder.new_state(1))
     for ours, theirs in zip(step.layers, entered, strict=True):
@@ -155,7 +155,7 @@ def test_threads_and_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 7, 45, 64, 90])
 def test_folding_order(count: int) -> None:
     terms = np.random.default_rng(count).standard_normal((4, count)).astype(np.float32) * 1e4
-    expected = np.array([models_scalar.fold(list(row)) for row in terms])
+    expected = np.array([decoder_specification.fold(list(row)) for row in terms])
     assert fold(terms.copy()).tobytes() == expected.tobytes()
     assert np.ascontiguousarray(fold(terms.T.copy(), axis=0)).tobytes() == expected.tobytes()
 

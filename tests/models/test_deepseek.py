@@ -8,7 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from support.models import TINY_DEEPSEEK, read_header, write_header
+from support.checkpoints import TINY_DEEPSEEK, read_header, write_header
 
 from refmoe.errors import ArgumentError
 from refmoe.formats import E4M3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.models import write_header
+from support.checkpoints import write_header
 
 from refmoe.errors import ArgumentError
 from refmoe.models import GptOssConfig, memory_plan

@@ -16,7 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from support.models import TINY
+from support.checkpoints import TINY
 
 from refmoe.models import Decoder, GptOssCheckpoint, GptOssConfig, open_checkpoint, write_checkpoint
 

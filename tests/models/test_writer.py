@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.models import TINY, TINY_DEEPSEEK, read_header
+from support.checkpoints import TINY, TINY_DEEPSEEK, read_header
 
 from refmoe.errors import ArgumentError
 from refmoe.models import GptOssCheckpoint, GptOssConfig, open_checkpoint, write_checkpoint

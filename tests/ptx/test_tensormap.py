@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.bulk import Tensor, dump, expect, load, loaded, run, wait
+from support.ptx_bulk import Tensor, dump, expect, load, loaded, run, wait
 
 from refmoe import ptx
 from refmoe.errors import ArgumentError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.moe import BF16, CORNERS, bits, mixed, same_bytes
+from support.fp32_values import BF16, CORNERS, bits, mixed, same_bytes
 
 from refmoe.errors import ArgumentError
 from refmoe.reference import expand, quantize_mxfp8, swiglu, swiglu_quantize

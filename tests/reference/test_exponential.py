@@ -9,7 +9,7 @@ from pathlib import Path
 import mpmath
 import numpy as np
 import pytest
-from support.moe import CORNERS, bits, mixed, same_bytes
+from support.fp32_values import CORNERS, bits, mixed, same_bytes
 
 import refmoe
 from refmoe.bench import exponential as bench

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.moe import BF16, bits, mixed, same_bytes
+from support.fp32_values import BF16, bits, mixed, same_bytes
 
 from refmoe.errors import ArgumentError
 from refmoe.formats import BF16 as BF16_FORMAT

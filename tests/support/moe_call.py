@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from support.moe import BF16, random_layer, random_tokens
+from support.fp32_values import BF16
+from support.moe import random_layer, random_tokens
 
 from refmoe.reference.layout import swizzle_weight_scales
 from refmoe.reference.moe.layer import MoELayer

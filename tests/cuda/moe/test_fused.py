@@ -8,8 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from support.fp32_values import BF16
 from support.launch_recorder import Recorder
-from support.moe import BF16
 from support.moe_call import case_of, keywords, positional
 
 from refmoe.cuda.device import open_device

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.bulk import (
+from support.ptx_bulk import (
     COMMIT,
     DUMP,
     FENCE,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from support.f16_accumulator_data import CLASSES, draw
-from support.mma import Product
+from support.mma_operands import Product
 
 from refmoe.errors import ArgumentError
 from refmoe.formats import FP32

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.moe import BF16, random_layer, random_tokens
+from support.fp32_values import BF16
+from support.moe import random_layer, random_tokens
 
 from refmoe.errors import ArgumentError
 from refmoe.families.gemm.fills import SHIPPED_WEIGHTS

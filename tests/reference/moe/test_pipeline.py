@@ -6,7 +6,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support.moe import BF16, bits, random_layer, random_tokens, same_bytes
+from support.fp32_values import BF16, bits, same_bytes
+from support.moe import random_layer, random_tokens
 
 from refmoe.errors import ArgumentError
 from refmoe.formats import E2M1

@@ -1,4 +1,4 @@
-"""The executor's bulk copies held against a GPU's, byte by byte: `pytest -m gpu tests/ptx/test_bulk_gpu.py`.
+"""The executor's bulk copies held against a GPU's, byte by byte: `pytest -m gpu tests/ptx/bulk/test_gpu.py`.
 
 The same PTX runs on both; tensor maps are encoded by the driver there, by `encode_tensor_map` here.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.bulk import (
+from support.ptx_bulk import (
     COMMIT,
     FENCE,
     SHAPES,

@@ -2,15 +2,10 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from refmoe.errors import ArgumentError, describe
 from refmoe.files import write_atomic
 
 
@@ -47,16 +42,3 @@ def test_a_device_is_written_and_not_replaced(tmp_path: Path) -> None:
     assert os.read(reader, 100) == b"through"
     os.close(reader)
     assert pipe.is_fifo()
-
-
-def test_argument_error_survives_pickling() -> None:
-    error = ArgumentError("x", describe(np.zeros((2, 3), np.float32)), "bfloat16")
-    copy = pickle.loads(pickle.dumps(error))
-    assert str(copy) == "x: found float32 [2, 3]; needed bfloat16"
-    assert (copy.argument, copy.found, copy.needed) == (error.argument, error.found, error.needed)
-
-
-def test_import_stays_light() -> None:
-    code = "import refmoe, sys; print([m for m in ('torch', 'matplotlib', 'pydantic', 'typer') if m in sys.modules])"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"

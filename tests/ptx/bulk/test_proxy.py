@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.bulk import COMMIT, FENCE, Tensor, dump, expect, fill, load, run, store, wait
+from support.ptx_bulk import COMMIT, FENCE, Tensor, dump, expect, fill, load, run, store, wait
 
 from refmoe import ptx
 
