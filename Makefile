@@ -29,9 +29,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "Prove"
-	@echo "  make parity     prove the production kernels on this machine, without a GPU, and write $(REPORT)"
+	@echo "  make parity     prove the production kernels on this machine, without a GPU, into $(REPORT)"
 	@echo "  make mutants    the same, then plant faults in the kernels and show which case catches each"
-	@echo "  make full       parity with every case, on every architecture, and the slow tests"
+	@echo "  make full       parity with every case, on every architecture"
 	@echo "  make cutlass    build CUTLASS's grouped GEMM, prove it equal to ours, plant its faults (minutes, 6 GB);"
 	@echo "                  CUTLASS_BUILDS=all for all eight builds"
 	@echo "  make test-gpu   every case, the GPU tests and benchmarks on the GPU of this machine, into reports/"

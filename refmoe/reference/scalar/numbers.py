@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-from bisect import bisect_right
+from bisect import bisect_left
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
+from itertools import pairwise
 
 from refmoe.formats import Format
 
@@ -40,6 +41,7 @@ class Number:
         return Number(self.kind, self.negative, self.magnitude * factor)
 
 
+@lru_cache(1 << 17)  # exhaustive comparisons ask for the same codes again and again
 def decode(code: int, fmt: Format) -> Number:
     """The number that `code` stands for in `fmt`."""
     if fmt.is_nan(code):
@@ -56,19 +58,14 @@ def encode(number: Number, fmt: Format) -> int:
     """
     assert number.kind is Kind.FINITE
     sign = int(number.negative) << (fmt.bits - 1)
-    magnitudes = _magnitudes(fmt)
-    if number.magnitude >= magnitudes[-1]:
-        return sign | fmt.max_code
-    above = bisect_right(magnitudes, number.magnitude)
-    below = above - 1
-    to_below = number.magnitude - magnitudes[below]
-    to_above = magnitudes[above] - number.magnitude
-    if to_below == to_above:
-        return sign | (below if below % 2 == 0 else above)
-    return sign | (below if to_below < to_above else above)
+    midpoints = _midpoints(fmt)
+    code = bisect_left(midpoints, number.magnitude)
+    tie = code < fmt.max_code and midpoints[code] == number.magnitude
+    return sign | (code + code % 2 if tie else code)
 
 
 @cache
-def _magnitudes(fmt: Format) -> list[Fraction]:
-    """The values of the codes 0 .. max_code: ascending, and code = index."""
-    return [fmt.decode(code) for code in range(fmt.max_code + 1)]
+def _midpoints(fmt: Format) -> list[Fraction]:
+    """Half way from each code 0 .. max_code - 1 to the next; values ascend with their codes."""
+    values = [fmt.decode(code) for code in range(fmt.max_code + 1)]
+    return [(below + above) / 2 for below, above in pairwise(values)]

@@ -9,7 +9,6 @@ from refmoe.formats import BF16, E4M3, E8M0, FP32
 from refmoe.policy import EDGE_FORMATS, EdgePolicy, ScaleMode
 from refmoe.reference import quantize_mxfp8
 from refmoe.reference.scalar import decode, encode, scale_byte
-from refmoe.reference.scalar.numbers import Kind, Number
 from refmoe.reference.scalar.quantize import quantize_block
 
 MODES = list(ScaleMode)
@@ -54,13 +53,11 @@ def test_every_bf16_magnitude_as_block_maximum(mode: ScaleMode) -> None:
     x = np.zeros((bits.size, 32), np.uint16)
     x[:, 31] = bits
     tensor = quantize_mxfp8(x.view(INPUTS["bf16"][1]), mode=mode)
-    magnitudes = [BF16.decode(int(code)) for code in bits]
-    scales = [scale_byte(magnitude, E4M3, mode) for magnitude in magnitudes]
+    numbers = [decode(int(code), BF16) for code in bits]
+    scales = [scale_byte(number.magnitude, E4M3, mode) for number in numbers]
     np.testing.assert_array_equal(tensor.scales[:, 0], np.array(scales, np.uint8))
-    codes = [
-        encode(Number(Kind.FINITE, False, magnitude / E8M0.decode(scale)), E4M3)
-        for magnitude, scale in zip(magnitudes, scales, strict=True)
-    ]
+    factors = [1 / E8M0.decode(scale) for scale in range(E8M0.max_code + 1)]
+    codes = [encode(number.times(factors[scale]), E4M3) for number, scale in zip(numbers, scales, strict=True)]
     np.testing.assert_array_equal(tensor.codes[:, 31], np.array(codes, np.uint8))
 
 
