@@ -21,15 +21,15 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from refmoe.catalog import list_cases, parse_case
 from refmoe.drift.picture import draw_drift
-from refmoe.families.case import parse_case
-from refmoe.families.suites import list_cases
 from refmoe.files import write_atomic
 from refmoe.reports.environment import current_environment
 from refmoe.reports.html import page_text, read_source
 from refmoe.reports.parity import Report, make_report, report_text
-from refmoe.verify.plant import load_mutants, mutated_sources
-from refmoe.verify.runner import Devices, run_case
+from refmoe.verify.kernel import Devices, Kernel
+from refmoe.verify.plant import load_patches, patched_sources
+from refmoe.verify.runner import run_case
 from refmoe.views.layout import render_picture
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,13 +82,13 @@ def _failing_page() -> Path:
 
 
 def _failing_report() -> Report:
-    mutants = {mutant.name: mutant for mutant in load_mutants()}
-    first = mutants[FAULTS[0]]
-    both = dataclasses.replace(first, patches=tuple(patch for name in FAULTS for patch in mutants[name].patches))
+    patches = {patch.name: patch for patch in load_patches()}
+    first = patches[FAULTS[0]]
+    both = dataclasses.replace(first, patches=tuple(change for name in FAULTS for change in patches[name].patches))
     cases = [*map(parse_case, SHOWN), *list_cases("quick", list(FAMILIES), "ptx", "sm_120a")]
     with tempfile.TemporaryDirectory(prefix="refmoe-picture-") as scratch:
-        devices = Devices(csrc=mutated_sources(both, Path(scratch) / "csrc"))
-        results = [run_case(case, devices) for case in cases]
+        devices = Devices(csrc=patched_sources(both, Path(scratch) / "csrc"))
+        results = [run_case(Kernel(case.family, devices), case) for case in cases]
     return make_report(
         results,
         command=f"tools/pictures.py, the faults {' and '.join(FAULTS)} planted",

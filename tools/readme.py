@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from refmoe.families.case import parse_case
+from refmoe.catalog import parse_case
 from refmoe.files import write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent

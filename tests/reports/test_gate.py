@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.verify import CASE, result, write_document
 
-from refmoe.families.case import parse_case
+from refmoe.catalog import parse_case
 from refmoe.reports.gate import NAMED_CASES, check_reports, read_baseline, write_baseline
 from refmoe.reports.parity import ReportError, digest_of, read_report
 from refmoe.verify.runner import source_sha256
