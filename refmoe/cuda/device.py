@@ -109,7 +109,7 @@ class PtxDevice:
     def launch(self, plan: LaunchPlan) -> None:
         """Compile the plan's source to PTX if need be, and execute its entry."""
         result = ptx.launch(
-            self._module(plan.kernel.source(self.csrc)),
+            self._module(plan.kernel.path(self.csrc)),
             plan.kernel.entry,
             grid=(plan.grid, 1, 1),
             block=(plan.block, 1, 1),
@@ -203,7 +203,7 @@ class CudaDevice:
     def function(self, kernel: Kernel) -> Any:
         """The driver's handle of an entry; its source is compiled and its module loaded once."""
         if kernel not in self._functions:
-            source = kernel.source(self.csrc)
+            source = kernel.path(self.csrc)
             if source not in self._modules:
                 target = Target(source, self.arch, "cubin")
                 cubin = build([target])[target].read_bytes()

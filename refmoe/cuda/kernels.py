@@ -78,7 +78,7 @@ class ExpandedRows:
 
 def mxfp8_quantize_kernel(dtype: str, mode: str, edge: str, layout: str) -> Kernel:
     """The quantize kernel for `dtype` "bf16" or "fp16", and a mode, edge policy and scale layout by name."""
-    return Kernel("mxfp8_quantize", f"refmoe_mxfp8_quantize_{dtype}_{mode}_{edge}_{layout}")
+    return Kernel("quantize", f"refmoe_mxfp8_quantize_{dtype}_{mode}_{edge}_{layout}")
 
 
 def expand_kernel(rows: str, layout: str) -> Kernel:

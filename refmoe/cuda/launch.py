@@ -18,20 +18,20 @@ class Kernel:
     """One entry of one source file.
 
     Attributes:
-        family: the operation, which is the name of its source: `expand`, say.
+        source: the name of its source file in `csrc`, without the suffix: "expand".
         entry: the C name of the `__global__` function.
     """
 
-    family: str
+    source: str
     entry: str
 
-    def source(self, csrc: Path = CSRC) -> Path:
+    def path(self, csrc: Path = CSRC) -> Path:
         """The file that defines the entry, in `csrc` or in a changed copy of it."""
-        return csrc / f"{self.family}.cu"
+        return csrc / f"{self.source}.cu"
 
     def source_sha256(self, csrc: Path = CSRC) -> str:
         """SHA-256 over the source, the headers it includes and the build flags: what a GPU report vouches for."""
-        return source_sha256(self.source(csrc))
+        return source_sha256(self.path(csrc))
 
 
 @dataclass(frozen=True)

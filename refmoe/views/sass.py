@@ -143,7 +143,7 @@ def gemm_sass(tile: Tile, arch: str, *, out_dtype: str = "bf16", stages: int | N
     depth = check_tile(tile, arch=arch, stages=stages)
     find_nvdisasm()  # before the compiler runs
     kernel = grouped_gemm_kernel(tile, out_dtype)
-    target = Target(kernel.source(CSRC), arch, "cubin")
+    target = Target(kernel.path(CSRC), arch, "cubin")
     cubin = build([target])[target]
     plan = grouped_gemm_plan(
         kernel, tile, depth, (), None, rows=1, experts=1, n=tile.m, k=tile.k, multiprocessors=1

@@ -37,7 +37,7 @@ QMMA = "QMMA.SF.16832.F32.E2M1.E4M3.E8"
 
 @cache
 def cubin(arch: str) -> Path:
-    target = Target(CSRC / "sm12x_grouped_gemm.cu", arch, "cubin")
+    target = Target(CSRC / "gemm.cu", arch, "cubin")
     return build([target])[target]
 
 

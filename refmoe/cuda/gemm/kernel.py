@@ -59,7 +59,7 @@ class GemmShape:
 
 def grouped_gemm_kernel(tile: Tile, out_dtype: str) -> Kernel:
     """The GEMM kernel of a tile, writing `out_dtype` "bf16" or "f32"."""
-    return Kernel("sm12x_grouped_gemm", f"refmoe_sm12x_gemm_{tile}_{out_dtype}")
+    return Kernel("gemm", f"refmoe_sm12x_gemm_{tile}_{out_dtype}")
 
 
 GEMM_KERNELS = tuple(grouped_gemm_kernel(tile, out_dtype) for tile in TILES for out_dtype in OUT_DTYPES)

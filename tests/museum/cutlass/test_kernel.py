@@ -162,7 +162,7 @@ def test_the_hash_is_of_our_source_and_the_stand_in(tmp_path: Path) -> None:
         assert source_sha256("cutlass_gemm", copy) != before
         file.write_text(text)
     # Our own kernel is not in it: its faults are planted in cases of its own.
-    (copy / "sm12x_grouped_gemm.cu").write_text("")
+    (copy / "gemm.cu").write_text("")
     assert source_sha256("cutlass_gemm", copy) == before
 
 

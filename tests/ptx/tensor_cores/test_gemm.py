@@ -109,7 +109,7 @@ def one_tile(folder: Path, *changes: tuple[str, str], tile: str = "128, 8, 128")
     """A copy of the sources with one tile and some changes."""
     target = folder / "csrc"
     shutil.copytree(CSRC, target)
-    kernel = target / "sm12x_grouped_gemm.cu"
+    kernel = target / "gemm.cu"
     source = re.sub(r"^REFMOE_TILE\((?!" + tile + r"\)).*\n", "", kernel.read_text(), flags=re.MULTILINE)
     for old, new in changes:
         assert old in source
