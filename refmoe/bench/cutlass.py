@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from refmoe.cuda.checks import expanded_scale_rows, k_groups
+from refmoe.cuda.arguments import expanded_scale_rows, k_groups
 from refmoe.cuda.device import PtxDevice, open_device
 from refmoe.cuda.gemm.kernel import grouped_gemm as our_grouped_gemm
 from refmoe.errors import RefmoeError

@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 
 from refmoe.bench.timing import measure
-from refmoe.cuda.checks import expanded_scale_rows, k_groups
+from refmoe.cuda.arguments import expanded_scale_rows, k_groups
 from refmoe.cuda.device import PtxDevice, open_device
 from refmoe.cuda.gemm.kernel import grouped_gemm
-from refmoe.cuda.kernels import mxfp8_quantize
+from refmoe.cuda.quantize import mxfp8_quantize
 from refmoe.errors import RefmoeError
 from refmoe.ptx import Checks
 

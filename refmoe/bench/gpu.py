@@ -16,14 +16,10 @@ import numpy as np
 
 from refmoe.bench.contenders import Contender, buffer_sets, copy, empty
 from refmoe.bench.gpu_steps import step_groups
-from refmoe.cuda.checks import scale_buffer_bytes
+from refmoe.cuda.arguments import scale_buffer_bytes
 from refmoe.cuda.device import CudaDevice
-from refmoe.cuda.kernels import (
-    expand_kernel,
-    expand_plan,
-    mxfp8_quantize_kernel,
-    mxfp8_quantize_plan,
-)
+from refmoe.cuda.expand import expand_kernel, expand_plan
+from refmoe.cuda.quantize import mxfp8_quantize_kernel, mxfp8_quantize_plan
 from refmoe.reference import build_permutation
 
 __all__ = ["run", "time_groups"]

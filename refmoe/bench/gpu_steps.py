@@ -7,7 +7,7 @@ import numpy as np
 
 from refmoe.bench.contenders import Contender, buffer_sets, copy, empty, gather, of_plans
 from refmoe.cuda.activation import swiglu_kernel, swiglu_quantize_plan
-from refmoe.cuda.checks import scale_buffer_bytes
+from refmoe.cuda.arguments import scale_buffer_bytes
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.finalize import finalize_kernel, finalize_plan
 from refmoe.cuda.launch import LaunchPlan

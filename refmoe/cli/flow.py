@@ -7,10 +7,13 @@ from typing import Annotated
 
 import typer
 
+from refmoe.chips import CHIPS, KERNEL_ARCHS
 from refmoe.cli.common import JsonOption, app, usage_errors
 from refmoe.errors import ArgumentError
 
 __all__ = ["flow"]
+
+_GB10 = CHIPS["sm_121a"].products[0]
 
 
 @app.command(
@@ -23,14 +26,18 @@ def flow(
     path: Annotated[str, typer.Option(help="A backend: cutlass, marlin, triton, trtllm or trtllm_mxfp8.")] = "cutlass",
     model: Annotated[str, typer.Option(help="gpt-oss-20b or gpt-oss-120b.")] = "gpt-oss-120b",
     m: Annotated[int, typer.Option("--m", help="Tokens.")] = 1,
-    bandwidth: Annotated[float, typer.Option(help="Of the memory, in GB/s; 273 is a GB10's.")] = 273.0,
+    bandwidth: Annotated[
+        float, typer.Option(help=f"Of the memory, in GB/s; {_GB10.bandwidth:g} is a {_GB10.name}'s.")
+    ] = _GB10.bandwidth,
     quantization: Annotated[
         str | None, typer.Option(help="Who quantizes the tokens: separate, fused or ready. [default: fused]")
     ] = None,
     routing: Annotated[
         str, typer.Option(help="How tokens choose experts: uniform, same-experts or empty-experts.")
     ] = "uniform",
-    arch: Annotated[str, typer.Option(help="What the launches are planned for: sm_90a, sm_120a, sm_121a.")] = "sm_121a",
+    arch: Annotated[
+        str, typer.Option(help=f"What the launches are planned for: {', '.join(KERNEL_ARCHS)}.")
+    ] = "sm_121a",
     as_json: JsonOption = False,
 ) -> None:
     """Show each launch, conversion, and byte of a layer, and what fusing its quantization saves."""

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
 from refmoe.cli.common import JsonOption, app, usage_errors
 from refmoe.cli.tracing import TraceBlockOption, TraceOption, open_trace, write_trace
 
@@ -25,7 +26,11 @@ def parity(
     level: Annotated[str, typer.Option(help="How many cases: quick, default or full.")] = "default",
     device: Annotated[str, typer.Option(help="Where kernels run: ptx (no GPU needed) or cuda.")] = "ptx",
     arch: Annotated[
-        str | None, typer.Option(help="One arch for all cases. Without it, ptx runs all three, sm_120a the most.")
+        str | None,
+        typer.Option(
+            help="One arch for all cases. "
+            f"Without it, ptx runs all of {', '.join(KERNEL_ARCHS)}, {DEFAULT_ARCH} the most."
+        ),
     ] = None,
     suite: Annotated[
         list[str] | None,

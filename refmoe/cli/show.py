@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
 from refmoe.cli.common import JsonOption, app, usage_errors
 from refmoe.errors import ArgumentError
 
@@ -90,7 +91,7 @@ def layout(
 )
 def tiles(
     m: Annotated[int, typer.Option("--m", help="Tokens of the expert that has the most of them.")] = 1,
-    arch: Annotated[str, typer.Option(help="The target: sm_90a, sm_120a or sm_121a.")] = "sm_120a",
+    arch: Annotated[str, typer.Option(help=f"The target: {', '.join(KERNEL_ARCHS)}.")] = DEFAULT_ARCH,
     rule: Annotated[str, typer.Option(help="How to choose: dynamic or static.")] = "dynamic",
     min_latency: Annotated[
         bool, typer.Option("--min-latency", help="Let the static rule take narrow tiles for few tokens.")

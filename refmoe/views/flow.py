@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from refmoe.cuda.device import MULTIPROCESSORS
+from refmoe.chips import CHIPS, Chip, Product, kernel_chip
 from refmoe.cuda.moe.launches import (
     LayerBuffers,
     LayerOptions,
@@ -31,7 +31,18 @@ from refmoe.families.choices import expert_ids
 from refmoe.reference.backends import choose_backend
 from refmoe.reference.moe.pipeline import path_steps
 
-__all__ = ["CHIPS", "FLOW_MODELS", "ROUTINGS", "Chip", "Flow", "FlowModel", "FlowStep", "Saving", "flow", "fusing"]
+__all__ = [
+    "FLOW_MODELS",
+    "LAUNCH_COSTS",
+    "ROUTINGS",
+    "Flow",
+    "FlowModel",
+    "FlowStep",
+    "LaunchCost",
+    "Saving",
+    "flow",
+    "fusing",
+]
 
 #: How tokens choose; the functions are in refmoe.families.choices.
 ROUTINGS = ("uniform", "same-experts", "empty-experts")
@@ -62,42 +73,34 @@ FLOW_MODELS: Mapping[str, FlowModel] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Chip:
-    """What a saving is weighed against.
+class LaunchCost:
+    """What one more launch costs on a product.
 
     Attributes:
-        name: of the chip.
-        bandwidth: of its memory in GB/s, nominal.
-        source: of that figure.
-        launch: microseconds of one more launch; several where it is not known.
-        launch_source: of those.
-        launch_measured: whether they were measured on the chip.
+        product: the product.
+        microseconds: of the launch; several where it is not known.
+        source: of those.
+        measured: whether they were measured on the product.
     """
 
-    name: str
-    bandwidth: float
+    product: Product
+    microseconds: tuple[float, ...]
     source: str
-    launch: tuple[float, ...]
-    launch_source: str
-    launch_measured: bool
+    measured: bool
 
 
-CHIPS = (
-    Chip(
-        "GB10",
-        273.0,
-        "NVIDIA, DGX Spark: LPDDR5x, 273 GB/s",
+LAUNCH_COSTS = (
+    LaunchCost(
+        CHIPS["sm_121a"].products[0],
         (0.5, 1.0, 2.0, 5.0),
         "nobody has measured it here: what follows if it were so",
-        launch_measured=False,
+        measured=False,
     ),
-    Chip(
-        "H200",
-        4800.0,
-        "NVIDIA, H200 data sheet: HBM3e, 4.8 TB/s",
+    LaunchCost(
+        CHIPS["sm_90a"].products[0],
         (0.8, 1.0),  # two runs: 0.78 to 1.04
         "an empty kernel as a node of a graph, reports/bench/gpu.json",
-        launch_measured=True,
+        measured=True,
     ),
 )
 
@@ -180,16 +183,16 @@ class Flow:
 
 @dataclass(frozen=True)
 class Saving:
-    """What fusing saves on a chip.
+    """What fusing saves on a product.
 
     Attributes:
-        chip: the chip.
-        launch: microseconds of one launch.
+        cost: of a launch on the product.
+        launch: microseconds of one launch, one of the cost's.
         saved: microseconds of the launch and the bytes that are saved.
-        layer: microseconds of the separate layer: its bytes at the chip's bandwidth, and its launches.
+        layer: microseconds of the separate layer: its bytes at the product's bandwidth, and its launches.
     """
 
-    chip: Chip
+    cost: LaunchCost
     launch: float
     saved: float
     layer: float
@@ -219,7 +222,7 @@ def flow(
         quantization: of cutlass "separate", "fused" or "ready"; None takes fused there, and the path's own elsewhere.
         routing: one of `ROUTINGS`.
         seed: of the routing.
-        arch: that the launches are planned for: sm_90a, sm_120a or sm_121a.
+        arch: that the launches are planned for, one of `refmoe.chips.KERNEL_ARCHS`.
 
     Raises:
         ArgumentError: an argument is none of these.
@@ -231,13 +234,12 @@ def flow(
         raise ArgumentError("m", describe(m), "at least 1 token")
     if routing not in ROUTINGS:
         raise ArgumentError("routing", describe(routing), f"one of {', '.join(ROUTINGS)}")
-    if arch not in MULTIPROCESSORS:
-        raise ArgumentError("arch", describe(arch), f"one of {', '.join(MULTIPROCESSORS)}")
+    chip = kernel_chip(arch)
     sizes = FLOW_MODELS[model]
     rows = _rows(sizes, m, routing, seed)
     if backend.name == _KERNEL_PATH:
         way = quantization or "fused"
-        steps = tuple(_launched(step, rows) for step in _plan(sizes, m, way, arch))
+        steps = tuple(_launched(step, rows) for step in _plan(sizes, m, way, chip))
         return Flow(backend.name, way, sizes, m, rows, steps)
     reference = path_steps(backend.name, quantization or "separate")
     steps = tuple(FlowStep(step.stage, step.conversions) for step in reference)
@@ -245,7 +247,7 @@ def flow(
 
 
 def fusing(model: str, m: int, *, routing: str = "uniform", seed: int = 7) -> tuple[Flow, Flow, tuple[Saving, ...]]:
-    """The layer with its quantization separate, and fused, and what that saves on each chip, launch by launch cost.
+    """The layer with its quantization separate, and fused, and what that saves on each product, launch by launch cost.
 
     Raises:
         ArgumentError: as `flow`.
@@ -256,13 +258,13 @@ def fusing(model: str, m: int, *, routing: str = "uniform", seed: int = 7) -> tu
     launches = separate.launches - fused.launches
     savings = tuple(
         Saving(
-            chip,
+            cost,
             launch,
-            separate.floor(chip.bandwidth) - fused.floor(chip.bandwidth) + launches * launch,
-            separate.floor(chip.bandwidth) + separate.launches * launch,
+            separate.floor(cost.product.bandwidth) - fused.floor(cost.product.bandwidth) + launches * launch,
+            separate.floor(cost.product.bandwidth) + separate.launches * launch,
         )
-        for chip in CHIPS
-        for launch in chip.launch
+        for cost in LAUNCH_COSTS
+        for launch in cost.microseconds
     )
     return separate, fused, savings
 
@@ -274,7 +276,7 @@ def _rows(model: FlowModel, m: int, routing: str, seed: int) -> tuple[int, ...]:
     return tuple(int(count) for count in counts)
 
 
-def _plan(model: FlowModel, m: int, quantization: str, arch: str) -> Sequence[Step]:
+def _plan(model: FlowModel, m: int, quantization: str, chip: Chip) -> Sequence[Step]:
     """The launches, on buffers that are their own names."""
     options = LayerOptions(quantization, "mxfp8" if quantization == "ready" else "bf16")
     shape = LayerShape(m, model.top_k, model.experts, model.hidden, model.intermediate)
@@ -286,7 +288,7 @@ def _plan(model: FlowModel, m: int, quantization: str, arch: str) -> Sequence[St
         input_sf="input_sf" if quantization == "ready" else None,
         workspace={name: name for name in workspace_bytes(shape, options)},
     )
-    return layer_steps(shape, options, buffers, multiprocessors=MULTIPROCESSORS[arch], arch=arch)
+    return layer_steps(shape, options, buffers, multiprocessors=chip.multiprocessors, arch=chip.arch)
 
 
 def _launched(step: Step, rows: tuple[int, ...]) -> FlowStep:

@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.table import Table
 
-from refmoe.views.flow import Chip, Flow, FlowStep, Saving
+from refmoe.chips import Product
+from refmoe.views.flow import Flow, FlowStep, Saving
 
 __all__ = ["claims", "flow_document", "flow_summary", "flow_table", "fusing_document", "fusing_lines", "fusing_table"]
 
@@ -104,8 +105,8 @@ def fusing_table(savings: Sequence[Saving]) -> Table:
         table.add_column(name, justify="left" if name == "chip" else "right", no_wrap=True)
     for saving in savings:
         table.add_row(
-            saving.chip.name,
-            f"{saving.chip.bandwidth:g}",
+            saving.cost.product.name,
+            f"{saving.cost.product.bandwidth:g}",
             f"{saving.launch:g}",
             f"{saving.saved:.2f}",
             f"{saving.layer:.1f}",
@@ -116,28 +117,29 @@ def fusing_table(savings: Sequence[Saving]) -> Table:
 
 def claims(separate: Flow, fused: Flow, savings: Sequence[Saving]) -> list[str]:
     """The two claims of the design against these figures, a sentence each, and where each figure is from."""
-    chips = tuple(dict.fromkeys(saving.chip for saving in savings))
+    costs = tuple(dict.fromkeys(saving.cost for saving in savings))
     recovers, saves = [], []
-    for chip in chips:
-        mine = [saving for saving in savings if saving.chip == chip]
-        shares = f"{_span([saving.share * 100 for saving in mine])} % of the layer on {chip.name}"
-        weights = separate.weights / chip.bandwidth / 1e3
+    for cost in costs:
+        product = cost.product
+        mine = [saving for saving in savings if saving.cost == cost]
+        shares = f"{_span([saving.share * 100 for saving in mine])} % of the layer on {product.name}"
+        weights = separate.weights / product.bandwidth / 1e3
         recovers.append(f"{shares}, whose weights alone take {weights:.1f} us of its {_span([s.layer for s in mine])}")
-        needed = _span([_launch_for(share, separate, fused, chip) for share in _ONE_TO_TWO])
-        given = "not known" if not chip.launch_measured else f"measured as {_span(list(chip.launch))}"
-        saves.append(f"on {chip.name} if a launch costs {needed} us ({given})")
+        needed = _span([_launch_for(share, separate, fused, product) for share in _ONE_TO_TWO])
+        given = "not known" if not cost.measured else f"measured as {_span(cost.microseconds)}"
+        saves.append(f"on {product.name} if a launch costs {needed} us ({given})")
     return [
         f'"{RECOVERS}": it saves ' + "; ".join(recovers),
         f'"{SAVES}": true ' + "; ".join(saves),
-        *(f"{chip.name}: {chip.source}; a launch: {chip.launch_source}" for chip in chips),
+        *(f"{cost.product.name}: {cost.product.source}; a launch: {cost.source}" for cost in costs),
     ]
 
 
-def _launch_for(share: float, separate: Flow, fused: Flow, chip: Chip) -> float:
+def _launch_for(share: float, separate: Flow, fused: Flow, product: Product) -> float:
     """Microseconds of a launch with which fusing saves this share: saved + n L = share (bytes + N L)."""
-    whole = separate.floor(chip.bandwidth)
+    whole = separate.floor(product.bandwidth)
     less = separate.launches - fused.launches
-    saved = whole - fused.floor(chip.bandwidth)
+    saved = whole - fused.floor(product.bandwidth)
     return max((share * whole - saved) / (less - share * separate.launches), 0.0)
 
 
@@ -154,11 +156,11 @@ def fusing_document(separate: Flow, fused: Flow, savings: Sequence[Saving]) -> d
         "bytes": {"separate": before, "fused": after, "saved": before - after},
         "chips": [
             {
-                "chip": saving.chip.name,
-                "bandwidth_gb_per_s": saving.chip.bandwidth,
-                "bandwidth_source": saving.chip.source,
+                "chip": saving.cost.product.name,
+                "bandwidth_gb_per_s": saving.cost.product.bandwidth,
+                "bandwidth_source": saving.cost.product.source,
                 "launch_us": saving.launch,
-                "launch_source": saving.chip.launch_source,
+                "launch_source": saving.cost.source,
                 "saved_us": saving.saved,
                 "layer_us": saving.layer,
                 "share": saving.share,

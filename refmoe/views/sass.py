@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from refmoe.chips import CHIPS
 from refmoe.cuda.gemm.kernel import grouped_gemm_kernel, grouped_gemm_plan
 from refmoe.cuda.gemm.tile import Tile, check_tile
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build
@@ -162,7 +163,7 @@ def cutlass_sass(build_: Build) -> Sass | None:
         CutlassMissing: no headers of CUTLASS, which name the build.
         ToolchainError: no compiler or no disassembler.
     """
-    from refmoe.museum.cutlass import CHIPS, HostLibrary, cubin, find_built
+    from refmoe.museum.cutlass import HostLibrary, cubin, find_built
 
     built = find_built(build_)
     if built is None:

@@ -6,17 +6,9 @@ from typing import Any
 
 from rich.table import Table
 
-from refmoe.cuda.arch import arch_named
-from refmoe.cuda.gemm.choice import (
-    Choice,
-    Tile,
-    Verdict,
-    llama_cpp_warps,
-    max_stages,
-    stage_bytes,
-    tiles_needed,
-    use_percent,
-)
+from refmoe.chips import kernel_chip
+from refmoe.cuda.gemm.choice import Choice, Verdict, llama_cpp_warps, tiles_needed, use_percent
+from refmoe.cuda.gemm.tile import Tile, max_stages, stage_bytes, stage_capacity
 from refmoe.museum.cutlass.tiles import CUTLASS_RELEASES, CUTLASS_TILES, CutlassTile
 from refmoe.views.layout_plan import counted
 
@@ -27,14 +19,14 @@ _STYLE = {Verdict.CHOSEN: "bold green", Verdict.SKIPPED: "", Verdict.REFUSED: "r
 
 def choice_document(choice: Choice) -> dict[str, Any]:
     """Everything that the tables show, and the limits behind them, as JSON values."""
-    arch = arch_named(choice.arch)
+    chip = kernel_chip(choice.arch)
     return {
         "m": choice.m,
         "arch": choice.arch,
         "rule": choice.rule.value,
         "min_latency": choice.min_latency,
-        "shared_bytes": arch.shared_bytes,
-        "stage_capacity": arch.stage_capacity,
+        "shared_bytes": chip.shared_bytes,
+        "stage_capacity": stage_capacity(chip),
         "tile": str(choice.tile),
         "stages": choice.stages,
         "reason": choice.reason,
@@ -56,13 +48,13 @@ def choice_document(choice: Choice) -> dict[str, Any]:
 
 def choice_summary(choice: Choice) -> str:
     """The problem and the answer, in two lines."""
-    arch = arch_named(choice.arch)
+    chip = kernel_chip(choice.arch)
     warps = counted(llama_cpp_warps(choice.m), "warp")
     latency = ", min_latency" if choice.min_latency else ""
     return (
         f"M = {choice.m} (the most tokens of any expert), {choice.arch}, {choice.rule.value} rule{latency}: "
         f"{choice.tile}, {choice.stages} stages; {choice.reason}\n"
-        f"A block has {arch.stage_capacity:,} bytes for stages, of {arch.shared_bytes:,}; "
+        f"A block has {stage_capacity(chip):,} bytes for stages, of {chip.shared_bytes:,}; "
         f"llama.cpp would use {warps} a row"
     )
 

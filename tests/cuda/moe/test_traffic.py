@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.traffic_meter import Meter, meter  # noqa: F401
 
-from refmoe.cuda.moe.call import MoECall, make_call
-from refmoe.cuda.moe.fused import layer_outputs
+from refmoe.cuda.moe.arrays import layer_outputs
+from refmoe.cuda.moe.call import MoEArguments, MoECall, make_call
 from refmoe.cuda.moe.launches import LayerBuffers, layer_steps
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
 from refmoe.families.case import Case, parse_case
@@ -31,13 +31,14 @@ def called(case: Case, globals_: bool) -> MoECall:
     given = moe_inputs(case)
     ones = np.ones(case.shape.e, np.float32) if globals_ else None
     scales = [swizzle_weight_scales(given[f"{name}_scales"]) for name in ("gate_up", "down")]  # type: ignore[arg-type]
-    return make_call(
+    arguments = MoEArguments(
         given["x"], given["topk_ids"], given["topk_weights"], given["gate_up"], given["down"], ml_dtypes.bfloat16,
         [scales[0], ones, scales[1], ones], fc1_expert_biases=given["gate_up_bias"],
         fc2_expert_biases=given["down_bias"], input_sf=given["input_sf"], swiglu_alpha=given["swiglu_alpha"],
         swiglu_limit=given["swiglu_limit"], ep_size=case.ranks, ep_rank=case.first_expert // case.shape.e,
         quantize_in_expand=case.path == "fused", activation=case.variant,
     )  # fmt: skip
+    return make_call(arguments)
 
 
 @pytest.mark.parametrize(

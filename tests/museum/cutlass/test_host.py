@@ -11,12 +11,12 @@ import pytest
 from support.cutlass import built_or_skip
 
 from refmoe import ptx
+from refmoe.chips import CHIPS
 from refmoe.cuda import open_device
-from refmoe.cuda.checks import expanded_scale_rows
+from refmoe.cuda.arguments import expanded_scale_rows
 from refmoe.cuda.device import DeviceUnavailable, PtxDevice
 from refmoe.errors import ArgumentError
 from refmoe.museum.cutlass import (
-    CHIPS,
     Build,
     Built,
     HostError,

@@ -15,8 +15,8 @@ from support.toolchain import NVCC
 from refmoe import ptx
 from refmoe.cuda import open_device
 from refmoe.cuda.device import PtxDevice
-from refmoe.cuda.gemm.choice import TILES
 from refmoe.cuda.gemm.kernel import grouped_gemm
+from refmoe.cuda.gemm.tile import TILES
 from refmoe.cuda.toolchain import CSRC
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])

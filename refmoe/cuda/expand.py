@@ -1,20 +1,14 @@
-"""The production kernels: which source and entry, what they accept, how they are launched.
-
-Every function here takes and returns NumPy arrays, checks them before anything runs, and launches the same plan on
-whatever `Device` it is given. Plans are functions of their own, for callers who keep their tensors on a GPU.
-"""
+"""The expand kernel: every token's row copied to its experts as MXFP8, scales in the grouped GEMM's layout."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from refmoe.cuda.checks import (
-    BLOCK_ELEMENTS,
+from refmoe.cuda.arguments import (
     GROUP_BLOCKS,
     check_array,
     check_fill,
@@ -28,44 +22,26 @@ from refmoe.cuda.checks import (
     scale_buffer_bytes,
 )
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
+from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Kernel, LaunchPlan, row_plan
+from refmoe.cuda.quantize import EDGES, MODES
 from refmoe.errors import ArgumentError, describe
+from refmoe.formats import MX_BLOCK
 from refmoe.policy import EdgePolicy, ScaleMode
 
 __all__ = [
-    "KERNELS",
+    "EXPAND_KERNELS",
+    "EXPAND_LAYOUTS",
+    "INPUT_SF_LAYOUTS",
     "ExpandedRows",
-    "Quantized",
     "expand",
     "expand_kernel",
     "expand_plan",
-    "mxfp8_quantize",
-    "mxfp8_quantize_kernel",
-    "mxfp8_quantize_plan",
-    "row_threads",
 ]
 
-LANE_ELEMENTS = 16  # of one thread
-WARP_LANES = 32
-MAX_ROW_THREADS = 512  # kMaxRowThreads
-# Rows up to this many a multiprocessor get a CTA each: on an H200 that is 3 % faster than 8 resident CTAs that loop.
-CTAS_PER_MULTIPROCESSOR = 64
-
-MODES = ("rceil", "floor")
-EDGES = ("exact", "flashinfer")
-QUANTIZE_LAYOUTS = ("linear", "128x4", "8x4")
 EXPAND_LAYOUTS = ("128x4", "8x4")
 INPUT_SF_LAYOUTS = ("linear", "128x4")
 
 UInt8Array = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """MXFP8 of a matrix: E4M3 `codes` uint8 [M, K], E8M0 `scales` uint8 1-D in the layout that was asked for."""
-
-    codes: UInt8Array
-    scales: UInt8Array
 
 
 @dataclass(frozen=True)
@@ -76,42 +52,20 @@ class ExpandedRows:
     scales: UInt8Array
 
 
-def mxfp8_quantize_kernel(dtype: str, mode: str, edge: str, layout: str) -> Kernel:
-    """The quantize kernel for `dtype` "bf16" or "fp16", and a mode, edge policy and scale layout by name."""
-    return Kernel("quantize", f"refmoe_mxfp8_quantize_{dtype}_{mode}_{edge}_{layout}")
-
-
 def expand_kernel(rows: str, layout: str) -> Kernel:
     """The expand kernel for `rows` "<dtype>_<mode>_<edge>" or "mxfp8_<none|linear|128x4>"."""
     return Kernel("expand", f"refmoe_expand_{rows}_{layout}")
 
 
-def _all_kernels() -> Iterator[Kernel]:
-    rows = [f"mxfp8_{scales}" for scales in ("none", *INPUT_SF_LAYOUTS)]
-    for dtype in ("bf16", "fp16"):
-        for mode in MODES:
-            for edge in EDGES:
-                rows.append(f"{dtype}_{mode}_{edge}")
-                for layout in QUANTIZE_LAYOUTS:
-                    yield mxfp8_quantize_kernel(dtype, mode, edge, layout)
-    for kind in rows:
-        for layout in EXPAND_LAYOUTS:
-            yield expand_kernel(kind, layout)
-
-
-KERNELS = tuple(_all_kernels())
-
-
-def mxfp8_quantize_plan(
-    kernel: Kernel, x: Buffer, codes: Buffer, scales: Buffer, *, rows: int, k: int, multiprocessors: int
-) -> LaunchPlan:
-    """One CTA a row up to 64 a multiprocessor, which then take several rows each; 16 elements a thread."""
-    return LaunchPlan(
-        kernel,
-        grid=min(rows, CTAS_PER_MULTIPROCESSOR * multiprocessors),
-        block=row_threads(k),
-        arguments=(x, codes, scales, rows, k // LANE_ELEMENTS, k_groups(k)),
+#: Every entry of the source.
+EXPAND_KERNELS = tuple(
+    expand_kernel(rows, layout)
+    for rows in (
+        *(f"mxfp8_{scales}" for scales in ("none", *INPUT_SF_LAYOUTS)),
+        *(f"{dtype}_{mode}_{edge}" for dtype in ("bf16", "fp16") for mode in MODES for edge in EDGES),
     )
+    for layout in EXPAND_LAYOUTS
+)
 
 
 def expand_plan(
@@ -130,57 +84,12 @@ def expand_plan(
     first_expert: int,
     multiprocessors: int,
 ) -> LaunchPlan:
-    """One CTA a token up to 64 a multiprocessor, which then take several tokens each; 16 elements a thread."""
-    return LaunchPlan(
-        kernel,
-        grid=min(tokens, CTAS_PER_MULTIPROCESSOR * multiprocessors),
-        block=row_threads(k),
-        arguments=(
-            *(x, input_sf, topk_ids, unpermuted_to_permuted, offsets, codes, scales),
-            *(tokens, top_k, first_expert, k // LANE_ELEMENTS, k_groups(k)),
-        ),
+    """A launch over tokens, see `row_plan`; 16 elements a thread."""
+    arguments = (
+        *(x, input_sf, topk_ids, unpermuted_to_permuted, offsets, codes, scales),
+        *(tokens, top_k, first_expert, k // LANE_ELEMENTS, k_groups(k)),
     )
-
-
-def mxfp8_quantize(
-    x: npt.NDArray[Any],
-    *,
-    device: Device,
-    mode: ScaleMode | str = ScaleMode.RCEIL,
-    edge: EdgePolicy | str = EdgePolicy.EXACT,
-    layout: str = "linear",
-    fill: int = 0,
-) -> Quantized:
-    """Quantize a matrix to MXFP8 with the production kernel.
-
-    Args:
-        x: BF16 or FP16 [M, K], C-contiguous, K a positive multiple of 32; M may be 0.
-        device: where the kernel runs.
-        mode: "rceil" or "floor".
-        edge: "exact" or "flashinfer".
-        layout: of the scales, "linear", "128x4" or "8x4".
-        fill: byte that the output buffers hold before the launch, 0..255; it stays in padded scale rows.
-
-    Raises:
-        ArgumentError: an argument is none of these; nothing has run.
-    """
-    mode_name = one_of("mode", mode, MODES)
-    edge_name = one_of("edge", edge, EDGES)
-    one_of("layout", layout, QUANTIZE_LAYOUTS)
-    check_fill(fill)
-    dtype = check_half_precision("x", x)
-    rows, k = check_matrix("x", x)
-    scale_bytes = scale_buffer_bytes(rows, k, layout)
-
-    codes = device.output("codes", (rows, k), fill)
-    scales = device.output("scales", (scale_bytes,), fill)
-    if rows:
-        kernel = mxfp8_quantize_kernel(dtype, mode_name, edge_name, layout)
-        source = device.upload("x", x)
-        device.launch(
-            mxfp8_quantize_plan(kernel, source, codes, scales, rows=rows, k=k, multiprocessors=device.multiprocessors)
-        )
-    return Quantized(device.download(codes), device.download(scales))
+    return row_plan(kernel, arguments, rows=tokens, width=k, multiprocessors=multiprocessors)
 
 
 def expand(
@@ -229,7 +138,7 @@ def expand(
     if input_sf is not None:
         if not ready:
             raise ArgumentError("input_sf", f"{describe(input_sf)} with {x.dtype} rows", "None: x is not quantized yet")
-        shape: tuple[int, ...] = (tokens, k // BLOCK_ELEMENTS)
+        shape: tuple[int, ...] = (tokens, k // MX_BLOCK)
         if input_sf_layout != "linear":
             shape = (scale_buffer_bytes(tokens, k, input_sf_layout),)
         check_array("input_sf", input_sf, np.dtype(np.uint8), shape)
@@ -260,9 +169,3 @@ def expand(
         )
         device.launch(plan)
     return ExpandedRows(device.download(codes), device.download(scales))
-
-
-def row_threads(k: int) -> int:
-    """Threads of a CTA for rows of k elements: whole warps, 16 elements a thread, at most 512."""
-    whole_warps = -(-k // (LANE_ELEMENTS * WARP_LANES)) * WARP_LANES
-    return min(whole_warps, MAX_ROW_THREADS)

@@ -1,8 +1,9 @@
-"""What the kernels' host functions check before anything runs, and the sizes that they share."""
+"""The arguments of the kernels' host functions: what is checked before anything runs, and the sizes of buffers."""
 
 from __future__ import annotations
 
 import enum
+import math
 from typing import Any
 
 import ml_dtypes
@@ -10,9 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.formats import MX_BLOCK
+from refmoe.reference.layout import EXPERT_ROW_ALIGNMENT, SCALE_LAYOUTS
 
 __all__ = [
-    "BLOCK_ELEMENTS",
+    "ATOM_BYTES",
+    "BF16",
     "GROUP_BLOCKS",
     "INT32_MAX",
     "check_array",
@@ -28,25 +32,20 @@ __all__ = [
     "scale_buffer_bytes",
 ]
 
-BLOCK_ELEMENTS = 32
-GROUP_BLOCKS = 4  # scale columns are padded to a multiple of this
-EXPERT_ROW_ALIGNMENT = 128
+BF16 = np.dtype(ml_dtypes.bfloat16)
 INT32_MAX = 2**31 - 1
-ATOM_ROWS = {"linear": 1, "128x4": 128, "8x4": 8}
-ATOM_BYTES = 512  # of the largest atom: kernels count the bytes from one to the next of a row in int32
+GROUP_BLOCKS = SCALE_LAYOUTS["128x4"].column_atom  # scale columns are padded to a multiple of this
+ATOM_BYTES = SCALE_LAYOUTS["128x4"].atom_bytes  # of the largest atom: kernels count the bytes of a row's in int32
 
 
 def k_groups(k: int) -> int:
     """Scale words of a row of k elements: K-groups of 128."""
-    return -(-k // (GROUP_BLOCKS * BLOCK_ELEMENTS))
+    return -(-k // (GROUP_BLOCKS * MX_BLOCK))
 
 
 def scale_buffer_bytes(rows: int, k: int, layout: str) -> int:
     """Bytes of the scales of [rows, k] in a layout: whole atoms for a swizzled one, rows * k/32 for "linear"."""
-    if layout == "linear":
-        return rows * (k // BLOCK_ELEMENTS)
-    atom = ATOM_ROWS[layout]
-    return -(-rows // atom) * atom * k_groups(k) * GROUP_BLOCKS
+    return math.prod(SCALE_LAYOUTS[layout].padded_shape(rows, k // MX_BLOCK))
 
 
 def expanded_scale_rows(rows: int, experts: int) -> int:
@@ -70,7 +69,7 @@ def check_fill(fill: int) -> None:
 
 def check_half_precision(argument: str, array: object, also: str = "") -> str:
     """ "bf16" or "fp16", whichever the array is; refuse anything else."""
-    names = {np.dtype(ml_dtypes.bfloat16): "bf16", np.dtype(np.float16): "fp16"}
+    names = {BF16: "bf16", np.dtype(np.float16): "fp16"}
     if not isinstance(array, np.ndarray) or array.dtype not in names:
         raise ArgumentError(argument, describe(array), f"a bfloat16 or float16 array {also}".rstrip())
     return names[array.dtype]
@@ -81,8 +80,8 @@ def check_matrix(argument: str, array: npt.NDArray[Any]) -> tuple[int, int]:
     if array.ndim != 2:
         raise ArgumentError(argument, describe(array), "two dimensions, [rows, K]")
     rows, k = array.shape
-    if k == 0 or k % BLOCK_ELEMENTS:
-        raise ArgumentError(argument, f"K = {k}", f"K a positive multiple of {BLOCK_ELEMENTS}")
+    if k == 0 or k % MX_BLOCK:
+        raise ArgumentError(argument, f"K = {k}", f"K a positive multiple of {MX_BLOCK}")
     check_int32(argument, rows, "rows")
     check_int32(argument, k_groups(k) * ATOM_BYTES, f"bytes of scale atoms, for K = {k}")
     if not array.flags.c_contiguous:
