@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from refmoe.chips import CHIPS
-from refmoe.cuda.gemm.kernel import grouped_gemm_kernel, grouped_gemm_plan
+from refmoe.cuda.gemm.kernel import GemmShape, grouped_gemm_kernel, grouped_gemm_plan
 from refmoe.cuda.gemm.tile import Tile, check_tile
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build
 
@@ -146,9 +146,7 @@ def gemm_sass(tile: Tile, arch: str, *, out_dtype: str = "bf16", stages: int | N
     kernel = grouped_gemm_kernel(tile, out_dtype)
     target = Target(kernel.path(CSRC), arch, "cubin")
     cubin = build([target])[target]
-    plan = grouped_gemm_plan(
-        kernel, tile, depth, (), None, rows=1, experts=1, n=tile.m, k=tile.k, multiprocessors=1
-    )  # fmt: skip
+    plan = grouped_gemm_plan(tile, out_dtype, depth, (), None, GemmShape(1, 1, tile.m, tile.k), multiprocessors=1)
     log = Path(f"{cubin}.log").read_text()
     name = f"refmoe {tile} {out_dtype}"
     return read_sass(

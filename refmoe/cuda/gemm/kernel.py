@@ -73,39 +73,33 @@ GEMM_KERNELS = tuple(grouped_gemm_kernel(tile, out_dtype) for tile in TILES for 
 
 
 def grouped_gemm_plan(
-    kernel: Kernel,
     tile: Tile,
+    out_dtype: str,
     stages: int,
     operands: tuple[Buffer | None, ...],
     out: Buffer,
+    shape: GemmShape,
     *,
-    rows: int,
-    experts: int,
-    n: int,
-    k: int,
     multiprocessors: int,
 ) -> LaunchPlan:
     """One CTA a multiprocessor, or fewer where there cannot be as many tiles; each walks over its share of the tiles.
 
     Args:
-        kernel: from `grouped_gemm_kernel`.
-        tile: of that kernel.
+        tile: one of `refmoe.cuda.gemm.tile.TILES`.
+        out_dtype: "bf16" or "f32".
         stages: of the ring in shared memory.
         operands: weights, weight scales, token codes, token scales, offsets, alpha or None, bias or None.
         out: the output buffer.
-        rows: of the expanded tokens.
-        experts: of this rank.
-        n: weight rows of an expert.
-        k: elements of a row.
+        shape: of the problem, on this rank.
         multiprocessors: of the device.
     """
     warps = tile.m // WARP_ROWS * (2 if tile.n >= WIDE_TILE else 1)
-    most_tiles = -(-n // tile.m) * (rows // tile.n + min(experts, rows))
+    most_tiles = -(-shape.n // tile.m) * (shape.rows // tile.n + min(shape.experts, shape.rows))
     return LaunchPlan(
-        kernel,
+        grouped_gemm_kernel(tile, out_dtype),
         grid=min(most_tiles, multiprocessors),
         block=warps * WARP_LANES,
-        arguments=(*operands, out, experts, n, k, k_groups(k), stages),
+        arguments=(*operands, out, shape.experts, shape.n, shape.k, k_groups(shape.k), stages),
         shared_bytes=BARRIER_BYTES + stages * stage_bytes(tile) + warps * SCRATCH_BYTES,
     )
 
@@ -151,15 +145,14 @@ def grouped_gemm(
     one_of("out_dtype", out_dtype, tuple(OUT_DTYPES))
     check_fill(fill)
     shape = check_gemm_operands(codes, scales, weights, weight_scales, offsets, alpha)
-    rows, experts, n, k = shape.rows, shape.experts, shape.n, shape.k
     if bias is not None:
-        check_array("bias", bias, BF16, (experts, n))
+        check_array("bias", bias, BF16, (shape.experts, shape.n))
     chosen = _tile(tile, offsets, device.arch)
     depth = check_tile(chosen, arch=device.arch, stages=stages)
 
     dtype = OUT_DTYPES[out_dtype]
-    out = device.output("out", (rows, n * dtype.itemsize), fill)
-    if rows:
+    out = device.output("out", (shape.rows, shape.n * dtype.itemsize), fill)
+    if shape.rows:
         operands = (
             device.upload("weights", weights),
             device.upload("weight_scales", weight_scales),
@@ -169,19 +162,9 @@ def grouped_gemm(
             None if alpha is None else device.upload("alpha", alpha),
             None if bias is None else device.upload("bias", bias),
         )
-        plan = grouped_gemm_plan(
-            grouped_gemm_kernel(chosen, out_dtype),
-            chosen,
-            depth,
-            operands,
-            out,
-            rows=rows,
-            experts=experts,
-            n=n,
-            k=k,
-            multiprocessors=device.multiprocessors,
+        device.launch(
+            grouped_gemm_plan(chosen, out_dtype, depth, operands, out, shape, multiprocessors=device.multiprocessors)
         )
-        device.launch(plan)
     return device.download(out).view(dtype)
 
 

@@ -25,8 +25,8 @@ from refmoe.cuda.arguments import (
 from refmoe.cuda.expand import INPUT_SF_LAYOUTS, expand_kernel, expand_plan
 from refmoe.cuda.finalize import finalize_kernel, finalize_plan
 from refmoe.cuda.gemm.choice import Rule, choose_tile
-from refmoe.cuda.gemm.kernel import grouped_gemm_kernel, grouped_gemm_plan
-from refmoe.cuda.gemm.tile import SCALE_LAYOUT, SCALE_ROWS, check_tile
+from refmoe.cuda.gemm.kernel import GemmShape, grouped_gemm_plan
+from refmoe.cuda.gemm.tile import SCALE_LAYOUT, SCALE_ROWS
 from refmoe.cuda.launch import Buffer, LaunchPlan
 from refmoe.cuda.quantize import EDGES, MODES, mxfp8_quantize_kernel, mxfp8_quantize_plan
 from refmoe.cuda.routing import MapBuffers, permute_plan
@@ -390,15 +390,12 @@ class _Planner:
             buffers.gate_up_bias if first else None,
         )
         plan = grouped_gemm_plan(
-            grouped_gemm_kernel(choice.tile, "bf16"),
             choice.tile,
-            check_tile(choice.tile, arch=self.arch),
+            "bf16",
+            choice.stages,
             operands,
             space[f"{stage}_out"],
-            rows=shape.rows,
-            experts=shape.experts,
-            n=n,
-            k=k,
+            GemmShape(shape.rows, shape.experts, n, k),
             multiprocessors=self.multiprocessors,
         )
 
