@@ -14,8 +14,8 @@ from support.launch_recorder import Recorder
 from support.moe_call import case_of, keywords, positional
 
 from refmoe.cuda.device import open_device
+from refmoe.cuda.moe import fused_moe
 from refmoe.cuda.moe.call import MoEArguments, make_call
-from refmoe.cuda.moe.fused import fused_moe
 from refmoe.cuda.moe.launches import LayerOptions, LayerShape, workspace_bytes
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
 from refmoe.errors import ArgumentError
