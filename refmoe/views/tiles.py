@@ -18,7 +18,8 @@ from refmoe.cuda.gemm.choice import (
     use_percent,
 )
 from refmoe.museum.cutlass.tiles import CUTLASS_RELEASES, CUTLASS_TILES, CutlassTile
-from refmoe.views.layout_plan import counted
+from refmoe.tables import plain_table
+from refmoe.views.layout import counted
 
 __all__ = ["choice_document", "choice_summary", "choice_table", "cutlass_table"]
 
@@ -69,11 +70,7 @@ def choice_summary(choice: Choice) -> str:
 
 def choice_table(choice: Choice) -> Table:
     """What each tile takes and why it was chosen or not."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("tile", "use %", "bytes/stage", "stages", "tiles needed"):
-        table.add_column(name, justify="left" if name == "tile" else "right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("why", overflow="fold")
+    table = plain_table("tile", ">use %", ">bytes/stage", ">stages", ">tiles needed", "verdict", "~why")
     for entry in choice.weighed:
         figures = _figures(entry.tile, choice)
         table.add_row(
@@ -91,10 +88,7 @@ def choice_table(choice: Choice) -> Table:
 
 def cutlass_table(choice: Choice) -> Table:
     """Which releases of CUTLASS open the same tiles, with the stages that they get or why they do not."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("tile", no_wrap=True)
-    for release in CUTLASS_RELEASES:
-        table.add_column(f"CUTLASS {release}", overflow="fold")
+    table = plain_table("tile", *(f"~CUTLASS {release}" for release in CUTLASS_RELEASES))
     for entry in choice.weighed:
         found = CUTLASS_TILES[entry.tile]
         table.add_row(str(entry.tile), *(_cutlass_cell(found[release]) for release in CUTLASS_RELEASES))
