@@ -17,7 +17,7 @@ from refmoe.families.fills import BLOCK, FILLS, INPUT_FORMATS
 from refmoe.families.real_data import SHIPPED
 from refmoe.files import read_npy
 
-__all__ = ["Source", "read_bytes", "read_source"]
+__all__ = ["Activations", "read_activations", "read_bytes"]
 
 _FIELDS = re.compile(r"(?P<dtype>bf16|fp16)|m(?P<m>\d+)k(?P<k>\d+)|seed(?P<seed>\d+)")
 _FILL_ROWS, _FILL_WIDTH, _FILL_SEED = 256, 2880, 7
@@ -25,7 +25,7 @@ _MOST_ELEMENTS = 1 << 31
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class Activations:
     """Activations and where they come from.
 
     Attributes:
@@ -37,7 +37,7 @@ class Source:
     x: NDArray[np.generic]
 
 
-def read_source(text: str) -> Source:
+def read_activations(text: str) -> Activations:
     """Activations by name.
 
     Args:
@@ -49,7 +49,7 @@ def read_source(text: str) -> Source:
         ArgumentError: no such file or fill, a damaged file, no such tensor, another dtype.
     """
     if text == "real":
-        return Source(text, _from_safetensors(SHIPPED, None, "input"))
+        return Activations(text, _from_safetensors(SHIPPED, None, "input"))
     if text.split(":")[0] in FILLS:
         return _from_fill(text)
     path, tensor = _split(text)
@@ -58,9 +58,9 @@ def read_source(text: str) -> Source:
         raise ArgumentError("input", f"no file or fill {text!r}", needed)
     if path.suffix == ".npy":
         array = _from_npy(path, tensor, "input")
-        return Source(text, array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array)
+        return Activations(text, array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array)
     if path.suffix == ".safetensors":
-        return Source(text, _from_safetensors(path, tensor, "input"))
+        return Activations(text, _from_safetensors(path, tensor, "input"))
     raise ArgumentError("input", f"the file {path}", needed)
 
 
@@ -96,7 +96,7 @@ def _split(text: str) -> tuple[Path, str | None]:
     return (Path(path), tensor) if colon else (Path(text), None)
 
 
-def _from_fill(text: str) -> Source:
+def _from_fill(text: str) -> Activations:
     name, *fields = text.split(":")
     given: dict[str, str] = {}
     for part in fields:
@@ -115,7 +115,7 @@ def _from_fill(text: str) -> Source:
         raise ArgumentError("input", f"m{m}k{k} in {text!r}", f"1 to {_MOST_ELEMENTS} elements")
     format = INPUT_FORMATS[dtype]
     patterns = FILLS[name].make(format, Draw(name, dtype, seed), m, k)
-    return Source(f"{name}:{dtype}:m{m}k{k}:seed{seed}", patterns.view(format.dtype))
+    return Activations(f"{name}:{dtype}:m{m}k{k}:seed{seed}", patterns.view(format.dtype))
 
 
 def _from_npy(path: Path, tensor: str | None, argument: str) -> NDArray[Any]:
