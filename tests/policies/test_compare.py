@@ -17,7 +17,7 @@ from refmoe.errors import ArgumentError
 from refmoe.formats import BF16, E8M0
 from refmoe.policies import compare_policies
 from refmoe.policies.compare import same_bytes
-from refmoe.policies.inputs import read_activations
+from refmoe.policies.inputs import read_input
 from refmoe.reference.scalar import decode
 from refmoe.reference.scalar.numbers import Kind
 
@@ -120,7 +120,7 @@ def test_the_published_figures_of_floor_and_rceil(seed: int) -> None:
 def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     from refmoe.policies import blocks
 
-    x = read_activations("specials:m64k416").x
+    x = read_input("specials:m64k416").x
     whole = compare_policies(x)
     monkeypatch.setattr(blocks, "BLOCKS_A_CHUNK", 97)
     parts = compare_policies(x)
@@ -135,7 +135,7 @@ def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_scale_decision_turns_at_the_boundary_of_each_mode() -> None:
     """In bins of 1/128: RCEIL above 1.75, EVEN from 1.9375, ROUND_LOG2 from sqrt(2), CEIL above 1."""
-    x = read_activations("boundary-mantissas:m256k2880").x
+    x = read_input("boundary-mantissas:m256k2880").x
     comparison = compare_policies(x, policies=["rceil", "floor", "ceil", "even", "round_log2", "floor_ratio"])
     turns = {}
     for figures in comparison.figures:
@@ -211,7 +211,7 @@ def test_the_picture_is_the_same_each_time(tmp_path: Path, suffix: str) -> None:
 
 def test_sources_are_memory_mapped_and_bf16_is_read_from_raw_elements(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", gaussian())
-    read = read_activations(str(tmp_path / "x.npy")).x
+    read = read_input(str(tmp_path / "x.npy")).x
     assert isinstance(read, np.memmap)
     assert read.dtype == np.dtype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(read.view(np.uint16), gaussian().view(np.uint16))

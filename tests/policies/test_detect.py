@@ -11,7 +11,7 @@ from support.policy_data import FILLS, adversarial, gaussian, real, slow, stored
 from refmoe.errors import ArgumentError
 from refmoe.policies import detect_policy, rule_named, rules, split_gguf_blocks
 from refmoe.policies.blocks import BLOCKS_A_CHUNK, KINDS, InputBlocks
-from refmoe.policies.inputs import read_activations
+from refmoe.policies.inputs import read_input
 from refmoe.policies.witness import find_witness
 from refmoe.reference import quantize, quantize_mxfp4, quantize_mxfp8, swizzle_scales
 
@@ -41,7 +41,7 @@ def test_bytes_of_the_specification_name_its_policy_and_those_that_agree(format:
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize(("format", "name"), EVERY)
 def test_every_policy_is_named_on_every_fill(format: str, name: str, fill: str) -> None:
-    x = read_activations(f"{fill}:m16k416").x.reshape(-1, 32)
+    x = read_input(f"{fill}:m16k416").x.reshape(-1, 32)
     made = rule_named(name, format).run(InputBlocks(x, format))
     x = np.ascontiguousarray(x[made.defined])
     assert len(x), "a fill of which the policy defines no block tests nothing"
@@ -67,7 +67,7 @@ def test_every_policy_is_named_on_real_activations(format: str, name: str) -> No
 def test_edges_agree_on_ordinary_blocks_and_only_deepgemm_parts_on_small_ones(format: str, dtype: str) -> None:
     sources = [adversarial(dtype)]
     if dtype != "fp32":
-        sources += [read_activations(f"{fill}:{dtype}:m32k416").x.reshape(-1, 32) for fill in (*FILLS, "scale-bytes")]
+        sources += [read_input(f"{fill}:{dtype}:m32k416").x.reshape(-1, 32) for fill in (*FILLS, "scale-bytes")]
     blocks = InputBlocks(np.concatenate(sources), format)
     by_mode: dict[str, list] = {}
     for rule in rules(format):
@@ -170,7 +170,7 @@ def test_the_first_difference_has_block_coordinates_beyond_the_first_chunk() -> 
 
 
 def test_differences_on_edge_blocks_alone_leave_the_mode_named() -> None:
-    x = read_activations("specials:m16k416").x
+    x = read_input("specials:m16k416").x
     made = quantize_mxfp8(x, mode="ceil", edge="exact")
     kind = InputBlocks(x.reshape(-1, 32), "mxfp8").kind
     codes = made.codes.reshape(-1, 32).copy()
