@@ -45,8 +45,8 @@ def read_input(text: str) -> NamedInput:
 
     Args:
         text: FILE.npy; FILE.safetensors[:TENSOR]; "real", the activations that ship with refmoe; or a fill of
-            `refmoe.families.quantize` with what it needs, FILL[:bf16|fp16][:mMkK][:seedN]. NumPy has no BF16: a .npy file
-            of raw 2-byte elements, which is what ml_dtypes writes, is read as BF16.
+            `refmoe.families.quantize` with what it needs, FILL[:bf16|fp16][:mMkK][:seedN]. NumPy has no BF16: a .npy
+            file of raw 2-byte elements, which is what ml_dtypes writes, is read as BF16.
 
     Raises:
         ArgumentError: no such file or fill, a damaged file, no such tensor, another dtype.
