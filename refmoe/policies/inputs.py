@@ -15,7 +15,7 @@ from refmoe.errors import ArgumentError
 from refmoe.families.case import Shape
 from refmoe.families.quantize import FILLS, LEAST_BLOCKS, QUANTIZE, make_input
 from refmoe.families.real_data import FFN_INPUT
-from refmoe.files import read_npy
+from refmoe.files import read_npy, tensor_name
 from refmoe.reference.dequantize import BLOCK
 
 __all__ = ["NamedInput", "read_bytes", "read_input"]
@@ -135,7 +135,7 @@ def _from_safetensors(path: Path, tensor: str | None, argument: str) -> NDArray[
 
     try:
         with safe_open(path, framework="numpy") as file:
-            name = _chosen_tensor(path, sorted(file.keys()), tensor, argument)
+            name = tensor_name(path, sorted(file.keys()), tensor, argument)
             # The library's NumPy side knows no FP8.
             if not file.get_slice(name).get_dtype().startswith("F8_"):
                 array: NDArray[Any] = file.get_tensor(name)
@@ -154,13 +154,3 @@ def _fp8_bytes(path: Path, name: str) -> NDArray[np.uint8]:
     entries: dict[str, dict[str, Any]] = dict(deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
     values: NDArray[np.uint8] = np.frombuffer(entries[name]["data"], np.uint8).reshape(entries[name]["shape"])
     return values
-
-
-def _chosen_tensor(path: Path, names: list[str], tensor: str | None, argument: str) -> str:
-    if tensor is None and len(names) == 1:
-        return names[0]
-    if tensor in names:
-        return tensor
-    found = f"{len(names)} tensors in {path}" if tensor is None else f"no tensor {tensor!r} in {path}"
-    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    raise ArgumentError(argument, found, f"FILE:TENSOR with one of: {shown or 'none, the file is empty'}")
