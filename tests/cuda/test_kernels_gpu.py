@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from refmoe.families.suites import list_cases
 
 from refmoe.cuda.device import DeviceUnavailable, open_device
+from refmoe.families.suites import list_cases
 from refmoe.silicon.conformance import run as conformance
 from refmoe.verify.runner import Devices, run_case
 from refmoe.verify.verdict import Verdict

@@ -6,15 +6,15 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refmoe.families.fills import FILLS
-from refmoe.families.moe_fills import MOE_FILLS
-from refmoe.families.step_fills import MIDPOINTS, ROW_FILLS
-from refmoe.families.suites import LEVELS, SUITES, list_cases
 
 from refmoe.errors import ArgumentError
 from refmoe.families.case import ARCHS, CUTLASS_BUILDS, FAMILIES, ROUTINGS, Case, Shape, parse_case
 from refmoe.families.choices import expert_ids
+from refmoe.families.fills import FILLS
 from refmoe.families.gemm.fills import GEMM_FILLS
+from refmoe.families.moe_fills import MOE_FILLS
+from refmoe.families.step_fills import MIDPOINTS, ROW_FILLS
+from refmoe.families.suites import LEVELS, SUITES, list_cases
 
 #: Fills that need more than the sizes drawn here, or another dtype.
 HUNGRY_FILLS = {"bytes", *(name for name, fill in FILLS.items() if fill.least_blocks)}

@@ -7,14 +7,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from refmoe.families.fills import FILLS, INPUT_FORMATS, Limits
-from refmoe.families.quantize_expand import RUNS
-from refmoe.families.suites import activation_cases, list_cases
 from safetensors.numpy import save_file
 
 from refmoe.draw import Draw
 from refmoe.errors import ArgumentError
+from refmoe.families.fills import FILLS, INPUT_FORMATS, Limits
+from refmoe.families.quantize_expand import RUNS
 from refmoe.families.real_data import SHIPPED, read_activations, tile_rows
+from refmoe.families.suites import activation_cases, list_cases
 from refmoe.families.vacuity import Sample, doubt
 from refmoe.reference.quantize import quantize_mxfp8
 

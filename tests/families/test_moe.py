@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from refmoe.families.moe_fills import SHIPPED_EXPERT, weights_of
-from refmoe.families.quantize_expand import RUNS
-from refmoe.families.suites import list_cases
 
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
 from refmoe.errors import ArgumentError
 from refmoe.families.case import Case, parse_case
+from refmoe.families.moe_fills import SHIPPED_EXPERT, weights_of
+from refmoe.families.quantize_expand import RUNS
+from refmoe.families.suites import list_cases
 from refmoe.verify.plant import load_mutants, mutated_sources
 from refmoe.verify.runner import Devices, run_case, source_sha256
 from refmoe.verify.verdict import Verdict

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refmoe.families.quantize_expand import RUNS
-from refmoe.families.step_stages import ChoiceIds, ChoiceRows, FirstRows, RefusedToken, RowChoices, TokenSums, Weights
-from refmoe.families.suites import GROUPS, LEVELS, list_cases
 
 from refmoe.errors import ArgumentError
 from refmoe.families.case import parse_case
+from refmoe.families.quantize_expand import RUNS
+from refmoe.families.step_stages import ChoiceIds, ChoiceRows, FirstRows, RefusedToken, RowChoices, TokenSums, Weights
+from refmoe.families.suites import GROUPS, LEVELS, list_cases
 from refmoe.reference.activation import swiglu
 from refmoe.reference.routing import route_softmax_topk
 

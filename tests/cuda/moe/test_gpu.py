@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refmoe.families.suites import list_cases
 from support.moe_call import as_torch, case_of, keywords, positional
 
 from refmoe.cuda.device import DeviceUnavailable, open_device
 from refmoe.cuda.moe.fused import fused_moe
+from refmoe.families.suites import list_cases
 from refmoe.reference.moe.pipeline import moe_layer
 from refmoe.verify.runner import Devices, run_case
 from refmoe.verify.verdict import Verdict

@@ -5,14 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from refmoe.families.quantize_expand import RUNS
-from refmoe.families.suites import list_cases
 
 from refmoe.errors import ArgumentError
 from refmoe.families.case import Case, parse_case
 from refmoe.families.family import Expectation, Inputs
 from refmoe.families.gemm.family import ASSUMPTION
 from refmoe.families.gemm.fills import GEMM_FILLS
+from refmoe.families.quantize_expand import RUNS
+from refmoe.families.suites import list_cases
 from refmoe.verify.compare import compare
 
 QUICK = list_cases("quick", ["sm12x_gemm"], arch="sm_120a")
