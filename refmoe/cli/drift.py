@@ -73,7 +73,7 @@ def drift(
     from refmoe.drift.document import document_text, drift_document
     from refmoe.drift.inputs import draw_prompts, open_or_write, parse_prompts, parse_sweeps, sweep_points
     from refmoe.drift.paths import named_paths
-    from refmoe.drift.view import drift_view
+    from refmoe.drift.summary import drift_summary
 
     if mode not in _MODES:
         usage(f"--mode: found {mode!r}; needed one of {', '.join(_MODES)}")
@@ -144,7 +144,7 @@ def drift(
         document["passed"],
         report=None,
         as_json=as_json,
-        show=lambda made: make_console().print(drift_view(made)),
+        show=lambda made: make_console().print(drift_summary(made)),
     )
 
 

@@ -42,26 +42,25 @@ def flow(
 ) -> None:
     """Show each launch, conversion, and byte of a layer, and what fusing its quantization saves."""
     from refmoe.cli.session import make_console
-    from refmoe.views import flow_view
-    from refmoe.views.flow import flow as flow_of
-    from refmoe.views.flow import fusing
+    from refmoe.views import flow as view
+    from refmoe.views import fusing as saving
 
     with usage_errors():
         if not 0 < bandwidth < float("inf"):
             raise ArgumentError("bandwidth", f"{bandwidth:g}", "GB/s, more than 0")
-        found = flow_of(path, model, m, quantization=quantization, routing=routing, arch=arch)
-        saved = fusing(model, m, routing=routing) if found.launches else None
+        found = view.flow(path, model, m, quantization=quantization, routing=routing, arch=arch)
+        saved = saving.fusing(model, m, routing=routing) if found.launches else None
     if as_json:
-        document = flow_view.flow_document(found, bandwidth)
-        typer.echo(json.dumps({**document, "fusing": flow_view.fusing_document(*saved) if saved else None}, indent=1))
+        document = view.flow_document(found, bandwidth)
+        typer.echo(json.dumps({**document, "fusing": saving.fusing_document(*saved) if saved else None}, indent=1))
         return
     console = make_console()
     way = f", {found.quantization}" if found.quantization else ""
     console.print(f"{found.path}{way}: a layer of {found.model.name}, M = {m}, {routing} routing\n", markup=False)
-    console.print(flow_view.flow_table(found))
-    console.print(f"\n{flow_view.flow_summary(found, bandwidth)}", markup=False, highlight=False)
+    console.print(view.flow_table(found))
+    console.print(f"\n{view.flow_summary(found, bandwidth)}", markup=False, highlight=False)
     if saved:
         separate, fused, savings = saved
-        console.print(f"\n{flow_view.fusing_lines(separate, fused)}\n", markup=False, highlight=False)
-        console.print(flow_view.fusing_table(savings))
-        console.print("\n" + "\n".join(flow_view.claims(separate, fused, savings)), markup=False, highlight=False)
+        console.print(f"\n{saving.fusing_summary(separate, fused)}\n", markup=False, highlight=False)
+        console.print(saving.fusing_table(savings))
+        console.print("\n" + "\n".join(saving.claims(separate, fused, savings)), markup=False, highlight=False)

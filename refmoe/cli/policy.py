@@ -48,16 +48,15 @@ def compare(
 ) -> None:
     """Quantize activations by several policies: where they differ, and the error of each."""
     from refmoe.cli.session import make_console
-    from refmoe.policies import compare_policies
-    from refmoe.policies.sources import read_source
-    from refmoe.policies.view import comparison_document, comparison_view
+    from refmoe.policies.compare import compare_policies, comparison_document, comparison_view
+    from refmoe.policies.inputs import read_input
 
     with usage_errors():
-        read = read_source(source)
+        read = read_input(source)
         names = None if policies is None else [name.strip() for name in policies.split(",")]
         comparison = compare_policies(read.x, format, policies=names, base=base)
         if picture is not None:
-            from refmoe.policies.picture import draw_comparison
+            from refmoe.policies.compare_picture import draw_comparison
 
             try:
                 draw_comparison(comparison, read.name, picture)
@@ -95,14 +94,13 @@ def detect(
     as_json: JsonOption = False,
 ) -> None:
     """Name the policies that made these bytes of this input, or the nearest; exit status 1 if there is none."""
-    from refmoe.policies import detect_policy, split_gguf_blocks
-    from refmoe.policies.sources import read_bytes, read_source
-    from refmoe.policies.view import detection_document, detection_view
+    from refmoe.policies.detect import detect_policy, detection_document, detection_view, split_gguf_blocks
+    from refmoe.policies.inputs import read_bytes, read_input
 
     if (gguf is None) == (codes is None or scales is None) or (gguf is not None and (codes or scales)):
         usage("needed --codes and --scales, or --gguf")
     with usage_errors():
-        read = read_source(source)
+        read = read_input(source)
         if gguf is not None:
             if format not in (None, "mxfp4") or layout != "linear":
                 usage(f"--gguf: found --format {format} --layout {layout}; needed neither: its blocks say both")

@@ -60,15 +60,16 @@ def layout(
     as_json: JsonOption = False,
 ) -> None:
     """Show where each byte of a scale layout lies."""
-    from refmoe.views.layout import render_picture, render_text
-    from refmoe.views.layout_plan import plan_layout
+    from refmoe.views.layout import layout_text, plan_layout
 
     with usage_errors():
         starts = _integers(offsets) if offsets is not None else None
         plan = plan_layout(name, rows, blocks, starts)
-        text = render_text(name, rows, blocks, offsets=starts)
+        text = layout_text(name, rows, blocks, offsets=starts)
         if picture is not None:
-            render_picture(name, rows, blocks, picture, offsets=starts)
+            from refmoe.views.layout_picture import draw_layout
+
+            draw_layout(name, rows, blocks, picture, offsets=starts)
     if not as_json:
         typer.echo(text, nl=False)
         if picture is not None:
@@ -163,7 +164,7 @@ def _one_tile(name: str, arch: str, stages: int | None, cluster: str, as_json: b
 def _sass(tile: str, arch: str, stages: int | None, as_json: bool) -> None:
     """Show the compiled kernels side by side, and say which are not built."""
     from refmoe.cli.session import make_console
-    from refmoe.views.sass_view import compare_sass, sass_document, sass_table
+    from refmoe.views.sass import compare_sass, sass_document, sass_table
 
     with usage_errors():
         kernels, absent = compare_sass(tile, arch, stages)

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
+from rich.table import Table
 
-from refmoe.chips import CHIPS, Chip, Product, kernel_chip
+from refmoe.chips import Chip, kernel_chip
 from refmoe.cuda.moe.launches import (
     LayerBuffers,
     LayerOptions,
@@ -26,22 +28,24 @@ from refmoe.cuda.moe.launches import (
     workspace_bytes,
 )
 from refmoe.errors import ArgumentError, describe
-from refmoe.families.case import Case, Shape
+from refmoe.families.case import Shape
 from refmoe.families.choices import expert_ids
+from refmoe.families.routing import ROUTE
 from refmoe.reference.backends import choose_backend
 from refmoe.reference.moe.pipeline import path_steps
+from refmoe.tables import plain_table
 
 __all__ = [
     "FLOW_MODELS",
-    "LAUNCH_COSTS",
+    "KERNEL_PATH",
     "ROUTINGS",
     "Flow",
     "FlowModel",
     "FlowStep",
-    "LaunchCost",
-    "Saving",
     "flow",
-    "fusing",
+    "flow_document",
+    "flow_summary",
+    "flow_table",
 ]
 
 #: How tokens choose; the functions are in refmoe.families.choices.
@@ -49,7 +53,8 @@ ROUTINGS = ("uniform", "same-experts", "empty-experts")
 
 _WEIGHTS = ("gate_up", "gate_up_scales", "down", "down_scales")
 _GEMM1 = "gemm1"
-_KERNEL_PATH = "cutlass"
+KERNEL_PATH = "cutlass"
+"""The backend that has kernels here."""
 
 
 @dataclass(frozen=True)
@@ -69,39 +74,6 @@ FLOW_MODELS: Mapping[str, FlowModel] = MappingProxyType(
         "gpt-oss-20b": FlowModel("gpt-oss-20b", 2880, 2880, 32, 4, 24),
         "gpt-oss-120b": FlowModel("gpt-oss-120b", 2880, 2880, 128, 4, 36),
     }
-)
-
-
-@dataclass(frozen=True)
-class LaunchCost:
-    """What one more launch costs on a product.
-
-    Attributes:
-        product: the product.
-        microseconds: of the launch; several where it is not known.
-        source: of those.
-        measured: whether they were measured on the product.
-    """
-
-    product: Product
-    microseconds: tuple[float, ...]
-    source: str
-    measured: bool
-
-
-LAUNCH_COSTS = (
-    LaunchCost(
-        CHIPS["sm_121a"].products[0],
-        (0.5, 1.0, 2.0, 5.0),
-        "nobody has measured it here: what follows if it were so",
-        measured=False,
-    ),
-    LaunchCost(
-        CHIPS["sm_90a"].products[0],
-        (0.8, 1.0),  # two runs: 0.78 to 1.04
-        "an empty kernel as a node of a graph, reports/bench/gpu.json",
-        measured=True,
-    ),
 )
 
 
@@ -172,35 +144,18 @@ class Flow:
         return sum(step.traffic.written for step in self.steps if step.traffic)
 
     @property
+    def bytes(self) -> int:
+        """Bytes read and written by all launches."""
+        return self.read + self.written
+
+    @property
     def weights(self) -> int:
         """Bytes of weights and their scales, of all that is read."""
         return sum(step.traffic.reads.get(name, 0) for step in self.steps if step.traffic for name in _WEIGHTS)
 
     def floor(self, bandwidth: float) -> float:
         """Microseconds that all its bytes take at so many GB/s."""
-        return (self.read + self.written) / bandwidth / 1e3
-
-
-@dataclass(frozen=True)
-class Saving:
-    """What fusing saves on a product.
-
-    Attributes:
-        cost: of a launch on the product.
-        launch: microseconds of one launch, one of the cost's.
-        saved: microseconds of the launch and the bytes that are saved.
-        layer: microseconds of the separate layer: its bytes at the product's bandwidth, and its launches.
-    """
-
-    cost: LaunchCost
-    launch: float
-    saved: float
-    layer: float
-
-    @property
-    def share(self) -> float:
-        """Of the layer."""
-        return self.saved / self.layer
+        return self.bytes / bandwidth / 1e3
 
 
 def flow(
@@ -237,7 +192,7 @@ def flow(
     chip = kernel_chip(arch)
     sizes = FLOW_MODELS[model]
     rows = _rows(sizes, m, routing, seed)
-    if backend.name == _KERNEL_PATH:
+    if backend.name == KERNEL_PATH:
         way = quantization or "fused"
         steps = tuple(_launched(step, rows) for step in _plan(sizes, m, way, chip))
         return Flow(backend.name, way, sizes, m, rows, steps)
@@ -246,32 +201,9 @@ def flow(
     return Flow(backend.name, "separate" if backend.activations == "mxfp8" else None, sizes, m, rows, steps)
 
 
-def fusing(model: str, m: int, *, routing: str = "uniform", seed: int = 7) -> tuple[Flow, Flow, tuple[Saving, ...]]:
-    """The layer with its quantization separate, and fused, and what that saves on each product, launch by launch cost.
-
-    Raises:
-        ArgumentError: as `flow`.
-    """
-    separate, fused = (
-        flow(_KERNEL_PATH, model, m, quantization=way, routing=routing, seed=seed) for way in ("separate", "fused")
-    )
-    launches = separate.launches - fused.launches
-    savings = tuple(
-        Saving(
-            cost,
-            launch,
-            separate.floor(cost.product.bandwidth) - fused.floor(cost.product.bandwidth) + launches * launch,
-            separate.floor(cost.product.bandwidth) + separate.launches * launch,
-        )
-        for cost in LAUNCH_COSTS
-        for launch in cost.microseconds
-    )
-    return separate, fused, savings
-
-
 def _rows(model: FlowModel, m: int, routing: str, seed: int) -> tuple[int, ...]:
     """Rows of each expert."""
-    case = Case("routing", "ids", Shape(m, e=model.experts, t=model.top_k), "given", seed, routing=routing)
+    case = ROUTE.case("given", Shape(m, e=model.experts, t=model.top_k), "ids", seed, routing=routing)
     counts = np.bincount(expert_ids(case).reshape(-1), minlength=model.experts)
     return tuple(int(count) for count in counts)
 
@@ -294,3 +226,69 @@ def _plan(model: FlowModel, m: int, quantization: str, chip: Chip) -> Sequence[S
 def _launched(step: Step, rows: tuple[int, ...]) -> FlowStep:
     plan = step.plan
     return FlowStep(step.stage, step.conversions, plan.kernel.entry, plan.grid, plan.block, step.traffic(rows))
+
+
+def flow_document(flow: Flow, bandwidth: float) -> dict[str, Any]:
+    """Everything that the tables show, as JSON values."""
+    planned = flow.launches > 0
+    return {
+        "path": flow.path,
+        "quantization": flow.quantization,
+        "model": vars(flow.model),
+        "m": flow.m,
+        "experts_with_rows": sum(rows > 0 for rows in flow.rows),
+        "steps": [_step_document(step) for step in flow.steps],
+        "conversions_to_first_gemm": list(flow.first_gemm),
+        "conversions": list(flow.conversions),
+        "launches": flow.launches if planned else None,
+        "read": flow.read if planned else None,
+        "written": flow.written if planned else None,
+        "weights": flow.weights if planned else None,
+        "bandwidth_gb_per_s": bandwidth,
+        "floor_us": flow.floor(bandwidth) if planned else None,
+        "weights_floor_us": flow.weights / bandwidth / 1e3 if planned else None,
+    }
+
+
+def _step_document(step: FlowStep) -> dict[str, Any]:
+    traffic = step.traffic
+    return {
+        "stage": step.stage,
+        "conversions": list(step.conversions),
+        "entry": step.entry,
+        "grid": step.grid,
+        "block": step.block,
+        "reads": dict(traffic.reads) if traffic else None,
+        "writes": dict(traffic.writes) if traffic else None,
+    }
+
+
+def flow_table(flow: Flow) -> Table:
+    """A line a step."""
+    launch = ("~launch", ">bytes read", ">written") if flow.launches else ()
+    table = plain_table("stage", "~conversions", *launch)
+    for step in flow.steps:
+        cells = [step.stage, "; ".join(step.conversions) or "-"]
+        if step.traffic is not None:
+            entry = (step.entry or "").removeprefix("refmoe_")
+            cells += [f"{entry} {step.grid} x {step.block}", f"{step.traffic.read:,}", f"{step.traffic.written:,}"]
+        table.add_row(*cells)
+    return table
+
+
+def flow_summary(flow: Flow, bandwidth: float) -> str:
+    """The totals, in a few lines."""
+    active = sum(rows > 0 for rows in flow.rows)
+    lines = [
+        f"{len(flow.first_gemm)} conversions up to the first GEMM's output: {'; '.join(flow.first_gemm)}; "
+        f"{len(flow.conversions)} in the layer"
+    ]
+    if not flow.launches:
+        return f"{lines[0]}\n{flow.path} is a reference here: no launch of ours exists, so there is no traffic to count"
+    lines += [
+        f"{flow.launches} launches, {flow.bytes:,} bytes: {flow.read:,} read, {flow.written:,} written; "
+        f"{flow.weights:,} of them are weights of {active} experts, {flow.weights / flow.bytes:.2%}",
+        f"at {bandwidth:g} GB/s all bytes take {flow.floor(bandwidth):.2f} us, the weights alone "
+        f"{flow.weights / bandwidth / 1e3:.2f} us",
+    ]
+    return "\n".join(lines)

@@ -10,7 +10,8 @@ from refmoe.chips import kernel_chip
 from refmoe.cuda.gemm.choice import Choice, Verdict, llama_cpp_warps, tiles_needed, use_percent
 from refmoe.cuda.gemm.tile import Tile, max_stages, stage_bytes, stage_capacity
 from refmoe.museum.cutlass.tiles import CUTLASS_RELEASES, CUTLASS_TILES, CutlassTile
-from refmoe.views.layout_plan import counted
+from refmoe.tables import plain_table
+from refmoe.views.layout import counted
 
 __all__ = ["choice_document", "choice_summary", "choice_table", "cutlass_table"]
 
@@ -61,11 +62,7 @@ def choice_summary(choice: Choice) -> str:
 
 def choice_table(choice: Choice) -> Table:
     """What each tile takes and why it was chosen or not."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("tile", "use %", "bytes/stage", "stages", "tiles needed"):
-        table.add_column(name, justify="left" if name == "tile" else "right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("why", overflow="fold")
+    table = plain_table("tile", ">use %", ">bytes/stage", ">stages", ">tiles needed", "verdict", "~why")
     for entry in choice.weighed:
         figures = _figures(entry.tile, choice)
         table.add_row(
@@ -83,10 +80,7 @@ def choice_table(choice: Choice) -> Table:
 
 def cutlass_table(choice: Choice) -> Table:
     """Which releases of CUTLASS open the same tiles, with the stages that they get or why they do not."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("tile", no_wrap=True)
-    for release in CUTLASS_RELEASES:
-        table.add_column(f"CUTLASS {release}", overflow="fold")
+    table = plain_table("tile", *(f"~CUTLASS {release}" for release in CUTLASS_RELEASES))
     for entry in choice.weighed:
         found = CUTLASS_TILES[entry.tile]
         table.add_row(str(entry.tile), *(_cutlass_cell(found[release]) for release in CUTLASS_RELEASES))

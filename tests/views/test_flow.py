@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from refmoe.cli import app
 from refmoe.errors import ArgumentError
 from refmoe.reference.moe.pipeline import path_steps
-from refmoe.views.flow import LAUNCH_COSTS, flow, fusing
-from refmoe.views.flow_view import claims
+from refmoe.views.flow import flow
+from refmoe.views.fusing import LAUNCH_COSTS, claims, fusing
 
 GPU_REPORT = Path(__file__).resolve().parent.parent.parent / "reports" / "bench" / "gpu.json"
 

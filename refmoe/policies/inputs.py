@@ -11,21 +11,24 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.draw import Draw
 from refmoe.errors import ArgumentError
-from refmoe.families.fills import BLOCK, FILLS, INPUT_FORMATS
-from refmoe.families.real_data import SHIPPED
-from refmoe.files import read_npy
+from refmoe.families.case import Shape
+from refmoe.families.quantize import FILLS, LEAST_BLOCKS, QUANTIZE, make_input
+from refmoe.families.real_data import FFN_INPUT
+from refmoe.files import read_npy, tensor_name
+from refmoe.reference.dequantize import BLOCK
 
-__all__ = ["Source", "read_bytes", "read_source"]
+__all__ = ["NamedInput", "read_bytes", "read_input"]
 
 _FIELDS = re.compile(r"(?P<dtype>bf16|fp16)|m(?P<m>\d+)k(?P<k>\d+)|seed(?P<seed>\d+)")
 _FILL_ROWS, _FILL_WIDTH, _FILL_SEED = 256, 2880, 7
 _MOST_ELEMENTS = 1 << 31
+#: Those that are drawn; the others are read from files.
+_DRAWN = tuple(name for name in FILLS if name not in ("real", "activations"))
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class NamedInput:
     """Activations and where they come from.
 
     Attributes:
@@ -37,30 +40,30 @@ class Source:
     x: NDArray[np.generic]
 
 
-def read_source(text: str) -> Source:
+def read_input(text: str) -> NamedInput:
     """Activations by name.
 
     Args:
         text: FILE.npy; FILE.safetensors[:TENSOR]; "real", the activations that ship with refmoe; or a fill of
-            `refmoe.families.fills` with what it needs, FILL[:bf16|fp16][:mMkK][:seedN]. NumPy has no BF16: a .npy file
-            of raw 2-byte elements, which is what ml_dtypes writes, is read as BF16.
+            `refmoe.families.quantize` with what it needs, FILL[:bf16|fp16][:mMkK][:seedN]. NumPy has no BF16: a .npy
+            file of raw 2-byte elements, which is what ml_dtypes writes, is read as BF16.
 
     Raises:
         ArgumentError: no such file or fill, a damaged file, no such tensor, another dtype.
     """
     if text == "real":
-        return Source(text, _from_safetensors(SHIPPED, None, "input"))
-    if text.split(":")[0] in FILLS:
+        return NamedInput(text, _from_safetensors(FFN_INPUT, None, "input"))
+    if text.split(":")[0] in _DRAWN:
         return _from_fill(text)
     path, tensor = _split(text)
-    needed = f"a .npy or .safetensors file, real, or one of the fills {', '.join(FILLS)}"
+    needed = f"a .npy or .safetensors file, real, or one of the fills {', '.join(_DRAWN)}"
     if not path.is_file():
         raise ArgumentError("input", f"no file or fill {text!r}", needed)
     if path.suffix == ".npy":
         array = _from_npy(path, tensor, "input")
-        return Source(text, array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array)
+        return NamedInput(text, array.view(ml_dtypes.bfloat16) if array.dtype == np.dtype("V2") else array)
     if path.suffix == ".safetensors":
-        return Source(text, _from_safetensors(path, tensor, "input"))
+        return NamedInput(text, _from_safetensors(path, tensor, "input"))
     raise ArgumentError("input", f"the file {path}", needed)
 
 
@@ -96,7 +99,7 @@ def _split(text: str) -> tuple[Path, str | None]:
     return (Path(path), tensor) if colon else (Path(text), None)
 
 
-def _from_fill(text: str) -> Source:
+def _from_fill(text: str) -> NamedInput:
     name, *fields = text.split(":")
     given: dict[str, str] = {}
     for part in fields:
@@ -109,13 +112,12 @@ def _from_fill(text: str) -> Source:
     if k == 0 or k % BLOCK:
         raise ArgumentError("input", f"k{k} in {text!r}", f"a k that is a multiple of {BLOCK}")
     # A fill that runs through all patterns gets the blocks for it.
-    least_rows = -(-FILLS[name].least_blocks.get(dtype, 0) * BLOCK // k)
+    least_rows = -(-LEAST_BLOCKS.get(name, 0) * BLOCK // k)
     m = int(given.get("m", max(_FILL_ROWS, least_rows)))
     if not 0 < m * k <= _MOST_ELEMENTS:
         raise ArgumentError("input", f"m{m}k{k} in {text!r}", f"1 to {_MOST_ELEMENTS} elements")
-    format = INPUT_FORMATS[dtype]
-    patterns = FILLS[name].make(format, Draw(name, dtype, seed), m, k)
-    return Source(f"{name}:{dtype}:m{m}k{k}:seed{seed}", patterns.view(format.dtype))
+    x = make_input(QUANTIZE.case(name, Shape(m, k), dtype, seed), dtype)
+    return NamedInput(f"{name}:{dtype}:m{m}k{k}:seed{seed}", x)
 
 
 def _from_npy(path: Path, tensor: str | None, argument: str) -> NDArray[Any]:
@@ -133,7 +135,7 @@ def _from_safetensors(path: Path, tensor: str | None, argument: str) -> NDArray[
 
     try:
         with safe_open(path, framework="numpy") as file:
-            name = _chosen_tensor(path, sorted(file.keys()), tensor, argument)
+            name = tensor_name(path, sorted(file.keys()), tensor, argument)
             # The library's NumPy side knows no FP8.
             if not file.get_slice(name).get_dtype().startswith("F8_"):
                 array: NDArray[Any] = file.get_tensor(name)
@@ -152,13 +154,3 @@ def _fp8_bytes(path: Path, name: str) -> NDArray[np.uint8]:
     entries: dict[str, dict[str, Any]] = dict(deserialize(path.read_bytes()))  # type: ignore[no-untyped-call]
     values: NDArray[np.uint8] = np.frombuffer(entries[name]["data"], np.uint8).reshape(entries[name]["shape"])
     return values
-
-
-def _chosen_tensor(path: Path, names: list[str], tensor: str | None, argument: str) -> str:
-    if tensor is None and len(names) == 1:
-        return names[0]
-    if tensor in names:
-        return tensor
-    found = f"{len(names)} tensors in {path}" if tensor is None else f"no tensor {tensor!r} in {path}"
-    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    raise ArgumentError(argument, found, f"FILE:TENSOR with one of: {shown or 'none, the file is empty'}")

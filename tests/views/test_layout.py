@@ -11,7 +11,8 @@ import pytest
 
 from refmoe.errors import ArgumentError
 from refmoe.reference.scalar import layout as scalar
-from refmoe.views.layout import render_picture, render_text
+from refmoe.views.layout import layout_text
+from refmoe.views.layout_picture import draw_layout
 
 
 def offset_table(text: str) -> tuple[list[str], list[list[str]]]:
@@ -35,7 +36,7 @@ def byte_table(text: str) -> dict[int, str]:
 @pytest.mark.parametrize("layout", ["128x4", "8x4", "linear"])
 @pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (9, 5), (130, 6), (128, 8), (8192, 90)])
 def test_both_tables_are_the_specification(layout: str, rows: int, blocks: int) -> None:
-    text = render_text(layout, rows, blocks)
+    text = layout_text(layout, rows, blocks)
     assert f"{scalar.scale_size(layout, rows, blocks)} bytes" in text
     header, lines = offset_table(text)
     seen = 0
@@ -57,13 +58,13 @@ def test_both_tables_are_the_specification(layout: str, rows: int, blocks: int) 
 
 def test_the_first_tile_whole() -> None:
     # 16 bytes hold rows i, i + 32, i + 64, i + 96; there is no fourth K-block, and no row from 40 on.
-    owners = byte_table(render_text("128x4", 40, 3))
+    owners = byte_table(layout_text("128x4", 40, 3))
     assert [owners[byte] for byte in range(16)] == ["0.0", "0.1", "0.2", "0", "32.0", "32.1", "32.2", "0", *"-" * 8]
 
 
 def test_experts_by_hand() -> None:
     # 3, 0 and 6 rows: bases align128(0), align128(3 + 127), align128(3 + 254), capacity align128(9 + 381).
-    text = render_text("128x4", 9, 4, offsets=[0, 3, 3, 9])
+    text = layout_text("128x4", 9, 4, offsets=[0, 3, 3, 9])
     table = [line.split() for line in text.split("\n\n")[1].split("\n")[2:]]
     assert table == [
         ["0", "0", "3", "0", "0..2", "3..255"],
@@ -76,7 +77,7 @@ def test_experts_by_hand() -> None:
 
 
 def test_grouped_linear_rows_are_whole_words() -> None:
-    _, lines = offset_table(render_text("linear", 2, 6, offsets=[0, 2]))
+    _, lines = offset_table(layout_text("linear", 2, 6, offsets=[0, 2]))
     assert [line[2] for line in lines] == ["0", "8"]
 
 
@@ -90,14 +91,14 @@ def test_grouped_linear_rows_are_whole_words() -> None:
     ],
 )
 def test_large_layouts_stay_short(layout: str, rows: int, blocks: int, offsets: list[int] | None) -> None:
-    lines = render_text(layout, rows, blocks, offsets=offsets).split("\n")
+    lines = layout_text(layout, rows, blocks, offsets=offsets).split("\n")
     assert len(lines) < 80
     assert max(map(len, lines)) <= 125
 
 
 def test_the_formula_can_be_evaluated() -> None:
     for layout in ("128x4", "8x4", "linear"):
-        text = render_text(layout, 300, 11)
+        text = layout_text(layout, 300, 11)
         found = re.search(r"^offset  (.*?)    ", text, re.MULTILINE)
         assert found
         for m in (0, 7, 8, 31, 32, 127, 128, 299):
@@ -107,26 +108,26 @@ def test_the_formula_can_be_evaluated() -> None:
 
 @pytest.mark.parametrize(("rows", "blocks"), [(0, 4), (4, 0), (0, 0)])
 def test_empty_layouts(rows: int, blocks: int) -> None:
-    assert "buffer  0 bytes" in render_text("128x4", rows, blocks)
+    assert "buffer  0 bytes" in layout_text("128x4", rows, blocks)
 
 
 def test_text_needs_no_matplotlib() -> None:
     program = (
-        "import sys; from refmoe.views.layout import render_text; render_text('8x4', 9, 5); "
+        "import sys; from refmoe.views.layout import layout_text; layout_text('8x4', 9, 5); "
         "sys.exit(any(name.split('.')[0] in ('matplotlib', 'torch') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
 def test_png(tmp_path: Path) -> None:
-    path = render_picture("8x4", 9, 6, tmp_path / "new" / "layout.png")
+    path = draw_layout("8x4", 9, 6, tmp_path / "new" / "layout.png")
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert [file.name for file in path.parent.iterdir()] == ["layout.png"]
 
 
 def test_svg_is_the_same_every_time(tmp_path: Path) -> None:
-    first = render_picture("128x4", 5, 4, tmp_path / "a.svg", offsets=[0, 2, 2, 5])
-    second = render_picture("128x4", 5, 4, tmp_path / "b.SVG", offsets=[0, 2, 2, 5])
+    first = draw_layout("128x4", 5, 4, tmp_path / "a.svg", offsets=[0, 2, 2, 5])
+    second = draw_layout("128x4", 5, 4, tmp_path / "b.SVG", offsets=[0, 2, 2, 5])
     assert first.read_bytes() == second.read_bytes()
     assert first.read_bytes().startswith(b"<?xml")
     # Text is drawn as paths, its source kept in comments: the last row, and the base of the third expert.
@@ -155,6 +156,6 @@ def test_refusal_names_the_argument(tmp_path: Path, argument: str, change: dict)
     arguments = {"layout": "128x4", "rows": 4, "blocks": 4, "path": "layout.png"} | change
     path = tmp_path / arguments.pop("path")
     with pytest.raises(ArgumentError) as caught:
-        render_picture(**arguments, path=path)
+        draw_layout(**arguments, path=path)
     assert caught.value.argument == argument
     assert not list(tmp_path.iterdir())

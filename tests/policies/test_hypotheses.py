@@ -10,7 +10,7 @@ from support.policy_data import gaussian, real
 
 from refmoe.formats import E2M1, E4M3
 from refmoe.policies import Detection, detect_policy
-from refmoe.policies.sources import read_source
+from refmoe.policies.inputs import read_input
 from refmoe.reference import pack_fp4, quantize, quantize_mxfp4, quantize_mxfp8, swizzle_scales, unpack_fp4
 
 
@@ -75,7 +75,7 @@ SHIFTS = [
 
 @pytest.mark.parametrize(("step", "axis", "words", "missing"), SHIFTS)
 def test_scales_shifted(step: int, axis: int | None, words: str, missing: int) -> None:
-    x = read_source("fingerprint:m16k416").x
+    x = read_input("fingerprint:m16k416").x
     made = quantize_mxfp8(x, mode="floor")
     scales = np.roll(made.scales, step, axis=axis)
     explained(detect_policy(x, made.codes, scales), f"each block has the scale of {words}", "floor/exact", missing)
@@ -85,7 +85,7 @@ def test_scales_shifted(step: int, axis: int | None, words: str, missing: int) -
 @pytest.mark.parametrize("claimed", ["linear", "128x4", "8x4"])
 def test_the_wrong_layout(written: str, claimed: str) -> None:
     """Of 128 rows and a multiple of 4 blocks, where every layout has the same size."""
-    x = read_source("fingerprint:m128k256").x
+    x = read_input("fingerprint:m128k256").x
     made = quantize_mxfp8(x, mode="rceil")
     found = detect_policy(x, made.codes, swizzle_scales(made.scales, written), layout=claimed)
     if written == claimed:
@@ -95,7 +95,7 @@ def test_the_wrong_layout(written: str, claimed: str) -> None:
 
 
 def test_scales_transposed() -> None:
-    x = read_source("fingerprint:m16k416").x
+    x = read_input("fingerprint:m16k416").x
     made = quantize_mxfp8(x)
     found = detect_policy(x, made.codes, np.ascontiguousarray(made.scales.T))
     explained(found, "the scales are transposed, K-block first", "rceil/exact")
@@ -129,7 +129,7 @@ ROUNDINGS = [
 @pytest.mark.parametrize("format", ["mxfp8", "mxfp4"])
 def test_another_rounding(format: str, words: str, choose: Callable[[float, float, float], bool]) -> None:
     """On ties in either direction: without them rounding halves one way or the other gives the same bytes."""
-    x = np.concatenate([read_source("rne-ties:m4k416:seed1").x, gaussian(4)])
+    x = np.concatenate([read_input("rne-ties:m4k416:seed1").x, gaussian(4)])
     made = quantize(x, format, policy="ocp")
     codes = rounded(x, made.scales, E4M3 if format == "mxfp8" else E2M1, choose)
     found = detect_policy(x, codes if format == "mxfp8" else pack_fp4(codes), made.scales)
@@ -161,7 +161,7 @@ def test_saturation_missing() -> None:
     """What ml_dtypes' cast does above 464."""
     import ml_dtypes
 
-    x = read_source("saturation:m16k416").x
+    x = read_input("saturation:m16k416").x
     made = quantize_mxfp8(x, mode="floor")
     scaled = np.ldexp(x.astype(np.float64), 127 - np.repeat(made.scales, 32, axis=1).astype(np.int64))
     codes = scaled.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)

@@ -11,12 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from refmoe.drift.growth import LEAST_STEPS
+from refmoe.drift.run import Point
 from refmoe.reports.drift import failures
+from refmoe.tables import plain_table
 
-__all__ = ["drift_view", "point_text"]
+__all__ = ["drift_summary"]
 
 
-def drift_view(document: Mapping[str, Any]) -> RenderableType:
+def drift_summary(document: Mapping[str, Any]) -> RenderableType:
     """What was compared, a table for each point, where bits part, what grows, and what is wrong."""
     parts: list[RenderableType] = []
     config, steps = document["checkpoint"]["config"], document["steps"]
@@ -28,7 +30,7 @@ def drift_view(document: Mapping[str, Any]) -> RenderableType:
         )
     )
     for run in document["runs"]:
-        parts += [Text(f"{point_text(run['point'])}\n"), _table(run["comparisons"])]
+        parts += [Text(f"{Point(**run['point'])}\n"), _table(run["comparisons"])]
         parts += [Text(line) for line in _lines(run["comparisons"])]
         parts.append(Text(""))
     found = failures(document)
@@ -39,28 +41,10 @@ def drift_view(document: Mapping[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def point_text(point: Mapping[str, Any]) -> str:
-    """A point of a sweep in words."""
-    k = "" if point["k"] is None else f", k {point['k']}"
-    return f"batch {point['batch']}, prompt {point['prompt']}{k}, {point['in_flight']} in flight"
-
-
 def _table(comparisons: Iterable[Mapping[str, Any]]) -> Table:
     """Figures of steps with the same input: the last layer's hidden state, all layers' ulps, the logits."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("path", "against", "mode"):
-        table.add_column(heading, no_wrap=True)
-    for heading in (
-        "rel. L2 median",
-        "max",
-        "cosine min",
-        "ulp max",
-        "rerouted %",
-        "KL mean, nats",
-        "KL max",
-        "top-1 %",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
+    error = (">rel. L2 median", ">max", ">cosine min", ">ulp max", ">rerouted %")
+    table = plain_table("path", "against", "mode", *error, ">KL mean, nats", ">KL max", ">top-1 %")
     for one in comparisons:
         hidden, logits = one["curves"]["hidden"], one["curves"]["logits"]
         error, divergence = _counted(one, hidden["relative_l2"])[..., -1], _counted(one, logits["divergence"])

@@ -1,29 +1,18 @@
-"""A comparison as a picture: where the policies part, how often, and what it costs. Sizes are inches.
-
-Imported only when a picture is asked for, so that nobody else waits for matplotlib.
-"""
+"""A comparison as a picture: where the policies part, how often, and what it costs. Sizes are inches."""
 
 from __future__ import annotations
 
-import io
 import os
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from refmoe.errors import ArgumentError, describe
-from refmoe.files import write_atomic
-from refmoe.policies.compare import MANTISSA_BINS, PolicyComparison, PolicyFigures
-from refmoe.policies.view import same_bytes
+from refmoe.pictures import picture, picture_path
+from refmoe.policies.compare import MANTISSA_BINS, PolicyComparison, PolicyFigures, same_bytes
 
-__all__ = ["PICTURE_FORMATS", "draw_comparison"]
+__all__ = ["draw_comparison"]
 
-PICTURE_FORMATS = (".png", ".svg")
 WIDTH, HEIGHT = 11.0, 8.2
 COLOURS = ("#3b6ea8", "#d9772b", "#4a9a58", "#8a63ab", "#b5473f", "#3a9ba3", "#a0803a", "#c2659a", "#5b6770", "#9aa53b")
 INK, QUIET, BARS = "#222222", "#777777", "#d5dbe3"
@@ -45,17 +34,12 @@ def draw_comparison(comparison: PolicyComparison, source: str, path: str | os.Pa
         ArgumentError: another suffix.
         OSError: the file cannot be written.
     """
-    target = Path(path)
-    if target.suffix.lower() not in PICTURE_FORMATS:
-        raise ArgumentError("path", describe(str(path)), "a name that ends in " + " or ".join(PICTURE_FORMATS))
+    target = picture_path(path)
     groups = same_bytes(comparison)
     by_name = {figures.rule.name: figures for figures in comparison.figures}
     shown = [by_name[group[0]] for group in groups]
     labels = [_label(group) for group in groups]
-    style: dict[Any, Any] = {"font.family": "DejaVu Sans", "font.size": 8, "svg.hashsalt": "refmoe"}
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=(WIDTH, HEIGHT), facecolor="white")
-        FigureCanvasAgg(figure)
+    with picture(target, WIDTH, HEIGHT, dpi=150, style={"font.size": 8}) as figure:
         grid = figure.add_gridspec(2, 2, left=0.08, right=0.94, top=0.88, bottom=0.16, hspace=0.44, wspace=0.3)
         m, k = comparison.shape
         blocks = sum(comparison.kinds.values())
@@ -68,11 +52,7 @@ def draw_comparison(comparison: PolicyComparison, source: str, path: str | os.Pa
         _draw_errors(shown, labels, figure.add_subplot(grid[1, 1]))
         alike = [f"{label}: {', '.join(group)}" for label, group in zip(labels, groups, strict=True) if len(group) > 1]
         figure.text(0.08, 0.02, "\n".join(alike), color=QUIET, fontsize=7)
-        stream = io.BytesIO()
-        picture_format = target.suffix.lower()[1:]
-        metadata = {"Date": None} if picture_format == "svg" else {"Software": None}
-        figure.savefig(stream, format=picture_format, dpi=150, metadata=metadata)
-    return write_atomic(target, stream.getvalue())
+    return target
 
 
 def _label(group: list[str]) -> str:
