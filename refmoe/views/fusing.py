@@ -1,4 +1,4 @@
-"""What fusing a layer's quantization into expand saves, on each chip, and two claims held against that."""
+"""What fusing a layer's quantization into expand saves, on each product, and two claims held against that."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Saving:
 
     Attributes:
         cost: of a launch on the product.
-        launch: microseconds of one launch.
+        launch: microseconds of one launch, one of the cost's.
         saved: microseconds of the launch and the bytes that are saved.
         layer: microseconds of the separate layer: its bytes at the product's bandwidth, and its launches.
     """
