@@ -33,6 +33,7 @@ def gate(
     as_json: JsonOption = False,
 ) -> None:
     """Fail on a bad verdict, a vanished case, a stale or edited report."""
+    from refmoe.reports import baseline as baselines
     from refmoe.reports import gate as gates
     from refmoe.reports.parity import read_report, schema_text
     from refmoe.verify.runner import source_sha256
@@ -50,7 +51,7 @@ def gate(
     outcome = gates.check_reports(given, present, source_sha256)
     count = None
     if write_baseline and not outcome.refusals:
-        count = gates.write_baseline(baseline, [read_report(path) for path in outcome.reports])
+        count = baselines.write_baseline(baseline, [read_report(path) for path in outcome.reports])
     if as_json:
         document = {"reports": [str(path) for path in outcome.reports], "passed": outcome.passed}
         typer.echo(json.dumps({**document, "refusals": list(outcome.refusals)}, indent=1))

@@ -32,8 +32,8 @@ def report(
 
     from refmoe.errors import RefmoeError
     from refmoe.files import write_atomic
-    from refmoe.reports.html import page_text, parity_reports, read_source
-    from refmoe.reports.parity import ReportError
+    from refmoe.reports.documents import ReportError
+    from refmoe.reports.html import page_text, read_source
     from refmoe.reports.render import junit_text, markdown_text
     from refmoe.verify.runner import source_sha256
 
@@ -41,7 +41,7 @@ def report(
         usage("found no output; needed --html PATH, --markdown PATH or --junit PATH")
     try:
         sources = [read_source(path) for path in paths]
-        reports = parity_reports(sources)
+        reports = [source.report for source in sources if source.report is not None]
         if (markdown or junit) and not reports:
             usage(f"--{'markdown' if markdown else 'junit'}: found no parity report; needed at least one")
         texts = {}

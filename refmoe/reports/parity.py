@@ -1,4 +1,4 @@
-"""The report: one JSON document whose digest shows an edit.
+"""The parity report: what became of every case of a run; how it is made, written, read and checked.
 
 The keys `schema_version`, `cases[]` with `id, device, arch, verdict, evidence, stage, first_mismatch, repro,
 source_sha256`, and `digest` stay what they are; a new meaning takes a new schema version.
@@ -10,13 +10,16 @@ import dataclasses
 import datetime
 import hashlib
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from refmoe.errors import RefmoeError
+from refmoe.errors import ArgumentError
+from refmoe.reports.documents import EDITED, PresentHash, ReportError, digest_of, is_intact, read_document
 from refmoe.reports.environment import Environment
 from refmoe.verify.tolerances import TOLERANCES, Tolerance
 from refmoe.verify.verdict import EVIDENCE, Result, Verdict
@@ -26,21 +29,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAPPED_CASES",
+    "NAMED_CASES",
     "SCHEMA_VERSION",
     "CaseRecord",
     "MismatchMapRecord",
     "MutantRecord",
     "Report",
-    "ReportError",
     "ToleranceRecord",
     "assemble_report",
     "check_report",
     "count_verdicts",
-    "digest_of",
-    "is_intact",
+    "file_sha256",
     "make_report",
-    "read_document",
     "read_report",
+    "refusals_of",
     "report_text",
     "schema_text",
 ]
@@ -50,9 +52,19 @@ SCHEMA_VERSION = "1"
 #: Cases of a report that keep their maps of what differs: a kernel that is wrong everywhere would fill the disk.
 MAPPED_CASES = 100
 
+#: Cases that the gate refuses with a sentence of their own, of each verdict in each report; the rest is counted.
+NAMED_CASES = 5
 
-class ReportError(RefmoeError):
-    """A file is no report, or was changed after it was made; the message says which, in a sentence."""
+#: What a verdict means for whoever wants to merge.
+_REFUSED = {
+    Verdict.MISMATCH: "bytes differ",
+    Verdict.OUT_OF_BOUND: "values differ more than any rounding explains",
+    Verdict.MISTRUSTED: "equal on data that could not have failed, which proves nothing",
+    Verdict.ERROR: "the kernel did not run to its end",
+}
+
+#: A kernel that a package has is named by its module; there is no file to hash that would stay the same elsewhere.
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 class _Model(BaseModel):
@@ -121,6 +133,23 @@ class CaseRecord(_Model):
         description=f"where elements differ, by stage; of the first {MAPPED_CASES} cases of a report in which any do",
     )
 
+    @property
+    def finding(self) -> str:
+        """What there is to say of the verdict: of a MISMATCH the place first, then what may explain it.
+
+        "codes[5, 421], block (5, 13) lane 5: kernel gave 0x6F (120), reference has 0x70 (128), 1 ulp, scale 0x7B; 3 of
+        23040 differ"
+        """
+        place = re.sub(
+            r"\bkernel (.+?) reference ", r"kernel gave \1, reference has ", self.first_mismatch or "", count=1
+        )
+        parts = self.reason, place.replace("  ", ", ", 1)
+        return "; ".join(filter(None, parts[::-1] if self.verdict is Verdict.MISMATCH else parts))
+
+    def stale(self, present: str) -> bool:
+        """Whether the kernel ran from other sources than those whose hash is `present`."""
+        return self.verdict.ran and self.source_sha256 != present
+
 
 class MutantRecord(_Model):
     """What became of one planted fault."""
@@ -169,20 +198,12 @@ class Report(_Model):
     )
     digest: str = Field(description="SHA-256 of the canonical JSON (sorted keys, no spaces, UTF-8) without this key")
 
-
-def digest_of(document: Mapping[str, Any]) -> str:
-    """SHA-256 of a document's canonical JSON: sorted keys, no spaces, UTF-8, the key `digest` left out."""
-    content = {key: value for key, value in document.items() if key != "digest"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def is_intact(document: Mapping[str, Any]) -> bool:
-    """Whether a document has the digest that it states; one with a NaN has none, since JSON has no word for it."""
-    try:
-        return digest_of(document) == document.get("digest")
-    except (ValueError, RecursionError):
-        return False
+    @property
+    def proves(self) -> list[str]:
+        """What a pass proves, as `evidence` has it; nothing of a run in which a case fails or none passed."""
+        verdicts = {case.verdict for case in self.cases}
+        passed = Verdict.PASS in verdicts and not any(verdict.fails for verdict in verdicts)
+        return list(self.evidence.values()) if passed and all(mutant.caught for mutant in self.mutants) else []
 
 
 def make_report(
@@ -301,29 +322,6 @@ def report_text(report: Report) -> str:
     return head[: -len("\n}")] + f',\n "cases": [\n  {body}\n ]\n}}\n'
 
 
-def read_document(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        ReportError: the file cannot be read, is empty, or holds no JSON object.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ReportError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ReportError(f"{path}: cannot be read: {error}") from error
-    if not text.strip():
-        raise ReportError(f"{path}: the file is empty; a report is one JSON object")
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ReportError(f"{path}: no JSON, so no report: {error}") from error
-    if not isinstance(document, dict):
-        raise ReportError(f"{path}: holds a JSON {type(document).__name__}; a report is one JSON object")
-    return document
-
-
 def read_report(path: Path) -> Report:
     """A report from a file, its schema and its digest checked.
 
@@ -341,7 +339,7 @@ def check_report(path: Path, document: Mapping[str, Any]) -> Report:
     if version != SCHEMA_VERSION:
         raise ReportError(f"{path}: schema version {version!r}; this refmoe reads version {SCHEMA_VERSION!r}")
     if not is_intact(document):
-        raise ReportError(f"{path}: edited after it was made: its content does not have the digest that it states")
+        raise ReportError(f"{path}: {EDITED}")
     try:
         return Report.model_validate(document)
     except ValidationError as error:
@@ -356,3 +354,99 @@ def schema_text() -> str:
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = f"refmoe report, schema version {SCHEMA_VERSION}"
     return json.dumps(schema, indent=1, sort_keys=True) + "\n"
+
+
+def refusals_of(path: Path, report: Report, present: PresentHash) -> list[str]:
+    """Why the gate refuses the report at `path`, a sentence each: its verdicts, its planted faults, its sources."""
+    survivors = [mutant for mutant in report.mutants if not mutant.caught]
+    return [
+        *_refused_cases(path, report.cases),
+        *(f"{path}: the planted fault {mutant.name} was not caught: {mutant.fault}" for mutant in survivors),
+        *_stale_families(path, report.cases, present),
+        *_stale_user_kernels(path, report.cases),
+    ]
+
+
+def _refused_cases(path: Path, cases: Sequence[CaseRecord]) -> list[str]:
+    if not cases:
+        return [f"{path}: an empty report: it holds no case, so it proves nothing"]
+    twice = [name for name, count in Counter(case.id for case in cases).items() if count > 1]
+    refusals = [f"{path}: case {name} is there twice" for name in twice[:NAMED_CASES]]
+    if len(twice) > NAMED_CASES:
+        refusals.append(f"{path}: {len(twice) - NAMED_CASES:,} more cases are there twice")
+    if not any(case.verdict.ran for case in cases):
+        refusals.append(f"{path}: no case ran: {cases[0].verdict.value}: {cases[0].reason}")
+    for verdict, meaning in _REFUSED.items():
+        refusals += _refused_verdict(path, [case for case in cases if case.verdict is verdict], meaning)
+    return refusals
+
+
+def _refused_verdict(path: Path, failing: Sequence[CaseRecord], meaning: str) -> list[str]:
+    """A sentence for each of the first cases, and one for all the others."""
+    refusals = [
+        f"{path}: {case.verdict.value}, {meaning}: {case.finding}; run: {case.repro}" for case in failing[:NAMED_CASES]
+    ]
+    if rest := failing[NAMED_CASES:]:
+        kernels = ", ".join(f"{count:,} of {name}" for name, count in Counter(case.family for case in rest).items())
+        refusals.append(
+            f"{path}: {len(rest):,} more cases {rest[0].verdict.value}: {kernels}; see them all: "
+            f"refmoe report {path} --html out/report.html"
+        )
+    return refusals
+
+
+def _stale_families(path: Path, cases: Sequence[CaseRecord], present: PresentHash) -> list[str]:
+    """One sentence a family: a changed header makes all its cases stale at once."""
+    refusals = []
+    for family in sorted({case.family for case in cases if case.kernel is None}):
+        try:
+            now = present(family)
+        except (ArgumentError, OSError) as error:
+            refusals.append(f"{path}: kernel family {family} has no source any more: {error}")
+            continue
+        stale = [case for case in cases if case.family == family and case.kernel is None and case.stale(now)]
+        if stale:
+            refusals.append(
+                f"{path}: the source of {family} changed since {len(stale)} of its cases ran on {stale[0].device} "
+                f"({stale[0].arch}), so they say nothing about it: run them again"
+            )
+    return refusals
+
+
+def _stale_user_kernels(path: Path, cases: Sequence[CaseRecord]) -> list[str]:
+    """A sentence for each user's kernel whose file is gone or another now.
+
+    Files are looked for from the current folder, as pytest named them from the project's root.
+    """
+    refusals = []
+    for kernel in sorted({case.kernel for case in cases if case.kernel is not None}):
+        source = _file_of(kernel)
+        if source is None:
+            continue
+        try:
+            now = file_sha256(source)
+        except OSError as error:
+            refusals.append(f"{path}: the source of {kernel} cannot be read from here: {error.strerror}")
+            continue
+        stale = [case for case in cases if case.kernel == kernel and case.stale(now)]
+        if stale:
+            refusals.append(
+                f"{path}: {source} changed since {len(stale)} cases of {kernel} ran, so they say nothing about it: "
+                "run them again"
+            )
+    return refusals
+
+
+def _file_of(kernel: str) -> Path | None:
+    """The file in a kernel's name FILE::NAME, relative as it is there; None for MODULE::NAME."""
+    place, _, _ = kernel.partition("::")
+    return Path(place) if place.endswith(".py") or _MODULE.fullmatch(place) is None else None
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return hashlib.sha256(path.read_bytes()).hexdigest()

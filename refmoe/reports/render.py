@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
 from rich.text import Text
 
-from refmoe.reports.parity import CaseRecord, MutantRecord, Report
+from refmoe.reports.parity import CaseRecord, MutantRecord, Report, count_verdicts
 from refmoe.verify.verdict import Verdict
 
 __all__ = [
     "accepted_counts",
+    "cases_text",
+    "groups",
+    "headline",
     "junit_text",
     "markdown_text",
     "summary_table",
@@ -30,6 +33,8 @@ _STYLES = {
     Verdict.SKIPPED: "yellow",
     Verdict.UNSUPPORTED: "yellow",
 }
+
+_COLUMNS = ("kernel", "device", "arch", "verdicts", "assumed model", "bytes compared", "seconds")
 
 
 def verdict_style(verdict: Verdict) -> str:
@@ -54,8 +59,12 @@ class Group:
     @property
     def counts(self) -> str:
         """ "12 PASS, 1 MISMATCH"."""
-        verdicts = [case.verdict for case in self.cases]
-        return ", ".join(f"{verdicts.count(verdict)} {verdict.value}" for verdict in Verdict if verdict in verdicts)
+        return ", ".join(f"{count} {name}" for name, count in self.summary.items())
+
+    @property
+    def summary(self) -> dict[str, int]:
+        """Cases by verdict."""
+        return count_verdicts([case.verdict for case in self.cases])
 
     @property
     def model(self) -> str:
@@ -73,6 +82,12 @@ class Group:
         """Time of all cases together."""
         return sum(case.seconds for case in self.cases)
 
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The group's line in a table whose columns are `_COLUMNS`."""
+        figures = f"{self.compared:,}", f"{self.seconds:.1f}"
+        return self.family, self.device, self.arch, self.counts, self.model, *figures
+
 
 def groups(report: Report) -> list[Group]:
     """The report's cases by family, device and arch, in the order of the report."""
@@ -85,20 +100,40 @@ def groups(report: Report) -> list[Group]:
 
 
 def verdict_lines(record: CaseRecord) -> list[str]:
-    """What to print about a case that is not PASS: the verdict with its place or reason, the case, how to rerun it."""
-    what = "; ".join(filter(None, (record.reason, record.first_mismatch)))
-    return [f"{record.verdict.value} {what}", f"repro: {record.repro}"]
+    """What to write about a case that is not PASS: the verdict with what was found, and how to run it again."""
+    return [f"{record.verdict.value} {record.finding}", f"repro: {record.repro}"]
+
+
+def headline(report: Report) -> str:
+    """The verdict in figures: cases, and planted faults if any were planted."""
+    caught = sum(mutant.caught for mutant in report.mutants)
+    faults = f"; {caught} of {len(report.mutants)} planted faults caught" if report.mutants else ""
+    return cases_text(report.summary) + faults
+
+
+def cases_text(summary: Mapping[str, int]) -> str:
+    """Counts by verdict in words.
+
+    "12 of 806 cases fail: 10 MISMATCH, 2 ERROR", or, if none fails, "800 of 806 cases pass, 6 SKIPPED".
+    """
+    total, passed = sum(summary.values()), summary.get(Verdict.PASS.value, 0)
+    failing = [f"{count:,} {name}" for name, count in summary.items() if Verdict(name).fails]
+    if failing:
+        count = sum(count for name, count in summary.items() if Verdict(name).fails)
+        return f"{count:,} of {total:,} cases fail: {', '.join(failing)}"
+    rest = [f"{count:,} {name}" for name, count in summary.items() if name != Verdict.PASS.value]
+    return ", ".join([f"{passed:,} of {total:,} cases pass", *rest])
 
 
 def summary_table(report: Report) -> Table:
     """A rich table, one line for each family, device and arch."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("kernel", "device", "arch", "verdicts", "assumed model", "bytes compared", "seconds"):
+    for name in _COLUMNS:
         table.add_column(name, justify="right" if name in ("bytes compared", "seconds") else "left")
     for group in groups(report):
-        counts = Text(group.counts, style=verdict_style(group.worst))
-        figures = f"{group.compared:,}", f"{group.seconds:.1f}"
-        table.add_row(group.family, group.device, group.arch, counts, group.model, *figures)
+        cells: list[str | Text] = [*group.cells]
+        cells[_COLUMNS.index("verdicts")] = Text(group.counts, style=verdict_style(group.worst))
+        table.add_row(*cells)
     return table
 
 
@@ -138,7 +173,7 @@ def _weights(report: Report, mutant: MutantRecord) -> list[str]:
 
 
 def markdown_text(*reports: Report) -> str:
-    """Reports as Markdown: the table, every verdict but PASS with its repro line, what the evidence means."""
+    """Reports as Markdown: counts, the table, every verdict but PASS with its repro line; of a pass what it proves."""
     return "\n".join(map(_markdown, reports))
 
 
@@ -150,13 +185,12 @@ def _markdown(report: Report) -> str:
         f"`{report.command}`, {report.created}, refmoe {environment.refmoe}, {environment.platform}, "
         f"{environment.nvcc or 'no nvcc'}" + (f", {environment.gpu}" if environment.gpu else ""),
         "",
-        "| kernel | device | arch | verdicts | assumed model | bytes compared | seconds |",
+        f"**{headline(report)}**",
+        "",
+        f"| {' | '.join(_COLUMNS)} |",
         "|---|---|---|---|---|---:|---:|",
+        *(f"| {' | '.join(group.cells)} |" for group in groups(report)),
     ]
-    for group in groups(report):
-        figures = [f"{group.compared:,}", f"{group.seconds:.1f}"]
-        cells = [group.family, group.device, group.arch, group.counts, group.model, *figures]
-        lines.append(f"| {' | '.join(cells)} |")
     told = [case for case in report.cases if case.verdict is not Verdict.PASS]
     for record in sorted(told, key=lambda case: not case.verdict.fails):
         lines += ["", *_fenced(verdict_lines(record))]
@@ -166,8 +200,7 @@ def _markdown(report: Report) -> str:
         finding = (mutant.finding or "").strip().split("\n", 1)[0].replace("|", "\\|")
         lines.append(f"| {mutant.fault} | {f'`{mutant.case}`' if mutant.caught else '**nothing**'} | {finding} |")
     lines += _tolerance_lines(report) if weighed_mutants(report) else []
-    lines += [""]
-    lines += [f"- {text}" for text in report.evidence.values()]
+    lines += ["", *(f"- {text}" for text in report.proves)]
     lines += ["", f"digest `{report.digest}`", ""]
     return "\n".join(lines)
 

@@ -18,9 +18,9 @@ from refmoe.drift.picture import draw_drift
 from refmoe.drift.run import MODES
 from refmoe.errors import ArgumentError
 from refmoe.models import GptOssConfig, write_checkpoint
-from refmoe.reports.drift import check_document
+from refmoe.reports.documents import digest_of
+from refmoe.reports.drift import DRIFT
 from refmoe.reports.gate import check_reports
-from refmoe.reports.parity import digest_of
 
 COMMITTED = Path(__file__).parent.parent.parent / "reports" / "drift.json"
 SMALL = ("--steps", "2", "--batch", "1", "--prompt-length", "2")
@@ -100,7 +100,7 @@ def test_the_same_figures_come_again(made: tuple[Result, Path]) -> None:
 def test_the_committed_document_is_what_the_sources_compute() -> None:
     """Its first steps, by its own paths, prompts and seed; integers only, since a sum may round otherwise elsewhere."""
     document = json.loads(COMMITTED.read_text())
-    assert check_document(COMMITTED, document) == []
+    assert DRIFT.check(COMMITTED, document, str) == []
     assert (document["steps"], len(document["paths"])) == (64, 4)
     with open_or_write(None, document["seed"]) as checkpoint:
         names = [path["name"] for path in document["paths"]]
@@ -153,7 +153,7 @@ def test_a_picture_that_cannot_be_written_costs_no_report(tmp_path: Path) -> Non
     )
     assert found.exit_code == 2
     assert f"--plot: cannot write {plot}" in found.stderr
-    assert check_document(report, json.loads(report.read_text())) == []
+    assert DRIFT.check(report, json.loads(report.read_text()), str) == []
 
 
 def test_the_gate(made: tuple[Result, Path], tmp_path: Path) -> None:
@@ -189,9 +189,9 @@ def test_an_unequal_pair_is_exit_status_1(monkeypatch: pytest.MonkeyPatch, tmp_p
     """With a fault in the fused path's expand: the last code of every row is flipped."""
     import dataclasses
 
-    from refmoe.reference import moe_steps
+    from refmoe.reference.moe import stages
 
-    sound = moe_steps.expand
+    sound = stages.expand
 
     def broken(x: np.ndarray, *arguments: Any, input_sf: Any = None, **options: Any) -> Any:
         rows = sound(x, *arguments, input_sf=input_sf, **options)
@@ -201,7 +201,7 @@ def test_an_unequal_pair_is_exit_status_1(monkeypatch: pytest.MonkeyPatch, tmp_p
         codes[:, -1] ^= 0x80
         return dataclasses.replace(rows, codes=codes)
 
-    monkeypatch.setattr(moe_steps, "expand", broken)
+    monkeypatch.setattr(stages, "expand", broken)
     report = tmp_path / "drift.json"
     found = refmoe("--paths", "cutlass,cutlass:fused", *SMALL, "--report", str(report))
     assert found.exit_code == 1

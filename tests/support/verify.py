@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from refmoe.families.case import Case, parse_case
 from refmoe.families.family import Inputs
 from refmoe.families.quantize_expand import RUNS
+from refmoe.reports.documents import digest_of
 from refmoe.reports.environment import Environment
-from refmoe.reports.parity import digest_of, make_report, report_text
+from refmoe.reports.parity import make_report, report_text
 from refmoe.verify import runner
 from refmoe.verify.runner import source_sha256
 from refmoe.verify.verdict import Result, Verdict

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from refmoe.reports import render
+from refmoe.reports.documents import PresentHash
 from refmoe.reports.html.heatmap import extent_text, heatmap_svg, key_text
-from refmoe.reports.html.section import Column, Finding, Group, Limits, Section, Table, cut
+from refmoe.reports.html.section import Column, Finding, Group, Limits, Section, Table, capped, cut
 from refmoe.reports.parity import CaseRecord, MutantRecord, Report
 from refmoe.verify.verdict import Verdict
 
@@ -25,21 +26,19 @@ def tone_of(verdict: Verdict) -> str:
     return "good" if verdict is Verdict.PASS else "bad" if verdict.fails else "warn"
 
 
-def parity_section(
-    name: str, report: Report, limits: Limits, source_sha256: Callable[[str], str] | None = None
-) -> Section:
+def parity_section(name: str, report: Report, limits: Limits, present: PresentHash | None = None) -> Section:
     """The section of one report.
 
     Args:
         name: of its file.
         report: the report.
         limits: how much is shown.
-        source_sha256: a kernel family's present source hash, to say whose evidence is stale; None to say nothing.
+        present: a kernel family's present source hash, to say whose evidence is stale; None to say nothing.
     """
     failing = [case for case in report.cases if case.verdict.fails]
     ordered = _spread(failing)
     survivors = [mutant for mutant in report.mutants if not mutant.caught]
-    sources = _sources(report, source_sha256)
+    sources = _sources(report, present)
     stale = [source.kernel for source in sources if source.now in ("CHANGED", "GONE")]
     verdict, tone = _overall(report, failing, survivors, stale)
     tables = [
@@ -56,13 +55,14 @@ def parity_section(
         kind="parity",
         verdict=verdict,
         tone=tone,
-        headline=_headline(report, failing, survivors, stale),
+        headline=render.headline(report) + (f"; the sources of {', '.join(stale)} changed since" if stale else ""),
         facts=_facts(report),
-        reason=_reason(ordered, survivors),
+        reason=_reason(ordered, survivors, limits),
         groups=[_group(group) for group in render.groups(report)],
         findings=[_finding(case, limits) for case in ordered[: limits.cards]],
         tables=tables,
-        evidence=list(report.evidence.values()),
+        summary=report.summary,
+        proves=report.proves if verdict == "PASS" else [],
     )
 
 
@@ -78,32 +78,12 @@ def _overall(
     return "PASS", "good"
 
 
-def _headline(
-    report: Report, failing: Sequence[CaseRecord], survivors: Sequence[MutantRecord], stale: Sequence[str]
-) -> str:
-    """ "12 of 806 cases fail: 10 MISMATCH, 2 ERROR" or "2,714 of 2,720 cases pass, 6 UNSUPPORTED"."""
-    total = len(report.cases)
-    if failing:
-        counts = Counter(case.verdict for case in failing)
-        words = ", ".join(f"{count:,} {verdict.value}" for verdict, count in counts.items())
-        text = f"{len(failing):,} of {total:,} cases fail: {words}"
-    else:
-        rest = [f"{count:,} {verdict}" for verdict, count in report.summary.items() if verdict != Verdict.PASS.value]
-        text = ", ".join([f"{report.summary.get(Verdict.PASS.value, 0):,} of {total:,} cases pass", *rest])
-    if report.mutants:
-        caught = len(report.mutants) - len(survivors)
-        text += f"; {caught} of {len(report.mutants)} planted faults caught"
-    if stale:
-        text += f"; the sources of {', '.join(stale)} changed since"
-    return text
-
-
-def _reason(failing: Sequence[CaseRecord], survivors: Sequence[MutantRecord]) -> str:
+def _reason(failing: Sequence[CaseRecord], survivors: Sequence[MutantRecord], limits: Limits) -> str:
     """The first thing that is wrong, in a line."""
     if failing:
-        return cut(
-            f"{failing[0].verdict.value} {failing[0].family} {_message(failing[0]).strip()}".split("\n", 1)[0], 300
-        )
+        first = failing[0]
+        what = f"{first.verdict.value} {first.kernel or first.family}: {first.finding.strip()}"
+        return cut(what.split("\n", 1)[0], limits.reason)
     return f"not caught: {survivors[0].name}: {survivors[0].fault}" if survivors else ""
 
 
@@ -123,7 +103,6 @@ def _facts(report: Report) -> list[tuple[str, str]]:
 
 
 def _group(group: render.Group) -> Group:
-    counts = Counter(case.verdict for case in group.cases)
     words = {case.evidence for case in group.cases if case.evidence != "none"}
     evidence = [(word, _EVIDENCE_TONES.get(word, "plain")) for word in sorted(words)]
     models = {(case.model, case.model_evidence) for case in group.cases if case.model}
@@ -132,7 +111,7 @@ def _group(group: render.Group) -> Group:
         group.family,
         group.device,
         group.arch,
-        [(verdict.value, tone_of(verdict), counts[verdict]) for verdict in Verdict if counts[verdict]],
+        [(name, tone_of(Verdict(name)), count) for name, count in group.summary.items()],
         evidence,
         f"{group.compared:,}",
         f"{group.seconds:.1f}",
@@ -148,10 +127,6 @@ def _spread(failing: Sequence[CaseRecord]) -> list[CaseRecord]:
     return [case for each in rounds for case in each if case is not None]
 
 
-def _message(case: CaseRecord) -> str:
-    return "\n".join(filter(None, (case.reason, case.first_mismatch)))
-
-
 def _finding(case: CaseRecord, limits: Limits) -> Finding:
     maps = case.maps or []
     facts = [("launched", launch) for launch in case.launches[:4]]
@@ -160,7 +135,7 @@ def _finding(case: CaseRecord, limits: Limits) -> Finding:
     return Finding(
         case.verdict.value,
         case.id,
-        cut(_message(case), limits.message),
+        cut(case.finding, limits.message),
         case.repro,
         [(extent_text(record), heatmap_svg(record), key_text(record)) for record in maps[:4]],
         facts,
@@ -177,7 +152,7 @@ def _failing_tables(cases: Sequence[CaseRecord], limits: Limits) -> list[Table]:
         Table(
             f"{len(cases):,} more failing cases",
             (Column("verdict", "verdict"), Column("what"), Column("run", "code")),
-            [(case.verdict.value, cut(_message(case), limits.cell), case.repro) for case in shown],
+            [(case.verdict.value, cut(case.finding, limits.cell), case.repro) for case in shown],
             more=f"{len(hidden):,} more failing cases are in the JSON report: {more}" if hidden else "",
         )
     ]
@@ -200,13 +175,7 @@ def _idle_tables(report: Report, limits: Limits) -> list[Table]:
         Column("why"),
         Column("first", "code"),
     )
-    return [_table("Did not run", columns, rows, limits.rows)] if rows else []
-
-
-def _table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]], most: int, **other: object) -> Table:
-    more = len(rows) - most
-    note = f"{more:,} more lines are in the JSON report" if more > 0 else ""
-    return Table(title, columns, rows[:most], more=note, **other)  # type: ignore[arg-type]
+    return [capped("Did not run", columns, rows, limits)] if rows else []
 
 
 def _mutant_tables(report: Report, limits: Limits) -> list[Table]:
@@ -233,7 +202,7 @@ def _mutant_tables(report: Report, limits: Limits) -> list[Table]:
     )
     title = f"Planted faults: {caught} of {len(rows)} caught"
     note = "Each is a patch to the kernels; a case that the unpatched kernel passes fails on it."
-    return [_table(title, columns, rows, limits.rows, note=note, folded=caught == len(rows))]
+    return [capped(title, columns, rows, limits, note=note, folded=caught == len(rows))]
 
 
 def _tolerance_tables(report: Report, limits: Limits) -> list[Table]:
@@ -246,7 +215,7 @@ def _tolerance_tables(report: Report, limits: Limits) -> list[Table]:
     note = (
         "Each planted fault of the GEMM, judged on Gaussian data by tolerances of other projects. No verdict uses one."
     )
-    return [_table("What tolerances let through", columns, rows, limits.rows, note=note)]
+    return [capped("What tolerances let through", columns, rows, limits, note=note)]
 
 
 def _slowest_tables(report: Report, limits: Limits) -> list[Table]:
@@ -267,11 +236,11 @@ class _Source:
     now: str
 
 
-def _sources(report: Report, source_sha256: Callable[[str], str] | None) -> list[_Source]:
+def _sources(report: Report, present: PresentHash | None) -> list[_Source]:
     """What was proven: the hash of each kernel's sources, and whether they still have it."""
     found = Counter((case.family, case.kernel, case.source_sha256) for case in report.cases if case.source_sha256)
     return [
-        _Source(kernel or family, str(digest), count, "" if kernel else _now(family, str(digest), source_sha256))
+        _Source(kernel or family, str(digest), count, "" if kernel else _now(family, str(digest), present))
         for (family, kernel, digest), count in found.items()
     ]
 
@@ -287,11 +256,11 @@ def _source_table(sources: Sequence[_Source]) -> Table:
     return Table("Sources", columns, rows, note="A result says nothing about a kernel whose sources changed since.")
 
 
-def _now(family: str, digest: str, source_sha256: Callable[[str], str] | None) -> str:
-    if source_sha256 is None:
+def _now(family: str, digest: str, present: PresentHash | None) -> str:
+    if present is None:
         return ""
     try:
-        return "same" if source_sha256(family) == digest else "CHANGED"
+        return "same" if present(family) == digest else "CHANGED"
     except (ValueError, OSError):
         return "GONE"
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from markupsafe import Markup
 
-__all__ = ["Column", "Finding", "Group", "Limits", "Section", "Table", "cut"]
+__all__ = [
+    "Column",
+    "Finding",
+    "Group",
+    "Limits",
+    "Section",
+    "Table",
+    "capped",
+    "cell_text",
+    "cut",
+    "facts_of",
+]
 
 
 @dataclass(frozen=True)
@@ -21,6 +33,7 @@ class Limits:
         rows: lines of any other table.
         message: characters of a message in a card.
         cell: characters of a cell.
+        reason: characters of the first finding, under a headline.
     """
 
     cards: int = 40
@@ -29,6 +42,7 @@ class Limits:
     rows: int = 400
     message: int = 4000
     cell: int = 400
+    reason: int = 300
 
     def smaller(self) -> Limits:
         """A quarter of each count, and half of the characters, but never nothing."""
@@ -69,6 +83,21 @@ class Table:
     note: str = ""
     folded: bool = False
     more: str = ""
+
+
+def capped(
+    title: str,
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    limits: Limits,
+    *,
+    note: str = "",
+    folded: bool = False,
+) -> Table:
+    """A table of the first rows that says how many more there are."""
+    more = len(rows) - limits.rows
+    left_out = f"{more:,} more lines are in the JSON document" if more > 0 else ""
+    return Table(title, columns, rows[: limits.rows], note, folded, left_out)
 
 
 @dataclass(frozen=True)
@@ -125,7 +154,8 @@ class Section:
         findings: failing cases, the first of them.
         tables: everything else.
         pictures: SVG pictures with their titles.
-        evidence: what the evidence words mean.
+        summary: cases by verdict, of a parity report.
+        proves: what its passing proves and assumes; nothing unless it passes.
     """
 
     name: str
@@ -139,4 +169,32 @@ class Section:
     findings: Sequence[Finding] = ()
     tables: Sequence[Table] = ()
     pictures: Sequence[tuple[str, Markup]] = ()
-    evidence: Sequence[str] = ()
+    summary: Mapping[str, int] = field(default_factory=dict)
+    proves: Sequence[str] = ()
+
+
+def cell_text(value: Any) -> str:
+    """A JSON value as a reader wants it: grouped digits, four significant ones, lists by commas."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e7 else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(cell_text, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {cell_text(item)}" for name, item in value.items())
+    return str(value)
+
+
+def facts_of(document: Mapping[str, Any], *left_out: str) -> list[tuple[str, str]]:
+    """The document's plain values, by their keys."""
+    skipped = {"kind", "name", *left_out}
+    return [
+        (key.replace("_", " "), cell_text(value))
+        for key, value in document.items()
+        if key not in skipped and not isinstance(value, (list, Mapping))
+    ]
