@@ -14,14 +14,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from refmoe.errors import ArgumentError
 from refmoe.reports.documents import EDITED, PresentHash, ReportError, digest_of, is_intact, read_document
 from refmoe.reports.environment import Environment
-from refmoe.verify.tolerances import TOLERANCES, Tolerance
+from refmoe.verify.tolerances import TOLERANCES
 from refmoe.verify.verdict import EVIDENCE, Result, Verdict
 
 if TYPE_CHECKING:
@@ -69,6 +69,9 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+_M = TypeVar("_M", bound=_Model)
 
 
 class MismatchMapRecord(_Model):
@@ -247,8 +250,8 @@ def assemble_report(
         "summary": count_verdicts([record.verdict for record in records]),
         "seconds": round(seconds, 3),
         "cases": [record.model_dump(mode="json") for record in records],
-        "mutants": [_mutant_record(mutant).model_dump(mode="json") for mutant in mutants],
-        "tolerances": [_tolerance_record(rule).model_dump(mode="json") for rule in TOLERANCES] if mutants else [],
+        "mutants": [_taken(MutantRecord, mutant).model_dump(mode="json") for mutant in mutants],
+        "tolerances": [_taken(ToleranceRecord, rule).model_dump(mode="json") for rule in TOLERANCES] if mutants else [],
     }
     return Report.model_validate({**document, "digest": digest_of(document)})
 
@@ -267,50 +270,26 @@ def _records(results: Sequence[Result]) -> Iterator[CaseRecord]:
 
 
 def _record(result: Result, maps: list[MismatchMapRecord] | None) -> CaseRecord:
-    return CaseRecord(
-        id=str(result.case),
-        family=result.case.family,
-        device="cuda" if result.case.device == "cuda" else "ptx",
-        arch=result.arch,
-        verdict=result.verdict,
-        evidence=result.evidence,
-        model=result.assumption.model if result.assumption else None,
-        model_evidence=result.assumption.evidence if result.assumption else None,
-        reason=result.reason,
-        stage=result.stage,
-        first_mismatch=result.first_mismatch,
-        repro=result.repro,
-        source_sha256=result.source_sha256,
-        input_sha256=result.input_sha256,
-        seed=result.case.seed,
-        compared=result.compared,
+    case, assumption = result.case, result.assumption
+    return _taken(
+        CaseRecord,
+        result,
+        id=str(case),
+        family=case.family,
+        device=case.device,
+        seed=case.seed,
+        model=assumption.model if assumption else None,
+        model_evidence=assumption.evidence if assumption else None,
         differing=dict(result.differing),
-        launches=list(result.launches),
-        lane_instructions=result.lane_instructions,
-        made_of=result.made_of,
-        kernel=None,
         seconds=round(result.seconds, 4),
         maps=maps,
     )
 
 
-def _mutant_record(mutant: MutantResult) -> MutantRecord:
-    return MutantRecord(
-        name=mutant.name,
-        fault=mutant.fault,
-        kind=mutant.kind,
-        caught=mutant.caught,
-        case=mutant.case,
-        verdict=mutant.verdict,
-        finding=mutant.finding,
-        cases=mutant.cases,
-        check=mutant.check,
-        accepted_by=None if mutant.accepted_by is None else list(mutant.accepted_by),
-    )
-
-
-def _tolerance_record(rule: Tolerance) -> ToleranceRecord:
-    return ToleranceRecord(name=rule.name, source=rule.source, rule=rule.rule)
+def _taken(record: type[_M], source: object, **given: Any) -> _M:
+    """A record of `given`, and of the attributes of `source` that have the names of its other fields."""
+    named = {name: getattr(source, name) for name in record.model_fields if name not in given and hasattr(source, name)}
+    return record.model_validate({**named, **given})
 
 
 def report_text(report: Report) -> str:

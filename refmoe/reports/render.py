@@ -14,6 +14,7 @@ from refmoe.reports.parity import CaseRecord, MutantRecord, Report, count_verdic
 from refmoe.verify.verdict import Verdict
 
 __all__ = [
+    "Group",
     "accepted_counts",
     "cases_text",
     "groups",
@@ -71,6 +72,13 @@ class Group:
         """The accumulation model that the verdicts assume and its evidence, "sm120, extrapolated"; or ""."""
         found = {f"{case.model}, {case.model_evidence}" for case in self.cases if case.model}
         return "; ".join(sorted(found))
+
+    @property
+    def evidence(self) -> list[str]:
+        """What the verdicts rest on, "bit-exact" and "model sm120: extrapolated"."""
+        words = {case.evidence for case in self.cases if case.evidence != "none"}
+        models = {f"model {case.model}: {case.model_evidence}" for case in self.cases if case.model}
+        return [*sorted(words), *sorted(models)]
 
     @property
     def worst(self) -> Verdict:

@@ -212,7 +212,7 @@ def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(tmp_path: Pa
     (tmp_path / "file").write_text("")
     report = write_document(tmp_path / "good.json", [result()])
     found = subprocess.run(
-        [sys.executable, "-m", "refmoe.cli", "gate", str(report), "--baseline", "file/b.json", "--write-baseline"],
+        [sys.executable, "-m", "refmoe", "gate", str(report), "--baseline", "file/b.json", "--write-baseline"],
         capture_output=True,
         text=True,
     )

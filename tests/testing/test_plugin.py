@@ -88,7 +88,7 @@ def test_a_right_torch_function_passes_every_case_and_the_gate(pytester: pytest.
     assert {case.kernel for case in report.cases} == {"test_mine.py::my_quantize"}
     assert all(case.compared and case.device == "host" and case.evidence == "bit-exact" for case in report.cases)
     assert gate(pytester.path / "out/report.json") == ()
-    page = pytester.run(sys.executable, "-m", "refmoe.cli", "report", "out/report.json", "--html", "page.html")
+    page = pytester.run(sys.executable, "-m", "refmoe", "report", "out/report.json", "--html", "page.html")
     assert page.ret == 0
     assert "mxfp8_quantize" in (pytester.path / "page.html").read_text()
     # Evidence counts only while the source is what ran.

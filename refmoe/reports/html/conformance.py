@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from refmoe.reports.html.section import Column, Limits, Section, capped, cell_text, cut, facts_of
+from refmoe.reports.html.section import Limits, Section, capped, cell_text, columns, cut, facts_of
 
 __all__ = ["conformance_section"]
 
@@ -15,13 +15,8 @@ _COUNTS = ("lanes", "differing", "open_lanes", "open_differing")
 def conformance_section(name: str, document: Mapping[str, Any], limits: Limits) -> Section:
     """The section of one document of `refmoe conformance`."""
     differing = int(document["differing_opcodes"])
-    columns = (
-        Column("instruction", "code"),
-        Column("lanes", "number"),
-        Column("differ", "number"),
-        Column("open lanes", "number"),
-        Column("of these differ", "number"),
-        Column("examples"),
+    head = columns(
+        "instruction:code", "lanes:number", "differ:number", "open lanes:number", "of these differ:number", "examples"
     )
     ordered = sorted(document["rows"], key=lambda row: -row["differing"])
     rows = [
@@ -43,5 +38,5 @@ def conformance_section(name: str, document: Mapping[str, Any], limits: Limits) 
         reason=cut(f"{ordered[0]['opcode']}: {'; '.join(ordered[0]['examples'][:1])}", limits.reason)
         if differing and ordered
         else "",
-        tables=[capped("Instructions with open or differing lanes", columns, rows, limits, folded=not differing)],
+        tables=[capped("Instructions with open or differing lanes", head, rows, limits, folded=not differing)],
     )

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from refmoe.reports.drift import failures
 from refmoe.reports.html.curves import curves_svg
-from refmoe.reports.html.section import Column, Limits, Section, Table, capped, cut, facts_of
+from refmoe.reports.html.section import Limits, Section, Table, capped, columns, cut, facts_of
 
 __all__ = ["drift_section"]
 
@@ -33,7 +33,7 @@ def drift_section(name: str, document: Mapping[str, Any], limits: Limits) -> Sec
         [*facts_of(document, "passed"), ("weights", f"{document['checkpoint']['name']}")],
         reason=cut(found[0], limits.reason) if found else "",
         tables=[
-            *([capped("Not equal", (Column("what"),), [(line,) for line in found], limits)] if found else []),
+            *([capped("Not equal", columns("what"), [(line,) for line in found], limits)] if found else []),
             _comparisons(document, limits),
         ],
         pictures=list(_pictures(document, limits)),
@@ -63,16 +63,10 @@ def _comparisons(document: Mapping[str, Any], limits: Limits) -> Table:
                     one["growth"]["sentence"],
                 )
             )
-    columns = (
-        Column("must equal", "verdict"),
-        Column("path"),
-        Column("mode"),
-        Column("of"),
-        Column("bytes that differ", "number"),
-        Column("bits part at"),
-        Column("does the error grow?"),
+    head = columns(
+        "must equal:verdict", "path", "mode", "of", "bytes that differ:number", "bits part at", "does the error grow?"
     )
-    return capped(f"Against {document['base']}, {document['steps']} steps", columns, rows, limits)
+    return capped(f"Against {document['base']}, {document['steps']} steps", head, rows, limits)
 
 
 def _pictures(document: Mapping[str, Any], limits: Limits) -> Iterator[tuple[str, Markup]]:

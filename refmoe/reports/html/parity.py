@@ -10,20 +10,12 @@ from dataclasses import dataclass
 from refmoe.reports import render
 from refmoe.reports.documents import PresentHash
 from refmoe.reports.html.heatmap import extent_text, heatmap_svg, key_text
-from refmoe.reports.html.section import Column, Finding, Group, Limits, Section, Table, capped, cut
+from refmoe.reports.html.section import Finding, Limits, Section, Table, capped, columns, cut
 from refmoe.reports.parity import CaseRecord, MutantRecord, Report
-from refmoe.verify.verdict import Verdict
 
-__all__ = ["parity_section", "tone_of"]
+__all__ = ["parity_section"]
 
 SLOWEST = 12
-
-_EVIDENCE_TONES = {"bit-exact": "good", "hardware-checked": "good", "published": "warn", "extrapolated": "warn"}
-
-
-def tone_of(verdict: Verdict) -> str:
-    """ "good", "bad" or "warn"."""
-    return "good" if verdict is Verdict.PASS else "bad" if verdict.fails else "warn"
 
 
 def parity_section(name: str, report: Report, limits: Limits, present: PresentHash | None = None) -> Section:
@@ -58,7 +50,7 @@ def parity_section(name: str, report: Report, limits: Limits, present: PresentHa
         headline=render.headline(report) + (f"; the sources of {', '.join(stale)} changed since" if stale else ""),
         facts=_facts(report),
         reason=_reason(ordered, survivors, limits),
-        groups=[_group(group) for group in render.groups(report)],
+        groups=render.groups(report),
         findings=[_finding(case, limits) for case in ordered[: limits.cards]],
         tables=tables,
         summary=report.summary,
@@ -102,22 +94,6 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     return facts
 
 
-def _group(group: render.Group) -> Group:
-    words = {case.evidence for case in group.cases if case.evidence != "none"}
-    evidence = [(word, _EVIDENCE_TONES.get(word, "plain")) for word in sorted(words)]
-    models = {(case.model, case.model_evidence) for case in group.cases if case.model}
-    evidence += [(f"model {model}: {word}", _EVIDENCE_TONES.get(word or "", "plain")) for model, word in sorted(models)]
-    return Group(
-        group.family,
-        group.device,
-        group.arch,
-        [(name, tone_of(Verdict(name)), count) for name, count in group.summary.items()],
-        evidence,
-        f"{group.compared:,}",
-        f"{group.seconds:.1f}",
-    )
-
-
 def _spread(failing: Sequence[CaseRecord]) -> list[CaseRecord]:
     """The first failing case of every kernel, device and arch, then the second of each, and so on."""
     by_group: dict[tuple[str, str, str], list[CaseRecord]] = {}
@@ -151,7 +127,7 @@ def _failing_tables(cases: Sequence[CaseRecord], limits: Limits) -> list[Table]:
     return [
         Table(
             f"{len(cases):,} more failing cases",
-            (Column("verdict", "verdict"), Column("what"), Column("run", "code")),
+            columns("verdict:verdict", "what", "run:code"),
             [(case.verdict.value, cut(case.finding, limits.cell), case.repro) for case in shown],
             more=f"{len(hidden):,} more failing cases are in the JSON report: {more}" if hidden else "",
         )
@@ -168,14 +144,8 @@ def _idle_tables(report: Report, limits: Limits) -> list[Table]:
         (verdict, family, str(len(ids)), cut(reason, limits.cell), ids[0])
         for (verdict, family, reason), ids in reasons.items()
     ]
-    columns = (
-        Column("verdict", "verdict"),
-        Column("kernel"),
-        Column("cases", "number"),
-        Column("why"),
-        Column("first", "code"),
-    )
-    return [capped("Did not run", columns, rows, limits)] if rows else []
+    head = columns("verdict:verdict", "kernel", "cases:number", "why", "first:code")
+    return [capped("Did not run", head, rows, limits)] if rows else []
 
 
 def _mutant_tables(report: Report, limits: Limits) -> list[Table]:
@@ -193,16 +163,10 @@ def _mutant_tables(report: Report, limits: Limits) -> list[Table]:
         for mutant in ordered
     ]
     caught = sum(mutant.caught for mutant in report.mutants)
-    columns = (
-        Column("", "verdict"),
-        Column("planted fault"),
-        Column("by"),
-        Column("finding"),
-        Column("case", "code"),
-    )
+    head = columns(":verdict", "planted fault", "by", "finding", "case:code")
     title = f"Planted faults: {caught} of {len(rows)} caught"
     note = "Each is a patch to the kernels; a case that the unpatched kernel passes fails on it."
-    return [capped(title, columns, rows, limits, note=note, folded=caught == len(rows))]
+    return [capped(title, head, rows, limits, note=note, folded=caught == len(rows))]
 
 
 def _tolerance_tables(report: Report, limits: Limits) -> list[Table]:
@@ -211,19 +175,19 @@ def _tolerance_tables(report: Report, limits: Limits) -> list[Table]:
         return []
     counts = render.accepted_counts(report)
     rows = [(rule.source, rule.rule, f"{counts[rule.name]} of {len(weighed)}") for rule in report.tolerances]
-    columns = Column("tolerance"), Column("accepts, d = kernel - reference"), Column("faults it lets through", "number")
+    head = columns("tolerance", "accepts, d = kernel - reference", "faults it lets through:number")
     note = (
         "Each planted fault of the GEMM, judged on Gaussian data by tolerances of other projects. No verdict uses one."
     )
-    return [capped("What tolerances let through", columns, rows, limits, note=note)]
+    return [capped("What tolerances let through", head, rows, limits, note=note)]
 
 
 def _slowest_tables(report: Report, limits: Limits) -> list[Table]:
     ran = [case for case in report.cases if case.verdict.ran]
     slowest = sorted(ran, key=lambda case: case.seconds, reverse=True)[: min(SLOWEST, limits.rows)]
     rows = [(f"{case.seconds:.2f}", f"{case.lane_instructions:,}", case.id) for case in slowest]
-    columns = Column("seconds", "number"), Column("lane instructions", "number"), Column("case", "code")
-    return [Table("Slowest cases", columns, rows, folded=True)] if rows else []
+    head = columns("seconds:number", "lane instructions:number", "case:code")
+    return [Table("Slowest cases", head, rows, folded=True)] if rows else []
 
 
 @dataclass(frozen=True)
@@ -246,14 +210,9 @@ def _sources(report: Report, present: PresentHash | None) -> list[_Source]:
 
 
 def _source_table(sources: Sequence[_Source]) -> Table:
-    columns = (
-        Column("kernel"),
-        Column("SHA-256 of its sources", "code"),
-        Column("cases", "number"),
-        Column("sources now", "verdict"),
-    )
+    head = columns("kernel", "SHA-256 of its sources:code", "cases:number", "sources now:verdict")
     rows = [(source.kernel, source.sha256, f"{source.cases:,}", source.now) for source in sources]
-    return Table("Sources", columns, rows, note="A result says nothing about a kernel whose sources changed since.")
+    return Table("Sources", head, rows, note="A result says nothing about a kernel whose sources changed since.")
 
 
 def _now(family: str, digest: str, present: PresentHash | None) -> str:
@@ -268,14 +227,9 @@ def _now(family: str, digest: str, present: PresentHash | None) -> str:
 def _case_table(report: Report, limits: Limits) -> Table:
     shown = report.cases[: limits.cases]
     rows = [(case.verdict.value, case.id, f"{case.compared:,}", f"{case.seconds:.3f}") for case in shown]
-    columns = (
-        Column("verdict", "verdict"),
-        Column("case", "code"),
-        Column("bytes compared", "number"),
-        Column("seconds", "number"),
-    )
+    head = columns("verdict:verdict", "case:code", "bytes compared:number", "seconds:number")
     hidden = report.cases[limits.cases :]
     counts = Counter(case.verdict.value for case in hidden)
     words = ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items())
     more = f"{len(hidden):,} more cases are in the JSON report: {words}" if hidden else ""
-    return Table(f"All {len(report.cases):,} cases", columns, rows, folded=True, more=more)
+    return Table(f"All {len(report.cases):,} cases", head, rows, folded=True, more=more)

@@ -8,15 +8,17 @@ from typing import Any
 
 from markupsafe import Markup
 
+from refmoe.reports.render import Group
+
 __all__ = [
     "Column",
     "Finding",
-    "Group",
     "Limits",
     "Section",
     "Table",
     "capped",
     "cell_text",
+    "columns",
     "cut",
     "facts_of",
 ]
@@ -64,6 +66,11 @@ class Column:
     kind: str = "text"
 
 
+def columns(*words: str) -> tuple[Column, ...]:
+    """Columns from "name" or "name:kind"."""
+    return tuple(Column(name, kind or "text") for name, _, kind in (word.partition(":") for word in words))
+
+
 @dataclass(frozen=True)
 class Table:
     """A table.
@@ -98,26 +105,6 @@ def capped(
     more = len(rows) - limits.rows
     left_out = f"{more:,} more lines are in the JSON document" if more > 0 else ""
     return Table(title, columns, rows[: limits.rows], note, folded, left_out)
-
-
-@dataclass(frozen=True)
-class Group:
-    """A line of the summary: the cases of one kernel, device and arch.
-
-    Attributes:
-        name, device, arch: what they are of.
-        counts: (verdict, tone, cases), the verdicts that occur.
-        evidence: the words it rests on, (word, tone).
-        compared, seconds: figures as text.
-    """
-
-    name: str
-    device: str
-    arch: str
-    counts: Sequence[tuple[str, str, int]]
-    evidence: Sequence[tuple[str, str]]
-    compared: str
-    seconds: str
 
 
 @dataclass(frozen=True)

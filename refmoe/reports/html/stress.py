@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from refmoe.reports.html.section import Column, Limits, Section, Table, capped, cell_text, cut, facts_of
+from refmoe.reports.html.section import Limits, Section, Table, capped, cell_text, columns, cut, facts_of
 from refmoe.reports.stress import failures
 
 __all__ = ["stress_section"]
@@ -18,13 +18,7 @@ def stress_section(name: str, document: Mapping[str, Any], limits: Limits) -> Se
     # Kernels whose outputs differ stand first.
     reruns = sorted(document["reruns"], key=lambda row: row["different_outputs"] == 1)
     steady = sum(row["different_outputs"] == 1 for row in reruns)
-    columns = (
-        Column("", "verdict"),
-        Column("kernel", "code"),
-        Column("runs", "number"),
-        Column("different outputs", "number"),
-        Column("case", "code"),
-    )
+    head = columns(":verdict", "kernel:code", "runs:number", "different outputs:number", "case:code")
     rows = [
         (
             "same" if row["different_outputs"] == 1 else "UNSTEADY",
@@ -46,7 +40,7 @@ def stress_section(name: str, document: Mapping[str, Any], limits: Limits) -> Se
         facts_of(document, "passed"),
         reason=cut(found[0], limits.reason) if found else "",
         tables=[
-            Table("compute-sanitizer", (Column("", "verdict"), Column("tool"), Column("summary")), tools),
-            capped("Reruns", columns, rows, limits, folded=good),
+            Table("compute-sanitizer", columns(":verdict", "tool", "summary"), tools),
+            capped("Reruns", head, rows, limits, folded=good),
         ],
     )
