@@ -45,13 +45,16 @@ def _python() -> Finding:
 
 
 def _packages() -> list[Finding]:
-    found = []
-    for name in ("numpy", "ml_dtypes", "safetensors", "pydantic"):
-        try:
-            found.append(Finding(name, True, True, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            found.append(Finding(name, False, True, f"not installed: pip install {name}"))
-    return found
+    needed = [_package(name) for name in ("numpy", "ml_dtypes", "safetensors", "pydantic", "rich")]
+    return [*needed, _package("matplotlib", "pictures"), _package("jinja2", "HTML pages")]
+
+
+def _package(name: str, use: str = "") -> Finding:
+    """A package that every run needs, or, with a `use`, only that."""
+    if importlib.util.find_spec(name) is None:
+        only = f" (only {use} need it)" if use else ""
+        return Finding(name, False, not use, f"not installed: pip install {name}{only}")
+    return Finding(name, True, not use, metadata.version(name))
 
 
 def _compiler() -> list[Finding]:
@@ -118,7 +121,9 @@ def _gpu() -> Finding:
     from refmoe.cuda import DeviceUnavailable, open_device
 
     if importlib.util.find_spec("torch") is None:
-        return Finding("GPU", False, False, "not asked for: the cuda device needs torch and cuda-python")
+        return Finding(
+            "GPU", False, False, "not asked for: --device cuda needs torch and cuda-python: pip install 'refmoe[cuda]'"
+        )
     try:
         device = open_device("cuda")
     except DeviceUnavailable as error:
