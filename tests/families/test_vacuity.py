@@ -44,3 +44,25 @@ def test_equal_scales_are_doubted_unless_they_are_not_part_of_the_data() -> None
 
 def test_a_case_without_rows_is_not_doubted() -> None:
     assert doubt_codes(np.zeros((0, 32), np.uint8), np.zeros((0, 1), np.uint8), Limits()) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"values": np.zeros((4, 8), np.float32)}, "zero"),
+        ({"values": np.full((4, 8), np.nan, np.float32)}, "not finite"),
+        ({"token_scales": np.full((4, 16), 127, np.uint8)}, "distinct token scales"),
+        ({"weight_scales": np.full((1, 8, 16), 127, np.uint8)}, "distinct weight scales"),
+        ({"relative_bounds": np.full(32, 0.5)}, "error bound"),
+    ],
+)
+def test_results_that_could_not_have_failed_are_doubted(change: dict[str, NDArray[np.generic]], word: str) -> None:
+    limits = Limits(zeros=0.02)
+    fields = {
+        "values": np.arange(1, 33, dtype=np.float32).reshape(4, 8),
+        "token_scales": np.arange(64, dtype=np.uint8).reshape(4, 16),
+        "weight_scales": np.arange(128, dtype=np.uint8).reshape(1, 8, 16),
+        "relative_bounds": np.full(32, 1e-6),
+    }
+    assert doubt_products(**fields, limits=limits) is None  # type: ignore[arg-type]
+    assert word in str(doubt_products(**{**fields, **change}, limits=limits))  # type: ignore[arg-type]
