@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from refmoe.families.case import FAMILIES
+from refmoe.families import FAMILIES
 from refmoe.reports.documents import Kind, PresentHash
 
 __all__ = ["RERUNS", "STRESS", "TOOLS", "failures"]

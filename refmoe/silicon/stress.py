@@ -18,15 +18,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from refmoe.catalog import list_cases, source_sha256
 from refmoe.cuda.device import CudaDevice, Device
 from refmoe.errors import ArgumentError
-from refmoe.families.case import FAMILIES, Case
-from refmoe.families.quantize_expand import RUNS
-from refmoe.families.suites import list_cases
+from refmoe.families import FAMILIES
+from refmoe.families.family import Case
 from refmoe.reports.documents import digest_of
 from refmoe.reports.environment import current_environment
 from refmoe.reports.stress import RERUNS, STRESS, TOOLS, failures
-from refmoe.verify.runner import source_sha256
 
 __all__ = [
     "OPTIONS",
@@ -99,7 +98,7 @@ def run(runs: int = RERUNS, progress: Progress = iter) -> dict[str, Any]:
         ToolchainError: no compiler, or it refuses a kernel.
     """
     device = CudaDevice()
-    chosen = one_of_each(list_cases("quick", device="cuda"), device)
+    chosen = one_of_each(list_cases("quick", tuple(FAMILIES), "cuda"), device)
     reruns = [rerun(device, kernel, case, runs) for kernel, case in progress(list(chosen.items()))]
     sanitized, end = list[Sanitized](), time.monotonic() + TOOLS_SECONDS
     for index, tool in progress(list(enumerate(TOOLS))):
@@ -128,9 +127,8 @@ def one_of_each(cases: Iterable[Case], device: Device) -> dict[str, Case]:
     first: dict[str, Case] = {}
     for case in cases:
         launched = len(device.launches)
-        family = RUNS[case.family]
         try:
-            family.run(case, family.inputs(case), device)
+            case.family.run(case, case.family.inputs(case), device)
         except ArgumentError:
             continue  # a case of a refusal: it launches nothing
         for record in device.launches[launched:]:
@@ -140,9 +138,8 @@ def one_of_each(cases: Iterable[Case], device: Device) -> dict[str, Case]:
 
 def rerun(device: Device, kernel: str, case: Case, runs: int) -> Rerun:
     """Run a case's kernel `runs` times on the same input and count the different outputs."""
-    family = RUNS[case.family]
-    inputs = family.inputs(case)
-    digests = {_digest(family.run(case, inputs, device)) for _ in range(runs)}
+    inputs = case.family.inputs(case)
+    digests = {_digest(case.family.run(case, inputs, device)) for _ in range(runs)}
     return Rerun(kernel, str(case), runs, len(digests))
 
 

@@ -26,8 +26,9 @@ from refmoe.cuda.moe.launches import (
     workspace_bytes,
 )
 from refmoe.errors import ArgumentError, describe
-from refmoe.families.case import Case, Shape
+from refmoe.families.case import Shape
 from refmoe.families.choices import expert_ids
+from refmoe.families.routing import ROUTE
 from refmoe.reference.backends import choose_backend
 from refmoe.reference.moe.pipeline import path_steps
 
@@ -269,7 +270,7 @@ def fusing(model: str, m: int, *, routing: str = "uniform", seed: int = 7) -> tu
 
 def _rows(model: FlowModel, m: int, routing: str, seed: int) -> tuple[int, ...]:
     """Rows of each expert."""
-    case = Case("routing", "ids", Shape(m, e=model.experts, t=model.top_k), "given", seed, routing=routing)
+    case = ROUTE.case("given", Shape(m, e=model.experts, t=model.top_k), "ids", seed, routing=routing)
     counts = np.bincount(expert_ids(case).reshape(-1), minlength=model.experts)
     return tuple(int(count) for count in counts)
 

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 from support.moe_call import as_torch, case_of, keywords, positional
 
+from refmoe.catalog import list_cases
 from refmoe.cuda.device import DeviceUnavailable, open_device
 from refmoe.cuda.moe.fused import fused_moe
-from refmoe.families.suites import list_cases
+from refmoe.families.family import Case
+from refmoe.families.moe import MOE
 from refmoe.reference.moe.pipeline import moe_layer
-from refmoe.verify.runner import Devices, run_case
+from refmoe.verify.kernel import Devices, Kernel
+from refmoe.verify.runner import run_case
 from refmoe.verify.verdict import Verdict
 
 pytestmark = pytest.mark.gpu
@@ -35,10 +38,10 @@ def devices() -> Devices:
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in list_cases("default", ["moe"], device="cuda") if case.family == "moe"], ids=str
+    "case", [case for case in list_cases("default", ["moe"], device="cuda") if case.family is MOE], ids=str
 )
-def test_default_cases(case: Any, devices: Devices) -> None:
-    assert run_case(case, devices).verdict is Verdict.PASS
+def test_default_cases(case: Case, devices: Devices) -> None:
+    assert run_case(Kernel(MOE, devices), case).verdict is Verdict.PASS
 
 
 def problem(seed: int, tokens: int = 6) -> tuple[list[Any], dict[str, Any], np.ndarray]:

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from support.traffic_meter import Meter, meter  # noqa: F401
 
+from refmoe.catalog import parse_case
 from refmoe.cuda.moe.call import MoECall, make_call
 from refmoe.cuda.moe.fused import layer_outputs
 from refmoe.cuda.moe.launches import LayerBuffers, layer_steps
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
-from refmoe.families.case import Case, parse_case
-from refmoe.families.moe import moe_inputs
+from refmoe.families.family import Case
+from refmoe.families.moe import MOE
 from refmoe.reference.layout import swizzle_weight_scales
 from refmoe.reference.quantize import quantize_mxfp8
 
@@ -28,7 +29,7 @@ def _compiler() -> None:
 
 
 def called(case: Case, globals_: bool) -> MoECall:
-    given = moe_inputs(case)
+    given = MOE.inputs(case)
     ones = np.ones(case.shape.e, np.float32) if globals_ else None
     scales = [swizzle_weight_scales(given[f"{name}_scales"]) for name in ("gate_up", "down")]  # type: ignore[arg-type]
     return make_call(
@@ -70,8 +71,8 @@ def test_declared_traffic_is_what_the_executor_sees(text: str, globals_: bool, m
 
 def test_the_ready_tokens_are_those_of_the_separate_launch() -> None:
     case = parse_case("moe:bf16:m3k96n64e4t2:gaussian:path=ready:seed7@ptx")
-    plain = moe_inputs(parse_case("moe:bf16:m3k96n64e4t2:gaussian:seed7@ptx"))
-    ready = moe_inputs(case)
+    plain = MOE.inputs(parse_case("moe:bf16:m3k96n64e4t2:gaussian:seed7@ptx"))
+    ready = MOE.inputs(case)
     quantized = quantize_mxfp8(plain["x"])  # type: ignore[arg-type]
     assert ready["x"].tobytes() == quantized.codes.tobytes()  # type: ignore[union-attr]
     assert ready["input_sf"].tobytes() == quantized.scales.tobytes()  # type: ignore[union-attr]
