@@ -66,9 +66,8 @@ def parity(
 
     Exit status 1 if a case fails, 3 if none could run; SKIPPED and UNSUPPORTED cases alone do not fail.
     """
+    from refmoe.catalog import activation_cases, list_cases, parse_case
     from refmoe.cli.session import Outputs, run_session
-    from refmoe.families.case import parse_case
-    from refmoe.families.suites import activation_cases, list_cases
 
     with usage_errors():
         chosen = [parse_case(text) for text in case or []]
@@ -100,8 +99,8 @@ def repro(
     as_json: JsonOption = False,
 ) -> None:
     """Run one case again, by its repro string."""
+    from refmoe.catalog import parse_case
     from refmoe.cli.session import INTERRUPTED, Outputs, run_session
-    from refmoe.families.case import parse_case
 
     with usage_errors():
         chosen = parse_case(case)

@@ -41,10 +41,10 @@ def gate(
 
     Exit status 1 and a sentence for each bad verdict, vanished case, and stale or edited report.
     """
+    from refmoe.catalog import source_sha256
     from refmoe.reports import baseline as baselines
     from refmoe.reports.gate import check_reports
     from refmoe.reports.parity import read_report, schema_text
-    from refmoe.verify.runner import source_sha256
 
     if schema:
         typer.echo(schema_text(), nl=False)
@@ -99,11 +99,11 @@ def report(
 
     The exit status does not depend on what the reports say; `refmoe gate` judges them.
     """
+    from refmoe.catalog import source_sha256
     from refmoe.errors import RefmoeError
     from refmoe.reports.documents import ReportError
     from refmoe.reports.html import page_text, read_source
     from refmoe.reports.render import junit_text, markdown_text
-    from refmoe.verify.runner import source_sha256
 
     if html is None and markdown is None and junit is None:
         usage("found no output; needed --html PATH, --markdown PATH or --junit PATH")

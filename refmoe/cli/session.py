@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from refmoe.catalog import kernel_of, sound_kernel
 from refmoe.cli.common import make_console, write_files
 from refmoe.errors import RefmoeError
-from refmoe.families.case import Case
-from refmoe.museum.cutlass.faults import CUTLASS_MUTANTS
-from refmoe.museum.cutlass.planted import cutlass_mutants_missing, run_cutlass_mutants
+from refmoe.families.family import Case
+from refmoe.museum import exhibits
 from refmoe.reports import render
 from refmoe.reports.environment import current_environment
 from refmoe.reports.parity import Report, make_report, report_text
-from refmoe.verify.plant import MutantResult, load_mutants, run_mutants
+from refmoe.verify.plant import Fault, FaultResult, load_patches, plant_faults
 from refmoe.verify.runner import run_cases
 from refmoe.verify.verdict import Result, Verdict, exit_status
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from refmoe.ptx import Trace
 
 __all__ = ["INTERRUPTED", "Outputs", "run_session"]
-
-CUTLASS_FAMILY = "cutlass_gemm"
 
 #: Exit status after Ctrl-C, as shells have it.
 INTERRUPTED = 130
@@ -92,9 +90,9 @@ def run_session(
     console = make_console(stderr=outputs.as_json)
     start = time.perf_counter()
     results: list[Result] = []
-    killed: list[MutantResult] = []
+    killed: list[FaultResult] = []
     try:
-        _run_cases(run_cases(cases, jobs=jobs, trace=trace), len(cases), results, console, verbose)
+        _run_cases(run_cases(cases, kernel_of, jobs=jobs, trace=trace), len(cases), results, console, verbose)
         if mutants:
             _run_mutants(cases, killed, console, jobs)
     except KeyboardInterrupt:
@@ -120,7 +118,7 @@ def run_session(
     if failed:
         raise RefmoeError("; ".join(failed))
     survived = any(not mutant.caught for mutant in killed)
-    return 1 if survived else exit_status(result.verdict for result in results)
+    return 1 if survived else exit_status(results)
 
 
 def _run_cases(running: Iterator[Result], total: int, results: list[Result], console: Console, verbose: bool) -> None:
@@ -136,32 +134,25 @@ def _run_cases(running: Iterator[Result], total: int, results: list[Result], con
                 shown_reasons.add(result.reason)
             # Long reasons, such as a compiler's, are printed whole only once.
             line = result.line.strip().split("\n", 1)[0] if again else result.line
-            if result.verdict.fails or verbose:
-                console.print(line, style=render.verdict_style(result.verdict), markup=False)
+            if result.fails or verbose:
+                console.print(line, style=render.verdict_style(result), markup=False)
                 console.print(f"repro: {result.repro}", markup=False)
             elif result.verdict is not Verdict.PASS and not again:
-                console.print(line, style=render.verdict_style(result.verdict), markup=False)
+                console.print(line, style=render.verdict_style(result), markup=False)
 
 
-def _run_mutants(cases: Sequence[Case], killed: list[MutantResult], console: Console, jobs: int) -> None:
-    """The faults in our kernels, and those in the use of CUTLASS's, as far as the families of `cases` have them."""
-    families = {case.family for case in cases}
-    if families != {CUTLASS_FAMILY}:
-        mutants = load_mutants()
-        _kill(run_mutants(mutants, cases, jobs=jobs), len(mutants), killed, console)
-    if CUTLASS_FAMILY in families:
-        absent = cutlass_mutants_missing()
+def _run_mutants(cases: Sequence[Case], killed: list[FaultResult], console: Console, jobs: int) -> None:
+    """The faults in our kernels, and those of the museum's, if the families of `cases` have them."""
+    families = {case.family.name for case in cases}
+    faults: list[Fault] = list(load_patches()) if families - exhibits().keys() else []
+    for name, exhibit in exhibits().items():
+        absent = exhibit.faults_missing() if name in families else None
         if absent is not None:
-            console.print(
-                f"SKIPPED {len(CUTLASS_MUTANTS)} faults in the use of CUTLASS's kernel: {absent}", markup=False
-            )
-            return
-        _kill(run_cutlass_mutants(), len(CUTLASS_MUTANTS), killed, console)
-
-
-def _kill(running: Iterator[MutantResult], total: int, killed: list[MutantResult], console: Console) -> None:
-    with _progress(console, total, "mutants") as advance:
-        for result in running:
+            console.print(f"SKIPPED {len(exhibit.faults)} faults of {name}: {absent}", markup=False)
+        elif name in families:
+            faults += exhibit.faults
+    with _progress(console, len(faults), "mutants") as advance:
+        for result in plant_faults(faults, sound_kernel, jobs=jobs):
             killed.append(result)
             advance(result.name)
             console.print(result.line, style="" if result.caught else "bold red", markup=False)

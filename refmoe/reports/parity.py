@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import hashlib
 import json
 import re
 from collections import Counter
@@ -21,11 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from refmoe.errors import ArgumentError
 from refmoe.reports.documents import EDITED, PresentHash, ReportError, digest_of, is_intact, read_document
 from refmoe.reports.environment import Environment
+from refmoe.verify.source import sha256_of, source_files
 from refmoe.verify.tolerances import TOLERANCES
 from refmoe.verify.verdict import EVIDENCE, Result, Verdict
 
 if TYPE_CHECKING:
-    from refmoe.verify.plant import MutantResult
+    from refmoe.verify.plant import FaultResult
 
 __all__ = [
     "MAPPED_CASES",
@@ -39,9 +39,9 @@ __all__ = [
     "assemble_report",
     "check_report",
     "count_verdicts",
-    "file_sha256",
     "make_report",
     "read_report",
+    "record_of",
     "refusals_of",
     "report_text",
     "schema_text",
@@ -60,11 +60,9 @@ _REFUSED = {
     Verdict.MISMATCH: "bytes differ",
     Verdict.OUT_OF_BOUND: "values differ more than any rounding explains",
     Verdict.MISTRUSTED: "equal on data that could not have failed, which proves nothing",
+    Verdict.UNSUPPORTED: "a refusal that the case list does not expect",
     Verdict.ERROR: "the kernel did not run to its end",
 }
-
-#: A kernel that a package has is named by its module; there is no file to hash that would stay the same elsewhere.
-_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 class _Model(BaseModel):
@@ -114,7 +112,19 @@ class CaseRecord(_Model):
     stage: str | None = Field(description="the first stage that differs; if none does, the one that failed")
     first_mismatch: str | None = Field(description="where the first difference is and what it is")
     repro: str = Field(description="the command that runs just this case")
-    source_sha256: str | None = Field(description="of the kernel's source, the headers it includes and its build flags")
+    expected: bool | None = Field(
+        None, description="of UNSUPPORTED: whether the case list expects this refusal; one that it does not fails"
+    )
+    source_sha256: str | None = Field(
+        description="of all that decides the kernel's result: its sources and their headers without comments and "
+        "blanks, the host code that launches it, its build flags"
+    )
+    sources: list[str] | None = Field(
+        None,
+        description="of a user's kernel the files and functions that source_sha256 is of: FILE or FILE::FUNCTION, "
+        "below the project's folder",
+    )
+    compiler: str | None = Field(None, description="what compiled the kernel, where that is known")
     input_sha256: str | None = Field(description="of the input arrays")
     seed: int
     compared: int = Field(description="bytes compared")
@@ -127,8 +137,7 @@ class CaseRecord(_Model):
     )
     kernel: str | None = Field(
         None,
-        description="of a user's kernel under the family's contract: FILE::NAME, whose source_sha256 is that file's, "
-        "or MODULE::NAME if a package has it",
+        description="of a user's kernel under the family's contract: FILE::NAME, or MODULE::NAME if a package has it",
     )
     seconds: float
     maps: list[MismatchMapRecord] | None = Field(
@@ -137,16 +146,21 @@ class CaseRecord(_Model):
     )
 
     @property
+    def fails(self) -> bool:
+        """Whether its verdict fails, or it is a refusal that the case list does not expect."""
+        return self.verdict.fails or self.expected is False
+
+    @property
     def finding(self) -> str:
         """What there is to say of the verdict: of a MISMATCH the place first, then what may explain it.
 
         "codes[5, 421], block (5, 13) lane 5: kernel gave 0x6F (120), reference has 0x70 (128), 1 ulp, scale 0x7B; 3 of
         23040 differ"
         """
-        place = re.sub(
-            r"\bkernel (.+?) reference ", r"kernel gave \1, reference has ", self.first_mismatch or "", count=1
-        )
-        parts = self.reason, place.replace("  ", ", ", 1)
+        place = (self.first_mismatch or "").replace("  ", ", ", 1)
+        place = re.sub(r"\bkernel (.+?) reference ", r"kernel gave \1, reference has ", place, count=1)
+        unexpected = "not in the case list: " if self.expected is False else ""
+        parts = unexpected + (self.reason or ""), place
         return "; ".join(filter(None, parts[::-1] if self.verdict is Verdict.MISMATCH else parts))
 
     def stale(self, present: str) -> bool:
@@ -204,8 +218,7 @@ class Report(_Model):
     @property
     def proves(self) -> list[str]:
         """What a pass proves, as `evidence` has it; nothing of a run in which a case fails or none passed."""
-        verdicts = {case.verdict for case in self.cases}
-        passed = Verdict.PASS in verdicts and not any(verdict.fails for verdict in verdicts)
+        passed = any(case.verdict is Verdict.PASS for case in self.cases) and not any(case.fails for case in self.cases)
         return list(self.evidence.values()) if passed and all(mutant.caught for mutant in self.mutants) else []
 
 
@@ -215,10 +228,10 @@ def make_report(
     command: str,
     environment: Environment,
     seconds: float,
-    mutants: Sequence[MutantResult] = (),
+    mutants: Sequence[FaultResult] = (),
 ) -> Report:
     """The report of `results`, and of `mutants` if any ran."""
-    devices = sorted({result.case.device for result in results})
+    devices = sorted({result.device for result in results})
     assumptions = {result.assumption.model: result.assumption.text for result in results if result.assumption}
     return assemble_report(
         list(_records(results)),
@@ -237,7 +250,7 @@ def assemble_report(
     command: str,
     environment: Environment,
     seconds: float,
-    mutants: Sequence[MutantResult] = (),
+    mutants: Sequence[FaultResult] = (),
 ) -> Report:
     """The report of cases that are records already; `evidence` says what its devices and models prove and assume."""
     document: dict[str, Any] = {
@@ -265,24 +278,25 @@ def _records(results: Sequence[Result]) -> Iterator[CaseRecord]:
     mapped = 0
     for result in results:
         mapped += bool(result.maps)
-        maps = result.maps if mapped <= MAPPED_CASES else ()
-        yield _record(result, [MismatchMapRecord(**dataclasses.asdict(item)) for item in maps] or None)
+        yield record_of(result, maps=mapped <= MAPPED_CASES)
 
 
-def _record(result: Result, maps: list[MismatchMapRecord] | None) -> CaseRecord:
+def record_of(result: Result, maps: bool = True) -> CaseRecord:
+    """What a report holds of a result; with its maps of what differs, or without."""
     case, assumption = result.case, result.assumption
+    drawn = [MismatchMapRecord(**dataclasses.asdict(item)) for item in result.maps] if maps else []
     return _taken(
         CaseRecord,
         result,
-        id=str(case),
-        family=case.family,
-        device=case.device,
+        family=case.family.name,
         seed=case.seed,
         model=assumption.model if assumption else None,
         model_evidence=assumption.evidence if assumption else None,
+        expected=result.expected if result.verdict is Verdict.UNSUPPORTED else None,
+        sources=result.sources or None,
         differing=dict(result.differing),
         seconds=round(result.seconds, 4),
-        maps=maps,
+        maps=drawn or None,
     )
 
 
@@ -356,7 +370,7 @@ def _refused_cases(path: Path, cases: Sequence[CaseRecord]) -> list[str]:
     if not any(case.verdict.ran for case in cases):
         refusals.append(f"{path}: no case ran: {cases[0].verdict.value}: {cases[0].reason}")
     for verdict, meaning in _REFUSED.items():
-        refusals += _refused_verdict(path, [case for case in cases if case.verdict is verdict], meaning)
+        refusals += _refused_verdict(path, [case for case in cases if case.fails and case.verdict is verdict], meaning)
     return refusals
 
 
@@ -393,39 +407,28 @@ def _stale_families(path: Path, cases: Sequence[CaseRecord], present: PresentHas
 
 
 def _stale_user_kernels(path: Path, cases: Sequence[CaseRecord]) -> list[str]:
-    """A sentence for each user's kernel whose file is gone or another now.
+    """A sentence for each user's kernel whose sources are gone or others now.
 
-    Files are looked for from the current folder, as pytest named them from the project's root.
+    Files are looked for from the current folder, as pytest named them from the project's root. A kernel of a package
+    names no sources: no file of it would stay the same elsewhere.
     """
+    ran: dict[tuple[str, tuple[str, ...]], list[CaseRecord]] = {}
+    for case in cases:
+        if case.kernel is not None and case.sources and case.verdict.ran:
+            ran.setdefault((case.kernel, tuple(case.sources)), []).append(case)
     refusals = []
-    for kernel in sorted({case.kernel for case in cases if case.kernel is not None}):
-        source = _file_of(kernel)
-        if source is None:
-            continue
+    for (kernel, sources), mine in sorted(ran.items(), key=lambda item: item[0]):
         try:
-            now = file_sha256(source)
+            now = sha256_of(source_files(sources, Path()))
         except OSError as error:
             refusals.append(f"{path}: the source of {kernel} cannot be read from here: {error.strerror}")
             continue
-        stale = [case for case in cases if case.kernel == kernel and case.stale(now)]
-        if stale:
+        except (ArgumentError, SyntaxError) as error:
+            refusals.append(f"{path}: the source of {kernel} is no longer what ran: {error}")
+            continue
+        if stale := [case for case in mine if case.stale(now)]:
             refusals.append(
-                f"{path}: {source} changed since {len(stale)} cases of {kernel} ran, so they say nothing about it: "
-                "run them again"
+                f"{path}: {' or '.join(sources)} changed since {len(stale)} cases of {kernel} ran, so they say nothing "
+                "about it: run them again"
             )
     return refusals
-
-
-def _file_of(kernel: str) -> Path | None:
-    """The file in a kernel's name FILE::NAME, relative as it is there; None for MODULE::NAME."""
-    place, _, _ = kernel.partition("::")
-    return Path(place) if place.endswith(".py") or _MODULE.fullmatch(place) is None else None
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    return hashlib.sha256(path.read_bytes()).hexdigest()

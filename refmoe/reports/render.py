@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from refmoe.reports.parity import CaseRecord, MutantRecord, Report, count_verdicts
-from refmoe.verify.verdict import Verdict
+from refmoe.verify.verdict import Result, Verdict
 
 __all__ = [
     "Group",
@@ -29,18 +29,12 @@ __all__ = [
     "weighed_mutants",
 ]
 
-_STYLES = {
-    Verdict.PASS: "green",
-    Verdict.SKIPPED: "yellow",
-    Verdict.UNSUPPORTED: "yellow",
-}
-
 _COLUMNS = ("kernel", "device", "arch", "verdicts", "assumed model", "bytes compared", "seconds")
 
 
-def verdict_style(verdict: Verdict) -> str:
-    """The rich style of a verdict: green, yellow or bold red."""
-    return _STYLES.get(verdict, "bold red")
+def verdict_style(one: CaseRecord | Result) -> str:
+    """The rich style of a case: green if it passes, bold red if it fails, yellow if it did not run."""
+    return "bold red" if one.fails else "green" if one.verdict.ran else "yellow"
 
 
 @dataclass(frozen=True)
@@ -81,9 +75,9 @@ class Group:
         return [*sorted(words), *sorted(models)]
 
     @property
-    def worst(self) -> Verdict:
-        """A failing verdict if there is one, else one that did not run, else PASS."""
-        return min((case.verdict for case in self.cases), key=lambda verdict: (not verdict.fails, verdict.ran))
+    def worst(self) -> CaseRecord:
+        """A failing case if there is one, else one that did not run, else one that passes."""
+        return min(self.cases, key=lambda case: (not case.fails, case.verdict.ran))
 
     @property
     def seconds(self) -> float:
@@ -116,21 +110,24 @@ def headline(report: Report) -> str:
     """The verdict in figures: cases, and planted faults if any were planted."""
     caught = sum(mutant.caught for mutant in report.mutants)
     faults = f"; {caught} of {len(report.mutants)} planted faults caught" if report.mutants else ""
-    return cases_text(report.summary) + faults
+    return cases_text(report.cases) + faults
 
 
-def cases_text(summary: Mapping[str, int]) -> str:
+def cases_text(cases: Sequence[CaseRecord]) -> str:
     """Counts by verdict in words.
 
     "12 of 806 cases fail: 10 MISMATCH, 2 ERROR", or, if none fails, "800 of 806 cases pass, 6 SKIPPED".
     """
-    total, passed = sum(summary.values()), summary.get(Verdict.PASS.value, 0)
-    failing = [f"{count:,} {name}" for name, count in summary.items() if Verdict(name).fails]
-    if failing:
-        count = sum(count for name, count in summary.items() if Verdict(name).fails)
-        return f"{count:,} of {total:,} cases fail: {', '.join(failing)}"
-    rest = [f"{count:,} {name}" for name, count in summary.items() if name != Verdict.PASS.value]
-    return ", ".join([f"{passed:,} of {total:,} cases pass", *rest])
+    total = len(cases)
+    if failing := [case.verdict for case in cases if case.fails]:
+        return f"{len(failing):,} of {total:,} cases fail: {_counts(count_verdicts(failing))}"
+    summary = count_verdicts([case.verdict for case in cases])
+    passed = summary.pop(Verdict.PASS.value, 0)
+    return f"{passed:,} of {total:,} cases pass" + (f", {_counts(summary)}" if summary else "")
+
+
+def _counts(summary: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in summary.items())
 
 
 def summary_table(report: Report) -> Table:
@@ -200,7 +197,7 @@ def _markdown(report: Report) -> str:
         *(f"| {' | '.join(group.cells)} |" for group in groups(report)),
     ]
     told = [case for case in report.cases if case.verdict is not Verdict.PASS]
-    for record in sorted(told, key=lambda case: not case.verdict.fails):
+    for record in sorted(told, key=lambda case: not case.fails):
         lines += ["", *_fenced(verdict_lines(record))]
     if report.mutants:
         lines += ["", "| planted fault | caught by | finding |", "|---|---|---|"]
@@ -252,9 +249,9 @@ def _junit_counts(name: str, cases: Sequence[CaseRecord], created: str) -> dict[
     return {
         "name": name,
         "tests": str(len(cases)),
-        "failures": str(sum(case.verdict.fails for case in cases) - errors),
+        "failures": str(sum(case.fails for case in cases) - errors),
         "errors": str(errors),
-        "skipped": str(sum(not case.verdict.ran for case in cases)),
+        "skipped": str(sum(not case.verdict.ran and not case.fails for case in cases)),
         "time": f"{sum(case.seconds for case in cases):.3f}",
         "timestamp": created,
     }
@@ -263,7 +260,7 @@ def _junit_counts(name: str, cases: Sequence[CaseRecord], created: str) -> dict[
 def _junit_outcome(element: ElementTree.Element, case: CaseRecord) -> None:
     if case.verdict is Verdict.PASS:
         return
-    tag = "skipped" if not case.verdict.ran else "error" if case.verdict is Verdict.ERROR else "failure"
+    tag = "skipped" if not case.fails else "error" if case.verdict is Verdict.ERROR else "failure"
     text = _xml_characters(verdict_lines(case))
     outcome = ElementTree.SubElement(element, tag, {"message": text[0], "type": case.verdict.value})
     outcome.text = "\n".join(text)

@@ -134,9 +134,7 @@ def _banner(sections: Sequence[Section]) -> Banner:
         return Banner(first.verdict, first.tone, first.headline, [first.reason] if first.reason else [])
     verdicts = Counter(section.verdict for section in sections)
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
-    cases: Counter[str] = Counter()
-    for section in sections:
-        cases.update(section.summary)
+    cases = [case for section in sections for case in section.cases]
     headline = f"{len(sections)} documents: {counts}" + (f"; {cases_text(cases)}" if cases else "")
     failing = [section for section in sections if section.tone == "bad"]
     reasons = [f"{section.name}: {section.reason or section.headline}" for section in failing[:_REASONS]]

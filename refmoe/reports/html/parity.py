@@ -27,7 +27,7 @@ def parity_section(name: str, report: Report, limits: Limits, present: PresentHa
         limits: how much is shown.
         present: a kernel family's present source hash, to say whose evidence is stale; None to say nothing.
     """
-    failing = [case for case in report.cases if case.verdict.fails]
+    failing = [case for case in report.cases if case.fails]
     ordered = _spread(failing)
     survivors = [mutant for mutant in report.mutants if not mutant.caught]
     sources = _sources(report, present)
@@ -53,7 +53,7 @@ def parity_section(name: str, report: Report, limits: Limits, present: PresentHa
         groups=render.groups(report),
         findings=[_finding(case, limits) for case in ordered[: limits.cards]],
         tables=tables,
-        summary=report.summary,
+        cases=report.cases,
         proves=report.proves if verdict == "PASS" else [],
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
+from refmoe.reports.parity import CaseRecord
 from refmoe.reports.render import Group
 
 __all__ = [
@@ -141,7 +142,7 @@ class Section:
         findings: failing cases, the first of them.
         tables: everything else.
         pictures: SVG pictures with their titles.
-        summary: cases by verdict, of a parity report.
+        cases: of a parity report.
         proves: what its passing proves and assumes; nothing unless it passes.
     """
 
@@ -156,7 +157,7 @@ class Section:
     findings: Sequence[Finding] = ()
     tables: Sequence[Table] = ()
     pictures: Sequence[tuple[str, Markup]] = ()
-    summary: Mapping[str, int] = field(default_factory=dict)
+    cases: Sequence[CaseRecord] = ()
     proves: Sequence[str] = ()
 
 
