@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refmoe.families.suites import list_cases
 from safetensors.numpy import save_file
 from support.verify import CASE, result, stand_in, write_document
 from typer.testing import CliRunner, Result
 
+from refmoe.catalog import list_cases
 from refmoe.cli import app
 from refmoe.cuda import ToolchainError
 from refmoe.reports.parity import read_report, schema_text
-from refmoe.verify import runner
-from refmoe.verify.runner import Devices
+from refmoe.verify import kernel
+from refmoe.verify.kernel import Devices
 from refmoe.verify.verdict import Verdict
 
 COMMANDS = ("parity", "repro", "run", "gate", "report", "doctor", "layout", "bench")
@@ -27,9 +27,9 @@ COMMANDS = ("parity", "repro", "run", "gate", "report", "doctor", "layout", "ben
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
-    runner._expectation.cache_clear()
+    kernel._problem.cache_clear()
     yield
-    runner._expectation.cache_clear()
+    kernel._problem.cache_clear()
 
 
 def refmoe(*arguments: str | Path) -> Result:

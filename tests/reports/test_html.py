@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refmoe.families.mismatch_map import MismatchMap, mismatch_map
 from support.verify import CASE, ENVIRONMENT, result, stand_in, write_document
 from typer.testing import CliRunner
 
+from refmoe.catalog import source_sha256
 from refmoe.cli import app
 from refmoe.reports.documents import ReportError, digest_of
 from refmoe.reports.gate import check_reports
@@ -24,8 +24,8 @@ from refmoe.reports.html.curves import curves_svg
 from refmoe.reports.html.heatmap import extent_text, heatmap_svg, key_text
 from refmoe.reports.html.section import Limits
 from refmoe.reports.parity import MismatchMapRecord, make_report
-from refmoe.verify import runner
-from refmoe.verify.runner import source_sha256
+from refmoe.verify import kernel
+from refmoe.verify.compare import MismatchMap, mismatch_map
 from refmoe.verify.verdict import Result, Verdict
 
 ROOT = Path(__file__).parent.parent.parent
@@ -325,9 +325,9 @@ def test_parity_writes_the_page_of_what_it_found(tmp_path: Path, monkeypatch: py
         outputs["codes"][1, 33] ^= 1
 
     stand_in(monkeypatch, one_code_wrong)
-    runner._expectation.cache_clear()
+    kernel._problem.cache_clear()
     found = refmoe("parity", "--case", str(CASE), "--html", tmp_path / "x.html", "--report", tmp_path / "x.json")
-    runner._expectation.cache_clear()
+    kernel._problem.cache_clear()
     assert found.exit_code == 1
     (mapped,) = json.loads((tmp_path / "x.json").read_text())["cases"][0]["maps"]
     assert (mapped["first_row"], mapped["first_column"], mapped["last_column"]) == (1, 1, 1)

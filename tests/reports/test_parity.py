@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.verify import CASE, ENVIRONMENT, result, write_document
 
-from refmoe.families.case import parse_case
+from refmoe.catalog import parse_case
 from refmoe.reports.documents import ReportError, digest_of
 from refmoe.reports.parity import (
     MutantRecord,
