@@ -7,11 +7,11 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from refmoe.cuda.toolchain import ARCHITECTURES
+from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
 from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
 from refmoe.families.case import Fields, Shape, one_of, refused
-from refmoe.families.family import DEFAULT_ARCH, LEVELS, Case, Family
+from refmoe.families.family import LEVELS, Case, Family
 from refmoe.families.quantize import COMPILED_POLICIES
 from refmoe.families.real_data import read_activations
 from refmoe.museum import exhibits
@@ -137,7 +137,7 @@ def list_cases(
     if arch is not None or device == "cuda":
         places = [(arch or "", family, level) for family in chosen]
     else:
-        archs = [DEFAULT_ARCH, *(other for other in ARCHITECTURES if other != DEFAULT_ARCH)]
+        archs = [DEFAULT_ARCH, *(other for other in KERNEL_ARCHS if other != DEFAULT_ARCH)]
         places = [
             (place, family, level if place == family.leading_arch else below) for place in archs for family in chosen
         ]

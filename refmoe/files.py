@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old content or the new, never half of either; reading .npy files."""
+"""Writing files so that a reader sees the old content or the new, never half of either; reading arrays from files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["read_npy", "write_atomic"]
+from refmoe.errors import ArgumentError
+
+__all__ = ["read_npy", "tensor_name", "write_atomic"]
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> Path:
@@ -62,6 +64,27 @@ def read_npy(path: str | os.PathLike[str], mmap_mode: Literal["r"] | None = None
     except (ValueError, EOFError) as error:
         # NumPy takes whatever it does not know for a pickle, and advises to load it unsafely.
         raise ValueError("no .npy file, or one of Python objects" if "pickle" in str(error) else str(error)) from error
+
+
+def tensor_name(path: Path, names: list[str], tensor: str | None, argument: str) -> str:
+    """The tensor that is asked for, of those in a file; None asks for the only one.
+
+    Args:
+        path: the file.
+        names: its tensors.
+        tensor: what is asked for.
+        argument: what the file is called in an error.
+
+    Raises:
+        ArgumentError: no such tensor, or None and not just one.
+    """
+    if tensor is None and len(names) == 1:
+        return names[0]
+    if tensor in names:
+        return tensor
+    found = f"{len(names)} tensors in {path}" if tensor is None else f"no tensor {tensor!r} in {path}"
+    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    raise ArgumentError(argument, found, f"FILE:TENSOR with one of: {shown or 'none, the file is empty'}")
 
 
 def _umask() -> int:

@@ -17,7 +17,24 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 
-__all__ = ["BF16", "E2M1", "E4M3", "E5M2", "E8M0", "FORMATS", "FP16", "FP32", "TF32", "UE4M3", "Format", "Specials"]
+__all__ = [
+    "BF16",
+    "E2M1",
+    "E4M3",
+    "E5M2",
+    "E8M0",
+    "FORMATS",
+    "FP16",
+    "FP32",
+    "MX_BLOCK",
+    "TF32",
+    "UE4M3",
+    "Format",
+    "Specials",
+]
+
+#: Elements that share one scale in every MX format.
+MX_BLOCK = 32
 
 
 class Specials(enum.Enum):

@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["VALUE_DTYPES", "bits_text", "distance_text", "number_text"]
+__all__ = ["VALUE_DTYPES", "bits_text", "distance_text", "e8m0_text", "number_text"]
 
 #: The NumPy types of elements, by their names in repro strings.
 VALUE_DTYPES: dict[str, np.dtype[Any]] = {"bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
@@ -31,6 +31,11 @@ def distance_text(first: int, second: int, dtype: str) -> str:
     sign = 1 << 8 * VALUE_DTYPES[dtype].itemsize - 1
     left, right = (-(bits - sign) if bits & sign else bits for bits in (first, second))
     return f", {abs(left - right):,} ulp" if left != right else ", the sign of zero"
+
+
+def e8m0_text(scale: int) -> str:
+    """The value of an E8M0 scale: "2^-4" or "NaN"."""
+    return "NaN" if scale == 0xFF else f"2^{scale - 127}"
 
 
 def _value(pattern: int, dtype: str) -> float:

@@ -30,7 +30,7 @@ from refmoe.reports.parity import Report, make_report, report_text
 from refmoe.verify.kernel import Devices, Kernel
 from refmoe.verify.plant import load_patches, patched_sources
 from refmoe.verify.runner import run_case
-from refmoe.views.layout import render_picture
+from refmoe.views.layout_picture import draw_layout
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, OUT, REPORTS = ROOT / "docs", ROOT / "out", ROOT / "reports"
@@ -44,7 +44,7 @@ SHOWN = ("sm12x_gemm:bf16:m24k512n640e3:gaussian:tile=256x8x256:seed7@ptx",)
 
 def main() -> int:
     """Make all pictures; the exit status."""
-    render_picture("128x4", 128, 8, DOCS / "layout_128x4.png")
+    draw_layout("128x4", 128, 8, DOCS / "layout_128x4.png")
     draw_drift(json.loads((REPORTS / "drift.json").read_text()), DOCS / "drift.png")
     print(f"written: {DOCS / 'layout_128x4.png'}\nwritten: {DOCS / 'drift.png'}")
     return draw_page(_failing_page(), DOCS / "report.png")

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-from collections.abc import Callable
-from importlib.metadata import version
+from functools import partial
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
-from refmoe.bench.timing import measure
-from refmoe.cuda.checks import expanded_scale_rows, k_groups
+from refmoe.bench.timing import machine, measure
+from refmoe.cuda.arguments import expanded_scale_rows, k_groups
 from refmoe.cuda.device import PtxDevice, open_device
 from refmoe.cuda.gemm.kernel import grouped_gemm
-from refmoe.cuda.kernels import mxfp8_quantize
+from refmoe.cuda.quantize import mxfp8_quantize
 from refmoe.errors import RefmoeError
 from refmoe.ptx import Checks
 
-__all__ = ["TARGETS", "run"]
+__all__ = ["TARGETS", "executors", "gemm_operands", "lane_instructions", "run"]
 
 TARGETS = {"lane_instructions_per_s": 0.4e9, "one_row_s": 0.020, "gemm_s": 6.0}
 """At least so many lane-instructions a second with all checks on; at most so long for one row and for the GEMM, once
@@ -29,7 +28,6 @@ _SEED = 20250917
 _K = 2880
 # The first GEMM of a layer of gpt-oss-120b: one token, one expert.
 _GEMM_N, _GEMM_TILE = 5760, "128x8x512"
-_UNCHECKED = Checks(bounds=False, uninitialised=False, alignment=False, races=False)
 
 
 def run(*, rows: int = 2048, rounds: int = 5) -> dict[str, Any]:
@@ -49,18 +47,12 @@ def run(*, rows: int = 2048, rounds: int = 5) -> dict[str, Any]:
         RefmoeError: no nvcc, or the two launches differ in a byte.
     """
     x = np.random.default_rng(_SEED).standard_normal((rows, _K), np.float32).astype(ml_dtypes.bfloat16)
-    checked, unchecked = _device(Checks()), _device(_UNCHECKED)
-    expected, found = mxfp8_quantize(x, device=checked), mxfp8_quantize(x, device=unchecked)
-    # A benchmark of two launches that do not do the same thing says nothing.
-    if not (np.array_equal(expected.codes, found.codes) and np.array_equal(expected.scales, found.scales)):
-        raise RefmoeError("bench executor: results with and without checks differ")
-    launched = checked.launches[-1].result
-    assert launched is not None
-    contenders: dict[str, Callable[[], object]] = {
-        "all checks": lambda: mxfp8_quantize(x, device=checked),
-        "no checks": lambda: mxfp8_quantize(x, device=unchecked),
-        "one row, all checks": lambda: mxfp8_quantize(x[:1], device=checked),
-    }
+    devices = executors()
+
+    contenders = {name: partial(mxfp8_quantize, x, device=device) for name, device in devices.items()}
+    _require_same([(made.codes.tobytes(), made.scales.tobytes()) for made in (call() for call in contenders.values())])
+    launched = lane_instructions(devices["all checks"])
+    contenders["one row, all checks"] = partial(mxfp8_quantize, x[:1], device=devices["all checks"])
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, contender in contenders.items():
@@ -69,7 +61,7 @@ def run(*, rows: int = 2048, rounds: int = 5) -> dict[str, Any]:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     one_row = medians.pop("one row, all checks")
     gemm = _gemm(rounds)
-    rates = {name: launched.lane_instructions / seconds for name, seconds in medians.items()}
+    rates = {name: launched / seconds for name, seconds in medians.items()}
     reached = {
         "lane_instructions_per_s": rates["all checks"] >= TARGETS["lane_instructions_per_s"],
         "one_row_s": one_row <= TARGETS["one_row_s"],
@@ -78,9 +70,8 @@ def run(*, rows: int = 2048, rounds: int = 5) -> dict[str, Any]:
     return {
         "shape": [rows, _K],
         "rounds": rounds,
-        "cores": len(os.sched_getaffinity(0)),
-        "versions": {"numpy": version("numpy")},
-        "lane_instructions": launched.lane_instructions,
+        **machine(),
+        "lane_instructions": launched,
         "medians_s": medians,
         "lane_instructions_per_s": rates,
         "one_row_s": one_row,
@@ -91,38 +82,63 @@ def run(*, rows: int = 2048, rounds: int = 5) -> dict[str, Any]:
     }
 
 
-def _gemm(rounds: int) -> dict[str, Any]:
-    """The GEMM on drawn codes, each contender once a round and once unmeasured before."""
+def executors(arch: str | None = None) -> dict[str, PtxDevice]:
+    """The executor with "all checks" and with "no checks"."""
+    unchecked = Checks(bounds=False, uninitialised=False, alignment=False, races=False)
+    devices = {}
+    for name, checks in (("all checks", Checks()), ("no checks", unchecked)):
+        device = open_device("ptx", arch)
+        assert isinstance(device, PtxDevice)
+        device.checks, devices[name] = checks, device
+    return devices
+
+
+def gemm_operands(offsets: npt.NDArray[np.int64], n: int, k: int) -> dict[str, Any]:
+    """Arguments of a grouped GEMM of [rows, k] by [experts, n, k]: codes as drawn, scales around one.
+
+    Args:
+        offsets: int64 [experts + 1], the first row of each expert, then the number of rows.
+        n: output columns.
+        k: elements of a row.
+    """
     rng = np.random.default_rng(_SEED)
-    codes = rng.standard_normal((1, _K), np.float32).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
-    weights = rng.integers(0, 256, (1, _GEMM_N, _K // 2), dtype=np.uint8)
-    columns = k_groups(_K) * 4
-    scales = rng.integers(118, 128, (expanded_scale_rows(1, 1) * columns), dtype=np.uint8)
-    weight_scales = rng.integers(118, 128, (-(-_GEMM_N // 128) * 128 * columns), dtype=np.uint8)
-    offsets = np.array([0, 1], np.int64)
-
-    def contender(device: PtxDevice) -> Callable[[], bytes]:
-        return lambda: grouped_gemm(
-            codes, scales, weights, weight_scales, offsets, device=device, tile=_GEMM_TILE, out_dtype="f32"
-        ).tobytes()
-
-    devices = {"all checks": _device(Checks()), "no checks": _device(_UNCHECKED)}
-    contenders = {name: contender(device) for name, device in devices.items()}
-    if len({call() for call in contenders.values()}) > 1:
-        raise RefmoeError("bench executor: results with and without checks differ")
-    measured = measure(contenders, rounds=rounds)
-    launched = devices["all checks"].launches[-1].result
-    assert launched is not None
+    rows, experts = int(offsets[-1]), offsets.size - 1
+    columns = k_groups(k) * 4
     return {
-        "shape": [1, _GEMM_N, _K],
-        "tile": _GEMM_TILE,
-        "lane_instructions": launched.lane_instructions,
-        "medians_s": {name: statistics.median(timing.seconds) for name, timing in measured.items()},
+        "codes": rng.standard_normal((rows, k), np.float32).astype(ml_dtypes.float8_e4m3fn).view(np.uint8),
+        "scales": rng.integers(118, 128, expanded_scale_rows(rows, experts) * columns, dtype=np.uint8),
+        "weights": rng.integers(0, 256, (experts, n, k // 2), dtype=np.uint8),
+        "weight_scales": rng.integers(118, 128, experts * -(-n // 128) * 128 * columns, dtype=np.uint8),
+        "offsets": offsets,
     }
 
 
-def _device(checks: Checks) -> PtxDevice:
-    device = open_device("ptx")
-    assert isinstance(device, PtxDevice)
-    device.checks = checks
-    return device
+def lane_instructions(device: PtxDevice) -> int:
+    """Of the last launch."""
+    result = device.launches[-1].result
+    assert result is not None
+    return result.lane_instructions
+
+
+def _require_same(results: list[Any]) -> None:
+    # A benchmark of launches that do not do the same thing says nothing.
+    if any(result != results[0] for result in results):
+        raise RefmoeError("bench executor: results with and without checks differ")
+
+
+def _gemm(rounds: int) -> dict[str, Any]:
+    """The GEMM on drawn codes, each contender once a round and once unmeasured before."""
+    operands = gemm_operands(np.array([0, 1], np.int64), _GEMM_N, _K)
+    devices = executors()
+    contenders = {
+        name: partial(grouped_gemm, **operands, device=device, tile=_GEMM_TILE, out_dtype="f32")
+        for name, device in devices.items()
+    }
+    _require_same([contender().tobytes() for contender in contenders.values()])
+    measured = measure(contenders, rounds=rounds)
+    return {
+        "shape": [1, _GEMM_N, _K],
+        "tile": _GEMM_TILE,
+        "lane_instructions": lane_instructions(devices["all checks"]),
+        "medians_s": {name: timing.median for name, timing in measured.items()},
+    }

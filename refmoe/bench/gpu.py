@@ -1,38 +1,32 @@
-"""The production kernels on a GPU, each beside a plain copy of as many bytes as it must move.
-
-Every contender is timed in the same run, as a node of a CUDA graph, on buffers that rotate so that large ones do not
-stay in the L2 cache. The first contender of each group is the floor of the others: a copy of as many bytes with the
-same share of reads, or a kernel that does nothing.
-"""
+"""The production kernels around the GEMMs on a GPU, at the sizes of gpt-oss-120b, each beside a copy of its traffic."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
-from refmoe.bench.contenders import Contender, buffer_sets, copy, empty
-from refmoe.bench.gpu_steps import step_groups
-from refmoe.cuda.checks import scale_buffer_bytes
+from refmoe.bench.gpu_timing import Contender, contender, copy, empty, gather, time_groups
+from refmoe.cuda.activation import swiglu_kernel, swiglu_quantize_plan
+from refmoe.cuda.arguments import scale_buffer_bytes
 from refmoe.cuda.device import CudaDevice
-from refmoe.cuda.kernels import (
-    expand_kernel,
-    expand_plan,
-    mxfp8_quantize_kernel,
-    mxfp8_quantize_plan,
-)
-from refmoe.reference import build_permutation
+from refmoe.cuda.expand import expand_kernel, expand_plan
+from refmoe.cuda.finalize import finalize_kernel, finalize_plan
+from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
+from refmoe.cuda.quantize import mxfp8_quantize_kernel, mxfp8_quantize_plan
+from refmoe.cuda.routing import MapBuffers, permute_plan, route_plans
+from refmoe.reference import Permutation, build_permutation
 
-__all__ = ["run", "time_groups"]
+__all__ = ["run"]
 
-HIDDEN = 2880  # gpt-oss
+HIDDEN = INTERMEDIATE = 2880
 EXPERTS, TOP_K = 128, 4
-PREFILL_TOKENS = 8192
-ROUNDS = 15
-TARGET_NODES = 40
+PREFILL_TOKENS, DECODE_TOKENS = 8192, (1, 8)
+BF16_BYTES, WORD_BYTES = 2, 4
+MX_BYTES = HIDDEN + HIDDEN // 32  # codes and scales of a row
 
 
 def run() -> dict[str, Any]:
@@ -45,128 +39,182 @@ def run() -> dict[str, Any]:
         DeviceUnavailable: no GPU that the kernels are built for.
     """
     device = CudaDevice()
-    rows = time_groups(device, _groups_of_contenders(device))
+    rows = time_groups(device, _groups(device, CudaDevice(csrc=Path(__file__).parent)))
     return {"kind": "bench", "name": "gpu", "gpu": device.gpu_name, "arch": device.arch, "rows": rows}
 
 
-def time_groups(device: CudaDevice, groups: list[list[Contender]]) -> list[dict[str, Any]]:
-    """The rows of `run` for groups of contenders, the first of each its floor."""
-    rows: list[dict[str, Any]] = []
-    for group in groups:
-        medians = _interleaved_medians(device, group)
-        floor = medians[0]
-        for contender, microseconds in zip(group, medians, strict=True):
-            rows.append(
-                {
-                    "name": contender.name,
-                    "microseconds": round(microseconds, 2),
-                    "traffic_bytes": contender.traffic,
-                    "terabytes_per_second": round(contender.traffic / microseconds / 1e6, 3),
-                    "ratio_to_floor": round(microseconds / floor, 3),
-                }
-            )
-    return rows
-
-
-def _groups_of_contenders(device: CudaDevice) -> list[list[Contender]]:
+def _groups(device: CudaDevice, floors: CudaDevice) -> list[list[Contender]]:
     """Contenders to be timed in turn; the first of each group is its floor."""
-    floors = CudaDevice(csrc=Path(__file__).parent)
-    quantize = [
-        _quantize(device, PREFILL_TOKENS, HIDDEN, layout, f"quantize {PREFILL_TOKENS} x {HIDDEN} bf16, {layout} scales")
-        for layout in ("linear", "128x4", "8x4")
-    ]
-    prefill = _expand(device, PREFILL_TOKENS, f"fused expand {PREFILL_TOKENS} x {HIDDEN} bf16, top-{TOP_K}, 128x4")
-    separate = _separate(device, PREFILL_TOKENS, f"quantize, then expand {PREFILL_TOKENS} x {HIDDEN}")
+    many = PREFILL_TOKENS
+    quantize = [_quantize(device, many, layout) for layout in ("linear", "128x4", "8x4")]
+    expand = _expand(device, many, f"fused expand {many} x {HIDDEN} bf16, top-{TOP_K}, 128x4")
+    route, activation, finalize = _route(device, many), _activation(device, many), _finalize(device, many)
     return [
         [copy(floors, quantize[0].traffic, writes=1), *quantize],
-        [copy(floors, prefill.traffic, writes=2), prefill, separate],
+        [
+            copy(floors, expand.traffic, writes=2),
+            expand,
+            _quantize_then_expand(device, many, f"quantize, then expand {many} x {HIDDEN}"),
+        ],
         *(
             [
                 empty(floors),
                 _expand(device, tokens, f"fused expand, M = {tokens}"),
-                _separate(device, tokens, f"quantize, then expand, M = {tokens}"),
+                _quantize_then_expand(device, tokens, f"quantize, then expand, M = {tokens}"),
             ]
-            for tokens in (1, 8)
+            for tokens in DECODE_TOKENS
         ),
-        *step_groups(device, floors),
+        [copy(floors, route.traffic, writes=1), route, _sort(device, many)],
+        [gather(floors, activation.traffic, reads=4), activation],
+        [gather(floors, finalize.traffic, reads=TOP_K), finalize],
+        *(
+            [empty(floors), _route(device, tokens), _activation(device, tokens), _finalize(device, tokens)]
+            for tokens in DECODE_TOKENS
+        ),
     ]
 
 
-def _activations(device: CudaDevice, tokens: int, seed: int) -> Any:
-    values = np.random.default_rng(seed).standard_normal((tokens, HIDDEN), np.float32).astype(ml_dtypes.bfloat16)
-    return device.upload("x", values)
-
-
-def _quantize(device: CudaDevice, rows: int, k: int, layout: str, name: str) -> Contender:
-    kernel = mxfp8_quantize_kernel("bf16", "rceil", "exact", layout)
-    scale_bytes = scale_buffer_bytes(rows, k, layout)
-    traffic = rows * k * 3 + rows * k // 32
-    plans = [
-        mxfp8_quantize_plan(
-            kernel,
-            _activations(device, rows, seed),
-            device.output("codes", (rows, k), 0),
-            device.output("scales", (scale_bytes,), 0),
-            rows=rows,
-            k=k,
-            multiprocessors=device.multiprocessors,
-        )
-        for seed in range(buffer_sets(traffic))
-    ]
-    return Contender(name, traffic, len(plans), lambda index: device.enqueue(plans[index]))
+def _quantize(device: CudaDevice, tokens: int, layout: str) -> Contender:
+    name = f"quantize {tokens} x {HIDDEN} bf16, {layout} scales"
+    traffic = tokens * (HIDDEN * BF16_BYTES + MX_BYTES)
+    return contender(device, name, traffic, lambda seed: [_quantize_plan(device, tokens, layout, seed)])
 
 
 def _expand(device: CudaDevice, tokens: int, name: str) -> Contender:
-    traffic = tokens * HIDDEN * 2 + tokens * TOP_K * (HIDDEN + HIDDEN // 32)
+    traffic = tokens * (HIDDEN * BF16_BYTES + TOP_K * MX_BYTES)
     kernel = expand_kernel("bf16_rceil_exact", "128x4")
-    plans = [
-        _expand_plan(device, kernel, _activations(device, tokens, seed), None, tokens, seed)
-        for seed in range(buffer_sets(traffic))
-    ]
-    return Contender(name, traffic, len(plans), lambda index: device.enqueue(plans[index]))
+
+    def launches(seed: int) -> list[LaunchPlan]:
+        return [_expand_plan(device, kernel, _normal(device, (tokens, HIDDEN), seed), None, tokens, seed)]
+
+    return contender(device, name, traffic, launches)
 
 
-def _separate(device: CudaDevice, tokens: int, name: str) -> Contender:
+def _quantize_then_expand(device: CudaDevice, tokens: int, name: str) -> Contender:
     """The two launches that fusing replaces: quantize with linear scales, then copy codes and scales to the experts."""
-    traffic = tokens * HIDDEN * 4 + tokens * HIDDEN // 16 + tokens * TOP_K * (HIDDEN + HIDDEN // 32)
-    quantize = mxfp8_quantize_kernel("bf16", "rceil", "exact", "linear")
-    copy = expand_kernel("mxfp8_linear", "128x4")
-    pairs = []
-    for seed in range(buffer_sets(traffic)):
-        codes = device.output("codes", (tokens, HIDDEN), 0)
-        scales = device.output("scales", (scale_buffer_bytes(tokens, HIDDEN, "linear"),), 0)
-        first = mxfp8_quantize_plan(
-            quantize,
-            _activations(device, tokens, seed),
-            codes,
-            scales,
-            rows=tokens,
-            k=HIDDEN,
+    traffic = tokens * (HIDDEN * BF16_BYTES + (2 + TOP_K) * MX_BYTES)
+    kernel = expand_kernel("mxfp8_linear", "128x4")
+
+    def launches(seed: int) -> list[LaunchPlan]:
+        quantize = _quantize_plan(device, tokens, "linear", seed)
+        _, codes, scales, *_ = quantize.arguments
+        return [quantize, _expand_plan(device, kernel, codes, scales, tokens, seed)]
+
+    return contender(device, name, traffic, launches)
+
+
+def _route(device: CudaDevice, tokens: int) -> Contender:
+    """FP32 logits to choices, weights, maps and offsets."""
+    rows = tokens * TOP_K
+    traffic = tokens * EXPERTS * WORD_BYTES + 4 * rows * WORD_BYTES + (EXPERTS + 1) * 8
+
+    def launches(seed: int) -> tuple[LaunchPlan, ...]:
+        return route_plans(
+            "f32",
+            device.upload("logits", np.random.default_rng(seed).standard_normal((tokens, EXPERTS), np.float32)),
+            None,
+            device.output("topk_ids", (rows * WORD_BYTES,), 0),
+            device.output("topk_weights", (rows * WORD_BYTES,), 0),
+            device.output("refused", (WORD_BYTES,), 0),
+            _maps(device, rows),
+            tokens=tokens,
+            all_experts=EXPERTS,
+            top_k=TOP_K,
+            experts=EXPERTS,
+            first_expert=0,
+        )
+
+    return contender(device, f"route {tokens} x {EXPERTS}, top-{TOP_K}, with maps", traffic, launches)
+
+
+def _sort(device: CudaDevice, tokens: int) -> Contender:
+    """Maps and offsets of given choices."""
+    rows = tokens * TOP_K
+    traffic = 3 * rows * WORD_BYTES + (EXPERTS + 1) * 8
+
+    def launches(seed: int) -> list[LaunchPlan]:
+        ids = device.upload("topk_ids", _choices(tokens, seed)[0])
+        maps = _maps(device, rows)
+        return [permute_plan(ids, maps, tokens=tokens, top_k=TOP_K, experts=EXPERTS, first_expert=0)]
+
+    return contender(device, f"maps alone of {tokens} x top-{TOP_K}", traffic, launches)
+
+
+def _activation(device: CudaDevice, tokens: int) -> Contender:
+    """BF16 gates and ups to MXFP8 in 128x4, without a bias: the first GEMM has added it."""
+    rows = tokens * TOP_K
+    traffic = rows * (2 * INTERMEDIATE * BF16_BYTES + MX_BYTES)
+    kernel = swiglu_kernel("gpt_oss", "rceil", "exact", "128x4")
+
+    def launches(seed: int) -> list[LaunchPlan]:
+        plan = swiglu_quantize_plan(
+            kernel,
+            _normal(device, (rows, 2 * INTERMEDIATE), seed, scale=3),
+            device.upload("offsets", _choices(tokens, seed)[1].offsets),
+            None,
+            (None, None, None),
+            *_quantized(device, rows, rows + 127 * EXPERTS, "128x4"),
+            rows=rows,
+            width=INTERMEDIATE,
+            experts=EXPERTS,
             multiprocessors=device.multiprocessors,
         )
-        pairs.append((first, _expand_plan(device, copy, codes, scales, tokens, seed)))
+        return [plan]
 
-    def enqueue(index: int) -> None:
-        for plan in pairs[index]:
-            device.enqueue(plan)
-
-    return Contender(name, traffic, len(pairs), enqueue)
+    return contender(device, f"SwiGLU to MXFP8, {rows} x {INTERMEDIATE}, 128x4", traffic, launches)
 
 
-def _expand_plan(device: CudaDevice, kernel: Any, x: Any, input_sf: Any, tokens: int, seed: int) -> Any:
-    scores = np.random.default_rng(seed).random((tokens, EXPERTS))
-    topk_ids = np.ascontiguousarray(np.argsort(scores, axis=1)[:, :TOP_K].astype(np.int32))
-    permutation = build_permutation(topk_ids, EXPERTS)
+def _finalize(device: CudaDevice, tokens: int) -> Contender:
+    """BF16 rows, bias, BF16 out. The bias, 0.7 MB, stays in the L2 cache and is not counted."""
+    rows = tokens * TOP_K
+    traffic = (rows + tokens) * HIDDEN * BF16_BYTES + 3 * rows * WORD_BYTES
+    kernel = finalize_kernel("bf16", "bf16")
+
+    def launches(seed: int) -> list[LaunchPlan]:
+        ids, permutation = _choices(tokens, seed)
+        plan = finalize_plan(
+            kernel,
+            _normal(device, (rows, HIDDEN), seed),
+            device.upload("unpermuted_to_permuted", permutation.unpermuted_to_permuted),
+            device.upload("weights", np.random.default_rng(seed).random((tokens, TOP_K), np.float32)),
+            device.upload("topk_ids", ids),
+            _normal(device, (EXPERTS, HIDDEN), seed),
+            device.output("out", (tokens, HIDDEN * BF16_BYTES), 0),
+            tokens=tokens,
+            top_k=TOP_K,
+            width=HIDDEN,
+            first_expert=0,
+            multiprocessors=device.multiprocessors,
+        )
+        return [plan]
+
+    return contender(device, f"finalize {tokens} x {HIDDEN} bf16, top-{TOP_K}, bias", traffic, launches)
+
+
+def _quantize_plan(device: CudaDevice, tokens: int, layout: str, seed: int) -> LaunchPlan:
+    return mxfp8_quantize_plan(
+        mxfp8_quantize_kernel("bf16", "rceil", "exact", layout),
+        _normal(device, (tokens, HIDDEN), seed),
+        *_quantized(device, tokens, tokens, layout),
+        rows=tokens,
+        k=HIDDEN,
+        multiprocessors=device.multiprocessors,
+    )
+
+
+def _expand_plan(
+    device: CudaDevice, kernel: Kernel, x: Buffer, input_sf: Buffer | None, tokens: int, seed: int
+) -> LaunchPlan:
+    ids, permutation = _choices(tokens, seed)
     rows = tokens * TOP_K
     return expand_plan(
         kernel,
         x,
         input_sf,
-        device.upload("topk_ids", topk_ids),
+        device.upload("topk_ids", ids),
         device.upload("unpermuted_to_permuted", permutation.unpermuted_to_permuted),
         device.upload("offsets", permutation.offsets),
-        device.output("codes", (rows, HIDDEN), 0),
-        device.output("scales", (scale_buffer_bytes(rows + 127 * EXPERTS, HIDDEN, "128x4"),), 0),
+        *_quantized(device, rows, rows + 127 * EXPERTS, "128x4"),
         tokens=tokens,
         top_k=TOP_K,
         k=HIDDEN,
@@ -175,28 +223,28 @@ def _expand_plan(device: CudaDevice, kernel: Any, x: Any, input_sf: Any, tokens:
     )
 
 
-def _interleaved_medians(device: CudaDevice, contenders: list[Contender]) -> list[float]:
-    """Median microseconds of one node of each; rounds alternate between them, so that drift hits all alike."""
-    torch = device.torch
-    graphs = []
-    for contender in contenders:
-        nodes = max(TARGET_NODES // contender.sets, 1) * contender.sets
-        for index in range(contender.sets):
-            contender.enqueue(index)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for node in range(nodes):
-                contender.enqueue(node % contender.sets)
-        graph.replay()
-        graphs.append((graph, nodes))
-    times: list[list[float]] = [[] for _ in contenders]
-    for _ in range(ROUNDS):
-        for (graph, nodes), samples in zip(graphs, times, strict=True):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            samples.append(start.elapsed_time(end) * 1e3 / nodes)
-    return [median(samples) for samples in times]
+def _normal(device: CudaDevice, shape: tuple[int, int], seed: int, scale: float = 1.0) -> Buffer:
+    """BF16 on the device."""
+    values = np.random.default_rng(seed).standard_normal(shape, np.float32) * np.float32(scale)
+    return device.upload("x", values.astype(ml_dtypes.bfloat16))
+
+
+def _choices(tokens: int, seed: int) -> tuple[NDArray[np.int32], Permutation]:
+    """The experts of each token, int32 [tokens, TOP_K], and where that puts its rows."""
+    scores = np.random.default_rng(seed).random((tokens, EXPERTS))
+    ids = np.ascontiguousarray(np.argsort(scores, axis=1)[:, :TOP_K].astype(np.int32))
+    return ids, build_permutation(ids, EXPERTS)
+
+
+def _quantized(device: CudaDevice, rows: int, scale_rows: int, layout: str) -> tuple[Buffer, Buffer]:
+    """Room for the codes and the scales of MXFP8 rows."""
+    scale_bytes = scale_buffer_bytes(scale_rows, HIDDEN, layout)
+    return device.output("codes", (rows, HIDDEN), 0), device.output("scales", (scale_bytes,), 0)
+
+
+def _maps(device: CudaDevice, rows: int) -> MapBuffers:
+    return MapBuffers(
+        device.output("offsets", ((EXPERTS + 1) * 8,), 0),
+        device.output("permuted_to_unpermuted", (rows * WORD_BYTES,), 0),
+        device.output("unpermuted_to_permuted", (rows * WORD_BYTES,), 0),
+    )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.bench.timing import measure
+from refmoe.bench.timing import machine, measure
 from refmoe.errors import RefmoeError
 from refmoe.reference.layout import unpack_fp4
 from refmoe.reference.mma import MODELS, tensor_core_mma
@@ -77,8 +75,7 @@ def run(*, m: int = 16, n: int = 2880, k: int = 2880, rounds: int = 7, checked: 
         "rounds": rounds,
         "model": _MODEL,
         "evidence": MODELS[_MODEL].pair("e4m3", "e2m1").evidence.value,
-        "cores": len(os.sched_getaffinity(0)),
-        "versions": {"numpy": version("numpy")},
+        **machine(),
         "rows": rows,
         "reached": all(row["reached"] for row in rows),
     }

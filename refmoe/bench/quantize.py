@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.bench.timing import measure
+from refmoe.bench.timing import machine, measure
 from refmoe.errors import RefmoeError
 from refmoe.reference.dequantize import dequantize_mxfp4
 from refmoe.reference.layout import pack_fp4, unpack_fp4
@@ -49,8 +48,7 @@ def run(*, size: int = 4096, rounds: int = 9) -> dict[str, Any]:
     return {
         "size": size,
         "rounds": rounds,
-        "cores": len(os.sched_getaffinity(0)),
-        "versions": {name: version(name) for name in ("numpy", "torch", "torchao", "gguf")},
+        **machine("torch", "torchao", "gguf"),
         "comparisons": comparisons,
         "reached": all(comparison["reached"] for comparison in comparisons.values()),
     }
@@ -92,10 +90,8 @@ def _quantize_contenders(size: int) -> dict[str, Callable[[], object]]:
     _require_equal("scales", ours.scales, scales.view(torch.uint8).numpy())
     _require_equal("codes", ours.codes, codes.view(torch.uint8).numpy())
     thread_counts = sorted({1, 2, len(os.sched_getaffinity(0))})
-    contenders: dict[str, Callable[[], object]] = {"refmoe": lambda: quantize_mxfp8(x)}
-    for threads in thread_counts:
-        contenders[f"torchao, {threads} threads"] = partial(torchao, threads)
-    return contenders
+    peers = {f"torchao, {threads} threads": partial(torchao, threads) for threads in thread_counts}
+    return {"refmoe": lambda: quantize_mxfp8(x), **peers}
 
 
 def _decode_contenders(size: int) -> dict[str, Callable[[], object]]:

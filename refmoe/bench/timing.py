@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
 
 from refmoe.errors import ArgumentError
 
-__all__ = ["Timing", "measure"]
+__all__ = ["Timing", "machine", "measure"]
 
 
 @dataclass(frozen=True)
@@ -43,3 +46,11 @@ def measure(contenders: Mapping[str, Callable[[], object]], *, rounds: int = 9) 
             contender()
             seconds[name].append(time.perf_counter() - start)
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
+
+
+def machine(*packages: str) -> dict[str, Any]:
+    """What a time depends on beside the code: `cores`, and `versions` of NumPy and of the packages."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "versions": {name: version(name) for name in ("numpy", *packages)},
+    }

@@ -92,7 +92,7 @@ def drift(
     from refmoe.drift.document import document_text, drift_document
     from refmoe.drift.inputs import draw_prompts, open_or_write, parse_prompts, parse_sweeps, sweep_points
     from refmoe.drift.paths import named_paths
-    from refmoe.drift.view import drift_view
+    from refmoe.drift.summary import drift_summary
 
     if mode not in _MODES:
         usage(f"--mode: found {mode!r}; needed one of {', '.join(_MODES)}")
@@ -154,7 +154,7 @@ def drift(
 
         with writing("--plot", plot):
             draw_drift(document, plot)
-    finish(document, lambda: make_console().print(drift_view(document)), good=document["passed"], as_json=as_json)
+    finish(document, lambda: make_console().print(drift_summary(document)), good=document["passed"], as_json=as_json)
 
 
 def _command(context: typer.Context) -> str:

@@ -47,15 +47,14 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Quantize activations by several policies and show where they differ and what error each makes."""
-    from refmoe.policies import compare_policies
-    from refmoe.policies.sources import read_source
-    from refmoe.policies.view import comparison_document, comparison_view
+    from refmoe.policies.compare import compare_policies, comparison_document, comparison_view
+    from refmoe.policies.inputs import read_input
 
     with usage_errors():
-        read = read_source(source)
+        read = read_input(source)
         comparison = compare_policies(read.x, format, policies=listed(policies), base=base)
         if picture is not None:
-            from refmoe.policies.picture import draw_comparison
+            from refmoe.policies.compare_picture import draw_comparison
 
             with writing("--picture", picture):
                 draw_comparison(comparison, read.name, picture)
@@ -98,14 +97,13 @@ def detect(
 
     Exit status 1 if none does; the nearest explanations are printed then.
     """
-    from refmoe.policies import detect_policy, split_gguf_blocks
-    from refmoe.policies.sources import read_bytes, read_source
-    from refmoe.policies.view import detection_document, detection_view
+    from refmoe.policies.detect import detect_policy, detection_document, detection_view, split_gguf_blocks
+    from refmoe.policies.inputs import read_bytes, read_input
 
     if (gguf is None) == (codes is None or scales is None) or (gguf is not None and (codes or scales)):
         usage("needed --codes and --scales, or --gguf")
     with usage_errors():
-        read = read_source(source)
+        read = read_input(source)
         if gguf is not None:
             if format not in (None, "mxfp4") or layout != "linear":
                 usage(f"--gguf: found --format {format} --layout {layout}; needed neither: its blocks say both")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
 from refmoe.cli.common import JsonOption, app, file_option, usage_errors
 from refmoe.cli.tracing import TraceBlockOption, TraceOption, open_trace, write_trace
 
@@ -27,7 +28,8 @@ def parity(
     arch: Annotated[
         str | None,
         typer.Option(
-            help="Architecture to compile every case for. If left out, ptx runs cases of all three, most on sm_120a."
+            help="Architecture to compile every case for. If left out, ptx runs cases for each of "
+            f"{', '.join(KERNEL_ARCHS)}, most of them for {DEFAULT_ARCH}."
         ),
     ] = None,
     suite: Annotated[

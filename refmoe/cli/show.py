@@ -7,10 +7,13 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from refmoe.chips import CHIPS, DEFAULT_ARCH, KERNEL_ARCHS
 from refmoe.cli.common import JsonOption, app, file_option, finish, make_console, usage_errors
 from refmoe.errors import ArgumentError
 
 __all__ = ["doctor", "flow", "layout", "tiles"]
+
+_GB10 = CHIPS["sm_121a"].products[0]
 
 
 @app.command(epilog="Example:\n\nrefmoe doctor")
@@ -46,7 +49,9 @@ def flow(
     path: Annotated[str, typer.Option(help="Backend: cutlass, marlin, triton, trtllm or trtllm_mxfp8.")] = "cutlass",
     model: Annotated[str, typer.Option(help="Model: gpt-oss-20b or gpt-oss-120b.")] = "gpt-oss-120b",
     m: Annotated[int, typer.Option("--m", help="Number of tokens.")] = 1,
-    bandwidth: Annotated[float, typer.Option(help="Memory bandwidth in GB/s; a GB10 has 273.")] = 273.0,
+    bandwidth: Annotated[
+        float, typer.Option(help=f"Memory bandwidth in GB/s; a {_GB10.name} has {_GB10.bandwidth:g}.")
+    ] = _GB10.bandwidth,
     quantization: Annotated[
         str | None,
         typer.Option(
@@ -58,35 +63,34 @@ def flow(
         str, typer.Option(help="How tokens choose experts: uniform, same-experts or empty-experts.")
     ] = "uniform",
     arch: Annotated[
-        str, typer.Option(help="Architecture that launches are planned for: sm_90a, sm_120a or sm_121a.")
+        str, typer.Option(help=f"Architecture that launches are planned for: {', '.join(KERNEL_ARCHS)}.")
     ] = "sm_121a",
     as_json: JsonOption = False,
 ) -> None:
     """Show each launch and conversion of a layer with the bytes that it moves, and what fused quantization saves."""
-    from refmoe.views import flow_view
-    from refmoe.views.flow import flow as flow_of
-    from refmoe.views.flow import fusing
+    from refmoe.views import flow as view
+    from refmoe.views import fusing as saving
 
     with usage_errors():
         if not 0 < bandwidth < float("inf"):
             raise ArgumentError("bandwidth", f"{bandwidth:g}", "GB/s, more than 0")
-        found = flow_of(path, model, m, quantization=quantization, routing=routing, arch=arch)
-        saved = fusing(model, m, routing=routing) if found.launches else None
+        found = view.flow(path, model, m, quantization=quantization, routing=routing, arch=arch)
+        saved = saving.fusing(model, m, routing=routing) if found.launches else None
 
     def show() -> None:
         console = make_console()
         way = f", {found.quantization}" if found.quantization else ""
         console.print(f"{found.path}{way}: a layer of {found.model.name}, M = {m}, {routing} routing\n", markup=False)
-        console.print(flow_view.flow_table(found))
-        console.print(f"\n{flow_view.flow_summary(found, bandwidth)}", markup=False)
+        console.print(view.flow_table(found))
+        console.print(f"\n{view.flow_summary(found, bandwidth)}", markup=False)
         if saved:
             separate, fused, savings = saved
-            console.print(f"\n{flow_view.fusing_lines(separate, fused)}\n", markup=False)
-            console.print(flow_view.fusing_table(savings))
-            console.print("\n" + "\n".join(flow_view.claims(separate, fused, savings)), markup=False)
+            console.print(f"\n{saving.fusing_summary(separate, fused)}\n", markup=False)
+            console.print(saving.fusing_table(savings))
+            console.print("\n" + "\n".join(saving.claims(separate, fused, savings)), markup=False)
 
-    document = flow_view.flow_document(found, bandwidth)
-    finish({**document, "fusing": flow_view.fusing_document(*saved) if saved else None}, show, as_json=as_json)
+    document = view.flow_document(found, bandwidth)
+    finish({**document, "fusing": saving.fusing_document(*saved) if saved else None}, show, as_json=as_json)
 
 
 @app.command(
@@ -110,15 +114,16 @@ def layout(
     as_json: JsonOption = False,
 ) -> None:
     """Show at which byte of the buffer each scale of a matrix lies."""
-    from refmoe.views.layout import render_picture, render_text
-    from refmoe.views.layout_plan import plan_layout
+    from refmoe.views.layout import layout_text, plan_layout
 
     with usage_errors():
         starts = _integers(offsets) if offsets is not None else None
         plan = plan_layout(name, rows, blocks, starts)
-        text = render_text(name, rows, blocks, offsets=starts)
+        text = layout_text(name, rows, blocks, offsets=starts)
         if picture is not None:
-            render_picture(name, rows, blocks, picture, offsets=starts)
+            from refmoe.views.layout_picture import draw_layout
+
+            draw_layout(name, rows, blocks, picture, offsets=starts)
     drawn = str(picture) if picture else None
 
     def show() -> None:
@@ -144,7 +149,7 @@ def layout(
 )
 def tiles(
     m: Annotated[int, typer.Option("--m", help="Number of tokens of the busiest expert.")] = 1,
-    arch: Annotated[str, typer.Option(help="Architecture: sm_90a, sm_120a or sm_121a.")] = "sm_120a",
+    arch: Annotated[str, typer.Option(help=f"Architecture: {', '.join(KERNEL_ARCHS)}.")] = DEFAULT_ARCH,
     rule: Annotated[str, typer.Option(help="Rule that chooses the tile: dynamic or static.")] = "dynamic",
     min_latency: Annotated[
         bool, typer.Option("--min-latency", help="Allow the static rule narrow tiles for few tokens.")
@@ -215,7 +220,7 @@ def _one_tile(name: str, arch: str, stages: int | None, cluster: str, as_json: b
 
 def _sass(tile: str, arch: str, stages: int | None, as_json: bool) -> NoReturn:
     """Show the compiled kernels side by side, and say which are not built."""
-    from refmoe.views.sass_view import compare_sass, sass_document, sass_table
+    from refmoe.views.sass import compare_sass, sass_document, sass_table
 
     with usage_errors():
         kernels, absent = compare_sass(tile, arch, stages)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from refmoe.cuda.device import CudaDevice, Device, DeviceUnavailable, PtxDevice, open_device
-from refmoe.cuda.kernels import ExpandedRows, Quantized, expand, mxfp8_quantize
-from refmoe.cuda.moe.fused import fused_moe
+from refmoe.cuda.expand import ExpandedRows, expand
+from refmoe.cuda.moe import fused_moe
+from refmoe.cuda.quantize import Quantized, mxfp8_quantize
 from refmoe.cuda.toolchain import ToolchainError
 
 __all__ = [

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from refmoe.cuda.checks import (
+from refmoe.cuda.arguments import (
     ATOM_BYTES,
-    BLOCK_ELEMENTS,
+    BF16,
     GROUP_BLOCKS,
     INT32_MAX,
     check_array,
@@ -22,23 +21,16 @@ from refmoe.cuda.checks import (
     one_of,
 )
 from refmoe.cuda.device import Device
-from refmoe.cuda.kernels import (
-    CTAS_PER_MULTIPROCESSOR,
-    EDGES,
-    EXPAND_LAYOUTS,
-    LANE_ELEMENTS,
-    MODES,
-    ExpandedRows,
-    row_threads,
-)
-from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
+from refmoe.cuda.expand import EXPAND_LAYOUTS, ExpandedRows
+from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Kernel, LaunchPlan, row_plan
+from refmoe.cuda.quantize import EDGES, MODES
 from refmoe.errors import ArgumentError, describe
+from refmoe.formats import MX_BLOCK
 from refmoe.policy import EdgePolicy, ScaleMode
 
 __all__ = ["ACTIVATION_KERNELS", "VARIANTS", "swiglu_kernel", "swiglu_quantize", "swiglu_quantize_plan"]
 
 VARIANTS = ("gpt_oss", "silu")
-BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def swiglu_kernel(variant: str, mode: str, edge: str, layout: str) -> Kernel:
@@ -70,7 +62,7 @@ def swiglu_quantize_plan(
     experts: int,
     multiprocessors: int,
 ) -> LaunchPlan:
-    """One CTA a row up to 64 a multiprocessor, which then take several rows each; 16 results a thread.
+    """A launch over rows, see `row_plan`; 16 results a thread.
 
     Args:
         kernel: from `swiglu_kernel`.
@@ -85,15 +77,11 @@ def swiglu_quantize_plan(
         experts: of this rank.
         multiprocessors: of the device.
     """
-    return LaunchPlan(
-        kernel,
-        grid=min(rows, CTAS_PER_MULTIPROCESSOR * multiprocessors),
-        block=row_threads(width),
-        arguments=(
-            *(gate_up, offsets, bias, *parameters, codes, scales),
-            *(rows, experts, width // LANE_ELEMENTS, k_groups(width)),
-        ),
+    arguments = (
+        *(gate_up, offsets, bias, *parameters, codes, scales),
+        *(rows, experts, width // LANE_ELEMENTS, k_groups(width)),
     )
+    return row_plan(kernel, arguments, rows=rows, width=width, multiprocessors=multiprocessors)
 
 
 def swiglu_quantize(
@@ -176,8 +164,8 @@ def _check_rows(gate_up: object, offsets: object) -> tuple[int, int, int]:
     if not isinstance(gate_up, np.ndarray) or gate_up.dtype != BF16 or gate_up.ndim != 2:
         raise ArgumentError("gate_up", describe(gate_up), "bfloat16 [R, 2I]")
     rows, columns = gate_up.shape
-    if columns == 0 or columns % (2 * BLOCK_ELEMENTS):
-        raise ArgumentError("gate_up", f"2I = {columns}", f"I a positive multiple of {BLOCK_ELEMENTS}")
+    if columns == 0 or columns % (2 * MX_BLOCK):
+        raise ArgumentError("gate_up", f"2I = {columns}", f"I a positive multiple of {MX_BLOCK}")
     check_array("gate_up", gate_up, BF16, (rows, columns))
     check_int32("gate_up", rows, "rows")
     check_int32("gate_up", k_groups(columns // 2) * ATOM_BYTES, f"bytes of scale atoms, for I = {columns // 2}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from refmoe import ptx
+from refmoe.chips import CHIPS, DEFAULT_ARCH, KERNEL_ARCHS, kernel_chip
 from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
-from refmoe.cuda.toolchain import ARCHITECTURES, CSRC, Target, ToolchainError, build
+from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build
 from refmoe.errors import ArgumentError, RefmoeError, describe
 
 __all__ = [
@@ -32,11 +33,7 @@ __all__ = [
     "open_device",
 ]
 
-DEFAULT_PTX_ARCH = "sm_120a"
 DEFAULT_SHARED_BYTES = 48 * 1024  # a CTA gets more only after asking for it
-
-# Multiprocessors of a chip of each architecture. The executor has none of its own, but the grid depends on them.
-MULTIPROCESSORS: Mapping[str, int] = {"sm_90a": 132, "sm_120a": 170, "sm_121a": 48}  # H200, RTX 5090, GB10
 
 
 class DeviceUnavailable(RefmoeError):
@@ -109,7 +106,7 @@ class PtxDevice:
     def launch(self, plan: LaunchPlan) -> None:
         """Compile the plan's source to PTX if need be, and execute its entry."""
         result = ptx.launch(
-            self._module(plan.kernel.source(self.csrc)),
+            self._module(plan.kernel.path(self.csrc)),
             plan.kernel.entry,
             grid=(plan.grid, 1, 1),
             block=(plan.block, 1, 1),
@@ -158,9 +155,9 @@ class CudaDevice:
         torch.cuda.synchronize()  # makes torch's context the current one, for the driver calls
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self.arch = f"sm_{properties.major}{properties.minor}a"
-        if self.arch not in ARCHITECTURES:
+        if self.arch not in KERNEL_ARCHS:
             raise DeviceUnavailable(
-                f"{properties.name} is {self.arch}; kernels are built for {', '.join(ARCHITECTURES)}"
+                f"{properties.name} is {self.arch}; kernels are built for {', '.join(KERNEL_ARCHS)}"
             )
         if arch not in (None, self.arch):
             raise DeviceUnavailable(f"{properties.name} is {self.arch}; asked for {arch}")
@@ -204,7 +201,7 @@ class CudaDevice:
     def function(self, kernel: Kernel) -> Any:
         """The driver's handle of an entry; its source is compiled and its module loaded once."""
         if kernel not in self._functions:
-            source = kernel.source(self.csrc)
+            source = kernel.path(self.csrc)
             if source not in self._modules:
                 target = Target(source, self.arch, "cubin")
                 cubin = build([target])[target].read_bytes()
@@ -239,11 +236,10 @@ def open_device(name: str, arch: str | None = None, csrc: Path | None = None) ->
         DeviceUnavailable: no GPU, or one that the kernels are not built for, or its Python packages are missing.
     """
     sources = CSRC if csrc is None else Path(csrc)
-    if arch is not None and arch not in ARCHITECTURES:
-        raise ArgumentError("arch", describe(arch), "one of " + ", ".join(ARCHITECTURES))
+    chip = kernel_chip(DEFAULT_ARCH if arch is None else arch)
     if name == "ptx":
-        target = arch or DEFAULT_PTX_ARCH
-        return PtxDevice(target, MULTIPROCESSORS[target], sources)
+        # The executor has no multiprocessors of its own, but a grid depends on them.
+        return PtxDevice(chip.arch, chip.multiprocessors, sources)
     if name == "cuda":
         return CudaDevice(arch, sources)
     raise ArgumentError("device", describe(name), "'ptx' or 'cuda'")
@@ -260,11 +256,21 @@ def _parse(path: Path) -> ptx.Module:
     # Compiled files are named by their content, so one path never holds two modules. For SM120 and SM121, which have
     # the same limits and models, the compiler mostly writes the same text: that is parsed and translated once for both.
     text = path.read_text()
-    key = hashlib.sha256(text.replace(".target sm_121a", ".target sm_120a", 1).encode()).digest()
+    key = hashlib.sha256(_TARGET.sub(_alike, text, 1).encode()).digest()
     module = _MODULES.get(key)
     if module is None:
         module = _MODULES[key] = ptx.Module.parse(text, name=path.name, strict=True)
     return module
+
+
+_TARGET = re.compile(r"^\.target (\w+)", re.MULTILINE)
+
+
+def _alike(target: re.Match[str]) -> str:
+    """The target line for the first chip that does the same with the same code."""
+    chip = CHIPS.get(target[1])
+    same = [other.arch for other in CHIPS.values() if chip is not None and other.abilities == chip.abilities]
+    return f".target {same[0]}" if same else target[0]
 
 
 #: Those that `_parse` keeps, by the hash of their text.

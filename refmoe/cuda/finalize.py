@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from refmoe.cuda.checks import INT32_MAX, check_array, check_fill, check_int32
+from refmoe.cuda.arguments import BF16, INT32_MAX, check_array, check_fill, check_int32
 from refmoe.cuda.device import Device
-from refmoe.cuda.kernels import CTAS_PER_MULTIPROCESSOR
-from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
+from refmoe.cuda.launch import MAX_ROW_THREADS, Buffer, Kernel, LaunchPlan, row_plan
 from refmoe.cuda.routing import MAX_TOP_K
 from refmoe.errors import ArgumentError, describe
 
 __all__ = ["FINALIZE_KERNELS", "finalize", "finalize_kernel", "finalize_plan"]
 
 COLUMNS = 8  # of one thread
-WARP_LANES = 32
-MAX_ROW_THREADS = 512  # kMaxRowThreads
 
-BF16, FP32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
+FP32 = np.dtype(np.float32)
 DTYPES = {BF16: "bf16", FP32: "f32"}
 
 
@@ -49,7 +45,7 @@ def finalize_plan(
     first_expert: int,
     multiprocessors: int,
 ) -> LaunchPlan:
-    """One CTA a token up to 64 a multiprocessor, which then take several tokens each; 8 columns a thread.
+    """A launch over tokens, see `row_plan`; 8 columns a thread.
 
     Args:
         kernel: from `finalize_kernel`.
@@ -65,16 +61,11 @@ def finalize_plan(
         first_expert: id of the first expert of `bias`.
         multiprocessors: of the device.
     """
-    threads = -(-width // (COLUMNS * WARP_LANES)) * WARP_LANES
-    return LaunchPlan(
-        kernel,
-        grid=min(tokens, CTAS_PER_MULTIPROCESSOR * multiprocessors),
-        block=min(threads, MAX_ROW_THREADS),
-        arguments=(
-            *(rows, unpermuted_to_permuted, weights, topk_ids, bias, out),
-            *(tokens, top_k, first_expert, width),
-        ),
+    arguments = (
+        *(rows, unpermuted_to_permuted, weights, topk_ids, bias, out),
+        *(tokens, top_k, first_expert, width),
     )
+    return row_plan(kernel, arguments, rows=tokens, width=width, multiprocessors=multiprocessors, lane_elements=COLUMNS)
 
 
 def finalize(

@@ -1,4 +1,4 @@
-"""What a launch is: a kernel, its grid, its arguments."""
+"""What a launch is: a kernel, its grid, its arguments; and the grid of the kernels that walk over rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,22 @@ from typing import Any
 
 from refmoe.cuda.toolchain import CSRC, source_sha256
 
-__all__ = ["Buffer", "Kernel", "LaunchPlan"]
+__all__ = [
+    "LANE_ELEMENTS",
+    "MAX_ROW_THREADS",
+    "WARP_LANES",
+    "Buffer",
+    "Kernel",
+    "LaunchPlan",
+    "row_plan",
+    "row_threads",
+]
+
+WARP_LANES = 32
+LANE_ELEMENTS = 16  # of one thread of quantize, expand and activation
+MAX_ROW_THREADS = 512  # kMaxRowThreads
+# Rows up to this many a multiprocessor get a CTA each: on an H200 that is 3 % faster than 8 resident CTAs that loop.
+CTAS_PER_MULTIPROCESSOR = 64
 
 Buffer = Any  # what a device's upload() and output() return; opaque to everyone else
 
@@ -18,20 +33,20 @@ class Kernel:
     """One entry of one source file.
 
     Attributes:
-        family: the operation, which is the name of its source: `expand`, say.
+        source: the name of its source file in `csrc`, without the suffix: "expand".
         entry: the C name of the `__global__` function.
     """
 
-    family: str
+    source: str
     entry: str
 
-    def source(self, csrc: Path = CSRC) -> Path:
+    def path(self, csrc: Path = CSRC) -> Path:
         """The file that defines the entry, in `csrc` or in a changed copy of it."""
-        return csrc / f"{self.family}.cu"
+        return csrc / f"{self.source}.cu"
 
     def source_sha256(self, csrc: Path = CSRC) -> str:
         """SHA-256 over the source, the headers it includes and the build flags: what a GPU report vouches for."""
-        return source_sha256(self.source(csrc))
+        return source_sha256(self.path(csrc))
 
 
 @dataclass(frozen=True)
@@ -46,3 +61,31 @@ class LaunchPlan:
     block: int
     arguments: tuple[Buffer | int | None, ...]
     shared_bytes: int = 0
+
+
+def row_plan(
+    kernel: Kernel,
+    arguments: tuple[Buffer | int | None, ...],
+    *,
+    rows: int,
+    width: int,
+    multiprocessors: int,
+    lane_elements: int = LANE_ELEMENTS,
+) -> LaunchPlan:
+    """A launch over rows: one CTA a row up to 64 a multiprocessor, which then take several rows each.
+
+    Args:
+        kernel: what to launch.
+        arguments: of its entry.
+        rows: how many there are.
+        width: elements of a row.
+        multiprocessors: of the device.
+        lane_elements: elements of a row that a thread takes at a time.
+    """
+    grid = min(rows, CTAS_PER_MULTIPROCESSOR * multiprocessors)
+    return LaunchPlan(kernel, grid, row_threads(width, lane_elements), arguments)
+
+
+def row_threads(width: int, lane_elements: int = LANE_ELEMENTS) -> int:
+    """Threads of a CTA for rows of `width` elements: whole warps, `lane_elements` a thread, at most 512."""
+    return min(-(-width // (lane_elements * WARP_LANES)) * WARP_LANES, MAX_ROW_THREADS)

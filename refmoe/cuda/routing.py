@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from refmoe.cuda.checks import INT32_MAX, check_array, check_fill, check_int32
+from refmoe.cuda.arguments import BF16, INT32_MAX, check_array, check_fill, check_int32
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
+from refmoe.cuda.launch import WARP_LANES, Buffer, Kernel, LaunchPlan
 from refmoe.errors import ArgumentError, describe
 
 __all__ = [
@@ -34,14 +33,13 @@ __all__ = [
     "try_route",
 ]
 
-WARP_LANES = 32
 MAX_TOP_K = WARP_LANES  # a lane holds one choice
 MAX_EXPERTS = 1024
 SLOTS = (4, 8, 32)  # logits of a lane that kernels are built for
 FEW_TOKENS = 16  # kFewTokens: what one CTA routes and sorts
 CHOOSE_THREADS = 256  # 8 tokens a CTA
 ROUTE_THREADS, SORT_THREADS = 512, 1024  # kRouteThreads, kSortThreads
-DTYPES = {np.dtype(np.float32): "f32", np.dtype(ml_dtypes.bfloat16): "bf16"}
+DTYPES = {np.dtype(np.float32): "f32", BF16: "bf16"}
 
 SORT_KERNEL = Kernel("routing", "refmoe_route_sort")
 

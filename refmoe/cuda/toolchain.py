@@ -22,10 +22,10 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from refmoe.chips import kernel_chip
 from refmoe.errors import ArgumentError, RefmoeError
 
 __all__ = [
-    "ARCHITECTURES",
     "CSRC",
     "FLAGS",
     "Candidate",
@@ -44,7 +44,6 @@ __all__ = [
 ]
 
 CSRC = Path(__file__).parent / "csrc"
-ARCHITECTURES = ("sm_90a", "sm_120a", "sm_121a")
 
 # ptxas may fuse an unqualified mul and add, so no FP32 operation is left unqualified; division and square root are
 # IEEE, and subnormals stay unless an instruction says otherwise. Then the PTX says all there is to say about a result.
@@ -169,13 +168,12 @@ def build(targets: Iterable[Target], toolchain: Toolchain | None = None) -> Mapp
     (registers, spills and stack frame for a cubin).
 
     Raises:
-        ArgumentError: a source does not exist, or an arch is not one of `ARCHITECTURES`.
+        ArgumentError: a source does not exist, or the kernels are not built for its arch.
         ToolchainError: no compiler, no ninja, a cache that cannot be written, or a source that does not compile.
     """
     wanted = list(dict.fromkeys(targets))
     for target in wanted:
-        if target.arch not in ARCHITECTURES:
-            raise ArgumentError("arch", repr(target.arch), "one of " + ", ".join(ARCHITECTURES))
+        kernel_chip(target.arch)
         if not target.source.is_file():
             raise ArgumentError("source", f"no file {target.source}", "a CUDA source")
     compiler = toolchain or find_toolchain()

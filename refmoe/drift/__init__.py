@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from refmoe.drift.growth import Growth, fit_growth
 from refmoe.drift.paths import DriftPath, DriftPathError, drift_path
-from refmoe.drift.run import Comparison, DriftRun, Point, run_drift
+from refmoe.drift.run import DriftRun, PathComparison, Point, run_drift
 
 __all__ = [
-    "Comparison",
     "DriftPath",
     "DriftPathError",
     "DriftRun",
     "Growth",
+    "PathComparison",
     "Point",
     "drift_path",
     "fit_growth",

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 import refmoe
 from refmoe.drift.growth import METHOD, Growth
 from refmoe.drift.paths import DriftPath
-from refmoe.drift.run import Comparison, DriftRun
+from refmoe.drift.run import DriftRun, PathComparison
 from refmoe.models import GptOssCheckpoint
 from refmoe.reports.documents import digest_of
 from refmoe.reports.drift import DRIFT, SCHEMA_VERSION, failures
@@ -146,7 +146,7 @@ def _run(run: DriftRun) -> dict[str, Any]:
     }
 
 
-def _comparison(comparison: Comparison) -> dict[str, Any]:
+def _comparison(comparison: PathComparison) -> dict[str, Any]:
     first, formats = comparison.first, comparison.formats
     return {
         "base": comparison.base,

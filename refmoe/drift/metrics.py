@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.fp32 import BF16
 
-__all__ = ["agrees", "cosine", "differing", "divergence", "max_ulp", "relative_l2", "rerouted"]
+__all__ = ["agrees", "bit_patterns", "cosine", "differing", "divergence", "max_ulp", "relative_l2", "rerouted"]
 
 Array = NDArray[Any]
 F64 = NDArray[np.float64]
@@ -85,7 +85,7 @@ def max_ulp(base: Array, other: Array) -> F64:
 
 def differing(base: Array, other: Array) -> NDArray[np.int64]:
     """How many elements have other bytes, int64 [sequences]."""
-    count: NDArray[np.int64] = (_bits(base) != _bits(other)).reshape(len(base), -1).sum(axis=1)
+    count: NDArray[np.int64] = (bit_patterns(base) != bit_patterns(other)).reshape(len(base), -1).sum(axis=1)
     return count
 
 
@@ -157,5 +157,6 @@ def _ordered(x: Array) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     return np.where(bits & _SIGN, -magnitude, magnitude), magnitude > _INFINITY
 
 
-def _bits(x: Array) -> Array:
+def bit_patterns(x: Array) -> Array:
+    """The elements as unsigned integers of their size."""
     return np.ascontiguousarray(x).view(np.dtype(f"u{x.dtype.itemsize}"))

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.chips import CHIPS
 from refmoe.errors import ArgumentError
 from refmoe.policy import POLICIES, EdgePolicy, ElementRounding, ScaleMode
-from refmoe.reference.backends import ARCHITECTURES, BACKENDS, choose_backend
+from refmoe.reference.backends import BACKENDS, choose_backend
 from refmoe.reference.fp32 import bf16
 from refmoe.reference.moe.float64 import moe_float64
 from refmoe.reference.moe.layer import MoELayer
@@ -169,7 +170,7 @@ def _part(part: str, name: str) -> tuple[str, Any]:
     """What a part of a name is, and its value."""
     if part in _QUANTIZATIONS:
         return "quantization", part
-    if part in ARCHITECTURES:
+    if part in CHIPS:
         return "architecture", part
     modes, edges = {mode.value: mode for mode in ScaleMode}, {edge.value: edge for edge in EdgePolicy}
     mode, _, edge = part.partition("/")
@@ -185,6 +186,6 @@ def _part(part: str, name: str) -> tuple[str, Any]:
     raise DriftPathError(
         "paths",
         f"{part!r} in {name}",
-        f"{' or '.join(_QUANTIZATIONS)}; one of {', '.join(ARCHITECTURES)}; or a policy: MODE or MODE/EDGE with "
+        f"{' or '.join(_QUANTIZATIONS)}; one of {', '.join(CHIPS)}; or a policy: MODE or MODE/EDGE with "
         f"modes {', '.join(modes)}, or {', '.join(whole)}",
     )

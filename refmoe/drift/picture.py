@@ -1,32 +1,23 @@
-"""A drift document as a picture: how far paths are apart, and whether that grows. Sizes are inches.
-
-Imported only when a picture is asked for, so that nobody else waits for matplotlib.
-"""
+"""A drift document as a picture: how far paths are apart, and whether that grows. Sizes are inches."""
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from refmoe.drift.run import FREE, TEACHER
-from refmoe.drift.view import point_text
-from refmoe.errors import ArgumentError, describe
-from refmoe.files import write_atomic
+from refmoe.drift.run import FREE, TEACHER, Point
+from refmoe.pictures import picture, picture_path
 
 __all__ = ["draw_drift"]
 
 WIDTH, HEIGHT = 15.0, 7.2
-FORMATS = (".png", ".svg")
 #: Okabe and Ito's colours, which colour-blind readers can tell apart, without the yellow that white paper swallows.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 INK, QUIET = "#222222", "#707070"
@@ -55,18 +46,13 @@ def draw_drift(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Pat
         ArgumentError: another suffix.
         OSError: the file cannot be written.
     """
-    target = Path(path)
-    if target.suffix.lower() not in FORMATS:
-        raise ArgumentError("path", describe(str(path)), "a name that ends in " + " or ".join(FORMATS))
+    target = picture_path(path)
     run = document["runs"][0]
     modes = {one["mode"] for one in run["comparisons"]}
     # Free-running alone has no teacher-forced curves to show.
     shown = [one for one in run["comparisons"] if one["mode"] == (TEACHER if TEACHER in modes else FREE)]
     free = [one for one in run["comparisons"] if one["mode"] == FREE]
-    style: dict[Any, Any] = {"font.family": "DejaVu Sans", "font.size": 8.5, "svg.hashsalt": "refmoe"}
-    with matplotlib.rc_context(style):
-        figure = Figure(figsize=(WIDTH, HEIGHT), facecolor="white")
-        FigureCanvasAgg(figure)
+    with picture(target, WIDTH, HEIGHT, dpi=DPI, style={"font.size": 8.5}) as figure:
         grid = figure.add_gridspec(2, 4, left=LEFT, right=0.985, top=0.825, bottom=0.075, hspace=0.38, wspace=0.3)
         _title(figure, document, run, shown)
         axes = [figure.add_subplot(grid[row, column]) for row in range(2) for column in range(4)]
@@ -86,11 +72,7 @@ def draw_drift(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Pat
         for ax in axes:
             for side in ("top", "right"):
                 ax.spines[side].set_visible(False)
-        stream = io.BytesIO()
-        picture_format = target.suffix.lower()[1:]
-        metadata = {"Date": None} if picture_format == "svg" else {"Software": None}
-        figure.savefig(stream, format=picture_format, dpi=DPI, metadata=metadata)
-    return write_atomic(target, stream.getvalue())
+    return target
 
 
 def _title(figure: Figure, document: Mapping[str, Any], run: Mapping[str, Any], shown: Comparisons) -> None:
@@ -99,7 +81,7 @@ def _title(figure: Figure, document: Mapping[str, Any], run: Mapping[str, Any], 
     figure.text(left, 0.955, f"Drift from {document['base']} over decode steps", fontsize=14, weight="bold", color=INK)
     facts = (
         f"{document['checkpoint']['name']} gpt-oss, {config['num_hidden_layers']} layers, "
-        f"{config['num_local_experts']} experts; {point_text(run['point'])}; {shown[0]['mode']} but for dashes; "
+        f"{config['num_local_experts']} experts; {Point(**run['point'])}; {shown[0]['mode']} but for dashes; "
         "thin lines: layers, strong: the last"
     )
     figure.text(left, 0.928, facts, color=QUIET)
@@ -134,7 +116,7 @@ def _layer_curves(ax: Axes, shown: Comparisons, curve: Curve, title: str, label:
                 zorder=3 if last else 2,
                 **(line if dots else {"linewidth": STRONG if last else 0.8}),
             )
-    _steps(ax, title, label, shown)
+    _step_axis(ax, title, label, shown)
     _log_scale(ax)
 
 
@@ -160,7 +142,7 @@ def _divergence(ax: Axes, shown: Comparisons) -> None:
     for index, one in enumerate(shown):
         values = _logged(np.array(one["curves"]["logits"]["divergence"], np.float64)[..., None])
         ax.plot(values[:, 0], color=_colour(index), linewidth=STRONG)
-    _steps(ax, "Next token, divergence", "KL(base, path), nats", shown)
+    _step_axis(ax, "Next token, divergence", "KL(base, path), nats", shown)
     _log_scale(ax)
 
 
@@ -174,7 +156,7 @@ def _tokens(ax: Axes, shown: Comparisons, free: Comparisons) -> None:
             steps = np.arange(len(share))
             alive = [steps < (np.inf if step is None else step) for step in twin["diverged"]]
             ax.step(steps, np.mean(alive, axis=0), color=_colour(index), linestyle="--", linewidth=1.2, where="mid")
-    _steps(ax, "Same most likely token; dashed: same text", f"share, mean of {WINDOW} steps", shown)
+    _step_axis(ax, "Same most likely token; dashed: same text", f"share, mean of {WINDOW} steps", shown)
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.set_ylim(-0.04, 1.06)
 
@@ -187,7 +169,7 @@ def _rerouted(ax: Axes, shown: Comparisons) -> None:
             last = layer == share.shape[1] - 1
             width, alpha = (STRONG, 1.0) if last else (0.8, LIGHT)
             ax.plot(_smoothed(share[:, layer]), color=_colour(index), linewidth=width, alpha=alpha)
-    _steps(ax, "Tokens sent to other experts", f"share, mean of {WINDOW} steps", shown)
+    _step_axis(ax, "Tokens sent to other experts", f"share, mean of {WINDOW} steps", shown)
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.set_ylim(bottom=-0.01)
 
@@ -245,7 +227,7 @@ def _logged(curve: Any) -> Any:
     return mean
 
 
-def _steps(ax: Axes, title: str, label: str, shown: Comparisons) -> None:
+def _step_axis(ax: Axes, title: str, label: str, shown: Comparisons) -> None:
     ax.set_title(title, loc="left", fontsize=9)
     ax.set_xlabel("decode step (0: the prompt)")
     ax.set_ylabel(label)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,11 @@ from refmoe.drift.growth import Growth, fit_growth
 from refmoe.drift.metrics import agrees, cosine, differing, divergence, max_ulp, relative_l2, rerouted
 from refmoe.drift.paths import DriftPath
 from refmoe.drift.trace import (
-    Difference,
+    ArrayPlace,
+    FirstDifference,
     FormatsPart,
-    Place,
-    Runner,
-    Trace,
+    PathDecoder,
+    StepTrace,
     bytes_compared,
     find_difference,
     find_formats,
@@ -31,7 +32,7 @@ from refmoe.drift.trace import (
 from refmoe.errors import ArgumentError, describe
 from refmoe.models import GptOssCheckpoint
 
-__all__ = ["FREE", "MODES", "PLACES", "TEACHER", "Comparison", "DriftRun", "Point", "run_drift"]
+__all__ = ["FREE", "MODES", "PLACES", "TEACHER", "DriftRun", "PathComparison", "Point", "run_drift"]
 
 Array = NDArray[Any]
 
@@ -44,6 +45,11 @@ _LAYER_METRICS: Mapping[str, Callable[[Array, Array], Array]] = {
     "cosine": cosine,
     "max_ulp": max_ulp,
     "differing": differing,
+}
+_LOGIT_METRICS: Mapping[str, Callable[[Array, Array], Array]] = {
+    "divergence": divergence,
+    "relative_l2": relative_l2,
+    "top1": agrees,
 }
 
 
@@ -68,45 +74,72 @@ class Point:
         return f"batch {self.batch}, prompt {self.prompt}{k}, {self.in_flight} in flight"
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """One path beside another, in one mode.
+@dataclass(eq=False)
+class PathComparison:
+    """One path beside another, in one mode, over the steps that were added.
 
     Attributes:
         base: the path that it is held against.
         path: its name.
         mode: "teacher-forced" or "free-running".
         must_equal: whether the two have one arithmetic, so that no bit may differ.
-        bytes_compared: of every intermediate that both have, in the same format.
-        bytes_differing: of those.
-        first: where bits part first; None if they never do.
-        formats: the first stage that they keep in different formats, if any.
-        diverged: for each sequence the first step whose input token is another one; None for never.
         layers: by place and metric float64 [sequences, steps, layers]; the place "moe" is what left the experts,
             "hidden" what left the layer; "differing" counts elements with other bytes. Under "routing" there is
             "rerouted", the share of tokens that went to another set of experts; NaN for a path that does not say.
         logits: by metric float64 [sequences, steps]: "divergence" in nats, "relative_l2", and "top1", 1 where the most
             likely token is the same.
-        growth: of the relative error of the last layer's hidden state, over the steps after the prompt.
+        diverged: for each sequence the first step whose input token is another one; None for never.
+        bytes_compared: of every intermediate that both have, in the same format.
+        bytes_differing: of those.
+        first: where bits part first; None if they never do.
+        formats: the first stage that they keep in different formats, if any.
     """
 
     base: str
     path: str
     mode: str
     must_equal: bool
-    bytes_compared: int
-    bytes_differing: int
-    first: Difference | None
-    formats: FormatsPart | None
-    diverged: tuple[int | None, ...]
     layers: Mapping[str, Mapping[str, NDArray[np.float64]]]
     logits: Mapping[str, NDArray[np.float64]]
-    growth: Growth
+    diverged: list[int | None]
+    bytes_compared: int = 0
+    bytes_differing: int = 0
+    first: FirstDifference | None = None
+    formats: FormatsPart | None = None
 
     @property
     def passed(self) -> bool:
         """Whether everything that must be equal is, and was compared: arrays of other formats would be passed by."""
         return not self.must_equal or (self.formats is None and self.bytes_differing == 0 < self.bytes_compared)
+
+    @cached_property
+    def growth(self) -> Growth:
+        """Of the relative error of the last layer's hidden state, over the steps after the prompt."""
+        errors = self.layers["hidden"]["relative_l2"][:, 1:, -1]
+        steps = np.arange(1, errors.shape[1] + 1)
+        return fit_growth(errors, np.stack([steps < (np.inf if step is None else step) for step in self.diverged]))
+
+    def add(self, base: StepTrace, other: StepTrace, step: int, start: int, same_tokens: NDArray[np.bool_]) -> None:
+        """Compare one step of a group of sequences, the first of which is number `start`."""
+        group = slice(start, start + len(same_tokens))
+        if step == 0 and self.formats is None:
+            self.formats = find_formats(base, other)
+        for sequence in np.flatnonzero(~same_tokens) + start:
+            if self.diverged[sequence] is None:
+                self.diverged[sequence] = step
+        if self.first is None or step < self.first.step:
+            self.first = find_difference(base, other, step) or self.first
+        compared, unequal = bytes_compared(base, other)
+        self.bytes_compared, self.bytes_differing = self.bytes_compared + compared, self.bytes_differing + unequal
+        for place in PLACES:
+            for layer, (a, b) in enumerate(zip(getattr(base, place), getattr(other, place), strict=True)):
+                for name, metric in _LAYER_METRICS.items():
+                    self.layers[place][name][group, step, layer] = metric(a, b)
+        for layer in range(len(base.moe)):
+            routed = self.layers["routing"]["rerouted"]
+            routed[group, step, layer] = _rerouted(base, other, layer, len(same_tokens))
+        for name, metric in _LOGIT_METRICS.items():
+            self.logits[name][group, step] = metric(base.logits, other.logits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +157,7 @@ class DriftRun:
     point: Point
     prompts: NDArray[np.int64]
     tokens: NDArray[np.int64]
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[PathComparison, ...]
     bits: Mapping[tuple[str, str], tuple[str, ...]]
 
 
@@ -161,60 +194,37 @@ def run_drift(
     """
     together = len(prompts) if in_flight is None else in_flight
     _check(checkpoint, paths, prompts, base, steps, modes, together)
-    groups = [
-        _Group(checkpoint, paths, prompts[start : start + together], base, modes, top_k)
-        for start in range(0, len(prompts), together)
-    ]
-    tokens = []
-    for group in groups:
-        tokens.append(group.decode(steps, progress))
-    comparisons = tuple(_joined([group.tallies[index] for group in groups]) for index in range(len(groups[0].tallies)))
-    bits = {key: tuple(digest for group in groups for digest in group.digests(key)) for key in groups[0].hashes}
+    size = (len(prompts), steps + 1, checkpoint.config.num_hidden_layers)
+    comparisons = tuple(
+        _no_steps(first, path, mode, size) for first, path in _pairs(paths, paths[base]) for mode in modes
+    )
+    tokens: list[NDArray[np.int64]] = []
+    bits: dict[tuple[str, str], tuple[str, ...]] = {}
+    for start in range(0, len(prompts), together):
+        group = _Group(checkpoint, paths, prompts[start : start + together], base, modes, top_k)
+        tokens.append(group.decode(steps, comparisons, start, progress))
+        for key, hashes in group.hashes.items():
+            bits[key] = (*bits.get(key, ()), *(each.hexdigest() for each in hashes))
     point = Point(len(prompts), prompts.shape[1], top_k, together)
     return DriftRun(point, prompts, np.concatenate(tokens), comparisons, bits)
 
 
-@dataclass(eq=False)
-class _Tally:
-    """A comparison of one group as it goes."""
-
-    base: DriftPath
-    path: DriftPath
-    mode: str
-    must_equal: bool
-    sequences: int
-    compared: int = 0
-    unequal: int = 0
-    first: Difference | None = None
-    formats: FormatsPart | None = None
-    diverged: list[int | None] = field(default_factory=list)
-    layers: dict[str, dict[str, list[Array]]] = field(default_factory=dict)
-    logits: dict[str, list[Array]] = field(default_factory=dict)
-
-    def add(self, base: Trace, other: Trace, step: int, same_tokens: NDArray[np.bool_]) -> None:
-        if step == 0:
-            self.diverged = [None] * self.sequences
-            self.formats = find_formats(base, other)
-        for sequence in np.flatnonzero(~same_tokens):
-            if self.diverged[sequence] is None:
-                self.diverged[sequence] = step
-        if self.first is None:
-            self.first = find_difference(base, other, step)
-        compared, unequal = bytes_compared(base, other)
-        self.compared, self.unequal = self.compared + compared, self.unequal + unequal
-        for place in PLACES:
-            pairs = list(zip(getattr(base, place), getattr(other, place), strict=True))
-            for name, metric in _LAYER_METRICS.items():
-                values = np.stack([metric(a, b) for a, b in pairs], axis=1)
-                self.layers.setdefault(place, {}).setdefault(name, []).append(values)
-        routes = np.stack([_rerouted(base, other, layer, self.sequences) for layer in range(len(base.moe))], axis=1)
-        self.layers.setdefault("routing", {}).setdefault("rerouted", []).append(routes)
-        for name, metric in (("divergence", divergence), ("relative_l2", relative_l2), ("top1", agrees)):
-            self.logits.setdefault(name, []).append(metric(base.logits, other.logits))
+def _no_steps(base: DriftPath, path: DriftPath, mode: str, size: tuple[int, int, int]) -> PathComparison:
+    """A comparison to which steps are to be added; `size`: sequences, steps, layers."""
+    metrics = {**dict.fromkeys(PLACES, tuple(_LAYER_METRICS)), "routing": ("rerouted",)}
+    return PathComparison(
+        base.name,
+        path.name,
+        mode,
+        _same_arithmetic(base, path),
+        layers={place: {name: np.empty(size) for name in names} for place, names in metrics.items()},
+        logits={name: np.empty(size[:2]) for name in _LOGIT_METRICS},
+        diverged=[None] * size[0],
+    )
 
 
-def _rerouted(base: Trace, other: Trace, layer: int, sequences: int) -> Array:
-    ids = [trace.arrays.get(Place(layer, "routing", "ids")) for trace in (base, other)]
+def _rerouted(base: StepTrace, other: StepTrace, layer: int, sequences: int) -> Array:
+    ids = [trace.arrays.get(ArrayPlace(layer, "routing", "ids")) for trace in (base, other)]
     if ids[0] is None or ids[1] is None:
         return np.full(sequences, np.nan)
     return rerouted(ids[0], ids[1], sequences)
@@ -233,52 +243,39 @@ class _Group:
         top_k: int | None,
     ) -> None:
         self._prompts = prompts
-        self._base = paths[base]
         # The base's own tokens are what the others are forced to: its two modes are one run.
-        self._runners = {
-            (self._base.name, mode): Runner(checkpoint, self._base, len(prompts), top_k) for mode in modes[:1]
+        self._base = (paths[base].name, modes[0])
+        others = [(path, mode) for path in paths if path is not paths[base] for mode in modes]
+        self._decoders = {
+            (path.name, mode): PathDecoder(checkpoint, path, len(prompts), top_k)
+            for path, mode in [(paths[base], modes[0]), *others]
         }
-        self._runners |= {
-            (path.name, mode): Runner(checkpoint, path, len(prompts), top_k)
-            for path in paths
-            if path is not self._base
-            for mode in modes
-        }
-        self.tallies = [
-            _Tally(first, path, mode, _same_arithmetic(first, path), len(prompts))
-            for first, path in _pairs(paths, self._base)
-            for mode in modes
-        ]
-        self.hashes = {key: [hashlib.sha256() for _ in prompts] for key in self._runners}
+        self.hashes = {key: [hashlib.sha256() for _ in prompts] for key in self._decoders}
 
-    def decode(self, steps: int, progress: Callable[[str], None]) -> NDArray[np.int64]:
-        """The prompt and `steps` more; what the base chose, [sequences, steps]."""
-        given: dict[tuple[str, str], NDArray[np.int64]] = dict.fromkeys(self._runners, self._prompts)
+    def decode(
+        self, steps: int, comparisons: Sequence[PathComparison], start: int, progress: Callable[[str], None]
+    ) -> NDArray[np.int64]:
+        """The prompt and `steps` more, added to the comparisons; what the base chose, [sequences, steps]."""
+        given: dict[tuple[str, str], NDArray[np.int64]] = dict.fromkeys(self._decoders, self._prompts)
         chosen: list[NDArray[np.int64]] = []
         for step in range(steps + 1):
-            traces: dict[tuple[str, str], Trace] = {}
-            for key, runner in self._runners.items():
-                traces[key] = runner.advance(given[key])
-                self._hash(key, traces[key])
-            for tally in self.tallies:
-                keys = [self._key(path, tally.mode) for path in (tally.base, tally.path)]
-                same = np.asarray((given[keys[0]] == given[keys[1]]).all(axis=1))
-                tally.add(traces[keys[0]], traces[keys[1]], step, same)
+            traces = {key: decoder.advance(given[key]) for key, decoder in self._decoders.items()}
+            for key, trace in traces.items():
+                self._hash(key, trace)
+            for each in comparisons:
+                first, second = self._key(each.base, each.mode), self._key(each.path, each.mode)
+                same = np.asarray((given[first] == given[second]).all(axis=1))
+                each.add(traces[first], traces[second], step, start, same)
             own = {key: trace.logits.argmax(axis=1)[:, None].astype(np.int64) for key, trace in traces.items()}
-            forced = own[next(iter(self._runners))]
-            given = {key: own[key] if key[1] == FREE else forced for key in self._runners}
-            chosen.append(forced)
+            given = {key: own[key if key[1] == FREE else self._base] for key in self._decoders}
+            chosen.append(own[self._base])
             progress(f"step {step}")
         return np.concatenate(chosen[:steps], axis=1)
 
-    def digests(self, key: tuple[str, str]) -> list[str]:
-        """Of each sequence."""
-        return [each.hexdigest() for each in self.hashes[key]]
+    def _key(self, path: str, mode: str) -> tuple[str, str]:
+        return self._base if path == self._base[0] else (path, mode)
 
-    def _key(self, path: DriftPath, mode: str) -> tuple[str, str]:
-        return next(iter(self._runners)) if path is self._base else (path.name, mode)
-
-    def _hash(self, key: tuple[str, str], trace: Trace) -> None:
+    def _hash(self, key: tuple[str, str], trace: StepTrace) -> None:
         for array in (*trace.moe, *trace.hidden, trace.logits):
             for each, sequence in zip(self.hashes[key], array, strict=True):
                 each.update(np.ascontiguousarray(sequence).tobytes())
@@ -297,41 +294,6 @@ def _pairs(paths: Sequence[DriftPath], base: DriftPath) -> list[tuple[DriftPath,
 
 def _same_arithmetic(first: DriftPath, second: DriftPath) -> bool:
     return first.arithmetic is not None and first.arithmetic == second.arithmetic
-
-
-def _joined(tallies: Sequence[_Tally]) -> Comparison:
-    """The comparison over all groups."""
-    one = tallies[0]
-    layers = {
-        place: {
-            name: np.concatenate([np.stack(tally.layers[place][name], axis=1) for tally in tallies]).astype(np.float64)
-            for name in one.layers[place]
-        }
-        for place in one.layers
-    }
-    logits = {
-        name: np.concatenate([np.stack(tally.logits[name], axis=1) for tally in tallies]).astype(np.float64)
-        for name in one.logits
-    }
-    diverged = tuple(step for tally in tallies for step in tally.diverged)
-    errors = layers["hidden"]["relative_l2"][:, 1:, -1]
-    steps = np.arange(1, errors.shape[1] + 1)
-    same = np.stack([steps < (np.inf if step is None else step) for step in diverged])
-    firsts = [tally.first for tally in tallies if tally.first is not None]
-    return Comparison(
-        one.base.name,
-        one.path.name,
-        one.mode,
-        one.must_equal,
-        sum(tally.compared for tally in tallies),
-        sum(tally.unequal for tally in tallies),
-        min(firsts, key=lambda first: first.step, default=None),
-        one.formats,
-        diverged,
-        layers,
-        logits,
-        fit_growth(errors, same),
-    )
 
 
 def _check(

@@ -9,13 +9,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.drift.metrics import bit_patterns
 from refmoe.drift.paths import DriftPath
 from refmoe.errors import ArgumentError
 from refmoe.models import Decoder, GptOssCheckpoint, State, Step
 from refmoe.numbers_as_text import number_text
 from refmoe.reference.moe.layer import MoELayer
 
-__all__ = ["Difference", "FormatsPart", "Place", "Runner", "Trace", "bytes_compared", "find_difference", "find_formats"]
+__all__ = [
+    "ArrayPlace",
+    "FirstDifference",
+    "FormatsPart",
+    "PathDecoder",
+    "StepTrace",
+    "bytes_compared",
+    "find_difference",
+    "find_formats",
+]
 
 Array = NDArray[Any]
 
@@ -28,7 +38,7 @@ _PERMUTED = ("expand", "gemm1", "activation", "gemm2")
 
 
 @dataclass(frozen=True)
-class Place:
+class ArrayPlace:
     """Where an array belongs.
 
     Attributes:
@@ -47,7 +57,7 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class StepTrace:
     """One step of one path.
 
     Attributes:
@@ -57,14 +67,14 @@ class Trace:
         logits: float32 [B, V].
     """
 
-    arrays: Mapping[Place, Array]
+    arrays: Mapping[ArrayPlace, Array]
     moe: tuple[Array, ...]
     hidden: tuple[Array, ...]
     logits: Array
 
 
 @dataclass(frozen=True)
-class Difference:
+class FirstDifference:
     """The first bytes in which two traces differ.
 
     Attributes:
@@ -93,7 +103,7 @@ class FormatsPart:
     other: tuple[str, ...]
 
 
-class Runner:
+class PathDecoder:
     """One path through one decoder, with the sequences that it has in flight."""
 
     def __init__(self, checkpoint: GptOssCheckpoint, path: DriftPath, sequences: int, top_k: int | None) -> None:
@@ -104,7 +114,7 @@ class Runner:
         self._decoder = Decoder(checkpoint, moe=self._moe)
         self._state: State = self._decoder.new_state(sequences)
 
-    def advance(self, tokens: Array) -> Trace:
+    def advance(self, tokens: Array) -> StepTrace:
         """Decode tokens [B, S] and say what was computed."""
         self._stages.clear()
         return _trace(self._decoder.prefill(tokens, self._state, stages=True), self._stages)
@@ -126,36 +136,36 @@ def _with_top_k(weights: MoELayer, top_k: int) -> MoELayer:
     return replace(weights, top_k=top_k)
 
 
-def _trace(step: Step, experts: Mapping[int, Mapping[str, Mapping[str, Array]]]) -> Trace:
-    arrays: dict[Place, Array] = {}
+def _trace(step: Step, experts: Mapping[int, Mapping[str, Mapping[str, Array]]]) -> StepTrace:
+    arrays: dict[ArrayPlace, Array] = {}
     for number, layer in enumerate(step.layers):
-        arrays |= {Place(number, name): array for name, array in layer.stages.items() if name != _AFTER}
-        arrays[Place(number, _ENTERED)] = layer.entered
+        arrays |= {ArrayPlace(number, name): array for name, array in layer.stages.items() if name != _AFTER}
+        arrays[ArrayPlace(number, _ENTERED)] = layer.entered
         for stage, named in experts[number].items():
-            arrays |= {Place(number, stage, name): array for name, array in named.items()}
-        arrays[Place(number, _AFTER)] = layer.stages[_AFTER]
-    arrays[Place(None, LOGITS)] = step.logits
+            arrays |= {ArrayPlace(number, stage, name): array for name, array in named.items()}
+        arrays[ArrayPlace(number, _AFTER)] = layer.stages[_AFTER]
+    arrays[ArrayPlace(None, LOGITS)] = step.logits
     hidden = tuple(layer.stages[_AFTER] for layer in step.layers)
-    return Trace(arrays, tuple(layer.left for layer in step.layers), hidden, step.logits)
+    return StepTrace(arrays, tuple(layer.left for layer in step.layers), hidden, step.logits)
 
 
-def find_difference(base: Trace, other: Trace, step: int) -> Difference | None:
+def find_difference(base: StepTrace, other: StepTrace, step: int) -> FirstDifference | None:
     """The first bytes, in the order of computation, in which two traces differ; None if there are none.
 
     A stage that only one path has, or that both keep in different formats, is passed by: `find_formats`.
     """
     for place, a, b in _common(base, other):
-        unequal = _bits(a) != _bits(b)
+        unequal = bit_patterns(a) != bit_patterns(b)
         if unequal.any():
             index = tuple(int(i) for i in np.unravel_index(int(unequal.argmax()), a.shape))
             values = f"base {_value(a[index])}, path {_value(b[index])}"
             count = f"{int(unequal.sum()):,} of {a.size:,} differ{_origin(base, place, index)}"
             text = f"step {step}, {place}{list(index)}: {values}; {count}"
-            return Difference(step, place.layer, place.stage, place.array, index, text)
+            return FirstDifference(step, place.layer, place.stage, place.array, index, text)
     return None
 
 
-def find_formats(base: Trace, other: Trace) -> FormatsPart | None:
+def find_formats(base: StepTrace, other: StepTrace) -> FormatsPart | None:
     """The first stage of the experts that both have, in different formats; None if there is none."""
     sides = [_formats(trace) for trace in (base, other)]
     for stage, formats in sides[0].items():
@@ -164,7 +174,7 @@ def find_formats(base: Trace, other: Trace) -> FormatsPart | None:
     return None
 
 
-def bytes_compared(base: Trace, other: Trace) -> tuple[int, int]:
+def bytes_compared(base: StepTrace, other: StepTrace) -> tuple[int, int]:
     """The bytes that both have, and how many of them differ."""
     compared = unequal = 0
     for _, a, b in _common(base, other):
@@ -174,24 +184,20 @@ def bytes_compared(base: Trace, other: Trace) -> tuple[int, int]:
     return compared, unequal
 
 
-def _common(base: Trace, other: Trace) -> Iterator[tuple[Place, Array, Array]]:
+def _common(base: StepTrace, other: StepTrace) -> Iterator[tuple[ArrayPlace, Array, Array]]:
     for place, a in base.arrays.items():
         b = other.arrays.get(place)
         if b is not None and (a.dtype, a.shape) == (b.dtype, b.shape):
             yield place, a, b
 
 
-def _formats(trace: Trace) -> dict[str, tuple[str, ...]]:
+def _formats(trace: StepTrace) -> dict[str, tuple[str, ...]]:
     """Names and dtypes of the arrays of each stage of the experts in layer 0."""
     found: dict[str, tuple[str, ...]] = {}
     for place, array in trace.arrays.items():
         if place.layer == 0 and place.array:
             found[place.stage] = (*found.get(place.stage, ()), f"{place.array} {array.dtype}")
     return found
-
-
-def _bits(x: Array) -> Array:
-    return np.ascontiguousarray(x).view(np.dtype(f"u{x.dtype.itemsize}"))
 
 
 def _value(value: Any) -> str:
@@ -203,13 +209,13 @@ def _value(value: Any) -> str:
     return number_text(int(np.asarray(value).view(unsigned)), name)
 
 
-def _origin(trace: Trace, place: Place, index: tuple[int, ...]) -> str:
+def _origin(trace: StepTrace, place: ArrayPlace, index: tuple[int, ...]) -> str:
     """Whose row it is, of an array whose rows are sorted by expert."""
-    routing = (Place(place.layer, "routing", name) for name in ("ids", "offsets", "permuted_to_unpermuted"))
+    routing = (ArrayPlace(place.layer, "routing", name) for name in ("ids", "offsets", "permuted_to_unpermuted"))
     if place.stage not in _PERMUTED or len(index) < 2 or any(each not in trace.arrays for each in routing):
         return ""
     ids, offsets, source = (
-        trace.arrays[Place(place.layer, "routing", name)] for name in ("ids", "offsets", "permuted_to_unpermuted")
+        trace.arrays[ArrayPlace(place.layer, "routing", name)] for name in ("ids", "offsets", "permuted_to_unpermuted")
     )
     if index[0] >= offsets[-1]:
         return f"; row {index[0]} belongs to no expert"

@@ -135,7 +135,7 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
 
 
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
-    from refmoe.cuda.kernels import expand as launch
+    from refmoe.cuda.expand import expand as launch
 
     result = launch(
         inputs["x"],
@@ -264,6 +264,6 @@ EXPAND = Family(
         },
     ),
     sources=("expand",),
-    host=("refmoe.cuda.kernels",),
+    host=("refmoe.cuda.expand",),
     check=_check,
 )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from refmoe.cuda.toolchain import ARCHITECTURES
+from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
 from refmoe.errors import RefmoeError
 from refmoe.families.case import Fields, Option, Shape, Value, byte, one_of, refused
 from refmoe.families.stages import Stage
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
 __all__ = [
-    "DEFAULT_ARCH",
     "DEVICES",
     "LEVELS",
     "POISON",
@@ -44,7 +43,6 @@ Outputs = Mapping[str, NDArray[Any]]
 
 LEVELS = ("quick", "default", "full")
 DEVICES = ("ptx", "cuda")
-DEFAULT_ARCH = "sm_120a"
 
 #: What fills output buffers before the launch, and the padding rows of a GEMM's scales.
 POISON = byte("poison", 0xFF)
@@ -283,7 +281,7 @@ class Family:
     block: int = 32
     group: str = ""
     leading_arch: str = DEFAULT_ARCH
-    archs: tuple[str, ...] = ARCHITECTURES
+    archs: tuple[str, ...] = KERNEL_ARCHS
     software: Mapping[str, Callable[[], Iterable[Case]]] = field(default_factory=dict)
     base: str = ""
 
@@ -362,7 +360,7 @@ class Family:
         for name, found, words in (
             ("dtype", case.dtype, self.dtypes),
             ("device", case.device, DEVICES),
-            ("arch", case.arch or DEFAULT_ARCH, ARCHITECTURES),
+            ("arch", case.arch or DEFAULT_ARCH, KERNEL_ARCHS),
         ):
             if found not in words:
                 raise refused(name, found, one_of(words))

@@ -325,9 +325,9 @@ def _doubt(case: Case, found: Mapping[str, Mapping[str, NDArray[Any]]]) -> str |
 
 
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
-    from refmoe.cuda.moe.call import make_call
-    from refmoe.cuda.moe.fused import check_choices as check_ids
-    from refmoe.cuda.moe.fused import layer_launches
+    from refmoe.cuda.moe.arrays import check_choices as check_ids
+    from refmoe.cuda.moe.arrays import layer_launches
+    from refmoe.cuda.moe.call import MoEArguments, make_call
 
     scales = inputs["input_sf"]
     if scales is not None and case.input_sf == _LAYOUT:
@@ -338,7 +338,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         swizzle_weight_scales(inputs["down_scales"], fill=case.poison),
         None,
     ]
-    call = make_call(
+    arguments = MoEArguments(
         inputs["x"],
         inputs["topk_ids"],
         inputs["topk_weights"],
@@ -359,6 +359,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         scale_mode=case.mode,
         edge_policy=case.edge,
     )
+    call = make_call(arguments)
     check_ids(call)
     buffers, steps = layer_launches(call, device, case.poison)
     for number, step in enumerate(steps):
@@ -484,8 +485,8 @@ MOE = Family(
             **{"variant": "variant", "mode": "mode", "edge": "edge"},
         },
     ),
-    sources=("routing", "mxfp8_quantize", "expand", "sm12x_grouped_gemm", "activation", "finalize"),
-    host=("refmoe.cuda.moe.fused", "refmoe.cuda.moe.call", "refmoe.cuda.moe.launches"),
+    sources=("routing", "quantize", "expand", "gemm", "activation", "finalize"),
+    host=("refmoe.cuda.moe.arrays",),
     check=_check,
     group="moe",
     software={"sm_90a": _software},

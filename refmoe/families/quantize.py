@@ -39,6 +39,7 @@ __all__ = [
     "FILE_OPTIONS",
     "FILLS",
     "INPUT_FORMATS",
+    "LEAST_BLOCKS",
     "LOOPING_ROWS",
     "MODE",
     "MODELS",
@@ -289,8 +290,13 @@ def _saturation(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
 _ORDINARY = Limits()
 
 
-def _generated(name: str, catches: str, generator: Generator, limits: Limits = _ORDINARY, blocks: int = 0) -> Fill:
-    """The fill of a generator; `blocks` are those without which it does not do what its name says."""
+#: Blocks without which a fill does not do what its name says.
+LEAST_BLOCKS = {"exhaustive-max": 65536, "exhaustive-element": _EXHAUSTIVE_GROUPS * len(_OCTAVES)}
+
+
+def _generated(name: str, catches: str, generator: Generator, limits: Limits = _ORDINARY) -> Fill:
+    """The fill of a generator."""
+    blocks = LEAST_BLOCKS.get(name, 0)
 
     def make(case: Case, dtype: str) -> NDArray[Any]:
         format = INPUT_FORMATS[dtype]
@@ -354,7 +360,6 @@ _FILLS = (
         "any wrong scale",
         _exhaustive_max,
         Limits(zeros=0.1, nans=0.05, scales=24, reason="254 of the 65,536 BF16 patterns are NaN, 2,046 of FP16's"),
-        blocks=65536,
     ),
     _generated(
         "exhaustive-element",
@@ -367,7 +372,6 @@ _FILLS = (
             scales=24,
             reason="of the five distances one saturates under FLOOR, two lie below the codes",
         ),
-        blocks=_EXHAUSTIVE_GROUPS * len(_OCTAVES),
     ),
     _generated(
         "specials",
@@ -451,7 +455,7 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
 
 
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
-    from refmoe.cuda.kernels import mxfp8_quantize
+    from refmoe.cuda.quantize import mxfp8_quantize
 
     result = mxfp8_quantize(
         inputs["x"],
@@ -548,7 +552,7 @@ QUANTIZE = Family(
         outputs={"codes": "float8_e4m3fn", "scales": "float8_e8m0fnu"},
         settings={"mode": "mode", "edge": "edge", "layout": "layout"},
     ),
-    sources=("mxfp8_quantize",),
-    host=("refmoe.cuda.kernels",),
+    sources=("quantize",),
+    host=("refmoe.cuda.quantize",),
     check=check_file,
 )

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError
+from refmoe.files import tensor_name
 from refmoe.reference.dequantize import BLOCK
 
 __all__ = ["EXPERT", "FFN", "FFN_INPUT", "Activations", "read_activations", "tile_rows"]
@@ -64,7 +65,7 @@ def read_activations(path: Path, tensor: str | None = None) -> Activations:
         raise ArgumentError("activations", f"no file at {path}", "a safetensors file")
     try:
         with safe_open(path, framework="numpy") as file:
-            name = _chosen(path, sorted(file.keys()), tensor)
+            name = tensor_name(path, sorted(file.keys()), tensor, "activations")
             view = file.get_slice(name)
             dtype, shape = view.get_dtype(), list(view.get_shape())
             _check(path, name, dtype, shape)
@@ -74,16 +75,6 @@ def read_activations(path: Path, tensor: str | None = None) -> Activations:
         raise ArgumentError("activations", found, "an undamaged safetensors file") from error
     patterns = np.ascontiguousarray(values).view(np.uint16).reshape(-1, shape[-1])
     return Activations(path, name, _DTYPES[dtype][0], patterns)
-
-
-def _chosen(path: Path, names: list[str], tensor: str | None) -> str:
-    if tensor is None and len(names) == 1:
-        return names[0]
-    if tensor in names:
-        return tensor
-    found = f"{len(names)} tensors in {path}" if tensor is None else f"no tensor {tensor!r} in {path}"
-    shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-    raise ArgumentError("activations", found, f"FILE:TENSOR with one of: {shown or 'none, the file is empty'}")
 
 
 def _check(path: Path, name: str, dtype: str, shape: list[int]) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.numbers_as_text import e8m0_text
 from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
@@ -99,11 +100,6 @@ def _ulps(kernel: int, reference: int) -> str:
         return ""
     first, second = (-(code & 0x7F) if code & 0x80 else code for code in (kernel, reference))
     return f", {abs(first - second)} ulp" if first != second else ", the sign of zero"
-
-
-def e8m0_text(scale: int) -> str:
-    """The value of an E8M0 scale: "2^-4" or "NaN"."""
-    return "NaN" if scale == 0xFF else f"2^{scale - 127}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from refmoe.policies.compare import Difference, PolicyComparison, PolicyFigures, compare_policies
+from refmoe.policies.compare import PolicyComparison, PolicyDifference, PolicyFigures, compare_policies
 from refmoe.policies.detect import Ambiguity, Detection, detect_policy, split_gguf_blocks
-from refmoe.policies.evidence import Place, Score
-from refmoe.policies.faults import Hypothesis
-from refmoe.policies.rules import Rule, default_rules, rule_named, rules
+from refmoe.policies.hypotheses import Hypothesis
+from refmoe.policies.rules import PolicyRule, default_rules, rule_named, rules
+from refmoe.policies.score import DifferingByte, Score
 from refmoe.policies.witness import Witness
 
 __all__ = [
     "Ambiguity",
     "Detection",
-    "Difference",
+    "DifferingByte",
     "Hypothesis",
-    "Place",
     "PolicyComparison",
+    "PolicyDifference",
     "PolicyFigures",
-    "Rule",
+    "PolicyRule",
     "Score",
     "Witness",
     "compare_policies",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.policies.elements import ELEMENTS
+from refmoe.policies.encode import ELEMENTS
 from refmoe.reference.dequantize import BLOCK
 
-__all__ = ["BLOCKS_A_CHUNK", "KINDS", "Blocks", "checked_input"]
+__all__ = ["BLOCKS_A_CHUNK", "KINDS", "InputBlocks", "checked_input", "input_blocks", "kind_counts"]
 
 #: 1 MiB of BF16; the codes of a dozen rules for it still fit a cache.
 BLOCKS_A_CHUNK = 1 << 14
@@ -46,7 +47,7 @@ def checked_input(x: object) -> NDArray[np.generic]:
 
 
 @dataclass(frozen=True, eq=False)
-class Blocks:
+class InputBlocks:
     """A chunk of the input.
 
     Attributes:
@@ -107,3 +108,14 @@ class Blocks:
         value[self.magnitude > _INFINITY] = np.nan
         # A NumPy sign bit is read from the input's own bits, so that of a NaN is kept too.
         return np.copysign(value, np.where(np.signbit(self.x), -1.0, 1.0))
+
+
+def input_blocks(rows: NDArray[np.generic], format: str) -> Iterator[tuple[int, InputBlocks]]:
+    """The input [n, 32] in chunks, each with the number of its first block."""
+    for start in range(0, len(rows), BLOCKS_A_CHUNK):
+        yield start, InputBlocks(np.ascontiguousarray(rows[start : start + BLOCKS_A_CHUNK]), format)
+
+
+def kind_counts(kinds: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """How many blocks there are of each of `KINDS`."""
+    return np.bincount(kinds, minlength=len(KINDS))

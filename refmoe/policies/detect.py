@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.policies.blocks import KINDS, checked_input
-from refmoe.policies.compare import input_blocks
-from refmoe.policies.evidence import Evidence, Score, score
-from refmoe.policies.faults import Hypothesis, find_faults
-from refmoe.policies.rules import Rule, checked_format, rules
+from refmoe.policies.blocks import KINDS, checked_input, input_blocks, kind_counts
+from refmoe.policies.compare import input_summary
+from refmoe.policies.hypotheses import Hypothesis, find_faults
+from refmoe.policies.rules import PolicyRule, checked_format, rules
+from refmoe.policies.score import DifferingByte, GivenBytes, Score, score
 from refmoe.policies.witness import Witness, find_witness
 from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import SCALE_LAYOUTS, layout_named, scale_buffer_size, unswizzle_scales
 
-__all__ = ["Ambiguity", "Detection", "detect_policy", "split_gguf_blocks"]
+__all__ = [
+    "Ambiguity",
+    "Detection",
+    "detect_policy",
+    "detection_document",
+    "detection_view",
+    "split_gguf_blocks",
+]
 
 Bytes = NDArray[np.uint8]
 
@@ -38,8 +45,8 @@ class Ambiguity:
         witness: a block that would tell them apart; None if a short catalogue has none.
     """
 
-    first: Rule
-    second: Rule
+    first: PolicyRule
+    second: PolicyRule
     witness: Witness | None
 
 
@@ -64,7 +71,7 @@ class Detection:
     matches: tuple[Score, ...]
     ambiguities: tuple[Ambiguity, ...]
     nearest: tuple[Score, ...]
-    ordinary: tuple[Rule, ...]
+    ordinary: tuple[PolicyRule, ...]
     hypotheses: tuple[Hypothesis, ...]
 
     @property
@@ -111,13 +118,11 @@ def detect_policy(
     if chosen == "mxfp8" and packing != "even-low":
         raise ArgumentError("packing", f"{packing} for mxfp8", "mxfp4: FP8 codes are not packed")
     linear = _checked_scales(scales, len(rows) * BLOCK // width, width // BLOCK, layout)
-    evidence = Evidence(rows, codes.reshape(len(rows), -1), linear, chosen, width, packing)
+    given = GivenBytes(rows, codes.reshape(len(rows), -1), linear, chosen, width, packing)
 
-    counts = np.zeros(len(KINDS), np.int64)
-    for _, blocks in input_blocks(rows, chosen):
-        counts += np.bincount(blocks.kind, minlength=len(KINDS))
-    kinds = {name: int(count) for name, count in zip(KINDS, counts, strict=True)}
-    scores = score(evidence, rules(chosen))
+    counts = sum(kind_counts(blocks.kind) for _, blocks in input_blocks(rows, chosen))
+    kinds = dict(zip(KINDS, np.asarray(counts).tolist(), strict=True))
+    scores = score(given, rules(chosen))
     # A whole policy is the likelier answer than a mode and an edge that nobody is known to combine.
     matches = tuple(
         sorted((each for each in scores if each.exact), key=lambda each: (each.undefined, not each.rule.aliases))
@@ -126,12 +131,12 @@ def detect_policy(
     return Detection(
         chosen,
         (len(rows) * BLOCK // width, width),
-        MappingProxyType(kinds),
+        kinds,
         matches,
         _ambiguities([match.rule for match in matches], x.dtype, chosen),
         nearest,
         () if matches or not kinds["ordinary"] else tuple(s.rule for s in scores if not s.by_kind.get("ordinary")),
-        () if matches else find_faults(evidence, scales.reshape(-1), layout, scores),
+        () if matches else find_faults(given, scales.reshape(-1), layout, scores),
     )
 
 
@@ -151,7 +156,7 @@ def split_gguf_blocks(blocks: Bytes) -> tuple[Bytes, Bytes]:
     return np.ascontiguousarray(split[:, 1:]), np.ascontiguousarray(split[:, 0])
 
 
-def _ambiguities(matches: Sequence[Rule], dtype: np.dtype[np.generic], format: str) -> tuple[Ambiguity, ...]:
+def _ambiguities(matches: Sequence[PolicyRule], dtype: np.dtype[np.generic], format: str) -> tuple[Ambiguity, ...]:
     return tuple(Ambiguity(matches[0], other, find_witness(matches[0], other, dtype, format)) for other in matches[1:])
 
 
@@ -188,3 +193,102 @@ def _checked_scales(scales: Bytes, rows: int, blocks: int, layout: str) -> Bytes
         needed = f"{size} for {rows} x {blocks} scales in the layout {layout}"
         raise ArgumentError("scales", f"{scales.size} bytes{fits}", needed)
     return unswizzle_scales(scales.reshape(-1), (rows, blocks), layout).reshape(-1)
+
+
+def detection_document(detection: Detection, source: str) -> dict[str, Any]:
+    """Everything that was found as JSON values."""
+    return {
+        "input": source,
+        "shape": list(detection.shape),
+        "format": detection.format,
+        "blocks": dict(detection.kinds),
+        "verdict": detection.verdict,
+        "names": list(detection.names),
+        "matches": [_score_document(match) for match in detection.matches],
+        "not_told_apart": [
+            {
+                "policies": [ambiguity.first.name, ambiguity.second.name],
+                "block": witness.description if witness else None,
+                "gives": [witness.first, witness.second] if witness else None,
+            }
+            for ambiguity in detection.ambiguities
+            for witness in [ambiguity.witness]
+        ],
+        "nearest": [_score_document(score) for score in detection.nearest],
+        "ordinary_blocks_exact": [rule.name for rule in detection.ordinary],
+        "hypotheses": [
+            {"fault": each.fault, "policies": list(each.names), "blocks_left": each.left, "blocks": each.blocks}
+            for each in detection.hypotheses
+        ],
+    }
+
+
+def detection_view(detection: Detection, source: str) -> str:
+    """The verdict first, then what it rests on."""
+    lines = [f"{source}: {input_summary(detection.format, detection.shape, detection.kinds)}"]
+    lines += _matched(detection) if detection.matches else _unmatched(detection)
+    return "\n".join(lines)
+
+
+def _matched(detection: Detection) -> list[str]:
+    undefined = detection.matches[0].undefined
+    but = f" but those of {undefined} blocks that it leaves undefined" if undefined else ""
+    lines = [f"{detection.verdict.upper()}: every byte{but} is what this gives"]
+    for match in detection.matches:
+        rest = f"; {match.undefined} blocks are undefined by it" if match.undefined > undefined else ""
+        lines.append(f"  {match.rule}{rest}")
+    if detection.ambiguities:
+        first = detection.ambiguities[0].first.name
+        lines.append(f"This data cannot tell them apart. Blocks that can, {first} against")
+    for ambiguity in detection.ambiguities:
+        witness = ambiguity.witness
+        if witness is None:
+            lines.append(f"  {ambiguity.second.name}: none known")
+        else:
+            lines.append(f"  {ambiguity.second.name}: {witness.description}")
+            lines.append(f"      {witness.first} | {witness.second}")
+    return lines
+
+
+def _unmatched(detection: Detection) -> list[str]:
+    lines = ["MISMATCH: no policy gives these bytes. The nearest"]
+    for near in detection.nearest:
+        kinds = ", ".join(f"{count:,} {name}" for name, count in near.by_kind.items())
+        undefined = f", {near.undefined:,} more are undefined" if near.undefined else ""
+        lines.append(
+            f"  {near.rule}: {near.differing:,} of {near.blocks:,} blocks differ ({kinds}){undefined}; "
+            f"{_percent(near.scales, near.blocks)} of scale bytes, {_percent(near.codes, near.blocks * BLOCK)} of codes"
+        )
+    nearest = detection.nearest[0]
+    lines += [f"    {byte.text}" for byte in (nearest.first_scale, nearest.first_code) if byte]
+    if detection.ordinary:
+        lines.append(f"On ordinary blocks every byte is what this gives: {', '.join(map(str, detection.ordinary))}")
+    if detection.hypotheses:
+        lines.append("It would be explained by")
+    for each in detection.hypotheses:
+        left = f"all but {each.left:,} of {each.blocks:,} blocks" if each.left else f"all {each.blocks:,} blocks"
+        lines.append(f"  {each.fault} ({left}), with {', '.join(each.names)}")
+    return lines
+
+
+def _score_document(score: Score) -> dict[str, Any]:
+    return {
+        "policy": score.rule.name,
+        "aliases": list(score.rule.aliases),
+        "blocks": score.blocks,
+        "undefined_blocks": score.undefined,
+        "differing_blocks": score.differing,
+        "differing_by_kind": dict(score.by_kind),
+        "differing_scales": score.scales,
+        "differing_codes": score.codes,
+        "first_scale": _byte_document(score.first_scale),
+        "first_code": _byte_document(score.first_code),
+    }
+
+
+def _byte_document(byte: DifferingByte | None) -> dict[str, Any] | None:
+    return None if byte is None else dict(vars(byte))
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.3g} %" if whole else "0 %"

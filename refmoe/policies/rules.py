@@ -1,6 +1,6 @@
 """Every way to quantize that can be told by name: modes x edges, and the whole policies of other systems.
 
-Two names of one rule are one `Rule`: nothing that they produce can differ.
+Two names of one rule are one `PolicyRule`: nothing that they produce can differ.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.policies.blocks import KINDS, Blocks
-from refmoe.policies.elements import ELEMENTS, encode_at
+from refmoe.policies.blocks import KINDS, InputBlocks
+from refmoe.policies.encode import ELEMENTS, encode_at
 from refmoe.policy import EDGE_FORMATS, POLICIES, EdgePolicy, ElementRounding, Policy, ScaleMode
 from refmoe.reference import quantize, quantize_mxfp4, quantize_mxfp8, unpack_fp4
 from refmoe.reference.gguf import scale_bytes
 from refmoe.reference.tensor import MXTensor
 
-__all__ = ["FORMATS", "Quantized", "Rule", "checked_format", "default_rules", "rule_named", "rules"]
+__all__ = ["FORMATS", "PolicyRule", "QuantizedBlocks", "checked_format", "default_rules", "rule_named", "rules"]
 
 FORMATS = ("mxfp8", "mxfp4")
 
@@ -29,7 +29,7 @@ TORCHAO_RELEASE = "0.18"
 
 
 @dataclass(frozen=True, eq=False)
-class Quantized:
+class QuantizedBlocks:
     """What a rule makes of a chunk.
 
     Attributes:
@@ -44,7 +44,7 @@ class Quantized:
 
 
 @dataclass(frozen=True)
-class Rule:
+class PolicyRule:
     """One way to quantize.
 
     Attributes:
@@ -57,7 +57,7 @@ class Rule:
     name: str
     aliases: tuple[str, ...]
     mode: ScaleMode
-    run: Callable[[Blocks], Quantized]
+    run: Callable[[InputBlocks], QuantizedBlocks]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def checked_format(format: object) -> str:
 
 
 @cache
-def rules(format: str) -> tuple[Rule, ...]:
+def rules(format: str) -> tuple[PolicyRule, ...]:
     """Every distinct rule of a format: modes x edges first, then the policies that are neither.
 
     Raises:
@@ -92,7 +92,7 @@ def rules(format: str) -> tuple[Rule, ...]:
     return (*found, *(_torchao_release(policy) for policy in torchao))
 
 
-def default_rules(format: str) -> tuple[Rule, ...]:
+def default_rules(format: str) -> tuple[PolicyRule, ...]:
     """What is compared when nobody says what: every mode with the `exact` edge, then the other named policies.
 
     The rules of one release of torchao are left out: they part from torchao's policies on edge blocks alone.
@@ -102,7 +102,7 @@ def default_rules(format: str) -> tuple[Rule, ...]:
     return tuple(rule for rule in chosen if not rule.name.endswith(f"@{TORCHAO_RELEASE}"))
 
 
-def rule_named(name: str, format: str) -> Rule:
+def rule_named(name: str, format: str) -> PolicyRule:
     """The rule with that name: "mode/edge", a mode (with the edge `exact`), or a policy.
 
     Raises:
@@ -122,13 +122,13 @@ def rule_named(name: str, format: str) -> Rule:
     )
 
 
-def rules_named(names: Sequence[str], format: str) -> tuple[Rule, ...]:
+def rules_named(names: Sequence[str], format: str) -> tuple[PolicyRule, ...]:
     """The rules with those names, each once.
 
     Raises:
         ArgumentError: as `rule_named`; or two names of the same rule, which nothing can tell apart.
     """
-    found: dict[Rule, str] = {}
+    found: dict[PolicyRule, str] = {}
     for name in names:
         rule = rule_named(name, format)
         if rule in found:
@@ -137,10 +137,10 @@ def rules_named(names: Sequence[str], format: str) -> tuple[Rule, ...]:
     return tuple(found)
 
 
-def _mode_and_edge(mode: ScaleMode, edge: EdgePolicy, format: str) -> Rule:
+def _mode_and_edge(mode: ScaleMode, edge: EdgePolicy, format: str) -> PolicyRule:
     function = quantize_mxfp8 if format == "mxfp8" else quantize_mxfp4
 
-    def run(blocks: Blocks) -> Quantized:
+    def run(blocks: InputBlocks) -> QuantizedBlocks:
         return _run(blocks, _defined(blocks, edge), lambda x: function(x, mode=mode, edge=edge))
 
     aliases = tuple(
@@ -149,19 +149,19 @@ def _mode_and_edge(mode: ScaleMode, edge: EdgePolicy, format: str) -> Rule:
         if (policy.mode, policy.edge, policy.rounding) == (mode, edge, ElementRounding.NEAREST_EVEN)
         and format in policy.formats
     )
-    return Rule(f"{mode.value}/{edge.value}", aliases, mode, run)
+    return PolicyRule(f"{mode.value}/{edge.value}", aliases, mode, run)
 
 
-def _own_rule(policy: Policy) -> Rule:
-    def run(blocks: Blocks) -> Quantized:
+def _own_rule(policy: Policy) -> PolicyRule:
+    def run(blocks: InputBlocks) -> QuantizedBlocks:
         finite = ~(blocks.has_nan | blocks.has_infinity)
         defined = finite & (scale_bytes(blocks.amax) >= 0)
         return _run(blocks, defined, lambda x: quantize(x, blocks.format, policy=policy))
 
-    return Rule(policy.name, (), policy.mode, run)
+    return PolicyRule(policy.name, (), policy.mode, run)
 
 
-def _defined(blocks: Blocks, edge: EdgePolicy) -> NDArray[np.bool_]:
+def _defined(blocks: InputBlocks, edge: EdgePolicy) -> NDArray[np.bool_]:
     """The blocks that `edge` defines; the rest is what the quantizer refuses."""
     undefined = np.zeros(len(blocks.x), np.bool_)
     if edge in (EdgePolicy.TRANSFORMER_ENGINE, EdgePolicy.LLAMA_CPP_CUDA, EdgePolicy.DEEPGEMM):
@@ -171,17 +171,19 @@ def _defined(blocks: Blocks, edge: EdgePolicy) -> NDArray[np.bool_]:
     return ~undefined
 
 
-def _run(blocks: Blocks, defined: NDArray[np.bool_], function: Callable[[NDArray[np.generic]], MXTensor]) -> Quantized:
+def _run(
+    blocks: InputBlocks, defined: NDArray[np.bool_], function: Callable[[NDArray[np.generic]], MXTensor]
+) -> QuantizedBlocks:
     x = blocks.x
     if not defined.all():
         x = x.copy()
         x[~defined] = 0
     tensor = function(np.ascontiguousarray(x))
     codes = tensor.codes if blocks.format == "mxfp8" else unpack_fp4(tensor.codes)
-    return Quantized(codes, tensor.scales[:, 0], defined)
+    return QuantizedBlocks(codes, tensor.scales[:, 0], defined)
 
 
-def _torchao_release(policy: Policy) -> Rule:
+def _torchao_release(policy: Policy) -> PolicyRule:
     """The edges of torchao 0.18.0's `to_mx` on a CPU, where they are not those of its policy.
 
     A scale byte of 0 is applied as 1 (RCEIL) or as 2^-126 (the other modes), the smallest normal FP32 number. An
@@ -192,7 +194,7 @@ def _torchao_release(policy: Policy) -> Rule:
     """
     mode = policy.mode
 
-    def run(blocks: Blocks) -> Quantized:
+    def run(blocks: InputBlocks) -> QuantizedBlocks:
         fmt = ELEMENTS[blocks.format]
         function = quantize_mxfp8 if blocks.format == "mxfp8" else quantize_mxfp4
         made = _run(blocks, ~(blocks.has_nan | blocks.has_infinity), lambda x: function(x, mode=mode))
@@ -208,15 +210,15 @@ def _torchao_release(policy: Policy) -> Rule:
             defined & ~blocks.has_nan & (blocks.has_infinity | ((scales == 0) & (blocks.kind != KINDS.index("zero"))))
         )
         if other.any():
-            values = Blocks(np.ascontiguousarray(blocks.x[other]), blocks.format).values()
+            values = InputBlocks(np.ascontiguousarray(blocks.x[other]), blocks.format).values()
             applied = np.where(scales[other] == 0, 127 if mode is ScaleMode.RCEIL else 1, scales[other])
             codes[other] = encode_at(values, applied, fmt)
-        return Quantized(codes, scales, defined)
+        return QuantizedBlocks(codes, scales, defined)
 
-    return Rule(f"{policy.name}@{TORCHAO_RELEASE}", (), mode, run)
+    return PolicyRule(f"{policy.name}@{TORCHAO_RELEASE}", (), mode, run)
 
 
-def _mark_nans(blocks: Blocks, codes: NDArray[np.uint8], alone: bool) -> None:
+def _mark_nans(blocks: InputBlocks, codes: NDArray[np.uint8], alone: bool) -> None:
     """Write the E4M3 codes of blocks with a NaN: NaN throughout, or of the NaN `alone` and signed zeros beside it."""
     rows = blocks.has_nan
     if alone:

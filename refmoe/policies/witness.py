@@ -8,10 +8,10 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.policies.blocks import Blocks
-from refmoe.policies.elements import ELEMENTS
-from refmoe.policies.evidence import code_text
-from refmoe.policies.rules import Rule
+from refmoe.policies.blocks import InputBlocks
+from refmoe.policies.encode import ELEMENTS
+from refmoe.policies.rules import PolicyRule
+from refmoe.policies.score import code_text
 from refmoe.reference.dequantize import BLOCK
 
 __all__ = ["Witness", "find_witness"]
@@ -55,7 +55,7 @@ class Witness:
     second: str
 
 
-def find_witness(first: Rule, second: Rule, dtype: np.dtype[np.generic], format: str) -> Witness | None:
+def find_witness(first: PolicyRule, second: PolicyRule, dtype: np.dtype[np.generic], format: str) -> Witness | None:
     """The first block of a short catalogue that both rules define and quantize differently, if there is one.
 
     Args:
@@ -65,7 +65,7 @@ def find_witness(first: Rule, second: Rule, dtype: np.dtype[np.generic], format:
         format: "mxfp8" or "mxfp4".
     """
     x, entries = _blocks(dtype)
-    blocks = Blocks(x, format)
+    blocks = InputBlocks(x, format)
     one, other = first.run(blocks), second.run(blocks)
     differs = (one.codes != other.codes).any(axis=1) | (one.scales != other.scales)
     found = np.flatnonzero(differs & one.defined & other.defined)
@@ -77,7 +77,7 @@ def find_witness(first: Rule, second: Rule, dtype: np.dtype[np.generic], format:
     lane = int(codes.argmax()) if codes.any() else 0
 
     def words(scale: int, code: int) -> str:
-        return f"scale 0x{scale:02X}, element {lane} 0x{code:0{fmt.bits // 4}X} ({code_text(code, fmt)})"
+        return f"scale 0x{scale:02X}, element {lane} {code_text(code, fmt)}"
 
     return Witness(
         tuple(float(value) for value in x[index]),

@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from refmoe.chips import CHIPS, Mma
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.mma import MODELS, Evidence
 
-__all__ = ["ARCHITECTURES", "BACKENDS", "Accumulation", "Backend", "choose_backend", "default_backend"]
-
-ARCHITECTURES = ("sm_90a", "sm_100a", "sm_120a", "sm_121a")
-
-_DEFAULTS = {"sm_90a": "triton", "sm_100a": "trtllm_mxfp8", "sm_120a": "cutlass", "sm_121a": "cutlass"}
+__all__ = ["BACKENDS", "Accumulation", "Backend", "choose_backend", "default_backend"]
 
 
 @dataclass(frozen=True)
@@ -54,63 +51,66 @@ class Backend:
         return tuple(self.accumulation)
 
 
-def _mxfp8(model: str, instruction: str) -> Accumulation:
-    return Accumulation(instruction, model, MODELS[model].pair("e2m1", "e4m3").evidence)
+@dataclass(frozen=True)
+class _Sums:
+    """How an instruction sums: the model that stands for it, by the formats whose evidence counts.
+
+    `seen_on` names the chips that the evidence is of; elsewhere the model is EXTRAPOLATED.
+    """
+
+    model: str
+    formats: tuple[str, str]
+    seen_on: tuple[str, ...] = ()
+
+    def on(self, arch: str, instruction: Mma) -> Accumulation:
+        evidence = MODELS[self.model].pair(*self.formats).evidence if arch in self.seen_on else Evidence.EXTRAPOLATED
+        return Accumulation(instruction.value, self.model, evidence)
 
 
-def _bf16(model: str, instruction: str, own: bool = False) -> Accumulation:
-    """`own`: the model was made of this very instruction on this very architecture."""
-    evidence = MODELS[model].pair("bf16", "bf16").evidence if own else Evidence.EXTRAPOLATED
-    return Accumulation(instruction, model, evidence)
+_MX, _BF16 = ("e2m1", "e4m3"), ("bf16", "bf16")
+
+#: tcgen05's BF16 products have no model of their own.
+_SUMS: Mapping[Mma, _Sums] = MappingProxyType(
+    {
+        Mma.SYNC_MX: _Sums("sm120", _MX, ("sm_120a", "sm_121a")),
+        Mma.TCGEN05_MX: _Sums("sm100", _MX, ("sm_100a",)),
+        Mma.SYNC_BF16: _Sums("sm90_mma", _BF16, ("sm_90a",)),
+        Mma.WGMMA_BF16: _Sums("sm90_wgmma", _BF16, ("sm_90a",)),
+        Mma.TCGEN05_F16: _Sums("sm90_wgmma", _BF16),
+    }
+)
 
 
-def _backends() -> dict[str, Backend]:
-    block_scaled = "mma.sync kind::mxf8f6f4.block_scale m16n8k32"
-    block_scaled_100 = "tcgen05.mma kind::mxf8f6f4.block_scale"
-    half = "mma.sync m16n8k16 BF16"
-    half_100 = "tcgen05.mma kind::f16"
-    to_bf16 = "weights to BF16, BF16 x BF16, the activation rounded to BF16"
-    backends = (
-        Backend(
-            "cutlass",
-            "tokens to MXFP8 on their own, inside expand, or by the caller; MXFP8 x MXFP4; the activation to MXFP8",
-            "mxfp8",
-            {
-                "sm_120a": _mxfp8("sm120", block_scaled),
-                "sm_121a": _mxfp8("sm120", block_scaled),
-                "sm_100a": _mxfp8("sm100", block_scaled_100),
-            },
-        ),
-        Backend(
-            "marlin",
-            f"{to_bf16}; along K one chain, ascending",
-            "bf16",
-            {
-                "sm_90a": _bf16("sm90_mma", half, own=True),
-                "sm_100a": _bf16("sm90_mma", half),
-                "sm_120a": _bf16("sm90_mma", half),
-                "sm_121a": _bf16("sm90_mma", half),
-            },
-        ),
-        Backend(
-            "triton",
-            to_bf16,
-            "bf16",
-            {"sm_90a": _bf16("sm90_wgmma", "wgmma BF16", own=True), "sm_100a": _bf16("sm90_wgmma", half_100)},
-        ),
-        Backend("trtllm", to_bf16, "bf16", {"sm_100a": _bf16("sm90_wgmma", half_100)}),
-        Backend(
-            "trtllm_mxfp8",
-            "tokens to MXFP8 on their own; MXFP8 x MXFP4; the activation to MXFP8",
-            "mxfp8",
-            {"sm_100a": _mxfp8("sm100", block_scaled_100)},
-        ),
-    )
-    return {backend.name: backend for backend in backends}
+def _backend(name: str, computes: str, activations: str, *instructions: Mma) -> Backend:
+    """A backend serves the chips that have one of its instructions."""
+    serves = [(arch, one) for one in instructions for arch, chip in CHIPS.items() if one in chip.instructions]
+    return Backend(name, computes, activations, {arch: _SUMS[one].on(arch, one) for arch, one in serves})
 
 
-BACKENDS: Mapping[str, Backend] = MappingProxyType(_backends())
+_TO_BF16 = "weights to BF16, BF16 x BF16, the activation rounded to BF16"
+
+_ALL = (
+    _backend(
+        "cutlass",
+        "tokens to MXFP8 on their own, inside expand, or by the caller; MXFP8 x MXFP4; the activation to MXFP8",
+        "mxfp8",
+        *(Mma.SYNC_MX, Mma.TCGEN05_MX),
+    ),
+    _backend("marlin", f"{_TO_BF16}; along K one chain, ascending", "bf16", Mma.SYNC_BF16),
+    _backend("triton", _TO_BF16, "bf16", Mma.WGMMA_BF16, Mma.TCGEN05_F16),
+    _backend("trtllm", _TO_BF16, "bf16", Mma.TCGEN05_F16),
+    _backend(
+        "trtllm_mxfp8",
+        "tokens to MXFP8 on their own; MXFP8 x MXFP4; the activation to MXFP8",
+        "mxfp8",
+        Mma.TCGEN05_MX,
+    ),
+)
+
+BACKENDS: Mapping[str, Backend] = MappingProxyType({backend.name: backend for backend in _ALL})
 """Every backend by its name."""
+
+_PREFERRED = ("trtllm_mxfp8", "cutlass", "triton")
 
 
 def default_backend(arch: str) -> Backend:
@@ -119,7 +119,8 @@ def default_backend(arch: str) -> Backend:
     Raises:
         ArgumentError: an unknown architecture.
     """
-    return BACKENDS[_DEFAULTS[_checked(arch)]]
+    known = _checked(arch)
+    return next(BACKENDS[name] for name in _PREFERRED if known in BACKENDS[name].architectures)
 
 
 def choose_backend(name: str, arch: str | None = None) -> Backend:
@@ -140,6 +141,6 @@ def choose_backend(name: str, arch: str | None = None) -> Backend:
 
 
 def _checked(arch: object) -> str:
-    if not isinstance(arch, str) or arch not in ARCHITECTURES:
-        raise ArgumentError("arch", describe(arch), f"one of {', '.join(ARCHITECTURES)}")
+    if not isinstance(arch, str) or arch not in CHIPS:
+        raise ArgumentError("arch", describe(arch), f"one of {', '.join(CHIPS)}")
     return arch

@@ -13,26 +13,9 @@ INTEGERS = ("u16", "u32", "u64", "s16", "s32", "s64")
 WORDS = ("b16", "b32", "b64")
 FLOATS = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f64", "f32x2")
 ROUNDINGS = ("", "rn", "rz", "rm", "rp")
-COMPARISONS = (
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "lo",
-    "ls",
-    "hi",
-    "hs",
-    "equ",
-    "neu",
-    "ltu",
-    "leu",
-    "gtu",
-    "geu",
-    "num",
-    "nan",
-)
+ORDERED = ("eq", "ne", "lt", "le", "gt", "ge")
+#: The third group is true of NaN as well.
+COMPARISONS = (*ORDERED, "lo", "ls", "hi", "hs", *(f"{each}u" for each in ORDERED), "num", "nan")
 CONVERTED = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64", "f16", "bf16", "f32", "f64")
 NARROW = ("e4m3x2", "e5m2x2", "e2m3x2", "e3m2x2", "e2m1x2", "ue8m0x2")
 ANY = (*INTEGERS, *WORDS, "f32", "f64", "f16", "bf16", "f16x2", "bf16x2")

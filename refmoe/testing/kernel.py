@@ -21,7 +21,7 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.families import family_called
 from refmoe.families.case import one_of
 from refmoe.families.family import LEVELS, Case, Expectation, Family, Inputs, Outputs
-from refmoe.policies import Rule, rule_named
+from refmoe.policies import PolicyRule, rule_named
 from refmoe.testing.arrays import ARRAY_KINDS, from_numpy, to_numpy
 from refmoe.testing.elements import as_patterns
 from refmoe.testing.rule import declared_difference, explain_difference, ruled_problem, undefined
@@ -88,7 +88,7 @@ class UserKernel(Kernel):
     parameters: tuple[str, ...]
     required: tuple[str, ...]
     fixed: Mapping[str, Any]
-    rule: Rule | None
+    rule: PolicyRule | None
     outputs: tuple[str, ...]
     dtypes: tuple[str, ...]
     arrays: str
@@ -336,7 +336,7 @@ class UserKernel(Kernel):
         x, codes, scales = (np.ascontiguousarray(each) for each in (inputs["x"], outputs["codes"], outputs["scales"]))
         return explain_difference(self._rule_of(case), case.layout, x, codes, scales)
 
-    def _rule_of(self, case: Case) -> Rule:
+    def _rule_of(self, case: Case) -> PolicyRule:
         return self.rule or rule_named(f"{case.mode}/{case.edge}", "mxfp8")
 
     def made_of(self, case: Case, inputs: Inputs, place: Place) -> str:
@@ -516,7 +516,9 @@ def _checked_dtypes(dtypes: Sequence[str] | None, family: Family, parameters: tu
     return tuple(dtypes)
 
 
-def _policy(family: Family, policy: str | None, asked: Mapping[str, str]) -> tuple[Rule | None, Mapping[str, str]]:
+def _policy(
+    family: Family, policy: str | None, asked: Mapping[str, str]
+) -> tuple[PolicyRule | None, Mapping[str, str]]:
     """The rule of a policy that the family's own modes and edges do not name, if it is one; and the options."""
     quantizes = family.name == "mxfp8_quantize"
     if policy is not None and not quantizes:
@@ -534,7 +536,7 @@ def _policy(family: Family, policy: str | None, asked: Mapping[str, str]) -> tup
 
 
 def _fixed(
-    family: Family, asked: Mapping[str, str], parameters: tuple[str, ...], rule: Rule | None
+    family: Family, asked: Mapping[str, str], parameters: tuple[str, ...], rule: PolicyRule | None
 ) -> Mapping[str, Any]:
     """The options that the contract fixes: those asked for, and defaults of those that the function does not take."""
     allowed = {option.name: option for option in family.options if option.fixed}

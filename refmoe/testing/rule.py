@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from refmoe.families.family import Case, Expectation, Inputs
 from refmoe.families.quantize import FILLS, quantized_stages
 from refmoe.families.vacuity import doubt_codes
-from refmoe.policies import Difference, Rule, compare_policies, detect_policy, rule_named
-from refmoe.policies.compare import input_blocks
+from refmoe.policies import PolicyDifference, PolicyRule, compare_policies, detect_policy, rule_named
+from refmoe.policies.blocks import input_blocks
 from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import swizzle_scales
 from refmoe.reference.quantize import quantize_mxfp8
@@ -20,7 +20,7 @@ from refmoe.reference.quantize import quantize_mxfp8
 __all__ = ["declared_difference", "explain_difference", "quantize_by", "ruled_problem", "undefined"]
 
 
-def quantize_by(rule: Rule, x: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.bool_]]:
+def quantize_by(rule: PolicyRule, x: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.bool_]]:
     """Codes [M, K] and linear scales [M, K/32] of MXFP8 by a rule, and bool [M, K/32]: the blocks that it defines."""
     rows, k = x.shape
     if not x.size:
@@ -35,7 +35,7 @@ def quantize_by(rule: Rule, x: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray
 
 
 @lru_cache(maxsize=1)
-def ruled_problem(rule: Rule, case: Case) -> tuple[Inputs, Expectation]:
+def ruled_problem(rule: PolicyRule, case: Case) -> tuple[Inputs, Expectation]:
     """A case's inputs, and what a rule that the family's own options cannot name makes of them."""
     inputs = case.family.inputs(case)
     x = inputs["x"]
@@ -47,7 +47,7 @@ def ruled_problem(rule: Rule, case: Case) -> tuple[Inputs, Expectation]:
     return inputs, Expectation(outputs, quantized_stages(case, scales), doubt)
 
 
-def undefined(rule: Rule, case: Case, inputs: Inputs) -> dict[str, NDArray[np.bool_]]:
+def undefined(rule: PolicyRule, case: Case, inputs: Inputs) -> dict[str, NDArray[np.bool_]]:
     """The codes and scales of blocks that the rule leaves undefined, bool of the outputs' shapes."""
     blocks = ~quantize_by(rule, inputs["x"])[2]
     return {
@@ -57,7 +57,7 @@ def undefined(rule: Rule, case: Case, inputs: Inputs) -> dict[str, NDArray[np.bo
 
 
 def explain_difference(
-    base: Rule, layout: str, x: NDArray[Any], codes: NDArray[np.uint8], scales: NDArray[np.uint8]
+    base: PolicyRule, layout: str, x: NDArray[Any], codes: NDArray[np.uint8], scales: NDArray[np.uint8]
 ) -> tuple[str, tuple[str, ...]]:
     """A sentence on whose bytes these are, and the names of the policies that give all of them, if any does."""
     found = detect_policy(x, codes, scales, "mxfp8", layout=layout)
@@ -79,20 +79,20 @@ def explain_difference(
     return "no known policy gives these bytes, with or without a known fault", ()
 
 
-def declared_difference(rule: Rule, x: NDArray[Any]) -> str | None:
+def declared_difference(rule: PolicyRule, x: NDArray[Any]) -> str | None:
     """How far the contract's policy is from `rceil/exact` on this input, where it is another; None if it is not."""
     if rule.name == "rceil/exact" or not x.size:
         return None
     return f"declared policy: {rule}, {_size(x, rule_named('rceil/exact', 'mxfp8'), rule)}"
 
 
-def _apart(x: NDArray[Any], base: Rule, other: Rule) -> Difference:
+def _apart(x: NDArray[Any], base: PolicyRule, other: PolicyRule) -> PolicyDifference:
     if base == other:
-        return Difference(0, 0, 0)
+        return PolicyDifference(0, 0, 0)
     return compare_policies(x, "mxfp8", policies=[base.name, other.name]).between(base.name, other.name)
 
 
-def _size(x: NDArray[Any], base: Rule, other: Rule) -> str:
+def _size(x: NDArray[Any], base: PolicyRule, other: PolicyRule) -> str:
     """The size of a policy difference in words."""
     compared = compare_policies(x, "mxfp8", policies=[base.name, other.name])
     apart = compared.between(base.name, other.name)

@@ -204,4 +204,4 @@ def _problem(case: Case) -> tuple[Inputs, Expectation]:
 
 @lru_cache(maxsize=64)
 def _own_sha256(family: Family, csrc: Path) -> str:
-    return kernel_sha256([Entry(source, "").source(csrc) for source in family.sources], family.host)
+    return kernel_sha256([Entry(source, "").path(csrc) for source in family.sources], family.host)

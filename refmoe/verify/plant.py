@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from refmoe.chips import DEFAULT_ARCH
 from refmoe.cuda.launch import Kernel as Entry
 from refmoe.cuda.toolchain import CSRC, source_sha256
 from refmoe.errors import RefmoeError
 from refmoe.families import FAMILIES
-from refmoe.families.family import DEFAULT_ARCH, LEVELS, Case, Family
+from refmoe.families.family import LEVELS, Case, Family
 from refmoe.verify.kernel import Devices, Kernel, Refusal
 from refmoe.verify.patches import FilePatch, PatchError, apply_patch, parse_patch
 from refmoe.verify.runner import run_case
@@ -246,7 +247,7 @@ def _listed() -> tuple[Case, ...]:
 def _changed(family: Family, tree: Path) -> bool:
     """Whether a patch touches a source that the family launches, or a header of one."""
     entries = [Entry(source, "") for source in family.sources]
-    return any(source_sha256(entry.source(tree)) != source_sha256(entry.source(CSRC)) for entry in entries)
+    return any(source_sha256(entry.path(tree)) != source_sha256(entry.path(CSRC)) for entry in entries)
 
 
 def load_patches(folder: Path = MUTANTS) -> list[Patch]:

@@ -183,7 +183,7 @@ def _gemm_tile(records: Sequence[LaunchRecord]) -> tuple[int, int] | None:
 
 def _entry(record: LaunchRecord) -> str:
     """The entry's name; of one that C++ has mangled beyond reading, its source."""
-    return record.kernel.family if record.kernel.entry.startswith("_Z") else record.kernel.entry
+    return record.kernel.source if record.kernel.entry.startswith("_Z") else record.kernel.entry
 
 
 def _judge(

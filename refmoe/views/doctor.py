@@ -10,14 +10,14 @@ import tempfile
 from dataclasses import dataclass
 from importlib import metadata
 
-__all__ = ["Finding", "examine"]
+__all__ = ["MachineFinding", "examine"]
 
 #: Room that the compiled kernels need, with the compiler's temporary files.
 _CACHE_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
-class Finding:
+class MachineFinding:
     """One thing looked for.
 
     Attributes:
@@ -33,56 +33,60 @@ class Finding:
     text: str
 
 
-def examine() -> list[Finding]:
+def examine() -> list[MachineFinding]:
     """Look for everything, needed things first."""
     return [_python(), *_packages(), *_compiler(), _ninja(), _cache(), _cutlass(), _nvdisasm(), _gpu()]
 
 
-def _python() -> Finding:
+def _python() -> MachineFinding:
     supported = (platform.system(), platform.machine()) in (("Linux", "x86_64"), ("Linux", "aarch64"))
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} processors"
-    return Finding("python", supported, True, text if supported else f"{text}; needed Linux on x86_64 or aarch64")
+    return MachineFinding(
+        "python", supported, True, text if supported else f"{text}; needed Linux on x86_64 or aarch64"
+    )
 
 
-def _packages() -> list[Finding]:
+def _packages() -> list[MachineFinding]:
     needed = [_package(name) for name in ("numpy", "ml_dtypes", "safetensors", "pydantic", "rich")]
     return [*needed, _package("matplotlib", "pictures"), _package("jinja2", "HTML pages")]
 
 
-def _package(name: str, use: str = "") -> Finding:
+def _package(name: str, use: str = "") -> MachineFinding:
     """A package that every run needs, or, with a `use`, only that."""
     if importlib.util.find_spec(name) is None:
         only = f" (only {use} need it)" if use else ""
-        return Finding(name, False, not use, f"not installed: pip install {name}{only}")
-    return Finding(name, True, not use, metadata.version(name))
+        return MachineFinding(name, False, not use, f"not installed: pip install {name}{only}")
+    return MachineFinding(name, True, not use, metadata.version(name))
 
 
-def _compiler() -> list[Finding]:
+def _compiler() -> list[MachineFinding]:
     from refmoe.cuda.toolchain import ToolchainError, candidates, find_toolchain
 
     try:
         chosen = find_toolchain()
         text = f"{chosen.nvcc}, release {chosen.version[0]}.{chosen.version[1]}, from {chosen.origin}"
-        findings = [Finding("nvcc", True, True, text)]
+        findings = [MachineFinding("nvcc", True, True, text)]
     except ToolchainError as error:
-        findings = [Finding("nvcc", False, True, str(error))]
+        findings = [MachineFinding("nvcc", False, True, str(error))]
     for candidate in candidates():
         usable = candidate.problem is None
         text = f"{candidate.nvcc}" if usable else f"{candidate.problem}"
-        findings.append(Finding(f"nvcc from {candidate.origin}", usable, False, text))
+        findings.append(MachineFinding(f"nvcc from {candidate.origin}", usable, False, text))
     compiler = shutil.which("g++")
-    findings.append(Finding("g++", compiler is not None, True, compiler or "not on PATH; nvcc needs a host compiler"))
+    findings.append(
+        MachineFinding("g++", compiler is not None, True, compiler or "not on PATH; nvcc needs a host compiler")
+    )
     return findings
 
 
-def _ninja() -> Finding:
+def _ninja() -> MachineFinding:
     from refmoe.cuda.toolchain import find_ninja
 
     ninja = find_ninja()
-    return Finding("ninja", ninja is not None, True, str(ninja or "not installed: pip install ninja"))
+    return MachineFinding("ninja", ninja is not None, True, str(ninja or "not installed: pip install ninja"))
 
 
-def _cache() -> Finding:
+def _cache() -> MachineFinding:
     from refmoe.cuda.toolchain import cache_directory
 
     folder = cache_directory()
@@ -93,39 +97,41 @@ def _cache() -> Finding:
             file.write(bytes(_CACHE_BYTES))
     except OSError as error:
         text = f"{folder} cannot be written ({error.strerror}); set REFMOE_CACHE_DIR to a folder that can"
-        return Finding("kernel cache", False, True, text)
-    return Finding("kernel cache", True, True, f"{folder}")
+        return MachineFinding("kernel cache", False, True, text)
+    return MachineFinding("kernel cache", True, True, f"{folder}")
 
 
-def _cutlass() -> Finding:
+def _cutlass() -> MachineFinding:
     from refmoe.museum.cutlass import CutlassMissing, find_headers
 
     try:
         headers = find_headers()
     except CutlassMissing as error:
-        return Finding("CUTLASS headers", False, False, f"{error} (only `refmoe cutlass` needs them)")
-    return Finding("CUTLASS headers", True, False, f"{headers.root}, release {headers.release}, from {headers.origin}")
+        return MachineFinding("CUTLASS headers", False, False, f"{error} (only `refmoe cutlass` needs them)")
+    return MachineFinding(
+        "CUTLASS headers", True, False, f"{headers.root}, release {headers.release}, from {headers.origin}"
+    )
 
 
-def _nvdisasm() -> Finding:
+def _nvdisasm() -> MachineFinding:
     from refmoe.cuda.toolchain import ToolchainError
     from refmoe.views.sass import find_nvdisasm
 
     try:
-        return Finding("nvdisasm", True, False, str(find_nvdisasm()))
+        return MachineFinding("nvdisasm", True, False, str(find_nvdisasm()))
     except ToolchainError as error:
-        return Finding("nvdisasm", False, False, f"{error} (only `refmoe tiles --sass` needs it)")
+        return MachineFinding("nvdisasm", False, False, f"{error} (only `refmoe tiles --sass` needs it)")
 
 
-def _gpu() -> Finding:
+def _gpu() -> MachineFinding:
     from refmoe.cuda import DeviceUnavailable, open_device
 
     if importlib.util.find_spec("torch") is None:
-        return Finding(
+        return MachineFinding(
             "GPU", False, False, "not asked for: --device cuda needs torch and cuda-python: pip install 'refmoe[cuda]'"
         )
     try:
         device = open_device("cuda")
     except DeviceUnavailable as error:
-        return Finding("GPU", False, False, f"{error} (only --device cuda needs one)")
-    return Finding("GPU", True, False, f"{getattr(device, 'gpu_name', device.name)}, {device.arch}")
+        return MachineFinding("GPU", False, False, f"{error} (only --device cuda needs one)")
+    return MachineFinding("GPU", True, False, f"{getattr(device, 'gpu_name', device.name)}, {device.arch}")

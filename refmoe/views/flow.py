@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
+from rich.table import Table
 
-from refmoe.cuda.device import MULTIPROCESSORS
+from refmoe.chips import Chip, kernel_chip
 from refmoe.cuda.moe.launches import (
     LayerBuffers,
     LayerOptions,
@@ -31,15 +33,28 @@ from refmoe.families.choices import expert_ids
 from refmoe.families.routing import ROUTE
 from refmoe.reference.backends import choose_backend
 from refmoe.reference.moe.pipeline import path_steps
+from refmoe.tables import plain_table
 
-__all__ = ["CHIPS", "FLOW_MODELS", "ROUTINGS", "Chip", "Flow", "FlowModel", "FlowStep", "Saving", "flow", "fusing"]
+__all__ = [
+    "FLOW_MODELS",
+    "KERNEL_PATH",
+    "ROUTINGS",
+    "Flow",
+    "FlowModel",
+    "FlowStep",
+    "flow",
+    "flow_document",
+    "flow_summary",
+    "flow_table",
+]
 
 #: How tokens choose; the functions are in refmoe.families.choices.
 ROUTINGS = ("uniform", "same-experts", "empty-experts")
 
 _WEIGHTS = ("gate_up", "gate_up_scales", "down", "down_scales")
 _GEMM1 = "gemm1"
-_KERNEL_PATH = "cutlass"
+KERNEL_PATH = "cutlass"
+"""The backend that has kernels here."""
 
 
 @dataclass(frozen=True)
@@ -59,47 +74,6 @@ FLOW_MODELS: Mapping[str, FlowModel] = MappingProxyType(
         "gpt-oss-20b": FlowModel("gpt-oss-20b", 2880, 2880, 32, 4, 24),
         "gpt-oss-120b": FlowModel("gpt-oss-120b", 2880, 2880, 128, 4, 36),
     }
-)
-
-
-@dataclass(frozen=True)
-class Chip:
-    """What a saving is weighed against.
-
-    Attributes:
-        name: of the chip.
-        bandwidth: of its memory in GB/s, nominal.
-        source: of that figure.
-        launch: microseconds of one more launch; several where it is not known.
-        launch_source: of those.
-        launch_measured: whether they were measured on the chip.
-    """
-
-    name: str
-    bandwidth: float
-    source: str
-    launch: tuple[float, ...]
-    launch_source: str
-    launch_measured: bool
-
-
-CHIPS = (
-    Chip(
-        "GB10",
-        273.0,
-        "NVIDIA, DGX Spark: LPDDR5x, 273 GB/s",
-        (0.5, 1.0, 2.0, 5.0),
-        "nobody has measured it here: what follows if it were so",
-        launch_measured=False,
-    ),
-    Chip(
-        "H200",
-        4800.0,
-        "NVIDIA, H200 data sheet: HBM3e, 4.8 TB/s",
-        (0.8, 1.0),  # two runs: 0.78 to 1.04
-        "an empty kernel as a node of a graph, reports/bench/gpu.json",
-        launch_measured=True,
-    ),
 )
 
 
@@ -170,35 +144,18 @@ class Flow:
         return sum(step.traffic.written for step in self.steps if step.traffic)
 
     @property
+    def bytes(self) -> int:
+        """Bytes read and written by all launches."""
+        return self.read + self.written
+
+    @property
     def weights(self) -> int:
         """Bytes of weights and their scales, of all that is read."""
         return sum(step.traffic.reads.get(name, 0) for step in self.steps if step.traffic for name in _WEIGHTS)
 
     def floor(self, bandwidth: float) -> float:
         """Microseconds that all its bytes take at so many GB/s."""
-        return (self.read + self.written) / bandwidth / 1e3
-
-
-@dataclass(frozen=True)
-class Saving:
-    """What fusing saves on a chip.
-
-    Attributes:
-        chip: the chip.
-        launch: microseconds of one launch.
-        saved: microseconds of the launch and the bytes that are saved.
-        layer: microseconds of the separate layer: its bytes at the chip's bandwidth, and its launches.
-    """
-
-    chip: Chip
-    launch: float
-    saved: float
-    layer: float
-
-    @property
-    def share(self) -> float:
-        """Of the layer."""
-        return self.saved / self.layer
+        return self.bytes / bandwidth / 1e3
 
 
 def flow(
@@ -220,7 +177,7 @@ def flow(
         quantization: of cutlass "separate", "fused" or "ready"; None takes fused there, and the path's own elsewhere.
         routing: one of `ROUTINGS`.
         seed: of the routing.
-        arch: that the launches are planned for: sm_90a, sm_120a or sm_121a.
+        arch: that the launches are planned for, one of `refmoe.chips.KERNEL_ARCHS`.
 
     Raises:
         ArgumentError: an argument is none of these.
@@ -232,40 +189,16 @@ def flow(
         raise ArgumentError("m", describe(m), "at least 1 token")
     if routing not in ROUTINGS:
         raise ArgumentError("routing", describe(routing), f"one of {', '.join(ROUTINGS)}")
-    if arch not in MULTIPROCESSORS:
-        raise ArgumentError("arch", describe(arch), f"one of {', '.join(MULTIPROCESSORS)}")
+    chip = kernel_chip(arch)
     sizes = FLOW_MODELS[model]
     rows = _rows(sizes, m, routing, seed)
-    if backend.name == _KERNEL_PATH:
+    if backend.name == KERNEL_PATH:
         way = quantization or "fused"
-        steps = tuple(_launched(step, rows) for step in _plan(sizes, m, way, arch))
+        steps = tuple(_launched(step, rows) for step in _plan(sizes, m, way, chip))
         return Flow(backend.name, way, sizes, m, rows, steps)
     reference = path_steps(backend.name, quantization or "separate")
     steps = tuple(FlowStep(step.stage, step.conversions) for step in reference)
     return Flow(backend.name, "separate" if backend.activations == "mxfp8" else None, sizes, m, rows, steps)
-
-
-def fusing(model: str, m: int, *, routing: str = "uniform", seed: int = 7) -> tuple[Flow, Flow, tuple[Saving, ...]]:
-    """The layer with its quantization separate, and fused, and what that saves on each chip, launch by launch cost.
-
-    Raises:
-        ArgumentError: as `flow`.
-    """
-    separate, fused = (
-        flow(_KERNEL_PATH, model, m, quantization=way, routing=routing, seed=seed) for way in ("separate", "fused")
-    )
-    launches = separate.launches - fused.launches
-    savings = tuple(
-        Saving(
-            chip,
-            launch,
-            separate.floor(chip.bandwidth) - fused.floor(chip.bandwidth) + launches * launch,
-            separate.floor(chip.bandwidth) + separate.launches * launch,
-        )
-        for chip in CHIPS
-        for launch in chip.launch
-    )
-    return separate, fused, savings
 
 
 def _rows(model: FlowModel, m: int, routing: str, seed: int) -> tuple[int, ...]:
@@ -275,7 +208,7 @@ def _rows(model: FlowModel, m: int, routing: str, seed: int) -> tuple[int, ...]:
     return tuple(int(count) for count in counts)
 
 
-def _plan(model: FlowModel, m: int, quantization: str, arch: str) -> Sequence[Step]:
+def _plan(model: FlowModel, m: int, quantization: str, chip: Chip) -> Sequence[Step]:
     """The launches, on buffers that are their own names."""
     options = LayerOptions(quantization, "mxfp8" if quantization == "ready" else "bf16")
     shape = LayerShape(m, model.top_k, model.experts, model.hidden, model.intermediate)
@@ -287,9 +220,75 @@ def _plan(model: FlowModel, m: int, quantization: str, arch: str) -> Sequence[St
         input_sf="input_sf" if quantization == "ready" else None,
         workspace={name: name for name in workspace_bytes(shape, options)},
     )
-    return layer_steps(shape, options, buffers, multiprocessors=MULTIPROCESSORS[arch], arch=arch)
+    return layer_steps(shape, options, buffers, multiprocessors=chip.multiprocessors, arch=chip.arch)
 
 
 def _launched(step: Step, rows: tuple[int, ...]) -> FlowStep:
     plan = step.plan
     return FlowStep(step.stage, step.conversions, plan.kernel.entry, plan.grid, plan.block, step.traffic(rows))
+
+
+def flow_document(flow: Flow, bandwidth: float) -> dict[str, Any]:
+    """Everything that the tables show, as JSON values."""
+    planned = flow.launches > 0
+    return {
+        "path": flow.path,
+        "quantization": flow.quantization,
+        "model": vars(flow.model),
+        "m": flow.m,
+        "experts_with_rows": sum(rows > 0 for rows in flow.rows),
+        "steps": [_step_document(step) for step in flow.steps],
+        "conversions_to_first_gemm": list(flow.first_gemm),
+        "conversions": list(flow.conversions),
+        "launches": flow.launches if planned else None,
+        "read": flow.read if planned else None,
+        "written": flow.written if planned else None,
+        "weights": flow.weights if planned else None,
+        "bandwidth_gb_per_s": bandwidth,
+        "floor_us": flow.floor(bandwidth) if planned else None,
+        "weights_floor_us": flow.weights / bandwidth / 1e3 if planned else None,
+    }
+
+
+def _step_document(step: FlowStep) -> dict[str, Any]:
+    traffic = step.traffic
+    return {
+        "stage": step.stage,
+        "conversions": list(step.conversions),
+        "entry": step.entry,
+        "grid": step.grid,
+        "block": step.block,
+        "reads": dict(traffic.reads) if traffic else None,
+        "writes": dict(traffic.writes) if traffic else None,
+    }
+
+
+def flow_table(flow: Flow) -> Table:
+    """A line a step."""
+    launch = ("~launch", ">bytes read", ">written") if flow.launches else ()
+    table = plain_table("stage", "~conversions", *launch)
+    for step in flow.steps:
+        cells = [step.stage, "; ".join(step.conversions) or "-"]
+        if step.traffic is not None:
+            entry = (step.entry or "").removeprefix("refmoe_")
+            cells += [f"{entry} {step.grid} x {step.block}", f"{step.traffic.read:,}", f"{step.traffic.written:,}"]
+        table.add_row(*cells)
+    return table
+
+
+def flow_summary(flow: Flow, bandwidth: float) -> str:
+    """The totals, in a few lines."""
+    active = sum(rows > 0 for rows in flow.rows)
+    lines = [
+        f"{len(flow.first_gemm)} conversions up to the first GEMM's output: {'; '.join(flow.first_gemm)}; "
+        f"{len(flow.conversions)} in the layer"
+    ]
+    if not flow.launches:
+        return f"{lines[0]}\n{flow.path} is a reference here: no launch of ours exists, so there is no traffic to count"
+    lines += [
+        f"{flow.launches} launches, {flow.bytes:,} bytes: {flow.read:,} read, {flow.written:,} written; "
+        f"{flow.weights:,} of them are weights of {active} experts, {flow.weights / flow.bytes:.2%}",
+        f"at {bandwidth:g} GB/s all bytes take {flow.floor(bandwidth):.2f} us, the weights alone "
+        f"{flow.weights / bandwidth / 1e3:.2f} us",
+    ]
+    return "\n".join(lines)

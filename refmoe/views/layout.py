@@ -1,25 +1,151 @@
-"""A scale layout made visible: as text for the terminal, as a picture for people."""
+"""Where the scales of a matrix lie in a layout: who lives in each byte of the buffer, and that as text."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
-from refmoe.errors import ArgumentError, describe
-from refmoe.files import write_atomic
-from refmoe.views.layout_plan import LINE_BYTES, Plan, plan_layout, summary
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["render_picture", "render_text"]
+from refmoe.errors import ArgumentError
+from refmoe.reference.layout import (
+    GROUPED_LAYOUTS,
+    ScaleLayout,
+    checked_count,
+    checked_size,
+    expert_base_rows,
+    grouped_scale_rows,
+    layout_named,
+)
 
+__all__ = ["LINE_BYTES", "LayoutPlan", "counted", "layout_summary", "layout_text", "plan_layout"]
+
+#: A line of the buffer as both views show it, like a hex dump.
+LINE_BYTES = 16
 #: What fits a terminal of 120 columns.
 TEXT_BLOCKS = 12
 TEXT_ROWS = 24
 TEXT_EXPERTS = 12
-PICTURE_FORMATS = (".png", ".svg")
 
 
-def render_text(layout: str, rows: int, blocks: int, *, offsets: Sequence[int] | None = None) -> str:
+@dataclass(frozen=True, eq=False)
+class LayoutPlan:
+    """What is shown: a layout, its logical matrix, and where the rows of that lie.
+
+    Attributes:
+        layout: of the scales.
+        rows: rows of the matrix.
+        blocks: K-blocks of a row.
+        buffer_rows: scale rows that the buffer has room for; 0 if it is empty.
+        buffer_blocks: K-blocks that the buffer has room for; 0 if it is empty.
+        grouped: whether the rows are grouped by expert. Rows that are not are shown as those of one expert.
+        offsets: int64 [E + 1], first row of each expert, then `rows`.
+        bases: int64 [E], first scale row of each expert.
+    """
+
+    layout: ScaleLayout
+    rows: int
+    blocks: int
+    buffer_rows: int
+    buffer_blocks: int
+    grouped: bool
+    offsets: NDArray[np.int64]
+    bases: NDArray[np.int64]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the buffer."""
+        return self.buffer_rows * self.buffer_blocks
+
+    def expert_of(self, scale_row: int) -> int:
+        """The expert in whose region a scale row lies."""
+        return int(np.searchsorted(self.bases, scale_row, side="right")) - 1
+
+    def row_of(self, scale_row: int) -> int | None:
+        """The row whose scales are in `scale_row`, None for padding."""
+        expert = self.expert_of(scale_row)
+        row = int(self.offsets[expert] + scale_row - self.bases[expert])
+        return row if row < self.offsets[expert + 1] else None
+
+    def scale_row_of(self, row: int) -> int:
+        """The scale row that holds the scales of `row`."""
+        expert = int(np.searchsorted(self.offsets, row, side="right")) - 1
+        return int(self.bases[expert] + row - self.offsets[expert])
+
+    def owners(self, first: int, last: int) -> list[tuple[int, int]]:
+        """(scale row, K-block), padded ones included, of each byte from `first` up to `last`, both whole tiles."""
+        tile = self.layout
+        across = self.buffer_blocks // tile.column_atom
+        found = {}
+        for index in range(first // tile.atom_bytes, last // tile.atom_bytes):
+            for row in range(index // across * tile.row_atom, (index // across + 1) * tile.row_atom):
+                for block in range(index % across * tile.column_atom, (index % across + 1) * tile.column_atom):
+                    found[tile.offset(row, block, self.blocks)] = (row, block)
+        return [found[byte] for byte in range(first, last)]
+
+
+def plan_layout(layout: str, rows: int, blocks: int, offsets: Sequence[int] | None) -> LayoutPlan:
+    """The plan of a [rows, blocks] matrix; the arguments and errors are those of `layout_text`."""
+    rows, blocks = checked_count("rows", rows), checked_count("blocks", blocks)
+    if offsets is None:
+        chosen = layout_named(layout)
+        buffer_rows, starts, bases = chosen.padded_shape(rows, blocks)[0], np.array([0, rows]), np.zeros(1, np.int64)
+    else:
+        chosen = layout_named(layout, GROUPED_LAYOUTS)
+        starts = np.array([checked_count("offsets", offset) for offset in offsets], np.int64)
+        bases = expert_base_rows(starts)
+        if starts[-1] != rows:
+            raise ArgumentError("offsets", f"{starts[-1]} as the last", f"the number of rows, {rows}")
+        buffer_rows = grouped_scale_rows(rows, bases.size)
+    buffer_blocks = chosen.padded_shape(rows, blocks)[1]
+    if not checked_size("rows", chosen, buffer_rows, blocks):
+        buffer_rows = buffer_blocks = 0
+    return LayoutPlan(chosen, rows, blocks, buffer_rows, buffer_blocks, offsets is not None, starts, bases)
+
+
+def layout_summary(plan: LayoutPlan) -> str:
+    """Sizes and the offset formula, in a few lines."""
+    chosen = plan.layout
+    grouped = f", grouped by {counted(plan.bases.size, 'expert')}" if plan.grouped else ""
+    real = plan.rows * plan.blocks
+    zero = plan.rows * (plan.buffer_blocks - plan.blocks) if plan.size else 0
+    pads = f"{zero} bytes in padded columns (0x00), {plan.size - real - zero} in padded rows (not written)"
+    buffer = f"{counted(plan.buffer_rows, 'scale row')} x {counted(plan.buffer_blocks, 'K-block')}"
+    lines = [
+        f"{chosen.name}: scales of {counted(plan.rows, 'row')} x {counted(plan.blocks, 'K-block')}{grouped}",
+        f"buffer  {plan.size} bytes = {buffer}",
+        f"holds   {counted(real, 'scale')}, {pads}",
+    ]
+    if chosen.row_atom > 1:
+        tiles = (plan.buffer_rows // chosen.row_atom, plan.buffer_blocks // chosen.column_atom)
+        lines.append(
+            f"tiles   {tiles[0]} x {tiles[1]} of {chosen.row_atom} rows x {chosen.column_atom} K-blocks, "
+            f"{chosen.atom_bytes} bytes each, K first"
+        )
+    row = "scale row" if plan.grouped else "row"
+    lines.append(f"offset  {_formula(chosen, plan.blocks)}    (m {row}, b K-block)")
+    return "\n".join(lines)
+
+
+def _formula(layout: ScaleLayout, blocks: int) -> str:
+    per_tile_row = layout.offset(layout.row_atom, 0, blocks)
+    if layout.row_atom == 1:
+        return f"m*{per_tile_row} + b"
+    terms = [f"m//{layout.row_atom}*{per_tile_row}", f"b//{layout.column_atom}*{layout.atom_bytes}"]
+    step = 1
+    for radix, stride in zip(layout.row_shape, layout.row_stride, strict=True):
+        terms.append(f"m%{radix}*{stride}" if step == 1 else f"m//{step}%{radix}*{stride}")
+        step *= radix
+    return " + ".join([*terms, f"b%{layout.column_atom}"])
+
+
+def counted(count: int, noun: str) -> str:
+    """The count with its noun in the right number."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def layout_text(layout: str, rows: int, blocks: int, *, offsets: Sequence[int] | None = None) -> str:
     """Describe where the scales of a [rows, blocks] matrix lie: size, formula, and two tables, cut short where long.
 
     Args:
@@ -33,7 +159,7 @@ def render_text(layout: str, rows: int, blocks: int, *, offsets: Sequence[int] |
         ArgumentError: an unknown layout, a negative size, offsets that do not describe `rows` rows, sizes past int32.
     """
     plan = plan_layout(layout, rows, blocks, offsets)
-    parts = [summary(plan)]
+    parts = [layout_summary(plan)]
     if plan.grouped:
         parts.append(_expert_table(plan))
     if plan.size:
@@ -41,39 +167,7 @@ def render_text(layout: str, rows: int, blocks: int, *, offsets: Sequence[int] |
     return "\n\n".join(parts) + "\n"
 
 
-def render_picture(
-    layout: str, rows: int, blocks: int, path: str | os.PathLike[str], *, offsets: Sequence[int] | None = None
-) -> Path:
-    """Draw the matrix and the buffer side by side in the same colours; PNG or SVG by the suffix of `path`.
-
-    Args:
-        layout: "128x4", "8x4" or "linear".
-        rows: rows of the matrix, at least 1.
-        blocks: K-blocks of a row, at least 1.
-        path: the file, replaced atomically.
-        offsets: as for `render_text`.
-
-    Returns:
-        The path written.
-
-    Raises:
-        ArgumentError: as `render_text`, nothing to draw, or another suffix.
-        OSError: the file cannot be written.
-    """
-    plan = plan_layout(layout, rows, blocks, offsets)
-    target = Path(path)
-    if target.suffix.lower() not in PICTURE_FORMATS:
-        raise ArgumentError("path", describe(str(path)), "a name that ends in " + " or ".join(PICTURE_FORMATS))
-    for argument, count in (("rows", plan.rows), ("blocks", plan.blocks)):
-        if not count:
-            raise ArgumentError(argument, "0, an empty picture", "at least 1")
-    # matplotlib takes a second to import: only now.
-    from refmoe.views.layout_picture import draw
-
-    return write_atomic(target, draw(plan, target.suffix.lower()[1:]))
-
-
-def _expert_table(plan: Plan) -> str:
+def _expert_table(plan: LayoutPlan) -> str:
     bases, offsets = plan.bases.tolist(), plan.offsets.tolist()
     ends = [*bases[1:], plan.buffer_rows]
     header = ["expert", "first row", "rows", "base row", "scale rows", "padding up to the next base"]
@@ -84,19 +178,14 @@ def _expert_table(plan: Plan) -> str:
             continue
         count = offsets[e + 1] - offsets[e]
         used, free = bases[e] + count, ends[e]
-        ranges = [
-            f"{start}..{stop - 1}" if start < stop else "none" for start, stop in ((bases[e], used), (used, free))
-        ]
+        regions = ((bases[e], used), (used, free))
+        ranges = [f"{start}..{stop - 1}" if start < stop else "none" for start, stop in regions]
         table.append([str(e), str(offsets[e]), str(count), str(bases[e]), *ranges])
     title = "base row of expert e = align128(first row + 127*e); the buffer ends at align128(rows + 127*experts)"
     return title + "\n" + _table([header, *table])
 
 
-def _range_text(start: int, stop: int) -> str:
-    return f"{start}..{stop - 1}" if start < stop else "none"
-
-
-def _offset_table(plan: Plan) -> str:
+def _offset_table(plan: LayoutPlan) -> str:
     """Byte offset of every (row, K-block), padded columns in parentheses."""
     # Offsets of large buffers are long: fewer columns.
     blocks = _sample(plan.buffer_blocks, min(TEXT_BLOCKS, 100 // (len(str(plan.size)) + 4)), ())
@@ -120,7 +209,7 @@ def _offset_table(plan: Plan) -> str:
     return f"byte offset of the scale of (row, K-block){note}\n" + _table(lines)
 
 
-def _landmarks(plan: Plan) -> list[int]:
+def _landmarks(plan: LayoutPlan) -> list[int]:
     """Rows on both sides of every place where the order of bytes changes its step, and of every expert's start."""
     if plan.grouped:
         edges = plan.offsets[1:-1].tolist()
@@ -132,7 +221,7 @@ def _landmarks(plan: Plan) -> list[int]:
     return [row for edge in edges for row in (edge - 1, edge)]
 
 
-def _byte_table(plan: Plan) -> str:
+def _byte_table(plan: LayoutPlan) -> str:
     """The (row, K-block) that lives in each byte of the first tile, LINE_BYTES a line."""
     size = min(plan.size, max(plan.layout.atom_bytes, 4 * LINE_BYTES))
     owners = plan.owners(0, size)
@@ -147,7 +236,7 @@ def _byte_table(plan: Plan) -> str:
     return f"row.K-block in each byte of {what}; 0 padded column, - padded row\n" + _table(lines)
 
 
-def _owner(plan: Plan, scale_row: int, block: int) -> str | None:
+def _owner(plan: LayoutPlan, scale_row: int, block: int) -> str | None:
     """The label of a byte: row.K-block, 0 for a padded column, None for a padded row."""
     row = plan.row_of(scale_row)
     if row is None:

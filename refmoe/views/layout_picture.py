@@ -1,25 +1,23 @@
-"""A scale layout as a picture: the matrix, and the buffer byte by byte in the same colours. Sizes are inches.
-
-Imported only when a picture is asked for, so that nobody else waits for matplotlib.
-"""
+"""A scale layout as a picture: the matrix, and the buffer byte by byte in the same colours. Sizes are inches."""
 
 from __future__ import annotations
 
-import io
+import os
+from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from refmoe.views.layout_plan import LINE_BYTES, Plan, counted, summary
+from refmoe.errors import ArgumentError
+from refmoe.pictures import picture, picture_path
+from refmoe.views.layout import LINE_BYTES, LayoutPlan, counted, layout_summary, plan_layout
 
-__all__ = ["draw"]
+__all__ = ["draw_layout"]
 
 #: The lines of one panel are a whole 128x4 tile.
 PANEL_LINES = 32
@@ -33,31 +31,43 @@ PADDED_COLUMN, PADDED_ROW, INK, QUIET = "#e9e9e9", "#ffffff", "#222222", "#77777
 COLUMN_HATCH, ROW_HATCH = "....", "////"
 
 
-def draw(plan: Plan, picture_format: str) -> bytes:
-    """The bytes of a "png" or "svg" file that shows `plan`, which has at least one scale."""
-    # The same layout gives the same file: no date in it, no random SVG ids.
-    style: dict[Any, Any] = {
-        "font.family": "DejaVu Sans",
-        "font.size": 8,
-        "hatch.linewidth": 0.4,
-        "svg.hashsalt": "refmoe",
-    }
-    with matplotlib.rc_context(style):
-        panels = _chosen_panels(plan)
-        across = min(2, len(panels))
-        down = -(-len(panels) // across)
-        lines = summary(plan).split("\n")
-        left, gap, head, foot = 0.75, 0.75, 0.75 + 0.16 * len(lines), 1.05
-        strip = 1.0 if plan.grouped else 0.0
-        shown_blocks = min(plan.buffer_blocks, MATRIX_BLOCKS)
-        matrix_width = max(1.5, 0.26 * shown_blocks)
-        panel_height = CELL_HEIGHT * min(PANEL_LINES, max(-(-plan.size // LINE_BYTES), 8))
-        body = down * panel_height + (down - 1) * gap
-        width = max(left + matrix_width + across * (gap + PANEL_WIDTH) + 0.3, 9.0)
-        height = head + body + foot + strip
+def draw_layout(
+    layout: str, rows: int, blocks: int, path: str | os.PathLike[str], *, offsets: Sequence[int] | None = None
+) -> Path:
+    """Draw the matrix and the buffer side by side in the same colours; PNG or SVG by the suffix of `path`.
 
-        figure = Figure(figsize=(width, height), facecolor="white")
-        FigureCanvasAgg(figure)
+    Args:
+        layout: "128x4", "8x4" or "linear".
+        rows: rows of the matrix, at least 1.
+        blocks: K-blocks of a row, at least 1.
+        path: the file, replaced atomically.
+        offsets: as for `layout_text`.
+
+    Returns:
+        The path written.
+
+    Raises:
+        ArgumentError: as `layout_text`, nothing to draw, or another suffix.
+        OSError: the file cannot be written.
+    """
+    plan = plan_layout(layout, rows, blocks, offsets)
+    target = picture_path(path)
+    for argument, count in (("rows", plan.rows), ("blocks", plan.blocks)):
+        if not count:
+            raise ArgumentError(argument, "0, an empty picture", "at least 1")
+    panels = _chosen_panels(plan)
+    across = min(2, len(panels))
+    down = -(-len(panels) // across)
+    lines = layout_summary(plan).split("\n")
+    left, gap, head, foot = 0.75, 0.75, 0.75 + 0.16 * len(lines), 1.05
+    strip = 1.0 if plan.grouped else 0.0
+    matrix_width = max(1.5, 0.26 * min(plan.buffer_blocks, MATRIX_BLOCKS))
+    panel_height = CELL_HEIGHT * _panel_lines(plan)
+    body = down * panel_height + (down - 1) * gap
+    width = max(left + matrix_width + across * (gap + PANEL_WIDTH) + 0.3, 9.0)
+    height = head + body + foot + strip
+    style = {"font.size": 8, "hatch.linewidth": 0.4}
+    with picture(target, width, height, dpi=150, style=style) as figure:
 
         def axes(x: float, y: float, w: float, h: float) -> Axes:
             return figure.add_axes((x / width, 1 - (y + h) / height, w / width, h / height))
@@ -73,14 +83,15 @@ def draw(plan: Plan, picture_format: str) -> bytes:
         if plan.grouped:
             _draw_strip(plan, axes(left, head + body + 0.6, width - left - 0.3, 0.3))
         _draw_legend(plan, axes(left, height - 0.72, width - left - 0.3, 0.62))
-
-        stream = io.BytesIO()
-        metadata = {"Date": None} if picture_format == "svg" else {"Software": None}
-        figure.savefig(stream, format=picture_format, dpi=150, metadata=metadata)
-        return stream.getvalue()
+    return target
 
 
-def _chosen_panels(plan: Plan) -> list[int]:
+def _panel_lines(plan: LayoutPlan) -> int:
+    """Lines that a panel has room for."""
+    return min(PANEL_LINES, max(-(-plan.size // LINE_BYTES), 8))
+
+
+def _chosen_panels(plan: LayoutPlan) -> list[int]:
     """The panels that show most: the first tile and its neighbours of the matrix, or of each expert in use."""
     tile = plan.layout
     rows = np.diff(plan.offsets)
@@ -93,7 +104,7 @@ def _chosen_panels(plan: Plan) -> list[int]:
     return sorted(list(dict.fromkeys([*wanted, *following[:PANELS]]))[:PANELS])
 
 
-def _colour(plan: Plan, scale_row: int, block: int) -> tuple[float, float, float]:
+def _colour(plan: LayoutPlan, scale_row: int, block: int) -> tuple[float, float, float]:
     """Hue by the part of the tile that the row is in, lighter with each K-block of the tile."""
     row_shape = plan.layout.row_shape
     band = scale_row % plan.layout.row_atom // (plan.layout.row_atom // row_shape[-1])
@@ -104,9 +115,8 @@ def _colour(plan: Plan, scale_row: int, block: int) -> tuple[float, float, float
     return red, green, blue
 
 
-def _draw_matrix(plan: Plan, ax: Axes) -> None:
+def _draw_matrix(plan: LayoutPlan, ax: Axes) -> None:
     """The logical matrix, one pixel a scale."""
-
     rows = min(plan.buffer_rows, GROUPED_MATRIX_ROWS if plan.grouped else MATRIX_ROWS)
     blocks = min(plan.buffer_blocks, MATRIX_BLOCKS)
     real = np.array([plan.row_of(row) is not None for row in range(rows)])
@@ -152,12 +162,11 @@ def _draw_matrix(plan: Plan, ax: Axes) -> None:
     _plain(ax)
 
 
-def _draw_panel(plan: Plan, panel: int, ax: Axes) -> None:
+def _draw_panel(plan: LayoutPlan, panel: int, ax: Axes) -> None:
     """A stretch of the buffer, one labelled cell a byte."""
-
     first = panel * PANEL_BYTES
     last = min(plan.size, first + PANEL_BYTES)
-    room = min(PANEL_LINES, max(-(-plan.size // LINE_BYTES), 8))
+    room = _panel_lines(plan)
     image = np.ones((room, LINE_BYTES, 3))
     size: dict[str, Any] = {"fontsize": 5.2, "ha": "center", "va": "center"}
     for index, (scale_row, block) in enumerate(plan.owners(first, last)):
@@ -193,7 +202,7 @@ def _draw_panel(plan: Plan, panel: int, ax: Axes) -> None:
     _plain(ax)
 
 
-def _panel_owner(plan: Plan, first: int) -> str:
+def _panel_owner(plan: LayoutPlan, first: int) -> str:
     """The expert to whom the byte belongs, for the title of a panel."""
     if not plan.grouped:
         return ""
@@ -201,9 +210,8 @@ def _panel_owner(plan: Plan, first: int) -> str:
     return f"  expert {expert}, base row {plan.bases[expert]}"
 
 
-def _draw_strip(plan: Plan, ax: Axes) -> None:
+def _draw_strip(plan: LayoutPlan, ax: Axes) -> None:
     """All scale rows in one line: where each expert starts, what it uses, what is padding."""
-
     bases, offsets = plan.bases.tolist(), plan.offsets.tolist()
     shown = min(len(bases), STRIP_EXPERTS)
     end = plan.buffer_rows if shown == len(bases) else bases[shown]
@@ -225,8 +233,7 @@ def _draw_strip(plan: Plan, ax: Axes) -> None:
     _plain(ax)
 
 
-def _draw_legend(plan: Plan, ax: Axes) -> None:
-
+def _draw_legend(plan: LayoutPlan, ax: Axes) -> None:
     tile = plan.layout
     if tile.row_atom == 1:
         names = [f"m%4 = {band}" for band in range(4)]

@@ -1,4 +1,4 @@
-"""What ptxas made of a kernel: tensor-core instructions, registers, spills, stages and shared memory.
+"""What ptxas made of kernels, side by side: tensor-core instructions, registers, spills, stages and shared memory.
 
 Registers, spills and the stack are in ptxas's own report; instructions are read from the disassembly of the cubin.
 """
@@ -10,29 +10,54 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from refmoe.cuda.gemm.kernel import grouped_gemm_kernel, grouped_gemm_plan
-from refmoe.cuda.gemm.tile import Tile, check_tile
+from rich.table import Table
+
+from refmoe.chips import CHIPS
+from refmoe.cuda.gemm.kernel import GemmShape, grouped_gemm_kernel, grouped_gemm_plan
+from refmoe.cuda.gemm.tile import Tile, check_tile, parse_tile
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build
+from refmoe.museum import cutlass
+from refmoe.museum.cutlass.builds import CUTLASS_ARCHITECTURES, SCHEDULES
+from refmoe.tables import plain_table
 
-if TYPE_CHECKING:
-    from refmoe.museum.cutlass import Build
-
-__all__ = ["Sass", "Usage", "cutlass_sass", "disassemble", "find_nvdisasm", "gemm_sass", "ptxas_usage", "read_sass"]
+__all__ = [
+    "NotBuilt",
+    "PtxasReport",
+    "Sass",
+    "compare_sass",
+    "disassemble",
+    "find_nvdisasm",
+    "gemm_sass",
+    "ptxas_reports",
+    "sass_document",
+    "sass_table",
+]
 
 NVDISASM_PACKAGE = "nvidia-cuda-nvdisasm"
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.(\w+),.*$", re.MULTILINE)
 # Without a predicate: /*0040*/ @P0 LDC R1, c[0x0][0x37c] ;
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:\{\s*)?(?:@!?\w+\s+)?(.+?)\s*[;}]", re.MULTILINE)
 _LOCAL = ("LDL", "STL")
+#: Figures of a kernel, in the words of the table.
+_ROWS: Mapping[str, str] = {
+    "instructions": "instructions",
+    "registers": "registers a thread",
+    "stack_bytes": "stack, bytes a thread",
+    "spill_store_bytes": "spill stores, bytes",
+    "spill_load_bytes": "spill loads, bytes",
+    "local_instructions": "local-memory instructions",
+    "stages": "stages",
+    "shared_bytes": "shared memory a block, bytes",
+}
 
 
 @dataclass(frozen=True)
-class Usage:
+class PtxasReport:
     """What ptxas reports of an entry: registers of a thread; bytes of stack, spill stores and spill loads."""
 
     registers: int
@@ -63,9 +88,18 @@ class Sass:
     products: Mapping[str, int]
     instructions: int
     local_instructions: int
-    usage: Usage
+    usage: PtxasReport
     stages: int
     shared_bytes: int
+
+
+@dataclass(frozen=True)
+class NotBuilt:
+    """A kernel that is not there to be read: its name, why, and the command that makes it, or None if none does."""
+
+    name: str
+    reason: str
+    command: str | None
 
 
 def find_nvdisasm() -> Path:
@@ -99,7 +133,7 @@ def disassemble(cubin: Path) -> dict[str, tuple[str, ...]]:
     return {name: tuple(_INSTRUCTION.findall(body)) for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
-def ptxas_usage(log: str) -> dict[str, Usage]:
+def ptxas_reports(log: str) -> dict[str, PtxasReport]:
     """What `ptxas -v` said of each entry.
 
     Raises:
@@ -109,21 +143,25 @@ def ptxas_usage(log: str) -> dict[str, Usage]:
     return {name: _usage(name, text) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
-def _usage(entry: str, text: str) -> Usage:
+def _usage(entry: str, text: str) -> PtxasReport:
     registers = re.search(r"Used (\d+) registers", text)
     spills = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", text)
     if registers is None or spills is None:
         raise ToolchainError(f"ptxas reports neither registers nor spills of {entry}: {text.strip()[:200]!r}")
-    return Usage(int(registers[1]), *(int(number) for number in spills.groups()))
+    return PtxasReport(int(registers[1]), *(int(number) for number in spills.groups()))
 
 
-def read_sass(cubin: Path, log: str, entry: str, *, name: str, arch: str, stages: int, shared_bytes: int) -> Sass:
-    """What the cubin and the report of its compilation say of an entry.
+def read_sass(
+    cubin: Path, log: Path, entry: str | None, *, name: str, arch: str, stages: int, shared_bytes: int
+) -> Sass:
+    """What the cubin and the report of its compilation say of an entry; None for the only one.
 
     Raises:
         ToolchainError: no nvdisasm, or the entry is in neither.
     """
-    texts, usages = disassemble(cubin), ptxas_usage(log)
+    texts, usages = disassemble(cubin), ptxas_reports(log.read_text())
+    if entry is None:
+        (entry,) = usages
     if entry not in texts or entry not in usages:
         raise ToolchainError(f"{cubin} or its report has no entry {entry}")
     opcodes = [text.split()[0] for text in texts[entry]]
@@ -143,41 +181,82 @@ def gemm_sass(tile: Tile, arch: str, *, out_dtype: str = "bf16", stages: int | N
     depth = check_tile(tile, arch=arch, stages=stages)
     find_nvdisasm()  # before the compiler runs
     kernel = grouped_gemm_kernel(tile, out_dtype)
-    target = Target(kernel.source(CSRC), arch, "cubin")
+    target = Target(kernel.path(CSRC), arch, "cubin")
     cubin = build([target])[target]
-    plan = grouped_gemm_plan(
-        kernel, tile, depth, (), None, rows=1, experts=1, n=tile.m, k=tile.k, multiprocessors=1
-    )  # fmt: skip
-    log = Path(f"{cubin}.log").read_text()
+    plan = grouped_gemm_plan(tile, out_dtype, depth, (), None, GemmShape(1, 1, tile.m, tile.k), multiprocessors=1)
     name = f"refmoe {tile} {out_dtype}"
     return read_sass(
-        cubin, log, kernel.entry, name=name, arch=arch, stages=depth, shared_bytes=plan.shared_bytes
+        cubin, Path(f"{cubin}.log"), kernel.entry, name=name, arch=arch, stages=depth, shared_bytes=plan.shared_bytes
     )  # fmt: skip
 
 
-def cutlass_sass(build_: Build) -> Sass | None:
+def cutlass_sass(asked: cutlass.Build) -> Sass | None:
     """CUTLASS's grouped GEMM, if it is built; its cubin is made from its PTX then.
 
     Raises:
         CutlassMissing: no headers of CUTLASS, which name the build.
         ToolchainError: no compiler or no disassembler.
     """
-    from refmoe.museum.cutlass import CHIPS, HostLibrary, cubin, find_built
-
-    built = find_built(build_)
+    built = cutlass.find_built(asked)
     if built is None:
         return None
     find_nvdisasm()
-    found = HostLibrary(built.library, CHIPS[build_.arch]).description
-    path = cubin(build_)
-    log = path.with_suffix(".log").read_text()
-    (entry,) = ptxas_usage(log)
+    found = cutlass.HostLibrary(built.library, CHIPS[asked.arch]).description
+    path = cutlass.cubin(asked)
     return read_sass(
-        path,
-        log,
-        entry,
-        name=f"CUTLASS {build_}",
-        arch=build_.arch,
-        stages=found.stages,
+        path, path.with_suffix(".log"), None, name=f"CUTLASS {asked}", arch=asked.arch, stages=found.stages,
         shared_bytes=found.shared_bytes,
-    )
+    )  # fmt: skip
+
+
+def compare_sass(tile: str, arch: str, stages: int | None = None) -> tuple[list[Sass], list[NotBuilt]]:
+    """Our grouped GEMM in a tile, and each build of CUTLASS's in that tile; what is not built is named, not built.
+
+    Raises:
+        TileRefused: our kernel cannot have the tile or the stages.
+        ArgumentError: no such tile.
+        ToolchainError: no compiler or no disassembler.
+    """
+    asked = parse_tile(tile)
+    kernels, absent = [gemm_sass(asked, arch, stages=stages)], []
+    if arch not in CUTLASS_ARCHITECTURES:
+        reason = f"its kernel is for {' and '.join(CUTLASS_ARCHITECTURES)}"
+        return kernels, [NotBuilt(f"CUTLASS {asked} on {arch}", reason, None)]
+    for swapped in (True, False):
+        for schedule in SCHEDULES:
+            build = cutlass.Build(schedule, swapped, arch, asked)  # type: ignore[arg-type]
+            try:
+                found = cutlass_sass(build)
+            except cutlass.CutlassMissing as error:
+                absent.append(NotBuilt(f"CUTLASS {build}", str(error), None))
+                continue
+            if found is None:
+                absent.append(_not_built(build))
+            else:
+                kernels.append(found)
+    return kernels, absent
+
+
+def _not_built(build: cutlass.Build) -> NotBuilt:
+    reason, command = cutlass.refused(build.tile, cutlass.find_headers().release), None
+    if reason is None:
+        command = "make cutlass" if build == cutlass.Build() else "make cutlass CUTLASS_BUILDS=all"
+        reason = f"not built: {command}"
+    return NotBuilt(f"CUTLASS {build}", reason, command)
+
+
+def sass_document(kernels: Sequence[Sass], absent: Sequence[NotBuilt]) -> dict[str, Any]:
+    """JSON-able: `kernels`, each with the fields of `Sass`, ours first, and `not_built` with name, reason, command."""
+    return {"kernels": [asdict(kernel) for kernel in kernels], "not_built": [asdict(entry) for entry in absent]}
+
+
+def sass_table(kernels: Sequence[Sass]) -> Table:
+    """A column for each kernel, ours first."""
+    names = [kernel.name.replace(f"-{kernel.arch}", "").replace("-", " ") for kernel in kernels]
+    table = plain_table(kernels[0].arch, *(f">{name}".replace(" ", "\n") for name in names))
+    for opcode in dict.fromkeys(opcode for kernel in kernels for opcode in kernel.products):
+        table.add_row(opcode, *(f"{kernel.products.get(opcode, 0):,}" for kernel in kernels))
+    figures = [{**vars(kernel), **vars(kernel.usage)} for kernel in kernels]
+    for field, words in _ROWS.items():
+        table.add_row(words, *(f"{figure[field]:,}" for figure in figures))
+    return table

@@ -6,19 +6,12 @@ from typing import Any
 
 from rich.table import Table
 
-from refmoe.cuda.arch import arch_named
-from refmoe.cuda.gemm.choice import (
-    Choice,
-    Tile,
-    Verdict,
-    llama_cpp_warps,
-    max_stages,
-    stage_bytes,
-    tiles_needed,
-    use_percent,
-)
+from refmoe.chips import kernel_chip
+from refmoe.cuda.gemm.choice import Choice, Verdict, llama_cpp_warps, tiles_needed, use_percent
+from refmoe.cuda.gemm.tile import Tile, max_stages, stage_bytes, stage_capacity
 from refmoe.museum.cutlass.tiles import CUTLASS_RELEASES, CUTLASS_TILES, CutlassTile
-from refmoe.views.layout_plan import counted
+from refmoe.tables import plain_table
+from refmoe.views.layout import counted
 
 __all__ = ["choice_document", "choice_summary", "choice_table", "cutlass_table"]
 
@@ -27,14 +20,14 @@ _STYLE = {Verdict.CHOSEN: "bold green", Verdict.SKIPPED: "", Verdict.REFUSED: "r
 
 def choice_document(choice: Choice) -> dict[str, Any]:
     """Everything that the tables show, and the limits behind them, as JSON values."""
-    arch = arch_named(choice.arch)
+    chip = kernel_chip(choice.arch)
     return {
         "m": choice.m,
         "arch": choice.arch,
         "rule": choice.rule.value,
         "min_latency": choice.min_latency,
-        "shared_bytes": arch.shared_bytes,
-        "stage_capacity": arch.stage_capacity,
+        "shared_bytes": chip.shared_bytes,
+        "stage_capacity": stage_capacity(chip),
         "tile": str(choice.tile),
         "stages": choice.stages,
         "reason": choice.reason,
@@ -56,24 +49,20 @@ def choice_document(choice: Choice) -> dict[str, Any]:
 
 def choice_summary(choice: Choice) -> str:
     """The problem and the answer, in two lines."""
-    arch = arch_named(choice.arch)
+    chip = kernel_chip(choice.arch)
     warps = counted(llama_cpp_warps(choice.m), "warp")
     latency = ", min_latency" if choice.min_latency else ""
     return (
         f"M = {choice.m} (the most tokens of any expert), {choice.arch}, {choice.rule.value} rule{latency}: "
         f"{choice.tile}, {choice.stages} stages; {choice.reason}\n"
-        f"A block has {arch.stage_capacity:,} bytes for stages, of {arch.shared_bytes:,}; "
+        f"A block has {stage_capacity(chip):,} bytes for stages, of {chip.shared_bytes:,}; "
         f"llama.cpp would use {warps} a row"
     )
 
 
 def choice_table(choice: Choice) -> Table:
     """What each tile takes and why it was chosen or not."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("tile", "use %", "bytes/stage", "stages", "tiles needed"):
-        table.add_column(name, justify="left" if name == "tile" else "right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("why", overflow="fold")
+    table = plain_table("tile", ">use %", ">bytes/stage", ">stages", ">tiles needed", "verdict", "~why")
     for entry in choice.weighed:
         figures = _figures(entry.tile, choice)
         table.add_row(
@@ -91,10 +80,7 @@ def choice_table(choice: Choice) -> Table:
 
 def cutlass_table(choice: Choice) -> Table:
     """Which releases of CUTLASS open the same tiles, with the stages that they get or why they do not."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("tile", no_wrap=True)
-    for release in CUTLASS_RELEASES:
-        table.add_column(f"CUTLASS {release}", overflow="fold")
+    table = plain_table("tile", *(f"~CUTLASS {release}" for release in CUTLASS_RELEASES))
     for entry in choice.weighed:
         found = CUTLASS_TILES[entry.tile]
         table.add_row(str(entry.tile), *(_cutlass_cell(found[release]) for release in CUTLASS_RELEASES))

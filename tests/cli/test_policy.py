@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from refmoe.cli import app
 from refmoe.policies import compare_policies
-from refmoe.policies.sources import read_source
+from refmoe.policies.inputs import read_input
 from refmoe.reference import quantize, quantize_mxfp8, swizzle_scales
 
 
@@ -72,7 +72,7 @@ def test_a_fill_by_name_is_the_one_that_parity_draws() -> None:
     assert document["input"] == "tiny:fp16:m4k64:seed3"
     assert document["shape"] == [4, 64]
     assert json.loads(refmoe("compare", "specials", "--json").stdout)["input"] == "specials:bf16:m256k2880:seed7"
-    assert read_source("exhaustive-max").x.size // 32 >= 65536
+    assert read_input("exhaustive-max").x.size // 32 >= 65536
 
 
 def test_zeros_give_valid_json() -> None:

@@ -6,7 +6,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from refmoe.cli import app
-from refmoe.cuda.gemm.choice import TILES, choose_tile
+from refmoe.cuda.gemm.choice import choose_tile
+from refmoe.cuda.gemm.tile import TILES
 from refmoe.museum.cutlass.tiles import CUTLASS_RELEASES
 
 

@@ -97,7 +97,7 @@ def test_codes_are_those_of_the_references_and_rows_are_alone(variant: str) -> N
 def test_rows_of_no_expert_are_not_even_read() -> None:
     """On a device their memory may never have been written."""
     from refmoe.cuda.activation import swiglu_kernel, swiglu_quantize_plan
-    from refmoe.cuda.kernels import row_threads
+    from refmoe.cuda.launch import row_threads
 
     device, values = open_device("ptx"), gate_up(2)
     source = device.output("gate_up", (2, 256), 0)  # counts as unwritten

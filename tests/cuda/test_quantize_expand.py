@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from refmoe.cuda import kernels
+from refmoe.cuda import expand, mxfp8_quantize
 from refmoe.cuda.device import CudaDevice, DeviceUnavailable, PtxDevice, open_device
 from refmoe.errors import ArgumentError
 from refmoe.reference import build_permutation
@@ -66,7 +66,7 @@ def _row(k: int = 64, rows: int = 2) -> Any:
 )
 def test_quantize_refuses(device: Recorder, x: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        kernels.mxfp8_quantize(x, device=device, **options)
+        mxfp8_quantize(x, device=device, **options)
     assert device.launches == []
 
 
@@ -111,7 +111,7 @@ def _edited(name: str, index: int, value: int) -> dict[str, Any]:
 def test_expand_refuses(device: Recorder, changes: dict[str, Any], message: str) -> None:
     arguments = {"x": _row(), **_maps([[0, 1], [2, 1]]), **changes}
     with pytest.raises(ArgumentError, match=message):
-        kernels.expand(device=device, **arguments)
+        expand(device=device, **arguments)
     assert device.launches == []
 
 
@@ -122,24 +122,22 @@ def test_expand_refuses_more_ids_than_experts(device: Recorder) -> None:
     with pytest.raises(
         ArgumentError, match="topk_ids: found a token with 3 of this rank's experts; needed at most E = 2"
     ):
-        kernels.expand(_row(rows=1), device=device, **maps)
+        expand(_row(rows=1), device=device, **maps)
 
 
 def test_expand_refuses_scales_of_the_wrong_size(device: Recorder) -> None:
     ready = np.zeros((2, 64), np.uint8)
     with pytest.raises(ArgumentError, match=r"input_sf: found uint8 \[2, 3\]; needed uint8 \[2, 2\]"):
-        kernels.expand(ready, device=device, **_maps([[0], [1]]), input_sf=np.zeros((2, 3), np.uint8))
+        expand(ready, device=device, **_maps([[0], [1]]), input_sf=np.zeros((2, 3), np.uint8))
     with pytest.raises(ArgumentError, match=r"input_sf: .* needed uint8 \[512\]"):  # one 128x4 atom
-        kernels.expand(
-            ready, device=device, **_maps([[0], [1]]), input_sf=np.zeros(4, np.uint8), input_sf_layout="128x4"
-        )
+        expand(ready, device=device, **_maps([[0], [1]]), input_sf=np.zeros(4, np.uint8), input_sf_layout="128x4")
 
 
 def test_empty_input_launches_nothing_and_returns_filled_buffers(device: Recorder) -> None:
-    quantized = kernels.mxfp8_quantize(_row(rows=0), device=device, layout="128x4")
+    quantized = mxfp8_quantize(_row(rows=0), device=device, layout="128x4")
     assert quantized.codes.shape == (0, 64)
     assert quantized.scales.shape == (0,)
-    expanded = kernels.expand(
+    expanded = expand(
         _row(rows=0),
         np.zeros((0, 2), np.int32),
         np.zeros(0, np.int32),
@@ -153,14 +151,14 @@ def test_empty_input_launches_nothing_and_returns_filled_buffers(device: Recorde
 
 
 def test_rows_past_the_grid_are_taken_by_a_loop(device: Recorder) -> None:
-    kernels.mxfp8_quantize(_row(rows=200), device=device)
+    mxfp8_quantize(_row(rows=200), device=device)
     (plan,) = device.launches
     assert plan.grid == 64 * device.multiprocessors
     assert plan.block == 32  # K = 64 is four threads' work; a warp is the least
 
 
 def test_a_wide_row_takes_several_rounds(device: Recorder) -> None:
-    kernels.mxfp8_quantize(np.zeros((1, 16384), BF16), device=device)
+    mxfp8_quantize(np.zeros((1, 16384), BF16), device=device)
     assert device.launches[0].block == 512
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from refmoe.chips import KERNEL_ARCHS
 from refmoe.cuda import toolchain
 from refmoe.cuda.activation import ACTIVATION_KERNELS
 from refmoe.cuda.finalize import FINALIZE_KERNELS
 from refmoe.cuda.launch import Kernel
 from refmoe.cuda.routing import ROUTING_KERNELS
-from refmoe.cuda.toolchain import ARCHITECTURES, CSRC, Target, build
+from refmoe.cuda.toolchain import CSRC, Target, build
 
 pytestmark = pytest.mark.skipif(
     all(candidate.problem for candidate in toolchain.candidates()), reason="no usable nvcc on this machine"
@@ -27,7 +28,7 @@ KERNELS: dict[str, tuple[Kernel, ...]] = {
     "activation": ACTIVATION_KERNELS,
     "finalize": FINALIZE_KERNELS,
 }
-BUILDS = [(family, arch) for family in KERNELS for arch in ARCHITECTURES]
+BUILDS = [(family, arch) for family in KERNELS for arch in KERNEL_ARCHS]
 
 
 def _nvdisasm() -> str | None:
@@ -73,7 +74,7 @@ def test_nothing_lives_in_local_memory(family: str, arch: str) -> None:
 
 
 @needs_nvdisasm
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", KERNEL_ARCHS)
 def test_the_weighted_sum_is_never_contracted(arch: str) -> None:
     """Finalize has no FMA in its source, so none may be in what came of it."""
     for entry, found in opcodes("finalize", arch).items():

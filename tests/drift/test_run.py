@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.checkpoints import TINY_DEEPSEEK
 
-from refmoe.drift import Comparison, DriftPath, DriftPathError, DriftRun, drift_path, run_drift
+from refmoe.drift import DriftPath, DriftPathError, DriftRun, PathComparison, drift_path, run_drift
 from refmoe.drift.document import dependent_sequences
 from refmoe.drift.inputs import draw_prompts, open_or_write, parse_prompts, parse_sweeps, sweep_points
 from refmoe.drift.paths import DEFAULT_PATHS, named_paths
@@ -49,7 +49,7 @@ def four(small: GptOssCheckpoint) -> DriftRun:
     return run_drift(small, named_paths(None, None, None)[0], draw_prompts(64, 2, 3, 1), steps=10)
 
 
-def comparison(run: DriftRun, path: str, mode: str = TEACHER) -> Comparison:
+def comparison(run: DriftRun, path: str, mode: str = TEACHER) -> PathComparison:
     return next(one for one in run.comparisons if (one.path, one.mode) == (path, mode))
 
 
@@ -61,7 +61,7 @@ def test_fused_is_separate_at_every_step(four: DriftRun, mode: str) -> None:
     assert one.bytes_differing == 0
     assert one.bytes_compared > 100_000
     assert one.first is None
-    assert one.diverged == (None, None)
+    assert one.diverged == [None, None]
     assert one.growth.sentence == "does not grow: exactly zero at 10 steps"
     assert four.bits["cutlass:fused", mode] == four.bits["cutlass:separate", TEACHER]
     for place in ("moe", "hidden"):
@@ -98,7 +98,7 @@ def test_where_bits_and_formats_part(four: DriftRun) -> None:
 def test_free_running_is_teacher_forced_until_a_token_differs(four: DriftRun) -> None:
     for path in ("marlin", "cutlass:separate:floor"):
         forced, free = (comparison(four, path, mode) for mode in (TEACHER, FREE))
-        assert forced.diverged == (None, None)
+        assert forced.diverged == [None, None]
         for sequence, step in enumerate(free.diverged):
             end = 11 if step is None else step
             for name, values in forced.logits.items():

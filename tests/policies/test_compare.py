@@ -16,8 +16,8 @@ from support.policy_data import ELEMENT, adversarial, gaussian, real, slow
 from refmoe.errors import ArgumentError
 from refmoe.formats import BF16, E8M0
 from refmoe.policies import compare_policies
-from refmoe.policies.sources import read_source
-from refmoe.policies.view import same_bytes
+from refmoe.policies.compare import same_bytes
+from refmoe.policies.inputs import read_input
 from refmoe.reference.scalar import decode
 from refmoe.reference.scalar.numbers import Kind
 
@@ -118,11 +118,11 @@ def test_the_published_figures_of_floor_and_rceil(seed: int) -> None:
 
 
 def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    from refmoe.policies import compare
+    from refmoe.policies import blocks
 
-    x = read_source("specials:m64k416").x
+    x = read_input("specials:m64k416").x
     whole = compare_policies(x)
-    monkeypatch.setattr(compare, "BLOCKS_A_CHUNK", 97)
+    monkeypatch.setattr(blocks, "BLOCKS_A_CHUNK", 97)
     parts = compare_policies(x)
     assert parts.kinds == whole.kinds
     assert parts.pairs == whole.pairs
@@ -135,7 +135,7 @@ def test_chunks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_scale_decision_turns_at_the_boundary_of_each_mode() -> None:
     """In bins of 1/128: RCEIL above 1.75, EVEN from 1.9375, ROUND_LOG2 from sqrt(2), CEIL above 1."""
-    x = read_source("boundary-mantissas:m256k2880").x
+    x = read_input("boundary-mantissas:m256k2880").x
     comparison = compare_policies(x, policies=["rceil", "floor", "ceil", "even", "round_log2", "floor_ratio"])
     turns = {}
     for figures in comparison.figures:
@@ -199,7 +199,7 @@ def test_what_cannot_be_is_refused(change: dict, message: str) -> None:
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_the_picture_is_the_same_each_time(tmp_path: Path, suffix: str) -> None:
-    from refmoe.policies.picture import draw_comparison
+    from refmoe.policies.compare_picture import draw_comparison
 
     comparison = compare_policies(gaussian(), "mxfp4")
     first = draw_comparison(comparison, "gaussian", tmp_path / f"a.{suffix}").read_bytes()
@@ -211,7 +211,7 @@ def test_the_picture_is_the_same_each_time(tmp_path: Path, suffix: str) -> None:
 
 def test_sources_are_memory_mapped_and_bf16_is_read_from_raw_elements(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", gaussian())
-    read = read_source(str(tmp_path / "x.npy")).x
+    read = read_input(str(tmp_path / "x.npy")).x
     assert isinstance(read, np.memmap)
     assert read.dtype == np.dtype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(read.view(np.uint16), gaussian().view(np.uint16))

@@ -10,8 +10,8 @@ from support.policy_data import FILLS, adversarial, gaussian, real, slow, stored
 
 from refmoe.errors import ArgumentError
 from refmoe.policies import detect_policy, rule_named, rules, split_gguf_blocks
-from refmoe.policies.blocks import BLOCKS_A_CHUNK, KINDS, Blocks
-from refmoe.policies.sources import read_source
+from refmoe.policies.blocks import BLOCKS_A_CHUNK, KINDS, InputBlocks
+from refmoe.policies.inputs import read_input
 from refmoe.policies.witness import find_witness
 from refmoe.reference import quantize, quantize_mxfp4, quantize_mxfp8, swizzle_scales
 
@@ -41,8 +41,8 @@ def test_bytes_of_the_specification_name_its_policy_and_those_that_agree(format:
 @pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize(("format", "name"), EVERY)
 def test_every_policy_is_named_on_every_fill(format: str, name: str, fill: str) -> None:
-    x = read_source(f"{fill}:m16k416").x.reshape(-1, 32)
-    made = rule_named(name, format).run(Blocks(x, format))
+    x = read_input(f"{fill}:m16k416").x.reshape(-1, 32)
+    made = rule_named(name, format).run(InputBlocks(x, format))
     x = np.ascontiguousarray(x[made.defined])
     assert len(x), "a fill of which the policy defines no block tests nothing"
     found = detect_policy(x, stored(made.codes[made.defined], format), made.scales[made.defined], format)
@@ -53,7 +53,7 @@ def test_every_policy_is_named_on_every_fill(format: str, name: str, fill: str) 
 @pytest.mark.parametrize(("format", "name"), EVERY)
 def test_every_policy_is_named_on_real_activations(format: str, name: str) -> None:
     """Whose blocks are all ordinary: the mode is told, the edges cannot be, and gguf is alone."""
-    made = rule_named(name, format).run(Blocks(real().reshape(-1, 32), format))
+    made = rule_named(name, format).run(InputBlocks(real().reshape(-1, 32), format))
     found = detect_policy(real(), stored(made.codes, format), made.scales)
     assert found.kinds["ordinary"] == 3072
     mode = name.split("/")[0]
@@ -67,8 +67,8 @@ def test_every_policy_is_named_on_real_activations(format: str, name: str) -> No
 def test_edges_agree_on_ordinary_blocks_and_only_deepgemm_parts_on_small_ones(format: str, dtype: str) -> None:
     sources = [adversarial(dtype)]
     if dtype != "fp32":
-        sources += [read_source(f"{fill}:{dtype}:m32k416").x.reshape(-1, 32) for fill in (*FILLS, "scale-bytes")]
-    blocks = Blocks(np.concatenate(sources), format)
+        sources += [read_input(f"{fill}:{dtype}:m32k416").x.reshape(-1, 32) for fill in (*FILLS, "scale-bytes")]
+    blocks = InputBlocks(np.concatenate(sources), format)
     by_mode: dict[str, list] = {}
     for rule in rules(format):
         if rule.name != "gguf":
@@ -87,7 +87,7 @@ def test_edges_agree_on_ordinary_blocks_and_only_deepgemm_parts_on_small_ones(fo
         assert not same_scales(blocks, "rceil/deepgemm", "rceil/exact")[small].all()
 
 
-def same_scales(blocks: Blocks, first: str, second: str) -> np.ndarray:
+def same_scales(blocks: InputBlocks, first: str, second: str) -> np.ndarray:
     one, other = (rule_named(name, blocks.format).run(blocks) for name in (first, second))
     return one.scales == other.scales
 
@@ -95,7 +95,7 @@ def same_scales(blocks: Blocks, first: str, second: str) -> np.ndarray:
 @pytest.mark.parametrize(("format", "name"), EVERY)
 @pytest.mark.parametrize("dtype", list(INPUTS))
 def test_a_block_is_undefined_where_the_quantizer_refuses_it(format: str, name: str, dtype: str) -> None:
-    blocks = Blocks(adversarial(dtype), format)
+    blocks = InputBlocks(adversarial(dtype), format)
     quantizer = quantize_mxfp8 if format == "mxfp8" else quantize_mxfp4
     refused = []
     for row in blocks.x:
@@ -129,7 +129,7 @@ def test_some_block_tells_any_two_policies_apart(format: str) -> None:
                 assert witness is not None, (first, second)
                 assert witness.first != witness.second
                 x = np.array([witness.values], np.float32)
-                one, other = (rule.run(Blocks(x, format)) for rule in (first, second))
+                one, other = (rule.run(InputBlocks(x, format)) for rule in (first, second))
                 assert one.defined.all()
                 assert other.defined.all()
                 assert (one.codes != other.codes).any() or (one.scales != other.scales).any()
@@ -141,7 +141,7 @@ def test_undefined_blocks_are_counted_and_leave_a_match() -> None:
     x[3, 40] = np.inf
     x[5, 0] = np.nan
     rule = rule_named("llama_cpp_cuda", "mxfp4")
-    made = rule.run(Blocks(x.reshape(-1, 32), "mxfp4"))
+    made = rule.run(InputBlocks(x.reshape(-1, 32), "mxfp4"))
     found = detect_policy(x, stored(made.codes, "mxfp4"), made.scales)
     assert found.verdict == "exact where defined"
     assert found.names == ("round_log2/llama_cpp_cuda", "llama_cpp_cuda")
@@ -170,9 +170,9 @@ def test_the_first_difference_has_block_coordinates_beyond_the_first_chunk() -> 
 
 
 def test_differences_on_edge_blocks_alone_leave_the_mode_named() -> None:
-    x = read_source("specials:m16k416").x
+    x = read_input("specials:m16k416").x
     made = quantize_mxfp8(x, mode="ceil", edge="exact")
-    kind = Blocks(x.reshape(-1, 32), "mxfp8").kind
+    kind = InputBlocks(x.reshape(-1, 32), "mxfp8").kind
     codes = made.codes.reshape(-1, 32).copy()
     codes[kind == KINDS.index("nan")] ^= 0x55
     found = detect_policy(x, codes, made.scales)

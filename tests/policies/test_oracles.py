@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 from support.policy_data import FILLS, adversarial, gaussian, real
 
-from refmoe.families.real_data import SHIPPED
+from refmoe.families.real_data import FFN
 from refmoe.policies import detect_policy, split_gguf_blocks
-from refmoe.policies.sources import read_source
+from refmoe.policies.inputs import read_input
 
 MODES = ("floor", "ceil", "even", "rceil")
 
 
 def inputs() -> dict[str, np.ndarray]:
-    made = {f"fill {fill}": read_source(f"{fill}:m16k416").x.reshape(-1, 32) for fill in FILLS}
+    made = {f"fill {fill}": read_input(f"{fill}:m16k416").x.reshape(-1, 32) for fill in FILLS}
     made |= {f"adversarial {dtype}": adversarial(dtype) for dtype in ("bf16", "fp32")}
-    file = SHIPPED.with_name("minilm_layer2_ffn.safetensors")
+    file = FFN
     for tensor in ("ffn_mid", "ffn_up.weight", "ffn_down.weight"):
-        made[tensor] = read_source(f"{file}:layer2.{tensor}").x.reshape(-1, 32)
+        made[tensor] = read_input(f"{file}:layer2.{tensor}").x.reshape(-1, 32)
     return {**made, "real": real().reshape(-1, 32), "gaussian fp32": gaussian(dtype=np.float32).reshape(-1, 32)}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from support.mx_blocks import INPUTS, adversarial_blocks, specified
 
 from refmoe.formats import E2M1, E4M3
-from refmoe.policies.sources import read_source
+from refmoe.policies.inputs import read_input
 from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reference.layout import pack_fp4
 from refmoe.reference.scalar import decode
@@ -22,7 +22,7 @@ FILLS = ("gaussian", "wide-range", "rne-ties", "boundary-mantissas", "specials",
 @cache
 def real() -> np.ndarray:
     """The shipped activations, BF16 [256, 384]."""
-    return read_source("real").x
+    return read_input("real").x
 
 
 @cache

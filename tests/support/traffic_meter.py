@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from refmoe import ptx
-from refmoe.cuda.device import MULTIPROCESSORS, PtxDevice
+from refmoe.chips import CHIPS
+from refmoe.cuda.device import PtxDevice
 from refmoe.ptx import launcher
 from refmoe.ptx.races import RaceShadow
 
@@ -66,6 +67,6 @@ class _CountingShadow(RaceShadow):
 def meter(monkeypatch: pytest.MonkeyPatch) -> Meter:
     """A meter for sm_120a."""
     monkeypatch.setattr(launcher, "RaceShadow", _CountingShadow)
-    device = Meter("sm_120a", MULTIPROCESSORS["sm_120a"])
+    device = Meter("sm_120a", CHIPS["sm_120a"].multiprocessors)
     device.touched = []
     return device

@@ -5,11 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from refmoe.families.quantize_expand import RUNS
 
 from refmoe.families.case import Case, parse_case
 from refmoe.families.family import Expectation
-from refmoe.families.quantize_expand import RUNS
-from refmoe.verify.compare import Comparison, compare, e4m3_text, e8m0_text
+from refmoe.families.stages import e4m3_text
+from refmoe.numbers_as_text import e8m0_text
+from refmoe.verify.compare import Comparison, compare
 
 EXPAND = "expand:bf16:m4k2880e8t2:fingerprint:seed7@ptx"
 QUANTIZE = "mxfp8_quantize:bf16:m5k416:fingerprint:layout=128x4:seed7@ptx"

@@ -98,7 +98,7 @@ def test_files_outside_the_folder_are_refused(tmp_path: Path, name: str) -> None
     assert (tmp_path / "a.cuh").read_text() == BEFORE
 
 
-@pytest.mark.parametrize("path", sorted(MUTANTS.glob("*.patch")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(MUTANTS.glob("*/*.patch")), ids=lambda path: path.stem)
 def test_every_mutant_fits_the_kernels_and_changes_them(tmp_path: Path, path: Path) -> None:
     sources = [file for file in CSRC.iterdir() if file.is_file()]
     for file in sources:

@@ -30,7 +30,7 @@ def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mutate, "list_cases", lambda level, arch: [CASE, QUANTIZE])
 
 
-def patch(folder: Path, name: str, old: str, new: str, file: str = "mxfp8_quantize.cu") -> None:
+def patch(folder: Path, name: str, old: str, new: str, file: str = "quantize.cu") -> None:
     """A mutant that changes the one line of `file` that holds `old`."""
     (line,) = [line for line in (CSRC / file).read_text().splitlines() if old in line]
     head = f"Fault: {name}.\nClass: test\n\n--- a/{file}\n+++ b/{file}\n"
@@ -94,7 +94,7 @@ def test_a_patch_that_no_longer_fits_says_which(tmp_path: Path) -> None:
     patch(tmp_path, "old", "const bool inside = lane < lanes;", "const bool inside = true;")
     path = tmp_path / "old.patch"
     path.write_text(path.read_text().replace("-            const bool", "-            static const bool"))
-    with pytest.raises(PatchError, match=r"mutant old: mxfp8_quantize.cu: the hunk of line 1 fits nowhere"):
+    with pytest.raises(PatchError, match=r"mutant old: quantize.cu: the hunk of line 1 fits nowhere"):
         hunted(tmp_path)
 
 

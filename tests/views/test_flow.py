@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from refmoe.cli import app
 from refmoe.errors import ArgumentError
 from refmoe.reference.moe.pipeline import path_steps
-from refmoe.views.flow import CHIPS, flow, fusing
-from refmoe.views.flow_view import claims
+from refmoe.views.flow import flow
+from refmoe.views.fusing import LAUNCH_COSTS, claims, fusing
 
 GPU_REPORT = Path(__file__).resolve().parent.parent.parent / "reports" / "bench" / "gpu.json"
 
@@ -67,7 +67,7 @@ def test_fusing_saves_one_launch_and_one_round_trip_of_codes_and_scales() -> Non
 def test_a_share_is_what_its_parts_are() -> None:
     separate, fused, savings = fusing("gpt-oss-120b", 1)
     for saving in savings:
-        moved = [(flow.read + flow.written) / (saving.chip.bandwidth * 1e9) * 1e6 for flow in (separate, fused)]
+        moved = [(flow.read + flow.written) / (saving.cost.product.bandwidth * 1e9) * 1e6 for flow in (separate, fused)]
         assert saving.layer == pytest.approx(moved[0] + 7 * saving.launch)
         assert saving.saved == pytest.approx(moved[0] - moved[1] + saving.launch)
     told = claims(separate, fused, savings)
@@ -76,14 +76,14 @@ def test_a_share_is_what_its_parts_are() -> None:
 
 
 def test_the_cost_of_a_launch_on_an_h200_is_what_was_measured() -> None:
-    (chip,) = [chip for chip in CHIPS if chip.name == "H200"]
+    (cost,) = [cost for cost in LAUNCH_COSTS if cost.product.name == "H200"]
     measured = {
         round(row["microseconds"], 1)
         for row in json.loads(GPU_REPORT.read_text())["rows"]
         if row["name"] == "an empty kernel"
     }
     assert measured
-    assert min(chip.launch) <= min(measured) <= max(measured) <= max(chip.launch)
+    assert min(cost.microseconds) <= min(measured) <= max(measured) <= max(cost.microseconds)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from refmoe.cuda import toolchain
 from refmoe.cuda.gemm.kernel import GEMM_KERNELS, grouped_gemm_kernel
 from refmoe.cuda.gemm.tile import TILES, Tile, TileRefused
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build
-from refmoe.views.sass import Usage, disassemble, find_nvdisasm, gemm_sass, ptxas_usage
+from refmoe.views.sass import PtxasReport, disassemble, find_nvdisasm, gemm_sass, ptxas_reports
 
 
 def _nvdisasm() -> Path | None:
@@ -37,14 +37,14 @@ QMMA = "QMMA.SF.16832.F32.E2M1.E4M3.E8"
 
 @cache
 def cubin(arch: str) -> Path:
-    target = Target(CSRC / "sm12x_grouped_gemm.cu", arch, "cubin")
+    target = Target(CSRC / "gemm.cu", arch, "cubin")
     return build([target])[target]
 
 
 @cache
-def reports(arch: str) -> dict[str, Usage]:
+def reports(arch: str) -> dict[str, PtxasReport]:
     """By entry what ptxas says of it."""
-    return ptxas_usage(Path(f"{cubin(arch)}.log").read_text())
+    return ptxas_reports(Path(f"{cubin(arch)}.log").read_text())
 
 
 @cache
@@ -126,12 +126,12 @@ def test_the_report_is_read_by_entry() -> None:
         "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n"
         "ptxas info    : Used 40 registers\n"
     )
-    assert ptxas_usage(log) == {"first": Usage(168, 24, 56, 84), "second": Usage(40, 0, 0, 0)}
+    assert ptxas_reports(log) == {"first": PtxasReport(168, 24, 56, 84), "second": PtxasReport(40, 0, 0, 0)}
 
 
 def test_a_report_without_numbers_is_refused() -> None:
     with pytest.raises(ToolchainError, match="of first"):
-        ptxas_usage("ptxas info    : Compiling entry function 'first' for 'sm_121a'\n")
+        ptxas_reports("ptxas info    : Compiling entry function 'first' for 'sm_121a'\n")
 
 
 @needs_nvdisasm

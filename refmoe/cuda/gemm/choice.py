@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.cuda.arch import Arch, Cluster, arch_named
-from refmoe.cuda.gemm.tile import TILES, Tile, TileRefused, capacity_fault, check_tile, max_stages, stage_bytes
+from refmoe.chips import DEFAULT_ARCH, Chip, Cluster, kernel_chip
+from refmoe.cuda.gemm.tile import TILES, Tile, TileRefused, capacity_fault, check_tile
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.layout import checked_count, checked_offsets
 
@@ -21,19 +21,13 @@ __all__ = [
     "DYNAMIC_TILES",
     "PREFILL_CLUSTER",
     "PREFILL_TILE",
-    "TILES",
     "Choice",
     "Rule",
-    "Tile",
-    "TileRefused",
     "Verdict",
     "Weighed",
-    "check_tile",
     "choose_tile",
     "llama_cpp_warps",
-    "max_stages",
     "most_tokens",
-    "stage_bytes",
     "tiles_needed",
     "use_percent",
 ]
@@ -142,7 +136,7 @@ class Choice:
 
 
 def choose_tile(
-    m: int, *, arch: Arch | str = "sm_120a", rule: Rule | str = Rule.DYNAMIC, min_latency: bool = False
+    m: int, *, arch: Chip | str = DEFAULT_ARCH, rule: Rule | str = Rule.DYNAMIC, min_latency: bool = False
 ) -> Choice:
     """Choose a tile for experts with at most `m` tokens, and say of every tile why it was chosen or not.
 
@@ -158,7 +152,7 @@ def choose_tile(
     Raises:
         ArgumentError: no token, an unknown arch or rule, or min_latency with the dynamic rule.
     """
-    chip = arch_named(arch)
+    chip = kernel_chip(arch)
     checked_count("m", m, least=1)
     chosen_rule = _as_rule(rule)
     if chosen_rule is Rule.DYNAMIC:
@@ -169,16 +163,16 @@ def choose_tile(
     else:
         weighed = _static(m, min_latency, chip)
     tile = next(entry.tile for entry in weighed if entry.verdict is Verdict.CHOSEN)
-    return Choice(tile, check_tile(tile, arch=chip), m, chip.name, chosen_rule, min_latency, tuple(weighed))
+    return Choice(tile, check_tile(tile, arch=chip), m, chip.arch, chosen_rule, min_latency, tuple(weighed))
 
 
-def _dynamic(m: int, chip: Arch) -> list[Weighed]:
+def _dynamic(m: int, chip: Chip) -> list[Weighed]:
     fitting = [tile for tile in DYNAMIC_TILES if capacity_fault(tile, chip) is None]
     best = min(fitting, key=lambda tile: (tiles_needed(tile, m), tile.n))
     return [_weigh(tile, best, m, chip) for tile in TILES]
 
 
-def _weigh(tile: Tile, best: Tile, m: int, chip: Arch) -> Weighed:
+def _weigh(tile: Tile, best: Tile, m: int, chip: Chip) -> Weighed:
     """What the dynamic rule, which chose `best`, has to say of `tile`."""
     fault = capacity_fault(tile, chip)
     needed, fewest = tiles_needed(tile, m), tiles_needed(best, m)
@@ -195,7 +189,7 @@ def _weigh(tile: Tile, best: Tile, m: int, chip: Arch) -> Weighed:
     return Weighed(tile, Verdict.SKIPPED, f"needs as many tiles as {best}, but is wider")
 
 
-def _static(m: int, min_latency: bool, chip: Arch) -> list[Weighed]:
+def _static(m: int, min_latency: bool, chip: Chip) -> list[Weighed]:
     limits = dict(LOW_LATENCY_TILES)
     best = next((tile for tile, limit in LOW_LATENCY_TILES if min_latency and m <= limit), DEFAULT_TILE)
     weighed = []
@@ -225,7 +219,7 @@ def _static(m: int, min_latency: bool, chip: Arch) -> list[Weighed]:
     return weighed
 
 
-def _prefill_refusal(m: int, chip: Arch) -> str:
+def _prefill_refusal(m: int, chip: Chip) -> str:
     """Why the design's tile for prefill is not run: it cannot exist, and a width of 8 would be wrong if it could."""
     try:
         check_tile(PREFILL_TILE, arch=chip, cluster=PREFILL_CLUSTER)

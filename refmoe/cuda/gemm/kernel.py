@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from refmoe.cuda.arch import BARRIER_BYTES
-from refmoe.cuda.checks import (
-    BLOCK_ELEMENTS,
+from refmoe.cuda.arguments import (
+    BF16,
+    GROUP_BLOCKS,
     check_array,
     check_fill,
     check_int32,
@@ -23,9 +22,19 @@ from refmoe.cuda.checks import (
 )
 from refmoe.cuda.device import Device
 from refmoe.cuda.gemm.choice import choose_tile, most_tokens
-from refmoe.cuda.gemm.tile import TILES, Tile, check_tile, parse_tile, stage_bytes
-from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
+from refmoe.cuda.gemm.tile import (
+    BARRIER_BYTES,
+    SCALE_LAYOUT,
+    SCALE_ROWS,
+    TILES,
+    Tile,
+    check_tile,
+    parse_tile,
+    stage_bytes,
+)
+from refmoe.cuda.launch import WARP_LANES, Buffer, Kernel, LaunchPlan
 from refmoe.errors import ArgumentError, describe
+from refmoe.formats import MX_BLOCK
 
 __all__ = [
     "GEMM_KERNELS",
@@ -36,11 +45,9 @@ __all__ = [
     "grouped_gemm_plan",
 ]
 
-OUT_DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
-SCALE_LAYOUT = "128x4"
+OUT_DTYPES = {"bf16": BF16, "f32": np.dtype(np.float32)}
 WARP_ROWS = 32  # weight rows of a warp, kWarpM
 WIDE_TILE = 64  # tokens from which two warps share the tokens of a tile, see Tile::kWarpsN
-WARP_LANES = 32
 SCRATCH_BYTES = 512  # of a warp, kScratch
 ROW_ELEMENTS = 8  # 16-byte stores of BF16
 
@@ -59,46 +66,40 @@ class GemmShape:
 
 def grouped_gemm_kernel(tile: Tile, out_dtype: str) -> Kernel:
     """The GEMM kernel of a tile, writing `out_dtype` "bf16" or "f32"."""
-    return Kernel("sm12x_grouped_gemm", f"refmoe_sm12x_gemm_{tile}_{out_dtype}")
+    return Kernel("gemm", f"refmoe_sm12x_gemm_{tile}_{out_dtype}")
 
 
 GEMM_KERNELS = tuple(grouped_gemm_kernel(tile, out_dtype) for tile in TILES for out_dtype in OUT_DTYPES)
 
 
 def grouped_gemm_plan(
-    kernel: Kernel,
     tile: Tile,
+    out_dtype: str,
     stages: int,
     operands: tuple[Buffer | None, ...],
     out: Buffer,
+    shape: GemmShape,
     *,
-    rows: int,
-    experts: int,
-    n: int,
-    k: int,
     multiprocessors: int,
 ) -> LaunchPlan:
     """One CTA a multiprocessor, or fewer where there cannot be as many tiles; each walks over its share of the tiles.
 
     Args:
-        kernel: from `grouped_gemm_kernel`.
-        tile: of that kernel.
+        tile: one of `refmoe.cuda.gemm.tile.TILES`.
+        out_dtype: "bf16" or "f32".
         stages: of the ring in shared memory.
         operands: weights, weight scales, token codes, token scales, offsets, alpha or None, bias or None.
         out: the output buffer.
-        rows: of the expanded tokens.
-        experts: of this rank.
-        n: weight rows of an expert.
-        k: elements of a row.
+        shape: of the problem, on this rank.
         multiprocessors: of the device.
     """
     warps = tile.m // WARP_ROWS * (2 if tile.n >= WIDE_TILE else 1)
-    most_tiles = -(-n // tile.m) * (rows // tile.n + min(experts, rows))
+    most_tiles = -(-shape.n // tile.m) * (shape.rows // tile.n + min(shape.experts, shape.rows))
     return LaunchPlan(
-        kernel,
+        grouped_gemm_kernel(tile, out_dtype),
         grid=min(most_tiles, multiprocessors),
         block=warps * WARP_LANES,
-        arguments=(*operands, out, experts, n, k, k_groups(k), stages),
+        arguments=(*operands, out, shape.experts, shape.n, shape.k, k_groups(shape.k), stages),
         shared_bytes=BARRIER_BYTES + stages * stage_bytes(tile) + warps * SCRATCH_BYTES,
     )
 
@@ -127,7 +128,7 @@ def grouped_gemm(
         weight_scales: uint8 1-D, for each expert whole 128x4 atoms of [N, K/32]; padded columns hold 0x00.
         offsets: int64 [E+1], first row of each expert.
         device: where the kernel runs.
-        tile: one of `refmoe.cuda.gemm.choice.TILES` or its name; None chooses by the most tokens of any expert.
+        tile: one of `refmoe.cuda.gemm.tile.TILES` or its name; None chooses by the most tokens of any expert.
         stages: of the ring in shared memory; None takes all that fit.
         alpha: float32 [E] or None.
         bias: bfloat16 [E, N] or None.
@@ -144,15 +145,14 @@ def grouped_gemm(
     one_of("out_dtype", out_dtype, tuple(OUT_DTYPES))
     check_fill(fill)
     shape = check_gemm_operands(codes, scales, weights, weight_scales, offsets, alpha)
-    rows, experts, n, k = shape.rows, shape.experts, shape.n, shape.k
     if bias is not None:
-        check_array("bias", bias, np.dtype(ml_dtypes.bfloat16), (experts, n))
+        check_array("bias", bias, BF16, (shape.experts, shape.n))
     chosen = _tile(tile, offsets, device.arch)
     depth = check_tile(chosen, arch=device.arch, stages=stages)
 
     dtype = OUT_DTYPES[out_dtype]
-    out = device.output("out", (rows, n * dtype.itemsize), fill)
-    if rows:
+    out = device.output("out", (shape.rows, shape.n * dtype.itemsize), fill)
+    if shape.rows:
         operands = (
             device.upload("weights", weights),
             device.upload("weight_scales", weight_scales),
@@ -162,19 +162,9 @@ def grouped_gemm(
             None if alpha is None else device.upload("alpha", alpha),
             None if bias is None else device.upload("bias", bias),
         )
-        plan = grouped_gemm_plan(
-            grouped_gemm_kernel(chosen, out_dtype),
-            chosen,
-            depth,
-            operands,
-            out,
-            rows=rows,
-            experts=experts,
-            n=n,
-            k=k,
-            multiprocessors=device.multiprocessors,
+        device.launch(
+            grouped_gemm_plan(chosen, out_dtype, depth, operands, out, shape, multiprocessors=device.multiprocessors)
         )
-        device.launch(plan)
     return device.download(out).view(dtype)
 
 
@@ -191,8 +181,8 @@ def check_gemm_operands(
     Raises:
         ArgumentError: one of them does not.
     """
-    if not isinstance(codes, np.ndarray) or codes.ndim != 2 or codes.shape[1] == 0 or codes.shape[1] % BLOCK_ELEMENTS:
-        raise ArgumentError("codes", describe(codes), f"uint8 [T, K], K a positive multiple of {BLOCK_ELEMENTS}")
+    if not isinstance(codes, np.ndarray) or codes.ndim != 2 or codes.shape[1] == 0 or codes.shape[1] % MX_BLOCK:
+        raise ArgumentError("codes", describe(codes), f"uint8 [T, K], K a positive multiple of {MX_BLOCK}")
     rows, k = codes.shape
     if not isinstance(weights, np.ndarray) or weights.ndim != 3 or weights.shape[0] == 0 or weights.shape[1] == 0:
         raise ArgumentError("weights", describe(weights), f"uint8 [E, N, {k // 2}] with at least one expert and row")
@@ -205,9 +195,9 @@ def check_gemm_operands(
     check_array("codes", codes, byte, (rows, k))
     check_array("weights", weights, byte, (experts, n, k // 2))
     check_int32("codes", rows, "rows")
-    check_int32("weights", experts * -(-n // 128) * 128, "padded rows of scales")
+    check_int32("weights", experts * -(-n // SCALE_ROWS) * SCALE_ROWS, "padded rows of scales")
     check_array("weight_scales", weight_scales, byte, (experts * scale_buffer_bytes(n, k, SCALE_LAYOUT),))
-    check_array("scales", scales, byte, (expanded_scale_rows(rows, experts) * k_groups(k) * 4,))
+    check_array("scales", scales, byte, (expanded_scale_rows(rows, experts) * k_groups(k) * GROUP_BLOCKS,))
     check_array("offsets", offsets, np.dtype(np.int64), (experts + 1,))
     check_offsets(offsets, rows)
     if alpha is not None:

@@ -1,6 +1,7 @@
 """One tile of the grouped GEMM: what it takes of shared memory, and whether it can be had.
 
-Weights are the M side of a tile and tokens its N side.
+Weights are the M side of a tile and tokens its N side. K is counted in elements, which take half a byte of FP4 weights
+and a byte of FP8 tokens.
 """
 
 from __future__ import annotations
@@ -8,34 +9,46 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from refmoe.cuda.arch import (
-    K_ATOM,
-    MIN_STAGES,
-    SCALE_ROWS,
-    SINGLE_BLOCK,
-    Arch,
-    Cluster,
-    arch_named,
-    k_bytes,
-    k_elements,
-)
+from refmoe.chips import CHIPS, DEFAULT_ARCH, Chip, Cluster, kernel_chip
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import E2M1, E4M3, E8M0, Format
-from refmoe.reference.dequantize import BLOCK
-from refmoe.reference.layout import checked_count
+from refmoe.formats import E2M1, E4M3, E8M0, MX_BLOCK, Format
+from refmoe.reference.layout import SCALE_LAYOUTS, checked_count
 
 __all__ = [
+    "BARRIER_BYTES",
+    "K_ATOM",
+    "MIN_STAGES",
+    "SCALE_LAYOUT",
+    "SCALE_ROWS",
+    "SINGLE_BLOCK",
     "TILES",
     "Tile",
     "TileRefused",
     "capacity_fault",
     "check_tile",
     "cluster_name",
+    "k_bytes",
+    "k_elements",
     "max_stages",
     "parse_cluster",
     "parse_tile",
     "stage_bytes",
+    "stage_capacity",
 ]
+
+#: A cluster of one block: no cluster at all.
+SINGLE_BLOCK: Cluster = (1, 1, 1)
+
+#: Bytes of a block's shared memory kept for the barriers of its pipeline; stages share the rest.
+BARRIER_BYTES = 1024
+
+#: One stage to load into while another is read.
+MIN_STAGES = 2
+
+#: The layout of both operands' scales. A block loads them by whole atoms: so many rows, so many K elements.
+SCALE_LAYOUT = "128x4"
+SCALE_ROWS = SCALE_LAYOUTS[SCALE_LAYOUT].row_atom
+K_ATOM = SCALE_LAYOUTS[SCALE_LAYOUT].column_atom * MX_BLOCK
 
 #: Columns of one m16n8k32 instruction: the narrowest tile, and the step of its width.
 MMA_COLUMNS = 8
@@ -103,6 +116,30 @@ def parse_cluster(text: str) -> Cluster:
     return _extents("cluster", text)
 
 
+def k_elements(size: int, element: Format) -> int:
+    """How many elements along K `size` bytes hold, packed: 128 bytes are 128 of FP8 and 256 of FP4.
+
+    Tile names of other libraries give K in bytes of the activation; every tile here counts elements.
+
+    Raises:
+        ArgumentError: `size` is negative.
+    """
+    if size < 0:
+        raise ArgumentError("size", describe(size), "at least 0 bytes")
+    return size * 8 // element.bits
+
+
+def k_bytes(elements: int, element: Format) -> int:
+    """How many bytes `elements` along K take, packed: the inverse of `k_elements`.
+
+    Raises:
+        ArgumentError: they are no whole number of bytes.
+    """
+    if elements < 0 or elements * element.bits % 8:
+        raise ArgumentError("elements", describe(elements), f"a whole number of bytes of {element.name}")
+    return elements * element.bits // 8
+
+
 def stage_bytes(tile: Tile) -> int:
     """Shared memory of one stage: packed FP4 weights, FP8 tokens, and the scales of both.
 
@@ -110,17 +147,25 @@ def stage_bytes(tile: Tile) -> int:
     """
     weights = tile.m * k_bytes(tile.k, E2M1)
     tokens = tile.n * k_bytes(tile.k, E4M3)
-    scales = (tile.m + max(tile.n, SCALE_ROWS)) * k_bytes(tile.k // BLOCK, E8M0)
+    scales = (tile.m + max(tile.n, SCALE_ROWS)) * k_bytes(tile.k // MX_BLOCK, E8M0)
     return weights + tokens + scales
 
 
-def max_stages(tile: Tile, arch: Arch | str = "sm_120a") -> int:
+def stage_capacity(chip: Chip) -> int:
+    """Bytes of a block's shared memory that its stages may use.
+
+    No more than SM12x has, whatever there is: what runs on another chip is what would run on that one.
+    """
+    return min(chip.shared_bytes, CHIPS[DEFAULT_ARCH].shared_bytes) - BARRIER_BYTES
+
+
+def max_stages(tile: Tile, arch: Chip | str = DEFAULT_ARCH) -> int:
     """The most stages that fit beside the barriers; fewer than two cannot run."""
-    return arch_named(arch).stage_capacity // stage_bytes(tile)
+    return stage_capacity(kernel_chip(arch)) // stage_bytes(tile)
 
 
 def check_tile(
-    tile: Tile, *, arch: Arch | str = "sm_120a", stages: int | None = None, cluster: Cluster = SINGLE_BLOCK
+    tile: Tile, *, arch: Chip | str = DEFAULT_ARCH, stages: int | None = None, cluster: Cluster = SINGLE_BLOCK
 ) -> int:
     """The number of stages that the kernel runs `tile` with: `stages`, or the most that fit.
 
@@ -134,14 +179,14 @@ def check_tile(
         TileRefused: the tile, its stages or the cluster cannot be had there; the sentence says why and what can.
         ArgumentError: an unknown arch, or arguments that are no tile, number of stages or cluster.
     """
-    chip = arch_named(arch)
+    chip = kernel_chip(arch)
     if len(cluster) != 3 or not all(isinstance(extent, int) and extent > 0 for extent in cluster):
         raise ArgumentError("cluster", describe(cluster), "three positive integers")
     faults = _faults(tile, cluster, chip)
     if faults:
         joined = f" in a cluster of {cluster_name(cluster)}" if cluster != SINGLE_BLOCK else ""
         instead = f" in a cluster of {cluster_name(SINGLE_BLOCK)}" if joined else ""
-        found = f"{tile}{joined} on {chip.name}, but {', and '.join(faults)}"
+        found = f"{tile}{joined} on {chip.arch}, but {', and '.join(faults)}"
         raise TileRefused("tile", found, f"{_nearest(tile)}{instead}")
     most = max_stages(tile, chip)
     if stages is None:
@@ -156,14 +201,14 @@ def cluster_name(cluster: Cluster) -> str:
     return "x".join(str(extent) for extent in cluster)
 
 
-def capacity_fault(tile: Tile, chip: Arch) -> str | None:
+def capacity_fault(tile: Tile, chip: Chip) -> str | None:
     """Why `tile` has too few stages on `chip`, or None if it has enough."""
     if max_stages(tile, chip) >= MIN_STAGES:
         return None
-    return f"a stage takes {stage_bytes(tile):,} bytes and {MIN_STAGES} of them must fit in {chip.stage_capacity:,}"
+    return f"a stage takes {stage_bytes(tile):,} bytes and {MIN_STAGES} of them must fit in {stage_capacity(chip):,}"
 
 
-def _faults(tile: Tile, cluster: Cluster, chip: Arch) -> list[str]:
+def _faults(tile: Tile, cluster: Cluster, chip: Chip) -> list[str]:
     """Every reason why `tile` cannot run on `chip` in that cluster."""
     shape = list(_shape_faults(tile))
     if shape:
@@ -182,22 +227,22 @@ def _shape_faults(tile: Tile) -> Iterator[str]:
         yield f"{tile.n} tokens are no multiple of the {MMA_COLUMNS} columns of an instruction"
 
 
-def _cluster_fault(cluster: Cluster, chip: Arch) -> str | None:
+def _cluster_fault(cluster: Cluster, chip: Chip) -> str | None:
     if cluster == SINGLE_BLOCK:
         return None
     if chip.allows_cluster(cluster):
         return "the kernel shares nothing between blocks and launches no clusters"
     if chip.cluster_blocks == 1:
-        return f"{chip.name} has no multicast between blocks, so a cluster is {cluster_name(SINGLE_BLOCK)}"
-    return f"{chip.name} has clusters of at most {chip.cluster_blocks} blocks"
+        return f"{chip.arch} has no multicast between blocks, so a cluster is {cluster_name(SINGLE_BLOCK)}"
+    return f"{chip.arch} has clusters of at most {chip.cluster_blocks} blocks"
 
 
-def _stage_fault(tile: Tile, stages: int, chip: Arch) -> str:
+def _stage_fault(tile: Tile, stages: int, chip: Chip) -> str:
     count = "1 stage" if stages == 1 else f"{stages} stages"
     if stages < MIN_STAGES:
         return f"{count} of {tile}, with which nothing can be loaded while the tile is computed"
     total = stages * stage_bytes(tile)
-    return f"{count} of {tile} on {chip.name}, {total:,} bytes where a block has {chip.stage_capacity:,} for stages"
+    return f"{count} of {tile} on {chip.arch}, {total:,} bytes where a block has {stage_capacity(chip):,} for stages"
 
 
 def _stage_range(most: int) -> str:

@@ -9,25 +9,32 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from refmoe.cuda.checks import BLOCK_ELEMENTS, INT32_MAX, check_int32, expanded_scale_rows, scale_buffer_bytes
-from refmoe.cuda.gemm.kernel import SCALE_LAYOUT
+from refmoe.chips import CHIPS
+from refmoe.cuda.activation import VARIANTS
+from refmoe.cuda.arguments import INT32_MAX, check_int32, expanded_scale_rows, scale_buffer_bytes
+from refmoe.cuda.gemm.tile import SCALE_LAYOUT
 from refmoe.cuda.moe.launches import LayerOptions, LayerShape
 from refmoe.cuda.routing import MAX_TOP_K
 from refmoe.errors import ArgumentError, describe
-from refmoe.reference.backends import ARCHITECTURES, choose_backend
+from refmoe.formats import MX_BLOCK
+from refmoe.reference.backends import choose_backend
 
-__all__ = ["ARGUMENTS", "Facts", "MoECall", "check_backend", "facts_of", "make_call"]
+__all__ = ["TENSORS", "Facts", "MoEArguments", "MoECall", "check_backend", "facts_of", "make_call"]
+
+Tensor: TypeAlias = Any  # a NumPy array or a torch tensor
+DType: TypeAlias = Any  # of either
 
 BACKEND = "cutlass"  # the only path with kernels here
 
-#: The caller's argument that each tensor of a call is, where that has another name.
-ARGUMENTS: Mapping[str, str] = MappingProxyType(
+#: The tensors of a call, by the names of `LayerBuffers`: the argument of the caller that each one is.
+TENSORS: Mapping[str, str] = MappingProxyType(
     {
         "x": "input",
+        "input_sf": "input_sf",
         "topk_ids": "token_selected_experts",
         "topk_weights": "token_final_scales",
         "gate_up": "fc1_expert_weights",
@@ -38,13 +45,48 @@ ARGUMENTS: Mapping[str, str] = MappingProxyType(
         "down_scales": "quant_scales[2]",
         "down_alpha": "quant_scales[3]",
         "down_bias": "fc2_expert_biases",
+        "swiglu_alpha": "swiglu_alpha",
+        "swiglu_beta": "swiglu_beta",
+        "swiglu_limit": "swiglu_limit",
     }
 )
 
 _TOKEN_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "uint8": "mxfp8", "float8_e4m3fn": "mxfp8"}
 _CODES_PER_WORD = {"uint8": 2, "int64": 16}  # E2M1 codes in an element of packed weights
 _SCALE_DTYPES = {"uint8": 1, "int32": 4}
-_ACTIVATIONS = ("gpt_oss", "silu")
+
+
+@dataclass(frozen=True)
+class MoEArguments:
+    """The arguments of a call, as `refmoe.cuda.fused_moe` describes them.
+
+    This is the one list of them: the schema of torch's operators is made of these fields, annotations and defaults.
+    """
+
+    input: Tensor
+    token_selected_experts: Tensor
+    token_final_scales: Tensor
+    fc1_expert_weights: Tensor
+    fc2_expert_weights: Tensor
+    output_dtype: DType
+    quant_scales: Sequence[Tensor | None]
+    fc1_expert_biases: Tensor | None = None
+    fc2_expert_biases: Tensor | None = None
+    input_sf: Tensor | None = None
+    swiglu_alpha: Tensor | None = None
+    swiglu_beta: Tensor | None = None
+    swiglu_limit: Tensor | None = None
+    tp_size: int = 1
+    tp_rank: int = 0
+    ep_size: int = 1
+    ep_rank: int = 0
+    output: Tensor | None = None
+    min_latency_mode: bool = False
+    quantize_in_expand: bool = True
+    use_mxfp8_act_scaling: bool = True
+    activation: str = "gpt_oss"
+    scale_mode: str = "rceil"
+    edge_policy: str = "exact"
 
 
 @dataclass(frozen=True)
@@ -97,102 +139,63 @@ def check_backend(backend: str | None, arch: str) -> None:
     """
     if backend is None:
         return
-    chosen = choose_backend(backend, arch if arch in ARCHITECTURES else None)
+    chosen = choose_backend(backend, arch if arch in CHIPS else None)
     if chosen.name != BACKEND:
         needed = f"{BACKEND}: {chosen.name} is a reference here, refmoe.reference.moe_layer(path={chosen.name!r})"
         raise ArgumentError("backend", describe(backend), needed)
 
 
-def make_call(
-    input: Any,
-    token_selected_experts: Any,
-    token_final_scales: Any,
-    fc1_expert_weights: Any,
-    fc2_expert_weights: Any,
-    output_dtype: object,
-    quant_scales: Sequence[Any],
-    *,
-    fc1_expert_biases: Any = None,
-    fc2_expert_biases: Any = None,
-    input_sf: Any = None,
-    swiglu_alpha: Any = None,
-    swiglu_beta: Any = None,
-    swiglu_limit: Any = None,
-    tp_size: int = 1,
-    tp_rank: int = 0,
-    ep_size: int = 1,
-    ep_rank: int = 0,
-    output: Any = None,
-    min_latency_mode: bool = False,
-    quantize_in_expand: bool = True,
-    use_mxfp8_act_scaling: bool = True,
-    activation: str = "gpt_oss",
-    scale_mode: str = "rceil",
-    edge_policy: str = "exact",
-) -> MoECall:
-    """Check the arguments of `refmoe.cuda.moe.fused.fused_moe`, which says what they are, against each other.
-
-    Elements are not looked at.
+def make_call(arguments: MoEArguments) -> MoECall:
+    """Check the arguments of a call against each other. Elements are not looked at.
 
     Raises:
         ArgumentError: the first argument that does not fit.
     """
-    tokens, hidden, dtype = _tokens(input)
-    top_k = _choices(token_selected_experts, token_final_scales, tokens)
-    experts, intermediate = _weights(fc1_expert_weights, fc2_expert_weights, hidden)
-    _one_of("activation", activation, _ACTIVATIONS)
-    if not use_mxfp8_act_scaling:
+    given = arguments
+    tokens, hidden, dtype = _tokens(given.input)
+    top_k = _choices(given.token_selected_experts, given.token_final_scales, tokens)
+    experts, intermediate = _weights(given.fc1_expert_weights, given.fc2_expert_weights, hidden)
+    _one_of("activation", given.activation, VARIANTS)
+    if not given.use_mxfp8_act_scaling:
         raise ArgumentError("use_mxfp8_act_scaling", "False", "True: activations are MXFP8, a scale for 32 elements")
-    _rank("tp", tp_size, tp_rank)
-    _rank("ep", ep_size, ep_rank)
-    if experts * ep_size > INT32_MAX:
-        raise ArgumentError("ep_size", f"{ep_size} ranks of {experts} experts", "expert ids within int32")
-    if top_k > experts * ep_size:
-        found = f"{top_k} experts a token of {experts * ep_size}"
+    _rank("tp", given.tp_size, given.tp_rank)
+    _rank("ep", given.ep_size, given.ep_rank)
+    if experts * given.ep_size > INT32_MAX:
+        raise ArgumentError("ep_size", f"{given.ep_size} ranks of {experts} experts", "expert ids within int32")
+    if top_k > experts * given.ep_size:
+        found = f"{top_k} experts a token of {experts * given.ep_size}"
         raise ArgumentError("token_selected_experts", found, "experts that are different within a token")
-    gate_up_scales, gate_up_alpha, down_scales, down_alpha = _quant_scales(quant_scales, experts, hidden, intermediate)
-    _expect("fc1_expert_biases", fc1_expert_biases, "bfloat16", (experts, 2 * intermediate))
-    _expect("fc2_expert_biases", fc2_expert_biases, "bfloat16", (experts, hidden))
-    for name, value in (("alpha", swiglu_alpha), ("beta", swiglu_beta), ("limit", swiglu_limit)):
-        _expect(f"swiglu_{name}", value, "float32", (experts,))
-        if value is not None and activation == "silu":
-            raise ArgumentError(f"swiglu_{name}", f"{_text(value)} with silu, which has none", "None")
-    layout = _input_scales(input_sf, dtype, tokens, hidden)
-    if _dtype_name(output_dtype) != "bfloat16":
-        raise ArgumentError("output_dtype", describe(output_dtype), "bfloat16")
-    _expect("output", output, "bfloat16", (tokens, hidden))
+    _check_quant_scales(given.quant_scales, experts, hidden, intermediate)
+    _expect("fc1_expert_biases", given.fc1_expert_biases, "bfloat16", (experts, 2 * intermediate))
+    _expect("fc2_expert_biases", given.fc2_expert_biases, "bfloat16", (experts, hidden))
+    for name in ("swiglu_alpha", "swiglu_beta", "swiglu_limit"):
+        value = getattr(given, name)
+        _expect(name, value, "float32", (experts,))
+        if value is not None and given.activation == "silu":
+            raise ArgumentError(name, f"{_text(value)} with silu, which has none", "None")
+    layout = _input_scales(given.input_sf, dtype, tokens, hidden)
+    if _dtype_name(given.output_dtype) != "bfloat16":
+        raise ArgumentError("output_dtype", describe(given.output_dtype), "bfloat16")
+    _expect("output", given.output, "bfloat16", (tokens, hidden))
     rows = tokens * top_k
     check_int32("token_selected_experts", rows, "rows after expansion")
     check_int32("fc1_expert_weights", expanded_scale_rows(rows, experts), "padded scale rows")
 
     options = LayerOptions(
-        quantization="ready" if dtype == "mxfp8" else "fused" if quantize_in_expand else "separate",
+        quantization="ready" if dtype == "mxfp8" else "fused" if given.quantize_in_expand else "separate",
         dtype=dtype,
-        variant=activation,
-        mode=scale_mode,
-        edge=edge_policy,
+        variant=given.activation,
+        mode=given.scale_mode,
+        edge=given.edge_policy,
         input_sf_layout=layout,
-        min_latency=bool(min_latency_mode),
+        min_latency=bool(given.min_latency_mode),
     )
-    tensors = {
-        "x": input,
-        "input_sf": input_sf,
-        "topk_ids": token_selected_experts,
-        "topk_weights": token_final_scales,
-        "gate_up": fc1_expert_weights,
-        "gate_up_scales": gate_up_scales,
-        "down": fc2_expert_weights,
-        "down_scales": down_scales,
-        "gate_up_alpha": gate_up_alpha,
-        "down_alpha": down_alpha,
-        "gate_up_bias": fc1_expert_biases,
-        # The ranks of a tensor-parallel group are summed: one of them adds the bias.
-        "down_bias": fc2_expert_biases if tp_rank == 0 else None,
-        "swiglu_alpha": swiglu_alpha,
-        "swiglu_beta": swiglu_beta,
-        "swiglu_limit": swiglu_limit,
-    }
-    return MoECall(LayerShape(tokens, top_k, experts, hidden, intermediate, ep_rank * experts), options, tensors)
+    named = vars(given) | {f"quant_scales[{index}]": scales for index, scales in enumerate(given.quant_scales)}
+    tensors = {name: named[argument] for name, argument in TENSORS.items()}
+    if given.tp_rank:
+        tensors["down_bias"] = None  # the ranks of a tensor-parallel group are summed: one of them adds the bias
+    shape = LayerShape(tokens, top_k, experts, hidden, intermediate, given.ep_rank * experts)
+    return MoECall(shape, options, tensors)
 
 
 def _tokens(input: object) -> tuple[int, int, str]:
@@ -201,8 +204,8 @@ def _tokens(input: object) -> tuple[int, int, str]:
     if facts is None or facts.dtype not in _TOKEN_DTYPES or len(facts.shape) != 2:
         raise ArgumentError("input", _text(input), "bfloat16 or float16 [T, H], or uint8 E4M3 codes [T, H]")
     tokens, hidden = facts.shape
-    if hidden == 0 or hidden % BLOCK_ELEMENTS:
-        raise ArgumentError("input", f"H = {hidden}", f"H a positive multiple of {BLOCK_ELEMENTS}")
+    if hidden == 0 or hidden % MX_BLOCK:
+        raise ArgumentError("input", f"H = {hidden}", f"H a positive multiple of {MX_BLOCK}")
     _contiguous("input", facts)
     return tokens, hidden, _TOKEN_DTYPES[facts.dtype]
 
@@ -223,9 +226,9 @@ def _choices(ids: object, weights: object, tokens: int) -> int:
 def _weights(gate_up: object, down: object, hidden: int) -> tuple[int, int]:
     """(E, I)."""
     experts, rows, k = _packed("fc1_expert_weights", gate_up)
-    if not experts or not rows or rows % (2 * BLOCK_ELEMENTS) or k != hidden:
+    if not experts or not rows or rows % (2 * MX_BLOCK) or k != hidden:
         found = f"{_text(gate_up)}: [{experts}, {rows}, {k}] E2M1"
-        raise ArgumentError("fc1_expert_weights", found, f"[E, 2 I, {hidden}] E2M1, I a multiple of {BLOCK_ELEMENTS}")
+        raise ArgumentError("fc1_expert_weights", found, f"[E, 2 I, {hidden}] E2M1, I a multiple of {MX_BLOCK}")
     shape = _packed("fc2_expert_weights", down)
     if shape != (experts, hidden, rows // 2):
         needed = f"{[experts, hidden, rows // 2]} E2M1, that is uint8 {[experts, hidden, rows // 4]}"
@@ -243,7 +246,7 @@ def _packed(name: str, weights: object) -> tuple[int, int, int]:
     return experts, rows, words * _CODES_PER_WORD[facts.dtype]
 
 
-def _quant_scales(scales: object, experts: int, hidden: int, intermediate: int) -> tuple[Any, Any, Any, Any]:
+def _check_quant_scales(scales: object, experts: int, hidden: int, intermediate: int) -> None:
     """Block scales and global scale of each GEMM."""
     if not isinstance(scales, Sequence) or len(scales) != 4:
         found = f"{len(scales)} tensors" if isinstance(scales, Sequence) else describe(scales)
@@ -253,12 +256,13 @@ def _quant_scales(scales: object, experts: int, hidden: int, intermediate: int) 
         name, size = f"quant_scales[{index}]", experts * scale_buffer_bytes(rows, k, SCALE_LAYOUT)
         facts = facts_of(scales[index])
         if facts is None or facts.dtype not in _SCALE_DTYPES or _bytes(facts) != size:
-            needed = f"uint8 or their int32 view, {size} bytes: for each of {experts} experts [{rows}, {k // 32}] in "
+            needed = (
+                f"uint8 or their int32 view, {size} bytes: for each of {experts} experts [{rows}, {k // MX_BLOCK}] in "
+            )
             raise ArgumentError(name, _text(scales[index]), needed + SCALE_LAYOUT)
         _contiguous(name, facts)
     for index in (1, 3):
         _expect(f"quant_scales[{index}]", scales[index], "float32", (experts,))
-    return scales[0], scales[1], scales[2], scales[3]
 
 
 def _bytes(facts: Facts) -> int:
@@ -273,11 +277,11 @@ def _input_scales(input_sf: object, dtype: str, tokens: int, hidden: int) -> str
         return "linear"
     facts = facts_of(input_sf)
     swizzled = scale_buffer_bytes(tokens, hidden, SCALE_LAYOUT)
-    needed = f"uint8 [{tokens}, {hidden // BLOCK_ELEMENTS}], or of one dimension {swizzled} bytes in {SCALE_LAYOUT}"
+    needed = f"uint8 [{tokens}, {hidden // MX_BLOCK}], or of one dimension {swizzled} bytes in {SCALE_LAYOUT}"
     if facts is None or facts.dtype not in _SCALE_DTYPES:
         raise ArgumentError("input_sf", f"{_text(input_sf)} with MXFP8 input", needed)
     _contiguous("input_sf", facts)
-    if facts.dtype == "uint8" and facts.shape == (tokens, hidden // BLOCK_ELEMENTS):
+    if facts.dtype == "uint8" and facts.shape == (tokens, hidden // MX_BLOCK):
         return "linear"
     if len(facts.shape) == 1 and _bytes(facts) == swizzled:
         return SCALE_LAYOUT

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from refmoe.cuda.checks import check_fill
+from refmoe.cuda.arguments import BF16
 from refmoe.cuda.device import Device, open_device
-from refmoe.cuda.launch import Buffer
-from refmoe.cuda.moe.call import ARGUMENTS, MoECall, check_backend, make_call
-from refmoe.cuda.moe.launches import READ_WHOLE, LayerBuffers, Step, layer_steps, workspace_bytes
+from refmoe.cuda.moe.arrays import check_choices, layer_outputs
+from refmoe.cuda.moe.call import TENSORS, MoEArguments, check_backend, make_call
 from refmoe.errors import ArgumentError, describe
 
-__all__ = ["check_choices", "fused_moe", "layer_launches", "layer_outputs"]
-
-BF16 = np.dtype(ml_dtypes.bfloat16)
+__all__ = ["fused_moe"]
 
 #: Arguments of FlashInfer's that say nothing here at their first value, and what any other would ask for.
 _ABSENT: Mapping[str, tuple[object, str]] = {
@@ -116,37 +113,16 @@ def fused_moe(
         RuntimeError: with torch tensors, torch's own sentence on a value that the operator's schema has no place for,
             such as a NumPy array beside them.
     """
+    given = locals()  # only the arguments yet
     _refuse_others(others)
-    arguments = {
-        "fc1_expert_biases": fc1_expert_biases,
-        "fc2_expert_biases": fc2_expert_biases,
-        "input_sf": input_sf,
-        "swiglu_alpha": swiglu_alpha,
-        "swiglu_beta": swiglu_beta,
-        "swiglu_limit": swiglu_limit,
-        "tp_size": tp_size,
-        "tp_rank": tp_rank,
-        "ep_size": ep_size,
-        "ep_rank": ep_rank,
-        "output": output,
-        "min_latency_mode": min_latency_mode,
-        "quantize_in_expand": quantize_in_expand,
-        "use_mxfp8_act_scaling": use_mxfp8_act_scaling,
-        "activation": activation,
-        "scale_mode": scale_mode,
-        "edge_policy": edge_policy,
-    }
-    tensors = (
-        *(input, token_selected_experts, token_final_scales, fc1_expert_weights, fc2_expert_weights),
-        *(output_dtype, quant_scales),
-    )
+    arguments = MoEArguments(**{known.name: given[known.name] for known in fields(MoEArguments)})
     if type(input).__module__.partition(".")[0] == "torch":
-        import refmoe.cuda.moe.operators as ops
+        from refmoe.cuda.moe import operators
 
         if device is not None:
             raise ArgumentError("device", describe(device), "None with torch tensors, which say it themselves")
-        return ops.fused_moe(*tensors, **arguments, backend=backend)
-    call = make_call(*tensors, **arguments)
+        return operators.fused_moe(arguments, backend)
+    call = make_call(arguments)
     _all_numpy(call.tensors, output)
     place = _device(device)
     check_backend(backend, place.arch)
@@ -156,53 +132,6 @@ def fused_moe(
         return out
     output[:] = out
     return output
-
-
-def layer_outputs(call: MoECall, device: Device, fill: int = 0) -> dict[str, Buffer]:
-    """Run a checked call of NumPy arrays and keep every buffer that its launches write, by name, `out` among them.
-
-    Args:
-        call: from `make_call`.
-        device: where the kernels run.
-        fill: byte that all of them hold before the first launch.
-    """
-    buffers, steps = layer_launches(call, device, fill)
-    for step in steps:
-        device.launch(step.plan)
-    return buffers
-
-
-def layer_launches(call: MoECall, device: Device, fill: int = 0) -> tuple[dict[str, Buffer], tuple[Step, ...]]:
-    """As `layer_outputs`, but nothing is launched yet: the buffers, and the launches in order."""
-    check_fill(fill)
-    shape = call.shape
-    written = {
-        name: device.output(name, (size,), fill, initialised=name in READ_WHOLE)
-        for name, size in workspace_bytes(shape, call.options).items()
-    }
-    out = device.output("out", (shape.tokens, shape.hidden * BF16.itemsize), fill)
-    given = {
-        name: None if array is None else device.upload(name, array.reshape(-1)) for name, array in call.tensors.items()
-    }
-    buffers = LayerBuffers(**given, out=out, workspace=written)
-    steps = layer_steps(shape, call.options, buffers, multiprocessors=device.multiprocessors, arch=device.arch)
-    return {**written, "out": out}, steps
-
-
-def check_choices(call: MoECall) -> None:
-    """Refuse what a look at the elements of NumPy arrays shows: an expert of this rank twice in a token, a limit below
-    0 or NaN. Ids outside this rank, with which servers pad a batch, may come twice."""
-    ids, limit = call.tensors["topk_ids"], call.tensors["swiglu_limit"]
-    ordered = np.sort(ids, axis=1)
-    first = call.shape.first_expert
-    own = (ordered >= first) & (ordered < first + call.shape.experts)
-    token, rank = np.nonzero((ordered[:, 1:] == ordered[:, :-1]) & own[:, 1:])
-    if token.size:
-        found = f"expert {ordered[token[0], rank[0]]} twice in token {token[0]}"
-        raise ArgumentError("token_selected_experts", found, f"{ids.shape[1]} different experts in each token")
-    if limit is not None and not (limit >= 0).all():
-        expert = int(np.flatnonzero(~(limit >= 0))[0])
-        raise ArgumentError("swiglu_limit", f"{limit[expert]} for expert {expert}", "limits of at least 0")
 
 
 def _refuse_others(others: Mapping[str, object]) -> None:
@@ -217,7 +146,7 @@ def _refuse_others(others: Mapping[str, object]) -> None:
 def _all_numpy(tensors: Mapping[str, Any], output: object) -> None:
     for name, value in (*tensors.items(), ("output", output)):
         if value is not None and not isinstance(value, np.ndarray):
-            argument = ARGUMENTS.get(name, name)
+            argument = TENSORS.get(name, name)
             raise ArgumentError(argument, f"a {type(value).__module__} tensor", "a NumPy array, as input is one")
     if isinstance(output, np.ndarray) and not output.flags.writeable:
         raise ArgumentError("output", "a read-only array", "one that can be written")

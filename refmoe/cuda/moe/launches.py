@@ -14,31 +14,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from refmoe.cuda.activation import swiglu_kernel, swiglu_quantize_plan
-from refmoe.cuda.checks import (
-    ATOM_ROWS,
-    BLOCK_ELEMENTS,
+from refmoe.cuda.activation import VARIANTS, swiglu_kernel, swiglu_quantize_plan
+from refmoe.cuda.arguments import (
     GROUP_BLOCKS,
     expanded_scale_rows,
     k_groups,
     one_of,
     scale_buffer_bytes,
 )
+from refmoe.cuda.expand import INPUT_SF_LAYOUTS, expand_kernel, expand_plan
 from refmoe.cuda.finalize import finalize_kernel, finalize_plan
 from refmoe.cuda.gemm.choice import Rule, choose_tile
-from refmoe.cuda.gemm.kernel import SCALE_LAYOUT, grouped_gemm_kernel, grouped_gemm_plan
-from refmoe.cuda.gemm.tile import check_tile
-from refmoe.cuda.kernels import (
-    EDGES,
-    INPUT_SF_LAYOUTS,
-    MODES,
-    expand_kernel,
-    expand_plan,
-    mxfp8_quantize_kernel,
-    mxfp8_quantize_plan,
-)
+from refmoe.cuda.gemm.kernel import GemmShape, grouped_gemm_plan
+from refmoe.cuda.gemm.tile import SCALE_LAYOUT, SCALE_ROWS
 from refmoe.cuda.launch import Buffer, LaunchPlan
+from refmoe.cuda.quantize import EDGES, MODES, mxfp8_quantize_kernel, mxfp8_quantize_plan
 from refmoe.cuda.routing import MapBuffers, permute_plan
+from refmoe.formats import MX_BLOCK
 
 __all__ = [
     "QUANTIZATIONS",
@@ -115,7 +107,7 @@ class LayerOptions:
     def __post_init__(self) -> None:
         one_of("quantization", self.quantization, QUANTIZATIONS)
         one_of("dtype", self.dtype, ("mxfp8",) if self.quantization == "ready" else ("bf16", "fp16"))
-        one_of("variant", self.variant, ("gpt_oss", "silu"))
+        one_of("variant", self.variant, VARIANTS)
         one_of("mode", self.mode, MODES)
         one_of("edge", self.edge, EDGES)
         one_of("input_sf_layout", self.input_sf_layout, INPUT_SF_LAYOUTS)
@@ -229,8 +221,8 @@ class _Load:
 
     @property
     def atoms(self) -> int:
-        """Atoms of 128 rows in which they have scales."""
-        return sum(-(-rows // ATOM_ROWS[SCALE_LAYOUT]) for rows in self.rows)
+        """Atoms of `SCALE_ROWS` rows in which they have scales."""
+        return sum(-(-rows // SCALE_ROWS) for rows in self.rows)
 
 
 def workspace_bytes(shape: LayerShape, options: LayerOptions) -> Mapping[str, int]:
@@ -328,7 +320,7 @@ class _Planner:
         elements = self.shape.tokens * self.shape.hidden
         traffic = Traffic(
             {"x": elements * _BF16_BYTES},
-            {"quantize_codes": elements, "quantize_scales": elements // BLOCK_ELEMENTS},
+            {"quantize_codes": elements, "quantize_scales": elements // MX_BLOCK},
         )
         return Step(
             "quantize", plan, (f"{options.dtype.upper()} -> MXFP8",), tuple(traffic.writes), lambda load: traffic
@@ -370,7 +362,7 @@ class _Planner:
         elements = shape.tokens * shape.hidden
         reads = {"quantize_codes" if separate else "x": elements * (1 if separate or ready else _BF16_BYTES)}
         if separate or (ready and self.buffers.input_sf is not None):
-            reads["quantize_scales" if separate else "input_sf"] = elements // BLOCK_ELEMENTS
+            reads["quantize_scales" if separate else "input_sf"] = elements // MX_BLOCK
         reads["topk_ids"] = reads["unpermuted_to_permuted"] = shape.rows * _INT32_BYTES
         # A choice of another rank looks up the first expert.
         first = load.used < shape.rows and not load.rows[0]
@@ -398,15 +390,12 @@ class _Planner:
             buffers.gate_up_bias if first else None,
         )
         plan = grouped_gemm_plan(
-            grouped_gemm_kernel(choice.tile, "bf16"),
             choice.tile,
-            check_tile(choice.tile, arch=self.arch),
+            "bf16",
+            choice.stages,
             operands,
             space[f"{stage}_out"],
-            rows=shape.rows,
-            experts=shape.experts,
-            n=n,
-            k=k,
+            GemmShape(shape.rows, shape.experts, n, k),
             multiprocessors=self.multiprocessors,
         )
 

@@ -9,7 +9,7 @@ as the real ones do.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from typing import Any
 
 import ml_dtypes
@@ -18,7 +18,8 @@ import numpy.typing as npt
 import torch
 
 from refmoe.cuda.device import CudaDevice, open_device
-from refmoe.cuda.moe.call import ARGUMENTS, MoECall, check_backend, make_call
+from refmoe.cuda.moe.arrays import check_choices, layer_outputs
+from refmoe.cuda.moe.call import TENSORS, MoEArguments, MoECall, check_backend, make_call
 from refmoe.cuda.moe.launches import LayerBuffers, layer_steps, workspace_bytes
 from refmoe.errors import ArgumentError
 
@@ -27,61 +28,70 @@ __all__ = ["fused_moe"]
 ALIGNMENT = 16  # bytes, of every pointer: the kernels' widest access
 _WORKSPACE_ALIGNMENT = 256
 
-_ARGUMENTS = (
-    "Tensor input, Tensor token_selected_experts, Tensor token_final_scales, Tensor fc1_expert_weights, "
-    "Tensor fc2_expert_weights, ScalarType output_dtype, Tensor?[] quant_scales, *, Tensor? fc1_expert_biases=None, "
-    "Tensor? fc2_expert_biases=None, Tensor? input_sf=None, Tensor? swiglu_alpha=None, Tensor? swiglu_beta=None, "
-    "Tensor? swiglu_limit=None, int tp_size=1, int tp_rank=0, int ep_size=1, int ep_rank=0, "
-    "bool min_latency_mode=False, bool quantize_in_expand=True, bool use_mxfp8_act_scaling=True, "
-    'str activation="gpt_oss", str scale_mode="rceil", str edge_policy="exact", str? backend=None'
-)
+#: How torch's schema spells the annotations of `MoEArguments`.
+_WORDS = {"Tensor": "Tensor", "Tensor | None": "Tensor?", "Sequence[Tensor | None]": "Tensor?[]", "DType": "ScalarType"}
+
+
+def _schema() -> str:
+    """The arguments but `output`, those without a default first and the others by keyword alone; then the backend."""
+    required, optional = [], []
+    for known in fields(MoEArguments):
+        word = f"{_WORDS.get(str(known.type), known.type)} {known.name}"
+        if known.default is MISSING:
+            required.append(word)
+        elif known.name != "output":
+            default = f'"{known.default}"' if isinstance(known.default, str) else known.default
+            optional.append(f"{word}={default}")
+    return ", ".join((*required, "*", *optional, "str? backend=None"))
+
 
 _LIBRARY: Any = torch.library.Library("refmoe", "DEF")  # type: ignore[no-untyped-call]
-_LIBRARY.define(f"fused_moe({_ARGUMENTS}) -> Tensor")
-_LIBRARY.define(f"fused_moe_out({_ARGUMENTS}, Tensor(a!) output) -> ()")
+_LIBRARY.define(f"fused_moe({_schema()}) -> Tensor")
+_LIBRARY.define(f"fused_moe_out({_schema()}, Tensor(a!) output) -> ()")
 
 
-def fused_moe(*tensors: Any, output: torch.Tensor | None = None, **others: Any) -> torch.Tensor:
-    """`refmoe.cuda.moe.fused.fused_moe` on torch tensors, by the operators.
+def fused_moe(arguments: MoEArguments, backend: str | None = None) -> torch.Tensor:
+    """`refmoe.cuda.fused_moe` on torch tensors, by the operators.
 
     Raises:
         ArgumentError: as there; a tensor on another device than `input`, or one that does not start at a multiple of
             16 bytes.
     """
-    if output is None:
-        result: torch.Tensor = torch.ops.refmoe.fused_moe(*tensors, **others)
-        return result
-    torch.ops.refmoe.fused_moe_out(*tensors, **others, output=output)
+    named = {**vars(arguments), "backend": backend}
+    if arguments.output is not None:
+        torch.ops.refmoe.fused_moe_out(**named)
+        return arguments.output  # type: ignore[no-any-return]
+    del named["output"]
+    result: torch.Tensor = torch.ops.refmoe.fused_moe(**named)
+    return result
+
+
+def _new(*tensors: Any, backend: str | None = None, **named: Any) -> torch.Tensor:
+    call, output = _checked(MoEArguments(*tensors, **named))
+    _run(call, output, backend)
     return output
 
 
-def _new(*tensors: Any, **others: Any) -> torch.Tensor:
-    call, output = _checked(tensors, {**others, "output": None})
-    _run(call, output, others.get("backend"))
-    return output
+def _into(*tensors: Any, backend: str | None = None, **named: Any) -> None:
+    _new(*tensors, backend=backend, **named)
 
 
-def _into(*tensors: Any, output: torch.Tensor, **others: Any) -> None:
-    call, _ = _checked(tensors, {**others, "output": output})
-    _run(call, output, others.get("backend"))
+def _fake_new(*tensors: Any, backend: str | None = None, **named: Any) -> torch.Tensor:
+    return _checked(MoEArguments(*tensors, **named))[1]
 
 
-def _fake_new(*tensors: Any, **others: Any) -> torch.Tensor:
-    return _checked(tensors, {**others, "output": None})[1]
+def _fake_into(*tensors: Any, backend: str | None = None, **named: Any) -> None:
+    _checked(MoEArguments(*tensors, **named))
 
 
-def _fake_into(*tensors: Any, output: torch.Tensor, **others: Any) -> None:
-    _checked(tensors, {**others, "output": output})
-
-
-def _checked(tensors: tuple[Any, ...], others: Mapping[str, Any]) -> tuple[MoECall, torch.Tensor]:
+def _checked(arguments: MoEArguments) -> tuple[MoECall, torch.Tensor]:
     """The call, and where its result goes: the output that was given, or a new one."""
-    call = make_call(*tensors, **{name: value for name, value in others.items() if name != "backend"})
-    x, output = call.tensors["x"], others["output"]
+    call, output = make_call(arguments), arguments.output
+    x = call.tensors["x"]
     for name, tensor in (*call.tensors.items(), ("output", output)):
         if tensor is not None and tensor.device != x.device:
             raise ArgumentError(
-                ARGUMENTS.get(name, name), f"a tensor on {tensor.device}", f"one on {x.device}, as input is"
+                TENSORS.get(name, name), f"a tensor on {tensor.device}", f"one on {x.device}, as input is"
             )
     if output is None:
         output = x.new_empty((call.shape.tokens, call.shape.hidden), dtype=torch.bfloat16)
@@ -99,7 +109,7 @@ def _run(call: MoECall, output: torch.Tensor, backend: str | None) -> None:
             if tensor is not None and tensor.data_ptr() % ALIGNMENT:
                 found = f"a tensor that starts {tensor.data_ptr() % ALIGNMENT} bytes past a multiple of {ALIGNMENT}"
                 raise ArgumentError(
-                    ARGUMENTS.get(name, name), found, f"one that starts at a multiple of {ALIGNMENT} bytes"
+                    TENSORS.get(name, name), found, f"one that starts at a multiple of {ALIGNMENT} bytes"
                 )
         buffers = LayerBuffers(**call.tensors, out=output, workspace=_workspace(call, output.device))
         for step in layer_steps(
@@ -129,8 +139,6 @@ def _executor() -> Any:
 
 
 def _run_on_executor(call: MoECall, output: torch.Tensor, backend: str | None) -> None:
-    from refmoe.cuda.moe.fused import check_choices, layer_outputs
-
     arrays = {name: None if tensor is None else _array(tensor) for name, tensor in call.tensors.items()}
     same = MoECall(call.shape, call.options, arrays)
     check_choices(same)

@@ -16,8 +16,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.cuda.arch import MIN_STAGES
-from refmoe.cuda.gemm.tile import TILES, Tile, check_tile, max_stages, parse_cluster, parse_tile
+from refmoe.cuda.gemm.tile import MIN_STAGES, TILES, Tile, check_tile, max_stages, parse_cluster, parse_tile
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, number, refused, triple, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
@@ -443,7 +442,7 @@ SM12X_GEMM = Family(
         settings={"num_experts": "e", "out_dtype": "dtype"},
         padded_inputs=True,
     ),
-    sources=("sm12x_grouped_gemm",),
+    sources=("gemm",),
     host=("refmoe.cuda.gemm.kernel",),
     check=_check,
     software={"sm_90a": _software},

@@ -6,10 +6,14 @@ once on a machine. What is kept is named by a hash of everything that went in, t
 
 from __future__ import annotations
 
+import re
+import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from refmoe.chips import CHIPS, Mma
 from refmoe.cuda.gemm.tile import Tile, TileRefused
 from refmoe.cuda.toolchain import (
     Toolchain,
@@ -24,7 +28,17 @@ from refmoe.museum.cutlass.cache import alone, checked_run, intact, placed, sha2
 from refmoe.museum.cutlass.headers import Headers, find_headers
 from refmoe.museum.cutlass.refusals import refused
 
-__all__ = ["SCHEDULES", "Build", "Built", "build", "compile_command", "cubin", "find_built", "gpu_library"]
+__all__ = [
+    "SCHEDULES",
+    "Build",
+    "Built",
+    "build",
+    "compile_command",
+    "cubin",
+    "find_built",
+    "gpu_library",
+    "static_assertions",
+]
 
 CUTLASS_CSRC = Path(__file__).parent / "csrc"
 SOURCE = CUTLASS_CSRC / "grouped_gemm.cu"
@@ -35,7 +49,8 @@ SCHEDULES = {
     "cooperative": "KernelPtrArrayTmaWarpSpecializedCooperative",
     "pingpong": "KernelPtrArrayTmaWarpSpecializedPingpong",
 }
-CUTLASS_ARCHITECTURES = ("sm_120a", "sm_121a")
+#: The kernel is written for one instruction.
+CUTLASS_ARCHITECTURES = tuple(chip.arch for chip in CHIPS.values() if Mma.SYNC_MX in chip.instructions)
 
 # Those of CUTLASS's own release build. Unlike our kernels' they let the compiler fuse a product and a sum: this is the
 # kernel that servers run.
@@ -53,7 +68,7 @@ class Build:
     Attributes:
         schedule: "cooperative", two warp groups share a tile, or "pingpong", each has its own in turn.
         swapped: weights on M and tokens on N, as servers run it for few tokens; else the other way round.
-        arch: "sm_120a" or "sm_121a".
+        arch: one of `CUTLASS_ARCHITECTURES`.
         tile: weight rows by tokens by K, whichever of them is M.
 
     Raises:
@@ -62,7 +77,7 @@ class Build:
 
     schedule: Literal["cooperative", "pingpong"] = "cooperative"
     swapped: bool = True
-    arch: Literal["sm_120a", "sm_121a"] = "sm_121a"
+    arch: str = "sm_121a"
     tile: Tile = DEFAULT_TILE
 
     def __post_init__(self) -> None:
@@ -230,6 +245,30 @@ def compile_command(build: Build, headers: Headers, toolchain: Toolchain) -> lis
     includes = [f"-I{directory}" for directory in headers.include_directories]
     target = f"-gencode=arch={virtual},code={virtual}"
     return [str(toolchain.nvcc), *FLAGS, target, *includes, *_definitions(build), str(SOURCE)]
+
+
+def static_assertions(build: Build) -> tuple[str, ...]:
+    """What the static assertions of the headers say against a build; empty if it compiles.
+
+    Only the compiler's front end runs, over the device code and the host's: half of the time of a build.
+
+    Raises:
+        CutlassMissing: no headers of CUTLASS.
+        ToolchainError: no compiler.
+    """
+    command = compile_command(build, find_headers(), find_toolchain())
+    with tempfile.TemporaryDirectory() as scratch:
+        finished = subprocess.run(
+            [*command, "-cuda", "-o", str(Path(scratch) / "host.ii")], cwd=scratch, capture_output=True, text=True
+        )
+    if finished.returncode == 0:
+        return ()
+    said = re.findall(r"error: static assertion failed with \"([^\"]*)\"", finished.stderr)
+    return tuple(dict.fromkeys(said)) or (_first_error(finished.stderr),)
+
+
+def _first_error(text: str) -> str:
+    return next((line for line in text.splitlines() if "error" in line), text.strip()[:200])
 
 
 def _compile(build: Build, place: _Place) -> None:

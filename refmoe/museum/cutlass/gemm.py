@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from refmoe import ptx
-from refmoe.cuda.checks import GROUP_BLOCKS, check_fill, k_groups, one_of, scale_buffer_bytes
+from refmoe.chips import CHIPS
+from refmoe.cuda.arguments import GROUP_BLOCKS, check_fill, k_groups, one_of, scale_buffer_bytes
 from refmoe.cuda.device import CudaDevice, Device, DeviceUnavailable, LaunchRecord, PtxDevice
 from refmoe.cuda.gemm.kernel import GemmShape, check_gemm_operands
 from refmoe.cuda.launch import Buffer, Kernel
 from refmoe.errors import ArgumentError
 from refmoe.museum.cutlass.builds import Build, Built, gpu_library
 from refmoe.museum.cutlass.builds import build as build_kernel
-from refmoe.museum.cutlass.chip import CHIPS
 from refmoe.museum.cutlass.host import HostLaunch, HostLibrary, Operands
 from refmoe.museum.cutlass.refusals import K_ELEMENTS
 from refmoe.reference.layout import expert_base_rows
@@ -216,7 +216,7 @@ def execute(
 def _library(built: Built, build: Build, device: Device) -> HostLibrary:
     if isinstance(device, CudaDevice):
         return HostLibrary(gpu_library(build), None)
-    return HostLibrary(built.library, replace(CHIPS[build.arch], multiprocessors=device.multiprocessors))
+    return HostLibrary(built.library, CHIPS[build.arch], device.multiprocessors)
 
 
 def _pointers(

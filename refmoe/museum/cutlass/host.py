@@ -11,13 +11,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from refmoe.chips import Chip
 from refmoe.errors import RefmoeError
 from refmoe.museum.cutlass.builds import Built
-from refmoe.museum.cutlass.chip import Chip
 
 __all__ = ["Description", "HostError", "HostLaunch", "HostLibrary", "Operands", "describe_built"]
 
 UInt8Array = npt.NDArray[np.uint8]
+
+#: What the stand-in answers to cudaDriverGetVersion: 1000 * major + 10 * minor.
+DRIVER_VERSION = 13000
 
 #: The arrays that describe the groups, in the order of refmoe_cutlass_group.
 GROUP_ARRAYS = ("problems", "stride_a", "stride_b", "stride_d", "layout_sfa", "layout_sfb")
@@ -110,10 +113,12 @@ class HostLibrary:
     Args:
         path: the shared library.
         chip: what the stand-in answers about the chip; None for a library with the real runtime.
+        multiprocessors: how many it says the chip has; None for those of `chip`.
     """
 
-    def __init__(self, path: Path, chip: Chip | None) -> None:
+    def __init__(self, path: Path, chip: Chip | None, multiprocessors: int | None = None) -> None:
         self.chip = chip
+        self.multiprocessors = multiprocessors
         self._library = _load(path)
         found = (ctypes.c_int32 * len(Description.__dataclass_fields__))()
         self._library.refmoe_cutlass_describe(ctypes.byref(found))
@@ -178,8 +183,8 @@ class HostLibrary:
 
     def _reset(self) -> None:
         if self.chip is not None:
-            numbers = (self.chip.multiprocessors, self.chip.shared_bytes, *self.chip.compute_capability)
-            chip = _Chip(*numbers, self.chip.driver_version)
+            multiprocessors = self.multiprocessors or self.chip.multiprocessors
+            chip = _Chip(multiprocessors, self.chip.shared_bytes, *self.chip.compute_capability, DRIVER_VERSION)
             parameters = ctypes.c_uint64(self.description.parameter_bytes)
             self._library.refmoe_standin_reset(ctypes.byref(chip), parameters)
 

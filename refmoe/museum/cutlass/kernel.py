@@ -232,7 +232,7 @@ def build_of(case: Case, arch: str) -> Build:
         needed = " or ".join(CUTLASS_ARCHITECTURES)
         raise ArgumentError("arch", arch, f"{needed}: CUTLASS has this kernel only for SM12x")
     schedule, order = case.build.split("-")
-    return Build(schedule, order == "swapped", arch, parse_tile(case.tile or _TILE))  # type: ignore[arg-type]
+    return Build(schedule, order == "swapped", arch, parse_tile(case.tile or _TILE))
 
 
 def check_supported(case: Case, arch: str) -> Build:

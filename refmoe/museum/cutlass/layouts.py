@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from refmoe.cuda.toolchain import cache_directory, find_toolchain, include_directory
+from refmoe.formats import MX_BLOCK
 from refmoe.museum.cutlass.cache import alone, checked_run, intact, placed, sha256
 from refmoe.museum.cutlass.headers import find_headers
-from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import checked_count
 
 __all__ = ["fragment_layouts", "layout_program", "scale_layouts"]
@@ -36,7 +36,7 @@ def scale_layouts(m: int, n: int, k: int, batches: int = 1) -> tuple[Int64Array,
     sizes = [checked_count(name, value, least=1) for name, value in zip("mnkl", (m, n, k, batches), strict=True)]
     found: dict[str, Int64Array] = {}
     for name, table in _run("scales", *map(str, sizes)).items():
-        offsets = np.full((batches, m if name == "sfa" else n, k // BLOCK), -1, np.int64)
+        offsets = np.full((batches, m if name == "sfa" else n, k // MX_BLOCK), -1, np.int64)
         row, block, batch, offset = table.T
         offsets[batch, row, block] = offset
         found[name] = offsets

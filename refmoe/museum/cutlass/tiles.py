@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from refmoe.cuda.arch import SCALE_ROWS, SM12X_SHARED_BYTES, k_bytes
-from refmoe.cuda.gemm.tile import Tile
-from refmoe.formats import E4M3, E8M0
-from refmoe.reference.dequantize import BLOCK
+from refmoe.chips import CHIPS, DEFAULT_ARCH
+from refmoe.cuda.gemm.tile import SCALE_ROWS, Tile, k_bytes
+from refmoe.formats import E4M3, E8M0, MX_BLOCK
 
 __all__ = ["CUTLASS_RELEASES", "CUTLASS_TILES", "CutlassTile", "Evidence", "cutlass_stage_bytes", "most_cutlass_stages"]
 
@@ -101,9 +100,9 @@ CUTLASS_TILES: Mapping[Tile, Mapping[str, CutlassTile]] = MappingProxyType(
 def cutlass_stage_bytes(tile: Tile) -> int:
     """Shared memory of one CUTLASS stage: weights unpacked to bytes, tokens, and whole atoms of both scales."""
     operands = (tile.m + tile.n) * k_bytes(tile.k, E4M3)
-    return operands + (tile.m + max(tile.n, SCALE_ROWS)) * k_bytes(tile.k // BLOCK, E8M0)
+    return operands + (tile.m + max(tile.n, SCALE_ROWS)) * k_bytes(tile.k // MX_BLOCK, E8M0)
 
 
 def most_cutlass_stages(tile: Tile) -> int:
     """Stages that fit into the chip's shared memory beside the smallest epilogue: an upper bound."""
-    return (SM12X_SHARED_BYTES - LEAST_EPILOGUE_BYTES) // cutlass_stage_bytes(tile)
+    return (CHIPS[DEFAULT_ARCH].shared_bytes - LEAST_EPILOGUE_BYTES) // cutlass_stage_bytes(tile)

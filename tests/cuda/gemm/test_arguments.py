@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from refmoe.cuda.arch import ARCHS
+from refmoe.chips import KERNEL_ARCHS
 from refmoe.cuda.device import PtxDevice, open_device
 from refmoe.cuda.gemm.kernel import grouped_gemm
 from refmoe.cuda.gemm.tile import TILES, Tile, TileRefused, max_stages
@@ -78,7 +78,7 @@ def test_arguments(changes: dict[str, Any], words: str) -> None:
     assert words in str(refused(**changes))
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", KERNEL_ARCHS)
 @pytest.mark.parametrize(
     ("changes", "why", "instead"),
     [

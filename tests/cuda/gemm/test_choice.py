@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from refmoe.cuda.arch import ARCHS, Arch
+from refmoe.chips import CHIPS, KERNEL_ARCHS
 from refmoe.cuda.gemm.choice import (
     DYNAMIC_TILES,
     PREFILL_TILE,
-    TILES,
     Choice,
     Rule,
-    Tile,
     Verdict,
-    check_tile,
     choose_tile,
     llama_cpp_warps,
-    max_stages,
     most_tokens,
-    stage_bytes,
     tiles_needed,
     use_percent,
 )
+from refmoe.cuda.gemm.tile import TILES, Tile, check_tile, max_stages, stage_bytes
 from refmoe.errors import ArgumentError
 
 #: The tile of each width, as the dynamic rule has it.
@@ -52,7 +49,7 @@ def least_padding(m: int) -> Tile:
     return min(DYNAMIC_TILES, key=lambda tile: (math.ceil(m / tile.n) * tile.n - m, tile.n))
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", KERNEL_ARCHS)
 def test_dynamic_choice_is_the_brute_force_one(arch: str) -> None:
     for m in [*range(1, 700), 1023, 1024, 1025, 4096, 65_536]:
         chosen = choose_tile(m, arch=arch).tile
@@ -95,7 +92,7 @@ def test_least_padding_is_wrong_at_128_tokens() -> None:
 
 def test_a_tile_that_does_not_fit_is_not_chosen() -> None:
     """With room for 48,128 bytes of stages neither 128x8x512 nor 128x32x256 has two, 128x16x256 has."""
-    small = Arch("sm_small", shared_bytes=49_152, cluster_blocks=1, block_scaled_mma=True)
+    small = replace(CHIPS["sm_120a"], arch="sm_small", shared_bytes=49_152)
     for m in range(1, 300):
         chosen = choose_tile(m, arch=small).tile
         assert (chosen.m, chosen.n, chosen.k) == brute_force(m, 48_128)
@@ -105,7 +102,7 @@ def test_a_tile_that_does_not_fit_is_not_chosen() -> None:
     assert verdicts["128x16x256"].verdict is Verdict.CHOSEN
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", KERNEL_ARCHS)
 @pytest.mark.parametrize("min_latency", [False, True])
 def test_static_choice_is_the_designs(min_latency: bool, arch: str) -> None:
     for m in range(1, 600):

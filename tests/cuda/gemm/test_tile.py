@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from refmoe.cuda.arch import (
-    ARCHS,
+from refmoe.chips import CHIPS, KERNEL_ARCHS, Mma, kernel_chip
+from refmoe.cuda.gemm.choice import PREFILL_CLUSTER, PREFILL_TILE
+from refmoe.cuda.gemm.kernel import OUT_DTYPES, GemmShape, grouped_gemm_plan
+from refmoe.cuda.gemm.tile import (
     BARRIER_BYTES,
-    IDENTITY_SCALE,
     K_ATOM,
     MIN_STAGES,
     SINGLE_BLOCK,
-    Arch,
-    arch_named,
-    k_bytes,
-    k_elements,
-)
-from refmoe.cuda.device import MULTIPROCESSORS
-from refmoe.cuda.gemm.choice import (
-    PREFILL_CLUSTER,
-    PREFILL_TILE,
     TILES,
     Tile,
     TileRefused,
     check_tile,
+    k_bytes,
+    k_elements,
     max_stages,
+    parse_cluster,
+    parse_tile,
     stage_bytes,
+    stage_capacity,
 )
-from refmoe.cuda.gemm.kernel import OUT_DTYPES, grouped_gemm_kernel, grouped_gemm_plan
-from refmoe.cuda.gemm.tile import parse_cluster, parse_tile
-from refmoe.cuda.toolchain import ARCHITECTURES
 from refmoe.errors import ArgumentError
 from refmoe.formats import E2M1, E4M3, E8M0
 from refmoe.museum.cutlass.tiles import CUTLASS_RELEASES, CUTLASS_TILES, Evidence, cutlass_stage_bytes
 from refmoe.reference.layout import SCALE_LAYOUTS
+from refmoe.reference.tensor import IDENTITY_SCALE
 
 SM12X = ("sm_120a", "sm_121a")
 
@@ -60,28 +57,27 @@ def refused(tile: Tile, **options: object) -> str:
 
 
 def test_the_archs_are_those_that_are_compiled_for() -> None:
-    assert tuple(ARCHS) == ARCHITECTURES
     for name in SM12X:
-        arch = arch_named(name)
-        assert arch is arch_named(arch) is ARCHS[name]
-        assert arch.shared_bytes == 101_376 == 99 * 1024
-        assert arch.stage_capacity == 100_352 == arch.shared_bytes - BARRIER_BYTES
-        assert arch.cluster_blocks == 1
-        assert arch.block_scaled_mma
-    assert arch_named("sm_90a").shared_bytes == 227 * 1024
-    assert arch_named("sm_90a").stage_capacity == 100_352
-    assert not arch_named("sm_90a").block_scaled_mma
+        chip = kernel_chip(name)
+        assert chip is kernel_chip(chip) is CHIPS[name]
+        assert chip.shared_bytes == 101_376 == 99 * 1024
+        assert stage_capacity(chip) == 100_352 == chip.shared_bytes - BARRIER_BYTES
+        assert chip.cluster_blocks == 1
+        assert Mma.SYNC_MX in chip.instructions
+    assert kernel_chip("sm_90a").shared_bytes == 232_448 == 227 * 1024
+    assert stage_capacity(kernel_chip("sm_90a")) == 100_352
+    assert Mma.SYNC_MX not in kernel_chip("sm_90a").instructions
     with pytest.raises(ArgumentError, match="arch: found str 'sm_80'; needed one of sm_90a, sm_120a, sm_121a"):
-        arch_named("sm_80")
+        kernel_chip("sm_80")
 
 
 def test_clusters() -> None:
     for name in SM12X:
-        assert ARCHS[name].allows_cluster(SINGLE_BLOCK)
-        assert not ARCHS[name].allows_cluster((2, 1, 1))
-        assert not ARCHS[name].allows_cluster((1, 1, 2))
-    assert ARCHS["sm_90a"].allows_cluster((2, 4, 1))
-    assert not ARCHS["sm_90a"].allows_cluster((3, 3, 1))
+        assert CHIPS[name].allows_cluster(SINGLE_BLOCK)
+        assert not CHIPS[name].allows_cluster((2, 1, 1))
+        assert not CHIPS[name].allows_cluster((1, 1, 2))
+    assert CHIPS["sm_90a"].allows_cluster((2, 4, 1))
+    assert not CHIPS["sm_90a"].allows_cluster((3, 3, 1))
 
 
 def test_k_in_bytes_and_elements() -> None:
@@ -127,14 +123,12 @@ def test_stage_bytes_count_what_is_loaded(tile: Tile) -> None:
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
-@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize("name", KERNEL_ARCHS)
 def test_a_launch_at_the_most_stages_fits_with_barriers_and_scratch(name: str, tile: Tile) -> None:
     most = max_stages(tile, name)
     for out_dtype in OUT_DTYPES:
-        kernel = grouped_gemm_kernel(tile, out_dtype)
-        plan = grouped_gemm_plan(
-            kernel, tile, most, (), None, rows=1, experts=1, n=8, k=32, multiprocessors=MULTIPROCESSORS[name]
-        )
+        shape = GemmShape(rows=1, experts=1, n=8, k=32)
+        plan = grouped_gemm_plan(tile, out_dtype, most, (), None, shape, multiprocessors=CHIPS[name].multiprocessors)
         warps = plan.block // 32
         assert warps == {64: 8, 128: 8}.get(tile.n, tile.m // 32)
         assert plan.shared_bytes == 1024 + most * stage_bytes(tile) + 512 * warps <= 101_376
@@ -145,7 +139,7 @@ def test_the_table_is_the_kernels() -> None:
     assert {(tile.m, tile.n, tile.k) for tile in TILES} == set(TABLE) - {(256, 8, 512)}
     assert len(set(TILES)) == len(TILES)
     for tile in TILES:
-        for name in ARCHS:
+        for name in KERNEL_ARCHS:
             assert check_tile(tile, arch=name) == max_stages(tile, name) >= MIN_STAGES
         for stages in range(MIN_STAGES, max_stages(tile) + 1):
             assert check_tile(tile, stages=stages) == stages
@@ -165,7 +159,7 @@ def test_every_extent_and_stage_count_around_the_table_is_allowed_or_refused_by_
                         refused(tile, stages=stages)
 
 
-@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize("name", KERNEL_ARCHS)
 def test_128x128x64_is_refused_for_its_k(name: str) -> None:
     assert refused(Tile(128, 128, 64), arch=name) == (
         f"tile: found 128x128x64 on {name}, but a K of 64 elements is no whole number of atoms of the scale layout, "
@@ -259,7 +253,7 @@ def test_malformed_requests_are_no_refusals(call: object, words: str) -> None:
 
 
 def test_a_chip_with_less_shared_memory_has_fewer_tiles() -> None:
-    small = Arch("sm_small", shared_bytes=49_152, cluster_blocks=1, block_scaled_mma=True)
+    small = replace(CHIPS["sm_120a"], arch="sm_small", shared_bytes=49_152)
     assert check_tile(Tile(128, 16, 256), arch=small) == 2
     assert "2 of them must fit in 48,128" in refused(Tile(128, 8, 512), arch=small)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import ml_dtypes
@@ -13,8 +14,8 @@ from support.launch_recorder import Recorder
 from support.moe_call import case_of, keywords, positional
 
 from refmoe.cuda.device import open_device
-from refmoe.cuda.moe.call import make_call
-from refmoe.cuda.moe.fused import fused_moe
+from refmoe.cuda.moe import fused_moe
+from refmoe.cuda.moe.call import MoEArguments, make_call
 from refmoe.cuda.moe.launches import LayerOptions, LayerShape, workspace_bytes
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
 from refmoe.errors import ArgumentError
@@ -267,6 +268,14 @@ def test_a_backend_by_its_name_must_serve_the_arch_and_none_takes_the_kernels_th
         fused_moe(*positional(layer, x, ids, weights), **keywords(layer), device=hopper, backend="Cutlass")
 
 
+def test_the_list_of_arguments_is_that_of_the_call() -> None:
+    call, listed = (inspect.signature(thing).parameters for thing in (fused_moe, MoEArguments))
+    assert {name: one.default for name, one in listed.items()} == {
+        name: one.default for name, one in call.items() if name not in ("device", "backend", "others")
+    }
+    assert list(listed) == list(call)[:-3]
+
+
 def test_an_unknown_argument_is_one() -> None:
     layer, x, ids, weights = case_of(12, 1, **SIZES)
     with pytest.raises(TypeError, match="tune_everything"):
@@ -275,6 +284,7 @@ def test_an_unknown_argument_is_one() -> None:
 
 def test_a_call_names_its_experts_over_all_ranks() -> None:
     layer, x, ids, weights = case_of(13, 2, **SIZES)
-    call = make_call(*positional(layer, x, ids, weights), **keywords(layer), ep_size=4, ep_rank=3, tp_size=2, tp_rank=1)
+    ranks = {"ep_size": 4, "ep_rank": 3, "tp_size": 2, "tp_rank": 1}
+    call = make_call(MoEArguments(*positional(layer, x, ids, weights), **keywords(layer), **ranks))
     assert (call.shape.experts, call.shape.first_expert, call.options.quantization) == (6, 18, "fused")
     assert call.tensors["down_bias"] is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.moe_call import as_torch, case_of, keywords, positional
 
-from refmoe.cuda.moe.fused import fused_moe
+from refmoe.cuda.moe import fused_moe
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
 from refmoe.errors import ArgumentError
 from refmoe.reference.moe.pipeline import moe_layer

@@ -10,12 +10,11 @@ import pytest
 from support.traffic_meter import Meter, meter  # noqa: F401
 
 from refmoe.catalog import parse_case
-from refmoe.cuda.moe.call import MoECall, make_call
-from refmoe.cuda.moe.fused import layer_outputs
+from refmoe.cuda.moe.arrays import layer_outputs
+from refmoe.cuda.moe.call import MoEArguments, MoECall, make_call
 from refmoe.cuda.moe.launches import LayerBuffers, layer_steps
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
 from refmoe.families.family import Case
-from refmoe.families.moe import MOE
 from refmoe.reference.layout import swizzle_weight_scales
 from refmoe.reference.quantize import quantize_mxfp8
 
@@ -29,16 +28,17 @@ def _compiler() -> None:
 
 
 def called(case: Case, globals_: bool) -> MoECall:
-    given = MOE.inputs(case)
+    given = case.family.inputs(case)
     ones = np.ones(case.shape.e, np.float32) if globals_ else None
-    scales = [swizzle_weight_scales(given[f"{name}_scales"]) for name in ("gate_up", "down")]  # type: ignore[arg-type]
-    return make_call(
+    scales = [swizzle_weight_scales(given[f"{name}_scales"]) for name in ("gate_up", "down")]
+    arguments = MoEArguments(
         given["x"], given["topk_ids"], given["topk_weights"], given["gate_up"], given["down"], ml_dtypes.bfloat16,
         [scales[0], ones, scales[1], ones], fc1_expert_biases=given["gate_up_bias"],
         fc2_expert_biases=given["down_bias"], input_sf=given["input_sf"], swiglu_alpha=given["swiglu_alpha"],
         swiglu_limit=given["swiglu_limit"], ep_size=case.ranks, ep_rank=case.first_expert // case.shape.e,
         quantize_in_expand=case.path == "fused", activation=case.variant,
     )  # fmt: skip
+    return make_call(arguments)
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_declared_traffic_is_what_the_executor_sees(text: str, globals_: bool, m
 
 def test_the_ready_tokens_are_those_of_the_separate_launch() -> None:
     case = parse_case("moe:bf16:m3k96n64e4t2:gaussian:path=ready:seed7@ptx")
-    plain = MOE.inputs(parse_case("moe:bf16:m3k96n64e4t2:gaussian:seed7@ptx"))
-    ready = MOE.inputs(case)
-    quantized = quantize_mxfp8(plain["x"])  # type: ignore[arg-type]
-    assert ready["x"].tobytes() == quantized.codes.tobytes()  # type: ignore[union-attr]
-    assert ready["input_sf"].tobytes() == quantized.scales.tobytes()  # type: ignore[union-attr]
+    plain = parse_case("moe:bf16:m3k96n64e4t2:gaussian:seed7@ptx")
+    ready = case.family.inputs(case)
+    quantized = quantize_mxfp8(plain.family.inputs(plain)["x"])
+    assert ready["x"].tobytes() == quantized.codes.tobytes()
+    assert ready["input_sf"].tobytes() == quantized.scales.tobytes()

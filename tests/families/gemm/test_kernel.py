@@ -73,7 +73,7 @@ def test_mutants_are_caught_by_bits_bound_and_races_and_weighed_by_published_tol
     folder = tmp_path / "mutants"
     folder.mkdir()
     for name in names:
-        (path,) = MUTANTS.rglob(f"*-{name}.patch")
+        (path,) = MUTANTS.glob(f"gemm/*-{name}.patch")
         (folder / path.name).write_text(path.read_text())
     monkeypatch.setattr(plant, "_listed", lambda: (parse_case(SMALL), parse_case(BIASED)))
     monkeypatch.setattr("refmoe.cli.session.load_patches", lambda: load_patches(folder))
@@ -110,7 +110,7 @@ def test_mutants_are_caught_by_bits_bound_and_races_and_weighed_by_published_tol
 
 def test_another_order_of_k_is_a_mismatch_inside_the_bound(devices: Devices, tmp_path: Path) -> None:
     """It is another rounding, which no error bound can exclude: only bits find it."""
-    (path,) = MUTANTS.rglob("*-gemm-k-order.patch")
+    (path,) = MUTANTS.glob("gemm/*-gemm-k-order.patch")
     (tmp_path / path.name).write_text(path.read_text())
     (found,) = plant_faults(load_patches(tmp_path), sound_kernel)
     assert found.caught

@@ -15,8 +15,8 @@ from support.toolchain import NVCC
 from refmoe import ptx
 from refmoe.cuda import open_device
 from refmoe.cuda.device import PtxDevice
-from refmoe.cuda.gemm.choice import TILES
 from refmoe.cuda.gemm.kernel import grouped_gemm
+from refmoe.cuda.gemm.tile import TILES
 from refmoe.cuda.toolchain import CSRC
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -109,7 +109,7 @@ def one_tile(folder: Path, *changes: tuple[str, str], tile: str = "128, 8, 128")
     """A copy of the sources with one tile and some changes."""
     target = folder / "csrc"
     shutil.copytree(CSRC, target)
-    kernel = target / "sm12x_grouped_gemm.cu"
+    kernel = target / "gemm.cu"
     source = re.sub(r"^REFMOE_TILE\((?!" + tile + r"\)).*\n", "", kernel.read_text(), flags=re.MULTILINE)
     for old, new in changes:
         assert old in source

@@ -23,7 +23,7 @@
 
 namespace refmoe {
 
-// What the chip reports. Figures and sources: refmoe/museum/cutlass/chip.py.
+// What the chip reports. Figures and sources: refmoe/chips.py.
 struct Chip {
   int32_t multiprocessors;
   int32_t shared_bytes;  // that one block may opt in to

@@ -1,0 +1,127 @@
+"""How the GPU bench times launches: as nodes of CUDA graphs, on rotating buffers, beside a floor.
+
+The first contender of a group is the floor of the others: a copy of as many bytes with the same share of reads, or a
+kernel that does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from refmoe.cuda.device import CudaDevice
+from refmoe.cuda.launch import Kernel, LaunchPlan
+
+__all__ = ["Contender", "contender", "copy", "empty", "gather", "time_groups"]
+
+ROUNDS = 15
+TARGET_NODES = 40
+ROTATING_BYTES = 256 * 2**20  # several times the L2 of any GPU that runs these kernels
+MAX_BUFFER_SETS = 64
+PIECE_BYTES, COPY_THREADS = 16, 512
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something to time.
+
+    Attributes:
+        name: of its row.
+        traffic: bytes that it must move.
+        device: where its kernels are.
+        sets: the launches of one run, in order, on each set of buffers.
+    """
+
+    name: str
+    traffic: int
+    device: CudaDevice
+    sets: Sequence[Sequence[LaunchPlan]]
+
+    def enqueue(self, turn: int) -> None:
+        """Put one run on the current stream; each turn takes the next set of buffers."""
+        for plan in self.sets[turn % len(self.sets)]:
+            self.device.enqueue(plan)
+
+
+def contender(
+    device: CudaDevice, name: str, traffic: int, launches: Callable[[int], Sequence[LaunchPlan]]
+) -> Contender:
+    """A contender with as many sets of buffers as keep it out of the L2 cache; `launches` makes one from a seed."""
+    sets = max(2, min(MAX_BUFFER_SETS, -(-ROTATING_BYTES // traffic)))
+    return Contender(name, traffic, device, [launches(seed) for seed in range(sets)])
+
+
+def empty(floors: CudaDevice) -> Contender:
+    """A launch that does nothing."""
+    plan = LaunchPlan(Kernel("floors", "refmoe_bench_empty"), grid=1, block=32, arguments=())
+    return Contender("an empty kernel", 0, floors, [[plan]])
+
+
+def copy(floors: CudaDevice, traffic: int, writes: int) -> Contender:
+    """A plain copy that reads once and writes `writes` times, `traffic` bytes in all."""
+    return _moving(floors, "refmoe_bench_copy", traffic, reads=1, writes=writes)
+
+
+def gather(floors: CudaDevice, traffic: int, reads: int) -> Contender:
+    """Reads of `reads` rows for each that is written, `traffic` bytes in all."""
+    return _moving(floors, "refmoe_bench_gather", traffic, reads=reads, writes=1)
+
+
+def _moving(floors: CudaDevice, entry: str, traffic: int, reads: int, writes: int) -> Contender:
+    count = traffic // (PIECE_BYTES * (reads + writes))
+
+    def launches(seed: int) -> list[LaunchPlan]:
+        source = floors.output("source", (count * PIECE_BYTES * reads,), seed)
+        target = floors.output("target", (count * PIECE_BYTES * writes,), 0)
+        arguments = (source, target, count, max(reads, writes))
+        return [LaunchPlan(Kernel("floors", entry), -(-count // COPY_THREADS), COPY_THREADS, arguments)]
+
+    return contender(floors, f"copy, reads {reads} : writes {writes}, {traffic / 1e6:.1f} MB", traffic, launches)
+
+
+def time_groups(device: CudaDevice, groups: Sequence[Sequence[Contender]]) -> list[dict[str, Any]]:
+    """A row for each contender: median microseconds of a node, bytes, TB/s, and the ratio to its group's floor."""
+    rows: list[dict[str, Any]] = []
+    for group in groups:
+        medians = _interleaved_medians(device, group)
+        rows += [
+            {
+                "name": one.name,
+                "microseconds": round(microseconds, 2),
+                "traffic_bytes": one.traffic,
+                "terabytes_per_second": round(one.traffic / microseconds / 1e6, 3),
+                "ratio_to_floor": round(microseconds / medians[0], 3),
+            }
+            for one, microseconds in zip(group, medians, strict=True)
+        ]
+    return rows
+
+
+def _interleaved_medians(device: CudaDevice, contenders: Sequence[Contender]) -> list[float]:
+    """Median microseconds of one node of each; rounds alternate between them, so that drift hits all alike."""
+    torch = device.torch
+    graphs = []
+    for one in contenders:
+        sets = len(one.sets)
+        nodes = max(TARGET_NODES // sets, 1) * sets
+        for turn in range(sets):
+            one.enqueue(turn)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for turn in range(nodes):
+                one.enqueue(turn)
+        graph.replay()
+        graphs.append((graph, nodes))
+    times: list[list[float]] = [[] for _ in contenders]
+    for _ in range(ROUNDS):
+        for (graph, nodes), samples in zip(graphs, times, strict=True):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            samples.append(start.elapsed_time(end) * 1e3 / nodes)
+    return [median(samples) for samples in times]
