@@ -117,10 +117,10 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest -n auto --junitxml=out/tests.xml
 
 test-gpu: $(GPU_PYTHON)
-	$(GPU_PYTHON) -m refmoe.cli parity --device cuda --level full --jobs 8 --report reports/h200.json
-	$(GPU_PYTHON) -m refmoe.cli conformance --device cuda --report reports/bench/conformance.json
-	$(GPU_PYTHON) -m refmoe.cli stress --device cuda --report reports/stress.json
-	$(GPU_PYTHON) -m refmoe.cli bench gpu --report reports/bench/gpu.json
+	$(GPU_PYTHON) -m refmoe parity --device cuda --level full --jobs 8 --report reports/h200.json
+	$(GPU_PYTHON) -m refmoe conformance --device cuda --report reports/bench/conformance.json
+	$(GPU_PYTHON) -m refmoe stress --device cuda --report reports/stress.json
+	$(GPU_PYTHON) -m refmoe bench gpu --report reports/bench/gpu.json
 	$(GPU_PYTHON) -m pytest -m gpu
 
 gate: $(VENV)/.core

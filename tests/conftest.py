@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
-from refmoe.verify.runner import Devices
+from refmoe.verify.kernel import Devices
 
 # The same examples on every run: a red test is reproduced by running it again.
 settings.register_profile("refmoe", derandomize=True, deadline=None, print_blob=True)

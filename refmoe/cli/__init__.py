@@ -1,7 +1,7 @@
 """The command line. Commands import what they need when they run, so that `refmoe --help` is quick.
 
-Exit status of every command: 0 all good; 1 a mismatch, mistrusted data, an error or a failed gate; 2 usage; 3 no case
-ran. UNSUPPORTED and SKIPPED cases alone do not fail.
+Exit status of every command: 0 for success; 1 for a failing case, an error or a failed gate; 2 for wrong usage; 3 if
+no case ran. UNSUPPORTED and SKIPPED cases alone do not fail.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from refmoe.cli import bench, cutlass, drift, flow, gate, policy, prove, report, run, show, silicon
+from refmoe.cli import bench, cutlass, drift, policy, prove, reports, run, show, silicon
 from refmoe.cli.common import app
 from refmoe.errors import ArgumentError, RefmoeError
 
@@ -20,12 +20,10 @@ __all__ = [
     "bench",
     "cutlass",
     "drift",
-    "flow",
-    "gate",
     "main",
     "policy",
     "prove",
-    "report",
+    "reports",
     "run",
     "show",
     "silicon",
@@ -33,9 +31,9 @@ __all__ = [
 
 
 def main() -> None:
-    """Entry point of the `refmoe` command."""
+    """Run the command line; errors that refmoe raises on purpose end it in one sentence."""
     try:
-        app()
+        app(prog_name="refmoe")
     except ArgumentError as error:
         _fail(error, 2)
     except RefmoeError as error:

@@ -1,4 +1,4 @@
-"""The command that times things side by side."""
+"""The command that runs a benchmark."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from refmoe.cli.common import JsonOption, ReportOption, app, finish, usage
+from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_console, usage
 
 __all__ = ["bench"]
 
@@ -23,21 +23,23 @@ def bench(
     report: ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time things side by side in one run; medians. Exit status 1 if `cutlass` misses its target."""
+    """Run a benchmark: time implementations of one operation side by side and print the medians.
+
+    Exit status 1 if the benchmark `cutlass` misses its target; the others have no target that decides it.
+    """
     import importlib
 
     if name not in BENCHES:
         usage(f"NAME: found {name!r}; needed one of {', '.join(BENCHES)}")
     measured: dict[str, Any] = importlib.import_module(f"refmoe.bench.{name}").run()
     document = {"kind": "bench", "name": name, **measured}
-    finish(document, name not in HELD or document["all_reached"], report=report, as_json=as_json, show=_print_bench)
+    good = name not in HELD or document["all_reached"]
+    finish(document, lambda: _print_bench(document), good=good, report=report, as_json=as_json)
 
 
 def _print_bench(document: dict[str, Any]) -> None:
     """A table of what was timed, then everything else that the document says, a line each."""
     from rich.table import Table
-
-    from refmoe.cli.session import make_console
 
     rows = _bench_rows(document)
     columns = list(dict.fromkeys(key for row in rows for key in row))

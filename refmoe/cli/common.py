@@ -1,42 +1,74 @@
-"""What the commands share: the application, how they end, how they print."""
+"""What the commands share: the application, how they print, write files and end."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from refmoe.errors import ArgumentError
 
-__all__ = ["JsonOption", "ReportOption", "app", "finish", "usage", "usage_errors"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = [
+    "JsonOption",
+    "ReportOption",
+    "app",
+    "file_option",
+    "finish",
+    "listed",
+    "make_console",
+    "usage",
+    "usage_errors",
+    "write_files",
+    "writing",
+]
 
 app = typer.Typer(
     name="refmoe",
-    help="Does a mixture-of-experts kernel compute exactly what it should, and if not, where first does it differ?",
+    help="Check that a mixture-of-experts kernel computes exactly what it should, and show where it first differs.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode="rich",
+    rich_markup_mode="rich" if importlib.util.find_spec("rich") else None,
 )
 
+
+def file_option(text: str) -> Any:
+    """An option that takes the name of a file."""
+    return typer.Option(metavar="FILE", help=text)
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-ReportOption = Annotated[Path | None, typer.Option(help="Also write the JSON document here.")]
+ReportOption = Annotated[Path | None, file_option("Also write the JSON document to FILE.")]
+
+
+def make_console(*, stderr: bool = False) -> Console:
+    """A console that never breaks a line: messages and repro strings are copied and searched for."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    # Without a terminal rich takes 80 columns and folds tables into them.
+    return Console(stderr=stderr, soft_wrap=True, highlight=False, width=None if stream.isatty() else 160)
 
 
 def finish(
-    document: dict[str, Any],
-    good: bool,
+    document: Mapping[str, Any],
+    show: Callable[[], None],
     *,
-    report: Path | None,
     as_json: bool,
-    show: Callable[[dict[str, Any]], None],
+    good: bool = True,
+    report: Path | None = None,
 ) -> NoReturn:
-    """Write the document to `report`, print it as JSON or through `show`, and exit with 0 if `good`, else 1."""
+    """Write the document to `report`, print it as JSON or call `show`, and exit with 0 if `good`, else 1."""
     from refmoe.files import write_atomic
 
     text = json.dumps(document, indent=1) + "\n"
@@ -45,8 +77,31 @@ def finish(
     if as_json:
         typer.echo(text, nl=False)
     else:
-        show(document)
+        show()
     raise typer.Exit(0 if good else 1)
+
+
+def write_files(texts: Mapping[Path, Callable[[], str]]) -> tuple[list[Path], list[str]]:
+    """Write every file that can be written: those, and for each other one a sentence that says why not."""
+    from refmoe.files import write_atomic
+
+    written: list[Path] = []
+    failed: list[str] = []
+    for path, text in texts.items():
+        try:
+            written.append(write_atomic(path, text()))
+        except OSError as error:
+            failed.append(f"cannot write {path}: {error.strerror}")
+    return written, failed
+
+
+@contextlib.contextmanager
+def writing(option: str, path: Path) -> Iterator[None]:
+    """A file that an option names and that cannot be written is a usage error."""
+    try:
+        yield
+    except OSError as error:
+        usage(f"{option}: cannot write {path}: {error.strerror}")
 
 
 @contextlib.contextmanager
@@ -62,3 +117,8 @@ def usage(message: str) -> NoReturn:
     """End with a sentence on wrong usage."""
     typer.echo(f"refmoe: {message}", err=True)
     raise typer.Exit(2)
+
+
+def listed(text: str | None) -> list[str] | None:
+    """The words of an option that takes several, separated by commas; None if it is left out."""
+    return None if text is None else [word.strip() for word in text.split(",")]

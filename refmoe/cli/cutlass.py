@@ -1,14 +1,13 @@
-"""The command that builds CUTLASS's own grouped GEMM and says which builds are there."""
+"""The command that builds CUTLASS's own grouped GEMM and lists its builds."""
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Annotated
 
 import typer
 
-from refmoe.cli.common import JsonOption, app, usage
+from refmoe.cli.common import JsonOption, app, finish, usage
 
 __all__ = ["cutlass"]
 
@@ -21,13 +20,13 @@ def cutlass(
         str | None,
         typer.Option(
             metavar="one|all",
-            help="First build what is missing: the default (cooperative, swapped, sm_121a), or "
-            "all eight. A build takes one to three minutes and 6 GB.",
+            help="Build what is missing first: one (the default, cooperative, swapped, for sm_121a) or all eight. "
+            "A build takes one to three minutes and 6 GB of memory.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Build CUTLASS's grouped GEMM from its headers, and show which builds are there."""
+    """List the builds of CUTLASS's grouped GEMM on this machine, and compile missing ones from its headers."""
     from refmoe.museum.cutlass import Build, find_built, find_headers
     from refmoe.museum.cutlass import build as build_kernel
     from refmoe.museum.cutlass.builds import CUTLASS_ARCHITECTURES, SCHEDULES
@@ -49,11 +48,12 @@ def cutlass(
             build_kernel(entry)
             typer.echo(f"{entry}: built in {time.perf_counter() - start:.0f} s", err=True)
     found = {str(entry): find_built(entry) for entry in known}
-    if as_json:
-        release = ".".join(map(str, headers.version))
-        builds = {name: None if built is None else str(built.ptx) for name, built in found.items()}
-        typer.echo(json.dumps({"release": release, "origin": headers.origin, "ptx": builds}, indent=1))
-        return
-    typer.echo(f"CUTLASS {'.'.join(map(str, headers.version))} of {headers.origin}, {headers.root}")
-    for name, built in found.items():
-        typer.echo(f"{name}: {'not built' if built is None else built.ptx}")
+    release = ".".join(map(str, headers.version))
+
+    def show() -> None:
+        typer.echo(f"CUTLASS {release} of {headers.origin}, {headers.root}")
+        for name, built in found.items():
+            typer.echo(f"{name}: {'not built' if built is None else built.ptx}")
+
+    builds = {name: None if built is None else str(built.ptx) for name, built in found.items()}
+    finish({"release": release, "origin": headers.origin, "ptx": builds}, show, as_json=as_json)

@@ -1,4 +1,4 @@
-"""The command that sets paths side by side over decode steps."""
+"""The command that decodes tokens by several paths and compares them step by step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from refmoe.cli.common import JsonOption, ReportOption, app, finish, usage, usage_errors
+from refmoe.cli.common import (
+    JsonOption,
+    ReportOption,
+    app,
+    file_option,
+    finish,
+    listed,
+    make_console,
+    usage,
+    usage_errors,
+    writing,
+)
 
 __all__ = ["drift"]
 
@@ -30,45 +41,53 @@ _MODES: dict[str, tuple[str, ...]] = {
 def drift(
     context: typer.Context,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Folder of a gpt-oss checkpoint; a tiny random one if left out.")
+        Path | None, typer.Option(metavar="FOLDER", help="A gpt-oss checkpoint; a tiny random one if left out.")
     ] = None,
     paths: Annotated[
         str | None,
         typer.Option(
-            help="With commas: BACKEND[:separate|fused][:POLICY][:ARCH], or formula. Left out: cutlass separate and "
-            "fused, marlin, and cutlass with FLOOR scales."
+            help="Paths to compare, separated by commas. A path is BACKEND[:separate|fused][:POLICY][:ARCH], or "
+            "'formula' for float64. If left out: cutlass:separate, cutlass:fused, marlin, cutlass:separate:floor."
         ),
     ] = None,
     policies: Annotated[
-        str | None, typer.Option(help="Scale policies, with commas: the base's path once with each.")
+        str | None, typer.Option(help="Scale policies, separated by commas: also run the base path with each.")
     ] = None,
     base: Annotated[
-        str | None, typer.Option(help="The path that others are held against; the first if left out.")
+        str | None, typer.Option(help="Path that the others are compared with; the first if left out.")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Tokens to decode after the prompt.")] = 64,
     mode: Annotated[
-        str, typer.Option(help="teacher-forced (all get the base's tokens), free-running (each its own) or both.")
+        str,
+        typer.Option(
+            help="teacher-forced: every path continues with the base's tokens; free-running: with its own; or both."
+        ),
     ] = "both",
-    batch: Annotated[int | None, typer.Option(min=1, help="Sequences; 2 if left out.")] = None,
-    prompt_length: Annotated[int | None, typer.Option(min=1, help="Tokens in a seeded prompt; 8 if left out.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Number of sequences; 2 if left out.")] = None,
+    prompt_length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens in each random prompt; 8 if left out.")
+    ] = None,
     prompt: Annotated[
-        str | None, typer.Option(help='The prompt itself: "3,1,4", or "3,1,4;1,5,9" for two sequences.')
+        str | None, typer.Option(help='Token ids of the prompt: "3,1,4", or "3,1,4;1,5,9" for two sequences.')
     ] = None,
     sweep: Annotated[
         list[str] | None,
         typer.Option(
-            help="batch=1,4, prompt=..., k=... or in-flight=... (sequences decoded together); may be repeated."
+            help="Values to try of batch, prompt (tokens), k (experts of a token) or in-flight (sequences decoded "
+            "together), for example batch=1,4; repeatable, every combination runs."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the prompts and of the random checkpoint.")] = 7,
+    seed: Annotated[int, typer.Option(help="Seed of the prompts and of the random checkpoint.")] = 7,
     report: ReportOption = None,
-    plot: Annotated[Path | None, typer.Option(help="Also draw the curves, to a .png or .svg file.")] = None,
+    plot: Annotated[Path | None, file_option("Also draw the error curves, to a .png or .svg file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Decode by several paths side by side; exit status 1 if two of one arithmetic differ, as fused and separate."""
+    """Decode tokens by several paths through the same layers and show where and how far they part.
+
+    Exit status 1 if two paths differ that compute the same arithmetic, such as cutlass:fused and cutlass:separate.
+    """
     from rich.progress import Progress
 
-    from refmoe.cli.session import make_console
     from refmoe.drift import run_drift
     from refmoe.drift.document import document_text, drift_document
     from refmoe.drift.inputs import draw_prompts, open_or_write, parse_prompts, parse_sweeps, sweep_points
@@ -81,7 +100,7 @@ def drift(
         usage(f"--plot: found {plot}; needed a name that ends in .png or .svg")
     start = time.perf_counter()
     with usage_errors():
-        chosen, first = named_paths(_listed(paths), _listed(policies), base)
+        chosen, first = named_paths(listed(paths), listed(policies), base)
         sweeps = parse_sweeps(sweep or [])
         given = None if prompt is None else parse_prompts(prompt)
         if given is not None and (batch or prompt_length or sweeps.keys() & {"batch", "prompt"}):
@@ -128,32 +147,18 @@ def drift(
         from refmoe.files import write_atomic
 
         # Thousands of numbers: a line each, as other documents have it, would be a file of nothing but lines.
-        try:
+        with writing("--report", report):
             write_atomic(report, document_text(document) + "\n")
-        except OSError as error:
-            usage(f"--report: cannot write {report}: {error.strerror}")
     if plot is not None:
         from refmoe.drift.picture import draw_drift
 
-        try:
+        with writing("--plot", plot):
             draw_drift(document, plot)
-        except OSError as error:
-            usage(f"--plot: cannot write {plot}: {error.strerror}")
-    finish(
-        document,
-        document["passed"],
-        report=None,
-        as_json=as_json,
-        show=lambda made: make_console().print(drift_summary(made)),
-    )
-
-
-def _listed(text: str | None) -> list[str] | None:
-    return None if text is None else [word.strip() for word in text.split(",")]
+    finish(document, lambda: make_console().print(drift_summary(document)), good=document["passed"], as_json=as_json)
 
 
 def _command(context: typer.Context) -> str:
-    """What was typed, from the options themselves: who calls it from Python has typed something else."""
+    """The command as it was typed, put together from its options: called from Python, sys.argv is another's."""
     words: list[Any] = ["refmoe", "drift"]
     for option in context.command.params:
         source = context.get_parameter_source(option.name or "")

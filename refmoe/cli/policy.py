@@ -1,20 +1,19 @@
-"""Commands about scale policies: side by side, and which of them made these bytes."""
+"""Commands about scale policies: compare them on data, and find the policy that made given bytes."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from refmoe.cli.common import JsonOption, app, usage, usage_errors
+from refmoe.cli.common import JsonOption, app, file_option, finish, listed, make_console, usage, usage_errors, writing
 
 __all__ = ["compare", "detect", "policy"]
 
 policy = typer.Typer(
     name="policy",
-    help="Scale policies on real data: what each costs, and which of them made given bytes.",
+    help="Compare scale policies on your data, or find the policy that made given bytes.",
     no_args_is_help=True,
     epilog="Examples:\n\nrefmoe policy compare real\n\n"
     "refmoe policy detect --input x.npy --codes codes.npy --scales scales.npy\n\nBoth take --help and --json.",
@@ -22,8 +21,8 @@ policy = typer.Typer(
 app.add_typer(policy)
 
 _INPUT = (
-    "FILE.npy, FILE.safetensors[:TENSOR], real (the activations that ship with refmoe), or a generated fill: "
-    "FILL[:bf16|fp16][:mMkK][:seedN], such as gaussian:m256k2880."
+    "FILE.npy, FILE.safetensors[:TENSOR], 'real' for the activations that ship with refmoe, or generated data as "
+    "FILL[:bf16|fp16][:mMkK][:seedN], for example gaussian:m256k2880."
 )
 
 
@@ -35,41 +34,39 @@ _INPUT = (
 )
 def compare(
     source: Annotated[str, typer.Argument(metavar="INPUT", help=_INPUT)],
-    format: Annotated[str, typer.Option(help="mxfp8 or mxfp4.")] = "mxfp8",
+    format: Annotated[str, typer.Option(help="Format to quantize to: mxfp8 or mxfp4.")] = "mxfp8",
     policies: Annotated[
         str | None,
         typer.Option(
-            help="Whole policies, modes, or MODE/EDGE, with commas; without it, all modes and whole policies."
+            help="Policies to compare, separated by commas: names such as flashinfer, scale modes such as floor, or "
+            "MODE/EDGE such as even/flashinfer. All modes and named policies if left out."
         ),
     ] = None,
-    base: Annotated[str | None, typer.Option(help="Count differences from this one; the first if left out.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Also draw it, to a .png or .svg file.")] = None,
+    base: Annotated[str | None, typer.Option(help="Policy to count differences from; the first if left out.")] = None,
+    picture: Annotated[Path | None, file_option("Also draw the comparison, to a .png or .svg file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Quantize activations by several policies: where they differ, and the error of each."""
-    from refmoe.cli.session import make_console
+    """Quantize activations by several policies and show where they differ and what error each makes."""
     from refmoe.policies.compare import compare_policies, comparison_document, comparison_view
     from refmoe.policies.inputs import read_input
 
     with usage_errors():
         read = read_input(source)
-        names = None if policies is None else [name.strip() for name in policies.split(",")]
-        comparison = compare_policies(read.x, format, policies=names, base=base)
+        comparison = compare_policies(read.x, format, policies=listed(policies), base=base)
         if picture is not None:
             from refmoe.policies.compare_picture import draw_comparison
 
-            try:
+            with writing("--picture", picture):
                 draw_comparison(comparison, read.name, picture)
-            except OSError as error:
-                usage(f"--picture: cannot write {picture}: {error.strerror}")
-    if as_json:
-        document = comparison_document(comparison, read.name)
-        typer.echo(json.dumps({**document, "picture": str(picture) if picture else None}, indent=1))
-        return
-    console = make_console()
-    console.print(comparison_view(comparison, read.name))
-    if picture is not None:
-        console.print(f"\npicture: {picture}", markup=False)
+
+    def show() -> None:
+        console = make_console()
+        console.print(comparison_view(comparison, read.name))
+        if picture is not None:
+            console.print(f"\npicture: {picture}", markup=False)
+
+    document = comparison_document(comparison, read.name)
+    finish({**document, "picture": str(picture) if picture else None}, show, as_json=as_json)
 
 
 @policy.command(
@@ -80,20 +77,26 @@ def compare(
     "refmoe policy detect --input w.npy --gguf blocks.bin"
 )
 def detect(
-    source: Annotated[str, typer.Option("--input", help=f"What was quantized. {_INPUT}")],
-    codes: Annotated[str | None, typer.Option(help="The codes: .npy, .safetensors[:TENSOR] or a raw file.")] = None,
-    scales: Annotated[str | None, typer.Option(help="The scale bytes, likewise.")] = None,
+    source: Annotated[str, typer.Option("--input", metavar="INPUT", help=f"The data that was quantized: {_INPUT}")],
+    codes: Annotated[
+        str | None, typer.Option(help="File of the codes: .npy, .safetensors[:TENSOR] or raw bytes.")
+    ] = None,
+    scales: Annotated[str | None, typer.Option(help="File of the scale bytes, in the same forms.")] = None,
     gguf: Annotated[
-        str | None, typer.Option(help="Instead of both: GGUF's MXFP4 blocks, 17 bytes each, likewise.")
+        str | None,
+        typer.Option(help="File of GGUF's MXFP4 blocks of 17 bytes, which hold codes and scales; instead of both."),
     ] = None,
     format: Annotated[
-        str | None, typer.Option(help="mxfp8 or mxfp4; follows from the size of the codes if left out.")
+        str | None, typer.Option(help="mxfp8 or mxfp4; taken from the number of code bytes if left out.")
     ] = None,
-    layout: Annotated[str, typer.Option(help="Of the scales: linear, 128x4 or 8x4.")] = "linear",
-    packing: Annotated[str, typer.Option(help="Of FP4 codes: even-low or gguf.")] = "even-low",
+    layout: Annotated[str, typer.Option(help="Layout of the scales: linear, 128x4 or 8x4.")] = "linear",
+    packing: Annotated[str, typer.Option(help="Order of two FP4 codes in a byte: even-low or gguf.")] = "even-low",
     as_json: JsonOption = False,
 ) -> None:
-    """Name the policies that made these bytes of this input, or the nearest; exit status 1 if there is none."""
+    """Find the policies that give exactly these codes and scales for this input.
+
+    Exit status 1 if none does; the nearest explanations are printed then.
+    """
     from refmoe.policies.detect import detect_policy, detection_document, detection_view, split_gguf_blocks
     from refmoe.policies.inputs import read_bytes, read_input
 
@@ -111,8 +114,5 @@ def detect(
             assert scales is not None
             code_bytes, scale_bytes = read_bytes(codes, "codes"), read_bytes(scales, "scales")
             found = detect_policy(read.x, code_bytes, scale_bytes, format, layout=layout, packing=packing)
-    if as_json:
-        typer.echo(json.dumps(detection_document(found, read.name), indent=1))
-    else:
-        typer.echo(detection_view(found, read.name))
-    raise typer.Exit(0 if found.matches else 1)
+    document = detection_document(found, read.name)
+    finish(document, lambda: typer.echo(detection_view(found, read.name)), good=bool(found.matches), as_json=as_json)

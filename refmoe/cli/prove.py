@@ -1,4 +1,4 @@
-"""Commands that prove kernels equal to their references."""
+"""Commands that compare kernels with their references, byte for byte."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
-from refmoe.cli.common import JsonOption, app, usage_errors
+from refmoe.cli.common import JsonOption, app, file_option, usage_errors
 from refmoe.cli.tracing import TraceBlockOption, TraceOption, open_trace, write_trace
 
 __all__ = ["parity", "repro"]
@@ -24,45 +24,52 @@ __all__ = ["parity", "repro"]
 )
 def parity(
     level: Annotated[str, typer.Option(help="How many cases: quick, default or full.")] = "default",
-    device: Annotated[str, typer.Option(help="Where kernels run: ptx (no GPU needed) or cuda.")] = "ptx",
+    device: Annotated[str, typer.Option(help="Where the kernels run: ptx (no GPU needed) or cuda.")] = "ptx",
     arch: Annotated[
         str | None,
         typer.Option(
-            help="One arch for all cases. "
-            f"Without it, ptx runs all of {', '.join(KERNEL_ARCHS)}, {DEFAULT_ARCH} the most."
+            help="Architecture to compile every case for. If left out, ptx runs cases for each of "
+            f"{', '.join(KERNEL_ARCHS)}, most of them for {DEFAULT_ARCH}."
         ),
     ] = None,
     suite: Annotated[
         list[str] | None,
-        typer.Option(help="Only this kernel family, or `moe` for those around the GEMMs; may be given again."),
+        typer.Option(
+            metavar="FAMILY", help="Only cases of this kernel family; `moe` names all around the GEMMs. Repeatable."
+        ),
     ] = None,
     case: Annotated[
-        list[str] | None, typer.Option(help="This repro string instead of a list; may be given again.")
+        list[str] | None, typer.Option(help="Run the case of this repro string instead of a level. Repeatable.")
     ] = None,
     activations: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE[:TENSOR]", help="Cases on this BF16 or F16 tensor of a safetensors file instead."),
+        typer.Option(
+            metavar="FILE[:TENSOR]",
+            help="Run cases on your activations, a BF16 or F16 tensor of a safetensors file, instead of a level. "
+            "Repeatable.",
+        ),
     ] = None,
     mutants: Annotated[
         bool,
         typer.Option(
-            "--mutants", help="Also break the kernels on purpose, on ptx, and show which case catches each fault."
+            "--mutants", help="Also plant faults in the kernels, on ptx, and show which case catches each fault."
         ),
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes to run cases and mutants in.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes that run cases.")] = 1,
     report: Annotated[
-        Path | None,
-        typer.Option(help="Where the JSON report goes; whole levels go to out/parity-DEVICE.json by default."),
+        Path | None, file_option("Write the JSON report to FILE. That of a level goes to out/parity-DEVICE.json.")
     ] = None,
-    junit: Annotated[Path | None, typer.Option(help="Also write JUnit XML here.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Also write Markdown here.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write a self-contained HTML page here.")] = None,
+    junit: Annotated[Path | None, file_option("Also write JUnit XML.")] = None,
+    markdown: Annotated[Path | None, file_option("Also write Markdown.")] = None,
+    html: Annotated[Path | None, file_option("Also write a self-contained HTML page.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Prove the kernels equal to their references, byte for byte."""
+    """Run refmoe's kernels and compare every output byte with the references.
+
+    Exit status 1 if a case fails, 3 if none could run; SKIPPED and UNSUPPORTED cases alone do not fail.
+    """
+    from refmoe.catalog import activation_cases, list_cases, parse_case
     from refmoe.cli.session import Outputs, run_session
-    from refmoe.families.case import parse_case
-    from refmoe.families.suites import activation_cases, list_cases
 
     with usage_errors():
         chosen = [parse_case(text) for text in case or []]
@@ -88,14 +95,14 @@ def parity(
     "refmoe repro 'sm12x_gemm:bf16:m2k1440n16e2:gaussian:seed7@ptx' --trace -"
 )
 def repro(
-    case: Annotated[str, typer.Argument(help="A repro string, as printed under every mismatch.")],
+    case: Annotated[str, typer.Argument(help="The repro string that is printed under every failing case.")],
     trace: TraceOption = None,
     trace_block: TraceBlockOption = "0,0,0",
     as_json: JsonOption = False,
 ) -> None:
-    """Run the one case of a repro string."""
+    """Run one case again, by its repro string."""
+    from refmoe.catalog import parse_case
     from refmoe.cli.session import INTERRUPTED, Outputs, run_session
-    from refmoe.families.case import parse_case
 
     with usage_errors():
         chosen = parse_case(case)

@@ -1,4 +1,4 @@
-"""`refmoe run`: any PTX kernel on arrays from files."""
+"""`refmoe run`: run any PTX kernel on arrays from files."""
 
 from __future__ import annotations
 
@@ -34,38 +34,45 @@ _AROUND = 2
     "refmoe run dot.ptx --grid 2,2 --shared 12544 --args 'in:a.npy in:b.npy out:c.npy:f32:70x40 i32:256 null'"
 )
 def run(
-    kernel: Annotated[Path, typer.Argument(metavar="KERNEL.ptx", help="The PTX text; - reads standard input.")],
+    kernel: Annotated[Path, typer.Argument(metavar="KERNEL.ptx", help="The PTX file; '-' for standard input.")],
     entry: Annotated[
-        str | None, typer.Option(help="The kernel, or a part of its name that no other has; not needed if it is alone.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The kernel's name or an unambiguous part of it; not needed if the file has only one."
+        ),
     ] = None,
-    grid: Annotated[str, typer.Option(metavar="X[,Y[,Z]]", help="Blocks.")] = "1",
+    grid: Annotated[str, typer.Option(metavar="X[,Y[,Z]]", help="Number of blocks.")] = "1",
     block: Annotated[
-        str | None, typer.Option(metavar="X[,Y[,Z]]", help="Threads of a block; by default what .reqntid says.")
+        str | None, typer.Option(metavar="X[,Y[,Z]]", help="Threads in a block; .reqntid of the kernel if left out.")
     ] = None,
-    shared: Annotated[int, typer.Option(metavar="BYTES", help="Dynamic shared memory of a block.")] = 0,
+    shared: Annotated[int, typer.Option(metavar="BYTES", help="Dynamic shared memory for each block.")] = 0,
     args: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ARGUMENTS",
-            help="One for each parameter, with spaces between, in one or several --args: in:FILE.npy, "
-            "inout:FILE.npy[:OUT.npy], out:FILE.npy:TYPE:SHAPE[:fill=BYTE], scratch:TYPE:SHAPE[:fill=BYTE], same:N, "
-            "TYPE:VALUE, bytes:FILE, null. TYPE: u8 u16 u32 u64 i8 i16 i32 i64 f16 f32 f64; SHAPE: 1024x16. Arrays of "
-            "BF16, FP8 and FP4 are those of their bits.",
+            help="The kernel's arguments in order, separated by spaces; repeatable. Each is in:FILE.npy (read), "
+            "inout:FILE.npy[:OUT.npy] (read and written), out:FILE.npy:TYPE:SHAPE[:fill=BYTE] (written), "
+            "scratch:TYPE:SHAPE[:fill=BYTE] (not kept), same:N (the array of argument N), TYPE:VALUE (a number), "
+            "bytes:FILE (a struct) or null. TYPE is one of u8 u16 u32 u64 i8 i16 i32 i64 f16 f32 f64, SHAPE for "
+            "example 1024x16. Pass BF16 as u16, FP8 and packed FP4 as u8.",
         ),
     ] = None,
     no_check: Annotated[
-        list[str] | None, typer.Option(help=f"Do not look for this: {', '.join(_CHECKS)}; may be given again.")
+        list[str] | None, typer.Option(metavar="CHECK", help=f"Turn a check off: {', '.join(_CHECKS)}; repeatable.")
     ] = None,
-    step_budget: Annotated[int | None, typer.Option(min=1, help="Give up after so many steps.")] = None,
+    step_budget: Annotated[int | None, typer.Option(min=1, help="Stop with an error after this many steps.")] = None,
     list_entries: Annotated[
-        bool, typer.Option("--list", help="List the kernels and their parameters instead.")
+        bool, typer.Option("--list", help="List the file's kernels and their parameters, and run nothing.")
     ] = False,
     trace: TraceOption = None,
     trace_block: TraceBlockOption = "0,0,0",
     report: ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run any PTX kernel without a GPU: every access checked, outputs written only if the launch ends well."""
+    """Run any PTX kernel without a GPU, with every memory access checked.
+
+    Output files are written only if the kernel runs to its end without a fault.
+    """
     from refmoe.cli.kernel_arguments import read_arguments, write_outputs
     from refmoe.ptx import ArgumentMismatch, Module, ParseError, PtxError, launch
 
@@ -77,7 +84,7 @@ def run(
         _fault(document, error, text, report=report, as_json=as_json)
     if list_entries:
         document.update(target=module.target, entries=[_signature(module.function(name)) for name in module.entries])
-        finish(document, True, show=_show_entries, report=report, as_json=as_json)
+        finish(document, lambda: _show_entries(document), report=report, as_json=as_json)
     with usage_errors():
         checks = _checks(no_check or [])
         words = [word for group in args or [] for word in _words(group)]
@@ -102,7 +109,7 @@ def run(
         _fault(document, error, text, report=report, as_json=as_json)
     write_trace(recorder, trace)
     document.update(result=_outcome(result, text), outputs=write_outputs(arguments))
-    finish(document, True, show=_show, report=report, as_json=as_json)
+    finish(document, lambda: _show(document), report=report, as_json=as_json)
 
 
 def _read(kernel: Path) -> str:
@@ -201,7 +208,7 @@ def _fault(document: dict[str, Any], error: PtxError, text: str, *, report: Path
     excerpt = _excerpt(text, line) if line else []
     kind = type(error).__name__
     document["fault"] = {"kind": kind, "message": str(error), "line": line, **fields, "excerpt": excerpt}
-    finish(document, False, report=report, as_json=as_json, show=_show_fault)
+    finish(document, lambda: _show_fault(document), good=False, report=report, as_json=as_json)
 
 
 def _excerpt(text: str, line: int) -> list[str]:

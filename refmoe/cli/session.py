@@ -1,37 +1,36 @@
-"""A run as its user sees it: progress, findings as they come, a summary, the files that were asked for."""
+"""How a run of cases is shown: progress, failing cases as they come, a summary, and the files that were asked for."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from refmoe.catalog import kernel_of, sound_kernel
+from refmoe.cli.common import make_console, write_files
 from refmoe.errors import RefmoeError
-from refmoe.families.case import Case
-from refmoe.files import write_atomic
-from refmoe.museum.cutlass.faults import CUTLASS_MUTANTS
-from refmoe.museum.cutlass.planted import cutlass_mutants_missing, run_cutlass_mutants
+from refmoe.families.family import Case
+from refmoe.museum import exhibits
 from refmoe.reports import render
 from refmoe.reports.environment import current_environment
 from refmoe.reports.parity import Report, make_report, report_text
-from refmoe.verify.plant import MutantResult, load_mutants, run_mutants
+from refmoe.verify.plant import Fault, FaultResult, load_patches, plant_faults
 from refmoe.verify.runner import run_cases
 from refmoe.verify.verdict import Result, Verdict, exit_status
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from refmoe.ptx import Trace
 
-__all__ = ["INTERRUPTED", "Outputs", "make_console", "run_session"]
-
-CUTLASS_FAMILY = "cutlass_gemm"
+__all__ = ["INTERRUPTED", "Outputs", "run_session"]
 
 #: Exit status after Ctrl-C, as shells have it.
 INTERRUPTED = 130
@@ -46,7 +45,7 @@ class Outputs:
         junit: JUnit XML file, or None.
         markdown: Markdown file, or None.
         html: self-contained HTML page, or None.
-        as_json: whether standard output is the JSON report; what people read goes to standard error then.
+        as_json: whether standard output is the JSON report; everything else then goes to standard error.
     """
 
     report: Path | None = None
@@ -54,13 +53,6 @@ class Outputs:
     markdown: Path | None = None
     html: Path | None = None
     as_json: bool = False
-
-
-def make_console(*, stderr: bool = False) -> Console:
-    """A console that never breaks a line: messages and repro strings are copied and searched for."""
-    stream = sys.stderr if stderr else sys.stdout
-    # Without a terminal rich takes 80 columns and folds tables into them.
-    return Console(stderr=stderr, soft_wrap=True, highlight=False, width=None if stream.isatty() else 160)
 
 
 def run_session(
@@ -73,18 +65,18 @@ def run_session(
     verbose: bool = False,
     trace: Trace | None = None,
 ) -> int:
-    """Run cases, print what differs, write what was asked for.
+    """Run cases, print the failing ones, and write the files that were asked for.
 
-    Ctrl-C ends it with a line that says what ran; no file is written then.
+    Ctrl-C ends the run with a line that says how far it came; no file is written then.
 
     Args:
         cases: what to run.
         command: what the user asked for, for the report.
         outputs: where the report goes.
         jobs: processes to run cases, and mutants, in.
-        mutants: whether to run the mutants too.
+        mutants: whether to plant faults in the kernels too.
         verbose: whether to print passed cases too.
-        trace: what takes down who waited on which barrier; with one process only.
+        trace: records barrier waits and copies; with one process only.
 
     Returns:
         The exit status.
@@ -98,9 +90,9 @@ def run_session(
     console = make_console(stderr=outputs.as_json)
     start = time.perf_counter()
     results: list[Result] = []
-    killed: list[MutantResult] = []
+    killed: list[FaultResult] = []
     try:
-        _run_cases(run_cases(cases, jobs=jobs, trace=trace), len(cases), results, console, verbose)
+        _run_cases(run_cases(cases, kernel_of, jobs=jobs, trace=trace), len(cases), results, console, verbose)
         if mutants:
             _run_mutants(cases, killed, console, jobs)
     except KeyboardInterrupt:
@@ -112,7 +104,13 @@ def run_session(
     environment = current_environment(gpu=any(case.device == "cuda" for case in cases))
     seconds = time.perf_counter() - start
     report = make_report(results, command=command, environment=environment, seconds=seconds, mutants=killed)
-    written, failed = _write(report, outputs)
+    wanted: dict[Path | None, Callable[[Report], str]] = {
+        outputs.report: report_text,
+        outputs.junit: render.junit_text,
+        outputs.markdown: render.markdown_text,
+        outputs.html: _html_text,
+    }
+    written, failed = write_files({path: partial(text, report) for path, text in wanted.items() if path is not None})
     if outputs.as_json:
         print(report_text(report), end="")
     else:
@@ -120,7 +118,7 @@ def run_session(
     if failed:
         raise RefmoeError("; ".join(failed))
     survived = any(not mutant.caught for mutant in killed)
-    return 1 if survived else exit_status(result.verdict for result in results)
+    return 1 if survived else exit_status(results)
 
 
 def _run_cases(running: Iterator[Result], total: int, results: list[Result], console: Console, verbose: bool) -> None:
@@ -136,32 +134,25 @@ def _run_cases(running: Iterator[Result], total: int, results: list[Result], con
                 shown_reasons.add(result.reason)
             # Long reasons, such as a compiler's, are printed whole only once.
             line = result.line.strip().split("\n", 1)[0] if again else result.line
-            if result.verdict.fails or verbose:
-                console.print(line, style=render.verdict_style(result.verdict), markup=False)
+            if result.fails or verbose:
+                console.print(line, style=render.verdict_style(result), markup=False)
                 console.print(f"repro: {result.repro}", markup=False)
             elif result.verdict is not Verdict.PASS and not again:
-                console.print(line, style=render.verdict_style(result.verdict), markup=False)
+                console.print(line, style=render.verdict_style(result), markup=False)
 
 
-def _run_mutants(cases: Sequence[Case], killed: list[MutantResult], console: Console, jobs: int) -> None:
-    """The faults in our kernels, and those in the use of CUTLASS's, as far as the families of `cases` have them."""
-    families = {case.family for case in cases}
-    if families != {CUTLASS_FAMILY}:
-        mutants = load_mutants()
-        _kill(run_mutants(mutants, cases, jobs=jobs), len(mutants), killed, console)
-    if CUTLASS_FAMILY in families:
-        absent = cutlass_mutants_missing()
+def _run_mutants(cases: Sequence[Case], killed: list[FaultResult], console: Console, jobs: int) -> None:
+    """The faults in our kernels, and those of the museum's, if the families of `cases` have them."""
+    families = {case.family.name for case in cases}
+    faults: list[Fault] = list(load_patches()) if families - exhibits().keys() else []
+    for name, exhibit in exhibits().items():
+        absent = exhibit.faults_missing() if name in families else None
         if absent is not None:
-            console.print(
-                f"SKIPPED {len(CUTLASS_MUTANTS)} faults in the use of CUTLASS's kernel: {absent}", markup=False
-            )
-            return
-        _kill(run_cutlass_mutants(), len(CUTLASS_MUTANTS), killed, console)
-
-
-def _kill(running: Iterator[MutantResult], total: int, killed: list[MutantResult], console: Console) -> None:
-    with _progress(console, total, "mutants") as advance:
-        for result in running:
+            console.print(f"SKIPPED {len(exhibit.faults)} faults of {name}: {absent}", markup=False)
+        elif name in families:
+            faults += exhibit.faults
+    with _progress(console, len(faults), "mutants") as advance:
+        for result in plant_faults(faults, sound_kernel, jobs=jobs):
             killed.append(result)
             advance(result.name)
             console.print(result.line, style="" if result.caught else "bold red", markup=False)
@@ -180,24 +171,6 @@ def _progress(console: Console, total: int, what: str) -> Iterator[Callable[[str
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total)
         yield lambda text: bar.update(task, advance=1, description=text)
-
-
-def _write(report: Report, outputs: Outputs) -> tuple[list[Path], list[str]]:
-    """The files written, and for each that cannot be a sentence that says why."""
-    written: list[Path] = []
-    failed: list[str] = []
-    for path, render_text in (
-        (outputs.report, report_text),
-        (outputs.junit, render.junit_text),
-        (outputs.markdown, render.markdown_text),
-        (outputs.html, _html_text),
-    ):
-        if path is not None:
-            try:
-                written.append(write_atomic(path, render_text(report)))
-            except OSError as error:
-                failed.append(f"cannot write {path}: {error.strerror}")
-    return written, failed
 
 
 def _html_text(report: Report) -> str:
@@ -220,8 +193,7 @@ def _print_summary(console: Console, report: Report, written: Sequence[Path]) ->
         console.print(render.tolerance_table(report))
         for line in render.tolerance_legend(report):
             console.print(line, markup=False)
-    # What a pass proves is nothing to read under a run without one.
-    for text in report.evidence.values() if Verdict.PASS.value in report.summary else ():
+    for text in report.proves:
         console.print(f"\n{text}", markup=False)
     verdicts = ", ".join(f"{count} {name}" for name, count in report.summary.items())
     console.print(f"\n{verdicts or 'no case'} in {report.seconds:.1f} s", markup=False)

@@ -1,45 +1,96 @@
-"""Commands that show what is there: the machine, a layout, the tiles."""
+"""Commands that show what is there: this machine, a layer's launches, a scale layout, the GEMM's tiles."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
-from refmoe.cli.common import JsonOption, app, usage_errors
+from refmoe.chips import CHIPS, DEFAULT_ARCH, KERNEL_ARCHS
+from refmoe.cli.common import JsonOption, app, file_option, finish, make_console, usage_errors
 from refmoe.errors import ArgumentError
 
-__all__ = ["doctor", "layout", "tiles"]
+__all__ = ["doctor", "flow", "layout", "tiles"]
+
+_GB10 = CHIPS["sm_121a"].products[0]
 
 
 @app.command(epilog="Example:\n\nrefmoe doctor")
 def doctor(as_json: JsonOption = False) -> None:
-    """Say what was found on this machine and what is missing."""
-    from refmoe.cli.session import make_console
+    """List what refmoe needs, what was found on this machine, and how to install what is missing.
+
+    Exit status 1 if kernels cannot be run on the PTX executor.
+    """
     from refmoe.views.doctor import examine
 
     findings = examine()
     usable = all(finding.good for finding in findings if finding.needed)
-    if as_json:
-        document = {"ptx": usable, "findings": [vars(finding) for finding in findings]}
-        typer.echo(json.dumps(document, indent=1))
-    else:
-        console = make_console()
+
+    def show() -> None:
         for finding in findings:
-            mark = (
-                "[green]ok[/]     "
-                if finding.good
-                else "[bold red]missing[/]"
-                if finding.needed
-                else "[yellow]absent[/] "
-            )
-            console.print(f"{mark} [bold]{finding.name}[/]  ", end="")
-            console.print(finding.text, markup=False)
-        console.print("\n`refmoe parity` can run." if usable else "\n`refmoe parity` cannot run.", markup=False)
-    raise typer.Exit(0 if usable else 1)
+            absent = ("missing", "red") if finding.needed else ("absent", "yellow")
+            word, colour = ("ok", "green") if finding.good else absent
+            mark = typer.style(f"{word:7}", fg=colour, bold=finding.needed and not finding.good)
+            typer.echo(f"{mark} {typer.style(finding.name, bold=True)}  {finding.text}")
+        typer.echo("\n`refmoe parity` can run." if usable else "\n`refmoe parity` cannot run.")
+
+    document = {"ptx": usable, "findings": [vars(finding) for finding in findings]}
+    finish(document, show, good=usable, as_json=as_json)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "refmoe flow --path cutlass --model gpt-oss-120b --m 1\n\n"
+    "refmoe flow --quantization separate --m 64 --bandwidth 4800\n\n"
+    "refmoe flow --path marlin"
+)
+def flow(
+    path: Annotated[str, typer.Option(help="Backend: cutlass, marlin, triton, trtllm or trtllm_mxfp8.")] = "cutlass",
+    model: Annotated[str, typer.Option(help="Model: gpt-oss-20b or gpt-oss-120b.")] = "gpt-oss-120b",
+    m: Annotated[int, typer.Option("--m", help="Number of tokens.")] = 1,
+    bandwidth: Annotated[
+        float, typer.Option(help=f"Memory bandwidth in GB/s; a {_GB10.name} has {_GB10.bandwidth:g}.")
+    ] = _GB10.bandwidth,
+    quantization: Annotated[
+        str | None,
+        typer.Option(
+            help="How the tokens are quantized: separate (by a launch of its own), fused (while they are copied to "
+            "their experts) or ready (they already are). [default: fused]"
+        ),
+    ] = None,
+    routing: Annotated[
+        str, typer.Option(help="How tokens choose experts: uniform, same-experts or empty-experts.")
+    ] = "uniform",
+    arch: Annotated[
+        str, typer.Option(help=f"Architecture that launches are planned for: {', '.join(KERNEL_ARCHS)}.")
+    ] = "sm_121a",
+    as_json: JsonOption = False,
+) -> None:
+    """Show each launch and conversion of a layer with the bytes that it moves, and what fused quantization saves."""
+    from refmoe.views import flow as view
+    from refmoe.views import fusing as saving
+
+    with usage_errors():
+        if not 0 < bandwidth < float("inf"):
+            raise ArgumentError("bandwidth", f"{bandwidth:g}", "GB/s, more than 0")
+        found = view.flow(path, model, m, quantization=quantization, routing=routing, arch=arch)
+        saved = saving.fusing(model, m, routing=routing) if found.launches else None
+
+    def show() -> None:
+        console = make_console()
+        way = f", {found.quantization}" if found.quantization else ""
+        console.print(f"{found.path}{way}: a layer of {found.model.name}, M = {m}, {routing} routing\n", markup=False)
+        console.print(view.flow_table(found))
+        console.print(f"\n{view.flow_summary(found, bandwidth)}", markup=False)
+        if saved:
+            separate, fused, savings = saved
+            console.print(f"\n{saving.fusing_summary(separate, fused)}\n", markup=False)
+            console.print(saving.fusing_table(savings))
+            console.print("\n" + "\n".join(saving.claims(separate, fused, savings)), markup=False)
+
+    document = view.flow_document(found, bandwidth)
+    finish({**document, "fusing": saving.fusing_document(*saved) if saved else None}, show, as_json=as_json)
 
 
 @app.command(
@@ -49,17 +100,20 @@ def doctor(as_json: JsonOption = False) -> None:
     "refmoe layout 128x4 --rows 9 --blocks 4 --offsets 0,5,5,9"
 )
 def layout(
-    name: Annotated[str, typer.Argument(help="128x4, 8x4 or linear.")],
-    rows: Annotated[int, typer.Option(help="Rows of the matrix.")] = 128,
-    blocks: Annotated[int, typer.Option(help="Blocks of 32 along K, one scale each.")] = 8,
+    name: Annotated[str, typer.Argument(help="Layout: 128x4, 8x4 or linear.")],
+    rows: Annotated[int, typer.Option(help="Number of rows of the matrix.")] = 128,
+    blocks: Annotated[int, typer.Option(help="Number of blocks of 32 elements in a row; each has one scale.")] = 8,
     offsets: Annotated[
         str | None,
-        typer.Option(help="First row of each expert and then the number of rows, for grouped rows: 0,5,5,9."),
+        typer.Option(
+            help="For rows grouped by expert: the first row of each expert, then the number of rows. 0,5,5,9 gives "
+            "the second of three experts no row."
+        ),
     ] = None,
-    picture: Annotated[Path | None, typer.Option(help="Also draw it, to a .png or .svg file.")] = None,
+    picture: Annotated[Path | None, file_option("Also draw the layout, to a .png or .svg file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show where each byte of a scale layout lies."""
+    """Show at which byte of the buffer each scale of a matrix lies."""
     from refmoe.views.layout import layout_text, plan_layout
 
     with usage_errors():
@@ -70,16 +124,19 @@ def layout(
             from refmoe.views.layout_picture import draw_layout
 
             draw_layout(name, rows, blocks, picture, offsets=starts)
-    if not as_json:
+    drawn = str(picture) if picture else None
+
+    def show() -> None:
         typer.echo(text, nl=False)
-        if picture is not None:
-            typer.echo(f"\npicture: {picture}")
-        return
-    columns = range(blocks)
-    places = [plan.scale_row_of(row) for row in range(rows)]
-    table = [[int(plan.layout.offset(place, column, blocks)) for column in columns] for place in places]
-    document = {"layout": name, "rows": rows, "blocks": blocks, "bytes": plan.size, "offset": table}
-    typer.echo(json.dumps({**document, "picture": str(picture) if picture else None}))
+        if drawn:
+            typer.echo(f"\npicture: {drawn}")
+
+    table: list[list[int]] = []
+    if as_json:
+        places = [plan.scale_row_of(row) for row in range(rows)]
+        table = [[int(plan.layout.offset(place, column, blocks)) for column in range(blocks)] for place in places]
+    document = {"layout": name, "rows": rows, "blocks": blocks, "bytes": plan.size, "offset": table, "picture": drawn}
+    finish(document, show, as_json=as_json)
 
 
 @app.command(
@@ -91,35 +148,36 @@ def layout(
     "refmoe tiles --sass --arch sm_121a"
 )
 def tiles(
-    m: Annotated[int, typer.Option("--m", help="Tokens of the expert that has the most of them.")] = 1,
-    arch: Annotated[str, typer.Option(help=f"The target: {', '.join(KERNEL_ARCHS)}.")] = DEFAULT_ARCH,
-    rule: Annotated[str, typer.Option(help="How to choose: dynamic or static.")] = "dynamic",
+    m: Annotated[int, typer.Option("--m", help="Number of tokens of the busiest expert.")] = 1,
+    arch: Annotated[str, typer.Option(help=f"Architecture: {', '.join(KERNEL_ARCHS)}.")] = DEFAULT_ARCH,
+    rule: Annotated[str, typer.Option(help="Rule that chooses the tile: dynamic or static.")] = "dynamic",
     min_latency: Annotated[
-        bool, typer.Option("--min-latency", help="Let the static rule take narrow tiles for few tokens.")
+        bool, typer.Option("--min-latency", help="Allow the static rule narrow tiles for few tokens.")
     ] = False,
     tile: Annotated[
-        str | None, typer.Option(metavar="MxNxK", help="Ask for this tile instead: can it be had, and if not, why.")
+        str | None,
+        typer.Option(metavar="MxNxK", help="Say whether this tile can be used, and if not, why; choose none."),
     ] = None,
-    stages: Annotated[int | None, typer.Option(help="Stages of that tile; without it, the most that fit.")] = None,
-    cluster: Annotated[str, typer.Option(help="Cluster of that tile, in blocks.")] = "1x1x1",
+    stages: Annotated[int | None, typer.Option(help="Pipeline stages of --tile; as many as fit if left out.")] = None,
+    cluster: Annotated[str, typer.Option(help="Cluster of --tile, in blocks.")] = "1x1x1",
     sass: Annotated[
         bool,
         typer.Option(
             "--sass",
-            help="Show what ptxas made of the tile, by default 128x128x128, in our kernel and in CUTLASS's: "
-            "tensor-core instructions, registers, spills, stages, shared memory.",
+            help="Compare the machine code of our kernel and of CUTLASS's for --tile, or 128x128x128: tensor-core "
+            "instructions, registers, spills, stages, shared memory.",
         ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which tile of the grouped GEMM runs for M tokens, and why no other; exit status 1 if one is refused."""
+    """Show which tile the grouped GEMM takes for M tokens, and why it takes no other.
+
+    Exit status 1 if a tile asked for with --tile cannot be used.
+    """
     if sass:
         _sass(tile or "128x128x128", arch, stages, as_json)
-        return
     if tile is not None:
         _one_tile(tile, arch, stages, cluster, as_json)
-        return
-    from refmoe.cli.session import make_console
     from refmoe.cuda.gemm.choice import choose_tile
     from refmoe.views import tiles as tile_view
 
@@ -127,54 +185,53 @@ def tiles(
         if stages is not None or cluster != "1x1x1":
             raise ArgumentError("tile", "none with --stages or --cluster", "the --tile that they are of")
         choice = choose_tile(m, arch=arch, rule=rule, min_latency=min_latency)
-    if as_json:
-        typer.echo(json.dumps(tile_view.choice_document(choice), indent=1))
-        return
-    console = make_console()
-    console.print(tile_view.choice_summary(choice), markup=False)
-    console.print()
-    console.print(tile_view.choice_table(choice))
-    console.print("\nThe same tiles in CUTLASS's grouped kernel, which unpacks FP4 in shared memory\n", markup=False)
-    console.print(tile_view.cutlass_table(choice))
+
+    def show() -> None:
+        console = make_console()
+        console.print(tile_view.choice_summary(choice), markup=False)
+        console.print()
+        console.print(tile_view.choice_table(choice))
+        console.print(
+            "\nThe same tiles in CUTLASS's grouped kernel, which unpacks FP4 in shared memory\n", markup=False
+        )
+        console.print(tile_view.cutlass_table(choice))
+
+    finish(tile_view.choice_document(choice), show, as_json=as_json)
 
 
-def _one_tile(name: str, arch: str, stages: int | None, cluster: str, as_json: bool) -> None:
+def _one_tile(name: str, arch: str, stages: int | None, cluster: str, as_json: bool) -> NoReturn:
     """Say how one tile can be had, or in one sentence why it cannot."""
     from refmoe.cuda.gemm.tile import TileRefused, check_tile, parse_cluster, parse_tile, stage_bytes
 
+    document: dict[str, Any]
     with usage_errors():
         asked, blocks = parse_tile(name), parse_cluster(cluster)
         try:
             depth = check_tile(asked, arch=arch, stages=stages, cluster=blocks)
         except TileRefused as refusal:
-            if as_json:
-                parts = {"argument": refusal.argument, "found": refusal.found, "needed": refusal.needed}
-                typer.echo(json.dumps({"tile": str(asked), "arch": arch, "refused": parts}, indent=1))
-            else:
-                typer.echo(f"refused: {refusal}")
-            raise typer.Exit(1) from None
-    size = stage_bytes(asked)
-    if as_json:
-        document = {"tile": str(asked), "arch": arch, "stages": depth, "stage_bytes": size, "refused": None}
-        typer.echo(json.dumps(document, indent=1))
-    else:
-        typer.echo(f"{asked} on {arch}: {depth} stages of {size:,} bytes, {depth * size:,} in all")
+            parts = {"argument": refusal.argument, "found": refusal.found, "needed": refusal.needed}
+            document, text = {"tile": str(asked), "arch": arch, "refused": parts}, f"refused: {refusal}"
+        else:
+            size = stage_bytes(asked)
+            document = {"tile": str(asked), "arch": arch, "stages": depth, "stage_bytes": size, "refused": None}
+            text = f"{asked} on {arch}: {depth} stages of {size:,} bytes, {depth * size:,} in all"
+    finish(document, lambda: typer.echo(text), good=document["refused"] is None, as_json=as_json)
 
 
-def _sass(tile: str, arch: str, stages: int | None, as_json: bool) -> None:
+def _sass(tile: str, arch: str, stages: int | None, as_json: bool) -> NoReturn:
     """Show the compiled kernels side by side, and say which are not built."""
-    from refmoe.cli.session import make_console
     from refmoe.views.sass import compare_sass, sass_document, sass_table
 
     with usage_errors():
         kernels, absent = compare_sass(tile, arch, stages)
-    if as_json:
-        typer.echo(json.dumps(sass_document(kernels, absent), indent=1))
-        return
-    console = make_console()
-    console.print(sass_table(kernels))
-    for entry in absent:
-        console.print(f"{entry.name}: {entry.reason}", markup=False)
+
+    def show() -> None:
+        console = make_console()
+        console.print(sass_table(kernels))
+        for entry in absent:
+            console.print(f"{entry.name}: {entry.reason}", markup=False)
+
+    finish(sass_document(kernels, absent), show, as_json=as_json)
 
 
 def _integers(text: str) -> list[int]:

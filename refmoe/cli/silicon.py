@@ -1,71 +1,62 @@
-"""Commands that ask a GPU: what its instructions compute, and whether kernels repeat themselves."""
+"""Commands that need a GPU: its instructions against the executor's, and kernels run many times."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from refmoe.cli.common import JsonOption, ReportOption, app, finish, usage
+from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_console, usage
 
 __all__ = ["conformance", "stress"]
 
+_DeviceOption = Annotated[str, typer.Option(help="The only device that this command can ask: cuda, the GPU.")]
+
 
 @app.command(epilog="Example:\n\nrefmoe conformance --device cuda --report reports/bench/conformance.json")
-def conformance(
-    device: Annotated[str, typer.Option(help="What the executor is held against: cuda, the GPU.")] = "cuda",
-    report: ReportOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Hold what the executor computes against a GPU, one instruction at a time; exit status 1 if one differs."""
-    from rich.progress import track
-
-    from refmoe.cli.session import make_console
-    from refmoe.cuda.device import DeviceUnavailable
-    from refmoe.silicon import conformance as conforming
+def conformance(device: _DeviceOption = "cuda", report: ReportOption = None, as_json: JsonOption = False) -> None:
+    """Run every PTX instruction on a GPU and on the executor and compare the bytes; exit status 1 if any differ."""
+    from refmoe.silicon import conformance
 
     if device != "cuda":
         usage(f"--device: found {device!r}; needed cuda: the executor is what is held against it")
-    stderr = make_console(stderr=True)
-    try:
-        document = conforming.run(lambda probes: track(probes, "instructions", console=stderr, transient=True))
-    except DeviceUnavailable as error:
-        typer.echo(f"SKIPPED {error}", err=as_json)
-        raise typer.Exit(3) from None
-    finish(
-        document,
-        not document["differing_opcodes"],
-        report=report,
-        as_json=as_json,
-        show=lambda made: typer.echo(conforming.summary(made), nl=False),
-    )
+    _run(conformance, "instructions", lambda document: not document["differing_opcodes"], report, as_json)
 
 
 @app.command(epilog="Example:\n\nrefmoe stress --device cuda --report reports/stress.json")
-def stress(
-    device: Annotated[str, typer.Option(help="Where the kernels run: cuda, the GPU.")] = "cuda",
-    report: ReportOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Run every kernel a hundred times and under compute-sanitizer; exit status 1 if outputs differ or it complains."""
-    from rich.progress import track
+def stress(device: _DeviceOption = "cuda", report: ReportOption = None, as_json: JsonOption = False) -> None:
+    """Run every kernel a hundred times on a GPU, and once under each tool of compute-sanitizer.
 
-    from refmoe.cli.session import make_console
-    from refmoe.cuda.device import DeviceUnavailable
-    from refmoe.silicon import stress as stressing
+    Exit status 1 if two runs of a kernel give different bytes or a tool finds an error.
+    """
+    from refmoe.silicon import stress
 
     if device != "cuda":
         usage(f"--device: found {device!r}; needed cuda: on the executor every run is the same")
-    stderr = make_console(stderr=True)
+    _run(stress, "kernels, tools", lambda document: bool(document["passed"]), report, as_json)
+
+
+def _run(
+    module: ModuleType, what: str, good: Callable[[dict[str, Any]], bool], report: Path | None, as_json: bool
+) -> NoReturn:
+    """Run a module of refmoe.silicon with a progress bar over `what`; without a GPU end with exit status 3."""
+    from rich.progress import track
+
+    from refmoe.cuda.device import DeviceUnavailable
+
+    console = make_console(stderr=True)
     try:
-        document = stressing.run(progress=lambda items: track(items, "kernels, tools", console=stderr, transient=True))
+        document = module.run(progress=lambda items: track(items, what, console=console, transient=True))
     except DeviceUnavailable as error:
         typer.echo(f"SKIPPED {error}", err=as_json)
         raise typer.Exit(3) from None
     finish(
         document,
-        document["passed"],
+        lambda: typer.echo(module.summary(document), nl=False),
+        good=good(document),
         report=report,
         as_json=as_json,
-        show=lambda made: typer.echo(stressing.summary(made), nl=False),
     )

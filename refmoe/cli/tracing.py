@@ -1,4 +1,4 @@
-"""The options of commands that can tell who waited on which barrier, and where what they tell goes."""
+"""The options `--trace` and `--trace-block`: a record of barrier waits and asynchronous copies."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ TraceOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Write who waited on which barrier, when, here: JSON if FILE ends in .json, else text; - prints it.",
+        help="Record barrier waits and copies to FILE: .json for JSON, otherwise text, '-' for standard output.",
     ),
 ]
 TraceBlockOption = Annotated[
-    str, typer.Option(metavar="X,Y,Z", help="The block that --trace tells of, or all; text shows the first of them.")
+    str, typer.Option(metavar="X,Y,Z", help="The block that --trace records, or 'all'; text shows only the first.")
 ]
 
 
 def open_trace(path: Path | None, block: str, as_json: bool) -> Trace | None:
-    """What to hand to the launch; None if `path` is.
+    """The recorder to give to a launch; None if there is no `path`.
 
     Raises:
         ArgumentError: a block that is neither three integers nor all, or a file that cannot take the trace.
@@ -50,7 +50,7 @@ def open_trace(path: Path | None, block: str, as_json: bool) -> Trace | None:
 
 
 def write_trace(trace: Trace | None, path: Path | None) -> None:
-    """Write a trace to where the user wants it; say so if it holds nothing."""
+    """Write a trace to `path`, or say that nothing was recorded."""
     from refmoe.files import write_atomic
 
     if trace is None or path is None:

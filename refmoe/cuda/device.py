@@ -148,7 +148,8 @@ class CudaDevice:
             import torch
             from cuda.bindings import driver
         except ImportError as error:
-            raise DeviceUnavailable(f"the cuda device needs torch and cuda-python: {error}") from error
+            needed = "the cuda device needs torch and cuda-python: pip install 'refmoe[cuda]'"
+            raise DeviceUnavailable(f"{needed} ({error})") from error
         if not torch.cuda.is_available():
             raise DeviceUnavailable("torch sees no CUDA device")
         torch.cuda.synchronize()  # makes torch's context the current one, for the driver calls

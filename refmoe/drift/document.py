@@ -20,9 +20,9 @@ from refmoe.drift.growth import METHOD, Growth
 from refmoe.drift.paths import DriftPath
 from refmoe.drift.run import DriftRun, PathComparison
 from refmoe.models import GptOssCheckpoint
-from refmoe.reports.drift import KIND, SCHEMA_VERSION, failures
+from refmoe.reports.documents import digest_of
+from refmoe.reports.drift import DRIFT, SCHEMA_VERSION, failures
 from refmoe.reports.environment import current_environment
-from refmoe.reports.parity import digest_of
 
 __all__ = ["dependent_sequences", "document_text", "drift_document", "source_sha256"]
 
@@ -61,7 +61,7 @@ def drift_document(
         seconds: the time that it took.
     """
     document: dict[str, Any] = {
-        "kind": KIND,
+        "kind": DRIFT.name,
         "schema_version": SCHEMA_VERSION,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": command,

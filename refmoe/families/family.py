@@ -296,8 +296,8 @@ class Family:
 
     __repr__ = __str__
 
-    def option(self, name: str) -> Option:
-        """The option of that name.
+    def option(self, name: str, written: str | None = None) -> Option:
+        """The option of that name; `written` is the value that a string gives it, for the message.
 
         Raises:
             ArgumentError: the family has no such option.
@@ -305,7 +305,8 @@ class Family:
         for option in self.options:
             if option.name == name:
                 return option
-        raise refused("option", name, f"name=value with a name of {one_of(o.name for o in self.options)}")
+        found = name if written is None else f"{name}={written}"
+        raise refused("option", found, f"name=value with a name of {one_of(o.name for o in self.options)}")
 
     def chosen(self, options: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:
         """The value of every option, in order; defaults for those that are not in `options`.
@@ -335,7 +336,7 @@ class Family:
         Raises:
             ArgumentError: a field that the family does not define.
         """
-        options: dict[str, Any] = {name: self.option(name).read(value) for name, value in fields.options}
+        options: dict[str, Any] = {name: self.option(name, value).read(value) for name, value in fields.options}
         shape = Shape.read(self.sizes, fields.shape)
         place: dict[str, Any] = {"device": fields.device, "arch": fields.arch}
         return self.case(fields.fill, shape, fields.dtype, fields.seed, **place, **options)

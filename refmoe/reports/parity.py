@@ -1,4 +1,4 @@
-"""The report: one JSON document whose digest shows an edit.
+"""The parity report: what became of every case of a run; how it is made, written, read and checked.
 
 The keys `schema_version`, `cases[]` with `id, device, arch, verdict, evidence, stage, first_mismatch, repro,
 source_sha256`, and `digest` stay what they are; a new meaning takes a new schema version.
@@ -8,39 +8,41 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import hashlib
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from refmoe.errors import RefmoeError
+from refmoe.errors import ArgumentError
+from refmoe.reports.documents import EDITED, PresentHash, ReportError, digest_of, is_intact, read_document
 from refmoe.reports.environment import Environment
-from refmoe.verify.tolerances import TOLERANCES, Tolerance
+from refmoe.verify.source import sha256_of, source_files
+from refmoe.verify.tolerances import TOLERANCES
 from refmoe.verify.verdict import EVIDENCE, Result, Verdict
 
 if TYPE_CHECKING:
-    from refmoe.verify.plant import MutantResult
+    from refmoe.verify.plant import FaultResult
 
 __all__ = [
     "MAPPED_CASES",
+    "NAMED_CASES",
     "SCHEMA_VERSION",
     "CaseRecord",
     "MismatchMapRecord",
     "MutantRecord",
     "Report",
-    "ReportError",
     "ToleranceRecord",
     "assemble_report",
     "check_report",
     "count_verdicts",
-    "digest_of",
-    "is_intact",
     "make_report",
-    "read_document",
     "read_report",
+    "record_of",
+    "refusals_of",
     "report_text",
     "schema_text",
 ]
@@ -50,13 +52,24 @@ SCHEMA_VERSION = "1"
 #: Cases of a report that keep their maps of what differs: a kernel that is wrong everywhere would fill the disk.
 MAPPED_CASES = 100
 
+#: Cases that the gate refuses with a sentence of their own, of each verdict in each report; the rest is counted.
+NAMED_CASES = 5
 
-class ReportError(RefmoeError):
-    """A file is no report, or was changed after it was made; the message says which, in a sentence."""
+#: What a verdict means for whoever wants to merge.
+_REFUSED = {
+    Verdict.MISMATCH: "bytes differ",
+    Verdict.OUT_OF_BOUND: "values differ more than any rounding explains",
+    Verdict.MISTRUSTED: "equal on data that could not have failed, which proves nothing",
+    Verdict.UNSUPPORTED: "a refusal that the case list does not expect",
+    Verdict.ERROR: "the kernel did not run to its end",
+}
 
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+_M = TypeVar("_M", bound=_Model)
 
 
 class MismatchMapRecord(_Model):
@@ -99,7 +112,19 @@ class CaseRecord(_Model):
     stage: str | None = Field(description="the first stage that differs; if none does, the one that failed")
     first_mismatch: str | None = Field(description="where the first difference is and what it is")
     repro: str = Field(description="the command that runs just this case")
-    source_sha256: str | None = Field(description="of the kernel's source, the headers it includes and its build flags")
+    expected: bool | None = Field(
+        None, description="of UNSUPPORTED: whether the case list expects this refusal; one that it does not fails"
+    )
+    source_sha256: str | None = Field(
+        description="of all that decides the kernel's result: its sources and their headers without comments and "
+        "blanks, the host code that launches it, its build flags"
+    )
+    sources: list[str] | None = Field(
+        None,
+        description="of a user's kernel the files and functions that source_sha256 is of: FILE or FILE::FUNCTION, "
+        "below the project's folder",
+    )
+    compiler: str | None = Field(None, description="what compiled the kernel, where that is known")
     input_sha256: str | None = Field(description="of the input arrays")
     seed: int
     compared: int = Field(description="bytes compared")
@@ -112,14 +137,35 @@ class CaseRecord(_Model):
     )
     kernel: str | None = Field(
         None,
-        description="of a user's kernel under the family's contract: FILE::NAME, whose source_sha256 is that file's, "
-        "or MODULE::NAME if a package has it",
+        description="of a user's kernel under the family's contract: FILE::NAME, or MODULE::NAME if a package has it",
     )
     seconds: float
     maps: list[MismatchMapRecord] | None = Field(
         None,
         description=f"where elements differ, by stage; of the first {MAPPED_CASES} cases of a report in which any do",
     )
+
+    @property
+    def fails(self) -> bool:
+        """Whether its verdict fails, or it is a refusal that the case list does not expect."""
+        return self.verdict.fails or self.expected is False
+
+    @property
+    def finding(self) -> str:
+        """What there is to say of the verdict: of a MISMATCH the place first, then what may explain it.
+
+        "codes[5, 421], block (5, 13) lane 5: kernel gave 0x6F (120), reference has 0x70 (128), 1 ulp, scale 0x7B; 3 of
+        23040 differ"
+        """
+        place = (self.first_mismatch or "").replace("  ", ", ", 1)
+        place = re.sub(r"\bkernel (.+?) reference ", r"kernel gave \1, reference has ", place, count=1)
+        unexpected = "not in the case list: " if self.expected is False else ""
+        parts = unexpected + (self.reason or ""), place
+        return "; ".join(filter(None, parts[::-1] if self.verdict is Verdict.MISMATCH else parts))
+
+    def stale(self, present: str) -> bool:
+        """Whether the kernel ran from other sources than those whose hash is `present`."""
+        return self.verdict.ran and self.source_sha256 != present
 
 
 class MutantRecord(_Model):
@@ -169,20 +215,11 @@ class Report(_Model):
     )
     digest: str = Field(description="SHA-256 of the canonical JSON (sorted keys, no spaces, UTF-8) without this key")
 
-
-def digest_of(document: Mapping[str, Any]) -> str:
-    """SHA-256 of a document's canonical JSON: sorted keys, no spaces, UTF-8, the key `digest` left out."""
-    content = {key: value for key, value in document.items() if key != "digest"}
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def is_intact(document: Mapping[str, Any]) -> bool:
-    """Whether a document has the digest that it states; one with a NaN has none, since JSON has no word for it."""
-    try:
-        return digest_of(document) == document.get("digest")
-    except (ValueError, RecursionError):
-        return False
+    @property
+    def proves(self) -> list[str]:
+        """What a pass proves, as `evidence` has it; nothing of a run in which a case fails or none passed."""
+        passed = any(case.verdict is Verdict.PASS for case in self.cases) and not any(case.fails for case in self.cases)
+        return list(self.evidence.values()) if passed and all(mutant.caught for mutant in self.mutants) else []
 
 
 def make_report(
@@ -191,10 +228,10 @@ def make_report(
     command: str,
     environment: Environment,
     seconds: float,
-    mutants: Sequence[MutantResult] = (),
+    mutants: Sequence[FaultResult] = (),
 ) -> Report:
     """The report of `results`, and of `mutants` if any ran."""
-    devices = sorted({result.case.device for result in results})
+    devices = sorted({result.device for result in results})
     assumptions = {result.assumption.model: result.assumption.text for result in results if result.assumption}
     return assemble_report(
         list(_records(results)),
@@ -213,7 +250,7 @@ def assemble_report(
     command: str,
     environment: Environment,
     seconds: float,
-    mutants: Sequence[MutantResult] = (),
+    mutants: Sequence[FaultResult] = (),
 ) -> Report:
     """The report of cases that are records already; `evidence` says what its devices and models prove and assume."""
     document: dict[str, Any] = {
@@ -226,8 +263,8 @@ def assemble_report(
         "summary": count_verdicts([record.verdict for record in records]),
         "seconds": round(seconds, 3),
         "cases": [record.model_dump(mode="json") for record in records],
-        "mutants": [_mutant_record(mutant).model_dump(mode="json") for mutant in mutants],
-        "tolerances": [_tolerance_record(rule).model_dump(mode="json") for rule in TOLERANCES] if mutants else [],
+        "mutants": [_taken(MutantRecord, mutant).model_dump(mode="json") for mutant in mutants],
+        "tolerances": [_taken(ToleranceRecord, rule).model_dump(mode="json") for rule in TOLERANCES] if mutants else [],
     }
     return Report.model_validate({**document, "digest": digest_of(document)})
 
@@ -241,55 +278,32 @@ def _records(results: Sequence[Result]) -> Iterator[CaseRecord]:
     mapped = 0
     for result in results:
         mapped += bool(result.maps)
-        maps = result.maps if mapped <= MAPPED_CASES else ()
-        yield _record(result, [MismatchMapRecord(**dataclasses.asdict(item)) for item in maps] or None)
+        yield record_of(result, maps=mapped <= MAPPED_CASES)
 
 
-def _record(result: Result, maps: list[MismatchMapRecord] | None) -> CaseRecord:
-    return CaseRecord(
-        id=str(result.case),
-        family=result.case.family,
-        device="cuda" if result.case.device == "cuda" else "ptx",
-        arch=result.arch,
-        verdict=result.verdict,
-        evidence=result.evidence,
-        model=result.assumption.model if result.assumption else None,
-        model_evidence=result.assumption.evidence if result.assumption else None,
-        reason=result.reason,
-        stage=result.stage,
-        first_mismatch=result.first_mismatch,
-        repro=result.repro,
-        source_sha256=result.source_sha256,
-        input_sha256=result.input_sha256,
-        seed=result.case.seed,
-        compared=result.compared,
+def record_of(result: Result, maps: bool = True) -> CaseRecord:
+    """What a report holds of a result; with its maps of what differs, or without."""
+    case, assumption = result.case, result.assumption
+    drawn = [MismatchMapRecord(**dataclasses.asdict(item)) for item in result.maps] if maps else []
+    return _taken(
+        CaseRecord,
+        result,
+        family=case.family.name,
+        seed=case.seed,
+        model=assumption.model if assumption else None,
+        model_evidence=assumption.evidence if assumption else None,
+        expected=result.expected if result.verdict is Verdict.UNSUPPORTED else None,
+        sources=result.sources or None,
         differing=dict(result.differing),
-        launches=list(result.launches),
-        lane_instructions=result.lane_instructions,
-        made_of=result.made_of,
-        kernel=None,
         seconds=round(result.seconds, 4),
-        maps=maps,
+        maps=drawn or None,
     )
 
 
-def _mutant_record(mutant: MutantResult) -> MutantRecord:
-    return MutantRecord(
-        name=mutant.name,
-        fault=mutant.fault,
-        kind=mutant.kind,
-        caught=mutant.caught,
-        case=mutant.case,
-        verdict=mutant.verdict,
-        finding=mutant.finding,
-        cases=mutant.cases,
-        check=mutant.check,
-        accepted_by=None if mutant.accepted_by is None else list(mutant.accepted_by),
-    )
-
-
-def _tolerance_record(rule: Tolerance) -> ToleranceRecord:
-    return ToleranceRecord(name=rule.name, source=rule.source, rule=rule.rule)
+def _taken(record: type[_M], source: object, **given: Any) -> _M:
+    """A record of `given`, and of the attributes of `source` that have the names of its other fields."""
+    named = {name: getattr(source, name) for name in record.model_fields if name not in given and hasattr(source, name)}
+    return record.model_validate({**named, **given})
 
 
 def report_text(report: Report) -> str:
@@ -299,29 +313,6 @@ def report_text(report: Report) -> str:
     head = json.dumps(document, indent=1, sort_keys=True, ensure_ascii=False)
     body = ",\n  ".join(cases)
     return head[: -len("\n}")] + f',\n "cases": [\n  {body}\n ]\n}}\n'
-
-
-def read_document(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        ReportError: the file cannot be read, is empty, or holds no JSON object.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ReportError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ReportError(f"{path}: cannot be read: {error}") from error
-    if not text.strip():
-        raise ReportError(f"{path}: the file is empty; a report is one JSON object")
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ReportError(f"{path}: no JSON, so no report: {error}") from error
-    if not isinstance(document, dict):
-        raise ReportError(f"{path}: holds a JSON {type(document).__name__}; a report is one JSON object")
-    return document
 
 
 def read_report(path: Path) -> Report:
@@ -341,7 +332,7 @@ def check_report(path: Path, document: Mapping[str, Any]) -> Report:
     if version != SCHEMA_VERSION:
         raise ReportError(f"{path}: schema version {version!r}; this refmoe reads version {SCHEMA_VERSION!r}")
     if not is_intact(document):
-        raise ReportError(f"{path}: edited after it was made: its content does not have the digest that it states")
+        raise ReportError(f"{path}: {EDITED}")
     try:
         return Report.model_validate(document)
     except ValidationError as error:
@@ -356,3 +347,88 @@ def schema_text() -> str:
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = f"refmoe report, schema version {SCHEMA_VERSION}"
     return json.dumps(schema, indent=1, sort_keys=True) + "\n"
+
+
+def refusals_of(path: Path, report: Report, present: PresentHash) -> list[str]:
+    """Why the gate refuses the report at `path`, a sentence each: its verdicts, its planted faults, its sources."""
+    survivors = [mutant for mutant in report.mutants if not mutant.caught]
+    return [
+        *_refused_cases(path, report.cases),
+        *(f"{path}: the planted fault {mutant.name} was not caught: {mutant.fault}" for mutant in survivors),
+        *_stale_families(path, report.cases, present),
+        *_stale_user_kernels(path, report.cases),
+    ]
+
+
+def _refused_cases(path: Path, cases: Sequence[CaseRecord]) -> list[str]:
+    if not cases:
+        return [f"{path}: an empty report: it holds no case, so it proves nothing"]
+    twice = [name for name, count in Counter(case.id for case in cases).items() if count > 1]
+    refusals = [f"{path}: case {name} is there twice" for name in twice[:NAMED_CASES]]
+    if len(twice) > NAMED_CASES:
+        refusals.append(f"{path}: {len(twice) - NAMED_CASES:,} more cases are there twice")
+    if not any(case.verdict.ran for case in cases):
+        refusals.append(f"{path}: no case ran: {cases[0].verdict.value}: {cases[0].reason}")
+    for verdict, meaning in _REFUSED.items():
+        refusals += _refused_verdict(path, [case for case in cases if case.fails and case.verdict is verdict], meaning)
+    return refusals
+
+
+def _refused_verdict(path: Path, failing: Sequence[CaseRecord], meaning: str) -> list[str]:
+    """A sentence for each of the first cases, and one for all the others."""
+    refusals = [
+        f"{path}: {case.verdict.value}, {meaning}: {case.finding}; run: {case.repro}" for case in failing[:NAMED_CASES]
+    ]
+    if rest := failing[NAMED_CASES:]:
+        kernels = ", ".join(f"{count:,} of {name}" for name, count in Counter(case.family for case in rest).items())
+        refusals.append(
+            f"{path}: {len(rest):,} more cases {rest[0].verdict.value}: {kernels}; see them all: "
+            f"refmoe report {path} --html out/report.html"
+        )
+    return refusals
+
+
+def _stale_families(path: Path, cases: Sequence[CaseRecord], present: PresentHash) -> list[str]:
+    """One sentence a family: a changed header makes all its cases stale at once."""
+    refusals = []
+    for family in sorted({case.family for case in cases if case.kernel is None}):
+        try:
+            now = present(family)
+        except (ArgumentError, OSError) as error:
+            refusals.append(f"{path}: kernel family {family} has no source any more: {error}")
+            continue
+        stale = [case for case in cases if case.family == family and case.kernel is None and case.stale(now)]
+        if stale:
+            refusals.append(
+                f"{path}: the source of {family} changed since {len(stale)} of its cases ran on {stale[0].device} "
+                f"({stale[0].arch}), so they say nothing about it: run them again"
+            )
+    return refusals
+
+
+def _stale_user_kernels(path: Path, cases: Sequence[CaseRecord]) -> list[str]:
+    """A sentence for each user's kernel whose sources are gone or others now.
+
+    Files are looked for from the current folder, as pytest named them from the project's root. A kernel of a package
+    names no sources: no file of it would stay the same elsewhere.
+    """
+    ran: dict[tuple[str, tuple[str, ...]], list[CaseRecord]] = {}
+    for case in cases:
+        if case.kernel is not None and case.sources and case.verdict.ran:
+            ran.setdefault((case.kernel, tuple(case.sources)), []).append(case)
+    refusals = []
+    for (kernel, sources), mine in sorted(ran.items(), key=lambda item: item[0]):
+        try:
+            now = sha256_of(source_files(sources, Path()))
+        except OSError as error:
+            refusals.append(f"{path}: the source of {kernel} cannot be read from here: {error.strerror}")
+            continue
+        except (ArgumentError, SyntaxError) as error:
+            refusals.append(f"{path}: the source of {kernel} is no longer what ran: {error}")
+            continue
+        if stale := [case for case in mine if case.stale(now)]:
+            refusals.append(
+                f"{path}: {' or '.join(sources)} changed since {len(stale)} cases of {kernel} ran, so they say nothing "
+                "about it: run them again"
+            )
+    return refusals

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
 from rich.text import Text
 
-from refmoe.reports.parity import CaseRecord, MutantRecord, Report
-from refmoe.verify.verdict import Verdict
+from refmoe.reports.parity import CaseRecord, MutantRecord, Report, count_verdicts
+from refmoe.verify.verdict import Result, Verdict
 
 __all__ = [
+    "Group",
     "accepted_counts",
+    "cases_text",
+    "groups",
+    "headline",
     "junit_text",
     "markdown_text",
     "summary_table",
@@ -25,16 +29,12 @@ __all__ = [
     "weighed_mutants",
 ]
 
-_STYLES = {
-    Verdict.PASS: "green",
-    Verdict.SKIPPED: "yellow",
-    Verdict.UNSUPPORTED: "yellow",
-}
+_COLUMNS = ("kernel", "device", "arch", "verdicts", "assumed model", "bytes compared", "seconds")
 
 
-def verdict_style(verdict: Verdict) -> str:
-    """The rich style of a verdict: green, yellow or bold red."""
-    return _STYLES.get(verdict, "bold red")
+def verdict_style(one: CaseRecord | Result) -> str:
+    """The rich style of a case: green if it passes, bold red if it fails, yellow if it did not run."""
+    return "bold red" if one.fails else "green" if one.verdict.ran else "yellow"
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,12 @@ class Group:
     @property
     def counts(self) -> str:
         """ "12 PASS, 1 MISMATCH"."""
-        verdicts = [case.verdict for case in self.cases]
-        return ", ".join(f"{verdicts.count(verdict)} {verdict.value}" for verdict in Verdict if verdict in verdicts)
+        return ", ".join(f"{count} {name}" for name, count in self.summary.items())
+
+    @property
+    def summary(self) -> dict[str, int]:
+        """Cases by verdict."""
+        return count_verdicts([case.verdict for case in self.cases])
 
     @property
     def model(self) -> str:
@@ -64,14 +68,27 @@ class Group:
         return "; ".join(sorted(found))
 
     @property
-    def worst(self) -> Verdict:
-        """A failing verdict if there is one, else one that did not run, else PASS."""
-        return min((case.verdict for case in self.cases), key=lambda verdict: (not verdict.fails, verdict.ran))
+    def evidence(self) -> list[str]:
+        """What the verdicts rest on, "bit-exact" and "model sm120: extrapolated"."""
+        words = {case.evidence for case in self.cases if case.evidence != "none"}
+        models = {f"model {case.model}: {case.model_evidence}" for case in self.cases if case.model}
+        return [*sorted(words), *sorted(models)]
+
+    @property
+    def worst(self) -> CaseRecord:
+        """A failing case if there is one, else one that did not run, else one that passes."""
+        return min(self.cases, key=lambda case: (not case.fails, case.verdict.ran))
 
     @property
     def seconds(self) -> float:
         """Time of all cases together."""
         return sum(case.seconds for case in self.cases)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The group's line in a table whose columns are `_COLUMNS`."""
+        figures = f"{self.compared:,}", f"{self.seconds:.1f}"
+        return self.family, self.device, self.arch, self.counts, self.model, *figures
 
 
 def groups(report: Report) -> list[Group]:
@@ -85,20 +102,43 @@ def groups(report: Report) -> list[Group]:
 
 
 def verdict_lines(record: CaseRecord) -> list[str]:
-    """What to print about a case that is not PASS: the verdict with its place or reason, the case, how to rerun it."""
-    what = "; ".join(filter(None, (record.reason, record.first_mismatch)))
-    return [f"{record.verdict.value} {what}", f"repro: {record.repro}"]
+    """What to write about a case that is not PASS: the verdict with what was found, and how to run it again."""
+    return [f"{record.verdict.value} {record.finding}", f"repro: {record.repro}"]
+
+
+def headline(report: Report) -> str:
+    """The verdict in figures: cases, and planted faults if any were planted."""
+    caught = sum(mutant.caught for mutant in report.mutants)
+    faults = f"; {caught} of {len(report.mutants)} planted faults caught" if report.mutants else ""
+    return cases_text(report.cases) + faults
+
+
+def cases_text(cases: Sequence[CaseRecord]) -> str:
+    """Counts by verdict in words.
+
+    "12 of 806 cases fail: 10 MISMATCH, 2 ERROR", or, if none fails, "800 of 806 cases pass, 6 SKIPPED".
+    """
+    total = len(cases)
+    if failing := [case.verdict for case in cases if case.fails]:
+        return f"{len(failing):,} of {total:,} cases fail: {_counts(count_verdicts(failing))}"
+    summary = count_verdicts([case.verdict for case in cases])
+    passed = summary.pop(Verdict.PASS.value, 0)
+    return f"{passed:,} of {total:,} cases pass" + (f", {_counts(summary)}" if summary else "")
+
+
+def _counts(summary: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in summary.items())
 
 
 def summary_table(report: Report) -> Table:
     """A rich table, one line for each family, device and arch."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("kernel", "device", "arch", "verdicts", "assumed model", "bytes compared", "seconds"):
+    for name in _COLUMNS:
         table.add_column(name, justify="right" if name in ("bytes compared", "seconds") else "left")
     for group in groups(report):
-        counts = Text(group.counts, style=verdict_style(group.worst))
-        figures = f"{group.compared:,}", f"{group.seconds:.1f}"
-        table.add_row(group.family, group.device, group.arch, counts, group.model, *figures)
+        cells: list[str | Text] = [*group.cells]
+        cells[_COLUMNS.index("verdicts")] = Text(group.counts, style=verdict_style(group.worst))
+        table.add_row(*cells)
     return table
 
 
@@ -138,7 +178,7 @@ def _weights(report: Report, mutant: MutantRecord) -> list[str]:
 
 
 def markdown_text(*reports: Report) -> str:
-    """Reports as Markdown: the table, every verdict but PASS with its repro line, what the evidence means."""
+    """Reports as Markdown: counts, the table, every verdict but PASS with its repro line; of a pass what it proves."""
     return "\n".join(map(_markdown, reports))
 
 
@@ -150,15 +190,14 @@ def _markdown(report: Report) -> str:
         f"`{report.command}`, {report.created}, refmoe {environment.refmoe}, {environment.platform}, "
         f"{environment.nvcc or 'no nvcc'}" + (f", {environment.gpu}" if environment.gpu else ""),
         "",
-        "| kernel | device | arch | verdicts | assumed model | bytes compared | seconds |",
+        f"**{headline(report)}**",
+        "",
+        f"| {' | '.join(_COLUMNS)} |",
         "|---|---|---|---|---|---:|---:|",
+        *(f"| {' | '.join(group.cells)} |" for group in groups(report)),
     ]
-    for group in groups(report):
-        figures = [f"{group.compared:,}", f"{group.seconds:.1f}"]
-        cells = [group.family, group.device, group.arch, group.counts, group.model, *figures]
-        lines.append(f"| {' | '.join(cells)} |")
     told = [case for case in report.cases if case.verdict is not Verdict.PASS]
-    for record in sorted(told, key=lambda case: not case.verdict.fails):
+    for record in sorted(told, key=lambda case: not case.fails):
         lines += ["", *_fenced(verdict_lines(record))]
     if report.mutants:
         lines += ["", "| planted fault | caught by | finding |", "|---|---|---|"]
@@ -166,8 +205,7 @@ def _markdown(report: Report) -> str:
         finding = (mutant.finding or "").strip().split("\n", 1)[0].replace("|", "\\|")
         lines.append(f"| {mutant.fault} | {f'`{mutant.case}`' if mutant.caught else '**nothing**'} | {finding} |")
     lines += _tolerance_lines(report) if weighed_mutants(report) else []
-    lines += [""]
-    lines += [f"- {text}" for text in report.evidence.values()]
+    lines += ["", *(f"- {text}" for text in report.proves)]
     lines += ["", f"digest `{report.digest}`", ""]
     return "\n".join(lines)
 
@@ -211,9 +249,9 @@ def _junit_counts(name: str, cases: Sequence[CaseRecord], created: str) -> dict[
     return {
         "name": name,
         "tests": str(len(cases)),
-        "failures": str(sum(case.verdict.fails for case in cases) - errors),
+        "failures": str(sum(case.fails for case in cases) - errors),
         "errors": str(errors),
-        "skipped": str(sum(not case.verdict.ran for case in cases)),
+        "skipped": str(sum(not case.verdict.ran and not case.fails for case in cases)),
         "time": f"{sum(case.seconds for case in cases):.3f}",
         "timestamp": created,
     }
@@ -222,7 +260,7 @@ def _junit_counts(name: str, cases: Sequence[CaseRecord], created: str) -> dict[
 def _junit_outcome(element: ElementTree.Element, case: CaseRecord) -> None:
     if case.verdict is Verdict.PASS:
         return
-    tag = "skipped" if not case.verdict.ran else "error" if case.verdict is Verdict.ERROR else "failure"
+    tag = "skipped" if not case.fails else "error" if case.verdict is Verdict.ERROR else "failure"
     text = _xml_characters(verdict_lines(case))
     outcome = ElementTree.SubElement(element, tag, {"message": text[0], "type": case.verdict.value})
     outcome.text = "\n".join(text)

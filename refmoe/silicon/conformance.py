@@ -8,7 +8,6 @@ and counted apart.
 
 from __future__ import annotations
 
-import hashlib
 import re
 import subprocess
 import tempfile
@@ -22,29 +21,22 @@ import numpy as np
 from refmoe import ptx
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
-from refmoe.reports.parity import digest_of, is_intact
+from refmoe.reports.conformance import CONFORMANCE, isa_sha256
+from refmoe.reports.documents import digest_of
 from refmoe.silicon.operands import operands
 from refmoe.silicon.probes import CTA, Probe, all_probes, module_text, stored_dtype
 
 __all__ = [
-    "KIND",
     "Outcome",
-    "check_document",
     "compare",
     "document_of",
-    "isa_sha256",
     "run",
     "run_on_executor",
     "summary",
 ]
 
-#: What the document of a run says that it is.
-KIND = "conformance"
 #: Differing lanes that a row of the document shows.
 _EXAMPLES = 6
-
-#: Keys that the gate reads.
-_CHECKED = frozenset(("gpu", "isa_sha256", "opcodes", "differing_opcodes", "rows"))
 
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -96,7 +88,7 @@ def run(progress: Progress = iter) -> dict[str, Any]:
 def document_of(outcomes: Sequence[Outcome], refused: Sequence[str], *, gpu: str, arch: str) -> dict[str, Any]:
     """The document of a run: totals, and a row for each instruction with differing or open lanes."""
     document: dict[str, Any] = {
-        "kind": KIND,
+        "kind": CONFORMANCE.name,
         "gpu": gpu,
         "arch": arch,
         "isa_sha256": isa_sha256(),
@@ -128,32 +120,6 @@ def summary(document: Mapping[str, Any]) -> str:
         f"({document['open_lanes']:,} lanes); {refused} are not of this arch"
     )
     return "\n".join(lines) + "\n"
-
-
-def check_document(path: Path, document: Mapping[str, Any]) -> list[str]:
-    """Why the gate refuses the document of a run, a sentence each."""
-    again = "run `refmoe conformance --device cuda` again"
-    if not is_intact(document):
-        return [f"{path}: edited after it was made; {again}"]
-    if missing := sorted(_CHECKED - document.keys()):
-        return [f"{path}: says that it is of kind {KIND}, but has no {missing[0]}; {again}"]
-    if document["isa_sha256"] != isa_sha256():
-        return [f"{path}: the executor's instructions changed since they were held against {document['gpu']}; {again}"]
-    differing = [row["opcode"] for row in document["rows"] if row["differing"]]
-    if differing or document["differing_opcodes"]:
-        return [f"{path}: {len(differing)} instructions differ on {document['gpu']}: {', '.join(differing[:5])}"]
-    if not document["opcodes"]:
-        return [f"{path}: it holds no instruction, so it proves nothing"]
-    return []
-
-
-def isa_sha256() -> str:
-    """SHA-256 over the sources that a run speaks for: what instructions, atomics and warps compute."""
-    package = Path(ptx.__file__).parent
-    digest = hashlib.sha256()
-    for file in (*sorted((package / "isa").glob("*.py")), package / "memory_ops.py", package / "warp.py"):
-        digest.update(f"{file.name}\0".encode() + file.read_bytes())
-    return digest.hexdigest()
 
 
 def _assemble(probes: Sequence[Probe], arch: str) -> tuple[list[Probe], list[str], bytes]:

@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from refmoe.catalog import list_cases, source_sha256
@@ -24,16 +23,14 @@ from refmoe.cuda.device import CudaDevice, Device
 from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
 from refmoe.families.family import Case
+from refmoe.reports.documents import digest_of
 from refmoe.reports.environment import current_environment
-from refmoe.reports.parity import digest_of, is_intact
+from refmoe.reports.stress import RERUNS, STRESS, TOOLS, failures
 
 __all__ = [
-    "KIND",
-    "RERUNS",
-    "TOOLS",
+    "OPTIONS",
     "Rerun",
     "Sanitized",
-    "check_document",
     "document_of",
     "one_of_each",
     "rerun",
@@ -42,29 +39,23 @@ __all__ = [
     "summary",
 ]
 
-#: What the document of a run says that it is.
-KIND = "stress"
 #: Watches our kernels alone, not torch's.
 OURS = ("--kernel-name", "kernel_substring=refmoe_")
-#: The tools of compute-sanitizer, and what each is asked. memcheck would also report calls of the driver that torch
+#: What each tool of compute-sanitizer is asked. memcheck would also report calls of the driver that torch
 #: makes to find out what there is, and expects to fail. initcheck has to see every kernel: what torch has filled
 #: would count as uninitialised.
-TOOLS: Mapping[str, tuple[str, ...]] = {
+OPTIONS: Mapping[str, tuple[str, ...]] = {
     "memcheck": ("--report-api-errors", "no", *OURS),
     "racecheck": OURS,
     "synccheck": OURS,
     "initcheck": (),
 }
-RERUNS = 100
 #: For all tools together. Each has an equal part of what those before it have left: the last, which is by far the
 #: slowest, gets most.
 TOOLS_SECONDS = 480
 ERRORS_FOUND = 86  # exit status that we ask of compute-sanitizer when it has found something
 NO_CASE_RAN = 3  # exit status of `refmoe parity`
 SHOWN_LINES = 6
-
-#: Keys that the gate reads.
-_CHECKED = frozenset(("gpu", "source_sha256", "reruns", "sanitizers", "passed"))
 
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -119,7 +110,7 @@ def run(runs: int = RERUNS, progress: Progress = iter) -> dict[str, Any]:
 def document_of(reruns: Sequence[Rerun], sanitized: Sequence[Sanitized], *, gpu: str, arch: str) -> dict[str, Any]:
     """The document of a run: what it ran on, a row for each kernel and each tool, and whether all is well."""
     document: dict[str, Any] = {
-        "kind": KIND,
+        "kind": STRESS.name,
         "gpu": gpu,
         "arch": arch,
         "environment": current_environment(gpu=True).model_dump(mode="json"),
@@ -127,7 +118,7 @@ def document_of(reruns: Sequence[Rerun], sanitized: Sequence[Sanitized], *, gpu:
         "reruns": [asdict(result) for result in reruns],
         "sanitizers": [asdict(result) for result in sanitized],
     }
-    document["passed"] = not _failures(document)
+    document["passed"] = not failures(document)
     return {**document, "digest": digest_of(document)}
 
 
@@ -157,8 +148,8 @@ def sanitize(tool: str, cases: Sequence[Case], seconds: float) -> Sanitized:
     program = shutil.which("compute-sanitizer")
     if program is None:
         return Sanitized(tool, "skipped", "no compute-sanitizer on PATH")
-    watch = ("--tool", tool, *TOOLS[tool])
-    command = [program, *watch, "--error-exitcode", str(ERRORS_FOUND), sys.executable, "-m", "refmoe.cli", "parity"]
+    watch = ("--tool", tool, *OPTIONS[tool])
+    command = [program, *watch, "--error-exitcode", str(ERRORS_FOUND), sys.executable, "-m", "refmoe", "parity"]
     command += ["--device", "cuda", *(word for case in cases for word in ("--case", str(case)))]
     # torch hands out pieces of large allocations: a step past the end of one would be a step into the next, and memory
     # that somebody wrote once would count as initialised. Uncached, every buffer is an allocation of its own.
@@ -200,7 +191,7 @@ def _judge(tool: str, status: int, output: str) -> Sanitized:
 
 def summary(document: Mapping[str, Any]) -> str:
     """What a run found, in lines: everything that is wrong, each tool, and the totals."""
-    lines = [f"FAILED {failure}" for failure in _failures(document)]
+    lines = [f"FAILED {failure}" for failure in failures(document)]
     lines += [f"{result['tool']}: {result['verdict']}: {result['summary']}" for result in document["sanitizers"]]
     reruns = document["reruns"]
     same = sum(result["different_outputs"] == 1 for result in reruns)
@@ -210,46 +201,6 @@ def summary(document: Mapping[str, Any]) -> str:
         "bytes every time"
     )
     return "\n".join(lines) + "\n"
-
-
-def check_document(path: Path, document: Mapping[str, Any], present: Callable[[str], str]) -> list[str]:
-    """Why the gate refuses the document of a run, a sentence each.
-
-    Args:
-        path: its file.
-        document: its content.
-        present: gives a kernel family's present source hash.
-    """
-    again = "run `refmoe stress --device cuda` again"
-    if not is_intact(document):
-        return [f"{path}: edited after it was made; {again}"]
-    if missing := sorted(_CHECKED - document.keys()):
-        return [f"{path}: says that it is of kind {KIND}, but has no {missing[0]}; {again}"]
-    stated = document["source_sha256"]
-    stale = [family for family in FAMILIES if stated.get(family) != present(family)]
-    if stale:
-        return [f"{path}: the source of {', '.join(stale)} changed since it ran on {document['gpu']}; {again}"]
-    failures = _failures(document)
-    if not failures and not document["passed"]:
-        failures = ["says itself that it did not pass"]
-    return [f"{path}: {failure}" for failure in failures]
-
-
-def _failures(document: Mapping[str, Any]) -> list[str]:
-    """What is wrong with what a run found, a sentence each."""
-    reruns, sanitized = document["reruns"], document["sanitizers"]
-    failures = [
-        f"{result['different_outputs']} different outputs of {result['runs']} runs of {result['case']}"
-        for result in reruns
-        if result["different_outputs"] != 1
-    ]
-    failures += [f"{row['tool']} found errors: {row['summary']}" for row in sanitized if row["verdict"] == "errors"]
-    # Fewer runs would pass more easily, and a tool that is left out finds nothing.
-    if not reruns or any(result["runs"] < RERUNS for result in reruns):
-        failures.append(f"needed {RERUNS} runs of every kernel")
-    absent = [tool for tool in TOOLS if tool not in [row["tool"] for row in sanitized]]
-    failures += [f"{tool} is neither run nor skipped for a reason" for tool in absent]
-    return failures
 
 
 def _digest(outputs: Mapping[str, Any]) -> str:

@@ -47,13 +47,16 @@ def _python() -> MachineFinding:
 
 
 def _packages() -> list[MachineFinding]:
-    found = []
-    for name in ("numpy", "ml_dtypes", "safetensors", "pydantic"):
-        try:
-            found.append(MachineFinding(name, True, True, metadata.version(name)))
-        except metadata.PackageNotFoundError:
-            found.append(MachineFinding(name, False, True, f"not installed: pip install {name}"))
-    return found
+    needed = [_package(name) for name in ("numpy", "ml_dtypes", "safetensors", "pydantic", "rich")]
+    return [*needed, _package("matplotlib", "pictures"), _package("jinja2", "HTML pages")]
+
+
+def _package(name: str, use: str = "") -> MachineFinding:
+    """A package that every run needs, or, with a `use`, only that."""
+    if importlib.util.find_spec(name) is None:
+        only = f" (only {use} need it)" if use else ""
+        return MachineFinding(name, False, not use, f"not installed: pip install {name}{only}")
+    return MachineFinding(name, True, not use, metadata.version(name))
 
 
 def _compiler() -> list[MachineFinding]:
@@ -124,7 +127,9 @@ def _gpu() -> MachineFinding:
     from refmoe.cuda import DeviceUnavailable, open_device
 
     if importlib.util.find_spec("torch") is None:
-        return MachineFinding("GPU", False, False, "not asked for: the cuda device needs torch and cuda-python")
+        return MachineFinding(
+            "GPU", False, False, "not asked for: --device cuda needs torch and cuda-python: pip install 'refmoe[cuda]'"
+        )
     try:
         device = open_device("cuda")
     except DeviceUnavailable as error:

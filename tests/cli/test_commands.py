@@ -13,12 +13,12 @@ from safetensors.numpy import save_file
 from support.verify import CASE, result, stand_in, write_document
 from typer.testing import CliRunner, Result
 
+from refmoe.catalog import list_cases
 from refmoe.cli import app
 from refmoe.cuda import ToolchainError
-from refmoe.families.suites import list_cases
 from refmoe.reports.parity import read_report, schema_text
-from refmoe.verify import runner
-from refmoe.verify.runner import Devices
+from refmoe.verify import kernel
+from refmoe.verify.kernel import Devices
 from refmoe.verify.verdict import Verdict
 
 COMMANDS = ("parity", "repro", "run", "gate", "report", "doctor", "layout", "bench")
@@ -27,9 +27,9 @@ COMMANDS = ("parity", "repro", "run", "gate", "report", "doctor", "layout", "ben
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.chdir(tmp_path)
-    runner._expectation.cache_clear()
+    kernel._problem.cache_clear()
     yield
-    runner._expectation.cache_clear()
+    kernel._problem.cache_clear()
 
 
 def refmoe(*arguments: str | Path) -> Result:
@@ -212,7 +212,7 @@ def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(tmp_path: Pa
     (tmp_path / "file").write_text("")
     report = write_document(tmp_path / "good.json", [result()])
     found = subprocess.run(
-        [sys.executable, "-m", "refmoe.cli", "gate", str(report), "--baseline", "file/b.json", "--write-baseline"],
+        [sys.executable, "-m", "refmoe", "gate", str(report), "--baseline", "file/b.json", "--write-baseline"],
         capture_output=True,
         text=True,
     )

@@ -18,9 +18,9 @@ from refmoe.drift.picture import draw_drift
 from refmoe.drift.run import MODES
 from refmoe.errors import ArgumentError
 from refmoe.models import GptOssConfig, write_checkpoint
-from refmoe.reports.drift import check_document
+from refmoe.reports.documents import digest_of
+from refmoe.reports.drift import DRIFT
 from refmoe.reports.gate import check_reports
-from refmoe.reports.parity import digest_of
 
 COMMITTED = Path(__file__).parent.parent.parent / "reports" / "drift.json"
 SMALL = ("--steps", "2", "--batch", "1", "--prompt-length", "2")
@@ -100,7 +100,7 @@ def test_the_same_figures_come_again(made: tuple[Result, Path]) -> None:
 def test_the_committed_document_is_what_the_sources_compute() -> None:
     """Its first steps, by its own paths, prompts and seed; integers only, since a sum may round otherwise elsewhere."""
     document = json.loads(COMMITTED.read_text())
-    assert check_document(COMMITTED, document) == []
+    assert DRIFT.check(COMMITTED, document, str) == []
     assert (document["steps"], len(document["paths"])) == (64, 4)
     with open_or_write(None, document["seed"]) as checkpoint:
         names = [path["name"] for path in document["paths"]]
@@ -153,7 +153,7 @@ def test_a_picture_that_cannot_be_written_costs_no_report(tmp_path: Path) -> Non
     )
     assert found.exit_code == 2
     assert f"--plot: cannot write {plot}" in found.stderr
-    assert check_document(report, json.loads(report.read_text())) == []
+    assert DRIFT.check(report, json.loads(report.read_text()), str) == []
 
 
 def test_the_gate(made: tuple[Result, Path], tmp_path: Path) -> None:

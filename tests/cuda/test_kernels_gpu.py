@@ -32,6 +32,7 @@ def devices() -> Devices:
 def test_quick_cases(case: Case, devices: Devices) -> None:
     result = run_case(kernel_of(case, devices), case)
     assert result.verdict in (Verdict.PASS, Verdict.UNSUPPORTED), result
+    assert not result.fails, result  # what is refused is what the case list says
 
 
 def test_executor_agrees_with_the_gpu() -> None:

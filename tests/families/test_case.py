@@ -1,87 +1,80 @@
+"""The grammar of repro strings: a case and its string are the same, and a malformed string says what is wrong."""
+
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refmoe.catalog import all_families, parse_case
+from refmoe.cuda.toolchain import ARCHITECTURES
 from refmoe.errors import ArgumentError
-from refmoe.families.case import ARCHS, CUTLASS_BUILDS, FAMILIES, ROUTINGS, Case, Shape, parse_case
-from refmoe.families.choices import expert_ids
-from refmoe.families.fills import FILLS
-from refmoe.families.gemm.fills import GEMM_FILLS
-from refmoe.families.moe_fills import MOE_FILLS
-from refmoe.families.step_fills import MIDPOINTS, ROW_FILLS
-from refmoe.families.suites import LEVELS, SUITES, list_cases
+from refmoe.families.case import Shape
+from refmoe.families.family import Case
 
 #: Fills that need more than the sizes drawn here, or another dtype.
-HUNGRY_FILLS = {"bytes", *(name for name, fill in FILLS.items() if fill.least_blocks)}
-HUNGRY_FILLS |= {name for name, fill in GEMM_FILLS.items() if fill.least_k > 32}
+HUNGRY_FILLS = {"bytes", "exhaustive-max", "exhaustive-element", "zero-padded"}
+#: Experts a token that fills of finalize need.
+LEAST_T = {"cancelling": 3, "rne-ties": 2}
 
 paths = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    family = draw(st.sampled_from(sorted(FAMILIES)))
-    rules = FAMILIES[family]
-    dtype = draw(st.sampled_from(rules.dtypes))
+    family = draw(st.sampled_from(list(all_families().values())))
+    named = {option.name: option for option in family.options}
+    dtype = draw(st.sampled_from(family.dtypes))
     given_ids = dtype == "ids"
-    fill = draw(st.sampled_from([fill for fill in rules.fills if fill not in HUNGRY_FILLS | {"given"}]))
+    fill = draw(st.sampled_from([fill for fill in family.fills if fill not in HUNGRY_FILLS | {"given"}]))
     fill = "given" if given_ids else fill
     shape = {"m": draw(st.integers(0, 64))}
-    if "k" in rules.sizes:
+    if "k" in family.sizes:
         shape["k"] = 32 * draw(st.integers(1, 300))
     values = {
-        "mode": st.sampled_from(("rceil", "floor")),
-        "edge": st.sampled_from(("exact", "flashinfer")),
-        "layout": st.sampled_from(rules.layouts),
+        **{name: st.sampled_from(option.words) for name, option in named.items() if option.words},
         "poison": st.integers(0, 255),
         "tile": st.sampled_from(("", "128x8x512", "256x8x512")),
         "stages": st.integers(0, 20),
         "cluster": st.sampled_from(("1x1x1", "2x1x1")),
-        "build": st.sampled_from(CUTLASS_BUILDS),
-        "alpha": st.sampled_from(("none", "distinct")),
-        "bias": st.sampled_from(("none", "distinct")),
-        "variant": st.sampled_from(("gpt_oss", "silu")),
-        "out": st.sampled_from(("bf16", "f32")),
-        "path": st.sampled_from(("separate", "fused", "ready")),
     }
-    options: dict[str, object] = {name: draw(value) for name, value in values.items() if name in rules.options}
-    if given_ids:
-        del options["bias"]
+    # These depend on others, below.
+    later = ("params", "routing", "input_sf", *(("bias",) if given_ids else ()))
+    options: dict[str, Any] = {
+        name: draw(value) for name, value in values.items() if name in named and name not in later
+    }
     if options.get("variant") == "gpt_oss":
-        options["params"] = draw(st.sampled_from(("none", "distinct")))
-    if fill == MIDPOINTS:
+        options["params"] = draw(values["params"])
+    if fill == "midpoints":
         options |= {"variant": "gpt_oss", "params": "distinct", "bias": "none"}
     if not options.get("tile"):
         options = {name: value for name, value in options.items() if name not in ("stages", "cluster")}
-    if rules.routed:
-        least = ROW_FILLS[fill].least_k if family == "finalize" else 1
+    if "ranks" in named:
+        least = LEAST_T.get(fill, 1) if family.name == "finalize" else 1
         experts, ranks = draw(st.integers(3 * least, 32)), draw(st.integers(1, 4))
         extents = {
             "e": st.just(experts),
             "t": st.integers(least, experts // 3),
             "n": st.integers(1, 99).map(lambda n: 32 * n),
         }
-        shape |= {letter: draw(extents[letter]) for letter in rules.sizes if letter in extents}
+        shape |= {letter: draw(extents[letter]) for letter in family.sizes if letter in extents}
         options |= {
             "ranks": ranks,
             "first_expert": experts * draw(st.integers(0, ranks - 1)),
         }
-        if family != "routing" or given_ids:
+        if family.name != "routing" or given_ids:
             options["routing"] = draw(st.sampled_from(("uniform", "same-experts", "empty-experts")))
-    if dtype == "mxfp8":
-        options["input_sf"] = draw(st.sampled_from(("linear", "128x4", "none")))
-    if (family, fill) == ("moe", "real"):
-        shape |= dict(zip("kn", MOE_FILLS[fill].size, strict=True))
+    if dtype == "mxfp8" or options.get("path") == "ready":
+        options["input_sf"] = draw(st.sampled_from(("linear", "128x4", *(("none",) if dtype == "mxfp8" else ()))))
+    if (family.name, fill) == ("moe", "real"):
+        shape |= {"k": 384, "n": 768}
     if fill == "activations":
         options |= {"file": draw(paths), "tensor": draw(st.just("") | paths)}
-    device = draw(st.sampled_from(("ptx", "cuda")))
-    arch = draw(st.sampled_from(("", *ARCHS)))
-    return Case(family, dtype, Shape(**shape), fill, draw(st.integers(0, 10**17)), device, arch, **options)  # type: ignore[arg-type]
+    place = {"device": draw(st.sampled_from(("ptx", "cuda"))), "arch": draw(st.sampled_from(("", *ARCHITECTURES)))}
+    return family.case(fill, Shape(**shape), dtype, draw(st.integers(0, 10**17)), **place, **options)
 
 
 @given(cases())
@@ -157,89 +150,6 @@ def test_a_malformed_string_says_which_field_is_wrong_and_what_it_may_be(text: s
         parse_case(text)
     assert refused.value.argument == f"case {field}"
     assert needed in refused.value.needed
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("device", ["ptx", "cuda"])
-def test_case_lists_have_no_repetition_and_hold_the_level_below(level: str, device: str) -> None:
-    listed = list_cases(level, device=device)
-    assert len(set(listed)) == len(listed)
-    assert len({str(case) for case in listed}) == len(listed)
-    lower = LEVELS[max(LEVELS.index(level) - 1, 0)]
-    assert set(list_cases(lower, device=device)) <= set(listed)
-
-
-@pytest.mark.parametrize(("level", "below"), [("quick", "quick"), ("default", "quick"), ("full", "default")])
-def test_the_other_archs_run_the_level_below(level: str, below: str) -> None:
-    listed = list_cases(level)
-    for arch in ("sm_90a", "sm_121a"):
-        lower = [
-            case
-            for suite in SUITES
-            for case in list_cases(level if (suite, arch) == ("cutlass_gemm", "sm_121a") else below, [suite], arch=arch)
-        ]
-        assert {case for case in listed if case.arch == arch} == {case.on("ptx", arch) for case in lower}
-    # CUTLASS's kernel is built for sm_121a first, and there is none for sm_90a.
-    cutlass = {case.arch: 0 for case in listed} | Counter(case.arch for case in listed if case.family == "cutlass_gemm")
-    assert cutlass["sm_121a"] >= cutlass["sm_120a"] > cutlass["sm_90a"] == 0
-
-
-def test_what_the_executor_would_compute_in_software_is_kept_small() -> None:
-    software = list_cases("full", ["sm12x_gemm"], arch="sm_90a")
-    assert 1 <= len(software) <= 3
-    # On a GPU of that arch the kernel's own software is fast enough for every case.
-    native = list_cases("full", ["sm12x_gemm"], device="cuda", arch="sm_90a")
-    assert len(native) == len(list_cases("full", ["sm12x_gemm"], arch="sm_120a"))
-
-
-def test_the_default_level_holds_what_it_promises() -> None:
-    listed = list_cases("default", arch="sm_120a")
-    assert {case.family for case in listed} == set(SUITES)
-    for family in ("mxfp8_quantize", "expand"):
-        mine = [case for case in listed if case.family == family]
-        assert {case.fill for case in mine} >= {*FILLS, "real"}
-        assert {(case.mode, case.edge) for case in mine} == {
-            (m, e) for m in ("rceil", "floor") for e in ("exact", "flashinfer")
-        }
-        assert {case.layout for case in mine} == set(FAMILIES[family].layouts)
-        assert {case.dtype for case in mine} == set(FAMILIES[family].dtypes)
-        assert {case.shape.m for case in mine} >= {0, 1, 2, 8}
-        assert {case.poison for case in mine} >= {0xFF, 0x7F}
-    expand = [case for case in listed if case.family == "expand"]
-    assert {case.routing for case in expand} == set(ROUTINGS)
-    assert {case.input_sf for case in expand if case.dtype == "mxfp8"} == {"linear", "128x4", "none"}
-    assert {(case.shape.k, case.shape.e, case.shape.t) for case in expand} >= {(2880, 128, 4), (7168, 256, 8)}
-    assert any(case.shape.t == 1 and case.routing == "same-experts" and case.shape.m > 128 for case in expand)
-    assert any(case.first_expert > 0 for case in expand)
-
-
-@pytest.mark.parametrize(("level", "suite"), [("huge", "expand"), ("quick", "gemm")])
-def test_unknown_levels_and_suites_are_refused(level: str, suite: str) -> None:
-    with pytest.raises(ArgumentError, match="one of"):
-        list_cases(level, [suite])
-
-
-@pytest.mark.parametrize(
-    "case", [case for case in list_cases("quick", arch="sm_120a") if case.family == "expand"], ids=str
-)
-def test_routings_give_every_token_different_experts_that_exist(case: Case) -> None:
-    ids = expert_ids(case)
-    assert ids.dtype.name == "int32"
-    assert ids.shape == (case.shape.m, case.shape.t)
-    assert ids.min() >= 0
-    if case.routing != "padded":  # the rows that pad a batch go to no rank
-        assert ids.max() < case.shape.e * case.ranks
-    assert all(len(set(row)) == case.shape.t for row in ids.tolist())
-    local = [expert - case.first_expert for expert in ids.ravel().tolist()]
-    rows = [local.count(expert) for expert in range(case.shape.e)]
-    if case.routing == "all-one-token":
-        assert rows == [1] * case.shape.e
-    if case.routing == "empty-experts":
-        assert rows[0] == rows[-1] == 0 < max(rows)
-    if case.routing == "elsewhere":
-        assert max(rows) == 0
-    if case.routing == "same-experts":
-        assert sorted(rows)[-case.shape.t :] == [case.shape.m] * case.shape.t
 
 
 def test_the_device_does_not_change_what_a_case_is_about() -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from refmoe.catalog import list_cases, parse_case
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
 from refmoe.errors import ArgumentError
-from refmoe.families.case import Case, parse_case
-from refmoe.families.moe_fills import SHIPPED_EXPERT, weights_of
-from refmoe.families.quantize_expand import RUNS
-from refmoe.families.suites import list_cases
-from refmoe.verify.plant import load_mutants, mutated_sources
-from refmoe.verify.runner import Devices, run_case, source_sha256
+from refmoe.families.moe import MOE, weights_of
+from refmoe.families.real_data import EXPERT
+from refmoe.verify.kernel import Devices, Kernel
+from refmoe.verify.plant import load_patches, patched_sources
+from refmoe.verify.runner import run_case
 from refmoe.verify.verdict import Verdict
 
 REAL = "moe:bf16:m4k384n768e8t4:real:path=fused:bias=distinct:seed7@ptx"
@@ -30,10 +30,10 @@ def compiler() -> None:
         pytest.skip(str(error))
 
 
-def planted(name: str, folder: Path) -> Path:
-    """The sources with that mutant's fault."""
-    (mutant,) = [mutant for mutant in load_mutants() if mutant.name == name]
-    return mutated_sources(mutant, folder)
+def planted(name: str, folder: Path) -> Kernel:
+    """The layer with that patch's fault."""
+    (patch,) = [patch for patch in load_patches() if patch.name == name]
+    return Kernel(MOE, Devices(csrc=patched_sources(patch, folder)))
 
 
 @pytest.mark.parametrize("text", [REAL, SMALL.format("")])
@@ -41,8 +41,8 @@ def test_all_paths_expect_the_same_bytes(text: str) -> None:
     plain = parse_case(text.replace(":path=fused", ""))
     made = {}
     for path in ("separate", "fused", "ready"):
-        case = Case(**{**vars(plain), "path": path})
-        made[path] = RUNS["moe"].expect(case, RUNS["moe"].inputs(case))
+        case = plain.having(path=path)
+        made[path] = MOE.expect(case, MOE.inputs(case))
     for path in ("fused", "ready"):
         assert [stage.name for stage in made[path].stages] == list(made[path].outputs)
         for stage, found in made[path].outputs.items():
@@ -71,8 +71,7 @@ WRONG_BYTES = [
 def test_wrong_bytes_are_reported_at_the_stage_that_writes_them(
     mutant: str, stage: str, text: str, compiler: None, tmp_path: Path
 ) -> None:
-    tree = planted(mutant, tmp_path / "csrc")
-    result = run_case(parse_case(text), Devices(csrc=tree))
+    result = run_case(planted(mutant, tmp_path / "csrc"), parse_case(text))
     assert result.verdict is Verdict.MISMATCH, result
     assert str(result.stage).partition(".")[0] == stage
     assert str(result.first_mismatch).startswith(f"{result.stage}[")
@@ -94,8 +93,7 @@ STOPPED = [
 def test_a_launch_that_fails_is_reported_at_the_stage_to_blame(
     mutant: str, reason: str, before: int, stage: str, text: str, compiler: None, tmp_path: Path
 ) -> None:
-    tree = planted(mutant, tmp_path / "csrc")
-    result = run_case(parse_case(text), Devices(csrc=tree))
+    result = run_case(planted(mutant, tmp_path / "csrc"), parse_case(text))
     assert (result.verdict, result.stage, len(result.launches)) == (Verdict.ERROR, stage, before), result
     assert str(result.reason).startswith(reason)
     assert (result.first_mismatch is not None) == ("." in stage)  # bytes to blame, or the launch itself
@@ -114,7 +112,7 @@ def test_the_real_experts_differ_and_are_made_of_one_real_block() -> None:
     assert later.gate_up.codes.tobytes() == weights.gate_up.codes[5:7].tobytes()
     halves = weights_of("real", 7, "silu", 1, 384, 768).gate_up.codes[0]
     assert np.array_equal(halves[:768], weights.gate_up.codes[0][::2])
-    assert SHIPPED_EXPERT.stat().st_size < 500_000
+    assert EXPERT.stat().st_size < 500_000
 
 
 @pytest.mark.parametrize(
@@ -138,18 +136,17 @@ def test_refused_cases(text: str, field: str, needed: str) -> None:
 
 def test_the_group_holds_the_layer_and_its_steps() -> None:
     listed = list_cases("default", ["moe"], arch="sm_120a")
-    assert {case.family for case in listed} == {"routing", "activation", "finalize", "moe"}
-    layers = [case for case in listed if case.family == "moe"]
+    assert {case.family.name for case in listed} == {"routing", "activation", "finalize", "moe"}
+    layers = [case for case in listed if case.family is MOE]
     assert {case.path for case in layers} == {"separate", "fused", "ready"}
     assert {case.shape.t for case in layers} >= {1, 4}
     assert {case.routing for case in layers} >= {"uniform", "empty-experts", "elsewhere", "padded", "same-experts"}
     assert {case.shape.m for case in layers if case.shape.k == case.shape.n == 2880} == {1, 8}
     assert 512 in {case.shape.m for case in layers}
-    everything = [case for case in list_cases("full", ["moe"], arch="sm_120a") if case.family == "moe"]
+    everything = [case for case in list_cases("full", ["moe"], arch="sm_120a") if case.family is MOE]
     assert {case.shape.m for case in everything if case.shape.k == 2880} >= {1, 2, 4, 7, 8}
 
 
 def test_a_change_of_any_of_its_kernels_changes_its_hash(tmp_path: Path) -> None:
     for mutant in ("122-finalize-bias-after-weight", "33-gemm-scales-ignored", "25-zero-column"):
-        tree = planted(mutant, tmp_path / mutant)
-        assert source_sha256("moe", tree) != source_sha256("moe")
+        assert planted(mutant, tmp_path / mutant).source_sha256() != Kernel(MOE).source_sha256()

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from support.verify import CASE, result, write_document
 
-from refmoe.catalog import parse_case
-from refmoe.reports.gate import NAMED_CASES, check_reports, read_baseline, write_baseline
-from refmoe.reports.parity import ReportError, digest_of, read_report
-from refmoe.verify.runner import source_sha256
+from refmoe.catalog import parse_case, source_sha256
+from refmoe.reports.baseline import read_baseline, write_baseline
+from refmoe.reports.documents import ReportError, digest_of
+from refmoe.reports.gate import check_reports
+from refmoe.reports.parity import NAMED_CASES, read_report
 from refmoe.verify.verdict import Verdict
 
 OTHER = CASE.on("ptx", "sm_121a")

@@ -15,16 +15,17 @@ import pytest
 from support.verify import CASE, ENVIRONMENT, result, stand_in, write_document
 from typer.testing import CliRunner
 
+from refmoe.catalog import source_sha256
 from refmoe.cli import app
-from refmoe.families.mismatch_map import MismatchMap, mismatch_map
+from refmoe.reports.documents import ReportError, digest_of
 from refmoe.reports.gate import check_reports
 from refmoe.reports.html import MAX_BYTES, page_of, page_text, read_source
 from refmoe.reports.html.curves import curves_svg
 from refmoe.reports.html.heatmap import extent_text, heatmap_svg, key_text
 from refmoe.reports.html.section import Limits
-from refmoe.reports.parity import MismatchMapRecord, ReportError, digest_of, make_report
-from refmoe.verify import runner
-from refmoe.verify.runner import source_sha256
+from refmoe.reports.parity import MismatchMapRecord, make_report
+from refmoe.verify import kernel
+from refmoe.verify.compare import MismatchMap, mismatch_map
 from refmoe.verify.verdict import Result, Verdict
 
 ROOT = Path(__file__).parent.parent.parent
@@ -93,10 +94,10 @@ def test_the_verdict_stands_first_and_the_reason_below_it() -> None:
     bad = result(CASE.on("ptx", "sm_121a"), Verdict.MISMATCH, first_mismatch="codes[5, 421] differs", maps=(a_map(),))
     found = page([result(), bad])
     assert found.text.startswith(
-        "FAIL: refmoe report refmoe report FAIL 1 of 2 cases fail: 1 MISMATCH MISMATCH expand "
+        "FAIL: refmoe report refmoe report FAIL 1 of 2 cases fail: 1 MISMATCH MISMATCH expand: codes[5, 421] differs"
     )
-    assert found.text.index("codes[5, 421] differs") < 160
     assert bad.repro in found.text
+    assert "bit-exact on ptx" not in found.text
     assert "codes: 2 differ, all within rows 0–1 of 5 and columns 7–84 of 416" in found.text
 
 
@@ -198,11 +199,27 @@ def test_other_documents_are_shown_beside_reports(tmp_path: Path) -> None:
     assert {link[1:] for link in found.links if link.startswith("#")} <= found.ids
 
 
-def test_what_fails_comes_first_among_documents(tmp_path: Path) -> None:
-    good = write_document(tmp_path / "good.json", [result()])
+def test_the_banner_speaks_for_all_documents(tmp_path: Path) -> None:
+    good = write_document(tmp_path / "good.json", [result(), result(GPU)])
     bad = write_document(tmp_path / "bad.json", [result(verdict=Verdict.ERROR, reason="x")])
-    text = Page(page_text([read_source(good), read_source(bad)])).text
-    assert "FAIL 1 of 2 documents fail; bad.json: 1 of 1 cases fail" in text
+    worse = write_document(tmp_path / "worse.json", [result(verdict=Verdict.MISMATCH, first_mismatch="codes[1]  y")])
+    skipped = write_document(tmp_path / "skipped.json", [result(verdict=Verdict.SKIPPED, reason="no nvcc")])
+    bench = ROOT / "reports" / "bench" / "executor.json"
+
+    def banner(*paths: Path) -> str:
+        text = Page(page_text([read_source(path) for path in paths])).text
+        return text.removeprefix(text.partition(": ")[0]).removeprefix(": refmoe report refmoe report ")
+
+    assert banner(good, bad, worse, bench).startswith(
+        "FAIL 4 documents: 2 FAIL, 1 PASS, 1 MEASURED; 2 of 4 cases fail: 1 ERROR, 1 MISMATCH "
+        "bad.json: ERROR expand: x worse.json: MISMATCH expand: codes[1], y FAIL bad.json 1 of 1 cases fail"
+    )
+    assert banner(good, skipped).startswith(
+        "NOTHING RAN 2 documents: 1 NOTHING RAN, 1 PASS; 2 of 3 cases pass, 1 SKIPPED "
+    )
+    assert banner(good, good, bench).startswith(
+        "PASS 3 documents: 2 PASS, 1 MEASURED; 4 of 4 cases pass PASS good.json"
+    )
 
 
 @pytest.mark.parametrize(
@@ -308,9 +325,9 @@ def test_parity_writes_the_page_of_what_it_found(tmp_path: Path, monkeypatch: py
         outputs["codes"][1, 33] ^= 1
 
     stand_in(monkeypatch, one_code_wrong)
-    runner._expectation.cache_clear()
+    kernel._problem.cache_clear()
     found = refmoe("parity", "--case", str(CASE), "--html", tmp_path / "x.html", "--report", tmp_path / "x.json")
-    runner._expectation.cache_clear()
+    kernel._problem.cache_clear()
     assert found.exit_code == 1
     (mapped,) = json.loads((tmp_path / "x.json").read_text())["cases"][0]["maps"]
     assert (mapped["first_row"], mapped["first_column"], mapped["last_column"]) == (1, 1, 1)

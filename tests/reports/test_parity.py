@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from support.verify import CASE, ENVIRONMENT, result, write_document
 
-from refmoe.families.case import parse_case
+from refmoe.catalog import parse_case
+from refmoe.reports.documents import ReportError, digest_of
 from refmoe.reports.parity import (
+    MutantRecord,
     Report,
-    ReportError,
-    digest_of,
     make_report,
     read_report,
     report_text,
@@ -24,6 +24,11 @@ from refmoe.verify.verdict import Verdict
 QUANTIZE = parse_case("mxfp8_quantize:bf16:m1k2880:real:seed7@cuda")
 MISMATCH = (
     "codes[5, 421]  block (5, 13) lane 5: kernel 0x6F (120) reference 0x70 (128), 1 ulp, scale 0x7B; 3 of 9 differ"
+)
+#: The same for the readers of pages: which output, where, what the kernel gave, what the reference has, how many.
+HEADLINE = (
+    "codes[5, 421], block (5, 13) lane 5: kernel gave 0x6F (120), reference has 0x70 (128), 1 ulp, scale 0x7B; "
+    "3 of 9 differ"
 )
 
 
@@ -141,7 +146,7 @@ def test_junit_is_well_formed_and_counts() -> None:
     assert (mismatch.get("tests"), mismatch.get("failures"), mismatch.get("errors")) == ("1", "1", "0")
     failure = mismatch.find("testcase/failure")
     assert failure is not None
-    assert failure.get("message") == f"MISMATCH {MISMATCH}"
+    assert failure.get("message") == f"MISMATCH {HEADLINE}"
     assert f"repro: refmoe repro '{CASE.on('ptx', 'sm_121a')}'" in str(failure.text)
     error = suites["refmoe.expand.ptx.sm_90a"]
     assert (error.get("failures"), error.get("errors")) == ("0", "1")
@@ -153,8 +158,20 @@ def test_junit_is_well_formed_and_counts() -> None:
 def test_markdown_shows_counts_mismatches_and_what_the_evidence_means() -> None:
     text = markdown_text(report())
     assert "| expand | ptx | sm_120a | 1 PASS |  | 10 | 0.0 |" in text
-    assert f"MISMATCH {MISMATCH}\nrepro: refmoe repro '{CASE.on('ptx', 'sm_121a')}'" in text
-    assert "bit-exact on ptx" in text
+    assert f"MISMATCH {HEADLINE}\nrepro: refmoe repro '{CASE.on('ptx', 'sm_121a')}'" in text
+    assert "**2 of 4 cases fail: 1 MISMATCH, 1 ERROR**" in text
+
+
+def test_what_a_pass_proves_stands_under_a_pass_alone() -> None:
+    passed = make_report([result()], command="refmoe parity", environment=ENVIRONMENT, seconds=2.5)
+    assert "bit-exact on ptx" in markdown_text(passed)
+    survivor = MutantRecord(
+        name="01-x", fault="FLOOR.", kind="k", caught=False, case=None, verdict=None, finding=None, cases=9
+    )
+    for failed in (report(), passed.model_copy(update={"mutants": [survivor]})):
+        assert failed.evidence
+        assert failed.proves == []
+        assert "bit-exact on ptx" not in markdown_text(failed)
 
 
 def test_a_message_cannot_end_its_block_of_code() -> None:
@@ -163,6 +180,11 @@ def test_a_message_cannot_end_its_block_of_code() -> None:
     assert f"````\n{failed.verdict.value} raised\n```\n<b>\nrepro: {failed.repro}\n````\n" in text
 
 
-def test_a_mismatch_prints_as_documented() -> None:
-    lines = verdict_lines(report().cases[1])
-    assert lines == [f"MISMATCH {MISMATCH}", f"repro: refmoe repro '{CASE.on('ptx', 'sm_121a')}'"]
+def test_a_mismatch_is_told_from_its_place_to_its_size() -> None:
+    mismatch = report().cases[1]
+    assert verdict_lines(mismatch) == [f"MISMATCH {HEADLINE}", f"repro: refmoe repro '{CASE.on('ptx', 'sm_121a')}'"]
+    explained = mismatch.model_copy(update={"reason": "these are the bytes of floor/exact"})
+    assert explained.finding == f"{HEADLINE}; these are the bytes of floor/exact"
+    # A launch that failed after bytes had differed is an ERROR first.
+    error = explained.model_copy(update={"verdict": Verdict.ERROR, "reason": "MemoryFault: out of bounds"})
+    assert error.finding == f"MemoryFault: out of bounds; {HEADLINE}"

@@ -18,6 +18,7 @@ from refmoe import ptx
 from refmoe.cli import app
 from refmoe.cuda.device import DeviceUnavailable
 from refmoe.ptx import isa
+from refmoe.reports.documents import digest_of
 from refmoe.reports.gate import check_reports
 from refmoe.silicon import conformance
 from refmoe.silicon.opcodes import known_opcodes
@@ -202,7 +203,7 @@ def document(differing: int = 0, **changes: Any) -> dict[str, Any]:
     bad = conformance.Outcome("sub.u32", 8, differing, 0, 0, ("operands 0x1 0x2: GPU 0x0, executor 0x1",))
     made = conformance.document_of([good, bad], ["add.f32x2"], gpu="a GPU", arch="sm_90a")
     changed = {**made, **changes}
-    return {**changed, "digest": conformance.digest_of(changed)} if changes else made
+    return {**changed, "digest": digest_of(changed)} if changes else made
 
 
 def refusals(tmp_path: Path, content: dict[str, Any]) -> list[str]:
@@ -235,7 +236,7 @@ def test_the_gate_refuses_a_run_of_nothing(tmp_path: Path) -> None:
     (sentence,) = refusals(tmp_path, document(opcodes=0))
     assert "holds no instruction" in sentence
     without = {key: value for key, value in document().items() if key != "rows"}
-    (sentence,) = refusals(tmp_path, {**without, "digest": conformance.digest_of(without)})
+    (sentence,) = refusals(tmp_path, {**without, "digest": digest_of(without)})
     assert "has no rows" in sentence
 
 

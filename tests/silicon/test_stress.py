@@ -19,8 +19,9 @@ from refmoe.cli import app
 from refmoe.cuda import toolchain
 from refmoe.cuda.device import DeviceUnavailable, open_device
 from refmoe.families.family import Case
+from refmoe.reports.documents import digest_of
 from refmoe.reports.gate import check_reports
-from refmoe.reports.parity import digest_of
+from refmoe.reports.stress import RERUNS, TOOLS
 from refmoe.silicon import stress
 
 CASE = parse_case("mxfp8_quantize:bf16:m2k64:gaussian:seed7@ptx")
@@ -157,16 +158,16 @@ def test_a_tool_has_the_time_that_those_before_it_left(monkeypatch: pytest.Monke
     monkeypatch.setattr(stress, "rerun", lambda device, kernel, case, runs: stress.Rerun(kernel, str(case), runs, 1))
     monkeypatch.setattr(stress, "sanitize", at_once)
     assert stress.run()["passed"]
-    assert list(given) == list(stress.TOOLS)
+    assert list(given) == list(TOOLS)
     assert [round(seconds, -1) for seconds in given.values()] == [120, 160, 240, 480]
 
 
 # --- the document, the gate, the command ----------------------------------------------------------------------------
 
 
-def document(different: int = 1, runs: int = stress.RERUNS, errors: bool = False, **changes: Any) -> dict[str, Any]:
+def document(different: int = 1, runs: int = RERUNS, errors: bool = False, **changes: Any) -> dict[str, Any]:
     reruns = [stress.Rerun(ENTRY, str(CASE), runs, different)]
-    tools = [stress.Sanitized(tool, "clean", "ERROR SUMMARY: 0 errors") for tool in list(stress.TOOLS)[1:]]
+    tools = [stress.Sanitized(tool, "clean", "ERROR SUMMARY: 0 errors") for tool in list(TOOLS)[1:]]
     first = stress.Sanitized("memcheck", "errors" if errors else "skipped", "1 error" if errors else "not supported")
     made = stress.document_of(reruns, [first, *tools], gpu="a GPU", arch="sm_90a")
     changed = {**made, **changes}

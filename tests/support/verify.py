@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from refmoe.families.case import Case, parse_case
-from refmoe.families.family import Inputs
-from refmoe.families.quantize_expand import RUNS
+from refmoe.catalog import parse_case, source_sha256
+from refmoe.families.family import Case, Expectation, Inputs, Outputs
+from refmoe.museum.cutlass.kernel import Cutlass
+from refmoe.reports.documents import digest_of
 from refmoe.reports.environment import Environment
-from refmoe.reports.parity import digest_of, make_report, report_text
-from refmoe.verify import runner
-from refmoe.verify.runner import source_sha256
+from refmoe.reports.parity import make_report, report_text
+from refmoe.verify.kernel import Devices, Kernel
 from refmoe.verify.verdict import Result, Verdict
 
 ENVIRONMENT = Environment(
@@ -36,30 +35,42 @@ ENVIRONMENT = Environment(
 CASE = parse_case("expand:bf16:m4k416e8t2:fingerprint:seed7@ptx")
 
 
+Change = Callable[[Case, dict[str, NDArray[Any]]], None]
+
+
 @dataclass
 class StandInDevice:
     """A device whose "kernel" is the reference, so that a test can change its outputs or raise from it."""
 
+    name: str = "ptx"
     arch: str = "sm_120a"
     launches: list[Any] = field(default_factory=list)
 
 
-def stand_in(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+def stand_in(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     """Make every kernel the reference with `change(case, outputs)` applied; `change` may also raise."""
+    run_by_family = Kernel.run
 
-    def run(case: Case, inputs: Inputs, device: Any) -> Mapping[str, NDArray[np.uint8]]:
-        outputs = {name: buffer.copy() for name, buffer in RUNS[case.family].expect(case, inputs).outputs.items()}
-        change(case, outputs)
-        return outputs
+    def run(self: Kernel, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
+        def changed(case: Case, inputs: Inputs, device: Any) -> Mapping[str, NDArray[Any]]:
+            outputs = {name: buffer.copy() for name, buffer in expected.outputs.items()}
+            change(case, outputs)
+            return outputs
 
-    runs = {name: replace(family, run=run, missing=lambda case, device: None) for name, family in RUNS.items()}
-    monkeypatch.setattr(runner, "RUNS", runs)
-    monkeypatch.setattr(runner.Devices, "get", lambda self, case: StandInDevice(case.arch or "sm_90a"))
+        return run_by_family(Kernel(replace(self.family, run=changed), self.devices), case, inputs, expected, place)
+
+    for kernel in (Kernel, Cutlass):
+        monkeypatch.setattr(kernel, "run", run)
+        monkeypatch.setattr(kernel, "missing", lambda self, case, place: None)
+    monkeypatch.setattr(Devices, "get", lambda self, case: StandInDevice(case.device, case.arch or "sm_90a"))
 
 
 def result(case: Case = CASE, verdict: Verdict = Verdict.PASS, **fields: Any) -> Result:
     """A result as the runner would make it."""
-    known = {"evidence": "bit-exact", "arch": case.arch, "source_sha256": source_sha256(case.family), "compared": 10}
+    known = {
+        "id": str(case), "device": case.device, "repro": f"refmoe repro '{case}'", "evidence": "bit-exact",
+        "arch": case.arch, "source_sha256": source_sha256(case.family.name), "compared": 10,
+    }  # fmt: skip
     return Result(case, verdict, **{**known, **fields})
 
 

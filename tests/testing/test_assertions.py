@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from refmoe.errors import ArgumentError
+from refmoe.families.stages import Codes
 from refmoe.reference import grouped_gemm, quantize_mxfp4, quantize_mxfp8
 from refmoe.testing import assert_bit_exact, assert_within_bound, gemm_bound
 from refmoe.testing.arrays import to_numpy
-from refmoe.verify.compare import Codes
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from refmoe.families.mismatch_map import CELLS, MismatchMap
+from refmoe.families.step_stages import RowChoices
 from support.verify import CASE, ENVIRONMENT, result
 
 from refmoe.families.case import parse_case
 from refmoe.families.gemm.stages import Products
-from refmoe.families.mismatch_map import CELLS, MismatchMap
-from refmoe.families.step_stages import RowChoices
+from refmoe.families.stages import Codes, Comparison, GroupedScales, Scales, Stage, compare
 from refmoe.reference.layout import GROUPED_LAYOUTS, SCALE_LAYOUTS, expert_base_rows
 from refmoe.reports.parity import MAPPED_CASES, make_report, read_report, report_text
-from refmoe.verify.compare import Codes, Comparison, GroupedScales, Scales, Stage, compare
 from refmoe.verify.runner import Devices, run_case
 from refmoe.verify.verdict import Verdict
 

@@ -9,9 +9,8 @@ from typing import Any
 from markupsafe import Markup
 
 from refmoe.reports.drift import failures
-from refmoe.reports.html.bench import facts_of
 from refmoe.reports.html.curves import curves_svg
-from refmoe.reports.html.section import Column, Limits, Section, Table, cut
+from refmoe.reports.html.section import Limits, Section, Table, capped, columns, cut, facts_of
 
 __all__ = ["drift_section"]
 
@@ -25,7 +24,6 @@ def drift_section(name: str, document: Mapping[str, Any], limits: Limits) -> Sec
     same = sum(one["bytes_compared"] for one in exact)
     pairs = sorted({f"{one['path']} = {one['base']}" for one in exact})
     equal = f"{'; '.join(pairs)}: {same:,} bytes, 0 differ" if pairs else "no two paths had to be equal"
-    more = len(found) - limits.rows
     return Section(
         name,
         "drift",
@@ -33,21 +31,13 @@ def drift_section(name: str, document: Mapping[str, Any], limits: Limits) -> Sec
         "good" if good else "bad",
         equal if good else f"{len(found)} of what must be equal is not",
         [*facts_of(document, "passed"), ("weights", f"{document['checkpoint']['name']}")],
-        reason=cut(found[0], 300) if found else "",
+        reason=cut(found[0], limits.reason) if found else "",
         tables=[
-            *(
-                [Table("Not equal", (Column("what"),), [(line,) for line in found[: limits.rows]], more=_more(more))]
-                if found
-                else []
-            ),
+            *([capped("Not equal", columns("what"), [(line,) for line in found], limits)] if found else []),
             _comparisons(document, limits),
         ],
         pictures=list(_pictures(document, limits)),
     )
-
-
-def _more(count: int) -> str:
-    return f"{count:,} more lines are in the JSON document" if count > 0 else ""
 
 
 def _point(run: Mapping[str, Any]) -> str:
@@ -73,17 +63,10 @@ def _comparisons(document: Mapping[str, Any], limits: Limits) -> Table:
                     one["growth"]["sentence"],
                 )
             )
-    columns = (
-        Column("must equal", "verdict"),
-        Column("path"),
-        Column("mode"),
-        Column("of"),
-        Column("bytes that differ", "number"),
-        Column("bits part at"),
-        Column("does the error grow?"),
+    head = columns(
+        "must equal:verdict", "path", "mode", "of", "bytes that differ:number", "bits part at", "does the error grow?"
     )
-    title = f"Against {document['base']}, {document['steps']} steps"
-    return Table(title, columns, rows[: limits.rows], more=_more(len(rows) - limits.rows))
+    return capped(f"Against {document['base']}, {document['steps']} steps", head, rows, limits)
 
 
 def _pictures(document: Mapping[str, Any], limits: Limits) -> Iterator[tuple[str, Markup]]:

@@ -4,42 +4,33 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from refmoe.reports import render
+from refmoe.reports.documents import PresentHash
 from refmoe.reports.html.heatmap import extent_text, heatmap_svg, key_text
-from refmoe.reports.html.section import Column, Finding, Group, Limits, Section, Table, cut
+from refmoe.reports.html.section import Finding, Limits, Section, Table, capped, columns, cut
 from refmoe.reports.parity import CaseRecord, MutantRecord, Report
-from refmoe.verify.verdict import Verdict
 
-__all__ = ["parity_section", "tone_of"]
+__all__ = ["parity_section"]
 
 SLOWEST = 12
 
-_EVIDENCE_TONES = {"bit-exact": "good", "hardware-checked": "good", "published": "warn", "extrapolated": "warn"}
 
-
-def tone_of(verdict: Verdict) -> str:
-    """ "good", "bad" or "warn"."""
-    return "good" if verdict is Verdict.PASS else "bad" if verdict.fails else "warn"
-
-
-def parity_section(
-    name: str, report: Report, limits: Limits, source_sha256: Callable[[str], str] | None = None
-) -> Section:
+def parity_section(name: str, report: Report, limits: Limits, present: PresentHash | None = None) -> Section:
     """The section of one report.
 
     Args:
         name: of its file.
         report: the report.
         limits: how much is shown.
-        source_sha256: a kernel family's present source hash, to say whose evidence is stale; None to say nothing.
+        present: a kernel family's present source hash, to say whose evidence is stale; None to say nothing.
     """
-    failing = [case for case in report.cases if case.verdict.fails]
+    failing = [case for case in report.cases if case.fails]
     ordered = _spread(failing)
     survivors = [mutant for mutant in report.mutants if not mutant.caught]
-    sources = _sources(report, source_sha256)
+    sources = _sources(report, present)
     stale = [source.kernel for source in sources if source.now in ("CHANGED", "GONE")]
     verdict, tone = _overall(report, failing, survivors, stale)
     tables = [
@@ -56,13 +47,14 @@ def parity_section(
         kind="parity",
         verdict=verdict,
         tone=tone,
-        headline=_headline(report, failing, survivors, stale),
+        headline=render.headline(report) + (f"; the sources of {', '.join(stale)} changed since" if stale else ""),
         facts=_facts(report),
-        reason=_reason(ordered, survivors),
-        groups=[_group(group) for group in render.groups(report)],
+        reason=_reason(ordered, survivors, limits),
+        groups=render.groups(report),
         findings=[_finding(case, limits) for case in ordered[: limits.cards]],
         tables=tables,
-        evidence=list(report.evidence.values()),
+        cases=report.cases,
+        proves=report.proves if verdict == "PASS" else [],
     )
 
 
@@ -78,32 +70,12 @@ def _overall(
     return "PASS", "good"
 
 
-def _headline(
-    report: Report, failing: Sequence[CaseRecord], survivors: Sequence[MutantRecord], stale: Sequence[str]
-) -> str:
-    """ "12 of 806 cases fail: 10 MISMATCH, 2 ERROR" or "2,714 of 2,720 cases pass, 6 UNSUPPORTED"."""
-    total = len(report.cases)
-    if failing:
-        counts = Counter(case.verdict for case in failing)
-        words = ", ".join(f"{count:,} {verdict.value}" for verdict, count in counts.items())
-        text = f"{len(failing):,} of {total:,} cases fail: {words}"
-    else:
-        rest = [f"{count:,} {verdict}" for verdict, count in report.summary.items() if verdict != Verdict.PASS.value]
-        text = ", ".join([f"{report.summary.get(Verdict.PASS.value, 0):,} of {total:,} cases pass", *rest])
-    if report.mutants:
-        caught = len(report.mutants) - len(survivors)
-        text += f"; {caught} of {len(report.mutants)} planted faults caught"
-    if stale:
-        text += f"; the sources of {', '.join(stale)} changed since"
-    return text
-
-
-def _reason(failing: Sequence[CaseRecord], survivors: Sequence[MutantRecord]) -> str:
+def _reason(failing: Sequence[CaseRecord], survivors: Sequence[MutantRecord], limits: Limits) -> str:
     """The first thing that is wrong, in a line."""
     if failing:
-        return cut(
-            f"{failing[0].verdict.value} {failing[0].family} {_message(failing[0]).strip()}".split("\n", 1)[0], 300
-        )
+        first = failing[0]
+        what = f"{first.verdict.value} {first.kernel or first.family}: {first.finding.strip()}"
+        return cut(what.split("\n", 1)[0], limits.reason)
     return f"not caught: {survivors[0].name}: {survivors[0].fault}" if survivors else ""
 
 
@@ -122,23 +94,6 @@ def _facts(report: Report) -> list[tuple[str, str]]:
     return facts
 
 
-def _group(group: render.Group) -> Group:
-    counts = Counter(case.verdict for case in group.cases)
-    words = {case.evidence for case in group.cases if case.evidence != "none"}
-    evidence = [(word, _EVIDENCE_TONES.get(word, "plain")) for word in sorted(words)]
-    models = {(case.model, case.model_evidence) for case in group.cases if case.model}
-    evidence += [(f"model {model}: {word}", _EVIDENCE_TONES.get(word or "", "plain")) for model, word in sorted(models)]
-    return Group(
-        group.family,
-        group.device,
-        group.arch,
-        [(verdict.value, tone_of(verdict), counts[verdict]) for verdict in Verdict if counts[verdict]],
-        evidence,
-        f"{group.compared:,}",
-        f"{group.seconds:.1f}",
-    )
-
-
 def _spread(failing: Sequence[CaseRecord]) -> list[CaseRecord]:
     """The first failing case of every kernel, device and arch, then the second of each, and so on."""
     by_group: dict[tuple[str, str, str], list[CaseRecord]] = {}
@@ -146,10 +101,6 @@ def _spread(failing: Sequence[CaseRecord]) -> list[CaseRecord]:
         by_group.setdefault((case.family, case.device, case.arch), []).append(case)
     rounds = itertools.zip_longest(*by_group.values())
     return [case for each in rounds for case in each if case is not None]
-
-
-def _message(case: CaseRecord) -> str:
-    return "\n".join(filter(None, (case.reason, case.first_mismatch)))
 
 
 def _finding(case: CaseRecord, limits: Limits) -> Finding:
@@ -160,7 +111,7 @@ def _finding(case: CaseRecord, limits: Limits) -> Finding:
     return Finding(
         case.verdict.value,
         case.id,
-        cut(_message(case), limits.message),
+        cut(case.finding, limits.message),
         case.repro,
         [(extent_text(record), heatmap_svg(record), key_text(record)) for record in maps[:4]],
         facts,
@@ -176,8 +127,8 @@ def _failing_tables(cases: Sequence[CaseRecord], limits: Limits) -> list[Table]:
     return [
         Table(
             f"{len(cases):,} more failing cases",
-            (Column("verdict", "verdict"), Column("what"), Column("run", "code")),
-            [(case.verdict.value, cut(_message(case), limits.cell), case.repro) for case in shown],
+            columns("verdict:verdict", "what", "run:code"),
+            [(case.verdict.value, cut(case.finding, limits.cell), case.repro) for case in shown],
             more=f"{len(hidden):,} more failing cases are in the JSON report: {more}" if hidden else "",
         )
     ]
@@ -193,20 +144,8 @@ def _idle_tables(report: Report, limits: Limits) -> list[Table]:
         (verdict, family, str(len(ids)), cut(reason, limits.cell), ids[0])
         for (verdict, family, reason), ids in reasons.items()
     ]
-    columns = (
-        Column("verdict", "verdict"),
-        Column("kernel"),
-        Column("cases", "number"),
-        Column("why"),
-        Column("first", "code"),
-    )
-    return [_table("Did not run", columns, rows, limits.rows)] if rows else []
-
-
-def _table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]], most: int, **other: object) -> Table:
-    more = len(rows) - most
-    note = f"{more:,} more lines are in the JSON report" if more > 0 else ""
-    return Table(title, columns, rows[:most], more=note, **other)  # type: ignore[arg-type]
+    head = columns("verdict:verdict", "kernel", "cases:number", "why", "first:code")
+    return [capped("Did not run", head, rows, limits)] if rows else []
 
 
 def _mutant_tables(report: Report, limits: Limits) -> list[Table]:
@@ -224,16 +163,10 @@ def _mutant_tables(report: Report, limits: Limits) -> list[Table]:
         for mutant in ordered
     ]
     caught = sum(mutant.caught for mutant in report.mutants)
-    columns = (
-        Column("", "verdict"),
-        Column("planted fault"),
-        Column("by"),
-        Column("finding"),
-        Column("case", "code"),
-    )
+    head = columns(":verdict", "planted fault", "by", "finding", "case:code")
     title = f"Planted faults: {caught} of {len(rows)} caught"
     note = "Each is a patch to the kernels; a case that the unpatched kernel passes fails on it."
-    return [_table(title, columns, rows, limits.rows, note=note, folded=caught == len(rows))]
+    return [capped(title, head, rows, limits, note=note, folded=caught == len(rows))]
 
 
 def _tolerance_tables(report: Report, limits: Limits) -> list[Table]:
@@ -242,19 +175,19 @@ def _tolerance_tables(report: Report, limits: Limits) -> list[Table]:
         return []
     counts = render.accepted_counts(report)
     rows = [(rule.source, rule.rule, f"{counts[rule.name]} of {len(weighed)}") for rule in report.tolerances]
-    columns = Column("tolerance"), Column("accepts, d = kernel - reference"), Column("faults it lets through", "number")
+    head = columns("tolerance", "accepts, d = kernel - reference", "faults it lets through:number")
     note = (
         "Each planted fault of the GEMM, judged on Gaussian data by tolerances of other projects. No verdict uses one."
     )
-    return [_table("What tolerances let through", columns, rows, limits.rows, note=note)]
+    return [capped("What tolerances let through", head, rows, limits, note=note)]
 
 
 def _slowest_tables(report: Report, limits: Limits) -> list[Table]:
     ran = [case for case in report.cases if case.verdict.ran]
     slowest = sorted(ran, key=lambda case: case.seconds, reverse=True)[: min(SLOWEST, limits.rows)]
     rows = [(f"{case.seconds:.2f}", f"{case.lane_instructions:,}", case.id) for case in slowest]
-    columns = Column("seconds", "number"), Column("lane instructions", "number"), Column("case", "code")
-    return [Table("Slowest cases", columns, rows, folded=True)] if rows else []
+    head = columns("seconds:number", "lane instructions:number", "case:code")
+    return [Table("Slowest cases", head, rows, folded=True)] if rows else []
 
 
 @dataclass(frozen=True)
@@ -267,31 +200,26 @@ class _Source:
     now: str
 
 
-def _sources(report: Report, source_sha256: Callable[[str], str] | None) -> list[_Source]:
+def _sources(report: Report, present: PresentHash | None) -> list[_Source]:
     """What was proven: the hash of each kernel's sources, and whether they still have it."""
     found = Counter((case.family, case.kernel, case.source_sha256) for case in report.cases if case.source_sha256)
     return [
-        _Source(kernel or family, str(digest), count, "" if kernel else _now(family, str(digest), source_sha256))
+        _Source(kernel or family, str(digest), count, "" if kernel else _now(family, str(digest), present))
         for (family, kernel, digest), count in found.items()
     ]
 
 
 def _source_table(sources: Sequence[_Source]) -> Table:
-    columns = (
-        Column("kernel"),
-        Column("SHA-256 of its sources", "code"),
-        Column("cases", "number"),
-        Column("sources now", "verdict"),
-    )
+    head = columns("kernel", "SHA-256 of its sources:code", "cases:number", "sources now:verdict")
     rows = [(source.kernel, source.sha256, f"{source.cases:,}", source.now) for source in sources]
-    return Table("Sources", columns, rows, note="A result says nothing about a kernel whose sources changed since.")
+    return Table("Sources", head, rows, note="A result says nothing about a kernel whose sources changed since.")
 
 
-def _now(family: str, digest: str, source_sha256: Callable[[str], str] | None) -> str:
-    if source_sha256 is None:
+def _now(family: str, digest: str, present: PresentHash | None) -> str:
+    if present is None:
         return ""
     try:
-        return "same" if source_sha256(family) == digest else "CHANGED"
+        return "same" if present(family) == digest else "CHANGED"
     except (ValueError, OSError):
         return "GONE"
 
@@ -299,14 +227,9 @@ def _now(family: str, digest: str, source_sha256: Callable[[str], str] | None) -
 def _case_table(report: Report, limits: Limits) -> Table:
     shown = report.cases[: limits.cases]
     rows = [(case.verdict.value, case.id, f"{case.compared:,}", f"{case.seconds:.3f}") for case in shown]
-    columns = (
-        Column("verdict", "verdict"),
-        Column("case", "code"),
-        Column("bytes compared", "number"),
-        Column("seconds", "number"),
-    )
+    head = columns("verdict:verdict", "case:code", "bytes compared:number", "seconds:number")
     hidden = report.cases[limits.cases :]
     counts = Counter(case.verdict.value for case in hidden)
     words = ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items())
     more = f"{len(hidden):,} more cases are in the JSON report: {words}" if hidden else ""
-    return Table(f"All {len(report.cases):,} cases", columns, rows, folded=True, more=more)
+    return Table(f"All {len(report.cases):,} cases", head, rows, folded=True, more=more)

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
-__all__ = ["Column", "Finding", "Group", "Limits", "Section", "Table", "cut"]
+from refmoe.reports.parity import CaseRecord
+from refmoe.reports.render import Group
+
+__all__ = [
+    "Column",
+    "Finding",
+    "Limits",
+    "Section",
+    "Table",
+    "capped",
+    "cell_text",
+    "columns",
+    "cut",
+    "facts_of",
+]
 
 
 @dataclass(frozen=True)
@@ -21,6 +36,7 @@ class Limits:
         rows: lines of any other table.
         message: characters of a message in a card.
         cell: characters of a cell.
+        reason: characters of the first finding, under a headline.
     """
 
     cards: int = 40
@@ -29,6 +45,7 @@ class Limits:
     rows: int = 400
     message: int = 4000
     cell: int = 400
+    reason: int = 300
 
     def smaller(self) -> Limits:
         """A quarter of each count, and half of the characters, but never nothing."""
@@ -48,6 +65,11 @@ class Column:
 
     name: str
     kind: str = "text"
+
+
+def columns(*words: str) -> tuple[Column, ...]:
+    """Columns from "name" or "name:kind"."""
+    return tuple(Column(name, kind or "text") for name, _, kind in (word.partition(":") for word in words))
 
 
 @dataclass(frozen=True)
@@ -71,24 +93,19 @@ class Table:
     more: str = ""
 
 
-@dataclass(frozen=True)
-class Group:
-    """A line of the summary: the cases of one kernel, device and arch.
-
-    Attributes:
-        name, device, arch: what they are of.
-        counts: (verdict, tone, cases), the verdicts that occur.
-        evidence: the words it rests on, (word, tone).
-        compared, seconds: figures as text.
-    """
-
-    name: str
-    device: str
-    arch: str
-    counts: Sequence[tuple[str, str, int]]
-    evidence: Sequence[tuple[str, str]]
-    compared: str
-    seconds: str
+def capped(
+    title: str,
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    limits: Limits,
+    *,
+    note: str = "",
+    folded: bool = False,
+) -> Table:
+    """A table of the first rows that says how many more there are."""
+    more = len(rows) - limits.rows
+    left_out = f"{more:,} more lines are in the JSON document" if more > 0 else ""
+    return Table(title, columns, rows[: limits.rows], note, folded, left_out)
 
 
 @dataclass(frozen=True)
@@ -125,7 +142,8 @@ class Section:
         findings: failing cases, the first of them.
         tables: everything else.
         pictures: SVG pictures with their titles.
-        evidence: what the evidence words mean.
+        cases: of a parity report.
+        proves: what its passing proves and assumes; nothing unless it passes.
     """
 
     name: str
@@ -139,4 +157,32 @@ class Section:
     findings: Sequence[Finding] = ()
     tables: Sequence[Table] = ()
     pictures: Sequence[tuple[str, Markup]] = ()
-    evidence: Sequence[str] = ()
+    cases: Sequence[CaseRecord] = ()
+    proves: Sequence[str] = ()
+
+
+def cell_text(value: Any) -> str:
+    """A JSON value as a reader wants it: grouped digits, four significant ones, lists by commas."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1e7 else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(cell_text, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {cell_text(item)}" for name, item in value.items())
+    return str(value)
+
+
+def facts_of(document: Mapping[str, Any], *left_out: str) -> list[tuple[str, str]]:
+    """The document's plain values, by their keys."""
+    skipped = {"kind", "name", *left_out}
+    return [
+        (key.replace("_", " "), cell_text(value))
+        for key, value in document.items()
+        if key not in skipped and not isinstance(value, (list, Mapping))
+    ]

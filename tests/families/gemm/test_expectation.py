@@ -1,43 +1,40 @@
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from refmoe.catalog import parse_case
 from refmoe.errors import ArgumentError
-from refmoe.families.case import Case, parse_case
-from refmoe.families.family import Expectation, Inputs
+from refmoe.families.family import Case, Expectation, Inputs
 from refmoe.families.gemm.family import ASSUMPTION
-from refmoe.families.gemm.fills import GEMM_FILLS
-from refmoe.families.quantize_expand import RUNS
-from refmoe.families.suites import list_cases
-from refmoe.verify.compare import compare
-
-QUICK = list_cases("quick", ["sm12x_gemm"], arch="sm_120a")
+from refmoe.families.gemm.fills import FILLS
+from refmoe.verify.compare import Comparison, compare
 
 
 def expectation(text: str) -> tuple[Case, Inputs, Expectation]:
     case = parse_case(text)
-    run = RUNS[case.family]
-    inputs = run.inputs(case)
-    return case, inputs, run.expect(case, inputs)
+    inputs = case.family.inputs(case)
+    return case, inputs, case.family.expect(case, inputs)
 
 
-def answered(expected: Expectation, bits: NDArray[np.generic]) -> dict[str, NDArray[np.generic]]:
-    """What a kernel with these outputs would hand over: one buffer for every stage."""
-    return dict.fromkeys(expected.outputs, bits)
+def answered(bits: NDArray[np.generic]) -> dict[str, NDArray[np.generic]]:
+    """What a kernel with these outputs hands over: one buffer, which every stage is held against."""
+    return {"out": bits}
 
 
-@pytest.mark.parametrize("fill", GEMM_FILLS)
+def compared(expected: Expectation, bits: NDArray[np.generic]) -> Comparison:
+    return compare(expected.stages, answered(bits), expected.outputs, answers=expected.answers)
+
+
+@pytest.mark.parametrize("fill", FILLS)
 @pytest.mark.parametrize("options", ["", "alpha=distinct:bias=distinct:"])
 def test_the_model_the_second_answer_and_the_bound_agree(fill: str, options: str) -> None:
     """int64, one dense group and K without padding give the model's bits, and these lie inside the bound."""
     _, _, expected = expectation(f"sm12x_gemm:f32:m5k416n40e3:{fill}:{options}seed3@ptx")
     model = expected.outputs["out"]
-    assert not compare(expected.stages, answered(expected, model), expected.outputs).stage
-    assert expected.outside(answered(expected, model)) is None
+    assert not compared(expected, model).stage
+    assert expected.outside(answered(model)) is None
     assert expected.doubt is None
     assert len(expected.outputs) == (2 if fill in ("integer", "shared-weights", "zero-padded") else 1)
 
@@ -93,7 +90,7 @@ def test_rows_of_no_expert_hold_nan_codes_and_must_stay_poisoned() -> None:
     assert (expected.outputs["out"][used:] == 0xFFFF).all()
     written = expected.outputs["out"].copy()
     written[used, 3] = 0
-    found = compare(expected.stages, answered(expected, written), expected.outputs)
+    found = compared(expected, written)
     assert f"row {used} belongs to no expert of this rank and must not be written" in str(found.first_mismatch)
 
 
@@ -103,21 +100,21 @@ def test_a_planted_difference_is_named_by_token_expert_and_weight_row(row: int, 
     offsets = np.asarray(inputs["offsets"])
     bits = expected.outputs["out"].copy()
     bits[row, column] += 1
-    found = compare(expected.stages, answered(expected, bits), expected.outputs)
+    found = compared(expected, bits)
     expert = next(e for e in range(3) if offsets[e] <= row < offsets[e + 1])
     text = str(found.first_mismatch)
     place = f"token {row - offsets[expert]} of expert {expert}, weight row {column}"
     assert text.startswith(f"out[{row}, {column}]  {place}:")
     assert ", 1 ulp; 1 of 200 differ" in text
     # One unit in the last place is another rounding, which the bound allows.
-    assert expected.outside(answered(expected, bits)) is None
+    assert expected.outside(answered(bits)) is None
 
 
 def test_the_second_answer_is_compared_even_where_the_model_is_right() -> None:
     _, _, expected = expectation("sm12x_gemm:f32:m5k416n40e3:integer:seed3@ptx")
     wrong = {name: buffer.copy() for name, buffer in expected.outputs.items()}
     wrong["out-as-int64"][1, 2] ^= 1
-    found = compare(expected.stages, answered(expected, expected.outputs["out"]), wrong)
+    found = compare(expected.stages, answered(expected.outputs["out"]), wrong, answers=expected.answers)
     assert found.stage == "out-as-int64"
 
 
@@ -127,15 +124,15 @@ def test_what_lies_past_the_bound_is_outside_and_what_the_bound_allows_is_not(op
     interval = expected.stages[0].interval  # type: ignore[attr-defined]
     for end, direction in ((interval.low, -np.inf), (interval.high, np.inf)):
         inside = np.ascontiguousarray(end)
-        assert expected.outside(answered(expected, inside.view(np.uint32))) is None
+        assert expected.outside(answered(inside.view(np.uint32))) is None
         bits = inside.copy()
         bits[1, 5] = np.nextafter(bits[1, 5], np.float32(direction))
-        text = expected.outside(answered(expected, bits.view(np.uint32)))
+        text = expected.outside(answered(bits.view(np.uint32)))
         assert str(text).startswith("out[1, 5]  token 1 of expert 0, weight row 5:")
         assert "1 of 48 are" in str(text)
     nan = expected.outputs["out"].copy()
     nan[0, 0] = 0x7FFFFFFF
-    assert "nan is outside" in str(expected.outside(answered(expected, nan)))
+    assert "nan is outside" in str(expected.outside(answered(nan)))
 
 
 def test_positive_sums_may_not_exceed_the_exact_one() -> None:
@@ -143,19 +140,14 @@ def test_positive_sums_may_not_exceed_the_exact_one() -> None:
     interval = expected.stages[0].interval  # type: ignore[attr-defined]
     assert (interval.high.astype(np.float64) <= interval.exact).all()
     above = np.nextafter(interval.high, np.float32(np.inf))
-    assert "48 of 48 are" in str(expected.outside(answered(expected, above.view(np.uint32))))
-
-
-@pytest.mark.parametrize("case", QUICK, ids=str)
-def test_no_listed_case_is_vacuous(case: Case) -> None:
-    run = RUNS[case.family]
-    assert run.expect(case, run.inputs(case)).doubt is None
+    assert "48 of 48 are" in str(expected.outside(answered(above.view(np.uint32))))
 
 
 def test_tiles_and_stages_do_not_change_the_data() -> None:
     case = parse_case("sm12x_gemm:f32:m5k416n40e3:wide-range:seed3@ptx")
-    other = dataclasses.replace(case, tile="128x64x128", stages=3)
-    first, second = (RUNS[case.family].inputs(asked) for asked in (case, other))
+    other = case.having(tile="128x64x128", stages=3)
+    first, second = (case.family.inputs(asked) for asked in (case, other))
+    assert case.data == other.data
     assert {name: None if array is None else array.tobytes() for name, array in first.items()} == {
         name: None if array is None else array.tobytes() for name, array in second.items()
     }

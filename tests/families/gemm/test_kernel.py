@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from refmoe.catalog import parse_case, sound_kernel
 from refmoe.cli import app
-from refmoe.families.case import parse_case
+from refmoe.families.gemm import SM12X_GEMM
 from refmoe.reports.parity import read_report
-from refmoe.verify import plant as mutate
-from refmoe.verify.plant import MUTANTS, load_mutants, run_mutants
-from refmoe.verify.runner import Devices, run_case
+from refmoe.verify import plant
+from refmoe.verify.kernel import Devices, Kernel
+from refmoe.verify.plant import MUTANTS, load_patches, plant_faults
+from refmoe.verify.runner import run_case
 from refmoe.verify.tolerances import TOLERANCES
 from refmoe.verify.verdict import Verdict
 
@@ -33,7 +35,7 @@ BIASED = "sm12x_gemm:bf16:m5k160n40e3:gaussian:tile=128x8x128:alpha=distinct:bia
     ],
 )
 def test_the_kernel_equals_the_model(text: str, devices: Devices) -> None:
-    result = run_case(parse_case(text), devices)
+    result = run_case(Kernel(SM12X_GEMM, devices), parse_case(text))
     assert (result.verdict, result.reason, result.first_mismatch) == (Verdict.PASS, None, None)
     assert result.evidence in ("bit-exact", "none")
     assert result.assumption is not None
@@ -54,7 +56,8 @@ def test_the_kernel_equals_the_model(text: str, devices: Devices) -> None:
 def test_what_cannot_be_had_is_unsupported_in_one_sentence(
     options: str, why: str, instead: str, arch: str, devices: Devices
 ) -> None:
-    result = run_case(parse_case(f"sm12x_gemm:f32:m2k96n24e2:wide-range:{options}:seed7@ptx{arch}"), devices)
+    case = parse_case(f"sm12x_gemm:f32:m2k96n24e2:wide-range:{options}:seed7@ptx{arch}")
+    result = run_case(Kernel(SM12X_GEMM, devices), case)
     assert result.verdict is Verdict.UNSUPPORTED
     assert not result.verdict.fails
     assert why in str(result.reason)
@@ -72,8 +75,8 @@ def test_mutants_are_caught_by_bits_bound_and_races_and_weighed_by_published_tol
     for name in names:
         (path,) = MUTANTS.glob(f"gemm/*-{name}.patch")
         (folder / path.name).write_text(path.read_text())
-    monkeypatch.setattr(mutate, "list_cases", lambda level, arch: [parse_case(SMALL), parse_case(BIASED)])
-    monkeypatch.setattr("refmoe.cli.session.load_mutants", lambda: load_mutants(folder))
+    monkeypatch.setattr(plant, "_listed", lambda: (parse_case(SMALL), parse_case(BIASED)))
+    monkeypatch.setattr("refmoe.cli.session.load_patches", lambda: load_patches(folder))
     report = tmp_path / "report.json"
     shown = CliRunner().invoke(
         app, ["parity", "--case", SMALL, "--mutants", "--report", str(report), "--markdown", str(tmp_path / "r.md")]
@@ -109,7 +112,7 @@ def test_another_order_of_k_is_a_mismatch_inside_the_bound(devices: Devices, tmp
     """It is another rounding, which no error bound can exclude: only bits find it."""
     (path,) = MUTANTS.glob("gemm/*-gemm-k-order.patch")
     (tmp_path / path.name).write_text(path.read_text())
-    (found,) = run_mutants(load_mutants(tmp_path), [])
+    (found,) = plant_faults(load_patches(tmp_path), sound_kernel)
     assert found.caught
     assert found.verdict is Verdict.MISMATCH
     # No published tolerance finds it either.

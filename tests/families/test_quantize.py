@@ -1,29 +1,28 @@
+"""Fills of BF16 and FP16 input: what each one promises, and that a seed's data never changes."""
+
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from safetensors.numpy import save_file
 
-from refmoe.draw import Draw
-from refmoe.errors import ArgumentError
-from refmoe.families.fills import FILLS, INPUT_FORMATS, Limits
-from refmoe.families.quantize_expand import RUNS
-from refmoe.families.real_data import SHIPPED, read_activations, tile_rows
-from refmoe.families.suites import activation_cases, list_cases
-from refmoe.families.vacuity import Sample, doubt
+from refmoe.families.case import Shape
+from refmoe.families.quantize import FILLS, INPUT_FORMATS, QUANTIZE
 from refmoe.reference.quantize import quantize_mxfp8
 
 BF16 = INPUT_FORMATS["bf16"]
 FP16 = INPUT_FORMATS["fp16"]
+GENERATED = [name for name in FILLS if name not in ("real", "activations")]
 
 
 def made(name: str, m: int, k: int, format: str = "bf16", seed: int = 7) -> NDArray[np.uint16]:
-    return FILLS[name].make(INPUT_FORMATS[format], Draw(name, format, seed), m, k)
+    # No case: a case has to be large enough for what the fill's name says.
+    asked = SimpleNamespace(shape=Shape(m, k), seed=seed)
+    return FILLS[name].make(asked, format).view(np.uint16)
 
 
 def blocks_of(patterns: NDArray[np.uint16]) -> NDArray[np.int64]:
@@ -34,17 +33,7 @@ def amax_of(patterns: NDArray[np.uint16]) -> NDArray[np.int64]:
     return (blocks_of(patterns) & 0x7FFF).max(axis=1)
 
 
-def test_the_random_stream_is_philox_and_its_words_never_change() -> None:
-    # A repro string of today must make the same data in any later NumPy: these words are part of the contract.
-    assert [hex(word) for word in Draw("gaussian", 7).words(2).tolist()] == FIRST_WORDS
-    assert Draw("a").integers(6, (8,)).tolist() == FIRST_DICE
-
-
-FIRST_WORDS = ["0x22acaf236fd6945a", "0x80e4717da3afeabf"]
-FIRST_DICE = [3, 0, 4, 1, 1, 0, 2, 5]
-
-
-@pytest.mark.parametrize("name", FILLS)
+@pytest.mark.parametrize("name", GENERATED)
 def test_the_data_of_a_seed_never_changes(name: str) -> None:
     digest = hashlib.sha256(made(name, 4, 416).tobytes() + made(name, 4, 416, "fp16").tobytes()).hexdigest()
     assert digest[:16] == DIGESTS[name]
@@ -66,7 +55,7 @@ DIGESTS = {
 
 
 @pytest.mark.parametrize("format", INPUT_FORMATS)
-@pytest.mark.parametrize("name", FILLS)
+@pytest.mark.parametrize("name", GENERATED)
 def test_fills_depend_on_the_seed_and_take_empty_shapes(name: str, format: str) -> None:
     first, second = made(name, 8, 416, format, 1), made(name, 8, 416, format, 2)
     assert first.dtype == np.uint16
@@ -170,109 +159,7 @@ def test_saturation_puts_elements_past_464() -> None:
     assert scaled.max() < 512
 
 
-def test_the_shipped_activations_are_real_hidden_states() -> None:
-    shipped = read_activations(SHIPPED)
-    assert (shipped.tensor, shipped.dtype, shipped.patterns.shape) == ("layer2.ffn_in", "bf16", (256, 384))
-    values = shipped.patterns.view(ml_dtypes.bfloat16).astype(np.float32)
-    # Outlier channels: what random data does not have.
-    assert np.abs(values).max() > 10 * values.std()
-
-
-def test_rows_are_tiled_by_joining_them() -> None:
-    rows = np.arange(12, dtype=np.uint16).reshape(3, 4)
-    assert tile_rows(rows, 2, 6).tolist() == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
-    assert tile_rows(rows, 2, 8, first_row=2).tolist() == [[8, 9, 10, 11, 0, 1, 2, 3], [4, 5, 6, 7, 8, 9, 10, 11]]
-
-
-def test_a_users_tensor_becomes_cases_whose_strings_find_it_again(tmp_path: Path) -> None:
-    path = tmp_path / "hidden states: a@b.safetensors"
-    tensor = np.arange(2 * 3 * 64, dtype=np.float16).reshape(2, 3, 64)
-    save_file({"model.layers.0:in": tensor, "other": tensor.astype(np.float32)}, path)
-    cases = activation_cases(f"{path}:model.layers.0:in")
-    assert {case.family for case in cases} == {"mxfp8_quantize", "expand"}
-    assert {(case.shape.m, case.shape.k, case.dtype) for case in cases} == {(6, 64, "fp16")}
-    inputs = RUNS["mxfp8_quantize"].inputs(next(case for case in cases if case.family == "mxfp8_quantize"))
-    assert np.asarray(inputs["x"]).tobytes() == tensor.tobytes()
-
-
-def test_a_file_with_one_tensor_needs_no_name(tmp_path: Path) -> None:
-    path = tmp_path / "one.safetensors"
-    save_file({"x": np.ones((4, 32), ml_dtypes.bfloat16)}, path)
-    assert activation_cases(str(path))[0].tensor == "x"
-
-
-@pytest.mark.parametrize(
-    ("tensors", "name", "found"),
-    [
-        ({"x": np.ones((4, 32), np.float32)}, "x", "F32 tensor 'x'"),
-        ({"x": np.ones((4, 33), np.float16)}, "x", r"shape \[4, 33\]"),
-        ({"x": np.ones(32, np.float16)}, "x", r"shape \[32\]"),
-        ({"x": np.ones((0, 32), np.float16)}, "x", "without rows"),
-        ({"x": np.ones((4, 32), np.float16)}, "y", "no tensor 'y'"),
-        ({"x": np.ones((4, 32), np.float16), "y": np.ones((4, 32), np.float16)}, "", "2 tensors"),
-    ],
-)
-def test_unusable_tensors_are_refused(
-    tmp_path: Path, tensors: dict[str, NDArray[np.generic]], name: str, found: str
-) -> None:
-    path = tmp_path / "x.safetensors"
-    save_file(tensors, path)
-    with pytest.raises(ArgumentError, match=found):
-        activation_cases(f"{path}:{name}" if name else str(path))
-
-
-@pytest.mark.parametrize("content", [b"", b"no safetensors at all", b"\xff" * 64])
-def test_damaged_files_are_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(ArgumentError, match="undamaged safetensors file"):
-        activation_cases(str(path))
-
-
-def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(SHIPPED.read_bytes()[:-1])
-    with pytest.raises(ArgumentError, match="undamaged safetensors file"):
-        activation_cases(str(path))
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="no file at"):
-        activation_cases(str(tmp_path / "none.safetensors"))
-
-
-@pytest.mark.parametrize("case", list_cases("quick", arch="sm_120a"), ids=str)
-def test_no_listed_case_is_vacuous(case: object) -> None:
-    run = RUNS[case.family]  # type: ignore[attr-defined]
-    expectation = run.expect(case, run.inputs(case))  # type: ignore[arg-type]
-    assert expectation.doubt is None
-
-
-def sample(code: int, scale: int = 127, spoiled: int = 0) -> Sample:
-    codes = np.full((4, 320), 0x38, np.uint8)
-    codes.reshape(-1)[:spoiled] = code
-    scales = (np.arange(40) % 3 + scale).astype(np.uint8).reshape(4, 10)
-    return Sample(codes, scales)
-
-
-@pytest.mark.parametrize(
-    ("code", "word"),
-    [(0x00, "zero"), (0x80, "zero"), (0x7E, "saturated"), (0xFE, "saturated"), (0x7F, "NaN"), (0xFF, "NaN")],
-)
-def test_too_many_codes_of_a_kind_are_doubted(code: int, word: str) -> None:
-    limits = Limits(zeros=0.1, saturated=0.1, nans=0.1)
-    assert doubt(sample(code, spoiled=128), limits) is None  # 128 of 1280 is exactly the limit
-    text = doubt(sample(code, spoiled=129), limits)
-    assert text is not None
-    assert word in text
-
-
-def test_equal_scales_are_doubted_unless_they_are_not_part_of_the_data() -> None:
-    codes = np.full((4, 320), 0x38, np.uint8)
-    same = Sample(codes, np.full((4, 10), 127, np.uint8))
-    assert "1 distinct scale bytes in 40 blocks, fewer than 2" in str(doubt(same, Limits(scales=2)))
-    assert doubt(same, Limits(scales=2), scales_copied=False) is None
-
-
-def test_a_case_without_rows_is_not_doubted() -> None:
-    assert doubt(Sample(np.zeros((0, 32), np.uint8), np.zeros((0, 1), np.uint8)), Limits()) is None
+def test_a_fill_whose_name_promises_every_pattern_needs_blocks_for_them() -> None:
+    text = str(QUANTIZE.fills["exhaustive-max"].needs(QUANTIZE.case("gaussian", Shape(1023, 2048))))
+    assert text == "at least 65536 blocks of 32 for the fill exhaustive-max"
+    assert QUANTIZE.case("exhaustive-max", Shape(1024, 2048)).shape.m == 1024
