@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from refmoe.cuda.launch import Kernel as Entry
-from refmoe.cuda.toolchain import CSRC, source_sha256
+from refmoe.cuda.toolchain import CSRC, ToolchainError, source_sha256
 from refmoe.errors import RefmoeError
 from refmoe.families import FAMILIES
 from refmoe.families.family import DEFAULT_ARCH, LEVELS, Case, Family
@@ -157,6 +157,8 @@ def _judge(sound: SoundKernel, scratch: Path, fault: Fault) -> FaultResult:
     ran, catch = 0, None
     for case in _ordered(fault, kernels):
         result = run_case(kernels[case.family.name], case)
+        if isinstance(result.error, ToolchainError):
+            raise result.error  # what does not compile is no fault that a case could catch
         ran += 1
         if result.verdict in CATCHING:
             catch = result

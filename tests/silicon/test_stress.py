@@ -154,7 +154,7 @@ def test_a_tool_has_the_time_that_those_before_it_left(monkeypatch: pytest.Monke
     gpu = SimpleNamespace(gpu_name="a GPU", arch="sm_90a")
     monkeypatch.setattr(stress, "CudaDevice", lambda: gpu)
     monkeypatch.setattr(stress, "one_of_each", lambda cases, device: {ENTRY: CASE})
-    monkeypatch.setattr(stress, "rerun", lambda device, *of, **more: stress.Rerun(*of, 1))
+    monkeypatch.setattr(stress, "rerun", lambda device, kernel, case, runs: stress.Rerun(kernel, str(case), runs, 1))
     monkeypatch.setattr(stress, "sanitize", at_once)
     assert stress.run()["passed"]
     assert list(given) == list(stress.TOOLS)
