@@ -159,6 +159,8 @@ def _judge(sound: SoundKernel, scratch: Path, fault: Fault) -> FaultResult:
         result = run_case(kernels[case.family.name], case)
         if isinstance(result.error, ToolchainError):
             raise result.error  # what does not compile is no fault that a case could catch
+        if result.verdict is Verdict.SKIPPED:
+            raise RefmoeError(f"fault {fault.name}: cannot be planted here: {result.reason}")
         ran += 1
         if result.verdict in CATCHING:
             catch = result

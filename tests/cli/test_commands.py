@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refmoe.families.suites import list_cases
 from safetensors.numpy import save_file
 from support.verify import CASE, result, stand_in, write_document
 from typer.testing import CliRunner, Result
 
 from refmoe.cli import app
 from refmoe.cuda import ToolchainError
-from refmoe.families.suites import list_cases
 from refmoe.reports.parity import read_report, schema_text
 from refmoe.verify import runner
 from refmoe.verify.runner import Devices

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refmoe.families.mismatch_map import MismatchMap, mismatch_map
 from support.verify import CASE, ENVIRONMENT, result, stand_in, write_document
 from typer.testing import CliRunner
 
 from refmoe.cli import app
-from refmoe.families.mismatch_map import MismatchMap, mismatch_map
 from refmoe.reports.gate import check_reports
 from refmoe.reports.html import MAX_BYTES, page_of, page_text, read_source
 from refmoe.reports.html.curves import curves_svg

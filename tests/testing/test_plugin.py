@@ -15,15 +15,16 @@ import pytest
 # Imported before the inner sessions, which forget what they import: torch cannot be loaded twice.
 torch = pytest.importorskip("torch")
 
+from refmoe.families.quantize_expand import RUNS  # noqa: E402
+from refmoe.families.suites import SUITES  # noqa: E402
+from refmoe.testing.contract import _PINNED, CONTRACTS  # noqa: E402
+
 from refmoe import testing  # noqa: E402
 from refmoe.errors import ArgumentError  # noqa: E402
 from refmoe.families.case import FAMILIES  # noqa: E402
-from refmoe.families.quantize_expand import RUNS  # noqa: E402
-from refmoe.families.suites import SUITES  # noqa: E402
 from refmoe.reports.gate import check_reports  # noqa: E402
 from refmoe.reports.parity import read_report  # noqa: E402
 from refmoe.testing import adapters  # noqa: E402
-from refmoe.testing.contract import _PINNED, CONTRACTS  # noqa: E402
 from refmoe.verify.runner import source_sha256  # noqa: E402
 
 pytest_plugins = ["pytester"]

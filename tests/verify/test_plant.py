@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.verify import CASE
@@ -14,11 +15,12 @@ from typer.testing import CliRunner
 from refmoe.catalog import parse_case, sound_kernel
 from refmoe.cli import app
 from refmoe.cuda.toolchain import CSRC, ToolchainError, find_toolchain, with_includes
+from refmoe.errors import RefmoeError
 from refmoe.families import FAMILIES
 from refmoe.families.family import Case
 from refmoe.families.moe import MOE
 from refmoe.verify import plant
-from refmoe.verify.kernel import Kernel
+from refmoe.verify.kernel import Devices, Kernel
 from refmoe.verify.patches import PatchError
 from refmoe.verify.plant import FaultResult, Patch, load_patches, plant_faults
 from refmoe.verify.verdict import Verdict
@@ -122,6 +124,16 @@ def test_a_mutant_that_does_not_compile_is_an_error_not_a_catch(
     monkeypatch.setattr(plant, "_listed", lambda: cases)
     patch(tmp_path, "typo", "const bool inside = lane < lanes;", "const bool inside = lane < lanez;")
     with pytest.raises(ToolchainError, match="lanez"):
+        hunted(tmp_path)
+
+
+def test_where_no_case_can_run_no_fault_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(self: Devices, case: Case) -> Any:
+        raise ToolchainError("no usable nvcc")
+
+    monkeypatch.setattr(Devices, "get", absent)
+    patch(tmp_path, *ZEROS)
+    with pytest.raises(RefmoeError, match="fault zeros: cannot be planted here: no usable nvcc"):
         hunted(tmp_path)
 
 

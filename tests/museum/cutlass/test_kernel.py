@@ -8,6 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refmoe.families.quantize_expand import RUNS
+from refmoe.families.suites import list_cases
+from refmoe.museum.cutlass.cases import BENCH_SHAPE, cutlass_cases
+from refmoe.museum.cutlass.planted import run_cutlass_mutants
 
 from refmoe import ptx
 from refmoe.cuda import open_device, toolchain
@@ -15,14 +19,10 @@ from refmoe.cuda.toolchain import CSRC
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families.case import parse_case
 from refmoe.families.gemm.family import gemm_expect
-from refmoe.families.quantize_expand import RUNS
-from refmoe.families.suites import list_cases
 from refmoe.museum.cutlass import Build, CutlassMissing, find_built
 from refmoe.museum.cutlass import kernel as cutlass
 from refmoe.museum.cutlass import planted as cutlass_mutants
-from refmoe.museum.cutlass.cases import BENCH_SHAPE, cutlass_cases
 from refmoe.museum.cutlass.faults import CUTLASS_MUTANTS, CutlassMutant, Edit, EditError
-from refmoe.museum.cutlass.planted import run_cutlass_mutants
 from refmoe.verify.plant import MutantResult
 from refmoe.verify.runner import Devices, run_case, source_sha256
 from refmoe.verify.verdict import Verdict
