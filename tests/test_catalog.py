@@ -35,7 +35,9 @@ def test_the_other_archs_run_the_level_below(level: str, below: str) -> None:
         ]
         assert {case for case in listed if case.arch == arch} == {case.on("ptx", arch) for case in lower}
     # CUTLASS's kernel is built for sm_121a first, and there is none for sm_90a.
-    cutlass = {case.arch: 0 for case in listed} | Counter(case.arch for case in listed if case.family.name == "cutlass_gemm")
+    cutlass = {case.arch: 0 for case in listed} | Counter(
+        case.arch for case in listed if case.family.name == "cutlass_gemm"
+    )
     assert cutlass["sm_121a"] >= cutlass["sm_120a"] > cutlass["sm_90a"] == 0
 
 

@@ -170,12 +170,14 @@ class LaunchFailed(RefmoeError):
     Attributes:
         stage: what the launch computes.
         outputs: by stage name the buffers of the launches before it. A fault in one of those may be what stopped it.
+        cause: why it did not end.
     """
 
     def __init__(self, stage: str, outputs: Outputs, cause: RefmoeError) -> None:
         super().__init__(f"{type(cause).__name__}: {cause}")
         self.stage = stage
         self.outputs = outputs
+        self.cause = cause
 
 
 def _within(outputs: Outputs) -> str | None:

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from refmoe.chips import DEFAULT_ARCH
 from refmoe.cuda.launch import Kernel as Entry
-from refmoe.cuda.toolchain import CSRC, source_sha256
+from refmoe.cuda.toolchain import CSRC, ToolchainError, source_sha256
 from refmoe.errors import RefmoeError
 from refmoe.families import FAMILIES
 from refmoe.families.family import LEVELS, Case, Family
@@ -158,6 +158,10 @@ def _judge(sound: SoundKernel, scratch: Path, fault: Fault) -> FaultResult:
     ran, catch = 0, None
     for case in _ordered(fault, kernels):
         result = run_case(kernels[case.family.name], case)
+        if isinstance(result.error, ToolchainError):
+            raise result.error  # what does not compile is no fault that a case could catch
+        if result.verdict is Verdict.SKIPPED:
+            raise RefmoeError(f"fault {fault.name}: cannot be planted here: {result.reason}")
         ran += 1
         if result.verdict in CATCHING:
             catch = result

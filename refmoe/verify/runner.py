@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -65,7 +66,8 @@ def run_cases(
 
 def _run_chunk(kernel_of: KernelOf, cases: Sequence[Case]) -> list[Result]:
     try:
-        return [run_case(kernel_of(case, _WORKER_DEVICES), case) for case in cases]
+        # An exception of a kernel may not survive the way between processes; its text does.
+        return [replace(run_case(kernel_of(case, _WORKER_DEVICES), case), error=None) for case in cases]
     except KeyboardInterrupt:
         # A worker would go on with the chunks that wait for it, and the session is over.
         os._exit(1)
@@ -96,7 +98,7 @@ def run_case(kernel: Kernel, case: Case) -> Result:
         return ran(verdict=Verdict.MISMATCH, comparison=comparison)
     except LaunchFailed as error:
         before = _before(error, expected)
-        return ran(verdict=Verdict.ERROR, reason=str(error), comparison=before, stage=error.stage)
+        return ran(verdict=Verdict.ERROR, reason=str(error), comparison=before, stage=error.stage, error=error.cause)
     except RefmoeError as error:
         # Compiler messages and executor faults; what a PTX fault says is the finding, so it is kept whole.
         return ran(verdict=Verdict.ERROR, reason=f"{type(error).__name__}: {error}", error=error)

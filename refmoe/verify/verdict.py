@@ -88,7 +88,7 @@ class Result:
         made_of: of a kernel that is not ours, what it was built from and with, and what of it ran.
         maps: where elements differ, of each stage that differs.
         policies: of a quantizing kernel the policies whose bytes it gave instead of its contract's.
-        error: what the kernel raised, for who ran it; reports hold its text.
+        error: what the kernel raised, for who ran it in the same process; reports hold its text.
     """
 
     case: Case

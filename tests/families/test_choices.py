@@ -9,9 +9,7 @@ from refmoe.families.choices import expert_ids
 from refmoe.families.family import Case
 
 
-@pytest.mark.parametrize(
-    "case", list_cases("quick", ["expand"], arch="sm_120a"), ids=str
-)
+@pytest.mark.parametrize("case", list_cases("quick", ["expand"], arch="sm_120a"), ids=str)
 def test_routings_give_every_token_different_experts_that_exist(case: Case) -> None:
     ids = expert_ids(case)
     assert ids.dtype.name == "int32"

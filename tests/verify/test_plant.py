@@ -1,48 +1,66 @@
+"""Planted faults: what is caught, what survives, what proves nothing, and which families a fault is held against."""
+
 from __future__ import annotations
 
-import dataclasses
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.verify import CASE
 from typer.testing import CliRunner
 
+from refmoe.catalog import parse_case, sound_kernel
 from refmoe.cli import app
-from refmoe.cuda.toolchain import CSRC, ToolchainError, find_toolchain
-from refmoe.families.case import Case, parse_case
-from refmoe.verify import plant as mutate
+from refmoe.cuda.toolchain import CSRC, ToolchainError, find_toolchain, with_includes
+from refmoe.errors import RefmoeError
+from refmoe.families import FAMILIES
+from refmoe.families.family import Case
+from refmoe.families.moe import MOE
+from refmoe.verify import plant
+from refmoe.verify.kernel import Devices, Kernel
 from refmoe.verify.patches import PatchError
-from refmoe.verify.plant import MutantResult, load_mutants, run_mutants
-from refmoe.verify.runner import Devices
-from refmoe.verify.verdict import Result, Verdict
+from refmoe.verify.plant import FaultResult, Patch, load_patches, plant_faults
+from refmoe.verify.verdict import Verdict
 
 QUANTIZE = parse_case("mxfp8_quantize:bf16:m4k416:boundary-mantissas:seed7@ptx")
+LAYER = parse_case("moe:bf16:m3k96n64e4t2:gaussian:bias=distinct:poison=0x7F:seed7@ptx")
+(_STEM,) = QUANTIZE.family.sources
+SOURCE = f"{_STEM}.cu"
 
 
 @pytest.fixture(autouse=True)
-def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def _few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two cases instead of the lists: what is tested here is the hunt, not the lists.
+    monkeypatch.setattr(plant, "_listed", lambda: (CASE, QUANTIZE))
+
+
+@pytest.fixture
+def compiler() -> None:
     try:
         find_toolchain()
     except ToolchainError as error:
         pytest.skip(str(error))
-    # Two cases instead of the lists: what is tested here is the hunt, not the lists.
-    monkeypatch.setattr(mutate, "list_cases", lambda level, arch: [CASE, QUANTIZE])
 
 
-def patch(folder: Path, name: str, old: str, new: str, file: str = "quantize.cu") -> None:
+def patch(folder: Path, name: str, old: str, new: str, file: str = SOURCE) -> None:
     """A mutant that changes the one line of `file` that holds `old`."""
     (line,) = [line for line in (CSRC / file).read_text().splitlines() if old in line]
     head = f"Fault: {name}.\nClass: test\n\n--- a/{file}\n+++ b/{file}\n"
     (folder / f"{name}.patch").write_text(f"{head}@@ -1,1 +1,1 @@\n-{line}\n+{line.replace(old, new)}\n")
 
 
-def hunted(folder: Path) -> list[MutantResult]:
-    return list(run_mutants(load_mutants(folder), []))
+def hunted(folder: Path, sound: Callable[[Case], Kernel] = sound_kernel) -> list[FaultResult]:
+    return list(plant_faults(load_patches(folder), sound))
 
 
-def test_a_fault_is_caught_by_a_case_that_the_unpatched_kernel_passes(tmp_path: Path) -> None:
-    patch(tmp_path, "zeros", "codes[row_start + lane] = encoded.codes", "codes[row_start + lane] = uint4{}")
+ZEROS = ("zeros", "codes[row_start + lane] = encoded.codes", "codes[row_start + lane] = uint4{}")
+
+
+def test_a_fault_is_caught_by_a_case_that_the_unpatched_kernel_passes(tmp_path: Path, compiler: None) -> None:
+    patch(tmp_path, *ZEROS)
     (found,) = hunted(tmp_path)
     assert (found.caught, found.control, found.verdict) == (True, True, Verdict.MISMATCH)
     assert found.case == str(QUANTIZE)
@@ -51,22 +69,29 @@ def test_a_fault_is_caught_by_a_case_that_the_unpatched_kernel_passes(tmp_path: 
     assert found.cases == 1
 
 
-def test_what_the_executor_faults_on_is_caught_too(tmp_path: Path) -> None:
+def test_what_the_executor_faults_on_is_caught_too(tmp_path: Path, compiler: None) -> None:
     patch(tmp_path, "past-the-end", "const bool inside = lane < lanes;", "const bool inside = true;")
     (found,) = hunted(tmp_path)
-    assert (found.caught, found.verdict) == (True, Verdict.ERROR)
+    assert (found.caught, found.verdict, found.check) == (True, Verdict.ERROR, "out of bounds")
     assert "out of bounds" in str(found.finding)
 
 
-def test_a_change_without_a_fault_survives_and_fails_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    patch(tmp_path, "harmless", "const bool inside = lane < lanes;", "const bool inside = lanes > lane;")
+def harmless(folder: Path) -> None:
+    patch(folder, "harmless", "const bool inside = lane < lanes;", "const bool inside = lanes > lane;")
+
+
+def test_a_change_without_a_fault_survives(tmp_path: Path, compiler: None) -> None:
+    harmless(tmp_path)
     (found,) = hunted(tmp_path)
     assert (found.caught, found.case, found.cases) == (False, None, 1)
     assert found.line == "SURVIVED harmless: harmless. (1 cases passed)"
 
-    monkeypatch.setattr("refmoe.cli.session.load_mutants", lambda: load_mutants(tmp_path))
+
+def test_a_change_without_a_fault_survives_and_fails_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: None
+) -> None:
+    harmless(tmp_path)
+    monkeypatch.setattr("refmoe.cli.session.load_patches", lambda: load_patches(tmp_path))
     shown = CliRunner().invoke(app, ["parity", "--case", str(QUANTIZE), "--mutants"])
     assert shown.exit_code == 1
     assert "SURVIVED harmless" in shown.output
@@ -75,17 +100,11 @@ def test_a_change_without_a_fault_survives_and_fails_the_command(
     assert json.loads(listed.stdout)["mutants"][0]["caught"] is False
 
 
-def test_a_case_that_fails_without_the_patch_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    patch(tmp_path, "zeros", "codes[row_start + lane] = encoded.codes", "codes[row_start + lane] = uint4{}")
-    real = mutate.run_case
-
-    def broken(case: Case, devices: Devices) -> Result:
-        found = real(case, devices)
-        return found if devices.csrc is not None else dataclasses.replace(found, verdict=Verdict.MISMATCH)
-
-    monkeypatch.setattr(mutate, "run_case", broken)
-    monkeypatch.setattr(mutate, "_passes", mutate._passes.__wrapped__)  # neither what was remembered, nor remembering
-    (found,) = hunted(tmp_path)
+def test_a_case_that_fails_without_the_patch_proves_nothing(tmp_path: Path, compiler: None) -> None:
+    patch(tmp_path, *ZEROS)
+    (fault,) = load_patches(tmp_path)
+    (broken,) = (kernel for kernel in fault.plant(tmp_path / "broken") if kernel.family is QUANTIZE.family)
+    (found,) = hunted(tmp_path, lambda case: broken)
     assert (found.caught, found.control) == (False, False)
     assert found.line.startswith("UNPROVEN zeros")
 
@@ -94,11 +113,93 @@ def test_a_patch_that_no_longer_fits_says_which(tmp_path: Path) -> None:
     patch(tmp_path, "old", "const bool inside = lane < lanes;", "const bool inside = true;")
     path = tmp_path / "old.patch"
     path.write_text(path.read_text().replace("-            const bool", "-            static const bool"))
-    with pytest.raises(PatchError, match=r"mutant old: quantize.cu: the hunk of line 1 fits nowhere"):
+    with pytest.raises(PatchError, match=rf"mutant old: {re.escape(SOURCE)}: the hunk of line 1 fits nowhere"):
         hunted(tmp_path)
 
 
-def test_a_mutant_that_does_not_compile_is_an_error_not_a_catch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cases", [(CASE, QUANTIZE), (LAYER,)], ids=["its own family", "a layer"])
+def test_a_mutant_that_does_not_compile_is_an_error_not_a_catch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: tuple[Case, ...], compiler: None
+) -> None:
+    monkeypatch.setattr(plant, "_listed", lambda: cases)
     patch(tmp_path, "typo", "const bool inside = lane < lanes;", "const bool inside = lane < lanez;")
     with pytest.raises(ToolchainError, match="lanez"):
         hunted(tmp_path)
+
+
+def test_where_no_case_can_run_no_fault_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(self: Devices, case: Case) -> Any:
+        raise ToolchainError("no usable nvcc")
+
+    monkeypatch.setattr(Devices, "get", absent)
+    patch(tmp_path, *ZEROS)
+    with pytest.raises(RefmoeError, match="fault zeros: cannot be planted here: no usable nvcc"):
+        hunted(tmp_path)
+
+
+# --- whom a fault is held against -----------------------------------------------------------------------------------
+
+
+def families_of(fault: Patch, scratch: Path) -> set[str]:
+    return {kernel.family.name for kernel in fault.plant(scratch)}
+
+
+def launchers(file: str) -> set[str]:
+    """The families that launch a source which is or includes that file."""
+    return {
+        family.name
+        for family in FAMILIES.values()
+        if any(CSRC / file in with_includes(CSRC / f"{source}.cu") for source in family.sources)
+    }
+
+
+def test_every_fault_is_held_against_every_family_that_launches_its_source_and_so_against_layers(
+    tmp_path: Path,
+) -> None:
+    seen = set()
+    for fault in load_patches():
+        files = [change.file for change in fault.patches]
+        found = families_of(fault, tmp_path)
+        assert found == set().union(*map(launchers, files)), fault.name
+        assert "moe" in found, fault.name
+        seen |= set(files)
+    # No source of a layer goes without a fault.
+    assert seen >= {f"{source}.cu" for source in MOE.sources}
+
+
+def test_a_fault_in_a_header_is_held_against_every_family_that_includes_it(tmp_path: Path) -> None:
+    patch(tmp_path, "header", "#pragma once", "#pragma once  // and a change", "warp.cuh")
+    (fault,) = load_patches(tmp_path)
+    assert families_of(fault, tmp_path) == launchers("warp.cuh") >= {"mxfp8_quantize", "expand", "moe"}
+
+
+def test_the_cases_of_a_fault_are_of_every_family_and_refusals_are_none_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.undo()
+    (fault, *_) = load_patches()
+    cases = fault.cases()
+    assert {case.family.name for case in cases} == set(FAMILIES)
+    assert not any(case.refusal for case in cases)
+    assert any(case.family is MOE and case.shape.k == 2880 for case in cases)  # the default level, too
+
+
+def test_a_layer_catches_a_fault_of_one_of_its_launches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: None
+) -> None:
+    monkeypatch.setattr(plant, "_listed", lambda: (LAYER,))
+    patch(tmp_path, *ZEROS)
+    (found,) = hunted(tmp_path)
+    assert (found.caught, found.case) == (True, str(LAYER))
+    assert str(found.finding).startswith("quantize.codes[0, 0]")
+
+
+def test_the_case_that_is_known_to_catch_a_fault_runs_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = QUANTIZE.having(fill="gaussian")
+    monkeypatch.setattr(plant, "_listed", lambda: (CASE, QUANTIZE, LAYER, known))
+    patch(tmp_path, *ZEROS)
+    path = tmp_path / "zeros.patch"
+    path.write_text(path.read_text().replace("Class: test\n", f"Class: test\nCase: {known}\n"))
+    (fault,) = load_patches(tmp_path)
+    kernels = {kernel.family.name: kernel for kernel in fault.plant(tmp_path)}
+    assert plant._ordered(fault, kernels) == [known, QUANTIZE, LAYER]  # and none of expand, which is not touched

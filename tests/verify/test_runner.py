@@ -1,28 +1,37 @@
+"""From a kernel and a case to a verdict: equality, differences, refusals as claims, failures, what a result says."""
+
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from support.verify import CASE, stand_in
+from support.verify import CASE, StandInDevice, stand_in
 
+from refmoe.catalog import kernel_of, list_cases, parse_case
 from refmoe.cuda import DeviceUnavailable, ToolchainError
 from refmoe.errors import ArgumentError, RefmoeError
-from refmoe.families.case import parse_case
-from refmoe.families.suites import list_cases
+from refmoe.families.family import Case, Expectation, Inputs, Outputs
 from refmoe.verify import runner
-from refmoe.verify.runner import Devices, run_case, run_cases
-from refmoe.verify.verdict import Verdict, exit_status
+from refmoe.verify.kernel import Devices, Kernel, Malformed, Refusal
+from refmoe.verify.runner import run_case, run_cases
+from refmoe.verify.verdict import Result, Verdict, exit_status
+
+
+def ran(case: Case = CASE) -> Result:
+    return run_case(Kernel(case.family), case)
 
 
 def test_an_equal_kernel_passes_and_the_result_says_on_what(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, lambda case, outputs: None)
-    found = run_case(CASE, Devices())
+    found = ran()
     assert (found.verdict, found.evidence, found.stage, found.reason) == (Verdict.PASS, "bit-exact", None, None)
     assert found.compared == 8 * 416 + (8 + 127 * 8 + 127) // 128 * 128 * 16
     assert found.source_sha256 is not None
     assert len(str(found.input_sha256)) == 64
     assert found.repro == "refmoe repro 'expand:bf16:m4k416e8t2:fingerprint:seed7@ptx'"
+    assert (found.id, found.kernel, found.device, found.arch) == (str(CASE), None, "ptx", "sm_120a")
 
 
 @pytest.mark.parametrize(("stage", "index"), [("codes", 0), ("codes", -1), ("scales", 0), ("scales", -1)])
@@ -31,7 +40,7 @@ def test_one_changed_byte_anywhere_is_a_mismatch(monkeypatch: pytest.MonkeyPatch
         outputs[stage].reshape(-1)[index] ^= 0x80
 
     stand_in(monkeypatch, change)
-    found = run_case(CASE, Devices())
+    found = ran()
     assert (found.verdict, found.stage) == (Verdict.MISMATCH, stage)
     assert dict(found.differing)[stage] == 1
     assert found.line.startswith(f"MISMATCH {stage}[")
@@ -39,8 +48,7 @@ def test_one_changed_byte_anywhere_is_a_mismatch(monkeypatch: pytest.MonkeyPatch
 
 def test_equality_on_data_that_could_not_fail_is_mistrusted(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, lambda case, outputs: None)
-    monkeypatch.setitem(runner.RUNS, "expand", _with_constant_input())
-    found = run_case(CASE, Devices())
+    found = ran(_with_constant_input())
     assert found.verdict is Verdict.MISTRUSTED
     assert "zero, more than the" in str(found.reason)
 
@@ -50,29 +58,15 @@ def test_a_difference_on_such_data_is_still_a_mismatch(monkeypatch: pytest.Monke
         outputs["codes"][0, 0] ^= 1
 
     stand_in(monkeypatch, change)
-    monkeypatch.setitem(runner.RUNS, "expand", _with_constant_input())
-    assert run_case(CASE, Devices()).verdict is Verdict.MISMATCH
+    assert ran(_with_constant_input()).verdict is Verdict.MISMATCH
 
 
-def _with_constant_input() -> Any:
-    from dataclasses import replace
+def _with_constant_input() -> Case:
+    def inputs(case: Case) -> Inputs:
+        made = CASE.family.inputs(case)
+        return {**made, "x": np.zeros_like(made["x"])}
 
-    run = runner.RUNS["expand"]
-    runner._expectation.cache_clear()
-
-    def inputs(case: Any) -> Any:
-        made = dict(run.inputs(case))
-        made["x"] = np.zeros_like(made["x"])
-        return made
-
-    return replace(run, inputs=inputs)
-
-
-@pytest.fixture(autouse=True)
-def _no_cached_expectation() -> Any:
-    runner._expectation.cache_clear()
-    yield
-    runner._expectation.cache_clear()
+    return replace(CASE, family=replace(CASE.family, inputs=inputs))
 
 
 @pytest.mark.parametrize(
@@ -90,8 +84,19 @@ def test_what_a_kernel_raises_is_its_verdict(
         raise error
 
     stand_in(monkeypatch, change)
-    found = run_case(CASE, Devices())
+    found = ran()
     assert (found.verdict, found.reason, found.evidence) == (verdict, words, "none")
+    assert found.fails  # the case list says nothing of a refusal
+
+
+def test_a_malformed_output_is_a_mismatch_at_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(case: Any, outputs: Any) -> None:
+        raise Malformed("scales", "the shapes differ: kernel [3] reference [4]")
+
+    stand_in(monkeypatch, change)
+    found = ran()
+    assert (found.verdict, found.stage) == (Verdict.MISMATCH, "scales")
+    assert found.first_mismatch == "scales: the shapes differ: kernel [3] reference [4]"
 
 
 def test_a_defect_of_refmoe_itself_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +105,7 @@ def test_a_defect_of_refmoe_itself_is_no_verdict(monkeypatch: pytest.MonkeyPatch
 
     stand_in(monkeypatch, change)
     with pytest.raises(ZeroDivisionError):
-        run_case(CASE, Devices())
+        ran()
 
 
 @pytest.mark.parametrize("error", [DeviceUnavailable("torch sees no CUDA device"), ToolchainError("no usable nvcc")])
@@ -109,8 +114,8 @@ def test_a_missing_device_skips_with_its_reason(monkeypatch: pytest.MonkeyPatch,
         raise error
 
     monkeypatch.setattr(Devices, "get", get)
-    found = run_case(CASE, Devices())
-    assert (found.verdict, found.reason) == (Verdict.SKIPPED, str(error))
+    found = ran()
+    assert (found.verdict, found.reason, found.device, found.arch) == (Verdict.SKIPPED, str(error), "ptx", "sm_120a")
 
 
 def test_approximate_instructions_are_an_error_even_if_equal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,34 +123,118 @@ def test_approximate_instructions_are_an_error_even_if_equal(monkeypatch: pytest
         approximate = ("ex2.approx.f32 at line 7",)
         lane_instructions = 5
 
-    class Kernel:
+    class Entry:
         entry = "refmoe_expand"
 
     class Record:
-        kernel, grid, block, result = Kernel, 1, 32, Outcome
+        kernel, grid, block, result = Entry, 1, 32, Outcome
 
     stand_in(monkeypatch, lambda case, outputs: None)
-    device = runner.Devices().get(CASE)
-    run = runner.RUNS["expand"].run
-    from dataclasses import replace
+    run = Kernel.run
 
-    def launching(case: Any, inputs: Any, place: Any) -> Any:
+    def launching(self: Kernel, case: Any, inputs: Any, expected: Any, place: Any) -> Any:
         place.launches.append(Record)
-        return run(case, inputs, place)
+        return run(self, case, inputs, expected, place)
 
-    monkeypatch.setitem(runner.RUNS, "expand", replace(runner.RUNS["expand"], run=launching))
-    monkeypatch.setattr(Devices, "get", lambda self, case: device)
-    found = run_case(CASE, Devices())
+    monkeypatch.setattr(Kernel, "run", launching)
+    found = run_case(Kernel(CASE.family), CASE)
     assert found.verdict is Verdict.ERROR
     assert "ex2.approx.f32 at line 7" in str(found.reason)
-    assert found.launches == ("refmoe_expand 1 x 32",)
+
+
+def test_a_result_has_the_launches_of_its_own_case_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Outcome:
+        approximate = ()
+        lane_instructions = 5
+
+    class Entry:
+        entry = "refmoe_expand"
+
+    class Record:
+        kernel, grid, block, result = Entry, 1, 32, Outcome
+
+    stand_in(monkeypatch, lambda case, outputs: device.launches.append(Record))
+    device = StandInDevice(launches=[Record, Record])
+    monkeypatch.setattr(Devices, "get", lambda self, case: device)
+    found = ran()
+    assert (found.verdict, found.launches, found.lane_instructions) == (Verdict.PASS, ("refmoe_expand 1 x 32",), 5)
 
 
 def test_the_hash_of_the_inputs_follows_the_seed_but_not_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, lambda case, outputs: None)
     texts = [str(CASE), str(CASE.on("ptx", "sm_121a")), str(CASE).replace("seed7", "seed8")]
-    first, other_arch, other_seed = (run_case(parse_case(text), Devices()).input_sha256 for text in texts)
+    first, other_arch, other_seed = (ran(parse_case(text)).input_sha256 for text in texts)
     assert first == other_arch != other_seed
+
+
+# --- refusals are claims ----------------------------------------------------------------------------------------------
+
+LISTED = [case for case in list_cases("quick", arch="sm_120a") if case.refusal]
+
+
+@dataclass
+class Refusing(Kernel):
+    """A kernel that takes no case."""
+
+    answer: str = "not today"
+
+    def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
+        raise Refusal(self.answer)
+
+
+def test_the_lists_have_refusals_and_each_says_why() -> None:
+    assert {case.family.name for case in LISTED} == {"sm12x_gemm", "cutlass_gemm"}
+    assert all(len(case.refusal.split()) >= 4 for case in LISTED)
+
+
+def test_a_kernel_that_refuses_everything_fails_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, lambda case, outputs: None)
+    cases = [CASE, *LISTED, parse_case("sm12x_gemm:f32:m5k96n24e3:gaussian:seed7@ptx")]
+    results = [run_case(Refusing(case.family), case) for case in cases]
+    assert {result.verdict for result in results} == {Verdict.UNSUPPORTED}
+    assert all(result.fails and not result.expected for result in results)
+    assert exit_status(results) == 1
+    assert results[0].line == "UNSUPPORTED not in the case list: not today"
+
+
+@pytest.mark.parametrize("case", LISTED, ids=str)
+def test_a_listed_refusal_with_its_reason_is_expected(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    def refuse(case: Any, outputs: Any) -> None:
+        raise ArgumentError("shape", "it", f"another: {reason}, that is why")
+
+    reason = case.refusal
+    stand_in(monkeypatch, refuse)
+    # What a report or a command line gives is a string, which names the case and not what is expected of it.
+    for asked in (case, parse_case(str(case)), case.on("ptx", "sm_121a")):
+        found = run_case(Kernel(asked.family), asked)
+        assert (found.verdict, found.expected, found.fails) == (Verdict.UNSUPPORTED, True, False)
+        assert not found.line.startswith("UNSUPPORTED not in")
+    assert exit_status([found]) == 3  # nothing ran
+    assert exit_status([found, replace(found, verdict=Verdict.PASS)]) == 0
+
+
+@pytest.mark.parametrize("case", LISTED, ids=str)
+def test_a_listed_refusal_with_another_reason_fails(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    stand_in(monkeypatch, lambda case, outputs: None)
+    found = run_case(Refusing(case.family, answer="out of memory"), case)
+    assert (found.verdict, found.expected, found.fails) == (Verdict.UNSUPPORTED, False, True)
+    assert exit_status([found]) == 1
+
+
+@pytest.mark.parametrize("case", LISTED, ids=str)
+def test_a_listed_refusal_that_runs_fails(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:
+    stand_in(monkeypatch, lambda case, outputs: None)
+    found = ran(case)
+    assert (found.verdict, found.fails) == (Verdict.ERROR, True)
+    assert case.refusal in str(found.reason)
+    assert str(found.reason).endswith("it ran")
+
+
+def test_our_kernels_refuse_what_the_list_says(devices: Devices) -> None:
+    ours = [case for case in LISTED if case.family.name == "sm12x_gemm"]
+    results = [run_case(kernel_of(case, devices), case) for case in ours]
+    assert {(result.verdict, result.expected) for result in results} == {(Verdict.UNSUPPORTED, True)}
+    assert exit_status(results) == 3
 
 
 @pytest.mark.parametrize(
@@ -163,7 +252,10 @@ def test_the_hash_of_the_inputs_follows_the_seed_but_not_the_device(monkeypatch:
     ],
 )
 def test_exit_status(verdicts: list[str], status: int) -> None:
-    assert exit_status(Verdict(name) for name in verdicts) == status
+    """Of refusals that the case list expects; each of any other kind makes it 1."""
+    assert exit_status(Result(CASE, Verdict(name), expected=True) for name in verdicts) == status
+    if "UNSUPPORTED" in verdicts:
+        assert exit_status(Result(CASE, Verdict(name)) for name in verdicts) == 1
 
 
 # --- the real kernels on the executor ---------------------------------------------------------------------------------
@@ -179,9 +271,10 @@ def test_exit_status(verdicts: list[str], status: int) -> None:
     ],
 )
 def test_the_kernels_pass_on_the_executor(devices: Devices, text: str) -> None:
-    found = run_case(parse_case(text), devices)
+    case = parse_case(text)
+    found = run_case(kernel_of(case, devices), case)
     assert (found.verdict, found.first_mismatch, found.reason) == (Verdict.PASS, None, None)
-    rows = parse_case(text).shape.m
+    rows = case.shape.m
     assert (found.lane_instructions > 0) == (rows > 0)
     # Without rows and without padding no byte was compared, and the evidence says so.
     assert found.evidence == ("bit-exact" if rows else "none")
@@ -190,21 +283,34 @@ def test_the_kernels_pass_on_the_executor(devices: Devices, text: str) -> None:
 @pytest.mark.parametrize("family", ["mxfp8_quantize", "expand"])
 def test_a_case_of_the_default_level_makes_ctas_take_several_rows(devices: Devices, family: str) -> None:
     longest = max(list_cases("default", [family], arch="sm_120a"), key=lambda case: case.shape.m)
-    found = run_case(longest, devices)
+    found = run_case(kernel_of(longest, devices), longest)
     assert found.verdict is Verdict.PASS
     (launch,) = found.launches
     assert int(launch.split()[1]) < longest.shape.m
 
 
 def test_processes_give_the_same_results_in_the_same_order(devices: Devices) -> None:
-    cases = [case for case in list_cases("quick", arch="sm_120a") if case.family == "mxfp8_quantize"][:9]
-    found = list(run_cases(cases, jobs=2))
+    cases = list_cases("quick", ["mxfp8_quantize"], arch="sm_120a")[:9]
+    found = list(run_cases(cases, kernel_of, jobs=2))
     assert [one.case for one in found] == cases
     assert {one.verdict for one in found} == {Verdict.PASS}
 
 
+def test_a_worker_hands_over_what_a_kernel_raised_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Local(RefmoeError):
+        """No other process could read it."""
+
+    def change(case: Any, outputs: Any) -> None:
+        raise Local("gone")
+
+    stand_in(monkeypatch, change)
+    assert isinstance(ran().error, Local)
+    (found,) = runner._run_chunk(kernel_of, [CASE])
+    assert (found.verdict, found.reason, found.error) == (Verdict.ERROR, "Local: gone", None)
+
+
 def test_an_interrupted_worker_ends_and_takes_no_further_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(case: Any, devices: Devices) -> Any:
+    def interrupted(kernel: Kernel, case: Case) -> Any:
         raise KeyboardInterrupt
 
     def leave(status: int) -> None:
@@ -213,4 +319,4 @@ def test_an_interrupted_worker_ends_and_takes_no_further_chunk(monkeypatch: pyte
     monkeypatch.setattr(runner, "run_case", interrupted)
     monkeypatch.setattr("os._exit", leave)
     with pytest.raises(SystemExit):
-        runner._run_chunk([CASE, CASE])
+        runner._run_chunk(kernel_of, [CASE, CASE])

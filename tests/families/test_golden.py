@@ -1,0 +1,90 @@
+"""The committed reports as a golden test: their case strings, their refusals and their inputs are what they were."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refmoe.catalog import all_families, parse_case, refusal_of
+from refmoe.families.family import Case
+from refmoe.verify.runner import input_sha256
+
+REPORTS = Path(__file__).resolve().parents[2] / "reports"
+NAMES = ("ptx", "h200", "cutlass")
+
+
+@cache
+def records(name: str) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = json.loads((REPORTS / f"{name}.json").read_text())["cases"]
+    return listed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_id_parses_and_prints_byte_for_byte(name: str) -> None:
+    assert len(records(name)) > 100
+    for record in records(name):
+        case = parse_case(record["id"])
+        assert str(case) == record["id"]
+        assert f"refmoe repro '{case}'" == record["repro"]
+        assert (case.family.name, case.seed, case.device) == (record["family"], record["seed"], record["device"])
+
+
+def test_every_id_of_the_baseline_parses_and_prints_byte_for_byte() -> None:
+    ids = json.loads((REPORTS / "baseline.json").read_text())["cases"]
+    assert len(ids) > 5000
+    assert [str(parse_case(text)) for text in ids] == ids
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_refusal_is_one_that_the_case_lists_expect_and_no_other_case_is_listed_so(name: str) -> None:
+    for record in records(name):
+        expected = refusal_of(parse_case(record["id"]), record["arch"])
+        if record["verdict"] == "UNSUPPORTED":
+            assert expected is not None, record["id"]
+            assert expected in record["reason"]
+        elif record["verdict"] != "SKIPPED":
+            assert expected is None, record["id"]
+
+
+def traits(case: Case) -> list[tuple[str, ...]]:
+    """What the data of a case shows: dtype with fill, and every option that has not its default."""
+    chosen = [(option, case.get(option.name)) for option in case.family.options if not option.launch]
+    special = [(option.name, str(value) if option.words else "") for option, value in chosen if value != option.default]
+    return [(case.family.name, *trait) for trait in [(case.dtype, case.fill), *special]]
+
+
+def size(case: Case) -> int:
+    shape = case.shape
+    return shape.rows * max(shape.k, 1) + max(shape.n, 1) * max(shape.k, 1) * shape.e
+
+
+def sample() -> dict[tuple[str, ...], tuple[Case, str]]:
+    """The smallest case with rows that shows a trait, and the hash of its inputs, for all traits."""
+    smallest: dict[tuple[str, ...], tuple[Case, str]] = {}
+    for record in (record for name in NAMES for record in records(name) if record["input_sha256"]):
+        case = parse_case(record["id"])
+        for trait in traits(case) if case.shape.m else ():
+            if trait not in smallest or size(case) < size(smallest[trait][0]):
+                smallest[trait] = (case, record["input_sha256"])
+    return smallest
+
+
+SAMPLE = sample()
+
+
+def test_the_sample_holds_every_fill_and_every_word_of_every_option() -> None:
+    for name, family in all_families().items():
+        # Reports hold no activations of a user.
+        fills = {trait[2] for trait in SAMPLE if trait[0] == name and trait[1] in family.dtypes}
+        assert fills == set(family.fills) - {"activations"}
+        data = {(option.name, word) for option in family.options if not option.launch for word in option.words[1:]}
+        assert data <= {trait[1:] for trait in SAMPLE}  # of some family: no list has them all
+
+
+@pytest.mark.parametrize(("case", "sha256"), dict.fromkeys(SAMPLE.values()), ids=str)
+def test_the_inputs_of_a_case_have_not_changed(case: Case, sha256: str) -> None:
+    assert input_sha256(case.family.inputs(case)) == sha256
