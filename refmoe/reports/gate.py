@@ -150,7 +150,8 @@ def _check_cases(path: Path, cases: Sequence[CaseRecord]) -> list[str]:
         refusals.append(f"{path}: no case ran: {cases[0].verdict.value}: {cases[0].reason}")
     for verdict, meaning in _REFUSED.items():
         refusals += _check_verdict(path, [case for case in cases if case.verdict is verdict], meaning)
-    return refusals
+    unexpected = [case for case in cases if case.fails and not case.verdict.fails]
+    return refusals + _check_verdict(path, unexpected, "a refusal that the case list does not expect")
 
 
 def _check_verdict(path: Path, failing: Sequence[CaseRecord], meaning: str) -> list[str]:

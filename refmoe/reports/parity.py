@@ -22,7 +22,7 @@ from refmoe.verify.tolerances import TOLERANCES, Tolerance
 from refmoe.verify.verdict import EVIDENCE, Result, Verdict
 
 if TYPE_CHECKING:
-    from refmoe.verify.plant import MutantResult
+    from refmoe.verify.plant import FaultResult
 
 __all__ = [
     "MAPPED_CASES",
@@ -41,6 +41,7 @@ __all__ = [
     "make_report",
     "read_document",
     "read_report",
+    "record_of",
     "report_text",
     "schema_text",
 ]
@@ -99,7 +100,19 @@ class CaseRecord(_Model):
     stage: str | None = Field(description="the first stage that differs; if none does, the one that failed")
     first_mismatch: str | None = Field(description="where the first difference is and what it is")
     repro: str = Field(description="the command that runs just this case")
-    source_sha256: str | None = Field(description="of the kernel's source, the headers it includes and its build flags")
+    expected: bool | None = Field(
+        None, description="of UNSUPPORTED: whether the case list expects this refusal; one that it does not fails"
+    )
+    source_sha256: str | None = Field(
+        description="of all that decides the kernel's result: its sources and their headers without comments and "
+        "blanks, the host code that launches it, its build flags"
+    )
+    sources: list[str] | None = Field(
+        None,
+        description="of a user's kernel the files and functions that source_sha256 is of: FILE or FILE::FUNCTION, "
+        "below the project's folder",
+    )
+    compiler: str | None = Field(None, description="what compiled the kernel, where that is known")
     input_sha256: str | None = Field(description="of the input arrays")
     seed: int
     compared: int = Field(description="bytes compared")
@@ -112,14 +125,18 @@ class CaseRecord(_Model):
     )
     kernel: str | None = Field(
         None,
-        description="of a user's kernel under the family's contract: FILE::NAME, whose source_sha256 is that file's, "
-        "or MODULE::NAME if a package has it",
+        description="of a user's kernel under the family's contract: FILE::NAME, or MODULE::NAME if a package has it",
     )
     seconds: float
     maps: list[MismatchMapRecord] | None = Field(
         None,
         description=f"where elements differ, by stage; of the first {MAPPED_CASES} cases of a report in which any do",
     )
+
+    @property
+    def fails(self) -> bool:
+        """Whether its verdict fails, or it is a refusal that the case list does not expect."""
+        return self.verdict.fails or self.expected is False
 
 
 class MutantRecord(_Model):
@@ -191,10 +208,10 @@ def make_report(
     command: str,
     environment: Environment,
     seconds: float,
-    mutants: Sequence[MutantResult] = (),
+    mutants: Sequence[FaultResult] = (),
 ) -> Report:
     """The report of `results`, and of `mutants` if any ran."""
-    devices = sorted({result.case.device for result in results})
+    devices = sorted({result.device for result in results})
     assumptions = {result.assumption.model: result.assumption.text for result in results if result.assumption}
     return assemble_report(
         list(_records(results)),
@@ -213,7 +230,7 @@ def assemble_report(
     command: str,
     environment: Environment,
     seconds: float,
-    mutants: Sequence[MutantResult] = (),
+    mutants: Sequence[FaultResult] = (),
 ) -> Report:
     """The report of cases that are records already; `evidence` says what its devices and models prove and assume."""
     document: dict[str, Any] = {
@@ -241,39 +258,45 @@ def _records(results: Sequence[Result]) -> Iterator[CaseRecord]:
     mapped = 0
     for result in results:
         mapped += bool(result.maps)
-        maps = result.maps if mapped <= MAPPED_CASES else ()
-        yield _record(result, [MismatchMapRecord(**dataclasses.asdict(item)) for item in maps] or None)
+        yield record_of(result, maps=mapped <= MAPPED_CASES)
 
 
-def _record(result: Result, maps: list[MismatchMapRecord] | None) -> CaseRecord:
-    return CaseRecord(
-        id=str(result.case),
-        family=result.case.family,
-        device="cuda" if result.case.device == "cuda" else "ptx",
-        arch=result.arch,
-        verdict=result.verdict,
-        evidence=result.evidence,
-        model=result.assumption.model if result.assumption else None,
-        model_evidence=result.assumption.evidence if result.assumption else None,
-        reason=result.reason,
-        stage=result.stage,
-        first_mismatch=result.first_mismatch,
-        repro=result.repro,
-        source_sha256=result.source_sha256,
-        input_sha256=result.input_sha256,
-        seed=result.case.seed,
-        compared=result.compared,
-        differing=dict(result.differing),
-        launches=list(result.launches),
-        lane_instructions=result.lane_instructions,
-        made_of=result.made_of,
-        kernel=None,
-        seconds=round(result.seconds, 4),
-        maps=maps,
+def record_of(result: Result, maps: bool = True) -> CaseRecord:
+    """What a report holds of a result; with its maps of what differs, or without."""
+    drawn = [MismatchMapRecord(**dataclasses.asdict(item)) for item in result.maps] if maps else []
+    return CaseRecord.model_validate(
+        {
+            "id": result.id,
+            "family": result.case.family.name,
+            "device": result.device,
+            "arch": result.arch,
+            "verdict": result.verdict,
+            "evidence": result.evidence,
+            "model": result.assumption.model if result.assumption else None,
+            "model_evidence": result.assumption.evidence if result.assumption else None,
+            "reason": result.reason,
+            "stage": result.stage,
+            "first_mismatch": result.first_mismatch,
+            "repro": result.repro,
+            "expected": result.expected if result.verdict is Verdict.UNSUPPORTED else None,
+            "source_sha256": result.source_sha256,
+            "sources": list(result.sources) or None,
+            "compiler": result.compiler,
+            "input_sha256": result.input_sha256,
+            "seed": result.case.seed,
+            "compared": result.compared,
+            "differing": dict(result.differing),
+            "launches": list(result.launches),
+            "lane_instructions": result.lane_instructions,
+            "made_of": result.made_of,
+            "kernel": result.kernel,
+            "seconds": round(result.seconds, 4),
+            "maps": drawn or None,
+        }
     )
 
 
-def _mutant_record(mutant: MutantResult) -> MutantRecord:
+def _mutant_record(mutant: FaultResult) -> MutantRecord:
     return MutantRecord(
         name=mutant.name,
         fault=mutant.fault,

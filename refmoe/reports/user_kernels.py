@@ -1,57 +1,44 @@
-"""Kernels of a user's in reports: how they are named, and whether their source is still what ran."""
+"""Kernels of a user's in reports: whether their sources are still what ran."""
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from refmoe.errors import ArgumentError
+from refmoe.verify.source import sha256_of, source_files
+
 if TYPE_CHECKING:
     from refmoe.reports.parity import CaseRecord
 
-__all__ = ["file_of", "file_sha256", "stale_user_kernels"]
-
-#: A kernel that a package has is named by its module; there is no file to hash that would stay the same elsewhere.
-_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-
-
-def file_of(kernel: str) -> Path | None:
-    """The file in a kernel's name FILE::NAME, relative as it is there; None for MODULE::NAME."""
-    place, _, _ = kernel.partition("::")
-    return Path(place) if place.endswith(".py") or _MODULE.fullmatch(place) is None else None
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+__all__ = ["stale_user_kernels"]
 
 
 def stale_user_kernels(path: Path, cases: Sequence[CaseRecord]) -> list[str]:
-    """A sentence for each user's kernel in the report at `path` whose file is gone or another now.
+    """A sentence for each user's kernel in the report at `path` whose sources are gone or others now.
 
-    Files are looked for from the current folder, as pytest named them from the project's root.
+    Files are looked for from the current folder, as pytest named them from the project's root. A kernel of a package
+    names no sources: no file of it would stay the same elsewhere.
     """
     refusals = []
-    for kernel in sorted({case.kernel for case in cases if case.kernel is not None}):
-        source = file_of(kernel)
-        if source is None:
-            continue
-        ran = [case for case in cases if case.kernel == kernel and case.verdict.ran]
+    ran: dict[tuple[str, tuple[str, ...]], list[CaseRecord]] = {}
+    for case in cases:
+        if case.kernel is not None and case.sources and case.verdict.ran:
+            ran.setdefault((case.kernel, tuple(case.sources)), []).append(case)
+    for (kernel, sources), mine in sorted(ran.items(), key=lambda item: item[0]):
         try:
-            present = file_sha256(source)
+            present = sha256_of(source_files(sources, Path()))
         except OSError as error:
             refusals.append(f"{path}: the source of {kernel} cannot be read from here: {error.strerror}")
             continue
-        stale = [case for case in ran if case.source_sha256 != present]
+        except (ArgumentError, SyntaxError) as error:
+            refusals.append(f"{path}: the source of {kernel} is no longer what ran: {error}")
+            continue
+        stale = [case for case in mine if case.source_sha256 != present]
         if stale:
             refusals.append(
-                f"{path}: {source} changed since {len(stale)} cases of {kernel} ran, so they say nothing about it: "
-                "run them again"
+                f"{path}: {' or '.join(sources)} changed since {len(stale)} cases of {kernel} ran, so they say nothing "
+                "about it: run them again"
             )
     return refusals

@@ -33,7 +33,7 @@ def write_report(path: Path, outcomes: Sequence[dict[str, Any]], command: str, s
     worst: dict[str, CaseRecord] = {}
     for outcome in outcomes:
         record = CaseRecord.model_validate(outcome["record"])
-        if record.id not in worst or record.verdict.fails:
+        if record.id not in worst or record.fails:
             worst[record.id] = record
     records = [worst[name] for name in sorted(worst)]
     devices: list[str] = sorted({record.device for record in records})

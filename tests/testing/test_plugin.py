@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import dataclasses
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -15,17 +16,16 @@ import pytest
 # Imported before the inner sessions, which forget what they import: torch cannot be loaded twice.
 torch = pytest.importorskip("torch")
 
-from refmoe.families.quantize_expand import RUNS  # noqa: E402
-from refmoe.families.suites import SUITES  # noqa: E402
-from refmoe.testing.contract import _PINNED, CONTRACTS  # noqa: E402
-
 from refmoe import testing  # noqa: E402
 from refmoe.errors import ArgumentError  # noqa: E402
-from refmoe.families.case import FAMILIES  # noqa: E402
+from refmoe.catalog import source_sha256  # noqa: E402
+from refmoe.families import FAMILIES  # noqa: E402
+from refmoe.families.family import Case, Family  # noqa: E402
 from refmoe.reports.gate import check_reports  # noqa: E402
 from refmoe.reports.parity import read_report  # noqa: E402
 from refmoe.testing import adapters  # noqa: E402
-from refmoe.verify.runner import source_sha256  # noqa: E402
+from refmoe.verify.runner import run_case  # noqa: E402
+from refmoe.verify.verdict import Result, Verdict  # noqa: E402
 
 pytest_plugins = ["pytester"]
 
@@ -92,14 +92,40 @@ def test_a_right_torch_function_passes_every_case_and_the_gate(pytester: pytest.
     page = pytester.run(sys.executable, "-m", "refmoe.cli", "report", "out/report.json", "--html", "page.html")
     assert page.ret == 0
     assert "mxfp8_quantize" in (pytester.path / "page.html").read_text()
-    # Evidence counts only while the source is what ran.
-    with (pytester.path / "test_mine.py").open("a") as file:
-        file.write("\n# touched\n")
+    assert {tuple(case.sources or ()) for case in report.cases} == {("test_mine.py::my_quantize",)}
+    # Evidence counts only while what decides the result is what ran. A comment decides nothing, nor does a test.
+    file = pytester.path / "test_mine.py"
+    file.write_text(TORCH_KERNEL.replace("    amax =", "    # of each block\n\n    amax =") + "\n\nOTHER = 1\n")
+    assert gate(pytester.path / "out/report.json") == ()
+    file.write_text(TORCH_KERNEL.replace("0x1FFFFF", "0x0FFFFF"))
     (refusal,) = gate(pytester.path / "out/report.json")
-    assert "test_mine.py changed since 13 cases of test_mine.py::my_quantize ran" in refusal
-    (pytester.path / "test_mine.py").unlink()
+    assert "test_mine.py::my_quantize changed since 13 cases of test_mine.py::my_quantize ran" in refusal
+    file.write_text(TORCH_KERNEL.replace("def my_quantize", "def another"))
+    (refusal,) = gate(pytester.path / "out/report.json")
+    assert "the source of test_mine.py::my_quantize is no longer what ran: kernel: found no my_quantize" in refusal
+    file.unlink()
     (refusal,) = gate(pytester.path / "out/report.json")
     assert "the source of test_mine.py::my_quantize cannot be read from here" in refusal
+
+
+def test_what_a_kernel_calls_and_the_files_that_it_names_are_in_its_hash(pytester: pytest.Pytester) -> None:
+    kernel = numpy_kernel("codes = same(codes)", options=', sources=("kernel.cu",)')
+    pytester.makepyfile(test_mine=f"{kernel}\n\ndef same(codes):\n    return codes\n")
+    device = pytester.path / "kernel.cu"
+    device.write_text("int a;  // first\n")
+    pytester.runpytest("--refmoe-report=report.json").assert_outcomes(passed=1)
+    report = pytester.path / "report.json"
+    assert read_report(report).cases[0].sources == ["test_mine.py::mine", "kernel.cu"]
+    device.write_text("/* second */ int  a;\n")
+    assert gate(report) == ()
+    file = pytester.path / "test_mine.py"
+    file.write_text(file.read_text().replace("return codes\n", "return codes + 0\n"))
+    (refusal,) = gate(report)
+    assert "test_mine.py::mine or kernel.cu changed since 1 cases of test_mine.py::mine ran" in refusal
+    file.write_text(file.read_text().replace("return codes + 0\n", "return codes\n"))
+    assert gate(report) == ()
+    device.write_text("int b;\n")
+    assert len(gate(report)) == 1
 
 
 @pytest.mark.parametrize(
@@ -175,12 +201,31 @@ def test_another_policy_is_a_policy_difference_with_its_size(pytester: pytest.Py
     pytester.runpytest().assert_outcomes(passed=1)
 
 
-def test_unsupported_is_skipped_with_the_reason_and_recorded(pytester: pytest.Pytester) -> None:
+def test_a_refusal_that_nobody_declared_fails(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_mine=numpy_kernel("raise refmoe.testing.Unsupported('K above 2048')"))
+    result = pytester.runpytest("--refmoe-report=report.json")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*UNSUPPORTED not in the case list: K above 2048",
+            "*a kernel that does not take a case says so when it is registered: kernel(..., refuses=...)",
+            "*mine: 1 UNSUPPORTED",
+        ]
+    )
+    assert [case.expected for case in read_report(pytester.path / "report.json").cases] == [False]
+    refusals = gate(pytester.path / "report.json")
+    assert any("UNSUPPORTED, a refusal that the case list does not expect: K above 2048" in text for text in refusals)
+
+
+def test_a_declared_refusal_is_skipped_with_the_reason_and_recorded(pytester: pytest.Pytester) -> None:
+    refuses = ", refuses=lambda case: 'K above 2048' if case.shape.k > 2048 else None"
+    pytester.makepyfile(test_mine=numpy_kernel("raise RuntimeError('it was called')", options=refuses))
     result = pytester.runpytest("-rs", "--refmoe-report=report.json")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*mine: 1 UNSUPPORTED", "SKIPPED * UNSUPPORTED K above 2048"])
-    assert any("no case ran" in text for text in gate(pytester.path / "report.json"))
+    assert [case.expected for case in read_report(pytester.path / "report.json").cases] == [True]
+    (refusal,) = gate(pytester.path / "report.json")
+    assert "no case ran" in refusal
 
 
 def test_data_that_could_not_fail_is_mistrusted(pytester: pytest.Pytester, tmp_path: Path) -> None:
@@ -273,25 +318,73 @@ def test_refmoe_device_runs_our_own_kernel_beside(pytester: pytest.Pytester, dev
 # --- contracts ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", CONTRACTS)
-def test_contracts_are_those_of_the_families(family: str) -> None:
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_contracts_are_those_of_the_families(family: Family) -> None:
     """Every input and output that a family's cases have is in its contract, and nothing else."""
-    contract, seen, absent, outputs = CONTRACTS[family], set[str](), set[str](), set[str]()
-    one_each = {(case.dtype, case.input_sf, case.bias, case.params): case for case in SUITES[family]("quick")}
+    contract, seen, absent, outputs = family.contract, set[str](), set[str](), set[str]()
+    told = ("input_sf", "bias", "params")
+    one_each = {(case.dtype, *(case.get(name) for name in told)): case for case in family.level("quick")}
     for case in one_each.values():
-        inputs = RUNS[family].inputs(case)
+        inputs = family.inputs(case)
         seen |= set(inputs)
         absent |= {name for name, value in inputs.items() if value is None}
-        outputs |= {name for name in RUNS[family].expect(case, inputs).outputs if "-" not in name}
+        expected = family.expect(case, inputs)
+        outputs |= set(expected.outputs) - set(expected.answers)
     assert set(contract.inputs) == seen
     assert absent <= set(contract.features)
     # Of a whole layer the result alone: its steps are a kernel's own.
-    assert set(contract.outputs) == ({"finalize.out"} if family == "moe" else outputs)
-    assert set(contract.settings) & set(_PINNED) <= set(FAMILIES[family].options)
+    assert set(contract.outputs) == ({"finalize.out"} if family.name == "moe" else outputs)
+    for attribute in contract.settings.values():
+        assert all(hasattr(case.shape if len(attribute) == 1 else case, attribute) for case in one_each.values())
+    for option in family.options:
+        assert not (option.fixed and option.launch)
 
 
-def test_every_family_but_the_foreign_one_has_a_contract() -> None:
-    assert set(FAMILIES) - set(CONTRACTS) == {"cutlass_gemm"}
+def reference_kernel(family: Family, current: list[Case], *, buffers: bool, change: int = 0) -> testing.UserKernel:
+    """The family's reference as a user's kernel that takes all that there is to take.
+
+    Args:
+        family: whose reference.
+        current: holds the case that the kernel is called for.
+        buffers: whether it writes its outputs into buffers; else it returns them.
+        change: what is changed in the bits of every element.
+    """
+    contract = family.contract
+    outputs = tuple(name for name in contract.outputs if not (buffers and name in contract.inputs))
+
+    def reference(**given: Any) -> Any:
+        expected = family.expect(current[0], family.inputs(current[0])).outputs
+        made = {name: expected[name] ^ expected[name].dtype.type(change) for name in outputs if name in expected}
+        if not buffers:
+            return made
+        for name, bits in made.items():
+            given[name][...] = bits
+        return None
+
+    names = [*contract.inputs, *contract.settings, *(outputs if buffers else ())]
+    parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in names]
+    reference.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return testing.kernel(family, arrays="numpy", outputs=outputs)(reference)
+
+
+@pytest.mark.parametrize(
+    ("family", "buffers"),
+    # A parameter cannot be called finalize.out: the result of a whole layer is always returned.
+    [(name, buffers) for name in FAMILIES for buffers in (False, True) if not (buffers and name == "moe")],
+)
+def test_the_reference_passes_its_contract_and_with_one_bit_changed_fails_it(family: str, buffers: bool) -> None:
+    current: list[Case] = []
+    right = reference_kernel(FAMILIES[family], current, buffers=buffers)
+    wrong = reference_kernel(FAMILIES[family], current, buffers=buffers, change=1)
+    compared = 0
+    for case in right.cases():
+        current[:] = [case]
+        result = run_case(right, case)
+        assert not result.fails, result.line
+        compared += result.compared
+        if result.compared:
+            assert run_case(wrong, case).verdict in (Verdict.MISMATCH, Verdict.OUT_OF_BOUND)
+    assert compared
 
 
 @pytest.mark.parametrize(
@@ -353,44 +446,48 @@ def test_bad_case_lists_are_refused() -> None:
         testing.refmoe_cases("cutlass_gemm")
 
 
-def run(kernel: testing.Kernel, **options: Any) -> list[Any]:
-    outcomes: list[Any] = []
+def run(kernel: testing.UserKernel, **options: Any) -> list[Result]:
+    results: list[Result] = []
     for case in kernel.cases(**options):
-        item = testing.RefmoeCase(case, kernel, "test.py::test", Path.cwd(), outcomes.append)
+        item = testing.RefmoeCase(case, kernel, "test.py::test", Path.cwd(), results.append)
         with contextlib.suppress(pytest.skip.Exception):
             item.check()
-    return [outcome.record for outcome in outcomes]
+    return results
 
 
 @pytest.mark.parametrize("mode", ["floor", "rceil"])
 def test_torchao_keeps_its_declared_policy(mode: str) -> None:
     pytest.importorskip("torchao")
-    records = run(adapters.torchao_to_mx(mode))
-    assert {record.verdict.value for record in records} == {"PASS"}
-    assert all(f"declared policy: torchao_{mode}@0.18, not of rceil/exact" in record.made_of for record in records)
+    results = run(adapters.torchao_to_mx(mode))
+    assert {result.verdict.value for result in results} == {"PASS"}
+    assert all(f"declared policy: torchao_{mode}@0.18, not of rceil/exact" in str(result.made_of) for result in results)
     # Held to the policy without the edges of 0.18, the edges are what differs: no tolerance hides them.
     strict = adapters.torchao_to_mx(mode, policy=f"{mode}/exact")
     tiny = next(case for case in strict.cases() if case.fill == "tiny")
     with pytest.raises(AssertionError, match=rf"these are the bytes of torchao_{mode}@0\.18, not of {mode}/exact"):
-        testing.RefmoeCase(tiny, strict, "test.py::test", Path.cwd(), lambda outcome: None).check()
+        testing.RefmoeCase(tiny, strict, "test.py::test", Path.cwd(), lambda result: None).check()
 
 
 def test_flashinfer_is_skipped_with_the_reason_where_it_is_not() -> None:
     kernel = adapters.flashinfer_mxfp8_quantize("8x4")
     assert (kernel.policy, kernel.device) == ("rceil/flashinfer, scales 8x4", "cuda")
-    if kernel.missing() is not None:
-        records = run(kernel)
-        assert {record.verdict.value for record in records} == {"SKIPPED"}
-        assert all("flashinfer" in record.reason.lower() for record in records)
+    if kernel.absent() is not None:
+        results = run(kernel)
+        assert {result.verdict.value for result in results} == {"SKIPPED"}
+        assert all("flashinfer" in str(result.reason).lower() for result in results)
 
 
 def test_a_case_that_a_kernel_cannot_be_given_says_why() -> None:
-    @testing.kernel("routing", arrays="numpy", outputs=("topk_ids", "topk_weights"))
-    def route(logits: np.ndarray, top_k: int) -> Any:
-        raise testing.Unsupported("route takes no such logits")
+    def no_logits(case: Case) -> str | None:
+        return "route takes no such logits"
 
-    reasons = {record.reason for record in run(route)}
-    assert reasons == {
+    @testing.kernel("routing", arrays="numpy", outputs=("topk_ids", "topk_weights"), refuses=no_logits)
+    def route(logits: np.ndarray, top_k: int) -> Any:
+        raise AssertionError("it was called")
+
+    results = run(route)
+    assert all(result.verdict is Verdict.UNSUPPORTED and result.expected for result in results)
+    assert {result.reason for result in results} == {
         "route takes no bias, which the case has",
         "route takes no first_expert, and the case has experts of other ranks",
         "route needs logits, which the case does not give",
@@ -420,7 +517,7 @@ def test_readme_shows_what_its_example_prints() -> None:
     shown = "mxfp8_quantize:bf16:m4k416:wide-range:seed7@ptx"
     (case,) = (case for case in my_quantize.cases(dtypes=("bf16",)) if str(case) == shown)
     with pytest.raises(AssertionError) as failure:
-        testing.RefmoeCase(case, my_quantize, "test.py::test", Path.cwd(), lambda outcome: None).check()
+        testing.RefmoeCase(case, my_quantize, "test.py::test", Path.cwd(), lambda result: None).check()
     readme = (Path(__file__).parent.parent.parent / "README.md").read_text()
     lines = str(failure.value).splitlines()
     assert lines[0] in readme
@@ -430,6 +527,9 @@ def test_readme_shows_what_its_example_prints() -> None:
 
 def test_a_report_names_the_file_relative_to_the_root(tmp_path: Path) -> None:
     kernel = testing.kernel("mxfp8_quantize")(lambda x: x)
-    assert kernel.source(Path(__file__).parent)[0] == "test_plugin.py::<lambda>"
-    assert kernel.source(tmp_path) == (f"{__name__}::<lambda>", None)
-    assert json.dumps(adapters.torchao_to_mx().source(Path("/"))[0]) == '"refmoe.testing.adapters::torchao_to_mx_floor"'
+    here = dataclasses.replace(kernel, root=Path(__file__).parent)
+    assert (here.name, here.sources()) == ("test_plugin.py::<lambda>", ("test_plugin.py::__unused__",))
+    there = dataclasses.replace(kernel, root=tmp_path)
+    assert (there.name, there.sources(), there.source_sha256()) == (f"{__name__}::<lambda>", (), None)
+    packaged = dataclasses.replace(adapters.torchao_to_mx(), root=Path("/"))
+    assert (packaged.name, packaged.sources()) == ("refmoe.testing.adapters::torchao_to_mx_floor", ())
