@@ -200,8 +200,12 @@ class UserKernel(Kernel):
         return self._outside_contract(case) or self.refused(case) or self._lacking(*self.problem(case))
 
     def expects(self, case: Case, place: Place, answer: str) -> bool:
-        """A refusal that `refuses` has, or one of a case that refmoe's own kernel refuses too."""
-        return bool(case.refusal) or super().expects(case, place, answer)
+        """A refusal that `refuses` has, one of a case that refmoe's own kernel refuses too, or of one without a byte."""
+        return bool(case.refusal) or answer == self._unseen or super().expects(case, place, answer)
+
+    @property
+    def _unseen(self) -> str:
+        return f"the case is about bytes that must not be written, and {self.label} takes no buffers"
 
     def _outside_contract(self, case: Case) -> str | None:
         if case.family is not self.family:
@@ -244,7 +248,7 @@ class UserKernel(Kernel):
         masks = self.ignored(case, inputs, expected)
         unseen = [name in masks and masks[name].all() for name in self.outputs if name in expected.outputs]
         if unseen and all(unseen):
-            raise Refusal(_UNSEEN.format(self.label))
+            raise Refusal(self._unseen)
         try:
             found = self._called(case, inputs, expected)
         except Unsupported as error:
@@ -262,13 +266,15 @@ class UserKernel(Kernel):
             if name in inputs:
                 value = inputs[name]
                 arguments[name] = None if value is None else from_numpy(value, self.arrays, self.device)
-        for name in self.buffers:
+        buffers = [name for name in self.buffers if name in expected.outputs]
+        arguments |= dict.fromkeys(self.buffers)  # None for an output that the case does not have
+        for name in buffers:
             bits = expected.outputs[name]
             poisoned = np.frombuffer(bytes([case.poison]) * bits.nbytes, bits.dtype).reshape(bits.shape)
             arguments[name] = from_numpy(poisoned, self.arrays, self.device)
         result = self.function(**arguments)
         if self.buffers:
-            return {name: arguments[name] for name in self.buffers}
+            return {name: arguments[name] for name in buffers}
         return self._named(result, [name for name in self.outputs if name in expected.outputs])
 
     def _named(self, result: Any, wanted: list[str]) -> dict[str, Any]:
@@ -328,18 +334,17 @@ class UserKernel(Kernel):
         if case.family.name != "mxfp8_quantize" or {"codes", "scales"} - set(outputs):
             return None, ()
         x, codes, scales = (np.ascontiguousarray(each) for each in (inputs["x"], outputs["codes"], outputs["scales"]))
-        return explain_difference(self._contract_rule, case.layout, x, codes, scales)
+        return explain_difference(self._rule_of(case), case.layout, x, codes, scales)
 
-    @property
-    def _contract_rule(self) -> PolicyRule:
-        return self.rule or rule_named(f"{self.fixed['mode']}/{self.fixed['edge']}", "mxfp8")
+    def _rule_of(self, case: Case) -> PolicyRule:
+        return self.rule or rule_named(f"{case.mode}/{case.edge}", "mxfp8")
 
     def made_of(self, case: Case, inputs: Inputs, place: Place) -> str:
         """The arrays, what the kernel says of itself, and its contract."""
         parts = [f"{self.arrays} arrays on {self.device}", self.made_from]
         parts += [f"contract: {self.policy}"] if self.policy else []
         if case.family.name == "mxfp8_quantize":
-            parts.append(declared_difference(self._contract_rule, np.ascontiguousarray(inputs["x"])) or "")
+            parts.append(declared_difference(self._rule_of(case), np.ascontiguousarray(inputs["x"])) or "")
         return "; ".join(filter(None, parts))
 
     def sources(self) -> tuple[str, ...]:
@@ -373,9 +378,6 @@ class UserKernel(Kernel):
         installed = "site-packages" in file.parts or Path(__file__).parent in file.parents
         below = file.is_file() and file.is_relative_to(self.root.resolve())
         return file.relative_to(self.root.resolve()).as_posix() if below and not installed else None
-
-
-_UNSEEN = "the case is about bytes that must not be written, and {} takes no buffers"
 
 
 def _capability() -> str:

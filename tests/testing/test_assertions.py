@@ -12,7 +12,7 @@ from refmoe.errors import ArgumentError
 from refmoe.reference import grouped_gemm, quantize_mxfp4, quantize_mxfp8
 from refmoe.testing import assert_bit_exact, assert_within_bound, gemm_bound
 from refmoe.testing.arrays import to_numpy
-from refmoe.verify.compare import Codes
+from refmoe.families.stages import Codes
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 

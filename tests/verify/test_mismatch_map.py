@@ -16,7 +16,7 @@ from refmoe.families.mismatch_map import CELLS, MismatchMap
 from refmoe.families.step_stages import RowChoices
 from refmoe.reference.layout import GROUPED_LAYOUTS, SCALE_LAYOUTS, expert_base_rows
 from refmoe.reports.parity import MAPPED_CASES, make_report, read_report, report_text
-from refmoe.verify.compare import Codes, Comparison, GroupedScales, Scales, Stage, compare
+from refmoe.families.stages import Codes, Comparison, GroupedScales, Scales, Stage, compare
 from refmoe.verify.runner import Devices, run_case
 from refmoe.verify.verdict import Verdict
 
