@@ -479,7 +479,7 @@ def test_flashinfer_is_skipped_with_the_reason_where_it_is_not() -> None:
 
 def test_a_case_that_a_kernel_cannot_be_given_says_why() -> None:
     def no_logits(case: Case) -> str | None:
-        others = case.dtype == "ids" or case.bias != "none" or case.fill == "specials"
+        others = case.dtype == "ids" or case.bias != "none" or case.fill == "refused"
         return None if others else "route takes no such logits"
 
     @testing.kernel("routing", arrays="numpy", outputs=("topk_ids", "topk_weights"), refuses=no_logits)

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from refmoe.families.quantize_expand import RUNS
-from refmoe.families.suites import list_cases
-from refmoe.museum.cutlass.cases import BENCH_SHAPE, cutlass_cases
-from refmoe.museum.cutlass.planted import run_cutlass_mutants
 
 from refmoe import ptx
+from refmoe.catalog import list_cases, parse_case, source_sha256
 from refmoe.cuda import open_device, toolchain
-from refmoe.cuda.toolchain import CSRC
 from refmoe.errors import ArgumentError, RefmoeError
-from refmoe.families.case import parse_case
-from refmoe.families.gemm.family import gemm_expect
+from refmoe.families import FAMILIES
+from refmoe.families.family import Case, Expectation, Inputs, Outputs
+from refmoe.museum import exhibits
 from refmoe.museum.cutlass import Build, CutlassMissing, find_built
 from refmoe.museum.cutlass import kernel as cutlass
-from refmoe.museum.cutlass import planted as cutlass_mutants
-from refmoe.museum.cutlass.faults import CUTLASS_MUTANTS, CutlassMutant, Edit, EditError
-from refmoe.verify.plant import MutantResult
-from refmoe.verify.runner import Devices, run_case, source_sha256
-from refmoe.verify.verdict import Verdict
+from refmoe.museum.cutlass.faults import (
+    CUTLASS_FAULTS,
+    MULTIPROCESSORS,
+    CutlassFault,
+    Edit,
+    EditError,
+    faults_missing,
+)
+from refmoe.museum.cutlass.builds import SOURCE, STANDIN
+from refmoe.museum.cutlass.kernel import BENCH_SHAPE, CUTLASS_GEMM, Cutlass
+from refmoe.verify.kernel import Devices, Kernel
+from refmoe.verify.plant import FaultResult, plant_faults
+from refmoe.verify.runner import run_case
+from refmoe.verify.verdict import Result, Verdict
 
 CASE = "cutlass_gemm:bf16:m7k384n136e3:wide-range:alpha=distinct:seed7@ptx.sm_121a"
 
@@ -43,13 +51,34 @@ pytestmark = pytest.mark.skipif(
 needs_build = pytest.mark.skipif(not _built(), reason="not built: make cutlass")
 
 
+def run(case: Case, devices: Devices | None = None) -> Result:
+    return run_case(Cutlass(CUTLASS_GEMM, devices or Devices()), case)
+
+
+def sound(case: Case) -> Kernel:
+    """What a fault is held against, on a chip as small as the fault's."""
+    return Cutlass(CUTLASS_GEMM, Devices(multiprocessors=MULTIPROCESSORS))
+
+
+def our_case(case: Case) -> Case:
+    """The case of our own GEMM with the same data."""
+    options = {option.name: case.get(option.name) for option in CUTLASS_GEMM.options if not option.launch}
+    place = {"device": case.device, "arch": case.arch}
+    return FAMILIES["sm12x_gemm"].case(case.fill, case.shape, case.dtype, case.seed, **place, **options)
+
+
 # What is asked
+
+
+def test_it_is_an_exhibit_of_the_museum() -> None:
+    assert exhibits()["cutlass_gemm"].family is CUTLASS_GEMM
+    assert CUTLASS_GEMM.base == "sm12x_gemm"
 
 
 def test_inputs_and_fills_are_those_of_our_gemm() -> None:
     case = parse_case(CASE)
-    ours = dataclasses.replace(case, family="sm12x_gemm")
-    theirs, mine = RUNS["cutlass_gemm"].inputs(case), RUNS["sm12x_gemm"].inputs(ours)
+    theirs, mine = case.family.inputs(case), our_case(case).family.inputs(our_case(case))
+    assert CUTLASS_GEMM.fills is FAMILIES["sm12x_gemm"].fills
     assert theirs.keys() == mine.keys()
     for name, array in theirs.items():
         other = mine[name]
@@ -58,13 +87,16 @@ def test_inputs_and_fills_are_those_of_our_gemm() -> None:
 
 def test_both_kernels_are_held_against_the_same_bytes() -> None:
     case = parse_case(CASE.replace("wide-range", "integer"))
-    inputs = RUNS[case.family].inputs(case)
-    expected = RUNS[case.family].expect(case, inputs)
-    reference = gemm_expect(case, inputs)
-    assert [stage.name for stage in expected.stages] == ["cutlass", "refmoe", "out-as-int64"]
-    assert list(expected.outputs) == ["cutlass", "refmoe", "out-as-int64"]
-    assert expected.outputs["cutlass"] is expected.outputs["refmoe"]
-    assert expected.outputs["cutlass"].tobytes() == reference.outputs["out"].tobytes()
+    ours = our_case(case)
+    expected = case.family.expect(case, case.family.inputs(case))
+    reference = ours.family.expect(ours, ours.family.inputs(ours))
+    assert [stage.name for stage in expected.stages] == ["out", "out-as-int64"]
+    assert list(expected.outputs) == ["out", "out-as-int64"]
+    # The second answer is one to the same buffer, by other arithmetic.
+    assert expected.answers["out-as-int64"] == "out"
+    assert {name: bits.tobytes() for name, bits in expected.outputs.items()} == {
+        name: bits.tobytes() for name, bits in reference.outputs.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -78,29 +110,48 @@ def test_both_kernels_are_held_against_the_same_bytes() -> None:
     ],
 )
 def test_what_no_build_serves_is_refused_in_a_sentence(change: dict[str, Any], words: str) -> None:
-    case = dataclasses.replace(parse_case(CASE), **change)
+    case = parse_case(CASE).having(**change)
     with pytest.raises(ArgumentError) as caught:
         cutlass.check_supported(case, case.arch)
     assert words in str(caught.value)
 
 
 def test_a_k_that_is_no_whole_step_is_unsupported_whether_built_or_not() -> None:
-    result = run_case(parse_case(CASE.replace("k384", "k416")), Devices())
-    assert result.verdict is Verdict.UNSUPPORTED
+    (listed,) = (case for case in CUTLASS_GEMM.level("quick") if case.shape.k == 416)
+    result = run(listed.on("ptx", "sm_121a"))
+    assert (result.verdict, result.expected, result.fails) == (Verdict.UNSUPPORTED, True, False)
     assert "K of 416; needed a multiple of 128" in str(result.reason)
+    # The list expects it of that case; of another one it is as true, and fails.
+    result = run(parse_case(CASE.replace("k384", "k416")))
+    assert (result.verdict, result.expected, result.fails) == (Verdict.UNSUPPORTED, False, True)
+
+
+def test_every_refusal_that_the_list_expects_is_given_in_its_words() -> None:
+    refusals = CUTLASS_GEMM.refusals
+    assert len(refusals) == 5
+    for case, words in refusals.items():
+        result = run(case.on("ptx", "sm_121a"))
+        assert (result.verdict, result.expected) == (Verdict.UNSUPPORTED, True), result.line
+        assert words in str(result.reason)
+
+
+def test_on_an_arch_that_cutlass_has_no_such_kernel_for_every_case_is_refused() -> None:
+    result = run(parse_case(CASE.replace("sm_121a", "sm_90a")))
+    assert (result.verdict, result.expected) == (Verdict.UNSUPPORTED, True)
+    assert "CUTLASS has this kernel only for SM12x" in str(result.reason)
 
 
 def test_a_case_whose_build_is_missing_is_skipped_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refmoe.museum.cutlass.find_built", lambda build: None)
-    result = run_case(parse_case(CASE), Devices())
+    monkeypatch.setattr("refmoe.museum.cutlass.kernel.find_built", lambda build: None)
+    result = run(parse_case(CASE))
     assert (result.verdict, result.reason) == (Verdict.SKIPPED, "not built: make cutlass")
-    other = run_case(parse_case(CASE.replace("alpha", "build=pingpong-swapped:alpha")), Devices())
+    other = run(parse_case(CASE.replace("alpha", "build=pingpong-swapped:alpha")))
     assert (other.verdict, other.reason) == (Verdict.SKIPPED, "not built: make cutlass CUTLASS_BUILDS=all")
 
 
 def test_without_headers_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REFMOE_CUTLASS_DIR", "/nowhere")
-    result = run_case(parse_case(CASE), Devices())
+    result = run(parse_case(CASE))
     assert result.verdict is Verdict.SKIPPED
     assert str(result.reason).startswith("not built: make cutlass (REFMOE_CUTLASS_DIR is /nowhere")
 
@@ -116,8 +167,9 @@ def test_a_level_holds_the_ones_before_and_every_case_is_its_string(level: str) 
 
 
 def test_the_list_has_empty_experts_tails_many_groups_alpha_and_poison() -> None:
-    listed = [case for case in list_cases("default", ["cutlass_gemm"], arch="sm_121a") if case.build.startswith("coop")]
-    offsets = [np.asarray(RUNS[case.family].inputs(case)["offsets"]) for case in listed if case.shape.m]
+    listed = list_cases("default", ["cutlass_gemm"], arch="sm_121a")
+    listed = [case for case in listed if case.build.startswith("coop") and not case.refusal]
+    offsets = [np.asarray(case.family.inputs(case)["offsets"]) for case in listed if case.shape.m]
     assert any((np.diff(found) == 0).any() and found[-1] for found in offsets)
     assert any(case.shape.n % 128 for case in listed)
     assert {2816, 2944} <= {case.shape.k for case in listed}
@@ -126,18 +178,18 @@ def test_the_list_has_empty_experts_tails_many_groups_alpha_and_poison() -> None
     assert {case.poison for case in listed} >= {0xFF, 0x7F}
     # Rows of another rank lie behind those of this one, and some of this one's are there.
     (elsewhere,) = [case for case in listed if case.ranks > 1]
-    found = np.asarray(RUNS[elsewhere.family].inputs(elsewhere)["offsets"])
+    found = np.asarray(elsewhere.family.inputs(elsewhere)["offsets"])
     assert 0 < found[-1] < elsewhere.shape.m
 
 
 def test_the_big_case_is_full_and_one_of_its_experts_is_empty() -> None:
-    default = {case.shape for case in cutlass_cases("default")}
-    big = [case for case in cutlass_cases("full") if case.shape == BENCH_SHAPE]
+    default = {case.shape for case in CUTLASS_GEMM.level("default")}
+    big = [case for case in CUTLASS_GEMM.level("full") if case.shape == BENCH_SHAPE]
     assert BENCH_SHAPE not in default
     assert len({case.build for case in big}) == 4
     # Where rows go depends on neither N nor K.
-    small = dataclasses.replace(big[0], shape=dataclasses.replace(BENCH_SHAPE, n=8, k=128))
-    counts = np.diff(np.asarray(RUNS["cutlass_gemm"].inputs(small)["offsets"]))
+    small = big[0].having(shape=dataclasses.replace(BENCH_SHAPE, n=8, k=128))
+    counts = np.diff(np.asarray(CUTLASS_GEMM.inputs(small)["offsets"]))
     assert (counts == 0).sum() == 1
 
 
@@ -148,22 +200,22 @@ def test_there_is_nothing_for_sm_90a() -> None:
 # What a hash vouches for
 
 
-def test_the_hash_is_of_our_source_and_the_stand_in(tmp_path: Path) -> None:
-    import shutil
-
-    copy = tmp_path / "csrc"
-    shutil.copytree(CSRC, copy)
+@pytest.mark.parametrize("name", ["grouped_gemm.cu", "runtime_standin.cpp", "tensor_map.hpp", "exports.map"])
+def test_the_hash_is_of_our_instantiation_and_the_stand_in(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = source_sha256("cutlass_gemm")
-    assert source_sha256("cutlass_gemm", copy) == before
-    for name in ("grouped_gemm.cu", "runtime_standin.cpp"):
-        file = copy / "cutlass" / name
-        text = file.read_text()
-        file.write_text(text + "\n")
-        assert source_sha256("cutlass_gemm", copy) != before
-        file.write_text(text)
-    # Our own kernel is not in it: its faults are planted in cases of its own.
-    (copy / "gemm.cu").write_text("")
-    assert source_sha256("cutlass_gemm", copy) == before
+    assert before != source_sha256("sm12x_gemm")
+    copy = tmp_path / "csrc"
+    shutil.copytree(SOURCE.parent, copy)
+    monkeypatch.setattr(cutlass, "SOURCE", copy / SOURCE.name)
+    monkeypatch.setattr(cutlass, "STANDIN", tuple(copy / path.name for path in STANDIN))
+    assert cutlass._sha256.__wrapped__() == before
+    file = copy / name
+    file.write_text(file.read_text() + "\nint added;\n")
+    assert cutlass._sha256.__wrapped__() != before
+    # Our own device code is not in it.
+    assert not any(file.name in ("gemm.cu", "gemm.cuh") for source in (SOURCE, *STANDIN) for file in toolchain.with_includes(source))
 
 
 # The kernel
@@ -181,17 +233,16 @@ def test_the_hash_is_of_our_source_and_the_stand_in(tmp_path: Path) -> None:
         "m5k256n72e2:gaussian:first_expert=2:ranks=2:seed9",
     ],
 )
-def test_the_unmodified_kernel_raises_no_alarm_and_all_three_agree(text: str) -> None:
-    result = run_case(parse_case(f"cutlass_gemm:bf16:{text}@ptx.sm_121a"), Devices())
+def test_the_unmodified_kernel_raises_no_alarm_and_gives_the_reference(text: str) -> None:
+    result = run(parse_case(f"cutlass_gemm:bf16:{text}@ptx.sm_121a"))
     assert result.verdict is Verdict.PASS, result.line
     assert result.evidence == "bit-exact" or "m0" in text
 
 
 @needs_build
 def test_the_result_says_what_was_built_what_ran_and_what_was_only_compiled() -> None:
-    result = run_case(parse_case(CASE), Devices(multiprocessors=2))
-    assert result.launches[0] == "cutlass/grouped_gemm 2 x 384"
-    assert result.launches[1].startswith("refmoe_sm12x_gemm_")
+    result = run(parse_case(CASE), Devices(multiprocessors=2))
+    assert result.launches == ("cutlass/grouped_gemm 2 x 384",)
     made_of = str(result.made_of)
     assert made_of.startswith("CUTLASS 4.")
     assert "its PTX and its host code were executed" in made_of
@@ -199,29 +250,57 @@ def test_the_result_says_what_was_built_what_ran_and_what_was_only_compiled() ->
 
 
 @needs_build
-def test_the_first_kernel_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = parse_case(CASE)
-    run = RUNS["cutlass_gemm"]
-
-    def wrong(stage: str) -> Devices:
-        def spoiled(case_: Any, inputs: Any, device: Any) -> Any:
-            outputs = {name: bits.copy() for name, bits in run.run(case_, inputs, device).items()}
-            outputs[stage][1, 2] ^= 1
+def test_a_changed_bit_of_its_output_is_found() -> None:
+    class Spoiled(Cutlass):
+        def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
+            outputs = {name: bits.copy() for name, bits in super().run(case, inputs, expected, place).items()}
+            outputs["out"][1, 2] ^= 1
             return outputs
 
-        return Devices(runs={"cutlass_gemm": dataclasses.replace(run, run=spoiled)}, multiprocessors=2)
+    result = run_case(Spoiled(CUTLASS_GEMM, Devices(multiprocessors=2)), parse_case(CASE))
+    assert (result.verdict, result.stage) == (Verdict.MISMATCH, "out")
+    assert str(result.first_mismatch).startswith("out[1, 2]  token 1 of expert 0, weight row 2")
 
-    for stage in ("cutlass", "refmoe"):
-        result = run_case(case, wrong(stage))
-        assert (result.verdict, result.stage) == (Verdict.MISMATCH, stage)
-        assert str(result.first_mismatch).startswith(f"{stage}[1, 2]  token 1 of expert 0, weight row 2")
+
+class Recording(Kernel):
+    """A kernel whose outputs are kept."""
+
+    def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
+        self.found = super().run(case, inputs, expected, place)
+        return self.found
+
+
+class RecordingCutlass(Recording, Cutlass):
+    pass
+
+
+@needs_build
+@pytest.mark.parametrize(
+    "case",
+    [
+        case.on("ptx", "sm_121a")
+        for case in CUTLASS_GEMM.level("default")
+        if case.build == CUTLASS_GEMM.option("build").default and not case.refusal
+    ],
+    ids=str,
+)
+def test_ours_gives_the_same_bytes_on_every_case_of_a_build(case: Case, devices: Devices) -> None:
+    """CUTLASS's GEMM and ours on the same inputs: each against the reference, and each other's bytes."""
+    theirs, ours = RecordingCutlass(CUTLASS_GEMM, devices), Recording(FAMILIES["sm12x_gemm"], devices)
+    results = run_case(theirs, case), run_case(ours, our_case(case))
+    assert [result.verdict for result in results] == [Verdict.PASS, Verdict.PASS], results[0].line + results[1].line
+    assert results[0].input_sha256 == results[1].input_sha256
+    assert "cutlass" in results[0].launches[0]
+    assert results[1].launches[0].startswith("refmoe_sm12x_gemm_")
+    assert theirs.found["out"].tobytes() == ours.found["out"].tobytes()
+    assert theirs.found["out"].size == case.shape.m * case.shape.n
 
 
 @needs_build
 def test_the_trace_of_a_tile_shows_producer_and_consumers() -> None:
     trace = ptx.Trace(block=(0, 0, 0))
     case = parse_case("cutlass_gemm:bf16:m9k640n128e1:gaussian:seed7@ptx.sm_121a")
-    assert run_case(case, Devices(trace=trace, multiprocessors=1)).verdict is Verdict.PASS
+    assert run(case, Devices(trace=trace, multiprocessors=1)).verdict is Verdict.PASS
     assert "cutlass" in trace.entries[0]
     events = trace.of(launch=0)
     producer, consumers = 0, set(range(4, 12))
@@ -276,16 +355,18 @@ def test_an_edit_must_match_as_often_as_it_says() -> None:
 
 
 def test_every_fault_has_a_name_and_one_place() -> None:
-    assert len({mutant.name for mutant in CUTLASS_MUTANTS}) == len(CUTLASS_MUTANTS) >= 10
-    for mutant in CUTLASS_MUTANTS:
-        assert sum(part is not None for part in (mutant.edit, mutant.given, mutant.launched)) == 1
-        assert parse_case(mutant.case).family == "cutlass_gemm"
+    assert len({fault.name for fault in CUTLASS_FAULTS}) == len(CUTLASS_FAULTS) == 25
+    for fault in CUTLASS_FAULTS:
+        assert sum(part is not None for part in (fault.edit, fault.given, fault.launched)) == 1
+        assert fault.cases() == [parse_case(fault.case)]
+        assert parse_case(fault.case).family is CUTLASS_GEMM
+        assert pickle.loads(pickle.dumps(fault)) is fault  # a worker process is sent its name
 
 
 @pytest.mark.parametrize(
     ("verdict", "finding", "check"),
     [
-        (Verdict.MISMATCH, "cutlass[0, 0] ...", "bytes"),
+        (Verdict.MISMATCH, "out[0, 0] ...", "bytes"),
         (Verdict.ERROR, "RaceError: write-read race on ...", "race"),
         (Verdict.ERROR, "MemoryFault: uninitialised: shared read of ...", "uninitialised"),
         (Verdict.ERROR, "MemoryFault: out of bounds: global read of ...", "out of bounds"),
@@ -295,16 +376,16 @@ def test_every_fault_has_a_name_and_one_place() -> None:
     ],
 )
 def test_the_check_that_caught_a_fault_is_named(verdict: Verdict, finding: str, check: str) -> None:
-    result = MutantResult("name", "fault", "kind", "case", verdict, finding, 1, True)
+    result = FaultResult("name", "fault", "kind", "case", verdict, finding, 1, True)
     assert result.check == check
     assert f"[{check}]" in result.line
 
 
 @needs_build
 def test_an_edit_that_does_not_fit_is_an_error_and_no_survivor() -> None:
-    nowhere = CutlassMutant("nowhere", "nothing", "none", Edit("no such instruction", ""))
+    nowhere = CutlassFault("nowhere", "nothing", "none", Edit("no such instruction", ""))
     with pytest.raises(EditError, match="mutant nowhere: the PTX has 0 places"):
-        next(run_cutlass_mutants([nowhere]))
+        next(plant_faults([nowhere], sound))
 
 
 @needs_build
@@ -312,7 +393,7 @@ def test_every_edit_fits_the_kernel() -> None:
     built = find_built(Build())
     assert built is not None
     text = built.ptx.read_text()
-    changed = [mutant.edit(text) for mutant in CUTLASS_MUTANTS if mutant.edit is not None]
+    changed = [fault.edit(text) for fault in CUTLASS_FAULTS if fault.edit is not None]
     assert len(set(changed)) == len(changed)
 
 
@@ -329,8 +410,8 @@ SHOWN = {
 
 @needs_build
 def test_faults_are_caught_by_the_check_that_is_meant_for_them() -> None:
-    chosen = [mutant for mutant in CUTLASS_MUTANTS if mutant.name in SHOWN]
-    results = {result.name: result for result in run_cutlass_mutants(chosen)}
+    chosen = [fault for fault in CUTLASS_FAULTS if fault.name in SHOWN]
+    results = {result.name: result for result in plant_faults(chosen, sound)}
     assert results.keys() == SHOWN.keys()
     for name, result in results.items():
         assert result.caught, result.line
@@ -340,10 +421,18 @@ def test_faults_are_caught_by_the_check_that_is_meant_for_them() -> None:
     assert results["map-not-acquired"].accepted_by
 
 
-def test_without_a_build_no_fault_is_planted_and_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refmoe.museum.cutlass.find_built", lambda build: None)
-    assert cutlass_mutants.cutlass_mutants_missing() == "not built: make cutlass"
-    assert list(run_cutlass_mutants()) == []
+@needs_build
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", CUTLASS_FAULTS, ids=[fault.name for fault in CUTLASS_FAULTS])
+def test_every_fault_is_caught(fault: CutlassFault) -> None:
+    (result,) = plant_faults([fault], sound)
+    assert result.caught, result.line
+
+
+def test_without_a_build_the_reason_why_no_fault_is_planted_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refmoe.museum.cutlass.kernel.find_built", lambda build: None)
+    assert faults_missing() == "not built: make cutlass"
+    assert exhibits()["cutlass_gemm"].faults_missing() == "not built: make cutlass"
 
 
 def test_a_device_takes_the_multiprocessors_that_it_is_told() -> None:
