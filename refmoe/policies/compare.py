@@ -15,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError
-from refmoe.formats import E8M0, Format
+from refmoe.formats import E8M0, MX_BLOCK, Format
 from refmoe.policies.blocks import BLOCKS_A_CHUNK, KINDS, Blocks, checked_input
 from refmoe.policies.elements import ELEMENTS, signed_values
 from refmoe.policies.rules import Quantized, Rule, checked_format, default_rules, rules_named
-from refmoe.reference.dequantize import BLOCK
 
 __all__ = ["MANTISSA_BINS", "Difference", "PolicyComparison", "PolicyFigures", "compare_policies", "input_blocks"]
 
@@ -51,7 +50,7 @@ class Difference:
     @property
     def code_share(self) -> float:
         """Share of the codes that differ."""
-        return self.codes / (self.blocks * BLOCK) if self.blocks else 0.0
+        return self.codes / (self.blocks * MX_BLOCK) if self.blocks else 0.0
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class PolicyComparison:
         """
         if first == second:
             own = next(figures for figures in self.figures if figures.rule.name == first)
-            return Difference(0, 0, math.prod(self.shape) // BLOCK - own.undefined)
+            return Difference(0, 0, math.prod(self.shape) // MX_BLOCK - own.undefined)
         return self.pairs[(first, second) if (first, second) in self.pairs else (second, first)]
 
 
@@ -258,7 +257,7 @@ class _Tally:
         worst = int(error.argmax())
         if error.reshape(-1)[worst] > self.max_error:
             self.max_error = float(error.reshape(-1)[worst])
-            self.max_error_at = divmod(start * BLOCK + worst, self.width)
+            self.max_error_at = divmod(start * MX_BLOCK + worst, self.width)
 
         usable = made.defined[bins.plain]
         offset = made.scales[bins.plain].astype(np.int64) - (bins.field - self.element.emax)

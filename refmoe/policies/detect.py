@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.formats import MX_BLOCK
 from refmoe.policies.blocks import KINDS, checked_input
 from refmoe.policies.compare import input_blocks
 from refmoe.policies.evidence import Evidence, Score, score
 from refmoe.policies.faults import Hypothesis, find_faults
 from refmoe.policies.rules import Rule, checked_format, rules
 from refmoe.policies.witness import Witness, find_witness
-from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import SCALE_LAYOUTS, layout_named, scale_buffer_size, unswizzle_scales
 
 __all__ = ["Ambiguity", "Detection", "detect_policy", "split_gguf_blocks"]
@@ -24,7 +24,7 @@ __all__ = ["Ambiguity", "Detection", "detect_policy", "split_gguf_blocks"]
 Bytes = NDArray[np.uint8]
 
 _PACKINGS = ("even-low", "gguf")
-_GGUF_BLOCK = 1 + BLOCK // 2
+_GGUF_BLOCK = 1 + MX_BLOCK // 2
 #: How many rules are shown when none fits.
 _NEAREST = 3
 
@@ -110,7 +110,7 @@ def detect_policy(
         raise ArgumentError("packing", describe(packing), " or ".join(_PACKINGS))
     if chosen == "mxfp8" and packing != "even-low":
         raise ArgumentError("packing", f"{packing} for mxfp8", "mxfp4: FP8 codes are not packed")
-    linear = _checked_scales(scales, len(rows) * BLOCK // width, width // BLOCK, layout)
+    linear = _checked_scales(scales, len(rows) * MX_BLOCK // width, width // MX_BLOCK, layout)
     evidence = Evidence(rows, codes.reshape(len(rows), -1), linear, chosen, width, packing)
 
     counts = np.zeros(len(KINDS), np.int64)
@@ -125,7 +125,7 @@ def detect_policy(
     nearest = () if matches else tuple(sorted(scores, key=lambda each: each.rank)[:_NEAREST])
     return Detection(
         chosen,
-        (len(rows) * BLOCK // width, width),
+        (len(rows) * MX_BLOCK // width, width),
         MappingProxyType(kinds),
         matches,
         _ambiguities([match.rule for match in matches], x.dtype, chosen),

@@ -9,11 +9,10 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.formats import Format
+from refmoe.formats import MX_BLOCK, Format
 from refmoe.policies.blocks import BLOCKS_A_CHUNK, KINDS, Blocks
 from refmoe.policies.elements import ELEMENTS
 from refmoe.policies.rules import Quantized, Rule
-from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import unpack_fp4
 from refmoe.verify.compare import e8m0_text
 
@@ -47,7 +46,7 @@ class Evidence:
     @property
     def row_blocks(self) -> int:
         """Blocks of a row."""
-        return self.width // BLOCK
+        return self.width // MX_BLOCK
 
     def head(self, blocks: int) -> Evidence:
         """The first so many blocks of it."""
@@ -131,7 +130,7 @@ class Score:
     @property
     def rank(self) -> tuple[int, float]:
         """Smaller is nearer: blocks that are not explained, then the share of scales and that of codes together."""
-        return self.differing + self.undefined, self.scales + self.codes / BLOCK
+        return self.differing + self.undefined, self.scales + self.codes / MX_BLOCK
 
 
 def score(evidence: Evidence, candidates: Sequence[Rule]) -> list[Score]:
@@ -204,12 +203,12 @@ class _Tally:
         return Place(row, block, None, theirs, ours, f"scales  block ({row}, {block}): {values}")
 
     def _code(self, start: int, index: int, found: Quantized, made: Quantized) -> Place:
-        local, lane = divmod(index, BLOCK)
+        local, lane = divmod(index, MX_BLOCK)
         row, block = divmod(start + local, self.evidence.row_blocks)
         ours, theirs = int(made.codes[local, lane]), int(found.codes[local, lane])
         fmt = ELEMENTS[self.evidence.format]
         digits = fmt.bits // 4
-        where = f"codes[{row}, {block * BLOCK + lane}]  block ({row}, {block}) lane {lane}"
+        where = f"codes[{row}, {block * MX_BLOCK + lane}]  block ({row}, {block}) lane {lane}"
         values = (
             f"found 0x{theirs:0{digits}X} ({code_text(theirs, fmt)}) "
             f"expected 0x{ours:0{digits}X} ({code_text(ours, fmt)})"

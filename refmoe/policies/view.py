@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from refmoe.formats import MX_BLOCK
 from refmoe.policies.compare import PolicyComparison, PolicyFigures
 from refmoe.policies.detect import Detection
 from refmoe.policies.evidence import Place, Score
-from refmoe.reference.dequantize import BLOCK
 
 __all__ = ["comparison_document", "comparison_view", "detection_document", "detection_view", "same_bytes"]
 
@@ -135,7 +135,7 @@ def _unmatched(detection: Detection) -> list[str]:
         lines.append(
             f"  {score.rule}: {score.differing:,} of {score.blocks:,} blocks differ ({kinds}){undefined}; "
             f"{_percent(score.scales, score.blocks)} of scale bytes, "
-            f"{_percent(score.codes, score.blocks * BLOCK)} of codes"
+            f"{_percent(score.codes, score.blocks * MX_BLOCK)} of codes"
         )
     lines += [
         f"    {place.text}" for place in (detection.nearest[0].first_scale, detection.nearest[0].first_code) if place

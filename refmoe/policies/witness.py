@@ -8,11 +8,11 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.formats import MX_BLOCK
 from refmoe.policies.blocks import Blocks
 from refmoe.policies.elements import ELEMENTS
 from refmoe.policies.evidence import code_text
 from refmoe.policies.rules import Rule
-from refmoe.reference.dequantize import BLOCK
 
 __all__ = ["Witness", "find_witness"]
 
@@ -90,7 +90,7 @@ def find_witness(first: Rule, second: Rule, dtype: np.dtype[np.generic], format:
 @cache
 def _blocks(dtype: np.dtype[np.generic]) -> tuple[NDArray[np.generic], tuple[int, ...]]:
     """The catalogue [n, 32] in `dtype`, and which entry each block is."""
-    rows = np.array([[*leading, *[rest] * (BLOCK - len(leading))] for leading, rest in _CATALOGUE], np.float32)
+    rows = np.array([[*leading, *[rest] * (MX_BLOCK - len(leading))] for leading, rest in _CATALOGUE], np.float32)
     x = rows.astype(dtype)
     same = ((x.astype(np.float32) == rows) | np.isnan(rows)).all(axis=1)
     return np.ascontiguousarray(x[same]), tuple(np.flatnonzero(same).tolist())
@@ -98,7 +98,7 @@ def _blocks(dtype: np.dtype[np.generic]) -> tuple[NDArray[np.generic], tuple[int
 
 def _description(leading: tuple[float, ...], rest: float) -> str:
     shown = ", ".join(_number(value) for value in leading)
-    filler = f"{BLOCK - len(leading)} times {_number(rest)}"
+    filler = f"{MX_BLOCK - len(leading)} times {_number(rest)}"
     return f"{shown} and {filler}" if shown else filler
 
 

@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError
-from refmoe.formats import E2M1, E8M0, FP32
+from refmoe.formats import E2M1, E8M0, MXFP4
 from refmoe.reference.chunks import for_each_chunk
-from refmoe.reference.dequantize import BLOCK
-from refmoe.reference.layout import pack_fp4
+from refmoe.reference.fp32 import magnitude_values
 from refmoe.reference.tensor import MXTensor
 
 __all__ = ["quantize_gguf", "scale_bytes"]
@@ -44,15 +43,16 @@ def quantize_gguf(x: NDArray[np.generic]) -> MXTensor:
             is not 0 but below 2^-125: gguf then converts a negative number to uint8, which C and NumPy leave undefined.
     """
     codes = np.empty(x.shape, np.uint8)
-    scales = np.empty((*x.shape[:-1], x.shape[-1] // BLOCK), np.uint8)
-    rows, code_rows, row_scales = x.reshape(-1, BLOCK), codes.reshape(-1, BLOCK), scales.reshape(-1)
+    block = MXFP4.block
+    scales = np.empty((*x.shape[:-1], x.shape[-1] // block), np.uint8)
+    rows, code_rows, row_scales = x.reshape(-1, block), codes.reshape(-1, block), scales.reshape(-1)
 
     def run(start: int, stop: int) -> None:
         bits = rows[start:stop].astype(np.float32).view(np.uint32)
         code_rows[start:stop], row_scales[start:stop] = _quantize_blocks(bits, start)
 
     for_each_chunk(run, row_scales.size, _BLOCKS_A_CHUNK)
-    return MXTensor(pack_fp4(codes), scales, "mxfp4")
+    return MXTensor.of_elements(codes, scales, MXFP4.name)
 
 
 def _quantize_blocks(bits: NDArray[np.uint32], first: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -66,7 +66,7 @@ def _quantize_blocks(bits: NDArray[np.uint32], first: int) -> tuple[NDArray[np.u
     _refuse(scales < 0, first, "a largest magnitude below 2^-125", small)
 
     # Exact in float64, subnormals and all.
-    scaled = _values(magnitude) * np.ldexp(1.0, E8M0.bias - scales)[:, None]
+    scaled = magnitude_values(magnitude) * np.ldexp(1.0, E8M0.bias - scales)[:, None]
     codes = np.zeros(bits.shape, np.uint8)
     for midpoint in _midpoints():
         codes += scaled > midpoint
@@ -103,14 +103,7 @@ def _midpoints() -> NDArray[np.float64]:
     return midpoints
 
 
-def _values(magnitude: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """The values of FP32 magnitudes; a subnormal is converted as an integer, which no flush to zero can reach."""
-    normal_bits = (magnitude.astype(np.uint64) << np.uint64(29)) + np.uint64((1023 - FP32.bias) << 52)
-    values: NDArray[np.float64] = np.where(magnitude < 1 << 23, magnitude * 2.0**-149, normal_bits.view(np.float64))
-    return values
-
-
 def _refuse(undefined: NDArray[np.bool_], first: int, what: str, needed: str) -> None:
     if undefined.any():
         block = first + int(np.flatnonzero(undefined)[0])
-        raise ArgumentError("x", f"{what} in block {block} of {BLOCK} elements", needed)
+        raise ArgumentError("x", f"{what} in block {block} of {MXFP4.block} elements", needed)

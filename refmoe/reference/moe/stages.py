@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.formats import MXFP8
 from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reference import fp32
 from refmoe.reference.activation import ALPHA, BETA, LIMIT, swiglu, swiglu_quantize
@@ -34,7 +35,6 @@ Arrays = Mapping[str, NDArray[Any]]
 LAYOUT = "128x4"
 """Of the scales between the steps."""
 
-_BLOCK = 32
 _COLUMN_ATOM = 4
 
 
@@ -162,7 +162,7 @@ def _gemm(run: Run, stage: str, weights: MXTensor, bias: NDArray[Any] | None) ->
 def _quantized_rows(arrays: Arrays, offsets: NDArray[np.int64]) -> MXTensor:
     """Codes and scales as the GEMM's kernel reads them: each row's scales from its place in the layout."""
     codes = arrays["codes"]
-    blocks, used = codes.shape[1] // _BLOCK, int(offsets[-1])
+    blocks, used = codes.shape[1] // MXFP8.block, int(offsets[-1])
     padded = -(-blocks // _COLUMN_ATOM) * _COLUMN_ATOM
     places = grouped_scale_rows(codes.shape[0], offsets.size - 1)
     scales = np.zeros((codes.shape[0], blocks), np.uint8)
