@@ -15,17 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError
-from refmoe.formats import E8M0, MX_BLOCK, Format
+from refmoe.formats import E8M0, MX_BLOCK, MX_FORMATS, Format, as_mx_format
 from refmoe.policies.blocks import BLOCKS_A_CHUNK, KINDS, Blocks, checked_input
-from refmoe.policies.elements import ELEMENTS, signed_values
-from refmoe.policies.rules import Quantized, Rule, checked_format, default_rules, rules_named
+from refmoe.policies.elements import signed_values
+from refmoe.policies.rules import Quantized, Rule, default_rules, rules_named
+from refmoe.policy import as_policy
 
 __all__ = ["MANTISSA_BINS", "Difference", "PolicyComparison", "PolicyFigures", "compare_policies", "input_blocks"]
 
 #: Bins of the mantissa of amax, the width of BF16's.
 MANTISSA_BINS = 128
-
-_NAN_SCALE = 0xFF
 
 
 @dataclass(frozen=True)
@@ -138,13 +137,13 @@ def compare_policies(
             same rule twice; a base that is not among the policies.
     """
     rows = checked_input(x)
-    checked_format(format)
+    as_mx_format(format)
     chosen = default_rules(format) if policies is None else rules_named(policies, format)
     if not chosen:
         raise ArgumentError("policies", "none", "at least one")
     base_index = 0 if base is None else _base_index(chosen, base)
     width = x.shape[-1]
-    tallies = [_Tally(rule, ELEMENTS[format], width) for rule in chosen]
+    tallies = [_Tally(rule, MX_FORMATS[format].element, width) for rule in chosen]
     pairs = {pair: [0, 0, 0] for pair in itertools.combinations(range(len(chosen)), 2)}
     kinds = np.zeros(len(KINDS), np.int64)
     mantissas = np.zeros(MANTISSA_BINS, np.int64)
@@ -179,8 +178,9 @@ def input_blocks(rows: NDArray[np.generic], format: str) -> Iterator[tuple[int, 
 
 
 def _base_index(chosen: Sequence[Rule], base: str) -> int:
+    named = as_policy(base, argument="base").name
     for index, rule in enumerate(chosen):
-        if base in rule.names or f"{base}/exact" == rule.name:
+        if named in rule.names:
             return index
     raise ArgumentError("base", repr(base), f"one of the policies compared: {', '.join(rule.name for rule in chosen)}")
 
@@ -232,7 +232,7 @@ class _Tally:
         sign = np.uint8(1 << (self.element.bits - 1))
         magnitude = made.codes & (sign - np.uint8(1))
         nan = (magnitude > self.element.max_code) & defined
-        poisoned = (made.scales == _NAN_SCALE) & made.defined
+        poisoned = (made.scales == E8M0.nan_code) & made.defined
         self.undefined += int((~made.defined).sum())
         self.poisoned += int(poisoned.sum())
         self.nan_codes += int(nan.sum())

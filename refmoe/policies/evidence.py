@@ -9,14 +9,13 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.formats import MX_BLOCK, Format
+from refmoe.formats import MX_BLOCK, MX_FORMATS
+from refmoe.numbers_as_text import bits_text, number_text
 from refmoe.policies.blocks import BLOCKS_A_CHUNK, KINDS, Blocks
-from refmoe.policies.elements import ELEMENTS
 from refmoe.policies.rules import Quantized, Rule
 from refmoe.reference.layout import unpack_fp4
-from refmoe.verify.compare import e8m0_text
 
-__all__ = ["Evidence", "Place", "Score", "code_text", "score"]
+__all__ = ["Evidence", "Place", "Score", "score"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +63,7 @@ class Evidence:
             yield start, blocks, Quantized(codes, self.scales[part], compared)
 
     def _unpacked(self, codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        if self.format == "mxfp8":
+        if MX_FORMATS[self.format].codes_a_byte == 1:
             return codes
         if self.swapped:
             codes = (codes >> np.uint8(4)) | (codes << np.uint8(4))
@@ -142,13 +141,6 @@ def score(evidence: Evidence, candidates: Sequence[Rule]) -> list[Score]:
     return [tally.score() for tally in tallies]
 
 
-def code_text(code: int, fmt: Format) -> str:
-    """The value of an element code in decimal, exact: "120", "-0", "NaN"."""
-    if fmt.is_nan(code):
-        return "NaN"
-    return ("-" if fmt.is_negative(code) else "") + f"{abs(float(fmt.decode(code))):.10g}"
-
-
 class _Tally:
     """The sums behind a `Score`."""
 
@@ -199,19 +191,16 @@ class _Tally:
     def _scale(self, start: int, index: int, found: Quantized, made: Quantized) -> Place:
         row, block = divmod(start + index, self.evidence.row_blocks)
         ours, theirs = int(made.scales[index]), int(found.scales[index])
-        values = f"found 0x{theirs:02X} ({e8m0_text(theirs)}) expected 0x{ours:02X} ({e8m0_text(ours)})"
+        scale = MX_FORMATS[self.evidence.format].scale
+        values = f"found {number_text(theirs, scale)} expected {number_text(ours, scale)}"
         return Place(row, block, None, theirs, ours, f"scales  block ({row}, {block}): {values}")
 
     def _code(self, start: int, index: int, found: Quantized, made: Quantized) -> Place:
         local, lane = divmod(index, MX_BLOCK)
         row, block = divmod(start + local, self.evidence.row_blocks)
         ours, theirs = int(made.codes[local, lane]), int(found.codes[local, lane])
-        fmt = ELEMENTS[self.evidence.format]
-        digits = fmt.bits // 4
+        mx = MX_FORMATS[self.evidence.format]
         where = f"codes[{row}, {block * MX_BLOCK + lane}]  block ({row}, {block}) lane {lane}"
-        values = (
-            f"found 0x{theirs:0{digits}X} ({code_text(theirs, fmt)}) "
-            f"expected 0x{ours:0{digits}X} ({code_text(ours, fmt)})"
-        )
-        text = f"{where}: {values}, scale 0x{int(found.scales[local]):02X}"
+        values = f"found {number_text(theirs, mx.element)} expected {number_text(ours, mx.element)}"
+        text = f"{where}: {values}, scale {bits_text(int(found.scales[local]), mx.scale)}"
         return Place(row, block, lane, theirs, ours, text)

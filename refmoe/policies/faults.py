@@ -13,9 +13,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.formats import E8M0
+from refmoe.formats import E4M3, E8M0, MX_FORMATS
 from refmoe.policies.blocks import KINDS, Blocks
-from refmoe.policies.elements import ELEMENTS, Rounding, encode_at
+from refmoe.policies.elements import Rounding, encode_at
 from refmoe.policies.evidence import Evidence, Score, score
 from refmoe.policies.rules import Quantized, Rule
 from refmoe.reference.layout import SCALE_LAYOUTS, scale_buffer_size, unswizzle_scales
@@ -85,7 +85,7 @@ def _weigh(fault: str, evidence: Evidence, rules: Sequence[Rule], before: float)
 
 
 def _storage_faults(evidence: Evidence, buffer: NDArray[np.uint8], layout: str) -> Iterator[tuple[str, Evidence]]:
-    if evidence.format == "mxfp4":
+    if MX_FORMATS[evidence.format].codes_a_byte == 2:
         other = "gguf" if evidence.packing == "even-low" else "even-low"
         yield "the two nibbles of each byte are swapped", replace(evidence, swapped=True)
         yield f"the codes are packed in the order {other}, not {evidence.packing}", replace(evidence, packing=other)
@@ -133,7 +133,7 @@ def _arithmetic_faults(evidence: Evidence) -> Iterator[tuple[str, Change]]:
         byte = int(evidence.scales[0])
         yield f"every scale byte is 0x{byte:02X}: they were not written, or are ignored", _with_constant(byte)
     yield "zeros have lost their sign", _without_zero_signs
-    if evidence.format == "mxfp8":
+    if MX_FORMATS[evidence.format].element is E4M3:
         yield "saturation is missing: what lies above 464 became NaN", _without_saturation
     if evidence.x.dtype == np.float32:
         for dtype, name in ((np.dtype(ml_dtypes.bfloat16), "BF16"), (np.dtype(np.float16), "FP16")):
@@ -154,7 +154,7 @@ def _recoded(blocks: Blocks, made: Quantized, scales: NDArray[np.uint8], roundin
     """The codes of blocks of numbers anew, at `scales`."""
     numbers = _numbers(blocks, made)
     codes = made.codes.copy()
-    codes[numbers] = encode_at(blocks.values()[numbers], scales[numbers], ELEMENTS[blocks.format], rounding)
+    codes[numbers] = encode_at(blocks.values()[numbers], scales[numbers], MX_FORMATS[blocks.format].element, rounding)
     return Quantized(codes, scales, made.defined)
 
 
@@ -188,7 +188,7 @@ def _with_constant(byte: int) -> Change:
 
 def _without_zero_signs(rule: Rule, blocks: Blocks) -> Quantized:
     made = rule.run(blocks)
-    sign = np.uint8(1 << (ELEMENTS[blocks.format].bits - 1))
+    sign = np.uint8(1 << (MX_FORMATS[blocks.format].element.bits - 1))
     return Quantized(np.where(made.codes == sign, np.uint8(0), made.codes), made.scales, made.defined)
 
 

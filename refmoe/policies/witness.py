@@ -8,10 +8,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.formats import MX_BLOCK
+from refmoe.formats import MX_BLOCK, MX_FORMATS
+from refmoe.numbers_as_text import bits_text, number_text
 from refmoe.policies.blocks import Blocks
-from refmoe.policies.elements import ELEMENTS
-from refmoe.policies.evidence import code_text
 from refmoe.policies.rules import Rule
 
 __all__ = ["Witness", "find_witness"]
@@ -72,12 +71,12 @@ def find_witness(first: Rule, second: Rule, dtype: np.dtype[np.generic], format:
     if not found.size:
         return None
     index = int(found[0])
-    fmt = ELEMENTS[format]
+    mx = MX_FORMATS[format]
     codes = one.codes[index] != other.codes[index]
     lane = int(codes.argmax()) if codes.any() else 0
 
     def words(scale: int, code: int) -> str:
-        return f"scale 0x{scale:02X}, element {lane} 0x{code:0{fmt.bits // 4}X} ({code_text(code, fmt)})"
+        return f"scale {bits_text(scale, mx.scale)}, element {lane} {number_text(code, mx.element)}"
 
     return Witness(
         tuple(float(value) for value in x[index]),
