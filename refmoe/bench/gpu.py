@@ -20,6 +20,7 @@ from refmoe.cuda.arguments import scale_buffer_bytes
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.expand import expand_kernel, expand_plan
 from refmoe.cuda.quantize import mxfp8_quantize_kernel, mxfp8_quantize_plan
+from refmoe.formats import MX_BLOCK
 from refmoe.reference import build_permutation
 
 __all__ = ["run", "time_groups"]
@@ -96,7 +97,7 @@ def _activations(device: CudaDevice, tokens: int, seed: int) -> Any:
 def _quantize(device: CudaDevice, rows: int, k: int, layout: str, name: str) -> Contender:
     kernel = mxfp8_quantize_kernel("bf16", "rceil", "exact", layout)
     scale_bytes = scale_buffer_bytes(rows, k, layout)
-    traffic = rows * k * 3 + rows * k // 32
+    traffic = rows * k * 3 + rows * k // MX_BLOCK
     plans = [
         mxfp8_quantize_plan(
             kernel,
@@ -113,7 +114,7 @@ def _quantize(device: CudaDevice, rows: int, k: int, layout: str, name: str) -> 
 
 
 def _expand(device: CudaDevice, tokens: int, name: str) -> Contender:
-    traffic = tokens * HIDDEN * 2 + tokens * TOP_K * (HIDDEN + HIDDEN // 32)
+    traffic = tokens * HIDDEN * 2 + tokens * TOP_K * (HIDDEN + HIDDEN // MX_BLOCK)
     kernel = expand_kernel("bf16_rceil_exact", "128x4")
     plans = [
         _expand_plan(device, kernel, _activations(device, tokens, seed), None, tokens, seed)
@@ -124,7 +125,7 @@ def _expand(device: CudaDevice, tokens: int, name: str) -> Contender:
 
 def _separate(device: CudaDevice, tokens: int, name: str) -> Contender:
     """The two launches that fusing replaces: quantize with linear scales, then copy codes and scales to the experts."""
-    traffic = tokens * HIDDEN * 4 + tokens * HIDDEN // 16 + tokens * TOP_K * (HIDDEN + HIDDEN // 32)
+    traffic = tokens * HIDDEN * 4 + 2 * tokens * HIDDEN // MX_BLOCK + tokens * TOP_K * (HIDDEN + HIDDEN // MX_BLOCK)
     quantize = mxfp8_quantize_kernel("bf16", "rceil", "exact", "linear")
     copy = expand_kernel("mxfp8_linear", "128x4")
     pairs = []

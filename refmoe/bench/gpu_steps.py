@@ -12,6 +12,7 @@ from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.finalize import finalize_kernel, finalize_plan
 from refmoe.cuda.launch import LaunchPlan
 from refmoe.cuda.routing import MapBuffers, permute_plan, route_plans
+from refmoe.formats import MX_BLOCK
 from refmoe.reference import build_permutation
 
 __all__ = ["step_groups"]
@@ -97,7 +98,7 @@ def _sort(device: CudaDevice, tokens: int) -> Contender:
 def _activation(device: CudaDevice, tokens: int) -> Contender:
     """BF16 gates and ups to MXFP8 in 128x4, without a bias: the first GEMM has added it."""
     rows, width = tokens * TOP_K, INTERMEDIATE
-    traffic = rows * (2 * width * BF16_BYTES + width + width // 32)
+    traffic = rows * (2 * width * BF16_BYTES + width + width // MX_BLOCK)
     kernel = swiglu_kernel("gpt_oss", "rceil", "exact", "128x4")
     scale_bytes = scale_buffer_bytes(rows + 127 * EXPERTS, width, "128x4")
 

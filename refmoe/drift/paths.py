@@ -20,9 +20,8 @@ from refmoe.errors import ArgumentError
 from refmoe.policy import EdgePolicy, ScaleMode, as_policy
 from refmoe.reference.backends import BACKENDS, choose_backend
 from refmoe.reference.fp32 import bf16
-from refmoe.reference.moe.float64 import moe_float64
-from refmoe.reference.moe.layer import MoELayer
-from refmoe.reference.moe.pipeline import accumulation, moe_layer, path_steps
+from refmoe.reference.moe import MoELayer, moe_float64, moe_layer, path_steps
+from refmoe.reference.moe.paths import accumulation
 
 __all__ = ["DEFAULT_PATHS", "FORMULA", "DriftPath", "DriftPathError", "StagedMoE", "drift_path", "named_paths"]
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MX_BLOCK, MX_FORMATS
 from refmoe.policy import DEEPGEMM_FLOOR
-from refmoe.reference.fp32 import BF16, fp32_bits, magnitude_values
+from refmoe.reference.fp32 import fp32_bits, magnitude_values
+from refmoe.reference.quantize import checked_blocks
 
 __all__ = ["BLOCKS_A_CHUNK", "KINDS", "Blocks", "checked_input"]
 
@@ -28,18 +29,12 @@ def checked_input(x: object) -> NDArray[np.generic]:
     """`x` as blocks [n, 32], without a copy.
 
     Raises:
-        ArgumentError: no BF16, FP16 or FP32 array, no elements, a last dimension that is no multiple of 32, or an
-            array that is not C-contiguous.
+        ArgumentError: no elements, or what `refmoe.reference.quantize` refuses.
     """
-    if not isinstance(x, np.ndarray) or x.dtype not in (BF16, np.float16, np.float32):
-        raise ArgumentError("x", describe(x), "an array of ml_dtypes.bfloat16, float16 or float32")
-    if x.ndim == 0 or x.size == 0 or x.shape[-1] % MX_BLOCK:
-        raise ArgumentError(
-            "x", describe(x), f"at least one element, and a last dimension that is a multiple of {MX_BLOCK}"
-        )
-    if not x.flags.c_contiguous:
-        raise ArgumentError("x", f"{describe(x)} that is not contiguous", "a C-contiguous array")
-    return x.reshape(-1, MX_BLOCK)
+    blocks = checked_blocks(x, MX_BLOCK)
+    if not blocks.size:
+        raise ArgumentError("x", describe(x), "at least one element")
+    return blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +76,12 @@ class Blocks:
         """Index into `KINDS` [n].
 
         tiny: a scale byte so near 0 that clamping it, flushing it or flushing a subnormal element could show. From
-        scale byte 11 on, half the smallest E4M3 magnitude is 2^-126 and nothing subnormal survives; no mode's byte is
-        more than emax + 1 below the exponent field of amax. small: below the 1e-4 that DeepGEMM takes amax to be.
+        scale byte 11 on, half the smallest E4M3 magnitude is 2^-126 and nothing subnormal survives (E2M1 needs less);
+        no mode's byte is more than emax + 1 below the exponent field of amax. small: below the 1e-4 that DeepGEMM takes amax to be.
         """
-        first_safe = np.uint32((MX_FORMATS[self.format].element.emax + 1 + 11) << 23)
+        element = MX_FORMATS[self.format].element
+        byte = max(11, 2 + element.mantissa_bits - element.emin)
+        first_safe = np.uint32((element.emax + 1 + byte) << 23)
         kind = (self.amax <= DEEPGEMM_FLOOR).astype(np.uint8)
         kind[self.amax < first_safe] = KINDS.index("tiny")
         kind[self.amax == 0] = KINDS.index("zero")

@@ -15,7 +15,8 @@ The definition that it is held against is `refmoe.reference.scalar`.
 from __future__ import annotations
 
 import math
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,10 +37,10 @@ from refmoe.policy import (
 )
 from refmoe.reference.chunks import for_each_chunk
 from refmoe.reference.fp32 import BF16, fp32_bits, magnitude_values
-from refmoe.reference.gguf import quantize_gguf
+from refmoe.reference.gguf import quantize_gguf_blocks
 from refmoe.reference.tensor import MXTensor
 
-__all__ = ["quantize", "quantize_mxfp4", "quantize_mxfp8"]
+__all__ = ["checked_blocks", "quantize", "quantize_mxfp4", "quantize_mxfp8"]
 
 _BLOCKS_A_CHUNK = 1 << 14
 _INFINITY = 0x7F800000
@@ -109,8 +110,7 @@ def quantize(x: NDArray[np.generic], format: str, *, policy: Policy | str) -> MX
     if format not in policy.formats:
         raise ArgumentError("format", f"{format} with policy {policy.name}", f"one of {', '.join(policy.formats)}")
     if policy == POLICIES["gguf"]:
-        _check(x, mx.block)
-        return quantize_gguf(x)
+        return _run(x, mx, quantize_gguf_blocks)
     if policy.edge is None or policy.rounding is not ElementRounding.NEAREST_EVEN:
         raise ArgumentError("policy", f"{policy.name}, whose rules are its own", "an edge policy, and ties to even")
     return _quantize(x, mx, policy.mode, policy.edge)
@@ -120,26 +120,38 @@ def _quantize(x: NDArray[np.generic], mx: MXFormat, mode: ScaleMode, edge: EdgeP
     if mx.name not in EDGE_FORMATS[edge]:
         defined = ", ".join(policy.value for policy, formats in EDGE_FORMATS.items() if mx.name in formats)
         raise ArgumentError("edge", f"{edge.value} for {mx.name}", f"one of {defined}")
-    _check(x, mx.block)
+    return _run(x, mx, partial(_quantize_blocks, fmt=mx.element, mode=mode, edge=edge))
+
+
+def _run(x: NDArray[np.generic], mx: MXFormat, quantize_blocks: Callable[..., None]) -> MXTensor:
+    """Quantize with a function of blocks of `x`, their codes and scales to write, and the first one's number."""
+    rows = checked_blocks(x, mx.block)
     codes = np.empty(x.shape, np.uint8)
     scales = np.empty((*x.shape[:-1], x.shape[-1] // mx.block), np.uint8)
-    rows, code_rows, row_scales = x.reshape(-1, mx.block), codes.reshape(-1, mx.block), scales.reshape(-1)
+    code_rows, row_scales = codes.reshape(rows.shape), scales.reshape(-1)
 
     def run(start: int, stop: int) -> None:
         part = slice(start, stop)
-        _quantize_blocks(rows[part], code_rows[part], row_scales[part], start, mx.element, mode, edge)
+        quantize_blocks(rows[part], code_rows[part], row_scales[part], start)
 
     for_each_chunk(run, row_scales.size, _BLOCKS_A_CHUNK)
     return MXTensor.of_elements(codes, scales, mx.name)
 
 
-def _check(x: object, block: int) -> None:
+def checked_blocks(x: object, block: int) -> NDArray[np.generic]:
+    """`x` as blocks [n, block], without a copy.
+
+    Raises:
+        ArgumentError: no BF16, FP16 or FP32 array, a last dimension that is no multiple of `block`, or an array that is
+            not C-contiguous.
+    """
     if not isinstance(x, np.ndarray) or x.dtype not in (BF16, np.float16, np.float32):
         raise ArgumentError("x", describe(x), "an array of ml_dtypes.bfloat16, float16 or float32")
     if x.ndim == 0 or x.shape[-1] % block:
         raise ArgumentError("x", describe(x), f"a last dimension that is a multiple of {block}")
     if not x.flags.c_contiguous:
         raise ArgumentError("x", f"{describe(x)} that is not contiguous", "a C-contiguous array")
+    return x.reshape(-1, block)
 
 
 def _quantize_blocks(

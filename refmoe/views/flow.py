@@ -29,7 +29,7 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.families.case import Case, Shape
 from refmoe.families.choices import expert_ids
 from refmoe.reference.backends import choose_backend
-from refmoe.reference.moe.pipeline import path_steps
+from refmoe.reference.moe import path_steps
 
 __all__ = [
     "FLOW_MODELS",

@@ -1,7 +1,7 @@
 """Intervals through the steps of an expert: what holds a number before a step, and what holds it after.
 
 Every rounding is monotone: an interval that holds a number before it, rounded at both ends, holds it after.
-`refmoe.reference.moe.bound` puts these together. Intervals are pairs of float64 arrays; float64 rounds here too, so
+`refmoe.reference.moe.enclosure` puts these together. Intervals are pairs of float64 arrays; float64 rounds here too, so
 each sum is widened by K 2^-52 of the sum of its magnitudes, and each function value by 2^-40 of itself. An end that is
 not a number stands for anything.
 """

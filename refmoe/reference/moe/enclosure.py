@@ -34,7 +34,7 @@ from refmoe.reference.moe.intervals import (
     swiglu_values,
 )
 from refmoe.reference.moe.layer import MoELayer
-from refmoe.reference.moe.pipeline import accumulation
+from refmoe.reference.moe.paths import accumulation
 from refmoe.reference.quantize import quantize_mxfp8
 from refmoe.reference.tensor import MXTensor
 
