@@ -19,7 +19,7 @@ from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes
 from refmoe.policy import ScaleMode
 from refmoe.reference.activation import ALPHA, BETA, LIMIT, swiglu
-from refmoe.reference.dequantize import BLOCK
+from refmoe.formats import MX_BLOCK as BLOCK
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
     expert_scale_rows,

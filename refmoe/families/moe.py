@@ -31,7 +31,7 @@ from refmoe.families.routing import ChoiceRows, FirstRows, RowChoices
 from refmoe.families.stages import Codes, GroupedScales, Scales, Stage
 from refmoe.families.vacuity import Limits, doubt_codes, doubt_values
 from refmoe.policy import ScaleMode
-from refmoe.reference.dequantize import BLOCK
+from refmoe.formats import MX_BLOCK as BLOCK
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
     expert_scale_rows,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError
-from refmoe.reference.dequantize import BLOCK
+from refmoe.formats import MX_BLOCK as BLOCK
 
 __all__ = ["EXPERT", "FFN", "FFN_INPUT", "Activations", "read_activations", "tile_rows"]
 

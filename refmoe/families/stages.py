@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.reference.dequantize import BLOCK
+from refmoe.formats import MX_BLOCK as BLOCK
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
     SCALE_LAYOUTS,

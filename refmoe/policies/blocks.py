@@ -77,7 +77,8 @@ class Blocks:
 
         tiny: a scale byte so near 0 that clamping it, flushing it or flushing a subnormal element could show. From
         scale byte 11 on, half the smallest E4M3 magnitude is 2^-126 and nothing subnormal survives (E2M1 needs less);
-        no mode's byte is more than emax + 1 below the exponent field of amax. small: below the 1e-4 that DeepGEMM takes amax to be.
+        no mode's byte is more than emax + 1 below the exponent field of amax.
+        small: below the 1e-4 that DeepGEMM takes amax to be.
         """
         element = MX_FORMATS[self.format].element
         byte = max(11, 2 + element.mantissa_bits - element.emin)

@@ -24,7 +24,8 @@ from refmoe.families.family import POISON, Assumption, Case, Contract, Expectati
 from refmoe.families.gemm.fills import FILLS, PADDED_K, GemmSize
 from refmoe.families.gemm.stages import Interval, Products
 from refmoe.families.vacuity import doubt_products
-from refmoe.reference.dequantize import BLOCK, dequantize_mxfp4, dequantize_mxfp8
+from refmoe.formats import MX_BLOCK as BLOCK
+from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
 from refmoe.reference.gemm import dense_gemm, grouped_gemm
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,

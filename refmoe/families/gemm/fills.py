@@ -19,7 +19,7 @@ from refmoe.draw import Draw
 from refmoe.families.family import Fill
 from refmoe.families.real_data import FFN, FFN_INPUT, read_activations, tile_rows
 from refmoe.families.vacuity import Limits
-from refmoe.reference.dequantize import BLOCK
+from refmoe.formats import MX_BLOCK as BLOCK
 from refmoe.reference.layout import pack_fp4
 from refmoe.reference.quantize import quantize_mxfp4, quantize_mxfp8
 from refmoe.reference.tensor import MXTensor
