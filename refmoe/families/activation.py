@@ -17,9 +17,9 @@ from refmoe.families.family import POISON, Case, Contract, Expectation, Family, 
 from refmoe.families.quantize import COMPILED_POLICIES, EDGE, LOOPING_ROWS, MODE
 from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes
+from refmoe.formats import MX_BLOCK as BLOCK
 from refmoe.policy import ScaleMode
 from refmoe.reference.activation import ALPHA, BETA, LIMIT, swiglu
-from refmoe.formats import MX_BLOCK as BLOCK
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
     expert_scale_rows,

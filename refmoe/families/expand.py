@@ -29,8 +29,8 @@ from refmoe.families.quantize import (
 )
 from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes
-from refmoe.policy import ScaleMode
 from refmoe.formats import MX_BLOCK as BLOCK
+from refmoe.policy import ScaleMode
 from refmoe.reference.expand import build_permutation, expand
 from refmoe.reference.layout import swizzle_scales
 from refmoe.reference.quantize import quantize_mxfp8

@@ -30,8 +30,8 @@ from refmoe.families.real_data import EXPERT, FFN_INPUT, read_activations, tile_
 from refmoe.families.routing import ChoiceRows, FirstRows, RowChoices
 from refmoe.families.stages import Codes, GroupedScales, Scales, Stage
 from refmoe.families.vacuity import Limits, doubt_codes, doubt_values
-from refmoe.policy import ScaleMode
 from refmoe.formats import MX_BLOCK as BLOCK
+from refmoe.policy import ScaleMode
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
     expert_scale_rows,

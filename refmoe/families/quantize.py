@@ -23,8 +23,8 @@ from refmoe.families.family import POISON, Case, Contract, Expectation, Family, 
 from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
 from refmoe.families.stages import Codes, Scales
 from refmoe.families.vacuity import Limits, doubt_codes
-from refmoe.policy import ScaleMode
 from refmoe.formats import MX_BLOCK as BLOCK
+from refmoe.policy import ScaleMode
 from refmoe.reference.layout import swizzle_scales
 from refmoe.reference.quantize import quantize_mxfp8
 

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.reference.dequantize import BLOCK
+from refmoe.formats import MX_BLOCK as BLOCK
 from refmoe.verify.compare import MismatchMap
 
 __all__ = ["Elements", "as_patterns", "map_lines", "mismatch_text"]

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from refmoe.families.family import Case, Expectation, Inputs
 from refmoe.families.quantize import FILLS, quantized_stages
 from refmoe.families.vacuity import doubt_codes
+from refmoe.formats import MX_BLOCK as BLOCK
 from refmoe.policies import Difference, Rule, compare_policies, detect_policy, rule_named
 from refmoe.policies.compare import input_blocks
-from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import swizzle_scales
 from refmoe.reference.quantize import quantize_mxfp8
 
