@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.formats import MX_BLOCK as BLOCK
+from refmoe.formats import MX_BLOCK
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
     SCALE_LAYOUTS,
@@ -133,7 +133,7 @@ class Codes:
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `Stage`."""
         row, column = divmod(index, self.shape[1])
-        block, lane = divmod(column, BLOCK)
+        block, lane = divmod(column, MX_BLOCK)
         if row >= self.written_rows:
             where = f"row {row} belongs to no token of this rank and must not be written"
             return f"{where}: kernel {_byte(kernel)} instead of the poison {_byte(reference)}", ""
@@ -147,10 +147,10 @@ class Codes:
 
         def place(indices: Indices) -> tuple[Indices, Indices]:
             row, column = np.divmod(indices, k)
-            return row, column // BLOCK
+            return row, column // MX_BLOCK
 
         experts = () if self.offsets is None else tuple(self.offsets[:-1].tolist())
-        return Plane("row", "K-block", rows, -(-k // BLOCK), place, experts)
+        return Plane("row", "K-block", rows, -(-k // MX_BLOCK), place, experts)
 
     def _origin(self, row: int) -> str:
         if self.offsets is None:
