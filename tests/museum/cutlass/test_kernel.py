@@ -215,7 +215,11 @@ def test_the_hash_is_of_our_instantiation_and_the_stand_in(
     file.write_text(file.read_text() + "\nint added;\n")
     assert cutlass._sha256.__wrapped__() != before
     # Our own device code is not in it.
-    assert not any(file.name in ("gemm.cu", "gemm.cuh") for source in (SOURCE, *STANDIN) for file in toolchain.with_includes(source))
+    assert not any(
+        file.name in ("gemm.cu", "gemm.cuh")
+        for source in (SOURCE, *STANDIN)
+        for file in toolchain.with_includes(source)
+    )
 
 
 # The kernel
