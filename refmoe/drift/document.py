@@ -1,4 +1,4 @@
-"""Runs as one JSON document, whose digest shows an edit. docs/architecture.md describes it."""
+"""Runs as one JSON document, whose digest shows an edit. docs/guides/drift.md describes it."""
 
 from __future__ import annotations
 

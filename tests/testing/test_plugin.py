@@ -29,7 +29,7 @@ from refmoe.verify.verdict import Result, Verdict  # noqa: E402
 
 pytest_plugins = ["pytester"]
 
-#: A torch function that is right: what README and docs/testing.md show.
+#: A torch function that is right: what README and docs/guides/testing.md show.
 TORCH_KERNEL = """
 import torch
 import refmoe.testing
