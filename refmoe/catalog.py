@@ -1,4 +1,7 @@
-"""Every kernel that refmoe has, its own and the museum's: cases by their strings, case lists, the kernel of a case."""
+"""Every kernel that refmoe has, by name: refmoe's own and those of the museum, which are other people's.
+
+A case is found by its repro string, a case list by its level, and the kernel of a case by the name of its family.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ __all__ = [
 
 
 def all_families() -> Mapping[str, Family]:
-    """The families, and those that the museum restates for kernels of others, by name."""
+    """The families by name. An exhibit restates a family under its kernel's name, and stands behind that family."""
     listed = dict(FAMILIES)
     for name, exhibit in exhibits().items():
         # Behind the family whose contract it is under, so that lists show the two together.
@@ -59,7 +62,7 @@ copyreg.pickle(Family, lambda family: (family_named, (family.name,)))
 
 
 def groups() -> Mapping[str, tuple[str, ...]]:
-    """Families that are asked for by one name."""
+    """Names for several families together: {"moe": ("routing", "activation", "finalize", "moe")}."""
     named = {family.group: () for family in all_families().values() if family.group}
     return {name: tuple(each.name for each in all_families().values() if each.group == name) for name in named}
 
@@ -75,13 +78,13 @@ def parse_case(text: str) -> Case:
 
 
 def kernel_of(case: Case, devices: Devices) -> Kernel:
-    """The kernel that a case's string names: our own of the family, or an exhibit."""
+    """The kernel that a case names: refmoe's own kernel of the family, or an exhibit."""
     exhibit = exhibits().get(case.family.name)
     return Kernel(case.family, devices) if exhibit is None else exhibit.kernel(case.family, devices)
 
 
 def sound_kernel(case: Case) -> Kernel:
-    """The kernel of a case on devices of its own, kept: what a planted fault is held against."""
+    """The kernel of a case without a fault; its devices stay open for the next case."""
     return kernel_of(case, _SOUND)
 
 
@@ -89,7 +92,7 @@ _SOUND = Devices()
 
 
 def source_sha256(name: str) -> str:
-    """The hash of all that decides the result of a family's kernel, as it is now; see `refmoe.verify.source`.
+    """The present hash of all that decides the result of a family's kernel; see `refmoe.verify.source`.
 
     Raises:
         ArgumentError: there is no such family.
@@ -101,7 +104,7 @@ def source_sha256(name: str) -> str:
 
 
 def refusal_of(case: Case, arch: str) -> str | None:
-    """What the case lists say that a case's kernel answers instead of running, on an arch; None if it has to run."""
+    """The refusal that the case lists expect of a case on an arch, a part of its sentence; None if it has to run."""
     if arch not in case.family.archs:
         return ""
     return case.family.refusals.get(case.on("ptx"))

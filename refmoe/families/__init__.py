@@ -1,4 +1,4 @@
-"""The kernel families: one list, and every family's own module beside it.
+"""The kernel families. `FAMILIES` is the only list; each family has a module of its name beside it.
 
 >>> from refmoe.families import FAMILIES
 >>> print(FAMILIES["expand"])      # its dtypes, sizes, options, fills, inputs and outputs
@@ -26,7 +26,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_called(name: str) -> Family:
-    """The family of a name, or of a part of one that no other has: "quantize" is mxfp8_quantize.
+    """The family of a name, or of a part of its name that no other family has: "quantize" is mxfp8_quantize.
 
     Raises:
         ArgumentError: no family is called that.

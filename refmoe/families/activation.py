@@ -1,4 +1,4 @@
-"""Activation as a family: SwiGLU of the first GEMM's rows, quantized to MXFP8; fills, what is expected, the cases."""
+"""The family `activation`: SwiGLU of the first GEMM's rows, quantized to MXFP8."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
 
 
 def check_params(case: Case) -> None:
-    """Refuse parameters of experts for a variant that has none.
+    """Refuse alpha, beta and limit for a variant that has none.
 
     Raises:
         ArgumentError: they are asked for.

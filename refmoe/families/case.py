@@ -1,4 +1,4 @@
-"""The grammar of repro strings. It knows no family: a family says which dtypes, sizes, fills and options it has.
+"""The grammar of repro strings. It knows no family; a family brings its dtypes, sizes, fills and options.
 
     family:dtype:shape:fill[:option=value]...:seedN@device[.arch]
     expand:bf16:m4k2880e8t2:rne-ties:mode=floor:seed7@ptx
@@ -40,16 +40,16 @@ _SIZE_WORDS = {"m": "rows", "k": "width", "n": "weight rows", "e": "experts", "t
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a family: its name, its default, and how it is written. Made by `word`, `number` and their like.
+    """One option of a family: its name, its default, and how it is written. `word`, `number`, `byte`, ... make one.
 
     Attributes:
         name: in front of the "=".
         default: the value that is not written.
         words: the values that it may have, if they are few.
-        pattern: a regular expression of how any other is written, and in `needed` words for it.
-        needed: what to say of anything else.
-        fixed: whether one kernel has one value of it, as it has one scale mode; a kernel under a contract states it.
-        launch: whether it decides how our own kernel is launched, and nothing of the data.
+        pattern: where there are no words, a regular expression of how a value is written.
+        needed: the pattern in words, for the refusal of other text.
+        fixed: whether one kernel has one value of it, for example one scale mode. The contract of a kernel states it.
+        launch: whether it decides only how refmoe's own kernel is launched, for example the tile.
     """
 
     name: str
@@ -111,7 +111,7 @@ def byte(name: str, default: int) -> Option:
 
 
 def triple(name: str, default: str, needed: str) -> Option:
-    """An option that takes three extents, written 128x8x512, and decides the launch alone."""
+    """An option that takes three extents, written 128x8x512. It decides only the launch."""
     return Option(name, default, pattern=r"\d{1,5}x\d{1,5}x\d{1,5}", needed=needed, launch=True)
 
 
@@ -162,7 +162,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Fields:
-    """A repro string cut at its separators; the family says what the fields mean.
+    """A repro string cut at its separators. The family says what the fields mean.
 
     Attributes:
         family, dtype, shape, fill: the first four fields.

@@ -1,4 +1,7 @@
-"""Which experts a case's tokens go to, int32 [T, k] ids over the experts of all ranks; the options that decide it."""
+"""The experts that the tokens of a case go to: ids int32 [T, k], and the options that decide them.
+
+Experts are numbered over all ranks.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ RANKS = (number("first_expert"), number("ranks", 1))
 
 
 def check_choices(case: Case) -> None:
-    """Refuse ranks and routings that no token could choose by.
+    """Refuse ranks and routings that leave a token without enough experts.
 
     Raises:
         ArgumentError: experts that are too few, or a first expert beyond them.

@@ -1,4 +1,4 @@
-"""Expand as a family: tokens copied into expert order and quantized on the way; fills, what is expected, the cases."""
+"""The family `expand`: tokens copied into expert order and quantized on the way."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a kernel family is: one value that holds all that the harness knows of it; and its cases.
+"""A family is one value, and a case is one comparison under it.
 
-A family is a problem with a definition: inputs, what the reference makes of them, and the contract that any kernel for
-it is under. `refmoe.families` lists them; each has a module of its operation's name.
+A family is a problem with a definition: inputs, what the reference makes of them, and the contract that every kernel
+for it is under. `refmoe.families.FAMILIES` lists the families; each has a module of its operation's name.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Case:
     The value of an option is an attribute: `case.poison`, `case.mode`.
 
     Attributes:
-        family: whose case it is.
+        family: the family that the case belongs to.
         dtype: of the input, of a GEMM the output's; "mxfp8" for input that is quantized already.
         shape: sizes.
         fill: name of the input data.
@@ -65,8 +65,7 @@ class Case:
         device: "ptx" or "cuda".
         arch: what the kernel is compiled for; "" is the default, sm_120a on ptx and the GPU's own on cuda.
         options: (name, value) of every option of the family, in its order.
-        refusal: what the case list says that the kernel answers instead of running, a part of its sentence; "" if it
-            has to run.
+        refusal: a part of the sentence with which the kernel has to refuse the case; "" if the kernel has to run it.
 
     Raises:
         ArgumentError: a field that the family does not define, named "case <field>".
@@ -125,21 +124,21 @@ class Case:
 
     @property
     def data(self) -> Case:
-        """The case without device and launch: what decides inputs and expectation."""
+        """The case without device, arch and launch options. It alone decides inputs and expectation."""
         launch = {option.name: option.default for option in self.family.options if option.launch}
         return dataclasses.replace(self.having(**launch), device="ptx", arch="")
 
 
 @dataclass(frozen=True)
 class Fill:
-    """Input data as a named, seeded generator, chosen so that a certain kind of wrong kernel must fail on it.
+    """A named, seeded generator of input data, chosen so that a certain kind of wrong kernel must fail on it.
 
     Attributes:
         name: as in a repro string.
         catches: which wrong kernels fail on it.
-        make: makes the data; its arguments are the family's own.
+        make: makes the data; each family has its own arguments for it.
         limits: what the data must look like for equality to mean anything.
-        needs: what a case must have for the fill to do what its name says, where it has not; None if it has.
+        needs: says what a case lacks for this fill, for example "at least 65536 blocks"; None if it lacks nothing.
     """
 
     name: str
@@ -151,12 +150,12 @@ class Fill:
 
 @dataclass(frozen=True)
 class Assumption:
-    """What a verdict takes for granted of the chip's tensor cores.
+    """What a verdict assumes of the chip's tensor cores.
 
     Attributes:
         model: name of the accumulation model, a key of `refmoe.reference.mma.MODELS`.
         evidence: what the model rests on: "hardware-checked", "published" or "extrapolated".
-        text: both in sentences, for the reader of a report.
+        text: the model and its evidence in sentences, for the reader of a report.
     """
 
     model: str
@@ -165,11 +164,11 @@ class Assumption:
 
 
 class LaunchFailed(RefmoeError):
-    """One of several launches of a case did not end; raised from the error that says why.
+    """One of several launches of a case failed. It is raised from the error of that launch.
 
     Attributes:
         stage: what the launch computes.
-        outputs: by stage name the buffers of the launches before it. A fault in one of those may be what stopped it.
+        outputs: the buffers of the launches before it, by stage name. The cause may be a wrong byte in one of them.
     """
 
     def __init__(self, stage: str, outputs: Outputs, cause: RefmoeError) -> None:
@@ -184,16 +183,16 @@ def _within(outputs: Outputs) -> str | None:
 
 @dataclass(frozen=True)
 class Expectation:
-    """What the reference says a case must give.
+    """What a kernel must give for a case, according to the reference.
 
     Attributes:
-        outputs: the expected buffers by stage name, poison included, in the order in which stages are computed:
-            unsigned integers, bytes or the bit patterns of elements.
-        stages: how to compare and describe each.
+        outputs: the expected buffers by stage name, in the order in which stages are computed. They are unsigned
+            integers: bytes, or the bit patterns of elements. Bytes that must not be written hold the poison.
+        stages: the words for each buffer's elements.
         doubt: why this data could not have failed, in a sentence, or None.
-        assumption: what `outputs` rest on, or None where no tensor core takes part.
-        outside: says of a kernel's outputs which lie outside their error bound, None if none does.
-        answers: the output that a stage is held against, for second answers to one: {"out-as-int64": "out"}.
+        assumption: what `outputs` assume of tensor cores, None where no tensor core takes part.
+        outside: says which of a kernel's outputs lie outside their error bound, None if none does.
+        answers: for each second answer (a witness) the output that it is an answer to: {"out-as-int64": "out"}.
     """
 
     outputs: Outputs
@@ -209,14 +208,14 @@ class Contract:
     """The names that a kernel of a family may take and has to return.
 
     Attributes:
-        inputs: arrays that cases give; the family's page has their shapes.
-        features: inputs that only some cases have. A kernel that does not take one cannot be given those cases.
-        outputs: what the kernel returns, in this order, and the type of its elements: a NumPy or ml_dtypes name, that
-            of an option or field of the case as "case.out", or "" for integers.
-        settings: what else a case says, by parameter name: the attribute of the case or of its shape.
-        refusal: the output that tells which input is refused, "" if none is; a kernel that does not compute it is not
-            given such input.
-        padded_inputs: whether inputs hold the poison too, in padding that no kernel may read.
+        inputs: names of arrays; the family's page in docs/families has their shapes.
+        features: inputs that only some cases have. A kernel that does not take one is not given those cases.
+        outputs: what the kernel returns, in this order, with the type of its elements: a NumPy or ml_dtypes name,
+            "case.out" for the type that this option or field of the case names, or "" for integers.
+        settings: by parameter name the attribute of the case, or of its shape, that the parameter gets.
+        refusal: the output that tells which input is refused, "" if there is none. A kernel that does not compute it
+            is not given such input.
+        padded_inputs: whether inputs have padding that holds the poison and that no kernel may read.
     """
 
     inputs: tuple[str, ...]
@@ -243,25 +242,24 @@ class Family:
     Attributes:
         name: as in repro strings.
         about: what its kernels compute, in a sentence.
-        dtypes: element types of the input; of a GEMM, whose inputs are MXFP8 and MXFP4, of the output.
+        dtypes: element types of the input. A GEMM has MXFP8 and MXFP4 inputs, so there it is the output's type.
         sizes: letters of the shape, in the order of the string; see `Shape`.
         fills: the input data, by name.
         options: in the order of the string.
-        inputs: the input arrays of a case.
-        expect: what the reference makes of them.
-        run: what refmoe's own kernel makes of them on a device: buffers by name.
-        cases: what each level adds to the one below, and why each case is there.
-        contract: what a kernel of anybody's takes and returns.
-        sources: stems of the CUDA sources that `run` launches, its own first.
+        inputs: makes the input arrays of a case.
+        expect: asks the reference for what must come of them.
+        run: runs refmoe's own kernel on them on a device; gives buffers by name.
+        cases: for each level the cases that it adds to the level below.
+        contract: what every kernel of the family takes and returns.
+        sources: stems of the CUDA sources that `run` launches.
         host: modules of the host code that makes the launches.
         check: refuses fields of a case that exclude each other.
-        block: what k is a multiple of.
-        group: a name for several families, to ask for them together; "" for none.
+        block: k is a multiple of it.
+        group: a name for several families together, such as "moe"; "" for none.
         leading_arch: the arch that takes a whole level on ptx; the others take the level below.
-        archs: those that there is a kernel for.
-        software: the cases for the executor on an arch where the kernel carries a tensor-core instruction in software,
-            by arch.
-        base: the family that this one restates for another kernel; "" for none.
+        archs: the archs that there is a kernel for.
+        software: by arch, the few cases for the executor where a tensor-core instruction runs in software.
+        base: the family that this one restates for another kernel, such as "sm12x_gemm"; "" for none.
     """
 
     name: str
@@ -348,7 +346,7 @@ class Family:
 
     @cached_property
     def refusals(self) -> Mapping[Case, str]:
-        """What the case lists say that the kernel refuses, and the part of its sentence that says why."""
+        """The cases that the kernel has to refuse, each with a part of the sentence that it answers."""
         return {case.on("ptx"): case.refusal for case in self.level(LEVELS[-1]) if case.refusal}
 
     def check_case(self, case: Case) -> None:

@@ -1,4 +1,4 @@
-"""Finalize as a family: the weighted sum of each token's rows; fills, words for its output, the cases."""
+"""The family `finalize`: the weighted sum of each token's rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Whole layers as a family: every buffer of every launch, in the order of the launches; weights, words, cases.
+"""The family `moe`: whole layers. Every buffer of every launch is a stage, in the order of the launches.
 
-The first stage that differs is named `<stage>.<buffer>`: `gemm1.out`, say, if the rows that went into it were right.
+A stage is named `<launch>.<buffer>`. The verdict names the first stage that differs: `gemm1.out` means that the rows
+that went into the first GEMM were right.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def tokens_of(fill: str, seed: int, tokens: int, hidden: int) -> NDArray[Any]:
 def weights_of(
     fill: str, seed: int, variant: str, experts: int, hidden: int, intermediate: int, first_expert: int = 0
 ) -> LayerWeights:
-    """Those of `experts` experts from `first_expert` on; an expert has the same weights on every rank."""
+    """The weights of `experts` experts from `first_expert` on; an expert has the same weights on every rank."""
     make: Callable[[int], tuple[MXTensor, MXTensor]]
     make = _real_expert if fill == "real" else functools.partial(_drawn_expert, fill, seed, hidden, intermediate)
     made = [make(first_expert + expert) for expert in range(experts)]

@@ -1,8 +1,8 @@
-"""MXFP8 quantization as a family: fills of BF16 and FP16 input, what is expected, the cases.
+"""The family `mxfp8_quantize`: fills of BF16 and FP16 input, the expectation, the run, the cases.
 
-A fill makes bit patterns, block by block (a block is 32 neighbours along K), because what decides an MX quantizer is
-where a block's largest magnitude lies in its binade, where the scaled elements lie between two codes, and what is not
-finite. Bit patterns of magnitudes are ordered as the magnitudes are, so "a pattern below" is "a value below".
+A fill makes bit patterns, block by block; a block is 32 neighbours along K. Three things decide an MX quantizer: where
+a block's largest magnitude lies in its binade, where scaled elements lie between two codes, and what is not finite. Bit
+patterns of magnitudes have the order of the magnitudes, so "a pattern below" is "a value below".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Routing as a family: the experts of each token, their weights, and the maps of rows; fills, words, cases.
+"""The family `routing`: the experts of each token, their weights, and the maps of rows.
 
 topk_ids[5, 1]  token 5 rank 1: kernel expert 9 (logit 0x3FC00000 (1.5)) reference expert 4 (logit 0x3FC00000 (1.5))
 """

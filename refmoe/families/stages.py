@@ -1,4 +1,4 @@
-"""Output buffers as stages: where an element is and what its two values mean, in the problem's own terms.
+"""A stage is an output buffer with words for its elements: place and values in the problem's own terms.
 
 codes[5, 421]  block (5, 13) lane 5: kernel 0x6F (120) reference 0x70 (128), 1 ulp, scale 0x7B; 3 of 23040 differ
 """
@@ -37,7 +37,7 @@ class Stage(Protocol):
         """The stage's name, "codes" or "scales"."""
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
-        """Where element `index` is and what its two values mean; and what to add behind the count, or ""."""
+        """Two texts: where element `index` is with its two values, and what to add behind the count, or ""."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Plane:
 
 @runtime_checkable
 class HasPlane(Protocol):
-    """A stage that knows what its axes are; any other is taken by the shape of its array."""
+    """A stage that names its axes. The axes of any other stage are those of its array."""
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
         """The plane of this stage's buffer of `shape`."""

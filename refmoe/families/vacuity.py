@@ -1,4 +1,7 @@
-"""Could this data have failed? If not, equality means nothing, and the verdict is MISTRUSTED."""
+"""Doubt about data on which a wrong kernel could pass too. Equality means nothing there: the verdict is MISTRUSTED.
+
+For example, a kernel that writes nothing equals a reference whose results are zeros.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,11 @@ class Limits:
 
     Attributes:
         zeros: largest fraction of codes or results that may be zero; a kernel that writes nothing agrees with zeros.
-        saturated: largest fraction of codes that may have the magnitude 448; a lost scale agrees with those.
-        nans: largest fraction of NaN codes, or of results that are not finite; a kernel that poisons everything agrees
-            with those.
-        scales: distinct scale bytes that must occur, where there are blocks enough; equal scales hide a permutation.
+        saturated: largest fraction of codes that may have the magnitude 448; a kernel with lost scales gives those.
+        nans: largest fraction of NaN codes, or of results that are not finite; a kernel that gives only NaN has those.
+        scales: distinct scale bytes that must occur, where there are enough blocks; equal scales hide a permutation.
         bound: largest median of error bound / |result|; a bound as wide as the result allows anything.
-        reason: why these figures, for the message.
+        reason: the reason for these figures, for the message.
     """
 
     zeros: float = 0.10

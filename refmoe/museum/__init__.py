@@ -1,6 +1,7 @@
 """Other people's kernels, one folder each, held against the contract of one of refmoe's families.
 
-A folder is an exhibit: its package has an `EXHIBIT`. Nothing else names it; it is found by lying here.
+A folder is an exhibit: its module `exhibit` has an `EXHIBIT`. A folder is found because it lies here, and nothing else
+names it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ __all__ = ["Exhibit", "exhibits"]
 
 @cache
 def exhibits() -> Mapping[str, Exhibit]:
-    """Every exhibit by the name of its cases."""
+    """The exhibits by the family name of their cases, such as "cutlass_gemm"."""
     found = [
         importlib.import_module(f"{__name__}.{each.name}.exhibit")
         for each in pkgutil.iter_modules(__path__)

@@ -1,4 +1,4 @@
-"""What the folder of somebody else's kernel offers."""
+"""The value that the folder of somebody else's kernel has to have."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ class Exhibit:
     """Somebody else's kernel.
 
     Attributes:
-        family: the family whose contract it is held against, restated under the kernel's own name with its own cases.
-        kernel: gives it on devices.
-        faults: the faults planted in it or in its use.
-        faults_missing: why they cannot be planted here, in a sentence, or None.
+        family: one of refmoe's families, restated under the kernel's own name with its own cases. The kernel is held
+            against that family's contract.
+        kernel: makes the kernel of a family and devices.
+        faults: faults that are planted in the kernel or in its use.
+        faults_missing: says why the faults cannot be planted on this machine, in a sentence, or None.
     """
 
     family: Family

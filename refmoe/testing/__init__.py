@@ -1,8 +1,9 @@
 """Tests of your own kernels: byte for byte against refmoe's references, on its cases, with its report.
 
-`assert_bit_exact` and `assert_within_bound` stand alone. `kernel` registers a function under a contract,
-`refmoe_cases` makes a test of every case of that contract; the pytest plugin, which pytest finds by itself once refmoe
-is installed, gives the test its case and writes `--refmoe-report=PATH`. docs/testing.md tells it at length.
+`check` runs a kernel on a level of cases. `kernel` registers a function under a contract, and `refmoe_cases` makes a
+pytest test of each of its cases. The plugin gives a test its case and writes `--refmoe-report=PATH`; pytest finds it by
+itself once refmoe is installed. `assert_bit_exact` and `assert_within_bound` need none of these. The guide is
+docs/guides/testing.md.
 """
 
 from __future__ import annotations

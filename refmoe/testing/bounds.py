@@ -25,7 +25,7 @@ def gemm_bound(
     model: AccumulationModel | str = "sm120",
     out_dtype: str = "f32",
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The exact result of a grouped GEMM, and how far from it a chain of `model` can be: for `assert_within_bound`.
+    """The exact result of a grouped GEMM, and a bound on the error of a chain of `model`: for `assert_within_bound`.
 
     The bound is the model's running bound, `refmoe.reference.mma.running_bound`: it holds for the order of additions
     that the model has, k ascending. Another order, split-K among them, has another bound. For a shorter output

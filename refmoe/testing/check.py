@@ -1,4 +1,4 @@
-"""Cases checked on a user's kernel: one in a test, or a whole level by `refmoe.check`."""
+"""Check a user's kernel: one case in a test, or a whole level by `refmoe.check`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["Checked", "RefmoeCase", "cases_of", "check", "result_text"]
 
 @dataclass(frozen=True)
 class RefmoeCase:
-    """A case as a test has it: the value of the fixture `refmoe_case`.
+    """The case of a test: the value of the fixture `refmoe_case`.
 
     Attributes:
         case: the case.
         kernel: the registered kernel that the test's cases were made for; None if they were made for a family.
         node: the test's pytest id, which is how to run it again.
         root: the project's root folder.
-        record: takes down a result for the report.
+        record: adds a result to the report.
     """
 
     case: Case
@@ -40,7 +40,7 @@ class RefmoeCase:
     record: Callable[[Result], None]
 
     def check(self, kernel: UserKernel | None = None) -> None:
-        """Run a registered kernel on the case; fail the test unless every byte is as it has to be.
+        """Run a registered kernel on the case; fail the test unless every byte equals the reference.
 
         A case that the kernel's contract leaves out is skipped with the reason, and is UNSUPPORTED in the report.
 
@@ -48,8 +48,7 @@ class RefmoeCase:
             kernel: the kernel; that of `refmoe_cases` if left out.
 
         Raises:
-            AssertionError: MISMATCH, OUT_OF_BOUND, MISTRUSTED, or a refusal that nobody expects; the message is
-                refmoe's.
+            AssertionError: MISMATCH, OUT_OF_BOUND, MISTRUSTED, or a refusal that is not declared.
             Exception: whatever the kernel raised.
             refmoe.errors.ArgumentError: no kernel, or none that `refmoe.testing.kernel` made.
         """
@@ -72,11 +71,11 @@ class RefmoeCase:
 
 @dataclass(frozen=True)
 class Checked:
-    """What became of a kernel's cases; printed, the failing ones and how many there are of each verdict.
+    """The results of a kernel's cases. Printed are the failing ones, and how many there are of each verdict.
 
     Attributes:
         kernel: the kernel.
-        results: one a case.
+        results: one for each case.
     """
 
     kernel: UserKernel
@@ -84,7 +83,7 @@ class Checked:
 
     @property
     def passed(self) -> bool:
-        """Whether every case is as it has to be, and one ran."""
+        """Whether no case fails and at least one ran."""
         return exit_status(self.results) == 0
 
     def __str__(self) -> str:
@@ -135,7 +134,7 @@ def check(
 
 
 def cases_of(family: str, texts: Sequence[str]) -> list[Case]:
-    """The cases of repro strings, as another machine's test ids or a report have them.
+    """The cases of repro strings; ids of tests and of reports, with a kernel's name in front, are repro strings too.
 
     Raises:
         ArgumentError: a malformed string, or a case of another family.
@@ -150,7 +149,7 @@ def cases_of(family: str, texts: Sequence[str]) -> list[Case]:
 
 
 def result_text(kernel: UserKernel, result: Result) -> str:
-    """What there is to say of a result: the first difference, a map, the contract, how to run it again."""
+    """A result in words: the first difference, a map, the contract, how to run it again."""
     lines = [result.line if result.reason else f"{result.verdict.value} {kernel.case_text(result.case)}"]
     if result.verdict is Verdict.MISMATCH:
         lines = [mismatch_text(result.first_mismatch, result.maps), *([result.reason] if result.reason else [])]

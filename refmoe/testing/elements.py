@@ -1,4 +1,4 @@
-"""An array of any element type as a stage: where its first difference is, what the bits mean, how far they are apart.
+"""The stage of an array of any element type: place, value and distance of elements that differ.
 
 [5, 421]  block (5, 13) lane 5: kernel 0x6F (120) reference 0x70 (128), 1 ulp; 3 of 23040 differ
 """

@@ -1,7 +1,7 @@
-"""A user's function as a kernel: registered under the contract of a family, called by the names that it takes.
+"""A user's function as a kernel, registered under the contract of a family.
 
-A function registered by `kernel` takes what it names. Its parameters are inputs of the family, settings of the case,
-or outputs: buffers to write to, which hold a poison byte until then.
+The function is called by the names of its parameters. A parameter is an input of the family, a setting of the case, or
+an output. An output parameter is a buffer to write to, which holds a poison byte until then.
 """
 
 from __future__ import annotations
@@ -62,22 +62,22 @@ class _Here:
 
 @dataclass(kw_only=True, eq=False)
 class UserKernel(Kernel):
-    """A user's function under a contract; called, it is that function.
+    """A user's function under a contract. It can be called like the function.
 
     Attributes:
         function: the function.
         label: what it is called in ids and reports.
         parameters: the names that it takes.
         required: those of them without a default.
-        fixed: the family's options that it has one value of.
-        rule: its whole quantization policy, if that is none of the family's modes and edges.
+        fixed: the values of the family's options that its contract fixes, such as {"layout": "linear"}.
+        rule: its quantization policy, if the family's modes and edges do not name it.
         outputs: the family's outputs that it computes.
         dtypes: the family's dtypes that it takes.
-        arrays: "torch", "numpy" or "jax": what it is given.
+        arrays: "torch", "numpy" or "jax": the arrays that it is given.
         device: "cpu" or "cuda": where those arrays lie.
-        absent: says why it cannot run here, or None.
+        absent: says why it cannot run on this machine, or None.
         refused: says why it refuses a case, or None.
-        made_from: what it is made of, for the report, or "".
+        made_from: what it is made of, for the report, such as "torchao 0.18"; or "".
         files: further files that decide its result.
         root: the folder that files are named from.
         node: the pytest id of the test that runs it, "" outside of pytest.
@@ -188,19 +188,19 @@ class UserKernel(Kernel):
         return _Here(self._place_name, platform.machine() if self.device == "cpu" else _capability())
 
     def missing(self, case: Case, place: Place) -> str | None:
-        """Why the kernel cannot run here, as it says itself."""
+        """Why the kernel cannot run on this machine: what the function given as `missing` says."""
         return self.absent()
 
     def problem(self, case: Case) -> tuple[Inputs, Expectation]:
-        """As the family has it, or by a rule that the family's options cannot name."""
+        """Inputs and expectation of the family, or those of a policy that the family's options cannot name."""
         return super().problem(case) if self.rule is None else ruled_problem(self.rule, case.data)
 
     def refuses(self, case: Case, place: Place) -> str | None:
-        """Why the kernel cannot be given a case, by its contract, its parameters, or its own word; None if it can."""
+        """Why the kernel refuses a case: by its contract, its parameters, or `refuses`; None if it has to run it."""
         return self._outside_contract(case) or self.refused(case) or self._lacking(*self.problem(case))
 
     def expects(self, case: Case, place: Place, answer: str) -> bool:
-        """A refusal that `refuses` has, one of a case that refmoe's own kernel refuses too, or of one without a byte."""
+        """Whether `refuses` has this answer, refmoe's own kernel refuses the case too, or nothing could be compared."""
         return bool(case.refusal) or answer == self._unseen or super().expects(case, place, answer)
 
     @property
@@ -237,7 +237,7 @@ class UserKernel(Kernel):
         return None
 
     def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
-        """Call the function, and take what it returned or wrote as bit patterns.
+        """Call the function; give what it returned or wrote as bit patterns.
 
         Raises:
             Refusal: it does not take the case.
@@ -317,7 +317,7 @@ class UserKernel(Kernel):
         return as_patterns(array).view(bits.dtype)
 
     def ignored(self, case: Case, inputs: Inputs, expected: Expectation) -> Masks:
-        """What nobody writes of arrays that the kernel allocates, and what its policy leaves undefined."""
+        """Elements that nobody writes, in arrays that the kernel allocates, and what its policy leaves undefined."""
         masks: dict[str, NDArray[Any]] = {}
         if not self.buffers:
             # An array that the kernel allocates has no poison in it: what depends on the poison is what nobody writes.
@@ -330,7 +330,7 @@ class UserKernel(Kernel):
         return {name: mask for name, mask in masks.items() if mask.any() and name in self.outputs}
 
     def explain(self, case: Case, inputs: Inputs, outputs: Outputs) -> tuple[str | None, tuple[str, ...]]:
-        """Of a quantizing kernel whose policy its bytes are."""
+        """For a quantizing kernel: the policy that gives its bytes."""
         if case.family.name != "mxfp8_quantize" or {"codes", "scales"} - set(outputs):
             return None, ()
         x, codes, scales = (np.ascontiguousarray(each) for each in (inputs["x"], outputs["codes"], outputs["scales"]))
@@ -367,7 +367,7 @@ class UserKernel(Kernel):
         return sha256_of(source_files(sources, self.root)) if sources else None
 
     def compiler(self) -> None:
-        """Whoever compiles it is known to it alone; `made_of` may say."""
+        """None: refmoe does not know who compiles it; `made_of` may say."""
 
     def _file(self) -> str | None:
         """The function's file below `root`; None of a package's."""
@@ -408,25 +408,25 @@ def kernel(
 ) -> Callable[[Callable[..., Any]], UserKernel]:
     """Register a function as a kernel of a family: a decorator.
 
-    The function is called by keyword with what its parameters name: inputs of the family's contract, settings, and, if
-    it writes into buffers instead of returning arrays, the outputs. It returns the outputs in the contract's order, or
-    a mapping by name; an option of the family that it takes as a setting is not fixed by the contract.
+    The function is called by keyword. Its parameters are inputs of the family's contract, settings, and, if it writes
+    into buffers instead of returning arrays, outputs. It returns the outputs in the contract's order, or a mapping by
+    name. An option that it takes as a setting is not fixed by the contract.
 
     Args:
         family: a family, its name, or the part of it that no other has: "quantize" is mxfp8_quantize.
-        policy: of mxfp8_quantize, instead of mode and edge: a name that `refmoe policy` knows, such as "ocp" or
+        policy: for mxfp8_quantize, instead of mode and edge: a name that `refmoe policy` knows, such as "ocp" or
             "torchao_floor@0.18".
-        dtypes: of the family's dtypes those that it takes; without, all, but "mxfp8" only if it takes input_sf.
-        outputs: of the family's outputs those that it computes; all if left out.
-        arrays: what it is given: "torch", "numpy" or "jax".
+        dtypes: the family's dtypes that it takes; all if left out, but "mxfp8" only if it takes input_sf.
+        outputs: the family's outputs that it computes; all if left out.
+        arrays: the arrays that it is given: "torch", "numpy" or "jax".
         device: where its arrays lie, "cpu" or "cuda".
         name: what it is called; its own name if left out.
-        missing: says why it cannot run here, or None; its cases are then SKIPPED.
+        missing: says why it cannot run on this machine, or None; its cases are then SKIPPED.
         refuses: says why it refuses a case, or None; any other refusal fails.
         made_of: what it is made of, for the report.
         sources: further files that decide its result, below the project's folder: they are in its hash.
-        options: of the family those that a kernel has one value of: `mode`, `edge`, `layout`, `variant`, `out`. What is
-            left out has its default.
+        options: the family's options that one kernel has one value of: `mode`, `edge`, `layout`, `variant`, `out`. An
+            option that is left out has its default.
 
     Raises:
         ArgumentError: a family, option, dtype or parameter that there is not; the message says what there is.

@@ -1,4 +1,4 @@
-"""Kernels of mxfp8_quantize under a whole policy, and why the bytes of one differ from its policy's."""
+"""Kernels of mxfp8_quantize under a whole policy: what the policy expects, and whose bytes a kernel gave."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def quantize_by(rule: PolicyRule, x: NDArray[Any]) -> tuple[NDArray[np.uint8], N
 
 @lru_cache(maxsize=1)
 def ruled_problem(rule: PolicyRule, case: Case) -> tuple[Inputs, Expectation]:
-    """A case's inputs, and what a rule that the family's own options cannot name makes of them."""
+    """A case's inputs, and the expectation of a rule that the family's own options cannot name."""
     inputs = case.family.inputs(case)
     x = inputs["x"]
     codes, scales, _ = quantize_by(rule, x)
@@ -59,7 +59,7 @@ def undefined(rule: PolicyRule, case: Case, inputs: Inputs) -> dict[str, NDArray
 def explain_difference(
     base: PolicyRule, layout: str, x: NDArray[Any], codes: NDArray[np.uint8], scales: NDArray[np.uint8]
 ) -> tuple[str, tuple[str, ...]]:
-    """A sentence on whose bytes these are, and the names of the policies that give all of them, if any does."""
+    """A sentence that says which policy gives these bytes, and the names of the policies that give all of them."""
     found = detect_policy(x, codes, scales, "mxfp8", layout=layout)
     for rule in (match.rule for match in found.matches):
         apart = _apart(x, base, rule)
@@ -80,7 +80,7 @@ def explain_difference(
 
 
 def declared_difference(rule: PolicyRule, x: NDArray[Any]) -> str | None:
-    """How far the contract's policy is from `rceil/exact` on this input, where it is another; None if it is not."""
+    """The distance of the contract's policy from `rceil/exact` on this input, in words; None if it is that policy."""
     if rule.name == "rceil/exact" or not x.size:
         return None
     return f"declared policy: {rule}, {_size(x, rule_named('rceil/exact', 'mxfp8'), rule)}"

@@ -1,4 +1,4 @@
-"""What a pytest session makes of its outcomes: one report, and a line a kernel."""
+"""The end of a pytest session: one report of all outcomes, and a line for each kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EVIDENCE = (
 
 
 def write_report(path: Path, outcomes: Sequence[dict[str, Any]], command: str, seconds: float) -> str:
-    """Write the report of all outcomes, in the order of their ids whatever worker they came from; a line to print.
+    """Write the report of all outcomes, in the order of their ids; the line to print.
 
     Raises:
         OSError: the file cannot be written.
@@ -52,7 +52,7 @@ def write_report(path: Path, outcomes: Sequence[dict[str, Any]], command: str, s
 
 
 def summary_lines(outcomes: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A line a kernel: its verdicts, and whose policy it has if that is not its contract's."""
+    """A line for each kernel: its verdicts; and one for its policy, if that is not its contract's."""
     kernels = sorted({outcome["record"]["kernel"] for outcome in outcomes})
     for kernel in kernels:
         mine = [outcome for outcome in outcomes if outcome["record"]["kernel"] == kernel]

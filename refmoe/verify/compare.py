@@ -1,8 +1,8 @@
-"""Bit-for-bit comparison, stage by stage: the first difference in words, and where all of them lie.
+"""Compare bit for bit, stage by stage: the first difference in words, and a map of all differences.
 
-A map of where elements differ is small enough for a report: a stage's elements lie on a plane, rows by K-blocks or
-tokens by weight rows, the plane is cut into at most 64 x 64 equal cells, and every cell counts the elements in it that
-differ. One wrong tile, a wrong K-block, a forgotten tail or a transposed fragment each look like what they are.
+A map is small enough for a report. A stage's elements lie on a plane, rows by K-blocks or tokens by weight rows. The
+plane is cut into at most 64 x 64 equal cells, and each cell counts its elements that differ. So one wrong tile, a wrong
+K-block, a forgotten tail and a transposed fragment each look like what they are.
 """
 
 from __future__ import annotations

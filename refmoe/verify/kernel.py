@@ -1,7 +1,7 @@
-"""What a kernel is to the harness: one protocol, for refmoe's own, the museum's, a user's and a planted fault.
+"""The protocol of a kernel: refmoe's own, the museum's, a user's, and one with a planted fault.
 
-`Kernel` is the protocol; what it does here is what refmoe's own kernels do. Others override what is different about
-them: where they run, what they refuse, which bytes their contract says nothing about, what decides their result.
+`Kernel` is the protocol, and refmoe's own kernels are instances of it. Other kernels are subclasses. They override what
+is different: where they run, what they refuse, which bytes are not compared, and what decides their result.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Refusal(RefmoeError):
 
 
 class Malformed(RefmoeError):
-    """An output has not the form of the contract.
+    """An output has another shape or element type than the contract says.
 
     Attributes:
-        stage: the output.
+        stage: name of the output.
     """
 
     def __init__(self, stage: str, text: str) -> None:
@@ -55,13 +55,13 @@ class Place(Protocol):
 
 @dataclass
 class Devices:
-    """The devices of a run, each opened once, so that a compiled and parsed module serves all its cases.
+    """The devices of a run. Each is opened once, so that a kernel is compiled and parsed once for all cases.
 
     Attributes:
-        csrc: where kernel sources are taken from; a changed copy holds a planted fault.
-        checked: whether the executor looks for faults; without, only what a kernel writes tells it from another.
-        trace: what takes down who waited on which barrier on the executor, or None.
-        multiprocessors: that the executor's chip has; None for those of the arch's own.
+        csrc: the folder of the kernel sources; a changed copy holds a planted fault.
+        checked: whether the executor checks bounds, initialisation, alignment and races.
+        trace: records barrier waits on the executor, or None.
+        multiprocessors: how many the executor's chip has; None for the number of the arch's own chip.
     """
 
     csrc: Path = CSRC
@@ -74,7 +74,7 @@ class Devices:
         """The case's device.
 
         Raises:
-            ArgumentError: a trace of a device that tells nobody who waits.
+            ArgumentError: a trace is asked for on a device that cannot record barrier waits.
             refmoe.cuda.DeviceUnavailable: it is not on this machine.
             refmoe.cuda.ToolchainError: there is no compiler to build its kernels with.
         """
@@ -102,7 +102,7 @@ class Devices:
 
 @dataclass
 class Kernel:
-    """A kernel that answers for a family. This one is refmoe's own.
+    """A kernel of a family. An instance of this class is refmoe's own kernel.
 
     Attributes:
         family: the family.
@@ -114,7 +114,7 @@ class Kernel:
 
     @property
     def name(self) -> str | None:
-        """The name of a user's kernel in reports; None for a kernel that its family's name names."""
+        """The name of a user's kernel in reports; None for refmoe's own and the museum's, which their family names."""
         return None
 
     def identify(self, case: Case) -> str:
@@ -129,25 +129,26 @@ class Kernel:
         """Where the case runs.
 
         Raises:
-            refmoe.cuda.DeviceUnavailable, refmoe.cuda.ToolchainError: it is not here.
+            refmoe.cuda.DeviceUnavailable: the device is not on this machine.
+            refmoe.cuda.ToolchainError: there is no compiler.
         """
         return self.devices.get(case)
 
     def missing(self, case: Case, place: Place) -> str | None:
-        """Why a case cannot run here, in a sentence, or None; asked before anything is computed."""
+        """What this machine lacks for the case, in a sentence, or None. It is asked before anything is computed."""
         return None
 
     def refuses(self, case: Case, place: Place) -> str | None:
-        """What the case list says that the kernel answers, a part of its sentence; None if it has to run the case."""
+        """A part of the sentence with which the kernel has to refuse the case; None if it has to run the case."""
         return self.family.refusals.get(case.on("ptx"))
 
     def expects(self, case: Case, place: Place, answer: str) -> bool:
-        """Whether a refusal with this answer is one that the case list expects."""
+        """Whether the case list expects a refusal with this answer."""
         declared = self.refuses(case, place)
         return declared is not None and declared in answer
 
     def problem(self, case: Case) -> tuple[Inputs, Expectation]:
-        """The case's inputs, and what has to come of them."""
+        """The case's inputs, and the outputs that the reference expects."""
         return _problem(case.data)
 
     def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
@@ -163,19 +164,19 @@ class Kernel:
             raise Refusal(str(error)) from error
 
     def ignored(self, case: Case, inputs: Inputs, expected: Expectation) -> Masks:
-        """Elements that no reader may depend on, bool by buffer; a buffer that is not there is compared whole."""
+        """Masks of elements that are not compared, bool by buffer name; a buffer without a mask is compared whole."""
         return {}
 
     def explain(self, case: Case, inputs: Inputs, outputs: Outputs) -> tuple[str | None, tuple[str, ...]]:
-        """Why outputs differ, in a sentence, and the policies whose bytes they are; nothing of most kernels."""
+        """Why outputs differ, in a sentence, and the policies whose bytes they are. Most kernels cannot tell."""
         return None, ()
 
     def made_of(self, case: Case, inputs: Inputs, place: Place) -> str | None:
-        """What a kernel that is not ours was built from and with, and what of it ran."""
+        """For a kernel that is not refmoe's own: what it was built from, with which compiler, and what of it ran."""
         return None
 
     def source_sha256(self) -> str | None:
-        """The hash of all that decides its result, None if that cannot be told.
+        """The hash of all that decides the kernel's result, None if that cannot be known.
 
         Raises:
             OSError: a source cannot be read.
@@ -183,15 +184,15 @@ class Kernel:
         return _own_sha256(self.family, self.devices.csrc)
 
     def sources(self) -> tuple[str, ...]:
-        """Of a user's kernel the files and functions that the hash is of."""
+        """For a user's kernel: the files and functions that the hash covers."""
         return ()
 
     def compiler(self) -> str | None:
-        """What compiles it."""
+        """The compiler and its version."""
         return find_toolchain().build_id.splitlines()[-1]
 
     def unchecked(self) -> Kernel:
-        """The same kernel where nothing is looked for, so that what it writes can be had."""
+        """The same kernel without the executor's checks, so that it gives outputs where it would fault."""
         return replace(self, devices=replace(self.devices, checked=False, _open={}))
 
 

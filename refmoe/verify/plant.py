@@ -1,8 +1,9 @@
 """Break kernels on purpose: a harness that misses a planted fault is itself at fault.
 
-A `Fault` is planted, which gives kernels that have it, one for every family that it may show in; `plant_faults` runs
-cases on them until one catches it, and that case on the sound kernel, which has to pass it.
-A `Patch` is a fault in our own kernels: a unified diff in refmoe/families/mutants, applied to a copy of the sources.
+Planting a `Fault` gives broken kernels, one for every family in which it may show. `plant_faults` runs cases on them
+until one fails. Then it runs that case on the sound kernel, which has to pass it.
+A `Patch` is a fault in refmoe's own kernels: a unified diff in refmoe/families/mutants, applied to a copy of the
+sources.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Fault(Protocol):
         """The case that is known to catch it, which runs first; "" if none is."""
 
     def plant(self, scratch: Path) -> Sequence[Kernel]:
-        """The kernels that have the fault, one for each family that it may show in; files go below `scratch`."""
+        """The broken kernels, one for each family in which the fault may show. Files go below `scratch`."""
 
     def cases(self) -> Sequence[Case]:
         """The cases to try on them, in order."""
@@ -68,7 +69,7 @@ class Fault(Protocol):
 
 @dataclass(frozen=True)
 class FaultResult:
-    """What became of a planted fault.
+    """The outcome of a planted fault.
 
     Attributes:
         name, fault, kind: of the fault.
@@ -77,7 +78,7 @@ class FaultResult:
         finding: its first mismatch, or the executor's fault.
         cases: cases run until then.
         control: whether the sound kernel passes that case.
-        accepted_by: of a GEMM's fault the published tolerances that its output passes; None if there is no output.
+        accepted_by: for a fault of a GEMM, the published tolerances that its output passes; None if there is no output.
     """
 
     name: str
@@ -128,11 +129,11 @@ def _first_line(text: str | None) -> str:
 
 
 def plant_faults(faults: Sequence[Fault], sound: SoundKernel, *, jobs: int = 1) -> Iterator[FaultResult]:
-    """Plant each fault and run cases on it until one catches it; results in the order of `faults`.
+    """Plant each fault and run cases on it until one fails. Results have the order of `faults`.
 
     Args:
         faults: the faults.
-        sound: gives a case's kernel without a fault; with several processes a function of a module's top level.
+        sound: gives the kernel of a case without a fault; with several processes a function of a module's top level.
         jobs: processes to run them in.
 
     Raises:
@@ -213,7 +214,7 @@ def _accepted_by(kernel: Kernel, catch: Result) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True)
 class Patch:
-    """A fault in our own kernels.
+    """A fault in refmoe's own kernels.
 
     Attributes:
         name: of the patch file, without its suffix.
@@ -228,13 +229,13 @@ class Patch:
     patches: tuple[FilePatch, ...]
 
     def plant(self, scratch: Path) -> Sequence[Kernel]:
-        """Our kernels from the changed sources: every family that launches one of them, whole layers included."""
+        """The kernels of every family that launches a changed source, whole layers included."""
         tree = patched_sources(self, scratch / self.name)
         devices = Devices(csrc=tree)
         return [Kernel(family, devices) for family in FAMILIES.values() if _changed(family, tree)]
 
     def cases(self) -> Sequence[Case]:
-        """The cases of the quick level, as they are cheap and touch every line, then those of the default level."""
+        """The cases of the quick level, which are cheap and touch every line, then those of the default level."""
         return _listed()
 
 

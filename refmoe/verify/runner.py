@@ -1,4 +1,4 @@
-"""Run a case on a kernel: inputs, reference, kernel, comparison, verdict. There is one way, whoever's kernel it is."""
+"""Run a case on a kernel: inputs, reference, kernel, comparison, verdict. Every kernel goes this one way."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_cases(
         cases: what to run.
         kernel_of: gives a case's kernel; with several processes a function of a module's top level.
         jobs: processes to run them in; each compiles nothing twice, but parses and translates PTX for itself.
-        trace: what takes down who waited on which barrier; with one process only.
+        trace: records barrier waits; with one process only.
     """
     if jobs == 1:
         devices = Devices(trace=trace)
@@ -72,7 +72,7 @@ def _run_chunk(kernel_of: KernelOf, cases: Sequence[Case]) -> list[Result]:
 
 
 def run_case(kernel: Kernel, case: Case) -> Result:
-    """Run one case. Whatever goes wrong inside it becomes its verdict; only Ctrl-C and defects of refmoe get out.
+    """Run one case. Whatever goes wrong inside it becomes its verdict; only Ctrl-C and defects of refmoe are raised.
 
     Raises:
         ArgumentError: the case's activations file cannot be used.

@@ -1,7 +1,7 @@
-"""What decides a kernel's result, hashed: device sources, host code and build flags, without comments and blanks.
+"""The hash of all that decides a kernel's result: device sources, host code, build flags.
 
-A report vouches for a kernel as long as this hash stays. Comments, blank lines and docstrings decide nothing, so that
-a better sentence makes no report stale.
+A report vouches for a kernel as long as this hash stays the same. Comments, blank lines and docstrings are left out: a
+better sentence makes no report stale.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def kernel_sha256(sources: Iterable[Path], host: Iterable[str], flags: Iterable[
 
 
 def cuda_text(text: str) -> str:
-    """C++ or CUDA without comments and blanks; what stands in quotes is kept as it is."""
+    """C++ or CUDA without comments and blanks; text in quotes is kept as it is."""
     # A comment separates words, as a blank does.
     pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\''
     bare = re.sub(pattern, lambda m: " " if m[0].startswith("/") else m[0], text, flags=re.DOTALL)
@@ -69,7 +69,7 @@ def cuda_text(text: str) -> str:
 
 
 def python_text(text: str) -> str:
-    """Python without comments, docstrings and blank lines; the same whatever Python reads it."""
+    """Python without comments, docstrings and blank lines. The result is the same for every version of Python."""
     lines = text.splitlines()
     for start, end in sorted(_unread(text), reverse=True):
         head, tail = lines[start[0] - 1][: start[1]], lines[end[0] - 1][end[1] :]
@@ -163,7 +163,7 @@ def function_text(text: str, name: str) -> str:
 
 
 def statement_name(text: str, line: int) -> str | None:
-    """A name that the top-level statement around a line defines: of a lambda the variable that it is assigned to."""
+    """A name that the top-level statement around a line defines; for a lambda it is the variable of the assignment."""
     for node in ast.parse(text).body:
         if _first_line(node) <= line <= (node.end_lineno or node.lineno):
             return next(_defined(node), None)
@@ -190,7 +190,7 @@ def _defined(node: ast.stmt) -> Iterator[str]:
 
 
 def source_files(sources: Iterable[str], root: Path) -> dict[str, str]:
-    """The texts that `FILE` and `FILE::NAME` stand for, by that name: of a .py file the function and what it uses.
+    """The texts of `FILE` and `FILE::NAME`, by that name. NAME is a function of a .py file, with all that it uses.
 
     Raises:
         OSError: a file cannot be read.

@@ -1,11 +1,11 @@
-"""Tolerances that other projects publish their tests with, and whether each would have let a fault through.
+"""Tolerances that other projects publish with their tests, and the planted faults that each would let through.
 
-They are the object of study here and decide no verdict of refmoe: verdicts compare bits, and where a bound is needed it
-is derived (`refmoe.reference.mma.running_bound`). What is asked is only this: had a test with that tolerance looked at
-the output of a planted fault, would it have passed?
+No verdict of refmoe depends on a tolerance: verdicts compare bits, and where a bound is needed it is derived
+(`refmoe.reference.mma.running_bound`). The question here is only this: would a test with that tolerance pass on the
+output of a planted fault?
 
-Absolute tolerances mean something only at a scale. Published tests draw their data so that outputs are about 1, so
-outputs are divided by the standard deviation of the reference before a tolerance sees them.
+An absolute tolerance means something only at a scale. Published tests draw their data so that outputs are about 1. So
+outputs are divided by the standard deviation of the reference before they meet a tolerance.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The words of a verdict, and what a case's result is."""
+"""The words of a verdict, and the result of a case."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Verdict(str, enum.Enum):
     MISMATCH = "MISMATCH"
     """A byte differs."""
     OUT_OF_BOUND = "OUT_OF_BOUND"
-    """A value lies outside the error bound of the exact sum, so that no rounding of the chip's could explain it."""
+    """A value lies outside the error bound of the exact sum: no rounding of the chip could explain it."""
     MISTRUSTED = "MISTRUSTED"
     """Equal, but on data that could not have failed."""
     UNSUPPORTED = "UNSUPPORTED"
-    """The kernel refuses the case; the reason says why. It fails unless the case list says so too."""
+    """The kernel refuses the case; the reason says why. It fails unless the case list expects this refusal."""
     ERROR = "ERROR"
     """The kernel does not compile, faults, or races."""
     SKIPPED = "SKIPPED"
@@ -32,12 +32,12 @@ class Verdict(str, enum.Enum):
 
     @property
     def fails(self) -> bool:
-        """Whether it makes a command exit with 1, whatever the case list says."""
+        """Whether the verdict makes a command exit with 1, with every case list."""
         return self in (Verdict.MISMATCH, Verdict.OUT_OF_BOUND, Verdict.MISTRUSTED, Verdict.ERROR)
 
     @property
     def ran(self) -> bool:
-        """Whether the kernel was run for it."""
+        """Whether the kernel ran."""
         return self not in (Verdict.UNSUPPORTED, Verdict.SKIPPED)
 
 
@@ -60,19 +60,19 @@ EVIDENCE = {
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a case on a kernel.
+    """The result of a case on a kernel.
 
     Attributes:
         case: the case.
         verdict: the outcome.
-        id: the case's name in reports: the repro string, with the kernel's name before it if that is not ours.
+        id: the case's name in reports: the repro string; for a user's kernel with the kernel's name before it.
         kernel: the name of a user's kernel, None for ours and the museum's.
         device: where it ran: "ptx", "cuda", or "host" for a user's kernel on this machine's processor.
         repro: the command that runs just this case.
-        expected: of UNSUPPORTED, whether the case list says that the kernel refuses the case, and why.
+        expected: for UNSUPPORTED, whether the case list expects this refusal.
         evidence: what the verdict rests on: "bit-exact", or "none" where nothing was compared.
-        assumption: what it takes for granted of tensor cores, None where none takes part.
-        reason: of any verdict but PASS and MISMATCH, in a sentence.
+        assumption: what it assumes of tensor cores, None where none takes part.
+        reason: a sentence, for every verdict but PASS and MISMATCH.
         stage: the first stage that differs; if none does, of a layer the one whose launch failed.
         first_mismatch: where and how, see refmoe.verify.compare.
         differing: elements that differ, by stage.
@@ -80,15 +80,15 @@ class Result:
         arch: what the kernel was compiled for.
         seconds: of the whole case, reference included.
         source_sha256: of all that decides the kernel's result, see refmoe.verify.source.
-        sources: of a user's kernel the files and functions that the hash is of.
+        sources: for a user's kernel, the files and functions that the hash covers.
         compiler: what compiled it, None where nobody did.
         input_sha256: of the input arrays, so that a changed generator shows.
         launches: "entry grid x block" of each launch.
         lane_instructions: executed on ptx, 0 on a GPU.
-        made_of: of a kernel that is not ours, what it was built from and with, and what of it ran.
-        maps: where elements differ, of each stage that differs.
-        policies: of a quantizing kernel the policies whose bytes it gave instead of its contract's.
-        error: what the kernel raised, for who ran it; reports hold its text.
+        made_of: for a kernel that is not refmoe's own, what it was built from and with, and what of it ran.
+        maps: where elements differ, one map for each stage that differs.
+        policies: for a quantizing kernel, the policies whose bytes it gave instead of its contract's.
+        error: the exception that the kernel raised; reports hold its text.
     """
 
     case: Case
@@ -120,12 +120,12 @@ class Result:
 
     @property
     def fails(self) -> bool:
-        """Whether it makes a command exit with 1: a verdict that does, or a refusal that nobody expects."""
+        """Whether it makes a command exit with 1: a failing verdict, or a refusal that is not in the case list."""
         return self.verdict.fails or (self.verdict is Verdict.UNSUPPORTED and not self.expected)
 
     @property
     def line(self) -> str:
-        """The verdict and what there is to say about it, in one line."""
+        """The verdict with its reason and its first mismatch, in one line."""
         unexpected = "not in the case list: " if self.verdict is Verdict.UNSUPPORTED and not self.expected else ""
         said = "; ".join(filter(None, (self.reason, self.first_mismatch))) or str(self.case)
         return f"{self.verdict.value} {unexpected}{said}"

@@ -1,4 +1,4 @@
-"""The grouped GEMM as a family: operands as fills, words for its output, what is expected, the cases."""
+"""The family `sm12x_gemm`, the grouped GEMM: fills, stages, expectation, cases."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the harness does with a case of the grouped GEMM: operands, expectation, launch.
+"""The family `sm12x_gemm`: operands, expectation, launch, cases.
 
-The expectation is the model that the case's verdict names. Where a fill allows a second, independent answer (an exact
-int64 sum, all groups as one, K without its padding), the same output is held against that too; and FP32 results are
-also held against the exact sum, within the running error bound of the model.
+The expectation comes from the accumulation model that the verdict names. Some fills allow a witness, a second answer
+computed in another way: an exact int64 sum, all groups as one, K without its padding. The output is held against the
+witness too. FP32 results must also lie within the model's running error bound around the exact sum.
 """
 
 from __future__ import annotations

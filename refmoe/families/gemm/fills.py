@@ -1,7 +1,6 @@
-"""Operands of the grouped GEMM as named, seeded generators, each chosen so that certain wrong kernels must fail.
+"""Fills of the grouped GEMM: named, seeded generators of operands, each chosen so that certain wrong kernels must fail.
 
-Codes and scales are made directly where that is the point; where the data is said to be ordinary or real, they are what
-`refmoe.reference` quantizes to.
+Most fills make codes and scales directly. `gaussian` and `real` quantize numbers with `refmoe.reference`.
 """
 
 from __future__ import annotations

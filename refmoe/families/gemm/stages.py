@@ -1,4 +1,4 @@
-"""The output of a GEMM as a stage: its first difference in the problem's own terms, and its error bound.
+"""The stage of a GEMM's output: words for its elements, and its error bound.
 
 out[5, 421]  token 1 of expert 2, weight row 421: kernel 0x4131A000 (11.1015625) reference 0x4131A001 (...), 1 ulp
 """
@@ -73,7 +73,7 @@ class Products:
         return replace(plane, expert_rows=tuple(self.offsets[:-1].tolist()), tiled=True)
 
     def outside(self, kernel: NDArray[Any]) -> str | None:
-        """What to say of the outputs that lie outside the interval; None if none does.
+        """A sentence on the outputs that lie outside the interval; None if none does.
 
         Args:
             kernel: bit patterns [T, N].

@@ -1,8 +1,8 @@
 """Faults in the use of CUTLASS's grouped GEMM: in a copy of its PTX, and in what its host code is given or hands over.
 
-The kernel is not ours, so that a fault is no patch of a source. An edit of the PTX names the instruction by what is
-around it and how often that occurs, since register numbers change with the compiler; where it does not occur exactly
-that often, the fault cannot be planted, and that is an error.
+The kernel is not refmoe's, so a fault is no patch of a source. An edit of the PTX finds its instruction by the text
+around it, because register numbers change with the compiler. It also says how often that text must occur. Any other
+count is an error, because the fault could not be planted.
 """
 
 from __future__ import annotations
@@ -72,16 +72,16 @@ class Edit:
 
 @dataclass(frozen=True)
 class CutlassFault:
-    """A fault, planted in one of three places.
+    """A fault, planted in the PTX, in the problem, or in the launch.
 
     Attributes:
         name: a short name.
         fault: what is wrong, in a sentence.
         kind: the class of faults that it stands for.
-        edit: of the PTX.
+        edit: changes the PTX.
         given: changes the problem in device memory, before the host code sees it.
         launched: changes the launch that the host code made.
-        case: that must catch it.
+        case: the case that must catch it.
     """
 
     name: str

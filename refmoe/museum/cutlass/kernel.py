@@ -1,8 +1,8 @@
-"""CUTLASS's grouped GEMM as another kernel of the family sm12x_gemm: its cases, what it refuses, how it runs.
+"""CUTLASS's grouped GEMM, another kernel of the family `sm12x_gemm`: its cases, what it refuses, how it runs.
 
-Operands, fills, the reference and the contract are the family's. The cases have a name of their own, `cutlass_gemm`,
-because their tails differ: the tile is 128 weight rows by 128 tokens by 128 of K, and CUTLASS takes only whole steps of
-K. So tails are tails of N and of tokens, and of the zeros that pad a K: 2880 runs as 2944.
+Operands, fills, reference and contract are those of the family. The cases have a name of their own, `cutlass_gemm`,
+because their tails differ. The tile is 128 weight rows by 128 tokens by 128 of K, and CUTLASS takes only whole steps of
+K. So there are tails of N and of tokens, and zeros that pad K: 2880 runs as 2944.
 """
 
 from __future__ import annotations
@@ -143,14 +143,14 @@ class Cutlass(Kernel):
 
     Attributes:
         fault: a fault in its use, or None.
-        ptx: where that is a change of the PTX, the changed file.
+        ptx: the changed PTX file, if the fault is a change of the PTX.
     """
 
     fault: CutlassFault | None = None
     ptx: Path | None = None
 
     def missing(self, case: Case, place: Place) -> str | None:
-        """Why a case cannot run here, in a sentence; None if it can, or if no build could serve it."""
+        """Why the case cannot run here, in a sentence; None if it can, or if no build could serve it."""
         try:
             build = check_supported(case, place.arch)
             built = find_built(build)
@@ -161,7 +161,7 @@ class Cutlass(Kernel):
         return None if built is not None else NOT_BUILT[0] if build == Build() else NOT_BUILT[1]
 
     def refuses(self, case: Case, place: Place) -> str | None:
-        """As the case list says; and everything on an arch that CUTLASS has no such kernel for."""
+        """The refusal of the case list; on an arch without such a kernel of CUTLASS, every case is refused."""
         elsewhere = place.arch not in self.family.archs
         return "CUTLASS has this kernel only for SM12x" if elsewhere else super().refuses(case, place)
 
@@ -195,7 +195,7 @@ class Cutlass(Kernel):
         return place.download(prepared.buffers["out"]).view(np.uint16)
 
     def made_of(self, case: Case, inputs: Inputs, place: Place) -> str | None:
-        """The release and the compiler of a build, what of it was executed and what only compiled."""
+        """The release and the compiler of a build, what of it was executed, and what was only compiled."""
         if not place.launches:
             return None
         headers, compiler = find_headers(), find_toolchain().build_id.splitlines()[-1]
