@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, cached_property
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.printed_modules import prints_as
 
 __all__ = [
     "BF16",
@@ -297,3 +298,17 @@ def as_mx_format(format: object) -> MXFormat:
     if not isinstance(format, str) or format not in MX_FORMATS:
         raise ArgumentError("format", describe(format), " or ".join(MX_FORMATS))
     return MX_FORMATS[format]
+
+
+def _listed() -> Iterator[str]:
+    sizes = f"{'bits':>5}{'exponent':>10}{'mantissa':>10}{'bias':>6}"
+    yield f"{'element':<8}{sizes}  {'largest':<14}{'smallest':<14}not a number"
+    for fmt in FORMATS.values():
+        sizes = f"{fmt.bits:>5}{fmt.exponent_bits:>10}{fmt.mantissa_bits:>10}{fmt.bias:>6}"
+        limits = "".join(f"{float(number):<14.6g}" for number in (fmt.max, fmt.min))
+        yield f"{fmt.name:<8}{sizes}  {limits}{_NOT_NUMBERS[fmt.specials]}"
+
+
+_NOT_NUMBERS = {Specials.NONE: "none", Specials.ALL_ONES_NAN: "NaN, all ones", Specials.IEEE: "infinities and NaN"}
+
+prints_as(__name__, lambda: "\n".join(_listed()))

@@ -32,7 +32,7 @@ from refmoe.reference.moe import (
 )
 from refmoe.reference.quantize import quantize, quantize_mxfp4, quantize_mxfp8
 from refmoe.reference.routing import route_softmax_topk, router_logits
-from refmoe.reference.tensor import MXTensor
+from refmoe.reference.tensor import MXTensor, dequantize
 
 __all__ = [
     "BACKENDS",
@@ -47,6 +47,7 @@ __all__ = [
     "choose_backend",
     "default_backend",
     "dense_gemm",
+    "dequantize",
     "dequantize_mxfp4",
     "dequantize_mxfp8",
     "expand",

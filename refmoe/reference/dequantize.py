@@ -15,7 +15,7 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MXFP4, MXFP8, MXFormat
 from refmoe.reference.chunks import chunks
 
-__all__ = ["dequantize", "dequantize_mxfp4", "dequantize_mxfp8"]
+__all__ = ["dequantize_codes", "dequantize_mxfp4", "dequantize_mxfp8"]
 
 
 _BLOCKS_A_CHUNK = 1 << 14
@@ -35,7 +35,7 @@ def dequantize_mxfp8(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDA
     Raises:
         ArgumentError: wrong dtype or shape, or an array that is not C-contiguous.
     """
-    return dequantize(codes, scales, MXFP8)
+    return dequantize_codes(codes, scales, MXFP8)
 
 
 def dequantize_mxfp4(
@@ -56,10 +56,10 @@ def dequantize_mxfp4(
     """
     if order not in ("even-low", "gguf"):
         raise ArgumentError("order", describe(order), "even-low or gguf")
-    return dequantize(codes, scales, MXFP4, repack=_even_low if order == "gguf" else None)
+    return dequantize_codes(codes, scales, MXFP4, repack=_even_low if order == "gguf" else None)
 
 
-def dequantize(
+def dequantize_codes(
     codes: NDArray[np.uint8],
     scales: NDArray[np.uint8],
     mx: MXFormat,

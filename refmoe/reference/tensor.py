@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import E8M0, MXFormat, as_mx_format
-from refmoe.reference.dequantize import dequantize
+from refmoe.reference.dequantize import dequantize_codes
 from refmoe.reference.layout import pack_fp4, unpack_fp4
 
-__all__ = ["IDENTITY_SCALE", "MXTensor"]
+__all__ = ["IDENTITY_SCALE", "MXTensor", "dequantize"]
 
 IDENTITY_SCALE = E8M0.encode(1)
 """The scale byte of an operand that has no scales: 0x7F, a factor of 1."""
@@ -69,4 +69,26 @@ class MXTensor:
 
     def dequantize(self) -> NDArray[np.float32]:
         """The values as float32 [..., K]: code * 2^(scale - 127), exact; 0x7FC00000 for NaN, overflow to infinity."""
-        return dequantize(self.codes, self.scales, self.mx)
+        return dequantize_codes(self.codes, self.scales, self.mx)
+
+
+def dequantize(tensor: MXTensor) -> NDArray[np.float32]:
+    """The values of a quantized tensor: code * 2^(scale - 127), exact in FP32. What `quantize` makes is taken back.
+
+    >>> import numpy as np, refmoe
+    >>> x = np.linspace(-2, 2, 32, dtype=np.float32)
+    >>> refmoe.dequantize(refmoe.quantize(x, "mxfp8", policy="ocp"))[:3]
+    array([-2.   , -1.875, -1.75 ], dtype=float32)
+
+    Args:
+        tensor: of any MX format, logical shape [..., K].
+
+    Returns:
+        float32 [..., K]. A NaN scale or code gives 0x7FC00000, a product above FP32's range infinity.
+
+    Raises:
+        ArgumentError: it is no MXTensor.
+    """
+    if not isinstance(tensor, MXTensor):
+        raise ArgumentError("tensor", describe(tensor), "an MXTensor, as quantize returns it")
+    return tensor.dequantize()

@@ -20,6 +20,7 @@ from refmoe.families.family import Case, Expectation, Inputs, Outputs
 from refmoe.museum import exhibits
 from refmoe.museum.cutlass import Build, CutlassMissing, find_built
 from refmoe.museum.cutlass import kernel as cutlass
+from refmoe.museum.cutlass.builds import SOURCE, STANDIN
 from refmoe.museum.cutlass.faults import (
     CUTLASS_FAULTS,
     MULTIPROCESSORS,
@@ -28,7 +29,6 @@ from refmoe.museum.cutlass.faults import (
     EditError,
     faults_missing,
 )
-from refmoe.museum.cutlass.builds import SOURCE, STANDIN
 from refmoe.museum.cutlass.kernel import BENCH_SHAPE, CUTLASS_GEMM, Cutlass
 from refmoe.verify.kernel import Devices, Kernel
 from refmoe.verify.plant import FaultResult, plant_faults
