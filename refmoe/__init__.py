@@ -18,6 +18,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from refmoe.version import __version__
+
 if TYPE_CHECKING:
     from refmoe import families, formats, policies, testing
     from refmoe.ptx import run_ptx
@@ -37,8 +39,6 @@ __all__ = [
     "run_ptx",
     "testing",
 ]
-
-__version__ = "0.1.0"
 
 #: Where each name comes from; the others are modules.
 _HOMES = {

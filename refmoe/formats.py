@@ -301,8 +301,8 @@ def as_mx_format(format: object) -> MXFormat:
 
 
 def _listed() -> Iterator[str]:
-    sizes = f"{'bits':>5}{'exponent':>10}{'mantissa':>10}{'bias':>6}"
-    yield f"{'element':<8}{sizes}  {'largest':<14}{'smallest':<14}not a number"
+    heads = f"{'element':<8}{'bits':>5}{'exponent':>10}{'mantissa':>10}{'bias':>6}"
+    yield f"{heads}  {'largest':<14}{'smallest':<14}not a number"
     for fmt in FORMATS.values():
         sizes = f"{fmt.bits:>5}{fmt.exponent_bits:>10}{fmt.mantissa_bits:>10}{fmt.bias:>6}"
         limits = "".join(f"{float(number):<14.6g}" for number in (fmt.max, fmt.min))

@@ -150,7 +150,7 @@ def test_dequantize_takes_back_what_quantize_made_and_refuses_the_rest() -> None
         tensor = refmoe.quantize(x, format, policy=policy)
         assert isinstance(tensor, refmoe.MXTensor)
         assert np.array_equal(refmoe.dequantize(tensor), tensor.dequantize())
-    with pytest.raises(ArgumentError, match="tensor: found .*; needed an MXTensor"):
+    with pytest.raises(ArgumentError, match=r"tensor: found .*; needed an MXTensor"):
         refmoe.dequantize(x)  # type: ignore[arg-type]
 
 
@@ -198,7 +198,7 @@ def test_run_ptx_refuses_what_does_not_fit_and_leaves_arrays_alone_after_a_fault
         refmoe.run_ptx(PTX + RESET, "reset", args=[numbers])
     with pytest.raises(ArgumentMismatch, match="bump has 2 parameters; 1 arguments given"):
         refmoe.run_ptx(PTX, args=[numbers])
-    with pytest.raises(ArgumentMismatch, match="grid .*: three positive sizes needed"):
+    with pytest.raises(ArgumentMismatch, match=r"grid .*: three positive sizes needed"):
         refmoe.run_ptx(PTX, grid=0, args=[numbers, 3])
     with pytest.raises(ParseError):
         refmoe.run_ptx("no PTX")

@@ -234,7 +234,10 @@ def run_ptx(
             which the kernel may only read if it is read-only; None for a null pointer; a number; the bytes of a struct;
             or a `refmoe.ptx.Buffer`, which can say that nothing in it is initialised.
         shared: dynamic shared memory of a block, in bytes.
-        checks, step_budget, trace, watch: see `launch`.
+        checks: see `launch`.
+        step_budget: likewise.
+        trace: likewise.
+        watch: likewise.
 
     Raises:
         ParseError: no PTX, with the line.
