@@ -7,8 +7,6 @@ from typing import Any
 
 from refmoe.reports.html.section import Column, Limits, Section, capped, cell_text, cut, facts_of
 
-__all__ = ["bench_section"]
-
 #: Lines from which on a benchmark's table opens on a click.
 LONG = 30
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from refmoe.reports.html.section import Limits, Section, capped, cell_text, columns, cut, facts_of
 
-__all__ = ["conformance_section"]
-
 _COUNTS = ("lanes", "differing", "open_lanes", "open_differing")
 
 

@@ -11,19 +11,6 @@ from markupsafe import Markup
 from refmoe.reports.parity import CaseRecord
 from refmoe.reports.render import Group
 
-__all__ = [
-    "Column",
-    "Finding",
-    "Limits",
-    "Section",
-    "Table",
-    "capped",
-    "cell_text",
-    "columns",
-    "cut",
-    "facts_of",
-]
-
 
 @dataclass(frozen=True)
 class Limits:
