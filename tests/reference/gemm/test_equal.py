@@ -224,7 +224,7 @@ def scales_of_the_next_row(patch: Patch) -> None:
 
 
 def nibbles_swapped(patch: Patch) -> None:
-    patch.setattr(GEMM, "unpack_fp4", lambda codes: _swap(codes))
+    patch.setattr("refmoe.reference.tensor.unpack_fp4", _swap)
 
 
 def _swap(codes: np.ndarray) -> np.ndarray:

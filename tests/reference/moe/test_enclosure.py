@@ -11,8 +11,7 @@ from support.fp32_values import BF16
 from support.moe import random_layer, random_tokens
 
 from refmoe.errors import ArgumentError
-from refmoe.families.gemm.fills import SHIPPED_WEIGHTS
-from refmoe.families.real_data import SHIPPED, read_activations
+from refmoe.families.real_data import FFN, FFN_INPUT, read_activations
 from refmoe.reference import (
     BACKENDS,
     MoELayer,
@@ -44,10 +43,10 @@ def real_layer() -> tuple[MoELayer, np.ndarray]:
     def tensor(path: Path, name: str) -> np.ndarray:
         return read_activations(path, name).patterns.view(BF16).astype(np.float32)
 
-    up, down = (tensor(SHIPPED_WEIGHTS, f"layer2.ffn_{name}.weight") for name in ("up", "down"))
+    up, down = (tensor(FFN, f"layer2.ffn_{name}.weight") for name in ("up", "down"))
     gate_up = np.stack([up * np.float32(2.0**e) for e in range(3)])
     downs = np.stack([down[:, :640].reshape(384, 160) * np.float32(sign) for sign in (1, -1, 0.5)])
-    x = tensor(SHIPPED, "layer2.ffn_in")[:3].astype(BF16)
+    x = tensor(FFN_INPUT, "layer2.ffn_in")[:3].astype(BF16)
     return MoELayer(quantize_mxfp4(gate_up), quantize_mxfp4(downs), 2, variant="silu"), x
 
 
