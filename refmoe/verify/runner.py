@@ -167,7 +167,7 @@ def _result(
         input_sha256=input_sha256(inputs) if inputs is not None else None,
         launches=tuple(f"{_entry(record)} {record.grid} x {record.block}" for record in records),
         lane_instructions=sum(record.result.lane_instructions for record in records if record.result),
-        made_of=kernel.made_of(case, inputs, place) if inputs is not None and place is not None else None,
+        made_of=kernel.made_of(case, inputs, place) if verdict.ran and inputs and place is not None else None,
         maps=comparison.maps if comparison is not None else (),
         policies=policies,
         error=error,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refmoe.catalog import all_families, parse_case
-from refmoe.cuda.toolchain import ARCHITECTURES
+from refmoe.chips import KERNEL_ARCHS
 from refmoe.errors import ArgumentError
 from refmoe.families.case import Shape
 from refmoe.families.family import Case
@@ -73,7 +73,7 @@ def cases(draw: st.DrawFn) -> Case:
         shape |= {"k": 384, "n": 768}
     if fill == "activations":
         options |= {"file": draw(paths), "tensor": draw(st.just("") | paths)}
-    place = {"device": draw(st.sampled_from(("ptx", "cuda"))), "arch": draw(st.sampled_from(("", *ARCHITECTURES)))}
+    place = {"device": draw(st.sampled_from(("ptx", "cuda"))), "arch": draw(st.sampled_from(("", *KERNEL_ARCHS)))}
     return family.case(fill, Shape(**shape), dtype, draw(st.integers(0, 10**17)), **place, **options)
 
 

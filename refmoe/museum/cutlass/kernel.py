@@ -196,8 +196,6 @@ class Cutlass(Kernel):
 
     def made_of(self, case: Case, inputs: Inputs, place: Place) -> str | None:
         """The release and the compiler of a build, what of it was executed, and what was only compiled."""
-        if not place.launches:
-            return None
         headers, compiler = find_headers(), find_toolchain().build_id.splitlines()[-1]
         built = find_built(build_of(case, place.arch))
         cubin = "no cubin was made of it" if built is None or built.cubin is None else "its cubin was only compiled"

@@ -122,5 +122,5 @@ def test_a_tensor_that_starts_at_an_odd_place_is_refused() -> None:
     tensors, named, _ = problem(1)
     raw = torch.empty(6 * 3 + 1, dtype=torch.int32, device="cuda")
     tensors[1] = raw[1:].view(6, 3).copy_(tensors[1])
-    with pytest.raises(ArgumentError, match="topk_ids: found a tensor that starts 4 bytes past"):
+    with pytest.raises(ArgumentError, match="token_selected_experts: found a tensor that starts 4 bytes past"):
         fused_moe(*tensors, **named)
