@@ -1,0 +1,153 @@
+"""A family is added by the files of its name and by its place in the list of families; this adds one, and uses it.
+
+The files lie in tests/support/toy as they would in refmoe: a reference, a CUDA source, its launch, a family, a planted
+fault. They are laid over a copy of the package, which another Python then imports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import refmoe
+from refmoe.cuda.toolchain import ToolchainError, find_toolchain
+
+PACKAGE = Path(refmoe.__file__).parent
+TOY = Path(__file__).resolve().parents[1] / "support" / "toy"
+
+SCRIPT = """
+import json
+from pathlib import Path
+
+import numpy as np
+
+import refmoe
+from refmoe.catalog import kernel_of, list_cases, parse_case, sound_kernel, source_sha256
+from refmoe.families import FAMILIES
+from refmoe.reference.toy import toy
+from refmoe.verify.plant import load_patches, plant_faults
+from refmoe.verify.runner import run_cases
+
+
+def right(x, sign):
+    return toy(x, sign)
+
+
+def wrong(x, out):
+    out[...] = x[:, ::2]
+
+
+toys = list_cases("default", ["toy"], arch="sm_120a")
+results = list(run_cases(toys, kernel_of))
+faults = [fault for fault in load_patches() if fault.name.endswith("toy-first-of-pair")]
+checked = {
+    function.__name__: refmoe.check(function, "toy", arrays="numpy") for function in (right, wrong)
+}
+print(json.dumps({
+    "package": refmoe.__file__,
+    "family": str(FAMILIES["toy"]),
+    "cases": [str(case) for case in toys],
+    "parsed": [str(parse_case(str(case))) for case in toys],
+    "archs": sorted({case.arch for case in list_cases("quick", ["toy"])}),
+    "listed": sum(case.family.name == "toy" for case in list_cases("default", arch="sm_120a")),
+    "verdicts": [result.verdict.value for result in results],
+    "launches": [list(result.launches) for result in results],
+    "sha256": sorted({str(result.source_sha256) for result in results}),
+    "own": source_sha256("toy"),
+    "planted": [[kernel.family.name for kernel in fault.plant(Path("planted"))] for fault in faults],
+    "faults": [fault.line for fault in plant_faults(faults, sound_kernel)],
+    "caught": [fault.caught for fault in plant_faults(faults, sound_kernel)],
+    "checked": {name: [found.passed, [each.line for each in found.results]] for name, found in checked.items()},
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def overlaid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a copy of refmoe that has the toy family."""
+    try:
+        find_toolchain()
+    except ToolchainError as error:
+        pytest.skip(str(error))
+    root = tmp_path_factory.mktemp("overlaid")
+    shutil.copytree(PACKAGE, root / "refmoe")
+    shutil.copytree(TOY, root / "refmoe", dirs_exist_ok=True)
+    # The one other place: the list of families, which imports what it lists.
+    path = root / "refmoe" / "families" / "__init__.py"
+    text = path.read_text()
+    assert text.count("import ROUTE\n") == text.count(", MOE)") == 1
+    path.write_text(
+        text.replace("import ROUTE\n", "import ROUTE\nfrom refmoe.families.toy import TOY\n").replace(
+            ", MOE)", ", MOE, TOY)"
+        )
+    )
+    return root
+
+
+def python(root: Path, *arguments: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
+    run = subprocess.run([sys.executable, *arguments], cwd=root, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+@pytest.fixture(scope="module")
+def found(overlaid: Path) -> dict[str, Any]:
+    """What the other Python says of the family."""
+    (overlaid / "script.py").write_text(SCRIPT)
+    said: dict[str, Any] = json.loads(python(overlaid, "script.py"))
+    assert Path(said["package"]).is_relative_to(overlaid)
+    return said
+
+
+def test_its_files_are_those_of_the_rule_and_nothing_else() -> None:
+    files = {path.relative_to(TOY).as_posix() for path in TOY.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    assert files == {
+        "reference/toy.py", "cuda/toy.py", "cuda/csrc/toy.cu", "families/toy.py",
+        "families/mutants/toy/01-toy-first-of-pair.patch",
+    }  # fmt: skip
+    assert not any((PACKAGE / file).exists() for file in files)
+
+
+def test_its_cases_are_listed_printed_and_parsed(found: dict[str, Any]) -> None:
+    assert found["cases"][0] == "toy:f32:m5k96:gaussian:seed7@ptx"
+    assert "toy:f32:m5k96:cancelling:sign=minus:seed7@ptx" in found["cases"]
+    assert found["parsed"] == found["cases"]
+    assert found["listed"] == len(found["cases"]) == 6
+    assert found["archs"] == ["sm_120a", "sm_121a", "sm_90a"]
+    assert "option   sign=plus   (plus | minus)" in found["family"]
+
+
+def test_its_kernel_runs_on_the_executor_and_passes(found: dict[str, Any]) -> None:
+    assert set(found["verdicts"]) == {"PASS"}
+    assert found["launches"][0] == ["refmoe_toy_plus 4 x 64"]
+    assert found["sha256"] == [found["own"]]
+
+
+def test_its_planted_fault_is_caught(found: dict[str, Any]) -> None:
+    assert found["planted"] == [["toy"]]
+    assert found["caught"] == [True]
+    (line,) = found["faults"]
+    assert line.startswith("caught   01-toy-first-of-pair: The second of a pair is never read. [bytes]")
+    assert "MISMATCH out[0, 0]  row 0 pair 0: kernel 0x" in line
+
+
+def test_a_users_function_is_held_against_its_contract(found: dict[str, Any]) -> None:
+    passed, lines = found["checked"]["right"]
+    assert passed
+    assert all(line.startswith("PASS") for line in lines)
+    passed, lines = found["checked"]["wrong"]
+    assert not passed
+    assert all(line.startswith("MISMATCH out[0, 0]  row 0 pair 0:") for line in lines)
+
+
+def test_a_command_runs_its_case(overlaid: Path) -> None:
+    said = python(overlaid, "-m", "refmoe", "repro", "toy:f32:m5k96:gaussian:seed7@ptx")
+    assert "PASS" in said
