@@ -103,7 +103,12 @@ def groups(report: Report) -> list[Group]:
 
 def verdict_lines(record: CaseRecord) -> list[str]:
     """What to write about a case that is not PASS: the verdict with what was found, and how to run it again."""
-    return [f"{record.verdict.value} {record.finding}", f"repro: {record.repro}"]
+    return [f"{verdict_words(record)} {record.finding}", f"repro: {record.repro}"]
+
+
+def verdict_words(record: CaseRecord) -> str:
+    """The verdict, and of a refusal that fails why it does."""
+    return record.verdict.value + (", not in the case list:" if record.expected is False else "")
 
 
 def headline(report: Report) -> str:
