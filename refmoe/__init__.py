@@ -1,5 +1,64 @@
-"""refmoe: bit-exact references and production kernels for mixture-of-experts layers, proven equal byte by byte."""
+"""refmoe: bit-exact references and production kernels for mixture-of-experts layers, proven equal byte by byte.
+
+    quantize, dequantize    to MXFP8 or MXFP4 by the policy of any system, and back
+    MXTensor                element codes and block scales that belong together
+    formats                 element and scale formats; print it
+    policies                how systems choose scales; print it
+    families                what a kernel can be held against: inputs, fills, options; print it
+    check                   hold a kernel of yours against a family, byte for byte
+    repro                   run the one case of a repro string
+    run_ptx                 run any PTX kernel without a GPU, every access checked
+    testing                 the same in pytest
+
+Each is imported when it is first asked for, so that `import refmoe` costs nothing.
+"""
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from refmoe.version import __version__
+
+if TYPE_CHECKING:
+    from refmoe import families, formats, policies, testing
+    from refmoe.ptx import run_ptx
+    from refmoe.reference import MXTensor, dequantize, quantize
+    from refmoe.testing import check, repro
+
+__all__ = [
+    "MXTensor",
+    "__version__",
+    "check",
+    "dequantize",
+    "families",
+    "formats",
+    "policies",
+    "quantize",
+    "repro",
+    "run_ptx",
+    "testing",
+]
+
+#: Where each name comes from; the others are modules.
+_HOMES = {
+    "MXTensor": "refmoe.reference",
+    "check": "refmoe.testing",
+    "dequantize": "refmoe.reference",
+    "quantize": "refmoe.reference",
+    "repro": "refmoe.testing",
+    "run_ptx": "refmoe.ptx",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'refmoe' has no attribute {name!r}")
+    if name not in _HOMES:
+        return importlib.import_module(f"refmoe.{name}")
+    found = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

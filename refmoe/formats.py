@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, cached_property
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.printed_modules import prints_as
 
 __all__ = [
     "BF16",
@@ -224,3 +226,17 @@ TF32 = Format("tf32", 32, 8, 10, 127, Specials.IEEE, nan_code=0x7FC00000, unused
 
 FORMATS: dict[str, Format] = {fmt.name: fmt for fmt in (E4M3, E5M2, E2M1, E8M0, UE4M3, BF16, FP16, FP32, TF32)}
 """Every format by its name."""
+
+
+def _listed() -> Iterator[str]:
+    heads = f"{'element':<8}{'bits':>5}{'exponent':>10}{'mantissa':>10}{'bias':>6}"
+    yield f"{heads}  {'largest':<14}{'smallest':<14}not a number"
+    for fmt in FORMATS.values():
+        sizes = f"{fmt.bits:>5}{fmt.exponent_bits:>10}{fmt.mantissa_bits:>10}{fmt.bias:>6}"
+        limits = "".join(f"{float(number):<14.6g}" for number in (fmt.max, fmt.min))
+        yield f"{fmt.name:<8}{sizes}  {limits}{_NOT_NUMBERS[fmt.specials]}"
+
+
+_NOT_NUMBERS = {Specials.NONE: "none", Specials.ALL_ONES_NAN: "NaN, all ones", Specials.IEEE: "infinities and NaN"}
+
+prints_as(__name__, lambda: "\n".join(_listed()))

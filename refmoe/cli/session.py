@@ -127,7 +127,7 @@ def _run_cases(running: Iterator[Result], total: int, results: list[Result], con
     with _progress(console, total, "cases") as advance:
         for result in running:
             results.append(result)
-            advance(f"{result.case.family} {result.case.fill}")
+            advance(f"{result.case.family.name} {result.case.fill}")
             # One missing device skips every case for one reason, one full disk fails every case for one.
             again = result.reason in shown_reasons
             if result.reason is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import refmoe
+import refmoe.drift
 from refmoe.drift.growth import METHOD, Growth
 from refmoe.drift.paths import DriftPath
 from refmoe.drift.run import DriftRun, PathComparison
@@ -111,7 +111,7 @@ def dependent_sequences(runs: Iterable[DriftRun]) -> list[str]:
 
 def source_sha256() -> str:
     """Of the Python sources that decide the figures, by name and content."""
-    root = Path(refmoe.__file__).parent
+    root = Path(refmoe.drift.__file__).parent.parent
     digest = hashlib.sha256()
     for file in sorted({file for pattern in _SOURCES for file in root.glob(pattern)}):
         content = file.read_bytes()

@@ -1,10 +1,13 @@
 """The kernel families. `FAMILIES` is the only list; each family has a module of its name beside it.
 
->>> from refmoe.families import FAMILIES
->>> print(FAMILIES["expand"])      # its dtypes, sizes, options, fills, inputs and outputs
+>>> print(refmoe.families)                      # every family: dtypes, sizes, options with their defaults, fills
+>>> print(refmoe.families.FAMILIES["expand"])   # one of them: what each option may be, what each fill catches
 """
 
 from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.families.activation import ACTIVATION
@@ -16,6 +19,7 @@ from refmoe.families.gemm import SM12X_GEMM
 from refmoe.families.moe import MOE
 from refmoe.families.quantize import QUANTIZE
 from refmoe.families.routing import ROUTE
+from refmoe.printed_modules import prints_as
 
 __all__ = ["FAMILIES", "Family", "family_called"]
 
@@ -37,3 +41,22 @@ def family_called(name: str) -> Family:
     if len(found) != 1:
         raise ArgumentError("family", describe(name), one_of(FAMILIES))
     return found[0]
+
+
+def _listed() -> Iterator[str]:
+    for family in FAMILIES.values():
+        yield f"{family.name}: {family.about}"
+        rows = {
+            "dtypes": ", ".join(family.dtypes),
+            "sizes": " ".join(family.sizes),
+            "options": " ".join(f"{option.name}={option.write(option.default)}" for option in family.options),
+            "fills": ", ".join(family.fills),
+        }
+        for name, words in rows.items():
+            first, next_ = f"  {name:<8} ", " " * 11
+            yield textwrap.fill(words, 118, initial_indent=first, subsequent_indent=next_, break_on_hyphens=False)
+        yield ""
+    yield 'print(refmoe.families.FAMILIES["expand"]) says what each option may be and what each fill catches.'
+
+
+prints_as(__name__, lambda: "\n".join(_listed()))

@@ -17,7 +17,7 @@ from refmoe.ptx.errors import (
     UnknownOpcode,
     WarpError,
 )
-from refmoe.ptx.launcher import LaunchResult, Module, launch
+from refmoe.ptx.launcher import LaunchResult, Module, launch, run_ptx
 from refmoe.ptx.machine import Checks
 from refmoe.ptx.tensormap import encode_tensor_map
 from refmoe.ptx.trace import Trace, TraceEvent
@@ -47,4 +47,5 @@ __all__ = [
     "Write",
     "encode_tensor_map",
     "launch",
+    "run_ptx",
 ]

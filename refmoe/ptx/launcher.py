@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.arguments import DeviceMemory, bind
+from refmoe.ptx.arguments import Buffer, DeviceMemory, bind
 from refmoe.ptx.codegen import Code, compile_entry
 from refmoe.ptx.errors import ArgumentMismatch, Deadlock, Index3
 from refmoe.ptx.machine import Checks, Launch, Machine
@@ -21,7 +21,7 @@ from refmoe.ptx.syntax import Function
 from refmoe.ptx.trace import Trace
 from refmoe.ptx.watch import Watch
 
-__all__ = ["LaunchResult", "Module", "launch"]
+__all__ = ["LaunchResult", "Module", "launch", "run_ptx"]
 
 # Lanes that run together: enough to make NumPy's overhead small, few enough that their registers stay in cache.
 LANES_AT_ONCE = 24576
@@ -187,6 +187,86 @@ def launch(
         time.perf_counter() - start,
         dict(code.models),
     )
+
+
+def run_ptx(
+    text: str,
+    entry: str | None = None,
+    *,
+    grid: int | Sequence[int] = 1,
+    block: int | Sequence[int] | None = None,
+    args: Sequence[Any] = (),
+    shared: int = 0,
+    checks: Checks | None = None,
+    step_budget: int | None = None,
+    trace: Trace | None = None,
+    watch: Watch | None = None,
+) -> LaunchResult:
+    """Run a kernel of a PTX text on NumPy arrays, every access checked; `refmoe run` does the same with files.
+
+    >>> import numpy as np, refmoe
+    >>> text = '''
+    ... .version 8.7
+    ... .target sm_90a
+    ... .address_size 64
+    ... .visible .entry twice(.param .u64 numbers) {
+    ...     .reg .b32 %r<3>;
+    ...     .reg .b64 %rd<3>;
+    ...     ld.param.u64 %rd1, [numbers];
+    ...     mov.u32 %r1, %tid.x;
+    ...     mad.wide.u32 %rd2, %r1, 4, %rd1;
+    ...     ld.global.u32 %r2, [%rd2];
+    ...     shl.b32 %r2, %r2, 1;
+    ...     st.global.u32 [%rd2], %r2;
+    ...     ret;
+    ... }'''
+    >>> numbers = np.arange(4, dtype=np.uint32)
+    >>> result = refmoe.run_ptx(text, block=4, args=[numbers])
+    >>> numbers
+    array([0, 2, 4, 6], dtype=uint32)
+
+    Args:
+        text: a PTX module.
+        entry: the kernel; not needed if it is alone.
+        grid: blocks, x or (x, y, z).
+        block: threads of a block, x or (x, y, z); what the kernel's .reqntid says if left out.
+        args: one for each parameter: a C-contiguous NumPy array for a pointer, in which results lie afterwards, and
+            which the kernel may only read if it is read-only; None for a null pointer; a number; the bytes of a struct;
+            or a `refmoe.ptx.Buffer`, which can say that nothing in it is initialised.
+        shared: dynamic shared memory of a block, in bytes.
+        checks: see `launch`.
+        step_budget: likewise.
+        trace: likewise.
+        watch: likewise.
+
+    Raises:
+        ParseError: no PTX, with the line.
+        ArgumentMismatch: no such kernel, or a launch that does not fit it.
+        PtxError: what went wrong in it. The arrays are then as they were.
+    """
+    module = Module.parse(text)
+    if entry is None:
+        if len(module.entries) != 1:
+            raise ArgumentMismatch(f"{module.name} has the entries {', '.join(module.entries) or 'none'}; name one")
+        (entry,) = module.entries
+    threads = module.function(entry).directives.get("reqntid") if block is None else block
+    if not threads:
+        raise ArgumentMismatch(f"no block was given, and {entry} has no .reqntid")
+    buffers = [
+        Buffer(each, f"argument {number}", writable=each.flags.writeable)
+        if isinstance(each, np.ndarray) and each.ndim
+        else each
+        for number, each in enumerate(args)
+    ]
+    return launch(
+        module, entry, _sizes(grid), _sizes(threads), buffers, shared, checks, step_budget, trace, watch=watch
+    )
+
+
+def _sizes(value: int | Sequence[int]) -> tuple[int, ...]:
+    """Three sizes; those that are left out are 1."""
+    sizes = (value,) if isinstance(value, int) else tuple(value)
+    return (*sizes, *(1,) * (3 - len(sizes)))
 
 
 def _keep_freed_memory() -> None:

@@ -25,7 +25,7 @@ from refmoe.reference.moe.float64 import moe_float64
 from refmoe.reference.moe.pipeline import MoELayer, MoEStages, moe_layer, path_steps
 from refmoe.reference.quantize import quantize, quantize_mxfp4, quantize_mxfp8
 from refmoe.reference.routing import route_softmax_topk, router_logits
-from refmoe.reference.tensor import MXTensor
+from refmoe.reference.tensor import MXTensor, dequantize
 
 __all__ = [
     "BACKENDS",
@@ -40,6 +40,7 @@ __all__ = [
     "choose_backend",
     "default_backend",
     "dense_gemm",
+    "dequantize",
     "dequantize_mxfp4",
     "dequantize_mxfp8",
     "expand",

@@ -106,6 +106,12 @@ def quantize_mxfp4(
 def quantize(x: NDArray[np.generic], format: str, *, policy: Policy | str) -> MXTensor:
     """Quantize by the whole policy of another system, see `POLICIES`.
 
+    >>> import numpy as np, refmoe
+    >>> x = np.linspace(-2, 2, 64, dtype=np.float32).reshape(2, 32)
+    >>> tensor = refmoe.quantize(x, "mxfp4", policy="gguf")
+    >>> tensor.codes.shape, tensor.scales.tolist()
+    ((2, 16), [[126], [126]])
+
     Args:
         x: BF16, FP16 or FP32 [..., K], C-contiguous, K a multiple of 32.
         format: "mxfp8" or "mxfp4".

@@ -11,7 +11,7 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.formats import E8M0
 from refmoe.reference.dequantize import BLOCK, dequantize_mxfp4, dequantize_mxfp8
 
-__all__ = ["IDENTITY_SCALE", "MXTensor"]
+__all__ = ["IDENTITY_SCALE", "MXTensor", "dequantize"]
 
 IDENTITY_SCALE = E8M0.encode(1)
 """The scale byte of an operand that has no scales: 0x7F, a factor of 1."""
@@ -58,3 +58,25 @@ class MXTensor:
         """The values as float32 [..., K]: code * 2^(scale - 127), exact; 0x7FC00000 for NaN, overflow to infinity."""
         dequantize = dequantize_mxfp8 if self.format == "mxfp8" else dequantize_mxfp4
         return dequantize(self.codes, self.scales)
+
+
+def dequantize(tensor: MXTensor) -> NDArray[np.float32]:
+    """The values of a quantized tensor: code * 2^(scale - 127), exact in FP32. What `quantize` makes is taken back.
+
+    >>> import numpy as np, refmoe
+    >>> x = np.linspace(-2, 2, 32, dtype=np.float32)
+    >>> refmoe.dequantize(refmoe.quantize(x, "mxfp8", policy="ocp"))[:3]
+    array([-2.   , -1.875, -1.75 ], dtype=float32)
+
+    Args:
+        tensor: of any MX format, logical shape [..., K].
+
+    Returns:
+        float32 [..., K]. A NaN scale or code gives 0x7FC00000, a product above FP32's range infinity.
+
+    Raises:
+        ArgumentError: it is no MXTensor.
+    """
+    if not isinstance(tensor, MXTensor):
+        raise ArgumentError("tensor", describe(tensor), "an MXTensor, as quantize returns it")
+    return tensor.dequantize()

@@ -8,7 +8,7 @@ from importlib import metadata
 
 from pydantic import BaseModel, ConfigDict
 
-import refmoe
+from refmoe.version import __version__
 
 __all__ = ["Environment", "current_environment"]
 
@@ -38,7 +38,7 @@ def current_environment(*, gpu: bool) -> Environment:
     """
     name, driver = _gpu() if gpu else (None, None)
     return Environment(
-        refmoe=refmoe.__version__,
+        refmoe=__version__,
         python=platform.python_version(),
         numpy=metadata.version("numpy"),
         ml_dtypes=metadata.version("ml_dtypes"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from refmoe.testing.assertions import assert_bit_exact, assert_within_bound
 from refmoe.testing.bounds import gemm_bound
-from refmoe.testing.check import Checked, RefmoeCase, check
+from refmoe.testing.cases import Checked, RefmoeCase, check, repro
 from refmoe.testing.kernel import Unsupported, UserKernel, kernel
 from refmoe.testing.parametrize import refmoe_cases
 
@@ -25,4 +25,5 @@ __all__ = [
     "gemm_bound",
     "kernel",
     "refmoe_cases",
+    "repro",
 ]

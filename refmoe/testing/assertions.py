@@ -26,7 +26,7 @@ def assert_bit_exact(actual: object, expected: object, *, what: str = "result", 
         actual: what the kernel made: an array of NumPy, torch (CPU or GPU) or JAX, or one with `__dlpack__`.
         expected: what it should be; likewise, not necessarily of the same framework.
         what: what the arrays are, for the message.
-        stage: words for the elements in the problem's own terms, for example `refmoe.families.stages.Codes`; its name is
+        stage: words for the elements, for example `refmoe.families.stages.Codes`; its name is
             said instead of `what`. Without one they are told by index.
 
     Raises:

@@ -9,7 +9,7 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.families import FAMILIES, family_called
 from refmoe.families.case import one_of
 from refmoe.families.family import LEVELS, Case
-from refmoe.testing.check import cases_of
+from refmoe.testing.cases import cases_of
 from refmoe.testing.kernel import UserKernel
 
 __all__ = ["refmoe_cases"]

@@ -130,6 +130,12 @@ class Result:
         said = "; ".join(filter(None, (self.reason, self.first_mismatch))) or str(self.case)
         return f"{self.verdict.value} {unexpected}{said}"
 
+    def __str__(self) -> str:
+        """The verdict and what there is to say about it, and the command that runs just this case."""
+        return f"{self.line}\nrepro: {self.repro}"
+
+    __repr__ = __str__
+
 
 def exit_status(results: Iterable[Result]) -> int:
     """0 if all is good, 1 if a result fails, 3 if no case ran."""

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refmoe.families.suites import list_cases
 from safetensors.numpy import save_file
 from support.verify import CASE, result, stand_in, write_document
 from typer.testing import CliRunner, Result

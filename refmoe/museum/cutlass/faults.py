@@ -21,7 +21,7 @@ from refmoe.families.family import Case
 from refmoe.museum.cutlass.builds import build as build_kernel
 from refmoe.museum.cutlass.gemm import Prepared
 from refmoe.museum.cutlass.host import HostLaunch
-from refmoe.museum.cutlass.kernel import CUTLASS_GEMM, Cutlass, check_supported
+from refmoe.museum.cutlass.kernel import CUTLASS_GEMM, Cutlass, Tampering, check_supported
 from refmoe.verify.kernel import Devices
 
 __all__ = ["CASE", "CUTLASS_FAULTS", "MULTIPROCESSORS", "CutlassFault", "Edit", "EditError", "faults_missing"]
@@ -98,7 +98,8 @@ class CutlassFault:
         Raises:
             EditError: the edit does not fit the PTX.
         """
-        return [Cutlass(CUTLASS_GEMM, Devices(multiprocessors=MULTIPROCESSORS), self, self._changed_ptx(scratch))]
+        changed = Tampering(self.given, self.launched, self._changed_ptx(scratch))
+        return [Cutlass(CUTLASS_GEMM, Devices(multiprocessors=MULTIPROCESSORS), changed)]
 
     def cases(self) -> Sequence[Case]:
         """The one case that must catch it."""

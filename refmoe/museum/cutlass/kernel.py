@@ -8,11 +8,11 @@ K. So there are tails of N and of tokens, and zeros that pad K: 2880 runs as 294
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -34,20 +34,19 @@ from refmoe.museum.cutlass.builds import (
     find_built,
 )
 from refmoe.museum.cutlass.builds import build as build_kernel
-from refmoe.museum.cutlass.gemm import execute, grouped_gemm, host_launch, prepare
+from refmoe.museum.cutlass.gemm import Prepared, execute, grouped_gemm, host_launch, prepare
 from refmoe.museum.cutlass.headers import PYPI_REQUIREMENT, CutlassMissing, find_headers
+from refmoe.museum.cutlass.host import HostLaunch
 from refmoe.museum.cutlass.refusals import refused
 from refmoe.verify.kernel import Kernel, Place, Refusal
 from refmoe.verify.source import kernel_sha256
-
-if TYPE_CHECKING:
-    from refmoe.museum.cutlass.faults import CutlassFault
 
 __all__ = [
     "BENCH_SHAPE",
     "CUTLASS_GEMM",
     "NOT_BUILT",
     "Cutlass",
+    "Tampering",
     "build_of",
     "check_contraction",
     "check_supported",
@@ -137,17 +136,30 @@ CUTLASS_GEMM = replace(
 # --- the kernel -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Tampering:
+    """What a planted fault changes in the use of the kernel.
+
+    Attributes:
+        given: changes the problem in device memory, before the host code sees it.
+        launched: changes the launch that the host code made.
+        ptx: the file of the changed PTX.
+    """
+
+    given: Callable[[Prepared], Prepared] | None = None
+    launched: Callable[[HostLaunch], HostLaunch] | None = None
+    ptx: Path | None = None
+
+
 @dataclass
 class Cutlass(Kernel):
     """CUTLASS's kernel, its PTX unmodified and launched by its own host code.
 
     Attributes:
-        fault: a fault in its use, or None.
-        ptx: the changed PTX file, if the fault is a change of the PTX.
+        tampering: what a planted fault changes in its use, or None.
     """
 
-    fault: CutlassFault | None = None
-    ptx: Path | None = None
+    tampering: Tampering | None = None
 
     def missing(self, case: Case, place: Place) -> str | None:
         """Why the case cannot run here, in a sentence; None if it can, or if no build could serve it."""
@@ -175,14 +187,14 @@ class Cutlass(Kernel):
         try:
             build = check_supported(case, place.arch)
             check_contraction(build_kernel(build).ptx)
-            if self.fault is None:
+            if self.tampering is None:
                 out = grouped_gemm(**operands(case, inputs), device=place, build=build)
                 return {"out": np.ascontiguousarray(out).view(np.uint16)}
-            return {"out": self._run_faulty(case, inputs, place, build, self.fault)}
+            return {"out": self._run_faulty(case, inputs, place, build, self.tampering)}
         except ArgumentError as error:
             raise Refusal(str(error)) from error
 
-    def _run_faulty(self, case: Case, inputs: Inputs, place: Any, build: Build, fault: CutlassFault) -> Any:
+    def _run_faulty(self, case: Case, inputs: Inputs, place: Any, build: Build, fault: Tampering) -> Any:
         """As `grouped_gemm` on the executor, with the fault between its steps."""
         built = build_kernel(build)
         prepared = prepare(**operands(case, inputs), device=place, build=build, built=built)
@@ -191,7 +203,7 @@ class Cutlass(Kernel):
         launch = host_launch(prepared)
         if fault.launched is not None:
             launch = fault.launched(launch)
-        execute(built if self.ptx is None else replace(built, ptx=self.ptx), launch, prepared, place)
+        execute(built if fault.ptx is None else replace(built, ptx=fault.ptx), launch, prepared, place)
         return place.download(prepared.buffers["out"]).view(np.uint16)
 
     def made_of(self, case: Case, inputs: Inputs, place: Place) -> str | None:

@@ -20,6 +20,7 @@ from refmoe.families.family import Case, Expectation, Inputs, Outputs
 from refmoe.museum import exhibits
 from refmoe.museum.cutlass import Build, CutlassMissing, find_built
 from refmoe.museum.cutlass import kernel as cutlass
+from refmoe.museum.cutlass.builds import SOURCE, STANDIN
 from refmoe.museum.cutlass.faults import (
     CUTLASS_FAULTS,
     MULTIPROCESSORS,
@@ -28,7 +29,6 @@ from refmoe.museum.cutlass.faults import (
     EditError,
     faults_missing,
 )
-from refmoe.museum.cutlass.builds import SOURCE, STANDIN
 from refmoe.museum.cutlass.kernel import BENCH_SHAPE, CUTLASS_GEMM, Cutlass
 from refmoe.verify.kernel import Devices, Kernel
 from refmoe.verify.plant import FaultResult, plant_faults
@@ -215,7 +215,11 @@ def test_the_hash_is_of_our_instantiation_and_the_stand_in(
     file.write_text(file.read_text() + "\nint added;\n")
     assert cutlass._sha256.__wrapped__() != before
     # Our own device code is not in it.
-    assert not any(file.name in ("gemm.cu", "gemm.cuh") for source in (SOURCE, *STANDIN) for file in toolchain.with_includes(source))
+    assert not any(
+        file.name in ("gemm.cu", "gemm.cuh")
+        for source in (SOURCE, *STANDIN)
+        for file in toolchain.with_includes(source)
+    )
 
 
 # The kernel

@@ -1,4 +1,4 @@
-"""Check a user's kernel: one case in a test, or a whole level by `refmoe.check`."""
+"""Check a user's kernel: one case in a test, or a whole level by `refmoe.check`; and run any one case again."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from refmoe.catalog import parse_case
+from refmoe.catalog import kernel_of, parse_case
 from refmoe.errors import ArgumentError, describe
 from refmoe.families.family import Case
 from refmoe.testing.elements import mismatch_text
 from refmoe.testing.kernel import UserKernel
 from refmoe.testing.kernel import kernel as registered
+from refmoe.verify.kernel import Devices
 from refmoe.verify.runner import run_case
 from refmoe.verify.verdict import Result, Verdict, exit_status
 
-__all__ = ["Checked", "RefmoeCase", "cases_of", "check", "result_text"]
+__all__ = ["Checked", "RefmoeCase", "cases_of", "check", "repro", "result_text"]
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,12 @@ def check(
 ) -> Checked:
     """Hold a kernel against a family's contract, byte for byte, on the family's cases.
 
-        >>> print(refmoe.check(my_quantize, "quantize", layout="linear"))
+    >>> import refmoe
+    >>> def my_quantize(x):
+    ...     made = refmoe.quantize(x, "mxfp8", policy="torchao_rceil")
+    ...     return made.codes, made.scales
+    >>> refmoe.check(my_quantize, "quantize", arrays="numpy")
+    13 PASS
 
     Args:
         kernel: a function, or one that `refmoe.testing.kernel` registered.
@@ -131,6 +137,28 @@ def check(
     if not listed:
         raise ArgumentError("cases", "none", "at least one case")
     return Checked(chosen, tuple(run_case(chosen, case) for case in listed))
+
+
+def repro(case: Case | str) -> Result:
+    """Run one case on the kernel that its string names, refmoe's own or the museum's; `refmoe repro` does the same.
+
+    >>> import refmoe
+    >>> refmoe.repro("mxfp8_quantize:bf16:m4k416:tiny:seed7@ptx")
+    PASS mxfp8_quantize:bf16:m4k416:tiny:seed7@ptx
+    repro: refmoe repro 'mxfp8_quantize:bf16:m4k416:tiny:seed7@ptx'
+
+    Args:
+        case: a repro string, as printed under every mismatch and as a report's `id`; or a case.
+
+    Returns:
+        The result; printed, the verdict, the first mismatch and the command that runs the case again. Where the device
+        or the compiler is not here, the verdict is SKIPPED, and its reason says what is missing.
+
+    Raises:
+        ArgumentError: a malformed string; the message says which field is wrong and what it may be.
+    """
+    chosen = parse_case(case) if isinstance(case, str) else case
+    return run_case(kernel_of(chosen, Devices()), chosen)
 
 
 def cases_of(family: str, texts: Sequence[str]) -> list[Case]:
