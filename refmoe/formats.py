@@ -1,18 +1,21 @@
-"""Element and scale formats as data: what each code means, exactly.
+"""Number formats as data: what each code means, exactly, and how codes and scales make a block-scaled format.
 
-Sources: OCP 8-bit Floating Point v1.0 (E4M3, E5M2), OCP Microscaling Formats v1.0 sections 5.3-5.4 (E2M1, E8M0),
-IEEE 754-2019 (FP16, FP32), the PTX ISA's description of `.bf16`, `.tf32` and `.ue4m3`.
+Sources: OCP 8-bit Floating Point v1.0 (E4M3, E5M2), OCP Microscaling Formats v1.0 sections 5.2-5.4 (blocks, E2M1,
+E8M0), IEEE 754-2019 (FP16, FP32), the PTX ISA's description of `.bf16`, `.tf32`, `.ue4m3` and `kind::mxf4nvf4`.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, cached_property
+from types import MappingProxyType
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,15 +31,18 @@ __all__ = [
     "FORMATS",
     "FP16",
     "FP32",
+    "MXFP4",
+    "MXFP8",
     "MX_BLOCK",
+    "MX_FORMATS",
+    "NVFP4",
     "TF32",
     "UE4M3",
     "Format",
+    "MXFormat",
     "Specials",
+    "as_mx_format",
 ]
-
-#: Elements that share one scale in every MX format.
-MX_BLOCK = 32
 
 
 class Specials(enum.Enum):
@@ -68,6 +74,7 @@ class Format:
         signed: whether there is a sign bit.
         subnormals: whether exponent field 0 holds zero and the subnormals; if not it is one more binade (E8M0).
         unused_low_bits: low bits of the code that are ignored (TF32 lives in the top 19 bits of an FP32).
+        dtype: the NumPy type of its values, None if NumPy and ml_dtypes have none. A value of E2M1 takes a byte there.
     """
 
     name: str
@@ -80,6 +87,7 @@ class Format:
     signed: bool = True
     subnormals: bool = True
     unused_low_bits: int = 0
+    dtype: np.dtype[Any] | None = None
 
     @property
     def emin(self) -> int:
@@ -214,18 +222,82 @@ def _value_table(fmt: Format) -> NDArray[np.float64]:
     return table
 
 
-E4M3 = Format("e4m3", 8, 4, 3, 7, Specials.ALL_ONES_NAN, nan_code=0x7F)
-E5M2 = Format("e5m2", 8, 5, 2, 15, Specials.IEEE, nan_code=0x7F)
-E2M1 = Format("e2m1", 4, 2, 1, 1, Specials.NONE, nan_code=None)
-E8M0 = Format("e8m0", 8, 8, 0, 127, Specials.ALL_ONES_NAN, nan_code=0xFF, signed=False, subnormals=False)
+E4M3 = Format("e4m3", 8, 4, 3, 7, Specials.ALL_ONES_NAN, nan_code=0x7F, dtype=np.dtype(ml_dtypes.float8_e4m3fn))
+E5M2 = Format("e5m2", 8, 5, 2, 15, Specials.IEEE, nan_code=0x7F, dtype=np.dtype(ml_dtypes.float8_e5m2))
+E2M1 = Format("e2m1", 4, 2, 1, 1, Specials.NONE, nan_code=None, dtype=np.dtype(ml_dtypes.float4_e2m1fn))
+E8M0 = Format(
+    "e8m0",
+    8,
+    8,
+    0,
+    127,
+    Specials.ALL_ONES_NAN,
+    nan_code=0xFF,
+    signed=False,
+    subnormals=False,
+    dtype=np.dtype(ml_dtypes.float8_e8m0fnu),
+)
 UE4M3 = Format("ue4m3", 8, 4, 3, 7, Specials.ALL_ONES_NAN, nan_code=0x7F, signed=False)
-BF16 = Format("bf16", 16, 8, 7, 127, Specials.IEEE, nan_code=0x7FC0)
-FP16 = Format("fp16", 16, 5, 10, 15, Specials.IEEE, nan_code=0x7E00)
-FP32 = Format("fp32", 32, 8, 23, 127, Specials.IEEE, nan_code=0x7FC00000)
+BF16 = Format("bf16", 16, 8, 7, 127, Specials.IEEE, nan_code=0x7FC0, dtype=np.dtype(ml_dtypes.bfloat16))
+FP16 = Format("fp16", 16, 5, 10, 15, Specials.IEEE, nan_code=0x7E00, dtype=np.dtype(np.float16))
+FP32 = Format("fp32", 32, 8, 23, 127, Specials.IEEE, nan_code=0x7FC00000, dtype=np.dtype(np.float32))
 TF32 = Format("tf32", 32, 8, 10, 127, Specials.IEEE, nan_code=0x7FC00000, unused_low_bits=13)
 
 FORMATS: dict[str, Format] = {fmt.name: fmt for fmt in (E4M3, E5M2, E2M1, E8M0, UE4M3, BF16, FP16, FP32, TF32)}
 """Every format by its name."""
+
+MX_BLOCK = 32
+"""Elements along K that share a scale in every MX format (OCP MX v1.0 section 5.2)."""
+
+
+@dataclass(frozen=True)
+class MXFormat:
+    """A block-scaled format: `block` neighbours along K are codes that share one scale.
+
+    The value of an element is its code's value times its block's scale (OCP MX v1.0 section 5.1). Codes of 4 bits are
+    packed two a byte, the even element in the low nibble.
+
+    Attributes:
+        name: lower-case name, as on the command line.
+        element: what a code means.
+        scale: what a scale means; a scale takes one byte.
+        block: elements of K that share a scale.
+    """
+
+    name: str
+    element: Format
+    scale: Format = E8M0
+    block: int = MX_BLOCK
+
+    @property
+    def codes_a_byte(self) -> int:
+        """2 for elements of 4 bits, else 1."""
+        return 8 // self.element.bits
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block's codes."""
+        return self.block // self.codes_a_byte
+
+
+MXFP8 = MXFormat("mxfp8", E4M3)
+MXFP4 = MXFormat("mxfp4", E2M1)
+NVFP4 = MXFormat("nvfp4", E2M1, UE4M3, 16)
+"""What the `kind::mxf4nvf4` instructions take. It is not in `MX_FORMATS`: no tensor of it is defined."""
+
+MX_FORMATS: Mapping[str, MXFormat] = MappingProxyType({mx.name: mx for mx in (MXFP8, MXFP4)})
+"""The formats that an `MXTensor` may have, by name."""
+
+
+def as_mx_format(format: object) -> MXFormat:
+    """The entry of `MX_FORMATS` with that name.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if not isinstance(format, str) or format not in MX_FORMATS:
+        raise ArgumentError("format", describe(format), " or ".join(MX_FORMATS))
+    return MX_FORMATS[format]
 
 
 def _listed() -> Iterator[str]:

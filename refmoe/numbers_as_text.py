@@ -1,43 +1,72 @@
-"""Bit patterns of floating-point numbers in words: pattern, value, distance."""
+"""Codes of a number format in words: pattern, value, distance.
+
+E4M3 0x6F is "0x6F (120)", and ", 1 ulp" from 0x70; E8M0 0x7B is "0x7B (2^-4)", and ", -1 in the exponent" from 0x7C.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-__all__ = ["VALUE_DTYPES", "bits_text", "distance_text", "e8m0_text", "number_text"]
+from refmoe.formats import BF16, FP32, Format
 
-#: The NumPy types of elements, by their names in repro strings.
-VALUE_DTYPES: dict[str, np.dtype[Any]] = {"bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
+__all__ = ["VALUE_DTYPES", "bits_text", "compared_text", "distance_text", "number_text", "value_text"]
 
+_VALUE_FORMATS = {"bf16": BF16, "f32": FP32}
 
-def bits_text(pattern: int, dtype: str) -> str:
-    """The pattern in hexadecimal, as many digits as the type has."""
-    return f"0x{pattern:0{2 * VALUE_DTYPES[dtype].itemsize}X}"
-
-
-def number_text(pattern: int, dtype: str) -> str:
-    """The pattern and its value, "0x3F80 (1)"."""
-    value = _value(pattern, dtype)
-    return f"{bits_text(pattern, dtype)} ({'NaN' if np.isnan(value) else f'{value:.9g}'})"
+VALUE_DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(fmt.dtype) for name, fmt in _VALUE_FORMATS.items()}
+"""The NumPy types of rounded values, by their names in repro strings."""
 
 
-def distance_text(first: int, second: int, dtype: str) -> str:
-    """How many representable values two different patterns are apart, ", 1 ulp"; empty if one is NaN."""
-    if np.isnan([_value(first, dtype), _value(second, dtype)]).any():
+def bits_text(code: int, fmt: Format | str) -> str:
+    """The code in hexadecimal, as many digits as the format has: "0x6F".
+
+    Args:
+        code: the code.
+        fmt: its format, or the name of one of `VALUE_DTYPES`; likewise in the other functions.
+    """
+    return f"0x{code:0{_format(fmt).bits // 4}X}"
+
+
+def value_text(code: int, fmt: Format | str) -> str:
+    """The value of a code: "120", "-0", "inf", "NaN"; of a scale that is a power of two "2^-4"."""
+    fmt = _format(fmt)
+    if fmt.is_nan(code):
+        return "NaN"
+    sign = "-" if fmt.is_negative(code) else ""
+    if fmt.is_infinite(code):
+        return f"{sign}inf"
+    if fmt.mantissa_bits == 0:
+        return f"2^{code - fmt.bias}"
+    return f"{sign}{abs(float(fmt.decode(code))):.9g}"
+
+
+def number_text(code: int, fmt: Format | str) -> str:
+    """The code and its value, "0x6F (120)"."""
+    return f"{bits_text(code, fmt)} ({value_text(code, fmt)})"
+
+
+def distance_text(first: int, second: int, fmt: Format | str) -> str:
+    """How far two different codes are apart, in representable values; empty if one is NaN.
+
+    ", 1 ulp", ", the sign of zero", or of powers of two, first minus second, ", +1 in the exponent".
+    """
+    fmt = _format(fmt)
+    if fmt.is_nan(first) or fmt.is_nan(second):
         return ""
-    sign = 1 << 8 * VALUE_DTYPES[dtype].itemsize - 1
-    left, right = (-(bits - sign) if bits & sign else bits for bits in (first, second))
+    if fmt.mantissa_bits == 0:
+        return f", {first - second:+d} in the exponent"
+    sign = 1 << fmt.bits - 1 if fmt.signed else 0
+    left, right = (-(code - sign) if code & sign else code for code in (first, second))
     return f", {abs(left - right):,} ulp" if left != right else ", the sign of zero"
 
 
-def e8m0_text(scale: int) -> str:
-    """The value of an E8M0 scale: "2^-4" or "NaN"."""
-    return "NaN" if scale == 0xFF else f"2^{scale - 127}"
+def compared_text(kernel: int, reference: int, fmt: Format | str) -> str:
+    """Two different codes and their distance: "kernel 0x6F (120) reference 0x70 (128), 1 ulp"."""
+    values = f"kernel {number_text(kernel, fmt)} reference {number_text(reference, fmt)}"
+    return values + distance_text(kernel, reference, fmt)
 
 
-def _value(pattern: int, dtype: str) -> float:
-    chosen = VALUE_DTYPES[dtype]
-    return float(np.array([pattern], f"u{chosen.itemsize}").view(chosen)[0])
+def _format(fmt: Format | str) -> Format:
+    return _VALUE_FORMATS[fmt] if isinstance(fmt, str) else fmt

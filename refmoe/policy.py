@@ -2,21 +2,28 @@
 
 A whole policy is a scale mode, an edge policy and an element rounding. Modes decide the ordinary block; edges decide
 the blocks that are all zero, too small to scale, or not finite. The two are independent.
+
+A policy's text is MODE ("rceil", with the edge `exact`), MODE/EDGE ("even/flashinfer"), or the name of a whole policy
+("ocp", "torchao_floor@0.18"). `as_policy` is the one place that reads it.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.formats import MX_FORMATS
 
 __all__ = [
+    "DEEPGEMM_FLOOR",
     "EDGE_FORMATS",
     "POLICIES",
+    "RELEASES",
+    "TORCHAO_RELEASE",
     "EdgePolicy",
     "ElementRounding",
     "Policy",
@@ -24,6 +31,7 @@ __all__ = [
     "as_edge_policy",
     "as_policy",
     "as_scale_mode",
+    "policy_grammar",
 ]
 
 
@@ -77,9 +85,12 @@ class EdgePolicy(enum.Enum):
     overflows an int."""
 
 
+DEEPGEMM_FLOOR = 0x38D1B717
+"""FP32 bits of float32(1e-4), below which no amax goes under `EdgePolicy.DEEPGEMM`."""
+
 EDGE_FORMATS: Mapping[EdgePolicy, tuple[str, ...]] = MappingProxyType(
     {
-        EdgePolicy.EXACT: ("mxfp8", "mxfp4"),
+        EdgePolicy.EXACT: tuple(MX_FORMATS),
         EdgePolicy.FLASHINFER: ("mxfp8", "mxfp4"),
         EdgePolicy.TRANSFORMER_ENGINE: ("mxfp8",),
         EdgePolicy.DEEPGEMM: ("mxfp8",),
@@ -121,7 +132,7 @@ class Policy:
 POLICIES: dict[str, Policy] = {
     policy.name: policy
     for policy in (
-        Policy("ocp", ScaleMode.FLOOR, formats=("mxfp8", "mxfp4")),
+        Policy("ocp", ScaleMode.FLOOR, formats=tuple(MX_FORMATS)),
         Policy("flashinfer", ScaleMode.RCEIL, EdgePolicy.FLASHINFER, formats=("mxfp8", "mxfp4")),
         Policy("transformer_engine", ScaleMode.RCEIL, EdgePolicy.TRANSFORMER_ENGINE),
         Policy("torchao_floor", ScaleMode.FLOOR, formats=("mxfp8", "mxfp4")),
@@ -134,6 +145,16 @@ POLICIES: dict[str, Policy] = {
     )
 }
 """Whole policies by name."""
+
+TORCHAO_RELEASE = "0.18"
+"""The release of torchao whose bits the policies `torchao_*@0.18` reproduce."""
+
+RELEASES: dict[str, Policy] = {
+    name: replace(policy, name=name, edge=None)
+    for name, policy in ((f"{each.name}@{TORCHAO_RELEASE}", each) for each in POLICIES.values())
+    if name.startswith("torchao_")
+}
+"""Whole policies of one release of a system, by name: where its edge blocks part from those of its policy above."""
 
 
 _Member = TypeVar("_Member", ScaleMode, EdgePolicy)
@@ -157,17 +178,46 @@ def as_edge_policy(edge: EdgePolicy | str) -> EdgePolicy:
     return _member(EdgePolicy, edge, "edge")
 
 
-def as_policy(policy: Policy | str) -> Policy:
-    """`policy` itself, or the entry of `POLICIES` with that name.
+def as_policy(policy: Policy | str, format: str | None = None, argument: str = "policy") -> Policy:
+    """`policy` itself, or the policy of a text: MODE, MODE/EDGE, or a name of `POLICIES` or `RELEASES`.
+
+    Args:
+        policy: a policy or its text. MODE alone means MODE/exact; the result is named "MODE/EDGE".
+        format: an MX format that it has to produce; None for any.
+        argument: what it is called in an error.
 
     Raises:
-        ArgumentError: there is no such policy.
+        ArgumentError: the text names no policy, or one that does not produce `format`.
     """
-    if isinstance(policy, Policy):
-        return policy
-    if isinstance(policy, str) and policy in POLICIES:
-        return POLICIES[policy]
-    raise ArgumentError("policy", describe(policy), f"one of {', '.join(POLICIES)}")
+    if not isinstance(policy, Policy):
+        named = _named(policy) if isinstance(policy, str) else None
+        if named is None:
+            raise ArgumentError(argument, describe(policy), policy_grammar(format))
+        policy = named
+    if format is not None and format not in policy.formats:
+        alone = f"{policy.name} is of {' and '.join(policy.formats)} alone"
+        raise ArgumentError(argument, f"{policy.name} for {format}", f"a policy of {format}: {alone}")
+    return policy
+
+
+def policy_grammar(format: str | None = None) -> str:
+    """Every text that `as_policy` reads, in words; of an MX format, or of any."""
+    modes = "|".join(mode.value for mode in ScaleMode)
+    edges = "|".join(edge.value for edge, formats in EDGE_FORMATS.items() if format is None or format in formats)
+    whole = (POLICIES | RELEASES).values()
+    names = ", ".join(policy.name for policy in whole if format is None or format in policy.formats)
+    return f"MODE or MODE/EDGE with modes {modes} and edges {edges}, or one of {names}"
+
+
+def _named(text: str) -> Policy | None:
+    if text in POLICIES or text in RELEASES:
+        return (POLICIES | RELEASES)[text]
+    mode, slash, edge = text.partition("/")
+    modes, edges = {each.value: each for each in ScaleMode}, {each.value: each for each in EdgePolicy}
+    chosen = edges.get(edge if slash else EdgePolicy.EXACT.value)
+    if mode not in modes or chosen is None:
+        return None
+    return Policy(f"{mode}/{chosen.value}", modes[mode], chosen, formats=EDGE_FORMATS[chosen])
 
 
 def _member(kind: type[_Member], value: object, argument: str) -> _Member:

@@ -18,6 +18,7 @@ from refmoe.cuda.finalize import finalize_kernel, finalize_plan
 from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
 from refmoe.cuda.quantize import mxfp8_quantize_kernel, mxfp8_quantize_plan
 from refmoe.cuda.routing import MapBuffers, permute_plan, route_plans
+from refmoe.formats import MX_BLOCK
 from refmoe.reference import Permutation, build_permutation
 
 __all__ = ["run"]
@@ -26,7 +27,7 @@ HIDDEN = INTERMEDIATE = 2880
 EXPERTS, TOP_K = 128, 4
 PREFILL_TOKENS, DECODE_TOKENS = 8192, (1, 8)
 BF16_BYTES, WORD_BYTES = 2, 4
-MX_BYTES = HIDDEN + HIDDEN // 32  # codes and scales of a row
+MX_BYTES = HIDDEN + HIDDEN // MX_BLOCK  # codes and scales of a row
 
 
 def run() -> dict[str, Any]:

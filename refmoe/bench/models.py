@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from refmoe.bench.timing import machine, measure
 from refmoe.errors import RefmoeError
+from refmoe.formats import MX_BLOCK
 from refmoe.reference.layout import unpack_fp4
 from refmoe.reference.mma import MODELS, tensor_core_mma
 from refmoe.reference.quantize import quantize_mxfp4, quantize_mxfp8
@@ -86,7 +87,7 @@ def _draw(rng: np.random.Generator, kind: str, rows: int, k: int) -> NDArray[np.
     if kind == "wide elements":
         x *= np.exp2(rng.uniform(-12, 12, x.shape)).astype(np.float32)
     elif kind == "wide blocks":
-        x *= np.repeat(np.exp2(rng.uniform(-10, 10, (rows, k // 32))).astype(np.float32), 32, axis=1)
+        x *= np.repeat(np.exp2(rng.uniform(-10, 10, (rows, k // MX_BLOCK))).astype(np.float32), MX_BLOCK, axis=1)
     return x
 
 

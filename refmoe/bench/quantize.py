@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from refmoe.bench.timing import machine, measure
 from refmoe.errors import RefmoeError
+from refmoe.formats import MXFP4, MXFP8
 from refmoe.reference.dequantize import dequantize_mxfp4
 from refmoe.reference.layout import pack_fp4, unpack_fp4
 from refmoe.reference.quantize import quantize_mxfp4, quantize_mxfp8
@@ -23,7 +24,7 @@ TARGETS = {"quantize_mxfp8": 4.0, "dequantize_mxfp4": 6.0}
 """How many times faster than its peer each function has to be."""
 
 _SEED = 20250917
-_GGUF_BLOCK = np.dtype([("scale", np.uint8), ("codes", "V16")])
+_GGUF_BLOCK = np.dtype([("scale", np.uint8), ("codes", f"V{MXFP4.block_bytes}")])
 
 
 def run(*, size: int = 4096, rounds: int = 9) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def _quantize_contenders(size: int) -> dict[str, Callable[[], object]]:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            return to_mx(tensor, torch.float8_e4m3fn, 32, ScaleCalculationMode.RCEIL)
+            return to_mx(tensor, torch.float8_e4m3fn, MXFP8.block, ScaleCalculationMode.RCEIL)
         finally:
             torch.set_num_threads(before)
 
@@ -106,7 +107,7 @@ def _decode_contenders(size: int) -> dict[str, Callable[[], object]]:
     # gguf reads code 8 as +0 and never writes it; the two agree on every other code.
     elements[elements == 8] = 0
     codes, scales = pack_fp4(elements), quantized.scales
-    blocks = np.empty((size, size // 32), _GGUF_BLOCK)
+    blocks = np.empty((size, size // MXFP4.block), _GGUF_BLOCK)
     blocks["scale"] = scales
     blocks["codes"] = pack_fp4(elements, order="gguf").view("V16")
 

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from refmoe.chips import CHIPS
 from refmoe.errors import ArgumentError
-from refmoe.policy import POLICIES, EdgePolicy, ElementRounding, ScaleMode
+from refmoe.policy import EdgePolicy, ScaleMode, as_policy
 from refmoe.reference.backends import BACKENDS, choose_backend
 from refmoe.reference.fp32 import bf16
-from refmoe.reference.moe.float64 import moe_float64
-from refmoe.reference.moe.layer import MoELayer
-from refmoe.reference.moe.pipeline import accumulation, moe_layer, path_steps
+from refmoe.reference.moe import MoELayer, moe_float64, moe_layer, path_steps
+from refmoe.reference.moe.paths import accumulation
 
 __all__ = ["DEFAULT_PATHS", "FORMULA", "DriftPath", "DriftPathError", "StagedMoE", "drift_path", "named_paths"]
 
@@ -172,20 +171,13 @@ def _part(part: str, name: str) -> tuple[str, Any]:
         return "quantization", part
     if part in CHIPS:
         return "architecture", part
-    modes, edges = {mode.value: mode for mode in ScaleMode}, {edge.value: edge for edge in EdgePolicy}
-    mode, _, edge = part.partition("/")
-    if mode in modes and (edge or EdgePolicy.EXACT.value) in edges:
-        return "policy", (modes[mode], edges[edge or EdgePolicy.EXACT.value])
-    whole = {
-        policy.name: policy
-        for policy in POLICIES.values()
-        if "mxfp8" in policy.formats and policy.edge and policy.rounding is ElementRounding.NEAREST_EVEN
-    }
-    if part in whole:
-        return "policy", (whole[part].mode, whole[part].edge)
-    raise DriftPathError(
-        "paths",
-        f"{part!r} in {name}",
-        f"{' or '.join(_QUANTIZATIONS)}; one of {', '.join(CHIPS)}; or a policy: MODE or MODE/EDGE with "
-        f"modes {', '.join(modes)}, or {', '.join(whole)}",
-    )
+    try:
+        policy = as_policy(part, "mxfp8")
+    except ArgumentError as error:
+        needed = f"{' or '.join(_QUANTIZATIONS)}; one of {', '.join(CHIPS)}; or a policy: {error.needed}"
+        raise DriftPathError("paths", f"{part!r} in {name}", needed) from None
+    if policy.edge is None:
+        raise DriftPathError(
+            "paths", f"{part!r} in {name}, whose rules are its own", "a policy with a mode and an edge"
+        )
+    return "policy", (policy.mode, policy.edge)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from refmoe.drift.metrics import bit_patterns
 from refmoe.drift.paths import DriftPath
 from refmoe.errors import ArgumentError
+from refmoe.formats import BF16, FP32
 from refmoe.models import Decoder, GptOssCheckpoint, State, Step
 from refmoe.numbers_as_text import number_text
 from refmoe.reference.moe.layer import MoELayer
@@ -202,11 +203,10 @@ def _formats(trace: StepTrace) -> dict[str, tuple[str, ...]]:
 
 def _value(value: Any) -> str:
     """A number with its pattern; a code or an index as it is."""
-    names = {"bfloat16": ("bf16", np.uint16), "float32": ("f32", np.uint32)}
-    if value.dtype.name not in names:
+    formats = {fmt.dtype: fmt for fmt in (BF16, FP32)}
+    if value.dtype not in formats:
         return f"0x{int(value):02X}" if value.dtype == np.uint8 else str(value)
-    name, unsigned = names[value.dtype.name]
-    return number_text(int(np.asarray(value).view(unsigned)), name)
+    return number_text(int(np.asarray(value).view(f"u{value.dtype.itemsize}")), formats[value.dtype])
 
 
 def _origin(trace: StepTrace, place: ArrayPlace, index: tuple[int, ...]) -> str:

@@ -17,9 +17,9 @@ from refmoe.families.family import POISON, Case, Contract, Expectation, Family, 
 from refmoe.families.quantize import COMPILED_POLICIES, EDGE, LOOPING_ROWS, MODE
 from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes
+from refmoe.formats import MX_BLOCK
 from refmoe.policy import ScaleMode
 from refmoe.reference.activation import ALPHA, BETA, LIMIT, swiglu
-from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
     expert_scale_rows,
@@ -67,31 +67,31 @@ _SIGMOID_EDGES = (-1000.0, -104.0, -88.75, -61.0, -52.25, -51.0, -17.0, -9.75, -
 
 def _edge_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Every block near one edge, so that results of the same size share a scale."""
-    blocks = np.arange(rows * width // BLOCK)
+    blocks = np.arange(rows * width // MX_BLOCK)
     centers = np.array(_SIGMOID_EDGES)[blocks % len(_SIGMOID_EDGES)]
-    gates = np.repeat(centers, BLOCK).reshape(rows, width) + draw.normal((rows, width)) / 2
+    gates = np.repeat(centers, MX_BLOCK).reshape(rows, width) + draw.normal((rows, width)) / 2
     return gates, draw.normal((rows, width))
 
 
 def _tiny_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Results from below FP32's least subnormal number up to a little above the least scale."""
-    exponents = draw.integers(24, (rows, width // BLOCK)) + 117
-    scale = np.repeat(np.ldexp(1.0, -exponents), BLOCK, axis=1)
+    exponents = draw.integers(24, (rows, width // MX_BLOCK)) + 117
+    scale = np.repeat(np.ldexp(1.0, -exponents), MX_BLOCK, axis=1)
     return draw.normal((rows, width)) * scale, draw.normal((rows, width))
 
 
 def _fingerprint_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """A scale byte of its own for every block as far as there are any, 100 of them."""
-    blocks = np.arange(rows * width // BLOCK).reshape(rows, width // BLOCK)
-    scale = np.repeat(np.ldexp(1.0, -(blocks * 37 % 100)), BLOCK, axis=1)
+    blocks = np.arange(rows * width // MX_BLOCK).reshape(rows, width // MX_BLOCK)
+    scale = np.repeat(np.ldexp(1.0, -(blocks * 37 % 100)), MX_BLOCK, axis=1)
     return (1 + np.abs(draw.normal((rows, width)))) * scale, draw.normal((rows, width)) + 2
 
 
 def _special_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """One special in four blocks of five, NaN or Inf of either sign, as a gate or as an up."""
     gates, ups = _gaussian_gates(draw, rows, width)
-    blocks = np.arange(rows * width // BLOCK)
-    places = blocks * BLOCK + draw.integers(BLOCK, blocks.shape)
+    blocks = np.arange(rows * width // MX_BLOCK)
+    places = blocks * MX_BLOCK + draw.integers(MX_BLOCK, blocks.shape)
     for kind, special in enumerate((np.nan, -np.nan, np.inf, -np.inf)):
         for side, values in enumerate((gates, ups)):
             values.reshape(-1)[places[blocks % 10 == 2 * kind + side]] = special
@@ -223,7 +223,7 @@ def _of_rows(inputs: Inputs, name: str, default: float | None) -> Any:
 def _expect(case: Case, inputs: Inputs) -> Expectation:
     """`quantize_mxfp8(swiglu(...))` of the rows in use, scales where the second GEMM reads them."""
     offsets = inputs["offsets"]
-    used, blocks = int(offsets[-1]), case.shape.k // BLOCK
+    used, blocks = int(offsets[-1]), case.shape.k // MX_BLOCK
     parameters = {
         name: _of_rows(inputs, name, default)
         for name, default in (("alpha", ALPHA), ("beta", BETA), ("limit", LIMIT))

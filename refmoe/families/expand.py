@@ -29,8 +29,8 @@ from refmoe.families.quantize import (
 )
 from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes
+from refmoe.formats import MX_BLOCK
 from refmoe.policy import ScaleMode
-from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.expand import build_permutation, expand
 from refmoe.reference.layout import swizzle_scales
 from refmoe.reference.quantize import quantize_mxfp8
@@ -47,7 +47,7 @@ INPUT_SF = word("input_sf", "linear", "128x4", "none")
 def _random_bytes(case: Case) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Codes [m, k] and scales [m, k/32] of uniform bytes."""
     draw, (m, k) = Draw("bytes", case.seed), (case.shape.m, case.shape.k)
-    codes, scales = (draw.integers(256, (m, width)).astype(np.uint8) for width in (k, k // BLOCK))
+    codes, scales = (draw.integers(256, (m, width)).astype(np.uint8) for width in (k, k // MX_BLOCK))
     return codes, scales
 
 
@@ -110,7 +110,7 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
         first_expert=case.first_expert,
         fill=case.poison,
     )
-    blocks = case.shape.k // BLOCK
+    blocks = case.shape.k // MX_BLOCK
     terms = GroupedScales("scales", case.layout, expanded.offsets, blocks, poison=case.poison)
     linear = terms.linear(expanded.scales)
     stages = (

@@ -19,6 +19,7 @@ from refmoe.errors import RefmoeError
 from refmoe.families.case import Fields, Option, Shape, Value, byte, one_of, refused
 from refmoe.families.stages import Stage
 from refmoe.families.vacuity import Limits
+from refmoe.formats import MX_BLOCK
 
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
@@ -278,7 +279,7 @@ class Family:
     sources: tuple[str, ...] = ()
     host: tuple[str, ...] = ()
     check: Callable[[Case], None] = _nothing
-    block: int = 32
+    block: int = MX_BLOCK
     group: str = ""
     leading_arch: str = DEFAULT_ARCH
     archs: tuple[str, ...] = KERNEL_ARCHS

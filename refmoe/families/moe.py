@@ -31,8 +31,8 @@ from refmoe.families.real_data import EXPERT, FFN_INPUT, read_activations, tile_
 from refmoe.families.routing import ChoiceRows, FirstRows, RowChoices
 from refmoe.families.stages import Codes, GroupedScales, Scales, Stage
 from refmoe.families.vacuity import Limits, doubt_codes, doubt_values
+from refmoe.formats import MX_BLOCK
 from refmoe.policy import ScaleMode
-from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
     expert_scale_rows,
@@ -103,7 +103,7 @@ def _drawn(draw: Draw, rows: int, k: int) -> MXTensor:
     """Uniform codes, the scales of a row's blocks within a factor of 4."""
     codes = draw.words(-(-rows * k // 16)).view(np.uint8)[: rows * k // 2].reshape(rows, k // 2)
     middle = _IDENTITY - 1 - round(np.log2(_CODE_RMS * np.sqrt(k)))
-    scales = middle + draw.integers(3, (rows, k // BLOCK)) - 1
+    scales = middle + draw.integers(3, (rows, k // MX_BLOCK)) - 1
     return MXTensor(np.ascontiguousarray(codes), scales.astype(np.uint8), "mxfp4")
 
 
@@ -278,7 +278,7 @@ def _poisoned(case: Case, stage: str, array: NDArray[Any], offsets: NDArray[np.i
 
 
 def _blocks(case: Case, stage: str) -> int:
-    return (case.shape.n if stage.startswith("activation") else case.shape.k) // BLOCK
+    return (case.shape.n if stage.startswith("activation") else case.shape.k) // MX_BLOCK
 
 
 def _stages(case: Case, inputs: Inputs, found: Mapping[str, Mapping[str, NDArray[Any]]]) -> tuple[Stage, ...]:
@@ -294,10 +294,10 @@ def _stages(case: Case, inputs: Inputs, found: Mapping[str, Mapping[str, NDArray
         scales = found["quantize"]["scales"]
         stages += [
             Codes("quantize.codes", (shape.m, shape.k), scales, shape.m, poison),
-            Scales("quantize.scales", "linear", shape.m, shape.k // BLOCK, poison),
+            Scales("quantize.scales", "linear", shape.m, shape.k // MX_BLOCK, poison),
         ]
     for name, width, gemm, n in (("expand", shape.k, "gemm1", 2 * shape.n), ("activation", shape.n, "gemm2", shape.k)):
-        terms = GroupedScales(f"{name}.scales", _LAYOUT, offsets, width // BLOCK, poison)
+        terms = GroupedScales(f"{name}.scales", _LAYOUT, offsets, width // MX_BLOCK, poison)
         linear = terms.linear(found[name]["scales"])
         size = (shape.rows, width)
         used = int(offsets[-1])
@@ -376,7 +376,7 @@ def _taken(case: Case, device: Device, written: Mapping[str, Any], launches: Seq
     """By stage name the buffers that these launches write."""
     shape = case.shape
     widths = {"gemm1_out": 2 * shape.n, "gemm2_out": shape.k, "out": shape.k, "quantize_codes": shape.k}
-    widths |= {"expand_codes": shape.k, "activation_codes": shape.n, "quantize_scales": shape.k // BLOCK}
+    widths |= {"expand_codes": shape.k, "activation_codes": shape.n, "quantize_scales": shape.k // MX_BLOCK}
     outputs: dict[str, NDArray[Any]] = {}
     for stage, _, _ in _arrays(case):
         if stage.partition(".")[0] not in launches:
@@ -388,8 +388,8 @@ def _taken(case: Case, device: Device, written: Mapping[str, Any], launches: Seq
 
 
 def _check(case: Case) -> None:
-    if case.shape.n % BLOCK:
-        raise refused("shape", str(case.shape), f"an n that is a multiple of {BLOCK}: it is the intermediate size")
+    if case.shape.n % MX_BLOCK:
+        raise refused("shape", str(case.shape), f"an n that is a multiple of {MX_BLOCK}: it is the intermediate size")
     if case.input_sf != "linear" and (case.path, case.input_sf) != ("ready", "128x4"):
         raise refused("input_sf", case.input_sf, "linear, or 128x4 with path=ready")
     check_params(case)

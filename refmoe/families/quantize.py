@@ -23,8 +23,8 @@ from refmoe.families.family import POISON, Case, Contract, Expectation, Family, 
 from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
 from refmoe.families.stages import Codes, Scales
 from refmoe.families.vacuity import Limits, doubt_codes
+from refmoe.formats import MX_BLOCK
 from refmoe.policy import ScaleMode
-from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import swizzle_scales
 from refmoe.reference.quantize import quantize_mxfp8
 
@@ -96,15 +96,15 @@ INPUT_FORMATS: Mapping[str, InputFormat] = MappingProxyType(
 
 def _blocks(format: InputFormat, draw: Draw, m: int, k: int) -> tuple[NDArray[np.int64], tuple[int, int]]:
     """Running number of every block, and the shape (blocks, 32) of its elements."""
-    count = m * k // BLOCK
-    return np.arange(count, dtype=np.int64), (count, BLOCK)
+    count = m * k // MX_BLOCK
+    return np.arange(count, dtype=np.int64), (count, MX_BLOCK)
 
 
 def _below(format: InputFormat, draw: Draw, top: NDArray[np.int64], octaves: int) -> NDArray[np.int64]:
     """Magnitude patterns [blocks, 32] from `octaves` below `top` up to `top`, uniform in the pattern."""
     low = np.maximum(top - (octaves << format.mantissa_bits), 0)
-    span = np.broadcast_to((top - low + 1)[:, None], (top.size, BLOCK))
-    return low[:, None] + draw.integers(span, (top.size, BLOCK))
+    span = np.broadcast_to((top - low + 1)[:, None], (top.size, MX_BLOCK))
+    return low[:, None] + draw.integers(span, (top.size, MX_BLOCK))
 
 
 def _place(elements: NDArray[np.int64], values: NDArray[np.int64], lane: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -149,7 +149,7 @@ def _rne_ties(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     tie = format.patterns(np.ldexp(_e4m3_ties()[draw.integers(126, shape)], s)).astype(np.int64)
     nudge = np.array([0, 0, 1, -1])[draw.integers(4, shape)]
     top = format.patterns(np.ldexp(448.0, s[:, 0])).astype(np.int64)
-    elements = _place(tie + nudge, top, draw.integers(BLOCK, (shape[0],)))
+    elements = _place(tie + nudge, top, draw.integers(MX_BLOCK, (shape[0],)))
     return _finish(elements, draw.signs(shape), m, k)
 
 
@@ -167,7 +167,7 @@ def _boundary_mantissas(format: InputFormat, draw: Draw, m: int, k: int) -> Patt
     exponent = 1 + draw.integers((1 << format.exponent_bits) - 2, (shape[0],))
     order = _mantissa_order(format)
     top = (exponent << format.mantissa_bits) | order[block % order.size]
-    elements = _place(_below(format, draw, top, 10), top, draw.integers(BLOCK, (shape[0],)))
+    elements = _place(_below(format, draw, top, 10), top, draw.integers(MX_BLOCK, (shape[0],)))
     return _finish(elements, draw.signs(shape), m, k)
 
 
@@ -177,7 +177,7 @@ def _scale_bytes(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     exponent = block % (1 << format.exponent_bits)
     mantissa = draw.integers(1 << format.mantissa_bits, (shape[0],))
     top = np.minimum((exponent << format.mantissa_bits) | mantissa, format.infinity)
-    elements = _place(_below(format, draw, top, 3), top, draw.integers(BLOCK, (shape[0],)))
+    elements = _place(_below(format, draw, top, 3), top, draw.integers(MX_BLOCK, (shape[0],)))
     return _finish(elements, draw.signs(shape), m, k)
 
 
@@ -188,12 +188,12 @@ def _fingerprint(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     along a row, a column, or a digit of a swizzled layout.
     """
     low, prime = (10, 239) if format.name == "bf16" else (1, 29)
-    row, column = np.divmod(np.arange(m * k // BLOCK, dtype=np.int64), max(k // BLOCK, 1))
+    row, column = np.divmod(np.arange(m * k // MX_BLOCK, dtype=np.int64), max(k // MX_BLOCK, 1))
     exponent = low + (17 * row + 5 * column) % prime
     mantissa = draw.integers(1 << format.mantissa_bits, exponent.shape)
     top = (exponent << format.mantissa_bits) | mantissa
-    elements = _place(_below(format, draw, top, 6), top, draw.integers(BLOCK, exponent.shape))
-    return _finish(elements, draw.signs((exponent.size, BLOCK)), m, k)
+    elements = _place(_below(format, draw, top, 6), top, draw.integers(MX_BLOCK, exponent.shape))
+    return _finish(elements, draw.signs((exponent.size, MX_BLOCK)), m, k)
 
 
 def _exhaustive_max(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
@@ -203,13 +203,13 @@ def _exhaustive_max(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns
     magnitude = pattern & 0x7FFF
     finite = np.minimum(magnitude, format.infinity - 1)
     elements = _below(format, draw, finite, 10) | draw.signs(shape)
-    return _place(elements, pattern, block % BLOCK).astype(np.uint16).reshape(m, k)
+    return _place(elements, pattern, block % MX_BLOCK).astype(np.uint16).reshape(m, k)
 
 
 #: Binades between an element and its block's maximum: both are equal; codes with 3 mantissa bits; the last normal
 #: code; the subnormal codes; below all of them.
 _OCTAVES = (0, 3, 14, 16, 18)
-_EXHAUSTIVE_GROUPS = -(-65536 // (BLOCK - 1))
+_EXHAUSTIVE_GROUPS = -(-65536 // (MX_BLOCK - 1))
 
 
 def _exhaustive_element(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
@@ -217,13 +217,13 @@ def _exhaustive_element(format: InputFormat, draw: Draw, m: int, k: int) -> Patt
     block, shape = _blocks(format, draw, m, k)
     group = block % _EXHAUSTIVE_GROUPS
     octaves = np.array(_OCTAVES)[block // _EXHAUSTIVE_GROUPS % len(_OCTAVES)]
-    patterns = (group[:, None] * (BLOCK - 1) + np.arange(BLOCK - 1)) % 65536
+    patterns = (group[:, None] * (MX_BLOCK - 1) + np.arange(MX_BLOCK - 1)) % 65536
     exponent = (patterns & 0x7FFF).max(axis=1) >> format.mantissa_bits
     exponent = np.minimum(exponent + octaves, (1 << format.exponent_bits) - 2)
     top = (exponent << format.mantissa_bits) | draw.integers(1 << format.mantissa_bits, (shape[0],))
     # The maximum moves through the lanes with the block, so every lane meets every kind of element.
     elements = np.concatenate([patterns, (top | draw.signs(top.shape))[:, None]], axis=1)
-    lane = (np.arange(BLOCK) + block[:, None]) % BLOCK
+    lane = (np.arange(MX_BLOCK) + block[:, None]) % MX_BLOCK
     turned: Patterns = np.take_along_axis(elements, lane, axis=1).astype(np.uint16)
     return turned.reshape(m, k)
 
@@ -253,8 +253,8 @@ def _specials(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
         (nan, nan | negative, format.infinity | 1),
     )
     kind = block % len(kinds)
-    first = draw.integers(BLOCK, (block.size,))
-    second = (first + 1 + draw.integers(BLOCK - 1, (block.size,))) % BLOCK
+    first = draw.integers(MX_BLOCK, (block.size,))
+    second = (first + 1 + draw.integers(MX_BLOCK - 1, (block.size,))) % MX_BLOCK
     elements: NDArray[np.int64] = ordinary.copy()
     for number, (base, one, other) in enumerate(kinds):
         chosen = kind == number
@@ -273,7 +273,7 @@ def _tiny(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     exponent = block % (12 if format.name == "bf16" else 3)
     top = (exponent << format.mantissa_bits) | (1 + draw.integers((1 << format.mantissa_bits) - 1, (shape[0],)))
     span = np.broadcast_to((top + 1)[:, None], shape)
-    elements = _place(draw.integers(span, shape), top, draw.integers(BLOCK, (shape[0],)))
+    elements = _place(draw.integers(span, shape), top, draw.integers(MX_BLOCK, (shape[0],)))
     return _finish(elements, draw.signs(shape), m, k)
 
 
@@ -304,8 +304,8 @@ def _generated(name: str, catches: str, generator: Generator, limits: Limits = _
         return patterns.view(format.dtype)
 
     def needs(case: Case) -> str | None:
-        enough = case.dtype not in INPUT_FORMATS or case.shape.m * case.shape.k // BLOCK >= blocks
-        return None if enough else f"at least {blocks} blocks of {BLOCK} for the fill {name}"
+        enough = case.dtype not in INPUT_FORMATS or case.shape.m * case.shape.k // MX_BLOCK >= blocks
+        return None if enough else f"at least {blocks} blocks of {MX_BLOCK} for the fill {name}"
 
     return Fill(name, catches, make, limits, needs)
 
@@ -530,7 +530,7 @@ def _full() -> Iterator[Case]:
     for mode, edge in COMPILED_POLICIES:
         for fill in EXHAUSTIVE:
             yield _case(fill, 1024, 2048, dtype="fp16", mode=mode, edge=edge)
-    for k in range(BLOCK, 1056, BLOCK):
+    for k in range(MX_BLOCK, 1056, MX_BLOCK):
         yield _case("fingerprint", 9, k, layout="128x4")
         yield _case("fingerprint", 9, k, layout="8x4")
     yield _case("real", 2048, 7168, layout="128x4")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError
 from refmoe.files import tensor_name
-from refmoe.reference.dequantize import BLOCK
+from refmoe.formats import MX_BLOCK
 
 __all__ = ["EXPERT", "FFN", "FFN_INPUT", "Activations", "read_activations", "tile_rows"]
 
@@ -80,9 +80,11 @@ def read_activations(path: Path, tensor: str | None = None) -> Activations:
 def _check(path: Path, name: str, dtype: str, shape: list[int]) -> None:
     if dtype not in _DTYPES:
         raise ArgumentError("activations", f"{dtype} tensor {name!r} in {path}", "a BF16 or F16 tensor")
-    if len(shape) < 2 or shape[-1] == 0 or shape[-1] % BLOCK:
+    if len(shape) < 2 or shape[-1] == 0 or shape[-1] % MX_BLOCK:
         raise ArgumentError(
-            "activations", f"tensor {name!r} of shape {shape} in {path}", f"shape [..., K] with K a multiple of {BLOCK}"
+            "activations",
+            f"tensor {name!r} of shape {shape} in {path}",
+            f"shape [..., K] with K a multiple of {MX_BLOCK}",
         )
 
 

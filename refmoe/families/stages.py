@@ -13,8 +13,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.numbers_as_text import e8m0_text
-from refmoe.reference.dequantize import BLOCK
+from refmoe.formats import E4M3, E8M0, MX_BLOCK
+from refmoe.numbers_as_text import compared_text
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
     SCALE_LAYOUTS,
@@ -85,23 +85,6 @@ def _byte(value: int) -> str:
     return f"0x{value:02X}"
 
 
-def e4m3_text(code: int) -> str:
-    """The value of an E4M3 code in decimal, exact: "120", "-0", "0.001953125", "NaN"."""
-    sign, exponent, mantissa = "-" if code & 0x80 else "", code >> 3 & 0xF, code & 7
-    if code & 0x7F == 0x7F:
-        return "NaN"
-    value = mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0 ** (exponent - 10)
-    return f"{sign}{value:.10g}"
-
-
-def _ulps(kernel: int, reference: int) -> str:
-    """The distance of two E4M3 codes in representable values, ", 1 ulp"; empty if one is NaN or they are the zeros."""
-    if 0x7F in (kernel & 0x7F, reference & 0x7F):
-        return ""
-    first, second = (-(code & 0x7F) if code & 0x80 else code for code in (kernel, reference))
-    return f", {abs(first - second)} ulp" if first != second else ", the sign of zero"
-
-
 @dataclass(frozen=True, eq=False)
 class Codes:
     """E4M3 codes [rows, K] with their blocks' scales.
@@ -129,13 +112,14 @@ class Codes:
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `Stage`."""
         row, column = divmod(index, self.shape[1])
-        block, lane = divmod(column, BLOCK)
+        block, lane = divmod(column, MX_BLOCK)
         if row >= self.written_rows:
             where = f"row {row} belongs to no token of this rank and must not be written"
             return f"{where}: kernel {_byte(kernel)} instead of the poison {_byte(reference)}", ""
-        values = f"kernel {_byte(kernel)} ({e4m3_text(kernel)}) reference {_byte(reference)} ({e4m3_text(reference)})"
         scale = f"scale {_byte(int(self.scales[row, block]))}"
-        return f"block ({row}, {block}) lane {lane}: {values}{_ulps(kernel, reference)}, {scale}", self._origin(row)
+        return f"block ({row}, {block}) lane {lane}: {compared_text(kernel, reference, E4M3)}, {scale}", self._origin(
+            row
+        )
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
         """Rows by K-blocks; see `HasPlane`."""
@@ -143,10 +127,10 @@ class Codes:
 
         def place(indices: Indices) -> tuple[Indices, Indices]:
             row, column = np.divmod(indices, k)
-            return row, column // BLOCK
+            return row, column // MX_BLOCK
 
         experts = () if self.offsets is None else tuple(self.offsets[:-1].tolist())
-        return Plane("row", "K-block", rows, -(-k // BLOCK), place, experts)
+        return Plane("row", "K-block", rows, -(-k // MX_BLOCK), place, experts)
 
     def _origin(self, row: int) -> str:
         if self.offsets is None:
@@ -178,11 +162,6 @@ def _scale_plane(layout: ScaleLayout, size: int, blocks: int, expert_rows: tuple
     return Plane("scale row", "K-block", rows, columns, lambda indices: _locate(layout, indices, blocks), expert_rows)
 
 
-def _scale_values(kernel: int, reference: int) -> str:
-    text = f"kernel {_byte(kernel)} ({e8m0_text(kernel)}) reference {_byte(reference)} ({e8m0_text(reference)})"
-    return text if 0xFF in (kernel, reference) else f"{text}, {kernel - reference:+d} in the exponent"
-
-
 @dataclass(frozen=True, eq=False)
 class Scales:
     """E8M0 scales of a whole matrix in a layout.
@@ -207,7 +186,7 @@ class Scales:
             return _unwritten(f"padding row {row}", column, kernel, reference), ""
         if column >= self.blocks:
             return _padding_column(f"row {row}", column, kernel, reference), ""
-        return f"block ({row}, {column}): {_scale_values(kernel, reference)}", ""
+        return f"block ({row}, {column}): {compared_text(kernel, reference, E8M0)}", ""
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
         """Rows by K-blocks, padding included; see `HasPlane`."""
@@ -261,7 +240,7 @@ class GroupedScales:
         if column >= self.blocks:
             return _padding_column(f"row {real} (row {local} of expert {expert})", column, kernel, reference), ""
         where = f"block ({real}, {column}), row {local} of expert {expert}"
-        return f"{where}: {_scale_values(kernel, reference)}", ""
+        return f"{where}: {compared_text(kernel, reference, E8M0)}", ""
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
         """Scale rows by K-blocks, padding included; see `HasPlane`."""

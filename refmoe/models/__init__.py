@@ -6,9 +6,9 @@ from refmoe.models.block_scaled import BlockScaledWeight
 from refmoe.models.checkpoint import DeepSeekCheckpoint, DeepSeekLayer, GptOssCheckpoint, open_checkpoint
 from refmoe.models.config import DeepSeekConfig, GptOssConfig
 from refmoe.models.decoder import Decoder, LayerStep, MoEPath, Step
-from refmoe.models.errors import CheckpointError
 from refmoe.models.memory import MemoryPlan, memory_plan
 from refmoe.models.state import State
+from refmoe.models.tensor_file import CheckpointError
 from refmoe.models.writer import write_checkpoint
 
 __all__ = [

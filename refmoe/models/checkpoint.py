@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from refmoe.errors import ArgumentError
 from refmoe.models.block_scaled import BlockScaledWeight
 from refmoe.models.config import DeepSeekConfig, GptOssConfig
-from refmoe.models.errors import CheckpointError
 from refmoe.models.schema import TensorSpec, deepseek_tensors, huggingface_tensors, original_tensors
-from refmoe.models.tensor_file import refuse_pickle
+from refmoe.models.tensor_file import CheckpointError, refuse_pickle
 from refmoe.models.tensor_set import TensorSet, read_json
 from refmoe.reference.activation import LIMIT
 from refmoe.reference.moe.layer import MoELayer

@@ -11,11 +11,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.formats import MX_BLOCK
 
 __all__ = ["DeepSeekConfig", "GptOssConfig"]
 
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
-_BLOCK = 32
 _INT32_MAX = (1 << 31) - 1
 
 
@@ -65,7 +65,7 @@ class GptOssConfig:
         """Refuse sizes that no gpt-oss model can have."""
         _check_numbers(self)
         for name in ("hidden_size", "intermediate_size"):
-            _check_multiple(name, getattr(self, name), _BLOCK)
+            _check_multiple(name, getattr(self, name), MX_BLOCK)
         _check_multiple("num_attention_heads", self.num_attention_heads, self.num_key_value_heads)
         _check_multiple("head_dim", self.head_dim, 2)
         _check_at_most("num_experts_per_tok", self.num_experts_per_tok, self.num_local_experts)

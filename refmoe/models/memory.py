@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.formats import MXFP4
 from refmoe.models.attention import QUERIES_A_CHUNK
 from refmoe.models.config import GptOssConfig
 from refmoe.models.schema import huggingface_tensors
@@ -26,7 +27,6 @@ _PROCESS = 256 << 20
 #: What the kernel maps around a page that is read from a file.
 _FAULT_AROUND = 64 << 10
 _BF16, _FP32, _FP64 = 2, 4, 8
-_MX_BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _experts_moment(config: GptOssConfig, tokens: int) -> int:
     """All experts in the map; one matrix of one expert in FP32 and FP64, which is what the paths here take at once."""
     width, inner, experts = config.hidden_size, config.intermediate_size, config.num_local_experts
     weights = 3 * width * inner
-    mapped = experts * (weights // 2 + weights // _MX_BLOCK + (2 * inner + width) * _BF16)
+    mapped = experts * (weights // MXFP4.codes_a_byte + weights // MXFP4.block + (2 * inner + width) * _BF16)
     rows = tokens * config.num_experts_per_tok * (2 * width + 3 * inner) * _FP64
     return mapped + 2 * width * inner * (_FP32 + _FP64) + rows
 

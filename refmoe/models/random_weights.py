@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.formats import E2M1, E4M3
+from refmoe.formats import E4M3, MXFP4
 from refmoe.models.config import DeepSeekConfig, GptOssConfig
 from refmoe.models.schema import SCALE_BLOCK, TensorSpec
 from refmoe.models.tensor_file import DTYPES
@@ -26,7 +26,6 @@ Array = NDArray[Any]
 
 #: Standard deviation of `Draw.normal`.
 _NORMAL_STD = 2 / math.sqrt(3)
-_MX_BLOCK = 32
 #: Exponent fields of the E4M3 codes that are drawn: normal numbers of five binades.
 _E4M3_FIELDS = range(1, 6)
 _E4M3_MANTISSAS = 8
@@ -104,7 +103,7 @@ def _drawn(name: str, spec: TensorSpec, seed: int) -> Array:
         size = math.prod(spec.shape)
         return draw.words(-(-size // 8)).view(np.uint8)[:size].reshape(spec.shape)
     if name.endswith("_scales"):
-        middle = 127 - round(math.log2(_e2m1_rms() * math.sqrt(_MX_BLOCK * spec.shape[-1])))
+        middle = 127 - round(math.log2(_e2m1_rms() * math.sqrt(MXFP4.block * spec.shape[-1])))
         return (draw.integers(3, spec.shape) + middle - 1).astype(np.uint8)
     if name.endswith("_scale_inv"):
         # 0.75 to 1.25 times what brings the codes to 1/sqrt(K).
@@ -123,7 +122,7 @@ def _deviation(name: str, spec: TensorSpec) -> float:
 
 @cache
 def _e2m1_rms() -> float:
-    return math.sqrt(float(np.mean(E2M1.values() ** 2)))
+    return math.sqrt(float(np.mean(MXFP4.element.values() ** 2)))
 
 
 @cache

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from refmoe.formats import MXFP4
 from refmoe.models.config import DeepSeekConfig, GptOssConfig
 
 __all__ = ["SCALE_BLOCK", "TensorSpec", "deepseek_tensors", "huggingface_tensors", "original_tensors"]
 
 SCALE_BLOCK = 128
 """Rows and columns of a DeepSeek weight that share a scale."""
-
-_MX_BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -126,8 +125,8 @@ def _experts(prefix: str, names: tuple[str, str], endings: tuple[str, str, str],
     width, inner, experts = config.hidden_size, config.intermediate_size, config.num_local_experts
     tensors = {}
     for name, rows, columns in ((names[0], 2 * inner, width), (names[1], width, inner)):
-        blocks = columns // _MX_BLOCK
-        tensors[f"{prefix}{name}{endings[0]}"] = TensorSpec("U8", (experts, rows, blocks, _MX_BLOCK // 2))
+        blocks = columns // MXFP4.block
+        tensors[f"{prefix}{name}{endings[0]}"] = TensorSpec("U8", (experts, rows, blocks, MXFP4.block_bytes))
         tensors[f"{prefix}{name}{endings[1]}"] = TensorSpec("U8", (experts, rows, blocks))
         tensors[f"{prefix}{name}{endings[2]}"] = _bf16(experts, rows)
     return tensors

@@ -22,9 +22,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.models.errors import CheckpointError
+from refmoe.errors import ArgumentError
 
-__all__ = ["DTYPES", "TensorFile", "TensorInfo", "refuse_pickle"]
+__all__ = ["DTYPES", "CheckpointError", "TensorFile", "TensorInfo", "refuse_pickle"]
 
 #: NumPy dtypes of safetensors' names. FP8 codes are uint8, as everywhere in refmoe.
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -42,6 +42,25 @@ _LENGTH_BYTES = 8
 #: What the library reads at most; a larger number is no length but the start of some other file.
 _LONGEST_HEADER = 100_000_000
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+class CheckpointError(ArgumentError):
+    """A checkpoint, or a part of one, is not what it has to be.
+
+    Attributes:
+        file: the file or folder.
+        tensor: the tensor's name in the file, None where it is about no single tensor.
+        found: what the file holds, in words.
+        needed: what it would have to hold, in words.
+    """
+
+    def __init__(self, file: Path, tensor: str | None, found: str, needed: str) -> None:
+        super().__init__(str(file) if tensor is None else f"{file}: tensor {tensor}", found, needed)
+        self.file = file
+        self.tensor = tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.file, self.tensor, self.found, self.needed)
 
 
 @dataclass(frozen=True)

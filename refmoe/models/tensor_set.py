@@ -9,9 +9,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from refmoe.models.errors import CheckpointError
 from refmoe.models.schema import TensorSpec
-from refmoe.models.tensor_file import TensorFile, refuse_pickle
+from refmoe.models.tensor_file import CheckpointError, TensorFile, refuse_pickle
 
 __all__ = ["INDEX", "TensorSet", "read_json"]
 

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.policies.encode import ELEMENTS
-from refmoe.reference.dequantize import BLOCK
+from refmoe.formats import MX_BLOCK, MX_FORMATS
+from refmoe.policy import DEEPGEMM_FLOOR
+from refmoe.reference.fp32 import fp32_bits, magnitude_values
+from refmoe.reference.quantize import checked_blocks
 
 __all__ = ["BLOCKS_A_CHUNK", "KINDS", "InputBlocks", "checked_input", "input_blocks", "kind_counts"]
 
@@ -23,27 +24,18 @@ BLOCKS_A_CHUNK = 1 << 14
 KINDS = ("ordinary", "small", "tiny", "zero", "infinity", "nan")
 
 _INFINITY = 0x7F800000
-#: DeepGEMM's floor of amax, float32(1e-4), as FP32 bits.
-_SMALL = 0x38D1B717
-_BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def checked_input(x: object) -> NDArray[np.generic]:
     """`x` as blocks [n, 32], without a copy.
 
     Raises:
-        ArgumentError: no BF16, FP16 or FP32 array, no elements, a last dimension that is no multiple of 32, or an
-            array that is not C-contiguous.
+        ArgumentError: no elements, or what `refmoe.reference.quantize` refuses.
     """
-    if not isinstance(x, np.ndarray) or x.dtype not in (_BF16, np.float16, np.float32):
-        raise ArgumentError("x", describe(x), "an array of ml_dtypes.bfloat16, float16 or float32")
-    if x.ndim == 0 or x.size == 0 or x.shape[-1] % BLOCK:
-        raise ArgumentError(
-            "x", describe(x), f"at least one element, and a last dimension that is a multiple of {BLOCK}"
-        )
-    if not x.flags.c_contiguous:
-        raise ArgumentError("x", f"{describe(x)} that is not contiguous", "a C-contiguous array")
-    return x.reshape(-1, BLOCK)
+    blocks = checked_blocks(x, MX_BLOCK)
+    if not blocks.size:
+        raise ArgumentError("x", describe(x), "at least one element")
+    return blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +53,7 @@ class InputBlocks:
     @cached_property
     def magnitude(self) -> NDArray[np.uint32]:
         """FP32 bits of |x| [n, 32]."""
-        if self.x.dtype == _BF16:
-            wide = self.x.view(np.uint16).astype(np.uint32) << np.uint32(16)
-        else:
-            wide = self.x.astype(np.float32).view(np.uint32)
-        bits: NDArray[np.uint32] = wide & np.uint32(0x7FFFFFFF)
+        bits: NDArray[np.uint32] = fp32_bits(self.x) & np.uint32(0x7FFFFFFF)
         return bits
 
     @cached_property
@@ -89,11 +77,14 @@ class InputBlocks:
         """Index into `KINDS` [n].
 
         tiny: a scale byte so near 0 that clamping it, flushing it or flushing a subnormal element could show. From
-        scale byte 11 on, half the smallest E4M3 magnitude is 2^-126 and nothing subnormal survives; no mode's byte is
-        more than emax + 1 below the exponent field of amax. small: below the 1e-4 that DeepGEMM takes amax to be.
+        scale byte 11 on, half the smallest E4M3 magnitude is 2^-126 and nothing subnormal survives (E2M1 needs less);
+        no mode's byte is more than emax + 1 below the exponent field of amax.
+        small: below the 1e-4 that DeepGEMM takes amax to be.
         """
-        first_safe = np.uint32((ELEMENTS[self.format].emax + 1 + 11) << 23)
-        kind = (self.amax <= _SMALL).astype(np.uint8)
+        element = MX_FORMATS[self.format].element
+        byte = max(11, 2 + element.mantissa_bits - element.emin)
+        first_safe = np.uint32((element.emax + 1 + byte) << 23)
+        kind = (self.amax <= DEEPGEMM_FLOOR).astype(np.uint8)
         kind[self.amax < first_safe] = KINDS.index("tiny")
         kind[self.amax == 0] = KINDS.index("zero")
         kind[self.has_infinity] = KINDS.index("infinity")
@@ -102,8 +93,7 @@ class InputBlocks:
 
     def values(self) -> NDArray[np.float64]:
         """float64 [n, 32], exact, subnormals by way of integers, which no flush to zero can reach."""
-        normal = (self.magnitude.astype(np.uint64) << np.uint64(29)) + np.uint64((1023 - 127) << 52)
-        value = np.where(self.magnitude < 1 << 23, self.magnitude * 2.0**-149, normal.view(np.float64))
+        value = magnitude_values(self.magnitude)
         value[self.magnitude == _INFINITY] = np.inf
         value[self.magnitude > _INFINITY] = np.nan
         # A NumPy sign bit is read from the input's own bits, so that of a NaN is kept too.

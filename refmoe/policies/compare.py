@@ -18,11 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from refmoe.errors import ArgumentError
-from refmoe.formats import E8M0, Format
+from refmoe.formats import E8M0, MX_BLOCK, MX_FORMATS, Format, as_mx_format
 from refmoe.policies.blocks import KINDS, InputBlocks, checked_input, input_blocks, kind_counts
-from refmoe.policies.encode import ELEMENTS, signed_values
-from refmoe.policies.rules import PolicyRule, QuantizedBlocks, checked_format, default_rules, rules_named
-from refmoe.reference.dequantize import BLOCK
+from refmoe.policies.encode import signed_values
+from refmoe.policies.rules import PolicyRule, QuantizedBlocks, default_rules, rules_named
+from refmoe.policy import as_policy
 from refmoe.tables import plain_table
 
 __all__ = [
@@ -39,8 +39,6 @@ __all__ = [
 
 #: Bins of the mantissa of amax, the width of BF16's.
 MANTISSA_BINS = 128
-
-_NAN_SCALE = 0xFF
 
 
 @dataclass
@@ -65,7 +63,7 @@ class PolicyDifference:
     @property
     def code_share(self) -> float:
         """Share of the codes that differ."""
-        return self.codes / (self.blocks * BLOCK) if self.blocks else 0.0
+        return self.codes / (self.blocks * MX_BLOCK) if self.blocks else 0.0
 
     def add(self, first: QuantizedBlocks, second: QuantizedBlocks) -> None:
         """Take in what the two policies make of a chunk."""
@@ -149,7 +147,7 @@ class PolicyFigures:
         sign = np.uint8(1 << (self.element.bits - 1))
         magnitude = made.codes & (sign - np.uint8(1))
         nan = (magnitude > self.element.max_code) & defined
-        poisoned = (made.scales == _NAN_SCALE) & made.defined
+        poisoned = (made.scales == E8M0.nan_code) & made.defined
         self.undefined += int((~made.defined).sum())
         self.poisoned += int(poisoned.sum())
         self.nan_codes += int(nan.sum())
@@ -174,7 +172,7 @@ class PolicyFigures:
         worst = int(error.argmax())
         if error.reshape(-1)[worst] > self.max_error:
             self.max_error = float(error.reshape(-1)[worst])
-            self.max_error_at = divmod(start * BLOCK + worst, self.width)
+            self.max_error_at = divmod(start * MX_BLOCK + worst, self.width)
 
         usable = made.defined[bins.plain]
         offset = made.scales[bins.plain].astype(np.int64) - (bins.field - self.element.emax)
@@ -212,7 +210,7 @@ class PolicyComparison:
         """
         if first == second:
             own = next(figures for figures in self.figures if figures.rule.name == first)
-            return PolicyDifference(0, 0, math.prod(self.shape) // BLOCK - own.undefined)
+            return PolicyDifference(0, 0, math.prod(self.shape) // MX_BLOCK - own.undefined)
         return self.pairs[(first, second) if (first, second) in self.pairs else (second, first)]
 
 
@@ -233,13 +231,13 @@ def compare_policies(
             same rule twice; a base that is not among the policies.
     """
     rows = checked_input(x)
-    checked_format(format)
+    as_mx_format(format)
     chosen = default_rules(format) if policies is None else rules_named(policies, format)
     if not chosen:
         raise ArgumentError("policies", "none", "at least one")
     base_index = 0 if base is None else _base_index(chosen, base)
     width = x.shape[-1]
-    figures = [PolicyFigures(rule, ELEMENTS[format], width) for rule in chosen]
+    figures = [PolicyFigures(rule, MX_FORMATS[format].element, width) for rule in chosen]
     pairs = {pair: PolicyDifference() for pair in itertools.combinations(range(len(chosen)), 2)}
     kinds = np.zeros(len(KINDS), np.int64)
     mantissas = np.zeros(MANTISSA_BINS, np.int64)
@@ -268,8 +266,9 @@ def compare_policies(
 
 
 def _base_index(chosen: Sequence[PolicyRule], base: str) -> int:
+    named = as_policy(base, argument="base").name
     for index, rule in enumerate(chosen):
-        if base in rule.names or f"{base}/exact" == rule.name:
+        if named in rule.names:
             return index
     raise ArgumentError("base", repr(base), f"one of the policies compared: {', '.join(rule.name for rule in chosen)}")
 

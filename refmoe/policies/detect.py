@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.formats import MX_BLOCK, MX_FORMATS, MXFP4, as_mx_format
 from refmoe.policies.blocks import KINDS, checked_input, input_blocks, kind_counts
 from refmoe.policies.compare import input_summary
 from refmoe.policies.hypotheses import Hypothesis, find_faults
-from refmoe.policies.rules import PolicyRule, checked_format, rules
+from refmoe.policies.rules import PolicyRule, rules
 from refmoe.policies.score import DifferingByte, GivenBytes, Score, score
 from refmoe.policies.witness import Witness, find_witness
-from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import SCALE_LAYOUTS, layout_named, scale_buffer_size, unswizzle_scales
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
 Bytes = NDArray[np.uint8]
 
 _PACKINGS = ("even-low", "gguf")
-_GGUF_BLOCK = 1 + BLOCK // 2
+_GGUF_BLOCK = 1 + MXFP4.block_bytes
 #: How many rules are shown when none fits.
 _NEAREST = 3
 
@@ -115,9 +115,9 @@ def detect_policy(
     chosen = _checked_codes(codes, rows, format)
     if packing not in _PACKINGS:
         raise ArgumentError("packing", describe(packing), " or ".join(_PACKINGS))
-    if chosen == "mxfp8" and packing != "even-low":
-        raise ArgumentError("packing", f"{packing} for mxfp8", "mxfp4: FP8 codes are not packed")
-    linear = _checked_scales(scales, len(rows) * BLOCK // width, width // BLOCK, layout)
+    if MX_FORMATS[chosen].codes_a_byte == 1 and packing != "even-low":
+        raise ArgumentError("packing", f"{packing} for {chosen}", "mxfp4: FP8 codes are not packed")
+    linear = _checked_scales(scales, len(rows) * MX_BLOCK // width, width // MX_BLOCK, layout)
     given = GivenBytes(rows, codes.reshape(len(rows), -1), linear, chosen, width, packing)
 
     counts = sum(kind_counts(blocks.kind) for _, blocks in input_blocks(rows, chosen))
@@ -130,7 +130,7 @@ def detect_policy(
     nearest = () if matches else tuple(sorted(scores, key=lambda each: each.rank)[:_NEAREST])
     return Detection(
         chosen,
-        (len(rows) * BLOCK // width, width),
+        (len(rows) * MX_BLOCK // width, width),
         kinds,
         matches,
         _ambiguities([match.rule for match in matches], x.dtype, chosen),
@@ -170,14 +170,14 @@ def _check_bytes(argument: str, value: object) -> None:
 def _checked_codes(codes: Bytes, rows: NDArray[np.generic], format: str | None) -> str:
     """The format, checked against the number of bytes or concluded from it."""
     _check_bytes("codes", codes)
-    sizes = {"mxfp8": rows.size, "mxfp4": rows.size // 2}
+    sizes = {mx.name: rows.size // mx.codes_a_byte for mx in MX_FORMATS.values()}
     if format is None:
         for name, size in sizes.items():
             if codes.size == size:
                 return name
-        needed = f"{sizes['mxfp8']} (mxfp8) or {sizes['mxfp4']} (mxfp4) for {rows.size} elements"
-        raise ArgumentError("codes", f"{codes.size} bytes", needed)
-    if codes.size != sizes[checked_format(format)]:
+        needed = " or ".join(f"{size} ({name})" for name, size in sizes.items())
+        raise ArgumentError("codes", f"{codes.size} bytes", f"{needed} for {rows.size} elements")
+    if codes.size != sizes[as_mx_format(format).name]:
         raise ArgumentError("codes", f"{codes.size} bytes", f"{sizes[format]} for {rows.size} elements of {format}")
     return format
 
@@ -257,7 +257,8 @@ def _unmatched(detection: Detection) -> list[str]:
         undefined = f", {near.undefined:,} more are undefined" if near.undefined else ""
         lines.append(
             f"  {near.rule}: {near.differing:,} of {near.blocks:,} blocks differ ({kinds}){undefined}; "
-            f"{_percent(near.scales, near.blocks)} of scale bytes, {_percent(near.codes, near.blocks * BLOCK)} of codes"
+            f"{_percent(near.scales, near.blocks)} of scale bytes, "
+            f"{_percent(near.codes, near.blocks * MX_BLOCK)} of codes"
         )
     nearest = detection.nearest[0]
     lines += [f"    {byte.text}" for byte in (nearest.first_scale, nearest.first_code) if byte]

@@ -12,12 +12,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.formats import E2M1, E4M3, E8M0, Format
+from refmoe.formats import E8M0, Format
 
-__all__ = ["ELEMENTS", "Rounding", "encode_at", "signed_values"]
-
-#: The element format of each MX format.
-ELEMENTS = {"mxfp8": E4M3, "mxfp4": E2M1}
+__all__ = ["Rounding", "encode_at", "signed_values"]
 
 
 class Rounding(enum.Enum):
@@ -29,17 +26,16 @@ class Rounding(enum.Enum):
     HALF_TOWARD_ZERO = "to nearest, ties toward zero"
 
 
-@cache
 def _magnitudes(fmt: Format) -> NDArray[np.float64]:
     """The non-negative finite values of `fmt` by code, ascending."""
-    return np.array([float(fmt.decode(code)) for code in range(fmt.max_code + 1)])
+    return fmt.values()[: fmt.max_code + 1]
 
 
 @cache
 def signed_values(fmt: Format) -> NDArray[np.float64]:
-    """The values of `fmt` by code, float64 [2^bits]; 0 for a NaN."""
-    codes = range(1 << fmt.bits)
-    return np.array([0.0 if fmt.is_nan(code) else float(fmt.decode(code)) for code in codes])
+    """The values of `fmt` by code, float64 [2^bits]; 0 for what is not finite."""
+    values = fmt.values()
+    return np.where(np.isfinite(values), values, 0.0)
 
 
 def encode_at(
@@ -50,7 +46,7 @@ def encode_at(
     Args:
         x: float64 [n, 32], no NaN; an infinity saturates.
         scales: integers [n], the scale byte of each block.
-        fmt: E4M3 or E2M1.
+        fmt: a signed format.
         rounding: of the elements.
 
     Returns:

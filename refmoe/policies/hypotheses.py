@@ -14,9 +14,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.formats import E8M0
+from refmoe.formats import E4M3, E8M0, MX_FORMATS
 from refmoe.policies.blocks import KINDS, InputBlocks
-from refmoe.policies.encode import ELEMENTS, Rounding, encode_at
+from refmoe.policies.encode import Rounding, encode_at
 from refmoe.policies.rules import PolicyRule, QuantizedBlocks
 from refmoe.policies.score import GivenBytes, Score, score
 from refmoe.reference.layout import SCALE_LAYOUTS, scale_buffer_size, unswizzle_scales
@@ -86,7 +86,7 @@ def _weigh(fault: str, given: GivenBytes, rules: Sequence[PolicyRule], before: f
 
 
 def _storage_faults(given: GivenBytes, buffer: NDArray[np.uint8], layout: str) -> Iterator[tuple[str, GivenBytes]]:
-    if given.format == "mxfp4":
+    if MX_FORMATS[given.format].codes_a_byte == 2:
         other = "gguf" if given.packing == "even-low" else "even-low"
         yield "the two nibbles of each byte are swapped", replace(given, swapped=True)
         yield f"the codes are packed in the order {other}, not {given.packing}", replace(given, packing=other)
@@ -134,7 +134,7 @@ def _arithmetic_faults(given: GivenBytes) -> Iterator[tuple[str, Change]]:
         byte = int(given.scales[0])
         yield f"every scale byte is 0x{byte:02X}: they were not written, or are ignored", partial(_constant, byte)
     yield "zeros have lost their sign", _without_zero_signs
-    if given.format == "mxfp8":
+    if MX_FORMATS[given.format].element is E4M3:
         yield "saturation is missing: what lies above 464 became NaN", _without_saturation
     if given.x.dtype == np.float32:
         for dtype, name in ((np.dtype(ml_dtypes.bfloat16), "BF16"), (np.dtype(np.float16), "FP16")):
@@ -157,7 +157,7 @@ def _recoded(
     """The codes of blocks of numbers anew, at `scales`."""
     numbers = _numbers(blocks, made)
     codes = made.codes.copy()
-    codes[numbers] = encode_at(blocks.values()[numbers], scales[numbers], ELEMENTS[blocks.format], rounding)
+    codes[numbers] = encode_at(blocks.values()[numbers], scales[numbers], MX_FORMATS[blocks.format].element, rounding)
     return QuantizedBlocks(codes, scales, made.defined)
 
 
@@ -182,7 +182,7 @@ def _constant(byte: int, rule: PolicyRule, blocks: InputBlocks) -> QuantizedBloc
 
 def _without_zero_signs(rule: PolicyRule, blocks: InputBlocks) -> QuantizedBlocks:
     made = rule.run(blocks)
-    sign = np.uint8(1 << (ELEMENTS[blocks.format].bits - 1))
+    sign = np.uint8(1 << (MX_FORMATS[blocks.format].element.bits - 1))
     return replace(made, codes=np.where(made.codes == sign, np.uint8(0), made.codes))
 
 

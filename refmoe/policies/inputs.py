@@ -16,7 +16,7 @@ from refmoe.families.case import Shape
 from refmoe.families.quantize import FILLS, LEAST_BLOCKS, QUANTIZE, make_input
 from refmoe.families.real_data import FFN_INPUT
 from refmoe.files import read_npy, tensor_name
-from refmoe.reference.dequantize import BLOCK
+from refmoe.formats import MX_BLOCK
 
 __all__ = ["NamedInput", "read_bytes", "read_input"]
 
@@ -109,10 +109,10 @@ def _from_fill(text: str) -> NamedInput:
         given |= {key: value for key, value in match.groupdict().items() if value is not None}
     dtype = given.get("dtype", "bf16")
     k, seed = int(given.get("k", _FILL_WIDTH)), int(given.get("seed", _FILL_SEED))
-    if k == 0 or k % BLOCK:
-        raise ArgumentError("input", f"k{k} in {text!r}", f"a k that is a multiple of {BLOCK}")
+    if k == 0 or k % MX_BLOCK:
+        raise ArgumentError("input", f"k{k} in {text!r}", f"a k that is a multiple of {MX_BLOCK}")
     # A fill that runs through all patterns gets the blocks for it.
-    least_rows = -(-LEAST_BLOCKS.get(name, 0) * BLOCK // k)
+    least_rows = -(-LEAST_BLOCKS.get(name, 0) * MX_BLOCK // k)
     m = int(given.get("m", max(_FILL_ROWS, least_rows)))
     if not 0 < m * k <= _MOST_ELEMENTS:
         raise ArgumentError("input", f"m{m}k{k} in {text!r}", f"1 to {_MOST_ELEMENTS} elements")

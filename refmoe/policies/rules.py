@@ -12,20 +12,15 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.errors import ArgumentError, describe
+from refmoe.errors import ArgumentError
+from refmoe.formats import MX_FORMATS, as_mx_format
 from refmoe.policies.blocks import KINDS, InputBlocks
-from refmoe.policies.encode import ELEMENTS, encode_at
-from refmoe.policy import EDGE_FORMATS, POLICIES, EdgePolicy, ElementRounding, Policy, ScaleMode
-from refmoe.reference import quantize, quantize_mxfp4, quantize_mxfp8, unpack_fp4
+from refmoe.policies.encode import encode_at
+from refmoe.policy import EDGE_FORMATS, POLICIES, RELEASES, EdgePolicy, Policy, ScaleMode, as_policy
+from refmoe.reference import quantize
 from refmoe.reference.gguf import scale_bytes
-from refmoe.reference.tensor import MXTensor
 
-__all__ = ["FORMATS", "PolicyRule", "QuantizedBlocks", "checked_format", "default_rules", "rule_named", "rules"]
-
-FORMATS = ("mxfp8", "mxfp4")
-
-#: The release whose bits the rules `torchao_*@0.18` reproduce.
-TORCHAO_RELEASE = "0.18"
+__all__ = ["PolicyRule", "QuantizedBlocks", "default_rules", "rule_named", "rules", "rules_named"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,16 +43,24 @@ class PolicyRule:
     """One way to quantize.
 
     Attributes:
-        name: "mode/edge", or the name of a policy whose rules are its own.
+        policy: the policy named "mode/edge", or a whole one whose rules are its own.
         aliases: whole policies that are this same rule.
-        mode: how the scale is chosen on ordinary blocks.
         run: quantizes a chunk.
     """
 
-    name: str
+    policy: Policy
     aliases: tuple[str, ...]
-    mode: ScaleMode
     run: Callable[[InputBlocks], QuantizedBlocks]
+
+    @property
+    def name(self) -> str:
+        """The policy's."""
+        return self.policy.name
+
+    @property
+    def mode(self) -> ScaleMode:
+        """How the scale is chosen on ordinary blocks."""
+        return self.policy.mode
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -68,13 +71,6 @@ class PolicyRule:
         return self.name + (f" (= {', '.join(self.aliases)})" if self.aliases else "")
 
 
-def checked_format(format: object) -> str:
-    """`format`, or an `ArgumentError` if it is neither "mxfp8" nor "mxfp4"."""
-    if not isinstance(format, str) or format not in FORMATS:
-        raise ArgumentError("format", describe(format), "mxfp8 or mxfp4")
-    return format
-
-
 @cache
 def rules(format: str) -> tuple[PolicyRule, ...]:
     """Every distinct rule of a format: modes x edges first, then the policies that are neither.
@@ -82,14 +78,12 @@ def rules(format: str) -> tuple[PolicyRule, ...]:
     Raises:
         ArgumentError: an unknown format.
     """
-    checked_format(format)
+    as_mx_format(format)
+    whole = [policy for policy in (POLICIES | RELEASES).values() if format in policy.formats]
     edges = [edge for edge in EdgePolicy if format in EDGE_FORMATS[edge]]
-    found = [_mode_and_edge(mode, edge, format) for edge in edges for mode in ScaleMode]
-    found += [_own_rule(policy) for policy in POLICIES.values() if policy.edge is None and format in policy.formats]
-    torchao = [
-        policy for policy in POLICIES.values() if policy.name.startswith("torchao_") and format in policy.formats
-    ]
-    return (*found, *(_torchao_release(policy) for policy in torchao))
+    combined = [as_policy(f"{mode.value}/{edge.value}") for edge in edges for mode in ScaleMode]
+    own = [policy for policy in whole if policy.edge is None]
+    return (*(_mode_and_edge(policy, whole) for policy in combined), *map(_own_rule, own))
 
 
 def default_rules(format: str) -> tuple[PolicyRule, ...]:
@@ -97,29 +91,20 @@ def default_rules(format: str) -> tuple[PolicyRule, ...]:
 
     The rules of one release of torchao are left out: they part from torchao's policies on edge blocks alone.
     """
-    chosen = [rule for rule in rules(format) if rule.name.endswith("/exact")]
-    chosen += [rule for rule in rules(format) if (rule.aliases or "/" not in rule.name) and rule not in chosen]
-    return tuple(rule for rule in chosen if not rule.name.endswith(f"@{TORCHAO_RELEASE}"))
+    chosen = [rule for rule in rules(format) if rule.policy.edge is EdgePolicy.EXACT]
+    chosen += [rule for rule in rules(format) if (rule.aliases or rule.name in POLICIES) and rule not in chosen]
+    return tuple(chosen)
 
 
 def rule_named(name: str, format: str) -> PolicyRule:
-    """The rule with that name: "mode/edge", a mode (with the edge `exact`), or a policy.
+    """The rule of a policy's text, see `refmoe.policy.as_policy`.
 
     Raises:
-        ArgumentError: no such rule, or one that the format does not have.
+        ArgumentError: an unknown format, no such policy, or one that the format does not have.
     """
-    for rule in rules(checked_format(format)):
-        if name in rule.names or f"{name}/exact" == rule.name:
-            return rule
-    other = next(known for known in FORMATS if known != format)
-    if any(name in rule.names for rule in rules(other)):
-        raise ArgumentError("policies", f"{name} for {format}", f"a policy of {format}: {name} is of {other} alone")
-    modes = "|".join(mode.value for mode in ScaleMode)
-    edges = "|".join(edge.value for edge in EdgePolicy if format in EDGE_FORMATS[edge])
-    whole = ", ".join(alias for rule in rules(format) for alias in rule.aliases or (rule.name,) if "/" not in alias)
-    raise ArgumentError(
-        "policies", describe(name), f"MODE or MODE/EDGE with modes {modes} and edges {edges}, or {whole}"
-    )
+    found = rules(format)
+    policy = as_policy(name, format, "policies")
+    return next(rule for rule in found if policy.name in rule.names)
 
 
 def rules_named(names: Sequence[str], format: str) -> tuple[PolicyRule, ...]:
@@ -137,31 +122,28 @@ def rules_named(names: Sequence[str], format: str) -> tuple[PolicyRule, ...]:
     return tuple(found)
 
 
-def _mode_and_edge(mode: ScaleMode, edge: EdgePolicy, format: str) -> PolicyRule:
-    function = quantize_mxfp8 if format == "mxfp8" else quantize_mxfp4
-
+def _mode_and_edge(policy: Policy, whole: Sequence[Policy]) -> PolicyRule:
     def run(blocks: InputBlocks) -> QuantizedBlocks:
-        return _run(blocks, _defined(blocks, edge), lambda x: function(x, mode=mode, edge=edge))
+        return _run(blocks, _defined(blocks, policy.edge), policy)
 
-    aliases = tuple(
-        policy.name
-        for policy in POLICIES.values()
-        if (policy.mode, policy.edge, policy.rounding) == (mode, edge, ElementRounding.NEAREST_EVEN)
-        and format in policy.formats
-    )
-    return PolicyRule(f"{mode.value}/{edge.value}", aliases, mode, run)
+    def decides(other: Policy) -> tuple[object, ...]:
+        return other.mode, other.edge, other.rounding
+
+    return PolicyRule(policy, tuple(other.name for other in whole if decides(other) == decides(policy)), run)
 
 
 def _own_rule(policy: Policy) -> PolicyRule:
+    if policy.name in RELEASES:
+        return _torchao_release(policy)
+
     def run(blocks: InputBlocks) -> QuantizedBlocks:
         finite = ~(blocks.has_nan | blocks.has_infinity)
-        defined = finite & (scale_bytes(blocks.amax) >= 0)
-        return _run(blocks, defined, lambda x: quantize(x, blocks.format, policy=policy))
+        return _run(blocks, finite & (scale_bytes(blocks.amax) >= 0), policy)
 
-    return PolicyRule(policy.name, (), policy.mode, run)
+    return PolicyRule(policy, (), run)
 
 
-def _defined(blocks: InputBlocks, edge: EdgePolicy) -> NDArray[np.bool_]:
+def _defined(blocks: InputBlocks, edge: EdgePolicy | None) -> NDArray[np.bool_]:
     """The blocks that `edge` defines; the rest is what the quantizer refuses."""
     undefined = np.zeros(len(blocks.x), np.bool_)
     if edge in (EdgePolicy.TRANSFORMER_ENGINE, EdgePolicy.LLAMA_CPP_CUDA, EdgePolicy.DEEPGEMM):
@@ -171,16 +153,13 @@ def _defined(blocks: InputBlocks, edge: EdgePolicy) -> NDArray[np.bool_]:
     return ~undefined
 
 
-def _run(
-    blocks: InputBlocks, defined: NDArray[np.bool_], function: Callable[[NDArray[np.generic]], MXTensor]
-) -> QuantizedBlocks:
+def _run(blocks: InputBlocks, defined: NDArray[np.bool_], policy: Policy) -> QuantizedBlocks:
     x = blocks.x
     if not defined.all():
         x = x.copy()
         x[~defined] = 0
-    tensor = function(np.ascontiguousarray(x))
-    codes = tensor.codes if blocks.format == "mxfp8" else unpack_fp4(tensor.codes)
-    return QuantizedBlocks(codes, tensor.scales[:, 0], defined)
+    tensor = quantize(np.ascontiguousarray(x), blocks.format, policy=policy)
+    return QuantizedBlocks(tensor.elements, tensor.scales[:, 0], defined)
 
 
 def _torchao_release(policy: Policy) -> PolicyRule:
@@ -192,12 +171,11 @@ def _torchao_release(policy: Policy) -> PolicyRule:
     the machine decides them: E2M1 blocks with a NaN, a NaN beside an infinity, and FP32 maxima just above a power of
     two times the largest element, which RCEIL's log2 in FP32 may round down.
     """
-    mode = policy.mode
+    mode, ordinary = policy.mode, as_policy(policy.mode.value)
 
     def run(blocks: InputBlocks) -> QuantizedBlocks:
-        fmt = ELEMENTS[blocks.format]
-        function = quantize_mxfp8 if blocks.format == "mxfp8" else quantize_mxfp4
-        made = _run(blocks, ~(blocks.has_nan | blocks.has_infinity), lambda x: function(x, mode=mode))
+        fmt = MX_FORMATS[blocks.format].element
+        made = _run(blocks, ~(blocks.has_nan | blocks.has_infinity), ordinary)
         defined = ~(blocks.has_nan & (blocks.has_infinity | (fmt.nan_code is None)))
         if mode is ScaleMode.RCEIL and blocks.x.dtype == np.float32:
             above_max = int((fmt.max / 2**fmt.emax - 1) * (1 << 23))
@@ -215,7 +193,7 @@ def _torchao_release(policy: Policy) -> PolicyRule:
             codes[other] = encode_at(values, applied, fmt)
         return QuantizedBlocks(codes, scales, defined)
 
-    return PolicyRule(f"{policy.name}@{TORCHAO_RELEASE}", (), mode, run)
+    return PolicyRule(policy, (), run)
 
 
 def _mark_nans(blocks: InputBlocks, codes: NDArray[np.uint8], alone: bool) -> None:

@@ -8,15 +8,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.formats import Format
-from refmoe.numbers_as_text import e8m0_text
+from refmoe.formats import MX_BLOCK, MX_FORMATS
+from refmoe.numbers_as_text import bits_text, number_text
 from refmoe.policies.blocks import KINDS, InputBlocks, input_blocks, kind_counts
-from refmoe.policies.encode import ELEMENTS
 from refmoe.policies.rules import PolicyRule, QuantizedBlocks
-from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import unpack_fp4
 
-__all__ = ["DifferingByte", "GivenBytes", "Score", "code_text", "score"]
+__all__ = ["DifferingByte", "GivenBytes", "Score", "score"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +44,7 @@ class GivenBytes:
     @property
     def row_blocks(self) -> int:
         """Blocks of a row."""
-        return self.width // BLOCK
+        return self.width // MX_BLOCK
 
     def head(self, blocks: int) -> GivenBytes:
         """The first so many blocks of it."""
@@ -62,7 +60,7 @@ class GivenBytes:
             yield start, blocks, QuantizedBlocks(self._unpacked(self.codes[part]), self.scales[part], compared)
 
     def _unpacked(self, codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        if self.format == "mxfp8":
+        if MX_FORMATS[self.format].codes_a_byte == 1:
             return codes
         if self.swapped:
             codes = (codes >> np.uint8(4)) | (codes << np.uint8(4))
@@ -133,7 +131,7 @@ class Score:
     @property
     def rank(self) -> tuple[int, float]:
         """Smaller is nearer: blocks that are not explained, then the share of scales and that of codes together."""
-        return self.differing + self.undefined, self.scales + self.codes / BLOCK
+        return self.differing + self.undefined, self.scales + self.codes / MX_BLOCK
 
     def add(self, given: GivenBytes, start: int, blocks: InputBlocks, found: QuantizedBlocks) -> None:
         """Compare one chunk of the bytes, whose first block is number `start`."""
@@ -167,30 +165,24 @@ def score(given: GivenBytes, rules: Sequence[PolicyRule]) -> list[Score]:
     return scores
 
 
-def code_text(code: int, fmt: Format) -> str:
-    """An element code and its value in decimal, exact: "0x6F (120)", "0x8 (-0)", "0x7F (NaN)"."""
-    sign = "-" if fmt.is_negative(code) else ""
-    value = "NaN" if fmt.is_nan(code) else f"{sign}{abs(float(fmt.decode(code))):.10g}"
-    return f"0x{code:0{fmt.bits // 4}X} ({value})"
-
-
 def _differing_scale(
     given: GivenBytes, start: int, index: int, found: QuantizedBlocks, made: QuantizedBlocks
 ) -> DifferingByte:
     row, block = divmod(start + index, given.row_blocks)
     ours, theirs = int(made.scales[index]), int(found.scales[index])
-    values = f"found 0x{theirs:02X} ({e8m0_text(theirs)}) expected 0x{ours:02X} ({e8m0_text(ours)})"
+    scale = MX_FORMATS[given.format].scale
+    values = f"found {number_text(theirs, scale)} expected {number_text(ours, scale)}"
     return DifferingByte(row, block, None, theirs, ours, f"scales  block ({row}, {block}): {values}")
 
 
 def _differing_code(
     given: GivenBytes, start: int, index: int, found: QuantizedBlocks, made: QuantizedBlocks
 ) -> DifferingByte:
-    local, lane = divmod(index, BLOCK)
+    local, lane = divmod(index, MX_BLOCK)
     row, block = divmod(start + local, given.row_blocks)
     ours, theirs = int(made.codes[local, lane]), int(found.codes[local, lane])
-    fmt = ELEMENTS[given.format]
-    where = f"codes[{row}, {block * BLOCK + lane}]  block ({row}, {block}) lane {lane}"
-    values = f"found {code_text(theirs, fmt)} expected {code_text(ours, fmt)}"
-    text = f"{where}: {values}, scale 0x{int(found.scales[local]):02X}"
+    mx = MX_FORMATS[given.format]
+    where = f"codes[{row}, {block * MX_BLOCK + lane}]  block ({row}, {block}) lane {lane}"
+    values = f"found {number_text(theirs, mx.element)} expected {number_text(ours, mx.element)}"
+    text = f"{where}: {values}, scale {bits_text(int(found.scales[local]), mx.scale)}"
     return DifferingByte(row, block, lane, theirs, ours, text)

@@ -8,11 +8,10 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.formats import MX_BLOCK, MX_FORMATS
+from refmoe.numbers_as_text import bits_text, number_text
 from refmoe.policies.blocks import InputBlocks
-from refmoe.policies.encode import ELEMENTS
 from refmoe.policies.rules import PolicyRule
-from refmoe.policies.score import code_text
-from refmoe.reference.dequantize import BLOCK
 
 __all__ = ["Witness", "find_witness"]
 
@@ -72,12 +71,12 @@ def find_witness(first: PolicyRule, second: PolicyRule, dtype: np.dtype[np.gener
     if not found.size:
         return None
     index = int(found[0])
-    fmt = ELEMENTS[format]
+    mx = MX_FORMATS[format]
     codes = one.codes[index] != other.codes[index]
     lane = int(codes.argmax()) if codes.any() else 0
 
     def words(scale: int, code: int) -> str:
-        return f"scale 0x{scale:02X}, element {lane} {code_text(code, fmt)}"
+        return f"scale {bits_text(scale, mx.scale)}, element {lane} {number_text(code, mx.element)}"
 
     return Witness(
         tuple(float(value) for value in x[index]),
@@ -90,7 +89,7 @@ def find_witness(first: PolicyRule, second: PolicyRule, dtype: np.dtype[np.gener
 @cache
 def _blocks(dtype: np.dtype[np.generic]) -> tuple[NDArray[np.generic], tuple[int, ...]]:
     """The catalogue [n, 32] in `dtype`, and which entry each block is."""
-    rows = np.array([[*leading, *[rest] * (BLOCK - len(leading))] for leading, rest in _CATALOGUE], np.float32)
+    rows = np.array([[*leading, *[rest] * (MX_BLOCK - len(leading))] for leading, rest in _CATALOGUE], np.float32)
     x = rows.astype(dtype)
     same = ((x.astype(np.float32) == rows) | np.isnan(rows)).all(axis=1)
     return np.ascontiguousarray(x[same]), tuple(np.flatnonzero(same).tolist())
@@ -98,7 +97,7 @@ def _blocks(dtype: np.dtype[np.generic]) -> tuple[NDArray[np.generic], tuple[int
 
 def _description(leading: tuple[float, ...], rest: float) -> str:
     shown = ", ".join(_number(value) for value in leading)
-    filler = f"{BLOCK - len(leading)} times {_number(rest)}"
+    filler = f"{MX_BLOCK - len(leading)} times {_number(rest)}"
     return f"{shown} and {filler}" if shown else filler
 
 

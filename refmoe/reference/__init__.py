@@ -20,9 +20,16 @@ from refmoe.reference.layout import (
     unswizzle_scales,
 )
 from refmoe.reference.mma import tensor_core_mma
-from refmoe.reference.moe.bound import Enclosure, layer_bound, layer_enclosure
-from refmoe.reference.moe.float64 import moe_float64
-from refmoe.reference.moe.pipeline import MoELayer, MoEStages, moe_layer, path_steps
+from refmoe.reference.moe import (
+    Enclosure,
+    MoELayer,
+    MoEStages,
+    layer_bound,
+    layer_enclosure,
+    moe_float64,
+    moe_layer,
+    path_steps,
+)
 from refmoe.reference.quantize import quantize, quantize_mxfp4, quantize_mxfp8
 from refmoe.reference.routing import route_softmax_topk, router_logits
 from refmoe.reference.tensor import MXTensor, dequantize

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.formats import MX_BLOCK
 from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reference import fp32
-from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.exponential import exponential
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
@@ -139,8 +139,8 @@ def swiglu_quantize(
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     if offsets[-1] > rows:
         raise ArgumentError("offsets", f"{offsets[-1]} rows in use", f"at most the {rows} rows of gate_up")
-    if width % BLOCK:
-        raise ArgumentError("gate_up", describe(gate_up), f"I a multiple of {BLOCK}")
+    if width % MX_BLOCK:
+        raise ArgumentError("gate_up", describe(gate_up), f"I a multiple of {MX_BLOCK}")
     chosen, byte = layout_named(layout, GROUPED_LAYOUTS), checked_fill(fill)
     if bias is not None and (not isinstance(bias, np.ndarray) or bias.shape != (experts, 2 * width)):
         raise ArgumentError("bias", describe(bias), f"bfloat16 or float32 [{experts}, {2 * width}]")
@@ -155,7 +155,7 @@ def swiglu_quantize(
     codes = np.full((rows, width), byte, np.uint8)
     codes[:used] = quantized.codes
     capacity = checked_grouped_rows("gate_up", rows, experts)
-    scales = np.full(checked_size("gate_up", chosen, capacity, width // BLOCK), byte, np.uint8)
+    scales = np.full(checked_size("gate_up", chosen, capacity, width // MX_BLOCK), byte, np.uint8)
     if used and width:
         write_scale_rows(scales, chosen, expert_scale_rows(offsets), quantized.scales)
     return QuantizedRows(codes, scales)

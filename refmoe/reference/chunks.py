@@ -1,12 +1,18 @@
-"""Running a NumPy function over a long array in pieces that fit the cache, on every core there is."""
+"""Going through a long array in pieces that fit the cache: one after another, or on every core there is."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-__all__ = ["for_each_chunk"]
+__all__ = ["chunks", "for_each_chunk"]
+
+
+def chunks(count: int, chunk: int) -> Iterator[slice]:
+    """The pieces of `range(count)`, each `chunk` long; the last may reach past the end, which a slice allows."""
+    for start in range(0, count, chunk):
+        yield slice(start, start + chunk)
 
 
 def for_each_chunk(function: Callable[[int, int], None], count: int, chunk: int) -> None:

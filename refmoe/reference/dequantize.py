@@ -5,19 +5,18 @@ The tables hold bit patterns made with integers, so a process that flushes subno
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import E2M1, E4M3, E8M0, Format
+from refmoe.formats import MXFP4, MXFP8, MXFormat
+from refmoe.reference.chunks import chunks
 
-__all__ = ["BLOCK", "dequantize_mxfp4", "dequantize_mxfp8"]
+__all__ = ["dequantize_codes", "dequantize_mxfp4", "dequantize_mxfp8"]
 
-BLOCK = 32
-"""Elements that share a scale (OCP MX v1.0 section 5.2)."""
 
 _BLOCKS_A_CHUNK = 1 << 14
 _NAN_BITS = np.uint32(0x7FC00000)
@@ -36,14 +35,7 @@ def dequantize_mxfp8(codes: NDArray[np.uint8], scales: NDArray[np.uint8]) -> NDA
     Raises:
         ArgumentError: wrong dtype or shape, or an array that is not C-contiguous.
     """
-    _check(codes, scales, bytes_a_block=BLOCK)
-    out = np.empty(codes.shape, np.uint32)
-    code_rows, out_rows, row_scales = codes.reshape(-1, BLOCK), out.reshape(-1, BLOCK), scales.reshape(-1)
-    table = _value_bits(E4M3)
-    for chunk in _chunks(row_scales.size):
-        index = (row_scales[chunk, None].astype(np.uint16) << 8) | code_rows[chunk]
-        np.take(table, index, out=out_rows[chunk], mode="clip")
-    return out.view(np.float32)
+    return dequantize_codes(codes, scales, MXFP8)
 
 
 def dequantize_mxfp4(
@@ -64,22 +56,39 @@ def dequantize_mxfp4(
     """
     if order not in ("even-low", "gguf"):
         raise ArgumentError("order", describe(order), "even-low or gguf")
-    _check(codes, scales, bytes_a_block=BLOCK // 2)
-    out = np.empty((*codes.shape[:-1], codes.shape[-1] * 2), np.uint32)
-    code_rows, row_scales = codes.reshape(-1, BLOCK // 2), scales.reshape(-1)
-    pairs = out.view(np.uint64).reshape(-1, BLOCK // 2)
-    table = _pair_bits()
-    for chunk in _chunks(row_scales.size):
-        packed = code_rows[chunk] if order == "even-low" else _even_low(code_rows[chunk])
-        index = (row_scales[chunk, None].astype(np.uint16) << 8) | packed
-        np.take(table, index, out=pairs[chunk], mode="clip")
-    return out.view(np.float32)
+    return dequantize_codes(codes, scales, MXFP4, repack=_even_low if order == "gguf" else None)
 
 
-def _chunks(blocks: int) -> Iterator[slice]:
+def dequantize_codes(
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.uint8],
+    mx: MXFormat,
+    repack: Callable[[NDArray[np.uint8]], NDArray[np.uint8]] | None = None,
+) -> NDArray[np.float32]:
+    """The values of any MX format, float32 [..., K].
+
+    Args:
+        codes: uint8 [..., K / codes a byte], C-contiguous, K a multiple of the block.
+        scales: uint8 [..., K / block], C-contiguous.
+        mx: the format.
+        repack: puts blocks of codes [n, bytes of a block] into the order "even-low".
+
+    Raises:
+        ArgumentError: wrong dtype or shape, or an array that is not C-contiguous.
+    """
+    _check(codes, scales, mx.block_bytes)
+    out = np.empty((*codes.shape[:-1], codes.shape[-1] * mx.codes_a_byte), np.uint32)
+    code_rows, row_scales = codes.reshape(-1, mx.block_bytes), scales.reshape(-1)
+    # One look-up gives all the values of a byte.
+    table = _value_bits(mx) if mx.codes_a_byte == 1 else _pair_bits(mx)
+    out_rows = out.view(table.dtype).reshape(-1, mx.block_bytes)
+    shift = np.uint16(mx.element.bits * mx.codes_a_byte)
     # What is in between stays in the cache. No threads: the time goes into writing memory, which they do not speed up.
-    for start in range(0, blocks, _BLOCKS_A_CHUNK):
-        yield slice(start, start + _BLOCKS_A_CHUNK)
+    for chunk in chunks(row_scales.size, _BLOCKS_A_CHUNK):
+        packed = code_rows[chunk] if repack is None else repack(code_rows[chunk])
+        index = (row_scales[chunk, None].astype(np.uint16) << shift) | packed
+        np.take(table, index, out=out_rows[chunk], mode="clip")
+    return out.view(np.float32)
 
 
 def _even_low(gguf: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -114,10 +123,10 @@ def _check(codes: object, scales: object, bytes_a_block: int) -> None:
 
 
 @cache
-def _value_bits(fmt: Format) -> NDArray[np.uint32]:
-    """FP32 bits of code * 2^(scale - 127), index scale * 2^bits + code."""
-    with np.errstate(over="ignore"):
-        values = E8M0.values()[:, None] * fmt.values()
+def _value_bits(mx: MXFormat) -> NDArray[np.uint32]:
+    """FP32 bits of code * scale, index scale * 2^bits + code."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = mx.scale.values()[:, None] * mx.element.values()
         magnitude = np.abs(values)
         bits = magnitude.astype(np.float32).view(np.uint32)
     # Subnormals as the integers that they are: a float64 to float32 conversion would obey flush-to-zero.
@@ -129,9 +138,9 @@ def _value_bits(fmt: Format) -> NDArray[np.uint32]:
 
 
 @cache
-def _pair_bits() -> NDArray[np.uint64]:
+def _pair_bits(mx: MXFormat) -> NDArray[np.uint64]:
     """FP32 bits of both values of a packed byte, low nibble first in memory, index scale * 256 + byte."""
-    values = _value_bits(E2M1).reshape(-1, 16)
+    values = _value_bits(mx).reshape(-1, 16)
     byte = np.arange(256)
     pairs = np.stack([values[:, byte & 15], values[:, byte >> 4]], axis=-1)
     return np.ascontiguousarray(pairs).view(np.uint64).reshape(-1)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.formats import MX_BLOCK
 from refmoe.policy import EdgePolicy, ScaleMode, as_edge_policy, as_scale_mode
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
@@ -35,7 +36,6 @@ from refmoe.reference.quantize import quantize_mxfp8
 
 __all__ = ["Expanded", "Permutation", "build_permutation", "expand"]
 
-BLOCK = 32
 INPUT_SF_LAYOUTS = {name: SCALE_LAYOUTS[name] for name in ("linear", "128x4")}
 INPUT_DTYPES = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
 
@@ -153,7 +153,7 @@ def expand(
     byte = checked_fill(fill)
     scale_mode, edge_policy = as_scale_mode(mode), as_edge_policy(edge)
     tokens, width = x.shape
-    blocks = width // BLOCK
+    blocks = width // MX_BLOCK
     scale_bytes = checked_size("x", chosen, grouped_scale_rows(topk_ids.size, num_experts), blocks)
 
     if x.dtype == np.uint8:
@@ -197,8 +197,8 @@ def _check_rows(x: object, topk_ids: NDArray[np.int32]) -> None:
         raise ArgumentError("x", describe(x), "a bfloat16 or float16 array, or uint8 MXFP8 codes")
     if x.ndim != 2 or x.shape[0] != tokens:
         raise ArgumentError("x", describe(x), f"[T, K] with the {tokens} tokens of topk_ids")
-    if x.shape[1] % BLOCK:
-        raise ArgumentError("x", describe(x), f"K a multiple of {BLOCK}")
+    if x.shape[1] % MX_BLOCK:
+        raise ArgumentError("x", describe(x), f"K a multiple of {MX_BLOCK}")
     if not x.flags.c_contiguous:
         raise ArgumentError("x", f"{describe(x)} that is not contiguous", "a C-contiguous array")
 

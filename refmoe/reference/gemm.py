@@ -20,8 +20,8 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.reference.dequantize import BLOCK
-from refmoe.reference.layout import checked_offsets, unpack_fp4
+from refmoe.formats import MX_BLOCK
+from refmoe.reference.layout import checked_offsets
 from refmoe.reference.mma import AccumulationModel, as_model, tensor_core_mma
 from refmoe.reference.tensor import IDENTITY_SCALE, MXTensor
 
@@ -34,8 +34,6 @@ _OUTPUTS: dict[np.dtype[Any], np.dtype[Any]] = {
     _BF16: np.dtype(np.uint16),
 }
 """The output types, and the unsigned integers that hold their bits."""
-
-_ELEMENTS = {"mxfp8": "e4m3", "mxfp4": "e2m1"}
 
 
 @dataclass(frozen=True)
@@ -56,9 +54,9 @@ def plain_fp8(codes: NDArray[np.uint8]) -> MXTensor:
     Raises:
         ArgumentError: wrong dtype or shape.
     """
-    if not isinstance(codes, np.ndarray) or codes.dtype != np.uint8 or codes.ndim == 0 or codes.shape[-1] % BLOCK:
-        raise ArgumentError("codes", describe(codes), f"uint8 [..., K] with K a multiple of {BLOCK}")
-    return MXTensor(codes, np.full((*codes.shape[:-1], codes.shape[-1] // BLOCK), IDENTITY_SCALE, np.uint8), "mxfp8")
+    if not isinstance(codes, np.ndarray) or codes.dtype != np.uint8 or codes.ndim == 0 or codes.shape[-1] % MX_BLOCK:
+        raise ArgumentError("codes", describe(codes), f"uint8 [..., K] with K a multiple of {MX_BLOCK}")
+    return MXTensor(codes, np.full((*codes.shape[:-1], codes.shape[-1] // MX_BLOCK), IDENTITY_SCALE, np.uint8), "mxfp8")
 
 
 def grouped_gemm(
@@ -104,7 +102,7 @@ def grouped_gemm(
     tokens, k = activations.shape
     experts, n, weight_k = weights.shape
     if k == 0:
-        raise ArgumentError("activations", "K = 0", f"at least one block of {BLOCK}")
+        raise ArgumentError("activations", "K = 0", f"at least one block of {MX_BLOCK}")
     if weight_k != k:
         raise ArgumentError("weights", f"K = {weight_k}", f"the K of activations, {k}")
     if checked_offsets(offsets).size != experts + 1:
@@ -216,19 +214,17 @@ def _operand(tensor: MXTensor | NDArray[Any], index: int | slice, model: Accumul
     if isinstance(tensor, np.ndarray):
         return _Operand(np.ascontiguousarray(tensor[index]).view(np.uint16), "bf16", None)
     codes, scales = np.ascontiguousarray(tensor.codes[index]), np.ascontiguousarray(tensor.scales[index])
-    element = _element(tensor, model)
+    element, part = _element(tensor, model), MXTensor(codes, scales, tensor.format)
     if element == "bf16":
-        values = MXTensor(codes, scales, tensor.format).dequantize()
-        return _Operand(values.astype(_BF16).view(np.uint16), element, None)
-    unpacked = unpack_fp4(codes) if tensor.format == "mxfp4" else codes
-    return _Operand(unpacked, element, scales if model.scaled else None)
+        return _Operand(part.dequantize().astype(_BF16).view(np.uint16), element, None)
+    return _Operand(part.elements, element, scales if model.scaled else None)
 
 
 def _element(tensor: MXTensor | NDArray[Any], model: AccumulationModel) -> str:
     """The element format in which `model` takes a tensor: its own, or BF16 where the model has that and no scales."""
     if isinstance(tensor, np.ndarray):
         return "bf16"
-    return "bf16" if not model.scaled and ("bf16", "bf16") in model.pairs else _ELEMENTS[tensor.format]
+    return "bf16" if not model.scaled and ("bf16", "bf16") in model.pairs else tensor.mx.element.name
 
 
 def _check_pair(weights: MXTensor, activations: MXTensor | NDArray[Any], model: AccumulationModel) -> None:
@@ -262,8 +258,8 @@ def _check_operand(argument: str, value: object, formats: tuple[str, ...], rank:
 
 
 def _check_bf16(activations: NDArray[Any]) -> None:
-    if activations.dtype != _BF16 or activations.ndim != 2 or activations.shape[1] % BLOCK:
-        needed = f"an MXTensor [rows, K] in mxfp8, or bfloat16 [rows, K] with K a multiple of {BLOCK}"
+    if activations.dtype != _BF16 or activations.ndim != 2 or activations.shape[1] % MX_BLOCK:
+        needed = f"an MXTensor [rows, K] in mxfp8, or bfloat16 [rows, K] with K a multiple of {MX_BLOCK}"
         raise ArgumentError("activations", describe(activations), needed)
 
 

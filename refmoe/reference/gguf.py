@@ -17,15 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError
-from refmoe.formats import E2M1, E8M0, FP32
-from refmoe.reference.chunks import for_each_chunk
-from refmoe.reference.dequantize import BLOCK
-from refmoe.reference.layout import pack_fp4
-from refmoe.reference.tensor import MXTensor
+from refmoe.formats import E2M1, E8M0, MXFP4
+from refmoe.reference.fp32 import fp32_bits, magnitude_values
 
-__all__ = ["quantize_gguf", "scale_bytes"]
+__all__ = ["quantize_gguf_blocks", "scale_bytes"]
 
-_BLOCKS_A_CHUNK = 1 << 12
 _INFINITY = 0x7F800000
 # The scale of an amax that rounds to 2^128, under which 4 and 6 overflow and 3 (code 5) is the largest value.
 _TOP_SCALE = 253
@@ -33,46 +29,38 @@ _LARGEST_CODE = np.uint8(5)
 _SIGN_CODE = np.uint8(1 << (E2M1.bits - 1))
 
 
-def quantize_gguf(x: NDArray[np.generic]) -> MXTensor:
-    """Quantize to MXFP4 by the policy `gguf`; codes are packed even-low like those of every MXTensor.
+def quantize_gguf_blocks(
+    x: NDArray[np.generic], codes: NDArray[np.uint8], scales: NDArray[np.uint8], first: int
+) -> None:
+    """Quantize blocks to E2M1 by the policy `gguf`.
 
     Args:
-        x: BF16, FP16 or FP32 [..., K], C-contiguous, K a multiple of 32.
+        x: BF16, FP16 or FP32 [n, 32].
+        codes: uint8 [n, 32], written, one code a byte.
+        scales: uint8 [n], written.
+        first: the number of the first block, for an error.
 
     Raises:
         ArgumentError: a NaN or an infinity, on which gguf's Python and C disagree, or a block whose largest magnitude
             is not 0 but below 2^-125: gguf then converts a negative number to uint8, which C and NumPy leave undefined.
     """
-    codes = np.empty(x.shape, np.uint8)
-    scales = np.empty((*x.shape[:-1], x.shape[-1] // BLOCK), np.uint8)
-    rows, code_rows, row_scales = x.reshape(-1, BLOCK), codes.reshape(-1, BLOCK), scales.reshape(-1)
-
-    def run(start: int, stop: int) -> None:
-        bits = rows[start:stop].astype(np.float32).view(np.uint32)
-        code_rows[start:stop], row_scales[start:stop] = _quantize_blocks(bits, start)
-
-    for_each_chunk(run, row_scales.size, _BLOCKS_A_CHUNK)
-    return MXTensor(pack_fp4(codes), scales, "mxfp4")
-
-
-def _quantize_blocks(bits: NDArray[np.uint32], first: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Codes [n, 32] and scales [n] of blocks of FP32 bits; `first` is the number of the first of them."""
+    bits = fp32_bits(x)
     magnitude = bits & np.uint32(0x7FFFFFFF)
     amax = magnitude.max(axis=1)
     bad = "finite values: gguf's Python and C disagree on such a block"
     _refuse(amax >= _INFINITY, first, "a NaN or an infinity", bad)
-    scales = scale_bytes(amax)
+    bytes_ = scale_bytes(amax)
     small = "a larger one or zeros: gguf's scale is undefined below"
-    _refuse(scales < 0, first, "a largest magnitude below 2^-125", small)
+    _refuse(bytes_ < 0, first, "a largest magnitude below 2^-125", small)
 
     # Exact in float64, subnormals and all.
-    scaled = _values(magnitude) * np.ldexp(1.0, E8M0.bias - scales)[:, None]
-    codes = np.zeros(bits.shape, np.uint8)
+    scaled = magnitude_values(magnitude) * np.ldexp(1.0, E8M0.bias - bytes_)[:, None]
+    codes[:] = 0
     for midpoint in _midpoints():
         codes += scaled > midpoint
-    np.minimum(codes, _LARGEST_CODE, out=codes, where=(scales == _TOP_SCALE)[:, None])
+    np.minimum(codes, _LARGEST_CODE, out=codes, where=(bytes_ == _TOP_SCALE)[:, None])
     codes[(codes > 0) & (bits >> np.uint32(31) == 1)] |= _SIGN_CODE
-    return codes, scales.astype(np.uint8)
+    scales[:] = bytes_
 
 
 def scale_bytes(amax: NDArray[np.uint32]) -> NDArray[np.int32]:
@@ -103,14 +91,7 @@ def _midpoints() -> NDArray[np.float64]:
     return midpoints
 
 
-def _values(magnitude: NDArray[np.uint32]) -> NDArray[np.float64]:
-    """The values of FP32 magnitudes; a subnormal is converted as an integer, which no flush to zero can reach."""
-    normal_bits = (magnitude.astype(np.uint64) << np.uint64(29)) + np.uint64((1023 - FP32.bias) << 52)
-    values: NDArray[np.float64] = np.where(magnitude < 1 << 23, magnitude * 2.0**-149, normal_bits.view(np.float64))
-    return values
-
-
 def _refuse(undefined: NDArray[np.bool_], first: int, what: str, needed: str) -> None:
     if undefined.any():
         block = first + int(np.flatnonzero(undefined)[0])
-        raise ArgumentError("x", f"{what} in block {block} of {BLOCK} elements", needed)
+        raise ArgumentError("x", f"{what} in block {block} of {MXFP4.block} elements", needed)

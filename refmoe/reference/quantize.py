@@ -15,15 +15,16 @@ The definition that it is held against is `refmoe.reference.scalar`.
 from __future__ import annotations
 
 import math
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import E2M1, E4M3, E8M0, FP32, Format
+from refmoe.formats import E8M0, MXFP4, MXFP8, Format, MXFormat, as_mx_format
 from refmoe.policy import (
+    DEEPGEMM_FLOOR,
     EDGE_FORMATS,
     POLICIES,
     EdgePolicy,
@@ -35,27 +36,19 @@ from refmoe.policy import (
     as_scale_mode,
 )
 from refmoe.reference.chunks import for_each_chunk
-from refmoe.reference.dequantize import BLOCK
-from refmoe.reference.gguf import quantize_gguf
-from refmoe.reference.layout import pack_fp4
+from refmoe.reference.fp32 import BF16, fp32_bits, magnitude_values
+from refmoe.reference.gguf import quantize_gguf_blocks
 from refmoe.reference.tensor import MXTensor
 
-__all__ = ["quantize", "quantize_mxfp4", "quantize_mxfp8"]
+__all__ = ["checked_blocks", "quantize", "quantize_mxfp4", "quantize_mxfp8"]
 
 _BLOCKS_A_CHUNK = 1 << 14
-_BF16 = np.dtype(ml_dtypes.bfloat16)
 _INFINITY = 0x7F800000
 _NAN_SCALE = 0xFF
 
-# An element whose scaled exponent is below this is zero after rounding: E4M3's smallest value is 2^-9 and half of it,
-# 2^-10 exactly, ties to zero.
-_LOWEST_EXPONENT = -10
-
-# A stand-in scale under which every block whose own scale byte is 0 is all zeros: its fields are below 10.
+# A stand-in scale under which every block whose own scale byte is 0 is all zeros: its exponent fields are below
+# emax + 2, at most 17.
 _VANISHING_SCALE = 127
-
-# DeepGEMM's floor of amax, float32(1e-4), as FP32 bits.
-_DEEPGEMM_FLOOR = 0x38D1B717
 
 
 def quantize_mxfp8(
@@ -77,8 +70,7 @@ def quantize_mxfp8(
         ArgumentError: wrong dtype or shape, an array that is not contiguous, an unknown mode or edge, an edge that is
             not defined for the format, or a block that `edge` leaves undefined.
     """
-    codes, scales = _quantize(x, E4M3, as_scale_mode(mode), _checked_edge(edge, "mxfp8"))
-    return MXTensor(codes, scales, "mxfp8")
+    return _quantize(x, MXFP8, as_scale_mode(mode), as_edge_policy(edge))
 
 
 def quantize_mxfp4(
@@ -99,12 +91,11 @@ def quantize_mxfp4(
     Raises:
         ArgumentError: as `quantize_mxfp8`.
     """
-    codes, scales = _quantize(x, E2M1, as_scale_mode(mode), _checked_edge(edge, "mxfp4"))
-    return MXTensor(pack_fp4(codes), scales, "mxfp4")
+    return _quantize(x, MXFP4, as_scale_mode(mode), as_edge_policy(edge))
 
 
 def quantize(x: NDArray[np.generic], format: str, *, policy: Policy | str) -> MXTensor:
-    """Quantize by the whole policy of another system, see `POLICIES`.
+    """Quantize by a whole policy, such as that of another system, see `POLICIES`.
 
     >>> import numpy as np, refmoe
     >>> x = np.linspace(-2, 2, 64, dtype=np.float32).reshape(2, 32)
@@ -115,57 +106,58 @@ def quantize(x: NDArray[np.generic], format: str, *, policy: Policy | str) -> MX
     Args:
         x: BF16, FP16 or FP32 [..., K], C-contiguous, K a multiple of 32.
         format: "mxfp8" or "mxfp4".
-        policy: a policy or its name.
+        policy: a policy or its text, see `as_policy`.
 
     Raises:
         ArgumentError: an unknown format or policy, a format that the policy does not produce, a policy of your own
             without an edge policy or with another rounding, or what `quantize_mxfp8` refuses.
     """
-    policy = as_policy(policy)
-    if format not in ("mxfp8", "mxfp4"):
-        raise ArgumentError("format", describe(format), "mxfp8 or mxfp4")
+    policy, mx = as_policy(policy), as_mx_format(format)
     if format not in policy.formats:
         raise ArgumentError("format", f"{format} with policy {policy.name}", f"one of {', '.join(policy.formats)}")
     if policy == POLICIES["gguf"]:
-        _check(x)
-        return quantize_gguf(x)
+        return _run(x, mx, quantize_gguf_blocks)
     if policy.edge is None or policy.rounding is not ElementRounding.NEAREST_EVEN:
         raise ArgumentError("policy", f"{policy.name}, whose rules are its own", "an edge policy, and ties to even")
-    function = quantize_mxfp8 if format == "mxfp8" else quantize_mxfp4
-    return function(x, mode=policy.mode, edge=policy.edge)
+    return _quantize(x, mx, policy.mode, policy.edge)
 
 
-def _checked_edge(edge: EdgePolicy | str, format: str) -> EdgePolicy:
-    chosen = as_edge_policy(edge)
-    if format not in EDGE_FORMATS[chosen]:
-        defined = ", ".join(policy.value for policy, formats in EDGE_FORMATS.items() if format in formats)
-        raise ArgumentError("edge", f"{chosen.value} for {format}", f"one of {defined}")
-    return chosen
+def _quantize(x: NDArray[np.generic], mx: MXFormat, mode: ScaleMode, edge: EdgePolicy) -> MXTensor:
+    if mx.name not in EDGE_FORMATS[edge]:
+        defined = ", ".join(policy.value for policy, formats in EDGE_FORMATS.items() if mx.name in formats)
+        raise ArgumentError("edge", f"{edge.value} for {mx.name}", f"one of {defined}")
+    return _run(x, mx, partial(_quantize_blocks, fmt=mx.element, mode=mode, edge=edge))
 
 
-def _quantize(
-    x: NDArray[np.generic], fmt: Format, mode: ScaleMode, edge: EdgePolicy
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Codes, one a byte, and scales."""
-    _check(x)
+def _run(x: NDArray[np.generic], mx: MXFormat, quantize_blocks: Callable[..., None]) -> MXTensor:
+    """Quantize with a function of blocks of `x`, their codes and scales to write, and the first one's number."""
+    rows = checked_blocks(x, mx.block)
     codes = np.empty(x.shape, np.uint8)
-    scales = np.empty((*x.shape[:-1], x.shape[-1] // BLOCK), np.uint8)
-    rows, code_rows, row_scales = x.reshape(-1, BLOCK), codes.reshape(-1, BLOCK), scales.reshape(-1)
+    scales = np.empty((*x.shape[:-1], x.shape[-1] // mx.block), np.uint8)
+    code_rows, row_scales = codes.reshape(rows.shape), scales.reshape(-1)
 
     def run(start: int, stop: int) -> None:
-        _quantize_blocks(rows[start:stop], code_rows[start:stop], row_scales[start:stop], start, fmt, mode, edge)
+        part = slice(start, stop)
+        quantize_blocks(rows[part], code_rows[part], row_scales[part], start)
 
     for_each_chunk(run, row_scales.size, _BLOCKS_A_CHUNK)
-    return codes, scales
+    return MXTensor.of_elements(codes, scales, mx.name)
 
 
-def _check(x: object) -> None:
-    if not isinstance(x, np.ndarray) or x.dtype not in (_BF16, np.float16, np.float32):
+def checked_blocks(x: object, block: int) -> NDArray[np.generic]:
+    """`x` as blocks [n, block], without a copy.
+
+    Raises:
+        ArgumentError: no BF16, FP16 or FP32 array, a last dimension that is no multiple of `block`, or an array that is
+            not C-contiguous.
+    """
+    if not isinstance(x, np.ndarray) or x.dtype not in (BF16, np.float16, np.float32):
         raise ArgumentError("x", describe(x), "an array of ml_dtypes.bfloat16, float16 or float32")
-    if x.ndim == 0 or x.shape[-1] % BLOCK:
-        raise ArgumentError("x", describe(x), f"a last dimension that is a multiple of {BLOCK}")
+    if x.ndim == 0 or x.shape[-1] % block:
+        raise ArgumentError("x", describe(x), f"a last dimension that is a multiple of {block}")
     if not x.flags.c_contiguous:
         raise ArgumentError("x", f"{describe(x)} that is not contiguous", "a C-contiguous array")
+    return x.reshape(-1, block)
 
 
 def _quantize_blocks(
@@ -178,38 +170,39 @@ def _quantize_blocks(
     edge: EdgePolicy,
 ) -> None:
     """Quantize blocks x [n, 32] into `codes` [n, 32] and `scales` [n]; `first` is the number of the first of them."""
-    if x.dtype == _BF16:
+    if x.dtype == BF16:
         bits = x.view(np.uint16)
         amax = _amax(bits & np.uint16(0x7FFF))
         exponents, infinity = _scale_exponents(amax, 7, fmt, mode), _INFINITY >> 16
     else:
-        wide = x.astype(np.float32, copy=False).view(np.uint32)
+        wide = fp32_bits(x)
         amax = _amax(wide & np.uint32(0x7FFFFFFF))
         exponents, infinity = _scale_exponents(amax, 23, fmt, mode), _INFINITY
         bits = _round_to_odd(wide)
     if edge is EdgePolicy.DEEPGEMM:
         # The scale is monotone in amax: a floor of amax is a floor of the scale.
-        floor = _scale_exponents(np.array([_DEEPGEMM_FLOOR], np.uint32), 23, fmt, mode)
+        floor = _scale_exponents(np.array([DEEPGEMM_FLOOR], np.uint32), 23, fmt, mode)
         np.maximum(exponents, floor, out=exponents)
     scales[:] = exponents
 
     # A block that comes out as signed zeros takes a subtrahend that carries all of it deep into the zeros.
     vanishing = (exponents == 0) if edge is EdgePolicy.FLASHINFER else (amax == 0)
     shifted = np.where(vanishing, _VANISHING_SCALE, exponents)
-    subtrahend = ((shifted + _LOWEST_EXPONENT).astype(np.uint16) << np.uint16(7))[:, None]
+    lowest = _lowest_exponent(fmt)
+    subtrahend = ((shifted + lowest).astype(np.uint16) << np.uint16(7))[:, None]
     np.take(_code_table(fmt, _exponent_offset(fmt, mode)), bits - subtrahend, out=codes, mode="clip")
 
     # Down to this scale a subnormal's field, 0, may land inside the table, which reads it as a normal number's.
-    rare = ((exponents <= -_LOWEST_EXPONENT) & ~vanishing) | (amax >= infinity)
+    rare = ((exponents <= -lowest) & ~vanishing) | (amax >= infinity)
     if rare.any():
         index = np.flatnonzero(rare)
-        codes[index], scales[index] = _rare_blocks(_fp32_bits(x[index]), first + index, fmt, mode, edge)
+        codes[index], scales[index] = _rare_blocks(fp32_bits(x[index]), first + index, fmt, mode, edge)
 
 
 def _amax(magnitudes: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-    """The largest of each row of 32, by halving the whole array: three times faster than a maximum along the rows."""
+    """The largest of each row of a power of two, by halving the whole array: three times faster than along the rows."""
     flat = magnitudes.reshape(-1)
-    for _ in range(5):
+    for _ in range(magnitudes.shape[1].bit_length() - 1):
         flat = np.maximum(flat[0::2], flat[1::2])
     return flat
 
@@ -222,6 +215,11 @@ def _round_to_odd(wide: NDArray[np.uint32]) -> NDArray[np.uint16]:
     """
     odd: NDArray[np.uint16] = (wide >> np.uint32(16)).astype(np.uint16) | ((wide & np.uint32(0xFFFF)) != 0)
     return odd
+
+
+def _lowest_exponent(fmt: Format) -> int:
+    """The exponent below which a scaled element is zero after rounding: half the smallest value ties to zero."""
+    return fmt.emin - fmt.mantissa_bits - 1
 
 
 def _exponent_offset(fmt: Format, mode: ScaleMode) -> int:
@@ -259,16 +257,17 @@ def _scale_exponents(
 
 @cache
 def _code_table(fmt: Format, offset: int) -> NDArray[np.uint8]:
-    """Codes by 16-bit index: BF16 bits whose exponent field counts from `_LOWEST_EXPONENT`, modulo 2^16.
+    """Codes by 16-bit index: BF16 bits whose exponent field counts from `_lowest_exponent`, modulo 2^16.
 
     The subtraction that makes the index borrows from the sign bit where the field becomes negative. Such indices end
     below 2^15 for negative numbers and below 2^16 for positive ones, and begin above the largest field that a block
     with this offset has: field 254 - scale, where scale >= 254 - offset if the mode has no carry there.
     """
-    top = (offset - _LOWEST_EXPONENT + 1) << 7
+    lowest = _lowest_exponent(fmt)
+    top = (offset - lowest + 1) << 7
     index = np.arange(top)
     field, mantissa = index >> 7, index & 0x7F
-    code = _encode(np.ldexp(1 + mantissa / 128, field + _LOWEST_EXPONENT), fmt)
+    code = _encode(np.ldexp(1 + mantissa / 128, field + lowest), fmt)
     sign = np.uint8(1 << (fmt.bits - 1))
     table = np.zeros(1 << 16, np.uint8)
     table[:top] = code
@@ -286,13 +285,6 @@ def _encode(magnitude: NDArray[np.float64], fmt: Format) -> NDArray[np.uint8]:
     return np.minimum(code, fmt.max_code).astype(np.uint8)
 
 
-def _fp32_bits(x: NDArray[np.generic]) -> NDArray[np.uint32]:
-    if x.dtype == _BF16:
-        wide: NDArray[np.uint32] = x.view(np.uint16).astype(np.uint32) << np.uint32(16)
-        return wide
-    return x.astype(np.float32).view(np.uint32)
-
-
 def _rare_blocks(
     bits: NDArray[np.uint32], numbers: NDArray[np.intp], fmt: Format, mode: ScaleMode, edge: EdgePolicy
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -306,8 +298,7 @@ def _rare_blocks(
     scales = _scale_exponents(amax, 23, fmt, mode)
     # Exact: float64 has every FP32 number, subnormals as integers times 2^-149, and every product with 2^(127 - scale).
     subnormal = magnitude < 1 << 23
-    normal_bits = (magnitude.astype(np.uint64) << np.uint64(29)) + np.uint64((1023 - FP32.bias) << 52)
-    value = np.where(subnormal, magnitude * 2.0**-149, normal_bits.view(np.float64))
+    value = magnitude_values(magnitude)
     code = _encode(np.where(nan | infinite, 0.0, np.ldexp(value, E8M0.bias - scales[:, None])), fmt) | sign
 
     if edge is EdgePolicy.EXACT:
@@ -315,7 +306,7 @@ def _rare_blocks(
         scales[bad] = _NAN_SCALE
         code[bad] = 0 if fmt.nan_code is None else fmt.nan_code
     elif edge is EdgePolicy.TRANSFORMER_ENGINE:
-        code[nan] = 0x7F
+        code[nan] = fmt.nan_code
     elif edge is EdgePolicy.LLAMA_CPP_CUDA:
         code[nan] = fmt.max_code
     elif edge is EdgePolicy.FLASHINFER:
@@ -343,4 +334,4 @@ def _refuse_undefined(
     else:
         return
     if undefined.any():
-        raise ArgumentError("x", f"{what} in block {numbers[undefined][0]} of {BLOCK} elements", needed)
+        raise ArgumentError("x", f"{what} in block {numbers[undefined][0]} of {nan.shape[1]} elements", needed)

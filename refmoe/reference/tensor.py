@@ -8,15 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import E8M0
-from refmoe.reference.dequantize import BLOCK, dequantize_mxfp4, dequantize_mxfp8
+from refmoe.formats import E8M0, MXFormat, as_mx_format
+from refmoe.reference.dequantize import dequantize_codes
+from refmoe.reference.layout import pack_fp4, unpack_fp4
 
 __all__ = ["IDENTITY_SCALE", "MXTensor", "dequantize"]
 
 IDENTITY_SCALE = E8M0.encode(1)
 """The scale byte of an operand that has no scales: 0x7F, a factor of 1."""
-
-_CODES_A_BYTE = {"mxfp8": 1, "mxfp4": 2}
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,26 +37,39 @@ class MXTensor:
     format: str
 
     def __post_init__(self) -> None:
-        if self.format not in _CODES_A_BYTE:
-            raise ArgumentError("format", describe(self.format), f"one of {', '.join(_CODES_A_BYTE)}")
+        block = as_mx_format(self.format).block
         for name, array in (("codes", self.codes), ("scales", self.scales)):
             if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim == 0:
                 raise ArgumentError(name, describe(array), "a uint8 array of at least one dimension")
         *rows, k = self.shape
-        if self.scales.shape != (*rows, k // BLOCK) or k % BLOCK:
+        if self.scales.shape != (*rows, k // block) or k % block:
             raise ArgumentError(
-                "scales", describe(self.scales), f"one byte a block of {BLOCK} of the logical shape {[*rows, k]}"
+                "scales", describe(self.scales), f"one byte a block of {block} of the logical shape {[*rows, k]}"
             )
+
+    @classmethod
+    def of_elements(cls, elements: NDArray[np.uint8], scales: NDArray[np.uint8], format: str) -> MXTensor:
+        """The tensor of codes that are one a byte, uint8 [..., K]; what the format packs is packed."""
+        return cls(elements if as_mx_format(format).codes_a_byte == 1 else pack_fp4(elements), scales, format)
+
+    @property
+    def mx(self) -> MXFormat:
+        """The record of the format."""
+        return as_mx_format(self.format)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The logical shape [..., K]."""
-        return (*self.codes.shape[:-1], self.codes.shape[-1] * _CODES_A_BYTE[self.format])
+        return (*self.codes.shape[:-1], self.codes.shape[-1] * self.mx.codes_a_byte)
+
+    @property
+    def elements(self) -> NDArray[np.uint8]:
+        """The codes one a byte, uint8 [..., K]."""
+        return self.codes if self.mx.codes_a_byte == 1 else unpack_fp4(self.codes)
 
     def dequantize(self) -> NDArray[np.float32]:
         """The values as float32 [..., K]: code * 2^(scale - 127), exact; 0x7FC00000 for NaN, overflow to infinity."""
-        dequantize = dequantize_mxfp8 if self.format == "mxfp8" else dequantize_mxfp4
-        return dequantize(self.codes, self.scales)
+        return dequantize_codes(self.codes, self.scales, self.mx)
 
 
 def dequantize(tensor: MXTensor) -> NDArray[np.float32]:

@@ -11,7 +11,7 @@ from importlib import metadata, util
 from typing import Any
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.policies.rules import TORCHAO_RELEASE
+from refmoe.policy import TORCHAO_RELEASE
 from refmoe.testing.kernel import UserKernel, kernel
 
 __all__ = ["flashinfer_mxfp8_quantize", "torchao_to_mx"]

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.reference.dequantize import BLOCK
+from refmoe.formats import MX_BLOCK
 from refmoe.verify.compare import MismatchMap
 
 __all__ = ["Elements", "as_patterns", "map_lines", "mismatch_text"]
@@ -65,10 +65,10 @@ class Elements:
         return self.dtype.kind == "f" or hasattr(ml_dtypes, self.dtype.name)
 
     def _place(self, index: int) -> str:
-        if self.dtype.name not in _BLOCK_ELEMENTS or not self.shape or self.shape[-1] % BLOCK:
+        if self.dtype.name not in _BLOCK_ELEMENTS or not self.shape or self.shape[-1] % MX_BLOCK:
             return ""
         row, column = divmod(index, self.shape[-1])
-        block, lane = divmod(column, BLOCK)
+        block, lane = divmod(column, MX_BLOCK)
         return f"block ({row}, {block}) lane {lane}"
 
     def _value(self, pattern: int) -> Any:

@@ -26,7 +26,7 @@ from refmoe.testing.arrays import ARRAY_KINDS, from_numpy, to_numpy
 from refmoe.testing.elements import as_patterns
 from refmoe.testing.rule import declared_difference, explain_difference, ruled_problem, undefined
 from refmoe.verify.kernel import Kernel, Malformed, Masks, Place, Refusal
-from refmoe.verify.source import sha256_of, source_files, statement_name
+from refmoe.verify.source import functions_of, sha256_of, source_files, statement_name
 
 if TYPE_CHECKING:
     from refmoe.cuda.device import LaunchRecord
@@ -162,7 +162,7 @@ class UserKernel(Kernel):
     @property
     def name(self) -> str:
         """FILE::NAME below `root`, or MODULE::NAME of a package."""
-        file = self._file()
+        file = self._file(inspect.unwrap(self.function))
         if file is not None:
             return f"{file}::{self.label}"
         return f"{getattr(inspect.unwrap(self.function), '__module__', None) or 'unknown'}::{self.label}"
@@ -348,14 +348,14 @@ class UserKernel(Kernel):
         return "; ".join(filter(None, parts))
 
     def sources(self) -> tuple[str, ...]:
-        """FILE::FUNCTION of the function, and the further files."""
-        file = self._file()
-        if file is None:
-            return self.files
-        code = getattr(inspect.unwrap(self.function), "__code__", None)
-        text = (self.root / file).read_text(encoding="utf-8")
-        name = statement_name(text, code.co_firstlineno) if code is not None else None
-        return (f"{file}::{name}" if name else file, *self.files)
+        """FILE::FUNCTION of the function and of those that it wraps or encloses, and the further files."""
+        named = []
+        for function, whole in functions_of(self.function) or [(self.function, False)]:
+            if (file := self._file(function)) is not None:
+                text = (self.root / file).read_text(encoding="utf-8")
+                name = statement_name(text, function.__code__.co_firstlineno) if whole else None
+                named.append(f"{file}::{name}" if name else file)
+        return (*dict.fromkeys(named), *self.files)
 
     def source_sha256(self) -> str | None:
         """The hash of the function, of what it calls in its own module, and of the further files.
@@ -369,10 +369,10 @@ class UserKernel(Kernel):
     def compiler(self) -> None:
         """None: refmoe does not know who compiles it; `made_of` may say."""
 
-    def _file(self) -> str | None:
-        """The function's file below `root`; None of a package's."""
+    def _file(self, function: Any) -> str | None:
+        """A function's file below `root`; None of a package's."""
         try:
-            file = Path(inspect.getsourcefile(inspect.unwrap(self.function)) or "").resolve()
+            file = Path(inspect.getsourcefile(function) or "").resolve()
         except TypeError:
             return None
         installed = "site-packages" in file.parts or Path(__file__).parent in file.parents

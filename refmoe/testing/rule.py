@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from refmoe.families.family import Case, Expectation, Inputs
 from refmoe.families.quantize import FILLS, quantized_stages
 from refmoe.families.vacuity import doubt_codes
+from refmoe.formats import MX_BLOCK
 from refmoe.policies import PolicyDifference, PolicyRule, compare_policies, detect_policy, rule_named
 from refmoe.policies.blocks import input_blocks
-from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.layout import swizzle_scales
 from refmoe.reference.quantize import quantize_mxfp8
 
@@ -24,11 +24,15 @@ def quantize_by(rule: PolicyRule, x: NDArray[Any]) -> tuple[NDArray[np.uint8], N
     """Codes [M, K] and linear scales [M, K/32] of MXFP8 by a rule, and bool [M, K/32]: the blocks that it defines."""
     rows, k = x.shape
     if not x.size:
-        return np.zeros((rows, k), np.uint8), np.zeros((rows, k // BLOCK), np.uint8), np.ones((rows, k // BLOCK), bool)
-    parts = [rule.run(blocks) for _, blocks in input_blocks(np.ascontiguousarray(x).reshape(-1, BLOCK), "mxfp8")]
+        return (
+            np.zeros((rows, k), np.uint8),
+            np.zeros((rows, k // MX_BLOCK), np.uint8),
+            np.ones((rows, k // MX_BLOCK), bool),
+        )
+    parts = [rule.run(blocks) for _, blocks in input_blocks(np.ascontiguousarray(x).reshape(-1, MX_BLOCK), "mxfp8")]
     codes = np.concatenate([part.codes for part in parts]).reshape(rows, k)
     scales, defined = (
-        np.concatenate([getattr(part, name) for part in parts]).reshape(rows, k // BLOCK)
+        np.concatenate([getattr(part, name) for part in parts]).reshape(rows, k // MX_BLOCK)
         for name in ("scales", "defined")
     )
     return codes, scales, defined
@@ -51,7 +55,7 @@ def undefined(rule: PolicyRule, case: Case, inputs: Inputs) -> dict[str, NDArray
     """The codes and scales of blocks that the rule leaves undefined, bool of the outputs' shapes."""
     blocks = ~quantize_by(rule, inputs["x"])[2]
     return {
-        "codes": np.repeat(blocks, BLOCK, axis=1),
+        "codes": np.repeat(blocks, MX_BLOCK, axis=1),
         "scales": swizzle_scales(blocks.astype(np.uint8), case.layout).astype(np.bool_),
     }
 

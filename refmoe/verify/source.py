@@ -7,14 +7,19 @@ better sentence makes no report stale.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import importlib.util
+import inspect
 import io
 import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from os.path import relpath
 from pathlib import Path
+from typing import Any
 
 from refmoe.cuda.toolchain import FLAGS, with_includes
 from refmoe.errors import ArgumentError
@@ -22,6 +27,7 @@ from refmoe.errors import ArgumentError
 __all__ = [
     "cuda_text",
     "function_text",
+    "functions_of",
     "host_modules",
     "kernel_sha256",
     "python_text",
@@ -51,42 +57,84 @@ def kernel_sha256(sources: Iterable[Path], host: Iterable[str], flags: Iterable[
         flags: what the sources are built with.
 
     Raises:
+        ArgumentError: a host module that there is not.
         OSError: a source cannot be read.
     """
     parts = {"flags": "\0".join(flags)}
-    for source in sources:
-        parts |= {f"device/{file.name}": cuda_text(file.read_text(encoding="utf-8")) for file in with_includes(source)}
+    for number, source in enumerate(sources):
+        parts |= {f"device/{number}/{name}": text for name, text in _cuda_files(source).items()}
     parts |= {f"host/{name}": _module_text(path) for name, path in host_modules(host).items()}
     return sha256_of(parts)
 
 
+def _cuda_files(source: Path) -> dict[str, str]:
+    """The texts of a source and of the headers that it includes, by their paths from the source's folder."""
+    files = {relpath(file, source.parent): file for file in with_includes(source)}
+    return {name: cuda_text(file.read_text(encoding="utf-8")) for name, file in sorted(files.items())}
+
+
+_COMMENT = r"//(?:\\\n|[^\n])*|/\*.*?\*/"  # a backslash at its end takes the next line into a line comment
+_CUDA = re.compile(
+    r'(?<![A-Za-z0-9_])(?:u8|[uUL])?R"(?P<end>[^()\\\s"]{0,16})\(.*?\)(?P=end)"'  # a raw string
+    r'|"(?:\\.|[^"\\\n])*"'
+    r"|(?<![\w.])\.?\d(?:[eEpP][+-]|'?[\w.])*"  # a number: its ' opens nothing
+    r"|'(?:\\.|[^'\\\n])*'"
+    r"|\#[^\S\n]*include[^\S\n]*<[^>\n]*>"
+    rf"|(?P<gap>(?:\s|\\\n|{_COMMENT})+)",
+    re.DOTALL,
+)
+
+
 def cuda_text(text: str) -> str:
     """C++ or CUDA without comments and blanks; text in quotes is kept as it is."""
-    # A comment separates words, as a blank does.
-    pattern = r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\''
-    bare = re.sub(pattern, lambda m: " " if m[0].startswith("/") else m[0], text, flags=re.DOTALL)
-    return "\n".join(line for each in bare.splitlines() if (line := " ".join(each.split())))
+
+    def bare(match: re.Match[str]) -> str:
+        if match["gap"] is None:
+            return match[0]
+        blanks = re.sub(rf"{_COMMENT}|\\\n", "", match["gap"], flags=re.DOTALL)
+        if "\n" in blanks or match.start() == 0 or match.end() == len(text):
+            return "\n"
+        # Between words, and before a bracket that may open a macro's parameters, a blank means something.
+        return "" if text[match.start() - 1] in "([{,;" or text[match.end()] in ")]},;" else " "
+
+    return _CUDA.sub(bare, text).strip("\n")
 
 
 def python_text(text: str) -> str:
     """Python without comments, docstrings and blank lines. The result is the same for every version of Python."""
-    lines = text.splitlines()
-    for start, end in sorted(_unread(text), reverse=True):
-        head, tail = lines[start[0] - 1][: start[1]], lines[end[0] - 1][end[1] :]
-        lines[start[0] - 1 : end[0]] = [head + tail]
-    return "\n".join(line.rstrip() for line in lines if line.strip())
+    spans, inside = _unread(text)
+    lines: list[str | None] = list(text.split("\n"))
+    for start, end in sorted(spans, reverse=True):
+        head, tail = str(lines[start[0] - 1])[: start[1]], str(lines[end[0] - 1])[end[1] :]
+        lines[start[0] - 1 : end[0]] = [head + tail, *[None] * (end[0] - start[0])]
+    kept = (
+        # The end of a line inside a string is the string's.
+        line if number in inside else line.rstrip()
+        for number, line in enumerate(lines, 1)
+        if line is not None and (line.strip() or number in inside)
+    )
+    return "\n".join(kept)
 
 
 Span = tuple[tuple[int, int], tuple[int, int]]
 
 
-def _unread(text: str) -> Iterator[Span]:
-    """(line, column) of the start and the end of every comment and docstring."""
+def _unread(text: str) -> tuple[list[Span], set[int]]:
+    """(line, column) of the start and the end of every comment and docstring; and the lines that end in a string."""
+    spans: list[Span] = []
+    inside: set[int] = set()
+    opened: list[int] = []
+    # From Python 3.12 on an f-string is several tokens.
+    starts, ends = ({getattr(tokenize, f"{kind}STRING_{side}", -1) for kind in "FT"} for side in ("START", "END"))
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
-            yield token.start, token.end
+            spans.append((token.start, token.end))
+        elif token.type in starts:
+            opened.append(token.start[0])
+        elif token.type == tokenize.STRING or token.type in ends:
+            inside |= set(range(token.start[0] if token.type == tokenize.STRING else opened.pop(), token.end[0]))
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    lines = text.splitlines()
+    lines = text.split("\n")
 
     def place(line: int | None, column: int | None) -> tuple[int, int]:
         # The tree counts bytes, a line has characters.
@@ -96,7 +144,9 @@ def _unread(text: str) -> Iterator[Span]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
             first = node.body[0]
-            yield place(first.lineno, first.col_offset), place(first.end_lineno, first.end_col_offset)
+            spans.append((place(first.lineno, first.col_offset), place(first.end_lineno, first.end_col_offset)))
+            inside -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return spans, inside
 
 
 @lru_cache(maxsize=64)
@@ -105,16 +155,23 @@ def _module_text(path: Path) -> str:
 
 
 def host_modules(names: Iterable[str]) -> dict[str, Path]:
-    """`names` and the modules of refmoe.cuda and refmoe.museum that they import, directly or not, with their files."""
+    """`names` and the modules of refmoe.cuda and refmoe.museum that they import, directly or not, with their files.
+
+    Raises:
+        ArgumentError: one of `names` is no module.
+    """
     found: dict[str, Path] = {}
     pending = list(names)
+    if absent := [name for name in pending if _module_file(name) is None]:
+        raise ArgumentError("host", absent[0], "a module")
     while pending:
         name = pending.pop()
         path = _module_file(name)
         if name in found or path is None or name in _MACHINERY:
             continue
         found[name] = path
-        pending += [each for each in _imports(path) if each.startswith(("refmoe.cuda.", "refmoe.museum."))]
+        imported = _imports(path, name if path.name == "__init__.py" else name.rpartition(".")[0])
+        pending += [each for each in imported if each.startswith(("refmoe.cuda", "refmoe.museum"))]
     return found
 
 
@@ -128,17 +185,71 @@ def _module_file(name: str) -> Path | None:
 
 
 @lru_cache(maxsize=256)
-def _imports(path: Path) -> tuple[str, ...]:
-    """What a module imports with `from ... import ...`: the modules, and the names in case those are modules."""
+def _imports(path: Path, package: str) -> tuple[str, ...]:
+    """The modules of refmoe that a module of a package imports: of `from a import b` a.b if that is one, else a."""
     names: list[str] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return tuple(names)
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = importlib.util.resolve_name("." * node.level, package) if node.level else ""
+            names += [f"{'.'.join(filter(None, (above, node.module)))}.{alias.name}" for alias in node.names]
+    return tuple(_module_of(name) for name in names if name.startswith("refmoe."))
+
+
+def _module_of(name: str) -> str:
+    """The module of a dotted name: itself, or the one that the name is in."""
+    above = name.rpartition(".")[0]
+    file = _module_file(above) if above else None
+    # Only of a package a submodule is looked for: the search imports what it looks in.
+    return name if file is not None and file.name == "__init__.py" and _module_file(name) is not None else above
+
+
+# --- a function of a module -----------------------------------------------------------------------------------------
+
+
+def functions_of(function: object) -> list[tuple[Any, bool]]:
+    """A function and those that it wraps or encloses, directly or not; the innermost that it wraps comes first.
+
+    The bool beside each says whether the function's text alone decides what it does. It does not if the function gets
+    data from a function around it, an instance or a `functools.partial`: that data is written elsewhere in the module.
+    """
+    found: dict[int, tuple[Any, bool]] = {}
+    pending = [(inspect.unwrap(function) if callable(function) else function, True), (function, True)]
+    while pending:
+        each, whole = pending.pop(0)
+        if id(each) in found and found[id(each)][1] <= whole:
+            continue
+        enclosed = list(_enclosed(each))
+        whole = whole and all(callable(value) or inspect.ismodule(value) for value in enclosed)
+        found[id(each)] = each, whole
+        if isinstance(each, functools.partial):
+            pending.append((each.func, False))
+        elif inspect.ismethod(each):
+            pending.append((each.__func__, whole and inspect.isclass(each.__self__)))
+        inner = [*enclosed, getattr(each, "__wrapped__", None)]
+        pending += [(value, True) for value in inner if callable(value) and not inspect.isclass(value)]
+    return [(each, whole) for each, whole in found.values() if inspect.isfunction(each)]
+
+
+def _enclosed(function: object) -> Iterator[object]:
+    """The values that a function has from the function around it."""
+    for cell in getattr(function, "__closure__", None) or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+
+
+#: What reads names that no tree shows.
+_DYNAMIC = {"eval", "exec", "globals", "vars"}
 
 
 def function_text(text: str, name: str) -> str:
-    """The top-level statement of a module that defines `name`, and those that it uses, directly or not.
+    """The top-level statements of a module that define `name`, and those that they use, directly or not.
+
+    A statement is used if it defines or changes a name that a used statement mentions: every definition counts, a call
+    like `TABLE.update(...)`, a loop, a star import. `if __name__ == "__main__"` is left out.
 
     Args:
         text: the module's source.
@@ -147,26 +258,85 @@ def function_text(text: str, name: str) -> str:
     Raises:
         ArgumentError: there is none of that name.
     """
-    statements = {each: node for node in ast.parse(text).body for each in _defined(node)}
-    if name not in statements:
+    units = [unit for unit in _units(ast.parse(text)) if not unit.script or name in unit.bound]
+    if not any(name in unit.bound for unit in units):
         raise ArgumentError("kernel", f"no {name} in its file", "a function that the file defines")
-    used, pending = {name}, [name]
-    while pending:
-        for node in ast.walk(statements[pending.pop()]):
-            called = node.id if isinstance(node, ast.Name) else ""
-            if called in statements and called not in used:
-                used.add(called)
-                pending.append(called)
-    lines = text.splitlines()
-    nodes = sorted({statements[each] for each in used}, key=lambda node: node.lineno)
-    return "\n".join(python_text("\n".join(lines[_first_line(node) - 1 : node.end_lineno])) for node in nodes)
+    used, chosen = {name, "*"}, list[_Unit]()
+    while more := [unit for unit in units if unit not in chosen and used & (unit.bound | unit.changed)]:
+        chosen += more
+        for unit in more:
+            used |= unit.mentioned | unit.functions
+    if used & _DYNAMIC:
+        return python_text(text)
+    lines = text.split("\n")
+    return "\n".join(
+        python_text("\n".join(lines[unit.first - 1 : unit.last]))
+        for unit in sorted(chosen, key=lambda unit: unit.first)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Unit:
+    """Top-level statements that share lines; mostly one.
+
+    Attributes:
+        nodes: the statements.
+        first, last: its lines.
+    """
+
+    nodes: tuple[ast.stmt, ...]
+    first: int
+    last: int
+
+    @cached_property
+    def bound(self) -> set[str]:
+        """The names that it defines."""
+        return {name for node in self.nodes for name in _bound(node)}
+
+    @cached_property
+    def mentioned(self) -> set[str]:
+        """The names that occur in it."""
+        return {each.id for node in self.nodes for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+    @cached_property
+    def changed(self) -> set[str]:
+        """The names that it mentions, if it is of a kind that may change what they stand for."""
+        return set[str]() if all(map(_only_defines, self.nodes)) else self.mentioned
+
+    @cached_property
+    def functions(self) -> set[str]:
+        """The functions and classes that it defines: one that sets a used global may be called from anywhere."""
+        return {node.name for node in self.nodes if isinstance(node, _SCOPES)}
+
+    @cached_property
+    def script(self) -> bool:
+        """Whether it is `if __name__ == "__main__"`."""
+        return all(isinstance(node, ast.If) and ast.unparse(node.test).startswith("__name__ ==") for node in self.nodes)
+
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def _units(tree: ast.Module) -> Iterator[_Unit]:
+    nodes: list[ast.stmt] = []
+    last = 0
+    for node in [*tree.body, None]:
+        if nodes and (node is None or _first_line(node) > last):
+            yield _Unit(tuple(nodes), _first_line(nodes[0]), last)
+            nodes = []
+        if node is not None:
+            nodes.append(node)
+            last = max(last, node.end_lineno or node.lineno)
 
 
 def statement_name(text: str, line: int) -> str | None:
-    """A name that the top-level statement around a line defines; for a lambda it is the variable of the assignment."""
-    for node in ast.parse(text).body:
-        if _first_line(node) <= line <= (node.end_lineno or node.lineno):
-            return next(_defined(node), None)
+    """A name that the top-level statement around a line defines; for a lambda it is the variable of the assignment.
+
+    None if the statement defines no name, or if several statements share the line.
+    """
+    for unit in _units(ast.parse(text)):
+        if unit.first <= line <= unit.last and len(unit.nodes) == 1:
+            return next(_bound(unit.nodes[0]), None)
     return None
 
 
@@ -175,22 +345,39 @@ def _first_line(node: ast.stmt) -> int:
     return min([node.lineno, *(each.lineno for each in decorators)])
 
 
-def _defined(node: ast.stmt) -> Iterator[str]:
-    """The names that a statement of a module's top level defines, those inside `if` and `try` included."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+def _only_defines(node: ast.stmt) -> bool:
+    """Whether a statement gives names a meaning and does nothing to what others stand for."""
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return not any(
+            isinstance(each, (ast.Attribute, ast.Subscript)) for target in targets for each in ast.walk(target)
+        )
+    return isinstance(node, (*_SCOPES, ast.Import, ast.ImportFrom))
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    """The names of a module's top level that a statement defines, those inside `if`, `try` and the like included."""
+    if isinstance(node, _SCOPES):
         yield node.name
+        for each in ast.walk(node):
+            yield from each.names if isinstance(each, ast.Global) else ()
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
         yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+    elif isinstance(node, (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+        yield from (each.target.id for each in ast.walk(node) if isinstance(each, ast.NamedExpr))
+    elif isinstance(node, ast.Name):
+        yield from () if isinstance(node.ctx, ast.Load) else (node.id,)
     else:
-        yield from (
-            each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
-        )
-        for inner in (*getattr(node, "body", ()), *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())):
-            yield from _defined(inner)
+        if isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
+            yield node.name
+        for child in ast.iter_child_nodes(node):
+            yield from _bound(child)
 
 
 def source_files(sources: Iterable[str], root: Path) -> dict[str, str]:
     """The texts of `FILE` and `FILE::NAME`, by that name. NAME is a function of a .py file, with all that it uses.
+
+    A CUDA or C++ file comes with the headers that it includes from its folder.
 
     Raises:
         OSError: a file cannot be read.
@@ -199,10 +386,12 @@ def source_files(sources: Iterable[str], root: Path) -> dict[str, str]:
     texts: dict[str, str] = {}
     for source in sources:
         file, _, name = source.partition("::")
-        text = (root / file).read_text(encoding="utf-8")
-        if file.endswith(".py"):
-            text = function_text(text, name) if name else python_text(text)
-        elif Path(file).suffix in (".cu", ".cuh", ".cpp", ".hpp", ".h", ".c"):
-            text = cuda_text(text)
-        texts[source] = text
+        path = root / file
+        if path.suffix == ".py":
+            text = path.read_text(encoding="utf-8")
+            texts[source] = function_text(text, name) if name else python_text(text)
+        elif path.suffix in (".cu", ".cuh", ".cpp", ".cc", ".cxx", ".hpp", ".h", ".c"):
+            texts |= {f"{source}/{each}": text for each, text in _cuda_files(path).items()}
+        else:
+            texts[source] = path.read_bytes().decode("latin-1")  # of anything, every byte
     return texts

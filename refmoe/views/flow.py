@@ -32,7 +32,7 @@ from refmoe.families.case import Shape
 from refmoe.families.choices import expert_ids
 from refmoe.families.routing import ROUTE
 from refmoe.reference.backends import choose_backend
-from refmoe.reference.moe.pipeline import path_steps
+from refmoe.reference.moe import path_steps
 from refmoe.tables import plain_table
 
 __all__ = [

@@ -189,9 +189,9 @@ def test_an_unequal_pair_is_exit_status_1(monkeypatch: pytest.MonkeyPatch, tmp_p
     """With a fault in the fused path's expand: the last code of every row is flipped."""
     import dataclasses
 
-    from refmoe.reference.moe import stages
+    from refmoe.reference.moe import paths
 
-    sound = stages.expand
+    sound = paths.expand
 
     def broken(x: np.ndarray, *arguments: Any, input_sf: Any = None, **options: Any) -> Any:
         rows = sound(x, *arguments, input_sf=input_sf, **options)
@@ -201,7 +201,7 @@ def test_an_unequal_pair_is_exit_status_1(monkeypatch: pytest.MonkeyPatch, tmp_p
         codes[:, -1] ^= 0x80
         return dataclasses.replace(rows, codes=codes)
 
-    monkeypatch.setattr(stages, "expand", broken)
+    monkeypatch.setattr(paths, "expand", broken)
     report = tmp_path / "drift.json"
     found = refmoe("--paths", "cutlass,cutlass:fused", *SMALL, "--report", str(report))
     assert found.exit_code == 1

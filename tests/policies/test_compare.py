@@ -19,7 +19,7 @@ from refmoe.policies import compare_policies
 from refmoe.policies.compare import same_bytes
 from refmoe.policies.inputs import read_input
 from refmoe.reference.scalar import decode
-from refmoe.reference.scalar.numbers import Kind
+from refmoe.reference.scalar.numbers import NumberKind
 
 SLOW_POLICIES = {
     "mxfp8": ("rceil/exact", "floor/exact", "even/flashinfer", "rceil/transformer_engine", "rceil/deepgemm"),
@@ -38,7 +38,7 @@ def test_the_figures_of_a_policy_against_exact_rationals(format: str, name: str)
         for lane, (bits, code) in enumerate(zip(adversarial_blocks("bf16")[index], codes[index], strict=True)):
             nan_codes += fmt.is_nan(int(code))
             number = decode(int(bits), BF16)
-            if number.kind is not Kind.FINITE or scales[index] == 255 or fmt.is_nan(int(code)):
+            if number.kind is not NumberKind.FINITE or scales[index] == 255 or fmt.is_nan(int(code)):
                 continue
             x = -number.magnitude if number.negative else number.magnitude
             unit = E8M0.decode(int(scales[index]))

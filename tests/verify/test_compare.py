@@ -18,8 +18,9 @@ from refmoe.families.family import Case, Expectation
 from refmoe.families.gemm import SM12X_GEMM
 from refmoe.families.gemm.stages import Products
 from refmoe.families.routing import RowChoices
-from refmoe.families.stages import Codes, GroupedScales, Scales, Stage, e4m3_text
-from refmoe.numbers_as_text import e8m0_text
+from refmoe.families.stages import Codes, GroupedScales, Scales, Stage
+from refmoe.formats import E4M3, E8M0
+from refmoe.numbers_as_text import value_text
 from refmoe.reference.layout import GROUPED_LAYOUTS, SCALE_LAYOUTS, expert_base_rows
 from refmoe.reports.parity import MAPPED_CASES, make_report, read_report, report_text
 from refmoe.verify.compare import CELLS, Comparison, MismatchMap, compare
@@ -178,7 +179,7 @@ def test_code_texts_are_exact_values(code: int) -> None:
     import ml_dtypes
 
     value = np.uint8(code).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
-    text = e4m3_text(code)
+    text = value_text(code, E4M3)
     assert text == "NaN" if np.isnan(value) else np.float64(text).tobytes() == value.tobytes()
 
 
@@ -192,7 +193,7 @@ def test_special_codes_and_scales_have_words_instead_of_distances() -> None:
     zero = int(np.flatnonzero(codes.reshape(-1) == 0x80)[0])
     text = str(planted(expected, "codes", zero, 0x00).first_mismatch)
     assert "kernel 0x00 (0) reference 0x80 (-0), the sign of zero" in text
-    assert (e8m0_text(0), e8m0_text(127), e8m0_text(255)) == ("2^-127", "2^0", "NaN")
+    assert [value_text(scale, E8M0) for scale in (0, 127, 255)] == ["2^-127", "2^0", "NaN"]
 
 
 def test_a_stage_is_held_against_the_buffer_that_answers_for_it_and_a_masked_element_against_none() -> None:

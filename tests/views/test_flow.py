@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from refmoe.cli import app
 from refmoe.errors import ArgumentError
-from refmoe.reference.moe.pipeline import path_steps
+from refmoe.reference.moe import path_steps
 from refmoe.views.flow import flow
 from refmoe.views.fusing import LAUNCH_COSTS, claims, fusing
 

@@ -24,7 +24,8 @@ from refmoe.families.family import POISON, Assumption, Case, Contract, Expectati
 from refmoe.families.gemm.fills import FILLS, PADDED_K, GemmSize
 from refmoe.families.gemm.stages import Interval, Products
 from refmoe.families.vacuity import doubt_products
-from refmoe.reference.dequantize import BLOCK, dequantize_mxfp4, dequantize_mxfp8
+from refmoe.formats import MX_BLOCK
+from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
 from refmoe.reference.gemm import dense_gemm, grouped_gemm
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
@@ -198,11 +199,11 @@ def _unpadded(tokens: MXTensor, weights: MXTensor, offsets: NDArray[np.int64]) -
     """The product without the zeros at the end of K."""
     k = tokens.shape[-1] - PADDED_K
     short = MXTensor(
-        np.ascontiguousarray(tokens.codes[:, :k]), np.ascontiguousarray(tokens.scales[:, : k // BLOCK]), "mxfp8"
+        np.ascontiguousarray(tokens.codes[:, :k]), np.ascontiguousarray(tokens.scales[:, : k // MX_BLOCK]), "mxfp8"
     )
     cut = MXTensor(
         np.ascontiguousarray(weights.codes[..., : k // 2]),
-        np.ascontiguousarray(weights.scales[..., : k // BLOCK]),
+        np.ascontiguousarray(weights.scales[..., : k // MX_BLOCK]),
         "mxfp4",
     )
     return np.asarray(grouped_gemm(short, cut, offsets, model=MODEL))

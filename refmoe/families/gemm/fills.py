@@ -18,7 +18,7 @@ from refmoe.draw import Draw
 from refmoe.families.family import Fill
 from refmoe.families.real_data import FFN, FFN_INPUT, read_activations, tile_rows
 from refmoe.families.vacuity import Limits
-from refmoe.reference.dequantize import BLOCK
+from refmoe.formats import MX_BLOCK
 from refmoe.reference.layout import pack_fp4
 from refmoe.reference.quantize import quantize_mxfp4, quantize_mxfp8
 from refmoe.reference.tensor import MXTensor
@@ -64,7 +64,7 @@ def _limits(**figures: Any) -> Limits:
 
 
 def _fill(
-    name: str, catches: str, make: Callable[[Draw, GemmSize], GemmData], limits: Limits, least_k: int = BLOCK
+    name: str, catches: str, make: Callable[[Draw, GemmSize], GemmData], limits: Limits, least_k: int = MX_BLOCK
 ) -> Fill:
     """A fill that needs at least `least_k`; `make(draw, size)` gives the operands."""
     return Fill(
@@ -86,7 +86,7 @@ def _data(token_codes: Codes, token_scales: Codes, weight_codes: Codes, weight_s
 
 def _shapes(size: GemmSize) -> tuple[tuple[int, int], tuple[int, int, int], tuple[int, int], tuple[int, int, int]]:
     """Shapes of token codes, weight codes, token scales, weight scales."""
-    blocks = size.k // BLOCK
+    blocks = size.k // MX_BLOCK
     return (
         (size.rows, size.k),
         (size.experts, size.n, size.k),
@@ -237,7 +237,7 @@ def _zero_padded(draw: Draw, size: GemmSize) -> GemmData:
     data = _wide_range(draw, size)
     codes, scales = data.tokens.codes.copy(), data.tokens.scales.copy()
     codes[:, -PADDED_K:] &= 0x80
-    scales[:, -PADDED_K // BLOCK :] = 0xFE
+    scales[:, -PADDED_K // MX_BLOCK :] = 0xFE
     return GemmData(MXTensor(codes, scales, "mxfp8"), data.weights)
 
 
@@ -310,7 +310,7 @@ _FILLS = (
         "zeros that take part in the alignment; padding of K that is not inert",
         _zero_padded,
         _limits(scales=16, reason="scales are drawn from 41 binades"),
-        least_k=PADDED_K + BLOCK,
+        least_k=PADDED_K + MX_BLOCK,
     ),
     _fill(
         "real",

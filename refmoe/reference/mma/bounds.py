@@ -18,11 +18,10 @@ from refmoe.formats import FP32, Format
 from refmoe.reference.mma.alignment import Outputs
 from refmoe.reference.mma.exact import exact_sums
 from refmoe.reference.mma.fma import fma_steps
-from refmoe.reference.mma.fused import FusedChain
+from refmoe.reference.mma.fused import FusedChain, widened_blocks
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind, as_model
 from refmoe.reference.mma.operands import ABSENT, Operand, table
 from refmoe.reference.mma.product import check_operands, flat_operands
-from refmoe.reference.mma.unpacked import widened_blocks
 
 __all__ = [
     "a_priori_bound",

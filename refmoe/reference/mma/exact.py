@@ -12,7 +12,7 @@ import itertools
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.reference.mma.odd import add_to_odd
+from refmoe.reference.fp32 import add_to_odd
 from refmoe.reference.mma.operands import Operand
 
 __all__ = ["exact_sums"]
@@ -23,7 +23,7 @@ _LIMB_MASK = (1 << _SLICE) - 1
 
 
 def exact_sums(a: Operand, b: Operand, c: NDArray[np.float32], *, magnitudes: bool = False) -> NDArray[np.float64]:
-    """C + sum of a * b over K of P products [M, K] x [N, K], rounded to odd in float64 (see `odd`).
+    """C + sum of a * b over K of P products [M, K] x [N, K], rounded to odd in float64, see `add_to_odd`.
 
     Args:
         a: the rows.

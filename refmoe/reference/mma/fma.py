@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.reference.chunks import for_each_chunk
-from refmoe.reference.mma.odd import add_to_odd
+from refmoe.reference.fp32 import add_to_odd
 from refmoe.reference.mma.operands import Operand
 
 __all__ = ["fma_chain", "fma_steps"]

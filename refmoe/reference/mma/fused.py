@@ -12,6 +12,8 @@ Only the outputs for which one of these holds are gathered and added up term by 
 both ways are exact, so that the result does not depend on which was taken. Infinities and NaNs follow float64
 arithmetic on either.
 
+FP8 on SM90's `mma.sync` has no instruction of its own: ptxas widens it to FP16 and chains fused blocks of that.
+
 The definition that it is held against is `refmoe.reference.scalar.mma`.
 """
 
@@ -27,9 +29,9 @@ from refmoe.formats import FP16
 from refmoe.reference.chunks import for_each_chunk
 from refmoe.reference.mma.alignment import Outputs, largest_exponents
 from refmoe.reference.mma.models import AccumulationModel
-from refmoe.reference.mma.operands import ABSENT, Blocks, Operand, power_of_two
+from refmoe.reference.mma.operands import ABSENT, Blocks, Operand, power_of_two, table
 
-__all__ = ["FusedChain", "fused_chain"]
+__all__ = ["FusedChain", "fused_chain", "unpacked_chain", "widened_blocks"]
 
 # OpenBLAS puts its own threads on more than this many multiplications, and they would get in the way of ours.
 _MULTIPLICATIONS = 1 << 18
@@ -71,6 +73,31 @@ def fused_chain(
 
     for_each_chunk(run, len(tiles), 1)
     return out
+
+
+def unpacked_chain(
+    a: Operand, b: Operand, c: NDArray[np.float32], model: AccumulationModel, block: int
+) -> NDArray[np.float64]:
+    """The chains of an UNPACKED model, otherwise as `fused_chain`."""
+    acc = c
+    for x, y in widened_blocks(a, b, model):
+        partial = fused_chain(x, y, np.zeros_like(acc), model, block)
+        with np.errstate(invalid="ignore", over="ignore"):
+            acc = acc + partial.astype(np.float32)
+    return acc.astype(np.float64)
+
+
+def widened_blocks(a: Operand, b: Operand, model: AccumulationModel) -> Iterator[tuple[Operand, Operand]]:
+    """What each instruction takes of K, widened to FP16, in the order in which the fused blocks take it."""
+    order = np.concatenate([np.asarray(part) for part in model.passes])
+    for k in range(0, a.codes.shape[2], order.size):
+        yield _widened(a, k + order), _widened(b, k + order)
+
+
+def _widened(operand: Operand, columns: NDArray[np.intp]) -> Operand:
+    # FP16 has every FP8 value.
+    codes = table(operand.format).value.astype(np.float16).view(np.uint16)
+    return Operand(codes[operand.codes[..., columns]], FP16, None)
 
 
 def _tiles(shape: tuple[int, ...], outputs: int) -> Iterator[tuple[slice, slice, slice]]:

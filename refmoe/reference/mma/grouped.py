@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.formats import E2M1, FP32, UE4M3
+from refmoe.formats import FP32, NVFP4
 from refmoe.reference.chunks import for_each_chunk
 from refmoe.reference.mma.models import AccumulationModel
 from refmoe.reference.mma.operands import ABSENT, Operand, power_of_two, table
@@ -13,6 +13,7 @@ from refmoe.reference.mma.operands import ABSENT, Operand, power_of_two, table
 __all__ = ["grouped_chain"]
 
 _OUTPUTS_A_PIECE = 1 << 15
+_SCALE = NVFP4.scale
 
 _MAGNITUDE = 0x7F
 """The bits of a UE4M3 byte that count; the top bit is ignored."""
@@ -62,12 +63,12 @@ def _grouped(operand: Operand, group: int) -> tuple[NDArray[np.float64], NDArray
     """The elements [K/group, R, group], and the significands and exponents of their scales [K/group, R]."""
     assert operand.scales is not None
     codes, scales = operand.codes[0], operand.scales[0].T & _MAGNITUDE
-    values = np.take(table(E2M1).value, codes.reshape(codes.shape[0], -1, group)).transpose(1, 0, 2)
-    field = scales.astype(np.int64) >> UE4M3.mantissa_bits
+    values = np.take(table(NVFP4.element).value, codes.reshape(codes.shape[0], -1, group)).transpose(1, 0, 2)
+    field = scales.astype(np.int64) >> _SCALE.mantissa_bits
     # A subnormal keeps its leading zeros and has the smallest exponent.
-    exponent = np.maximum(field, 1) - UE4M3.bias
-    significand = (scales % (1 << UE4M3.mantissa_bits)) / (1 << UE4M3.mantissa_bits) + (field > 0)
-    significand[scales == UE4M3.nan_code] = np.nan
+    exponent = np.maximum(field, 1) - _SCALE.bias
+    significand = (scales % (1 << _SCALE.mantissa_bits)) / (1 << _SCALE.mantissa_bits) + (field > 0)
+    significand[scales == _SCALE.nan_code] = np.nan
     return np.ascontiguousarray(values), significand, exponent
 
 

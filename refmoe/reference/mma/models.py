@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import BF16, E2M1, E4M3, E5M2, FP16, FP32, TF32, Format
+from refmoe.formats import BF16, E2M1, E4M3, E5M2, FP16, FP32, NVFP4, TF32, Format
 
 __all__ = ["ELEMENT_FORMATS", "MODELS", "AccumulationModel", "Evidence", "Kind", "Pair", "as_model"]
 
@@ -167,7 +167,7 @@ def _models() -> dict[str, AccumulationModel]:
             Kind.GROUPED,
             _same(("e2m1",), 64, Evidence.PUBLISHED),
             align_bits=35,
-            group=16,
+            group=NVFP4.block,
         ),
         AccumulationModel(
             "sm100",

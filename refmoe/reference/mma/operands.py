@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.formats import E8M0, Format, Specials
+from refmoe.formats import E8M0, MX_BLOCK, Format, Specials
 
-__all__ = ["ABSENT", "SCALE_BLOCK", "Blocks", "Operand", "Table", "power_of_two", "scale_values", "table"]
+__all__ = ["ABSENT", "Blocks", "Operand", "Table", "power_of_two", "scale_values", "table"]
 
-SCALE_BLOCK = 32
-"""Elements of K that share an E8M0 scale (OCP MX v1.0 section 5.2)."""
 
 ABSENT = 1 << 13
 """Stands for the lowest bit of a zero (no bit is set) and, negated, for its exponent (it takes no part)."""
@@ -111,10 +109,10 @@ class Operand:
     scales: NDArray[np.uint8] | None
 
     def part(self, products: slice = slice(None), rows: slice = slice(None), k: slice = slice(None)) -> Operand:
-        """A part of it; where there are scales, `k` starts and stops at multiples of SCALE_BLOCK."""
+        """A part of it; where there are scales, `k` starts and stops at multiples of MX_BLOCK."""
         scales = self.scales
         if scales is not None:
-            blocks = slice(*(None if end is None else end // SCALE_BLOCK for end in (k.start, k.stop)))
+            blocks = slice(*(None if end is None else end // MX_BLOCK for end in (k.start, k.stop)))
             scales = scales[products, rows, blocks]
         return Operand(self.codes[products, rows, k], self.format, scales)
 
@@ -122,11 +120,11 @@ class Operand:
         """The values [P, R, K], scales included, exactly."""
         values = np.take(table(self.format).value, self.indices(), mode="clip")
         if self.scales is not None:
-            values *= np.repeat(scale_values()[self.scales], SCALE_BLOCK, axis=-1)
+            values *= np.repeat(scale_values()[self.scales], MX_BLOCK, axis=-1)
         return values
 
     def blocks(self, length: int) -> Blocks:
-        """All of it in blocks of `length`, which is SCALE_BLOCK where there are scales."""
+        """All of it in blocks of `length`, which is MX_BLOCK where there are scales."""
         look_up = table(self.format)
         products, rows, k = self.codes.shape
         in_rows = self.indices().reshape(products, rows, k // length, length)

@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import FP16
+from refmoe.formats import FP16, MX_BLOCK
 from refmoe.reference.mma.exact import exact_sums
 from refmoe.reference.mma.fma import fma_chain
-from refmoe.reference.mma.fused import fused_chain
+from refmoe.reference.mma.fused import fused_chain, unpacked_chain
 from refmoe.reference.mma.grouped import grouped_chain
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind, as_model
-from refmoe.reference.mma.operands import SCALE_BLOCK, Operand
-from refmoe.reference.mma.unpacked import unpacked_chain
+from refmoe.reference.mma.operands import Operand
 
 __all__ = ["NAN_BITS", "check_operands", "flat_operands", "split_k_sum", "tensor_core_mma"]
 
@@ -171,7 +170,7 @@ def check_operands(
             continue
         if not model.scaled:
             raise ArgumentError(name, describe(scales), f"None: {model.name} has no block scales")
-        if k % SCALE_BLOCK or not isinstance(scales, np.ndarray) or scales.dtype != np.uint8:
-            raise ArgumentError(name, describe(scales), f"uint8, one for every {SCALE_BLOCK} of K = {k}")
-        if scales.shape != (*batch, rows, k // SCALE_BLOCK):
-            raise ArgumentError(name, describe(scales), f"uint8 {[*batch, rows, k // SCALE_BLOCK]}")
+        if k % MX_BLOCK or not isinstance(scales, np.ndarray) or scales.dtype != np.uint8:
+            raise ArgumentError(name, describe(scales), f"uint8, one for every {MX_BLOCK} of K = {k}")
+        if scales.shape != (*batch, rows, k // MX_BLOCK):
+            raise ArgumentError(name, describe(scales), f"uint8 {[*batch, rows, k // MX_BLOCK]}")

@@ -1,7 +1,7 @@
 """Intervals through the steps of an expert: what holds a number before a step, and what holds it after.
 
 Every rounding is monotone: an interval that holds a number before it, rounded at both ends, holds it after.
-`refmoe.reference.moe.bound` puts these together. Intervals are pairs of float64 arrays; float64 rounds here too, so
+`refmoe.reference.moe.enclosure` puts these together. Intervals are pairs of float64 arrays; float64 rounds here too, so
 each sum is widened by K 2^-52 of the sum of its magnitudes, and each function value by 2^-40 of itself. An end that is
 not a number stands for anything.
 """
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError
-from refmoe.formats import E4M3, E8M0
+from refmoe.formats import E4M3, E8M0, MX_BLOCK
 from refmoe.reference import fp32
 from refmoe.reference.exponential import MAX_ULP
 from refmoe.reference.mma import AccumulationModel, Kind
@@ -26,7 +26,6 @@ F64 = NDArray[np.float64]
 
 _UNIT = 2.0**-24
 _FUNCTION = 2.0**-40
-_BLOCK = 32
 _ROWS_AT_A_TIME = 512
 _LEAST = 2.0**-126
 
@@ -218,7 +217,7 @@ def requantized(numbers: Interval) -> tuple[Interval, F64]:
     Where a block's amax can only have one scale, elements are rounded at both ends. Elsewhere an element is off by at
     most half a unit, 2^-4 of its binade, or of the subnormals at the larger scale.
     """
-    shape = (len(numbers.low), -1, _BLOCK)
+    shape = (len(numbers.low), -1, MX_BLOCK)
     low, high = (end.reshape(shape) for end in numbers)
     largest = np.maximum(np.abs(low), np.abs(high))
     smallest = np.where((low <= 0) & (high >= 0), 0.0, np.minimum(np.abs(low), np.abs(high)))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
+from refmoe.formats import MXFP4
 from refmoe.reference import fp32
 from refmoe.reference.activation import VARIANTS
 from refmoe.reference.layout import checked_count
@@ -56,7 +57,7 @@ class MoELayer:
         _check_weights("gate_up", self.gate_up)
         _check_weights("down", self.down)
         experts, columns, hidden = self.gate_up.shape
-        if columns % 64 or not experts or not columns or not hidden:
+        if columns % (2 * MXFP4.block) or not experts or not columns or not hidden:
             raise ArgumentError("gate_up", f"mxfp4 {[experts, columns, hidden]}", "[E, 2 I, H], I a multiple of 32")
         if self.down.shape != (experts, hidden, columns // 2):
             raise ArgumentError("down", f"mxfp4 {list(self.down.shape)}", f"{[experts, hidden, columns // 2]}")
@@ -95,7 +96,7 @@ class MoELayer:
 
 
 def _check_weights(name: str, value: object) -> None:
-    if not isinstance(value, MXTensor) or value.format != "mxfp4" or len(value.shape) != 3:
+    if not isinstance(value, MXTensor) or value.format != MXFP4.name or len(value.shape) != 3:
         found = f"{value.format} {list(value.shape)}" if isinstance(value, MXTensor) else describe(value)
         raise ArgumentError(name, found, "an MXTensor of three dimensions in mxfp4")
 

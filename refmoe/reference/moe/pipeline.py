@@ -2,7 +2,7 @@
 
 Between the steps: GEMM1 gives BF16 of RN(acc + bias); the activation is FP32 on those BF16 values and is requantized
 from FP32 (in BF16 paths rounded to BF16); GEMM2 gives BF16 without bias; finalize adds the bias before it weights, in
-FP32, in the order of the ranks, and rounds to BF16 once. `refmoe.reference.moe.stages` lists each path's steps;
+FP32, in the order of the ranks, and rounds to BF16 once. `refmoe.reference.moe.paths` lists each path's steps;
 `refmoe.reference.moe.float64` is the same formula without any rounding between them.
 
 A backend's path is its formats, its roundings and the accumulation model of its instruction. A kernel that splits K, or
@@ -25,11 +25,9 @@ from refmoe.reference.backends import Accumulation, Backend, choose_backend
 from refmoe.reference.layout import checked_count
 from refmoe.reference.mma import AccumulationModel, Evidence, Kind, as_model
 from refmoe.reference.moe.layer import MoELayer
-from refmoe.reference.moe.stages import STEPS, Arrays, Inputs, Run, Step
+from refmoe.reference.moe.paths import Arrays, Inputs, Run, accumulation, path_steps
 
-__all__ = ["MoELayer", "MoEStages", "accumulation", "moe_layer", "path_steps"]
-
-QUANTIZATIONS = ("separate", "fused", "ready")
+__all__ = ["MoEStages", "moe_layer"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,40 +54,6 @@ class MoEStages:
     def output(self) -> NDArray[Any]:
         """The layer's output, bfloat16 [T, H]."""
         return self.stages["finalize"]["out"]
-
-
-def path_steps(path: str, quantization: str = "separate") -> tuple[Step, ...]:
-    """The steps of a path, in order.
-
-    Args:
-        path: a backend's name, in upper or lower case.
-        quantization: of a cutlass path: "separate" (a step of its own), "fused" (in expand), "ready" (the caller's).
-
-    Raises:
-        ArgumentError: an unknown backend, or a quantization that it does not have.
-    """
-    name = choose_backend(path).name
-    if quantization not in QUANTIZATIONS:
-        raise ArgumentError("quantization", describe(quantization), f"one of {', '.join(QUANTIZATIONS)}")
-    had = [way for backend, way in STEPS if backend == name]
-    if had == [None]:
-        if quantization != "separate":
-            raise ArgumentError("quantization", f"{quantization} with {name}", "the default: its activations are BF16")
-        return STEPS[name, None]
-    if quantization not in had:
-        raise ArgumentError("quantization", f"{quantization} with {name}", f"one of {', '.join(map(str, had))}")
-    return STEPS[name, quantization]
-
-
-def accumulation(path: str, arch: str | None = None) -> tuple[str, Accumulation]:
-    """The architecture, and how the path's GEMMs add up on it; without `arch`, on the backend's first.
-
-    Raises:
-        ArgumentError: as `choose_backend`.
-    """
-    backend = choose_backend(path, arch)
-    chosen = backend.architectures[0] if arch is None else arch
-    return chosen, backend.accumulation[chosen]
 
 
 @overload

@@ -8,7 +8,7 @@ from fractions import Fraction
 from refmoe.formats import FP32
 from refmoe.reference.scalar.arithmetic import NAN, add, divide, multiply, negate
 from refmoe.reference.scalar.exponential import exponential
-from refmoe.reference.scalar.numbers import Kind, Number, decode
+from refmoe.reference.scalar.numbers import Number, NumberKind, decode
 
 __all__ = ["gpt_oss", "silu", "swiglu"]
 
@@ -44,12 +44,12 @@ def silu(gate: int, up: int) -> int:
 def _nearer(x: int, bound: int, beyond: Callable[[Fraction, Fraction], bool]) -> int:
     """`bound` if x is beyond it, else x; a NaN stays one."""
     number = decode(x, FP32)
-    if number.kind is Kind.NAN:
+    if number.kind is NumberKind.NAN:
         return NAN[FP32]
     return bound if beyond(_value(number), _value(decode(bound, FP32))) else x
 
 
 def _value(number: Number) -> Fraction:
     """The value; of an infinity, something that no FP32 number reaches."""
-    magnitude = Fraction(2) ** 200 if number.kind is Kind.INFINITE else number.magnitude
+    magnitude = Fraction(2) ** 200 if number.kind is NumberKind.INFINITE else number.magnitude
     return -magnitude if number.negative else magnitude

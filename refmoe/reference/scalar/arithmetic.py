@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from refmoe.formats import BF16, FP16, FP32, Format
-from refmoe.reference.scalar.numbers import Kind, Number, decode
+from refmoe.reference.scalar.numbers import Number, NumberKind, decode
 
 __all__ = [
     "NAN",
@@ -26,7 +26,7 @@ __all__ = [
 NAN = {FP32: 0x7FFFFFFF, BF16: 0x7FFF, FP16: 0x7FFF}
 
 _SIGN = 1 << 31
-_NOT_A_NUMBER = Number(Kind.NAN, False, Fraction(0))
+_NOT_A_NUMBER = Number(NumberKind.NAN, False, Fraction(0))
 
 
 def add(x: int, y: int) -> int:
@@ -48,15 +48,15 @@ def divide(x: int, y: int) -> int:
     """FP32 bits of x / y, rounded to nearest."""
     dividend, divisor = decode(x, FP32), decode(y, FP32)
     negative = dividend.negative != divisor.negative
-    zeros = [number.kind is Kind.FINITE and number.magnitude == 0 for number in (dividend, divisor)]
-    infinities = [number.kind is Kind.INFINITE for number in (dividend, divisor)]
-    if Kind.NAN in (dividend.kind, divisor.kind) or all(zeros) or all(infinities):
+    zeros = [number.kind is NumberKind.FINITE and number.magnitude == 0 for number in (dividend, divisor)]
+    infinities = [number.kind is NumberKind.INFINITE for number in (dividend, divisor)]
+    if NumberKind.NAN in (dividend.kind, divisor.kind) or all(zeros) or all(infinities):
         return NAN[FP32]
     if infinities[0] or zeros[1]:
-        return rounded(Number(Kind.INFINITE, negative, Fraction(0)))
+        return rounded(Number(NumberKind.INFINITE, negative, Fraction(0)))
     if infinities[1]:
-        return rounded(Number(Kind.FINITE, negative, Fraction(0)))
-    return rounded(Number(Kind.FINITE, negative, dividend.magnitude / divisor.magnitude))
+        return rounded(Number(NumberKind.FINITE, negative, Fraction(0)))
+    return rounded(Number(NumberKind.FINITE, negative, dividend.magnitude / divisor.magnitude))
 
 
 def negate(x: int) -> int:
@@ -72,35 +72,35 @@ def cast(bits: int, fmt: Format) -> int:
 def exact_product(x: Number, y: Number) -> Number:
     """The product; NaN for zero times infinity."""
     negative = x.negative != y.negative
-    zero_times_infinity = Kind.INFINITE in (x.kind, y.kind) and any(
-        number.kind is Kind.FINITE and number.magnitude == 0 for number in (x, y)
+    zero_times_infinity = NumberKind.INFINITE in (x.kind, y.kind) and any(
+        number.kind is NumberKind.FINITE and number.magnitude == 0 for number in (x, y)
     )
-    if Kind.NAN in (x.kind, y.kind) or zero_times_infinity:
+    if NumberKind.NAN in (x.kind, y.kind) or zero_times_infinity:
         return _NOT_A_NUMBER
-    if Kind.INFINITE in (x.kind, y.kind):
-        return Number(Kind.INFINITE, negative, Fraction(0))
-    return Number(Kind.FINITE, negative, x.magnitude * y.magnitude)
+    if NumberKind.INFINITE in (x.kind, y.kind):
+        return Number(NumberKind.INFINITE, negative, Fraction(0))
+    return Number(NumberKind.FINITE, negative, x.magnitude * y.magnitude)
 
 
 def exact_total(numbers: Sequence[Number]) -> Number:
     """The exact sum. A zero is negative only if every number is."""
-    infinite = {number.negative for number in numbers if number.kind is Kind.INFINITE}
-    if any(number.kind is Kind.NAN for number in numbers) or len(infinite) == 2:
+    infinite = {number.negative for number in numbers if number.kind is NumberKind.INFINITE}
+    if any(number.kind is NumberKind.NAN for number in numbers) or len(infinite) == 2:
         return _NOT_A_NUMBER
     if infinite:
-        return Number(Kind.INFINITE, infinite.pop(), Fraction(0))
+        return Number(NumberKind.INFINITE, infinite.pop(), Fraction(0))
     total = Fraction(sum(-number.magnitude if number.negative else number.magnitude for number in numbers))
     negative = total < 0 or all(number.negative and number.magnitude == 0 for number in numbers)
-    return Number(Kind.FINITE, negative, abs(total))
+    return Number(NumberKind.FINITE, negative, abs(total))
 
 
 def rounded(number: Number, fmt: Format = FP32) -> int:
     """The bits nearest to a number, ties to even, infinity from half a unit above the largest finite one."""
-    if number.kind is Kind.NAN:
+    if number.kind is NumberKind.NAN:
         return NAN[fmt]
     sign = int(number.negative) << (fmt.bits - 1)
     assert fmt.infinity_code is not None
-    if number.kind is Kind.INFINITE:
+    if number.kind is NumberKind.INFINITE:
         return sign | fmt.infinity_code
     if number.magnitude == 0:
         return sign

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from refmoe.reference.scalar.layout import base_row, scale_offset, scale_size
+from refmoe.reference.scalar.numbers import BLOCK
 
 __all__ = ["Permuted", "Rows", "build_permutation", "expand_rows"]
 
@@ -69,6 +70,6 @@ def expand_rows(codes: Matrix, scales: Matrix, permuted: Permuted, layout: str, 
                 out_codes[row * width + column] = codes[token][column]
             scale_row = base_row(first, expert) + row - first
             for block in range(columns):
-                scale = scales[token][block] if block < width // 32 else 0x00
+                scale = scales[token][block] if block < width // BLOCK else 0x00
                 out_scales[scale_offset(layout, scale_row, block, columns)] = scale
     return Rows(bytes(out_codes), bytes(out_scales))

@@ -11,7 +11,7 @@ from typing import SupportsFloat
 from refmoe.formats import FP32
 from refmoe.reference import exponential as constants
 from refmoe.reference.scalar.arithmetic import NAN, add, fma, multiply, negate, rounded
-from refmoe.reference.scalar.numbers import Kind, Number, decode
+from refmoe.reference.scalar.numbers import Number, NumberKind, decode
 
 __all__ = ["exponential"]
 
@@ -21,10 +21,10 @@ _ONE, _INFINITY, _ZERO = 0x3F800000, 0x7F800000, 0
 def exponential(x: int) -> int:
     """FP32 bits of exp(x) by the written sequence, x given as bits."""
     number = decode(x, FP32)
-    if number.kind is Kind.NAN:
+    if number.kind is NumberKind.NAN:
         return NAN[FP32]
     value = float(number.magnitude) * (-1 if number.negative else 1)
-    if number.kind is Kind.INFINITE or not float(constants.UNDERFLOW) <= value <= float(constants.OVERFLOW):
+    if number.kind is NumberKind.INFINITE or not float(constants.UNDERFLOW) <= value <= float(constants.OVERFLOW):
         return _ZERO if number.negative else _INFINITY
     magic = _bits(constants.MAGIC)
     t = fma(x, _bits(constants.LOG2E), magic)
@@ -42,7 +42,7 @@ def exponential(x: int) -> int:
 def _bits(value: SupportsFloat) -> int:
     """The bits of an FP32 constant."""
     number = Fraction(float(value))
-    return rounded(Number(Kind.FINITE, number < 0, abs(number)))
+    return rounded(Number(NumberKind.FINITE, number < 0, abs(number)))
 
 
 def _power_of_two(exponent: int) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from refmoe.formats import E8M0, FP32, Format
 from refmoe.reference.scalar.arithmetic import add, cast, exact_product, exact_total, floor_log2, multiply, rounded
-from refmoe.reference.scalar.numbers import Kind, Number, decode
+from refmoe.reference.scalar.numbers import BLOCK, Number, NumberKind, decode
 
 __all__ = ["Fused", "Row", "add", "cast", "exact_sum", "fma_chain", "gemm", "grouped_gemm", "multiply"]
 
@@ -125,7 +125,7 @@ class Fused(NamedTuple):
 
     def _add_up(self, terms: list[Term]) -> int:
         total = exact_total([term.number for term in terms])
-        if total.kind is not Kind.FINITE:
+        if total.kind is not NumberKind.FINITE:
             return rounded(total)
         top = max([self.floor, *(term.exponent for term in terms if term.number.magnitude)])
         kept = sum(_cut(_value(term.number), top - self.align_bits) for term in terms)
@@ -133,16 +133,16 @@ class Fused(NamedTuple):
             return 0
         binade = max(floor_log2(abs(kept)), FP32.emin)
         result = _cut(Fraction(kept), binade - self.result_bits)
-        return 0 if result == 0 else rounded(Number(Kind.FINITE, result < 0, abs(result)))
+        return 0 if result == 0 else rounded(Number(NumberKind.FINITE, result < 0, abs(result)))
 
 
 def _products(a: Row, b: Row) -> list[Term]:
     """Every product with its scales. The two scale exponents are added before anything is aligned."""
     terms = []
     for k, (x, y) in enumerate(zip(a.codes, b.codes, strict=True)):
-        scales = decode(a.scales[k // 32], E8M0), decode(b.scales[k // 32], E8M0)
+        scales = decode(a.scales[k // BLOCK], E8M0), decode(b.scales[k // BLOCK], E8M0)
         number = exact_product(exact_product(decode(x, a.format), decode(y, b.format)), exact_product(*scales))
-        shift = a.scales[k // 32] - E8M0.bias + b.scales[k // 32] - E8M0.bias
+        shift = a.scales[k // BLOCK] - E8M0.bias + b.scales[k // BLOCK] - E8M0.bias
         terms.append(Term(number, _exponent(x, a.format) + _exponent(y, b.format) + shift))
     return terms
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from refmoe.errors import ArgumentError
 from refmoe.formats import FP32
-from refmoe.reference.scalar.numbers import Kind, Number
+from refmoe.reference.scalar.numbers import Number, NumberKind
 from refmoe.reference.scalar.quantize import QuantizedBlock
 
 __all__ = ["float32_log2", "quantize_block_gguf"]
@@ -23,7 +23,7 @@ def quantize_block_gguf(block: Sequence[Number]) -> QuantizedBlock:
     Raises:
         ArgumentError: a NaN, an infinity, or a scale below 0.
     """
-    if any(number.kind is not Kind.FINITE for number in block):
+    if any(number.kind is not NumberKind.FINITE for number in block):
         raise ArgumentError("x", "a block with a NaN or an infinity", "finite values")
     amax = max(number.magnitude for number in block)
     byte = float32_log2(amax).__floor__() - 2 + 127 if amax > 0 else 0

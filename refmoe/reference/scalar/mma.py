@@ -13,14 +13,12 @@ from functools import lru_cache
 
 from refmoe.formats import E2M1, E8M0, FP16, FP32, UE4M3, Format
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind
-from refmoe.reference.scalar.numbers import Kind as NumberKind
-from refmoe.reference.scalar.numbers import Number, decode
+from refmoe.reference.scalar.numbers import BLOCK, Number, NumberKind, decode
 
 __all__ = ["NAN", "Term", "accumulate", "fused_block", "round_to_nearest"]
 
 NAN = 0x7FFFFFFF
 
-_SCALE_BLOCK = 32
 _NEGATIVE_ZERO = 1 << 31
 
 
@@ -77,7 +75,7 @@ def accumulate(
     formats = ELEMENT_FORMATS[a_format], ELEMENT_FORMATS[b_format]
     products = []
     for k, codes in enumerate(zip(a, b, strict=True)):
-        given = [scales[k // _SCALE_BLOCK] for scales in (a_scales, b_scales) if scales is not None]
+        given = [scales[k // BLOCK] for scales in (a_scales, b_scales) if scales is not None]
         products.append(_product(codes, formats, tuple(given)))
     if model.kind is Kind.EXACT:
         return round_to_nearest(_sum([term.number for term in (_c_term(c, FP32), *products)]), FP32)
@@ -87,7 +85,7 @@ def accumulate(
         return c
     if model.kind is Kind.UNPACKED:
         # FP16 has every FP8 value. Its own exponents count in the alignment, and it has fewer subnormals.
-        for k in range(0, len(products), _SCALE_BLOCK):
+        for k in range(0, len(products), BLOCK):
             partial = 0
             for part in model.passes:
                 widened = [_product(_as_fp16((a[k + i], b[k + i]), formats), (FP16, FP16), ()) for i in part]

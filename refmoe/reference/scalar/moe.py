@@ -13,13 +13,12 @@ from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reference.scalar.activation import swiglu
 from refmoe.reference.scalar.arithmetic import add, cast, exact_product, multiply, rounded
 from refmoe.reference.scalar.gemm import Row
-from refmoe.reference.scalar.numbers import decode
+from refmoe.reference.scalar.numbers import BLOCK, decode
 from refmoe.reference.scalar.quantize import quantize_block
 
 __all__ = ["Expert", "moe_token"]
 
 _ALPHA, _BETA, _LIMIT = 0x3FD9DB23, 0x3F800000, 0x40E00000
-_BLOCK = 32
 _IDENTITY = 127
 
 
@@ -75,8 +74,8 @@ def _short(bits: int) -> int:
 def _quantized(values: Sequence[int]) -> Row:
     codes: list[int] = []
     scales = []
-    for start in range(0, len(values), _BLOCK):
-        numbers = [decode(bits, FP32) for bits in values[start : start + _BLOCK]]
+    for start in range(0, len(values), BLOCK):
+        numbers = [decode(bits, FP32) for bits in values[start : start + BLOCK]]
         block = quantize_block(numbers, E4M3, ScaleMode.RCEIL, EdgePolicy.EXACT)
         codes += block.codes
         scales.append(block.scale)
@@ -84,11 +83,11 @@ def _quantized(values: Sequence[int]) -> Row:
 
 
 def _bf16(values: Sequence[int]) -> Row:
-    return Row([cast(bits, BF16) for bits in values], [_IDENTITY] * (len(values) // _BLOCK), BF16)
+    return Row([cast(bits, BF16) for bits in values], [_IDENTITY] * (len(values) // BLOCK), BF16)
 
 
 def _widened(row: Row) -> Row:
     """MXFP4 in BF16, which has every value of it up to its own largest."""
     scales = [decode(scale, E8M0) for scale in row.scales]
-    numbers = [exact_product(decode(code, E2M1), scales[k // _BLOCK]) for k, code in enumerate(row.codes)]
+    numbers = [exact_product(decode(code, E2M1), scales[k // BLOCK]) for k, code in enumerate(row.codes)]
     return Row([rounded(number, BF16) for number in numbers], [_IDENTITY] * len(row.scales), BF16)

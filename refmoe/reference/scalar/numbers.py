@@ -11,10 +11,14 @@ from itertools import pairwise
 
 from refmoe.formats import Format
 
-__all__ = ["Kind", "Number", "decode", "encode"]
+__all__ = ["BLOCK", "Number", "NumberKind", "decode", "encode"]
+
+BLOCK = 32
+"""Elements of K that share an E8M0 scale. Written here again, since the specification takes no such fact from what is
+held against it."""
 
 
-class Kind(enum.Enum):
+class NumberKind(enum.Enum):
     """What a number is."""
 
     FINITE = "finite"
@@ -32,7 +36,7 @@ class Number:
         magnitude: the absolute value; 0 unless finite.
     """
 
-    kind: Kind
+    kind: NumberKind
     negative: bool
     magnitude: Fraction
 
@@ -45,10 +49,10 @@ class Number:
 def decode(code: int, fmt: Format) -> Number:
     """The number that `code` stands for in `fmt`."""
     if fmt.is_nan(code):
-        return Number(Kind.NAN, False, Fraction(0))
+        return Number(NumberKind.NAN, False, Fraction(0))
     if fmt.is_infinite(code):
-        return Number(Kind.INFINITE, fmt.is_negative(code), Fraction(0))
-    return Number(Kind.FINITE, fmt.is_negative(code), abs(fmt.decode(code)))
+        return Number(NumberKind.INFINITE, fmt.is_negative(code), Fraction(0))
+    return Number(NumberKind.FINITE, fmt.is_negative(code), abs(fmt.decode(code)))
 
 
 def encode(number: Number, fmt: Format) -> int:
@@ -56,7 +60,7 @@ def encode(number: Number, fmt: Format) -> int:
 
     The sign is kept, also where the magnitude rounds to zero.
     """
-    assert number.kind is Kind.FINITE
+    assert number.kind is NumberKind.FINITE
     sign = int(number.negative) << (fmt.bits - 1)
     midpoints = _midpoints(fmt)
     code = bisect_left(midpoints, number.magnitude)

@@ -9,7 +9,8 @@ from fractions import Fraction
 from refmoe.errors import ArgumentError
 from refmoe.formats import E2M1, E4M3, E8M0, FP32, Format
 from refmoe.policy import EdgePolicy, ScaleMode
-from refmoe.reference.scalar.numbers import Kind, Number, decode, encode
+from refmoe.reference.scalar.arithmetic import floor_log2
+from refmoe.reference.scalar.numbers import Number, NumberKind, decode, encode
 
 __all__ = ["QuantizedBlock", "dequantize_block", "quantize_block", "scale_byte"]
 
@@ -26,7 +27,7 @@ class QuantizedBlock:
 
 
 def scale_byte(amax: Fraction, fmt: Format, mode: ScaleMode) -> int:
-    """The E8M0 byte, 0..254, of a block with the finite maximum `amax`, for elements of `fmt` (E4M3 or E2M1).
+    """The E8M0 byte, 0..254, of a block with the finite maximum `amax`, for elements of `fmt`, a signed format.
 
     OCP MX v1.0 section 6.3 for FLOOR; the other modes as `ScaleMode` states them.
     """
@@ -35,18 +36,18 @@ def scale_byte(amax: Fraction, fmt: Format, mode: ScaleMode) -> int:
     if mode is ScaleMode.RCEIL:
         exponent = _ceil_log2(amax / fmt.max)
     elif mode is ScaleMode.FLOOR:
-        exponent = _floor_log2(amax) - fmt.emax
+        exponent = floor_log2(amax) - fmt.emax
     elif mode is ScaleMode.CEIL:
         exponent = _ceil_log2(amax) - fmt.emax
     elif mode is ScaleMode.EVEN:
-        half_a_unit = Fraction(2) ** (_floor_log2(amax) - fmt.mantissa_bits - 1)
-        exponent = _floor_log2(amax + half_a_unit) - fmt.emax
+        half_a_unit = Fraction(2) ** (floor_log2(amax) - fmt.mantissa_bits - 1)
+        exponent = floor_log2(amax + half_a_unit) - fmt.emax
     elif mode is ScaleMode.ROUND_LOG2:
-        floor = _floor_log2(amax)
+        floor = floor_log2(amax)
         # log2 amax >= floor + 1/2 with both sides squared; equality would make sqrt(2) rational.
         exponent = floor + (1 if amax * amax > Fraction(2) ** (2 * floor + 1) else 0) - fmt.emax
     else:
-        exponent = _floor_log2(amax / fmt.max)
+        exponent = floor_log2(amax / fmt.max)
     return min(max(exponent + E8M0.bias, 0), E8M0.max_code)
 
 
@@ -56,7 +57,7 @@ def quantize_block(
     mode: ScaleMode = ScaleMode.RCEIL,
     edge: EdgePolicy = EdgePolicy.EXACT,
 ) -> QuantizedBlock:
-    """Quantize one block of numbers to `fmt` (E4M3 or E2M1) with one E8M0 scale.
+    """Quantize one block of numbers to `fmt`, a signed format, with one E8M0 scale.
 
     Raises:
         ArgumentError: `edge` leaves this block undefined, or is not defined for `fmt`.
@@ -84,9 +85,9 @@ def dequantize_block(block: QuantizedBlock, fmt: Format = E4M3) -> list[int]:
 
 
 def _exact(block: Sequence[Number], fmt: Format, mode: ScaleMode) -> QuantizedBlock:
-    if any(number.kind is not Kind.FINITE for number in block):
-        # FP4 has no NaN: its codes are 0, and the scale alone says that the block is bad.
-        return QuantizedBlock(_NAN_SCALE, (_NAN_CODE if fmt is E4M3 else 0,) * len(block))
+    if any(number.kind is not NumberKind.FINITE for number in block):
+        # E2M1 has no NaN: its codes are 0, and the scale alone says that the block is bad.
+        return QuantizedBlock(_NAN_SCALE, (fmt.nan_code or 0,) * len(block))
     scale = scale_byte(max(number.magnitude for number in block), fmt, mode)
     return QuantizedBlock(scale, tuple(encode(_scaled(number, scale), fmt) for number in block))
 
@@ -94,18 +95,18 @@ def _exact(block: Sequence[Number], fmt: Format, mode: ScaleMode) -> QuantizedBl
 def _flashinfer(block: Sequence[Number], fmt: Format, mode: ScaleMode) -> QuantizedBlock:
     # Everything that is not a number, or an infinity, ends up as +max here: x * 0 is a NaN, and the NaN is clamped.
     bad = fmt.max_code
-    numbers = [number for number in block if number.kind is not Kind.NAN]
+    numbers = [number for number in block if number.kind is not NumberKind.NAN]
     if not numbers:
         return QuantizedBlock(_NAN_SCALE, (bad,) * len(block))
-    if any(number.kind is Kind.INFINITE for number in numbers):
+    if any(number.kind is NumberKind.INFINITE for number in numbers):
         return QuantizedBlock(
             E8M0.max_code,
-            tuple(bad if number.kind is not Kind.FINITE else _signed_zero(number, fmt) for number in block),
+            tuple(bad if number.kind is not NumberKind.FINITE else _signed_zero(number, fmt) for number in block),
         )
     scale = scale_byte(max(number.magnitude for number in numbers), fmt, mode)
     codes = []
     for number in block:
-        if number.kind is Kind.NAN:
+        if number.kind is NumberKind.NAN:
             codes.append(bad)
         elif scale == 0 or number.magnitude < FP32.min_normal:
             codes.append(_signed_zero(number, fmt))
@@ -115,18 +116,18 @@ def _flashinfer(block: Sequence[Number], fmt: Format, mode: ScaleMode) -> Quanti
 
 
 def _transformer_engine(block: Sequence[Number], mode: ScaleMode) -> QuantizedBlock:
-    if any(number.kind is Kind.INFINITE for number in block):
+    if any(number.kind is NumberKind.INFINITE for number in block):
         raise ArgumentError("x", "a block with an infinity", "no infinity: the policy's releases disagree")
-    amax = max((number.magnitude for number in block if number.kind is Kind.FINITE), default=Fraction(0))
+    amax = max((number.magnitude for number in block if number.kind is NumberKind.FINITE), default=Fraction(0))
     scale = scale_byte(amax, E4M3, mode)
     return QuantizedBlock(
         scale,
-        tuple(_NAN_CODE if number.kind is Kind.NAN else encode(_scaled(number, scale), E4M3) for number in block),
+        tuple(_NAN_CODE if number.kind is NumberKind.NAN else encode(_scaled(number, scale), E4M3) for number in block),
     )
 
 
 def _deepgemm(block: Sequence[Number], mode: ScaleMode) -> QuantizedBlock:
-    if any(number.kind is not Kind.FINITE for number in block):
+    if any(number.kind is not NumberKind.FINITE for number in block):
         raise ArgumentError("x", "a block with a NaN or an infinity", "finite values: the policy leaves it to the cast")
     # The floor is the FP32 number nearest to 1e-4.
     floor = Fraction(13743895, 2**37)
@@ -135,13 +136,15 @@ def _deepgemm(block: Sequence[Number], mode: ScaleMode) -> QuantizedBlock:
 
 
 def _llama_cpp_cuda(block: Sequence[Number], mode: ScaleMode) -> QuantizedBlock:
-    if any(number.kind is Kind.INFINITE for number in block):
+    if any(number.kind is NumberKind.INFINITE for number in block):
         raise ArgumentError("x", "a block with an infinity", "no infinity: the policy's scale overflows an int")
-    amax = max((number.magnitude for number in block if number.kind is Kind.FINITE), default=Fraction(0))
+    amax = max((number.magnitude for number in block if number.kind is NumberKind.FINITE), default=Fraction(0))
     scale = scale_byte(amax, E2M1, mode)
     return QuantizedBlock(
         scale,
-        tuple(E2M1.max_code if number.kind is Kind.NAN else encode(_scaled(number, scale), E2M1) for number in block),
+        tuple(
+            E2M1.max_code if number.kind is NumberKind.NAN else encode(_scaled(number, scale), E2M1) for number in block
+        ),
     )
 
 
@@ -150,11 +153,11 @@ def _scaled(number: Number, scale: int) -> Number:
 
 
 def _signed_zero(number: Number, fmt: Format) -> int:
-    return encode(Number(Kind.FINITE, number.negative, Fraction(0)), fmt)
+    return encode(Number(NumberKind.FINITE, number.negative, Fraction(0)), fmt)
 
 
 def _fp32_bits(element: Number, scale: Number) -> int:
-    if Kind.NAN in (element.kind, scale.kind):
+    if NumberKind.NAN in (element.kind, scale.kind):
         assert FP32.nan_code is not None
         return FP32.nan_code
     sign = int(element.negative) << 31
@@ -166,12 +169,6 @@ def _fp32_bits(element: Number, scale: Number) -> int:
     return sign | FP32.encode(value)
 
 
-def _floor_log2(value: Fraction) -> int:
-    # Within one of the answer from the lengths of numerator and denominator; then decided by comparison.
-    exponent = value.numerator.bit_length() - value.denominator.bit_length()
-    return exponent if value >= Fraction(2) ** exponent else exponent - 1
-
-
 def _ceil_log2(value: Fraction) -> int:
-    floor = _floor_log2(value)
+    floor = floor_log2(value)
     return floor if value == Fraction(2) ** floor else floor + 1

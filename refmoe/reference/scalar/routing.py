@@ -9,7 +9,7 @@ from typing import NamedTuple
 from refmoe.formats import FP32
 from refmoe.reference.scalar.arithmetic import add, divide, negate
 from refmoe.reference.scalar.exponential import exponential
-from refmoe.reference.scalar.numbers import Kind, decode
+from refmoe.reference.scalar.numbers import NumberKind, decode
 
 __all__ = ["Chosen", "route_softmax_topk"]
 
@@ -34,9 +34,11 @@ def route_softmax_topk(logits: Sequence[int], k: int, bias: Sequence[int] | None
     """
     values = list(logits) if bias is None else [add(x, b) for x, b in zip(logits, bias, strict=True)]
     numbers = [decode(x, FP32) for x in values]
-    if any(n.kind is Kind.NAN or (n.kind is Kind.INFINITE and not n.negative) for n in numbers):
+    if any(n.kind is NumberKind.NAN or (n.kind is NumberKind.INFINITE and not n.negative) for n in numbers):
         raise ValueError("NaN or +Inf")
-    left = {i: -n.magnitude if n.negative else n.magnitude for i, n in enumerate(numbers) if n.kind is Kind.FINITE}
+    left = {
+        i: -n.magnitude if n.negative else n.magnitude for i, n in enumerate(numbers) if n.kind is NumberKind.FINITE
+    }
     if len(left) < k:
         raise ValueError("fewer than k finite values")
     ids: list[int] = []

@@ -12,7 +12,7 @@ from refmoe.reference.mma.alignment import Outputs
 from refmoe.reference.mma.fused import FusedChain, fused_chain
 from refmoe.reference.mma.operands import Operand, table
 from refmoe.reference.scalar.mma import round_to_nearest
-from refmoe.reference.scalar.numbers import Kind, Number
+from refmoe.reference.scalar.numbers import Number, NumberKind
 
 FILLS = {
     "every code": every_code,
@@ -159,7 +159,7 @@ def test_split_k_adds_its_parts_in_order_to_nearest():
         bits = int(column[:1].view(np.uint32)[0])
         for part in column[1:]:
             total = FP32.decode(bits) + FP32.decode(int(part.view(np.uint32)))
-            bits = round_to_nearest(Number(Kind.FINITE, total < 0, abs(total)), FP32)
+            bits = round_to_nearest(Number(NumberKind.FINITE, total < 0, abs(total)), FP32)
         assert found[i] == bits
     two = np.array([[2.0**24], [1.0], [1.0]], np.float32)
     # To nearest even, one at a time: both ones are lost; the other way round they are not.

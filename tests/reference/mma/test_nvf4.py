@@ -14,7 +14,7 @@ from refmoe.formats import E2M1, FP32, UE4M3
 from refmoe.reference.gemm import grouped_gemm
 from refmoe.reference.mma import MODELS, a_priori_bound, magnitude_sum, running_bound, tensor_core_mma
 from refmoe.reference.scalar import mma as specification
-from refmoe.reference.scalar.numbers import Kind, Number, decode
+from refmoe.reference.scalar.numbers import Number, NumberKind, decode
 from refmoe.reference.tensor import MXTensor
 
 NAME = "sm120_nvf4"
@@ -250,7 +250,7 @@ def test_renormalised_subnormal_scales_show(monkeypatch):
 
 
 def test_the_scales_of_the_specification_are_those_of_the_format():
-    assert decode(0x7F, UE4M3).kind is Kind.NAN
+    assert decode(0x7F, UE4M3).kind is NumberKind.NAN
     assert decode(0x7E, UE4M3).magnitude == 448
     assert decode(0x01, UE4M3).magnitude == Fraction(1, 512)
 

@@ -27,7 +27,7 @@ from refmoe.reference import (
     unpack_fp4,
 )  # fmt: skip
 from refmoe.reference.mma import MODELS, running_bound
-from refmoe.reference.moe.bound import layer_bound, layer_enclosure
+from refmoe.reference.moe import layer_bound, layer_enclosure
 from refmoe.reference.moe.intervals import Interval, Matrix, chain, requantized, routed, swiglu_values
 
 LAYERS = {

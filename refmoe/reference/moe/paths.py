@@ -14,28 +14,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.errors import ArgumentError, describe
+from refmoe.formats import MXFP8
 from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reference import fp32
 from refmoe.reference.activation import ALPHA, BETA, LIMIT, swiglu, swiglu_quantize
+from refmoe.reference.backends import Accumulation, choose_backend
 from refmoe.reference.expand import build_permutation, expand
 from refmoe.reference.finalize import finalize
 from refmoe.reference.gemm import grouped_gemm
-from refmoe.reference.layout import expert_scale_rows, grouped_scale_rows, unswizzle_scales
+from refmoe.reference.layout import SCALE_LAYOUTS, expert_scale_rows, grouped_scale_rows, unswizzle_scales
 from refmoe.reference.mma import AccumulationModel
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.quantize import quantize_mxfp8
 from refmoe.reference.routing import route_softmax_topk, router_logits
 from refmoe.reference.tensor import MXTensor
 
-__all__ = ["LAYOUT", "STEPS", "Arrays", "Inputs", "Run", "Step"]
+__all__ = ["LAYOUT", "PATHS", "Arrays", "Inputs", "PathStep", "Run", "accumulation", "path_steps"]
 
 Arrays = Mapping[str, NDArray[Any]]
 
 LAYOUT = "128x4"
 """Of the scales between the steps."""
 
-_BLOCK = 32
-_COLUMN_ATOM = 4
+QUANTIZATIONS = ("separate", "fused", "ready")
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Step:
+class PathStep:
     """One step of a path.
 
     Attributes:
@@ -162,11 +164,10 @@ def _gemm(run: Run, stage: str, weights: MXTensor, bias: NDArray[Any] | None) ->
 def _quantized_rows(arrays: Arrays, offsets: NDArray[np.int64]) -> MXTensor:
     """Codes and scales as the GEMM's kernel reads them: each row's scales from its place in the layout."""
     codes = arrays["codes"]
-    blocks, used = codes.shape[1] // _BLOCK, int(offsets[-1])
-    padded = -(-blocks // _COLUMN_ATOM) * _COLUMN_ATOM
-    places = grouped_scale_rows(codes.shape[0], offsets.size - 1)
+    blocks, used = codes.shape[1] // MXFP8.block, int(offsets[-1])
+    padded = SCALE_LAYOUTS[LAYOUT].padded_shape(grouped_scale_rows(codes.shape[0], offsets.size - 1), blocks)
     scales = np.zeros((codes.shape[0], blocks), np.uint8)
-    scales[:used] = unswizzle_scales(arrays["scales"], (places, padded), LAYOUT)[expert_scale_rows(offsets), :blocks]
+    scales[:used] = unswizzle_scales(arrays["scales"], padded, LAYOUT)[expert_scale_rows(offsets), :blocks]
     return MXTensor(codes, scales, "mxfp8")
 
 
@@ -220,30 +221,30 @@ def _finalize(run: Run) -> Arrays:
     return {"out": out}
 
 
-_ROUTING = Step("routing", (), _route)
+_ROUTING = PathStep("routing", (), _route)
 _MXFP8_LAYER = (
-    Step("gemm1", ("MXFP8 x MXFP4 -> FP32", "FP32 -> BF16"), _gemm1),
-    Step("activation", ("BF16 -> FP32", "FP32 -> MXFP8"), _activate_quantized),
-    Step("gemm2", ("MXFP8 x MXFP4 -> FP32", "FP32 -> BF16"), _gemm2),
-    Step("finalize", ("BF16 -> FP32", "FP32 -> BF16"), _finalize),
+    PathStep("gemm1", ("MXFP8 x MXFP4 -> FP32", "FP32 -> BF16"), _gemm1),
+    PathStep("activation", ("BF16 -> FP32", "FP32 -> MXFP8"), _activate_quantized),
+    PathStep("gemm2", ("MXFP8 x MXFP4 -> FP32", "FP32 -> BF16"), _gemm2),
+    PathStep("finalize", ("BF16 -> FP32", "FP32 -> BF16"), _finalize),
 )
 _BF16_LAYER = (
-    Step("expand", (), _gather),
-    Step("gemm1", ("MXFP4 -> BF16", "BF16 x BF16 -> FP32", "FP32 -> BF16"), _gemm1),
-    Step("activation", ("BF16 -> FP32", "FP32 -> BF16"), _activate_bf16),
-    Step("gemm2", ("MXFP4 -> BF16", "BF16 x BF16 -> FP32", "FP32 -> BF16"), _gemm2),
-    Step("finalize", ("BF16 -> FP32", "FP32 -> BF16"), _finalize),
+    PathStep("expand", (), _gather),
+    PathStep("gemm1", ("MXFP4 -> BF16", "BF16 x BF16 -> FP32", "FP32 -> BF16"), _gemm1),
+    PathStep("activation", ("BF16 -> FP32", "FP32 -> BF16"), _activate_bf16),
+    PathStep("gemm2", ("MXFP4 -> BF16", "BF16 x BF16 -> FP32", "FP32 -> BF16"), _gemm2),
+    PathStep("finalize", ("BF16 -> FP32", "FP32 -> BF16"), _finalize),
 )
 _SEPARATE = (
     _ROUTING,
-    Step("quantize", ("BF16 -> MXFP8",), _quantize),
-    Step("expand", (), _expand_quantized),
+    PathStep("quantize", ("BF16 -> MXFP8",), _quantize),
+    PathStep("expand", (), _expand_quantized),
     *_MXFP8_LAYER,
 )
-_FUSED = (_ROUTING, Step("expand", ("BF16 -> MXFP8",), _expand_fused), *_MXFP8_LAYER)
-_READY = (_ROUTING, Step("expand", (), _expand_quantized), *_MXFP8_LAYER)
+_FUSED = (_ROUTING, PathStep("expand", ("BF16 -> MXFP8",), _expand_fused), *_MXFP8_LAYER)
+_READY = (_ROUTING, PathStep("expand", (), _expand_quantized), *_MXFP8_LAYER)
 
-STEPS: Mapping[tuple[str, str | None], tuple[Step, ...]] = MappingProxyType(
+PATHS: Mapping[tuple[str, str | None], tuple[PathStep, ...]] = MappingProxyType(
     {
         ("cutlass", "separate"): _SEPARATE,
         ("cutlass", "fused"): _FUSED,
@@ -255,3 +256,37 @@ STEPS: Mapping[tuple[str, str | None], tuple[Step, ...]] = MappingProxyType(
     }
 )
 """The steps of each path, by backend and by who quantizes the activations; None where nobody does."""
+
+
+def path_steps(path: str, quantization: str = "separate") -> tuple[PathStep, ...]:
+    """The steps of a path, in order.
+
+    Args:
+        path: a backend's name, in upper or lower case.
+        quantization: of a cutlass path: "separate" (a step of its own), "fused" (in expand), "ready" (the caller's).
+
+    Raises:
+        ArgumentError: an unknown backend, or a quantization that it does not have.
+    """
+    name = choose_backend(path).name
+    if quantization not in QUANTIZATIONS:
+        raise ArgumentError("quantization", describe(quantization), f"one of {', '.join(QUANTIZATIONS)}")
+    had = [way for backend, way in PATHS if backend == name]
+    if had == [None]:
+        if quantization != "separate":
+            raise ArgumentError("quantization", f"{quantization} with {name}", "the default: its activations are BF16")
+        return PATHS[name, None]
+    if quantization not in had:
+        raise ArgumentError("quantization", f"{quantization} with {name}", f"one of {', '.join(map(str, had))}")
+    return PATHS[name, quantization]
+
+
+def accumulation(path: str, arch: str | None = None) -> tuple[str, Accumulation]:
+    """The architecture, and how the path's GEMMs add up on it; without `arch`, on the backend's first.
+
+    Raises:
+        ArgumentError: as `choose_backend`.
+    """
+    backend = choose_backend(path, arch)
+    chosen = backend.architectures[0] if arch is None else arch
+    return chosen, backend.accumulation[chosen]

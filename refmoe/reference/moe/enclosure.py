@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import BF16, E2M1, E4M3
+from refmoe.formats import BF16, E2M1, E4M3, MX_BLOCK
 from refmoe.reference import fp32
 from refmoe.reference.backends import choose_backend
-from refmoe.reference.dequantize import BLOCK
 from refmoe.reference.mma import MODELS, AccumulationModel, as_model
 from refmoe.reference.mma.operands import scale_values
 from refmoe.reference.moe.float64 import moe_float64, swiglu_parameters
@@ -35,7 +34,7 @@ from refmoe.reference.moe.intervals import (
     swiglu_values,
 )
 from refmoe.reference.moe.layer import MoELayer
-from refmoe.reference.moe.pipeline import accumulation
+from refmoe.reference.moe.paths import accumulation
 from refmoe.reference.quantize import quantize_mxfp8
 from refmoe.reference.tensor import MXTensor
 
@@ -222,4 +221,4 @@ def _finalized(
 
 def _scales(scales: NDArray[np.uint8]) -> F64:
     """Each element's scale, [..., K]."""
-    return np.asarray(np.repeat(scale_values()[scales], BLOCK, axis=-1))
+    return np.asarray(np.repeat(scale_values()[scales], MX_BLOCK, axis=-1))
