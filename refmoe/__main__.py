@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["main"]
-
 #: What to install for a module that is no dependency of refmoe, or whose package has another name.
 _PACKAGES = {
     "cuda": "'refmoe[cuda]'",

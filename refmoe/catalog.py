@@ -20,19 +20,6 @@ from refmoe.families.real_data import read_activations
 from refmoe.museum import exhibits
 from refmoe.verify.kernel import Devices, Kernel
 
-__all__ = [
-    "activation_cases",
-    "all_families",
-    "family_named",
-    "groups",
-    "kernel_of",
-    "list_cases",
-    "parse_case",
-    "refusal_of",
-    "sound_kernel",
-    "source_sha256",
-]
-
 
 def all_families() -> Mapping[str, Family]:
     """The families by name. An exhibit restates a family under its kernel's name, and stands behind that family."""

@@ -16,8 +16,6 @@ from types import MappingProxyType
 
 from refmoe.errors import ArgumentError, describe
 
-__all__ = ["CHIPS", "DEFAULT_ARCH", "KERNEL_ARCHS", "Chip", "Cluster", "Mma", "Product", "kernel_chip"]
-
 #: Blocks that are launched together, (x, y, z).
 Cluster = tuple[int, int, int]
 

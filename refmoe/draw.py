@@ -11,8 +11,6 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Draw"]
-
 
 class Draw:
     """A stream of random integers that is decided by the words it is named with."""

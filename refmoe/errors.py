@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ArgumentError", "RefmoeError", "describe"]
-
 
 class RefmoeError(Exception):
     """Base class of the errors that refmoe raises on purpose."""

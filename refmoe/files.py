@@ -12,8 +12,6 @@ import numpy as np
 
 from refmoe.errors import ArgumentError
 
-__all__ = ["read_npy", "tensor_name", "write_atomic"]
-
 
 def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> Path:
     """Replace `path` by `data` (text is UTF-8) in one step; parent folders are made.

@@ -22,28 +22,6 @@ from numpy.typing import NDArray
 from refmoe.errors import ArgumentError, describe
 from refmoe.printed_modules import prints_as
 
-__all__ = [
-    "BF16",
-    "E2M1",
-    "E4M3",
-    "E5M2",
-    "E8M0",
-    "FORMATS",
-    "FP16",
-    "FP32",
-    "MXFP4",
-    "MXFP8",
-    "MX_BLOCK",
-    "MX_FORMATS",
-    "NVFP4",
-    "TF32",
-    "UE4M3",
-    "Format",
-    "MXFormat",
-    "Specials",
-    "as_mx_format",
-]
-
 
 class Specials(enum.Enum):
     """Which codes of a format are not numbers."""

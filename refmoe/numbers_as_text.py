@@ -11,8 +11,6 @@ import numpy as np
 
 from refmoe.formats import BF16, FP32, Format
 
-__all__ = ["VALUE_DTYPES", "bits_text", "compared_text", "distance_text", "number_text", "value_text"]
-
 _VALUE_FORMATS = {"bf16": BF16, "f32": FP32}
 
 VALUE_DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(fmt.dtype) for name, fmt in _VALUE_FORMATS.items()}

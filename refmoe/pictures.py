@@ -19,8 +19,6 @@ from matplotlib.figure import Figure
 from refmoe.errors import ArgumentError, describe
 from refmoe.files import write_atomic
 
-__all__ = ["picture", "picture_path"]
-
 FORMATS = (".png", ".svg")
 
 

@@ -18,22 +18,6 @@ from typing import TypeVar
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MX_FORMATS
 
-__all__ = [
-    "DEEPGEMM_FLOOR",
-    "EDGE_FORMATS",
-    "POLICIES",
-    "RELEASES",
-    "TORCHAO_RELEASE",
-    "EdgePolicy",
-    "ElementRounding",
-    "Policy",
-    "ScaleMode",
-    "as_edge_policy",
-    "as_policy",
-    "as_scale_mode",
-    "policy_grammar",
-]
-
 
 class ScaleMode(enum.Enum):
     """How the power-of-two scale of a block follows from amax, the largest magnitude in it.

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 
-__all__ = ["prints_as"]
-
 
 def prints_as(module: str, text: Callable[[], str]) -> None:
     """Make a module print as `text()`; a notebook's last line shows it too.

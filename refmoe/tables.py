@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from rich.table import Table
 
-__all__ = ["plain_table"]
-
 
 def plain_table(*headings: str, wrap: bool = False) -> Table:
     """An empty table with a column for each heading.

@@ -18,8 +18,6 @@ from refmoe.cuda.quantize import mxfp8_quantize
 from refmoe.errors import RefmoeError
 from refmoe.ptx import Checks
 
-__all__ = ["TARGETS", "executors", "gemm_operands", "lane_instructions", "run"]
-
 TARGETS = {"lane_instructions_per_s": 0.4e9, "one_row_s": 0.020, "gemm_s": 6.0}
 """At least so many lane-instructions a second with all checks on; at most so long for one row and for the GEMM, once
 compiled."""

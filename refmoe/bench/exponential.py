@@ -36,8 +36,6 @@ from refmoe.reference.exponential import (
     exponential,
 )
 
-__all__ = ["constants", "run"]
-
 _LEAST_BITS = (127 - 25) << 23
 _INPUTS_A_CHUNK = 1 << 20
 _MANTISSA_BITS, _EMIN = 23, -126

@@ -21,8 +21,6 @@ from refmoe.cuda.routing import MapBuffers, permute_plan, route_plans
 from refmoe.formats import MX_BLOCK
 from refmoe.reference import Permutation, build_permutation
 
-__all__ = ["run"]
-
 HIDDEN = INTERMEDIATE = 2880
 EXPERTS, TOP_K = 128, 4
 PREFILL_TOKENS, DECODE_TOKENS = 8192, (1, 8)

@@ -14,8 +14,6 @@ from typing import Any
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.launch import Kernel, LaunchPlan
 
-__all__ = ["Contender", "contender", "copy", "empty", "gather", "time_groups"]
-
 ROUNDS = 15
 TARGET_NODES = 40
 ROTATING_BYTES = 256 * 2**20  # several times the L2 of any GPU that runs these kernels

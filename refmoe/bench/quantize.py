@@ -18,8 +18,6 @@ from refmoe.reference.dequantize import dequantize_mxfp4
 from refmoe.reference.layout import pack_fp4, unpack_fp4
 from refmoe.reference.quantize import quantize_mxfp4, quantize_mxfp8
 
-__all__ = ["TARGETS", "run"]
-
 TARGETS = {"quantize_mxfp8": 4.0, "dequantize_mxfp4": 6.0}
 """How many times faster than its peer each function has to be."""
 

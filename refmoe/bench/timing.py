@@ -12,8 +12,6 @@ from typing import Any
 
 from refmoe.errors import ArgumentError
 
-__all__ = ["Timing", "machine", "measure"]
-
 
 @dataclass(frozen=True)
 class Timing:

@@ -8,9 +8,6 @@ import typer
 
 from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_console, usage
 
-__all__ = ["bench"]
-
-
 #: Benchmarks by name; each is a module of refmoe.bench with `run() -> dict`.
 BENCHES = ("quantize", "models", "executor", "exponential", "gpu", "cutlass")
 #: Those whose targets decide the exit status.

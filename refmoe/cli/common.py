@@ -17,20 +17,6 @@ from refmoe.errors import ArgumentError
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = [
-    "JsonOption",
-    "ReportOption",
-    "app",
-    "file_option",
-    "finish",
-    "listed",
-    "make_console",
-    "usage",
-    "usage_errors",
-    "write_files",
-    "writing",
-]
-
 app = typer.Typer(
     name="refmoe",
     help="Check that a mixture-of-experts kernel computes exactly what it should, and show where it first differs.",

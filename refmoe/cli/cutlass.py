@@ -9,8 +9,6 @@ import typer
 
 from refmoe.cli.common import JsonOption, app, finish, usage
 
-__all__ = ["cutlass"]
-
 _WHICH = ("one", "all")
 
 

@@ -22,8 +22,6 @@ from refmoe.cli.common import (
     writing,
 )
 
-__all__ = ["drift"]
-
 _MODES: dict[str, tuple[str, ...]] = {
     "teacher-forced": ("teacher-forced",),
     "free-running": ("free-running",),

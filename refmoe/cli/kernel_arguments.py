@@ -32,8 +32,6 @@ from refmoe.files import read_npy, write_atomic
 from refmoe.ptx import Buffer
 from refmoe.ptx.memory import POISON
 
-__all__ = ["Argument", "read_arguments", "write_outputs"]
-
 Array = NDArray[Any]
 TYPES: dict[str, type[np.generic]] = {
     "u8": np.uint8, "u16": np.uint16, "u32": np.uint32, "u64": np.uint64,

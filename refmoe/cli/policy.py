@@ -9,8 +9,6 @@ import typer
 
 from refmoe.cli.common import JsonOption, app, file_option, finish, listed, make_console, usage, usage_errors, writing
 
-__all__ = ["compare", "detect", "policy"]
-
 policy = typer.Typer(
     name="policy",
     help="Compare scale policies on your data, or find the policy that made given bytes.",

@@ -11,8 +11,6 @@ from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
 from refmoe.cli.common import JsonOption, app, file_option, usage_errors
 from refmoe.cli.tracing import TraceBlockOption, TraceOption, open_trace, write_trace
 
-__all__ = ["parity", "repro"]
-
 
 @app.command(
     epilog="Examples:\n\n"

@@ -11,8 +11,6 @@ import typer
 
 from refmoe.cli.common import JsonOption, app, file_option, finish, usage, write_files
 
-__all__ = ["gate", "report"]
-
 _BASELINE = Path("reports/baseline.json")
 
 

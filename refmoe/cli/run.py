@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from refmoe.ptx import Checks, LaunchResult, Module, PtxError
     from refmoe.ptx.syntax import Function
 
-__all__ = ["run"]
-
 _CHECKS = ("bounds", "uninitialised", "alignment", "races")
 # Lines of PTX around one that is at fault.
 _AROUND = 2

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from refmoe.ptx import Trace
 
-__all__ = ["INTERRUPTED", "Outputs", "run_session"]
-
 #: Exit status after Ctrl-C, as shells have it.
 INTERRUPTED = 130
 

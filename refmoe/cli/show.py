@@ -11,8 +11,6 @@ from refmoe.chips import CHIPS, DEFAULT_ARCH, KERNEL_ARCHS
 from refmoe.cli.common import JsonOption, app, file_option, finish, make_console, usage_errors
 from refmoe.errors import ArgumentError
 
-__all__ = ["doctor", "flow", "layout", "tiles"]
-
 _GB10 = CHIPS["sm_121a"].products[0]
 
 

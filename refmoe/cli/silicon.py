@@ -11,8 +11,6 @@ import typer
 
 from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_console, usage
 
-__all__ = ["conformance", "stress"]
-
 _DeviceOption = Annotated[str, typer.Option(help="The only device that this command can ask: cuda, the GPU.")]
 
 

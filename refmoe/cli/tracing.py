@@ -12,8 +12,6 @@ from refmoe.errors import ArgumentError
 if TYPE_CHECKING:
     from refmoe.ptx import Trace
 
-__all__ = ["TraceBlockOption", "TraceOption", "open_trace", "write_trace"]
-
 TraceOption = Annotated[
     Path | None,
     typer.Option(

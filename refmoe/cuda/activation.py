@@ -28,8 +28,6 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MX_BLOCK
 from refmoe.policy import EdgePolicy, ScaleMode
 
-__all__ = ["ACTIVATION_KERNELS", "VARIANTS", "swiglu_kernel", "swiglu_quantize", "swiglu_quantize_plan"]
-
 VARIANTS = ("gpt_oss", "silu")
 
 

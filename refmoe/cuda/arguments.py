@@ -14,24 +14,6 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MX_BLOCK
 from refmoe.reference.layout import EXPERT_ROW_ALIGNMENT, SCALE_LAYOUTS
 
-__all__ = [
-    "ATOM_BYTES",
-    "BF16",
-    "GROUP_BLOCKS",
-    "INT32_MAX",
-    "check_array",
-    "check_fill",
-    "check_half_precision",
-    "check_int32",
-    "check_matrix",
-    "check_offsets",
-    "check_permutation",
-    "expanded_scale_rows",
-    "k_groups",
-    "one_of",
-    "scale_buffer_bytes",
-]
-
 BF16 = np.dtype(ml_dtypes.bfloat16)
 INT32_MAX = 2**31 - 1
 GROUP_BLOCKS = SCALE_LAYOUTS["128x4"].column_atom  # scale columns are padded to a multiple of this

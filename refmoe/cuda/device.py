@@ -24,15 +24,6 @@ from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build
 from refmoe.errors import ArgumentError, RefmoeError, describe
 
-__all__ = [
-    "CudaDevice",
-    "Device",
-    "DeviceUnavailable",
-    "LaunchRecord",
-    "PtxDevice",
-    "open_device",
-]
-
 DEFAULT_SHARED_BYTES = 48 * 1024  # a CTA gets more only after asking for it
 
 

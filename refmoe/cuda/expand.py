@@ -28,16 +28,6 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MX_BLOCK
 from refmoe.policy import EdgePolicy, ScaleMode
 
-__all__ = [
-    "EXPAND_KERNELS",
-    "EXPAND_LAYOUTS",
-    "INPUT_SF_LAYOUTS",
-    "ExpandedRows",
-    "expand",
-    "expand_kernel",
-    "expand_plan",
-]
-
 EXPAND_LAYOUTS = ("128x4", "8x4")
 INPUT_SF_LAYOUTS = ("linear", "128x4")
 

@@ -13,8 +13,6 @@ from refmoe.cuda.launch import MAX_ROW_THREADS, Buffer, Kernel, LaunchPlan, row_
 from refmoe.cuda.routing import MAX_TOP_K
 from refmoe.errors import ArgumentError, describe
 
-__all__ = ["FINALIZE_KERNELS", "finalize", "finalize_kernel", "finalize_plan"]
-
 COLUMNS = 8  # of one thread
 
 FP32 = np.dtype(np.float32)

@@ -8,17 +8,6 @@ from typing import Any
 
 from refmoe.cuda.toolchain import CSRC, source_sha256
 
-__all__ = [
-    "LANE_ELEMENTS",
-    "MAX_ROW_THREADS",
-    "WARP_LANES",
-    "Buffer",
-    "Kernel",
-    "LaunchPlan",
-    "row_plan",
-    "row_threads",
-]
-
 WARP_LANES = 32
 LANE_ELEMENTS = 16  # of one thread of quantize, expand and activation
 MAX_ROW_THREADS = 512  # kMaxRowThreads

@@ -20,16 +20,6 @@ from refmoe.cuda.device import Device
 from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Kernel, LaunchPlan, row_plan
 from refmoe.policy import EdgePolicy, ScaleMode
 
-__all__ = [
-    "EDGES",
-    "MODES",
-    "QUANTIZE_KERNELS",
-    "Quantized",
-    "mxfp8_quantize",
-    "mxfp8_quantize_kernel",
-    "mxfp8_quantize_plan",
-]
-
 MODES = ("rceil", "floor")
 EDGES = ("exact", "flashinfer")
 LAYOUTS = ("linear", "128x4", "8x4")

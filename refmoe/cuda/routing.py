@@ -17,22 +17,6 @@ from refmoe.cuda.device import Device
 from refmoe.cuda.launch import WARP_LANES, Buffer, Kernel, LaunchPlan
 from refmoe.errors import ArgumentError, describe
 
-__all__ = [
-    "MAX_EXPERTS",
-    "MAX_TOP_K",
-    "ROUTING_KERNELS",
-    "MapBuffers",
-    "Permuted",
-    "Routed",
-    "permute",
-    "permute_plan",
-    "refused_token",
-    "route",
-    "route_kernels",
-    "route_plans",
-    "try_route",
-]
-
 MAX_TOP_K = WARP_LANES  # a lane holds one choice
 MAX_EXPERTS = 1024
 SLOTS = (4, 8, 32)  # logits of a lane that kernels are built for

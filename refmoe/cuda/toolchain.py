@@ -25,24 +25,6 @@ from typing import Literal
 from refmoe.chips import kernel_chip
 from refmoe.errors import ArgumentError, RefmoeError
 
-__all__ = [
-    "CSRC",
-    "FLAGS",
-    "Candidate",
-    "Target",
-    "Toolchain",
-    "ToolchainError",
-    "build",
-    "cache_directory",
-    "candidates",
-    "find_ninja",
-    "find_toolchain",
-    "include_directory",
-    "runtime_library",
-    "source_sha256",
-    "with_includes",
-]
-
 CSRC = Path(__file__).parent / "csrc"
 
 # ptxas may fuse an unqualified mul and add, so no FP32 operation is left unqualified; division and square root are

@@ -24,8 +24,6 @@ from refmoe.reports.documents import digest_of
 from refmoe.reports.drift import DRIFT, SCHEMA_VERSION, failures
 from refmoe.reports.environment import current_environment
 
-__all__ = ["dependent_sequences", "document_text", "drift_document", "source_sha256"]
-
 #: What decides the bits of a path and the figures of a comparison.
 _SOURCES = ("formats.py", "policy.py", "reference/*.py", "reference/mma/*.py", "models/*.py", "drift/*.py")
 _DIGITS = 6

@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 
-__all__ = ["CONFIDENCE", "LEAST_STEPS", "MARGIN", "METHOD", "Growth", "fit_growth", "student_quantile"]
-
 CONFIDENCE = 0.95
 LEAST_STEPS = 8
 """Fewer steps are not fitted."""

@@ -17,8 +17,6 @@ from refmoe.drift.run import Point
 from refmoe.errors import ArgumentError
 from refmoe.models import GptOssCheckpoint, GptOssConfig, open_checkpoint, write_checkpoint
 
-__all__ = ["SWEPT", "TINY", "draw_prompts", "open_or_write", "parse_prompts", "parse_sweeps", "sweep_points"]
-
 #: Small enough for minutes on a laptop; a prompt and a few steps outgrow the window of the even layers.
 TINY = GptOssConfig(
     num_hidden_layers=4,

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.fp32 import BF16
 
-__all__ = ["agrees", "bit_patterns", "cosine", "differing", "divergence", "max_ulp", "relative_l2", "rerouted"]
-
 Array = NDArray[Any]
 F64 = NDArray[np.float64]
 

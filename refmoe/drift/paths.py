@@ -23,8 +23,6 @@ from refmoe.reference.fp32 import bf16
 from refmoe.reference.moe import MoELayer, moe_float64, moe_layer, path_steps
 from refmoe.reference.moe.paths import accumulation
 
-__all__ = ["DEFAULT_PATHS", "FORMULA", "DriftPath", "DriftPathError", "StagedMoE", "drift_path", "named_paths"]
-
 Array = NDArray[Any]
 
 StagedMoE = Callable[[int, Array, MoELayer], Mapping[str, Mapping[str, Array]]]

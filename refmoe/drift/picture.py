@@ -15,8 +15,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentF
 from refmoe.drift.run import FREE, TEACHER, Point
 from refmoe.pictures import picture, picture_path
 
-__all__ = ["draw_drift"]
-
 WIDTH, HEIGHT = 15.0, 7.2
 #: Okabe and Ito's colours, which colour-blind readers can tell apart, without the yellow that white paper swallows.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

@@ -32,8 +32,6 @@ from refmoe.drift.trace import (
 from refmoe.errors import ArgumentError, describe
 from refmoe.models import GptOssCheckpoint
 
-__all__ = ["FREE", "MODES", "PLACES", "TEACHER", "DriftRun", "PathComparison", "Point", "run_drift"]
-
 Array = NDArray[Any]
 
 TEACHER, FREE = "teacher-forced", "free-running"

@@ -15,8 +15,6 @@ from refmoe.drift.run import Point
 from refmoe.reports.drift import failures
 from refmoe.tables import plain_table
 
-__all__ = ["drift_summary"]
-
 
 def drift_summary(document: Mapping[str, Any]) -> RenderableType:
     """What was compared, a table for each point, where bits part, what grows, and what is wrong."""

@@ -17,17 +17,6 @@ from refmoe.models import Decoder, GptOssCheckpoint, State, Step
 from refmoe.numbers_as_text import number_text
 from refmoe.reference.moe.layer import MoELayer
 
-__all__ = [
-    "ArrayPlace",
-    "FirstDifference",
-    "FormatsPart",
-    "PathDecoder",
-    "StepTrace",
-    "bytes_compared",
-    "find_difference",
-    "find_formats",
-]
-
 Array = NDArray[Any]
 
 OUTPUT = ("finalize", "out")

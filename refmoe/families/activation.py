@@ -32,8 +32,6 @@ from refmoe.reference.quantize import quantize_mxfp8
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
-__all__ = ["ACTIVATION", "PARAMS", "POISONED_BF16", "VARIANT", "check_params"]
-
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 POISONED_BF16 = 0x7FC1  # a NaN that no operation makes
 

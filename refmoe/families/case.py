@@ -16,21 +16,6 @@ from urllib.parse import quote, unquote
 
 from refmoe.errors import ArgumentError
 
-__all__ = [
-    "GRAMMAR",
-    "Fields",
-    "Option",
-    "Shape",
-    "Value",
-    "byte",
-    "number",
-    "one_of",
-    "refused",
-    "text",
-    "triple",
-    "word",
-]
-
 GRAMMAR = "family:dtype:shape:fill[:option=value]...:seedN@device"
 
 Value = str | int

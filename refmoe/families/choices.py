@@ -15,8 +15,6 @@ from refmoe.draw import Draw
 from refmoe.families.case import number, refused, word
 from refmoe.families.family import Case
 
-__all__ = ["RANKS", "ROUTING", "ROUTINGS", "check_choices", "expert_ids", "expert_offsets"]
-
 #: Where tokens go.
 ROUTINGS: Mapping[str, str] = MappingProxyType(
     {

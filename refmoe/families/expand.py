@@ -38,8 +38,6 @@ from refmoe.reference.quantize import quantize_mxfp8
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
-__all__ = ["EXPAND", "INPUT_SF"]
-
 #: Layout of ready input's scales, or "none" for absent ones.
 INPUT_SF = word("input_sf", "linear", "128x4", "none")
 

@@ -24,21 +24,6 @@ from refmoe.formats import MX_BLOCK
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
-__all__ = [
-    "DEVICES",
-    "LEVELS",
-    "POISON",
-    "Assumption",
-    "Case",
-    "Contract",
-    "Expectation",
-    "Family",
-    "Fill",
-    "Inputs",
-    "LaunchFailed",
-    "Outputs",
-]
-
 Inputs = Mapping[str, Any]  # NumPy arrays by name, None for what the case has not
 Outputs = Mapping[str, NDArray[Any]]
 

@@ -26,8 +26,6 @@ from refmoe.reference.finalize import finalize
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
-__all__ = ["FINALIZE", "TokenSums"]
-
 FloatArray = NDArray[np.float32]
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -48,8 +48,6 @@ from refmoe.reference.tensor import MXTensor
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
-__all__ = ["BUFFERS", "MOE", "LayerWeights", "tokens_of", "weights_of"]
-
 _LAYOUT = "128x4"
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _LIMITS = Limits(reason="a layer's activations are neither constant nor mostly zero")

@@ -31,26 +31,6 @@ from refmoe.reference.quantize import quantize_mxfp8
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
-__all__ = [
-    "COMPILED_POLICIES",
-    "DECODE",
-    "EDGE",
-    "EXHAUSTIVE",
-    "FILE_OPTIONS",
-    "FILLS",
-    "INPUT_FORMATS",
-    "LEAST_BLOCKS",
-    "LOOPING_ROWS",
-    "MODE",
-    "MODELS",
-    "PLAIN",
-    "QUANTIZE",
-    "InputFormat",
-    "check_file",
-    "make_input",
-    "quantized_stages",
-]
-
 Patterns = NDArray[np.uint16]
 Generator = Callable[["InputFormat", Draw, int, int], Patterns]
 

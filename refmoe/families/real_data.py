@@ -14,8 +14,6 @@ from refmoe.errors import ArgumentError
 from refmoe.files import tensor_name
 from refmoe.formats import MX_BLOCK
 
-__all__ = ["EXPERT", "FFN", "FFN_INPUT", "Activations", "read_activations", "tile_rows"]
-
 _DATA = Path(__file__).resolve().parent / "data"
 
 #: Hidden states of all-MiniLM-L6-v2 that enter layer 2's feed-forward block, BF16 [256, 384].

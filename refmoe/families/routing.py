@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from refmoe.cuda.device import Device
     from refmoe.cuda.routing import Permuted
 
-__all__ = ["ROUTE", "ChoiceRows", "FirstRows", "RowChoices"]
-
 FloatArray = NDArray[np.float32]
 
 _NONE = 0xFFFFFFFF  # -1, as a bit pattern

@@ -23,8 +23,6 @@ from refmoe.reference.layout import (
     expert_scale_rows,
 )
 
-__all__ = ["Codes", "GroupedScales", "HasPlane", "Indices", "Plane", "Scales", "Stage", "matrix_plane"]
-
 Bytes = NDArray[np.uint8]
 Indices = NDArray[np.int64]
 

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Limits", "doubt_codes", "doubt_products", "doubt_values"]
-
 #: Blocks for each distinct scale byte asked for: a small case cannot show many.
 _BLOCKS_PER_SCALE = 2
 

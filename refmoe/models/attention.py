@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from refmoe.models.dense import fold
 from refmoe.reference.exponential import exponential
 
-__all__ = ["QUERIES_A_CHUNK", "attend"]
-
 Array = NDArray[Any]
 
 #: Queries whose exponentials are taken together, which saves calls and changes no bit.

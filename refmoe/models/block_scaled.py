@@ -12,8 +12,6 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.formats import E4M3
 from refmoe.models.schema import SCALE_BLOCK
 
-__all__ = ["BlockScaledWeight"]
-
 _NAN_BITS = np.uint32(0x7FC00000)
 
 

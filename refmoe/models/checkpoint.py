@@ -25,16 +25,6 @@ from refmoe.reference.activation import LIMIT
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.tensor import MXTensor
 
-__all__ = [
-    "Attention",
-    "DeepSeekCheckpoint",
-    "DeepSeekExpert",
-    "DeepSeekLayer",
-    "GptOssCheckpoint",
-    "Linear",
-    "open_checkpoint",
-]
-
 Array = NDArray[Any]
 
 

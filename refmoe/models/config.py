@@ -13,8 +13,6 @@ from typing import Any
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MX_BLOCK
 
-__all__ = ["DeepSeekConfig", "GptOssConfig"]
-
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 _INT32_MAX = (1 << 31) - 1
 

@@ -37,8 +37,6 @@ from refmoe.reference.fp32 import BF16, bf16
 from refmoe.reference.moe.float64 import moe_float64
 from refmoe.reference.moe.layer import MoELayer
 
-__all__ = ["Decoder", "LayerStep", "MoEPath", "Step"]
-
 Array = NDArray[Any]
 
 MoEPath = Callable[[int, Array, MoELayer], Array]

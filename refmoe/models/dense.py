@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from refmoe.models.checkpoint import Linear
 from refmoe.reference.chunks import for_each_chunk
 
-__all__ = ["fold", "linear", "project", "rms_norm"]
-
 Array = NDArray[Any]
 
 #: Products held at once: they and their weights stay in a core's cache.

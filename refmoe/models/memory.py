@@ -20,8 +20,6 @@ from refmoe.models.config import GptOssConfig
 from refmoe.models.schema import huggingface_tensors
 from refmoe.models.tensor_file import DTYPES
 
-__all__ = ["MemoryPlan", "memory_plan"]
-
 #: Python, NumPy and the other libraries, with the stacks and buffers of their threads.
 _PROCESS = 256 << 20
 #: What the kernel maps around a page that is read from a file.

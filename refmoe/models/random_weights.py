@@ -20,8 +20,6 @@ from refmoe.models.config import DeepSeekConfig, GptOssConfig
 from refmoe.models.schema import SCALE_BLOCK, TensorSpec
 from refmoe.models.tensor_file import DTYPES
 
-__all__ = ["random_tensor"]
-
 Array = NDArray[Any]
 
 #: Standard deviation of `Draw.normal`.

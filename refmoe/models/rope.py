@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from refmoe.models.config import GptOssConfig
 
-__all__ = ["inverse_frequencies", "rotate", "rotation"]
-
 Array = NDArray[Any]
 
 

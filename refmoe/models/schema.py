@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from refmoe.formats import MXFP4
 from refmoe.models.config import DeepSeekConfig, GptOssConfig
 
-__all__ = ["SCALE_BLOCK", "TensorSpec", "deepseek_tensors", "huggingface_tensors", "original_tensors"]
-
 SCALE_BLOCK = 128
 """Rows and columns of a DeepSeek weight that share a scale."""
 

@@ -24,8 +24,6 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError
 
-__all__ = ["DTYPES", "CheckpointError", "TensorFile", "TensorInfo", "refuse_pickle"]
-
 #: NumPy dtypes of safetensors' names. FP8 codes are uint8, as everywhere in refmoe.
 DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype(np.uint8),

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from refmoe.models.schema import TensorSpec
 from refmoe.models.tensor_file import CheckpointError, TensorFile, refuse_pickle
 
-__all__ = ["INDEX", "TensorSet", "read_json"]
-
 INDEX = "model.safetensors.index.json"
 """The file that says which shard holds which tensor."""
 

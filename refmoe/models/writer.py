@@ -20,8 +20,6 @@ from refmoe.models.schema import TensorSpec, deepseek_tensors, huggingface_tenso
 from refmoe.models.tensor_file import DTYPES
 from refmoe.models.tensor_set import INDEX
 
-__all__ = ["FORMATS", "write_checkpoint"]
-
 FORMATS = ("huggingface", "original", "deepseek")
 
 Array = NDArray[Any]

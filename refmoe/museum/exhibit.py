@@ -9,8 +9,6 @@ from refmoe.families.family import Family
 from refmoe.verify.kernel import Devices, Kernel
 from refmoe.verify.plant import Fault
 
-__all__ = ["Exhibit"]
-
 
 def _all_here() -> str | None:
     return None

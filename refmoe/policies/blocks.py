@@ -15,8 +15,6 @@ from refmoe.policy import DEEPGEMM_FLOOR
 from refmoe.reference.fp32 import fp32_bits, magnitude_values
 from refmoe.reference.quantize import checked_blocks
 
-__all__ = ["BLOCKS_A_CHUNK", "KINDS", "InputBlocks", "checked_input", "input_blocks", "kind_counts"]
-
 #: 1 MiB of BF16; the codes of a dozen rules for it still fit a cache.
 BLOCKS_A_CHUNK = 1 << 14
 

@@ -25,18 +25,6 @@ from refmoe.policies.rules import PolicyRule, QuantizedBlocks, default_rules, ru
 from refmoe.policy import as_policy
 from refmoe.tables import plain_table
 
-__all__ = [
-    "MANTISSA_BINS",
-    "PolicyComparison",
-    "PolicyDifference",
-    "PolicyFigures",
-    "compare_policies",
-    "comparison_document",
-    "comparison_view",
-    "input_summary",
-    "same_bytes",
-]
-
 #: Bins of the mantissa of amax, the width of BF16's.
 MANTISSA_BINS = 128
 

@@ -11,8 +11,6 @@ from matplotlib.axes import Axes
 from refmoe.pictures import picture, picture_path
 from refmoe.policies.compare import MANTISSA_BINS, PolicyComparison, PolicyFigures, same_bytes
 
-__all__ = ["draw_comparison"]
-
 WIDTH, HEIGHT = 11.0, 8.2
 COLOURS = ("#3b6ea8", "#d9772b", "#4a9a58", "#8a63ab", "#b5473f", "#3a9ba3", "#a0803a", "#c2659a", "#5b6770", "#9aa53b")
 INK, QUIET, BARS = "#222222", "#777777", "#d5dbe3"

@@ -19,15 +19,6 @@ from refmoe.policies.score import DifferingByte, GivenBytes, Score, score
 from refmoe.policies.witness import Witness, find_witness
 from refmoe.reference.layout import SCALE_LAYOUTS, layout_named, scale_buffer_size, unswizzle_scales
 
-__all__ = [
-    "Ambiguity",
-    "Detection",
-    "detect_policy",
-    "detection_document",
-    "detection_view",
-    "split_gguf_blocks",
-]
-
 Bytes = NDArray[np.uint8]
 
 _PACKINGS = ("even-low", "gguf")

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from refmoe.formats import E8M0, Format
 
-__all__ = ["Rounding", "encode_at", "signed_values"]
-
 
 class Rounding(enum.Enum):
     """How a scaled element becomes a code; all of them saturate."""

@@ -21,8 +21,6 @@ from refmoe.policies.rules import PolicyRule, QuantizedBlocks
 from refmoe.policies.score import GivenBytes, Score, score
 from refmoe.reference.layout import SCALE_LAYOUTS, scale_buffer_size, unswizzle_scales
 
-__all__ = ["Hypothesis", "find_faults"]
-
 #: A hypothesis that leaves more than this share of the differing blocks unexplained is not worth a line.
 _WORTH_TELLING = 0.1
 

@@ -18,8 +18,6 @@ from refmoe.families.real_data import FFN_INPUT
 from refmoe.files import read_npy, tensor_name
 from refmoe.formats import MX_BLOCK
 
-__all__ = ["NamedInput", "read_bytes", "read_input"]
-
 _FIELDS = re.compile(r"(?P<dtype>bf16|fp16)|m(?P<m>\d+)k(?P<k>\d+)|seed(?P<seed>\d+)")
 _FILL_ROWS, _FILL_WIDTH, _FILL_SEED = 256, 2880, 7
 _MOST_ELEMENTS = 1 << 31

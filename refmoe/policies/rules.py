@@ -20,8 +20,6 @@ from refmoe.policy import EDGE_FORMATS, POLICIES, RELEASES, EdgePolicy, Policy, 
 from refmoe.reference import quantize
 from refmoe.reference.gguf import scale_bytes
 
-__all__ = ["PolicyRule", "QuantizedBlocks", "default_rules", "rule_named", "rules", "rules_named"]
-
 
 @dataclass(frozen=True, eq=False)
 class QuantizedBlocks:

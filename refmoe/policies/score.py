@@ -14,8 +14,6 @@ from refmoe.policies.blocks import KINDS, InputBlocks, input_blocks, kind_counts
 from refmoe.policies.rules import PolicyRule, QuantizedBlocks
 from refmoe.reference.layout import unpack_fp4
 
-__all__ = ["DifferingByte", "GivenBytes", "Score", "score"]
-
 
 @dataclass(frozen=True, eq=False)
 class GivenBytes:

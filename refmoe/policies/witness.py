@@ -13,8 +13,6 @@ from refmoe.numbers_as_text import bits_text, number_text
 from refmoe.policies.blocks import InputBlocks
 from refmoe.policies.rules import PolicyRule
 
-__all__ = ["Witness", "find_witness"]
-
 _INF, _NAN = float("inf"), float("nan")
 #: Leading elements, and what fills the rest of the block: maxima between the boundaries of the modes first, then
 #: rounding, then edges.

@@ -15,8 +15,6 @@ from refmoe.ptx.syntax import Instruction
 if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
 
-__all__ = ["Atomic", "Load", "Store"]
-
 Array = Any
 _SPACE_SHIFT = np.uint64(56)
 _WINDOW_SHIFT = np.uint64(WINDOW_BITS)

@@ -15,8 +15,6 @@ from refmoe.ptx.memory import PARAM_BASE, WINDOW_BITS, Arena, Region
 from refmoe.ptx.scopes import type_bits
 from refmoe.ptx.syntax import Function, Variable
 
-__all__ = ["Buffer", "DeviceMemory", "bind"]
-
 
 @dataclass(frozen=True)
 class Buffer:

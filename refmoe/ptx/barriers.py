@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from refmoe.ptx.codegen import BarrierCode
     from refmoe.ptx.machine import Machine
 
-__all__ = ["Barriers", "ranges"]
-
 Array = Any
 COUNT = 16
 _ALL = -1

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
     from refmoe.ptx.machine import Machine
 
-__all__ = ["Bulk", "Cut", "Load", "Store"]
-
 Array = Any
 _BARRIER_BYTES = 8
 _EVERY_16_BITS = 0x0001_0001_0001_0001

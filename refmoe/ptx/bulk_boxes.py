@@ -24,8 +24,6 @@ import numpy as np
 
 from refmoe.ptx.tensormap import TensorMap
 
-__all__ = ["Box", "Words", "box_of"]
-
 Array = Any
 _SPAN_BITS = (0, 1, 2, 3)
 _UNCHANGED = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "u4_align16")

@@ -19,8 +19,6 @@ from refmoe.ptx.tensormap import TensorMap
 if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
 
-__all__ = ["BulkCommit", "BulkLoad", "BulkStore", "BulkWait", "TensorLoad", "TensorStore"]
-
 Array = Any
 # Of addresses and sizes of plain bulk copies, and the widest word.
 _CHUNK = 16

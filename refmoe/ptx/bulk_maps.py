@@ -20,8 +20,6 @@ from refmoe.ptx.tensormap import MAP_BYTES, TensorMap, decode_tensor_map, replac
 if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
 
-__all__ = ["MapAcquire", "MapCopy", "MapHistory", "MapRelease", "MapReplace", "MapUse"]
-
 Array = Any
 _WORD = 16
 _WORDS = MAP_BYTES // _WORD

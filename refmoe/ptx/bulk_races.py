@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
     from refmoe.ptx.memory import Region
 
-__all__ = ["BulkShadow", "global_read", "global_read_done", "global_write", "global_write_done"]
-
 Array = Any
 _LINE_SHIFT = 7
 _LINE = 1 << _LINE_SHIFT

@@ -13,8 +13,6 @@ from refmoe.ptx.syntax import Instruction
 if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
 
-__all__ = ["MapAddress", "RankOf"]
-
 Array = Any
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from refmoe.ptx.codegen import BarrierCode
     from refmoe.ptx.machine import Machine
 
-__all__ = ["ClusterBarrier"]
-
 Array = Any
 
 

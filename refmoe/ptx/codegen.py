@@ -24,8 +24,6 @@ from refmoe.ptx.program import Block, Program, build
 from refmoe.ptx.registers import Usage, analyse, destinations_and_sources
 from refmoe.ptx.syntax import Function, Immediate, Instruction, Not, Operand, Register
 
-__all__ = ["BarrierCode", "Code", "Gather", "WaitCode", "compile_entry"]
-
 
 @dataclass(frozen=True)
 class BarrierCode:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
     from refmoe.ptx.machine import Machine
 
-__all__ = ["Copies", "CopyAsync", "CopyCommit", "CopyWait"]
-
 Array = Any
 # A word with the value 1 in each byte.
 _ONES = {4: np.uint32(0x01010101), 8: np.uint64(0x0101010101010101)}

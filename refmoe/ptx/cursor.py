@@ -5,8 +5,6 @@ from __future__ import annotations
 from refmoe.ptx import lexer
 from refmoe.ptx.errors import ParseError
 
-__all__ = ["Cursor"]
-
 
 class Cursor:
     """Reads tokens one after another. Whatever does not fit raises ParseError with the line."""

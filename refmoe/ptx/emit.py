@@ -34,8 +34,6 @@ from refmoe.ptx.syntax import (
 )
 from refmoe.ptx.values import BITS, literal_bits, select, widener
 
-__all__ = ["Emitter"]
-
 _FENCES = re.compile(
     r"membar\.(cta|gl|sys)|fence(\.(sc|acq_rel|acquire|release))?\.(cta|cluster|gpu|sys)|fence\.(sc|acq_rel)"
     r"|fence\.mbarrier_init\.release\.cluster"

@@ -14,8 +14,6 @@ from refmoe.ptx.syntax import Immediate, Instruction, Not, Operand, Register
 if TYPE_CHECKING:
     from refmoe.ptx.emit import Emitter
 
-__all__ = ["copy", "mbarrier"]
-
 _HINTS = r"(?P<hints>(\.L2::(cache_hint|64B|128B|256B))*)"
 _COPY = re.compile(rf"cp\.async\.(?P<cache>ca|cg)\.shared(::cta)?\.global{_HINTS}")
 _OWN = r"(?P<space>\.shared(::cta)?)?"

@@ -15,8 +15,6 @@ from refmoe.ptx.tensormap import MAP_BYTES
 if TYPE_CHECKING:
     from refmoe.ptx.emit import Emitter
 
-__all__ = ["bulk", "proxy_fence", "tensor_map"]
-
 # A cluster has one CTA here, so that its shared memory is the own.
 _LOAD_FORM = r"shared::(cluster|cta)\.global"
 _STORE_FORM = r"global\.shared::cta"

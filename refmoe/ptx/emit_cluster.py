@@ -13,8 +13,6 @@ from refmoe.ptx.syntax import Immediate, Instruction
 if TYPE_CHECKING:
     from refmoe.ptx.emit import Emitter
 
-__all__ = ["advise", "map_address", "rank_of"]
-
 _MAPA = re.compile(r"(mapa|getctarank)(?P<shared>\.shared::cluster)?\.u(?P<bits>32|64)")
 _PRIMARY = r"L2::evict_(last|normal|first|unchanged)"
 _SECONDARY = r"(\.L2::evict_(first|unchanged))?"

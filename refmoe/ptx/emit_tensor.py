@@ -16,8 +16,6 @@ from refmoe.reference.mma import MODELS, Evidence
 if TYPE_CHECKING:
     from refmoe.ptx.emit import Emitter
 
-__all__ = ["load_matrix", "multiply", "store_matrix"]
-
 _COUNTS = {"x1": 1, "x2": 2, "x4": 4}
 _SPACES = ("shared", "shared::cta")
 

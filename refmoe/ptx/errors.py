@@ -6,21 +6,6 @@ from typing import Any
 
 from refmoe.errors import RefmoeError
 
-__all__ = [
-    "ArgumentMismatch",
-    "Contraction",
-    "Deadlock",
-    "MemoryFault",
-    "MisuseError",
-    "ParseError",
-    "PtxError",
-    "RaceError",
-    "StepBudgetExceeded",
-    "Trap",
-    "UnknownOpcode",
-    "WarpError",
-]
-
 Index3 = tuple[int, int, int]
 
 

@@ -15,8 +15,6 @@ import numpy as np
 if TYPE_CHECKING:
     from refmoe.ptx.machine import Machine
 
-__all__ = ["UNDEFINED", "Frame"]
-
 Array = Any
 not_ = np.logical_not
 # What a register holds before anything was written; told from a computed zero by identity.

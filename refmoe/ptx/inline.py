@@ -23,8 +23,6 @@ from refmoe.ptx.syntax import (
     Vector,
 )
 
-__all__ = ["inline_calls"]
-
 
 def inline_calls(entry: Function, functions: dict[str, Function]) -> Function:
     """`entry` without call instructions.

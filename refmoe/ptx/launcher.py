@@ -21,8 +21,6 @@ from refmoe.ptx.syntax import Function
 from refmoe.ptx.trace import Trace
 from refmoe.ptx.watch import Watch
 
-__all__ = ["LaunchResult", "Module", "launch", "run_ptx"]
-
 # Lanes that run together: enough to make NumPy's overhead small, few enough that their registers stay in cache.
 LANES_AT_ONCE = 24576
 # Shared memory of CTAs that run together: what watches for races takes ten times as much and more.

@@ -9,8 +9,6 @@ from refmoe.ptx.memory import OWN_BASE, PARAM_BASE
 from refmoe.ptx.parser import ParsedModule
 from refmoe.ptx.syntax import Address, Function, Instruction, Operand, Symbol, Variable, Vector
 
-__all__ = ["Layout", "lay_out"]
-
 
 @dataclass(frozen=True)
 class Layout:

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from refmoe.ptx.errors import ParseError
 from refmoe.ptx.syntax import Immediate
 
-__all__ = ["Token", "drop_sections", "immediate", "tokenize"]
-
 
 class Token(NamedTuple):
     """`kind` is `"word"` (identifier or opcode), `"directive"`, `"number"`, `"string"`, `"punctuation"` or `"end"`."""

@@ -35,8 +35,6 @@ from refmoe.ptx.warp import bits_of_warps
 if TYPE_CHECKING:
     from refmoe.ptx.codegen import Code, Gather
 
-__all__ = ["Checks", "Launch", "Machine"]
-
 Array = Any
 # Back edges of an ordinary loop before its lanes lose a turn: it may wait for a plain load after all.
 _PATIENCE = 4096

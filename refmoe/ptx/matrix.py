@@ -32,8 +32,6 @@ from refmoe.ptx.syntax import Instruction
 if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
 
-__all__ = ["PACKINGS", "LoadMatrix", "Packing", "StoreMatrix", "WholeWarp", "whole_warps"]
-
 Array = Any
 _ROWS = 8
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from refmoe.ptx.machine import Machine
     from refmoe.ptx.mbarrier_issue import Arrive, CopyArrive, Expect, Wait
 
-__all__ = ["MOST", "Mbarriers"]
-
 Array = Any
 _BYTES = 8
 # Both counts have 20 bits (PTX ISA, "Contents of the mbarrier object").

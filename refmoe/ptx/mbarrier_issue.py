@@ -13,8 +13,6 @@ from refmoe.ptx.mbarrier import MOST
 if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
 
-__all__ = ["Arrive", "CopyArrive", "Create", "Destroy", "Expect", "Wait", "pending_count"]
-
 Array = Any
 
 

@@ -15,18 +15,6 @@ if TYPE_CHECKING:
     from refmoe.ptx.races import RaceShadow
     from refmoe.ptx.watch import Watch
 
-__all__ = [
-    "LOCAL_WINDOW",
-    "OWN_BASE",
-    "PARAM_BASE",
-    "POISON",
-    "SHARED_WINDOW",
-    "WINDOW_BITS",
-    "Arena",
-    "Bytes",
-    "Region",
-]
-
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 

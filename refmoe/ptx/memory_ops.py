@@ -11,8 +11,6 @@ from refmoe.ptx.access import Atomic
 from refmoe.ptx.scopes import type_bits
 from refmoe.ptx.syntax import Instruction
 
-__all__ = ["MemoryOpcode", "atomic", "memory_opcode"]
-
 _SPACES = {
     "global": "global",
     "const": "const",

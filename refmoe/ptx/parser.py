@@ -27,8 +27,6 @@ from refmoe.ptx.syntax import (
 )
 from refmoe.ptx.values import literal_bits
 
-__all__ = ["ParsedModule", "parse"]
-
 _SPACES = ("global", "const", "shared", "local", "param")
 _LINKAGE = (".visible", ".extern", ".weak", ".common")
 # Operands of a branch in front of its label.

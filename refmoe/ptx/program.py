@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from refmoe.ptx.errors import UnknownOpcode
 from refmoe.ptx.syntax import Function, Instruction, Label, Symbol
 
-__all__ = ["Block", "Program", "Terminator", "build"]
-
 # Instructions that end a block because their lanes may not go on at once, or at all.
 _STOPS = {"ret": "exit", "exit": "exit", "trap": "trap", "bar": "barrier", "barrier": "barrier"}
 # Warp-level instructions that wait for other lanes begin a block: lanes gather at its start.

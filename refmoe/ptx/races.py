@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
     from refmoe.ptx.memory import Region
 
-__all__ = ["AGENTS", "ASYNCHRONOUS", "BULK", "MAX_THREADS", "PENDING", "Clocks", "RaceShadow", "Words"]
-
 Array = Any
 # (byte index, lane) of the words of rows, from those of the rows.
 Words = Callable[[Array, Array], tuple[Array, Array]]

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from refmoe.ptx.program import Block, Program
 from refmoe.ptx.syntax import Address, Instruction, Not, Operand, Pair, Register, Vector
 
-__all__ = ["CARRY", "Usage", "analyse", "destinations_and_sources"]
-
 # The condition code register of add.cc and its kin.
 CARRY = Register("%cc.cf", "pred")
 # Instructions whose first operand is not a destination.

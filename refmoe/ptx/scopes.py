@@ -6,8 +6,6 @@ import re
 
 from refmoe.ptx.syntax import Register
 
-__all__ = ["KINDS", "Scope", "type_bits"]
-
 # Register kind of each declared type. Registers of 8 bits only move bytes in and out of wider ones.
 KINDS: dict[str, str] = {
     "pred": "pred",

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["SPECIALS", "values"]
-
 _AXES = "xyz"
 _VECTORS = ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
 _MASKS = ("lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt")

@@ -4,23 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = [
-    "Address",
-    "Function",
-    "Immediate",
-    "Instruction",
-    "Label",
-    "Not",
-    "Operand",
-    "Pair",
-    "Register",
-    "Sink",
-    "Special",
-    "Symbol",
-    "Variable",
-    "Vector",
-]
-
 
 @dataclass(frozen=True)
 class Register:

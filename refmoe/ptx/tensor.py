@@ -42,8 +42,6 @@ from refmoe.reference.mma.product import NAN_BITS
 if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
 
-__all__ = ["Mma", "Scales"]
-
 Array = Any
 ROWS, COLUMNS, QUADS, QUAD = 16, 8, 8, 4
 _LANES = 32

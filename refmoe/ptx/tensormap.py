@@ -21,15 +21,6 @@ from functools import lru_cache
 
 from refmoe.errors import ArgumentError
 
-__all__ = [
-    "DATA_TYPES",
-    "MAP_BYTES",
-    "TensorMap",
-    "decode_tensor_map",
-    "encode_tensor_map",
-    "replace_field",
-]
-
 MAP_BYTES = 128
 _MAGIC = b"refmoeTM"
 _FORMAT = struct.Struct("<8s Q 4Q 5I 5I 5I 6B 14s")

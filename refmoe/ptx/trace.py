@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from refmoe.ptx.machine import Launch, Machine
     from refmoe.ptx.syntax import Instruction
 
-__all__ = ["KINDS", "Recorder", "Trace", "TraceEvent", "Tracer"]
-
 Array = Any
 
 #: What an event says happened.

@@ -16,8 +16,6 @@ from string import ascii_lowercase
 
 from refmoe.ptx.trace import TraceEvent
 
-__all__ = ["render", "render_timeline"]
-
 _SIGNS = (
     ("a lower-case letter", "the warp waits for that mbarrier"),
     ("an upper-case letter", "it arrives there, or announces bytes to it"),

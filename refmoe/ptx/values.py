@@ -11,8 +11,6 @@ import numpy as np
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.syntax import Immediate
 
-__all__ = ["BITS", "literal_bits", "select", "widener"]
-
 # Bits of each register kind but `pred`.
 BITS = {"b8": 8, "b16": 16, "b32": 32, "b64": 64}
 

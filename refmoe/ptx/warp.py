@@ -14,8 +14,6 @@ from refmoe.ptx.syntax import Instruction
 if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
 
-__all__ = ["Elect", "Match", "Redux", "Shuffle", "Vote", "active_mask", "bits_of_warps"]
-
 Array = Any
 _LANES = np.arange(32, dtype=np.uint32)
 

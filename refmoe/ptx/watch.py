@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from refmoe.ptx.memory import Arena, Region
     from refmoe.ptx.syntax import Instruction
 
-__all__ = ["Watch", "Write"]
-
 Array = Any
 
 

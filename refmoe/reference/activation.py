@@ -34,8 +34,6 @@ from refmoe.reference.layout import (
 )
 from refmoe.reference.quantize import quantize_mxfp8
 
-__all__ = ["ALPHA", "BETA", "LIMIT", "VARIANTS", "QuantizedRows", "swiglu", "swiglu_quantize"]
-
 VARIANTS = ("gpt_oss", "silu")
 ALPHA, BETA, LIMIT = 1.702, 1.0, 7.0
 """What gpt-oss has; each is rounded to FP32."""

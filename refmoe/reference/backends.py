@@ -10,8 +10,6 @@ from refmoe.chips import CHIPS, Mma
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.mma import MODELS, Evidence
 
-__all__ = ["BACKENDS", "Accumulation", "Backend", "choose_backend", "default_backend"]
-
 
 @dataclass(frozen=True)
 class Accumulation:

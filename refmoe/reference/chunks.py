@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-__all__ = ["chunks", "for_each_chunk"]
-
 
 def chunks(count: int, chunk: int) -> Iterator[slice]:
     """The pieces of `range(count)`, each `chunk` long; the last may reach past the end, which a slice allows."""

@@ -15,9 +15,6 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MXFP4, MXFP8, MXFormat
 from refmoe.reference.chunks import chunks
 
-__all__ = ["dequantize_codes", "dequantize_mxfp4", "dequantize_mxfp8"]
-
-
 _BLOCKS_A_CHUNK = 1 << 14
 _NAN_BITS = np.uint32(0x7FC00000)
 

@@ -34,8 +34,6 @@ from refmoe.reference.layout import (
 )
 from refmoe.reference.quantize import quantize_mxfp8
 
-__all__ = ["Expanded", "Permutation", "build_permutation", "expand"]
-
 INPUT_SF_LAYOUTS = {name: SCALE_LAYOUTS[name] for name in ("linear", "128x4")}
 INPUT_DTYPES = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
 

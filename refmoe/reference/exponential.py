@@ -27,8 +27,6 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.reference.chunks import for_each_chunk
 from refmoe.reference.fp32 import NAN, add, fma, multiply
 
-__all__ = ["COEFFICIENTS", "LN2_HIGH", "LN2_LOW", "LOG2E", "MAGIC", "MAX_ULP", "OVERFLOW", "UNDERFLOW", "exponential"]
-
 
 def _fp32(text: str) -> np.float32:
     value: np.float32 = np.float32(float.fromhex(text))

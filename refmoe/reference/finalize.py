@@ -17,8 +17,6 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.reference import fp32
 from refmoe.reference.layout import checked_count
 
-__all__ = ["finalize"]
-
 _FP32 = np.dtype(np.float32)
 
 

@@ -12,20 +12,6 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "BF16",
-    "BF16_NAN",
-    "NAN",
-    "add",
-    "add_to_odd",
-    "bf16",
-    "divide",
-    "fma",
-    "fp32_bits",
-    "magnitude_values",
-    "multiply",
-]
-
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 #: The one NaN that FP32 arithmetic of a GPU gives, and that of a conversion to BF16.

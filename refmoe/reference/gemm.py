@@ -25,8 +25,6 @@ from refmoe.reference.layout import checked_offsets
 from refmoe.reference.mma import AccumulationModel, as_model, tensor_core_mma
 from refmoe.reference.tensor import IDENTITY_SCALE, MXTensor
 
-__all__ = ["dense_gemm", "grouped_gemm", "plain_fp8"]
-
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 _OUTPUTS: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype(np.float32): np.dtype(np.uint32),

@@ -20,8 +20,6 @@ from refmoe.errors import ArgumentError
 from refmoe.formats import E2M1, E8M0, MXFP4
 from refmoe.reference.fp32 import fp32_bits, magnitude_values
 
-__all__ = ["quantize_gguf_blocks", "scale_bytes"]
-
 _INFINITY = 0x7F800000
 # The scale of an amax that rounds to 2^128, under which 4 and 6 overflow and 3 (code 5) is the largest value.
 _TOP_SCALE = 253

@@ -23,22 +23,6 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 
-__all__ = [
-    "EXPERT_ROW_ALIGNMENT",
-    "GROUPED_LAYOUTS",
-    "SCALE_LAYOUTS",
-    "ScaleLayout",
-    "expert_base_rows",
-    "expert_scale_rows",
-    "grouped_scale_rows",
-    "pack_fp4",
-    "scale_buffer_size",
-    "swizzle_scales",
-    "swizzle_weight_scales",
-    "unpack_fp4",
-    "unswizzle_scales",
-]
-
 Bytes = NDArray[np.uint8]
 
 INT32_MAX = 2**31 - 1

@@ -40,8 +40,6 @@ from refmoe.reference.fp32 import BF16, fp32_bits, magnitude_values
 from refmoe.reference.gguf import quantize_gguf_blocks
 from refmoe.reference.tensor import MXTensor
 
-__all__ = ["checked_blocks", "quantize", "quantize_mxfp4", "quantize_mxfp8"]
-
 _BLOCKS_A_CHUNK = 1 << 14
 _INFINITY = 0x7F800000
 _NAN_SCALE = 0xFF

@@ -22,8 +22,6 @@ from refmoe.reference.exponential import exponential
 from refmoe.reference.layout import checked_count
 from refmoe.reference.mma import AccumulationModel, tensor_core_mma
 
-__all__ = ["MAX_EXPERTS", "MAX_TOP_K", "route_softmax_topk", "router_logits"]
-
 MAX_EXPERTS = 1024
 MAX_TOP_K = 32
 

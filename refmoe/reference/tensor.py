@@ -12,8 +12,6 @@ from refmoe.formats import E8M0, MXFormat, as_mx_format
 from refmoe.reference.dequantize import dequantize_codes
 from refmoe.reference.layout import pack_fp4, unpack_fp4
 
-__all__ = ["IDENTITY_SCALE", "MXTensor", "dequantize"]
-
 IDENTITY_SCALE = E8M0.encode(1)
 """The scale byte of an operand that has no scales: 0x7F, a factor of 1."""
 

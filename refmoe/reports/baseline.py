@@ -14,8 +14,6 @@ from refmoe.reports.documents import PresentHash, ReportError, digest_of, is_int
 from refmoe.reports.parity import CaseRecord, Report, check_report
 from refmoe.verify.verdict import Verdict
 
-__all__ = ["read_baseline", "vanished", "write_baseline"]
-
 KIND = "baseline"
 SCHEMA_VERSION = "1"
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from refmoe.reports.documents import Kind, PresentHash
 
-__all__ = ["BENCH", "cell_text", "columns_of"]
-
 
 def _judge(document: Mapping[str, Any], present: PresentHash) -> list[str]:
     timed = document.get("rows") or document.get("comparisons") or document.get("medians_s")

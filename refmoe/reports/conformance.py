@@ -10,8 +10,6 @@ from typing import Any
 from refmoe import ptx
 from refmoe.reports.documents import Kind, PresentHash
 
-__all__ = ["CONFORMANCE", "isa_sha256"]
-
 #: Instructions that differ and are named; the others are counted.
 _NAMED = 5
 

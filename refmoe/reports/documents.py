@@ -16,8 +16,6 @@ from typing import Any
 
 from refmoe.errors import RefmoeError
 
-__all__ = ["EDITED", "Kind", "PresentHash", "ReportError", "digest_of", "is_intact", "read_document", "well_formed"]
-
 #: What to say of a document that is not intact; its path stands before.
 EDITED = "edited after it was made: its content does not have the digest that it states"
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from refmoe.reports.documents import Kind, PresentHash
 
-__all__ = ["DRIFT", "SCHEMA_VERSION", "failures"]
-
 SCHEMA_VERSION = "1"
 
 

@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict
 
 from refmoe.version import __version__
 
-__all__ = ["Environment", "current_environment"]
-
 
 class Environment(BaseModel):
     """Versions and machine of a run; None for what is not there."""

@@ -15,8 +15,6 @@ from refmoe.reports.parity import Report, check_report, refusals_of
 from refmoe.reports.stress import STRESS
 from refmoe.verify.verdict import Verdict
 
-__all__ = ["BASELINE", "KINDS", "GateOutcome", "check_reports", "find_reports"]
-
 #: Name of the baseline in a folder of reports.
 BASELINE = "baseline.json"
 

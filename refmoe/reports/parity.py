@@ -27,26 +27,6 @@ from refmoe.verify.verdict import EVIDENCE, Result, Verdict
 if TYPE_CHECKING:
     from refmoe.verify.plant import FaultResult
 
-__all__ = [
-    "MAPPED_CASES",
-    "NAMED_CASES",
-    "SCHEMA_VERSION",
-    "CaseRecord",
-    "MismatchMapRecord",
-    "MutantRecord",
-    "Report",
-    "ToleranceRecord",
-    "assemble_report",
-    "check_report",
-    "count_verdicts",
-    "make_report",
-    "read_report",
-    "record_of",
-    "refusals_of",
-    "report_text",
-    "schema_text",
-]
-
 SCHEMA_VERSION = "1"
 
 #: Cases of a report that keep their maps of what differs: a kernel that is wrong everywhere would fill the disk.

@@ -14,22 +14,6 @@ from refmoe.reports.parity import CaseRecord, MutantRecord, Report, count_verdic
 from refmoe.tables import plain_table
 from refmoe.verify.verdict import Result, Verdict
 
-__all__ = [
-    "Group",
-    "accepted_counts",
-    "cases_text",
-    "groups",
-    "headline",
-    "junit_text",
-    "markdown_text",
-    "summary_table",
-    "tolerance_legend",
-    "tolerance_table",
-    "verdict_lines",
-    "verdict_style",
-    "weighed_mutants",
-]
-
 _COLUMNS = ("kernel", "device", "arch", "verdicts", "assumed model", "bytes compared", "seconds")
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from refmoe.families import FAMILIES
 from refmoe.reports.documents import Kind, PresentHash
 
-__all__ = ["RERUNS", "STRESS", "TOOLS", "failures"]
-
 #: How often every kernel runs.
 RERUNS = 100
 

@@ -26,15 +26,6 @@ from refmoe.reports.documents import digest_of
 from refmoe.silicon.operands import operands
 from refmoe.silicon.probes import CTA, Probe, all_probes, module_text, stored_dtype
 
-__all__ = [
-    "Outcome",
-    "compare",
-    "document_of",
-    "run",
-    "run_on_executor",
-    "summary",
-]
-
 #: Differing lanes that a row of the document shows.
 _EXAMPLES = 6
 

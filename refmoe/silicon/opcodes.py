@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from refmoe.ptx import isa
 
-__all__ = ["NARROW", "candidates", "known_opcodes"]
-
 INTEGERS = ("u16", "u32", "u64", "s16", "s32", "s64")
 WORDS = ("b16", "b32", "b64")
 FLOATS = ("f16", "f16x2", "bf16", "bf16x2", "f32", "f64", "f32x2")

@@ -20,8 +20,6 @@ from refmoe.ptx.isa.floats import FLOATS, Float, decode
 from refmoe.ptx.isa.narrow import NARROW
 from refmoe.ptx.isa.rounding import encode
 
-__all__ = ["EXHAUSTIVE", "LANES", "SELECTORS", "operands"]
-
 Array = NDArray[Any]
 
 #: Lanes of an opcode, and of one whose only source has 16 bits: all of them.

@@ -16,8 +16,6 @@ from refmoe.ptx import isa
 from refmoe.ptx.isa import DTYPES, Operation
 from refmoe.silicon.opcodes import known_opcodes
 
-__all__ = ["CTA", "Probe", "all_probes", "module_text", "register_kind", "stored_dtype"]
-
 CTA = 256
 PTX_VERSION = "9.0"
 

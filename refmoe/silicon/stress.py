@@ -27,18 +27,6 @@ from refmoe.reports.documents import digest_of
 from refmoe.reports.environment import current_environment
 from refmoe.reports.stress import RERUNS, STRESS, TOOLS, failures
 
-__all__ = [
-    "OPTIONS",
-    "Rerun",
-    "Sanitized",
-    "document_of",
-    "one_of_each",
-    "rerun",
-    "run",
-    "sanitize",
-    "summary",
-]
-
 #: Watches our kernels alone, not torch's.
 OURS = ("--kernel-name", "kernel_substring=refmoe_")
 #: What each tool of compute-sanitizer is asked. memcheck would also report calls of the driver that torch

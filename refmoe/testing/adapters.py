@@ -14,8 +14,6 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.policy import TORCHAO_RELEASE
 from refmoe.testing.kernel import UserKernel, kernel
 
-__all__ = ["flashinfer_mxfp8_quantize", "torchao_to_mx"]
-
 _TORCHAO_MODES = ("floor", "ceil", "even", "rceil")
 _FLASHINFER_LAYOUTS = {"128x4": "layout_128x4", "8x4": "layout_8x4", "linear": "layout_linear"}
 

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 
-__all__ = ["ARRAY_KINDS", "describe_array", "from_numpy", "to_numpy"]
-
 #: Element types that NumPy has no name for, by the names that torch gives them. FP4 comes packed, two codes a byte.
 _ELEMENTS: Mapping[str, np.dtype[Any]] = MappingProxyType(
     {

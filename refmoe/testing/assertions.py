@@ -14,8 +14,6 @@ from refmoe.testing.arrays import describe_array, to_numpy
 from refmoe.testing.elements import Elements, as_patterns, mismatch_text
 from refmoe.verify.compare import compare
 
-__all__ = ["assert_bit_exact", "assert_within_bound"]
-
 
 def assert_bit_exact(actual: object, expected: object, *, what: str = "result", stage: Stage | None = None) -> None:
     """Assert that two arrays have the same shape, the same element type and the same bytes.

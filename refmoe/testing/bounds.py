@@ -12,8 +12,6 @@ from refmoe.reference.layout import checked_offsets
 from refmoe.reference.mma import AccumulationModel, as_model, output_bound
 from refmoe.reference.tensor import MXTensor
 
-__all__ = ["gemm_bound"]
-
 _OUTPUTS: dict[str, Format | None] = {"f32": None, "bf16": BF16, "fp16": FP16}
 
 

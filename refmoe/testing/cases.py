@@ -19,8 +19,6 @@ from refmoe.verify.kernel import Devices
 from refmoe.verify.runner import run_case
 from refmoe.verify.verdict import Result, Verdict, exit_status
 
-__all__ = ["Checked", "RefmoeCase", "cases_of", "check", "repro", "result_text"]
-
 
 @dataclass(frozen=True)
 class RefmoeCase:

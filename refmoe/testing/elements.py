@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from refmoe.formats import MX_BLOCK
 from refmoe.verify.compare import MismatchMap
 
-__all__ = ["Elements", "as_patterns", "map_lines", "mismatch_text"]
-
 #: Lines of a drawn map, at most.
 _LINES = 12
 

@@ -31,8 +31,6 @@ from refmoe.verify.source import functions_of, sha256_of, source_files, statemen
 if TYPE_CHECKING:
     from refmoe.cuda.device import LaunchRecord
 
-__all__ = ["Unsupported", "UserKernel", "kernel"]
-
 _DEVICES = ("cpu", "cuda")
 
 

@@ -12,8 +12,6 @@ from refmoe.families.family import LEVELS, Case
 from refmoe.testing.cases import cases_of
 from refmoe.testing.kernel import UserKernel
 
-__all__ = ["refmoe_cases"]
-
 
 def refmoe_cases(
     of: UserKernel | str,

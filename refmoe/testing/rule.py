@@ -17,8 +17,6 @@ from refmoe.policies.blocks import input_blocks
 from refmoe.reference.layout import swizzle_scales
 from refmoe.reference.quantize import quantize_mxfp8
 
-__all__ = ["declared_difference", "explain_difference", "quantize_by", "ruled_problem", "undefined"]
-
 
 def quantize_by(rule: PolicyRule, x: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.bool_]]:
     """Codes [M, K] and linear scales [M, K/32] of MXFP8 by a rule, and bool [M, K/32]: the blocks that it defines."""

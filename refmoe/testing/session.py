@@ -12,8 +12,6 @@ from refmoe.reports.environment import current_environment
 from refmoe.reports.parity import CaseRecord, assemble_report, count_verdicts, report_text
 from refmoe.verify.verdict import Verdict
 
-__all__ = ["summary_lines", "write_report"]
-
 #: What "bit-exact" proves of a user's kernel, by where it ran.
 _PLACES = {"host": "the processor of this machine", "cuda": "the named GPU"}
 _EVIDENCE = (

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from refmoe.families.stages import HasPlane, Indices, Stage, matrix_plane
 
-__all__ = ["CELLS", "Comparison", "MismatchMap", "compare", "mismatch_map"]
-
 #: Cells of a map along either axis, at most.
 CELLS = 64
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from refmoe.cuda.device import Device, LaunchRecord
     from refmoe.ptx import Trace
 
-__all__ = ["Devices", "Kernel", "Malformed", "Masks", "Place", "Refusal"]
-
 Masks = Mapping[str, NDArray[Any]]
 
 

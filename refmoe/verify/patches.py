@@ -10,8 +10,6 @@ from pathlib import Path
 from refmoe.errors import RefmoeError
 from refmoe.files import write_atomic
 
-__all__ = ["FilePatch", "Hunk", "PatchError", "apply_patch", "parse_patch"]
-
 
 class PatchError(RefmoeError):
     """A patch is malformed or does not fit its file."""

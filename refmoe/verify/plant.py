@@ -30,8 +30,6 @@ from refmoe.verify.runner import run_case
 from refmoe.verify.tolerances import accepting
 from refmoe.verify.verdict import Result, Verdict
 
-__all__ = ["CATCHING", "MUTANTS", "Fault", "FaultResult", "Patch", "load_patches", "patched_sources", "plant_faults"]
-
 #: The folder of the patches, one folder an operation.
 MUTANTS = Path(__file__).resolve().parent.parent / "families" / "mutants"
 

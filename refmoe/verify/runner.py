@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from refmoe.cuda.device import LaunchRecord
     from refmoe.ptx import Trace
 
-__all__ = ["input_sha256", "run_case", "run_cases"]
-
 #: Cases that a worker process takes at a time: few enough to share the work out, enough to reuse its modules.
 _CHUNK = 8
 

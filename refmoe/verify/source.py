@@ -24,18 +24,6 @@ from typing import Any
 from refmoe.cuda.toolchain import FLAGS, with_includes
 from refmoe.errors import ArgumentError
 
-__all__ = [
-    "cuda_text",
-    "function_text",
-    "functions_of",
-    "host_modules",
-    "kernel_sha256",
-    "python_text",
-    "sha256_of",
-    "source_files",
-    "statement_name",
-]
-
 #: Host code that runs any launch and makes none: a change in it is seen by every family's cases, not by one.
 _MACHINERY = ("refmoe.cuda.device", "refmoe.cuda.toolchain")
 

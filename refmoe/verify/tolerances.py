@@ -16,8 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TOLERANCES", "Tolerance", "accepting"]
-
 Values = NDArray[np.float64]
 
 

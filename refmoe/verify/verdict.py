@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from refmoe.families.family import Assumption, Case
 from refmoe.verify.compare import MismatchMap
 
-__all__ = ["EVIDENCE", "Result", "Verdict", "exit_status"]
-
 
 class Verdict(str, enum.Enum):
     """The outcome of a case; the text is what reports hold."""

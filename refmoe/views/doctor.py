@@ -10,8 +10,6 @@ import tempfile
 from dataclasses import dataclass
 from importlib import metadata
 
-__all__ = ["MachineFinding", "examine"]
-
 #: Room that the compiled kernels need, with the compiler's temporary files.
 _CACHE_BYTES = 1 << 22
 

@@ -35,19 +35,6 @@ from refmoe.reference.backends import choose_backend
 from refmoe.reference.moe import path_steps
 from refmoe.tables import plain_table
 
-__all__ = [
-    "FLOW_MODELS",
-    "KERNEL_PATH",
-    "ROUTINGS",
-    "Flow",
-    "FlowModel",
-    "FlowStep",
-    "flow",
-    "flow_document",
-    "flow_summary",
-    "flow_table",
-]
-
 #: How tokens choose; the functions are in refmoe.families.choices.
 ROUTINGS = ("uniform", "same-experts", "empty-experts")
 

@@ -12,17 +12,6 @@ from refmoe.chips import CHIPS, Product
 from refmoe.tables import plain_table
 from refmoe.views.flow import KERNEL_PATH, Flow, flow
 
-__all__ = [
-    "LAUNCH_COSTS",
-    "LaunchCost",
-    "Saving",
-    "claims",
-    "fusing",
-    "fusing_document",
-    "fusing_summary",
-    "fusing_table",
-]
-
 #: What the design says of fusing the quantization into expand, from both of its ends.
 RECOVERS, SAVES = "fusing recovers decode", "fusing saves 1-2 %"
 _ONE_TO_TWO = (0.01, 0.02)

@@ -19,8 +19,6 @@ from refmoe.reference.layout import (
     layout_named,
 )
 
-__all__ = ["LINE_BYTES", "LayoutPlan", "counted", "layout_summary", "layout_text", "plan_layout"]
-
 #: A line of the buffer as both views show it, like a hex dump.
 LINE_BYTES = 16
 #: What fits a terminal of 120 columns.

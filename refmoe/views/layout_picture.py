@@ -17,8 +17,6 @@ from refmoe.errors import ArgumentError
 from refmoe.pictures import picture, picture_path
 from refmoe.views.layout import LINE_BYTES, LayoutPlan, counted, layout_summary, plan_layout
 
-__all__ = ["draw_layout"]
-
 #: The lines of one panel are a whole 128x4 tile.
 PANEL_LINES = 32
 PANELS = 4

@@ -25,19 +25,6 @@ from refmoe.museum import cutlass
 from refmoe.museum.cutlass.builds import CUTLASS_ARCHITECTURES, SCHEDULES
 from refmoe.tables import plain_table
 
-__all__ = [
-    "NotBuilt",
-    "PtxasReport",
-    "Sass",
-    "compare_sass",
-    "disassemble",
-    "find_nvdisasm",
-    "gemm_sass",
-    "ptxas_reports",
-    "sass_document",
-    "sass_table",
-]
-
 NVDISASM_PACKAGE = "nvidia-cuda-nvdisasm"
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.(\w+),.*$", re.MULTILINE)
 # Without a predicate: /*0040*/ @P0 LDC R1, c[0x0][0x37c] ;

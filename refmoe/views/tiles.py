@@ -13,8 +13,6 @@ from refmoe.museum.cutlass.tiles import CUTLASS_RELEASES, CUTLASS_TILES, Cutlass
 from refmoe.tables import plain_table
 from refmoe.views.layout import counted
 
-__all__ = ["choice_document", "choice_summary", "choice_table", "cutlass_table"]
-
 _STYLE = {Verdict.CHOSEN: "bold green", Verdict.SKIPPED: "", Verdict.REFUSED: "red"}
 
 

@@ -17,21 +17,6 @@ from refmoe.cuda.gemm.tile import TILES, Tile, TileRefused, capacity_fault, chec
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.layout import checked_count, checked_offsets
 
-__all__ = [
-    "DYNAMIC_TILES",
-    "PREFILL_CLUSTER",
-    "PREFILL_TILE",
-    "Choice",
-    "Rule",
-    "Verdict",
-    "Weighed",
-    "choose_tile",
-    "llama_cpp_warps",
-    "most_tokens",
-    "tiles_needed",
-    "use_percent",
-]
-
 #: One tile a width, narrowest first: what the dynamic rule chooses among. A narrow tile is deep, to fill its stages.
 DYNAMIC_TILES = TILES[:5]
 

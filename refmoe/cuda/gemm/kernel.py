@@ -36,15 +36,6 @@ from refmoe.cuda.launch import WARP_LANES, Buffer, Kernel, LaunchPlan
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MX_BLOCK
 
-__all__ = [
-    "GEMM_KERNELS",
-    "GemmShape",
-    "check_gemm_operands",
-    "grouped_gemm",
-    "grouped_gemm_kernel",
-    "grouped_gemm_plan",
-]
-
 OUT_DTYPES = {"bf16": BF16, "f32": np.dtype(np.float32)}
 WARP_ROWS = 32  # weight rows of a warp, kWarpM
 WIDE_TILE = 64  # tokens from which two warps share the tokens of a tile, see Tile::kWarpsN

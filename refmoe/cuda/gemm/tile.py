@@ -14,28 +14,6 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.formats import E2M1, E4M3, E8M0, MX_BLOCK, Format
 from refmoe.reference.layout import SCALE_LAYOUTS, checked_count
 
-__all__ = [
-    "BARRIER_BYTES",
-    "K_ATOM",
-    "MIN_STAGES",
-    "SCALE_LAYOUT",
-    "SCALE_ROWS",
-    "SINGLE_BLOCK",
-    "TILES",
-    "Tile",
-    "TileRefused",
-    "capacity_fault",
-    "check_tile",
-    "cluster_name",
-    "k_bytes",
-    "k_elements",
-    "max_stages",
-    "parse_cluster",
-    "parse_tile",
-    "stage_bytes",
-    "stage_capacity",
-]
-
 #: A cluster of one block: no cluster at all.
 SINGLE_BLOCK: Cluster = (1, 1, 1)
 

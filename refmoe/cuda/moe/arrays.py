@@ -11,8 +11,6 @@ from refmoe.cuda.moe.call import MoECall
 from refmoe.cuda.moe.launches import READ_WHOLE, LayerBuffers, Step, layer_steps, workspace_bytes
 from refmoe.errors import ArgumentError
 
-__all__ = ["check_choices", "layer_launches", "layer_outputs"]
-
 
 def layer_outputs(call: MoECall, device: Device, fill: int = 0) -> dict[str, Buffer]:
     """Run a checked call of NumPy arrays and keep every buffer that its launches write, by name, `out` among them.

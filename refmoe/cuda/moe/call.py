@@ -23,8 +23,6 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MX_BLOCK
 from refmoe.reference.backends import choose_backend
 
-__all__ = ["TENSORS", "Facts", "MoEArguments", "MoECall", "check_backend", "facts_of", "make_call"]
-
 Tensor: TypeAlias = Any  # a NumPy array or a torch tensor
 DType: TypeAlias = Any  # of either
 

@@ -19,8 +19,6 @@ from refmoe.cuda.moe.arrays import check_choices, layer_outputs
 from refmoe.cuda.moe.call import TENSORS, MoEArguments, check_backend, make_call
 from refmoe.errors import ArgumentError, describe
 
-__all__ = ["fused_moe"]
-
 #: Arguments of FlashInfer's that say nothing here at their first value, and what any other would ask for.
 _ABSENT: Mapping[str, tuple[object, str]] = {
     "cluster_size": (1, "clusters of ranks"),

@@ -32,18 +32,6 @@ from refmoe.cuda.quantize import EDGES, MODES, mxfp8_quantize_kernel, mxfp8_quan
 from refmoe.cuda.routing import MapBuffers, permute_plan
 from refmoe.formats import MX_BLOCK
 
-__all__ = [
-    "QUANTIZATIONS",
-    "READ_WHOLE",
-    "LayerBuffers",
-    "LayerOptions",
-    "LayerShape",
-    "Step",
-    "Traffic",
-    "layer_steps",
-    "workspace_bytes",
-]
-
 QUANTIZATIONS = ("fused", "separate", "ready")
 
 #: Intermediates of which launches read bytes that none wrote: a GEMM copies the scales of four rows of an atom at once,

@@ -23,8 +23,6 @@ from refmoe.cuda.moe.call import TENSORS, MoEArguments, MoECall, check_backend, 
 from refmoe.cuda.moe.launches import LayerBuffers, layer_steps, workspace_bytes
 from refmoe.errors import ArgumentError
 
-__all__ = ["fused_moe"]
-
 ALIGNMENT = 16  # bytes, of every pointer: the kernels' widest access
 _WORKSPACE_ALIGNMENT = 256
 

@@ -41,8 +41,6 @@ from refmoe.reference.tensor import MXTensor
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
-__all__ = ["ALPHA", "ASSUMPTION", "BIAS", "MODEL", "SM12X_GEMM", "product_bounds"]
-
 #: The accumulation model that the kernel is held against, on every device: where the instruction is missing, the
 #: kernel carries it in software.
 MODEL = MODELS["sm120"]

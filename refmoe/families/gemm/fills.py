@@ -23,8 +23,6 @@ from refmoe.reference.layout import pack_fp4
 from refmoe.reference.quantize import quantize_mxfp4, quantize_mxfp8
 from refmoe.reference.tensor import MXTensor
 
-__all__ = ["FILLS", "PADDED_K", "GemmData", "GemmSize"]
-
 Codes = NDArray[np.int64]
 
 #: Elements at the end of K that the fill `zero-padded` leaves zero, as 2880 is padded to 2944.

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.numbers_as_text import VALUE_DTYPES, bits_text, distance_text, number_text
 
-__all__ = ["Interval", "Products"]
-
 
 @dataclass(frozen=True, eq=False)
 class Interval:

@@ -28,18 +28,6 @@ from refmoe.museum.cutlass.cache import alone, checked_run, intact, placed, sha2
 from refmoe.museum.cutlass.headers import Headers, find_headers
 from refmoe.museum.cutlass.refusals import refused
 
-__all__ = [
-    "SCHEDULES",
-    "Build",
-    "Built",
-    "build",
-    "compile_command",
-    "cubin",
-    "find_built",
-    "gpu_library",
-    "static_assertions",
-]
-
 CUTLASS_CSRC = Path(__file__).parent / "csrc"
 SOURCE = CUTLASS_CSRC / "grouped_gemm.cu"
 STANDIN = tuple(CUTLASS_CSRC / name for name in ("runtime_standin.cpp", "tensor_map.hpp", "exports.map"))

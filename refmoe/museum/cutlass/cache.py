@@ -19,8 +19,6 @@ from pathlib import Path
 from refmoe.cuda.toolchain import ToolchainError
 from refmoe.files import write_atomic
 
-__all__ = ["alone", "checked_run", "intact", "placed", "sha256"]
-
 
 def sha256(*parts: str) -> str:
     """Over texts, in order."""

@@ -24,8 +24,6 @@ from refmoe.museum.cutlass.host import HostLaunch
 from refmoe.museum.cutlass.kernel import CUTLASS_GEMM, Cutlass, Tampering, check_supported
 from refmoe.verify.kernel import Devices
 
-__all__ = ["CASE", "CUTLASS_FAULTS", "MULTIPROCESSORS", "CutlassFault", "Edit", "EditError", "faults_missing"]
-
 #: What all faults are planted in: three tiles of weight rows and five steps of K for each of three experts of four. On
 #: two multiprocessors each CTA computes several tiles, of several experts.
 CASE = "cutlass_gemm:bf16:m9k640n264e4:wide-range:alpha=distinct:poison=0x7F:seed7@ptx.sm_121a"

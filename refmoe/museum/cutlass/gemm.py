@@ -25,8 +25,6 @@ from refmoe.museum.cutlass.host import HostLaunch, HostLibrary, Operands
 from refmoe.museum.cutlass.refusals import K_ELEMENTS
 from refmoe.reference.layout import expert_base_rows
 
-__all__ = ["Prepared", "execute", "grouped_gemm", "host_launch", "prepare"]
-
 OUT_DTYPE = np.dtype(ml_dtypes.bfloat16)
 POINTER = np.dtype(np.uint64)
 

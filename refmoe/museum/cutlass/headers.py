@@ -12,8 +12,6 @@ from pathlib import Path
 
 from refmoe.errors import RefmoeError
 
-__all__ = ["CutlassMissing", "Headers", "find_headers"]
-
 #: pip requirement of the release that refmoe is tested with.
 PYPI_REQUIREMENT = "nvidia-cutlass==4.2.0.0"
 VERSION_HEADER = Path("include/cutlass/version.h")

@@ -15,8 +15,6 @@ from refmoe.chips import Chip
 from refmoe.errors import RefmoeError
 from refmoe.museum.cutlass.builds import Built
 
-__all__ = ["Description", "HostError", "HostLaunch", "HostLibrary", "Operands", "describe_built"]
-
 UInt8Array = npt.NDArray[np.uint8]
 
 #: What the stand-in answers to cudaDriverGetVersion: 1000 * major + 10 * minor.

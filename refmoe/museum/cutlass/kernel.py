@@ -41,18 +41,6 @@ from refmoe.museum.cutlass.refusals import refused
 from refmoe.verify.kernel import Kernel, Place, Refusal
 from refmoe.verify.source import kernel_sha256
 
-__all__ = [
-    "BENCH_SHAPE",
-    "CUTLASS_GEMM",
-    "NOT_BUILT",
-    "Cutlass",
-    "Tampering",
-    "build_of",
-    "check_contraction",
-    "check_supported",
-    "operands",
-]
-
 #: What is said of a build that nobody has made; the second, of one that a plain `make cutlass` does not make.
 NOT_BUILT = ("not built: make cutlass", "not built: make cutlass CUTLASS_BUILDS=all")
 

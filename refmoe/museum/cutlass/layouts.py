@@ -14,8 +14,6 @@ from refmoe.museum.cutlass.cache import alone, checked_run, intact, placed, sha2
 from refmoe.museum.cutlass.headers import find_headers
 from refmoe.reference.layout import checked_count
 
-__all__ = ["fragment_layouts", "layout_program", "scale_layouts"]
-
 SOURCE = Path(__file__).parent / "csrc" / "layouts.cpp"
 FLAGS = ("-std=c++17", "-O0", "-w")  # -w: the headers use types that newer toolkits deprecate
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from refmoe.cuda.gemm.tile import SCALE_ROWS, Tile
 from refmoe.museum.cutlass.tiles import CUTLASS_TILES, most_cutlass_stages
 
-__all__ = ["refused"]
-
 K_ELEMENTS = 128  # FP4 is unpacked by whole rows of so many elements, four scale columns of one atom
 
 

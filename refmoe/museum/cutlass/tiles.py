@@ -16,8 +16,6 @@ from refmoe.chips import CHIPS, DEFAULT_ARCH
 from refmoe.cuda.gemm.tile import SCALE_ROWS, Tile, k_bytes
 from refmoe.formats import E4M3, E8M0, MX_BLOCK
 
-__all__ = ["CUTLASS_RELEASES", "CUTLASS_TILES", "CutlassTile", "Evidence", "cutlass_stage_bytes", "most_cutlass_stages"]
-
 
 class Evidence(enum.Enum):
     """What is known of a tile in a release, and how."""

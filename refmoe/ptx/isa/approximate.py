@@ -18,8 +18,6 @@ from refmoe.ptx.isa.operation import Array, Function, Operation, kind
 from refmoe.ptx.isa.rounding import encode
 from refmoe.ptx.isa.spelling import Spelling
 
-__all__ = ["BUILDERS"]
-
 _ESTIMATES: dict[str, Callable[[Array], Array]] = {
     "ex2": np.exp2,
     "lg2": np.log2,

@@ -13,8 +13,6 @@ from refmoe.ptx.isa.errors import UnknownOpcode
 from refmoe.ptx.isa.operation import Array, Function
 from refmoe.ptx.isa.table import resolve
 
-__all__ = ["resolve_atomic"]
-
 _INTEGERS = ("u32", "s32", "u64", "s64")
 _HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 # Operations that are instructions of their own, and the types that atom or red have them for.

@@ -10,8 +10,6 @@ from refmoe.ptx.isa.lanes import SIGNED, UNSIGNED, signed, spread
 from refmoe.ptx.isa.operation import Array, Function, Operation, kind
 from refmoe.ptx.isa.spelling import Spelling
 
-__all__ = ["BUILDERS"]
-
 _LOGIC = ("pred", "b16", "b32", "b64")
 
 

@@ -11,8 +11,6 @@ from refmoe.ptx.isa.lanes import UNSIGNED, signed
 from refmoe.ptx.isa.operation import Array, Function, Operation, kind
 from refmoe.ptx.isa.spelling import Spelling
 
-__all__ = ["BUILDERS"]
-
 _ORDERED: dict[str, Function] = {
     "eq": np.equal,
     "ne": np.not_equal,

@@ -14,8 +14,6 @@ from refmoe.ptx.isa.operation import Array, Function, Operation, kind
 from refmoe.ptx.isa.rounding import ROUNDINGS, add_to_odd, encode
 from refmoe.ptx.isa.spelling import Spelling
 
-__all__ = ["BUILDERS"]
-
 _INTEGERS = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64")
 _TO_INTEGRAL: dict[str, Callable[[Array], Array]] = {
     "rni": np.rint,

@@ -9,8 +9,6 @@ from refmoe.ptx.isa.narrow import NARROW, Narrow, decode_table, e8m0_table, enco
 from refmoe.ptx.isa.operation import Array, Operation, kind
 from refmoe.ptx.isa.spelling import Spelling
 
-__all__ = ["TYPES", "cvt"]
-
 # The formats that a packed f16 converts to.
 _FROM_F16 = ("e4m3", "e5m2", "e2m1")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["UnknownOpcode"]
-
 
 class UnknownOpcode(Exception):
     """No operation has this spelling, or the manual does not allow its combination of modifiers.

@@ -14,8 +14,6 @@ from refmoe.ptx.isa.floats import F64, canonical
 from refmoe.ptx.isa.operation import Array, Function
 from refmoe.ptx.isa.rounding import add_to_odd
 
-__all__ = ["function"]
-
 _SIGN = 1 << 63
 _INFINITY = 0x7FF << 52
 

@@ -10,8 +10,6 @@ from refmoe.ptx.isa.lanes import SIGNED, UNSIGNED, signed
 from refmoe.ptx.isa.operation import Array, Operation, kind
 from refmoe.ptx.isa.spelling import Spelling
 
-__all__ = ["BUILDERS"]
-
 
 def _bits(spelling: Spelling) -> int:
     """Take the instruction type b32 or b64, the last part, and return its width."""

@@ -19,8 +19,6 @@ from refmoe.ptx.isa.operation import Array, Function, Operation, kind
 from refmoe.ptx.isa.rounding import ROUNDINGS, add_to_odd, encode
 from refmoe.ptx.isa.spelling import Spelling
 
-__all__ = ["BUILDERS", "extremum_of_three", "rounded", "saturate"]
-
 
 def _sum(a: Array, b: Array, rounding: str) -> Array:
     total = add_to_odd(a, b)

@@ -9,8 +9,6 @@ import numpy as np
 from refmoe.ptx.isa.lanes import UNSIGNED
 from refmoe.ptx.isa.operation import Array
 
-__all__ = ["BF16", "F16", "F32", "F64", "FLOATS", "Float", "canonical", "decode", "flush", "is_nan", "quieted"]
-
 
 @dataclass(frozen=True)
 class Float:

@@ -10,8 +10,6 @@ from refmoe.ptx.isa.lanes import SIGNED, UNSIGNED, packed, signed
 from refmoe.ptx.isa.operation import Array, Function, Operation, kind
 from refmoe.ptx.isa.spelling import Spelling
 
-__all__ = ["BUILDERS"]
-
 _TYPES = ("u16", "u32", "u64", "s16", "s32", "s64")
 
 

@@ -6,8 +6,6 @@ import numpy as np
 
 from refmoe.ptx.isa.operation import Array, Function
 
-__all__ = ["SIGNED", "UNSIGNED", "packed", "signed", "spread"]
-
 UNSIGNED: dict[int, type[np.unsignedinteger]] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 SIGNED: dict[int, type[np.signedinteger]] = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 

@@ -14,8 +14,6 @@ import numpy as np
 from refmoe.ptx.isa.floats import BF16, F16, Float, decode
 from refmoe.ptx.isa.operation import Array
 
-__all__ = ["NARROW", "Narrow", "decode_table", "e8m0_table", "encode_table", "sticky16"]
-
 
 @dataclass(frozen=True)
 class Narrow:

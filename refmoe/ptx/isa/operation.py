@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["DTYPES", "Array", "Function", "Operation", "kind"]
-
 # A register over all lanes of a launch (ndarray), or one value that all lanes share (NumPy scalar).
 Array = Any
 Function = Callable[..., Any]

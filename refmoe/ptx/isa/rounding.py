@@ -12,8 +12,6 @@ import numpy as np
 from refmoe.ptx.isa.floats import BF16, F64, Float, canonical
 from refmoe.ptx.isa.operation import Array
 
-__all__ = ["ROUNDINGS", "add_to_odd", "encode", "step"]
-
 # To nearest even, toward zero, toward -Inf, toward +Inf.
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from refmoe.ptx.isa.errors import UnknownOpcode
 
-__all__ = ["Spelling"]
-
 
 class Spelling:
     """The dot-separated parts of an opcode, taken one after another.

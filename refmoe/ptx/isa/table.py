@@ -10,8 +10,6 @@ from refmoe.ptx.isa.floats import FLOATS
 from refmoe.ptx.isa.operation import Operation
 from refmoe.ptx.isa.spelling import Spelling
 
-__all__ = ["resolve"]
-
 Builders = Mapping[str, Callable[[Spelling], Operation]]
 
 # The instruction type, the last part of the spelling, decides between the two tables.

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from refmoe.formats import Format
 from refmoe.reference.mma.operands import ABSENT, Blocks, power_of_two, table
 
-__all__ = ["Outputs", "largest_exponents"]
-
 
 class Outputs(NamedTuple):
     """Some outputs of P products of M rows and N columns.

@@ -23,16 +23,6 @@ from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind
 from refmoe.reference.mma.operands import ABSENT, Operand, table
 from refmoe.reference.mma.product import check_operands, flat_operands
 
-__all__ = [
-    "a_priori_bound",
-    "exact_sum",
-    "magnitude_sum",
-    "output_bound",
-    "running_bound",
-    "split_k_bound",
-    "within_bound",
-]
-
 Codes = NDArray[np.unsignedinteger[Any]]
 
 _ENLARGED = 1 + 2.0**-30

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from refmoe.reference.fp32 import add_to_odd
 from refmoe.reference.mma.operands import Operand
 
-__all__ = ["exact_sums"]
-
 _SLICE = 20
 _K_A_PRODUCT = 1 << 12
 _LIMB_MASK = (1 << _SLICE) - 1

@@ -11,8 +11,6 @@ from refmoe.reference.chunks import for_each_chunk
 from refmoe.reference.fp32 import add_to_odd
 from refmoe.reference.mma.operands import Operand
 
-__all__ = ["fma_chain", "fma_steps"]
-
 _OUTPUTS_A_TILE = 1 << 15
 
 

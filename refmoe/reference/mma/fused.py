@@ -31,8 +31,6 @@ from refmoe.reference.mma.alignment import Outputs, largest_exponents
 from refmoe.reference.mma.models import AccumulationModel
 from refmoe.reference.mma.operands import ABSENT, Blocks, Operand, power_of_two, table
 
-__all__ = ["FusedChain", "fused_chain", "unpacked_chain", "widened_blocks"]
-
 # OpenBLAS puts its own threads on more than this many multiplications, and they would get in the way of ours.
 _MULTIPLICATIONS = 1 << 18
 _ROWS_A_TILE = 32

@@ -10,8 +10,6 @@ from refmoe.reference.chunks import for_each_chunk
 from refmoe.reference.mma.models import AccumulationModel
 from refmoe.reference.mma.operands import ABSENT, Operand, power_of_two, table
 
-__all__ = ["grouped_chain"]
-
 _OUTPUTS_A_PIECE = 1 << 15
 _SCALE = NVFP4.scale
 

@@ -32,8 +32,6 @@ from types import MappingProxyType
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import BF16, E2M1, E4M3, E5M2, FP16, FP32, NVFP4, TF32, Format
 
-__all__ = ["ELEMENT_FORMATS", "MODELS", "AccumulationModel", "Evidence", "Kind", "Pair", "as_model"]
-
 ELEMENT_FORMATS: Mapping[str, Format] = MappingProxyType(
     {"e4m3": E4M3, "e5m2": E5M2, "e2m1": E2M1, "bf16": BF16, "f16": FP16, "tf32": TF32}
 )

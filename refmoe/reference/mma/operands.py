@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 
 from refmoe.formats import E8M0, MX_BLOCK, Format, Specials
 
-__all__ = ["ABSENT", "Blocks", "Operand", "Table", "power_of_two", "scale_values", "table"]
-
-
 ABSENT = 1 << 13
 """Stands for the lowest bit of a zero (no bit is set) and, negated, for its exponent (it takes no part)."""
 

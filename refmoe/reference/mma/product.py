@@ -18,8 +18,6 @@ from refmoe.reference.mma.grouped import grouped_chain
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind, as_model
 from refmoe.reference.mma.operands import Operand
 
-__all__ = ["NAN_BITS", "check_operands", "flat_operands", "split_k_sum", "tensor_core_mma"]
-
 NAN_BITS = 0x7FFFFFFF
 """The NaN that tensor cores and the scalar FP32 instructions of the GPU write."""
 

@@ -38,8 +38,6 @@ from refmoe.reference.moe.paths import accumulation
 from refmoe.reference.quantize import quantize_mxfp8
 from refmoe.reference.tensor import MXTensor
 
-__all__ = ["Enclosure", "layer_bound", "layer_enclosure"]
-
 F64 = NDArray[np.float64]
 
 

@@ -19,8 +19,6 @@ from refmoe.reference.activation import ALPHA, BETA, LIMIT
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.tensor import MXTensor
 
-__all__ = ["expert_float64", "moe_float64", "route_float64", "swiglu_float64", "swiglu_parameters"]
-
 F64 = NDArray[np.float64]
 
 

@@ -20,8 +20,6 @@ from refmoe.reference import fp32
 from refmoe.reference.exponential import MAX_ULP
 from refmoe.reference.mma import AccumulationModel, Kind
 
-__all__ = ["Interval", "Matrix", "bf16_rounded", "chain", "fp32_rounded", "requantized", "routed", "swiglu_values"]
-
 F64 = NDArray[np.float64]
 
 _UNIT = 2.0**-24

@@ -15,8 +15,6 @@ from refmoe.reference.activation import VARIANTS
 from refmoe.reference.layout import checked_count
 from refmoe.reference.tensor import MXTensor
 
-__all__ = ["MoELayer"]
-
 _FP32 = np.dtype(np.float32)
 
 

@@ -30,8 +30,6 @@ from refmoe.reference.quantize import quantize_mxfp8
 from refmoe.reference.routing import route_softmax_topk, router_logits
 from refmoe.reference.tensor import MXTensor
 
-__all__ = ["LAYOUT", "PATHS", "Arrays", "Inputs", "PathStep", "Run", "accumulation", "path_steps"]
-
 Arrays = Mapping[str, NDArray[Any]]
 
 LAYOUT = "128x4"

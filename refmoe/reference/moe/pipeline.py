@@ -27,8 +27,6 @@ from refmoe.reference.mma import AccumulationModel, Evidence, Kind, as_model
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.moe.paths import Arrays, Inputs, Run, accumulation, path_steps
 
-__all__ = ["MoEStages", "moe_layer"]
-
 
 @dataclass(frozen=True, eq=False)
 class MoEStages:

@@ -10,8 +10,6 @@ from refmoe.reference.scalar.arithmetic import NAN, add, divide, multiply, negat
 from refmoe.reference.scalar.exponential import exponential
 from refmoe.reference.scalar.numbers import Number, NumberKind, decode
 
-__all__ = ["gpt_oss", "silu", "swiglu"]
-
 _ONE = 0x3F800000
 
 

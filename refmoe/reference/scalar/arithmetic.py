@@ -8,20 +8,6 @@ from fractions import Fraction
 from refmoe.formats import BF16, FP16, FP32, Format
 from refmoe.reference.scalar.numbers import Number, NumberKind, decode
 
-__all__ = [
-    "NAN",
-    "add",
-    "cast",
-    "divide",
-    "exact_product",
-    "exact_total",
-    "floor_log2",
-    "fma",
-    "multiply",
-    "negate",
-    "rounded",
-]
-
 #: What the instructions give for every NaN: all ones but the sign.
 NAN = {FP32: 0x7FFFFFFF, BF16: 0x7FFF, FP16: 0x7FFF}
 

@@ -13,8 +13,6 @@ from typing import NamedTuple
 from refmoe.reference.scalar.layout import base_row, scale_offset, scale_size
 from refmoe.reference.scalar.numbers import BLOCK
 
-__all__ = ["Permuted", "Rows", "build_permutation", "expand_rows"]
-
 Matrix = Sequence[Sequence[int]]
 
 

@@ -13,8 +13,6 @@ from refmoe.reference import exponential as constants
 from refmoe.reference.scalar.arithmetic import NAN, add, fma, multiply, negate, rounded
 from refmoe.reference.scalar.numbers import Number, NumberKind, decode
 
-__all__ = ["exponential"]
-
 _ONE, _INFINITY, _ZERO = 0x3F800000, 0x7F800000, 0
 
 

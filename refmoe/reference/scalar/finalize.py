@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from refmoe.formats import Format
 from refmoe.reference.scalar.arithmetic import add, cast, multiply
 
-__all__ = ["finalize"]
-
 Matrix = Sequence[Sequence[int]]
 
 

@@ -14,8 +14,6 @@ from refmoe.formats import E8M0, FP32, Format
 from refmoe.reference.scalar.arithmetic import add, cast, exact_product, exact_total, floor_log2, multiply, rounded
 from refmoe.reference.scalar.numbers import BLOCK, Number, NumberKind, decode
 
-__all__ = ["Fused", "Row", "add", "cast", "exact_sum", "fma_chain", "gemm", "grouped_gemm", "multiply"]
-
 
 class Row(NamedTuple):
     """One row of an operand: its codes, one an element, its scale bytes, one for every 32 of them, and their format."""

@@ -11,8 +11,6 @@ from refmoe.formats import FP32
 from refmoe.reference.scalar.numbers import Number, NumberKind
 from refmoe.reference.scalar.quantize import QuantizedBlock
 
-__all__ = ["float32_log2", "quantize_block_gguf"]
-
 #: gguf's kvalues, halved.
 _TABLE = [Fraction(doubled, 2) for doubled in (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)]
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["base_row", "pack_fp4", "scale_offset", "scale_size", "swizzle_scales", "unpack_fp4", "unswizzle_scales"]
-
 Matrix = Sequence[Sequence[int]]
 
 

@@ -15,8 +15,6 @@ from refmoe.formats import E2M1, E8M0, FP16, FP32, UE4M3, Format
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind
 from refmoe.reference.scalar.numbers import BLOCK, Number, NumberKind, decode
 
-__all__ = ["NAN", "Term", "accumulate", "fused_block", "round_to_nearest"]
-
 NAN = 0x7FFFFFFF
 
 _NEGATIVE_ZERO = 1 << 31

@@ -16,8 +16,6 @@ from refmoe.reference.scalar.gemm import Row
 from refmoe.reference.scalar.numbers import BLOCK, decode
 from refmoe.reference.scalar.quantize import quantize_block
 
-__all__ = ["Expert", "moe_token"]
-
 _ALPHA, _BETA, _LIMIT = 0x3FD9DB23, 0x3F800000, 0x40E00000
 _IDENTITY = 127
 

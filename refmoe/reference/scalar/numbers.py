@@ -11,8 +11,6 @@ from itertools import pairwise
 
 from refmoe.formats import Format
 
-__all__ = ["BLOCK", "Number", "NumberKind", "decode", "encode"]
-
 BLOCK = 32
 """Elements of K that share an E8M0 scale. Written here again, since the specification takes no such fact from what is
 held against it."""

@@ -12,8 +12,6 @@ from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reference.scalar.arithmetic import floor_log2
 from refmoe.reference.scalar.numbers import Number, NumberKind, decode, encode
 
-__all__ = ["QuantizedBlock", "dequantize_block", "quantize_block", "scale_byte"]
-
 _NAN_SCALE = 0xFF
 _NAN_CODE = 0x7F
 

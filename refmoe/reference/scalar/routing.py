@@ -11,8 +11,6 @@ from refmoe.reference.scalar.arithmetic import add, divide, negate
 from refmoe.reference.scalar.exponential import exponential
 from refmoe.reference.scalar.numbers import NumberKind, decode
 
-__all__ = ["Chosen", "route_softmax_topk"]
-
 
 class Chosen(NamedTuple):
     """The experts of a token by rank, and their weights as FP32 bits."""

@@ -8,8 +8,6 @@ from typing import Any
 from refmoe.reports.bench import cell_text, columns_of
 from refmoe.reports.html.section import Column, Limits, Section, capped, cut, facts_of
 
-__all__ = ["bench_section"]
-
 #: Lines from which on a benchmark's table opens on a click.
 LONG = 30
 

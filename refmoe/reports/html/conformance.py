@@ -8,8 +8,6 @@ from typing import Any
 from refmoe.reports.bench import cell_text
 from refmoe.reports.html.section import Limits, Section, capped, columns, cut, facts_of
 
-__all__ = ["conformance_section"]
-
 _COUNTS = ("lanes", "differing", "open_lanes", "open_differing")
 
 

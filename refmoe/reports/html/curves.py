@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-__all__ = ["curves_svg"]
-
 #: Pixels of the plot itself.
 WIDTH, HEIGHT = 520, 200
 

@@ -12,8 +12,6 @@ from refmoe.reports.drift import failures
 from refmoe.reports.html.curves import curves_svg
 from refmoe.reports.html.section import Limits, Section, Table, capped, columns, cut, facts_of
 
-__all__ = ["drift_section"]
-
 
 def drift_section(name: str, document: Mapping[str, Any], limits: Limits) -> Section:
     """The section of one document of `refmoe drift`."""

@@ -18,8 +18,6 @@ from markupsafe import Markup
 
 from refmoe.reports.parity import MismatchMapRecord
 
-__all__ = ["extent_text", "heatmap_svg", "key_text"]
-
 #: Pixels: of the whole picture at most, and of a cell.
 WIDTH, HEIGHT, LARGEST_CELL = 440, 260, 18
 

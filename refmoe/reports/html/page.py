@@ -20,8 +20,6 @@ from refmoe.reports.html.stress import stress_section
 from refmoe.reports.parity import Report, check_report
 from refmoe.reports.render import cases_text
 
-__all__ = ["MAX_BYTES", "Banner", "Source", "page_of", "page_text", "read_source"]
-
 #: A page is opened from a mail or a CI's artifacts, so it stays below this.
 MAX_BYTES = 5_000_000
 

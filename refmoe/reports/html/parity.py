@@ -13,8 +13,6 @@ from refmoe.reports.html.heatmap import extent_text, heatmap_svg, key_text
 from refmoe.reports.html.section import Finding, Limits, Section, Table, capped, columns, cut
 from refmoe.reports.parity import CaseRecord, MutantRecord, Report
 
-__all__ = ["parity_section"]
-
 SLOWEST = 12
 
 

@@ -12,18 +12,6 @@ from refmoe.reports.bench import cell_text
 from refmoe.reports.parity import CaseRecord
 from refmoe.reports.render import Group
 
-__all__ = [
-    "Column",
-    "Finding",
-    "Limits",
-    "Section",
-    "Table",
-    "capped",
-    "columns",
-    "cut",
-    "facts_of",
-]
-
 
 @dataclass(frozen=True)
 class Limits:

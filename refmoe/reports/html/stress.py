@@ -9,8 +9,6 @@ from refmoe.reports.bench import cell_text
 from refmoe.reports.html.section import Limits, Section, Table, capped, columns, cut, facts_of
 from refmoe.reports.stress import failures
 
-__all__ = ["stress_section"]
-
 
 def stress_section(name: str, document: Mapping[str, Any], limits: Limits) -> Section:
     """The section of one document of `refmoe stress`."""
