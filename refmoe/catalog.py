@@ -118,6 +118,8 @@ def list_cases(
     families, named = all_families(), groups()
     if level not in LEVELS:
         raise ArgumentError("level", repr(level), one_of(LEVELS))
+    if arch is not None and arch not in KERNEL_ARCHS:
+        raise refused("arch", arch, one_of(KERNEL_ARCHS))
     for suite in suites:
         if suite not in families and suite not in named:
             raise ArgumentError("suite", repr(suite), one_of(dict.fromkeys((*families, *named))))

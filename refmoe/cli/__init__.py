@@ -1,7 +1,7 @@
 """The command line. Commands import what they need when they run, so that `refmoe --help` is quick.
 
 Exit status of every command: 0 for success; 1 for a failing case, an error or a failed gate; 2 for wrong usage; 3 if
-no case ran. UNSUPPORTED and SKIPPED cases alone do not fail.
+no case ran. SKIPPED cases do not fail, nor do UNSUPPORTED ones that the case list expects.
 """
 
 from __future__ import annotations

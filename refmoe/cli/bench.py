@@ -36,21 +36,19 @@ def bench(
 
 def _print_bench(document: dict[str, Any]) -> None:
     """A table of what was timed, then everything else that the document says, a line each."""
-    from rich.table import Table
+    from refmoe.reports.bench import cell_text, columns_of
+    from refmoe.tables import plain_table
 
     rows = _bench_rows(document)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        numeric = all(isinstance(row.get(column, 0), (int, float)) for row in rows)
-        table.add_column(column.replace("_", " "), justify="right" if numeric else "left", no_wrap=True)
+    columns = columns_of(rows)
+    table = plain_table(*(f"{'>' * numeric}{key.replace('_', ' ')}" for key, numeric in columns.items()))
     for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
+        table.add_row(*(cell_text(row.get(key)) for key in columns))
     console = make_console()
     console.print(table)
     for key, value in document.items():
         if key not in ("kind", "name", "rows", "comparisons"):
-            console.print(f"{key.replace('_', ' ')}: {_cell(value)}", markup=False)
+            console.print(f"{key.replace('_', ' ')}: {cell_text(value)}", markup=False)
 
 
 def _bench_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -64,13 +62,3 @@ def _bench_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
             rows.append(row)
         rows[-1] |= {key: comparison[key] for key in ("ratio", "target", "reached") if key in comparison}
     return rows
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_cell(item)}" for key, item in value.items())
-    return f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

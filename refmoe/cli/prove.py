@@ -64,7 +64,8 @@ def parity(
 ) -> None:
     """Run refmoe's kernels and compare every output byte with the references.
 
-    Exit status 1 if a case fails, 3 if none could run; SKIPPED and UNSUPPORTED cases alone do not fail.
+    Exit status 1 if a case fails, 3 if none ran. A case that is SKIPPED does not fail, nor one that the kernel refuses
+    (UNSUPPORTED) as the case list says that it does.
     """
     from refmoe.catalog import activation_cases, list_cases, parse_case
     from refmoe.cli.session import Outputs, run_session

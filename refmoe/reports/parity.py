@@ -139,8 +139,7 @@ class CaseRecord(_Model):
         """
         place = (self.first_mismatch or "").replace("  ", ", ", 1)
         place = re.sub(r"\bkernel (.+?) reference ", r"kernel gave \1, reference has ", place, count=1)
-        unexpected = "not in the case list: " if self.expected is False else ""
-        parts = unexpected + (self.reason or ""), place
+        parts = self.reason, place
         return "; ".join(filter(None, parts[::-1] if self.verdict is Verdict.MISMATCH else parts))
 
     def stale(self, present: str) -> bool:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from refmoe.reports.parity import CaseRecord, MutantRecord, Report, count_verdicts
+from refmoe.tables import plain_table
 from refmoe.verify.verdict import Result, Verdict
 
 _COLUMNS = ("kernel", "device", "arch", "verdicts", "assumed model", "bytes compared", "seconds")
@@ -87,7 +88,12 @@ def groups(report: Report) -> list[Group]:
 
 def verdict_lines(record: CaseRecord) -> list[str]:
     """What to write about a case that is not PASS: the verdict with what was found, and how to run it again."""
-    return [f"{record.verdict.value} {record.finding}", f"repro: {record.repro}"]
+    return [f"{verdict_words(record)} {record.finding}", f"repro: {record.repro}"]
+
+
+def verdict_words(record: CaseRecord) -> str:
+    """The verdict, and of a refusal that fails why it does."""
+    return record.verdict.value + (", not in the case list:" if record.expected is False else "")
 
 
 def headline(report: Report) -> str:
@@ -116,9 +122,7 @@ def _counts(summary: Mapping[str, int]) -> str:
 
 def summary_table(report: Report) -> Table:
     """A rich table, one line for each family, device and arch."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in _COLUMNS:
-        table.add_column(name, justify="right" if name in ("bytes compared", "seconds") else "left")
+    table = plain_table(*_COLUMNS[:-2], *(f">{name}" for name in _COLUMNS[-2:]), wrap=True)
     for group in groups(report):
         cells: list[str | Text] = [*group.cells]
         cells[_COLUMNS.index("verdicts")] = Text(group.counts, style=verdict_style(group.worst))
@@ -139,8 +143,7 @@ def accepted_counts(report: Report) -> dict[str, int]:
 
 def tolerance_table(report: Report) -> Table:
     """A rich table, one line for each mutant of the GEMM and one column for each published tolerance."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("planted fault of the GEMM")
+    table = plain_table("planted fault of the GEMM", wrap=True)
     for number, _ in enumerate(report.tolerances, start=1):
         table.add_column(f"({number})", justify="center")
     for mutant in weighed_mutants(report):

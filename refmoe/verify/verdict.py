@@ -125,7 +125,9 @@ class Result:
     def line(self) -> str:
         """The verdict with its reason and its first mismatch, in one line."""
         unexpected = "not in the case list: " if self.verdict is Verdict.UNSUPPORTED and not self.expected else ""
-        said = "; ".join(filter(None, (self.reason, self.first_mismatch))) or str(self.case)
+        # Of a mismatch the place comes first, then what may explain it.
+        parts = (self.reason, self.first_mismatch)[:: -1 if self.verdict is Verdict.MISMATCH else 1]
+        said = "; ".join(filter(None, parts)) or str(self.case)
         return f"{self.verdict.value} {unexpected}{said}"
 
     def __str__(self) -> str:

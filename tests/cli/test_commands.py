@@ -116,7 +116,7 @@ def test_parity_passes_and_writes_everything_that_is_asked_for(monkeypatch: pyte
 
 def test_a_whole_level_is_reported_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, equal)
-    assert refmoe("parity", "--level", "quick", "--arch", "sm_120a").exit_code == 0
+    assert refmoe("parity", "--level", "quick", "--arch", "sm_120a", "--suite", "expand").exit_code == 0
     assert read_report(Path("out/parity-ptx.json")).summary.keys() == {"PASS"}
 
 

@@ -72,9 +72,20 @@ def test_of_many_failing_cases_the_first_are_named_and_the_rest_is_counted(tmp_p
 def test_skipped_and_unsupported_alone_are_no_failure(tmp_path: Path) -> None:
     path = write_document(
         tmp_path / "a.json",
-        [result(), result(OTHER, Verdict.UNSUPPORTED, reason="no"), result(ON_GPU, Verdict.SKIPPED, reason="no GPU")],
+        [
+            result(),
+            result(OTHER, Verdict.UNSUPPORTED, reason="no", expected=True),
+            result(ON_GPU, Verdict.SKIPPED, reason="no GPU"),
+        ],
     )
     assert refusals(path) == []
+
+
+def test_a_refusal_that_no_case_list_expects_is_refused(tmp_path: Path) -> None:
+    refused = result(OTHER, Verdict.UNSUPPORTED, reason="K above 2048", expected=False)
+    path = write_document(tmp_path / "a.json", [result(), refused])
+    meaning = "a refusal that the case list does not expect"
+    assert refusals(path) == [f"{path}: UNSUPPORTED, {meaning}: K above 2048; run: refmoe repro '{OTHER}'"]
 
 
 def test_a_report_in_which_nothing_ran_is_refused(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_the_verdict_stands_first_and_the_reason_below_it() -> None:
 
 
 def test_a_passing_page_says_so_and_what_it_rests_on() -> None:
-    found = page([result(), result(GPU, Verdict.UNSUPPORTED, reason="no", evidence="none")])
+    found = page([result(), result(GPU, Verdict.UNSUPPORTED, reason="no", evidence="none", expected=True)])
     assert "PASS 1 of 2 cases pass, 1 UNSUPPORTED" in found.text
     assert "bit-exact on ptx: the PTX that nvcc made" in found.text
     assert "Failing cases" not in found.text
@@ -158,7 +158,8 @@ def test_what_a_case_says_cannot_become_markup() -> None:
 def many(count: int, **fields: Any) -> Iterator[Result]:
     one = result(CASE, Verdict.MISMATCH, **fields)
     for seed in range(count):
-        yield replace(one, case=replace(CASE, seed=seed))
+        case = replace(CASE, seed=seed)
+        yield replace(one, case=case, id=str(case), repro=f"refmoe repro '{case}'")
 
 
 def test_every_failing_case_is_on_the_page_or_counted_there() -> None:
@@ -211,7 +212,7 @@ def test_the_banner_speaks_for_all_documents(tmp_path: Path) -> None:
         return text.removeprefix(text.partition(": ")[0]).removeprefix(": refmoe report refmoe report ")
 
     assert banner(good, bad, worse, bench).startswith(
-        "FAIL 4 documents: 2 FAIL, 1 PASS, 1 MEASURED; 2 of 4 cases fail: 1 ERROR, 1 MISMATCH "
+        "FAIL 4 documents: 2 FAIL, 1 PASS, 1 MEASURED; 2 of 4 cases fail: 1 MISMATCH, 1 ERROR "
         "bad.json: ERROR expand: x worse.json: MISMATCH expand: codes[1], y FAIL bad.json 1 of 1 cases fail"
     )
     assert banner(good, skipped).startswith(

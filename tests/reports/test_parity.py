@@ -180,6 +180,16 @@ def test_a_message_cannot_end_its_block_of_code() -> None:
     assert f"````\n{failed.verdict.value} raised\n```\n<b>\nrepro: {failed.repro}\n````\n" in text
 
 
+def test_a_refusal_that_nobody_expects_fails_in_every_rendering() -> None:
+    refused = result(CASE, Verdict.UNSUPPORTED, reason="K above 2048", evidence="none", expected=False)
+    made = make_report([refused], command="refmoe parity", environment=ENVIRONMENT, seconds=2.5)
+    assert "**1 of 1 cases fail: 1 UNSUPPORTED**" in markdown_text(made)
+    assert "UNSUPPORTED, not in the case list: K above 2048\nrepro: refmoe repro" in markdown_text(made)
+    (suite,) = ElementTree.fromstring(junit_text(made).split("\n", 1)[1])
+    assert (suite.get("failures"), suite.get("skipped")) == ("1", "0")
+    assert suite.find("testcase/failure") is not None
+
+
 def test_a_mismatch_is_told_from_its_place_to_its_size() -> None:
     mismatch = report().cases[1]
     assert verdict_lines(mismatch) == [f"MISMATCH {HEADLINE}", f"repro: refmoe repro '{CASE.on('ptx', 'sm_121a')}'"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from refmoe.reports.html.section import Column, Limits, Section, capped, cell_text, cut, facts_of
+from refmoe.reports.bench import cell_text, columns_of
+from refmoe.reports.html.section import Column, Limits, Section, capped, cut, facts_of
 
 #: Lines from which on a benchmark's table opens on a click.
 LONG = 30
@@ -53,7 +54,6 @@ def _nested(value: Mapping[str, Any]) -> bool:
 
 
 def _rows_table(rows: Sequence[Mapping[str, Any]], limits: Limits) -> tuple[list[Column], list[list[str]]]:
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    numeric = {key for key in keys if all(isinstance(row.get(key, 0), (int, float)) for row in rows)}
-    columns = [Column(key.replace("_", " "), "number" if key in numeric else "text") for key in keys]
-    return columns, [[cut(cell_text(row.get(key)), limits.cell) for key in keys] for row in rows]
+    kinds = columns_of(rows)
+    columns = [Column(key.replace("_", " "), "number" if numeric else "text") for key, numeric in kinds.items()]
+    return columns, [[cut(cell_text(row.get(key)), limits.cell) for key in kinds] for row in rows]

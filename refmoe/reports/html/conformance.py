@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from refmoe.reports.html.section import Limits, Section, capped, cell_text, columns, cut, facts_of
+from refmoe.reports.bench import cell_text
+from refmoe.reports.html.section import Limits, Section, capped, columns, cut, facts_of
 
 _COUNTS = ("lanes", "differing", "open_lanes", "open_differing")
 

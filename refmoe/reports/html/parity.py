@@ -72,7 +72,7 @@ def _reason(failing: Sequence[CaseRecord], survivors: Sequence[MutantRecord], li
     """The first thing that is wrong, in a line."""
     if failing:
         first = failing[0]
-        what = f"{first.verdict.value} {first.kernel or first.family}: {first.finding.strip()}"
+        what = f"{render.verdict_words(first)} {first.kernel or first.family}: {first.finding.strip()}"
         return cut(what.split("\n", 1)[0], limits.reason)
     return f"not caught: {survivors[0].name}: {survivors[0].fault}" if survivors else ""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from refmoe.reports.bench import cell_text
 from refmoe.reports.parity import CaseRecord
 from refmoe.reports.render import Group
 
@@ -146,23 +147,6 @@ class Section:
     pictures: Sequence[tuple[str, Markup]] = ()
     cases: Sequence[CaseRecord] = ()
     proves: Sequence[str] = ()
-
-
-def cell_text(value: Any) -> str:
-    """A JSON value as a reader wants it: grouped digits, four significant ones, lists by commas."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "NO"
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1e7 else f"{value:.4g}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(cell_text, value))
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {cell_text(item)}" for name, item in value.items())
-    return str(value)
 
 
 def facts_of(document: Mapping[str, Any], *left_out: str) -> list[tuple[str, str]]:
