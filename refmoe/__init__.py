@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from refmoe import families, formats, policies, testing
     from refmoe.ptx import run_ptx
     from refmoe.reference import MXTensor, dequantize, quantize
-    from refmoe.testing.check import check, repro
+    from refmoe.testing import check, repro
 
 __all__ = [
     "MXTensor",
