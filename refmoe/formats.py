@@ -285,6 +285,10 @@ def _listed() -> Iterator[str]:
         sizes = f"{fmt.bits:>5}{fmt.exponent_bits:>10}{fmt.mantissa_bits:>10}{fmt.bias:>6}"
         limits = "".join(f"{float(number):<14.6g}" for number in (fmt.max, fmt.min))
         yield f"{fmt.name:<8}{sizes}  {limits}{_NOT_NUMBERS[fmt.specials]}"
+    yield ""
+    for mx in (*MX_FORMATS.values(), NVFP4):
+        codes = f"{mx.element.name} codes, {mx.codes_a_byte} a byte; {mx.block} share a scale of {mx.scale.name}"
+        yield f"{mx.name:<8} {codes}{'' if mx.name in MX_FORMATS else '; of instructions alone, no tensor has it'}"
 
 
 _NOT_NUMBERS = {Specials.NONE: "none", Specials.ALL_ONES_NAN: "NaN, all ones", Specials.IEEE: "infinities and NaN"}

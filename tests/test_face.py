@@ -16,9 +16,10 @@ import refmoe
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
 from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
-from refmoe.formats import FORMATS
-from refmoe.policy import EDGE_FORMATS, POLICIES, ScaleMode
+from refmoe.formats import FORMATS, MX_FORMATS
+from refmoe.policy import EDGE_FORMATS, POLICIES, RELEASES, ScaleMode
 from refmoe.ptx import ArgumentMismatch, Buffer, Checks, MemoryFault, ParseError
+from refmoe.reference import quantize_mxfp8
 from refmoe.verify.verdict import Result, Verdict
 
 HEAVY = ("numpy", "ml_dtypes", "torch", "pydantic", "typer", "rich", "matplotlib", "jinja2", "pytest", "refmoe.errors")
@@ -69,7 +70,7 @@ def test_importing_it_loads_nothing_heavy() -> None:
     code = "import json, sys, refmoe; dir(refmoe), refmoe.__version__; print(json.dumps(sorted(sys.modules)))"
     loaded = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert not set(HEAVY) & set(loaded)
-    assert [name for name in loaded if name.startswith("refmoe")] == ["refmoe"]
+    assert [name for name in loaded if name.startswith("refmoe")] == ["refmoe", "refmoe.version"]
 
 
 def test_every_name_is_there_and_documented_and_none_needs_torch() -> None:
@@ -114,13 +115,17 @@ def test_formats_print_every_format() -> None:
     for name in FORMATS:
         (line,) = (line for line in text.splitlines() if line.startswith(f"{name} "))
         assert str(FORMATS[name].bits) in line.split()
+    for name, mx in MX_FORMATS.items():
+        (line,) = (line for line in text.splitlines() if line.startswith(f"{name} "))
+        assert {mx.element.name, mx.scale.name, str(mx.block)} <= set(line.split())
     assert "448" in next(line for line in text.splitlines() if line.startswith("e4m3"))
 
 
 def test_policies_print_every_policy_mode_and_edge() -> None:
     text = str(refmoe.policies)
-    words = text.replace(",", " ").split()
-    assert {*POLICIES, *(mode.value for mode in ScaleMode), *(edge.value for edge in EDGE_FORMATS)} <= set(words)
+    words = set(text.replace(",", " ").split())
+    assert {*POLICIES, *RELEASES} <= words
+    assert {each.value for each in (*ScaleMode, *EDGE_FORMATS)} <= words
     (line,) = (line for line in text.splitlines() if line.startswith("  policy  ocp"))
     assert line.split() == ["policy", "ocp", "floor/exact", "mxfp8,", "mxfp4"]
     assert "rceil/exact" in text  # the default
@@ -150,6 +155,8 @@ def test_dequantize_takes_back_what_quantize_made_and_refuses_the_rest() -> None
         tensor = refmoe.quantize(x, format, policy=policy)
         assert isinstance(tensor, refmoe.MXTensor)
         assert np.array_equal(refmoe.dequantize(tensor), tensor.dequantize())
+    default, own = refmoe.quantize(x, "mxfp8"), quantize_mxfp8(x)
+    assert (default.codes.tobytes(), default.scales.tobytes()) == (own.codes.tobytes(), own.scales.tobytes())
     with pytest.raises(ArgumentError, match=r"tensor: found .*; needed an MXTensor"):
         refmoe.dequantize(x)  # type: ignore[arg-type]
 
@@ -168,7 +175,7 @@ def test_repro_runs_a_case_and_says_what_came_of_it() -> None:
 
 def test_a_mismatch_prints_its_place_and_its_repro_line() -> None:
     def wrong(x: np.ndarray) -> Any:
-        tensor = refmoe.quantize(x, "mxfp8", policy="torchao_rceil")
+        tensor = refmoe.quantize(x, "mxfp8")
         tensor.codes[2, 70] ^= 1
         return tensor.codes, tensor.scales
 

@@ -13,7 +13,7 @@ from refmoe.policies.hypotheses import Hypothesis
 from refmoe.policies.rules import PolicyRule, default_rules, rule_named, rules
 from refmoe.policies.score import DifferingByte, Score
 from refmoe.policies.witness import Witness
-from refmoe.policy import EDGE_FORMATS, POLICIES, ScaleMode
+from refmoe.policy import EDGE_FORMATS, POLICIES, RELEASES, ScaleMode
 from refmoe.printed_modules import prints_as
 
 __all__ = [
@@ -44,12 +44,13 @@ def _listed() -> Iterator[str]:
     yield f"  mode    {', '.join(mode.value for mode in ScaleMode)}"
     for edge, formats in EDGE_FORMATS.items():
         yield f"  edge    {edge.value:<20}{'':<28}{', '.join(formats)}"
-    for policy in POLICIES.values():
-        rules = f"{policy.mode.value}/{policy.edge.value}" if policy.edge is not None else "its own"
+    for policy in (*POLICIES.values(), *RELEASES.values()):
+        mode = policy.mode.value
+        rules = f"{mode}/{policy.edge.value}" if policy.edge is not None else f"{mode}, edges of its own"
         yield f"  policy  {policy.name:<20}{rules:<28}{', '.join(policy.formats)}"
     yield ""
-    yield 'refmoe.quantize(x, "mxfp4", policy="gguf") quantizes by one; refmoe.policy.ScaleMode and EdgePolicy say what'
-    yield "each mode and edge does."
+    yield 'refmoe.quantize(x, "mxfp4", policy="gguf") quantizes by one; MODE/EDGE is one too; MODE is MODE/exact.'
+    yield "The comments of refmoe.policy.ScaleMode and EdgePolicy say what each does, and which systems do it."
 
 
 prints_as(__name__, lambda: "\n".join(_listed()))

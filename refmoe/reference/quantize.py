@@ -92,8 +92,8 @@ def quantize_mxfp4(
     return _quantize(x, MXFP4, as_scale_mode(mode), as_edge_policy(edge))
 
 
-def quantize(x: NDArray[np.generic], format: str, *, policy: Policy | str) -> MXTensor:
-    """Quantize by a whole policy, such as that of another system, see `POLICIES`.
+def quantize(x: NDArray[np.generic], format: str, *, policy: Policy | str = "rceil/exact") -> MXTensor:
+    """Quantize by a whole policy, refmoe's own or that of another system, see `POLICIES`.
 
     >>> import numpy as np, refmoe
     >>> x = np.linspace(-2, 2, 64, dtype=np.float32).reshape(2, 32)
@@ -104,7 +104,7 @@ def quantize(x: NDArray[np.generic], format: str, *, policy: Policy | str) -> MX
     Args:
         x: BF16, FP16 or FP32 [..., K], C-contiguous, K a multiple of 32.
         format: "mxfp8" or "mxfp4".
-        policy: a policy or its text, see `as_policy`.
+        policy: a policy or its text, "MODE/EDGE" or a name, see `as_policy`. The default is that of `quantize_mxfp8`.
 
     Raises:
         ArgumentError: an unknown format or policy, a format that the policy does not produce, a policy of your own

@@ -107,7 +107,7 @@ def check(
 
     >>> import refmoe
     >>> def my_quantize(x):
-    ...     made = refmoe.quantize(x, "mxfp8", policy="torchao_rceil")
+    ...     made = refmoe.quantize(x, "mxfp8")
     ...     return made.codes, made.scales
     >>> refmoe.check(my_quantize, "quantize", arrays="numpy")
     13 PASS

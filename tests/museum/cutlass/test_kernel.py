@@ -126,6 +126,7 @@ def test_a_k_that_is_no_whole_step_is_unsupported_whether_built_or_not() -> None
     assert (result.verdict, result.expected, result.fails) == (Verdict.UNSUPPORTED, False, True)
 
 
+@needs_build
 def test_every_refusal_that_the_list_expects_is_given_in_its_words() -> None:
     refusals = CUTLASS_GEMM.refusals
     assert len(refusals) == 5
