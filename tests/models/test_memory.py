@@ -37,7 +37,8 @@ decoder = Decoder(open_checkpoint(sys.argv[1]), moe=every_expert)
 state = decoder.new_state(1)
 logits = decoder.step(np.array([1]), state).logits
 kept = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+# Not ru_maxrss: it remembers how large the process was that this one was forked from.
+peak = 1024 * int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
 print(json.dumps({"peak": peak, "kept": kept, "finite": bool(np.isfinite(logits).all()), "touched": touched[0] > 0}))
 """
 
