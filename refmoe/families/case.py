@@ -10,7 +10,7 @@ Options that have their default value are left out, so that a case has one strin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -165,6 +165,11 @@ class Fields:
     device: str
     arch: str
 
+    def __str__(self) -> str:
+        options = (f"{name}={value}" for name, value in self.options)
+        head = ":".join((self.family, self.dtype, self.shape, self.fill, *options, f"seed{self.seed}"))
+        return f"{head}@{self.device}" + (f".{self.arch}" if self.arch else "")
+
     @classmethod
     def read(cls, written: str) -> Fields:
         """The fields of a repro string.
@@ -194,6 +199,11 @@ class Fields:
                 raise refused(name, "it twice", "each option at most once")
             pairs.append((name, value))
         return cls(family, dtype, shape, fill, tuple(pairs), int(match[1]), device, arch)
+
+
+def written_options(options: Iterable[Option], values: Mapping[str, Value]) -> tuple[tuple[str, str], ...]:
+    """(name, text) of each option that does not have its default value; the others are left out."""
+    return tuple((each.name, each.write(values[each.name])) for each in options if values[each.name] != each.default)
 
 
 def refused(field: str, found: str, needed: str) -> ArgumentError:

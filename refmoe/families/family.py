@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
 from refmoe.errors import RefmoeError
-from refmoe.families.case import Fields, Option, Shape, Value, byte, one_of, refused
+from refmoe.families.case import Fields, Option, Shape, Value, byte, one_of, refused, written_options
 from refmoe.families.stages import Stage
 from refmoe.families.vacuity import Limits
 from refmoe.formats import MX_BLOCK
@@ -81,12 +81,10 @@ class Case:
         return values[name]
 
     def __str__(self) -> str:
-        written = [
-            f"{o.name}={o.write(value)}" for o in self.family.options if (value := self.get(o.name)) != o.default
-        ]
-        fields = [self.family.name, self.dtype, str(self.shape), self.fill, *written, f"seed{self.seed}"]
-        default_arch = DEFAULT_ARCH if self.device == "ptx" else ""
-        return ":".join(fields) + f"@{self.device}" + (f".{self.arch}" if self.arch != default_arch else "")
+        arch = "" if self.device == "ptx" and self.arch == DEFAULT_ARCH else self.arch
+        options = written_options(self.family.options, dict(self.options))
+        fields = (self.family.name, self.dtype, str(self.shape), self.fill, options, self.seed, self.device, arch)
+        return str(Fields(*fields))
 
     def get(self, option: str, otherwise: Value = "") -> Value:
         """The value of an option, `otherwise` if the family does not have it."""
