@@ -43,7 +43,7 @@ LAUNCH_COSTS = (
     ),
     LaunchCost(
         CHIPS["sm_90a"].products[0],
-        (0.8, 1.0),  # two runs: 0.78 to 1.04
+        (0.8, 1.1),  # four runs: 0.78 to 1.05
         "an empty kernel as a node of a graph, reports/bench/gpu.json",
         measured=True,
     ),
