@@ -78,10 +78,12 @@ def run(
     document: dict[str, Any] = {"kernel": str(kernel), "fault": None, "outputs": []}
     try:
         module = Module.parse(text, name=kernel.name)
+        if list_entries:
+            signatures = [_signature(module.function(name)) for name in module.entries]
     except ParseError as error:
         _fault(document, error, text, report=report, as_json=as_json)
     if list_entries:
-        document.update(target=module.target, entries=[_signature(module.function(name)) for name in module.entries])
+        document.update(target=module.target, entries=signatures)
         finish(document, lambda: _show_entries(document), report=report, as_json=as_json)
     with usage_errors():
         checks = _checks(no_check or [])
@@ -95,6 +97,8 @@ def run(
             _check_types(module.function(name), arguments)
         except ArgumentMismatch as error:
             usage(str(error))
+        except ParseError as error:
+            _fault(document, error, text, report=report, as_json=as_json)
     values = [argument.value for argument in arguments]
     document.update(entry=name, target=module.target, grid=size, block=shape, shared_bytes=shared)
     document.update(checks=[check for check, on in asdict(checks).items() if on])

@@ -111,7 +111,7 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
         UnknownOpcode: an instruction that the executor does not define.
         Contraction: see `strict`.
     """
-    flat = inline_calls(entry, module.functions)
+    flat = inline_calls(entry, module.function)
     program = build(flat)
     layout = lay_out(flat, module)
     usages, shared = analyse(program)

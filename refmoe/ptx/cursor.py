@@ -9,10 +9,10 @@ from refmoe.ptx.errors import ParseError
 class Cursor:
     """Reads tokens one after another. Whatever does not fit raises ParseError with the line."""
 
-    def __init__(self, text: str, name: str) -> None:
+    def __init__(self, text: str, name: str, tokens: list[lexer.Token]) -> None:
         self.text = text
         self.name = name
-        self.tokens = lexer.tokenize(text, name)
+        self.tokens = tokens
         self.position = 0
 
     @property

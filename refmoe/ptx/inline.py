@@ -5,6 +5,7 @@ nvcc inlines nearly every device function; what is left are calls of `noinline` 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from refmoe.ptx.errors import UnknownOpcode
@@ -24,8 +25,8 @@ from refmoe.ptx.syntax import (
 )
 
 
-def inline_calls(entry: Function, functions: dict[str, Function]) -> Function:
-    """`entry` without call instructions.
+def inline_calls(entry: Function, find: Callable[[str], Function | None]) -> Function:
+    """`entry` without call instructions; `find` gives the function of a name.
 
     Raises:
         UnknownOpcode: an indirect or recursive call, or a call of a function without a body (`vprintf`).
@@ -33,7 +34,7 @@ def inline_calls(entry: Function, functions: dict[str, Function]) -> Function:
     assert entry.body is not None
     if not any(isinstance(statement, Instruction) and _is_call(statement) for statement in entry.body):
         return entry
-    work = _Inliner(functions, dict(entry.variables), dict(entry.tables))
+    work = _Inliner(find, dict(entry.variables), dict(entry.tables))
     return replace(
         entry, body=tuple(work.expand(entry.body, (entry.name,))), variables=work.variables, tables=work.tables
     )
@@ -45,9 +46,12 @@ def _is_call(instruction: Instruction) -> bool:
 
 class _Inliner:
     def __init__(
-        self, functions: dict[str, Function], variables: dict[str, Variable], tables: dict[str, tuple[str, ...]]
+        self,
+        find: Callable[[str], Function | None],
+        variables: dict[str, Variable],
+        tables: dict[str, tuple[str, ...]],
     ) -> None:
-        self.functions = functions
+        self.find = find
         self.variables = variables
         self.tables = tables
         self.count = 0
@@ -102,7 +106,7 @@ class _Inliner:
         results = group()
         target = operands.pop(0) if operands else None
         arguments = group()
-        callee = self.functions.get(target.name) if isinstance(target, Symbol) else None
+        callee = self.find(target.name) if isinstance(target, Symbol) else None
         if callee is None or callee.body is None or operands:
             raise _refused(instruction, "an indirect call or a call of a function without a body")
         if (len(results), len(arguments)) != (len(callee.results), len(callee.parameters)):

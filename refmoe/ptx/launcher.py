@@ -69,7 +69,7 @@ class Module:
 
     @classmethod
     def parse(cls, text: str, name: str = "module.ptx", strict: bool = False) -> Module:
-        """Parse PTX text.
+        """Parse PTX text; the body of an entry is read when it is first asked for.
 
         Raises:
             ParseError: with the line.
@@ -80,13 +80,14 @@ class Module:
     @property
     def entries(self) -> tuple[str, ...]:
         """Names of the kernels."""
-        return tuple(name for name, function in self._parsed.functions.items() if function.is_entry)
+        return tuple(name for name, function in self._parsed.declared.items() if function.is_entry)
 
     def compile(self, entry: str) -> Code:
         """The code of an entry; compiled once.
 
         Raises:
             ArgumentMismatch: there is no such entry.
+            ParseError: its body is no PTX, with the line.
             UnknownOpcode: it has an instruction that the executor does not define.
             Contraction: the module is strict and it has arithmetic that ptxas may fuse.
         """
@@ -99,8 +100,9 @@ class Module:
 
         Raises:
             ArgumentMismatch: there is no such entry.
+            ParseError: its body is no PTX, with the line.
         """
-        function = self._parsed.functions.get(entry)
+        function = self._parsed.function(entry)
         if function is None or not function.is_entry or function.body is None:
             raise ArgumentMismatch(f"{self.name} has no entry {entry!r}; it has {', '.join(self.entries) or 'none'}")
         return function

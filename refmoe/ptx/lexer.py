@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from refmoe.ptx.errors import ParseError
@@ -11,7 +13,10 @@ from refmoe.ptx.syntax import Immediate
 
 
 class Token(NamedTuple):
-    """`kind` is `"word"` (identifier or opcode), `"directive"`, `"number"`, `"string"`, `"punctuation"` or `"end"`."""
+    """`kind` is `"word"` (identifier or opcode), `"directive"`, `"number"`, `"string"`, `"punctuation"` or `"end"`.
+
+    A function's body, from brace to brace, is one token of kind `"body"` where only the module around it is read.
+    """
 
     kind: str
     text: str
@@ -36,22 +41,62 @@ _TOKEN = re.compile(
 )
 
 
+# What may hide a brace, and braces.
+_BRACE = re.compile(r"""//[^\n]*|/\*.*?\*/|"[^"\n]*"|[{}]""", re.DOTALL)
+_INITIALISER = re.compile(r"=\s*$")
+
+
 def drop_sections(text: str) -> str:
     """`text` without its debug sections, every line at its old number."""
     return _SECTION.sub(lambda match: "\n" * match.group().count("\n"), text)
 
 
-def tokenize(text: str, name: str) -> list[Token]:
+def bodies(text: str) -> dict[int, int]:
+    """Where the bodies of functions begin, and where they end: outermost braces that initialise no variable."""
+    found = {}
+    depth = start = 0
+    for match in _BRACE.finditer(text):
+        if match.group() == "{":
+            start = start if depth else match.start()
+            depth += 1
+        elif match.group() == "}":
+            depth -= 1
+            if depth == 0 and not _INITIALISER.search(text, max(start - 80, 0), start):
+                found[start] = match.end()
+    return found
+
+
+def tokenize(
+    text: str,
+    name: str,
+    line: int = 1,
+    position: int = 0,
+    end: int | None = None,
+    whole: Mapping[int, int] = MappingProxyType({}),
+) -> list[Token]:
     """Tokens of `text`, ended by one of kind `"end"`.
+
+    Args:
+        text: all of it, for places in it.
+        name: of the file, for messages.
+        line: the line of `position`.
+        position: where to begin.
+        end: where to end; None for the end of the text.
+        whole: the ends of the bodies that become one token, by their beginnings.
 
     Raises:
         ParseError: a character that starts no token.
     """
     tokens = []
-    line, position = 1, 0
+    end = len(text) if end is None else end
     match_at = _TOKEN.match
-    while position < len(text):
-        match = match_at(text, position)
+    while position < end:
+        if position in whole:
+            tokens.append(Token("body", text[position], line, position, whole[position]))
+            line += text.count("\n", position, whole[position])
+            position = whole[position]
+            continue
+        match = match_at(text, position, end)
         if match is None:
             found = text[position : position + 20].split("\n")[0]
             raise ParseError(f"{name}:{line}: unexpected {found!r}", line=line, name=name)

@@ -1,9 +1,14 @@
-"""PTX text to a module of functions: declarations, instructions, and the scopes between them."""
+"""PTX text to a module of functions: declarations, instructions, and the scopes between them.
+
+A module is read at once, the body of a function when it is first asked for: a file of many kernels costs no more than
+those that run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from refmoe.ptx import lexer
 from refmoe.ptx.cursor import Cursor
@@ -35,29 +40,46 @@ _BRANCHES = {"bra": 0, "brx": 1}
 
 @dataclass
 class ParsedModule:
-    """A whole module. `target` is as written, `"sm_120a"`."""
+    """A whole module. `target` is as written, `"sm_120a"`.
+
+    `declared` has every function without its body, and `unread` what reads the bodies that nobody has asked for.
+    """
 
     name: str
     version: str = ""
     target: str = ""
-    functions: dict[str, Function] = field(default_factory=dict)
+    declared: dict[str, Function] = field(default_factory=dict)
+    unread: dict[str, Callable[[], Function]] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)
     files: dict[int, str] = field(default_factory=dict)
+
+    def function(self, name: str) -> Function | None:
+        """A function with its body, if it has one; None if there is no such function.
+
+        Raises:
+            ParseError: with the line of what is not PTX in its body.
+        """
+        if name in self.unread:
+            self.declared[name] = self.unread[name]()
+            del self.unread[name]
+        return self.declared.get(name)
 
 
 def parse(text: str, name: str) -> ParsedModule:
     """Parse a PTX module.
 
     Raises:
-        ParseError: with the line of what is not PTX, or not of the PTX that the executor reads.
+        ParseError: with the line of what is not PTX, or not of the PTX that the executor reads, outside of bodies.
     """
-    return _Parser(lexer.drop_sections(text), name).module()
+    text = lexer.drop_sections(text)
+    tokens = lexer.tokenize(text, name, whole=lexer.bodies(text))
+    return _Parser(text, name, tokens, ParsedModule(name)).module()
 
 
 class _Parser(Cursor):
-    def __init__(self, text: str, name: str) -> None:
-        super().__init__(text, name)
-        self.result = ParsedModule(name)
+    def __init__(self, text: str, name: str, tokens: list[lexer.Token], result: ParsedModule) -> None:
+        super().__init__(text, name, tokens)
+        self.result = result
         self.location: tuple[int, int] | None = None
 
     # Module scope
@@ -65,13 +87,6 @@ class _Parser(Cursor):
     def module(self) -> ParsedModule:
         while self.token.kind != "end":
             self.top_level()
-        # The files stand behind the code that names them.
-        files = self.result.files
-        for name, function in self.result.functions.items():
-            if function.body:
-                self.result.functions[name] = replace(
-                    function, body=tuple(_located(statement, files) for statement in function.body)
-                )
         return self.result
 
     def top_level(self) -> None:
@@ -256,7 +271,6 @@ class _Parser(Cursor):
     def function(self) -> None:
         line = self.token.line
         is_entry = self.take().text == ".entry"
-        self.location = None
         scope = Scope()
         results = self.parameters(scope) if self.at("(") else ()
         name = self.word()
@@ -272,12 +286,20 @@ class _Parser(Cursor):
                 self.skip_to_semicolon()
             directives[directive] = tuple(values)
         function = Function(name, is_entry, parameters, results, None, directives=directives, line=line)
+        if self.token.kind == "body":
+            self.result.declared[name] = function
+            self.result.unread[name] = partial(self.body, function, scope, self.take())
+            return
         if self.at("{"):
-            function = _Body(self, function, scope).parse()
-        else:
-            self.accept(";")
-        if function.body is not None or name not in self.result.functions:
-            self.result.functions[name] = function
+            self.fail("unexpected end of the text", self.tokens[-1].line)
+        self.accept(";")
+        self.result.declared.setdefault(name, function)
+
+    def body(self, function: Function, scope: Scope, place: lexer.Token) -> Function:
+        """`function` with the body that stands at `place`."""
+        tokens = lexer.tokenize(self.text, self.name, place.line, place.start, place.end)
+        # A scope of its own: whoever asks again after an error finds no name declared twice.
+        return _Body(_Parser(self.text, self.name, tokens, self.result), function, Scope(scope)).parse()
 
 
 class _Body:
@@ -296,10 +318,12 @@ class _Body:
         parser = self.parser
         line = parser.token.line
         parser.expect("{")
-        self.block(Scope(self.scope))
+        self.block(self.scope)
         self.places = {statement.name for statement in self.statements if isinstance(statement, Label)}
         body = tuple(
-            self.resolve(statement, scope) if isinstance(statement, Instruction) else statement
+            _located(self.resolve(statement, scope), parser.result.files)
+            if isinstance(statement, Instruction)
+            else statement
             for statement, scope in zip(self.statements, self.scopes, strict=True)
         )
         tables = {
@@ -517,8 +541,9 @@ class _Body:
         return Address(base, offset, coordinates)
 
 
-def _located(statement: Instruction | Label, files: dict[int, str]) -> Instruction | Label:
-    if isinstance(statement, Label) or statement.source is None:
+def _located(statement: Instruction, files: dict[int, str]) -> Instruction:
+    """An instruction with the name of its source file: the files stand behind the code that numbers them."""
+    if statement.source is None:
         return statement
     number, line = statement.source.split(":")
     if line == "0" or int(number) not in files:

@@ -234,3 +234,40 @@ def test_carry_flag_across_instructions() -> None:
     out = np.zeros(4, np.uint32)
     run(body, out, block=(4, 1, 1))
     assert out.tolist() == [0, 1, 1, 1]
+
+
+def test_a_body_is_read_when_its_entry_is_asked_for() -> None:
+    # A table in braces, comments and strings with braces in them; a kernel that nobody runs may hold anything.
+    source = """
+.version 9.0
+.target sm_120a
+.address_size 64
+.global .align 4 .u32 table[2] = { 3, 4 };
+// a brace in a comment {
+.file 1 "a } brace.cu"
+.visible .entry broken() { /* } */ what is this?; ret; }
+.visible .entry k(.param .u64 out)
+.maxntid 32, 1, 1
+{
+    .reg .b32 %r<2>;
+    .reg .b64 %d<2>;
+    ld.param.u64 %d1, [out];
+    {
+        ld.global.u32 %r1, [table+4];
+        .loc 1 12 0
+        st.global.u32 [%d1], %r1;
+    }
+    ret;
+}
+"""
+    module = ptx.Module.parse(source, name="two.ptx")
+    assert module.entries == ("broken", "k")
+    out = np.zeros(1, np.uint32)
+    ptx.launch(module, "k", (1, 1, 1), (1, 1, 1), [out])
+    assert out[0] == 4
+    for _ in range(2):  # asked again, the same error
+        with pytest.raises(ptx.ParseError, match=r"two\.ptx:8: ") as caught:
+            module.compile("broken")
+        assert caught.value.line == 8
+    with pytest.raises(ptx.ParseError, match="unexpected end of the text"):
+        ptx.Module.parse(source.rpartition("}")[0])
