@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from refmoe.errors import ArgumentError
 from refmoe.files import write_atomic
-from refmoe.reports.documents import PresentHash, ReportError, digest_of, is_intact, read_document
-from refmoe.reports.parity import CaseRecord, Report, check_report
+from refmoe.reports.documents import ReportError, digest_of, is_intact, read_document
+from refmoe.reports.parity import Report, check_report
 from refmoe.verify.verdict import Verdict
 
 KIND = "baseline"
@@ -48,68 +46,3 @@ def write_baseline(path: Path, reports: Iterable[Report]) -> int:
     document["digest"] = digest_of(document)
     write_atomic(path, json.dumps(document, indent=1, sort_keys=True) + "\n")
     return len(passed)
-
-
-def vanished(path: Path, records: Sequence[CaseRecord], present: PresentHash, *, whole: bool) -> list[str]:
-    """A sentence for each reason why cases of the baseline at `path` are not among those that ran.
-
-    Args:
-        path: the baseline, or a parity report.
-        records: the cases of the reports.
-        present: the present source hashes.
-        whole: whether the reports are all that there are. Otherwise the baseline speaks for the devices that they
-            cover, and not for a kernel of which no case ran there.
-    """
-    try:
-        expected = read_baseline(path)
-    except ReportError as error:
-        return [str(error)]
-    families = {name: _family(name) for name in expected}
-    absent = {family for family in set(families.values()) if not _has_source(family, present)}
-    refusals = [
-        f"kernel family {family} passed {count:,} cases in {path} and is gone; bring it back, or renew the baseline"
-        for family, count in Counter(families.values()).items()
-        if family in absent
-    ]
-    by_id = {record.id: record for record in records}
-    devices = {record.device for record in records}
-    ran = {(_kernel(record.id), record.device) for record in records if record.verdict.ran}
-    gone: dict[str, list[str]] = {}
-    idle: dict[tuple[str, str | None], list[str]] = {}
-    for name in expected:
-        device = name.rpartition("@")[2].partition(".")[0]
-        if families[name] in absent or (not whole and device not in devices):
-            continue
-        record = by_id.get(name)
-        if record is None:
-            gone.setdefault(device, []).append(name)
-        elif not record.verdict.ran and (whole or (_kernel(name), device) in ran):
-            idle.setdefault((record.verdict.value, record.reason), []).append(name)
-    for (verdict, reason), names in idle.items():
-        refusals.append(f"case {names[0]}{_and_more(names)} passed in {path} and is now {verdict}: {reason}")
-    for device, names in gone.items():
-        more = _and_more(names, f" of the device {device}")
-        refusals.append(f"case {names[0]}{more} passed in {path} and is gone; run it, or renew the baseline")
-    return refusals
-
-
-def _family(name: str) -> str:
-    """The kernel family of a case id."""
-    return _kernel(name).rpartition("/")[2]
-
-
-def _kernel(name: str) -> str:
-    """The kernel of a case id: its family, and before that, of a user's kernel, FILE::NAME and a slash."""
-    return name[: name.index(":", name.rindex("/") if "::" in name else 0)]
-
-
-def _has_source(family: str, present: PresentHash) -> bool:
-    try:
-        present(family)
-    except (ArgumentError, OSError):
-        return False
-    return True
-
-
-def _and_more(names: Sequence[str], whose: str = "") -> str:
-    return f" and {len(names) - 1:,} more{whose}" if len(names) > 1 else ""

@@ -22,7 +22,7 @@ from refmoe.errors import ArgumentError
 from refmoe.museum.cutlass.builds import Build, Built, gpu_library
 from refmoe.museum.cutlass.builds import build as build_kernel
 from refmoe.museum.cutlass.host import HostLaunch, HostLibrary, Operands
-from refmoe.museum.cutlass.refusals import K_ELEMENTS
+from refmoe.museum.cutlass.refusals import check_k
 from refmoe.reference.layout import expert_base_rows
 
 OUT_DTYPE = np.dtype(ml_dtypes.bfloat16)
@@ -106,10 +106,7 @@ def grouped_gemm(
     one_of("out_dtype", out_dtype, ("bf16",))
     check_fill(fill)
     shape = check_gemm_operands(codes, scales, weights, weight_scales, offsets, alpha)
-    if shape.k % K_ELEMENTS:  # prepare() asks CUTLASS itself, but only once it is built
-        raise ArgumentError(
-            "codes", f"K = {shape.k}", f"K a multiple of {K_ELEMENTS}: CUTLASS unpacks FP4 in such rows"
-        )
+    check_k("codes", shape.k)  # prepare() asks CUTLASS itself, but only once it is built
     if device.arch != build.arch:
         raise DeviceUnavailable(
             f"the device is {device.arch}, and {build} is for {build.arch}: CUTLASS has this kernel only for SM12x"

@@ -37,7 +37,7 @@ from refmoe.museum.cutlass.builds import build as build_kernel
 from refmoe.museum.cutlass.gemm import Prepared, execute, grouped_gemm, host_launch, prepare
 from refmoe.museum.cutlass.headers import PYPI_REQUIREMENT, CutlassMissing, find_headers
 from refmoe.museum.cutlass.host import HostLaunch
-from refmoe.museum.cutlass.refusals import refused
+from refmoe.museum.cutlass.refusals import check_case
 from refmoe.verify.kernel import Kernel, Place, Refusal
 from refmoe.verify.source import kernel_sha256
 
@@ -241,19 +241,7 @@ def check_supported(case: Case, arch: str) -> Build:
         CutlassMissing: no headers of CUTLASS, whose release decides.
     """
     build = build_of(case, arch)
-    if case.dtype != "bf16":
-        raise ArgumentError(
-            "dtype", case.dtype, "bf16: CUTLASS's kernel is instantiated for BF16 outputs, as servers do"
-        )
-    if case.bias != "none":
-        raise ArgumentError("bias", case.bias, "none: the epilogue of this instantiation is alpha * sum")
-    release = find_headers().release
-    if (why := refused(build.tile, release)) is not None:
-        raise ArgumentError("tile", f"{build.tile}, of which CUTLASS {release} says: {why}", _TILE)
-    if case.shape.k % 128:
-        raise ArgumentError(
-            "shape", f"a K of {case.shape.k}", "a multiple of 128: CUTLASS loads FP4 by so many elements"
-        )
+    check_case(case, build.tile, find_headers().release)
     return build
 
 
