@@ -263,6 +263,37 @@ MXFP4 = MXFormat("mxfp4", E2M1)
 NVFP4 = MXFormat("nvfp4", E2M1, UE4M3, 16)
 """What the `kind::mxf4nvf4` instructions take. It is not in `MX_FORMATS`: no tensor of it is defined."""
 
+@dataclass(frozen=True)
+class TileFormat:
+    """A block-scaled format of matrices: a tile of `rows` by `columns` codes shares one scale, which multiplies them.
+
+    Tiles start at the matrix's first row and column. Those at its right and lower edge are what is left of it.
+
+    Attributes:
+        name: lower-case name, "ROWSxCOLUMNS".
+        rows: of a tile.
+        columns: of a tile, along K.
+        element: what a code means.
+        scale: what a scale means.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    element: Format = E4M3
+    scale: Format = FP32
+
+    def scale_shape(self, rows: int, k: int) -> tuple[int, int]:
+        """The scales [tile rows, tile columns] of a matrix [rows, k]."""
+        return -(-rows // self.rows), -(-k // self.columns)
+
+
+BLOCK_FP8: Mapping[str, TileFormat] = MappingProxyType(
+    {each.name: each for each in (TileFormat("1x128", 1, 128), TileFormat("128x128", 128, 128))}
+)
+"""Block FP8 by the shape of its tiles: 1x128 for activations, 128x128 for weights (DeepSeek-V3's technical report,
+section 3.3.2). Checkpoints call the scale `weight_scale_inv`; what it does is multiply."""
+
 MX_FORMATS: Mapping[str, MXFormat] = MappingProxyType({mx.name: mx for mx in (MXFP8, MXFP4)})
 """The formats that an `MXTensor` may have, by name."""
 
@@ -289,6 +320,8 @@ def _listed() -> Iterator[str]:
     for mx in (*MX_FORMATS.values(), NVFP4):
         codes = f"{mx.element.name} codes, {mx.codes_a_byte} a byte; {mx.block} share a scale of {mx.scale.name}"
         yield f"{mx.name:<8} {codes}{'' if mx.name in MX_FORMATS else '; of instructions alone, no tensor has it'}"
+    for tile in BLOCK_FP8.values():
+        yield f"{tile.name:<8} block FP8: {tile.element.name} codes; a tile of {tile.name} shares a scale of {tile.scale.name}"
 
 
 _NOT_NUMBERS = {Specials.NONE: "none", Specials.ALL_ONES_NAN: "NaN, all ones", Specials.IEEE: "infinities and NaN"}

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.families.activation import ACTIVATION
+from refmoe.families.block_fp8 import BLOCK_FP8_QUANTIZE
 from refmoe.families.case import one_of
 from refmoe.families.expand import EXPAND
 from refmoe.families.family import Family
@@ -25,12 +26,15 @@ __all__ = ["FAMILIES", "Family", "family_called"]
 
 #: The families by name, in the order in which reports show them.
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (QUANTIZE, EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE)
+    family.name: family
+    for family in (QUANTIZE, EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE, BLOCK_FP8_QUANTIZE)
 }
 
 
 def family_called(name: str) -> Family:
-    """The family of a name, or of a part of its name that no other family has: "quantize" is mxfp8_quantize.
+    """The family of a name, of its operation, or of a part of its name that no other family has.
+
+    For example, "quantize" is mxfp8_quantize, whose operation is called that, and "gemm" is sm12x_gemm.
 
     Raises:
         ArgumentError: no family is called that.
@@ -38,6 +42,8 @@ def family_called(name: str) -> Family:
     found = [family for each, family in FAMILIES.items() if isinstance(name, str) and name and name in each]
     if name in FAMILIES:
         return FAMILIES[name]
+    # An operation has the name of its one source.
+    found = [family for family in found if family.sources == (name,)] or found
     if len(found) != 1:
         raise ArgumentError("family", describe(name), one_of(FAMILIES))
     return found[0]

@@ -413,7 +413,7 @@ def kernel(
     Args:
         family: a family, its name, or the part of it that no other has: "quantize" is mxfp8_quantize.
         policy: for mxfp8_quantize, instead of mode and edge: a name that `refmoe policy` knows, such as "ocp" or
-            "torchao_floor@0.18".
+            "torchao_floor@0.18". For a family with an option `policy`, that option.
         dtypes: the family's dtypes that it takes; all if left out, but "mxfp8" only if it takes input_sf.
         outputs: the family's outputs that it computes; all if left out.
         arrays: the arrays that it is given: "torch", "numpy" or "jax".
@@ -519,6 +519,8 @@ def _policy(
 ) -> tuple[PolicyRule | None, Mapping[str, str]]:
     """The rule of a policy that the family's own modes and edges do not name, if it is one; and the options."""
     quantizes = family.name == "mxfp8_quantize"
+    if policy is not None and any(option.name == "policy" for option in family.options):
+        return None, {**asked, "policy": policy}
     if policy is not None and not quantizes:
         found = f"{policy} for {family.name}"
         raise ArgumentError("policy", found, "mode and edge: whole policies are of mxfp8_quantize")
@@ -538,13 +540,13 @@ def _fixed(
 ) -> Mapping[str, Any]:
     """The options that the contract fixes: those asked for, and defaults of those that the function does not take."""
     allowed = {option.name: option for option in family.options if option.fixed}
+    # A setting may have another name than its option: out_dtype is the option `out`.
+    taken = {family.contract.settings.get(parameter) for parameter in parameters}
     for name, value in asked.items():
         if name not in allowed:
             raise ArgumentError(name, describe(value), f"nothing: {family.name} has no {name}")
-        if name in parameters:
+        if name in taken:
             raise ArgumentError(name, f"{value!r} for a function that takes {name}", "one of the two")
-    # A setting may have another name than its option: out_dtype is the option `out`.
-    taken = {family.contract.settings.get(parameter) for parameter in parameters}
     fixed = {
         name: option.checked(asked.get(name, option.default)) for name, option in allowed.items() if name not in taken
     }
