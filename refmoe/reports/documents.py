@@ -1,7 +1,7 @@
 """What all documents share: one JSON object with a kind, keys that the kind promises, and a digest that shows an edit.
 
 Every kind has a file of its name here that says what its documents hold and when the gate refuses one: `parity`,
-`conformance`, `stress`, `drift`, `bench` and `baseline`.
+`conformance`, `stress`, `drift`, `convert`, `bench` and `baseline`.
 """
 
 from __future__ import annotations

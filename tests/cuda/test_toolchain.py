@@ -12,6 +12,7 @@ from refmoe import ptx
 from refmoe.chips import KERNEL_ARCHS
 from refmoe.cuda import toolchain
 from refmoe.cuda.activation import ACTIVATION_KERNELS
+from refmoe.cuda.block_fp8 import BLOCK_FP8_KERNELS
 from refmoe.cuda.device import PtxDevice
 from refmoe.cuda.expand import EXPAND_KERNELS
 from refmoe.cuda.finalize import FINALIZE_KERNELS
@@ -185,7 +186,7 @@ def test_every_kernel_of_the_table_is_an_entry_and_no_entry_is_missing() -> None
     }
     tables = (
         *(QUANTIZE_KERNELS, EXPAND_KERNELS, GEMM_KERNELS),
-        *(ROUTING_KERNELS, ACTIVATION_KERNELS, FINALIZE_KERNELS),
+        *(ROUTING_KERNELS, ACTIVATION_KERNELS, FINALIZE_KERNELS, BLOCK_FP8_KERNELS),
     )
     assert entries == {kernel.entry for table in tables for kernel in table}
 
