@@ -78,7 +78,8 @@ def built_in_sources() -> Iterator[Source]:
         ("activations, gated products", "1x128", (128, 2880), _gated),
         ("activations, sixteen octaves", "1x128", (128, 2048), _octaves),
     ):
-        x = make(Draw("convert", name), shape).astype(ml_dtypes.bfloat16)
+        drawn = make(Draw("convert", name), shape) * _unlike_tiles(Draw("convert", "tiles", name), shape)
+        x = drawn.astype(ml_dtypes.bfloat16)
         yield Source(f"{name} [{shape[0]}, {shape[1]}]", "drawn", name, block, x)
 
 
@@ -108,6 +109,12 @@ def read_source(text: str, block: str | None = None) -> Source:
 
 def _block_of(name: str) -> str:
     return "128x128" if re.search(r"weight|_proj", name) else "1x128"
+
+
+def _unlike_tiles(draw: Draw, shape: tuple[int, int]) -> NDArray[np.float64]:
+    """A factor from 1 to 2 for each 128x128, so that the significands of scales are everywhere, as those of a model."""
+    tiles = 1 + draw.integers(1 << 16, (-(-shape[0] // 128), -(-shape[1] // 128))) / 65536
+    return np.repeat(np.repeat(tiles, 128, axis=0), 128, axis=1)[: shape[0], : shape[1]]
 
 
 def _normal(draw: Draw, shape: tuple[int, int]) -> NDArray[np.float64]:
