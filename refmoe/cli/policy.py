@@ -148,7 +148,6 @@ def detect(
     "--picture out/convert.png"
 )
 def convert(
-    context: typer.Context,
     sources: Annotated[
         list[str] | None,
         typer.Option(
@@ -210,7 +209,7 @@ def convert(
 
             with writing("--picture", picture):
                 draw_conversions(drawable, picture)
-    command = shlex.join(["refmoe", *context.command_path.split()[1:], *_typed(sources, block, modes)])
+    command = shlex.join(["refmoe", "policy", "convert", *_typed(sources, block, modes)])
     document = convert_document(found, losses, command=command, seconds=time.perf_counter() - start)
 
     def show() -> None:

@@ -121,9 +121,9 @@ def block_fp8_quantize(
     check_fill(fill)
     if not isinstance(x, np.ndarray) or x.dtype not in DTYPES:
         raise ArgumentError("x", describe(x), "a bfloat16, float16 or float32 array")
+    check_int32("x", (x.shape[0] if x.ndim else 0) + TILE_ROWS, "rows and those of one more tile")
     rows, k = check_matrix("x", x)
     shape = BLOCK_FP8[block].scale_shape(rows, k)
-    check_int32("x", rows + TILE_ROWS, "rows and those of one more tile")
     check_int32("x", shape[0] * shape[1] * 2, "tiles, counted twice")
     shape = shape if layout == "k_major" else shape[::-1]
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.errors import ArgumentError
-from refmoe.families.real_data import FFN, FFN_INPUT
-from refmoe.policies.inputs import read_input, read_stored_fp8
+from refmoe.families.real_data import ATTENTION, FFN, FFN_INPUT
+from refmoe.policies.inputs import named_in_full, read_input, read_stored_fp8
 from refmoe.reference.block_fp8 import BlockFP8Tensor
 
 #: What tensors' names tell, the first that fits; `router` before `gate`, since DeepSeek calls its router mlp.gate.
@@ -44,7 +44,7 @@ class Source:
     Attributes:
         name: what it is called.
         origin: "shipped", "drawn" or "file".
-        kind: of its layer, or of its distribution.
+        kind: of its layer, as its name tells: "attention", "ffn down", "activations", ...
         block: the tile that it gets, or has: 128x128 for weights, 1x128 for activations.
         x: BF16, FP16 or FP32 [M, K]; None if there is only block FP8.
         stored: block FP8 as a checkpoint has it, else None.
@@ -61,14 +61,16 @@ class Source:
 def built_in_sources() -> Iterator[Source]:
     """The shipped tensors of a small model, then drawn ones with the widths of DeepSeek-V3 and gpt-oss."""
     shipped = (
-        (FFN, "layer2.ffn_up.weight", "ffn up"),
-        (FFN, "layer2.ffn_down.weight", "ffn down"),
-        (FFN_INPUT, "layer2.ffn_in", "ffn input"),
-        (FFN, "layer2.ffn_mid", "ffn middle"),
+        (ATTENTION, "layer2.attention.query.weight"),
+        (ATTENTION, "layer2.attention.output.weight"),
+        (FFN, "layer2.ffn_up.weight"),
+        (FFN, "layer2.ffn_down.weight"),
+        (FFN_INPUT, "layer2.ffn_in"),
+        (FFN, "layer2.ffn_mid"),
     )
-    for path, tensor, kind in shipped:
+    for path, tensor in shipped:
         x = read_input(f"{path}:{tensor}").x
-        yield Source(f"all-MiniLM-L6-v2 {tensor}", "shipped", kind, _block_of(tensor), x)
+        yield Source(f"all-MiniLM-L6-v2 {tensor}", "shipped", layer_kind(tensor), _block_of(tensor), x)
     for name, block, shape, make in (
         ("weights, normal", "128x128", (256, 7168), _normal),
         ("weights, heavy tails", "128x128", (256, 2048), _heavy),
@@ -80,7 +82,7 @@ def built_in_sources() -> Iterator[Source]:
     ):
         drawn = make(Draw("convert", name), shape) * _unlike_tiles(Draw("convert", "tiles", name), shape)
         x = drawn.astype(ml_dtypes.bfloat16)
-        yield Source(f"{name} [{shape[0]}, {shape[1]}]", "drawn", name, block, x)
+        yield Source(name, "drawn", name.partition(",")[0], block, x)
 
 
 def read_source(text: str, block: str | None = None) -> Source:
@@ -94,6 +96,7 @@ def read_source(text: str, block: str | None = None) -> Source:
     Raises:
         ArgumentError: no such file or tensor, another dtype or shape, codes without scales.
     """
+    text = named_in_full(text)
     stored = read_stored_fp8(text)
     if stored is not None:
         if block not in (None, "128x128"):

@@ -111,5 +111,5 @@ def _draw_significands(ax: Axes) -> None:
 
 
 def _label(source: Source, conversion: Conversion) -> str:
-    name = source.name.split(" [")[0].replace("all-MiniLM-L6-v2 ", "MiniLM ")
+    name = source.name.replace("all-MiniLM-L6-v2 ", "MiniLM ")
     return f"{name}\n{conversion.block}"

@@ -89,6 +89,27 @@ def read_bytes(text: str, argument: str) -> NDArray[np.uint8]:
     return array.view(np.uint8)
 
 
+def named_in_full(text: str) -> str:
+    """FILE.safetensors as FILE.safetensors:TENSOR, if it holds one tensor, scales of block FP8 aside; else `text`.
+
+    Raises:
+        ArgumentError: a damaged file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path, tensor = _split(text)
+    if tensor is not None or path.suffix != ".safetensors" or not path.is_file():
+        return text
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = [name for name in sorted(file.keys()) if not name.endswith("_scale_inv")]
+    except (SafetensorError, OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(
+            "input", f"{path}, which cannot be read: {error}", "an undamaged safetensors file"
+        ) from error
+    return f"{path}:{names[0]}" if len(names) == 1 else text
+
+
 def read_stored_fp8(text: str) -> tuple[NDArray[np.uint8], NDArray[np.float32]] | None:
     """Codes uint8 [N, K] and FP32 scales of a weight in block FP8, FILE.safetensors:TENSOR; None if it is no such thing.
 
@@ -105,9 +126,7 @@ def read_stored_fp8(text: str) -> tuple[NDArray[np.uint8], NDArray[np.float32]] 
     try:
         with safe_open(path, framework="numpy") as file:
             names = sorted(file.keys())
-            # The one tensor with scales may go without saying.
-            scaled = [name for name in names if f"{name}_scale_inv" in names]
-            name = tensor_name(path, scaled if tensor is None and scaled else names, tensor, "input")
+            name = tensor_name(path, names, tensor, "input")
             if file.get_slice(name).get_dtype() != "F8_E4M3":
                 return None
             if f"{name}_scale_inv" not in names:

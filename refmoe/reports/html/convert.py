@@ -56,7 +56,7 @@ def _losses(document: Mapping[str, Any], limits: Limits) -> Table:
                 )
             )
     head = columns(
-        *("tensor", "layer", "block FP8", "mode", "block FP8:number", "MXFP8:number", "converted:number"),
+        *("tensor", "layer", "tile, scales", "mode", "block FP8:number", "MXFP8:number", "converted:number"),
         *("times:number", "conversion alone:number", "largest:number", "codes changed:number"),
         *("values changed:number", "to zero:number", "saturated:number"),
     )
