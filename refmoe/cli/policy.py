@@ -1,4 +1,4 @@
-"""Commands about scale policies: compare them on data, find the policy that made given bytes, convert to another format."""
+"""Commands about scale policies: compare them, find the one that made given bytes, see what a conversion loses."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The family `block_fp8_quantize`: fills of BF16, FP16 and FP32 input, the expectation, the run, the cases.
 
 A fill is made tile by tile; a tile is 1x128 or 128x128, less at the matrix's edge. Three things decide block FP8: a
-tile's largest magnitude, its *top*, which sets the scale; the three roundings on the way to a code (of amax / 448, of its
-reciprocal, of the product); and what is tiny or not finite. Bit patterns of magnitudes have the order of the magnitudes.
+tile's largest magnitude, its *top*, which sets the scale; the three roundings on the way to a code, of amax / 448, of
+its reciprocal, of the product; and what is tiny or not finite. Bit patterns of magnitudes have the order of the
+magnitudes.
 """
 
 from __future__ import annotations
@@ -243,7 +244,8 @@ def _real(case: Case, dtype: str) -> NDArray[Any]:
     rows = tile_rows(source.patterns, case.shape.m, case.shape.k, first_row=case.seed * 37)
     format = _FORMATS[dtype]
     assert format.dtype is not None
-    return rows.view(ml_dtypes.bfloat16).astype(np.float32).astype(format.dtype)
+    values: NDArray[Any] = rows.view(ml_dtypes.bfloat16).astype(np.float32).astype(format.dtype)
+    return values
 
 
 _FILLS: Mapping[str, Fill] = MappingProxyType(

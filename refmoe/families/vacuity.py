@@ -38,7 +38,7 @@ class Limits:
 
 
 def doubt_codes(
-    codes: NDArray[np.uint8], scales: NDArray[np.uint8], limits: Limits, *, scales_copied: bool = True
+    codes: NDArray[np.uint8], scales: NDArray[np.unsignedinteger], limits: Limits, *, scales_copied: bool = True
 ) -> str | None:
     """Why data with this quantized form could not have failed, in a sentence; None if it could.
 
@@ -46,7 +46,7 @@ def doubt_codes(
 
     Args:
         codes: uint8 [rows, K], what the reference makes of the case's real rows, padding and poison left out.
-        scales: uint8 [rows, K/32].
+        scales: uint8 [rows, K/32], or any bit patterns, one a block.
         limits: of the case's fill.
         scales_copied: whether the scales are part of the data; without input_sf the right scales are all 0x00.
     """
@@ -103,7 +103,7 @@ def _too_many(what: str, shares: Mapping[str, Any], most: Mapping[str, float], l
     return None
 
 
-def _too_few_scales(scales: Mapping[str, NDArray[np.uint8]], limits: Limits) -> str | None:
+def _too_few_scales(scales: Mapping[str, NDArray[np.unsignedinteger]], limits: Limits) -> str | None:
     for name, found in scales.items():
         need = min(limits.scales, max(found.size // _BLOCKS_PER_SCALE, 1))
         distinct = np.unique(found).size

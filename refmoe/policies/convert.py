@@ -6,9 +6,10 @@ mode. Both formats have E4M3 codes, so all depends on sf:
 - sf = 2^t: nothing need be lost. The codes may stay, each block of 32 with the scale byte 127 + t. Quantizing again by
   RCEIL is exact too: its scale is at most 2^t, so a code moves up by whole binades. Other modes are not exact:
   `power_of_two_losses` counts where.
-- otherwise y has more significant bits than the four of E4M3: the loss is a second rounding to E4M3. For a given block no
-  scale above RCEIL's has an error below RCEIL's, since the numbers that it can express up to amax are among RCEIL's;
-  smaller scales saturate amax. The pseudo-mode `least` takes the best scale of each block: what no mode can go below.
+- otherwise y has more significant bits than the four of E4M3: the loss is a second rounding to E4M3. For a given
+  block no scale above RCEIL's has an error below RCEIL's, since the numbers that it can express up to amax are among
+  RCEIL's; smaller scales saturate amax. The pseudo-mode `least` takes the best scale of each block: what no mode can go
+  below.
 
 Figures are of one pass in bands of rows: nothing in float64 of the size of the tensor is made.
 """

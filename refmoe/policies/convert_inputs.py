@@ -89,8 +89,8 @@ def read_source(text: str, block: str | None = None) -> Source:
     """A user's tensor.
 
     Args:
-        text: as `refmoe.policies.inputs.read_input` takes it. A tensor NAME of E4M3 codes in a safetensors file is read with
-            NAME_scale_inv beside it, FP32 [ceil(M/128), ceil(K/128)], as DeepSeek's checkpoints have it.
+        text: as `refmoe.policies.inputs.read_input` takes it. A tensor NAME of E4M3 codes in a safetensors file is read
+            with NAME_scale_inv beside it, FP32 [ceil(M/128), ceil(K/128)], as DeepSeek's checkpoints have it.
         block: "1x128" or "128x128"; if left out, 128x128 for what is called a weight or a projection, else 1x128.
 
     Raises:

@@ -82,7 +82,9 @@ def _draw_modes(shown: Found, ax: Axes) -> None:
     )
     ax.imshow(ratios, cmap="Oranges", vmin=1, vmax=MOST_RATIO, aspect="auto")
     for (row, column), ratio in np.ndenumerate(ratios):
-        ax.text(column, row, f"{ratio:.2f}", ha="center", va="center", fontsize=7, color="white" if ratio > 2.3 else INK)
+        ax.text(
+            column, row, f"{ratio:.2f}", ha="center", va="center", fontsize=7, color="white" if ratio > 2.3 else INK
+        )
     ax.set_xticks(range(len(modes)), modes, rotation=30, ha="right", rotation_mode="anchor")
     ax.set_yticks([])
     ax.set_title("Converted, in errors of block FP8, by scale mode", loc="left")

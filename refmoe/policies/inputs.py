@@ -111,7 +111,7 @@ def named_in_full(text: str) -> str:
 
 
 def read_stored_fp8(text: str) -> tuple[NDArray[np.uint8], NDArray[np.float32]] | None:
-    """Codes uint8 [N, K] and FP32 scales of a weight in block FP8, FILE.safetensors:TENSOR; None if it is no such thing.
+    """Codes uint8 [N, K] and FP32 scales of a weight in block FP8, FILE.safetensors:TENSOR; None if it is no such.
 
     The scales are the tensor of that name with `_scale_inv` behind it, in the same file.
 

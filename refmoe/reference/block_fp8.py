@@ -35,6 +35,7 @@ _MAGNITUDE = np.uint32(0x7FFFFFFF)
 #: 2^-126, the least normal FP32 number: below it neither a scale nor its reciprocal keeps 24 bits.
 _LEAST_SCALE = np.uint32(0x00800000)
 _DEQUANTIZED_NAN = np.uint32(0x7FC00000)
+_NAN_CODE = np.uint8(0x7F)
 _BAND_ROWS = 128
 
 
@@ -132,7 +133,7 @@ def quantize_block_fp8(
 def lay_out(scales: NDArray[np.float32], layout: str) -> NDArray[np.float32]:
     """K-major scales [tile rows, tile columns] in a layout: "k_major" as they are, "mn_major" [columns, rows].
 
-    DeepGEMM's GEMM takes the scales of activations MN-major, its rows padded to 16 bytes for the TMA; here they are not.
+    DeepGEMM's GEMM takes the scales of activations MN-major, rows padded to 16 bytes for the TMA; here they are not.
 
     Raises:
         ArgumentError: an unknown layout.
@@ -163,7 +164,9 @@ def _tile_maxima(bits: NDArray[np.uint32], tile: TileFormat) -> NDArray[np.uint3
     """Bits of the largest magnitude of each tile. As integers, NaN ranks above infinity above every number."""
     magnitudes = bits & _MAGNITUDE
     maxima = np.maximum.reduceat(magnitudes, np.arange(0, bits.shape[1], tile.columns), axis=1)
-    return maxima if tile.rows == 1 else np.maximum.reduceat(maxima, np.arange(0, bits.shape[0], tile.rows), axis=0)
+    if tile.rows > 1:
+        maxima = np.maximum.reduceat(maxima, np.arange(0, bits.shape[0], tile.rows), axis=0)
+    return np.asarray(maxima, np.uint32)
 
 
 def _tile_scales(amax: NDArray[np.uint32], policy: str, scales: str) -> NDArray[np.float32]:
@@ -191,7 +194,7 @@ def _encode(values: NDArray[np.float32]) -> NDArray[np.uint8]:
     # ml_dtypes gives NaN from 464 on.
     with np.errstate(invalid="ignore"):
         codes = np.clip(values, -_MAX, _MAX).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
-    codes[np.isnan(values)] = E4M3.nan_code
+    codes[np.isnan(values)] = _NAN_CODE
     return codes
 
 

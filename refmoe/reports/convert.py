@@ -1,4 +1,4 @@
-"""A document of `refmoe policy convert`: what converting block FP8 to MXFP8 loses. docs/guides/convert.md describes it."""
+"""A document of `refmoe policy convert`: what converting block FP8 to MXFP8 loses; see docs/guides/convert.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-import refmoe
 from refmoe.policies.convert import Conversion, ModeFigures, PowerOfTwoLoss
 from refmoe.policies.convert_inputs import Source
 from refmoe.reports.documents import Kind, PresentHash, digest_of
@@ -90,7 +89,7 @@ def _codes(source: Source) -> Any:
 
 def source_sha256() -> str:
     """Of the Python sources that decide the figures, by name and content."""
-    root = Path(refmoe.__file__).parent
+    root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
     for name in _SOURCES:
         content = (root / name).read_bytes()

@@ -151,7 +151,9 @@ def test_the_gate_takes_the_document_and_refuses_one_whose_statements_do_not_hol
     assert "edited" in check_reports([path], None, source_sha256).refusals[0]
     path.write_text(sealed(document))
     (sentence,) = check_reports([path], None, source_sha256).refusals
-    assert f"model.safetensors:{DOWN}, ue8m0 scales: every scale is a power of two, and rceil changes values" in sentence
+    assert (
+        f"model.safetensors:{DOWN}, ue8m0 scales: every scale is a power of two, and rceil changes values" in sentence
+    )
     assert "FAIL" in page_text([read_source(path)])
 
     rceil["values_changed"] = 0

@@ -96,7 +96,9 @@ def test_specials_hold_every_kind_of_tile() -> None:
         for row, column in np.ndindex(*tile.scale_shape(*x.shape)):
             part = bits[row * tile.rows : (row + 1) * tile.rows, column * 128 : (column + 1) * 128]
             magnitude = part & 0x7FFFFFFF
-            kinds.add((bool((magnitude > 0x7F800000).any()), bool((magnitude == 0x7F800000).any()), not magnitude.any()))
+            kinds.add(
+                (bool((magnitude > 0x7F800000).any()), bool((magnitude == 0x7F800000).any()), not magnitude.any())
+            )
         assert kinds == {
             *((False, False, False), (True, False, False), (False, True, False)),
             *((False, False, True), (True, True, False)),
@@ -123,7 +125,9 @@ def test_words_of_a_mismatch() -> None:
         "tile (1, 1) row 1 column 130: kernel 0x6F (120) reference 0x70 (128), 1 ulp, scale 0x3F800000 (1)"
     )
     for layout, index in (("k_major", 4), ("mn_major", 3)):
-        where, _ = TileScales("scales", layout, {"k_major": 3, "mn_major": 2}[layout]).describe(index, 0x40000000, 0x3F800000)
+        where, _ = TileScales("scales", layout, {"k_major": 3, "mn_major": 2}[layout]).describe(
+            index, 0x40000000, 0x3F800000
+        )
         assert where.startswith("tile (1, 1): kernel 0x40000000 (2) reference 0x3F800000 (1)")
 
 
@@ -154,7 +158,9 @@ def test_a_function_of_a_user_is_held_against_it() -> None:
             tensor.codes.flat[0] ^= 1
         return tensor.codes, tensor.scales
 
-    sound = kernel("block_fp8", arrays="numpy", policy="exact")(lambda x, block, scale_format: cast(x, block, scale_format))
+    sound = kernel("block_fp8", arrays="numpy", policy="exact")(
+        lambda x, block, scale_format: cast(x, block, scale_format)
+    )
     case = sound.cases("quick")[0]
     assert case.policy == "exact"
     assert run_case(sound, case).verdict.value == "PASS"

@@ -47,7 +47,9 @@ def adversarial() -> NDArray[np.uint32]:
     """FP32 bits [tiles, 128]: amax everywhere, ties and their neighbours, what is not finite."""
     random = np.random.default_rng(12)
     edge = [0, 1, 0x7FFFFF, 0x800000, FLOOR - 1, FLOOR, FLOOR + 1, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FFFFFFF]
-    edge += [int(np.float32(448 * 2.0**e).view(np.uint32)) + step for e in (-134, -126, -9, 0, 119) for step in (-1, 0, 1)]
+    edge += [
+        int(np.float32(448 * 2.0**e).view(np.uint32)) + step for e in (-134, -126, -9, 0, 119) for step in (-1, 0, 1)
+    ]
     rows = []
     for top in [*edge, *random.integers(0, 0x7F800000, 60).tolist()]:
         magnitudes = np.minimum(random.integers(max(top - (20 << 23), 0), top + 1, 128), top)
@@ -138,7 +140,9 @@ def test_zeros_keep_their_sign_and_have_a_scale_that_can_be_divided_by() -> None
         assert exact.scales[0, 0] == np.float32(2.0**-126)
         assert np.isfinite(np.float32(1) / exact.scales[0, 0])
     assert deepgemm.scales[0, 0] == np.float32(2.0**-22)  # 1e-4 / 448, up
-    assert quantize_block_fp8(x).scales.view(np.uint32)[0, 0] == np.float32(np.float32(1e-4) / np.float32(448)).view(np.uint32)
+    assert quantize_block_fp8(x).scales.view(np.uint32)[0, 0] == np.float32(np.float32(1e-4) / np.float32(448)).view(
+        np.uint32
+    )
 
 
 def test_a_bad_element_poisons_its_tile_and_no_other() -> None:

@@ -1,7 +1,8 @@
 """DeepGEMM's published block FP8 casts, restated on torch, against the policy `deepgemm`.
 
-`deep_gemm/utils/math.py` has them: `per_token_cast_to_fp8` and `per_block_cast_to_fp8`, with `ceil_to_ue8m0` on bits. Below
-is what they compute, not their text. Earlier releases multiplied by 448 / amax; that is another rounding, see the last test.
+`deep_gemm/utils/math.py` has them: `per_token_cast_to_fp8` and `per_block_cast_to_fp8`, with `ceil_to_ue8m0` on bits.
+Below is what they compute, not their text. Earlier releases multiplied by 448 / amax; that is another rounding, see the
+last test.
 
 What differs on purpose, each held by a test here:
 
@@ -100,7 +101,7 @@ def test_an_infinity_leaves_zeros_and_a_finite_scale_under_ue8m0() -> None:
 
 @pytest.mark.parametrize(("dtype", "least", "most"), [(ml_dtypes.bfloat16, 500, 2500), (np.float32, 0, 20)])
 def test_the_former_formula_is_another_policy_with_the_same_scales(dtype: Any, least: int, most: int) -> None:
-    """448 / amax rounds once where 1 / (amax / 448) rounds twice. BF16 elements lie on ties, so 0.1 % of codes differ."""
+    """448 / amax rounds once, 1 / (amax / 448) twice. BF16 elements lie on ties, so 0.1 % of their codes differ."""
     x = np.random.default_rng(0).standard_normal((1000, 1280)).astype(dtype)
     now, former = quantize_block_fp8(x), cast(x, "1x128", "fp32", former=True)
     assert now.scales.tobytes() == former.scales.tobytes()
