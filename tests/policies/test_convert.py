@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -228,6 +229,22 @@ def test_the_committed_report_has_these_figures_for_the_shipped_tensors() -> Non
         for each, figures in zip(entry["modes"], found.modes, strict=True):
             assert each["converted_error"] == float(f"{figures.converted.relative_l2:.6g}")
             assert each["codes_changed"] == figures.codes_changed
+
+
+def test_the_guide_has_the_figures_of_the_committed_report() -> None:
+    document = json.loads((ROOT / "reports" / "convert.json").read_text())
+    guide = (ROOT / "docs" / "guides" / "convert.md").read_text()
+    for tensor in (each for each in document["tensors"] if each["scales"] == "fp32"):
+        modes = {each["mode"]: each for each in tensor["modes"]}
+        errors = (tensor["block_error"], modes["rceil"]["direct_error"], modes["rceil"]["converted_error"])
+        cells = [tensor["layer"], tensor["block"], *(f"{error:.4f}" for error in errors)]
+        cells += [f"{modes[mode]['added']:.2f}" for mode in ("rceil", "floor")]
+        assert f"| {' | '.join(cells)} |" in guide, tensor["name"]
+        assert modes["rceil"]["flushed"] == modes["rceil"]["saturated"] == 0
+        assert modes["rceil"]["conversion_error"] <= modes["least"]["conversion_error"] * 1.0001
+    for loss in document["power_of_two"]:
+        assert loss["pairs"] == 8127
+        assert re.search(rf"\| .*`{loss['mode']}`.* \| {loss['largest']:,} \| {loss['smaller']:,} \|", guide), loss
 
 
 def test_a_picture_is_the_same_every_time(tmp_path: Path) -> None:
