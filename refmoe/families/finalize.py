@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -91,24 +91,16 @@ _EXTREME = Limits(zeros=0.9, nans=0.9, reason="subnormals, infinities and NaN ar
 
 def _fill(name: str, catches: str, make: Any, limits: Limits = _ORDINARY, least_t: int = 1) -> Fill:
     """A fill that needs at least `least_t` ranks; `make(draw, tokens, k, width)` gives the rows and weights."""
-
-    def needs(case: Case) -> str | None:
-        return None if case.shape.t >= least_t else f"a t of at least {least_t} for the fill {name}"
-
-    return Fill(name, catches, make, limits, needs)
+    needed = f"a t of at least {least_t} for the fill {name}"
+    return Fill(name, catches, make, limits, lambda case: None if case.shape.t >= least_t else needed)
 
 
-_FILLS: Mapping[str, Fill] = MappingProxyType(
-    {
-        fill.name: fill
-        for fill in (
-            _fill("gaussian", "rows, weights or bias of another token, rank or expert; a fused sum", _gaussian_rows),
-            _fill("cancelling", "ranks summed in another order", _cancelling_rows, least_t=3),
-            _fill("rne-ties", "a cast that does not round to even", _tied_rows, least_t=2),
-            _fill("wide-range", "subnormals flushed, sums in another format", _wide_rows, _EXTREME),
-            _fill("specials", "NaN dropped, the sign of a zero", _special_rows, _EXTREME),
-        )
-    }
+_FILLS = Fill.by_name(
+    _fill("gaussian", "rows, weights or bias of another token, rank or expert; a fused sum", _gaussian_rows),
+    _fill("cancelling", "ranks summed in another order", _cancelling_rows, least_t=3),
+    _fill("rne-ties", "a cast that does not round to even", _tied_rows, least_t=2),
+    _fill("wide-range", "subnormals flushed, sums in another format", _wide_rows, _EXTREME),
+    _fill("specials", "NaN dropped, the sign of a zero", _special_rows, _EXTREME),
 )
 
 
@@ -216,6 +208,9 @@ def _bits(values: NDArray[Any]) -> NDArray[Any]:
 
 # --- cases ----------------------------------------------------------------------------------------------------------
 
+#: Of rows and of outputs.
+_DTYPES = ("bf16", "f32")
+
 
 def _case(fill: str, m: int, k: int, e: int, t: int, dtype: str = "bf16", seed: int = 7, **options: Any) -> Case:
     return FINALIZE.case(fill, Shape(m, k, e, t), dtype, seed, **options)
@@ -223,10 +218,9 @@ def _case(fill: str, m: int, k: int, e: int, t: int, dtype: str = "bf16", seed: 
 
 def _quick() -> Iterator[Case]:
     yield _case("gaussian", 1, 2880, 128, 4, bias="distinct")  # decode
-    for dtype in ("bf16", "f32"):
-        for fill in _FILLS:
-            yield _case(fill, 5, 416, 8, 4, dtype=dtype)
-            yield _case(fill, 5, 416, 8, 4, dtype=dtype, out="f32", bias="distinct")
+    for dtype, fill in product(_DTYPES, _FILLS):
+        yield _case(fill, 5, 416, 8, 4, dtype=dtype)
+        yield _case(fill, 5, 416, 8, 4, dtype=dtype, out="f32", bias="distinct")
     yield _case("gaussian", 3, 32, 4, 1, bias="distinct")  # a row of four threads
     yield _case("cancelling", 6, 160, 16, 11, bias="distinct")  # ranks in three rounds, the last one short
     yield _case("gaussian", 9, 416, 4, 3, bias="distinct", first_expert=4, ranks=3)
@@ -239,10 +233,8 @@ def _default() -> Iterator[Case]:
         for m in (1, 2, 8):
             yield _case("gaussian", m, k, e, t, bias="distinct" if k == 2880 else "none")
             yield _case("cancelling", m, k, e // 4, t, first_expert=e // 4, ranks=4)
-    for dtype in ("bf16", "f32"):
-        for fill in _FILLS:
-            for out in ("bf16", "f32"):
-                yield _case(fill, 17, 736, 16, 6, dtype=dtype, out=out, bias="distinct", poison=0x7F)
+    for dtype, fill, out in product(_DTYPES, _FILLS, _DTYPES):
+        yield _case(fill, 17, 736, 16, 6, dtype=dtype, out=out, bias="distinct", poison=0x7F)
     yield _case("gaussian", LOOPING_ROWS, 32, 8, 2, bias="distinct")
     yield _case("gaussian", 2, 8224, 4, 3, dtype="f32")  # a row wider than two rounds of a CTA
     yield _case("cancelling", 3, 96, 40, 32)  # as many ranks as there may be
@@ -250,12 +242,9 @@ def _default() -> Iterator[Case]:
 
 
 def _full() -> Iterator[Case]:
-    for seed in (1, 2, 3):
-        for dtype in ("bf16", "f32"):
-            for fill in _FILLS:
-                for out in ("bf16", "f32"):
-                    for bias in ("none", "distinct"):
-                        yield _case(fill, 33, 2880, 16, 4, dtype=dtype, seed=seed, out=out, bias=bias)
+    listed = product((1, 2, 3), _DTYPES, _FILLS, _DTYPES, ("none", "distinct"))
+    for seed, dtype, fill, out, bias in listed:
+        yield _case(fill, 33, 2880, 16, 4, dtype=dtype, seed=seed, out=out, bias=bias)
     for t in range(3, 33):
         yield _case("cancelling", 9, 416, 40, t, bias="distinct")
     for k in range(32, 1056, 32):
@@ -266,13 +255,10 @@ def _full() -> Iterator[Case]:
 FINALIZE = Family(
     name="finalize",
     about="Each token's rows, biased, weighted and summed in the order of its ranks.",
-    dtypes=("bf16", "f32"),
+    dtypes=_DTYPES,
     sizes="mket",
     fills=_FILLS,
-    options=(
-        *(word("out", "bf16", "f32", fixed=True), word("bias", "none", "distinct")),
-        *(ROUTING, *RANKS, POISON),
-    ),
+    options=(word("out", *_DTYPES, fixed=True), word("bias", "none", "distinct"), ROUTING, *RANKS, POISON),
     inputs=_inputs,
     expect=_expect,
     run=_run,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -26,13 +26,12 @@ from refmoe.families.family import POISON, Case, Contract, Expectation, Family, 
 from refmoe.families.finalize import TokenSums
 from refmoe.families.gemm.family import ASSUMPTION, BIAS, MODEL
 from refmoe.families.gemm.stages import Products
-from refmoe.families.quantize import EDGE, MODE
+from refmoe.families.quantize import COMPILED_POLICIES, EDGE, MODE
 from refmoe.families.real_data import EXPERT, FFN_INPUT, read_activations, tile_rows
 from refmoe.families.routing import ChoiceRows, FirstRows, RowChoices
 from refmoe.families.stages import Codes, GroupedScales, Scales, Stage
 from refmoe.families.vacuity import Limits, doubt_codes, doubt_values
 from refmoe.formats import MX_BLOCK
-from refmoe.policy import ScaleMode
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
     expert_scale_rows,
@@ -149,11 +148,9 @@ def _real_size(case: Case) -> str | None:
     return None if (case.shape.k, case.shape.n) == _REAL else f"k{_REAL[0]}n{_REAL[1]} for the fill {case.fill}"
 
 
-_FILLS: Mapping[str, Fill] = MappingProxyType(
-    {
-        "gaussian": Fill("gaussian", "what goes wrong between two launches, at any size", tokens_of, _LIMITS),
-        "real": Fill("real", "what only real weights and outlier channels show", tokens_of, _LIMITS, _real_size),
-    }
+_FILLS = Fill.by_name(
+    Fill("gaussian", "what goes wrong between two launches, at any size", tokens_of, _LIMITS),
+    Fill("real", "what only real weights and outlier channels show", tokens_of, _LIMITS, _real_size),
 )
 
 
@@ -183,7 +180,7 @@ def _inputs(case: Case) -> Inputs:
     x = tokens_of(case.fill, case.seed, shape.m, shape.k)
     scales = None
     if case.path == "ready":
-        quantized = quantize_mxfp8(x, mode=ScaleMode(case.mode), edge=case.edge)
+        quantized = quantize_mxfp8(x, mode=case.mode, edge=case.edge)
         x, scales = quantized.codes, quantized.scales
     biased, experts = case.bias == "distinct", np.arange(case.first_expert, case.first_expert + shape.e)
     own = case.params == "distinct"
@@ -454,10 +451,8 @@ def _full() -> Iterator[Case]:
             yield _case("gaussian", m, 416, 160, 8, 4, path)
         for m in (1, 2, 7, 33, 64):
             yield _case("real", m, *_REAL, 8, 4, path, seed=m)
-        for variant in ("gpt_oss", "silu"):
-            for mode in ("rceil", "floor"):
-                for edge in ("exact", "flashinfer"):
-                    yield _case("gaussian", 9, 224, 160, 6, 3, path, variant=variant, mode=mode, edge=edge)
+        for variant, (mode, edge) in product(VARIANT.words, COMPILED_POLICIES):
+            yield _case("gaussian", 9, 224, 160, 6, 3, path, variant=variant, mode=mode, edge=edge)
     yield _case("gaussian", 1, _GPT_OSS, _GPT_OSS, 8, 4, "fused")
 
 

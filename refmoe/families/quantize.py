@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,6 @@ from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
 from refmoe.families.stages import Codes, Scales
 from refmoe.families.vacuity import Limits, doubt_codes
 from refmoe.formats import MX_BLOCK
-from refmoe.policy import ScaleMode
 from refmoe.reference.layout import swizzle_scales
 from refmoe.reference.quantize import quantize_mxfp8
 
@@ -303,7 +303,8 @@ _FILE_LIMITS = Limits(
     zeros=0.5, nans=0.05, scales=2, reason="hidden states of a model are neither constant nor mostly zero"
 )
 
-_FILLS = (
+#: The input data of quantization and expand, by name.
+FILLS = Fill.by_name(
     _generated("gaussian", "the data of published tests, for comparison with them", _gaussian),
     _generated(
         "wide-range",
@@ -377,16 +378,14 @@ _FILLS = (
     Fill("activations", "what only your own activations show", _from_file, _FILE_LIMITS),
 )
 
-#: The input data of quantization and expand, by name.
-FILLS: Mapping[str, Fill] = MappingProxyType({fill.name: fill for fill in _FILLS})
-
 MODE = word("mode", "rceil", "floor", fixed=True)
 EDGE = word("edge", "exact", "flashinfer", fixed=True)
+_LAYOUT = word("layout", "linear", "128x4", "8x4", fixed=True)
 #: The file and the tensor of the fill `activations`.
 FILE_OPTIONS = (text("file"), text("tensor"))
 
 #: (mode, edge) of every compiled variant.
-COMPILED_POLICIES = tuple((mode, edge) for mode in MODE.words for edge in EDGE.words)
+COMPILED_POLICIES = tuple(product(MODE.words, EDGE.words))
 
 #: Width, experts and experts per token of gpt-oss-120b and DeepSeek-V3.
 MODELS = ((2880, 128, 4), (7168, 256, 8))
@@ -428,7 +427,7 @@ def quantized_stages(case: Case, scales: NDArray[np.uint8]) -> tuple[Codes, Scal
 
 
 def _expect(case: Case, inputs: Inputs) -> Expectation:
-    quantized = quantize_mxfp8(inputs["x"], mode=ScaleMode(case.mode), edge=case.edge)
+    quantized = quantize_mxfp8(inputs["x"], mode=case.mode, edge=case.edge)
     scales = swizzle_scales(quantized.scales, case.layout, fill=case.poison)
     doubt = doubt_codes(quantized.codes, quantized.scales, FILLS[case.fill].limits)
     return Expectation({"codes": quantized.codes, "scales": scales}, quantized_stages(case, quantized.scales), doubt)
@@ -438,12 +437,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.quantize import mxfp8_quantize
 
     result = mxfp8_quantize(
-        inputs["x"],
-        device=device,
-        mode=ScaleMode(case.mode),
-        edge=case.edge,
-        layout=case.layout,
-        fill=case.poison,
+        inputs["x"], device=device, mode=case.mode, edge=case.edge, layout=case.layout, fill=case.poison
     )
     return {"codes": result.codes, "scales": result.scales}
 
@@ -476,40 +470,33 @@ def _quick() -> Iterator[Case]:
 
 
 def _default() -> Iterator[Case]:
-    for dtype in ("bf16", "fp16"):
-        for mode, edge in COMPILED_POLICIES:
-            for fill in PLAIN:
-                for layout in ("linear", "128x4", "8x4"):
-                    yield _case(fill, 16, 2880, dtype=dtype, mode=mode, edge=edge, layout=layout)
-            yield _case("real", 64, 2880, dtype=dtype, mode=mode, edge=edge)
+    for dtype, (mode, edge) in product(INPUT_FORMATS, COMPILED_POLICIES):
+        for fill, layout in product(PLAIN, _LAYOUT.words):
+            yield _case(fill, 16, 2880, dtype=dtype, mode=mode, edge=edge, layout=layout)
+        yield _case("real", 64, 2880, dtype=dtype, mode=mode, edge=edge)
     for mode, edge in COMPILED_POLICIES:
         yield _case("exhaustive-max", 1024, 2048, mode=mode, edge=edge)
         yield _case("exhaustive-element", 128, 2880, mode=mode, edge=edge)
     yield _case("exhaustive-max", 1024, 2048, dtype="fp16")
     yield _case("exhaustive-element", 128, 2880, dtype="fp16")
     for k, _, _ in MODELS:
-        for m in DECODE:
-            for layout in ("linear", "128x4", "8x4"):
-                yield _case("fingerprint", m, k, layout=layout, poison=0x7F)
+        for m, layout in product(DECODE, _LAYOUT.words):
+            yield _case("fingerprint", m, k, layout=layout, poison=0x7F)
         yield _case("fingerprint", 300, k, layout="128x4")
     for layout in ("linear", "8x4"):
         yield _case("fingerprint", LOOPING_ROWS, 32, layout=layout)
     for layout in ("linear", "128x4"):
         yield _case("wide-range", 3, 8224, layout=layout)  # a row wider than a CTA, by one block
-    for layout in ("linear", "128x4", "8x4"):
+    for layout in _LAYOUT.words:
         yield _case("gaussian", 0, 2880, layout=layout)
 
 
 def _full() -> Iterator[Case]:
-    for seed in (1, 2, 3):
-        for dtype in ("bf16", "fp16"):
-            for mode, edge in COMPILED_POLICIES:
-                for fill in PLAIN:
-                    for layout in ("linear", "128x4", "8x4"):
-                        yield _case(fill, 130, 2880, dtype=dtype, seed=seed, mode=mode, edge=edge, layout=layout)
-    for mode, edge in COMPILED_POLICIES:
-        for fill in EXHAUSTIVE:
-            yield _case(fill, 1024, 2048, dtype="fp16", mode=mode, edge=edge)
+    listed = product((1, 2, 3), INPUT_FORMATS, COMPILED_POLICIES, PLAIN, _LAYOUT.words)
+    for seed, dtype, (mode, edge), fill, layout in listed:
+        yield _case(fill, 130, 2880, dtype=dtype, seed=seed, mode=mode, edge=edge, layout=layout)
+    for (mode, edge), fill in product(COMPILED_POLICIES, EXHAUSTIVE):
+        yield _case(fill, 1024, 2048, dtype="fp16", mode=mode, edge=edge)
     for k in range(MX_BLOCK, 1056, MX_BLOCK):
         yield _case("fingerprint", 9, k, layout="128x4")
         yield _case("fingerprint", 9, k, layout="8x4")
@@ -522,7 +509,7 @@ QUANTIZE = Family(
     dtypes=tuple(INPUT_FORMATS),
     sizes="mk",
     fills=FILLS,
-    options=(MODE, EDGE, word("layout", "linear", "128x4", "8x4", fixed=True), POISON, *FILE_OPTIONS),
+    options=(MODE, EDGE, _LAYOUT, POISON, *FILE_OPTIONS),
     inputs=_inputs,
     expect=_expect,
     run=_run,

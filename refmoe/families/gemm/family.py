@@ -56,8 +56,7 @@ ASSUMPTION = Assumption(
     "error bound around the exact sum, which is computed apart from it.",
 )
 
-_BF16 = np.dtype(ml_dtypes.bfloat16)
-_OUTPUTS: dict[str, np.dtype[Any]] = {"bf16": _BF16, "f32": np.dtype(np.float32)}
+_OUTPUTS: dict[str, np.dtype[Any]] = {"bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
 _BITS: dict[str, np.dtype[Any]] = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.uint32)}
 
 _E4M3_NAN = 0x7F
@@ -107,7 +106,7 @@ def _alpha(case: Case) -> FloatArray:
 def _bias(case: Case) -> NDArray[Any]:
     """BF16 terms about as large as the sum of K products of ordinary numbers."""
     values = Draw("bias", case.seed).normal((case.shape.e, case.shape.n)) * np.sqrt(case.shape.k)
-    return np.asarray(values.astype(_BF16))
+    return np.asarray(values.astype(ml_dtypes.bfloat16))
 
 
 def _tensors(inputs: Inputs) -> tuple[MXTensor, MXTensor, NDArray[np.int64]]:
@@ -196,15 +195,12 @@ def _one_group(tokens: MXTensor, weights: MXTensor, offsets: NDArray[np.int64]) 
 def _unpadded(tokens: MXTensor, weights: MXTensor, offsets: NDArray[np.int64]) -> FloatArray:
     """The product without the zeros at the end of K."""
     k = tokens.shape[-1] - PADDED_K
-    short = MXTensor(
-        np.ascontiguousarray(tokens.codes[:, :k]), np.ascontiguousarray(tokens.scales[:, : k // MX_BLOCK]), "mxfp8"
-    )
-    cut = MXTensor(
-        np.ascontiguousarray(weights.codes[..., : k // 2]),
-        np.ascontiguousarray(weights.scales[..., : k // MX_BLOCK]),
-        "mxfp4",
-    )
-    return np.asarray(grouped_gemm(short, cut, offsets, model=MODEL))
+
+    def cut(whole: MXTensor) -> MXTensor:
+        codes, scales = whole.codes[..., : k // whole.mx.codes_a_byte], whole.scales[..., : k // MX_BLOCK]
+        return MXTensor(np.ascontiguousarray(codes), np.ascontiguousarray(scales), whole.format)
+
+    return np.asarray(grouped_gemm(cut(tokens), cut(weights), offsets, model=MODEL))
 
 
 #: Second answers by fill: the stage's name, and FP32 sums [T, N].

@@ -5,10 +5,8 @@ Most fills make codes and scales directly. `gaussian` and `real` quantize number
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +17,6 @@ from refmoe.families.family import Fill
 from refmoe.families.real_data import FFN, FFN_INPUT, read_activations, tile_rows
 from refmoe.families.vacuity import Limits
 from refmoe.formats import MX_BLOCK
-from refmoe.reference.layout import pack_fp4
 from refmoe.reference.quantize import quantize_mxfp4, quantize_mxfp8
 from refmoe.reference.tensor import MXTensor
 
@@ -55,30 +52,19 @@ class GemmData:
     weights: MXTensor
 
 
-def _limits(**figures: Any) -> Limits:
-    """Limits for operands; by default those of sums of many random products."""
-    usual = {"zeros": 0.02, "reason": "sums of many random products are neither zero nor small against their terms"}
-    return Limits(**{**usual, **figures})
-
-
 def _fill(
     name: str, catches: str, make: Callable[[Draw, GemmSize], GemmData], limits: Limits, least_k: int = MX_BLOCK
 ) -> Fill:
     """A fill that needs at least `least_k`; `make(draw, size)` gives the operands."""
-    return Fill(
-        name,
-        catches,
-        make,
-        limits,
-        lambda case: None if case.shape.k >= least_k else f"a k of at least {least_k} for {name}",
-    )
+    needed = f"a k of at least {least_k} for {name}"
+    return Fill(name, catches, make, limits, lambda case: None if case.shape.k >= least_k else needed)
 
 
 def _data(token_codes: Codes, token_scales: Codes, weight_codes: Codes, weight_scales: Codes) -> GemmData:
     """Operands from one code a byte and linear scales."""
     return GemmData(
-        MXTensor(token_codes.astype(np.uint8), token_scales.astype(np.uint8), "mxfp8"),
-        MXTensor(pack_fp4(weight_codes.astype(np.uint8)), weight_scales.astype(np.uint8), "mxfp4"),
+        MXTensor.of_elements(token_codes.astype(np.uint8), token_scales.astype(np.uint8), "mxfp8"),
+        MXTensor.of_elements(weight_codes.astype(np.uint8), weight_scales.astype(np.uint8), "mxfp4"),
     )
 
 
@@ -147,20 +133,24 @@ def _one_hot(codes: NDArray[np.int64]) -> NDArray[np.int64]:
     return kept.reshape(codes.shape)
 
 
+def _nonzero(draw: Draw, size: GemmSize) -> tuple[Codes, Codes, Codes, Codes]:
+    """Operands for `_data`: no code is zero, and the scales are fingerprints."""
+    tokens, weights, token_blocks, weight_blocks = _shapes(size)
+    token_codes = 1 + draw.integers(126, tokens) | draw.integers(2, tokens) << 7
+    weight_codes = 1 + draw.integers(7, weights) | draw.integers(2, weights) << 3
+    return token_codes, _fingerprints(token_blocks), weight_codes, _fingerprints(weight_blocks)
+
+
 def _one_hot_tokens(draw: Draw, size: GemmSize) -> GemmData:
     """Each token has one element: every result is one weight times it, under the scales of one block of each side."""
-    tokens, weights, token_blocks, weight_blocks = _shapes(size)
-    magnitudes = 1 + draw.integers(126, tokens) | draw.integers(2, tokens) << 7
-    nonzero = 1 + draw.integers(7, weights) | draw.integers(2, weights) << 3
-    return _data(_one_hot(magnitudes), _fingerprints(token_blocks), nonzero, _fingerprints(weight_blocks))
+    tokens, token_scales, weights, weight_scales = _nonzero(draw, size)
+    return _data(_one_hot(tokens), token_scales, weights, weight_scales)
 
 
 def _one_hot_weights(draw: Draw, size: GemmSize) -> GemmData:
     """Each weight row has one element, all K taken in turn: every result is one token element times it."""
-    tokens, weights, token_blocks, weight_blocks = _shapes(size)
-    magnitudes = 1 + draw.integers(126, tokens) | draw.integers(2, tokens) << 7
-    nonzero = 1 + draw.integers(7, weights) | draw.integers(2, weights) << 3
-    return _data(magnitudes, _fingerprints(token_blocks), _one_hot(nonzero), _fingerprints(weight_blocks))
+    tokens, token_scales, weights, weight_scales = _nonzero(draw, size)
+    return _data(tokens, token_scales, _one_hot(weights), weight_scales)
 
 
 def _wide_range(draw: Draw, size: GemmSize) -> GemmData:
@@ -253,70 +243,62 @@ def _real(draw: Draw, size: GemmSize) -> GemmData:
     return GemmData(quantize_mxfp8(rows), quantize_mxfp4(cut.view(ml_dtypes.bfloat16)))
 
 
-_FILLS = (
+_RANDOM_SUMS = "sums of many random products are neither zero nor small against their terms"
+_ONE_PRODUCT = Limits(zeros=0.0, scales=16, reason="each result is one product of nonzero codes")
+_WIDE_SCALES = Limits(zeros=0.02, scales=16, reason="scales are drawn from 41 binades")
+
+#: The generators by name.
+FILLS = Fill.by_name(
     _fill(
         "gaussian",
         "the data of published tests, for comparison with them",
         _gaussian,
         # Its blocks have one or two scales, so it shows no permutation of scales; other fills do.
-        _limits(scales=1),
+        Limits(zeros=0.02, scales=1, reason=_RANDOM_SUMS),
     ),
     _fill(
         "integer",
         "anything but the sum: every order and every model is exact here, and so is int64",
         _integer,
-        _limits(zeros=0.05, reason="few sums of many small integers cancel"),
+        Limits(zeros=0.05, reason="few sums of many small integers cancel"),
     ),
     _fill(
         "one-hot-tokens",
         "scales ignored, shifted, permuted or of the wrong expert; swapped nibbles; wrong rows of weights",
         _one_hot_tokens,
-        _limits(zeros=0.0, scales=16, reason="each result is one product of nonzero codes"),
+        _ONE_PRODUCT,
     ),
     _fill(
         "one-hot-weights",
         "the same on the tokens' side; any element of K left out or taken twice",
         _one_hot_weights,
-        _limits(zeros=0.0, scales=16, reason="each result is one product of nonzero codes"),
+        _ONE_PRODUCT,
     ),
-    _fill(
-        "wide-range",
-        "another order of K; another alignment or rounding of the sum",
-        _wide_range,
-        _limits(scales=16, reason="scales are drawn from 41 binades"),
-    ),
+    _fill("wide-range", "another order of K; another alignment or rounding of the sum", _wide_range, _WIDE_SCALES),
     _fill(
         "positive",
         "rounding to nearest or away in the accumulator; a dropped part of K",
         _positive,
-        _limits(zeros=0.0, scales=8, reason="positive terms sum to no zero"),
+        Limits(zeros=0.0, scales=8, reason="positive terms sum to no zero"),
     ),
     _fill(
         "specials",
         "NaN or infinity lost or spread, scale byte 0x00 taken for zero, results flushed to zero",
         _specials,
-        _limits(zeros=0.5, nans=0.9, bound=1.0, reason="a third of its tokens and a quarter of its weights are so"),
+        Limits(zeros=0.5, nans=0.9, bound=1.0, reason="a third of its tokens and a quarter of its weights are so"),
     ),
-    _fill(
-        "shared-weights",
-        "an expert's rows that depend on how rows are grouped",
-        _shared_weights,
-        _limits(scales=16, reason="scales are drawn from 41 binades"),
-    ),
+    _fill("shared-weights", "an expert's rows that depend on how rows are grouped", _shared_weights, _WIDE_SCALES),
     _fill(
         "zero-padded",
         "zeros that take part in the alignment; padding of K that is not inert",
         _zero_padded,
-        _limits(scales=16, reason="scales are drawn from 41 binades"),
+        _WIDE_SCALES,
         least_k=PADDED_K + MX_BLOCK,
     ),
     _fill(
         "real",
         "what only real weights and outlier channels show",
         _real,
-        _limits(reason="a model's hidden states times its weights are ordinary numbers"),
+        Limits(zeros=0.02, reason="a model's hidden states times its weights are ordinary numbers"),
     ),
 )
-
-#: The generators by name.
-FILLS: Mapping[str, Fill] = MappingProxyType({fill.name: fill for fill in _FILLS})
