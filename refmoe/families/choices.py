@@ -32,6 +32,9 @@ ROUTING = word("routing", *ROUTINGS)
 #: Experts are numbered over all `ranks`, `e` on each, and the kernel's own start at `first_expert`.
 RANKS = (number("first_expert"), number("ranks", 1))
 
+#: What a kernel is told of them, as `Contract.settings` has it.
+ROUTED = {"num_experts": "e", "first_expert": "first_expert", "top_k": "t"}
+
 
 def check_choices(case: Case) -> None:
     """Refuse ranks and routings that leave a token without enough experts.

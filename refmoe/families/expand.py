@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, word
-from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_ids
+from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.quantize import (
     COMPILED_POLICIES,
@@ -236,10 +236,7 @@ EXPAND = Family(
         inputs=("x", "input_sf", "topk_ids", "unpermuted_to_permuted", "permuted_to_unpermuted", "offsets"),
         features=("input_sf",),
         outputs={"codes": "float8_e4m3fn", "scales": "float8_e8m0fnu"},
-        settings={
-            **{"num_experts": "e", "first_expert": "first_expert", "top_k": "t"},
-            **{"mode": "mode", "edge": "edge", "layout": "layout", "input_sf_layout": "input_sf"},
-        },
+        settings={**ROUTED, "mode": "mode", "edge": "edge", "layout": "layout", "input_sf_layout": "input_sf"},
     ),
     sources=("expand",),
     host=("refmoe.cuda.expand",),

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.families.activation import POISONED_BF16
 from refmoe.families.case import Shape, word
-from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_ids
+from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.quantize import LOOPING_ROWS
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_values
-from refmoe.numbers_as_text import VALUE_DTYPES, distance_text, number_text
+from refmoe.numbers_as_text import VALUE_DTYPES, compared_text
 from refmoe.reference.expand import build_permutation
 from refmoe.reference.finalize import finalize
 
@@ -125,14 +125,13 @@ class TokenSums:
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `refmoe.families.stages.Stage`."""
         token, column = divmod(index, self.width)
-        values = f"kernel {number_text(kernel, self.dtype)} reference {number_text(reference, self.dtype)}"
         tokens, top_k = self.ids.shape
         ranks = [
             f"rank {rank} from {'nowhere' if row < 0 else f'row {row}'} of expert {self.ids[token, rank]}"
             for rank, row in enumerate(self.rows.reshape(top_k, tokens)[:, token])
         ]
-        distance = distance_text(kernel, reference, self.dtype)
-        return f"token {token} column {column}: {values}{distance}", f"; token {token}: {', '.join(ranks)}"
+        values = compared_text(kernel, reference, self.dtype)
+        return f"token {token} column {column}: {values}", f"; token {token}: {', '.join(ranks)}"
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
         """Tokens by columns; see `refmoe.families.stages.HasPlane`."""
@@ -178,13 +177,13 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     maps, ids = inputs["unpermuted_to_permuted"], inputs["topk_ids"]
     sums = finalize(inputs["rows"], maps, inputs["weights"], **_sum_arguments(case, inputs))
     stage = TokenSums("out", case.out, case.shape.k, maps, ids)
-    return Expectation({"out": _bits(sums)}, (stage,), _doubt(case, maps, sums))
+    return Expectation({"out": _bits(sums)}, (stage,), doubt_sums(case, maps, sums, _FILLS[case.fill].limits))
 
 
-def _doubt(case: Case, maps: NDArray[np.int32], sums: NDArray[Any]) -> str | None:
+def doubt_sums(case: Case, maps: NDArray[np.int32], sums: NDArray[Any], limits: Limits) -> str | None:
     """Of the tokens that have an expert here; where none has, the case asks whether zeros are written at all."""
     present = (maps.reshape(case.shape.t, case.shape.m) >= 0).any(axis=0)
-    return doubt_values(sums[present].astype(np.float32), _FILLS[case.fill].limits)
+    return doubt_values(sums[present].astype(np.float32), limits)
 
 
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
@@ -267,7 +266,7 @@ FINALIZE = Family(
         inputs=("rows", "unpermuted_to_permuted", "weights", "topk_ids", "bias"),
         features=("bias",),
         outputs={"out": "case.out"},
-        settings={"num_experts": "e", "first_expert": "first_expert", "top_k": "t", "out_dtype": "out"},
+        settings={**ROUTED, "out_dtype": "out"},
     ),
     sources=("finalize",),
     host=("refmoe.cuda.finalize",),

@@ -20,17 +20,17 @@ from refmoe.draw import Draw
 from refmoe.errors import RefmoeError
 from refmoe.families.activation import PARAMS, VARIANT, check_params
 from refmoe.families.case import Shape, refused, word
-from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_ids
+from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.expand import INPUT_SF
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, LaunchFailed, Outputs
-from refmoe.families.finalize import TokenSums
+from refmoe.families.finalize import TokenSums, doubt_sums
 from refmoe.families.gemm.family import ASSUMPTION, BIAS, MODEL
 from refmoe.families.gemm.stages import Products
 from refmoe.families.quantize import COMPILED_POLICIES, EDGE, MODE
 from refmoe.families.real_data import EXPERT, FFN_INPUT, read_activations, tile_rows
 from refmoe.families.routing import ChoiceRows, FirstRows, RowChoices
 from refmoe.families.stages import Codes, GroupedScales, Scales, Stage
-from refmoe.families.vacuity import Limits, doubt_codes, doubt_values
+from refmoe.families.vacuity import Limits, doubt_codes
 from refmoe.formats import MX_BLOCK
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
@@ -315,8 +315,7 @@ def _doubt(case: Case, found: Mapping[str, Mapping[str, NDArray[Any]]]) -> str |
         reason = doubt_codes(found[name]["codes"][:used], terms.linear(found[name]["scales"]), _LIMITS)
         if reason is not None:
             return f"{name}: {reason}"
-    present = (found["routing"]["unpermuted_to_permuted"].reshape(case.shape.t, case.shape.m) >= 0).any(axis=0)
-    reason = doubt_values(found["finalize"]["out"][present].astype(np.float32), _SUMS)
+    reason = doubt_sums(case, found["routing"]["unpermuted_to_permuted"], found["finalize"]["out"], _SUMS)
     return None if reason is None else f"finalize: {reason}"
 
 
@@ -474,10 +473,7 @@ MOE = Family(
         ),
         features=("input_sf", "gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"),
         outputs={"finalize.out": "bfloat16"},
-        settings={
-            **{"num_experts": "e", "first_expert": "first_expert", "top_k": "t"},
-            **{"variant": "variant", "mode": "mode", "edge": "edge"},
-        },
+        settings={**ROUTED, "variant": "variant", "mode": "mode", "edge": "edge"},
     ),
     sources=("routing", "quantize", "expand", "gemm", "activation", "finalize"),
     host=("refmoe.cuda.moe.arrays",),

@@ -74,7 +74,7 @@ INPUT_FORMATS: Mapping[str, InputFormat] = MappingProxyType(
 )
 
 
-def _blocks(format: InputFormat, draw: Draw, m: int, k: int) -> tuple[NDArray[np.int64], tuple[int, int]]:
+def _blocks(m: int, k: int) -> tuple[NDArray[np.int64], tuple[int, int]]:
     """Running number of every block, and the shape (blocks, 32) of its elements."""
     count = m * k // MX_BLOCK
     return np.arange(count, dtype=np.int64), (count, MX_BLOCK)
@@ -103,7 +103,7 @@ def _gaussian(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
 
 def _wide_range(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     """Normal values times a power of two per block and one per element: every octave of a code in one block."""
-    _, shape = _blocks(format, draw, m, k)
+    _, shape = _blocks(m, k)
     reach = format.bias // 2 if format.name == "bf16" else 6
     block = draw.integers(2 * reach + 1, (shape[0], 1)) - reach
     element = -draw.integers(10, shape)
@@ -123,7 +123,7 @@ def _rne_ties(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
 
     The block's maximum is 448 * 2^s, whose scale is 2^s in every mode, so that ties stay ties.
     """
-    _, shape = _blocks(format, draw, m, k)
+    _, shape = _blocks(m, k)
     low, high = (-100, 100) if format.name == "bf16" else (-14, 7)
     s = draw.integers(high - low + 1, (shape[0], 1)) + low
     tie = format.patterns(np.ldexp(_e4m3_ties()[draw.integers(126, shape)], s)).astype(np.int64)
@@ -143,7 +143,7 @@ def _mantissa_order(format: InputFormat) -> NDArray[np.int64]:
 
 def _boundary_mantissas(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     """Block maxima that run through every mantissa; one wrong comparison moves the scale of its neighbours."""
-    block, shape = _blocks(format, draw, m, k)
+    block, shape = _blocks(m, k)
     exponent = 1 + draw.integers((1 << format.exponent_bits) - 2, (shape[0],))
     order = _mantissa_order(format)
     top = (exponent << format.mantissa_bits) | order[block % order.size]
@@ -153,7 +153,7 @@ def _boundary_mantissas(format: InputFormat, draw: Draw, m: int, k: int) -> Patt
 
 def _scale_bytes(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     """Block maxima that run through every exponent field, subnormals and one Inf in each round included."""
-    block, shape = _blocks(format, draw, m, k)
+    block, shape = _blocks(m, k)
     exponent = block % (1 << format.exponent_bits)
     mantissa = draw.integers(1 << format.mantissa_bits, (shape[0],))
     top = np.minimum((exponent << format.mantissa_bits) | mantissa, format.infinity)
@@ -178,7 +178,7 @@ def _fingerprint(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
 
 def _exhaustive_max(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     """All 65,536 patterns, NaN and Inf included, in turn as the element that decides a block's scale."""
-    block, shape = _blocks(format, draw, m, k)
+    block, shape = _blocks(m, k)
     pattern = block % 65536
     magnitude = pattern & 0x7FFF
     finite = np.minimum(magnitude, format.infinity - 1)
@@ -194,7 +194,7 @@ _EXHAUSTIVE_GROUPS = -(-65536 // (MX_BLOCK - 1))
 
 def _exhaustive_element(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     """All 65,536 patterns as elements, 31 to a block, under maxima 0, 3, 14, 16 and 18 binades above them."""
-    block, shape = _blocks(format, draw, m, k)
+    block, shape = _blocks(m, k)
     group = block % _EXHAUSTIVE_GROUPS
     octaves = np.array(_OCTAVES)[block // _EXHAUSTIVE_GROUPS % len(_OCTAVES)]
     patterns = (group[:, None] * (MX_BLOCK - 1) + np.arange(MX_BLOCK - 1)) % 65536
@@ -210,7 +210,7 @@ def _exhaustive_element(format: InputFormat, draw: Draw, m: int, k: int) -> Patt
 
 def _specials(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     """Zeros of both signs, NaN and Inf of both signs, alone, among ordinary values and together, 16 kinds of block."""
-    block, shape = _blocks(format, draw, m, k)
+    block, shape = _blocks(m, k)
     ordinary = _below(format, draw, np.full(block.size, format.bias << format.mantissa_bits), 6) | draw.signs(shape)
     infinity, nan, negative = format.infinity, format.infinity | 1 << (format.mantissa_bits - 1), 0x8000
     # (what fills the block, what one lane holds, what another lane holds); None: an ordinary value.
@@ -249,7 +249,7 @@ def _specials(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
 
 def _tiny(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     """Block maxima from the smallest subnormal to a few binades above 448 * 2^-127, where the scale byte stays 0."""
-    block, shape = _blocks(format, draw, m, k)
+    block, shape = _blocks(m, k)
     exponent = block % (12 if format.name == "bf16" else 3)
     top = (exponent << format.mantissa_bits) | (1 + draw.integers((1 << format.mantissa_bits) - 1, (shape[0],)))
     span = np.broadcast_to((top + 1)[:, None], shape)
@@ -259,7 +259,7 @@ def _tiny(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
 
 def _saturation(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     """Half of each block above 1.75 times its binade: past 448 under FLOOR, where 464 and more must not become NaN."""
-    _, shape = _blocks(format, draw, m, k)
+    _, shape = _blocks(m, k)
     size = 1 << format.mantissa_bits
     exponent = 4 + draw.integers((1 << format.exponent_bits) - 5, (shape[0], 1))
     upper = (exponent << format.mantissa_bits) | (size * 3 // 4 + draw.integers(size // 4, shape))

@@ -79,11 +79,8 @@ def _check(path: Path, name: str, dtype: str, shape: list[int]) -> None:
     if dtype not in _DTYPES:
         raise ArgumentError("activations", f"{dtype} tensor {name!r} in {path}", "a BF16 or F16 tensor")
     if len(shape) < 2 or shape[-1] == 0 or shape[-1] % MX_BLOCK:
-        raise ArgumentError(
-            "activations",
-            f"tensor {name!r} of shape {shape} in {path}",
-            f"shape [..., K] with K a multiple of {MX_BLOCK}",
-        )
+        found = f"tensor {name!r} of shape {shape} in {path}"
+        raise ArgumentError("activations", found, f"shape [..., K] with K a multiple of {MX_BLOCK}")
 
 
 def tile_rows(patterns: NDArray[np.uint16], m: int, k: int, first_row: int = 0) -> NDArray[np.uint16]:

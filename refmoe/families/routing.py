@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, word
-from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_ids
+from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.stages import Plane, matrix_plane
-from refmoe.numbers_as_text import VALUE_DTYPES, distance_text, number_text
+from refmoe.numbers_as_text import VALUE_DTYPES, compared_text, number_text
 from refmoe.reference.expand import Permutation, build_permutation
 from refmoe.reference.routing import route_softmax_topk
 
@@ -162,9 +162,8 @@ class Weights:
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `refmoe.families.stages.Stage`."""
         token, rank = divmod(index, self.ids.shape[1])
-        values = f"kernel {number_text(kernel, 'f32')} reference {number_text(reference, 'f32')}"
         place = f"token {token} rank {rank} (expert {self.ids[token, rank]})"
-        return f"{place}: {values}{distance_text(kernel, reference, 'f32')}", ""
+        return f"{place}: {compared_text(kernel, reference, 'f32')}", ""
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
         """Tokens by ranks; see `refmoe.families.stages.HasPlane`."""
@@ -417,7 +416,7 @@ ROUTE = Family(
             **{"topk_ids": "", "topk_weights": "float32", "refused": "", "offsets": ""},
             **{"unpermuted_to_permuted": "", "permuted_to_unpermuted": ""},
         },
-        settings={"num_experts": "e", "first_expert": "first_expert", "top_k": "t"},
+        settings=ROUTED,
         refusal="refused",
     ),
     sources=("routing",),

@@ -115,9 +115,8 @@ class Codes:
             where = f"row {row} belongs to no token of this rank and must not be written"
             return f"{where}: kernel {_byte(kernel)} instead of the poison {_byte(reference)}", ""
         scale = f"scale {_byte(int(self.scales[row, block]))}"
-        return f"block ({row}, {block}) lane {lane}: {compared_text(kernel, reference, E4M3)}, {scale}", self._origin(
-            row
-        )
+        values = compared_text(kernel, reference, E4M3)
+        return f"block ({row}, {block}) lane {lane}: {values}, {scale}", self._origin(row)
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
         """Rows by K-blocks; see `HasPlane`."""

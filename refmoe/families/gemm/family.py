@@ -374,11 +374,10 @@ def _default() -> Iterator[Case]:
             yield _case("wide-range", Shape(m=2, k=1440, n=16, e=2), tile=str(tile), stages=stages)
     for tile in TILES:
         yield _case("gaussian", Shape(m=0, k=416, n=72, e=2), tile=str(tile))
-    for k, n in _LAYERS:
-        for m, experts, routing in ((1, 1, "uniform"), (4, 4, "all-one-token")):
-            shape = Shape(m, k, n=n // 45 if k == 2880 else n // 64, e=experts)
-            yield _case("wide-range", shape, routing=routing)
-            yield _case("gaussian", shape, "bf16", routing=routing, alpha="distinct", bias="distinct")
+    for (k, n), (rows, routing) in itertools.product(_LAYERS, ((1, "uniform"), (4, "all-one-token"))):
+        shape = Shape(rows, k, n=n // 45 if k == 2880 else n // 64, e=rows)
+        yield _case("wide-range", shape, routing=routing)
+        yield _case("gaussian", shape, "bf16", routing=routing, alpha="distinct", bias="distinct")
     for shape in (Shape(m=9, k=384, n=80, e=4), Shape(m=9, k=1536, n=24, e=4)):
         for dtype in ("f32", "bf16"):
             yield _case("real", shape, dtype, bias="distinct")
@@ -391,12 +390,10 @@ def _full() -> Iterator[Case]:
         for stages in range(MIN_STAGES, max_stages(tile) + 1):
             for k in (32, 416, 2880):
                 yield _case("wide-range", Shape(m=9, k=k, n=_RAGGED_N, e=3), tile=str(tile), stages=stages)
-    for seed in (1, 2, 3):
-        for fill in FILLS:
-            for tile in TILES:
-                shape = Shape(m=tile.n + 9, k=_RAGGED_K, n=264, e=4)
-                yield _case(fill, shape, seed=seed, tile=str(tile))
-                yield _case(fill, shape, "bf16", seed, tile=str(tile), alpha="distinct", bias="distinct")
+    for seed, fill, tile in itertools.product((1, 2, 3), FILLS, TILES):
+        shape = Shape(m=tile.n + 9, k=_RAGGED_K, n=264, e=4)
+        yield _case(fill, shape, seed=seed, tile=str(tile))
+        yield _case(fill, shape, "bf16", seed, tile=str(tile), alpha="distinct", bias="distinct")
     for k in range(128, 1056, 32):
         yield _case("one-hot-weights", Shape(m=3, k=k, n=264, e=2))
     for n in range(8, 264, 8):
