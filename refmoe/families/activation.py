@@ -15,18 +15,11 @@ from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
 from refmoe.families.expand import LAYOUT
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
-from refmoe.families.quantize import COMPILED_POLICIES, EDGE, LOOPING_ROWS, MODE
+from refmoe.families.quantize import COMPILED_POLICIES, EDGE, LOOPING_ROWS, MODE, settings_of
 from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes
 from refmoe.formats import MX_BLOCK
 from refmoe.reference.activation import ALPHA, BETA, LIMIT, swiglu
-from refmoe.reference.layout import (
-    GROUPED_LAYOUTS,
-    expert_scale_rows,
-    grouped_scale_rows,
-    scale_buffer_size,
-    write_scale_rows,
-)
 from refmoe.reference.quantize import quantize_mxfp8
 
 if TYPE_CHECKING:
@@ -224,14 +217,9 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     quantized = quantize_mxfp8(values, mode=case.mode, edge=case.edge)
     codes = np.full((case.shape.m, case.shape.k), case.poison, np.uint8)
     codes[:used] = quantized.codes
-    capacity = scale_buffer_size(grouped_scale_rows(case.shape.m, case.shape.e), blocks)
-    scales = np.full(capacity, case.poison, np.uint8)
-    if used:
-        write_scale_rows(scales, GROUPED_LAYOUTS[case.layout], expert_scale_rows(offsets), quantized.scales)
-    stages = (
-        Codes("codes", codes.shape, quantized.scales, written_rows=used, poison=case.poison, offsets=offsets),
-        GroupedScales("scales", case.layout, offsets, blocks, poison=case.poison),
-    )
+    terms = GroupedScales("scales", case.layout, offsets, blocks)
+    scales = terms.buffer(quantized.scales, case.shape.m, case.poison)
+    stages = (Codes("codes", codes.shape, quantized.scales, written_rows=used, offsets=offsets), terms)
     doubt = doubt_codes(quantized.codes, quantized.scales, _FILLS[case.fill].limits)
     return Expectation({"codes": codes, "scales": scales}, stages, doubt)
 
@@ -245,14 +233,11 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         inputs["offsets"],
         device=device,
         variant=case.variant,
-        mode=case.mode,
-        edge=case.edge,
         bias=inputs["bias"],
         swiglu_alpha=inputs["alpha"],
         swiglu_beta=inputs["beta"],
         swiglu_limit=inputs["limit"],
-        layout=case.layout,
-        fill=case.poison,
+        **settings_of(case),
     )
     return {"codes": result.codes, "scales": result.scales}
 

@@ -68,8 +68,7 @@ def expert_ids(case: Case) -> NDArray[np.int32]:
     if case.routing == "same-experts":
         # From the last local expert down, so that the experts with nothing come first and shift nobody.
         same = (case.first_expert + case.shape.e - 1 - np.arange(t)) % total
-        ids: NDArray[np.int32] = np.tile(same, (m, 1)).astype(np.int32)
-        return ids
+        return np.tile(same, (m, 1)).astype(np.int32)
     if case.routing == "empty-experts":
         experts = experts[1::3][: total // 3]
     elif case.routing == "elsewhere":

@@ -27,6 +27,7 @@ from refmoe.families.quantize import (
     PLAIN,
     check_file,
     make_input,
+    settings_of,
 )
 from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes
@@ -94,41 +95,23 @@ def _inputs(case: Case) -> Inputs:
 
 def _settings(case: Case, inputs: Inputs) -> dict[str, Any]:
     """What the reference and the kernel take by the same names."""
-    return {
-        "mode": case.mode,
-        "edge": case.edge,
-        "layout": case.layout,
-        "input_sf": inputs["input_sf"],
-        "input_sf_layout": "linear" if case.input_sf == "none" else case.input_sf,
-        "first_expert": case.first_expert,
-        "fill": case.poison,
-    }
+    layout = "linear" if case.input_sf == "none" else case.input_sf
+    terms = {"input_sf": inputs["input_sf"], "input_sf_layout": layout, "first_expert": case.first_expert}
+    return {**settings_of(case), **terms}
 
 
 def _expect(case: Case, inputs: Inputs) -> Expectation:
     expanded = expand(inputs["x"], inputs["topk_ids"], case.shape.e, **_settings(case, inputs))
-    blocks = case.shape.k // MX_BLOCK
-    terms = GroupedScales("scales", case.layout, expanded.offsets, blocks, poison=case.poison)
+    terms = GroupedScales("scales", case.layout, expanded.offsets, case.shape.k // MX_BLOCK)
     linear = terms.linear(expanded.scales)
-    stages = (
-        Codes(
-            "codes",
-            expanded.codes.shape,
-            linear,
-            written_rows=int(expanded.offsets[-1]),
-            poison=case.poison,
-            offsets=expanded.offsets,
-            sources=expanded.permuted_to_unpermuted,
-            tokens=case.shape.m,
-        ),
-        terms,
-    )
+    used, sources = int(expanded.offsets[-1]), expanded.permuted_to_unpermuted
+    codes = Codes("codes", expanded.codes.shape, linear, used, expanded.offsets, sources, case.shape.m)
     # Copies of a token's row add nothing to what could have failed.
-    tokens = expanded.permuted_to_unpermuted[: linear.shape[0]] % max(case.shape.m, 1)
+    tokens = sources[:used] % max(case.shape.m, 1)
     _, first = np.unique(tokens, return_index=True)
     copied = case.input_sf != "none"
     doubt = doubt_codes(expanded.codes[first], linear[first], _FILLS[case.fill].limits, scales_copied=copied)
-    return Expectation({"codes": expanded.codes, "scales": expanded.scales}, stages, doubt)
+    return Expectation({"codes": expanded.codes, "scales": expanded.scales}, (codes, terms), doubt)
 
 
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:

@@ -358,9 +358,8 @@ class Family:
     def _check_shape(self, shape: Shape) -> None:
         wide = "k" in self.sizes
         if min(shape.m, shape.k, shape.e, shape.t, shape.n) < 0 or shape.k % self.block or (shape.k > 0) != wide:
-            raise refused(
-                "shape", str(shape), f"sizes that are not negative and a k that is a multiple of {self.block}"
-            )
+            needed = f"sizes that are not negative and a k that is a multiple of {self.block}"
+            raise refused("shape", str(shape), needed)
         for letter in "net":
             if (letter in self.sizes) != bool(getattr(shape, letter)):
                 needed = f"{letter} of at least 1" if letter in self.sizes else f"no {letter}"

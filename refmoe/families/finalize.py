@@ -30,12 +30,8 @@ FloatArray = NDArray[np.float32]
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
-@dataclass(frozen=True, eq=False)
-class WeightedRows:
-    """The second GEMM's output by choice, float32 [T, k, H], and weights float32 [T, k]."""
-
-    rows: FloatArray
-    weights: FloatArray
+#: The second GEMM's output by choice, float32 [T, k, H], and weights float32 [T, k].
+WeightedRows = tuple[FloatArray, FloatArray]
 
 
 def _weights(draw: Draw, tokens: int, k: int) -> FloatArray:
@@ -45,7 +41,7 @@ def _weights(draw: Draw, tokens: int, k: int) -> FloatArray:
 
 
 def _gaussian_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
-    return WeightedRows(draw.normal((tokens, k, width)).astype(np.float32), _weights(draw, tokens, k))
+    return draw.normal((tokens, k, width)).astype(np.float32), _weights(draw, tokens, k)
 
 
 def _cancelling_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
@@ -54,7 +50,7 @@ def _cancelling_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRow
     size = np.ldexp(1.0, 20 * (np.arange(k) // 2 % 2 == 0))[None, :, None]
     sign = np.where(np.arange(k) % 2, -1.0, 1.0)[None, :, None]
     rows = (rows + 8) * size * sign
-    return WeightedRows(rows.astype(np.float32), np.full((tokens, k), 0.75, np.float32))
+    return rows.astype(np.float32), np.full((tokens, k), 0.75, np.float32)
 
 
 def _tied_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
@@ -64,7 +60,7 @@ def _tied_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
     rows[:, :2] = np.concatenate([patterns, patterns + 1], axis=1)[:, :k]
     weights = np.zeros((tokens, k), np.float32)
     weights[:, :2] = 0.5
-    return WeightedRows((rows << 16).view(np.float32), weights)
+    return (rows << 16).view(np.float32), weights
 
 
 def _wide_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
@@ -73,15 +69,15 @@ def _wide_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
     low = draw.integers(0x2800000, (tokens, k, width)) | bits & 0x80000000
     chosen = np.where(draw.integers(2, (tokens, 1, width)) == 0, low, bits)
     rows = (chosen & 0xFFFF0000).astype(np.uint32).view(np.float32)  # what BF16 has too
-    return WeightedRows(rows, _weights(draw, tokens, k))
+    return rows, _weights(draw, tokens, k)
 
 
 def _special_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
     """NaN, Inf and zeros of either sign, between ordinary numbers."""
-    data = _gaussian_rows(draw, tokens, k, width)
+    rows, weights = _gaussian_rows(draw, tokens, k, width)
     specials = np.array([0x7FC00000, 0xFF800001, 0x7F800000, 0xFF800000, 0x80000000, 0], np.uint32).view(np.float32)
-    chosen = specials[draw.integers(specials.size, data.rows.shape)]
-    return WeightedRows(np.where(draw.integers(6, data.rows.shape) == 0, chosen, data.rows), data.weights)
+    chosen = specials[draw.integers(specials.size, rows.shape)]
+    return np.where(draw.integers(6, rows.shape) == 0, chosen, rows), weights
 
 
 # Too many zeros or specials would agree with a kernel that writes nothing or poisons everything.
@@ -143,8 +139,8 @@ def _inputs(case: Case) -> Inputs:
     tokens, width, top_k = case.shape.m, case.shape.k, case.shape.t
     ids = expert_ids(case)
     maps = build_permutation(ids, case.shape.e, case.first_expert)
-    data = _FILLS[case.fill].make(Draw("rows", case.fill, case.seed), tokens, top_k, width)
-    by_choice = data.rows.transpose(1, 0, 2).reshape(tokens * top_k, width)
+    made, weights = _FILLS[case.fill].make(Draw("rows", case.fill, case.seed), tokens, top_k, width)
+    by_choice = made.transpose(1, 0, 2).reshape(tokens * top_k, width)
     rows = np.full(by_choice.shape, POISONED_BF16, np.uint32)
     rows <<= np.uint32(16)
     present = np.flatnonzero(maps.unpermuted_to_permuted >= 0)
@@ -157,7 +153,7 @@ def _inputs(case: Case) -> Inputs:
     return {
         "rows": typed,
         "unpermuted_to_permuted": maps.unpermuted_to_permuted,
-        "weights": data.weights,
+        "weights": weights,
         "topk_ids": ids,
         "bias": bias,
     }

@@ -32,13 +32,7 @@ from refmoe.families.routing import ChoiceRows, FirstRows, RowChoices
 from refmoe.families.stages import Codes, GroupedScales, Scales, Stage
 from refmoe.families.vacuity import Limits, doubt_codes
 from refmoe.formats import MX_BLOCK
-from refmoe.reference.layout import (
-    GROUPED_LAYOUTS,
-    expert_scale_rows,
-    swizzle_scales,
-    swizzle_weight_scales,
-    write_scale_rows,
-)
+from refmoe.reference.layout import swizzle_scales, swizzle_weight_scales
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.moe.pipeline import moe_layer
 from refmoe.reference.quantize import quantize_mxfp8
@@ -263,13 +257,8 @@ def _poisoned(case: Case, stage: str, array: NDArray[Any], offsets: NDArray[np.i
     if not stage.endswith("scales"):
         bits[used:].view(np.uint8)[:] = case.poison
         return bits
-    blocks = _blocks(case, stage)
-    terms = GroupedScales(stage, _LAYOUT, offsets, blocks, case.poison)
-    linear = terms.linear(bits)
-    bits[:] = case.poison
-    if used:
-        write_scale_rows(bits, GROUPED_LAYOUTS[_LAYOUT], expert_scale_rows(offsets), linear)
-    return bits
+    terms = GroupedScales(stage, _LAYOUT, offsets, _blocks(case, stage))
+    return terms.buffer(terms.linear(bits), case.shape.rows, case.poison)
 
 
 def _blocks(case: Case, stage: str) -> int:
@@ -288,16 +277,16 @@ def _stages(case: Case, inputs: Inputs, found: Mapping[str, Mapping[str, NDArray
     if case.path == "separate":
         scales = found["quantize"]["scales"]
         stages += [
-            Codes("quantize.codes", (shape.m, shape.k), scales, shape.m, poison),
-            Scales("quantize.scales", "linear", shape.m, shape.k // MX_BLOCK, poison),
+            Codes("quantize.codes", (shape.m, shape.k), scales, shape.m),
+            Scales("quantize.scales", "linear", shape.m, shape.k // MX_BLOCK),
         ]
     for name, width, gemm, n in (("expand", shape.k, "gemm1", 2 * shape.n), ("activation", shape.n, "gemm2", shape.k)):
-        terms = GroupedScales(f"{name}.scales", _LAYOUT, offsets, width // MX_BLOCK, poison)
+        terms = GroupedScales(f"{name}.scales", _LAYOUT, offsets, width // MX_BLOCK)
         linear = terms.linear(found[name]["scales"])
         size = (shape.rows, width)
         used = int(offsets[-1])
         stages += [
-            Codes(f"{name}.codes", size, linear, used, poison, offsets, sources, shape.m),
+            Codes(f"{name}.codes", size, linear, used, offsets, sources, shape.m),
             terms,
             Products(f"{gemm}.out", "bf16", n, offsets, poison),
         ]
@@ -311,7 +300,7 @@ def _doubt(case: Case, found: Mapping[str, Mapping[str, NDArray[Any]]]) -> str |
     if not used:
         return None
     for name in ("expand", "activation"):
-        terms = GroupedScales(name, _LAYOUT, offsets, _blocks(case, name), case.poison)
+        terms = GroupedScales(name, _LAYOUT, offsets, _blocks(case, name))
         reason = doubt_codes(found[name]["codes"][:used], terms.linear(found[name]["scales"]), _LIMITS)
         if reason is not None:
             return f"{name}: {reason}"
@@ -327,12 +316,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     scales = inputs["input_sf"]
     if scales is not None and case.input_sf == _LAYOUT:
         scales = swizzle_scales(scales, _LAYOUT, fill=0xFF)  # rows that no token has must not matter
-    quant_scales = [
-        swizzle_weight_scales(inputs["gate_up_scales"], fill=case.poison),
-        None,
-        swizzle_weight_scales(inputs["down_scales"], fill=case.poison),
-        None,
-    ]
+    gate_up, down = (swizzle_weight_scales(inputs[f"{name}_scales"], fill=case.poison) for name in ("gate_up", "down"))
     arguments = MoEArguments(
         inputs["x"],
         inputs["topk_ids"],
@@ -340,7 +324,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         inputs["gate_up"],
         inputs["down"],
         _BF16,
-        quant_scales,
+        [gate_up, None, down, None],
         fc1_expert_biases=inputs["gate_up_bias"],
         fc2_expert_biases=inputs["down_bias"],
         input_sf=scales,

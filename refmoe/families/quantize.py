@@ -204,8 +204,7 @@ def _exhaustive_element(format: InputFormat, draw: Draw, m: int, k: int) -> Patt
     # The maximum moves through the lanes with the block, so every lane meets every kind of element.
     elements = np.concatenate([patterns, (top | draw.signs(top.shape))[:, None]], axis=1)
     lane = (np.arange(MX_BLOCK) + block[:, None]) % MX_BLOCK
-    turned: Patterns = np.take_along_axis(elements, lane, axis=1).astype(np.uint16)
-    return turned.reshape(m, k)
+    return np.take_along_axis(elements, lane, axis=1).astype(np.uint16).reshape(m, k)
 
 
 def _specials(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
@@ -243,8 +242,7 @@ def _specials(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
         for lane, value in ((first, one), (second, other)):
             rows = np.flatnonzero(chosen)
             elements[rows, lane[rows]] = ordinary[rows, lane[rows]] if value is None else value
-    patterns: Patterns = elements.astype(np.uint16)
-    return patterns.reshape(m, k)
+    return elements.astype(np.uint16).reshape(m, k)
 
 
 def _tiny(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
@@ -417,13 +415,16 @@ def _inputs(case: Case) -> Inputs:
     return {"x": make_input(case, case.dtype)}
 
 
+def settings_of(case: Case) -> dict[str, Any]:
+    """What every quantizing kernel takes of a case by the same names."""
+    return {"mode": case.mode, "edge": case.edge, "layout": case.layout, "fill": case.poison}
+
+
 def quantized_stages(case: Case, scales: NDArray[np.uint8]) -> tuple[Codes, Scales]:
     """The words for codes [m, k] and scales of a whole matrix; `scales` are linear, uint8 [m, k/32]."""
     rows, blocks = scales.shape
-    return (
-        Codes("codes", (rows, case.shape.k), scales, written_rows=rows, poison=case.poison),
-        Scales("scales", case.layout, rows, blocks, poison=case.poison),
-    )
+    codes = Codes("codes", (rows, case.shape.k), scales, written_rows=rows)
+    return codes, Scales("scales", case.layout, rows, blocks)
 
 
 def _expect(case: Case, inputs: Inputs) -> Expectation:
@@ -436,9 +437,7 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.quantize import mxfp8_quantize
 
-    result = mxfp8_quantize(
-        inputs["x"], device=device, mode=case.mode, edge=case.edge, layout=case.layout, fill=case.poison
-    )
+    result = mxfp8_quantize(inputs["x"], device=device, **settings_of(case))
     return {"codes": result.codes, "scales": result.scales}
 
 

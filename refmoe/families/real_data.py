@@ -34,13 +34,11 @@ class Activations:
     """A tensor of activations.
 
     Attributes:
-        path: the file.
         tensor: its name in the file.
         dtype: "bf16" or "fp16".
         patterns: uint16 [M, K], leading dimensions joined.
     """
 
-    path: Path
     tensor: str
     dtype: str
     patterns: NDArray[np.uint16]
@@ -72,7 +70,7 @@ def read_activations(path: Path, tensor: str | None = None) -> Activations:
         found = f"{path}, which cannot be read: {error}"
         raise ArgumentError("activations", found, "an undamaged safetensors file") from error
     patterns = np.ascontiguousarray(values).view(np.uint16).reshape(-1, shape[-1])
-    return Activations(path, name, _DTYPES[dtype][0], patterns)
+    return Activations(name, _DTYPES[dtype][0], patterns)
 
 
 def _check(path: Path, name: str, dtype: str, shape: list[int]) -> None:

@@ -97,11 +97,8 @@ def _from_dlpack(array: Any, argument: str) -> NDArray[Any]:
         return _from_torch(from_dlpack(array), argument)
     except Exception as error:
         where = "its CPU" if device == _DLPACK_CPU else f"DLPack device {device}"
-        raise ArgumentError(
-            argument,
-            f"{type(array).__name__} on {where}, which neither NumPy nor torch reads through DLPack: {error}",
-            "an array whose memory and element type one of them can read",
-        ) from error
+        found = f"{type(array).__name__} on {where}, which neither NumPy nor torch reads through DLPack: {error}"
+        raise ArgumentError(argument, found, "an array whose memory and element type one of them can read") from error
 
 
 def _as_numpy(array: NDArray[Any], device: str) -> Any:

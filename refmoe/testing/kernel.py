@@ -152,10 +152,8 @@ class UserKernel(Kernel):
     @property
     def name(self) -> str:
         """FILE::NAME below `root`, or MODULE::NAME of a package."""
-        file = self._file(inspect.unwrap(self.function))
-        if file is not None:
-            return f"{file}::{self.label}"
-        return f"{getattr(inspect.unwrap(self.function), '__module__', None) or 'unknown'}::{self.label}"
+        function = inspect.unwrap(self.function)
+        return f"{self._file(function) or getattr(function, '__module__', None) or 'unknown'}::{self.label}"
 
     def identify(self, case: Case) -> str:
         """The repro string with the kernel's name before it, and "host" or "cuda" for the device."""
@@ -273,18 +271,16 @@ class UserKernel(Kernel):
         elif isinstance(result, (tuple, list)):
             names = self.outputs if len(result) == len(self.outputs) else tuple(wanted)
             if len(result) != len(names):
-                raise ArgumentError(
-                    "kernel", f"{len(result)} values returned", f"{len(names)} of them: {', '.join(self.outputs)}"
-                )
+                needed = f"{len(names)} of them: {', '.join(self.outputs)}"
+                raise ArgumentError("kernel", f"{len(result)} values returned", needed)
             found = dict(zip(names, result, strict=True))
         else:
             found = {wanted[0]: result} if len(wanted) == 1 else {}
         lacking = [name for name in wanted if name not in found]
         if lacking:
             returned = describe(sorted(found)) if found else type(result).__name__
-            raise ArgumentError(
-                "kernel", f"{returned} returned", f"{', '.join(wanted)}: a tuple of arrays, or a mapping"
-            )
+            needed = f"{', '.join(wanted)}: a tuple of arrays, or a mapping"
+            raise ArgumentError("kernel", f"{returned} returned", needed)
         return {name: found[name] for name in wanted}
 
     def _patterns(self, name: str, value: object, case: Case, expected: Expectation) -> NDArray[Any]:
