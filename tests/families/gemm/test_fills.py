@@ -32,8 +32,8 @@ def values(data: GemmData) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 def test_every_fill_makes_operands_of_the_size_asked_for(name: str, size: Shape) -> None:
     data = made(name, size)
     assert (data.tokens.format, data.weights.format) == ("mxfp8", "mxfp4")
-    assert data.tokens.shape == (size.rows, size.k)
-    assert data.weights.shape == (size.experts, size.n, size.k)
+    assert data.tokens.shape == (size.m, size.k)
+    assert data.weights.shape == (size.e, size.n, size.k)
 
 
 @pytest.mark.parametrize("name", FILLS)
