@@ -146,7 +146,7 @@ class Access:
         self, frame: Frame, kind: str, lane: int, address: int, region: Region | None, offset: int | None
     ) -> None:
         machine = frame.machine
-        block, thread = machine.place_of(int(lane))
+        fields = machine.at(lane, self.instruction)
         name = None if region is None else region.name
         where = f"address 0x{address:X}" if region is None else f"byte {offset} of {name} ({region.size} bytes)"
         flight = ""
@@ -158,18 +158,14 @@ class Access:
             flight = ", to which an asynchronous copy that nobody has waited for is under way"
         raise MemoryFault(
             f"{kind}: {self.space} {self.verb} of {self.width} bytes at {where}{flight}, "
-            f"block {block} thread {thread}, {machine.describe(self.instruction)}",
+            f"block {fields['block']} thread {fields['thread']}, {machine.describe(self.instruction)}",
             kind=kind,
             space=self.space,
             address=address,
             buffer=name,
             offset=offset,
             size=self.width,
-            block=block,
-            thread=thread,
-            line=self.instruction.line,
-            source=self.instruction.source,
-            text=self.instruction.text,
+            **fields,
         )
 
 

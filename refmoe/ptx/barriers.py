@@ -88,16 +88,7 @@ class Barriers:
         self.settle()
 
     def _error(self, code: BarrierCode, lane: int, what: str) -> WarpError:
-        block, thread = self.machine.place_of(int(lane))
-        instruction = code.instruction
-        return WarpError(
-            f"block {block} thread {thread}: {what}; {self.machine.describe(instruction)}",
-            block=block,
-            thread=thread,
-            line=instruction.line,
-            source=instruction.source,
-            text=instruction.text,
-        )
+        return self.machine.error(WarpError, code.instruction, lane, what)
 
     def _all_at_once(self, mask: Array) -> None:
         clocks = self.machine.clocks

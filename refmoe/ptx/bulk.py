@@ -17,7 +17,6 @@ import numpy as np
 from refmoe.ptx import bulk_races
 from refmoe.ptx.access import Access
 from refmoe.ptx.bulk_races import BulkShadow
-from refmoe.ptx.errors import MisuseError
 from refmoe.ptx.memory import POISON, Region
 from refmoe.ptx.races import AGENTS
 from refmoe.ptx.syntax import Instruction
@@ -338,10 +337,8 @@ class Bulk:
         for flight in self._unread:
             gone = lanes[flight.lanes]
             if gone.any():
-                self._misuse(
-                    flight.instruction, int(flight.lanes[np.argmax(gone)]),
-                    "the thread exits without having waited until its bulk copy has read shared memory",
-                )  # fmt: skip
+                what = "the thread exits without having waited until its bulk copy has read shared memory"
+                raise self.machine.misuse(flight.instruction, flight.lanes[np.argmax(gone)], what)
         limit = np.where(lanes, np.iinfo(np.int64).max, -1)
         writing, self._unwritten = _split(self._unwritten, limit)
         for flight in writing:
@@ -354,10 +351,7 @@ class Bulk:
                 row = int(np.argmax(over))
                 name = machine.mbarriers.name(int(machine.mbarriers.slot[load.ids[row]]))
                 what = f"the block ends while {load.bytes} bytes are under way to it, which complete on {name}"
-                self._misuse(load.instruction, int(load.lanes[row]), what)
-
-    def _misuse(self, instruction: Instruction, lane: int, what: str) -> MisuseError:
-        raise self.machine.mbarriers.misuse(instruction, lane, what)
+                raise machine.misuse(load.instruction, load.lanes[row], what)
 
 
 def _split(flights: list[Store], limit: Array) -> tuple[list[Store], list[Store]]:

@@ -65,7 +65,7 @@ def _boxes(
                 raise ValueError(f"a tensor map of rank {found.rank} and {len(coordinates)} coordinates")
             box = box_of(found, storing)
         except ValueError as error:
-            raise machine.mbarriers.misuse(instruction, int(lanes[row]), str(error)) from error
+            raise machine.misuse(instruction, lanes[row], str(error)) from error
         groups.setdefault((box, found.address >> WINDOW_BITS, box.phase(int(shared[row]))), []).append(row)
     start = np.stack([value.astype(np.uint32).view(np.int32).astype(np.int64) for value in coordinates], axis=1)
     for (box, _, phase), chosen in groups.items():
@@ -83,7 +83,7 @@ def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], start: A
             check_store(box, dims, start)
         found = words(box, (address & np.uint64(0xFFFF)).view(np.int64), dims, start, phase)
     except ValueError as error:
-        raise machine.mbarriers.misuse(access.instruction, int(lanes[0]), str(error)) from error
+        raise machine.misuse(access.instruction, lanes[0], str(error)) from error
     access = _sized(access, found.width)
     region = machine.arena.window(int(address[0]))
     inside = found.inside
@@ -183,7 +183,7 @@ def _plain(
     if wrong.any():
         bad = int(np.argmax(wrong))
         what = f"a bulk copy of {int(size[bad])} bytes, not a multiple of {_CHUNK} above 0"
-        raise frame.machine.mbarriers.misuse(shared.instruction, int(lanes[bad]), what)
+        raise frame.machine.misuse(shared.instruction, lanes[bad], what)
     for count in map(int, np.unique(size)):
         rows = np.flatnonzero(size == count)
         whole, there = _sized(shared, count, _CHUNK), _sized(other, count, _CHUNK)

@@ -44,16 +44,7 @@ class ClusterBarrier:
         wrong = mask & ((self._arrivals == self._waits) != arrives)
         if wrong.any():
             what = "arrives a second time without a wait" if arrives else "waits without having arrived"
-            machine, instruction = self.machine, code.instruction
-            block, thread = machine.place_of(int(np.argmax(wrong)))
-            raise MisuseError(
-                f"block {block} thread {thread} {what}; {machine.describe(instruction)}",
-                block=block,
-                thread=thread,
-                line=instruction.line,
-                source=instruction.source,
-                text=instruction.text,
-            )
+            raise self.machine.error(MisuseError, code.instruction, int(np.argmax(wrong)), what, link="")
         self._place[mask] = place
         self.settle()
 

@@ -180,7 +180,8 @@ class CopyAsync:
         sizes = sizes if where is None else sizes[where]
         beyond = sizes > width
         if beyond.any():
-            self._misuse(frame, int(lanes[int(np.argmax(beyond))]), f"{int(sizes.max())} of {width} bytes")
+            what = f"copies {int(sizes.max())} of {width} bytes"
+            raise machine.error(MisuseError, self.instruction, lanes[np.argmax(beyond)], what, link="")
         machine.progress()
         machine.tracer.copies("copy", self.instruction, lanes, sizes)
         region, _, index = next(self.target._parts(frame, to, lanes))
@@ -225,18 +226,6 @@ class CopyAsync:
             return self.source, index, lanes
         at = (index[:, None] + np.arange(size)).ravel()
         return replace(self.source, size=1, count=1), at, np.repeat(lanes, size)
-
-    def _misuse(self, frame: Frame, lane: int, what: str) -> None:
-        machine, instruction = frame.machine, self.instruction
-        block, thread = machine.place_of(lane)
-        raise MisuseError(
-            f"block {block} thread {thread} copies {what}; {machine.describe(instruction)}",
-            block=block,
-            thread=thread,
-            line=instruction.line,
-            source=instruction.source,
-            text=instruction.text,
-        )
 
 
 @dataclass(frozen=True)

@@ -368,11 +368,10 @@ class RaceShadow:
             offset += granule * self.granule
         if region.stride:
             offset %= region.stride
-        block, thread = machine.place_of(int(lanes[row]))
+        fields = machine.at(lanes[row], access.instruction)
         record = np.int64(record)
         other_block, other_thread = machine.place_of_thread(int(record & _THREAD))
         many = bool(record & _MANY)
-        instruction = access.instruction
         verbs = {
             "write-write": "writes after a write by",
             "read-write": "writes after a read by",
@@ -388,19 +387,16 @@ class RaceShadow:
         if record >> _STEP_SHIFT == PENDING:
             whom += ", not known to be complete,"
         raise RaceError(
-            f"{kind} race on byte {offset} of {region.name} ({region.space}): block {block} thread {thread} "
-            f"{verbs[kind]} {whom} of block {other_block}, and {missing}; {machine.describe(instruction)}",
+            f"{kind} race on byte {offset} of {region.name} ({region.space}): block {fields['block']} thread "
+            f"{fields['thread']} {verbs[kind]} {whom} of block {other_block}, and {missing}; "
+            f"{machine.describe(access.instruction)}",
             kind=kind,
             space=region.space,
             buffer=region.name,
             offset=offset,
-            block=block,
-            thread=thread,
             other_block=other_block,
             other_thread=None if many or (record & BULK and not record & ASYNCHRONOUS) else other_thread,
-            line=instruction.line,
-            source=instruction.source,
-            text=instruction.text,
+            **fields,
         )
 
 
