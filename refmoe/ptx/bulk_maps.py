@@ -66,16 +66,8 @@ def _read(frame: Frame, access: Access, region: Region, begin: Array, lanes: Arr
 
 
 def _write(frame: Frame, access: Store, region: Region, begin: Array, lanes: Array, contents: list[bytes]) -> None:
-    index, who = _word_index(begin), np.repeat(lanes, _WORDS)
-    access._check_writable(frame, region, index, who)
     words = np.frombuffer(b"".join(contents), np.uint64).reshape(-1, 2)
-    if region.shadow is not None:
-        region.shadow.before_write(frame, access, region, index, who, words)
-    region.words(_WORD)[index // _WORD] = words
-    if region.shadow is not None:
-        region.shadow.after_write(frame, access, region, index, who, words)
-    if region.valid is not None:
-        region.words(_WORD, of_valid=True)[index // _WORD] = np.iinfo(np.uint64).max
+    access.put(frame, region, _word_index(begin), np.repeat(lanes, _WORDS), words)
     frame.machine.progress()
 
 
@@ -152,8 +144,7 @@ class MapReplace:
         where, lanes, chosen = frame.select(address, guard)
         if not lanes.size:
             return
-        values = np.broadcast_to(value, (frame.count,))
-        values = values if where is None else values[where]
+        values = frame.acting(where, value)
         for region, which, begin in self.whole._parts(frame, chosen, lanes):
             rows = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
             changed = []

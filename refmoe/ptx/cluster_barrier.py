@@ -95,11 +95,9 @@ class ClusterBarrier:
         self._send(lanes)
 
     def _send(self, lanes: Array) -> None:
-        places = self._place[lanes]
         origin = self._place.copy()
         self._place[lanes] = -1
-        for place in np.unique(places):
-            self.machine.resume(int(place), lanes & (origin == place))
+        self.machine.resume_each(origin, lanes)
 
     def report(self) -> list[str]:
         """One sentence for each CTA whose lanes wait."""

@@ -223,6 +223,11 @@ class Machine:
         """Lanes leave the barrier that ends block `place`."""
         self._arrive(self.code.program.blocks[place].terminator.targets[0], 0, mask)
 
+    def resume_each(self, places: Array, lanes: Array) -> None:
+        """`lanes` leave the barriers that end the blocks `places` [lanes of the machine]."""
+        for place in np.unique(places[lanes]):
+            self.resume(int(place), lanes & (places == place))
+
     def resume_at(self, place: int, mask: Array) -> None:
         """Parked lanes look again, at block `place`."""
         self._arrive(place, 0, mask)

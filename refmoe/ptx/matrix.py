@@ -204,8 +204,6 @@ class StoreMatrix:
             words = mine.view(np.uint32).ravel()
             if region.shadow is not None:
                 region.shadow.before_write(frame, self.word, region, at, who, words)
-            region.words(16)[index // 16] = mine
+            region.write(16, index // 16, mine)
             if region.shadow is not None:
                 region.shadow.after_write(frame, self.word, region, at, who, words)
-            if region.valid is not None:
-                region.words(16, of_valid=True)[index // 16] = np.iinfo(np.uint64).max

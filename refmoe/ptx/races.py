@@ -312,12 +312,18 @@ class RaceShadow:
     def _modify(
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, flags: np.int64
     ) -> None:
-        at, who, count = self._cover(index, lanes, access.width)
-        mine = self._mine(frame, who, flags)
-        for bad, previous, kind in self._unordered(frame, at, who, mine):
-            self._report(frame, access, region, index, lanes, bad[0], count, previous[0], kind)
-        self._writes[at] = mine
+        at, who = self._refuse_write(frame, access, region, index, lanes, access.width, flags)
+        self._writes[at] = self._mine(frame, who, flags)
         self.written = True
+
+    def _refuse_write(
+        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, width: int, flags: np.int64
+    ) -> tuple[Array, Array]:
+        """Report an access that is not ordered before writes of `width` bytes: (their granules, the lane of each)."""
+        at, who, count = self._cover(index, lanes, width)
+        for bad, previous, kind in self._unordered(frame, at, who, self._mine(frame, who, flags)):
+            self._report(frame, access, region, index, lanes, bad[0], count, previous[0], kind)
+        return at, who
 
     def ordered_after(
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, records: Array
