@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.formats import E4M3, MXFP4
-from refmoe.models.config import DeepSeekConfig, GptOssConfig
 from refmoe.models.schema import SCALE_BLOCK, TensorSpec
 from refmoe.models.tensor_file import DTYPES
 
@@ -37,61 +36,8 @@ _DEVIATIONS = {
 }
 
 
-def random_tensor(name: str, spec: TensorSpec, seed: int, config: GptOssConfig | DeepSeekConfig) -> Array:
-    """The random tensor `name` of a checkpoint.
-
-    Args:
-        name: its name in any of the formats.
-        spec: its dtype and shape.
-        seed: what it is drawn from, with its Hugging Face name.
-        config: says where q, k and v end in the original format's joint matrix.
-
-    Returns:
-        An array of `spec`'s shape and dtype; FP8 codes are uint8.
-    """
-    parts = _huggingface_names(name)
-    if len(parts) == 1:
-        return _drawn(parts[0], spec, seed)
-    assert isinstance(config, GptOssConfig)
-    drawn = [
-        _drawn(part, TensorSpec(spec.dtype, (size, *spec.shape[1:])), seed)
-        for part, size in zip(parts, config.qkv_rows, strict=True)
-    ]
-    return np.concatenate(drawn)
-
-
-_NAMES = {
-    "embedding.weight": "model.embed_tokens.weight",
-    "norm.scale": "model.norm.weight",
-    "unembedding.weight": "lm_head.weight",
-    "attn.norm.scale": "input_layernorm.weight",
-    "attn.sinks": "self_attn.sinks",
-    "attn.out.weight": "self_attn.o_proj.weight",
-    "attn.out.bias": "self_attn.o_proj.bias",
-    "mlp.norm.scale": "post_attention_layernorm.weight",
-    "mlp.gate.weight": "mlp.router.weight",
-    "mlp.gate.bias": "mlp.router.bias",
-    "mlp.mlp1_weight.blocks": "mlp.experts.gate_up_proj_blocks",
-    "mlp.mlp1_weight.scales": "mlp.experts.gate_up_proj_scales",
-    "mlp.mlp1_bias": "mlp.experts.gate_up_proj_bias",
-    "mlp.mlp2_weight.blocks": "mlp.experts.down_proj_blocks",
-    "mlp.mlp2_weight.scales": "mlp.experts.down_proj_scales",
-    "mlp.mlp2_bias": "mlp.experts.down_proj_bias",
-}
-
-
-def _huggingface_names(name: str) -> tuple[str, ...]:
-    """The Hugging Face names of what `name` holds: three for the joint rows of q, k and v, else one."""
-    if not name.startswith("block."):
-        return (_NAMES.get(name, name),)
-    _, layer, rest = name.split(".", 2)
-    prefix = f"model.layers.{layer}."
-    if rest.startswith("attn.qkv."):
-        return tuple(f"{prefix}self_attn.{part}_proj.{rest.rpartition('.')[2]}" for part in "qkv")
-    return (prefix + _NAMES[rest],)
-
-
-def _drawn(name: str, spec: TensorSpec, seed: int) -> Array:
+def random_tensor(name: str, spec: TensorSpec, seed: int) -> Array:
+    """A random tensor of this dtype and shape, drawn from the seed and its Hugging Face name; FP8 codes are uint8."""
     draw = Draw("checkpoint", seed, name)
     if spec.dtype == "F8_E4M3":
         magnitude = draw.integers(len(_E4M3_FIELDS) * _E4M3_MANTISSAS, spec.shape)
