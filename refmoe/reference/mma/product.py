@@ -57,9 +57,8 @@ def tensor_core_mma(
             E2M1 code above 15, a C that the model's accumulators cannot hold.
     """
     model = as_model(model)
-    check_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
+    x, y, z = checked_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
     chain = _chain(model, model.pair(a_format, b_format).block)
-    x, y, z = flat_operands(a, b, c, a_format, b_format, a_scales, b_scales)
     with np.errstate(over="ignore", under="ignore"):
         out: NDArray[np.float32] = chain(x, y, z).astype(np.float32).reshape(c.shape)
     out.view(np.uint32)[np.isnan(out)] = NAN_BITS
@@ -96,28 +95,7 @@ def _chain(
     return lambda a, b, c: fused_chain(a, b, c, model, block)
 
 
-def flat_operands(
-    a: NDArray[np.unsignedinteger[Any]],
-    b: NDArray[np.unsignedinteger[Any]],
-    c: NDArray[np.float32],
-    a_format: str,
-    b_format: str,
-    a_scales: NDArray[np.uint8] | None,
-    b_scales: NDArray[np.uint8] | None,
-) -> tuple[Operand, Operand, NDArray[np.float32]]:
-    """Checked operands with their leading dimensions as one: the rows, the columns, c [P, M, N]."""
-
-    def flat(array: NDArray[Any]) -> NDArray[Any]:
-        return array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:])
-
-    return (
-        Operand(flat(a), ELEMENT_FORMATS[a_format], None if a_scales is None else flat(a_scales)),
-        Operand(flat(b), ELEMENT_FORMATS[b_format], None if b_scales is None else flat(b_scales)),
-        flat(c),
-    )
-
-
-def check_operands(
+def checked_operands(
     a: NDArray[np.unsignedinteger[Any]],
     b: NDArray[np.unsignedinteger[Any]],
     c: NDArray[np.float32],
@@ -126,11 +104,11 @@ def check_operands(
     b_format: str,
     a_scales: NDArray[np.uint8] | None,
     b_scales: NDArray[np.uint8] | None,
-) -> None:
-    """Refuse what `tensor_core_mma` refuses.
+) -> tuple[Operand, Operand, NDArray[np.float32]]:
+    """The operands with their leading dimensions as one: the rows, the columns, c [P, M, N].
 
     Raises:
-        ArgumentError: see there.
+        ArgumentError: what `tensor_core_mma` refuses.
     """
     model.pair(a_format, b_format)
     for name, array, fmt in (("a", a, ELEMENT_FORMATS[a_format]), ("b", b, ELEMENT_FORMATS[b_format])):
@@ -172,3 +150,12 @@ def check_operands(
             raise ArgumentError(name, describe(scales), f"uint8, one for every {MX_BLOCK} of K = {k}")
         if scales.shape != (*batch, rows, k // MX_BLOCK):
             raise ArgumentError(name, describe(scales), f"uint8 {[*batch, rows, k // MX_BLOCK]}")
+
+    def flat(array: NDArray[Any]) -> NDArray[Any]:
+        return array.reshape(math.prod(batch), *array.shape[-2:])
+
+    return (
+        Operand(flat(a), ELEMENT_FORMATS[a_format], None if a_scales is None else flat(a_scales)),
+        Operand(flat(b), ELEMENT_FORMATS[b_format], None if b_scales is None else flat(b_scales)),
+        flat(c),
+    )
