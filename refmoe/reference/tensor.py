@@ -50,6 +50,11 @@ class MXTensor:
         """The tensor of codes that are one a byte, uint8 [..., K]; what the format packs is packed."""
         return cls(elements if as_mx_format(format).codes_a_byte == 1 else pack_fp4(elements), scales, format)
 
+    def part(self, index: int | slice) -> MXTensor:
+        """The part along the first dimension, C-contiguous."""
+        codes, scales = (np.ascontiguousarray(array[index]) for array in (self.codes, self.scales))
+        return MXTensor(codes, scales, self.format)
+
     @property
     def mx(self) -> MXFormat:
         """The record of the format."""

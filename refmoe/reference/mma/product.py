@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import FP16, MX_BLOCK
+from refmoe.reference.arrays import checked_array
 from refmoe.reference.mma.exact import exact_sums
 from refmoe.reference.mma.fma import fma_chain
 from refmoe.reference.mma.fused import fused_chain, unpacked_chain
@@ -58,9 +58,9 @@ def tensor_core_mma(
     """
     model = as_model(model)
     x, y, z = checked_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
-    chain = _chain(model, model.pair(a_format, b_format).block)
     with np.errstate(over="ignore", under="ignore"):
-        out: NDArray[np.float32] = chain(x, y, z).astype(np.float32).reshape(c.shape)
+        sums = _chain(x, y, z, model, model.pair(a_format, b_format).block)
+        out: NDArray[np.float32] = sums.astype(np.float32).reshape(c.shape)
     out.view(np.uint32)[np.isnan(out)] = NAN_BITS
     return out
 
@@ -81,18 +81,13 @@ def split_k_sum(parts: NDArray[np.float32]) -> NDArray[np.float32]:
     return total
 
 
-def _chain(
-    model: AccumulationModel, block: int
-) -> Callable[[Operand, Operand, NDArray[np.float32]], NDArray[np.float64]]:
+def _chain(a: Operand, b: Operand, c: NDArray[np.float32], model: AccumulationModel, block: int) -> NDArray[np.float64]:
     if model.kind is Kind.EXACT:
-        return exact_sums
+        return exact_sums(a, b, c)
     if model.kind is Kind.FMA:
-        return fma_chain
-    if model.kind is Kind.GROUPED:
-        return lambda a, b, c: grouped_chain(a, b, c, model, block)
-    if model.kind is Kind.UNPACKED:
-        return lambda a, b, c: unpacked_chain(a, b, c, model, block)
-    return lambda a, b, c: fused_chain(a, b, c, model, block)
+        return fma_chain(a, b, c)
+    chain = {Kind.FUSED: fused_chain, Kind.UNPACKED: unpacked_chain, Kind.GROUPED: grouped_chain}[model.kind]
+    return chain(a, b, c, model, block)
 
 
 def checked_operands(
@@ -128,8 +123,7 @@ def checked_operands(
     if b.shape[:-2] != tuple(batch) or b.shape[-1] != k:
         raise ArgumentError("b", describe(b), f"{[*batch, 'N', k]}, as a is {list(a.shape)}")
     n = b.shape[-2]
-    if not isinstance(c, np.ndarray) or c.dtype != np.float32 or c.shape != (*batch, m, n):
-        raise ArgumentError("c", describe(c), f"float32 {[*batch, m, n]}")
+    checked_array("c", c, (*batch, m, n), np.float32)
     if model.accumulator is FP16:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             lost = (c.astype(np.float16).astype(np.float32) != c) & ~np.isnan(c)
