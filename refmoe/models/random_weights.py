@@ -8,7 +8,6 @@ clear favourite. Every value is made of integers (`Draw`), IEEE products and one
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,9 @@ _NORMAL_STD = 2 / math.sqrt(3)
 #: Exponent fields of the E4M3 codes that are drawn: normal numbers of five binades.
 _E4M3_FIELDS = range(1, 6)
 _E4M3_MANTISSAS = 8
+
+_DRAWN_E4M3 = E4M3.values()[_E4M3_FIELDS.start * _E4M3_MANTISSAS : _E4M3_FIELDS.stop * _E4M3_MANTISSAS]
+_E2M1_RMS, _E4M3_RMS = (math.sqrt(float(np.mean(values**2))) for values in (MXFP4.element.values(), _DRAWN_E4M3))
 
 #: Standard deviation by the end of a name; elsewhere 1/sqrt(K).
 _DEVIATIONS = {
@@ -47,11 +49,11 @@ def random_tensor(name: str, spec: TensorSpec, seed: int) -> Array:
         size = math.prod(spec.shape)
         return draw.words(-(-size // 8)).view(np.uint8)[:size].reshape(spec.shape)
     if name.endswith("_scales"):
-        middle = 127 - round(math.log2(_e2m1_rms() * math.sqrt(MXFP4.block * spec.shape[-1])))
+        middle = 127 - round(math.log2(_E2M1_RMS * math.sqrt(MXFP4.block * spec.shape[-1])))
         return (draw.integers(3, spec.shape) + middle - 1).astype(np.uint8)
     if name.endswith("_scale_inv"):
         # 0.75 to 1.25 times what brings the codes to 1/sqrt(K).
-        scale = 1 / (_e4m3_rms() * math.sqrt(SCALE_BLOCK * spec.shape[-1]))
+        scale = 1 / (_E4M3_RMS * math.sqrt(SCALE_BLOCK * spec.shape[-1]))
         return ((draw.integers(65, spec.shape) + 96) / 128 * scale).astype(np.float32)
     offset = 1 if name.endswith("norm.weight") else 0
     return (offset + draw.normal(spec.shape) / _NORMAL_STD * _deviation(name, spec)).astype(DTYPES[spec.dtype])
@@ -62,14 +64,3 @@ def _deviation(name: str, spec: TensorSpec) -> float:
         if name.endswith(ending):
             return deviation
     return (2.0 if name == "lm_head.weight" else 1.0) / math.sqrt(spec.shape[-1])
-
-
-@cache
-def _e2m1_rms() -> float:
-    return math.sqrt(float(np.mean(MXFP4.element.values() ** 2)))
-
-
-@cache
-def _e4m3_rms() -> float:
-    drawn = np.arange(_E4M3_FIELDS.start * _E4M3_MANTISSAS, _E4M3_FIELDS.stop * _E4M3_MANTISSAS)
-    return math.sqrt(float(np.mean(E4M3.values()[drawn] ** 2)))

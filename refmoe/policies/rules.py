@@ -57,11 +57,6 @@ class PolicyRule:
         return self.policy.name
 
     @property
-    def mode(self) -> ScaleMode:
-        """How the scale is chosen on ordinary blocks."""
-        return self.policy.mode
-
-    @property
     def names(self) -> tuple[str, ...]:
         """All its names."""
         return (self.name, *self.aliases)
