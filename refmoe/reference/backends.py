@@ -97,18 +97,6 @@ _ALL = (
 BACKENDS: Mapping[str, Backend] = MappingProxyType({backend.name: backend for backend in _ALL})
 """Every backend by its name."""
 
-_PREFERRED = ("trtllm_mxfp8", "cutlass", "triton")
-
-
-def default_backend(arch: str) -> Backend:
-    """What refmoe takes on an architecture: MXFP8 CUTLASS on SM12x, TRTLLM_MXFP8 on SM100, TRITON on SM90.
-
-    Raises:
-        ArgumentError: an unknown architecture.
-    """
-    known = _checked(arch)
-    return next(BACKENDS[name] for name in _PREFERRED if known in BACKENDS[name].architectures)
-
 
 def choose_backend(name: str, arch: str | None = None) -> Backend:
     """The backend of that name, in upper or lower case; without `arch`, wherever it may run.
