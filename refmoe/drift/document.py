@@ -102,9 +102,8 @@ def dependent_sequences(runs: Iterable[DriftRun]) -> list[str]:
             others = second.bits[path, mode]
             other = [index for index in range(shared) if digests[index] != others[index]]
             if other:
-                found.append(
-                    f"{path}, {mode}: sequence {other[0]} has other bits with {second.point} than with {first.point}"
-                )
+                bits = f"sequence {other[0]} has other bits with {second.point} than with {first.point}"
+                found.append(f"{path}, {mode}: {bits}")
     return found
 
 

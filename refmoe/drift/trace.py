@@ -114,9 +114,8 @@ class PathDecoder:
             weights = _with_top_k(weights, self._top_k)
         stages = self._stages[layer] = self.path.run(layer, x, weights)
         if OUTPUT[0] not in stages or OUTPUT[1] not in stages[OUTPUT[0]]:
-            raise ArgumentError(
-                "path", f"{self.path.name} with the stages {', '.join(stages)}", "a last one, finalize.out"
-            )
+            found = f"{self.path.name} with the stages {', '.join(stages)}"
+            raise ArgumentError("path", found, "a last one, finalize.out")
         return stages[OUTPUT[0]][OUTPUT[1]]
 
 

@@ -37,11 +37,7 @@ def huggingface_tensors(config: GptOssConfig) -> Tensors:
     """The tensors of gpt-oss under their Hugging Face names."""
     heads, kv_heads, _ = config.qkv_rows
     width, experts = config.hidden_size, config.num_local_experts
-    tensors = {
-        "model.embed_tokens.weight": _bf16(config.vocab_size, width),
-        "model.norm.weight": _bf16(width),
-        "lm_head.weight": _bf16(config.vocab_size, width),
-    }
+    tensors = _outer(config)
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
         tensors |= {
@@ -105,11 +101,7 @@ _ORIGINAL_NAMES = {
 def deepseek_tensors(config: DeepSeekConfig) -> Tensors:
     """The tensors of DeepSeek-V3, without the layers for multi-token prediction that the published one ends with."""
     width = config.hidden_size
-    tensors = {
-        "model.embed_tokens.weight": _bf16(config.vocab_size, width),
-        "model.norm.weight": _bf16(width),
-        "lm_head.weight": _bf16(config.vocab_size, width),
-    }
+    tensors = _outer(config)
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
         tensors |= {
@@ -130,6 +122,15 @@ def deepseek_tensors(config: DeepSeekConfig) -> Tensors:
         for expert in range(config.n_routed_experts):
             tensors |= _feed_forward(f"{prefix}mlp.experts.{expert}.", config.moe_intermediate_size, width)
     return tensors
+
+
+def _outer(config: GptOssConfig | DeepSeekConfig) -> Tensors:
+    """What is before and behind the layers."""
+    return {
+        "model.embed_tokens.weight": _bf16(config.vocab_size, config.hidden_size),
+        "model.norm.weight": _bf16(config.hidden_size),
+        "lm_head.weight": _bf16(config.vocab_size, config.hidden_size),
+    }
 
 
 def _bf16(*shape: int) -> TensorSpec:

@@ -168,9 +168,8 @@ def _torchao_release(policy: Policy) -> PolicyRule:
         scales[blocks.has_infinity] = 254 if mode is ScaleMode.RCEIL else 255 - fmt.emax
         scales[blocks.has_nan] = 255
         _mark_nans(blocks, codes, alone=mode is not ScaleMode.RCEIL)
-        other = (
-            defined & ~blocks.has_nan & (blocks.has_infinity | ((scales == 0) & (blocks.kind != KINDS.index("zero"))))
-        )
+        small = (scales == 0) & (blocks.kind != KINDS.index("zero"))
+        other = defined & ~blocks.has_nan & (blocks.has_infinity | small)
         if other.any():
             values = InputBlocks(np.ascontiguousarray(blocks.x[other]), blocks.format).values()
             applied = np.where(scales[other] == 0, 127 if mode is ScaleMode.RCEIL else 1, scales[other])

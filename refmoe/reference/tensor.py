@@ -41,9 +41,8 @@ class MXTensor:
                 raise ArgumentError(name, describe(array), "a uint8 array of at least one dimension")
         *rows, k = self.shape
         if self.scales.shape != (*rows, k // block) or k % block:
-            raise ArgumentError(
-                "scales", describe(self.scales), f"one byte a block of {block} of the logical shape {[*rows, k]}"
-            )
+            needed = f"one byte a block of {block} of the logical shape {[*rows, k]}"
+            raise ArgumentError("scales", describe(self.scales), needed)
 
     @classmethod
     def of_elements(cls, elements: NDArray[np.uint8], scales: NDArray[np.uint8], format: str) -> MXTensor:

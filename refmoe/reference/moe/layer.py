@@ -63,13 +63,12 @@ class MoELayer:
             raise ArgumentError("variant", describe(self.variant), f"one of {', '.join(VARIANTS)}")
         check_optional("gate_up_bias", self.gate_up_bias, (experts, columns), fp32.BF16)
         check_optional("down_bias", self.down_bias, (experts, hidden), fp32.BF16)
-        routed = None if self.router_weight is None else len(self.router_weight)
-        if routed is not None:
+        if self.router_weight is not None:
+            routed = len(self.router_weight)
             check_optional("router_weight", self.router_weight, (routed, hidden), fp32.BF16)
-        if self.router_bias is not None:
-            if routed is None:
-                raise ArgumentError("router_bias", describe(self.router_bias), "None without a router_weight")
             check_optional("router_bias", self.router_bias, (routed,), fp32.BF16, np.float32)
+        elif self.router_bias is not None:
+            raise ArgumentError("router_bias", describe(self.router_bias), "None without a router_weight")
         for name in ("swiglu_alpha", "swiglu_beta", "swiglu_limit"):
             value = getattr(self, name)
             check_optional(name, value, (experts,), np.float32)
