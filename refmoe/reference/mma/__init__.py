@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from refmoe.reference.mma.bounds import exact_sum, output_bound, running_bound, within_bound
+from refmoe.reference.mma.bounds import (
+    a_priori_bound,
+    exact_sum,
+    magnitude_sum,
+    output_bound,
+    running_bound,
+    split_k_bound,
+    within_bound,
+)
 from refmoe.reference.mma.models import ELEMENT_FORMATS, MODELS, AccumulationModel, Evidence, Kind, Pair, as_model
-from refmoe.reference.mma.product import tensor_core_mma
+from refmoe.reference.mma.product import split_k_sum, tensor_core_mma
 
 __all__ = [
     "ELEMENT_FORMATS",
@@ -13,10 +21,14 @@ __all__ = [
     "Evidence",
     "Kind",
     "Pair",
+    "a_priori_bound",
     "as_model",
     "exact_sum",
+    "magnitude_sum",
     "output_bound",
     "running_bound",
+    "split_k_bound",
+    "split_k_sum",
     "tensor_core_mma",
     "within_bound",
 ]

@@ -1,8 +1,9 @@
-"""How far a model's result can be from the exact sum: a bound that follows the chain.
+"""How far a model's result can be from the exact sum: a running bound and one known beforehand.
 
-x is the exact C + sum of a b, scales included. A bound is computed in float64 and then enlarged by 2^-30 of itself, far
-more than its own rounding. Where the accumulators overflow, or an operand is not finite, it is infinite: nothing is
-promised there. Models of grouped blocks are refused: they have no bound.
+x is the exact C + sum of a b, G = |C| + sum |a||b|, scales included; T blocks of L products each. Truncation never
+enlarges a magnitude, so no partial result of a truncating chain exceeds G. Every bound is computed in float64 and
+then enlarged by 2^-30 of itself, far more than its own rounding. Where the accumulators overflow, or an operand is
+not finite, the bound is infinite: nothing is promised there. Models of grouped blocks are refused: they have no bound.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.errors import ArgumentError
+from refmoe.errors import ArgumentError, describe
 from refmoe.formats import FP32, Format
 from refmoe.reference.mma.alignment import Outputs
 from refmoe.reference.mma.exact import exact_sums
 from refmoe.reference.mma.fma import fma_steps
 from refmoe.reference.mma.fused import FusedChain, widened_blocks
-from refmoe.reference.mma.models import AccumulationModel, Kind, as_model
-from refmoe.reference.mma.operands import Operand
+from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind, as_model
+from refmoe.reference.mma.operands import ABSENT, Operand, table
 from refmoe.reference.mma.product import checked_operands
 
 Codes = NDArray[np.unsignedinteger[Any]]
@@ -65,6 +66,57 @@ def running_bound(
     return _enlarged(bound.reshape(c.shape))
 
 
+def a_priori_bound(
+    a: Codes,
+    b: Codes,
+    c: NDArray[np.float32],
+    *,
+    model: AccumulationModel | str,
+    a_format: str,
+    b_format: str,
+    a_scales: NDArray[np.uint8] | None = None,
+    b_scales: NDArray[np.uint8] | None = None,
+) -> NDArray[np.float64]:
+    """The bound on |D - x| that needs no more of the operands than G and how subnormal they are.
+
+    Fused chains: T ((L + 1) 2^(s - F) + 2^-m) G + T ((L + 1) 2^(emin - F) + 2^(emin - m)), with s the leading zeros of
+    the most subnormal operands of both sides: a product that sets E is at least 2^(E - s). Where results are rounded to
+    nearest a partial result can exceed G, and G here is (G + T 2^(emin - m)) (1 + 2^-m)^T. Chains rounded to nearest:
+    gamma_n G + n 2^-150, gamma_n = n u / (1 - n u), u = 2^-24 (Higham, Accuracy and Stability, section 3.1).
+
+    Args and errors are those of `tensor_core_mma`; returns float64 [..., M, N].
+    """
+    model = _bounded(model)
+    total = magnitude_sum(
+        a, b, c, a_format=a_format, b_format=b_format, a_scales=a_scales, b_scales=b_scales, model=model
+    )
+    pair = model.pair(a_format, b_format)
+    k = a.shape[-1]
+    if model.kind is Kind.EXACT:
+        factor, constant = _HALF_ULP, _HALF_SUBNORMAL
+    elif model.kind is Kind.FMA:
+        factor, constant = _gamma(k), k * _HALF_SUBNORMAL
+    else:
+        assert model.align_bits is not None
+        steps, emin, bits = k // pair.block, model.accumulator.emin, model.result_bits
+        zeros = _leading_zeros(a, a_format) + _leading_zeros(b, b_format)
+        factor = steps * ((pair.block + 1) * 2.0 ** (zeros - model.align_bits) + 2.0**-bits)
+        constant = steps * ((pair.block + 1) * 2.0 ** (emin - model.align_bits) + 2.0 ** (emin - bits))
+        if model.to_nearest:
+            factor *= (1 + 2.0**-bits) ** steps
+            constant += factor * steps * 2.0 ** (emin - bits)
+        if model.kind is Kind.UNPACKED:
+            additions = k // model.instruction_k(a_format, b_format)
+            factor = factor * (1 + _gamma(additions)) + _gamma(additions)
+            constant *= 1 + _gamma(additions)
+    with np.errstate(invalid="ignore", over="ignore"):
+        bound = factor * total + constant
+        # Rounded to nearest, some sums below 2^(emax + 1) overflow too.
+        largest = float(model.accumulator.max) if model.to_nearest else 2.0 ** (model.accumulator.emax + 1)
+        bound[~(total + bound < largest)] = np.inf
+    return _enlarged(bound)
+
+
 def exact_sum(
     a: Codes,
     b: Codes,
@@ -81,6 +133,43 @@ def exact_sum(
     """
     x, y, z = checked_operands(a, b, c, as_model("exact"), a_format, b_format, a_scales, b_scales)
     return exact_sums(x, y, z).reshape(c.shape)
+
+
+def magnitude_sum(
+    a: Codes,
+    b: Codes,
+    c: NDArray[np.float32],
+    *,
+    a_format: str,
+    b_format: str,
+    a_scales: NDArray[np.uint8] | None = None,
+    b_scales: NDArray[np.uint8] | None = None,
+    model: AccumulationModel | str = "exact",
+) -> NDArray[np.float64]:
+    """G as float64 [..., M, N], within 2^-52 of itself; `model` only decides what is refused.
+
+    Args and errors are those of `tensor_core_mma`.
+    """
+    x, y, z = checked_operands(a, b, c, _bounded(model), a_format, b_format, a_scales, b_scales)
+    return exact_sums(x, y, z, magnitudes=True).reshape(c.shape)
+
+
+def split_k_bound(bounds: NDArray[np.float64], magnitudes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The bound of `split_k_sum`: the parts' bounds [S, ...] added, and the S - 1 additions to nearest.
+
+    Args:
+        bounds: float64 [S, ...], of the parts.
+        magnitudes: float64 [...], G of the whole sum.
+
+    Raises:
+        ArgumentError: the shapes do not belong together.
+    """
+    if bounds.ndim == 0 or bounds.shape[0] == 0 or bounds.shape[1:] != magnitudes.shape:
+        raise ArgumentError("bounds", describe(bounds), f"float64 [S, ...] over magnitudes {list(magnitudes.shape)}")
+    additions = bounds.shape[0] - 1
+    parts = bounds.sum(axis=0)
+    # What is added is at most G and the parts' errors.
+    return _enlarged(parts + _gamma(additions) * (magnitudes + parts) + additions * _HALF_SUBNORMAL)
 
 
 def output_bound(bound: NDArray[np.float64], values: NDArray[np.float32], fmt: Format) -> NDArray[np.float64]:
@@ -160,6 +249,19 @@ def _running_fused(
 def _half_ulp(values: NDArray[np.float32]) -> NDArray[np.float64]:
     """At least half an ulp of values that were rounded to FP32."""
     return np.asarray(_HALF_ULP * np.abs(values.astype(np.float64)) + _HALF_SUBNORMAL)
+
+
+def _gamma(roundings: int) -> float:
+    return roundings * _HALF_ULP / (1 - roundings * _HALF_ULP)
+
+
+def _leading_zeros(codes: Codes, name: str) -> int:
+    """How many bits the leading bit of the smallest element lies below its exponent."""
+    operand = Operand(codes.reshape(1, -1, codes.shape[-1]), ELEMENT_FORMATS[name], None)
+    look_up = table(operand.format)
+    leading = np.frexp(look_up.value)[1] - 1
+    zeros = np.where(look_up.exponent == -ABSENT, 0, look_up.exponent - leading)
+    return int(zeros[operand.indices()].max(initial=0))
 
 
 def _enlarged(bound: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -20,10 +20,19 @@ _K_A_PRODUCT = 1 << 12
 _LIMB_MASK = (1 << _SLICE) - 1
 
 
-def exact_sums(a: Operand, b: Operand, c: NDArray[np.float32]) -> NDArray[np.float64]:
-    """C + sum of a * b over K of P products [M, K] x [N, K], rounded to odd in float64, see `add_to_odd`."""
+def exact_sums(a: Operand, b: Operand, c: NDArray[np.float32], *, magnitudes: bool = False) -> NDArray[np.float64]:
+    """C + sum of a * b over K of P products [M, K] x [N, K], rounded to odd in float64, see `add_to_odd`.
+
+    Args:
+        a: the rows.
+        b: the columns.
+        c: float32 [P, M, N].
+        magnitudes: add up |a| * |b| and |C| instead.
+    """
     with np.errstate(invalid="ignore"):
         x, y, z = a.values(), b.values(), c.astype(np.float64)
+    if magnitudes:
+        x, y, z = np.abs(x), np.abs(y), np.abs(z)
     finite = [np.where(np.isfinite(part), part, 0.0) for part in (x, y, z)]
     result = _finite_sums(*finite)
     if not all(np.isfinite(part).all() for part in (x, y, z)):
@@ -47,8 +56,9 @@ def _finite_sums(x: NDArray[np.float64], y: NDArray[np.float64], z: NDArray[np.f
         for j, y_slice in y_slices.items():
             for k in range(0, x.shape[2], _K_A_PRODUCT):
                 part = slice(k, k + _K_A_PRODUCT)
-                products = np.matmul(x_slice[..., part], y_slice[..., part].swapaxes(1, 2))
-                limbs[i + j - first] += products.astype(np.int64)
+                limbs[i + j - first] += np.matmul(x_slice[..., part], y_slice[..., part].swapaxes(1, 2)).astype(
+                    np.int64
+                )
     for i, z_slice in z_slices.items():
         limbs[i - first] += z_slice.astype(np.int64)
     for low, high in itertools.pairwise(limbs):

@@ -65,6 +65,22 @@ def tensor_core_mma(
     return out
 
 
+def split_k_sum(parts: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The sum of split-K parts [S, ...], in FP32, rounded to nearest, parts ascending; NaN is 0x7FFFFFFF.
+
+    Raises:
+        ArgumentError: not float32, or no part.
+    """
+    if not isinstance(parts, np.ndarray) or parts.dtype != np.float32 or parts.ndim == 0 or parts.shape[0] == 0:
+        raise ArgumentError("parts", describe(parts), "float32 [S, ...], S at least 1")
+    total: NDArray[np.float32] = parts[0].copy()
+    with np.errstate(invalid="ignore", over="ignore"):
+        for part in parts[1:]:
+            total += part
+    total.view(np.uint32)[np.isnan(total)] = NAN_BITS
+    return total
+
+
 def _chain(a: Operand, b: Operand, c: NDArray[np.float32], model: AccumulationModel, block: int) -> NDArray[np.float64]:
     if model.kind is Kind.EXACT:
         return exact_sums(a, b, c)
@@ -95,13 +111,15 @@ def checked_operands(
         if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim < 2:
             raise ArgumentError(name, describe(array), f"{dtype} codes of {fmt.name}, at least 2 dimensions")
         if fmt.bits < 8 and array.size and int(array.max()) >> fmt.bits:
-            needed = f"one {fmt.name} code a byte, 0..{(1 << fmt.bits) - 1}"
-            raise ArgumentError(name, f"code {int(array.max())}", needed)
+            raise ArgumentError(
+                name, f"code {int(array.max())}", f"one {fmt.name} code a byte, 0..{(1 << fmt.bits) - 1}"
+            )
     *batch, m, k = a.shape
     step = model.instruction_k(a_format, b_format)
     if k == 0 or k % step:
-        needed = f"K a positive multiple of {step}, as {model.name} of {a_format} takes it"
-        raise ArgumentError("a", describe(a), needed)
+        raise ArgumentError(
+            "a", describe(a), f"K a positive multiple of {step}, as {model.name} of {a_format} takes it"
+        )
     if b.shape[:-2] != tuple(batch) or b.shape[-1] != k:
         raise ArgumentError("b", describe(b), f"{[*batch, 'N', k]}, as a is {list(a.shape)}")
     n = b.shape[-2]

@@ -8,13 +8,19 @@ import numpy as np
 import pytest
 from support.mma_operands import CASES, DEFINED, Product, accumulators, every_code, finite_codes, near_codes
 
+from refmoe.errors import ArgumentError
 from refmoe.formats import BF16, E8M0, FP16
 from refmoe.reference.mma import (
     ELEMENT_FORMATS,
     MODELS,
+    a_priori_bound,
     exact_sum,
+    magnitude_sum,
     output_bound,
     running_bound,
+    split_k_bound,
+    split_k_sum,
+    tensor_core_mma,
     within_bound,
 )
 from refmoe.reference.mma.bounds import _running_fused
@@ -26,14 +32,15 @@ FILLS = {
     "around 1": lambda rng, name, shape: near_codes(rng, name, shape, 3),
     "wide": lambda rng, name, shape: near_codes(rng, name, shape, 9),
 }
+BOUNDS = {"running": running_bound, "a priori": a_priori_bound}
 
 
-def bound_of(product, model):
-    return running_bound(product.a, product.b, product.c, model=model, **product.options)
+def bound_of(bound, product, model):
+    return bound(product.a, product.b, product.c, model=model, **product.options)
 
 
-def rationals(product):
-    """x of every output."""
+def rationals(product, magnitudes=False):
+    """x, or G, of every output."""
 
     def values(codes, name, scales):
         fmt = ELEMENT_FORMATS[name]
@@ -47,9 +54,10 @@ def rationals(product):
 
     a = values(product.a, product.a_format, product.a_scales)
     b = values(product.b, product.b_format, product.b_scales)
+    size = abs if magnitudes else Fraction
     return [
         [
-            Fraction(float(product.c[m, n])) + sum(x * y for x, y in zip(row, column, strict=True))
+            size(Fraction(float(product.c[m, n]))) + sum(size(x * y) for x, y in zip(row, column, strict=True))
             for n, column in enumerate(b)
         ]
         for m, row in enumerate(a)
@@ -72,12 +80,20 @@ def test_no_result_leaves_its_bounds(model, a_format, b_format, fill):
         product = sample(rng, fill, model, a_format, b_format, scaled)
         found = product.fast(model).view(np.float32)
         exact = rationals(product)
-        allowed = bound_of(product, model)
-        for at in np.ndindex(found.shape):
-            if np.isfinite(found[at]) and np.isfinite(allowed[at]):
-                assert abs(Fraction(float(found[at])) - exact[at[0]][at[1]]) <= Fraction(float(allowed[at]))
-            else:
-                assert np.isinf(allowed[at])
+        for bound in BOUNDS.values():
+            allowed = bound_of(bound, product, model)
+            for at in np.ndindex(found.shape):
+                if np.isfinite(found[at]) and np.isfinite(allowed[at]):
+                    assert abs(Fraction(float(found[at])) - exact[at[0]][at[1]]) <= Fraction(float(allowed[at]))
+                else:
+                    assert np.isinf(allowed[at])
+
+
+@pytest.mark.parametrize("model", ["sm120", "sm90_wgmma_fp8", "fp32", "exact"])
+def test_the_running_bound_is_the_smaller(model):
+    rng = np.random.default_rng(32)
+    product = sample(rng, "around 1", model, "e4m3", "e4m3")
+    assert (bound_of(running_bound, product, model) <= bound_of(a_priori_bound, product, model)).all()
 
 
 @pytest.mark.parametrize(
@@ -88,7 +104,7 @@ def test_the_running_bound_is_not_vacuous(model, closest):
     rng = np.random.default_rng(33)
     a, b = near_codes(rng, "e4m3", (16, 256), 9), near_codes(rng, "e4m3", (64, 256), 9)
     product = Product(a, b, rng.standard_normal((16, 64)).astype(np.float32), "e4m3", "e4m3")
-    exact, bound = exact_sum(a, b, product.c, **product.options), bound_of(product, model)
+    exact, bound = exact_sum(a, b, product.c, **product.options), bound_of(running_bound, product, model)
     found = product.fast(model).view(np.float32)
     assert within_bound(found, exact, bound).all()
     assert (np.abs(found - exact) / bound).max() > closest
@@ -103,7 +119,7 @@ def test_a_chain_under_another_model_leaves_the_bound():
     rng = np.random.default_rng(34)
     a, b = near_codes(rng, "e4m3", (16, 256), 3), near_codes(rng, "e4m3", (16, 256), 3)
     product = Product(a, b, np.zeros((16, 16), np.float32), "e4m3", "e4m3")
-    exact, bound = exact_sum(a, b, product.c, **product.options), bound_of(product, "sm120")
+    exact, bound = exact_sum(a, b, product.c, **product.options), bound_of(running_bound, product, "sm120")
     assert within_bound(product.fast("sm120").view(np.float32), exact, bound).all()
     assert within_bound(product.fast("sm90_wgmma_fp8").view(np.float32), exact, bound).mean() < 0.05
 
@@ -129,17 +145,20 @@ def test_the_bound_follows_the_chain_itself(model, a_format, b_format):
 
 
 @pytest.mark.parametrize("spread", [3, 100])
-def test_exact_sums(spread):
+def test_exact_and_magnitude_sums(spread):
     rng = np.random.default_rng(37)
     a, b = finite_codes(rng, "e4m3", (3, 64)), finite_codes(rng, "e2m1", (4, 64))
     scales = [rng.integers(127 - spread, 127 + spread, (rows, 2)).astype(np.uint8) for rows in (3, 4)]
     product = Product(a, b, accumulators(rng, (3, 4), -5, 5), "e4m3", "e2m1", *scales)
-    found, wanted = exact_sum(a, b, product.c, **product.options), rationals(product)
-    for at in np.ndindex(found.shape):
-        value, x = Fraction(float(found[at])), wanted[at[0]][at[1]]
-        assert abs(value - x) <= abs(x) * Fraction(1, 2**52)
-        # Rounded to odd: inexact only where the last bit is 1.
-        assert value == x or int(found[at].view(np.uint64)) & 1
+    for found, wanted in (
+        (exact_sum(a, b, product.c, **product.options), rationals(product)),
+        (magnitude_sum(a, b, product.c, **product.options), rationals(product, magnitudes=True)),
+    ):
+        for at in np.ndindex(found.shape):
+            value, x = Fraction(float(found[at])), wanted[at[0]][at[1]]
+            assert abs(value - x) <= abs(x) * Fraction(1, 2**52)
+            # Rounded to odd: inexact only where the last bit is 1.
+            assert value == x or int(found[at].view(np.uint64)) & 1
 
 
 def test_where_nothing_is_promised_the_bound_is_infinite():
@@ -151,7 +170,27 @@ def test_where_nothing_is_promised_the_bound_is_infinite():
         product = Product(a, b, c, "e5m2", "e5m2", scales, scales)
         for model in ("sm120", "fp32", "exact"):
             found = product.fast(model).view(np.float32)
-            assert np.isinf(bound_of(product, model)[~np.isfinite(found)]).all()
+            for bound in BOUNDS.values():
+                assert np.isinf(bound_of(bound, product, model)[~np.isfinite(found)]).all()
+
+
+def test_split_k_bound():
+    rng = np.random.default_rng(39)
+    a, b = near_codes(rng, "e4m3", (8, 256), 3), near_codes(rng, "e2m1", (8, 256), 1)
+    zeros = np.zeros((8, 8), np.float32)
+    options = {"model": "sm120", "a_format": "e4m3", "b_format": "e2m1"}
+    parts = [(a[:, k : k + 64], b[:, k : k + 64], zeros) for k in range(0, 256, 64)]
+    found = split_k_sum(np.stack([tensor_core_mma(*part, **options) for part in parts]))
+    formats = {"a_format": "e4m3", "b_format": "e2m1"}
+    bound = split_k_bound(
+        np.stack([running_bound(*part, **options) for part in parts]), magnitude_sum(a, b, zeros, **formats)
+    )
+    assert within_bound(found, exact_sum(a, b, zeros, **formats), bound).all()
+    # Where all parts are exact what is left is the additions': nothing for one part.
+    assert (split_k_bound(np.zeros((1, 3)), np.ones(3)) == 0).all()
+    assert (split_k_bound(np.zeros((3, 3)), np.ones(3)) >= 2 * 2.0**-24).all()
+    with pytest.raises(ArgumentError, match="bounds"):
+        split_k_bound(np.zeros((2, 4)), np.ones(3))
 
 
 @pytest.mark.parametrize(("fmt", "ulp", "smallest"), [(BF16, 2.0**-7, 2.0**-133), (FP16, 2.0**-10, 2.0**-24)])

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 from support.mma_operands import CASES, DEFINED, Product, accumulators, code_dtype, every_code, finite_codes, near_codes
 
-from refmoe.reference.mma import ELEMENT_FORMATS, MODELS
+from refmoe.formats import FP32
+from refmoe.reference.mma import ELEMENT_FORMATS, MODELS, split_k_sum
 from refmoe.reference.mma.alignment import Outputs
 from refmoe.reference.mma.fused import FusedChain, fused_chain
 from refmoe.reference.mma.operands import Operand, table
+from refmoe.reference.scalar.mma import round_to_nearest
+from refmoe.reference.scalar.numbers import Number, NumberKind
 
 FILLS = {
     "every code": every_code,
@@ -146,3 +149,20 @@ def test_no_rows_or_no_columns_is_no_output(model):
     a, b = np.zeros((0, 64), np.uint8), np.zeros((4, 64), np.uint8)
     assert Product(a, b, np.zeros((0, 4), np.float32), "e4m3", "e4m3").fast(model).shape == (0, 4)
     assert Product(b, a, np.zeros((4, 0), np.float32), "e4m3", "e4m3").fast(model).shape == (4, 0)
+
+
+def test_split_k_adds_its_parts_in_order_to_nearest():
+    rng = np.random.default_rng(18)
+    parts = accumulators(rng, (5, 64), -12, 12)
+    found = split_k_sum(parts).view(np.uint32)
+    for i, column in enumerate(parts.T):
+        bits = int(column[:1].view(np.uint32)[0])
+        for part in column[1:]:
+            total = FP32.decode(bits) + FP32.decode(int(part.view(np.uint32)))
+            bits = round_to_nearest(Number(NumberKind.FINITE, total < 0, abs(total)), FP32)
+        assert found[i] == bits
+    two = np.array([[2.0**24], [1.0], [1.0]], np.float32)
+    # To nearest even, one at a time: both ones are lost; the other way round they are not.
+    assert split_k_sum(two)[0] == 2.0**24
+    assert split_k_sum(two[::-1].copy())[0] == 2.0**24 + 2
+    assert split_k_sum(np.array([[np.inf], [-np.inf]], np.float32)).view(np.uint32)[0] == 0x7FFFFFFF

@@ -11,7 +11,7 @@ from support.mma_operands import Product
 
 from refmoe.errors import ArgumentError
 from refmoe.formats import FP32
-from refmoe.reference.mma import MODELS, exact_sum, running_bound, within_bound
+from refmoe.reference.mma import MODELS, a_priori_bound, exact_sum, running_bound, within_bound
 from refmoe.reference.scalar import mma as specification
 
 NAME = "sm90_mma_f16acc"
@@ -126,11 +126,15 @@ def test_a_c_that_fp16_cannot_hold_is_refused(value):
 
 
 @pytest.mark.parametrize("name", [name for name in CLASSES if name != "special"])
-def test_the_bound_holds(name):
+def test_the_bounds_hold(name):
     given = product(name, k=128)
     values = given.fast(NAME).view(np.float32)
     exact = exact_sum(given.a, given.b, given.c, **given.options)
-    running = running_bound(given.a, given.b, given.c, model=NAME, **given.options)
+    running, before = (
+        f(given.a, given.b, given.c, model=NAME, **given.options) for f in (running_bound, a_priori_bound)
+    )
     assert within_bound(values, exact, running).all()
+    assert within_bound(values, exact, before).all()
     if name == "normal":
+        assert (running <= before).all()
         assert (np.abs(values - exact) / running).max() > 0.1

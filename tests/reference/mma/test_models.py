@@ -11,7 +11,7 @@ from support.mma_operands import Product
 
 from refmoe.errors import ArgumentError
 from refmoe.formats import E2M1, E4M3, FP32
-from refmoe.reference.mma import ELEMENT_FORMATS, MODELS, Evidence, as_model, tensor_core_mma
+from refmoe.reference.mma import ELEMENT_FORMATS, MODELS, Evidence, as_model, split_k_sum, tensor_core_mma
 
 NAMES = {
     "exact", "fp32", "sm120", "sm100", "sm90_wgmma_fp8", "sm90_mma", "sm90_wgmma", "sm90_mma_k8", "sm90_mma_fp8",
@@ -269,6 +269,12 @@ def test_a_refusal_says_what_the_model_has():
     positional, named = arguments(model="sm90_mma_k8")
     with pytest.raises(ArgumentError, match="found e4m3 x e2m1; needed a pair that sm90_mma_k8 has: bf16 x bf16"):
         tensor_core_mma(*positional, **named)
+
+
+@pytest.mark.parametrize("parts", [np.zeros((0, 3), np.float32), np.zeros(3), [1.0]])
+def test_split_k_refusals(parts):
+    with pytest.raises(ArgumentError, match="parts"):
+        split_k_sum(parts)
 
 
 def test_inputs_are_left_alone_and_may_be_read_only():

@@ -12,7 +12,7 @@ from support.mma_operands import Product
 from refmoe.errors import ArgumentError
 from refmoe.formats import E2M1, FP32, UE4M3
 from refmoe.reference.gemm import grouped_gemm
-from refmoe.reference.mma import MODELS, running_bound, tensor_core_mma
+from refmoe.reference.mma import MODELS, a_priori_bound, magnitude_sum, running_bound, tensor_core_mma
 from refmoe.reference.scalar import mma as specification
 from refmoe.reference.scalar.numbers import Number, NumberKind, decode
 from refmoe.reference.tensor import MXTensor
@@ -288,10 +288,11 @@ def test_k_is_a_multiple_of_64(k):
     refused("a", "K a positive multiple of 64", **changes, **scales)
 
 
-def test_there_is_no_bound():
+@pytest.mark.parametrize("bound", [running_bound, a_priori_bound, magnitude_sum])
+def test_there_is_no_bound(bound):
     given = draw("normal")
     with pytest.raises(ArgumentError, match="no bound for grouped blocks"):
-        running_bound(given.a, given.b, given.c, model=NAME, **given.options)
+        bound(given.a, given.b, given.c, model=NAME, **given.options)
 
 
 def test_a_grouped_gemm_is_refused():
