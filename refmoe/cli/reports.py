@@ -86,7 +86,9 @@ def gate(
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="REPORT.json...", help="Reports of parity, stress, conformance, bench or drift."),
+        typer.Argument(
+            metavar="REPORT.json...", help="Reports of parity, stress, conformance, bench, drift or convert."
+        ),
     ],
     html: Annotated[Path | None, file_option("Write one self-contained HTML page of all reports.")] = None,
     markdown: Annotated[Path | None, file_option("Write the parity reports as Markdown.")] = None,

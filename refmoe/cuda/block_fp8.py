@@ -21,7 +21,7 @@ SCALES = ("fp32", "ue8m0")
 LAYOUTS = ("k_major", "mn_major")
 TILE_ROWS = 128  # kTileRows
 TILE_THREADS = 256  # kTileThreads
-# As many as can be resident: 2048 threads. More tiles than that are taken in a loop.
+# Registers let two or three be resident at a time. More tiles than these are taken in a loop.
 TILE_CTAS_PER_MULTIPROCESSOR = 8
 
 

@@ -185,8 +185,7 @@ def _tile_scales(amax: NDArray[np.uint32], policy: str, scales: str) -> NDArray[
 def _power_of_two(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """FP32 bits rounded up to a power of two from 2^-126 to 2^127, NaN and infinity to the latter."""
     fields = (bits + np.uint32(0x7FFFFF)) >> np.uint32(23)
-    clamped: NDArray[np.uint32] = np.clip(fields, 1, 254).astype(np.uint32)
-    return clamped << np.uint32(23)
+    return np.asarray(np.clip(fields, 1, 254) << np.uint32(23), np.uint32)
 
 
 def _encode(values: NDArray[np.float32]) -> NDArray[np.uint8]:
