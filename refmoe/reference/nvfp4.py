@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,9 +124,10 @@ def nvfp4_encode_scale(amax: np.float32 | float) -> np.float32:
 def quantize_nvfp4(x: NDArray[np.generic], *, global_encode_scale: np.float32 | float | None = None) -> NVFP4Tensor:
     """Quantize to NVFP4: E2M1 codes, one UE4M3 scale for every 16 elements of the last axis, one FP32 for all.
 
-    The edges are refmoe's policy `exact`. A block whose scale rounds to 0 has codes 0 with the elements' signs. A NaN
-    or an infinity poisons its block: scale 0x7F (NaN), codes 0. Neither reaches another block: the tensor's largest
-    magnitude is that of its finite elements.
+    Finite blocks are TransformerEngine's, bit for bit. A block of zeros has scale 0 and its elements' signs. A block
+    whose scale rounds to 0 is encoded with FLT_MAX, so its codes are 6 with its elements' signs, worth 0.
+    What is not finite is refmoe's policy `exact`: a NaN or an infinity poisons its block, scale 0x7F (NaN) and codes
+    0. It reaches no other block: the tensor's largest magnitude is that of its finite elements.
 
     Args:
         x: BF16 (ml_dtypes.bfloat16), FP16 or FP32 [..., K], C-contiguous, K a multiple of 16; may be empty.
@@ -225,8 +227,8 @@ def _quantize_blocks(
         np.take(_code_table(UE4M3), _round_to_odd(wanted.view(np.uint32)), out=scales)
         values = np.take(UE4M3.values().astype(np.float32), scales)
         encode = np.minimum(_ONE / (values * np.float32(_ONE / encode_scale)), _FLT_MAX)
-        # A scale of 0 is a block of zeros, whatever its elements were.
-        encode[scales == 0] = 0
+        # 0 for a block of zeros: FLT_MAX would give the same codes, signed zeros.
+        encode[amax == 0] = 0
         scaled = bits.view(np.float32) * encode[:, None]
     np.take(_code_table(NVFP4.element), _round_to_odd(scaled.view(np.uint32)), out=codes)
     codes[bad] = 0
@@ -246,7 +248,7 @@ def _code_table(fmt: Format) -> NDArray[np.uint8]:
     with np.errstate(invalid="ignore"):
         values = bits.view(np.float32).astype(np.float64)
     steps = [float(fmt.decode(code)) for code in range(fmt.max_code + 1)]
-    middles = np.array([(low + high) / 2 for low, high in zip(steps[:-1], steps[1:], strict=True)])
+    middles = np.array([(low + high) / 2 for low, high in pairwise(steps)])
     code = np.searchsorted(middles, np.nan_to_num(values, posinf=1e9), side="left")
     tie = np.isin(values, middles)
     code[tie] += code[tie] % 2
