@@ -35,6 +35,9 @@ Patterns = NDArray[np.uint16]
 _BLOCK = NVFP4.block
 #: The largest magnitude of most fills, and the global encode scale that it gives.
 _TOP, _G = 84.0, 32.0
+#: Those of the fill `scale-ties`. 38.4 is rounded, and so is its sixth: every other order of the operations of the rule
+#: (g / 6, amax / 6, amax * g first) gives another byte for some amax on a tie.
+_TOP_OF_TIES, _G_OF_TIES = 70.0, 38.4
 _SCALES: Values = UE4M3.values()[: UE4M3.max_code + 1]
 _STEPS: Values = E2M1.values()[: E2M1.max_code + 1]
 
@@ -62,9 +65,9 @@ def _placed(format: InputFormat, draw: Draw, elements: Values, maxima: Values, m
     return _signed(format, draw, format.patterns(elements), m, k)
 
 
-def _signed(format: InputFormat, draw: Draw, magnitudes: NDArray[Any], m: int, k: int) -> Patterns:
+def _signed(format: InputFormat, draw: Draw, magnitudes: NDArray[Any], m: int, k: int, top: float = _TOP) -> Patterns:
     patterns: Patterns = magnitudes.astype(np.uint16).reshape(-1)
-    patterns[:1] = format.patterns(np.array([_TOP]))
+    patterns[:1] = format.patterns(np.array([top]))
     return (patterns.reshape(-1, _BLOCK) | draw.signs((patterns.size // _BLOCK, _BLOCK))).reshape(m, k)
 
 
@@ -111,13 +114,13 @@ def _scale_bytes(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
 
 
 def _scale_ties(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
-    """Block maxima whose scale lies half way between two UE4M3 values, and one input ulp beside."""
+    """Block maxima whose scale lies half way between two UE4M3 values but for rounding, and one input ulp beside."""
     blocks, _ = _shape(m, k)
     middle = _middles(_SCALES)[np.arange(blocks) % UE4M3.max_code]
-    magnitudes = format.patterns(_below(draw, 5 * middle / _G, 3)).astype(np.int64)
-    maxima = _nudged(draw, format.patterns(6 * middle / _G))
+    magnitudes = format.patterns(_below(draw, 5 * middle / _G_OF_TIES, 3)).astype(np.int64)
+    maxima = _nudged(draw, format.patterns(6 * middle / _G_OF_TIES))
     magnitudes[np.arange(blocks), draw.integers(_BLOCK, (blocks,))] = maxima
-    return _signed(format, draw, magnitudes, m, k)
+    return _signed(format, draw, magnitudes, m, k, _TOP_OF_TIES)
 
 
 def _every_maximum(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
@@ -275,6 +278,7 @@ def _quick() -> Iterator[Case]:
     yield _case("fingerprint", 1, 2880, layout="128x4")
     yield _case("fingerprint", 2, 2880)
     yield _case("fingerprint", 3, 16, layout="128x4")  # one block
+    yield _case("fingerprint", 130, 80, layout="128x4")  # past one tile of 128 rows
     for fill in ("rne-ties", "scale-bytes", "scale-ties", "every-element"):
         yield _case(fill, 8, 400)
         yield _case(fill, 8, 400, dtype="fp16", layout="128x4")
