@@ -528,6 +528,7 @@ EXPAND = Family(
         settings={
             **{"num_experts": "e", "first_expert": "first_expert", "top_k": "t"},
             **{"mode": "mode", "edge": "edge", "layout": "layout", "input_sf_layout": "input_sf"},
+            **{"output": "output"},
         },
     ),
     sources=("expand",),
