@@ -227,6 +227,7 @@ def _expect_as(case: Case, inputs: Inputs) -> Expectation:
     _, first = np.unique(tokens, return_index=True)
     limits = _FILLS[case.fill].limits
     if case.output == "nvfp4":
+        assert expanded.scales is not None
         limits = NVFP4_FILLS.get(case.fill.removeprefix("nvfp4-"), _FILLS[case.fill]).limits
         if case.prescale != "none":
             limits = replace(limits, zeros=0.6, reason="channels differ by eight binades")

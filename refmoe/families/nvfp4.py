@@ -22,7 +22,7 @@ from refmoe.families.quantize import DECODE, FILE_OPTIONS, INPUT_FORMATS, LOOPIN
 from refmoe.families.quantize import FILLS as MX_FILLS
 from refmoe.families.stages import Codes, Scales
 from refmoe.families.vacuity import Limits, doubt_codes
-from refmoe.formats import E2M1, NVFP4, UE4M3
+from refmoe.formats import E2M1, FP32, NVFP4, UE4M3
 from refmoe.reference.layout import swizzle_scales, unpack_fp4
 from refmoe.reference.nvfp4 import NVFP4Tensor, nvfp4_encode_scale, quantize_nvfp4, tensor_amax
 
@@ -223,8 +223,8 @@ def global_scale(case: Case, x: NDArray[Any]) -> np.float32:
     factor = CALIBRATIONS[str(case.calibration)]
     if factor is None:
         return np.float32(1)
-    own = nvfp4_encode_scale(tensor_amax(x))
-    return np.float32(min(float(own) * factor, float(np.finfo(np.float32).max)))
+    own: float = float(nvfp4_encode_scale(tensor_amax(x)))
+    return np.float32(min(own * factor, float(FP32.max)))
 
 
 def _inputs(case: Case) -> Inputs:

@@ -261,7 +261,7 @@ def expand_as(
     elif output == "copy":
         of_tokens = values
     else:
-        factors = _token_factors(values) if factor is None else factor
+        factors = _token_factors(values) if factor is None else np.array([[factor]])
         of_tokens = fp8_codes(values, factors)
         if factor is None:
             scales = np.full(4 * topk_ids.size, byte, np.uint8).view(np.float32)
@@ -281,9 +281,9 @@ def prescaled(x: NDArray[Any], factors: NDArray[Any]) -> NDArray[Any]:
     return rounded
 
 
-def fp8_codes(x: NDArray[Any], factors: NDArray[np.float32] | np.float32) -> NDArray[np.uint8]:
-    """E4M3(x * factors), the product rounded to FP32 first; saturating at 448, 0x7F for every NaN."""
-    product = fp32.multiply(x.astype(np.float32), np.asarray(factors, np.float32))
+def fp8_codes(x: NDArray[Any], factors: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """E4M3(x * factors) of x [T, K] and factors [T, 1] or [1, 1], the product rounded to FP32 first; saturating at 448, 0x7F for every NaN."""
+    product = fp32.multiply(x.astype(np.float32), factors)
     with np.errstate(invalid="ignore"):
         codes = np.clip(product, -448, 448).astype(E4M3.dtype).view(np.uint8)
     codes[np.isnan(product)] = 0x7F

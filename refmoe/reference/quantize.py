@@ -98,7 +98,7 @@ def quantize_mxfp4(
 
 
 @overload
-def quantize(
+def quantize(  # type: ignore[overload-overlap]
     x: NDArray[np.generic], format: Literal["nvfp4"], *, policy: Policy | str | None = None
 ) -> NVFP4Tensor: ...
 @overload
