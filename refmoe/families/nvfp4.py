@@ -215,7 +215,7 @@ _FILLS = (
 )
 
 #: The input data of NVFP4, by name.
-NVFP4_FILLS: Mapping[str, Fill] = MappingProxyType({fill.name: fill for fill in _FILLS})
+NVFP4_FILLS = Fill.by_name(*_FILLS)
 
 
 def global_scale(case: Case, x: NDArray[Any]) -> np.float32:
@@ -244,8 +244,8 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     rows, blocks = made.scales.shape
     scales = swizzle_scales(made.scales, case.layout, fill=case.poison)
     stages = (
-        Codes("codes", made.codes.shape, made.scales, rows, case.poison, element=E2M1, block=_BLOCK),
-        Scales("scales", case.layout, rows, blocks, case.poison, UE4M3),
+        Codes("codes", made.codes.shape, made.scales, rows, element=E2M1, block=_BLOCK),
+        Scales("scales", case.layout, rows, blocks, UE4M3),
     )
     return Expectation(
         {"codes": made.codes, "scales": scales}, stages, doubt_nvfp4(made, NVFP4_FILLS[case.fill].limits)
