@@ -221,10 +221,9 @@ NVFP4_FILLS = Fill.by_name(*_FILLS)
 def global_scale(case: Case, x: NDArray[Any]) -> np.float32:
     """The global encode scale of a case with that data: its own, one of another calibration, or 1."""
     factor = CALIBRATIONS[str(case.calibration)]
-    if factor is None:
-        return np.float32(1)
-    own: float = float(nvfp4_encode_scale(tensor_amax(x)))
-    return np.float32(min(own * factor, float(FP32.max)))
+    own = float(nvfp4_encode_scale(tensor_amax(x)))
+    scale: np.float32 = np.float32(1 if factor is None else min(own * factor, float(FP32.max)))
+    return scale
 
 
 def _inputs(case: Case) -> Inputs:

@@ -102,7 +102,8 @@ def tensor_amax(x: NDArray[np.generic]) -> np.float32:
         raise ArgumentError("x", describe(x), "an array of ml_dtypes.bfloat16, float16 or float32")
     magnitude = fp32_bits(x) & np.uint32(0x7FFFFFFF)
     finite = np.where(magnitude < _INFINITY, magnitude, np.uint32(0))
-    return np.float32(np.array([finite.max(initial=0)], np.uint32).view(np.float32)[0])
+    amax: np.float32 = np.array([finite.max(initial=0)], np.uint32).view(np.float32)[0]
+    return amax
 
 
 def nvfp4_encode_scale(amax: np.float32 | float) -> np.float32:
@@ -113,13 +114,12 @@ def nvfp4_encode_scale(amax: np.float32 | float) -> np.float32:
     Raises:
         ArgumentError: `amax` is negative or not finite.
     """
-    value = np.float32(amax)
+    value: np.float32 = np.float32(amax)
     if not np.isfinite(value) or value < 0:
         raise ArgumentError("amax", describe(amax), "a finite magnitude")
-    if value == 0:
-        return np.float32(1)
-    with np.errstate(over="ignore"):
-        return np.float32(min(np.float32(_RANGE / value), _FLT_MAX))
+    with np.errstate(over="ignore", divide="ignore"):
+        scale: np.float32 = min(np.float32(_RANGE / value), _FLT_MAX) if value else _ONE
+    return scale
 
 
 def quantize_nvfp4(x: NDArray[np.generic], *, global_encode_scale: np.float32 | float | None = None) -> NVFP4Tensor:
@@ -186,10 +186,10 @@ def checked_scale(name: str, value: object) -> np.float32:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
         raise ArgumentError(name, describe(value), "a float32 above 0, finite")
     with np.errstate(over="ignore"):
-        scale = np.float32(value)
+        scale: np.float32 = np.float32(value)
     if not 0 < scale < np.inf:
         raise ArgumentError(name, describe(value), "a float32 above 0, finite")
-    return np.float32(scale)
+    return scale
 
 
 def checked_encode_scale(value: object) -> np.float32:
