@@ -315,7 +315,8 @@ def _full() -> Iterator[Case]:
     for seed in (1, 2, 3):
         for dtype in INPUT_FORMATS:
             for fill in _PLAIN:
-                for calibration in CALIBRATIONS:
+                # Data of one size, or at the ends of the range, has one scale or none under other calibrations.
+                for calibration in ("own",) if fill in ("tiny", "huge", "gaussian") else CALIBRATIONS:
                     yield _case(fill, 65, 2880, dtype=dtype, seed=seed, calibration=calibration, layout="128x4")
     for k in range(_BLOCK, 528, _BLOCK):
         yield _case("fingerprint", 9, k, layout="128x4")
