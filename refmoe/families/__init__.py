@@ -18,6 +18,7 @@ from refmoe.families.family import Family
 from refmoe.families.finalize import FINALIZE
 from refmoe.families.gemm import SM12X_GEMM
 from refmoe.families.moe import MOE
+from refmoe.families.nvfp4 import NVFP4_QUANTIZE
 from refmoe.families.quantize import QUANTIZE
 from refmoe.families.routing import ROUTE
 from refmoe.printed_modules import prints_as
@@ -27,7 +28,10 @@ __all__ = ["FAMILIES", "Family", "family_called"]
 #: The families by name, in the order in which reports show them.
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (QUANTIZE, EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE, BLOCK_FP8_QUANTIZE)
+    for family in (
+        *(QUANTIZE, NVFP4_QUANTIZE, BLOCK_FP8_QUANTIZE),
+        *(EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE),
+    )
 }
 
 
@@ -39,11 +43,13 @@ def family_called(name: str) -> Family:
     Raises:
         ArgumentError: no family is called that.
     """
-    found = [family for each, family in FAMILIES.items() if isinstance(name, str) and name and name in each]
+    if not isinstance(name, str) or not name:
+        raise ArgumentError("family", describe(name), one_of(FAMILIES))
     if name in FAMILIES:
         return FAMILIES[name]
     # An operation has the name of its one source.
-    found = [family for family in found if family.sources == (name,)] or found
+    found = [family for family in FAMILIES.values() if family.sources == (name,)]
+    found = found or [family for each, family in FAMILIES.items() if name in each]
     if len(found) != 1:
         raise ArgumentError("family", describe(name), one_of(FAMILIES))
     return found[0]
