@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import FP16, MX_BLOCK
+from refmoe.formats import FP16, MX_BLOCK, MXFP8
 from refmoe.reference.mma.exact import exact_sums
 from refmoe.reference.mma.fma import fma_chain
 from refmoe.reference.mma.fused import fused_chain, unpacked_chain
@@ -44,8 +44,8 @@ def tensor_core_mma(
         model: a name of `MODELS`, or a model.
         a_format: a key of `ELEMENT_FORMATS`.
         b_format: likewise.
-        a_scales: uint8 [..., M, K/32] E8M0, one for every 32 elements; None is 2^0. `sm120_nvf4` needs uint8
-            [..., M, K/16] UE4M3, one for every 16, whose sign bit is ignored.
+        a_scales: uint8 [..., M, K/32] E8M0, one for every 32 elements; None is 2^0. `sm120_mxf4` needs them, and
+            `sm120_nvf4` needs uint8 [..., M, K/16] UE4M3, one for every 16, whose sign bit is ignored.
         b_scales: uint8 [..., N, K/32] or [..., N, K/16], likewise.
 
     Returns:
@@ -59,7 +59,7 @@ def tensor_core_mma(
     model = as_model(model)
     check_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
     chain = _chain(model, model.pair(a_format, b_format).block)
-    x, y, z = flat_operands(a, b, c, a_format, b_format, a_scales, b_scales)
+    x, y, z = flat_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
     with np.errstate(over="ignore", under="ignore"):
         out: NDArray[np.float32] = chain(x, y, z).astype(np.float32).reshape(c.shape)
     out.view(np.uint32)[np.isnan(out)] = NAN_BITS
@@ -100,6 +100,7 @@ def flat_operands(
     a: NDArray[np.unsignedinteger[Any]],
     b: NDArray[np.unsignedinteger[Any]],
     c: NDArray[np.float32],
+    model: AccumulationModel,
     a_format: str,
     b_format: str,
     a_scales: NDArray[np.uint8] | None,
@@ -110,9 +111,10 @@ def flat_operands(
     def flat(array: NDArray[Any]) -> NDArray[Any]:
         return array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:])
 
+    scaling = model.scaling or MXFP8
     return (
-        Operand(flat(a), ELEMENT_FORMATS[a_format], None if a_scales is None else flat(a_scales)),
-        Operand(flat(b), ELEMENT_FORMATS[b_format], None if b_scales is None else flat(b_scales)),
+        Operand(flat(a), ELEMENT_FORMATS[a_format], None if a_scales is None else flat(a_scales), scaling),
+        Operand(flat(b), ELEMENT_FORMATS[b_format], None if b_scales is None else flat(b_scales), scaling),
         flat(c),
     )
 
@@ -159,10 +161,11 @@ def check_operands(
             value = float(c[lost][0])
             raise ArgumentError("c", f"{value!r}", f"values of FP16, as the accumulators of {model.name} are FP16")
     for name, scales, rows in (("a_scales", a_scales, m), ("b_scales", b_scales, n)):
-        if model.group is not None:
-            shape = (*batch, rows, k // model.group)
+        if model.scaling is not None:
+            shape = (*batch, rows, k // model.scaling.block)
             if not isinstance(scales, np.ndarray) or scales.dtype != np.uint8 or scales.shape != shape:
-                raise ArgumentError(name, describe(scales), f"uint8 {list(shape)}, UE4M3, as {model.name} needs them")
+                kind = model.scaling.scale.name.upper()
+                raise ArgumentError(name, describe(scales), f"uint8 {list(shape)}, {kind}, as {model.name} needs them")
             continue
         if scales is None:
             continue

@@ -255,7 +255,7 @@ def test_selectors_of_scales(spelling: str, a_byte: int, a_thread: int, b_byte: 
     ("selectors", "message"),
     [
         ({"a_byte": 4}, "a byte-id of 4, not 0 to 3"),
-        ({"a_thread": 2}, "a thread-id of 2, not 0 to 1"),
+        ({"a_thread": 2}, "a thread-id of 2, not 0 or 1"),
         ({"b_thread": 4}, "a thread-id of 4, not 0 to 3"),
     ],
 )
