@@ -261,7 +261,8 @@ class MXFormat:
 MXFP8 = MXFormat("mxfp8", E4M3)
 MXFP4 = MXFormat("mxfp4", E2M1)
 NVFP4 = MXFormat("nvfp4", E2M1, UE4M3, 16)
-"""What the `kind::mxf4nvf4` instructions take. It is not in `MX_FORMATS`: no tensor of it is defined."""
+"""What the `kind::mxf4nvf4` instructions take. It is not in `MX_FORMATS`: a tensor of it has one FP32 factor more, see
+`refmoe.reference.nvfp4.NVFP4Tensor`."""
 
 MX_FORMATS: Mapping[str, MXFormat] = MappingProxyType({mx.name: mx for mx in (MXFP8, MXFP4)})
 """The formats that an `MXTensor` may have, by name."""
@@ -288,7 +289,7 @@ def _listed() -> Iterator[str]:
     yield ""
     for mx in (*MX_FORMATS.values(), NVFP4):
         codes = f"{mx.element.name} codes, {mx.codes_a_byte} a byte; {mx.block} share a scale of {mx.scale.name}"
-        yield f"{mx.name:<8} {codes}{'' if mx.name in MX_FORMATS else '; of instructions alone, no tensor has it'}"
+        yield f"{mx.name:<8} {codes}{'' if mx.name in MX_FORMATS else ', and all of a tensor one of fp32'}"
 
 
 _NOT_NUMBERS = {Specials.NONE: "none", Specials.ALL_ONES_NAN: "NaN, all ones", Specials.IEEE: "infinities and NaN"}

@@ -17,6 +17,7 @@ from refmoe.families.family import Family
 from refmoe.families.finalize import FINALIZE
 from refmoe.families.gemm import SM12X_GEMM
 from refmoe.families.moe import MOE
+from refmoe.families.nvfp4 import NVFP4_QUANTIZE
 from refmoe.families.quantize import QUANTIZE
 from refmoe.families.routing import ROUTE
 from refmoe.printed_modules import prints_as
@@ -25,7 +26,7 @@ __all__ = ["FAMILIES", "Family", "family_called"]
 
 #: The families by name, in the order in which reports show them.
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (QUANTIZE, EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE)
+    family.name: family for family in (QUANTIZE, NVFP4_QUANTIZE, EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE)
 }
 
 

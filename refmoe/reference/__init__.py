@@ -30,6 +30,7 @@ from refmoe.reference.moe import (
     moe_layer,
     path_steps,
 )
+from refmoe.reference.nvfp4 import NVFP4Tensor, dequantize_nvfp4, nvfp4_encode_scale, quantize_nvfp4
 from refmoe.reference.quantize import quantize, quantize_mxfp4, quantize_mxfp8
 from refmoe.reference.routing import route_softmax_topk, router_logits
 from refmoe.reference.tensor import MXTensor, dequantize
@@ -41,6 +42,7 @@ __all__ = [
     "MXTensor",
     "MoELayer",
     "MoEStages",
+    "NVFP4Tensor",
     "Permutation",
     "QuantizedRows",
     "build_permutation",
@@ -50,6 +52,7 @@ __all__ = [
     "dequantize",
     "dequantize_mxfp4",
     "dequantize_mxfp8",
+    "dequantize_nvfp4",
     "expand",
     "expert_base_rows",
     "expert_scale_rows",
@@ -60,12 +63,14 @@ __all__ = [
     "layer_enclosure",
     "moe_float64",
     "moe_layer",
+    "nvfp4_encode_scale",
     "pack_fp4",
     "path_steps",
     "plain_fp8",
     "quantize",
     "quantize_mxfp4",
     "quantize_mxfp8",
+    "quantize_nvfp4",
     "route_softmax_topk",
     "router_logits",
     "scale_buffer_size",
