@@ -43,15 +43,14 @@ from refmoe.reference.layout import checked_count
 
 UInt8Array = npt.NDArray[np.uint8]
 
-#: The tiles that the kernel is built in: one a width, what the choice is among, then two more.
+#: The tiles that the kernel is built in: one a width, what the choice is among, then a shallow one for a short K.
 TILES: tuple[Tile, ...] = (
     Tile(128, 8, 512),
     Tile(128, 16, 256),
     Tile(128, 32, 256),
     Tile(128, 64, 256),
     Tile(128, 128, 256),
-    Tile(128, 8, 256),
-    Tile(128, 128, 128),
+    Tile(128, 8, 128),
 )
 DYNAMIC_TILES = TILES[:5]
 

@@ -18,6 +18,7 @@ from refmoe.families.finalize import FINALIZE
 from refmoe.families.gemm import SM12X_GEMM
 from refmoe.families.moe import MOE
 from refmoe.families.nvfp4 import NVFP4_QUANTIZE
+from refmoe.families.nvfp4_gemm import SM12X_NVFP4_GEMM
 from refmoe.families.quantize import QUANTIZE
 from refmoe.families.routing import ROUTE
 from refmoe.printed_modules import prints_as
@@ -26,12 +27,19 @@ __all__ = ["FAMILIES", "Family", "family_called"]
 
 #: The families by name, in the order in which reports show them.
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (QUANTIZE, NVFP4_QUANTIZE, EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE)
+    family.name: family
+    for family in (
+        *(QUANTIZE, NVFP4_QUANTIZE, EXPAND),
+        *(SM12X_GEMM, SM12X_NVFP4_GEMM),
+        *(ROUTE, ACTIVATION, FINALIZE, MOE),
+    )
 }
 
 
 def family_called(name: str) -> Family:
-    """The family of a name, or of a part of its name that no other family has: "quantize" is mxfp8_quantize.
+    """The family of a name, of an operation, or of a part of its name that no other family has.
+
+    "gemm" is sm12x_gemm, whose operation is called that, and "mxfp8" is mxfp8_quantize.
 
     Raises:
         ArgumentError: no family is called that.
@@ -39,6 +47,7 @@ def family_called(name: str) -> Family:
     found = [family for each, family in FAMILIES.items() if isinstance(name, str) and name and name in each]
     if name in FAMILIES:
         return FAMILIES[name]
+    found = [family for family in FAMILIES.values() if family.sources == (name,)] or found
     if len(found) != 1:
         raise ArgumentError("family", describe(name), one_of(FAMILIES))
     return found[0]

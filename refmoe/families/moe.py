@@ -24,7 +24,8 @@ from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_ids
 from refmoe.families.expand import INPUT_SF
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, LaunchFailed, Outputs
 from refmoe.families.finalize import TokenSums
-from refmoe.families.gemm.family import ASSUMPTION, BIAS, MODEL
+from refmoe.families.gemm.epilogue import BIAS
+from refmoe.families.gemm.family import ASSUMPTION, MODEL
 from refmoe.families.gemm.stages import Products
 from refmoe.families.quantize import EDGE, MODE
 from refmoe.families.real_data import EXPERT, FFN_INPUT, read_activations, tile_rows

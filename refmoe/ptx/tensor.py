@@ -12,10 +12,10 @@ D [16, 8] = A [16, K] * B [K, 8] + C [16, 8]. With g = lane / 4, t = lane % 4, a
     C  row g    columns 2t, 2t+1:  c[0], c[1]     FP32, a register each
        row g+8  columns 2t, 2t+1:  c[2], c[3]
 
-E2M1 elements sit in bits 2..5 of a byte each, but in kind::mxf4 and kind::mxf4nvf4, which pack two. With block scales a 32-bit
-register holds four bytes, of which `byte` chooses one E8M0, or with scale_vec::2X two neighbours, 0 or 2 the first of
-them, one for every 32 of K; all four are UE4M3 scales, one for every 16 of K, with scale_vec::4X. A's scales come from
-two lanes of each quad, B's from one, which `thread` chooses:
+E2M1 elements sit in bits 2..5 of a byte each, but in kind::mxf4 and kind::mxf4nvf4, which pack two. With
+block scales a 32-bit register holds four bytes, of which `byte` chooses one E8M0, or with scale_vec::2X two neighbours,
+one for every 32 of K, of which `byte`, 0 or 2, is the first; all four are UE4M3 scales, one for every 16 of K, with
+scale_vec::4X. A's scales come from two lanes of each quad, B's from one, which `thread` chooses:
 
     A  thread 0:  lane 4g holds row g, lane 4g+1 row g+8          B  thread i:  lane 4g+i holds column g
        thread 1:  lane 4g+2        row g, lane 4g+3 row g+8

@@ -33,6 +33,8 @@ _OUTPUTS: dict[np.dtype[Any], np.dtype[Any]] = {
 }
 """The output types, and the unsigned integers that hold their bits."""
 
+_ADDENDS = tuple(_OUTPUTS)
+
 
 @dataclass(frozen=True)
 class _Operand:
@@ -107,9 +109,9 @@ def grouped_gemm(
         raise ArgumentError("offsets", describe(offsets), f"int64 [{experts + 1}] for {experts} experts")
     if offsets[-1] > tokens:
         raise ArgumentError("offsets", f"{offsets[-1]} rows in use", f"at most the {tokens} rows of activations")
-    _check_addend("bias", bias, (experts, n), (np.dtype(np.float32), _BF16, np.dtype(np.float16)))
-    _check_addend("alpha", alpha, (experts,), (np.dtype(np.float32),))
-    dtype = _checked_output(out_dtype)
+    check_addend("bias", bias, (experts, n))
+    check_addend("alpha", alpha, (experts,), (np.dtype(np.float32),))
+    dtype = checked_output(out_dtype)
 
     _check_pair(weights, activations, chosen)
     _check_scales("activations", activations, chosen)
@@ -124,7 +126,7 @@ def grouped_gemm(
         sums = _multiply(_operand(weights, expert, chosen), _operand(activations, rows, chosen), chosen)
         factor = None if alpha is None else alpha[expert]
         addend = None if bias is None else bias[expert]
-        out[rows] = _finish(sums, factor, addend, dtype)
+        out[rows] = finish_sums(sums, factor, addend, dtype)
     return out
 
 
@@ -191,10 +193,10 @@ def _multiply(left: _Operand, right: _Operand, model: AccumulationModel) -> NDAr
     return np.ascontiguousarray(sums.T)
 
 
-def _finish(
+def finish_sums(
     sums: NDArray[np.float32], alpha: np.float32 | None, bias: NDArray[Any] | None, dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """Alpha, bias and the cast."""
+    """RN(RN(alpha * sums) + bias) as `dtype`: `sums` [rows, N], bias [N]; what is None is left out."""
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         if alpha is not None:
             sums = alpha * sums
@@ -261,7 +263,14 @@ def _check_bf16(activations: NDArray[Any]) -> None:
         raise ArgumentError("activations", describe(activations), needed)
 
 
-def _check_addend(argument: str, value: object, shape: tuple[int, ...], dtypes: tuple[np.dtype[Any], ...]) -> None:
+def check_addend(
+    argument: str, value: object, shape: tuple[int, ...], dtypes: tuple[np.dtype[Any], ...] = _ADDENDS
+) -> None:
+    """Refuse an alpha or a bias that is neither None nor an array of that shape and one of those dtypes.
+
+    Raises:
+        ArgumentError: it is something else.
+    """
     if value is None:
         return
     if not isinstance(value, np.ndarray) or value.dtype not in dtypes or value.shape != shape:
@@ -269,7 +278,12 @@ def _check_addend(argument: str, value: object, shape: tuple[int, ...], dtypes: 
         raise ArgumentError(argument, describe(value), f"{names} {list(shape)}")
 
 
-def _checked_output(out_dtype: npt.DTypeLike) -> np.dtype[Any]:
+def checked_output(out_dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """The output type.
+
+    Raises:
+        ArgumentError: it is none that a GEMM has.
+    """
     try:
         dtype = np.dtype(out_dtype)
     except TypeError:

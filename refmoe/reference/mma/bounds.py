@@ -23,7 +23,7 @@ from refmoe.reference.mma.alignment import Outputs
 from refmoe.reference.mma.exact import exact_sums
 from refmoe.reference.mma.fma import fma_steps
 from refmoe.reference.mma.fused import FusedChain, widened_blocks
-from refmoe.reference.mma.grouped import add_block, grouped_terms
+from refmoe.reference.mma.grouped import add_block, align_block, grouped_terms
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind, as_model
 from refmoe.reference.mma.operands import ABSENT, Operand, scale_values, table
 from refmoe.reference.mma.product import check_operands, flat_operands
@@ -256,13 +256,14 @@ def _running_fused(
 def _running_grouped(
     a: Operand, b: Operand, c: NDArray[np.float32], model: AccumulationModel, block: int
 ) -> NDArray[np.float64]:
-    """The bound of the chain of one product, c [1, M, N]."""
-    acc, bound = c[0].astype(np.float64), np.zeros(c.shape[1:])
+    acc, bound = c.astype(np.float64), np.zeros(c.shape)
     smallest = 2.0 ** (model.accumulator.emin - model.result_bits)
     for significands, exponents in grouped_terms(a, b, model, block):
-        acc, unit, inexact = add_block(significands, exponents, acc, model)
+        terms, c_units, unit = align_block(significands, exponents, acc, model)
+        inexact = (np.trunc(terms) != terms).sum(axis=0) + (np.trunc(c_units) != c_units)
+        acc = add_block(significands, exponents, acc, model)
         bound += inexact * unit + 2.0**-model.result_bits * np.abs(acc) + smallest
-    return bound[None]
+    return bound
 
 
 def _sums(

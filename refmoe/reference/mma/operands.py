@@ -159,5 +159,7 @@ def scale_values(fmt: Format) -> NDArray[np.float64]:
         values = power_of_two(np.arange(256) - E8M0.bias)
         values[fmt.nan_code] = np.nan
     else:
-        values = np.array([np.nan if fmt.is_nan(code) else float(fmt.decode(code)) for code in scale_codes(fmt).tolist()])
+        values = np.array(
+            [np.nan if fmt.is_nan(code) else float(fmt.decode(code)) for code in scale_codes(fmt).tolist()]
+        )
     return values

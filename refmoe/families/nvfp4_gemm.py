@@ -1,0 +1,727 @@
+"""The family `sm12x_nvfp4_gemm`: fills, expectation, run and cases of the grouped GEMM in NVFP4 on both sides.
+
+A block scale of NVFP4 has three bits of significand and a range of 17 binades, and the instruction aligns whole groups
+of 16 products by their scales. So the fills differ from those of MXFP8: whole numbers as scales, each byte as a scale,
+groups that cancel and leave what the alignment cut. Codes are made directly but for `gaussian` and `real`, which
+quantize; their alpha is then the product of the two global decode scales.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.chips import DEFAULT_ARCH
+from refmoe.cuda.gemm.tile import MIN_STAGES, Tile, parse_tile
+from refmoe.cuda.nvfp4_gemm import TILES, max_stages
+from refmoe.draw import Draw
+from refmoe.families.case import Shape, number, refused, triple
+from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
+from refmoe.families.family import POISON, Assumption, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.gemm.epilogue import (
+    ALPHA,
+    BIAS,
+    BITS,
+    OUTPUTS,
+    FloatArray,
+    distinct_alpha,
+    distinct_bias,
+    epilogue,
+    interval,
+    output_bits,
+    token_scale_buffer,
+)
+from refmoe.families.gemm.stages import Products
+from refmoe.families.real_data import FFN, FFN_INPUT, read_activations, tile_rows
+from refmoe.families.vacuity import Limits, doubt_products
+from refmoe.formats import E2M1, MX_BLOCK, NVFP4, UE4M3
+from refmoe.reference.layout import pack_fp4, swizzle_weight_scales, unpack_fp4
+from refmoe.reference.nvfp4 import NVFP4Tensor, quantize_nvfp4
+from refmoe.reference.nvfp4_gemm import MODEL, nvfp4_alpha, nvfp4_grouped_gemm, nvfp4_product_bounds
+
+if TYPE_CHECKING:
+    from refmoe.cuda.device import Device
+
+_EVIDENCE = MODEL.pair("e2m1", "e2m1").evidence.value
+
+ASSUMPTION = Assumption(
+    MODEL.name,
+    _EVIDENCE,
+    f"assumed of the tensor cores: the accumulation model {MODEL.name} ({MODEL.instruction}), whose evidence is "
+    f"{_EVIDENCE}: groups of 16 summed exactly, aligned once with 35 bits, truncated. Extrapolated from SM90 in it are "
+    "that zeros set no exponent, and the least exponent -133. No SM12x chip has answered yet. On ptx the executor "
+    "computes the instruction by that model; on a GPU that lacks it the kernel does, in software. FP32 results "
+    "also lie inside the model's running error bound around the exact sum, which is computed apart from it.",
+)
+
+_BLOCK = NVFP4.block
+_SIGN, _ONE = 8, 0x38
+_NAN_SCALE, _LARGEST_SCALE, _SCALE_SIGN = 0x7F, UE4M3.max_code, 0x80
+#: Elements of one instruction, and its groups.
+_STEP, _GROUPS = 64, 4
+#: Elements at the end of K that the fill `zero-padded` leaves zero, as 2880 is padded to 2944.
+PADDED_K = 64
+
+Codes = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+
+
+class Size(NamedTuple):
+    """Extents of the operands: `rows` tokens and `experts` times `n` weight rows, `k` elements each."""
+
+    rows: int
+    k: int
+    n: int
+    experts: int
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Shape of the tokens' elements."""
+        return self.rows, self.k
+
+    @property
+    def weights(self) -> tuple[int, int, int]:
+        """Shape of the weights' elements."""
+        return self.experts, self.n, self.k
+
+    @property
+    def token_blocks(self) -> tuple[int, int]:
+        """Shape of the tokens' scales."""
+        return self.rows, self.k // _BLOCK
+
+    @property
+    def weight_blocks(self) -> tuple[int, int, int]:
+        """Shape of the weights' scales."""
+        return self.experts, self.n, self.k // _BLOCK
+
+
+class Operands(NamedTuple):
+    """Packed codes and linear scales of both sides.
+
+    Attributes:
+        tokens: uint8 [rows, k/2].
+        token_scales: uint8 [rows, k/16].
+        weights: uint8 [experts, n, k/2].
+        weight_scales: uint8 [experts, n, k/16].
+        alpha: float32 [experts], what the global decode scales multiply to; None where nothing was quantized.
+    """
+
+    tokens: Bytes
+    token_scales: Bytes
+    weights: Bytes
+    weight_scales: Bytes
+    alpha: FloatArray | None = None
+
+
+def _operands(tokens: Codes, token_scales: Codes, weights: Codes, weight_scales: Codes) -> Operands:
+    """From one code a byte."""
+    return Operands(
+        pack_fp4(tokens.astype(np.uint8)),
+        token_scales.astype(np.uint8),
+        pack_fp4(weights.astype(np.uint8)),
+        weight_scales.astype(np.uint8),
+    )
+
+
+def _any(draw: Draw, shape: tuple[int, ...]) -> Codes:
+    return draw.integers(16, shape)
+
+
+def _nonzero(draw: Draw, shape: tuple[int, ...]) -> Codes:
+    return 1 + draw.integers(7, shape) | draw.integers(2, shape) << 3
+
+
+def _between(draw: Draw, shape: tuple[int, ...], low: int, high: int) -> Codes:
+    """Scale bytes low .. high."""
+    return low + draw.integers(high - low + 1, shape)
+
+
+_FINITE = (0x00, _LARGEST_SCALE)
+#: Bytes of 2^-2 .. 2^2.
+_ORDINARY = (0x28, 0x48)
+
+
+def _wide_range(draw: Draw, size: Size) -> Operands:
+    """All codes under all finite scales."""
+    return _operands(
+        _any(draw, size.tokens),
+        _between(draw, size.token_blocks, *_FINITE),
+        _any(draw, size.weights),
+        _between(draw, size.weight_blocks, *_FINITE),
+    )
+
+
+_WHOLE = np.array([2, 4, 5, 6, 7])  # codes of 1, 2, 3, 4, 6
+_SUM_BITS = 24  # a chain of FP32 blocks is exact while the magnitudes sum to at most 2^24 units
+_LARGEST_PRODUCT = 6 * 6
+_LARGEST_WHOLE_SCALE = 15  # all whole numbers up to it have a byte
+
+
+def _integer(draw: Draw, size: Size) -> Operands:
+    """Whole numbers, none zero, under whole scales so small that every sum of magnitudes is exact in FP32."""
+    reach = int(((1 << _SUM_BITS) // (_LARGEST_PRODUCT * size.k)) ** 0.5)
+    scales = np.array([UE4M3.encode(value) for value in range(1, min(reach, _LARGEST_WHOLE_SCALE) + 1)])
+
+    def codes(shape: tuple[int, ...]) -> Codes:
+        return _WHOLE[draw.integers(_WHOLE.size, shape)] | draw.integers(2, shape) << 3
+
+    return _operands(
+        codes(size.tokens),
+        scales[draw.integers(scales.size, size.token_blocks)],
+        codes(size.weights),
+        scales[draw.integers(scales.size, size.weight_blocks)],
+    )
+
+
+#: A prime, so that no stride of a layout divides it.
+_FINGERPRINTS = 113
+
+
+def _fingerprints(shape: tuple[int, ...]) -> Codes:
+    """Scale bytes [..., rows, blocks] of which neighbours along every axis, and at every stride of 128x4, differ."""
+    steps = (29, 13, 7)[-len(shape) :]
+    return np.asarray(1 + sum(step * axis for step, axis in zip(steps, np.indices(shape), strict=True)) % _FINGERPRINTS)
+
+
+_ONE_HOT_STRIDE = 37  # of K from row to row: neighbours fall into different blocks, and no K of a model divides it
+
+
+def _one_hot(codes: Codes) -> Codes:
+    """`codes` [..., K] but for one element a row, which moves through K with the row."""
+    rows = codes.reshape(-1, codes.shape[-1])
+    row = np.arange(rows.shape[0])
+    place = row * _ONE_HOT_STRIDE % codes.shape[-1]
+    kept = np.zeros_like(rows)
+    kept[row, place] = rows[row, place]
+    return kept.reshape(codes.shape)
+
+
+def _one_hot_tokens(draw: Draw, size: Size) -> Operands:
+    """Each token has one element: every result is one weight times it, under the scales of one block of each side."""
+    return _operands(
+        _one_hot(_nonzero(draw, size.tokens)),
+        _fingerprints(size.token_blocks),
+        _nonzero(draw, size.weights),
+        _fingerprints(size.weight_blocks),
+    )
+
+
+def _one_hot_weights(draw: Draw, size: Size) -> Operands:
+    """Each weight row has one element, all K taken in turn: every result is one token element times it."""
+    return _operands(
+        _nonzero(draw, size.tokens),
+        _fingerprints(size.token_blocks),
+        _one_hot(_nonzero(draw, size.weights)),
+        _fingerprints(size.weight_blocks),
+    )
+
+
+def _scale_bytes(draw: Draw, size: Size) -> Operands:
+    """Every byte as the scale of a whole row, NaN and bytes with a sign included; each token has one byte as well."""
+    experts, n, blocks = size.weight_blocks
+    weight_scales = np.arange(experts * n).reshape(experts, n, 1) % 256
+    token_scales = _between(draw, (size.rows, 1), 1, _LARGEST_SCALE)
+    return _operands(
+        _nonzero(draw, size.tokens),
+        np.repeat(token_scales, blocks, axis=1),
+        _nonzero(draw, size.weights),
+        np.repeat(weight_scales, blocks, axis=2),
+    )
+
+
+#: Scale bytes of at least 2^7, and of at most 2^-4.
+_HUGE, _TINY = (0x70, _LARGEST_SCALE), (0x01, 0x18)
+
+
+def _cancelling(draw: Draw, size: Size) -> Operands:
+    """In each 64 of K two groups under huge scales cancel; what is left of two small ones is the result."""
+    tokens, weights = _any(draw, size.tokens), _nonzero(draw, size.weights)
+    token_scales = _between(draw, size.token_blocks, *_TINY)
+    weight_scales = _between(draw, size.weight_blocks, *_TINY)
+    for block in range(0, size.k // _BLOCK - 1, _GROUPS):
+        first, second = (slice(b * _BLOCK, (b + 1) * _BLOCK) for b in (block, block + 1))
+        tokens[:, second] = tokens[:, first]
+        weights[..., second] = weights[..., first] ^ _SIGN
+        for scales in (token_scales, weight_scales):
+            shape = scales.shape[:-1]
+            scales[..., block] = _between(draw, shape, *_HUGE)
+            scales[..., block + 1] = scales[..., block]
+    return _operands(tokens, token_scales, weights, weight_scales)
+
+
+def _positive(draw: Draw, size: Size) -> Operands:
+    """Nothing cancels, so truncation toward zero can only lose: no result may exceed the exact sum."""
+    return _operands(
+        1 + draw.integers(7, size.tokens),
+        _between(draw, size.token_blocks, *_ORDINARY),
+        1 + draw.integers(7, size.weights),
+        _between(draw, size.weight_blocks, *_ORDINARY),
+    )
+
+
+def _specials(draw: Draw, size: Size) -> Operands:
+    """By row: a NaN scale in one block, with or without its sign; scales of zero, subnormal, signed, the largest."""
+    token_scales = _between(draw, size.token_blocks, *_ORDINARY)
+    weight_scales = _between(draw, size.weight_blocks, *_ORDINARY)
+    for scales, kinds in ((token_scales, 7), (weight_scales.reshape(-1, size.k // _BLOCK), 8)):
+        row = np.arange(scales.shape[0])
+        kind, block = row % kinds, draw.integers(scales.shape[1], row.shape)
+        for of_kind, byte in ((1, _NAN_SCALE), (2, _NAN_SCALE | _SCALE_SIGN)):
+            chosen = row[kind == of_kind]
+            scales[chosen, block[chosen]] = byte
+        scales[kind == 3] = np.where(row[kind == 3, None] % 2, 0x00, _SCALE_SIGN)
+        scales[kind == 4] = _between(draw, scales[kind == 4].shape, 1, 7)
+        scales[kind == 5] |= _SCALE_SIGN
+        scales[kind == 6] = _LARGEST_SCALE
+    return _operands(_any(draw, size.tokens), token_scales, _any(draw, size.weights), weight_scales)
+
+
+def _shared_weights(draw: Draw, size: Size) -> Operands:
+    """Every expert has the same weights, so that all groups together are one group."""
+    one = _wide_range(draw, size._replace(experts=1))
+    codes, scales = (np.repeat(part, size.experts, axis=0) for part in (one.weights, one.weight_scales))
+    return one._replace(weights=codes, weight_scales=scales)
+
+
+def _zero_padded(draw: Draw, size: Size) -> Operands:
+    """The tokens' last 64 elements are zeros of both signs, under the largest scale."""
+    data = _wide_range(draw, size)
+    tokens, scales = data.tokens.copy(), data.token_scales.copy()
+    tokens[:, -PADDED_K // 2 :] &= _SIGN << 4 | _SIGN
+    scales[:, -PADDED_K // _BLOCK :] = _LARGEST_SCALE
+    return data._replace(tokens=tokens, token_scales=scales)
+
+
+def _quantized(tokens: NDArray[Any], weights: NDArray[Any]) -> Operands:
+    """BF16 rows, and weights of each expert under a global scale of its own."""
+    left = quantize_nvfp4(tokens)
+    right: list[NVFP4Tensor] = [quantize_nvfp4(expert) for expert in weights]
+    globals_ = np.array([tensor.global_decode_scale for tensor in right], np.float32)
+    return Operands(
+        left.codes,
+        left.scales,
+        np.stack([tensor.codes for tensor in right]),
+        np.stack([tensor.scales for tensor in right]),
+        nvfp4_alpha(left.global_decode_scale, globals_),
+    )
+
+
+def _gaussian(draw: Draw, size: Size) -> Operands:
+    # Rows of different size, so that block scales take many bytes.
+    spread = np.exp2(-draw.integers(6, (size.rows, 1)))
+    return _quantized(
+        (draw.normal(size.tokens) * spread).astype(ml_dtypes.bfloat16),
+        draw.normal(size.weights).astype(ml_dtypes.bfloat16),
+    )
+
+
+_WIDTH_OF_UP = 384
+
+
+def _real(draw: Draw, size: Size) -> Operands:
+    """A model's own weights, cut into experts, and its own activations: of its up projection, past K = 384 down."""
+    up = size.k <= _WIDTH_OF_UP
+    weights = read_activations(FFN, "layer2.ffn_up.weight" if up else "layer2.ffn_down.weight")
+    tokens = read_activations(FFN_INPUT) if up else read_activations(FFN, "layer2.ffn_mid")
+    first = int(draw.integers(tokens.patterns.shape[0], (1,))[0])
+    rows = tile_rows(tokens.patterns, size.rows, size.k, first).view(ml_dtypes.bfloat16)
+    cut = tile_rows(weights.patterns, size.experts * size.n, size.k).reshape(size.weights)
+    return _quantized(rows, cut.view(ml_dtypes.bfloat16))
+
+
+def _fill(
+    name: str, catches: str, make: Callable[[Draw, Size], Operands], reason: str, least_k: int = MX_BLOCK, **limits: Any
+) -> Fill:
+    """A fill that needs at least `least_k`; `make(draw, size)` gives the operands."""
+    usual = {"zeros": 0.02, "reason": reason}
+
+    def needs(case: Case) -> str | None:
+        return None if case.shape.k >= least_k else f"a k of at least {least_k} for {name}"
+
+    return Fill(name, catches, make, Limits(**{**usual, **limits}), needs)
+
+
+_MANY_SCALES = "scales are drawn from all bytes"
+
+#: The generators by name.
+FILLS: Mapping[str, Fill] = MappingProxyType(
+    {
+        fill.name: fill
+        for fill in (
+            _fill(
+                "gaussian",
+                "the data of published tests, for comparison with them",
+                _gaussian,
+                "sums of many random products are neither zero nor small against their terms",
+            ),
+            _fill(
+                "integer",
+                "anything but the sum: every order and every model is exact here, and so is int64",
+                _integer,
+                "few sums of many small integers cancel",
+                zeros=0.05,
+            ),
+            _fill(
+                "one-hot-tokens",
+                "scales ignored, shifted, permuted or of the wrong expert; swapped nibbles; wrong rows of weights",
+                _one_hot_tokens,
+                "each result is one product of nonzero codes",
+                zeros=0.0,
+                scales=16,
+            ),
+            _fill(
+                "one-hot-weights",
+                "the same on the tokens' side; any element of K left out or taken twice",
+                _one_hot_weights,
+                "each result is one product of nonzero codes",
+                zeros=0.0,
+                scales=16,
+            ),
+            _fill(
+                "wide-range", "another order of K; another rounding of the sum", _wide_range, _MANY_SCALES, scales=16
+            ),
+            _fill(
+                "cancelling",
+                "another alignment; groups of another size; terms aligned by their values and not by their scales",
+                _cancelling,
+                "small terms survive the alignment to large ones that cancel",
+                zeros=0.05,
+                scales=16,
+                bound=0.1,
+            ),
+            _fill(
+                "scale-bytes",
+                "a scale byte read as another format; the sign of a scale taken; NaN taken for 480",
+                _scale_bytes,
+                "one row in 128 has a scale of zero, and one in 128 NaN",
+                zeros=0.05,
+                nans=0.05,
+            ),
+            _fill(
+                "positive",
+                "rounding to nearest or away in the accumulator; a dropped part of K",
+                _positive,
+                "positive terms sum to no zero",
+                zeros=0.0,
+                scales=8,
+            ),
+            _fill(
+                "specials",
+                "NaN lost or spread, zero and subnormal scales, the sign of a scale, results flushed to zero",
+                _specials,
+                "every seventh token and every eighth weight row has a scale of each special kind",
+                zeros=0.5,
+                nans=0.9,
+                bound=1.0,
+            ),
+            _fill(
+                "shared-weights",
+                "an expert's rows that depend on how rows are grouped",
+                _shared_weights,
+                _MANY_SCALES,
+                scales=16,
+            ),
+            _fill(
+                "zero-padded",
+                "zeros that take part in the alignment; padding of K that is not inert",
+                _zero_padded,
+                _MANY_SCALES,
+                least_k=PADDED_K + MX_BLOCK,
+                scales=16,
+            ),
+            _fill(
+                "real",
+                "what only real weights and outlier channels show",
+                _real,
+                "a model's hidden states times its weights are ordinary numbers",
+            ),
+        )
+    }
+)
+
+
+# --- inputs and expectation -----------------------------------------------------------------------------------------
+
+#: Factors of the fill `specials`: the sums overflow, become subnormal, or vanish, and one is plain.
+_SPECIAL_ALPHA = np.array([2.0**127, 1.0, 2.0**-140, -0.0], np.float32)
+
+
+def _inputs(case: Case) -> Inputs:
+    """Operands as the reference takes them (linear scales) and as the kernel does (128x4 buffers, padding poisoned)."""
+    shape = case.shape
+    size = Size(shape.m, shape.k, shape.n, shape.e)
+    data: Operands = FILLS[case.fill].make(Draw(case.fill, "sm12x_nvfp4_gemm", case.seed), size)
+    offsets = expert_offsets(case)
+    scales = data.token_scales.copy()
+    scales[offsets[-1] :] = _NAN_SCALE  # rows of no expert must not matter
+    return {
+        "tokens": data.tokens,
+        "token_scales": scales,
+        "token_scale_buffer": token_scale_buffer(scales, offsets, case.poison),
+        "weights": data.weights,
+        "weight_scales": data.weight_scales,
+        "weight_scale_buffer": swizzle_weight_scales(data.weight_scales, fill=case.poison),
+        "offsets": offsets,
+        "alpha": _alpha(case, data) if case.alpha == "distinct" else None,
+        "bias": distinct_bias(case) if case.bias == "distinct" else None,
+    }
+
+
+def _alpha(case: Case, data: Operands) -> FloatArray:
+    if data.alpha is not None:
+        return data.alpha
+    if case.fill == "specials":
+        return np.resize(_SPECIAL_ALPHA, case.shape.e)
+    return distinct_alpha(case)
+
+
+class Problem(NamedTuple):
+    """The arrays of `nvfp4_grouped_gemm`, in its order."""
+
+    tokens: Bytes
+    token_scales: Bytes
+    weights: Bytes
+    weight_scales: Bytes
+    offsets: NDArray[np.int64]
+
+
+def _expect(case: Case, inputs: Inputs) -> Expectation:
+    """What the kernel has to write, from the model and from each second answer that the fill allows."""
+    problem = Problem(*(inputs[name] for name in Problem._fields))
+    used = int(problem.offsets[-1])
+    values = nvfp4_grouped_gemm(*problem, alpha=inputs["alpha"], bias=inputs["bias"], out_dtype=OUTPUTS[case.dtype])
+    outputs = {"out": output_bits(case, values, used)}
+    if case.fill in _WITNESSES:
+        name, witness = _WITNESSES[case.fill]
+        outputs[name] = output_bits(case, epilogue(case, inputs, witness(problem)), used)
+    within = interval(case, inputs, *nvfp4_product_bounds(*problem)) if case.dtype == "f32" else None
+    stages = tuple(
+        Products(name, case.dtype, case.shape.n, problem.offsets, case.poison, within if name == "out" else None)
+        for name in outputs
+    )
+    doubt = doubt_products(
+        values[:used].astype(np.float32),
+        problem.token_scales[:used],
+        problem.weight_scales,
+        None if within is None else within.relative_width(),
+        _limits(case),
+    )
+    answers = dict.fromkeys(outputs, "out")
+    return Expectation(outputs, stages, doubt, ASSUMPTION, lambda found: stages[0].outside(found["out"]), answers)
+
+
+def _limits(case: Case) -> Limits:
+    """The fill's, but that factors of `specials` make many zeros and infinities."""
+    limits = FILLS[case.fill].limits
+    special = case.fill == "specials" and case.alpha == "distinct"
+    return dataclasses.replace(limits, zeros=0.9) if special else limits
+
+
+Witness = Callable[[Problem], FloatArray]
+
+
+def _int64_sums(problem: Problem) -> FloatArray:
+    """Sums of whole numbers in int64; the fill makes no other, and none past 2^24."""
+    left = _whole(problem.tokens, problem.token_scales)
+    right = _whole(problem.weights, problem.weight_scales)
+    sums = np.zeros((left.shape[0], right.shape[1]), np.int64)
+    for expert, (start, stop) in enumerate(itertools.pairwise(problem.offsets)):
+        sums[start:stop] = left[start:stop] @ right[expert].T
+    return sums.astype(np.float32)
+
+
+def _whole(codes: Bytes, scales: Bytes) -> NDArray[np.int64]:
+    # Rows of no expert have NaN scales, which are no whole numbers; nobody reads those rows.
+    values = np.nan_to_num(UE4M3.values()[scales & ~np.uint8(_SCALE_SIGN)])
+    elements = E2M1.values()[unpack_fp4(codes)] * np.repeat(values, _BLOCK, axis=-1)
+    return np.asarray(elements.astype(np.int64))
+
+
+def _one_group(problem: Problem) -> FloatArray:
+    """All rows as one expert's: right where all experts have the same weights."""
+    rows = np.array([0, problem.tokens.shape[0]], np.int64)
+    one = problem._replace(weights=problem.weights[:1], weight_scales=problem.weight_scales[:1], offsets=rows)
+    return np.asarray(nvfp4_grouped_gemm(*one))
+
+
+def _unpadded(problem: Problem) -> FloatArray:
+    """The product without the zeros at the end of K."""
+    k = 2 * problem.tokens.shape[-1] - PADDED_K
+    parts = {"tokens": k // 2, "token_scales": k // _BLOCK, "weights": k // 2, "weight_scales": k // _BLOCK}
+    cut = {name: np.ascontiguousarray(getattr(problem, name)[..., :width]) for name, width in parts.items()}
+    return np.asarray(nvfp4_grouped_gemm(*problem._replace(**cut)))
+
+
+#: Second answers by fill: the stage's name, and FP32 sums [T, N].
+_WITNESSES: Mapping[str, tuple[str, Witness]] = {
+    "integer": ("out-as-int64", _int64_sums),
+    "shared-weights": ("out-as-one-group", _one_group),
+    "zero-padded": ("out-unpadded", _unpadded),
+}
+
+
+def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
+    from refmoe.cuda.nvfp4_gemm import nvfp4_grouped_gemm as launch
+
+    out = launch(
+        inputs["tokens"],
+        inputs["token_scale_buffer"],
+        inputs["weights"],
+        inputs["weight_scale_buffer"],
+        inputs["offsets"],
+        device=device,
+        tile=parse_tile(case.tile) if case.tile else None,
+        stages=case.stages or None,
+        alpha=inputs["alpha"],
+        bias=inputs["bias"],
+        out_dtype=case.dtype,
+        fill=case.poison,
+    )
+    return {"out": np.ascontiguousarray(out).view(BITS[case.dtype])}
+
+
+def _check(case: Case) -> None:
+    if not case.tile and case.stages:
+        raise refused("stages", f"{case.stages}", "tile=MxNxK with it, of which it is")
+    check_choices(case)
+
+
+# --- cases ----------------------------------------------------------------------------------------------------------
+# Data does not depend on tile or stages: cases of one shape and fill are held against the same bytes.
+
+#: N past one tile of weight rows, of no whole warp; K half an instruction long at its end; tokens for the seven kinds
+#: of `specials`.
+_RAGGED = Shape(m=7, k=416, n=136, e=3)
+#: The same with fewer weight rows, for what does not need a second tile of them, and with a K that is short for all but
+#: the narrow tile.
+_SMALL, _SHORT = Shape(m=7, k=416, n=40, e=2), Shape(m=9, k=288, n=24, e=2)
+#: Enough weight rows for every scale byte twice over.
+_BYTES = Shape(m=3, k=96, n=136, e=4)
+_NARROW, _MIDDLE, _WIDE, _SHALLOW = Tile(128, 8, 512), Tile(128, 32, 256), Tile(128, 128, 256), Tile(128, 8, 128)
+#: M = 1 at each of many experts: more tiles than any arch has multiprocessors, with one step of K each, so that CTAs
+#: take several; and several times as many experts as a warp has lanes to look for the next tile.
+_LOOPING = Shape(m=176, k=96, n=8, e=176)
+_GPT_OSS_K, _DEEPSEEK_K, _EXPERTS = 2880, 7168, 128
+
+#: Every request that cannot be had: tile, stages, and what the kernel answers.
+_REFUSED = (
+    ("128x128x64", 0, "a K of 64 elements is no whole number of steps of 128"),
+    ("128x8x512", 1, "with which nothing can be loaded while the tile is computed"),
+    ("128x128x256", 3, "110,592 bytes where a block has 96,256 for stages"),
+    ("256x128x256", 0, "a stage takes 57,344 bytes and 2 of them must fit in 92,160"),
+    ("64x8x512", 0, "64 weight rows are no whole number of atoms of the scale layout"),
+    ("128x24x256", 0, "the kernel is not built for it"),
+)
+
+
+def _case(fill: str, shape: Shape, dtype: str = "f32", seed: int = 7, **options: Any) -> Case:
+    return SM12X_NVFP4_GEMM.case(fill, shape, dtype, seed, **options)
+
+
+def _software() -> list[Case]:
+    """Cases small enough for the executor where the kernel carries the tensor-core instruction in software."""
+    return [_case("cancelling", Shape(m=2, k=96, n=24, e=1), tile=str(_SHALLOW))]
+
+
+def _quick() -> Iterator[Case]:
+    yield _case("wide-range", _RAGGED, tile=str(_NARROW))
+    for tile in (_MIDDLE, _WIDE):
+        yield _case("wide-range", _SHORT, tile=str(tile))
+    yield _case("gaussian", _RAGGED, "bf16", tile=str(_NARROW), alpha="distinct", bias="distinct")
+    for fill in FILLS:
+        yield _case(fill, _BYTES if fill == "scale-bytes" else _SMALL)
+    # All rows at the last expert, past one tile of tokens: those before have none and shift nobody.
+    yield _case("one-hot-tokens", Shape(9, 160, n=24, e=3), tile=str(_NARROW), routing="same-experts")
+    yield _case("one-hot-weights", Shape(6, 416, n=72, e=6), routing="all-one-token", alpha="distinct", poison=0x7F)
+    yield _case("one-hot-tokens", Shape(6, 160, n=24, e=9), routing="empty-experts")
+    yield _case("gaussian", Shape(7, 416, n=24, e=4), "bf16", first_expert=4, ranks=2)
+    yield _case("specials", Shape(8, 96, n=40, e=8), routing="all-one-token", alpha="distinct", bias="distinct")
+    yield _case("wide-range", _LOOPING, tile=str(_SHALLOW), routing="all-one-token")
+    for request, stages, why in _REFUSED:
+        yield _case("wide-range", _RAGGED, tile=request, stages=stages, refusal=why)
+    yield _case("wide-range", dataclasses.replace(_RAGGED, n=12), refusal="needed N a multiple of 8")
+
+
+def _default() -> Iterator[Case]:
+    for tile in TILES:
+        if tile not in (_NARROW, _MIDDLE, _WIDE, _SHALLOW):
+            yield _case("wide-range", _SHORT, tile=str(tile), alpha="distinct")
+    yield _case("specials", dataclasses.replace(_SHORT, n=40), tile=str(_MIDDLE), alpha="distinct", bias="distinct")
+    yield _case("specials", _SMALL, "bf16", tile=str(_NARROW))
+    # A token past the middle tile, all of one expert: its second tile of tokens is nearly empty.
+    yield _case("one-hot-tokens", Shape(33, 160, n=24, e=2), tile=str(_MIDDLE), routing="same-experts", poison=0x7F)
+    # More steps of K than stages: the ring wraps, and its barriers go through several phases.
+    for stages in (MIN_STAGES, max_stages(_SHALLOW, DEFAULT_ARCH)):
+        yield _case("wide-range", Shape(2, 1440, n=16, e=2), tile=str(_SHALLOW), stages=stages)
+    yield _case("gaussian", Shape(0, 416, n=72, e=2))
+    # gpt-oss at decode: a token at 4 of 128 experts, M = 1 at each.
+    yield _case("wide-range", Shape(4, _GPT_OSS_K, n=8, e=_EXPERTS), "bf16", alpha="distinct", bias="distinct")
+    yield _case("wide-range", Shape(1, _DEEPSEEK_K, n=8, e=1))
+    yield _case("real", Shape(9, 384, n=80, e=4), alpha="distinct", bias="distinct")
+
+
+def _full() -> Iterator[Case]:
+    for tile in TILES:
+        for dtype in OUTPUTS:
+            yield _case("gaussian", _RAGGED, dtype, tile=str(tile), alpha="distinct", bias="distinct")
+        for stages in range(MIN_STAGES, max_stages(tile, DEFAULT_ARCH) + 1):
+            for k in (32, 416, 2880):
+                yield _case("wide-range", Shape(9, k, n=136, e=3), tile=str(tile), stages=stages)
+    for seed in (1, 2, 3):
+        for fill in FILLS:
+            for tile in TILES:
+                shape = Shape(tile.n + 9, 736, n=264, e=4)
+                yield _case(fill, shape, seed=seed, tile=str(tile))
+                yield _case(fill, shape, "bf16", seed, tile=str(tile), alpha="distinct", bias="distinct")
+    for k in range(128, 1056, 32):
+        yield _case("one-hot-weights", Shape(3, k, n=264, e=2))
+    for n in range(8, 264, 8):
+        yield _case("one-hot-tokens", Shape(3, 160, n=n, e=2), "bf16")
+    yield _case("one-hot-weights", Shape(3, 2880, n=2880, e=1), tile=str(_NARROW))  # every element of K
+    for k, n in ((2880, 5760), (2880, 2880), (7168, 4096), (2048, 7168)):
+        yield _case("wide-range", Shape(1, k, n=n, e=1))
+        yield _case("gaussian", Shape(4, k, n=n // 4, e=4), "bf16", routing="all-one-token", bias="distinct")
+    # gpt-oss with a row at each of its 128 experts.
+    everyone = Shape(_EXPERTS, _GPT_OSS_K, n=8, e=_EXPERTS)
+    yield _case("one-hot-weights", everyone, routing="all-one-token", alpha="distinct")
+    yield _case("wide-range", Shape(300, 736, n=136, e=2), tile="128x128x256")  # a prefill
+    yield _case("real", Shape(9, 1536, n=24, e=4), "bf16", alpha="distinct", bias="distinct")
+
+
+SM12X_NVFP4_GEMM = Family(
+    name="sm12x_nvfp4_gemm",
+    about="Grouped GEMM of NVFP4 tokens in expert order with NVFP4 weights, for SM12x.",
+    dtypes=("bf16", "f32"),
+    sizes="mkne",
+    fills=FILLS,
+    options=(
+        triple("tile", "", "MxNxK such as 128x8x512: weight rows, tokens, elements of K"),
+        number("stages", launch=True),
+        *(ROUTING, *RANKS, ALPHA, BIAS, POISON),
+    ),
+    inputs=_inputs,
+    expect=_expect,
+    run=_run,
+    cases={"quick": _quick, "default": _default, "full": _full},
+    contract=Contract(
+        inputs=(
+            *("tokens", "token_scales", "token_scale_buffer", "weights", "weight_scales", "weight_scale_buffer"),
+            *("offsets", "alpha", "bias"),
+        ),
+        features=("alpha", "bias"),
+        outputs={"out": "case.dtype"},
+        settings={"num_experts": "e", "out_dtype": "dtype"},
+        padded_inputs=True,
+    ),
+    sources=("nvfp4_gemm",),
+    host=("refmoe.cuda.nvfp4_gemm",),
+    check=_check,
+    software={"sm_90a": _software},
+)
