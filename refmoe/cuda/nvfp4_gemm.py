@@ -98,7 +98,8 @@ def check_tile(tile: Tile, *, arch: Chip | str, stages: int | None = None) -> in
     if stages is None:
         return most
     if not MIN_STAGES <= checked_count("stages", stages) <= most:
-        raise TileRefused("stages", _stage_fault(tile, stages, chip), f"{MIN_STAGES} to {most} stages")
+        needed = f"{most} stages" if most == MIN_STAGES else f"{MIN_STAGES} to {most} stages"
+        raise TileRefused("stages", _stage_fault(tile, stages, chip), needed)
     return stages
 
 
