@@ -1,4 +1,4 @@
-"""What the NVFP4 GEMM refuses before anything runs, its tiles, and what it computes on the chips that the cases leave."""
+"""What the NVFP4 GEMM refuses before anything runs, its tiles, and what it computes on the chips beside the default."""
 
 from __future__ import annotations
 
