@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, word
-from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_ids
+from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.nvfp4 import NVFP4_FILLS, doubt_nvfp4
 from refmoe.families.quantize import (
@@ -30,12 +30,12 @@ from refmoe.families.quantize import (
     InputFormat,
     check_file,
     make_input,
+    settings_of,
 )
 from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes, doubt_values
 from refmoe.formats import E2M1, E4M3, FORMATS, FP32, MX_BLOCK, NVFP4, UE4M3
 from refmoe.numbers_as_text import compared_text
-from refmoe.policy import ScaleMode
 from refmoe.reference.expand import OUTPUTS, build_permutation, expand, expand_as, prescaled
 from refmoe.reference.layout import swizzle_scales
 from refmoe.reference.nvfp4 import NVFP4Tensor, nvfp4_encode_scale, tensor_amax
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 OUTPUT = word("output", "mxfp8", *OUTPUTS, fixed=True)
 #: Whether each channel is multiplied by a factor first (AWQ).
 PRESCALE = word("prescale", "none", "channel", fixed=True)
+#: Of the scales that are written.
+LAYOUT = word("layout", "128x4", "8x4", fixed=True)
+
 #: Layout of ready input's scales, or "none" for absent ones.
 INPUT_SF = word("input_sf", "linear", "128x4", "none")
 
@@ -135,19 +138,17 @@ def _of_nvfp4(name: str) -> Fill:
     return replace(NVFP4_FILLS[name], name=f"nvfp4-{name}", catches=f"of NVFP4: {NVFP4_FILLS[name].catches}")
 
 
-_FILLS: Mapping[str, Fill] = MappingProxyType(
-    {
-        **FILLS,
-        **{fill.name: fill for fill in map(_of_nvfp4, ("rne-ties", "scale-ties", "scale-bytes", "fingerprint"))},
-        **{fill.name: fill for fill in _ROW_FILLS},
-        "bytes": Fill(
-            "bytes",
-            "a code or a scale that is changed on its way",
-            _random_bytes,
-            # 2 codes in 256 are zeros, 2 NaN, 2 saturated.
-            Limits(zeros=0.05, saturated=0.05, nans=0.05, scales=32, reason="the bytes are uniform"),
-        ),
-    }
+_FILLS = Fill.by_name(
+    *FILLS.values(),
+    *map(_of_nvfp4, ("rne-ties", "scale-ties", "scale-bytes", "fingerprint")),
+    *_ROW_FILLS,
+    Fill(
+        "bytes",
+        "a code or a scale that is changed on its way",
+        _random_bytes,
+        # 2 codes in 256 are zeros, 2 NaN, 2 saturated.
+        Limits(zeros=0.05, saturated=0.05, nans=0.05, scales=32, reason="the bytes are uniform"),
+    ),
 )
 
 
@@ -198,56 +199,49 @@ def _factors(case: Case, x: NDArray[Any]) -> dict[str, Any]:
     return found
 
 
-def _input_sf_layout(case: Case) -> str:
-    return "linear" if case.input_sf == "none" else case.input_sf
+def _settings(case: Case, inputs: Inputs) -> dict[str, Any]:
+    """What the reference and the kernel take by the same names."""
+    layout = "linear" if case.input_sf == "none" else case.input_sf
+    terms = {"input_sf": inputs["input_sf"], "input_sf_layout": layout, "first_expert": case.first_expert}
+    return {**settings_of(case), **terms}
 
 
-def _encode_scale(inputs: Inputs) -> Any:
-    return None if inputs["encode_scale"] is None else inputs["encode_scale"][0]
+def _settings_as(case: Case, inputs: Inputs) -> dict[str, Any]:
+    """What the reference and the kernel of an output but MXFP8 take by the same names."""
+    scale = inputs["encode_scale"]
+    return {
+        **{"output": case.output, "encode_scale": None if scale is None else scale[0], "prescale": inputs["prescale"]},
+        **{"layout": case.layout, "first_expert": case.first_expert, "fill": case.poison},
+    }
 
 
 def _expect_as(case: Case, inputs: Inputs) -> Expectation:
     """What `_expect` says of an output but MXFP8."""
-    expanded = expand_as(
-        inputs["x"],
-        inputs["topk_ids"],
-        case.shape.e,
-        case.output,
-        encode_scale=_encode_scale(inputs),
-        prescale=inputs["prescale"],
-        layout=case.layout,
-        first_expert=case.first_expert,
-        fill=case.poison,
-    )
+    expanded = expand_as(inputs["x"], inputs["topk_ids"], case.shape.e, **_settings_as(case, inputs))
     codes, offsets, used = expanded.codes, expanded.offsets, int(expanded.offsets[-1])
-    place: dict[str, Any] = {
-        "offsets": offsets, "sources": expanded.permuted_to_unpermuted, "tokens": case.shape.m,
-    }  # fmt: skip
-    tokens = expanded.permuted_to_unpermuted[:used] % max(case.shape.m, 1)
-    _, first = np.unique(tokens, return_index=True)
+    sources = expanded.permuted_to_unpermuted
+    stage = Codes("codes", codes.shape, None, used, offsets, sources, case.shape.m)
+    _, first = np.unique(sources[:used] % max(case.shape.m, 1), return_index=True)
     limits = _FILLS[case.fill].limits
     if case.output == "nvfp4":
+        assert expanded.scales is not None
         limits = NVFP4_FILLS.get(case.fill.removeprefix("nvfp4-"), _FILLS[case.fill]).limits
         if case.prescale != "none":
             limits = replace(limits, zeros=0.6, reason="channels differ by eight binades")
-        blocks = case.shape.k // NVFP4.block
-        scales = GroupedScales("scales", case.layout, offsets, blocks, case.poison, UE4M3)
+        scales = GroupedScales("scales", case.layout, offsets, case.shape.k // NVFP4.block, UE4M3)
         linear = scales.linear(expanded.scales)
-        stage = Codes("codes", codes.shape, linear, used, case.poison, **place, element=E2M1, block=NVFP4.block)
+        stage = replace(stage, scales=linear, element=E2M1, block=NVFP4.block)
         doubt = doubt_nvfp4(NVFP4Tensor(codes[first], linear[first], np.float32(1)), limits)
         return Expectation({"codes": codes, "scales": expanded.scales}, (stage, scales), doubt)
     if case.output == "copy":
         bits = codes.view(f"u{codes.itemsize}")
-        element = E4M3 if case.dtype == "mxfp8" else FORMATS[case.dtype]
-        stage = Codes("codes", codes.shape, None, used, case.poison, **place, element=element)
-        return Expectation(
-            {"codes": bits}, (stage,), doubt_values(bits[first] << bits.dtype.type(1), Limits(zeros=0.5))
-        )
-    stage = Codes("codes", codes.shape, None, used, case.poison, **place)
+        stage = replace(stage, element=E4M3 if case.dtype == "mxfp8" else FORMATS[case.dtype])
+        doubt = doubt_values(bits[first] << bits.dtype.type(1), Limits(zeros=0.5))
+        return Expectation({"codes": bits}, (stage,), doubt)
     doubt = doubt_codes(codes[first], np.zeros(1, np.uint8), limits, scales_copied=False)
     if expanded.scales is None:
         return Expectation({"codes": codes}, (stage,), doubt)
-    row_scales = RowScales("row_scales", expanded.permuted_to_unpermuted, case.shape.m)
+    row_scales = RowScales("row_scales", sources, case.shape.m)
     outputs = {"codes": codes, "row_scales": expanded.scales.view(np.uint32)}
     return Expectation(outputs, (stage, row_scales), doubt)
 
@@ -255,40 +249,17 @@ def _expect_as(case: Case, inputs: Inputs) -> Expectation:
 def _expect(case: Case, inputs: Inputs) -> Expectation:
     if case.output != "mxfp8":
         return _expect_as(case, inputs)
-    expanded = expand(
-        inputs["x"],
-        inputs["topk_ids"],
-        case.shape.e,
-        mode=ScaleMode(case.mode),
-        edge=case.edge,
-        layout=case.layout,
-        input_sf=inputs["input_sf"],
-        input_sf_layout=_input_sf_layout(case),
-        first_expert=case.first_expert,
-        fill=case.poison,
-    )
-    blocks = case.shape.k // MX_BLOCK
-    terms = GroupedScales("scales", case.layout, expanded.offsets, blocks, poison=case.poison)
+    expanded = expand(inputs["x"], inputs["topk_ids"], case.shape.e, **_settings(case, inputs))
+    terms = GroupedScales("scales", case.layout, expanded.offsets, case.shape.k // MX_BLOCK)
     linear = terms.linear(expanded.scales)
-    stages = (
-        Codes(
-            "codes",
-            expanded.codes.shape,
-            linear,
-            written_rows=int(expanded.offsets[-1]),
-            poison=case.poison,
-            offsets=expanded.offsets,
-            sources=expanded.permuted_to_unpermuted,
-            tokens=case.shape.m,
-        ),
-        terms,
-    )
+    used, sources = int(expanded.offsets[-1]), expanded.permuted_to_unpermuted
+    codes = Codes("codes", expanded.codes.shape, linear, used, expanded.offsets, sources, case.shape.m)
     # Copies of a token's row add nothing to what could have failed.
-    tokens = expanded.permuted_to_unpermuted[: linear.shape[0]] % max(case.shape.m, 1)
+    tokens = sources[:used] % max(case.shape.m, 1)
     _, first = np.unique(tokens, return_index=True)
     copied = case.input_sf != "none"
     doubt = doubt_codes(expanded.codes[first], linear[first], _FILLS[case.fill].limits, scales_copied=copied)
-    return Expectation({"codes": expanded.codes, "scales": expanded.scales}, stages, doubt)
+    return Expectation({"codes": expanded.codes, "scales": expanded.scales}, (codes, terms), doubt)
 
 
 def _run_as(case: Case, inputs: Inputs, device: Device) -> Outputs:
@@ -299,13 +270,8 @@ def _run_as(case: Case, inputs: Inputs, device: Device) -> Outputs:
         inputs["topk_ids"],
         inputs["unpermuted_to_permuted"],
         inputs["offsets"],
-        case.output,
         device=device,
-        encode_scale=_encode_scale(inputs),
-        prescale=inputs["prescale"],
-        layout=case.layout,
-        first_expert=case.first_expert,
-        fill=case.poison,
+        **_settings_as(case, inputs),
     )
     codes = {"codes": result.codes.view(f"u{result.codes.itemsize}")}
     if result.scales is None:
@@ -325,13 +291,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         inputs["unpermuted_to_permuted"],
         inputs["offsets"],
         device=device,
-        mode=ScaleMode(case.mode),
-        edge=case.edge,
-        layout=case.layout,
-        input_sf=inputs["input_sf"],
-        input_sf_layout=_input_sf_layout(case),
-        first_expert=case.first_expert,
-        fill=case.poison,
+        **_settings(case, inputs),
     )
     return {"codes": result.codes, "scales": result.scales}
 
@@ -392,7 +352,7 @@ def _quick() -> Iterator[Case]:
     yield _case("fingerprint", 9, 416, 8, 2, routing="padded")
     yield _case("tiny", 4, 416, 8, 2)
     yield _case("rne-ties", 4, 416, 8, 2, dtype="fp16")
-    for input_sf in ("linear", "128x4", "none"):
+    for input_sf in INPUT_SF.words:
         yield _case("bytes", 9, 416, 8, 2, dtype="mxfp8", input_sf=input_sf)
         yield _case("fingerprint", 9, 416, 8, 2, dtype="mxfp8", input_sf=input_sf, layout="8x4")
     yield from _quick_as()
@@ -460,18 +420,15 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", 160, k, e, 1, routing="same-experts")  # one expert takes all
         yield _case("fingerprint", 8, k, e, t, routing="empty-experts")
         yield _case("fingerprint", 8, k, e // 8, t, routing="uniform", first_expert=e // 4, ranks=8)
-    for dtype in ("bf16", "fp16"):
-        for mode, edge in COMPILED_POLICIES:
-            for fill in PLAIN:
-                for layout in ("128x4", "8x4"):
-                    yield _case(fill, 9, 1440, 8, 2, dtype=dtype, mode=mode, edge=edge, layout=layout)
+    for dtype, (mode, edge), fill, layout in product(INPUT_FORMATS, COMPILED_POLICIES, PLAIN, LAYOUT.words):
+        yield _case(fill, 9, 1440, 8, 2, dtype=dtype, mode=mode, edge=edge, layout=layout)
     for mode, edge in COMPILED_POLICIES:
         yield _case("exhaustive-max", 1024, 2048, 8, 1, mode=mode, edge=edge)
         yield _case("exhaustive-element", 128, 2880, 8, 1, mode=mode, edge=edge)
     yield _case("fingerprint", LOOPING_ROWS, 32, 8, 2)
     yield _case("wide-range", 3, 8224, 8, 2)  # a row wider than a CTA, by one block
     yield _case("gaussian", 0, 2880, 8, 2)
-    for input_sf in ("linear", "128x4", "none"):
+    for input_sf in INPUT_SF.words:
         for fill in ("bytes", "real", "specials"):
             yield _case(fill, 130, 416, 16, 3, dtype="mxfp8", input_sf=input_sf, poison=0x7F)
         yield _case("bytes", 3, 8224, 8, 2, dtype="mxfp8", input_sf=input_sf)
@@ -480,22 +437,15 @@ def _default() -> Iterator[Case]:
 
 
 def _full() -> Iterator[Case]:
-    for routing in ("uniform", "same-experts", "empty-experts"):
-        for layout in ("128x4", "8x4"):
-            for poison in (0xFF, 0x7F, 0x00):
-                for k, e, t in MODELS:
-                    for m in (1, 2, 3, 8, 33):
-                        yield _case("fingerprint", m, k, e, t, seed=m, routing=routing, layout=layout, poison=poison)
-    for seed in (1, 2, 3):
-        for dtype in ("bf16", "fp16"):
-            for mode, edge in COMPILED_POLICIES:
-                for fill in PLAIN:
-                    for layout in ("128x4", "8x4"):
-                        yield _case(fill, 33, 2880, 16, 3, dtype=dtype, seed=seed, mode=mode, edge=edge, layout=layout)
-    for dtype in ("bf16", "fp16"):
-        for mode, edge in COMPILED_POLICIES:
-            for fill in EXHAUSTIVE:
-                yield _case(fill, 1024, 2048, 8, 2, dtype=dtype, mode=mode, edge=edge)
+    routings = ("uniform", "same-experts", "empty-experts")
+    for routing, layout, poison, (k, e, t) in product(routings, LAYOUT.words, (0xFF, 0x7F, 0x00), MODELS):
+        for m in (1, 2, 3, 8, 33):
+            yield _case("fingerprint", m, k, e, t, seed=m, routing=routing, layout=layout, poison=poison)
+    listed = product((1, 2, 3), INPUT_FORMATS, COMPILED_POLICIES, PLAIN, LAYOUT.words)
+    for seed, dtype, (mode, edge), fill, layout in listed:
+        yield _case(fill, 33, 2880, 16, 3, dtype=dtype, seed=seed, mode=mode, edge=edge, layout=layout)
+    for dtype, (mode, edge), fill in product(INPUT_FORMATS, COMPILED_POLICIES, EXHAUSTIVE):
+        yield _case(fill, 1024, 2048, 8, 2, dtype=dtype, mode=mode, edge=edge)
     for k, e, t in MODELS:
         yield _case("wide-range", 1500, k, e, t, layout="8x4")
 
@@ -506,10 +456,7 @@ EXPAND = Family(
     dtypes=("bf16", "fp16", "mxfp8"),
     sizes="mket",
     fills=_FILLS,
-    options=(
-        *(MODE, EDGE, word("layout", "128x4", "8x4", fixed=True), INPUT_SF),
-        *(OUTPUT, PRESCALE, ROUTING, *RANKS, POISON, *FILE_OPTIONS),
-    ),
+    options=(MODE, EDGE, LAYOUT, INPUT_SF, OUTPUT, PRESCALE, ROUTING, *RANKS, POISON, *FILE_OPTIONS),
     inputs=_inputs,
     expect=_expect,
     run=_run,
@@ -526,7 +473,7 @@ EXPAND = Family(
             "copy": {"codes": "case.dtype"},
         },
         settings={
-            **{"num_experts": "e", "first_expert": "first_expert", "top_k": "t"},
+            **ROUTED,
             **{"mode": "mode", "edge": "edge", "layout": "layout", "input_sf_layout": "input_sf"},
             **{"output": "output"},
         },

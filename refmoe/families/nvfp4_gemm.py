@@ -36,10 +36,10 @@ from refmoe.families.gemm.epilogue import (
     epilogue,
     interval,
     output_bits,
-    token_scale_buffer,
 )
 from refmoe.families.gemm.stages import Products
 from refmoe.families.real_data import FFN, FFN_INPUT, read_activations, tile_rows
+from refmoe.families.stages import GroupedScales
 from refmoe.families.vacuity import Limits, doubt_products
 from refmoe.formats import E2M1, MX_BLOCK, NVFP4, UE4M3
 from refmoe.reference.layout import pack_fp4, swizzle_weight_scales, unpack_fp4
@@ -170,7 +170,7 @@ def _integer(draw: Draw, size: Size) -> Operands:
     scales = np.array([UE4M3.encode(value) for value in range(1, min(reach, _LARGEST_WHOLE_SCALE) + 1)])
 
     def codes(shape: tuple[int, ...]) -> Codes:
-        return _WHOLE[draw.integers(_WHOLE.size, shape)] | draw.integers(2, shape) << 3
+        return np.asarray(_WHOLE[draw.integers(_WHOLE.size, shape)] | draw.integers(2, shape) << 3)
 
     return _operands(
         codes(size.tokens),
@@ -461,10 +461,11 @@ def _inputs(case: Case) -> Inputs:
     offsets = expert_offsets(case)
     scales = data.token_scales.copy()
     scales[offsets[-1] :] = _NAN_SCALE  # rows of no expert must not matter
+    expanded = GroupedScales("token_scales", "128x4", offsets, shape.k // _BLOCK)
     return {
         "tokens": data.tokens,
         "token_scales": scales,
-        "token_scale_buffer": token_scale_buffer(scales, offsets, case.poison),
+        "token_scale_buffer": expanded.buffer(scales[: offsets[-1]], shape.m, case.poison),
         "weights": data.weights,
         "weight_scales": data.weight_scales,
         "weight_scale_buffer": swizzle_weight_scales(data.weight_scales, fill=case.poison),

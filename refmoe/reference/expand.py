@@ -19,6 +19,7 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.formats import E4M3, MX_BLOCK, NVFP4
 from refmoe.policy import EdgePolicy, ScaleMode, as_edge_policy, as_scale_mode
 from refmoe.reference import fp32
+from refmoe.reference.arrays import checked_array
 from refmoe.reference.fp32 import fp32_bits
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
@@ -60,40 +61,30 @@ class Permutation:
 
 
 @dataclass(frozen=True, eq=False)
-class Expanded:
-    """Rows grouped by expert, as the grouped GEMM reads them.
+class Expanded(Permutation):
+    """Rows grouped by expert, as the grouped GEMM reads them, and which row went where.
 
     Attributes:
         codes: E4M3 codes, uint8 [T * k, K].
         scales: E8M0 scales, uint8 1-D: align128(T * k + 127 * E) rows of ceil(K / 128) * 4 bytes in the asked layout.
-        offsets: int64 [E + 1], first row of each expert, then the number of rows in use.
-        permuted_to_unpermuted: int32 [T * k]; -1 from row offsets[E] on.
-        unpermuted_to_permuted: int32 [T * k]; -1 for choices of experts that live on another rank.
     """
 
     codes: NDArray[np.uint8]
     scales: NDArray[np.uint8]
-    offsets: NDArray[np.int64]
-    permuted_to_unpermuted: NDArray[np.int32]
-    unpermuted_to_permuted: NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
-class ExpandedAs:
+class ExpandedAs(Permutation):
     """Rows grouped by expert, as an output of `OUTPUTS`.
 
     Attributes:
         codes: nvfp4: packed E2M1, uint8 [T * k, K / 2]; fp8: E4M3, uint8 [T * k, K]; copy: [T * k, K] of x's type.
         scales: nvfp4: UE4M3, uint8 1-D: align128(T * k + 127 * E) rows of ceil(K / 64) * 4 bytes in the asked layout;
             fp8_token: float32 [T * k], what a row's codes are multiplied by to get its values back; else None.
-        offsets, permuted_to_unpermuted, unpermuted_to_permuted: as in `Expanded`.
     """
 
     codes: NDArray[Any]
     scales: NDArray[Any] | None
-    offsets: NDArray[np.int64]
-    permuted_to_unpermuted: NDArray[np.int32]
-    unpermuted_to_permuted: NDArray[np.int32]
 
 
 def build_permutation(topk_ids: NDArray[np.int32], num_experts: int, first_expert: int = 0) -> Permutation:
@@ -108,8 +99,7 @@ def build_permutation(topk_ids: NDArray[np.int32], num_experts: int, first_exper
     Raises:
         ArgumentError: wrong dtype or rank, k = 0, an id twice in one token, no expert, or T * k past int32.
     """
-    if not isinstance(topk_ids, np.ndarray) or topk_ids.dtype != np.int32 or topk_ids.ndim != 2:
-        raise ArgumentError("topk_ids", describe(topk_ids), "int32 [T, k]")
+    checked_array("topk_ids", topk_ids, ("T", "k"), np.int32)
     if topk_ids.shape[1] < 1:
         raise ArgumentError("topk_ids", describe(topk_ids), "at least one expert a token")
     num_experts = checked_count("num_experts", num_experts, least=1)
@@ -196,7 +186,7 @@ def expand(
     scales = np.full(scale_bytes, byte, np.uint8)
     if used and blocks:
         write_scale_rows(scales, chosen, expert_scale_rows(offsets), token_scales[source])
-    return Expanded(codes, scales, offsets, permutation.permuted_to_unpermuted, permutation.unpermuted_to_permuted)
+    return Expanded(**vars(permutation), codes=codes, scales=scales)
 
 
 def expand_as(
@@ -261,7 +251,7 @@ def expand_as(
     elif output == "copy":
         of_tokens = values
     else:
-        factors = _token_factors(values) if factor is None else factor
+        factors = _token_factors(values) if factor is None else np.array([[factor]])
         of_tokens = fp8_codes(values, factors)
         if factor is None:
             scales = np.full(4 * topk_ids.size, byte, np.uint8).view(np.float32)
@@ -269,7 +259,7 @@ def expand_as(
     codes = np.full(topk_ids.size * of_tokens[:1].nbytes if len(x) else 0, byte, np.uint8)
     rows = codes.view(of_tokens.dtype).reshape(topk_ids.size, of_tokens.shape[1])
     rows[:used] = of_tokens[source]
-    return ExpandedAs(rows, scales, offsets, permutation.permuted_to_unpermuted, permutation.unpermuted_to_permuted)
+    return ExpandedAs(**vars(permutation), codes=rows, scales=scales)
 
 
 def prescaled(x: NDArray[Any], factors: NDArray[Any]) -> NDArray[Any]:
@@ -281,9 +271,14 @@ def prescaled(x: NDArray[Any], factors: NDArray[Any]) -> NDArray[Any]:
     return rounded
 
 
-def fp8_codes(x: NDArray[Any], factors: NDArray[np.float32] | np.float32) -> NDArray[np.uint8]:
-    """E4M3(x * factors), the product rounded to FP32 first; saturating at 448, 0x7F for every NaN."""
-    product = fp32.multiply(x.astype(np.float32), np.asarray(factors, np.float32))
+def fp8_codes(x: NDArray[Any], factors: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """E4M3(x * factors), the product rounded to FP32 first; saturating at 448, 0x7F for every NaN.
+
+    Args:
+        x: BF16 or FP16 [T, K].
+        factors: float32 [T, 1], or [1, 1] for all tokens.
+    """
+    product = fp32.multiply(x.astype(np.float32), factors)
     with np.errstate(invalid="ignore"):
         codes = np.clip(product, -448, 448).astype(E4M3.dtype).view(np.uint8)
     codes[np.isnan(product)] = 0x7F

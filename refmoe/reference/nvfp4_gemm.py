@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import NVFP4
-from refmoe.reference.gemm import check_addend, checked_output, finish_sums
+from refmoe.reference.arrays import check_optional, checked_output
+from refmoe.reference.gemm import GEMM_OUTPUTS, finish_sums
 from refmoe.reference.layout import checked_offsets, unpack_fp4
 from refmoe.reference.mma import MODELS, exact_sum, running_bound, tensor_core_mma
 
 #: How the instruction adds up.
 MODEL = MODELS["sm120_nvf4"]
-
-_ADDENDS = (np.dtype(np.float32),)
 
 Bytes = NDArray[np.uint8]
 
@@ -81,9 +80,9 @@ def nvfp4_grouped_gemm(
     """
     check_operands(tokens, token_scales, weights, weight_scales, offsets)
     experts, n, _ = weights.shape
-    check_addend("bias", bias, (experts, n))
-    check_addend("alpha", alpha, (experts,), _ADDENDS)
-    dtype = checked_output(out_dtype)
+    check_optional("bias", bias, (experts, n), *GEMM_OUTPUTS)
+    check_optional("alpha", alpha, (experts,), np.float32)
+    dtype = checked_output(out_dtype, GEMM_OUTPUTS, "float32, float16 or ml_dtypes.bfloat16")
     out = np.zeros((tokens.shape[0], n), dtype)
     for expert, (start, stop) in enumerate(itertools.pairwise(offsets.tolist())):
         if start == stop:

@@ -27,7 +27,7 @@ from refmoe.cuda.nvfp4_gemm import (
 )
 from refmoe.cuda.toolchain import CSRC
 from refmoe.errors import ArgumentError
-from refmoe.families.gemm.epilogue import token_scale_buffer
+from refmoe.families.stages import GroupedScales
 from refmoe.reference.layout import swizzle_weight_scales
 from refmoe.reference.nvfp4_gemm import nvfp4_grouped_gemm as reference
 
@@ -171,7 +171,7 @@ def test_other_chips(tmp_path: Path, arch: str) -> None:
     on = device(arch, one_tile(tmp_path, "128, 8, 128"))
     found = nvfp4_grouped_gemm(
         arrays[0],
-        token_scale_buffer(arrays[1], offsets, 0xFF),
+        GroupedScales("scales", "128x4", offsets, k // 16).buffer(arrays[1], t, 0xFF),
         arrays[2],
         swizzle_weight_scales(arrays[3], fill=0xFF),
         offsets,

@@ -1,4 +1,4 @@
-"""What every grouped GEMM's family needs beside its products: scale buffers, factors and biases, the epilogue.
+"""What every grouped GEMM's family needs beside its products: factors, biases, the epilogue, where a result must lie.
 
 The epilogue is written apart from the references', so that second answers and error bounds do not rest on them.
 """
@@ -15,7 +15,6 @@ from refmoe.draw import Draw
 from refmoe.families.case import word
 from refmoe.families.family import Case
 from refmoe.families.gemm.stages import Interval
-from refmoe.reference.layout import GROUPED_LAYOUTS, expert_scale_rows, grouped_scale_rows, scale_buffer_size
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 OUTPUTS: dict[str, np.dtype[Any]] = {"bf16": BF16, "f32": np.dtype(np.float32)}
@@ -25,18 +24,6 @@ ALPHA = word("alpha", "none", "distinct")
 BIAS = word("bias", "none", "distinct")
 
 FloatArray = NDArray[np.float32]
-
-
-def token_scale_buffer(scales: NDArray[np.uint8], offsets: NDArray[np.int64], poison: int) -> NDArray[np.uint8]:
-    """The buffer that `expand` leaves: real rows with zeroed padding columns, all other bytes untouched."""
-    blocks = scales.shape[1]
-    rows = expert_scale_rows(offsets)
-    buffer = np.full(scale_buffer_size(grouped_scale_rows(scales.shape[0], offsets.size - 1), blocks), poison, np.uint8)
-    columns = np.arange(-(-blocks // 4) * 4)
-    padded = np.zeros((rows.size, columns.size), np.uint8)
-    padded[:, :blocks] = scales[: rows.size]
-    buffer[GROUPED_LAYOUTS["128x4"].offset(rows[:, None], columns[None, :], blocks)] = padded
-    return buffer
 
 
 def distinct_alpha(case: Case) -> FloatArray:

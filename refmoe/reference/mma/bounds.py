@@ -26,7 +26,7 @@ from refmoe.reference.mma.fused import FusedChain, widened_blocks
 from refmoe.reference.mma.grouped import add_block, align_block, grouped_terms
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind, as_model
 from refmoe.reference.mma.operands import ABSENT, Operand, scale_values, table
-from refmoe.reference.mma.product import check_operands, flat_operands
+from refmoe.reference.mma.product import checked_operands
 
 Codes = NDArray[np.unsignedinteger[Any]]
 
@@ -57,9 +57,8 @@ def running_bound(
     Args and errors are those of `tensor_core_mma`; returns float64 [..., M, N].
     """
     model = as_model(model)
-    check_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
+    x, y, z = checked_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
     block = model.pair(a_format, b_format).block
-    x, y, z = flat_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
     bound = np.empty(z.shape, np.float64)
     # Not more outputs at a time than fit the cache, term by term.
     width = max(1, _OUTPUTS_A_TILE // max(1, z.shape[1]))
@@ -145,7 +144,8 @@ def exact_sum(
 
     `model` only decides what is refused, and what a scale means. Args and errors are those of `tensor_core_mma`.
     """
-    return _sums(a, b, c, as_model(model), a_format, b_format, a_scales, b_scales, magnitudes=False)
+    x, y, z = checked_operands(a, b, c, as_model(model), a_format, b_format, a_scales, b_scales)
+    return exact_sums(x, y, z).reshape(c.shape)
 
 
 def magnitude_sum(
@@ -163,7 +163,8 @@ def magnitude_sum(
 
     Args and errors are those of `tensor_core_mma`.
     """
-    return _sums(a, b, c, as_model(model), a_format, b_format, a_scales, b_scales, magnitudes=True)
+    x, y, z = checked_operands(a, b, c, as_model(model), a_format, b_format, a_scales, b_scales)
+    return exact_sums(x, y, z, magnitudes=True).reshape(c.shape)
 
 
 def split_k_bound(bounds: NDArray[np.float64], magnitudes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -264,23 +265,6 @@ def _running_grouped(
         acc = add_block(significands, exponents, acc, model)
         bound += inexact * unit + 2.0**-model.result_bits * np.abs(acc) + smallest
     return bound
-
-
-def _sums(
-    a: Codes,
-    b: Codes,
-    c: NDArray[np.float32],
-    model: AccumulationModel,
-    a_format: str,
-    b_format: str,
-    a_scales: NDArray[np.uint8] | None,
-    b_scales: NDArray[np.uint8] | None,
-    *,
-    magnitudes: bool,
-) -> NDArray[np.float64]:
-    check_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
-    x, y, z = flat_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
-    return exact_sums(x, y, z, magnitudes=magnitudes).reshape(c.shape)
 
 
 def _half_ulp(values: NDArray[np.float32]) -> NDArray[np.float64]:

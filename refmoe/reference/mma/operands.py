@@ -149,7 +149,7 @@ class Operand:
 
 def scale_codes(fmt: Format) -> NDArray[np.uint8]:
     """For each byte the code that it is as a scale: the sign bit of UE4M3 is ignored."""
-    return np.arange(256, dtype=np.uint8) & np.uint8(0x7F if fmt is UE4M3 else 0xFF)
+    return np.asarray(np.arange(256, dtype=np.uint8) & np.uint8(0x7F if fmt is UE4M3 else 0xFF))
 
 
 @cache
