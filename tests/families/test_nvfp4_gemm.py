@@ -7,7 +7,9 @@ import pytest
 
 from refmoe.draw import Draw
 from refmoe.families.case import Shape
-from refmoe.families.nvfp4_gemm import ASSUMPTION, FILLS, SM12X_NVFP4_GEMM, Operands, Size
+from refmoe.families.nvfp4_gemm import SM12X_NVFP4_GEMM
+from refmoe.families.nvfp4_gemm.family import ASSUMPTION
+from refmoe.families.nvfp4_gemm.fills import FILLS, Operands, Size
 from refmoe.formats import E2M1, UE4M3
 from refmoe.reference.layout import unpack_fp4
 from refmoe.reference.nvfp4_gemm import nvfp4_grouped_gemm
