@@ -19,6 +19,7 @@ from refmoe.families.finalize import FINALIZE
 from refmoe.families.gemm import SM12X_GEMM
 from refmoe.families.moe import MOE
 from refmoe.families.nvfp4 import NVFP4_QUANTIZE
+from refmoe.families.nvfp4_gemm import SM12X_NVFP4_GEMM
 from refmoe.families.quantize import QUANTIZE
 from refmoe.families.routing import ROUTE
 from refmoe.printed_modules import prints_as
@@ -29,8 +30,9 @@ __all__ = ["FAMILIES", "Family", "family_called"]
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        *(QUANTIZE, NVFP4_QUANTIZE, BLOCK_FP8_QUANTIZE),
-        *(EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE),
+        *(QUANTIZE, NVFP4_QUANTIZE, BLOCK_FP8_QUANTIZE, EXPAND),
+        *(SM12X_GEMM, SM12X_NVFP4_GEMM),
+        *(ROUTE, ACTIVATION, FINALIZE, MOE),
     )
 }
 

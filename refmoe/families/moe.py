@@ -24,7 +24,8 @@ from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, exper
 from refmoe.families.expand import INPUT_SF
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, LaunchFailed, Outputs
 from refmoe.families.finalize import TokenSums, doubt_sums
-from refmoe.families.gemm.family import ASSUMPTION, BIAS, MODEL
+from refmoe.families.gemm.epilogue import BIAS
+from refmoe.families.gemm.family import ASSUMPTION, MODEL
 from refmoe.families.gemm.stages import Products
 from refmoe.families.quantize import COMPILED_POLICIES, EDGE, MODE
 from refmoe.families.real_data import EXPERT, FFN_INPUT, read_activations, tile_rows

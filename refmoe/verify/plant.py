@@ -116,6 +116,9 @@ class FaultResult:
         return f"{head}\n         {verdict} {_first_line(self.finding)}\n         {self.case}{tail}"
 
 
+#: The families whose faults are weighed by published tolerances.
+_GEMMS = {"sm12x_gemm", "sm12x_nvfp4_gemm"}
+
 #: What a check of the executor is called, by the error that it raises; a MemoryFault says itself.
 _CHECKS = {"RaceError": "race", "Deadlock": "deadlock", "MisuseError": "misuse", "StepBudgetExceeded": "endless"}
 
@@ -201,7 +204,7 @@ def _accepted_by(kernel: Kernel, catch: Result) -> tuple[str, ...] | None:
     import ml_dtypes
 
     family = kernel.family
-    if "sm12x_gemm" not in (family.name, family.base):
+    if not {family.name, family.base} & _GEMMS:
         return None
     terms = {} if family.base else {"alpha": "distinct", "bias": "distinct"}
     ordinary = catch.case.having(fill="gaussian", dtype="bf16", poison=0, **terms)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import BF16, E2M1, E4M3, MX_BLOCK
+from refmoe.formats import BF16, E2M1, E4M3, E8M0, MX_BLOCK
 from refmoe.reference import fp32
 from refmoe.reference.backends import choose_backend
 from refmoe.reference.mma import MODELS, AccumulationModel, as_model
@@ -219,4 +219,4 @@ def _finalized(
 
 def _scales(scales: NDArray[np.uint8]) -> F64:
     """Each element's scale, [..., K]."""
-    return np.asarray(np.repeat(scale_values()[scales], MX_BLOCK, axis=-1))
+    return np.asarray(np.repeat(scale_values(E8M0)[scales], MX_BLOCK, axis=-1))
