@@ -17,6 +17,7 @@ from refmoe.families.family import Family
 from refmoe.families.finalize import FINALIZE
 from refmoe.families.gemm import SM12X_GEMM
 from refmoe.families.moe import MOE
+from refmoe.families.q8_1 import Q8_1_QUANTIZE
 from refmoe.families.quantize import QUANTIZE
 from refmoe.families.routing import ROUTE
 from refmoe.printed_modules import prints_as
@@ -25,12 +26,15 @@ __all__ = ["FAMILIES", "Family", "family_called"]
 
 #: The families by name, in the order in which reports show them.
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (QUANTIZE, EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE)
+    family.name: family
+    for family in (QUANTIZE, EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE, Q8_1_QUANTIZE)
 }
 
 
 def family_called(name: str) -> Family:
-    """The family of a name, or of a part of its name that no other family has: "quantize" is mxfp8_quantize.
+    """The family of a name, of an operation, or of a part of its name that no other family has.
+
+    "quantize" is mxfp8_quantize, whose kernel's source is quantize.cu, and "gemm" is sm12x_gemm.
 
     Raises:
         ArgumentError: no family is called that.
@@ -38,6 +42,8 @@ def family_called(name: str) -> Family:
     found = [family for each, family in FAMILIES.items() if isinstance(name, str) and name and name in each]
     if name in FAMILIES:
         return FAMILIES[name]
+    if len(found) > 1:
+        found = [family for family in found if name in family.sources]
     if len(found) != 1:
         raise ArgumentError("family", describe(name), one_of(FAMILIES))
     return found[0]
