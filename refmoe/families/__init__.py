@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from refmoe.errors import ArgumentError, describe
 from refmoe.families.activation import ACTIVATION
 from refmoe.families.case import one_of
+from refmoe.families.dp4a import DP4A_GEMV
 from refmoe.families.expand import EXPAND
 from refmoe.families.family import Family
 from refmoe.families.finalize import FINALIZE
@@ -27,7 +28,7 @@ __all__ = ["FAMILIES", "Family", "family_called"]
 #: The families by name, in the order in which reports show them.
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (QUANTIZE, EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE, Q8_1_QUANTIZE)
+    for family in (QUANTIZE, EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE, Q8_1_QUANTIZE, DP4A_GEMV)
 }
 
 
