@@ -70,6 +70,16 @@ def _ties(draw: Draw, dtype: str, blocks: int) -> Values:
     return values
 
 
+def _scale_ties(draw: Draw, dtype: str, blocks: int) -> Values:
+    """Maxima of 127 times a tie of FP16, and a unit of the input to either side: d's last bit in FP32 decides."""
+    ties = (2 * (1024 + draw.integers(1024, (blocks,))) + 1) / 2048 * np.ldexp(1.0, -draw.integers(6, (blocks,)) - 4)
+    top = _typed(ties * _LARGEST, dtype)
+    bits = top.view(f"u{top.itemsize}").astype(np.int64) + np.array([0, 0, 1, -1])[draw.integers(4, (blocks,))]
+    values = _typed(ties[:, None] * draw.normal((blocks, _BLOCK)), dtype)
+    values[np.arange(blocks), draw.integers(_BLOCK, (blocks,))] = _patterns(bits, dtype)
+    return values
+
+
 def _cancelling(draw: Draw, dtype: str, blocks: int) -> Values:
     """Large elements that cancel in pairs anywhere in the block, beside small ones: the order of the sum shows."""
     order = np.argsort(draw.words(blocks * _BLOCK).reshape(blocks, _BLOCK), axis=1, kind="stable")
@@ -162,6 +172,8 @@ _FILLS: Mapping[str, Fill] = MappingProxyType(
         for fill in (
             _fill("gaussian", "a reciprocal for the division, the other variant, codes or scales of others", _gaussian),
             _fill("ties", "halves to even or toward zero; another rounding of the quotient", _ties),
+            _fill("scale-ties", "d by a reciprocal, or rounded to FP16 in another way", _scale_ties,
+                  Limits(zeros=0.5, scales=8, reason="the largest element is far above the others")),
             _fill("cancelling", "elements summed in another order, or codes summed for elements", _cancelling,
                   Limits(zeros=0.6, reason="half of the elements are far below the others")),
             _fill("maxima", "an FP16 scale that saturates or is flushed, FP32 subnormals flushed", _maxima,
