@@ -25,6 +25,7 @@ from refmoe.formats import Q8_1
 from refmoe.numbers_as_text import VALUE_DTYPES, bits_text, distance_text, number_text
 from refmoe.reference.dp4a import MAX_TOKENS, dp4a_gemv
 from refmoe.reference.expand import build_permutation
+from refmoe.reference.layout import pack_fp4
 from refmoe.reference.q8_1 import Q8Tensor, quantize_q8_1
 from refmoe.reference.tensor import MXTensor
 
@@ -117,6 +118,16 @@ def _subnormal(draw: Draw, size: Size) -> Operands:
     return Operands(_any_codes(draw, size), d, _any_weights(draw, size), scales)
 
 
+def _large(draw: Draw, size: Size) -> Operands:
+    """Products of one sign and large: dot * d has more bits than FP32, where dots of random signs mostly fit."""
+    k = size.blocks * _BLOCK
+    negative = draw.integers(2, (k,))
+    codes = (96 + draw.integers(32, (size.rows, k))) * np.where(negative, -1, 1)
+    weights = (5 + draw.integers(3, (size.experts, size.n, k)) | negative << 3).astype(np.uint8)
+    scales = _scales_around(draw, size, _IDENTITY, 1)
+    return Operands(codes.astype(np.int8), _d_around(draw, size, 1), pack_fp4(weights), scales)
+
+
 def _cancelling(draw: Draw, size: Size) -> Operands:
     """Two blocks of three are large and cancel in pairs anywhere in a row, the third ones are small."""
     pairs = size.blocks // 3
@@ -169,6 +180,7 @@ _FILLS: Mapping[str, Fill] = MappingProxyType(
                   Limits(zeros=0.02, nans=0.12, reason="byte 255 is a NaN, and the largest bytes overflow")),
             _fill("subnormal", "subnormals flushed, in the scale, in a term or in the sum", _subnormal,
                   Limits(zeros=0.3, reason="a single block may lie below FP32's least number")),
+            _fill("large", "a term that is not rounded before it is added", _large),
             _fill("cancelling", "blocks summed in another order", _cancelling,
                   Limits(zeros=0.1, reason="what remains of large terms may be zero"), least_k=15 * _BLOCK),
             _fill("specials", "NaN, Inf and zeros of activations lost", _specials,
@@ -314,6 +326,7 @@ def _quick() -> Iterator[Case]:
         for m in (1, 5):  # 4 warps a row, and 2
             yield _case(fill, m, 736, 24, 8, 2, bias="distinct" if fill == "gaussian" else "none")
     yield _case("scale-bytes", 1, 32, 256, 1, 1)  # every byte alone
+    yield _case("large", 5, 2368, 8, 8, 2)  # a thread has two blocks
     yield _case("fingerprint", 3, 416, 13, 6, 2, inputs="choice", map="permuted", alpha="distinct", bias="distinct")
     yield _case("fingerprint", 8, 416, 13, 6, 2, routing="same-experts", inputs="choice")
     yield _case("fingerprint", 8, 416, 8, 4, 3, first_expert=4, ranks=3, map="permuted", bias="distinct")
