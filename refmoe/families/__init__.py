@@ -21,6 +21,7 @@ from refmoe.families.moe import MOE
 from refmoe.families.q8_1 import Q8_1_QUANTIZE
 from refmoe.families.quantize import QUANTIZE
 from refmoe.families.routing import ROUTE
+from refmoe.families.swiglu_q8_1 import SWIGLU_Q8_1
 from refmoe.printed_modules import prints_as
 
 __all__ = ["FAMILIES", "Family", "family_called"]
@@ -28,7 +29,7 @@ __all__ = ["FAMILIES", "Family", "family_called"]
 #: The families by name, in the order in which reports show them.
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (QUANTIZE, EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE, Q8_1_QUANTIZE, DP4A_GEMV)
+    for family in (QUANTIZE, EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE, Q8_1_QUANTIZE, DP4A_GEMV, SWIGLU_Q8_1)
 }
 
 

@@ -264,10 +264,10 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     tensor = quantize_q8_1(inputs["x"], variant=case.variant)
     blocks = tensor.d.shape[1]
     stages = (Int8Codes("codes", tensor.d), BlockHalves("d", blocks), BlockHalves("s", blocks))
-    return Expectation(q8_outputs(tensor), stages, _doubt(tensor, _FILLS[case.fill].limits))
+    return Expectation(q8_outputs(tensor), stages, doubt_q8(tensor, _FILLS[case.fill].limits))
 
 
-def _doubt(tensor: Q8Tensor, limits: Limits) -> str | None:
+def doubt_q8(tensor: Q8Tensor, limits: Limits) -> str | None:
     """Why these codes and scales could not have failed, or None if they could."""
     distinct, wanted = np.unique(tensor.d.view(np.uint16)).size, min(limits.scales, max(tensor.d.size // 2, 1))
     if tensor.d.size and distinct < wanted:
