@@ -118,14 +118,20 @@ def _subnormal(draw: Draw, size: Size) -> Operands:
     return Operands(_any_codes(draw, size), d, _any_weights(draw, size), scales)
 
 
+#: One block in so many is not zero in the fill `large`: with 2 warps a row those of one thread, with 4 of two.
+_LONE = 64
+
+
 def _large(draw: Draw, size: Size) -> Operands:
-    """Products of one sign and large: dot * d has more bits than FP32, where dots of random signs mostly fit."""
+    """Products of one sign, whose dot * d has more bits than FP32, in blocks that one thread adds; all others are zero."""
     k = size.blocks * _BLOCK
     negative = draw.integers(2, (k,))
-    codes = (96 + draw.integers(32, (size.rows, k))) * np.where(negative, -1, 1)
-    weights = (5 + draw.integers(3, (size.experts, size.n, k)) | negative << 3).astype(np.uint8)
+    alone = np.repeat(np.arange(size.blocks) % _LONE == 0, _BLOCK)
+    codes = (96 + draw.integers(32, (size.rows, k))) * np.where(negative, -1, 1) * alone
+    magnitudes = np.array([3, 5, 6, 7])[draw.integers(4, (size.experts, size.n, k))]
     scales = _scales_around(draw, size, _IDENTITY, 1)
-    return Operands(codes.astype(np.int8), _d_around(draw, size, 1), pack_fp4(weights), scales)
+    weights = pack_fp4((magnitudes | negative << 3).astype(np.uint8))
+    return Operands(codes.astype(np.int8), _d_around(draw, size, 1), weights, scales)
 
 
 def _cancelling(draw: Draw, size: Size) -> Operands:

@@ -16,7 +16,7 @@ class Accumulation:
     """How a backend's GEMMs add up on one architecture.
 
     Attributes:
-        instruction: the tensor-core instruction that it uses there.
+        instruction: the tensor-core instruction that it uses there, or "dp4a".
         model: the name in `MODELS` that stands for it.
         evidence: what that rests on; EXTRAPOLATED where the model is another instruction's, no model of this one being
             published.
@@ -34,7 +34,7 @@ class Backend:
     Attributes:
         name: in lower case.
         computes: formats and order of its steps, in a sentence.
-        activations: "mxfp8" or "bf16", what its GEMMs take beside the MXFP4 weights.
+        activations: "mxfp8", "bf16" or "q8_1", what its GEMMs take beside the MXFP4 weights.
         accumulation: by architecture; the first is the one that is assumed if none is named.
     """
 
@@ -85,6 +85,12 @@ def _backend(name: str, computes: str, activations: str, *instructions: Mma) -> 
     return Backend(name, computes, activations, {arch: _SUMS[one].on(arch, one) for arch, one in serves})
 
 
+def _integer_backend(name: str, computes: str) -> Backend:
+    """A backend of `dp4a` runs everywhere: a block's sum is an exact int32, by the definition of the instruction."""
+    adds = Accumulation("dp4a", "exact", Evidence.DEFINITION)
+    return Backend(name, computes, "q8_1", dict.fromkeys(CHIPS, adds))
+
+
 _TO_BF16 = "weights to BF16, BF16 x BF16, the activation rounded to BF16"
 
 _ALL = (
@@ -103,6 +109,8 @@ _ALL = (
         "mxfp8",
         Mma.TCGEN05_MX,
     ),
+    _integer_backend("dp4a", "tokens to Q8_1; int8 x doubled FP4; BF16 between the products; the activation to Q8_1"),
+    _integer_backend("llama_cpp", "as dp4a, but FP32 between the products: activations leave Q8_1 only to be summed"),
 )
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType({backend.name: backend for backend in _ALL})

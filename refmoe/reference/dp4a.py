@@ -28,7 +28,7 @@ from refmoe.reference.q8_1 import Q8Tensor
 from refmoe.reference.tensor import MXTensor
 
 MAX_TOKENS = 8
-"""More tokens are for a GEMM."""
+"""Of the kernel; more tokens are for a GEMM."""
 
 DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Twice the number of each FP4 code: integers."""
@@ -66,7 +66,7 @@ def dp4a_gemv(
     Args:
         activations: Q8_1 [M, K], or [M * k, K] with `input_by_choice`.
         weights: mxfp4 [E, N, K].
-        topk_ids: int32 [M, k], the experts of each token, M from 0 to 8. A choice of another rank's expert has no output.
+        topk_ids: int32 [M, k], the experts of each token; the kernel takes 8 tokens at most. A choice of another rank's expert has no output.
         row_of_choice: int32 [k * M], the output row of token + rank * M, -1 for none; None is that number itself.
         input_by_choice: whether a choice has an activation of its own, in the row of its output; else a token has one.
         alpha: float32 [E], or None for 1.
@@ -79,7 +79,7 @@ def dp4a_gemv(
         [M * k, N] of `out_dtype`.
 
     Raises:
-        ArgumentError: wrong dtypes or shapes, more than 8 tokens, or a row of no output.
+        ArgumentError: wrong dtypes or shapes, or a row of no output.
     """
     first = checked_count("first_expert", first_expert)
     byte = checked_fill(fill)
@@ -135,8 +135,6 @@ def _check(
         raise ArgumentError("weights", describe(weights), "an MXTensor of mxfp4 [E, N, K]")
     if not isinstance(topk_ids, np.ndarray) or topk_ids.dtype != np.int32 or topk_ids.ndim != 2:
         raise ArgumentError("topk_ids", describe(topk_ids), "int32 [M, k]")
-    if len(topk_ids) > MAX_TOKENS:
-        raise ArgumentError("topk_ids", f"{len(topk_ids)} tokens", f"at most {MAX_TOKENS}: more are for a GEMM")
     needed = topk_ids.size if input_by_choice else len(topk_ids)
     shape = (needed, 2 * weights.codes.shape[2])
     if not isinstance(activations, Q8Tensor) or activations.codes.shape != shape:

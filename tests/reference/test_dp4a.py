@@ -102,7 +102,6 @@ def test_rows_by_map_and_rows_of_other_ranks() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"topk_ids": np.zeros((9, 1), np.int32)}, "topk_ids: found 9 tokens; needed at most 8"),
         ({"topk_ids": np.zeros((2, 1))}, r"topk_ids: found float64 \[2, 1\]"),
         ({"topk_ids": np.zeros((3, 1), np.int32)}, r"activations: found int8 \[2, 64\]; needed Q8_1 \[3, 64\]"),
         ({"row_of_choice": np.zeros(3, np.int32)}, r"row_of_choice: found int32 \[3\]; needed int32 \[2\]"),

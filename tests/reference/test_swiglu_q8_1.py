@@ -36,7 +36,7 @@ def test_every_fill_is_as_specified(fill: str, variant: str, dtype: str) -> None
     [
         ({"gate_up": np.zeros((2, 96), ml_dtypes.bfloat16)}, "needed .* I a multiple of 32"),
         ({"offsets": np.array([0, 3])}, "offsets: found 3 rows in use; needed at most the 2 rows"),
-        ({"alpha": np.zeros(2, np.float32)}, r"alpha: found float32 \[2\\]; needed float32 \[1\\]"),
+        ({"alpha": np.zeros(2, np.float32)}, r"alpha: found float32 \[2\]; needed float32 \[1\]"),
         ({"quantizer": "q8_0"}, "variant: found str 'q8_0'"),
         ({"variant": "relu"}, "variant: found str 'relu'"),
     ],
