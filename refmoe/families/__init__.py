@@ -17,6 +17,7 @@ from refmoe.families.expand import EXPAND
 from refmoe.families.family import Family
 from refmoe.families.finalize import FINALIZE
 from refmoe.families.gemm import SM12X_GEMM
+from refmoe.families.integer_moe import INTEGER_MOE
 from refmoe.families.moe import MOE
 from refmoe.families.q8_1 import Q8_1_QUANTIZE
 from refmoe.families.quantize import QUANTIZE
@@ -29,7 +30,7 @@ __all__ = ["FAMILIES", "Family", "family_called"]
 #: The families by name, in the order in which reports show them.
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (QUANTIZE, EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE, Q8_1_QUANTIZE, DP4A_GEMV, SWIGLU_Q8_1)
+    for family in (QUANTIZE, EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE, Q8_1_QUANTIZE, DP4A_GEMV, SWIGLU_Q8_1, INTEGER_MOE)
 }
 
 
