@@ -38,9 +38,7 @@ def groups(device: CudaDevice, floors: CudaDevice) -> list[list[Contender | Call
 def _dp4a(device: CudaDevice, tokens: int, n: int) -> Contender:
     experts, blocks = tokens * TOP_K, HIDDEN // Q8_1.block
     size = GemvSize(tokens, TOP_K, experts, 0, n, HIDDEN)
-    traffic = (
-        experts * n * (HIDDEN // 2 + blocks) + tokens * (HIDDEN + blocks * BF16_BYTES) + experts * n * BF16_BYTES
-    )
+    traffic = experts * n * (HIDDEN // 2 + blocks) + tokens * (HIDDEN + blocks * BF16_BYTES) + experts * n * BF16_BYTES
 
     def launches(seed: int) -> list[LaunchPlan]:
         ids = np.random.default_rng(seed).permutation(experts).reshape(tokens, TOP_K).astype(np.int32)

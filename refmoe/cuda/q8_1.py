@@ -50,9 +50,7 @@ def q8_1_quantize_plan(
     return LaunchPlan(kernel, grid, THREADS, (x, codes, d, s, quads))
 
 
-def q8_1_quantize(
-    x: npt.NDArray[Any], *, device: Device, variant: str = "llama_cpp_mmvq", fill: int = 0
-) -> Q8Tensor:
+def q8_1_quantize(x: npt.NDArray[Any], *, device: Device, variant: str = "llama_cpp_mmvq", fill: int = 0) -> Q8Tensor:
     """Quantize a matrix to Q8_1 with the production kernel.
 
     Args:
@@ -77,8 +75,6 @@ def q8_1_quantize(
     if rows:
         kernel, multiprocessors = q8_1_quantize_kernel(DTYPES[x.dtype], name), device.multiprocessors
         source = device.upload("x", x)
-        device.launch(
-            q8_1_quantize_plan(kernel, source, codes, d, s, rows=rows, k=k, multiprocessors=multiprocessors)
-        )
+        device.launch(q8_1_quantize_plan(kernel, source, codes, d, s, rows=rows, k=k, multiprocessors=multiprocessors))
     halves = (device.download(each).view(np.float16) for each in (d, s))
     return Q8Tensor(device.download(codes).view(np.int8), *halves)

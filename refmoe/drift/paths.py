@@ -138,7 +138,9 @@ def _path(backend: str, given: Mapping[str, Any]) -> DriftPath:
     if activations != "mxfp8":
         if given.keys() & {"policy", "quantization"}:
             raise DriftPathError(
-                "paths", f"{backend} with a policy or a quantization", f"neither: its activations are {activations.upper()}"
+                "paths",
+                f"{backend} with a policy or a quantization",
+                f"neither: its activations are {activations.upper()}",
             )
         arithmetic = f"bf16 {adds.model}" if activations == "bf16" else backend
         return DriftPath(":".join([backend, *where]), _runner(backend, arch), arithmetic, facts)

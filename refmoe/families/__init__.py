@@ -30,7 +30,19 @@ __all__ = ["FAMILIES", "Family", "family_called"]
 #: The families by name, in the order in which reports show them.
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (QUANTIZE, EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE, Q8_1_QUANTIZE, DP4A_GEMV, SWIGLU_Q8_1, INTEGER_MOE)
+    for family in (
+        QUANTIZE,
+        EXPAND,
+        SM12X_GEMM,
+        ROUTE,
+        ACTIVATION,
+        FINALIZE,
+        MOE,
+        Q8_1_QUANTIZE,
+        DP4A_GEMV,
+        SWIGLU_Q8_1,
+        INTEGER_MOE,
+    )
 }
 
 

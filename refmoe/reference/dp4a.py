@@ -104,9 +104,7 @@ def dp4a_gemv(
     return out
 
 
-def _row(
-    activations: Q8Tensor, source: int, weights: MXTensor, expert: int, threads: int
-) -> NDArray[np.float32]:
+def _row(activations: Q8Tensor, source: int, weights: MXTensor, expert: int, threads: int) -> NDArray[np.float32]:
     """float32 [N]: one activation times all weight rows of an expert."""
     codes = activations.codes[source].astype(np.int32).reshape(-1, Q8_1.block)
     doubled = DOUBLED[unpack_fp4(weights.codes[expert])].reshape(-1, *codes.shape)

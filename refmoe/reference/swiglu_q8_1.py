@@ -61,7 +61,11 @@ def swiglu_q8_1(
     quantized = quantize_q8_1(swiglu(gate_up[:used], variant=variant, **parameters), variant=quantizer)
     byte = checked_fill(fill)
     whole = []
-    for part, columns in ((quantized.codes, width), (quantized.d, width // Q8_1.block), (quantized.s, width // Q8_1.block)):
+    for part, columns in (
+        (quantized.codes, width),
+        (quantized.d, width // Q8_1.block),
+        (quantized.s, width // Q8_1.block),
+    ):
         buffer = np.zeros((rows, columns), part.dtype)
         buffer.view(np.uint8)[used:] = byte
         buffer[:used] = part

@@ -343,7 +343,11 @@ def path_steps(path: str, quantization: str = "separate") -> tuple[PathStep, ...
     had = [way for backend, way in PATHS if backend == name]
     if had == [None]:
         if quantization != "separate":
-            raise ArgumentError("quantization", f"{quantization} with {name}", f"the default: its activations are {choose_backend(name).activations.upper()}")
+            raise ArgumentError(
+                "quantization",
+                f"{quantization} with {name}",
+                f"the default: its activations are {choose_backend(name).activations.upper()}",
+            )
         return PATHS[name, None]
     if quantization not in had:
         raise ArgumentError("quantization", f"{quantization} with {name}", f"one of {', '.join(map(str, had))}")
