@@ -325,7 +325,8 @@ def _listed() -> Iterator[str]:
     for mx in (*MX_FORMATS.values(), NVFP4):
         codes = f"{mx.element.name} codes, {mx.codes_a_byte} a byte; {mx.block} share a scale of {mx.scale.name}"
         yield f"{mx.name:<8} {codes}{'' if mx.name in MX_FORMATS else '; of instructions alone, no tensor has it'}"
-    codes = f"integers of {Q8_1.bits} bits; {Q8_1.block} share a scale of {Q8_1.scale.name} and their sum in {Q8_1.total.name}"
+    shared = f"{Q8_1.block} share a scale of {Q8_1.scale.name} and their sum in {Q8_1.total.name}"
+    codes = f"integers of {Q8_1.bits} bits; {shared}"
     yield f"{Q8_1.name:<8} {codes}"
 
 

@@ -103,8 +103,8 @@ def dp4a_gemv(
     """The product of each choice of a token with its expert's weights, with the production kernel.
 
     Args:
-        codes: int8 [M, K] of Q8_1, M from 0 to 8, or [M*k, K] with `input_by_choice`; K a positive multiple of 32 whose 8
-            weight rows fit shared memory.
+        codes: int8 [M, K] of Q8_1, M from 0 to 8, or [M*k, K] with `input_by_choice`; K a positive multiple of 32,
+            8 weight rows of which fit shared memory.
         d: float16 [.., K/32], the scales of `codes`.
         weights: packed FP4 codes, uint8 [E, N, K/2], the even element in the low nibble.
         weight_scales: E8M0, uint8 [E, N, K/32].
@@ -144,6 +144,9 @@ def dp4a_gemv(
     out = device.output("out", (choices, size.n * out_type.itemsize), fill)
     if choices:
         optional = {"row_of_choice": row_of_choice, "alpha": alpha, "bias": bias}
+        rows_buffer, alpha_buffer, bias_buffer = (
+            None if array is None else device.upload(name, array) for name, array in optional.items()
+        )
         plan = dp4a_gemv_plan(
             DTYPES[out_type],
             device.upload("codes", codes),
@@ -151,7 +154,9 @@ def dp4a_gemv(
             device.upload("weights", weights),
             device.upload("weight_scales", weight_scales),
             device.upload("topk_ids", topk_ids),
-            *(None if array is None else device.upload(name, array) for name, array in optional.items()),
+            rows_buffer,
+            alpha_buffer,
+            bias_buffer,
             out,
             size=size,
             input_by_choice=input_by_choice,

@@ -89,7 +89,7 @@ def _gaussian(draw: Draw, size: Size) -> Operands:
 
 
 def _all_codes(draw: Draw, size: Size) -> Operands:
-    """Every int8 with every FP4 code, both zeros and -128 among them, under equal scales: one code more or less shows."""
+    """Every int8 with every FP4 code, both zeros and -128 among them, under equal scales."""
     scales = np.full((size.experts, size.n, size.blocks), _IDENTITY, np.uint8)
     d = np.full((size.rows, size.blocks), _ONE_HALF_BITS, np.uint16)
     return Operands(_any_codes(draw, size), d, _any_weights(draw, size), scales)
@@ -123,7 +123,7 @@ _LONE = 64
 
 
 def _large(draw: Draw, size: Size) -> Operands:
-    """Products of one sign, whose dot * d has more bits than FP32, in blocks that one thread adds; all others are zero."""
+    """Products of one sign, dot * d of more bits than FP32, in blocks that one thread adds; all others are zero."""
     k = size.blocks * _BLOCK
     negative = draw.integers(2, (k,))
     alone = np.repeat(np.arange(size.blocks) % _LONE == 0, _BLOCK)
@@ -184,7 +184,7 @@ _FILLS: Mapping[str, Fill] = MappingProxyType(
             _fill("gaussian", "weights, activations or outputs of others; a fused or shortened sum", _gaussian),
             _fill("all-codes", "a wrong entry of the FP4 table, nibbles swapped, -128 or -0 mistaken", _all_codes),
             _fill("fingerprint", "scales of another block, row, token or expert", _fingerprint),
-            _fill("scale-bytes", "a scale byte that is clamped, flushed or not halved; 255 that is no NaN", _scale_bytes,
+            _fill("scale-bytes", "a scale byte that is flushed or not halved; 255 that is no NaN", _scale_bytes,
                   Limits(zeros=0.02, nans=0.12, reason="byte 255 is a NaN, and the largest bytes overflow")),
             _fill("subnormal", "subnormals flushed, in the scale, in a term or in the sum", _subnormal,
                   Limits(zeros=0.3, reason="a single block may lie below FP32's least number")),

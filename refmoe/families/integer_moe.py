@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -191,7 +190,7 @@ def _full() -> Iterator[Case]:
 
 INTEGER_MOE = Family(
     name="integer_moe",
-    about="A whole layer of few tokens by integer products: permute, quantize to Q8_1, product, activation, product, sum.",
+    about="A whole layer of few tokens by integer products: permute, quantize, product, activation, product, finalize.",
     dtypes=("bf16",),
     sizes="mknet",
     fills=LAYER_FILLS,

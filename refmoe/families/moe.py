@@ -216,6 +216,7 @@ def _biases(name: str, seed: int, experts: NDArray[np.int64], width: int) -> NDA
 
 
 def layer_of(case: Case, inputs: Inputs) -> MoELayer:
+    """The reference's layer of a case's inputs."""
     gate_up, down = (MXTensor(inputs[name], inputs[f"{name}_scales"], "mxfp4") for name in ("gate_up", "down"))
     own = {name: inputs[name] for name in ("swiglu_alpha", "swiglu_beta", "swiglu_limit")}
     return MoELayer(

@@ -44,7 +44,7 @@ Values = NDArray[Any]
 Generator = Callable[[Draw, str, int], Values]
 
 
-def _typed(values: NDArray[np.float64], dtype: str) -> Values:
+def _typed(values: NDArray[Any], dtype: str) -> Values:
     with np.errstate(over="ignore"):
         return values.astype(np.float32).astype(DTYPES[dtype])
 

@@ -4,9 +4,9 @@
     term[b] = RN(RN(d[b] * 2^(scale[b] - 127) / 2) * dot[b])                         byte 0 is 2^-128, a subnormal
     out     = RN(RN(alpha * sum of term[b]) + bias)
 
-FP32, rounded to nearest, no FMA, no flush to zero. A weight row has W = 4 warps for up to 4 tokens, 2 for up to 8, else 1
-(llama.cpp's rule): thread t of 32 W adds up the blocks t, t + 32 W, ... in this order; lane l then adds what the lanes l of
-all warps have, warp by warp; the 32 lanes add by a butterfly over 16, 8, 4, 2, 1.
+FP32, rounded to nearest, no FMA, no flush to zero. A weight row has W = 4 warps for up to 4 tokens, 2 for up to 8, else
+1 (llama.cpp's rule): thread t of 32 W adds up the blocks t, t + 32 W, ... in this order; lane l then adds what the
+lanes l of all warps have, warp by warp; the 32 lanes add by a butterfly over 16, 8, 4, 2, 1.
 
 llama.cpp's own kernel differs: two threads share a block, so that it rounds twice as often, and its build contracts
 `sum += d * dot` to an FMA. Source: llama.cpp, ggml/src/ggml-cuda/mmvq.cu and vecdotq.cuh (`vec_dot_mxfp4_q8_1`).
@@ -43,7 +43,7 @@ def warps_per_row(tokens: int) -> int:
 
 def halved_scales(scales: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Half of each E8M0 scale, float32: 2^(byte - 128); byte 255 is a NaN."""
-    halves = np.ldexp(np.float32(1), scales.astype(np.int32) - 128).astype(np.float32)
+    halves: NDArray[np.float32] = np.ldexp(1.0, scales.astype(np.int32) - 128).astype(np.float32)
     halves[scales == 0xFF] = fp32.NAN
     return halves
 
@@ -66,7 +66,8 @@ def dp4a_gemv(
     Args:
         activations: Q8_1 [M, K], or [M * k, K] with `input_by_choice`.
         weights: mxfp4 [E, N, K].
-        topk_ids: int32 [M, k], the experts of each token; the kernel takes 8 tokens at most. A choice of another rank's expert has no output.
+        topk_ids: int32 [M, k], the experts of each token; the kernel takes 8 tokens at most. A choice of another
+            rank's expert has no output.
         row_of_choice: int32 [k * M], the output row of token + rank * M, -1 for none; None is that number itself.
         input_by_choice: whether a choice has an activation of its own, in the row of its output; else a token has one.
         alpha: float32 [E], or None for 1.

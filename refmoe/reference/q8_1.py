@@ -5,12 +5,12 @@
     llama_cpp_mmq:   r = RN(127 / amax);  code = roundf(RN(x * r));  d = RN(1 / r)
                      s = ((x[0] + x[1]) + x[2]) + x[3] of each four, and the eight sums by a butterfly ^ 4, ^ 2, ^ 1
 
-All in FP32, rounded to nearest, without FMA and without a flush to zero; roundf takes halves away from zero. d and s are
-then rounded to FP16. The sum is that of the elements, not of the codes. Source: llama.cpp,
+All in FP32, rounded to nearest, without FMA and without a flush to zero; roundf takes halves away from zero. d and s
+are then rounded to FP16. The sum is that of the elements, not of the codes. Source: llama.cpp,
 ggml/src/ggml-cuda/quantize.cu; its own build divides approximately (`-use_fast_math`), which is not defined to the bit.
 
-What a code is if the quotient is no integer of 8 bits follows from the instructions: to int32, which saturates and makes
-0 of a NaN, and its low byte.
+What a code is if the quotient is no integer of 8 bits follows from the instructions: to int32, which saturates and
+makes 0 of a NaN, and its low byte.
 """
 
 from __future__ import annotations

@@ -289,7 +289,8 @@ def flow_summary(flow: Flow, bandwidth: float) -> str:
         f"{len(flow.conversions)} in the layer"
     ]
     if not flow.launches:
-        return f"{lines[0]}\n{flow.path} is a reference here for {flow.m} tokens: no launch of ours exists, so there is no traffic to count"
+        here = f"{flow.path} is a reference here for {flow.m} tokens"
+        return f"{lines[0]}\n{here}: no launch of ours exists, so there is no traffic to count"
     lines += [
         f"{flow.launches} launches, {flow.bytes:,} bytes: {flow.read:,} read, {flow.written:,} written; "
         f"{flow.weights:,} of them are weights of {active} experts, {flow.weights / flow.bytes:.2%}",

@@ -53,7 +53,7 @@ def test_every_halved_scale() -> None:
 
 def test_every_fp4_code_doubled() -> None:
     codes = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
-    assert (DOUBLED == 2 * codes).all()
+    assert (2 * codes == DOUBLED).all()
 
 
 def test_warps_follow_llama_cpp() -> None:

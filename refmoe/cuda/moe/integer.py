@@ -3,8 +3,8 @@
     dp4a        permute   quantize   gemm1 (BF16)   activation   gemm2 (BF16)   finalize
     llama_cpp   permute   quantize   gemm1 (FP32)   activation   gemm2 (FP32)   finalize
 
-Activations are Q8_1 in both; they differ in what lies between a product and the next quantization. There is no expand: a
-product reads a token's row for each of its experts. Outputs lie in the order of the experts, as in the other layers.
+Activations are Q8_1 in both; they differ in what lies between a product and the next quantization. There is no expand:
+a product reads a token's row for each of its experts. Outputs lie in the order of the experts, as in the other layers.
 """
 
 from __future__ import annotations

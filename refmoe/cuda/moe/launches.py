@@ -200,6 +200,7 @@ class Load:
 
     @property
     def used(self) -> int:
+        """Rows that an expert of this rank has."""
         return sum(self.rows)
 
     @property

@@ -6,8 +6,8 @@ FP32, in the order of the ranks, and rounds to BF16 once. `refmoe.reference.moe.
 `refmoe.reference.moe.float64` is the same formula without any rounding between them.
 
 A backend's path is its formats, its roundings and the accumulation model of its instruction. A kernel that splits K, or
-that keeps FP32 between GEMM1 and the activation, differs there from the path of its name. Of the paths `llama_cpp` alone
-does: there the rows of both GEMMs are FP32.
+that keeps FP32 between GEMM1 and the activation, differs there from the path of its name. Of the paths
+`llama_cpp` alone does: there the rows of both GEMMs are FP32.
 """
 
 from __future__ import annotations

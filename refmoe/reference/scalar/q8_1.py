@@ -63,9 +63,7 @@ def _low_byte(bits: int) -> int:
     number = decode(bits, FP32)
     if number.kind is NumberKind.NAN:
         return 0
-    if number.kind is NumberKind.INFINITE:
-        integer = _INT32_MAX + 1
-    else:
-        integer = int(number.magnitude + Fraction(1, 2))
+    infinite = number.kind is NumberKind.INFINITE
+    integer = _INT32_MAX + 1 if infinite else int(number.magnitude + Fraction(1, 2))
     integer = max(-integer, _INT32_MIN) if number.negative else min(integer, _INT32_MAX)
     return (integer + 128) % 256 - 128

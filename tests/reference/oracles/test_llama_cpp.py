@@ -1,8 +1,8 @@
 """llama.cpp's own CUDA kernels, compiled from its sources and run on the executor, beside Q8_1 and DP4A of refmoe.
 
-REFMOE_LLAMA_CPP names the folder `ggml` of llama.cpp, as llama-cpp-python's source package has it in vendor/llama.cpp. No
-line of it is in this repository. It is compiled with IEEE division, without contraction and without a flush to zero: its own
-build has `-use_fast_math`, whose division is not defined to the bit.
+REFMOE_LLAMA_CPP names the folder `ggml` of llama.cpp, as llama-cpp-python's source package has it in vendor/llama.cpp.
+No line of it is in this repository. It is compiled with IEEE division, without contraction and without a flush to zero:
+its own build has `-use_fast_math`, whose division is not defined to the bit.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ cublasStatus_t cublasDestroy(cublasHandle_t);
 #: The vector kernel for MXFP4 and one token; the parameters are those of its definition.
 INSTANCE = """
 template __global__ void mul_mat_vec_q<GGML_TYPE_MXFP4, 1, false>(
-    const void*, const void*, const int32_t*, const ggml_cuda_mm_fusion_args_device, float*, const uint32_t, const uint3,
-    const uint32_t, const uint32_t, const uint32_t, const uint3, const uint32_t, const uint32_t, const uint32_t, const uint3,
-    const uint32_t, const uint32_t, const uint32_t, const uint32_t);
+    const void*, const void*, const int32_t*, const ggml_cuda_mm_fusion_args_device, float*, const uint32_t,
+    const uint3, const uint32_t, const uint32_t, const uint32_t, const uint3, const uint32_t, const uint32_t,
+    const uint32_t, const uint3, const uint32_t, const uint32_t, const uint32_t, const uint32_t);
 """
 #: Where mmvq.cu turns from kernels to the host code that instantiates them for every type, which takes minutes.
 HOST_CODE = "static std::pair<dim3, dim3> calc_launch_params"
