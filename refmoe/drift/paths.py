@@ -137,11 +137,8 @@ def _path(backend: str, given: Mapping[str, Any]) -> DriftPath:
     activations = BACKENDS[backend].activations
     if activations != "mxfp8":
         if given.keys() & {"policy", "quantization"}:
-            raise DriftPathError(
-                "paths",
-                f"{backend} with a policy or a quantization",
-                f"neither: its activations are {activations.upper()}",
-            )
+            found = f"{backend} with a policy or a quantization"
+            raise DriftPathError("paths", found, f"neither: its activations are {activations.upper()}")
         arithmetic = f"bf16 {adds.model}" if activations == "bf16" else backend
         return DriftPath(":".join([backend, *where]), _runner(backend, arch), arithmetic, facts)
     mode, edge = given.get("policy", (ScaleMode.RCEIL, EdgePolicy.EXACT))
@@ -149,9 +146,8 @@ def _path(backend: str, given: Mapping[str, Any]) -> DriftPath:
     named = [] if (mode, edge) == (ScaleMode.RCEIL, EdgePolicy.EXACT) else [policy]
     run = _runner(backend, arch, quantization=quantization, mode=mode, edge=edge)
     facts = {**facts, "quantization": quantization, "policy": policy}
-    return DriftPath(
-        ":".join([backend, quantization, *named, *where]), run, f"mxfp8 {adds.model} {mode.value}/{edge.value}", facts
-    )
+    name = ":".join([backend, quantization, *named, *where])
+    return DriftPath(name, run, f"mxfp8 {adds.model} {mode.value}/{edge.value}", facts)
 
 
 def _runner(backend: str, arch: str | None, **options: Any) -> StagedMoE:
@@ -179,7 +175,6 @@ def _part(part: str, name: str) -> tuple[str, Any]:
         needed = f"{' or '.join(_QUANTIZATIONS)}; one of {', '.join(CHIPS)}; or a policy: {error.needed}"
         raise DriftPathError("paths", f"{part!r} in {name}", needed) from None
     if policy.edge is None:
-        raise DriftPathError(
-            "paths", f"{part!r} in {name}, whose rules are its own", "a policy with a mode and an edge"
-        )
+        found = f"{part!r} in {name}, whose rules are its own"
+        raise DriftPathError("paths", found, "a policy with a mode and an edge")
     return "policy", (policy.mode, policy.edge)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, word
-from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_ids
+from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.quantize import (
     COMPILED_POLICIES,
@@ -20,23 +20,27 @@ from refmoe.families.quantize import (
     EXHAUSTIVE,
     FILE_OPTIONS,
     FILLS,
+    INPUT_FORMATS,
     LOOPING_ROWS,
     MODE,
     MODELS,
     PLAIN,
     check_file,
     make_input,
+    settings_of,
 )
 from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes
 from refmoe.formats import MX_BLOCK
-from refmoe.policy import ScaleMode
 from refmoe.reference.expand import build_permutation, expand
 from refmoe.reference.layout import swizzle_scales
 from refmoe.reference.quantize import quantize_mxfp8
 
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
+
+#: Of the scales that are written.
+LAYOUT = word("layout", "128x4", "8x4", fixed=True)
 
 #: Layout of ready input's scales, or "none" for absent ones.
 INPUT_SF = word("input_sf", "linear", "128x4", "none")
@@ -49,17 +53,15 @@ def _random_bytes(case: Case) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return codes, scales
 
 
-_FILLS: Mapping[str, Fill] = MappingProxyType(
-    {
-        **FILLS,
-        "bytes": Fill(
-            "bytes",
-            "a code or a scale that is changed on its way",
-            _random_bytes,
-            # 2 codes in 256 are zeros, 2 NaN, 2 saturated.
-            Limits(zeros=0.05, saturated=0.05, nans=0.05, scales=32, reason="the bytes are uniform"),
-        ),
-    }
+_FILLS = Fill.by_name(
+    *FILLS.values(),
+    Fill(
+        "bytes",
+        "a code or a scale that is changed on its way",
+        _random_bytes,
+        # 2 codes in 256 are zeros, 2 NaN, 2 saturated.
+        Limits(zeros=0.05, saturated=0.05, nans=0.05, scales=32, reason="the bytes are uniform"),
+    ),
 )
 
 
@@ -91,45 +93,25 @@ def _inputs(case: Case) -> Inputs:
     return {"x": codes, "input_sf": scales, **routed}
 
 
-def _input_sf_layout(case: Case) -> str:
-    return "linear" if case.input_sf == "none" else case.input_sf
+def _settings(case: Case, inputs: Inputs) -> dict[str, Any]:
+    """What the reference and the kernel take by the same names."""
+    layout = "linear" if case.input_sf == "none" else case.input_sf
+    terms = {"input_sf": inputs["input_sf"], "input_sf_layout": layout, "first_expert": case.first_expert}
+    return {**settings_of(case), **terms}
 
 
 def _expect(case: Case, inputs: Inputs) -> Expectation:
-    expanded = expand(
-        inputs["x"],
-        inputs["topk_ids"],
-        case.shape.e,
-        mode=ScaleMode(case.mode),
-        edge=case.edge,
-        layout=case.layout,
-        input_sf=inputs["input_sf"],
-        input_sf_layout=_input_sf_layout(case),
-        first_expert=case.first_expert,
-        fill=case.poison,
-    )
-    blocks = case.shape.k // MX_BLOCK
-    terms = GroupedScales("scales", case.layout, expanded.offsets, blocks, poison=case.poison)
+    expanded = expand(inputs["x"], inputs["topk_ids"], case.shape.e, **_settings(case, inputs))
+    terms = GroupedScales("scales", case.layout, expanded.offsets, case.shape.k // MX_BLOCK)
     linear = terms.linear(expanded.scales)
-    stages = (
-        Codes(
-            "codes",
-            expanded.codes.shape,
-            linear,
-            written_rows=int(expanded.offsets[-1]),
-            poison=case.poison,
-            offsets=expanded.offsets,
-            sources=expanded.permuted_to_unpermuted,
-            tokens=case.shape.m,
-        ),
-        terms,
-    )
+    used, sources = int(expanded.offsets[-1]), expanded.permuted_to_unpermuted
+    codes = Codes("codes", expanded.codes.shape, linear, used, expanded.offsets, sources, case.shape.m)
     # Copies of a token's row add nothing to what could have failed.
-    tokens = expanded.permuted_to_unpermuted[: linear.shape[0]] % max(case.shape.m, 1)
+    tokens = sources[:used] % max(case.shape.m, 1)
     _, first = np.unique(tokens, return_index=True)
     copied = case.input_sf != "none"
     doubt = doubt_codes(expanded.codes[first], linear[first], _FILLS[case.fill].limits, scales_copied=copied)
-    return Expectation({"codes": expanded.codes, "scales": expanded.scales}, stages, doubt)
+    return Expectation({"codes": expanded.codes, "scales": expanded.scales}, (codes, terms), doubt)
 
 
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
@@ -141,13 +123,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         inputs["unpermuted_to_permuted"],
         inputs["offsets"],
         device=device,
-        mode=ScaleMode(case.mode),
-        edge=case.edge,
-        layout=case.layout,
-        input_sf=inputs["input_sf"],
-        input_sf_layout=_input_sf_layout(case),
-        first_expert=case.first_expert,
-        fill=case.poison,
+        **_settings(case, inputs),
     )
     return {"codes": result.codes, "scales": result.scales}
 
@@ -181,7 +157,7 @@ def _quick() -> Iterator[Case]:
     yield _case("fingerprint", 9, 416, 8, 2, routing="padded")
     yield _case("tiny", 4, 416, 8, 2)
     yield _case("rne-ties", 4, 416, 8, 2, dtype="fp16")
-    for input_sf in ("linear", "128x4", "none"):
+    for input_sf in INPUT_SF.words:
         yield _case("bytes", 9, 416, 8, 2, dtype="mxfp8", input_sf=input_sf)
         yield _case("fingerprint", 9, 416, 8, 2, dtype="mxfp8", input_sf=input_sf, layout="8x4")
 
@@ -199,18 +175,15 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", 160, k, e, 1, routing="same-experts")  # one expert takes all
         yield _case("fingerprint", 8, k, e, t, routing="empty-experts")
         yield _case("fingerprint", 8, k, e // 8, t, routing="uniform", first_expert=e // 4, ranks=8)
-    for dtype in ("bf16", "fp16"):
-        for mode, edge in COMPILED_POLICIES:
-            for fill in PLAIN:
-                for layout in ("128x4", "8x4"):
-                    yield _case(fill, 9, 1440, 8, 2, dtype=dtype, mode=mode, edge=edge, layout=layout)
+    for dtype, (mode, edge), fill, layout in product(INPUT_FORMATS, COMPILED_POLICIES, PLAIN, LAYOUT.words):
+        yield _case(fill, 9, 1440, 8, 2, dtype=dtype, mode=mode, edge=edge, layout=layout)
     for mode, edge in COMPILED_POLICIES:
         yield _case("exhaustive-max", 1024, 2048, 8, 1, mode=mode, edge=edge)
         yield _case("exhaustive-element", 128, 2880, 8, 1, mode=mode, edge=edge)
     yield _case("fingerprint", LOOPING_ROWS, 32, 8, 2)
     yield _case("wide-range", 3, 8224, 8, 2)  # a row wider than a CTA, by one block
     yield _case("gaussian", 0, 2880, 8, 2)
-    for input_sf in ("linear", "128x4", "none"):
+    for input_sf in INPUT_SF.words:
         for fill in ("bytes", "real", "specials"):
             yield _case(fill, 130, 416, 16, 3, dtype="mxfp8", input_sf=input_sf, poison=0x7F)
         yield _case("bytes", 3, 8224, 8, 2, dtype="mxfp8", input_sf=input_sf)
@@ -218,22 +191,15 @@ def _default() -> Iterator[Case]:
 
 
 def _full() -> Iterator[Case]:
-    for routing in ("uniform", "same-experts", "empty-experts"):
-        for layout in ("128x4", "8x4"):
-            for poison in (0xFF, 0x7F, 0x00):
-                for k, e, t in MODELS:
-                    for m in (1, 2, 3, 8, 33):
-                        yield _case("fingerprint", m, k, e, t, seed=m, routing=routing, layout=layout, poison=poison)
-    for seed in (1, 2, 3):
-        for dtype in ("bf16", "fp16"):
-            for mode, edge in COMPILED_POLICIES:
-                for fill in PLAIN:
-                    for layout in ("128x4", "8x4"):
-                        yield _case(fill, 33, 2880, 16, 3, dtype=dtype, seed=seed, mode=mode, edge=edge, layout=layout)
-    for dtype in ("bf16", "fp16"):
-        for mode, edge in COMPILED_POLICIES:
-            for fill in EXHAUSTIVE:
-                yield _case(fill, 1024, 2048, 8, 2, dtype=dtype, mode=mode, edge=edge)
+    routings = ("uniform", "same-experts", "empty-experts")
+    for routing, layout, poison, (k, e, t) in product(routings, LAYOUT.words, (0xFF, 0x7F, 0x00), MODELS):
+        for m in (1, 2, 3, 8, 33):
+            yield _case("fingerprint", m, k, e, t, seed=m, routing=routing, layout=layout, poison=poison)
+    listed = product((1, 2, 3), INPUT_FORMATS, COMPILED_POLICIES, PLAIN, LAYOUT.words)
+    for seed, dtype, (mode, edge), fill, layout in listed:
+        yield _case(fill, 33, 2880, 16, 3, dtype=dtype, seed=seed, mode=mode, edge=edge, layout=layout)
+    for dtype, (mode, edge), fill in product(INPUT_FORMATS, COMPILED_POLICIES, EXHAUSTIVE):
+        yield _case(fill, 1024, 2048, 8, 2, dtype=dtype, mode=mode, edge=edge)
     for k, e, t in MODELS:
         yield _case("wide-range", 1500, k, e, t, layout="8x4")
 
@@ -244,10 +210,7 @@ EXPAND = Family(
     dtypes=("bf16", "fp16", "mxfp8"),
     sizes="mket",
     fills=_FILLS,
-    options=(
-        *(MODE, EDGE, word("layout", "128x4", "8x4", fixed=True), INPUT_SF),
-        *(ROUTING, *RANKS, POISON, *FILE_OPTIONS),
-    ),
+    options=(MODE, EDGE, LAYOUT, INPUT_SF, ROUTING, *RANKS, POISON, *FILE_OPTIONS),
     inputs=_inputs,
     expect=_expect,
     run=_run,
@@ -256,10 +219,7 @@ EXPAND = Family(
         inputs=("x", "input_sf", "topk_ids", "unpermuted_to_permuted", "permuted_to_unpermuted", "offsets"),
         features=("input_sf",),
         outputs={"codes": "float8_e4m3fn", "scales": "float8_e8m0fnu"},
-        settings={
-            **{"num_experts": "e", "first_expert": "first_expert", "top_k": "t"},
-            **{"mode": "mode", "edge": "edge", "layout": "layout", "input_sf_layout": "input_sf"},
-        },
+        settings={**ROUTED, "mode": "mode", "edge": "edge", "layout": "layout", "input_sf_layout": "input_sf"},
     ),
     sources=("expand",),
     host=("refmoe.cuda.expand",),

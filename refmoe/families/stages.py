@@ -21,6 +21,9 @@ from refmoe.reference.layout import (
     ScaleLayout,
     expert_base_rows,
     expert_scale_rows,
+    grouped_scale_rows,
+    scale_buffer_size,
+    write_scale_rows,
 )
 
 Bytes = NDArray[np.uint8]
@@ -92,7 +95,6 @@ class Codes:
         shape: [rows, K].
         scales: the reference's linear scales uint8 [written rows, K/32].
         written_rows: rows from here on are not written by the kernel.
-        poison: the byte that those hold.
         offsets: int64 [E+1] of rows grouped by expert, else None.
         sources: int32 [rows], the unpermuted row (token + rank * tokens) of each grouped row, or None if it has none.
         tokens: how many there are.
@@ -102,7 +104,6 @@ class Codes:
     shape: tuple[int, ...]
     scales: Bytes
     written_rows: int
-    poison: int
     offsets: NDArray[np.int64] | None = None
     sources: NDArray[np.int32] | None = None
     tokens: int = 0
@@ -115,9 +116,8 @@ class Codes:
             where = f"row {row} belongs to no token of this rank and must not be written"
             return f"{where}: kernel {_byte(kernel)} instead of the poison {_byte(reference)}", ""
         scale = f"scale {_byte(int(self.scales[row, block]))}"
-        return f"block ({row}, {block}) lane {lane}: {compared_text(kernel, reference, E4M3)}, {scale}", self._origin(
-            row
-        )
+        values = compared_text(kernel, reference, E4M3)
+        return f"block ({row}, {block}) lane {lane}: {values}, {scale}", self._origin(row)
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
         """Rows by K-blocks; see `HasPlane`."""
@@ -168,14 +168,12 @@ class Scales:
         name: of the stage.
         layout: "linear", "128x4" or "8x4".
         rows, blocks: of the matrix.
-        poison: what padded rows hold.
     """
 
     name: str
     layout: str
     rows: int
     blocks: int
-    poison: int
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `Stage`."""
@@ -210,14 +208,12 @@ class GroupedScales:
         layout: "128x4" or "8x4".
         offsets: int64 [E+1], first row of each expert.
         blocks: K/32.
-        poison: what padded rows hold.
     """
 
     name: str
     layout: str
     offsets: NDArray[np.int64]
     blocks: int
-    poison: int
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `Stage`."""
@@ -228,11 +224,9 @@ class GroupedScales:
         local = row - int(bases[expert])
         count = int(self.offsets[expert + 1] - self.offsets[expert])
         if local >= count:
-            where = (
-                f"padding row {local} of expert {expert}, which has {count} rows"
-                if count
-                else f"expert {expert} has no rows"
-            )
+            where = f"padding row {local} of expert {expert}, which has {count} rows"
+            if not count:
+                where = f"expert {expert} has no rows"
             return _unwritten(f"{where}; scale row {row}", column, kernel, reference), ""
         real = int(self.offsets[expert]) + local
         if column >= self.blocks:
@@ -251,3 +245,14 @@ class GroupedScales:
         places = GROUPED_LAYOUTS[self.layout].offset(rows[:, None], np.arange(self.blocks)[None, :], self.blocks)
         linear: Bytes = buffer[places]
         return linear
+
+    def buffer(self, linear: Bytes, rows: int, poison: int) -> Bytes:
+        """The buffer for `rows` rows, those of no expert included: scales of real rows, poison all around.
+
+        `linear` turned round; padded columns of real rows hold 0x00.
+        """
+        size = scale_buffer_size(grouped_scale_rows(rows, self.offsets.size - 1), self.blocks)
+        buffer = np.full(size, poison, np.uint8)
+        if linear.size:
+            write_scale_rows(buffer, GROUPED_LAYOUTS[self.layout], expert_scale_rows(self.offsets), linear)
+        return buffer

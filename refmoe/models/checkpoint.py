@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from refmoe.errors import ArgumentError
 from refmoe.models.block_scaled import BlockScaledWeight
 from refmoe.models.config import DeepSeekConfig, GptOssConfig
-from refmoe.models.schema import TensorSpec, deepseek_tensors, huggingface_tensors, original_tensors
+from refmoe.models.schema import deepseek_tensors, huggingface_tensors, original_parts, original_tensors
 from refmoe.models.tensor_file import CheckpointError, refuse_pickle
 from refmoe.models.tensor_set import TensorSet, read_json
 from refmoe.reference.activation import LIMIT
@@ -85,32 +85,7 @@ class DeepSeekLayer:
     config: DeepSeekConfig
 
 
-class _Checkpoint:
-    """What checkpoints have in common: tensors by name."""
-
-    def __init__(self, folder: Path, needed: Mapping[str, TensorSpec]) -> None:
-        self.folder = folder
-        self._tensors = TensorSet(folder)
-        self._tensors.require(needed)
-
-    def names(self) -> list[str]:
-        """Every tensor's name, sorted."""
-        return self._tensors.names()
-
-    def tensor(self, name: str) -> Array:
-        """A tensor as a read-only view of the file: BF16 as ml_dtypes.bfloat16, FP8 codes as uint8.
-
-        Raises:
-            CheckpointError: there is no such tensor.
-        """
-        return self._tensors.view(name)
-
-    def release(self) -> None:
-        """Give back the memory of what was read; views stay valid and read it again when used."""
-        self._tensors.release()
-
-
-class GptOssCheckpoint(_Checkpoint):
+class GptOssCheckpoint(TensorSet):
     """A gpt-oss checkpoint under either set of names.
 
     Attributes:
@@ -121,25 +96,26 @@ class GptOssCheckpoint(_Checkpoint):
 
     def __init__(self, folder: Path, config: GptOssConfig, *, original: bool) -> None:
         """Check the folder against `config`; `original` says under which names."""
-        super().__init__(folder, original_tensors(config) if original else huggingface_tensors(config))
+        super().__init__(folder)
+        self.require(original_tensors(config) if original else huggingface_tensors(config))
         self.config = config
         self.layers = range(config.num_hidden_layers)
-        self._original = original
+        self._places = _original_places(config) if original else {}
 
     @property
     def embedding(self) -> Array:
         """BF16 [V, H], a row a token."""
-        return self.tensor("embedding.weight" if self._original else "model.embed_tokens.weight")
+        return self._named("model.embed_tokens.weight")
 
     @property
     def final_norm(self) -> Array:
         """BF16 [H], of the RMSNorm before the logits."""
-        return self.tensor("norm.scale" if self._original else "model.norm.weight")
+        return self._named("model.norm.weight")
 
     @property
     def unembedding(self) -> Array:
         """BF16 [V, H], to the logits."""
-        return self.tensor("unembedding.weight" if self._original else "lm_head.weight")
+        return self._named("lm_head.weight")
 
     def attention(self, layer: int) -> Attention:
         """The attention weights of a layer.
@@ -148,18 +124,9 @@ class GptOssCheckpoint(_Checkpoint):
             ArgumentError: there is no such layer.
         """
         prefix = self._prefix(layer)
-        if not self._original:
-            q, k, v, out = (self._linear(f"{prefix}self_attn.{name}_proj") for name in "qkvo")
-            norm, sinks = (self.tensor(prefix + name) for name in ("input_layernorm.weight", "self_attn.sinks"))
-            return Attention(norm, q, k, v, out, sinks)
-        joined, sizes = self._linear(f"{prefix}attn.qkv"), self.config.qkv_rows
-        ends = np.cumsum(sizes)
-        q, k, v = (
-            Linear(joined.weight[end - size : end], joined.bias[end - size : end])
-            for size, end in zip(sizes, ends, strict=True)
-        )
-        norm, sinks = (self.tensor(prefix + name) for name in ("attn.norm.scale", "attn.sinks"))
-        return Attention(norm, q, k, v, self._linear(f"{prefix}attn.out"), sinks)
+        q, k, v, out = (self._linear(f"{prefix}self_attn.{name}_proj") for name in "qkvo")
+        norm, sinks = (self._named(prefix + name) for name in ("input_layernorm.weight", "self_attn.sinks"))
+        return Attention(norm, q, k, v, out, sinks)
 
     def mlp_norm(self, layer: int) -> Array:
         """BF16 [H], of the RMSNorm before the experts.
@@ -167,9 +134,7 @@ class GptOssCheckpoint(_Checkpoint):
         Raises:
             ArgumentError: there is no such layer.
         """
-        return self.tensor(
-            self._prefix(layer) + ("mlp.norm.scale" if self._original else "post_attention_layernorm.weight")
-        )
+        return self._named(f"{self._prefix(layer)}post_attention_layernorm.weight")
 
     def moe_layer(self, layer: int) -> MoELayer:
         """Router and experts of a layer; codes, scales and biases are views of the file.
@@ -177,14 +142,13 @@ class GptOssCheckpoint(_Checkpoint):
         Raises:
             ArgumentError: there is no such layer.
         """
-        prefix = self._prefix(layer) + "mlp."
-        up, down = ("mlp1", "mlp2") if self._original else ("experts.gate_up_proj", "experts.down_proj")
-        router, limit = self._linear(prefix + ("gate" if self._original else "router")), self.config.swiglu_limit
+        prefix = f"{self._prefix(layer)}mlp."
+        router, limit = self._linear(f"{prefix}router"), self.config.swiglu_limit
         return MoELayer(
-            gate_up=self._mxfp4(prefix + up),
-            down=self._mxfp4(prefix + down),
-            gate_up_bias=self.tensor(f"{prefix}{up}_bias"),
-            down_bias=self.tensor(f"{prefix}{down}_bias"),
+            gate_up=self._mxfp4(f"{prefix}experts.gate_up_proj"),
+            down=self._mxfp4(f"{prefix}experts.down_proj"),
+            gate_up_bias=self._named(f"{prefix}experts.gate_up_proj_bias"),
+            down_bias=self._named(f"{prefix}experts.down_proj_bias"),
             router_weight=router.weight,
             router_bias=router.bias,
             top_k=self.config.num_experts_per_tok,
@@ -193,19 +157,22 @@ class GptOssCheckpoint(_Checkpoint):
 
     def _prefix(self, layer: int) -> str:
         _check_layer(layer, self.layers)
-        return f"block.{layer}." if self._original else f"model.layers.{layer}."
+        return f"model.layers.{layer}."
+
+    def _named(self, name: str) -> Array:
+        """What Hugging Face calls `name`, whatever the file does."""
+        stored, rows = self._places.get(name, (name, slice(None)))
+        return self.tensor(stored)[rows]
 
     def _linear(self, name: str) -> Linear:
-        return Linear(self.tensor(f"{name}.weight"), self.tensor(f"{name}.bias"))
+        return Linear(self._named(f"{name}.weight"), self._named(f"{name}.bias"))
 
     def _mxfp4(self, name: str) -> MXTensor:
-        joint = "_weight." if self._original else "_"
-        blocks = self.tensor(f"{name}{joint}blocks")
-        codes = blocks.reshape(*blocks.shape[:2], -1)
-        return MXTensor(codes, self.tensor(f"{name}{joint}scales"), "mxfp4")
+        blocks = self._named(f"{name}_blocks")
+        return MXTensor(blocks.reshape(*blocks.shape[:2], -1), self._named(f"{name}_scales"), "mxfp4")
 
 
-class DeepSeekCheckpoint(_Checkpoint):
+class DeepSeekCheckpoint(TensorSet):
     """A DeepSeek-V3 or R1 checkpoint.
 
     Attributes:
@@ -217,7 +184,8 @@ class DeepSeekCheckpoint(_Checkpoint):
 
     def __init__(self, folder: Path, config: DeepSeekConfig) -> None:
         """Check the folder against `config`."""
-        super().__init__(folder, deepseek_tensors(config))
+        super().__init__(folder)
+        self.require(deepseek_tensors(config))
         self.config = config
         self.layers = range(config.num_hidden_layers)
         self.moe_layers = range(config.first_k_dense_replace, config.num_hidden_layers)
@@ -285,6 +253,17 @@ def _read(file: Path, read: Callable[[Mapping[str, Any]], Any], raw: Mapping[str
         return read(raw)
     except ArgumentError as error:
         raise CheckpointError(file, None, f"{error.argument}: {error.found}", error.needed) from error
+
+
+def _original_places(config: GptOssConfig) -> dict[str, tuple[str, slice]]:
+    """By Hugging Face name OpenAI's, and which rows of that."""
+    places = {}
+    for original, parts in original_parts(config).items():
+        end = 0
+        for name, spec in parts.items():
+            start, end = end, end + spec.shape[0]
+            places[name] = original, slice(start, end)
+    return places
 
 
 def _check_layer(layer: int, layers: range) -> None:

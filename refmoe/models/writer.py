@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.files import write_atomic
 from refmoe.models.config import DeepSeekConfig, GptOssConfig
 from refmoe.models.random_weights import random_tensor
-from refmoe.models.schema import TensorSpec, deepseek_tensors, huggingface_tensors, original_tensors
+from refmoe.models.schema import TensorSpec, deepseek_tensors, huggingface_tensors, original_parts, original_tensors
 from refmoe.models.tensor_file import DTYPES
 from refmoe.models.tensor_set import INDEX
 
@@ -52,12 +53,17 @@ def write_checkpoint(
         OSError: a file cannot be written.
     """
     folder, tensors, described = Path(path), _tensors(config, format), _config_json(config, format)
+    parts = original_parts(config) if isinstance(config, GptOssConfig) and format == "original" else {}
     if type(shards) is not int or not 1 <= shards <= len(tensors):
         raise ArgumentError("shards", describe(shards), f"1 to {len(tensors)}, the number of tensors")
     where = {name: _shard_name(index * shards // len(tensors), shards, format) for index, name in enumerate(tensors)}
     for shard in dict.fromkeys(where.values()):
         held = {name: spec for name, spec in tensors.items() if where[name] == shard}
-        values = {name: random_tensor(name, spec, seed, config) for name, spec in held.items()}
+        drawn = {
+            name: [random_tensor(*part, seed) for part in parts.get(name, {name: spec}).items()]
+            for name, spec in held.items()
+        }
+        values = {name: rows[0] if len(rows) == 1 else np.concatenate(rows) for name, rows in drawn.items()}
         write_atomic(folder / shard, _serialized(values, tensors))
     if shards > 1:
         total = sum(math.prod(spec.shape) * DTYPES[spec.dtype].itemsize for spec in tensors.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from refmoe.reference.activation import QuantizedRows, swiglu, swiglu_quantize
-from refmoe.reference.backends import BACKENDS, choose_backend, default_backend
+from refmoe.reference.backends import BACKENDS, choose_backend
 from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
 from refmoe.reference.expand import Expanded, Permutation, build_permutation, expand
 from refmoe.reference.finalize import finalize
@@ -45,7 +45,6 @@ __all__ = [
     "QuantizedRows",
     "build_permutation",
     "choose_backend",
-    "default_backend",
     "dense_gemm",
     "dequantize",
     "dequantize_mxfp4",

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MX_BLOCK
 from refmoe.policy import EdgePolicy, ScaleMode, as_edge_policy, as_scale_mode
+from refmoe.reference.arrays import checked_array
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
     INT32_MAX,
@@ -54,22 +55,16 @@ class Permutation:
 
 
 @dataclass(frozen=True, eq=False)
-class Expanded:
-    """Rows grouped by expert, as the grouped GEMM reads them.
+class Expanded(Permutation):
+    """Rows grouped by expert, as the grouped GEMM reads them, and which row went where.
 
     Attributes:
         codes: E4M3 codes, uint8 [T * k, K].
         scales: E8M0 scales, uint8 1-D: align128(T * k + 127 * E) rows of ceil(K / 128) * 4 bytes in the asked layout.
-        offsets: int64 [E + 1], first row of each expert, then the number of rows in use.
-        permuted_to_unpermuted: int32 [T * k]; -1 from row offsets[E] on.
-        unpermuted_to_permuted: int32 [T * k]; -1 for choices of experts that live on another rank.
     """
 
     codes: NDArray[np.uint8]
     scales: NDArray[np.uint8]
-    offsets: NDArray[np.int64]
-    permuted_to_unpermuted: NDArray[np.int32]
-    unpermuted_to_permuted: NDArray[np.int32]
 
 
 def build_permutation(topk_ids: NDArray[np.int32], num_experts: int, first_expert: int = 0) -> Permutation:
@@ -84,8 +79,7 @@ def build_permutation(topk_ids: NDArray[np.int32], num_experts: int, first_exper
     Raises:
         ArgumentError: wrong dtype or rank, k = 0, an id twice in one token, no expert, or T * k past int32.
     """
-    if not isinstance(topk_ids, np.ndarray) or topk_ids.dtype != np.int32 or topk_ids.ndim != 2:
-        raise ArgumentError("topk_ids", describe(topk_ids), "int32 [T, k]")
+    checked_array("topk_ids", topk_ids, ("T", "k"), np.int32)
     if topk_ids.shape[1] < 1:
         raise ArgumentError("topk_ids", describe(topk_ids), "at least one expert a token")
     num_experts = checked_count("num_experts", num_experts, least=1)
@@ -172,7 +166,7 @@ def expand(
     scales = np.full(scale_bytes, byte, np.uint8)
     if used and blocks:
         write_scale_rows(scales, chosen, expert_scale_rows(offsets), token_scales[source])
-    return Expanded(codes, scales, offsets, permutation.permuted_to_unpermuted, permutation.unpermuted_to_permuted)
+    return Expanded(**vars(permutation), codes=codes, scales=scales)
 
 
 def _ready_scales(
