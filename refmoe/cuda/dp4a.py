@@ -17,9 +17,10 @@ from refmoe.reference.dp4a import MAX_TOKENS, warps_per_row
 
 DTYPES = {BF16: "bf16", np.dtype(np.float32): "f32"}
 ROWS = 8  # kRows, weight rows of a CTA
-MAX_CHOICES = 256  # kMaxChoices
-#: The smallest shared memory of the chips, less what the kernel declares itself.
-MAX_SHARED_BYTES = 99 * 1024 - 8 * 1024
+THREADS = 2 * WARP_LANES  # kWarps
+MAX_CHOICES = 256
+#: The longest K of which a CTA's weights and scales fit into the smallest shared memory of the chips.
+MAX_K = 98 * 1024 // (ROWS * (Q8_1.block // 2 + 1)) * Q8_1.block
 
 
 def dp4a_gemv_kernel(tokens: int, dtype: str) -> Kernel:
@@ -80,8 +81,12 @@ def dp4a_gemv_plan(
         *(size.tokens, size.top_k, size.experts, size.first_expert, size.n, size.k // Q8_1.block),
         int(input_by_choice),
     )
-    block = warps_per_row(size.tokens) * WARP_LANES
-    return LaunchPlan(dp4a_gemv_kernel(size.tokens, dtype), grid, block, arguments, ROWS * size.k // 2)
+    return LaunchPlan(dp4a_gemv_kernel(size.tokens, dtype), grid, THREADS, arguments, _shared_bytes(size.k))
+
+
+def _shared_bytes(k: int) -> int:
+    """Weights and scales of a CTA's rows."""
+    return ROWS * (k // 2 + k // Q8_1.block)
 
 
 def dp4a_gemv(
@@ -180,8 +185,8 @@ def _check_sizes(weights: object, topk_ids: object, first_expert: object) -> Gem
         raise ArgumentError("weights", describe(weights), "uint8 [E, N, K/2] with at least one expert and one row")
     experts, n, half = weights.shape
     k = 2 * half
-    if k == 0 or k % Q8_1.block or ROWS * half > MAX_SHARED_BYTES:
-        needed = f"K a positive multiple of {Q8_1.block}, at most {2 * MAX_SHARED_BYTES // ROWS}"
+    if k == 0 or k % Q8_1.block or k > MAX_K:
+        needed = f"K a positive multiple of {Q8_1.block}, at most {MAX_K}"
         raise ArgumentError("weights", f"K = {k}", needed)
     if not isinstance(topk_ids, np.ndarray) or topk_ids.ndim != 2 or not topk_ids.shape[1]:
         raise ArgumentError("topk_ids", describe(topk_ids), "int32 [M, k] with k at least 1")
