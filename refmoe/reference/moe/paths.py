@@ -180,12 +180,12 @@ def _activate_bf16(run: Run) -> Arrays:
 
 def _quantize_q8_1(run: Run) -> Arrays:
     """Each token once."""
-    return _q8_1_arrays(quantize_q8_1(run.inputs.x))
+    return _q8_1_arrays(quantize_q8_1(run.x))
 
 
 def _activate_q8_1(run: Run) -> Arrays:
     """Q8_1 of the FP32 values."""
-    layer = run.inputs.layer
+    layer = run.layer
     rows = swiglu_q8_1(
         run.stages["gemm1"]["out"],
         run.stages["routing"]["offsets"],
@@ -203,12 +203,12 @@ def _q8_1_arrays(tensor: Q8Tensor) -> Arrays:
 
 def _dp4a1(dtype: npt.DTypeLike) -> Callable[[Run], Arrays]:
     """Rows in expert order, rounded to `dtype` after the bias."""
-    return lambda run: _dp4a(run, "quantize", run.inputs.layer.gate_up, run.inputs.layer.gate_up_bias, dtype)
+    return lambda run: _dp4a(run, "quantize", run.layer.gate_up, run.layer.gate_up_bias, dtype)
 
 
 def _dp4a2(dtype: npt.DTypeLike) -> Callable[[Run], Arrays]:
     """Likewise; the bias is finalize's."""
-    return lambda run: _dp4a(run, "activation", run.inputs.layer.down, None, dtype)
+    return lambda run: _dp4a(run, "activation", run.layer.down, None, dtype)
 
 
 def _dp4a(run: Run, stage: str, weights: MXTensor, bias: NDArray[Any] | None, dtype: npt.DTypeLike) -> Arrays:
@@ -220,7 +220,7 @@ def _dp4a(run: Run, stage: str, weights: MXTensor, bias: NDArray[Any] | None, dt
         row_of_choice=routing["unpermuted_to_permuted"],
         input_by_choice=stage == "activation",
         bias=bias,
-        first_expert=run.inputs.first_expert,
+        first_expert=run.first_expert,
         out_dtype=dtype,
     )
     return {"out": out}
