@@ -17,7 +17,7 @@ from refmoe.families.choices import expert_offsets
 from refmoe.views.flow import flow
 
 #: Come by bulk copies, which the meter does not see.
-BULK = ("gate_up", "down")
+BULK = ("gate_up", "gate_up_scales", "down", "down_scales")
 ABSENT = ("input_sf", "gate_up_alpha", "down_alpha")
 
 
