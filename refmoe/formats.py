@@ -300,6 +300,42 @@ MX_FORMATS: Mapping[str, MXFormat] = MappingProxyType({mx.name: mx for mx in (MX
 """The formats that an `MXTensor` may have, by name."""
 
 
+@dataclass(frozen=True)
+class IntegerBlockFormat:
+    """A block-scaled format of integers: `block` neighbours along K are codes in two's complement with one scale.
+
+    The value of an element is its code times its block's scale. A block also stores the sum of its elements, which a
+    dot product needs where the other operand's blocks have a zero point.
+
+    Attributes:
+        name: lower-case name, as on the command line.
+        bits: of a code.
+        scale: the format of a block's scale.
+        total: the format of a block's sum.
+        block: elements of K that share a scale.
+    """
+
+    name: str
+    bits: int
+    scale: Format
+    total: Format
+    block: int = MX_BLOCK
+
+    @property
+    def max_code(self) -> int:
+        """The largest code, and the magnitude that a block's largest element gets: 127 for 8 bits."""
+        return (1 << self.bits - 1) - 1
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block with its scale and its sum: 36 for Q8_1."""
+        return (self.block * self.bits + self.scale.bits + self.total.bits) // 8
+
+
+Q8_1 = IntegerBlockFormat("q8_1", 8, scale=FP16, total=FP16)
+"""Activations of llama.cpp's integer dot products: ggml-common.h, `block_q8_1`."""
+
+
 def as_mx_format(format: object) -> MXFormat:
     """The entry of `MX_FORMATS` with that name.
 
@@ -325,6 +361,9 @@ def _listed() -> Iterator[str]:
     for tile in BLOCK_FP8.values():
         codes = f"{tile.element.name} codes; {tile.name} of them share a scale of {tile.scale.name}"
         yield f"{tile.name:<8} {codes}: block FP8"
+    shared = f"{Q8_1.block} share a scale of {Q8_1.scale.name} and their sum in {Q8_1.total.name}"
+    codes = f"integers of {Q8_1.bits} bits; {shared}"
+    yield f"{Q8_1.name:<8} {codes}"
 
 
 _NOT_NUMBERS = {Specials.NONE: "none", Specials.ALL_ONES_NAN: "NaN, all ones", Specials.IEEE: "infinities and NaN"}

@@ -13,15 +13,19 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.families.activation import ACTIVATION
 from refmoe.families.block_fp8 import BLOCK_FP8_QUANTIZE
 from refmoe.families.case import one_of
+from refmoe.families.dp4a import DP4A_GEMV
 from refmoe.families.expand import EXPAND
 from refmoe.families.family import Family
 from refmoe.families.finalize import FINALIZE
 from refmoe.families.gemm import SM12X_GEMM
+from refmoe.families.integer_moe import INTEGER_MOE
 from refmoe.families.moe import MOE
 from refmoe.families.nvfp4 import NVFP4_QUANTIZE
 from refmoe.families.nvfp4_gemm import SM12X_NVFP4_GEMM
+from refmoe.families.q8_1 import Q8_1_QUANTIZE
 from refmoe.families.quantize import QUANTIZE
 from refmoe.families.routing import ROUTE
+from refmoe.families.swiglu_q8_1 import SWIGLU_Q8_1
 from refmoe.printed_modules import prints_as
 
 __all__ = ["FAMILIES", "Family", "family_called"]
@@ -30,9 +34,10 @@ __all__ = ["FAMILIES", "Family", "family_called"]
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        *(QUANTIZE, NVFP4_QUANTIZE, BLOCK_FP8_QUANTIZE, EXPAND),
-        *(SM12X_GEMM, SM12X_NVFP4_GEMM),
-        *(ROUTE, ACTIVATION, FINALIZE, MOE),
+        *(QUANTIZE, NVFP4_QUANTIZE, BLOCK_FP8_QUANTIZE, Q8_1_QUANTIZE, EXPAND),
+        *(SM12X_GEMM, SM12X_NVFP4_GEMM, DP4A_GEMV),
+        *(ROUTE, ACTIVATION, SWIGLU_Q8_1, FINALIZE),
+        *(MOE, INTEGER_MOE),
     )
 }
 

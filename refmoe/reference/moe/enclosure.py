@@ -87,6 +87,8 @@ def layer_enclosure(
         ArgumentError: an unknown path, arch or model; tokens that are not finite BF16; a model that has no bound.
     """
     backend = choose_backend(path, arch)
+    if choose_backend(path, arch).activations == "q8_1":
+        raise ArgumentError("path", path, "a path without Q8_1, of which no enclosure is defined")
     chosen = as_model(accumulation(path, arch)[1].model if model is None else model)
     if not isinstance(x, np.ndarray) or x.dtype != fp32.BF16 or not np.isfinite(x.astype(np.float32)).all():
         raise ArgumentError("x", describe(x), "finite bfloat16 [T, H]")
