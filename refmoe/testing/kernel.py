@@ -22,7 +22,7 @@ from refmoe.families import family_called
 from refmoe.families.case import one_of
 from refmoe.families.family import LEVELS, Case, Expectation, Family, Inputs, Outputs
 from refmoe.policies import PolicyRule, rule_named
-from refmoe.testing.arrays import ARRAY_KINDS, from_numpy, to_numpy
+from refmoe.testing.arrays import ARRAY_KINDS, arrays_missing, from_numpy, to_numpy
 from refmoe.testing.elements import as_patterns
 from refmoe.testing.rule import declared_difference, explain_difference, ruled_problem, undefined
 from refmoe.verify.kernel import Kernel, Malformed, Masks, Place, Refusal
@@ -176,8 +176,8 @@ class UserKernel(Kernel):
         return _Here(self._place_name, platform.machine() if self.device == "cpu" else _capability())
 
     def missing(self, case: Case, place: Place) -> str | None:
-        """Why the kernel cannot run on this machine: what the function given as `missing` says."""
-        return self.absent()
+        """Why the kernel cannot run on this machine: what `missing` says, or no framework or GPU for its arrays."""
+        return self.absent() or arrays_missing(self.arrays, self.device)
 
     def problem(self, case: Case) -> tuple[Inputs, Expectation]:
         """Inputs and expectation of the family, or those of a policy that the family's options cannot name."""
@@ -404,8 +404,9 @@ def kernel(
             "torchao_floor@0.18".
         dtypes: the family's dtypes that it takes; all if left out, but "mxfp8" only if it takes input_sf.
         outputs: the family's outputs that it computes; all if left out.
-        arrays: the arrays that it is given: "torch", "numpy" or "jax".
-        device: where its arrays lie, "cpu" or "cuda".
+        arrays: the arrays that it is given: "torch", "numpy" or "jax". The default is "torch" on every machine, so that
+            a contract means the same everywhere; where the package is not installed, its cases are SKIPPED.
+        device: where its arrays lie, "cpu" or "cuda"; where there is no GPU, its cases are SKIPPED.
         name: what it is called; its own name if left out.
         missing: says why it cannot run on this machine, or None; its cases are then SKIPPED.
         refuses: says why it refuses a case, or None; any other refusal fails.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,10 @@ def wrong(x: np.ndarray) -> Any:
     if x.shape == (5, 2880):
         codes[2, 70] ^= 1
     return codes, scales
+
+
+def imports_nothing(x: np.ndarray) -> Any:
+    raise ModuleNotFoundError("No module named 'triton'", name="triton")
 
 
 def wide_only(case: Case) -> str | None:
@@ -108,6 +113,33 @@ def test_a_kernel_that_is_not_here_has_passed_nothing() -> None:
     assert not checked.passed
     assert str(checked) == "2 SKIPPED"
     assert {result.reason for result in checked.results} == {"the package is not installed"}
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_a_framework_that_is_not_installed_is_skipped_with_what_to_do(
+    framework: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, framework, None)  # an import of it fails
+    default = {} if framework == "torch" else {"arrays": framework}
+    checked = check(right, "quantize", cases=CASES, **default)
+    assert [result.verdict for result in checked.results] == [Verdict.SKIPPED] * 2
+    assert not checked.passed
+    (reason,) = {str(result.reason) for result in checked.results}
+    assert reason.startswith(f"{framework} is not installed, and the kernel is given ")
+    assert f"pip install {framework}, or register a function of NumPy arrays with arrays='numpy'" in reason
+    # What the function itself fails to import is its own error.
+    own = check(imports_nothing, "quantize", cases=CASES[:1], arrays="numpy")
+    assert [result.verdict for result in own.results] == [Verdict.ERROR]
+
+
+def test_a_gpu_that_is_not_here_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    (result,) = check(right, "quantize", cases=CASES[:1], device="cuda").results
+    assert (result.verdict, result.reason) == (
+        Verdict.SKIPPED,
+        "torch sees no GPU on this machine, and the kernel is registered with device='cuda'",
+    )
 
 
 def test_a_registered_kernel_brings_its_contract() -> None:
