@@ -183,7 +183,7 @@ def test_a_mismatch_prints_its_place_and_its_repro_line() -> None:
     first, second = str(result).splitlines()
     assert first.startswith("MISMATCH ")
     assert "codes[2, 70]  block (2, 2) lane 6: kernel 0x" in first
-    assert second.startswith("repro: refmoe.check(wrong, cases=['mxfp8_quantize:")
+    assert second.startswith("repro: refmoe.check(wrong, 'mxfp8_quantize', arrays='numpy', cases=['mxfp8_quantize:")
 
 
 def test_run_ptx_on_plain_arrays() -> None:

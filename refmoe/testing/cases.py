@@ -11,6 +11,7 @@ from typing import Any
 
 from refmoe.catalog import kernel_of, parse_case
 from refmoe.errors import ArgumentError, describe
+from refmoe.families import family_called
 from refmoe.families.family import Case
 from refmoe.testing.elements import mismatch_text
 from refmoe.testing.kernel import UserKernel
@@ -114,7 +115,8 @@ def check(
 
     Args:
         kernel: a function, or one that `refmoe.testing.kernel` registered.
-        family: of a function the family, such as "quantize"; see `refmoe.families`.
+        family: of a function the family, such as "quantize"; see `refmoe.families`. Of a registered kernel it may be
+            left out, with the contract.
         level: "quick", "default" or "full".
         dtypes: only cases of these.
         cases: these repro strings instead of a level.
@@ -124,7 +126,8 @@ def check(
         ArgumentError: an unknown family, level, dtype, case or option; or no case at all.
     """
     if isinstance(kernel, UserKernel):
-        if family is not None or contract:
+        again = family is not None and family_called(family) is kernel.family and contract == dict(kernel.given)
+        if (family is not None or contract) and not again:
             raise ArgumentError("kernel", f"{kernel.label}, registered already, with another contract", "either")
         chosen = kernel
     elif family is None:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 _DEVICES = ("cpu", "cuda")
 
+#: What `kernel` takes arrays and device to be if nothing is said.
+_USUAL = {"arrays": "torch", "device": "cpu"}
+
 
 class Unsupported(Exception):
     """Raised by a registered function for a case that it does not take; the message says why.
@@ -71,6 +74,7 @@ class UserKernel(Kernel):
         files: further files that decide its result.
         root: the folder that files are named from.
         node: the pytest id of the test that runs it, "" outside of pytest.
+        given: the arguments that it was registered with and that a call of `refmoe.check` needs to run it again.
     """
 
     function: Callable[..., Any]
@@ -89,6 +93,7 @@ class UserKernel(Kernel):
     files: tuple[str, ...] = ()
     root: Path = field(default_factory=Path.cwd)
     node: str = ""
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """What the function returns."""
@@ -168,8 +173,18 @@ class UserKernel(Kernel):
         return "cuda" if self.device == "cuda" else "host"
 
     def repro(self, case: Case) -> str:
-        """The pytest command that runs the test again."""
-        return f"pytest '{self.node}'" if self.node else f"refmoe.check({self.label}, cases=['{self.case_text(case)}'])"
+        """The pytest command that runs the test again; outside of pytest the call of `refmoe.check` that does.
+
+        A lambda has no name to call it by; a word in capitals stands for it, and a comment says what it is.
+        """
+        if self.node:
+            return f"pytest '{self.node}'"
+        asked = {"kernel": self.function, **self.given}
+        words = {name: _expression(value, name) for name, value in asked.items()}
+        options = [f"{name}={word}" for name, word in words.items() if name != "kernel"]
+        call = ", ".join([words["kernel"], repr(self.family.name), *options, f"cases=[{self.case_text(case)!r}]"])
+        unnamed = [f"{word} is {_described(asked[name])}" for name, word in words.items() if word == _placeholder(name)]
+        return f"refmoe.check({call})" + (f"  # {', '.join(unnamed)}" if unnamed else "")
 
     def place(self, case: Case) -> Place:
         """This machine's processor, or its GPU."""
@@ -366,6 +381,26 @@ class UserKernel(Kernel):
         return file.relative_to(self.root.resolve()).as_posix() if below and not installed else None
 
 
+def _placeholder(argument: str) -> str:
+    return argument.upper()
+
+
+def _expression(value: object, argument: str) -> str:
+    """A value as Python writes it; a function by its name, a word in capitals for one that has none."""
+    if not callable(value):
+        return repr(value)
+    name = getattr(value, "__name__", "")
+    return name if name.isidentifier() else _placeholder(argument)
+
+
+def _described(function: Any) -> str:
+    """A function without a name in words: where it is written."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return f"the {type(function).__name__} that was given"
+    return f"the lambda at {Path(code.co_filename).name}:{code.co_firstlineno}"
+
+
 def _capability() -> str:
     """The GPU's compute capability as an arch, "" if torch sees none."""
     try:
@@ -425,6 +460,12 @@ def kernel(
     if arrays == "numpy" and device == "cuda":
         raise ArgumentError("device", "cuda with arrays='numpy'", "arrays='torch' or 'jax': NumPy's lie on the CPU")
 
+    spoken = {"policy": policy, "outputs": outputs, "name": name, "missing": missing, "refuses": refuses}
+    given = {argument: value for argument, value in spoken.items() if value is not None} | options
+    given |= {
+        argument: value for argument, value in (("arrays", arrays), ("device", device)) if value != _USUAL[argument]
+    }
+
     def register(function: Callable[..., Any]) -> UserKernel:
         parameters, required = _checked_parameters(function, chosen)
         rule, asked = _policy(chosen, policy, options)
@@ -444,6 +485,7 @@ def kernel(
             refused=refuses or (lambda case: None),
             made_from=made_of,
             files=tuple(sources),
+            given=MappingProxyType(given),
         )
         written = made.buffers
         if written and set(written) != set(made.outputs):

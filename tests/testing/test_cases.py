@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import refmoe
 from refmoe import testing
 from refmoe.errors import ArgumentError
 from refmoe.families.family import Case
@@ -38,6 +39,10 @@ def imports_nothing(x: np.ndarray) -> Any:
     raise ModuleNotFoundError("No module named 'triton'", name="triton")
 
 
+def narrow_only(case: Case) -> str | None:
+    return None if case.shape.k <= 2048 else "K above 2048"
+
+
 def wide_only(case: Case) -> str | None:
     return None if case.shape.k > 2048 else "K of at most 2048"
 
@@ -62,13 +67,56 @@ def test_what_differs_is_printed_with_its_place_and_how_to_run_it_again() -> Non
     lines = failing.splitlines()
     assert lines[0].startswith("MISMATCH codes[2, 70]  block (2, 2) lane 6: kernel 0x")
     assert "contract: mxfp8_quantize, rceil/exact, scales linear" in lines
-    again = "refmoe.check(wrong, cases=['mxfp8_quantize:bf16:m5k2880:fingerprint:seed7@host'])"
+    again = (
+        "refmoe.check(wrong, 'mxfp8_quantize', arrays='numpy', "
+        "cases=['mxfp8_quantize:bf16:m5k2880:fingerprint:seed7@host'])"
+    )
     assert f"repro: {again}" in lines
     assert summary == "1 PASS, 1 MISMATCH"
-    # What it says can be called.
-    wrong_kernel = checked.kernel
-    (result,) = check(wrong_kernel, cases=["mxfp8_quantize:bf16:m5k2880:fingerprint:seed7@host"]).results
-    assert result.first_mismatch == checked.results[1].first_mismatch
+    # What it says can be called, on the function and on a kernel registered with the same contract.
+    for kernel in (wrong, checked.kernel):
+        (result,) = run_again(lines, wrong=kernel).results
+        assert result.first_mismatch == checked.results[1].first_mismatch
+
+
+def run_again(lines: list[str], **names: Any) -> Checked:
+    """What the printed repro line gives, with these names for the functions in it."""
+    (call,) = (line.removeprefix("repro: ") for line in lines if line.startswith("repro: "))
+    checked: Checked = eval(call, {"refmoe": refmoe, **names})
+    return checked
+
+
+def test_the_repro_line_runs_as_printed_with_the_whole_contract() -> None:
+    shown = "mxfp8_quantize:bf16:m4k416:tiny:layout=8x4:seed7@ptx"
+    contract = {"mode": "ceil", "layout": "8x4", "name": "mine", "arrays": "numpy", "refuses": narrow_only}
+    first = check(right, "quantize", cases=[shown], **contract)
+    assert first.results[0].verdict is Verdict.MISMATCH
+    lines = str(first).splitlines()
+    again = run_again(lines, right=right, narrow_only=narrow_only)
+    assert str(again) == str(first)
+    assert [line for line in lines if "mode='ceil'" in line and "refuses=narrow_only" in line]
+    # A lambda has no name: a word stands for it, and the line says for which one.
+    nameless = check(lambda x: right(x), "quantize", cases=[shown], **{**contract, "refuses": lambda case: None})
+    (line,) = (line for line in str(nameless).splitlines() if line.startswith("repro: "))
+    assert line.startswith("repro: refmoe.check(KERNEL, 'mxfp8_quantize', ")
+    assert "# KERNEL is the lambda at test_cases.py:" in line
+    assert "REFUSES is the lambda at test_cases.py:" in line
+    again = run_again([line], KERNEL=right, REFUSES=narrow_only)
+    assert [result.verdict for result in again.results] == [Verdict.MISMATCH]
+
+
+@pytest.mark.parametrize("device", ["host", "cuda"])
+def test_a_case_of_a_function_is_no_case_of_our_kernel(device: str) -> None:
+    """Neither `refmoe repro` nor `refmoe.repro` can run it; both say what does, and it does."""
+    case = f"mxfp8_quantize:bf16:m4k416:tiny:seed7@{device}"
+    for text in (f"tests/test_mine.py::right/{case}", *([case] if device == "host" else [])):
+        with pytest.raises(ArgumentError, match="needed ptx or cuda, for a kernel of refmoe's") as error:
+            refmoe.repro(text)
+        call = error.value.needed.partition("runs by pytest or ")[2]
+        checked = eval(
+            call.replace(", cases", ", arrays='numpy', cases"), {"refmoe": refmoe, "right": right, "FUNCTION": right}
+        )
+        assert [result.case.shape.k for result in checked.results] == [416]
 
 
 def test_the_contract_decides_what_is_right() -> None:
