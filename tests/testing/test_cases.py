@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -222,3 +223,31 @@ def test_a_registered_kernel_brings_its_contract() -> None:
 def test_what_it_cannot_be_asked_is_refused(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ArgumentError, match=sentence):
         check(right, **arguments)
+
+
+def test_a_difference_on_finite_blocks_is_not_laid_on_the_edges() -> None:
+    """A block whose amax is 1.75 * 2^n gets twice its scale: the smallest such blocks are finite, and no edge blocks."""
+
+    def off_by_one(x: np.ndarray) -> Any:
+        blocks = x.astype(np.float32).reshape(x.shape[0], -1, 32)
+        bits = np.abs(blocks).max(-1).view(np.int32)
+        exact = (bits & 0x7FFFFF) == 0x600000
+        made = quantize_mxfp8(x)
+        scales = made.scales + (exact & (made.scales > 0) & (made.scales < 0xFE))
+        codes = (blocks * np.exp2(127.0 - scales)[..., None]).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+        changed = np.repeat(scales != made.scales, 32, axis=1)
+        return np.where(changed, codes.reshape(x.shape), made.codes), scales.astype(np.uint8)
+
+    case = "mxfp8_quantize:bf16:m16k416:boundary-mantissas:seed7@ptx"
+    (result,) = check(off_by_one, "quantize", arrays="numpy", cases=[case]).results
+    assert result.verdict is Verdict.MISMATCH
+    assert result.reason == "no known policy gives these bytes, with or without a known fault"
+
+    def other_zeros(x: np.ndarray) -> Any:
+        made = quantize_mxfp8(x)
+        return made.codes, np.where((made.codes & 0x7F).reshape(*made.scales.shape, 32).any(-1), made.scales, 99)
+
+    zeros = "mxfp8_quantize:bf16:m16k416:specials:seed7@ptx"
+    (result,) = check(other_zeros, "quantize", arrays="numpy", cases=[zeros]).results
+    assert str(result.reason).startswith("these are the bytes of rceil/")
+    assert str(result.reason).endswith("every block that differs is all zero, tiny, or not finite")
