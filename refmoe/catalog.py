@@ -61,7 +61,7 @@ def parse_case(text: str) -> Case:
     Raises:
         ArgumentError: a malformed string; the message says which field is wrong and what it may be.
     """
-    # A report's id of a function of somebody's has FILE::NAME/ in front; no repro string has two colons in its first field.
+    # In a report, a case of somebody's function has FILE::NAME/ in front; no repro string has two colons in a row there.
     function = re.match(r"([^:]*::([^:/]*))/", text)
     if function is not None or text.strip().endswith("@host"):
         case = text[function.end() if function else 0 :]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import doctest
 import inspect
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,6 +83,24 @@ def test_every_name_is_there_and_documented_and_none_needs_torch() -> None:
         assert name in dir(refmoe)
         assert getattr(refmoe, name) is getattr(refmoe, name)
         assert name == "__version__" or f"    {name}" in str(refmoe.__doc__) or f", {name} " in str(refmoe.__doc__)
+
+
+def test_documented_rooms_need_no_import_of_their_own() -> None:
+    """README's "Any PTX" begins with `refmoe.ptx.Module.parse`, after nothing but `import refmoe`."""
+    shown = [
+        "ptx.Module.parse",
+        "ptx.Buffer",
+        "cuda.fused_moe",
+        "models.Decoder",
+        "drift.run_drift",
+        "reference.expand",
+    ]
+    root = Path(__file__).parent.parent
+    for page in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
+        shown += re.findall(r"(?<![\w/.])refmoe\.((?:ptx|cuda|models|drift|reference)\.[\w.]+)\(", page.read_text())
+    for name in dict.fromkeys(shown):
+        code = f"import operator, refmoe; operator.attrgetter({name!r})(refmoe)"
+        subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_another_name_is_an_attribute_error() -> None:

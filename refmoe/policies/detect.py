@@ -254,8 +254,9 @@ def _unmatched(detection: Detection) -> list[str]:
     nearest = detection.nearest[0]
     lines += [f"    {byte.text}" for byte in (nearest.first_scale, nearest.first_code) if byte]
     if detection.ordinary:
+        names = ", ".join(map(str, detection.ordinary))
         lines.append(
-            f"On every block but the edges (zero, tiny, not finite) every byte is what this gives: {', '.join(map(str, detection.ordinary))}"
+            f"On every block but the edges (all zero, tiny, not finite) every byte is what this gives: {names}"
         )
     if detection.hypotheses:
         lines.append("It would be explained by")

@@ -226,7 +226,7 @@ def test_what_it_cannot_be_asked_is_refused(arguments: dict[str, Any], sentence:
 
 
 def test_a_difference_on_finite_blocks_is_not_laid_on_the_edges() -> None:
-    """A block whose amax is 1.75 * 2^n gets twice its scale: the smallest such blocks are finite, and no edge blocks."""
+    """A block whose amax is 1.75 * 2^n gets twice its scale; the smallest such blocks are finite, so no edge blocks."""
 
     def off_by_one(x: np.ndarray) -> Any:
         blocks = x.astype(np.float32).reshape(x.shape[0], -1, 32)
