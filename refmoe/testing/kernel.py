@@ -74,6 +74,7 @@ class UserKernel(Kernel):
         files: further files that decide its result.
         root: the folder that files are named from.
         node: the pytest id of the test that runs it, "" outside of pytest.
+        changes: the inputs that it may write to; a change of any other fails.
         given: the arguments that it was registered with and that a call of `refmoe.check` needs to run it again.
     """
 
@@ -93,6 +94,7 @@ class UserKernel(Kernel):
     files: tuple[str, ...] = ()
     root: Path = field(default_factory=Path.cwd)
     node: str = ""
+    changes: tuple[str, ...] = ()
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -244,7 +246,7 @@ class UserKernel(Kernel):
 
         Raises:
             Refusal: it does not take the case.
-            Malformed: an output of another shape or element type.
+            Malformed: an output of another shape or element type, or an input that it changed.
         """
         if (why := self.refuses(case, place)) is not None:
             raise Refusal(why)
@@ -276,9 +278,34 @@ class UserKernel(Kernel):
             poisoned = np.frombuffer(bytes([case.poison]) * bits.nbytes, bits.dtype).reshape(bits.shape)
             arguments[name] = from_numpy(poisoned, self.arrays, self.device)
         result = self.function(**arguments)
+        self._check_inputs(inputs, arguments)
         if self.buffers:
             return {name: arguments[name] for name in buffers}
         return self._named(result, [name for name in self.outputs if name in expected.outputs])
+
+    def _check_inputs(self, inputs: Inputs, arguments: Mapping[str, Any]) -> None:
+        """Whether the inputs are as they were given, bit by bit.
+
+        Raises:
+            Malformed: one was changed.
+        """
+        if self.arrays == "jax":
+            return  # no function can write to a JAX array
+        for name in self.parameters:
+            value = inputs.get(name)
+            if value is None or name in self.changes:
+                continue
+            now, before = as_patterns(to_numpy(arguments[name], name)), as_patterns(np.ascontiguousarray(value))
+            allowed = f"a kernel may change an input only if it is registered with changes=({name!r},)"
+            if now.shape != before.shape:
+                raise Malformed(name, f"the kernel gave its input the shape {list(now.shape)}; {allowed}")
+            places = np.flatnonzero(now != before)
+            if places.size:
+                first = np.unravel_index(int(places[0]), before.shape)
+                place, digits = ", ".join(str(int(axis)) for axis in first), 2 * before.dtype.itemsize
+                bits = f"given 0x{int(before[first]):0{digits}X}, afterwards 0x{int(now[first]):0{digits}X}"
+                count = f"{places.size} of {before.size} elements changed"
+                raise Malformed(name, f"the kernel changed its input {name}[{place}]: {bits}; {count}; {allowed}")
 
     def _named(self, result: Any, wanted: list[str]) -> dict[str, Any]:
         if isinstance(result, Mapping):
@@ -423,6 +450,7 @@ def kernel(
     name: str | None = None,
     missing: Callable[[], str | None] | None = None,
     refuses: Callable[[Case], str | None] | None = None,
+    changes: tuple[str, ...] = (),
     made_of: str = "",
     sources: Sequence[str] = (),
     **options: str,
@@ -445,6 +473,7 @@ def kernel(
         name: what it is called; its own name if left out.
         missing: says why it cannot run on this machine, or None; its cases are then SKIPPED.
         refuses: says why it refuses a case, or None; any other refusal fails.
+        changes: the inputs that it may write to, such as ("x",); a kernel that changes another one fails.
         made_of: what it is made of, for the report.
         sources: further files that decide its result, below the project's folder: they are in its hash.
         options: the family's options that one kernel has one value of: `mode`, `edge`, `layout`, `variant`, `out`. An
@@ -461,6 +490,7 @@ def kernel(
         raise ArgumentError("device", "cuda with arrays='numpy'", "arrays='torch' or 'jax': NumPy's lie on the CPU")
 
     spoken = {"policy": policy, "outputs": outputs, "name": name, "missing": missing, "refuses": refuses}
+    spoken["changes"] = tuple(changes) or None
     given = {argument: value for argument, value in spoken.items() if value is not None} | options
     given |= {
         argument: value for argument, value in (("arrays", arrays), ("device", device)) if value != _USUAL[argument]
@@ -485,6 +515,7 @@ def kernel(
             refused=refuses or (lambda case: None),
             made_from=made_of,
             files=tuple(sources),
+            changes=_some_of("changes", changes, _inputs_among(parameters, chosen)) if changes else (),
             given=MappingProxyType(given),
         )
         written = made.buffers
@@ -523,6 +554,10 @@ def _checked_parameters(function: object, family: Family) -> tuple[tuple[str, ..
         raise ArgumentError("kernel", "no parameter that is an input", f"some of {', '.join(contract.inputs)}")
     required = tuple(parameter.name for parameter in taken if parameter.default is parameter.empty)
     return tuple(parameter.name for parameter in taken), required
+
+
+def _inputs_among(parameters: tuple[str, ...], family: Family) -> tuple[str, ...]:
+    return tuple(name for name in parameters if name in family.contract.inputs)
 
 
 def _checked_outputs(outputs: Sequence[str] | None, family: Family) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from refmoe.errors import ArgumentError
 from refmoe.families.family import Case
 from refmoe.reference import quantize_mxfp8
 from refmoe.testing import Checked, check
+from refmoe.testing.arrays import to_numpy
 from refmoe.verify.verdict import Verdict
 
 CASES = [
@@ -223,6 +224,31 @@ def test_a_registered_kernel_brings_its_contract() -> None:
 def test_what_it_cannot_be_asked_is_refused(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ArgumentError, match=sentence):
         check(right, **arguments)
+
+
+@pytest.mark.parametrize("arrays", ["numpy", "torch"])
+def test_a_kernel_that_changes_its_input_fails(arrays: str) -> None:
+    """Its bytes are right, and the next kernel would read another input."""
+    if arrays == "torch":
+        pytest.importorskip("torch")
+
+    def destroys(x: Any) -> Any:
+        made = right(to_numpy(x).copy())
+        x[1, 5] = 0
+        x[3:] = 123
+        return made
+
+    (result,) = check(destroys, "quantize", arrays=arrays, cases=CASES[:1]).results
+    assert (result.verdict, result.stage) == (Verdict.MISMATCH, "x")
+    x = result.case.family.inputs(result.case)["x"]
+    assert x[1, 5] != 0
+    assert (
+        f"the kernel changed its input x[1, 5]: given 0x{x.view(np.uint16)[1, 5]:04X}, afterwards 0x0000; 417 of 1664 "
+        "elements changed; a kernel may change an input only if it is registered with changes=('x',)"
+    ) in str(result)
+    assert check(destroys, "quantize", arrays=arrays, cases=CASES[:1], changes=("x",)).passed
+    with pytest.raises(ArgumentError, match="changes: found .*; needed a tuple of some of x"):
+        check(destroys, "quantize", changes=("codes",))
 
 
 def test_a_difference_on_finite_blocks_is_not_laid_on_the_edges() -> None:
