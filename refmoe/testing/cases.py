@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,8 @@ class RefmoeCase:
 class Checked:
     """The results of a kernel's cases. Printed are the failing ones, and how many there are of each verdict.
 
+    Why cases did not run is printed too, each reason once.
+
     Attributes:
         kernel: the kernel.
         results: one for each case.
@@ -90,7 +93,15 @@ class Checked:
         failing = [result_text(self.kernel, result) for result in self.results if result.fails]
         counts = {verdict: sum(result.verdict is verdict for result in self.results) for verdict in Verdict}
         summary = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count)
-        return "\n\n".join([*failing, summary])
+        idle = Counter(
+            f"{result.verdict.value}{'' if result.verdict is Verdict.SKIPPED else ' as declared'}: {result.reason}"
+            for result in self.results
+            if not result.verdict.ran and not result.fails
+        )
+        lines = [summary, *(f"{count} {why}" for why, count in idle.items())]
+        if exit_status(self.results) == 3:
+            lines.append("no case ran, so nothing has passed")
+        return "\n\n".join([*failing, "\n".join(lines)])
 
     __repr__ = __str__
 
