@@ -61,7 +61,7 @@ def parse_case(text: str) -> Case:
     Raises:
         ArgumentError: a malformed string; the message says which field is wrong and what it may be.
     """
-    # In a report, a case of somebody's function has FILE::NAME/ in front; no repro string has two colons in a row there.
+    # In a report, a case of somebody's function has FILE::NAME/ in front. No repro string has two colons there.
     function = re.match(r"([^:]*::([^:/]*))/", text)
     if function is not None or text.strip().endswith("@host"):
         case = text[function.end() if function else 0 :]

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from refmoe.catalog import list_cases
 from refmoe.cli import app
 from refmoe.cuda import ToolchainError
+from refmoe.errors import ArgumentError
 from refmoe.reports.parity import read_report, schema_text
 from refmoe.verify import kernel
 from refmoe.verify.kernel import Devices
@@ -162,6 +163,33 @@ def test_no_case_run_exits_with_3_and_says_why_once(monkeypatch: pytest.MonkeyPa
     found = refmoe("parity", "--device", "cuda", "--level", "quick")
     assert found.exit_code == 3
     assert found.output.count("SKIPPED torch sees no CUDA device") == 1
+    # Its report is written where there is none, and replaces none.
+    written = Path("out/parity-cuda.json")
+    assert set(json.loads(written.read_text())["summary"]) == {"SKIPPED"}
+    written.write_text("the report of an earlier run")
+    for more, stream in ((), "output"), (("--json", "--markdown", "new.md"), "stderr"):
+        found = refmoe("parity", "--device", "cuda", "--level", "quick", *more)
+        assert found.exit_code == 3
+        assert "left as it was: out/parity-cuda.json, because no case ran" in getattr(found, stream)
+        assert written.read_text() == "the report of an earlier run"
+    assert Path("new.md").exists()
+
+
+def test_an_expected_refusal_says_which_case_and_that_the_list_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(case: Any, outputs: Any) -> None:
+        if case.refusal:
+            raise ArgumentError("tile", "it", case.refusal)
+
+    stand_in(monkeypatch, refuse)
+    listed = [case for case in list_cases("default", ["sm12x_gemm"], arch="sm_121a") if case.refusal]
+    monkeypatch.setattr("refmoe.catalog.list_cases", lambda *asked: [*listed, CASE])
+    found = refmoe("parity", "--suite", "sm12x_gemm")
+    assert found.exit_code == 0
+    lines = found.output.splitlines()
+    assert lines[0] == f"{listed[0]}: UNSUPPORTED, as the case list says: tile: found it; needed {listed[0].refusal}"
+    assert [line.partition(": UNSUPPORTED")[0] for line in lines[: len(listed)]] == [str(case) for case in listed]
+    (last,) = (line for line in lines if line.startswith("1 PASS"))
+    assert last.startswith(f"1 PASS, {len(listed)} UNSUPPORTED as the case list says in ")
 
 
 def test_an_interrupt_says_what_ran_and_leaves_no_half_report(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -284,6 +284,11 @@ def test_a_run_without_cases_says_so(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["written: report.json, which holds no case: none ran"])
     (refusal,) = gate(pytester.path / "report.json")
     assert "an empty report" in refusal
+    # Nothing is no reason to lose what an earlier run found.
+    (pytester.path / "report.json").write_text("the report of an earlier run")
+    result = pytester.runpytest("--refmoe-report=report.json")
+    result.stdout.fnmatch_lines(["left as it was: report.json, because no case ran"])
+    assert (pytester.path / "report.json").read_text() == "the report of an earlier run"
     result = pytester.runpytest("--refmoe-report=.")
     result.stderr.fnmatch_lines(["*--refmoe-report: . is a folder; needed the name of a file"])
 
