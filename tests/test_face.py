@@ -163,6 +163,13 @@ def test_families_print_options_with_defaults_and_fills() -> None:
     assert max(map(len, text.splitlines())) <= 120
     one = str(refmoe.families.FAMILIES["expand"])
     assert "mode=rceil   (rceil | floor)" in one
+    assert "sizes    m k e t" in one.splitlines()[2]
+    assert refmoe.families["expand"] is FAMILIES["expand"]
+    assert refmoe.families["gemm"] is FAMILIES["sm12x_gemm"]
+    with pytest.raises(ArgumentError, match="family: found str 'expend'; needed one of mxfp8_quantize"):
+        refmoe.families["expend"]
+    with pytest.raises(TypeError, match=r"module 'refmoe.formats' is not subscriptable"):
+        refmoe.formats["e4m3"]
     assert "catches" in one
 
 
