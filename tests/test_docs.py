@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -293,3 +295,14 @@ def test_the_index_says_how_reports_name_families() -> None:
     )
     assert said is not None
     assert re.findall(r"`(\w+)`", said[1]) == other
+
+
+def test_help_of_the_tools_runs_nothing() -> None:
+    pictures = {path: path.stat().st_mtime_ns for path in DOCS.glob("*.png")}
+    for tool in ("pictures.py", "readme.py"):
+        command = [sys.executable, str(ROOT / "tools" / tool), "--help"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+        assert done.returncode == 0
+        assert "usage: " in done.stdout
+        assert f"tools/{tool}" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in DOCS.glob("*.png")} == pictures
