@@ -196,6 +196,8 @@ def test_repro_runs_a_case_and_says_what_came_of_it() -> None:
     assert result.launches
     assert str(result) == repr(result) == f"PASS {CASE}\nrepro: refmoe repro '{CASE}'"
     assert refmoe.repro(result.case).id == CASE
+    with pytest.raises(ArgumentError, match="case: found int 7; needed a repro string, or a case"):
+        refmoe.repro(7)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="case family: found 'gemm3'"):
         refmoe.repro(CASE.replace("mxfp8_quantize", "gemm3"))
 

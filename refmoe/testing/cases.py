@@ -169,6 +169,8 @@ def repro(case: Case | str) -> Result:
     Raises:
         ArgumentError: a malformed string; the message says which field is wrong and what it may be.
     """
+    if not isinstance(case, (str, Case)):
+        raise ArgumentError("case", describe(case), "a repro string, or a case")
     chosen = parse_case(case) if isinstance(case, str) else case
     return run_case(kernel_of(chosen, Devices()), chosen)
 
@@ -179,6 +181,8 @@ def cases_of(family: str, texts: Sequence[str]) -> list[Case]:
     Raises:
         ArgumentError: a malformed string, or a case of another family.
     """
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise ArgumentError("cases", describe(texts), "a list of repro strings")
     chosen = []
     for text in texts:
         case = parse_case(re.sub("@host$", "@ptx", re.sub("^.*?::[^/]*/", "", text)))

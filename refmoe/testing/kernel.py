@@ -134,6 +134,8 @@ class UserKernel(Kernel):
         """
         if level not in LEVELS:
             raise ArgumentError("level", describe(level), one_of(LEVELS))
+        if isinstance(dtypes, str):
+            raise ArgumentError("dtypes", describe(dtypes), f"a tuple of some of {', '.join(self.dtypes)}")
         for dtype in dtypes or ():
             if dtype not in self.dtypes:
                 raise ArgumentError("dtypes", describe(dtype), f"some of {', '.join(self.dtypes)}")
@@ -590,7 +592,12 @@ def _policy(
         raise ArgumentError("policy", f"{policy} beside a mode or an edge", "either")
     if not quantizes or (policy is None and not {"mode", "edge"} & set(asked)):
         return None, asked
-    rule = rule_named(policy or f"{asked.get('mode', 'rceil')}/{asked.get('edge', 'exact')}", "mxfp8")
+    try:
+        rule = rule_named(policy or f"{asked.get('mode', 'rceil')}/{asked.get('edge', 'exact')}", "mxfp8")
+    except ArgumentError as error:
+        # It names `policies`, which nobody gave here.
+        argument = "policy" if policy is not None else " and ".join(name for name in ("mode", "edge") if name in asked)
+        raise ArgumentError(argument, error.found, error.needed) from None
     mode, _, edge = rule.name.partition("/")
     rest = {option: value for option, value in asked.items() if option not in ("mode", "edge")}
     own = mode in family.option("mode").words and edge in family.option("edge").words

@@ -76,7 +76,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
         (["parity", "--case", "nonsense"], "case device: found no '@'"),
         (["parity", "--activations", "none.safetensors"], "activations: found no file at none.safetensors"),
         (["repro", "expand:bf16:m4k33e8t2:real:seed7@ptx"], "case shape: found 'm4k33e8t2'"),
-        (["gate", "nowhere"], "found no file or folder nowhere"),
+        (["gate", "nowhere"], "refmoe: found no file or folder nowhere; needed a report"),
         (["gate", ".", "--baseline", "none.json"], "--baseline: found no file none.json"),
         (["layout", "9x9"], "layout: found str '9x9'"),
         (["layout", "128x4", "--offsets", "a,b"], "offsets: found 'a,b'"),
@@ -84,7 +84,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
             ["tiles", "--tile", "128x8x512", "--cluster", "2"],
             "cluster: found str '2'; needed three positive integers with x between them, such as 1x1x1",
         ),
-        (["report", "none.json", "--html", "x.html"], "none.json: cannot be read: No such file or directory\n"),
+        (["report", "none.json", "--html", "x.html"], "refmoe: found no file none.json; needed a report\n"),
         (["run", "none.ptx"], "none.ptx: cannot be read: No such file or directory\n"),
         (["bench", "everything"], "found 'everything'; needed one of quantize"),
         (["frobnicate"], "No such command"),
@@ -96,6 +96,19 @@ def test_usage_errors_exit_with_2_and_one_sentence(arguments: list[str], words: 
     assert found.exit_code == 2
     assert words in found.output
     assert "Traceback" not in found.output
+
+
+@pytest.mark.parametrize("content", ["", "[1", "{}", "edited"])
+def test_a_file_that_is_no_report_is_an_error_for_report_and_gate_alike(content: str, tmp_path: Path) -> None:
+    path = write_document(tmp_path / "a.json", [result()])
+    path.write_text(path.read_text().replace("bit-exact", "bit-exakt") if content == "edited" else content)
+    for arguments in (["report", "a.json", "--html", "a.html"], ["gate", "a.json"]):
+        command = [sys.executable, "-m", "refmoe", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 1
+        assert sum("a.json: " in line for line in (done.stdout + done.stderr).splitlines()) == 1
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "a.html").exists()
 
 
 def test_parity_passes_and_writes_everything_that_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -223,6 +223,8 @@ def test_a_registered_kernel_brings_its_contract() -> None:
         ({"family": "gemm2"}, "family: found str 'gemm2'; needed one of mxfp8_quantize"),
         ({"family": "quantize", "level": "all"}, "level: found str 'all'; needed one of quick, default, full"),
         ({"family": "quantize", "dtypes": ("fp8",)}, "dtypes: found str 'fp8'; needed some of bf16, fp16"),
+        ({"family": "quantize", "cases": CASES[0]}, "cases: found str 'mxfp8_.*; needed a list of repro strings"),
+        ({"family": "quantize", "dtypes": "bf16"}, "dtypes: found str 'bf16'; needed a tuple of some of bf16, fp16"),
         ({"family": "quantize", "cases": []}, "cases: found none; needed at least one case"),
         ({"family": "quantize", "cases": ["expand:bf16:m4k416e8t2:tiny:seed7@ptx"]}, "needed cases of mxfp8_quantize"),
         ({"family": "quantize", "cases": ["mxfp8_quantize"]}, "case device: found no '@'"),

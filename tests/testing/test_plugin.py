@@ -397,14 +397,15 @@ def test_the_reference_passes_its_contract_and_with_one_bit_changed_fails_it(fam
     [
         ("gemm2", {}, lambda x: x, "family: found str 'gemm2'; needed one of mxfp8_quantize"),
         ("o", {}, lambda x: x, "family: found str 'o'; needed one of mxfp8_quantize"),
-        ("mxfp8_quantize", {"mode": "up"}, lambda x: x, "policies: found str 'up/exact'; needed MODE"),
-        ("mxfp8_quantize", {"edge": "none"}, lambda x: x, "policies: found str 'rceil/none'"),
+        ("mxfp8_quantize", {"mode": "up"}, lambda x: x, "^mode: found str 'up/exact'; needed MODE"),
+        ("mxfp8_quantize", {"edge": "none"}, lambda x: x, "^edge: found str 'rceil/none'"),
         (
             "mxfp8_quantize",
             {"policy": "ocp", "mode": "floor"},
             lambda x: x,
             "policy: found ocp beside a mode or an edge",
         ),
+        ("mxfp8_quantize", {"policy": "ocpp"}, lambda x: x, "^policy: found str 'ocpp'; needed "),
         ("mxfp8_quantize", {"policy": "gguf"}, lambda x: x, "gguf is of mxfp4 alone"),
         (
             "mxfp8_quantize",
