@@ -306,3 +306,8 @@ def test_help_of_the_tools_runs_nothing() -> None:
         assert "usage: " in done.stdout
         assert f"tools/{tool}" in done.stdout
     assert {path: path.stat().st_mtime_ns for path in DOCS.glob("*.png")} == pictures
+
+
+def test_readme_says_how_long_its_first_commands_take() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert re.search(r"two cores `make parity` takes about \d+ seconds and `make test` about \d+ minutes", text)
