@@ -119,7 +119,9 @@ def _json_word(value: object) -> str:
     """What JSON calls a value that is no object."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    return {list: "a list", str: "a string"}.get(type(value), "a number")
+    if isinstance(value, str):
+        return "a string"
+    return "a list" if isinstance(value, list) else "a number"
 
 
 def version_text(found: object, read: str, kind: str = "report") -> str:
