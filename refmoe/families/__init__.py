@@ -1,7 +1,7 @@
 """The kernel families. `FAMILIES` is the only list; each family has a module of its name beside it.
 
 >>> print(refmoe.families)                      # every family: dtypes, sizes, options with their defaults, fills
->>> print(refmoe.families.FAMILIES["expand"])   # one of them: what each option may be, what each fill catches
+>>> print(refmoe.families["expand"])            # one of them: what each option may be, what each fill catches
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _listed() -> Iterator[str]:
             first, next_ = f"  {name:<8} ", " " * 11
             yield textwrap.fill(words, 118, initial_indent=first, subsequent_indent=next_, break_on_hyphens=False)
         yield ""
-    yield 'print(refmoe.families.FAMILIES["expand"]) says what each option may be and what each fill catches.'
+    yield 'print(refmoe.families["expand"]) says what each option may be and what each fill catches.'
 
 
-prints_as(__name__, lambda: "\n".join(_listed()))
+prints_as(__name__, lambda: "\n".join(_listed()), family_called)

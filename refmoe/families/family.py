@@ -274,7 +274,11 @@ class Family:
     base: str = ""
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {self.about}", f"  dtypes   {', '.join(self.dtypes)}", f"  sizes    {self.sizes}"]
+        lines = [
+            f"{self.name}: {self.about}",
+            f"  dtypes   {', '.join(self.dtypes)}",
+            f"  sizes    {' '.join(self.sizes)}",
+        ]
         for option in self.options:
             values = " | ".join(option.words) or option.needed or "text"
             lines.append(f"  option   {option.name}={option.write(option.default)}   ({values})")

@@ -149,8 +149,8 @@ class Codes:
         expert = int(np.searchsorted(self.offsets, row, side="right")) - 1
         if self.sources is None:
             return f"; row {row} is row {row - int(self.offsets[expert])} of expert {expert}"
-        rank, token = divmod(int(self.sources[row]), self.tokens)
-        return f"; row {row} is token {token} rank {rank} at expert {expert}"
+        choice, token = divmod(int(self.sources[row]), self.tokens)
+        return f"; row {row} is token {token} choice {choice} at expert {expert}"
 
 
 def _locate(layout: ScaleLayout, indices: Any, blocks: int) -> tuple[Any, Any]:

@@ -32,10 +32,10 @@ class Refusal(RefmoeError):
 
 
 class Malformed(RefmoeError):
-    """An output has another shape or element type than the contract says.
+    """An output has another shape or element type than the contract says, or an input is not as it was given.
 
     Attributes:
-        stage: name of the output.
+        stage: name of the output, or of the input.
     """
 
     def __init__(self, stage: str, text: str) -> None:

@@ -9,11 +9,9 @@ sources.
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -26,7 +24,7 @@ from refmoe.families import FAMILIES
 from refmoe.families.family import LEVELS, Case, Family
 from refmoe.verify.kernel import Devices, Kernel, Refusal
 from refmoe.verify.patches import FilePatch, PatchError, apply_patch, parse_patch
-from refmoe.verify.runner import run_case
+from refmoe.verify.runner import deaf_to_interrupts, run_case, worker_pool
 from refmoe.verify.tolerances import accepting
 from refmoe.verify.verdict import Result, Verdict
 
@@ -146,12 +144,11 @@ def plant_faults(faults: Sequence[Fault], sound: SoundKernel, *, jobs: int = 1) 
         if jobs == 1:
             yield from map(judge, faults)
             return
-        pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
-        try:
-            yield from pool.map(judge, faults)
-        finally:
-            # Waits for those at work: their files must not go before they do.
-            pool.shutdown(wait=True, cancel_futures=True)
+        # The pool ends before the folder does: the files of those at work must not go before they do.
+        with worker_pool(jobs) as pool:
+            with deaf_to_interrupts():
+                judged = pool.map(judge, faults)
+            yield from judged
 
 
 def _judge(sound: SoundKernel, scratch: Path, fault: Fault) -> FaultResult:

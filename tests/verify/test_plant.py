@@ -76,6 +76,16 @@ def test_what_the_executor_faults_on_is_caught_too(tmp_path: Path, compiler: Non
     assert "out of bounds" in str(found.finding)
 
 
+def test_a_store_to_an_input_is_caught_though_every_output_is_right(tmp_path: Path, compiler: None) -> None:
+    """What a GPU would not show: the executor's input buffers are read only."""
+    store = "if (inside) const_cast<uint4*>(x)[2 * (row_start + lane)] = first;"
+    write = ("input-written", "if (inside) codes[row_start + lane] = encoded.codes;")
+    patch(tmp_path, *write, f"{write[1]} {store}")
+    (found,) = hunted(tmp_path)
+    assert (found.caught, found.verdict, found.check) == (True, Verdict.ERROR, "read only")
+    assert "of x (" in str(found.finding)
+
+
 def harmless(folder: Path) -> None:
     patch(folder, "harmless", "const bool inside = lane < lanes;", "const bool inside = lanes > lane;")
 
