@@ -119,7 +119,7 @@ def source_sha256() -> str:
 
 
 def _checkpoint(checkpoint: GptOssCheckpoint, tiny: bool) -> dict[str, Any]:
-    files = sorted(file for file in checkpoint.folder.iterdir() if file.suffix in (".json", ".safetensors"))
+    files = checkpoint.files
     size = sum(file.stat().st_size for file in files)
     hashed = None
     if size <= _HASHED_BYTES:
@@ -128,7 +128,7 @@ def _checkpoint(checkpoint: GptOssCheckpoint, tiny: bool) -> dict[str, Any]:
             digest.update(f"{file.name}\n{file.stat().st_size}\n".encode() + file.read_bytes())
         hashed = digest.hexdigest()
     return {
-        "name": "tiny, random" if tiny else checkpoint.folder.name,
+        "name": "tiny, random" if tiny else checkpoint.path.name,
         "bytes": size,
         "sha256": hashed,
         "config": dataclasses.asdict(checkpoint.config),

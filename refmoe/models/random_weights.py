@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.formats import E4M3, MXFP4
+from refmoe.formats import E4M3, MXFP4, NVFP4, UE4M3
 from refmoe.models.config import DeepSeekConfig, GptOssConfig
 from refmoe.models.schema import SCALE_BLOCK, TensorSpec
 from refmoe.models.tensor_file import DTYPES
@@ -27,6 +27,8 @@ _NORMAL_STD = 2 / math.sqrt(3)
 #: Exponent fields of the E4M3 codes that are drawn: normal numbers of five binades.
 _E4M3_FIELDS = range(1, 6)
 _E4M3_MANTISSAS = 8
+#: About the factor that a whole NVFP4 tensor has; block scales make up the rest.
+_NVFP4_FACTOR = 2.0**-11
 
 #: Standard deviation by the end of a name; elsewhere 1/sqrt(K).
 _DEVIATIONS = {
@@ -93,6 +95,8 @@ def _huggingface_names(name: str) -> tuple[str, ...]:
 
 def _drawn(name: str, spec: TensorSpec, seed: int) -> Array:
     draw = Draw("checkpoint", seed, name)
+    if (nvfp4 := _drawn_nvfp4(name, spec, seed)) is not None:
+        return nvfp4
     if spec.dtype == "F8_E4M3":
         magnitude = draw.integers(len(_E4M3_FIELDS) * _E4M3_MANTISSAS, spec.shape)
         magnitude += _E4M3_FIELDS.start * _E4M3_MANTISSAS
@@ -109,6 +113,23 @@ def _drawn(name: str, spec: TensorSpec, seed: int) -> Array:
         return ((draw.integers(65, spec.shape) + 96) / 128 * scale).astype(np.float32)
     offset = 1 if name.endswith("norm.weight") else 0
     return (offset + draw.normal(spec.shape) / _NORMAL_STD * _deviation(name, spec)).astype(DTYPES[spec.dtype])
+
+
+def _drawn_nvfp4(name: str, spec: TensorSpec, seed: int) -> Array | None:
+    """A tensor of an NVFP4 layer: codes over all sixteen, three neighbouring scale bytes, two factors. None of others."""
+    # Servers multiply gate and up of an expert in one GEMM, and ModelOpt gives both the same two factors.
+    draw = Draw("checkpoint", seed, name.replace("up_proj.", "gate_proj.") if spec.shape == () else name)
+    if name.endswith((".weight_scale_2", ".input_scale")):
+        # 0.75 to 1.25 times a power of two.
+        return np.asarray((draw.integers(65, (1,))[0] + 96) / 128 * _NVFP4_FACTOR, np.float32)
+    if name.endswith(".weight_scale"):
+        wanted = 1 / (_e2m1_rms() * math.sqrt(NVFP4.block * spec.shape[-1]) * _NVFP4_FACTOR)
+        middle = int(np.searchsorted(UE4M3.values()[: UE4M3.max_code], wanted))
+        return (draw.integers(3, spec.shape) + middle - 1).astype(np.uint8)
+    if spec.dtype == "U8" and name.endswith(".weight"):
+        size = math.prod(spec.shape)
+        return draw.words(-(-size // 8)).view(np.uint8)[:size].reshape(spec.shape)
+    return None
 
 
 def _deviation(name: str, spec: TensorSpec) -> float:

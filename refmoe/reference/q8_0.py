@@ -1,7 +1,7 @@
 """Q8_0, GGUF's 8-bit weights: 32 neighbours along K share an FP16 factor d, and an element is an int8 q worth q * d.
 
-Every product of a finite d is an FP32 number (11 + 8 significant bits, no exponent out of range), so dequantizing rounds
-nothing. In a file d and its 32 integers lie side by side, 34 bytes a block; a tensor here is two views of those bytes.
+Every product of a finite d is an FP32 number (11 + 8 significant bits, no exponent out of range), so nothing is
+rounded. In a file d and its 32 integers lie side by side, 34 bytes a block; a tensor here is two views of those bytes.
 The definition that this is held against is `refmoe.reference.scalar.q8_0`.
 """
 
@@ -25,7 +25,7 @@ _NAN_BITS = np.uint32(0x7FC00000)
 
 
 @dataclass(frozen=True, eq=False)
-class Q8_0Tensor:  # noqa: N801 (the format's own name)
+class Q8_0Tensor:
     """A Q8_0 tensor of logical shape [..., K].
 
     Attributes:

@@ -151,7 +151,18 @@ def test_weights_have_the_size_of_trained_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "arguments", "sentence"),
     [
-        (TINY, {"format": "gguf"}, "format: found str 'gguf'; needed one of huggingface, original, deepseek"),
+        (
+            TINY,
+            {"format": "gptq"},
+            "format: found str 'gptq'; needed one of huggingface, original, gguf, gguf-q8_0, deepseek",
+        ),
+        (TINY, {"format": "gguf"}, "path: found "),
+        (
+            TINY_DEEPSEEK,
+            {"format": "gguf"},
+            "config: found a DeepSeekConfig for the format gguf; needed a GptOssConfig",
+        ),
+        (TINY, {"format": "deepseek-nvfp4"}, "config: found a GptOssConfig for the format deepseek-nvfp4"),
         (TINY, {"format": "deepseek"}, "config: found a GptOssConfig for the format deepseek"),
         (TINY_DEEPSEEK, {"format": "original"}, "config: found a DeepSeekConfig for the format original"),
         (TINY, {"shards": 0}, "shards: found int 0; needed 1 to 79"),
