@@ -25,7 +25,7 @@ from refmoe.reports.drift import DRIFT, SCHEMA_VERSION, failures
 from refmoe.reports.environment import current_environment
 
 #: What decides the bits of a path and the figures of a comparison.
-_ROOMS = ("reference", "reference/mma", "reference/moe", "models", "drift")
+_ROOMS = ("reference", "reference/mma", "reference/moe", "models", "models/gguf", "drift")
 _SOURCES = ("formats.py", "policy.py", *(f"{room}/*.py" for room in _ROOMS))
 _DIGITS = 6
 #: A cosine's distance from one is what is read.

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from refmoe.errors import ArgumentError
 from refmoe.models.config import GptOssConfig
 from refmoe.models.schema import TensorSpec
+from refmoe.models.tensor_file import CheckpointError
 from refmoe.reference.activation import LIMIT
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.q8_0 import Q8_0Tensor
@@ -29,7 +30,7 @@ Weight = Array | Q8_0Tensor
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """A dense layer: weight BF16 [N, K], bias BF16 [N]. From GGUF the weight may be Q8_0, F16 or F32; the bias is F32."""
+    """A dense layer: weight BF16 [N, K], bias BF16 [N]. GGUF has weights in Q8_0, F16 or F32 too, and biases in F32."""
 
     weight: Weight
     bias: Array
@@ -167,6 +168,14 @@ class GptOssCheckpoint(Checkpoint, ABC):
         """What a MoELayer says of the clamp: None for gpt-oss's own."""
         limit = self.config.swiglu_limit
         return None if limit == LIMIT else np.full(self.config.num_local_experts, limit, np.float32)
+
+
+def check_counts(path: Path, tensors: Tensors, **counts: int) -> None:
+    """Refuse layers or experts by the billion before a table of their tensors is made."""
+    there = len(tensors.names())
+    for name, count in counts.items():
+        if count > there:
+            raise CheckpointError(path, None, f"{name} {count} over {there} tensors", "a tensor of each at least")
 
 
 def check_layer(layer: int, layers: range) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.models.block_scaled import BlockScaledWeight
-from refmoe.models.checkpoint import Checkpoint, check_layer
+from refmoe.models.checkpoint import Checkpoint, check_counts, check_layer
 from refmoe.models.config import DeepSeekConfig
 from refmoe.models.modelopt import NVFP4Linear, checked_nvfp4, quantizes
 from refmoe.models.schema import TensorSpec, deepseek_nvfp4_tensors, deepseek_tensors
@@ -79,8 +79,11 @@ class _DeepSeek(Checkpoint, ABC, Generic[W]):
         moe_layers: those that have experts.
     """
 
-    def __init__(self, folder: Path, config: DeepSeekConfig, needed: Mapping[str, TensorSpec]) -> None:
-        super().__init__(folder, TensorSet(folder), needed)
+    def __init__(self, folder: Path, config: DeepSeekConfig, needed: Callable[[], Mapping[str, TensorSpec]]) -> None:
+        tensors = TensorSet(folder)
+        counts = {"num_hidden_layers": config.num_hidden_layers, "n_routed_experts": config.n_routed_experts}
+        check_counts(folder, tensors, **counts)
+        super().__init__(folder, tensors, needed())
         self.config = config
         self.layers = range(config.num_hidden_layers)
         self.moe_layers = range(config.first_k_dense_replace, config.num_hidden_layers)
@@ -119,7 +122,7 @@ class DeepSeekCheckpoint(_DeepSeek[BlockScaledWeight]):
 
     def __init__(self, folder: Path, config: DeepSeekConfig) -> None:
         """Check the folder against `config`."""
-        super().__init__(folder, config, deepseek_tensors(config))
+        super().__init__(folder, config, lambda: deepseek_tensors(config))
 
     def weight(self, name: str) -> BlockScaledWeight:
         """See `_DeepSeek.weight`."""
@@ -136,7 +139,7 @@ class DeepSeekNVFP4Checkpoint(_DeepSeek[NVFP4Linear | Array]):
     def __init__(self, folder: Path, config: DeepSeekConfig, excluded: tuple[str, ...]) -> None:
         """Check the folder against `config` and the list of modules that are not quantized."""
         self._quantizes = quantizes(excluded)
-        super().__init__(folder, config, deepseek_nvfp4_tensors(config, self._quantizes))
+        super().__init__(folder, config, lambda: deepseek_nvfp4_tensors(config, self._quantizes))
         self.excluded = excluded
 
     def weight(self, name: str) -> NVFP4Linear | Array:

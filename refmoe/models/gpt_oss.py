@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.models.checkpoint import Attention, GptOssCheckpoint, Linear, check_layer
+from refmoe.models.checkpoint import Attention, GptOssCheckpoint, Linear, check_counts, check_layer
 from refmoe.models.config import GptOssConfig
 from refmoe.models.schema import huggingface_tensors, original_tensors
 from refmoe.models.tensor_set import TensorSet
@@ -23,8 +23,10 @@ class GptOssFolder(GptOssCheckpoint):
 
     def __init__(self, folder: Path, config: GptOssConfig, *, original: bool) -> None:
         """Check the folder against `config`; `original` says under which names."""
+        tensors = TensorSet(folder)
+        check_counts(folder, tensors, num_hidden_layers=config.num_hidden_layers)
         needed = original_tensors(config) if original else huggingface_tensors(config)
-        super().__init__(folder, TensorSet(folder), needed, config)
+        super().__init__(folder, tensors, needed, config)
         self._original = original
 
     @property

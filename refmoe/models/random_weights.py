@@ -116,7 +116,7 @@ def _drawn(name: str, spec: TensorSpec, seed: int) -> Array:
 
 
 def _drawn_nvfp4(name: str, spec: TensorSpec, seed: int) -> Array | None:
-    """A tensor of an NVFP4 layer: codes over all sixteen, three neighbouring scale bytes, two factors. None of others."""
+    """A tensor of an NVFP4 layer: codes of all sixteen, three neighbouring scale bytes, two factors; else None."""
     # Servers multiply gate and up of an expert in one GEMM, and ModelOpt gives both the same two factors.
     draw = Draw("checkpoint", seed, name.replace("up_proj.", "gate_proj.") if spec.shape == () else name)
     if name.endswith((".weight_scale_2", ".input_scale")):

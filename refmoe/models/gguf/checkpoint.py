@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError
 from refmoe.formats import MXFP4
-from refmoe.models.checkpoint import Attention, GptOssCheckpoint, Linear, Weight, check_layer
+from refmoe.models.checkpoint import Attention, GptOssCheckpoint, Linear, Weight, check_counts, check_layer
 from refmoe.models.gguf.file import GgufSet
 from refmoe.models.gguf.names import EMBEDDING, config_of, gguf_tensors
 from refmoe.models.tensor_file import CheckpointError
@@ -69,6 +69,7 @@ class GgufCheckpoint(GptOssCheckpoint):
         self._gguf = GgufSet(path)
         embedding = self._gguf.info(EMBEDDING) if EMBEDDING in self._gguf.names() else None
         config = config_of(path, self._gguf.metadata, embedding)
+        check_counts(path, self._gguf, num_hidden_layers=config.num_hidden_layers)
         super().__init__(path, self._gguf, gguf_tensors(config), config)
 
     @property

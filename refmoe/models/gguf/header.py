@@ -20,6 +20,7 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -105,7 +106,10 @@ class _Walk:
 
     def __init__(self, path: Path, content: mmap.mmap | bytes) -> None:
         self._path, self._content, self._size = path, content, len(content)
-        self._types = _types(path)
+        try:
+            self._types = ggml_types()
+        except ImportError as error:
+            raise CheckpointError(path, None, "a GGUF file, and no package to read it with", MISSING) from error
         self._at = 0
 
     def header(self) -> GgufHeader:
@@ -243,10 +247,13 @@ class _Walk:
         raise CheckpointError(self._path, tensor, found, needed)
 
 
-def _types(path: Path) -> dict[int, tuple[str, int, int]]:
-    """ggml's types by number: name, elements of a block, bytes of a block."""
-    try:
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-    except ImportError as error:
-        raise CheckpointError(path, None, "a GGUF file, and no package to read it with", MISSING) from error
+@cache
+def ggml_types() -> Mapping[int, tuple[str, int, int]]:
+    """ggml's types by number: name, elements of a block, bytes of a block.
+
+    Raises:
+        ImportError: the package gguf is missing.
+    """
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
     return {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}

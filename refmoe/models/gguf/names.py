@@ -87,7 +87,8 @@ def config_of(path: Path, metadata: Mapping[str, Any], embedding: GgufTensorInfo
         ("rope.scaling.yarn_beta_slow", _BETA_SLOW),
     ):
         name = f"{ARCHITECTURE}.{key}"
-        checked(name, needed, metadata.get(name, needed))
+        if name in metadata:
+            checked(name, needed, metadata[name])
     try:
         return GptOssConfig(**said, swiglu_limit=_SWIGLU_LIMIT, rope_beta_fast=_BETA_FAST, rope_beta_slow=_BETA_SLOW)
     except ArgumentError as error:
