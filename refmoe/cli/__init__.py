@@ -11,23 +11,11 @@ from typing import Annotated
 
 import typer
 
-from refmoe.cli import bench, cutlass, drift, policy, prove, reports, run, show, silicon
+from refmoe.cli import bench, cutlass, drift, policy, prove, reports, run, show, silicon  # noqa: F401 (commands)
 from refmoe.cli.common import app
 from refmoe.errors import ArgumentError, RefmoeError
 
-__all__ = [
-    "app",
-    "bench",
-    "cutlass",
-    "drift",
-    "main",
-    "policy",
-    "prove",
-    "reports",
-    "run",
-    "show",
-    "silicon",
-]
+__all__ = ["app", "main"]
 
 
 def main() -> None:

@@ -242,10 +242,8 @@ def _show(document: dict[str, Any]) -> None:
     result = document["result"]
     grid, block = ("x".join(map(str, document[name])) for name in ("grid", "block"))
     typer.echo(f"{document['entry']} ({document['target']}), {grid} blocks of {block} threads")
-    typer.echo(
-        f"  ran            {result['lane_instructions']:,} lane instructions, {result['instructions']:,} vector "
-        f"instructions, {result['seconds']:.2f} s"
-    )
+    ran = f"{result['lane_instructions']:,} lane instructions, {result['instructions']:,} vector instructions"
+    typer.echo(f"  ran            {ran}, {result['seconds']:.2f} s")
     typer.echo(f"  checked        {', '.join(document['checks']) or 'nothing'}")
     for name, evidence in result["models"].items():
         typer.echo(f"  tensor cores   model {name}, {evidence}")

@@ -95,9 +95,8 @@ def run_session(
             _run_mutants(cases, killed, console, jobs)
     except KeyboardInterrupt:
         passed = sum(result.verdict is Verdict.PASS for result in results)
-        console.print(
-            f"\ninterrupted: {len(results)} of {len(cases)} cases ran, {passed} passed; no report was written"
-        )
+        ran = f"{len(results)} of {len(cases)} cases ran, {passed} passed"
+        console.print(f"\ninterrupted: {ran}; no report was written")
         return INTERRUPTED
     environment = current_environment(gpu=any(case.device == "cuda" for case in cases))
     seconds = time.perf_counter() - start

@@ -51,10 +51,8 @@ def _run(
     except DeviceUnavailable as error:
         typer.echo(f"SKIPPED {error}", err=as_json)
         raise typer.Exit(3) from None
-    finish(
-        document,
-        lambda: typer.echo(module.summary(document), nl=False),
-        good=good(document),
-        report=report,
-        as_json=as_json,
-    )
+
+    def show() -> None:
+        typer.echo(module.summary(document), nl=False)
+
+    finish(document, show, good=good(document), report=report, as_json=as_json)

@@ -102,17 +102,21 @@ def dependent_sequences(runs: Iterable[DriftRun]) -> list[str]:
             others = second.bits[path, mode]
             other = [index for index in range(shared) if digests[index] != others[index]]
             if other:
-                found.append(
-                    f"{path}, {mode}: sequence {other[0]} has other bits with {second.point} than with {first.point}"
-                )
+                bits = f"sequence {other[0]} has other bits with {second.point} than with {first.point}"
+                found.append(f"{path}, {mode}: {bits}")
     return found
 
 
 def source_sha256() -> str:
     """Of the Python sources that decide the figures, by name and content."""
     root = Path(refmoe.drift.__file__).parent.parent
+    return _digest({file for pattern in _SOURCES for file in root.glob(pattern)}, root)
+
+
+def _digest(files: Iterable[Path], root: Path) -> str:
+    """SHA-256 of files by name and content."""
     digest = hashlib.sha256()
-    for file in sorted({file for pattern in _SOURCES for file in root.glob(pattern)}):
+    for file in sorted(files):
         content = file.read_bytes()
         digest.update(f"{file.relative_to(root).as_posix()}\n{len(content)}\n".encode() + content)
     return digest.hexdigest()
@@ -121,16 +125,10 @@ def source_sha256() -> str:
 def _checkpoint(checkpoint: GptOssCheckpoint, tiny: bool) -> dict[str, Any]:
     files = checkpoint.files
     size = sum(file.stat().st_size for file in files)
-    hashed = None
-    if size <= _HASHED_BYTES:
-        digest = hashlib.sha256()
-        for file in files:
-            digest.update(f"{file.name}\n{file.stat().st_size}\n".encode() + file.read_bytes())
-        hashed = digest.hexdigest()
     return {
         "name": "tiny, random" if tiny else checkpoint.path.name,
         "bytes": size,
-        "sha256": hashed,
+        "sha256": _digest(files, files[0].parent) if size <= _HASHED_BYTES else None,
         "config": dataclasses.asdict(checkpoint.config),
     }
 

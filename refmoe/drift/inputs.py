@@ -105,8 +105,7 @@ def sweep_points(sweeps: Mapping[str, Sequence[int]], batch: int, prompt: int) -
         sequences = given.get("batch", batch)
         point = Point(sequences, given.get("prompt", prompt), given.get("k"), given.get("in-flight", sequences))
         if point.in_flight > point.batch:
-            raise ArgumentError(
-                "sweep", f"{point.in_flight} in flight of a batch of {point.batch}", "at most the batch"
-            )
+            found = f"{point.in_flight} in flight of a batch of {point.batch}"
+            raise ArgumentError("sweep", found, "at most the batch")
         points.append(point)
     return points

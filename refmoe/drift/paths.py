@@ -136,18 +136,16 @@ def _path(backend: str, given: Mapping[str, Any]) -> DriftPath:
     where = [] if chosen == BACKENDS[backend].architectures[0] else [chosen]
     if BACKENDS[backend].activations == "bf16":
         if given.keys() & {"policy", "quantization"}:
-            raise DriftPathError(
-                "paths", f"{backend} with a policy or a quantization", "neither: its activations are BF16"
-            )
+            found = f"{backend} with a policy or a quantization"
+            raise DriftPathError("paths", found, "neither: its activations are BF16")
         return DriftPath(":".join([backend, *where]), _runner(backend, arch), f"bf16 {adds.model}", facts)
     mode, edge = given.get("policy", (ScaleMode.RCEIL, EdgePolicy.EXACT))
     policy = mode.value if edge is EdgePolicy.EXACT else f"{mode.value}/{edge.value}"
     named = [] if (mode, edge) == (ScaleMode.RCEIL, EdgePolicy.EXACT) else [policy]
     run = _runner(backend, arch, quantization=quantization, mode=mode, edge=edge)
     facts = {**facts, "quantization": quantization, "policy": policy}
-    return DriftPath(
-        ":".join([backend, quantization, *named, *where]), run, f"mxfp8 {adds.model} {mode.value}/{edge.value}", facts
-    )
+    name = ":".join([backend, quantization, *named, *where])
+    return DriftPath(name, run, f"mxfp8 {adds.model} {mode.value}/{edge.value}", facts)
 
 
 def _runner(backend: str, arch: str | None, **options: Any) -> StagedMoE:
@@ -175,7 +173,6 @@ def _part(part: str, name: str) -> tuple[str, Any]:
         needed = f"{' or '.join(_QUANTIZATIONS)}; one of {', '.join(CHIPS)}; or a policy: {error.needed}"
         raise DriftPathError("paths", f"{part!r} in {name}", needed) from None
     if policy.edge is None:
-        raise DriftPathError(
-            "paths", f"{part!r} in {name}, whose rules are its own", "a policy with a mode and an edge"
-        )
+        found = f"{part!r} in {name}, whose rules are its own"
+        raise DriftPathError("paths", found, "a policy with a mode and an edge")
     return "policy", (policy.mode, policy.edge)

@@ -193,9 +193,8 @@ def run_drift(
     together = len(prompts) if in_flight is None else in_flight
     _check(checkpoint, paths, prompts, base, steps, modes, together)
     size = (len(prompts), steps + 1, checkpoint.config.num_hidden_layers)
-    comparisons = tuple(
-        _no_steps(first, path, mode, size) for first, path in _pairs(paths, paths[base]) for mode in modes
-    )
+    pairs = _pairs(paths, paths[base])
+    comparisons = tuple(_no_steps(first, path, mode, size) for first, path in pairs for mode in modes)
     tokens: list[NDArray[np.int64]] = []
     bits: dict[tuple[str, str], tuple[str, ...]] = {}
     for start in range(0, len(prompts), together):

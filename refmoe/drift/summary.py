@@ -75,9 +75,8 @@ def _lines(comparisons: Iterable[Mapping[str, Any]]) -> list[str]:
         lines.append(f"  bits part at {one['first_difference']['text']}")
         if any(step is not None for step in one["diverged"]):
             when = ", ".join("never" if step is None else str(step) for step in one["diverged"])
-            lines.append(
-                f"  other tokens from step {when} (by sequence): what follows has other inputs and is not counted"
-            )
+            tokens = f"other tokens from step {when} (by sequence)"
+            lines.append(f"  {tokens}: what follows has other inputs and is not counted")
     return ["", *lines]
 
 

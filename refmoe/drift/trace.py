@@ -114,9 +114,8 @@ class PathDecoder:
             weights = _with_top_k(weights, self._top_k)
         stages = self._stages[layer] = self.path.run(layer, x, weights)
         if OUTPUT[0] not in stages or OUTPUT[1] not in stages[OUTPUT[0]]:
-            raise ArgumentError(
-                "path", f"{self.path.name} with the stages {', '.join(stages)}", "a last one, finalize.out"
-            )
+            found = f"{self.path.name} with the stages {', '.join(stages)}"
+            raise ArgumentError("path", found, "a last one, finalize.out")
         return stages[OUTPUT[0]][OUTPUT[1]]
 
 
@@ -200,12 +199,10 @@ def _value(value: Any) -> str:
 
 def _origin(trace: StepTrace, place: ArrayPlace, index: tuple[int, ...]) -> str:
     """Whose row it is, of an array whose rows are sorted by expert."""
-    routing = (ArrayPlace(place.layer, "routing", name) for name in ("ids", "offsets", "permuted_to_unpermuted"))
+    routing = [ArrayPlace(place.layer, "routing", name) for name in ("ids", "offsets", "permuted_to_unpermuted")]
     if place.stage not in _PERMUTED or len(index) < 2 or any(each not in trace.arrays for each in routing):
         return ""
-    ids, offsets, source = (
-        trace.arrays[ArrayPlace(place.layer, "routing", name)] for name in ("ids", "offsets", "permuted_to_unpermuted")
-    )
+    ids, offsets, source = (trace.arrays[each] for each in routing)
     if index[0] >= offsets[-1]:
         return f"; row {index[0]} belongs to no expert"
     rank, token = divmod(int(source[index[0]]), len(ids))

@@ -31,12 +31,16 @@ FAMILIES: dict[str, Family] = {
 
 
 def family_called(name: str) -> Family:
-    """The family of a name, or of a part of its name that no other family has: "quantize" is mxfp8_quantize.
+    """The family of a name, of the operation whose one kernel has that name, or of a part that no other name has.
+
+    "quantize" is mxfp8_quantize, whose kernel is quantize.cu; "nvfp4" is nvfp4_quantize.
 
     Raises:
         ArgumentError: no family is called that.
     """
-    found = [family for each, family in FAMILIES.items() if isinstance(name, str) and name and name in each]
+    found = [family for family in FAMILIES.values() if family.sources == (name,)]
+    if not found:
+        found = [family for each, family in FAMILIES.items() if isinstance(name, str) and name and name in each]
     if name in FAMILIES:
         return FAMILIES[name]
     if len(found) != 1:

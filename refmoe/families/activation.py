@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Iterator
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -13,20 +13,13 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
+from refmoe.families.expand import LAYOUT
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
-from refmoe.families.quantize import COMPILED_POLICIES, EDGE, LOOPING_ROWS, MODE
+from refmoe.families.quantize import COMPILED_POLICIES, EDGE, LOOPING_ROWS, MODE, settings_of
 from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes
 from refmoe.formats import MX_BLOCK
-from refmoe.policy import ScaleMode
 from refmoe.reference.activation import ALPHA, BETA, LIMIT, swiglu
-from refmoe.reference.layout import (
-    GROUPED_LAYOUTS,
-    expert_scale_rows,
-    grouped_scale_rows,
-    scale_buffer_size,
-    write_scale_rows,
-)
 from refmoe.reference.quantize import quantize_mxfp8
 
 if TYPE_CHECKING:
@@ -105,51 +98,44 @@ def _midpoint_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], ND
 #: The fill whose betas `_midpoint_betas` chooses.
 _MIDPOINTS = "midpoints"
 
-_FILLS: Mapping[str, Fill] = MappingProxyType(
-    {
-        fill.name: fill
-        for fill in (
-            Fill("gaussian", "gate and up swapped, a rounding more or less, quantized from BF16", _gaussian_gates),
-            Fill(
-                "clamps",
-                "a clamp that is missing, one-sided, or another expert's",
-                _limit_gates,
-                Limits(
-                    zeros=0.5, saturated=0.6, scales=1, reason="many results lie on a clamp, or are its sigmoid's tail"
-                ),
-            ),
-            Fill(
-                "sigmoid-edges",
-                "an exponential that overflows to NaN, flushes or is clamped",
-                _edge_gates,
-                Limits(zeros=0.5, reason="a gate whose exponential overflows gives a zero"),
-            ),
-            Fill(
-                "tiny",
-                "subnormals flushed or kept against the policy, a scale below 0",
-                _tiny_gates,
-                Limits(zeros=0.95, reason="most results lie below the least code"),
-            ),
-            Fill(
-                "fingerprint",
-                "scales of another row, block or expert",
-                _fingerprint_gates,
-                Limits(scales=32, reason="every block has a scale of its own"),
-            ),
-            Fill(
-                _MIDPOINTS,
-                "one rounding more or less: the last bit before quantization decides the code",
-                _midpoint_gates,
-                Limits(saturated=0.3, scales=1, reason="results of an expert are alike"),
-            ),
-            Fill(
-                "specials",
-                "NaN dropped by a clamp, Inf taken for a number",
-                _special_gates,
-                Limits(zeros=1.0, saturated=0.7, nans=0.9, reason="most blocks hold a NaN or an Inf"),
-            ),
-        )
-    }
+_FILLS = Fill.by_name(
+    Fill("gaussian", "gate and up swapped, a rounding more or less, quantized from BF16", _gaussian_gates),
+    Fill(
+        "clamps",
+        "a clamp that is missing, one-sided, or another expert's",
+        _limit_gates,
+        Limits(zeros=0.5, saturated=0.6, scales=1, reason="many results lie on a clamp, or are its sigmoid's tail"),
+    ),
+    Fill(
+        "sigmoid-edges",
+        "an exponential that overflows to NaN, flushes or is clamped",
+        _edge_gates,
+        Limits(zeros=0.5, reason="a gate whose exponential overflows gives a zero"),
+    ),
+    Fill(
+        "tiny",
+        "subnormals flushed or kept against the policy, a scale below 0",
+        _tiny_gates,
+        Limits(zeros=0.95, reason="most results lie below the least code"),
+    ),
+    Fill(
+        "fingerprint",
+        "scales of another row, block or expert",
+        _fingerprint_gates,
+        Limits(scales=32, reason="every block has a scale of its own"),
+    ),
+    Fill(
+        _MIDPOINTS,
+        "one rounding more or less: the last bit before quantization decides the code",
+        _midpoint_gates,
+        Limits(saturated=0.3, scales=1, reason="results of an expert are alike"),
+    ),
+    Fill(
+        "specials",
+        "NaN dropped by a clamp, Inf taken for a number",
+        _special_gates,
+        Limits(zeros=1.0, saturated=0.7, nans=0.9, reason="most blocks hold a NaN or an Inf"),
+    ),
 )
 #: Fills that go with every variant and parameters.
 _PLAIN = tuple(name for name in _FILLS if name != _MIDPOINTS)
@@ -228,17 +214,12 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
         if case.variant == "gpt_oss"
     }
     values = swiglu(inputs["gate_up"][:used], variant=case.variant, bias=_of_rows(inputs, "bias", None), **parameters)
-    quantized = quantize_mxfp8(values, mode=ScaleMode(case.mode), edge=case.edge)
+    quantized = quantize_mxfp8(values, mode=case.mode, edge=case.edge)
     codes = np.full((case.shape.m, case.shape.k), case.poison, np.uint8)
     codes[:used] = quantized.codes
-    capacity = scale_buffer_size(grouped_scale_rows(case.shape.m, case.shape.e), blocks)
-    scales = np.full(capacity, case.poison, np.uint8)
-    if used:
-        write_scale_rows(scales, GROUPED_LAYOUTS[case.layout], expert_scale_rows(offsets), quantized.scales)
-    stages = (
-        Codes("codes", codes.shape, quantized.scales, written_rows=used, poison=case.poison, offsets=offsets),
-        GroupedScales("scales", case.layout, offsets, blocks, poison=case.poison),
-    )
+    terms = GroupedScales("scales", case.layout, offsets, blocks)
+    scales = terms.buffer(quantized.scales, case.shape.m, case.poison)
+    stages = (Codes("codes", codes.shape, quantized.scales, written_rows=used, offsets=offsets), terms)
     doubt = doubt_codes(quantized.codes, quantized.scales, _FILLS[case.fill].limits)
     return Expectation({"codes": codes, "scales": scales}, stages, doubt)
 
@@ -252,14 +233,11 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         inputs["offsets"],
         device=device,
         variant=case.variant,
-        mode=ScaleMode(case.mode),
-        edge=case.edge,
         bias=inputs["bias"],
         swiglu_alpha=inputs["alpha"],
         swiglu_beta=inputs["beta"],
         swiglu_limit=inputs["limit"],
-        layout=case.layout,
-        fill=case.poison,
+        **settings_of(case),
     )
     return {"codes": result.codes, "scales": result.scales}
 
@@ -293,7 +271,7 @@ def _case(fill: str, m: int, k: int, e: int, seed: int = 7, **options: Any) -> C
 
 def _quick() -> Iterator[Case]:
     yield _case("gaussian", 4, 2880, 128)  # decode
-    for variant in ("gpt_oss", "silu"):
+    for variant in VARIANT.words:
         for fill in _PLAIN:
             yield _case(fill, 9, 416, 3, variant=variant)
         for mode, edge in COMPILED_POLICIES:
@@ -309,14 +287,13 @@ def _quick() -> Iterator[Case]:
 
 
 def _default() -> Iterator[Case]:
-    for variant, width in zip(("gpt_oss", "silu"), _WIDTHS, strict=True):
+    for variant, width in zip(VARIANT.words, _WIDTHS, strict=True):
         for m in (1, 8):
             yield _case("fingerprint", m, width, 128, variant=variant)
             yield _case("gaussian", m, width, 32, variant=variant, bias="distinct", layout="8x4")
-        for mode, edge in COMPILED_POLICIES:
-            for fill in _PLAIN:
-                bias = "none" if fill in ("fingerprint", "tiny") else "distinct"  # a bias would hide either
-                yield _case(fill, 7, 736, 3, variant=variant, mode=mode, edge=edge, bias=bias, poison=0x7F)
+        for (mode, edge), fill in product(COMPILED_POLICIES, _PLAIN):
+            bias = "none" if fill in ("fingerprint", "tiny") else "distinct"  # a bias would hide either
+            yield _case(fill, 7, 736, 3, variant=variant, mode=mode, edge=edge, bias=bias, poison=0x7F)
     yield _case("clamps", 30, 736, 15, params="distinct", routing="all-one-token", ranks=2)
     yield _case("gaussian", LOOPING_ROWS, 32, 8)
     yield _case("gaussian", 2, 8224, 2, bias="distinct")  # a row wider than a CTA, by one block
@@ -324,13 +301,9 @@ def _default() -> Iterator[Case]:
 
 
 def _full() -> Iterator[Case]:
-    for seed in (1, 2, 3):
-        for variant in ("gpt_oss", "silu"):
-            for mode, edge in COMPILED_POLICIES:
-                for fill in _PLAIN:
-                    for layout in ("128x4", "8x4"):
-                        options = {"variant": variant, "mode": mode, "edge": edge, "layout": layout}
-                        yield _case(fill, 33, 2880, 16, seed=seed, **options)
+    listed = product((1, 2, 3), VARIANT.words, COMPILED_POLICIES, _PLAIN, LAYOUT.words)
+    for seed, variant, (mode, edge), fill, layout in listed:
+        yield _case(fill, 33, 2880, 16, seed=seed, variant=variant, mode=mode, edge=edge, layout=layout)
     for k in range(32, 1056, 32):
         yield _case("fingerprint", 9, k, 3)
         yield _case("fingerprint", 9, k, 3, variant="silu", layout="8x4")
@@ -343,10 +316,7 @@ ACTIVATION = Family(
     dtypes=("bf16",),
     sizes="mke",
     fills=_FILLS,
-    options=(
-        *(VARIANT, MODE, EDGE, word("layout", "128x4", "8x4", fixed=True), PARAMS, word("bias", "none", "distinct")),
-        *(ROUTING, *RANKS, POISON),
-    ),
+    options=(VARIANT, MODE, EDGE, LAYOUT, PARAMS, word("bias", "none", "distinct"), ROUTING, *RANKS, POISON),
     inputs=_inputs,
     expect=_expect,
     run=_run,

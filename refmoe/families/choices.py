@@ -32,6 +32,9 @@ ROUTING = word("routing", *ROUTINGS)
 #: Experts are numbered over all `ranks`, `e` on each, and the kernel's own start at `first_expert`.
 RANKS = (number("first_expert"), number("ranks", 1))
 
+#: What a kernel is told of them, as `Contract.settings` has it.
+ROUTED = {"num_experts": "e", "first_expert": "first_expert", "top_k": "t"}
+
 
 def check_choices(case: Case) -> None:
     """Refuse ranks and routings that leave a token without enough experts.
@@ -65,8 +68,7 @@ def expert_ids(case: Case) -> NDArray[np.int32]:
     if case.routing == "same-experts":
         # From the last local expert down, so that the experts with nothing come first and shift nobody.
         same = (case.first_expert + case.shape.e - 1 - np.arange(t)) % total
-        ids: NDArray[np.int32] = np.tile(same, (m, 1)).astype(np.int32)
-        return ids
+        return np.tile(same, (m, 1)).astype(np.int32)
     if case.routing == "empty-experts":
         experts = experts[1::3][: total // 3]
     elif case.routing == "elsewhere":

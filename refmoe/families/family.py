@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -131,6 +132,11 @@ class Fill:
     limits: Limits = field(default_factory=Limits)
     needs: Callable[[Case], str | None] = lambda case: None
 
+    @staticmethod
+    def by_name(*fills: Fill) -> Mapping[str, Fill]:
+        """Fills by their names, in this order."""
+        return MappingProxyType({fill.name: fill for fill in fills})
+
 
 @dataclass(frozen=True)
 class Assumption:
@@ -163,8 +169,8 @@ class LaunchFailed(RefmoeError):
         self.cause = cause
 
 
-def _within(outputs: Outputs) -> str | None:
-    return None
+#: The NumPy or ml_dtypes names of the types of repro strings.
+_ELEMENTS = {"bf16": "bfloat16", "fp16": "float16", "f32": "float32", "mxfp8": "float8_e4m3fn"}
 
 
 @dataclass(frozen=True)
@@ -185,7 +191,7 @@ class Expectation:
     stages: tuple[Stage, ...]
     doubt: str | None
     assumption: Assumption | None = None
-    outside: Callable[[Outputs], str | None] = _within
+    outside: Callable[[Outputs], str | None] = lambda outputs: None
     answers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -202,6 +208,7 @@ class Contract:
         refusal: the output that tells which input is refused, "" if there is none. A kernel that does not compute it
             is not given such input.
         padded_inputs: whether inputs have padding that holds the poison and that no kernel may read.
+        elements: by value of the option `output`, outputs whose elements have another type than in `outputs`.
     """
 
     inputs: tuple[str, ...]
@@ -210,15 +217,12 @@ class Contract:
     features: tuple[str, ...] = ()
     refusal: str = ""
     padded_inputs: bool = False
+    elements: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def element(self, output: str, case: Case) -> str:
         """The NumPy or ml_dtypes name of an output's elements in a case, "" for integers."""
-        named = self.outputs[output]
-        return {"bf16": "bfloat16", "f32": "float32"}[getattr(case, named[5:])] if named.startswith("case.") else named
-
-
-def _nothing(case: Case) -> None:
-    return None
+        named = self.elements.get(str(case.get("output")), {}).get(output, self.outputs[output])
+        return _ELEMENTS[getattr(case, named[5:])] if named.startswith("case.") else named
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +265,7 @@ class Family:
     contract: Contract
     sources: tuple[str, ...] = ()
     host: tuple[str, ...] = ()
-    check: Callable[[Case], None] = _nothing
+    check: Callable[[Case], None] = lambda case: None
     block: int = MX_BLOCK
     group: str = ""
     leading_arch: str = DEFAULT_ARCH
@@ -360,9 +364,8 @@ class Family:
     def _check_shape(self, shape: Shape) -> None:
         wide = "k" in self.sizes
         if min(shape.m, shape.k, shape.e, shape.t, shape.n) < 0 or shape.k % self.block or (shape.k > 0) != wide:
-            raise refused(
-                "shape", str(shape), f"sizes that are not negative and a k that is a multiple of {self.block}"
-            )
+            needed = f"sizes that are not negative and a k that is a multiple of {self.block}"
+            raise refused("shape", str(shape), needed)
         for letter in "net":
             if (letter in self.sizes) != bool(getattr(shape, letter)):
                 needed = f"{letter} of at least 1" if letter in self.sizes else f"no {letter}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.families.activation import POISONED_BF16
 from refmoe.families.case import Shape, word
-from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_ids
+from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.quantize import LOOPING_ROWS
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_values
-from refmoe.numbers_as_text import VALUE_DTYPES, distance_text, number_text
+from refmoe.numbers_as_text import VALUE_DTYPES, compared_text
 from refmoe.reference.expand import build_permutation
 from refmoe.reference.finalize import finalize
 
@@ -30,12 +30,8 @@ FloatArray = NDArray[np.float32]
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
-@dataclass(frozen=True, eq=False)
-class WeightedRows:
-    """The second GEMM's output by choice, float32 [T, k, H], and weights float32 [T, k]."""
-
-    rows: FloatArray
-    weights: FloatArray
+#: The second GEMM's output by choice, float32 [T, k, H], and weights float32 [T, k].
+WeightedRows = tuple[FloatArray, FloatArray]
 
 
 def _weights(draw: Draw, tokens: int, k: int) -> FloatArray:
@@ -45,7 +41,7 @@ def _weights(draw: Draw, tokens: int, k: int) -> FloatArray:
 
 
 def _gaussian_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
-    return WeightedRows(draw.normal((tokens, k, width)).astype(np.float32), _weights(draw, tokens, k))
+    return draw.normal((tokens, k, width)).astype(np.float32), _weights(draw, tokens, k)
 
 
 def _cancelling_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
@@ -54,7 +50,7 @@ def _cancelling_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRow
     size = np.ldexp(1.0, 20 * (np.arange(k) // 2 % 2 == 0))[None, :, None]
     sign = np.where(np.arange(k) % 2, -1.0, 1.0)[None, :, None]
     rows = (rows + 8) * size * sign
-    return WeightedRows(rows.astype(np.float32), np.full((tokens, k), 0.75, np.float32))
+    return rows.astype(np.float32), np.full((tokens, k), 0.75, np.float32)
 
 
 def _tied_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
@@ -64,7 +60,7 @@ def _tied_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
     rows[:, :2] = np.concatenate([patterns, patterns + 1], axis=1)[:, :k]
     weights = np.zeros((tokens, k), np.float32)
     weights[:, :2] = 0.5
-    return WeightedRows((rows << 16).view(np.float32), weights)
+    return (rows << 16).view(np.float32), weights
 
 
 def _wide_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
@@ -73,15 +69,15 @@ def _wide_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
     low = draw.integers(0x2800000, (tokens, k, width)) | bits & 0x80000000
     chosen = np.where(draw.integers(2, (tokens, 1, width)) == 0, low, bits)
     rows = (chosen & 0xFFFF0000).astype(np.uint32).view(np.float32)  # what BF16 has too
-    return WeightedRows(rows, _weights(draw, tokens, k))
+    return rows, _weights(draw, tokens, k)
 
 
 def _special_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
     """NaN, Inf and zeros of either sign, between ordinary numbers."""
-    data = _gaussian_rows(draw, tokens, k, width)
+    rows, weights = _gaussian_rows(draw, tokens, k, width)
     specials = np.array([0x7FC00000, 0xFF800001, 0x7F800000, 0xFF800000, 0x80000000, 0], np.uint32).view(np.float32)
-    chosen = specials[draw.integers(specials.size, data.rows.shape)]
-    return WeightedRows(np.where(draw.integers(6, data.rows.shape) == 0, chosen, data.rows), data.weights)
+    chosen = specials[draw.integers(specials.size, rows.shape)]
+    return np.where(draw.integers(6, rows.shape) == 0, chosen, rows), weights
 
 
 # Too many zeros or specials would agree with a kernel that writes nothing or poisons everything.
@@ -91,24 +87,16 @@ _EXTREME = Limits(zeros=0.9, nans=0.9, reason="subnormals, infinities and NaN ar
 
 def _fill(name: str, catches: str, make: Any, limits: Limits = _ORDINARY, least_t: int = 1) -> Fill:
     """A fill that needs at least `least_t` ranks; `make(draw, tokens, k, width)` gives the rows and weights."""
-
-    def needs(case: Case) -> str | None:
-        return None if case.shape.t >= least_t else f"a t of at least {least_t} for the fill {name}"
-
-    return Fill(name, catches, make, limits, needs)
+    needed = f"a t of at least {least_t} for the fill {name}"
+    return Fill(name, catches, make, limits, lambda case: None if case.shape.t >= least_t else needed)
 
 
-_FILLS: Mapping[str, Fill] = MappingProxyType(
-    {
-        fill.name: fill
-        for fill in (
-            _fill("gaussian", "rows, weights or bias of another token, rank or expert; a fused sum", _gaussian_rows),
-            _fill("cancelling", "ranks summed in another order", _cancelling_rows, least_t=3),
-            _fill("rne-ties", "a cast that does not round to even", _tied_rows, least_t=2),
-            _fill("wide-range", "subnormals flushed, sums in another format", _wide_rows, _EXTREME),
-            _fill("specials", "NaN dropped, the sign of a zero", _special_rows, _EXTREME),
-        )
-    }
+_FILLS = Fill.by_name(
+    _fill("gaussian", "rows, weights or bias of another token, rank or expert; a fused sum", _gaussian_rows),
+    _fill("cancelling", "ranks summed in another order", _cancelling_rows, least_t=3),
+    _fill("rne-ties", "a cast that does not round to even", _tied_rows, least_t=2),
+    _fill("wide-range", "subnormals flushed, sums in another format", _wide_rows, _EXTREME),
+    _fill("specials", "NaN dropped, the sign of a zero", _special_rows, _EXTREME),
 )
 
 
@@ -133,14 +121,13 @@ class TokenSums:
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `refmoe.families.stages.Stage`."""
         token, column = divmod(index, self.width)
-        values = f"kernel {number_text(kernel, self.dtype)} reference {number_text(reference, self.dtype)}"
         tokens, top_k = self.ids.shape
         ranks = [
             f"rank {rank} from {'nowhere' if row < 0 else f'row {row}'} of expert {self.ids[token, rank]}"
             for rank, row in enumerate(self.rows.reshape(top_k, tokens)[:, token])
         ]
-        distance = distance_text(kernel, reference, self.dtype)
-        return f"token {token} column {column}: {values}{distance}", f"; token {token}: {', '.join(ranks)}"
+        values = compared_text(kernel, reference, self.dtype)
+        return f"token {token} column {column}: {values}", f"; token {token}: {', '.join(ranks)}"
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
         """Tokens by columns; see `refmoe.families.stages.HasPlane`."""
@@ -152,8 +139,8 @@ def _inputs(case: Case) -> Inputs:
     tokens, width, top_k = case.shape.m, case.shape.k, case.shape.t
     ids = expert_ids(case)
     maps = build_permutation(ids, case.shape.e, case.first_expert)
-    data = _FILLS[case.fill].make(Draw("rows", case.fill, case.seed), tokens, top_k, width)
-    by_choice = data.rows.transpose(1, 0, 2).reshape(tokens * top_k, width)
+    made, weights = _FILLS[case.fill].make(Draw("rows", case.fill, case.seed), tokens, top_k, width)
+    by_choice = made.transpose(1, 0, 2).reshape(tokens * top_k, width)
     rows = np.full(by_choice.shape, POISONED_BF16, np.uint32)
     rows <<= np.uint32(16)
     present = np.flatnonzero(maps.unpermuted_to_permuted >= 0)
@@ -166,7 +153,7 @@ def _inputs(case: Case) -> Inputs:
     return {
         "rows": typed,
         "unpermuted_to_permuted": maps.unpermuted_to_permuted,
-        "weights": data.weights,
+        "weights": weights,
         "topk_ids": ids,
         "bias": bias,
     }
@@ -186,13 +173,13 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     maps, ids = inputs["unpermuted_to_permuted"], inputs["topk_ids"]
     sums = finalize(inputs["rows"], maps, inputs["weights"], **_sum_arguments(case, inputs))
     stage = TokenSums("out", case.out, case.shape.k, maps, ids)
-    return Expectation({"out": _bits(sums)}, (stage,), _doubt(case, maps, sums))
+    return Expectation({"out": _bits(sums)}, (stage,), doubt_sums(case, maps, sums, _FILLS[case.fill].limits))
 
 
-def _doubt(case: Case, maps: NDArray[np.int32], sums: NDArray[Any]) -> str | None:
+def doubt_sums(case: Case, maps: NDArray[np.int32], sums: NDArray[Any], limits: Limits) -> str | None:
     """Of the tokens that have an expert here; where none has, the case asks whether zeros are written at all."""
     present = (maps.reshape(case.shape.t, case.shape.m) >= 0).any(axis=0)
-    return doubt_values(sums[present].astype(np.float32), _FILLS[case.fill].limits)
+    return doubt_values(sums[present].astype(np.float32), limits)
 
 
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
@@ -216,6 +203,9 @@ def _bits(values: NDArray[Any]) -> NDArray[Any]:
 
 # --- cases ----------------------------------------------------------------------------------------------------------
 
+#: Of rows and of outputs.
+_DTYPES = ("bf16", "f32")
+
 
 def _case(fill: str, m: int, k: int, e: int, t: int, dtype: str = "bf16", seed: int = 7, **options: Any) -> Case:
     return FINALIZE.case(fill, Shape(m, k, e, t), dtype, seed, **options)
@@ -223,10 +213,9 @@ def _case(fill: str, m: int, k: int, e: int, t: int, dtype: str = "bf16", seed: 
 
 def _quick() -> Iterator[Case]:
     yield _case("gaussian", 1, 2880, 128, 4, bias="distinct")  # decode
-    for dtype in ("bf16", "f32"):
-        for fill in _FILLS:
-            yield _case(fill, 5, 416, 8, 4, dtype=dtype)
-            yield _case(fill, 5, 416, 8, 4, dtype=dtype, out="f32", bias="distinct")
+    for dtype, fill in product(_DTYPES, _FILLS):
+        yield _case(fill, 5, 416, 8, 4, dtype=dtype)
+        yield _case(fill, 5, 416, 8, 4, dtype=dtype, out="f32", bias="distinct")
     yield _case("gaussian", 3, 32, 4, 1, bias="distinct")  # a row of four threads
     yield _case("cancelling", 6, 160, 16, 11, bias="distinct")  # ranks in three rounds, the last one short
     yield _case("gaussian", 9, 416, 4, 3, bias="distinct", first_expert=4, ranks=3)
@@ -239,10 +228,8 @@ def _default() -> Iterator[Case]:
         for m in (1, 2, 8):
             yield _case("gaussian", m, k, e, t, bias="distinct" if k == 2880 else "none")
             yield _case("cancelling", m, k, e // 4, t, first_expert=e // 4, ranks=4)
-    for dtype in ("bf16", "f32"):
-        for fill in _FILLS:
-            for out in ("bf16", "f32"):
-                yield _case(fill, 17, 736, 16, 6, dtype=dtype, out=out, bias="distinct", poison=0x7F)
+    for dtype, fill, out in product(_DTYPES, _FILLS, _DTYPES):
+        yield _case(fill, 17, 736, 16, 6, dtype=dtype, out=out, bias="distinct", poison=0x7F)
     yield _case("gaussian", LOOPING_ROWS, 32, 8, 2, bias="distinct")
     yield _case("gaussian", 2, 8224, 4, 3, dtype="f32")  # a row wider than two rounds of a CTA
     yield _case("cancelling", 3, 96, 40, 32)  # as many ranks as there may be
@@ -250,12 +237,9 @@ def _default() -> Iterator[Case]:
 
 
 def _full() -> Iterator[Case]:
-    for seed in (1, 2, 3):
-        for dtype in ("bf16", "f32"):
-            for fill in _FILLS:
-                for out in ("bf16", "f32"):
-                    for bias in ("none", "distinct"):
-                        yield _case(fill, 33, 2880, 16, 4, dtype=dtype, seed=seed, out=out, bias=bias)
+    listed = product((1, 2, 3), _DTYPES, _FILLS, _DTYPES, ("none", "distinct"))
+    for seed, dtype, fill, out, bias in listed:
+        yield _case(fill, 33, 2880, 16, 4, dtype=dtype, seed=seed, out=out, bias=bias)
     for t in range(3, 33):
         yield _case("cancelling", 9, 416, 40, t, bias="distinct")
     for k in range(32, 1056, 32):
@@ -266,13 +250,10 @@ def _full() -> Iterator[Case]:
 FINALIZE = Family(
     name="finalize",
     about="Each token's rows, biased, weighted and summed in the order of its ranks.",
-    dtypes=("bf16", "f32"),
+    dtypes=_DTYPES,
     sizes="mket",
     fills=_FILLS,
-    options=(
-        *(word("out", "bf16", "f32", fixed=True), word("bias", "none", "distinct")),
-        *(ROUTING, *RANKS, POISON),
-    ),
+    options=(word("out", *_DTYPES, fixed=True), word("bias", "none", "distinct"), ROUTING, *RANKS, POISON),
     inputs=_inputs,
     expect=_expect,
     run=_run,
@@ -281,7 +262,7 @@ FINALIZE = Family(
         inputs=("rows", "unpermuted_to_permuted", "weights", "topk_ids", "bias"),
         features=("bias",),
         outputs={"out": "case.out"},
-        settings={"num_experts": "e", "first_expert": "first_expert", "top_k": "t", "out_dtype": "out"},
+        settings={**ROUTED, "out_dtype": "out"},
     ),
     sources=("finalize",),
     host=("refmoe.cuda.finalize",),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -20,26 +20,19 @@ from refmoe.draw import Draw
 from refmoe.errors import RefmoeError
 from refmoe.families.activation import PARAMS, VARIANT, check_params
 from refmoe.families.case import Shape, refused, word
-from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_ids
+from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.expand import INPUT_SF
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, LaunchFailed, Outputs
-from refmoe.families.finalize import TokenSums
+from refmoe.families.finalize import TokenSums, doubt_sums
 from refmoe.families.gemm.family import ASSUMPTION, BIAS, MODEL
 from refmoe.families.gemm.stages import Products
-from refmoe.families.quantize import EDGE, MODE
+from refmoe.families.quantize import COMPILED_POLICIES, EDGE, MODE
 from refmoe.families.real_data import EXPERT, FFN_INPUT, read_activations, tile_rows
 from refmoe.families.routing import ChoiceRows, FirstRows, RowChoices
 from refmoe.families.stages import Codes, GroupedScales, Scales, Stage
-from refmoe.families.vacuity import Limits, doubt_codes, doubt_values
+from refmoe.families.vacuity import Limits, doubt_codes
 from refmoe.formats import MX_BLOCK
-from refmoe.policy import ScaleMode
-from refmoe.reference.layout import (
-    GROUPED_LAYOUTS,
-    expert_scale_rows,
-    swizzle_scales,
-    swizzle_weight_scales,
-    write_scale_rows,
-)
+from refmoe.reference.layout import swizzle_scales, swizzle_weight_scales
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.moe.pipeline import moe_layer
 from refmoe.reference.quantize import quantize_mxfp8
@@ -149,11 +142,9 @@ def _real_size(case: Case) -> str | None:
     return None if (case.shape.k, case.shape.n) == _REAL else f"k{_REAL[0]}n{_REAL[1]} for the fill {case.fill}"
 
 
-_FILLS: Mapping[str, Fill] = MappingProxyType(
-    {
-        "gaussian": Fill("gaussian", "what goes wrong between two launches, at any size", tokens_of, _LIMITS),
-        "real": Fill("real", "what only real weights and outlier channels show", tokens_of, _LIMITS, _real_size),
-    }
+_FILLS = Fill.by_name(
+    Fill("gaussian", "what goes wrong between two launches, at any size", tokens_of, _LIMITS),
+    Fill("real", "what only real weights and outlier channels show", tokens_of, _LIMITS, _real_size),
 )
 
 
@@ -183,7 +174,7 @@ def _inputs(case: Case) -> Inputs:
     x = tokens_of(case.fill, case.seed, shape.m, shape.k)
     scales = None
     if case.path == "ready":
-        quantized = quantize_mxfp8(x, mode=ScaleMode(case.mode), edge=case.edge)
+        quantized = quantize_mxfp8(x, mode=case.mode, edge=case.edge)
         x, scales = quantized.codes, quantized.scales
     biased, experts = case.bias == "distinct", np.arange(case.first_expert, case.first_expert + shape.e)
     own = case.params == "distinct"
@@ -266,13 +257,8 @@ def _poisoned(case: Case, stage: str, array: NDArray[Any], offsets: NDArray[np.i
     if not stage.endswith("scales"):
         bits[used:].view(np.uint8)[:] = case.poison
         return bits
-    blocks = _blocks(case, stage)
-    terms = GroupedScales(stage, _LAYOUT, offsets, blocks, case.poison)
-    linear = terms.linear(bits)
-    bits[:] = case.poison
-    if used:
-        write_scale_rows(bits, GROUPED_LAYOUTS[_LAYOUT], expert_scale_rows(offsets), linear)
-    return bits
+    terms = GroupedScales(stage, _LAYOUT, offsets, _blocks(case, stage))
+    return terms.buffer(terms.linear(bits), case.shape.rows, case.poison)
 
 
 def _blocks(case: Case, stage: str) -> int:
@@ -291,16 +277,16 @@ def _stages(case: Case, inputs: Inputs, found: Mapping[str, Mapping[str, NDArray
     if case.path == "separate":
         scales = found["quantize"]["scales"]
         stages += [
-            Codes("quantize.codes", (shape.m, shape.k), scales, shape.m, poison),
-            Scales("quantize.scales", "linear", shape.m, shape.k // MX_BLOCK, poison),
+            Codes("quantize.codes", (shape.m, shape.k), scales, shape.m),
+            Scales("quantize.scales", "linear", shape.m, shape.k // MX_BLOCK),
         ]
     for name, width, gemm, n in (("expand", shape.k, "gemm1", 2 * shape.n), ("activation", shape.n, "gemm2", shape.k)):
-        terms = GroupedScales(f"{name}.scales", _LAYOUT, offsets, width // MX_BLOCK, poison)
+        terms = GroupedScales(f"{name}.scales", _LAYOUT, offsets, width // MX_BLOCK)
         linear = terms.linear(found[name]["scales"])
         size = (shape.rows, width)
         used = int(offsets[-1])
         stages += [
-            Codes(f"{name}.codes", size, linear, used, poison, offsets, sources, shape.m),
+            Codes(f"{name}.codes", size, linear, used, offsets, sources, shape.m),
             terms,
             Products(f"{gemm}.out", "bf16", n, offsets, poison),
         ]
@@ -314,12 +300,11 @@ def _doubt(case: Case, found: Mapping[str, Mapping[str, NDArray[Any]]]) -> str |
     if not used:
         return None
     for name in ("expand", "activation"):
-        terms = GroupedScales(name, _LAYOUT, offsets, _blocks(case, name), case.poison)
+        terms = GroupedScales(name, _LAYOUT, offsets, _blocks(case, name))
         reason = doubt_codes(found[name]["codes"][:used], terms.linear(found[name]["scales"]), _LIMITS)
         if reason is not None:
             return f"{name}: {reason}"
-    present = (found["routing"]["unpermuted_to_permuted"].reshape(case.shape.t, case.shape.m) >= 0).any(axis=0)
-    reason = doubt_values(found["finalize"]["out"][present].astype(np.float32), _SUMS)
+    reason = doubt_sums(case, found["routing"]["unpermuted_to_permuted"], found["finalize"]["out"], _SUMS)
     return None if reason is None else f"finalize: {reason}"
 
 
@@ -331,12 +316,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     scales = inputs["input_sf"]
     if scales is not None and case.input_sf == _LAYOUT:
         scales = swizzle_scales(scales, _LAYOUT, fill=0xFF)  # rows that no token has must not matter
-    quant_scales = [
-        swizzle_weight_scales(inputs["gate_up_scales"], fill=case.poison),
-        None,
-        swizzle_weight_scales(inputs["down_scales"], fill=case.poison),
-        None,
-    ]
+    gate_up, down = (swizzle_weight_scales(inputs[f"{name}_scales"], fill=case.poison) for name in ("gate_up", "down"))
     arguments = MoEArguments(
         inputs["x"],
         inputs["topk_ids"],
@@ -344,7 +324,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         inputs["gate_up"],
         inputs["down"],
         _BF16,
-        quant_scales,
+        [gate_up, None, down, None],
         fc1_expert_biases=inputs["gate_up_bias"],
         fc2_expert_biases=inputs["down_bias"],
         input_sf=scales,
@@ -454,10 +434,8 @@ def _full() -> Iterator[Case]:
             yield _case("gaussian", m, 416, 160, 8, 4, path)
         for m in (1, 2, 7, 33, 64):
             yield _case("real", m, *_REAL, 8, 4, path, seed=m)
-        for variant in ("gpt_oss", "silu"):
-            for mode in ("rceil", "floor"):
-                for edge in ("exact", "flashinfer"):
-                    yield _case("gaussian", 9, 224, 160, 6, 3, path, variant=variant, mode=mode, edge=edge)
+        for variant, (mode, edge) in product(VARIANT.words, COMPILED_POLICIES):
+            yield _case("gaussian", 9, 224, 160, 6, 3, path, variant=variant, mode=mode, edge=edge)
     yield _case("gaussian", 1, _GPT_OSS, _GPT_OSS, 8, 4, "fused")
 
 
@@ -479,10 +457,7 @@ MOE = Family(
         ),
         features=("input_sf", "gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"),
         outputs={"finalize.out": "bfloat16"},
-        settings={
-            **{"num_experts": "e", "first_expert": "first_expert", "top_k": "t"},
-            **{"variant": "variant", "mode": "mode", "edge": "edge"},
-        },
+        settings={**ROUTED, "variant": "variant", "mode": "mode", "edge": "edge"},
     ),
     sources=("routing", "quantize", "expand", "gemm", "activation", "finalize"),
     host=("refmoe.cuda.moe.arrays",),

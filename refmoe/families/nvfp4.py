@@ -22,7 +22,7 @@ from refmoe.families.quantize import DECODE, FILE_OPTIONS, INPUT_FORMATS, LOOPIN
 from refmoe.families.quantize import FILLS as MX_FILLS
 from refmoe.families.stages import Codes, Scales
 from refmoe.families.vacuity import Limits, doubt_codes
-from refmoe.formats import E2M1, NVFP4, UE4M3
+from refmoe.formats import E2M1, FP32, NVFP4, UE4M3
 from refmoe.reference.layout import swizzle_scales, unpack_fp4
 from refmoe.reference.nvfp4 import NVFP4Tensor, nvfp4_encode_scale, quantize_nvfp4, tensor_amax
 
@@ -215,16 +215,15 @@ _FILLS = (
 )
 
 #: The input data of NVFP4, by name.
-NVFP4_FILLS: Mapping[str, Fill] = MappingProxyType({fill.name: fill for fill in _FILLS})
+NVFP4_FILLS = Fill.by_name(*_FILLS)
 
 
 def global_scale(case: Case, x: NDArray[Any]) -> np.float32:
     """The global encode scale of a case with that data: its own, one of another calibration, or 1."""
     factor = CALIBRATIONS[str(case.calibration)]
-    if factor is None:
-        return np.float32(1)
-    own = nvfp4_encode_scale(tensor_amax(x))
-    return np.float32(min(float(own) * factor, float(np.finfo(np.float32).max)))
+    own = float(nvfp4_encode_scale(tensor_amax(x)))
+    scale: np.float32 = np.float32(1 if factor is None else min(own * factor, float(FP32.max)))
+    return scale
 
 
 def _inputs(case: Case) -> Inputs:
@@ -244,8 +243,8 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     rows, blocks = made.scales.shape
     scales = swizzle_scales(made.scales, case.layout, fill=case.poison)
     stages = (
-        Codes("codes", made.codes.shape, made.scales, rows, case.poison, element=E2M1, block=_BLOCK),
-        Scales("scales", case.layout, rows, blocks, case.poison, UE4M3),
+        Codes("codes", made.codes.shape, made.scales, rows, element=E2M1, block=_BLOCK),
+        Scales("scales", case.layout, rows, blocks, UE4M3),
     )
     return Expectation(
         {"codes": made.codes, "scales": scales}, stages, doubt_nvfp4(made, NVFP4_FILLS[case.fill].limits)

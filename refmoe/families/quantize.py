@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,6 @@ from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
 from refmoe.families.stages import Codes, Scales
 from refmoe.families.vacuity import Limits, doubt_codes
 from refmoe.formats import MX_BLOCK
-from refmoe.policy import ScaleMode
 from refmoe.reference.layout import swizzle_scales
 from refmoe.reference.quantize import quantize_mxfp8
 
@@ -74,7 +74,7 @@ INPUT_FORMATS: Mapping[str, InputFormat] = MappingProxyType(
 )
 
 
-def _blocks(format: InputFormat, draw: Draw, m: int, k: int) -> tuple[NDArray[np.int64], tuple[int, int]]:
+def _blocks(m: int, k: int) -> tuple[NDArray[np.int64], tuple[int, int]]:
     """Running number of every block, and the shape (blocks, 32) of its elements."""
     count = m * k // MX_BLOCK
     return np.arange(count, dtype=np.int64), (count, MX_BLOCK)
@@ -103,7 +103,7 @@ def _gaussian(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
 
 def _wide_range(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     """Normal values times a power of two per block and one per element: every octave of a code in one block."""
-    _, shape = _blocks(format, draw, m, k)
+    _, shape = _blocks(m, k)
     reach = format.bias // 2 if format.name == "bf16" else 6
     block = draw.integers(2 * reach + 1, (shape[0], 1)) - reach
     element = -draw.integers(10, shape)
@@ -123,7 +123,7 @@ def _rne_ties(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
 
     The block's maximum is 448 * 2^s, whose scale is 2^s in every mode, so that ties stay ties.
     """
-    _, shape = _blocks(format, draw, m, k)
+    _, shape = _blocks(m, k)
     low, high = (-100, 100) if format.name == "bf16" else (-14, 7)
     s = draw.integers(high - low + 1, (shape[0], 1)) + low
     tie = format.patterns(np.ldexp(_e4m3_ties()[draw.integers(126, shape)], s)).astype(np.int64)
@@ -143,7 +143,7 @@ def _mantissa_order(format: InputFormat) -> NDArray[np.int64]:
 
 def _boundary_mantissas(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     """Block maxima that run through every mantissa; one wrong comparison moves the scale of its neighbours."""
-    block, shape = _blocks(format, draw, m, k)
+    block, shape = _blocks(m, k)
     exponent = 1 + draw.integers((1 << format.exponent_bits) - 2, (shape[0],))
     order = _mantissa_order(format)
     top = (exponent << format.mantissa_bits) | order[block % order.size]
@@ -153,7 +153,7 @@ def _boundary_mantissas(format: InputFormat, draw: Draw, m: int, k: int) -> Patt
 
 def _scale_bytes(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     """Block maxima that run through every exponent field, subnormals and one Inf in each round included."""
-    block, shape = _blocks(format, draw, m, k)
+    block, shape = _blocks(m, k)
     exponent = block % (1 << format.exponent_bits)
     mantissa = draw.integers(1 << format.mantissa_bits, (shape[0],))
     top = np.minimum((exponent << format.mantissa_bits) | mantissa, format.infinity)
@@ -178,7 +178,7 @@ def _fingerprint(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
 
 def _exhaustive_max(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     """All 65,536 patterns, NaN and Inf included, in turn as the element that decides a block's scale."""
-    block, shape = _blocks(format, draw, m, k)
+    block, shape = _blocks(m, k)
     pattern = block % 65536
     magnitude = pattern & 0x7FFF
     finite = np.minimum(magnitude, format.infinity - 1)
@@ -194,7 +194,7 @@ _EXHAUSTIVE_GROUPS = -(-65536 // (MX_BLOCK - 1))
 
 def _exhaustive_element(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     """All 65,536 patterns as elements, 31 to a block, under maxima 0, 3, 14, 16 and 18 binades above them."""
-    block, shape = _blocks(format, draw, m, k)
+    block, shape = _blocks(m, k)
     group = block % _EXHAUSTIVE_GROUPS
     octaves = np.array(_OCTAVES)[block // _EXHAUSTIVE_GROUPS % len(_OCTAVES)]
     patterns = (group[:, None] * (MX_BLOCK - 1) + np.arange(MX_BLOCK - 1)) % 65536
@@ -204,13 +204,12 @@ def _exhaustive_element(format: InputFormat, draw: Draw, m: int, k: int) -> Patt
     # The maximum moves through the lanes with the block, so every lane meets every kind of element.
     elements = np.concatenate([patterns, (top | draw.signs(top.shape))[:, None]], axis=1)
     lane = (np.arange(MX_BLOCK) + block[:, None]) % MX_BLOCK
-    turned: Patterns = np.take_along_axis(elements, lane, axis=1).astype(np.uint16)
-    return turned.reshape(m, k)
+    return np.take_along_axis(elements, lane, axis=1).astype(np.uint16).reshape(m, k)
 
 
 def _specials(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     """Zeros of both signs, NaN and Inf of both signs, alone, among ordinary values and together, 16 kinds of block."""
-    block, shape = _blocks(format, draw, m, k)
+    block, shape = _blocks(m, k)
     ordinary = _below(format, draw, np.full(block.size, format.bias << format.mantissa_bits), 6) | draw.signs(shape)
     infinity, nan, negative = format.infinity, format.infinity | 1 << (format.mantissa_bits - 1), 0x8000
     # (what fills the block, what one lane holds, what another lane holds); None: an ordinary value.
@@ -243,13 +242,12 @@ def _specials(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
         for lane, value in ((first, one), (second, other)):
             rows = np.flatnonzero(chosen)
             elements[rows, lane[rows]] = ordinary[rows, lane[rows]] if value is None else value
-    patterns: Patterns = elements.astype(np.uint16)
-    return patterns.reshape(m, k)
+    return elements.astype(np.uint16).reshape(m, k)
 
 
 def _tiny(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     """Block maxima from the smallest subnormal to a few binades above 448 * 2^-127, where the scale byte stays 0."""
-    block, shape = _blocks(format, draw, m, k)
+    block, shape = _blocks(m, k)
     exponent = block % (12 if format.name == "bf16" else 3)
     top = (exponent << format.mantissa_bits) | (1 + draw.integers((1 << format.mantissa_bits) - 1, (shape[0],)))
     span = np.broadcast_to((top + 1)[:, None], shape)
@@ -259,7 +257,7 @@ def _tiny(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
 
 def _saturation(format: InputFormat, draw: Draw, m: int, k: int) -> Patterns:
     """Half of each block above 1.75 times its binade: past 448 under FLOOR, where 464 and more must not become NaN."""
-    _, shape = _blocks(format, draw, m, k)
+    _, shape = _blocks(m, k)
     size = 1 << format.mantissa_bits
     exponent = 4 + draw.integers((1 << format.exponent_bits) - 5, (shape[0], 1))
     upper = (exponent << format.mantissa_bits) | (size * 3 // 4 + draw.integers(size // 4, shape))
@@ -303,7 +301,8 @@ _FILE_LIMITS = Limits(
     zeros=0.5, nans=0.05, scales=2, reason="hidden states of a model are neither constant nor mostly zero"
 )
 
-_FILLS = (
+#: The input data of quantization and expand, by name.
+FILLS = Fill.by_name(
     _generated("gaussian", "the data of published tests, for comparison with them", _gaussian),
     _generated(
         "wide-range",
@@ -377,16 +376,14 @@ _FILLS = (
     Fill("activations", "what only your own activations show", _from_file, _FILE_LIMITS),
 )
 
-#: The input data of quantization and expand, by name.
-FILLS: Mapping[str, Fill] = MappingProxyType({fill.name: fill for fill in _FILLS})
-
 MODE = word("mode", "rceil", "floor", fixed=True)
 EDGE = word("edge", "exact", "flashinfer", fixed=True)
+_LAYOUT = word("layout", "linear", "128x4", "8x4", fixed=True)
 #: The file and the tensor of the fill `activations`.
 FILE_OPTIONS = (text("file"), text("tensor"))
 
 #: (mode, edge) of every compiled variant.
-COMPILED_POLICIES = tuple((mode, edge) for mode in MODE.words for edge in EDGE.words)
+COMPILED_POLICIES = tuple(product(MODE.words, EDGE.words))
 
 #: Width, experts and experts per token of gpt-oss-120b and DeepSeek-V3.
 MODELS = ((2880, 128, 4), (7168, 256, 8))
@@ -418,17 +415,20 @@ def _inputs(case: Case) -> Inputs:
     return {"x": make_input(case, case.dtype)}
 
 
+def settings_of(case: Case) -> dict[str, Any]:
+    """What every quantizing kernel takes of a case by the same names."""
+    return {"mode": case.mode, "edge": case.edge, "layout": case.layout, "fill": case.poison}
+
+
 def quantized_stages(case: Case, scales: NDArray[np.uint8]) -> tuple[Codes, Scales]:
     """The words for codes [m, k] and scales of a whole matrix; `scales` are linear, uint8 [m, k/32]."""
     rows, blocks = scales.shape
-    return (
-        Codes("codes", (rows, case.shape.k), scales, written_rows=rows, poison=case.poison),
-        Scales("scales", case.layout, rows, blocks, poison=case.poison),
-    )
+    codes = Codes("codes", (rows, case.shape.k), scales, written_rows=rows)
+    return codes, Scales("scales", case.layout, rows, blocks)
 
 
 def _expect(case: Case, inputs: Inputs) -> Expectation:
-    quantized = quantize_mxfp8(inputs["x"], mode=ScaleMode(case.mode), edge=case.edge)
+    quantized = quantize_mxfp8(inputs["x"], mode=case.mode, edge=case.edge)
     scales = swizzle_scales(quantized.scales, case.layout, fill=case.poison)
     doubt = doubt_codes(quantized.codes, quantized.scales, FILLS[case.fill].limits)
     return Expectation({"codes": quantized.codes, "scales": scales}, quantized_stages(case, quantized.scales), doubt)
@@ -437,14 +437,7 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.quantize import mxfp8_quantize
 
-    result = mxfp8_quantize(
-        inputs["x"],
-        device=device,
-        mode=ScaleMode(case.mode),
-        edge=case.edge,
-        layout=case.layout,
-        fill=case.poison,
-    )
+    result = mxfp8_quantize(inputs["x"], device=device, **settings_of(case))
     return {"codes": result.codes, "scales": result.scales}
 
 
@@ -476,40 +469,33 @@ def _quick() -> Iterator[Case]:
 
 
 def _default() -> Iterator[Case]:
-    for dtype in ("bf16", "fp16"):
-        for mode, edge in COMPILED_POLICIES:
-            for fill in PLAIN:
-                for layout in ("linear", "128x4", "8x4"):
-                    yield _case(fill, 16, 2880, dtype=dtype, mode=mode, edge=edge, layout=layout)
-            yield _case("real", 64, 2880, dtype=dtype, mode=mode, edge=edge)
+    for dtype, (mode, edge) in product(INPUT_FORMATS, COMPILED_POLICIES):
+        for fill, layout in product(PLAIN, _LAYOUT.words):
+            yield _case(fill, 16, 2880, dtype=dtype, mode=mode, edge=edge, layout=layout)
+        yield _case("real", 64, 2880, dtype=dtype, mode=mode, edge=edge)
     for mode, edge in COMPILED_POLICIES:
         yield _case("exhaustive-max", 1024, 2048, mode=mode, edge=edge)
         yield _case("exhaustive-element", 128, 2880, mode=mode, edge=edge)
     yield _case("exhaustive-max", 1024, 2048, dtype="fp16")
     yield _case("exhaustive-element", 128, 2880, dtype="fp16")
     for k, _, _ in MODELS:
-        for m in DECODE:
-            for layout in ("linear", "128x4", "8x4"):
-                yield _case("fingerprint", m, k, layout=layout, poison=0x7F)
+        for m, layout in product(DECODE, _LAYOUT.words):
+            yield _case("fingerprint", m, k, layout=layout, poison=0x7F)
         yield _case("fingerprint", 300, k, layout="128x4")
     for layout in ("linear", "8x4"):
         yield _case("fingerprint", LOOPING_ROWS, 32, layout=layout)
     for layout in ("linear", "128x4"):
         yield _case("wide-range", 3, 8224, layout=layout)  # a row wider than a CTA, by one block
-    for layout in ("linear", "128x4", "8x4"):
+    for layout in _LAYOUT.words:
         yield _case("gaussian", 0, 2880, layout=layout)
 
 
 def _full() -> Iterator[Case]:
-    for seed in (1, 2, 3):
-        for dtype in ("bf16", "fp16"):
-            for mode, edge in COMPILED_POLICIES:
-                for fill in PLAIN:
-                    for layout in ("linear", "128x4", "8x4"):
-                        yield _case(fill, 130, 2880, dtype=dtype, seed=seed, mode=mode, edge=edge, layout=layout)
-    for mode, edge in COMPILED_POLICIES:
-        for fill in EXHAUSTIVE:
-            yield _case(fill, 1024, 2048, dtype="fp16", mode=mode, edge=edge)
+    listed = product((1, 2, 3), INPUT_FORMATS, COMPILED_POLICIES, PLAIN, _LAYOUT.words)
+    for seed, dtype, (mode, edge), fill, layout in listed:
+        yield _case(fill, 130, 2880, dtype=dtype, seed=seed, mode=mode, edge=edge, layout=layout)
+    for (mode, edge), fill in product(COMPILED_POLICIES, EXHAUSTIVE):
+        yield _case(fill, 1024, 2048, dtype="fp16", mode=mode, edge=edge)
     for k in range(MX_BLOCK, 1056, MX_BLOCK):
         yield _case("fingerprint", 9, k, layout="128x4")
         yield _case("fingerprint", 9, k, layout="8x4")
@@ -522,7 +508,7 @@ QUANTIZE = Family(
     dtypes=tuple(INPUT_FORMATS),
     sizes="mk",
     fills=FILLS,
-    options=(MODE, EDGE, word("layout", "linear", "128x4", "8x4", fixed=True), POISON, *FILE_OPTIONS),
+    options=(MODE, EDGE, _LAYOUT, POISON, *FILE_OPTIONS),
     inputs=_inputs,
     expect=_expect,
     run=_run,

@@ -34,13 +34,11 @@ class Activations:
     """A tensor of activations.
 
     Attributes:
-        path: the file.
         tensor: its name in the file.
         dtype: "bf16" or "fp16".
         patterns: uint16 [M, K], leading dimensions joined.
     """
 
-    path: Path
     tensor: str
     dtype: str
     patterns: NDArray[np.uint16]
@@ -72,18 +70,15 @@ def read_activations(path: Path, tensor: str | None = None) -> Activations:
         found = f"{path}, which cannot be read: {error}"
         raise ArgumentError("activations", found, "an undamaged safetensors file") from error
     patterns = np.ascontiguousarray(values).view(np.uint16).reshape(-1, shape[-1])
-    return Activations(path, name, _DTYPES[dtype][0], patterns)
+    return Activations(name, _DTYPES[dtype][0], patterns)
 
 
 def _check(path: Path, name: str, dtype: str, shape: list[int]) -> None:
     if dtype not in _DTYPES:
         raise ArgumentError("activations", f"{dtype} tensor {name!r} in {path}", "a BF16 or F16 tensor")
     if len(shape) < 2 or shape[-1] == 0 or shape[-1] % MX_BLOCK:
-        raise ArgumentError(
-            "activations",
-            f"tensor {name!r} of shape {shape} in {path}",
-            f"shape [..., K] with K a multiple of {MX_BLOCK}",
-        )
+        found = f"tensor {name!r} of shape {shape} in {path}"
+        raise ArgumentError("activations", found, f"shape [..., K] with K a multiple of {MX_BLOCK}")
 
 
 def tile_rows(patterns: NDArray[np.uint16], m: int, k: int, first_row: int = 0) -> NDArray[np.uint16]:

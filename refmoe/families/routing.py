@@ -5,9 +5,9 @@ topk_ids[5, 1]  token 5 rank 1: kernel expert 9 (logit 0x3FC00000 (1.5)) referen
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, word
-from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_ids
+from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.stages import Plane, matrix_plane
-from refmoe.numbers_as_text import VALUE_DTYPES, distance_text, number_text
-from refmoe.reference.expand import build_permutation
+from refmoe.numbers_as_text import VALUE_DTYPES, compared_text, number_text
+from refmoe.reference.expand import Permutation, build_permutation
 from refmoe.reference.routing import route_softmax_topk
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ def _zero_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
 
 def _wide_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
     """Far enough apart for the lower ranks' exponentials to be subnormal or zero."""
-    logits = (draw.normal((tokens, experts)) * 60).astype(np.float32)
-    return logits
+    return (draw.normal((tokens, experts)) * 60).astype(np.float32)
 
 
 def _close_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
@@ -105,22 +104,17 @@ def _refused_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray
 #: The fill of choices that are given, which the option `routing` makes: dtype "ids".
 _GIVEN = "given"
 
-_FILLS: Mapping[str, Fill] = MappingProxyType(
-    {
-        fill.name: fill
-        for fill in (
-            Fill("gaussian", "a softmax over other experts, in another order, or fused", _gaussian_logits),
-            Fill("ties", "a tie that goes to another than the lowest index", _tied_logits),
-            Fill("negative", "logits compared as signed bits, padding chosen", _negative_logits),
-            Fill("signed-zeros", "-0 told from +0, subnormals flushed", _zero_logits),
-            Fill("wide", "an exponential that flushes or is clamped", _wide_logits),
-            Fill("close", "logits compared with fewer bits", _close_logits),
-            Fill("never", "-Inf chosen, or taken for padding", _never_logits),
-            Fill("same", "experts without rows, and one with a row of every token", _same_logits),
-            Fill("refused", "NaN or +Inf accepted, -Inf chosen, the wrong token reported", _refused_logits),
-            Fill(_GIVEN, "a map or an offset of another expert, token or rank", expert_ids),
-        )
-    }
+_FILLS = Fill.by_name(
+    Fill("gaussian", "a softmax over other experts, in another order, or fused", _gaussian_logits),
+    Fill("ties", "a tie that goes to another than the lowest index", _tied_logits),
+    Fill("negative", "logits compared as signed bits, padding chosen", _negative_logits),
+    Fill("signed-zeros", "-0 told from +0, subnormals flushed", _zero_logits),
+    Fill("wide", "an exponential that flushes or is clamped", _wide_logits),
+    Fill("close", "logits compared with fewer bits", _close_logits),
+    Fill("never", "-Inf chosen, or taken for padding", _never_logits),
+    Fill("same", "experts without rows, and one with a row of every token", _same_logits),
+    Fill("refused", "NaN or +Inf accepted, -Inf chosen, the wrong token reported", _refused_logits),
+    Fill(_GIVEN, "a map or an offset of another expert, token or rank", expert_ids),
 )
 _LOGITS = tuple(name for name in _FILLS if name != _GIVEN)
 
@@ -168,9 +162,8 @@ class Weights:
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `refmoe.families.stages.Stage`."""
         token, rank = divmod(index, self.ids.shape[1])
-        values = f"kernel {number_text(kernel, 'f32')} reference {number_text(reference, 'f32')}"
         place = f"token {token} rank {rank} (expert {self.ids[token, rank]})"
-        return f"{place}: {values}{distance_text(kernel, reference, 'f32')}", ""
+        return f"{place}: {compared_text(kernel, reference, 'f32')}", ""
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
         """Tokens by ranks; see `refmoe.families.stages.HasPlane`."""
@@ -286,18 +279,12 @@ def _answered(logits: NDArray[np.float32], k: int) -> NDArray[np.bool_]:
 
 
 def _expected_maps(case: Case, ids: NDArray[np.int32]) -> tuple[dict[str, NDArray[Any]], tuple[Any, ...]]:
-    maps = build_permutation(ids, case.shape.e, case.first_expert)
-    outputs: dict[str, NDArray[Any]] = {
-        "offsets": maps.offsets.view(np.uint64),
-        "unpermuted_to_permuted": maps.unpermuted_to_permuted.view(np.uint32),
-        "permuted_to_unpermuted": maps.permuted_to_unpermuted.view(np.uint32),
-    }
     stages = (
         FirstRows("offsets", case.shape.e),
         ChoiceRows("unpermuted_to_permuted", ids),
         RowChoices("permuted_to_unpermuted", case.shape.m),
     )
-    return outputs, stages
+    return _maps(build_permutation(ids, case.shape.e, case.first_expert)), stages
 
 
 def _doubt_weights(case: Case, weights: NDArray[np.float32], answered: NDArray[np.bool_]) -> str | None:
@@ -327,7 +314,8 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     }
 
 
-def _maps(permuted: Permuted) -> dict[str, NDArray[Any]]:
+def _maps(permuted: Permuted | Permutation) -> dict[str, NDArray[Any]]:
+    """The kernel's maps, or the reference's, as bit patterns."""
     return {
         "offsets": permuted.offsets.view(np.uint64),
         "unpermuted_to_permuted": permuted.unpermuted_to_permuted.view(np.uint32),
@@ -362,9 +350,8 @@ def _route(fill: str, m: int, e: int, t: int, dtype: str = "f32", seed: int = 7,
 
 def _quick() -> Iterator[Case]:
     yield _route("gaussian", 1, 128, 4, bias="distinct")  # decode
-    for fill in _LOGITS:
-        for m in (_FEW, _MANY):
-            yield _route(fill, m, 40, 4, dtype="bf16" if m == _MANY else "f32")
+    for fill, m in product(_LOGITS, (_FEW, _MANY)):
+        yield _route(fill, m, 40, 4, dtype="bf16" if m == _MANY else "f32")
     yield _route("close", 5, 250, 3, bias="distinct")  # a k that is no multiple of 4, experts that are none of 32
     # As many choices a token as there may be, and experts for as many logits a lane; nearly all live on other ranks, as
     # each one here takes a CTA, and few tokens compare every choice with every other.
@@ -388,10 +375,8 @@ def _default() -> Iterator[Case]:
             if m > 2:  # fewer tokens may all have the same weights
                 yield _route("ties", m, e, t, dtype="bf16")
         yield _route("gaussian", 9, e // 4, t, first_expert=e // 4, ranks=4)
-    for fill in _LOGITS:
-        for dtype in ("f32", "bf16"):
-            for m in (_FEW, 100):
-                yield _route(fill, m, 72, 6, dtype=dtype, bias="distinct" if fill != "signed-zeros" else "none")
+    for fill, dtype, m in product(_LOGITS, ("f32", "bf16"), (_FEW, 100)):
+        yield _route(fill, m, 72, 6, dtype=dtype, bias="distinct" if fill != "signed-zeros" else "none")
     yield _route("gaussian", 0, 128, 4)
     yield _route("given", 0, 128, 4, dtype="ids")
     yield _route("given", 1100, 8, 4, dtype="ids")  # more tokens than a CTA has threads
@@ -401,13 +386,11 @@ def _default() -> Iterator[Case]:
 
 
 def _full() -> Iterator[Case]:
-    for seed in (1, 2, 3):
-        for fill in _LOGITS:
-            for dtype in ("f32", "bf16"):
-                for e, t in (*_ROUTERS, (512, 10), (1024, 32), (33, 32), (64, 1)):
-                    # Fewer tokens of nearly equal logits may all have the same weights.
-                    for m in (3 if fill in ("ties", "close") else 1, _FEW, _MANY, 130):
-                        yield _route(fill, m, e, t, dtype=dtype, seed=seed)
+    routers = (*_ROUTERS, (512, 10), (1024, 32), (33, 32), (64, 1))
+    for seed, fill, dtype, (e, t) in product((1, 2, 3), _LOGITS, ("f32", "bf16"), routers):
+        # Fewer tokens of nearly equal logits may all have the same weights.
+        for m in (3 if fill in ("ties", "close") else 1, _FEW, _MANY, 130):
+            yield _route(fill, m, e, t, dtype=dtype, seed=seed)
     for t in range(1, 33):
         yield _route("gaussian", 33, 64, t, bias="distinct")
         yield _route("given", 33, 16, t, dtype="ids", first_expert=16, ranks=4)
@@ -433,7 +416,7 @@ ROUTE = Family(
             **{"topk_ids": "", "topk_weights": "float32", "refused": "", "offsets": ""},
             **{"unpermuted_to_permuted": "", "permuted_to_unpermuted": ""},
         },
-        settings={"num_experts": "e", "first_expert": "first_expert", "top_k": "t"},
+        settings=ROUTED,
         refusal="refused",
     ),
     sources=("routing",),

@@ -21,6 +21,9 @@ from refmoe.reference.layout import (
     ScaleLayout,
     expert_base_rows,
     expert_scale_rows,
+    grouped_scale_rows,
+    scale_buffer_size,
+    write_scale_rows,
 )
 
 Bytes = NDArray[np.uint8]
@@ -92,7 +95,6 @@ class Codes:
         shape: [rows, K], or [rows, K/2] of packed codes.
         scales: the reference's linear scales uint8 [written rows, K/block]; None if the codes have none.
         written_rows: rows from here on are not written by the kernel.
-        poison: the byte that those hold.
         offsets: int64 [E+1] of rows grouped by expert, else None.
         sources: int32 [rows], the unpermuted row (token + rank * tokens) of each grouped row, or None if it has none.
         tokens: how many there are.
@@ -104,7 +106,6 @@ class Codes:
     shape: tuple[int, ...]
     scales: Bytes | None
     written_rows: int
-    poison: int
     offsets: NDArray[np.int64] | None = None
     sources: NDArray[np.int32] | None = None
     tokens: int = 0
@@ -180,7 +181,6 @@ class Scales:
         name: of the stage.
         layout: "linear", "128x4" or "8x4".
         rows, blocks: of the matrix.
-        poison: what padded rows hold.
         scale: what a scale means.
     """
 
@@ -188,7 +188,6 @@ class Scales:
     layout: str
     rows: int
     blocks: int
-    poison: int
     scale: Format = E8M0
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
@@ -224,7 +223,6 @@ class GroupedScales:
         layout: "128x4" or "8x4".
         offsets: int64 [E+1], first row of each expert.
         blocks: of a row.
-        poison: what padded rows hold.
         scale: what a scale means.
     """
 
@@ -232,7 +230,6 @@ class GroupedScales:
     layout: str
     offsets: NDArray[np.int64]
     blocks: int
-    poison: int
     scale: Format = E8M0
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
@@ -244,11 +241,9 @@ class GroupedScales:
         local = row - int(bases[expert])
         count = int(self.offsets[expert + 1] - self.offsets[expert])
         if local >= count:
-            where = (
-                f"padding row {local} of expert {expert}, which has {count} rows"
-                if count
-                else f"expert {expert} has no rows"
-            )
+            where = f"padding row {local} of expert {expert}, which has {count} rows"
+            if not count:
+                where = f"expert {expert} has no rows"
             return _unwritten(f"{where}; scale row {row}", column, kernel, reference), ""
         real = int(self.offsets[expert]) + local
         if column >= self.blocks:
@@ -267,3 +262,14 @@ class GroupedScales:
         places = GROUPED_LAYOUTS[self.layout].offset(rows[:, None], np.arange(self.blocks)[None, :], self.blocks)
         linear: Bytes = buffer[places]
         return linear
+
+    def buffer(self, linear: Bytes, rows: int, poison: int) -> Bytes:
+        """The buffer for `rows` rows, those of no expert included: scales of real rows, poison all around.
+
+        `linear` turned round; padded columns of real rows hold 0x00.
+        """
+        size = scale_buffer_size(grouped_scale_rows(rows, self.offsets.size - 1), self.blocks)
+        buffer = np.full(size, poison, np.uint8)
+        if linear.size:
+            write_scale_rows(buffer, GROUPED_LAYOUTS[self.layout], expert_scale_rows(self.offsets), linear)
+        return buffer

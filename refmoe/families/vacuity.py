@@ -96,13 +96,12 @@ def doubt_products(
         return None
     found = doubt_values(values, limits)
     found = found or _too_few_scales({"token scales": token_scales, "weight scales": weight_scales}, limits)
-    if found is None and relative_bounds is not None and relative_bounds.size:
-        middle = float(np.median(relative_bounds))
-        if middle > limits.bound:
-            return (
-                f"the median error bound is {middle:.2g} of its result, more than {limits.bound:.2g}: {limits.reason}"
-            )
-    return found
+    if found is not None or relative_bounds is None or not relative_bounds.size:
+        return found
+    middle = float(np.median(relative_bounds))
+    if middle <= limits.bound:
+        return None
+    return f"the median error bound is {middle:.2g} of its result, more than {limits.bound:.2g}: {limits.reason}"
 
 
 def _too_many(what: str, shares: Mapping[str, Any], most: Mapping[str, float], limits: Limits) -> str | None:

@@ -42,12 +42,13 @@ def attend(query: Array, keys: Array, values: Array, sinks: Array, window: int |
         [S, heads, D] in the same dtype.
     """
     out = np.empty_like(query)
+    exponent = exponential if query.dtype == np.float32 else np.exp
     before = len(keys) - len(query)
     for start in range(0, len(query), QUERIES_A_CHUNK):
         chunk = range(start, min(start + QUERIES_A_CHUNK, len(query)))
         seen = [slice(0 if window is None else max(0, before + q + 1 - window), before + q + 1) for q in chunk]
         scores = [_scores(query[q], keys[part], sinks) for q, part in zip(chunk, seen, strict=True)]
-        powers = np.split(_exponential(np.concatenate(scores)), np.cumsum([len(score) for score in scores])[:-1])
+        powers = np.split(exponent(np.concatenate(scores)), np.cumsum([len(score) for score in scores])[:-1])
         for q, part, power in zip(chunk, seen, powers, strict=True):
             out[q] = _weighted(power, values[part])
     return out
@@ -76,8 +77,3 @@ def _weighted(powers: Array, values: Array) -> Array:
     for head in range(kv_heads):
         out[head] = fold(weights[:, head, :, None] * values[:, head, None], axis=0)
     return out.reshape(-1, dim)
-
-
-def _exponential(x: Array) -> Array:
-    result: Array = exponential(x) if x.dtype == np.float32 else np.exp(x)
-    return result

@@ -8,9 +8,9 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.errors import ArgumentError, describe
 from refmoe.formats import E4M3
 from refmoe.models.schema import SCALE_BLOCK
+from refmoe.reference.arrays import checked_array
 
 _NAN_BITS = np.uint32(0x7FC00000)
 
@@ -31,12 +31,9 @@ class BlockScaledWeight:
     scale_inv: NDArray[np.float32]
 
     def __post_init__(self) -> None:
-        codes, scales = self.codes, self.scale_inv
-        if not isinstance(codes, np.ndarray) or codes.dtype != np.uint8 or codes.ndim != 2:
-            raise ArgumentError("codes", describe(codes), "uint8 [N, K]")
-        needed = tuple(-(-size // SCALE_BLOCK) for size in codes.shape)
-        if not isinstance(scales, np.ndarray) or scales.dtype != np.float32 or scales.shape != needed:
-            raise ArgumentError("scale_inv", describe(scales), f"float32 {list(needed)}")
+        checked_array("codes", self.codes, ("N", "K"), np.uint8)
+        rows, columns = (-(-size // SCALE_BLOCK) for size in self.codes.shape)
+        checked_array("scale_inv", self.scale_inv, (rows, columns), np.float32)
 
     @property
     def shape(self) -> tuple[int, int]:

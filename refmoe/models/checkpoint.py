@@ -66,8 +66,8 @@ class Tensors(Protocol):
     def names(self) -> list[str]:
         """Every tensor's name, sorted."""
 
-    def view(self, name: str) -> Array:
-        """Tensor `name` as a read-only array in the memory map."""
+    def tensor(self, name: str) -> Array:
+        """A tensor as a read-only view of the file."""
 
     def release(self) -> None:
         """Give back the memory of the pages that were read."""
@@ -103,7 +103,7 @@ class Checkpoint:
         Raises:
             CheckpointError: there is no such tensor.
         """
-        return self._tensors.view(name)
+        return self._tensors.tensor(name)
 
     def release(self) -> None:
         """Give back the memory of what was read; views stay valid and read it again when used."""

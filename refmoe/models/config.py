@@ -131,7 +131,7 @@ class GptOssConfig:
         """
         if self.rms_norm_eps != _ORIGINAL_EPS:
             raise ArgumentError("rms_norm_eps", str(self.rms_norm_eps), f"{_ORIGINAL_EPS} in the original form")
-        return {theirs: getattr(self, ours) for theirs, ours in _ORIGINAL_NAMES.items()}
+        return {theirs: getattr(self, ours) for ours, theirs in _ORIGINAL_NAMES.items()}
 
     @classmethod
     def from_huggingface(cls, config: Mapping[str, Any]) -> GptOssConfig:
@@ -174,42 +174,25 @@ class GptOssConfig:
         Raises:
             ArgumentError: a key is missing or of the wrong type.
         """
-        return cls(**{ours: _value(config, theirs) for theirs, ours in _ORIGINAL_NAMES.items()})
+        return cls(**{ours: _value(config, theirs) for ours, theirs in _ORIGINAL_NAMES.items()})
 
 
-_SAME_IN_HUGGINGFACE = (
-    "num_hidden_layers",
-    "num_local_experts",
-    "num_experts_per_tok",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "sliding_window",
-    "rms_norm_eps",
-    "swiglu_limit",
+#: Everything but the rotation, for which Hugging Face has an object of its own.
+_SAME_IN_HUGGINGFACE = tuple(
+    field.name for field in fields(GptOssConfig) if not field.name.startswith(("rope_", "initial_context"))
 )
 
 _ORIGINAL_EPS = 1e-5
+_RENAMED = {
+    "num_local_experts": "num_experts",
+    "num_experts_per_tok": "experts_per_token",
+    "rope_factor": "rope_scaling_factor",
+    "rope_beta_slow": "rope_ntk_alpha",
+    "rope_beta_fast": "rope_ntk_beta",
+}
+#: The original form's names of all that it carries, by ours.
 _ORIGINAL_NAMES = {
-    "num_hidden_layers": "num_hidden_layers",
-    "num_experts": "num_local_experts",
-    "experts_per_token": "num_experts_per_tok",
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "intermediate_size": "intermediate_size",
-    "swiglu_limit": "swiglu_limit",
-    "head_dim": "head_dim",
-    "num_attention_heads": "num_attention_heads",
-    "num_key_value_heads": "num_key_value_heads",
-    "sliding_window": "sliding_window",
-    "initial_context_length": "initial_context_length",
-    "rope_theta": "rope_theta",
-    "rope_scaling_factor": "rope_factor",
-    "rope_ntk_alpha": "rope_beta_slow",
-    "rope_ntk_beta": "rope_beta_fast",
+    field.name: _RENAMED.get(field.name, field.name) for field in fields(GptOssConfig) if field.name != "rms_norm_eps"
 }
 
 

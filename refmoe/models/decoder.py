@@ -227,13 +227,11 @@ class Decoder:
         config = self.checkpoint.config
         if not isinstance(state, State):
             raise ArgumentError("state", describe(state), "a State, from new_state")
-        heads = (config.num_key_value_heads, config.head_dim)
-        needed = (
-            f"{len(self.checkpoint.layers)} of {self._stored} [{state.sequences}, positions, {heads[0]}, {heads[1]}]"
-        )
+        layers, heads = len(self.checkpoint.layers), (config.num_key_value_heads, config.head_dim)
+        needed = f"{layers} of {self._stored} [{state.sequences}, positions, {heads[0]}, {heads[1]}]"
         caches = [(cache.dtype, len(cache), cache.shape[2:]) for cache in state.keys]
         first = f", the first {describe(state.keys[0])}" if caches else ""
-        if caches != [(self._stored, state.sequences, heads)] * len(self.checkpoint.layers):
+        if caches != [(self._stored, state.sequences, heads)] * layers:
             raise ArgumentError("state", f"{len(caches)} caches{first}", needed)
         needed = f"integers [{state.sequences}, S] with S at least 1"
         if not isinstance(tokens, np.ndarray) or tokens.dtype.kind not in "iu" or tokens.ndim != 2:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.models.checkpoint import Attention, GptOssCheckpoint, Linear, check_counts, check_layer
 from refmoe.models.config import GptOssConfig
-from refmoe.models.schema import huggingface_tensors, original_tensors
+from refmoe.models.schema import huggingface_tensors, original_parts, original_tensors
 from refmoe.models.tensor_set import TensorSet
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.tensor import MXTensor
@@ -27,22 +26,22 @@ class GptOssFolder(GptOssCheckpoint):
         check_counts(folder, tensors, num_hidden_layers=config.num_hidden_layers)
         needed = original_tensors(config) if original else huggingface_tensors(config)
         super().__init__(folder, tensors, needed, config)
-        self._original = original
+        self._places = _original_places(config) if original else {}
 
     @property
     def embedding(self) -> Array:
         """BF16 [V, H], a row a token."""
-        return self.tensor("embedding.weight" if self._original else "model.embed_tokens.weight")
+        return self._named("model.embed_tokens.weight")
 
     @property
     def final_norm(self) -> Array:
         """BF16 [H], of the RMSNorm before the logits."""
-        return self.tensor("norm.scale" if self._original else "model.norm.weight")
+        return self._named("model.norm.weight")
 
     @property
     def unembedding(self) -> Array:
         """BF16 [V, H], to the logits."""
-        return self.tensor("unembedding.weight" if self._original else "lm_head.weight")
+        return self._named("lm_head.weight")
 
     def attention(self, layer: int) -> Attention:
         """The attention weights of a layer.
@@ -51,18 +50,9 @@ class GptOssFolder(GptOssCheckpoint):
             ArgumentError: there is no such layer.
         """
         prefix = self._prefix(layer)
-        if not self._original:
-            q, k, v, out = (self._linear(f"{prefix}self_attn.{name}_proj") for name in "qkvo")
-            norm, sinks = (self.tensor(prefix + name) for name in ("input_layernorm.weight", "self_attn.sinks"))
-            return Attention(norm, q, k, v, out, sinks)
-        weight, bias = (self.tensor(f"{prefix}attn.qkv.{part}") for part in ("weight", "bias"))
-        sizes = self.config.qkv_rows
-        q, k, v = (
-            Linear(weight[end - size : end], bias[end - size : end])
-            for size, end in zip(sizes, np.cumsum(sizes), strict=True)
-        )
-        norm, sinks = (self.tensor(prefix + name) for name in ("attn.norm.scale", "attn.sinks"))
-        return Attention(norm, q, k, v, self._linear(f"{prefix}attn.out"), sinks)
+        q, k, v, out = (self._linear(f"{prefix}self_attn.{name}_proj") for name in "qkvo")
+        norm, sinks = (self._named(prefix + name) for name in ("input_layernorm.weight", "self_attn.sinks"))
+        return Attention(norm, q, k, v, out, sinks)
 
     def mlp_norm(self, layer: int) -> Array:
         """BF16 [H], of the RMSNorm before the experts.
@@ -70,9 +60,7 @@ class GptOssFolder(GptOssCheckpoint):
         Raises:
             ArgumentError: there is no such layer.
         """
-        return self.tensor(
-            self._prefix(layer) + ("mlp.norm.scale" if self._original else "post_attention_layernorm.weight")
-        )
+        return self._named(f"{self._prefix(layer)}post_attention_layernorm.weight")
 
     def moe_layer(self, layer: int) -> MoELayer:
         """Router and experts of a layer; codes, scales and biases are views of the file.
@@ -80,29 +68,41 @@ class GptOssFolder(GptOssCheckpoint):
         Raises:
             ArgumentError: there is no such layer.
         """
-        prefix = self._prefix(layer) + "mlp."
-        up, down = ("mlp1", "mlp2") if self._original else ("experts.gate_up_proj", "experts.down_proj")
-        router = prefix + ("gate" if self._original else "router")
+        prefix = f"{self._prefix(layer)}mlp."
         return MoELayer(
-            gate_up=self._mxfp4(prefix + up),
-            down=self._mxfp4(prefix + down),
-            gate_up_bias=self.tensor(f"{prefix}{up}_bias"),
-            down_bias=self.tensor(f"{prefix}{down}_bias"),
-            router_weight=self.tensor(f"{router}.weight"),
-            router_bias=self.tensor(f"{router}.bias"),
+            gate_up=self._mxfp4(f"{prefix}experts.gate_up_proj"),
+            down=self._mxfp4(f"{prefix}experts.down_proj"),
+            gate_up_bias=self._named(f"{prefix}experts.gate_up_proj_bias"),
+            down_bias=self._named(f"{prefix}experts.down_proj_bias"),
+            router_weight=self._named(f"{prefix}router.weight"),
+            router_bias=self._named(f"{prefix}router.bias"),
             top_k=self.config.num_experts_per_tok,
             swiglu_limit=self._limits(),
         )
 
     def _prefix(self, layer: int) -> str:
         check_layer(layer, self.layers)
-        return f"block.{layer}." if self._original else f"model.layers.{layer}."
+        return f"model.layers.{layer}."
+
+    def _named(self, name: str) -> Array:
+        """What Hugging Face calls `name`, whatever the file does."""
+        stored, rows = self._places.get(name, (name, slice(None)))
+        return self.tensor(stored)[rows]
 
     def _linear(self, name: str) -> Linear:
-        return Linear(self.tensor(f"{name}.weight"), self.tensor(f"{name}.bias"))
+        return Linear(self._named(f"{name}.weight"), self._named(f"{name}.bias"))
 
     def _mxfp4(self, name: str) -> MXTensor:
-        joint = "_weight." if self._original else "_"
-        blocks = self.tensor(f"{name}{joint}blocks")
-        codes = blocks.reshape(*blocks.shape[:2], -1)
-        return MXTensor(codes, self.tensor(f"{name}{joint}scales"), "mxfp4")
+        blocks = self._named(f"{name}_blocks")
+        return MXTensor(blocks.reshape(*blocks.shape[:2], -1), self._named(f"{name}_scales"), "mxfp4")
+
+
+def _original_places(config: GptOssConfig) -> dict[str, tuple[str, slice]]:
+    """By Hugging Face name OpenAI's, and which rows of that."""
+    places = {}
+    for original, parts in original_parts(config).items():
+        end = 0
+        for name, spec in parts.items():
+            start, end = end, end + spec.shape[0]
+            places[name] = original, slice(start, end)
+    return places

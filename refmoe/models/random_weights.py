@@ -8,7 +8,6 @@ clear favourite. Every value is made of integers (`Draw`), IEEE products and one
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.formats import E4M3, MXFP4, NVFP4, UE4M3
-from refmoe.models.config import DeepSeekConfig, GptOssConfig
 from refmoe.models.schema import SCALE_BLOCK, TensorSpec
 from refmoe.models.tensor_file import DTYPES
 
@@ -30,6 +28,9 @@ _E4M3_MANTISSAS = 8
 #: About the factor that a whole NVFP4 tensor has; block scales make up the rest.
 _NVFP4_FACTOR = 2.0**-11
 
+_DRAWN_E4M3 = E4M3.values()[_E4M3_FIELDS.start * _E4M3_MANTISSAS : _E4M3_FIELDS.stop * _E4M3_MANTISSAS]
+_E2M1_RMS, _E4M3_RMS = (math.sqrt(float(np.mean(values**2))) for values in (MXFP4.element.values(), _DRAWN_E4M3))
+
 #: Standard deviation by the end of a name; elsewhere 1/sqrt(K).
 _DEVIATIONS = {
     "embed_tokens.weight": 1.0,
@@ -39,61 +40,8 @@ _DEVIATIONS = {
 }
 
 
-def random_tensor(name: str, spec: TensorSpec, seed: int, config: GptOssConfig | DeepSeekConfig) -> Array:
-    """The random tensor `name` of a checkpoint.
-
-    Args:
-        name: its name in any of the formats.
-        spec: its dtype and shape.
-        seed: what it is drawn from, with its Hugging Face name.
-        config: says where q, k and v end in the original format's joint matrix.
-
-    Returns:
-        An array of `spec`'s shape and dtype; FP8 codes are uint8.
-    """
-    parts = _huggingface_names(name)
-    if len(parts) == 1:
-        return _drawn(parts[0], spec, seed)
-    assert isinstance(config, GptOssConfig)
-    drawn = [
-        _drawn(part, TensorSpec(spec.dtype, (size, *spec.shape[1:])), seed)
-        for part, size in zip(parts, config.qkv_rows, strict=True)
-    ]
-    return np.concatenate(drawn)
-
-
-_NAMES = {
-    "embedding.weight": "model.embed_tokens.weight",
-    "norm.scale": "model.norm.weight",
-    "unembedding.weight": "lm_head.weight",
-    "attn.norm.scale": "input_layernorm.weight",
-    "attn.sinks": "self_attn.sinks",
-    "attn.out.weight": "self_attn.o_proj.weight",
-    "attn.out.bias": "self_attn.o_proj.bias",
-    "mlp.norm.scale": "post_attention_layernorm.weight",
-    "mlp.gate.weight": "mlp.router.weight",
-    "mlp.gate.bias": "mlp.router.bias",
-    "mlp.mlp1_weight.blocks": "mlp.experts.gate_up_proj_blocks",
-    "mlp.mlp1_weight.scales": "mlp.experts.gate_up_proj_scales",
-    "mlp.mlp1_bias": "mlp.experts.gate_up_proj_bias",
-    "mlp.mlp2_weight.blocks": "mlp.experts.down_proj_blocks",
-    "mlp.mlp2_weight.scales": "mlp.experts.down_proj_scales",
-    "mlp.mlp2_bias": "mlp.experts.down_proj_bias",
-}
-
-
-def _huggingface_names(name: str) -> tuple[str, ...]:
-    """The Hugging Face names of what `name` holds: three for the joint rows of q, k and v, else one."""
-    if not name.startswith("block."):
-        return (_NAMES.get(name, name),)
-    _, layer, rest = name.split(".", 2)
-    prefix = f"model.layers.{layer}."
-    if rest.startswith("attn.qkv."):
-        return tuple(f"{prefix}self_attn.{part}_proj.{rest.rpartition('.')[2]}" for part in "qkv")
-    return (prefix + _NAMES[rest],)
-
-
-def _drawn(name: str, spec: TensorSpec, seed: int) -> Array:
+def random_tensor(name: str, spec: TensorSpec, seed: int) -> Array:
+    """A random tensor of this dtype and shape, drawn from the seed and its Hugging Face name; FP8 codes are uint8."""
     draw = Draw("checkpoint", seed, name)
     if (nvfp4 := _drawn_nvfp4(name, spec, seed)) is not None:
         return nvfp4
@@ -105,11 +53,11 @@ def _drawn(name: str, spec: TensorSpec, seed: int) -> Array:
         size = math.prod(spec.shape)
         return draw.words(-(-size // 8)).view(np.uint8)[:size].reshape(spec.shape)
     if name.endswith("_scales"):
-        middle = 127 - round(math.log2(_e2m1_rms() * math.sqrt(MXFP4.block * spec.shape[-1])))
+        middle = 127 - round(math.log2(_E2M1_RMS * math.sqrt(MXFP4.block * spec.shape[-1])))
         return (draw.integers(3, spec.shape) + middle - 1).astype(np.uint8)
     if name.endswith("_scale_inv"):
         # 0.75 to 1.25 times what brings the codes to 1/sqrt(K).
-        scale = 1 / (_e4m3_rms() * math.sqrt(SCALE_BLOCK * spec.shape[-1]))
+        scale = 1 / (_E4M3_RMS * math.sqrt(SCALE_BLOCK * spec.shape[-1]))
         return ((draw.integers(65, spec.shape) + 96) / 128 * scale).astype(np.float32)
     offset = 1 if name.endswith("norm.weight") else 0
     return (offset + draw.normal(spec.shape) / _NORMAL_STD * _deviation(name, spec)).astype(DTYPES[spec.dtype])
@@ -123,7 +71,7 @@ def _drawn_nvfp4(name: str, spec: TensorSpec, seed: int) -> Array | None:
         # 0.75 to 1.25 times a power of two.
         return np.asarray((draw.integers(65, (1,))[0] + 96) / 128 * _NVFP4_FACTOR, np.float32)
     if name.endswith(".weight_scale"):
-        wanted = 1 / (_e2m1_rms() * math.sqrt(NVFP4.block * spec.shape[-1]) * _NVFP4_FACTOR)
+        wanted = 1 / (_E2M1_RMS * math.sqrt(NVFP4.block * spec.shape[-1]) * _NVFP4_FACTOR)
         middle = int(np.searchsorted(UE4M3.values()[: UE4M3.max_code], wanted))
         return (draw.integers(3, spec.shape) + middle - 1).astype(np.uint8)
     if spec.dtype == "U8" and name.endswith(".weight"):
@@ -137,14 +85,3 @@ def _deviation(name: str, spec: TensorSpec) -> float:
         if name.endswith(ending):
             return deviation
     return (2.0 if name == "lm_head.weight" else 1.0) / math.sqrt(spec.shape[-1])
-
-
-@cache
-def _e2m1_rms() -> float:
-    return math.sqrt(float(np.mean(MXFP4.element.values() ** 2)))
-
-
-@cache
-def _e4m3_rms() -> float:
-    drawn = np.arange(_E4M3_FIELDS.start * _E4M3_MANTISSAS, _E4M3_FIELDS.stop * _E4M3_MANTISSAS)
-    return math.sqrt(float(np.mean(E4M3.values()[drawn] ** 2)))

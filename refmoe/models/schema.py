@@ -47,11 +47,7 @@ def huggingface_tensors(config: GptOssConfig) -> Tensors:
     """The tensors of gpt-oss under their Hugging Face names."""
     heads, kv_heads, _ = config.qkv_rows
     width, experts = config.hidden_size, config.num_local_experts
-    tensors = {
-        "model.embed_tokens.weight": _bf16(config.vocab_size, width),
-        "model.norm.weight": _bf16(width),
-        "lm_head.weight": _bf16(config.vocab_size, width),
-    }
+    tensors = _outer(config)
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
         tensors |= {
@@ -63,31 +59,53 @@ def huggingface_tensors(config: GptOssConfig) -> Tensors:
             **_linear(f"{prefix}self_attn.o_proj", width, heads),
             f"{prefix}post_attention_layernorm.weight": _bf16(width),
             **_linear(f"{prefix}mlp.router", experts, width),
-            **_experts(f"{prefix}mlp.experts.", ("gate_up_proj", "down_proj"), ("_blocks", "_scales", "_bias"), config),
+            **_experts(f"{prefix}mlp.experts.", config),
         }
     return tensors
 
 
 def original_tensors(config: GptOssConfig) -> Tensors:
-    """The tensors of gpt-oss under OpenAI's names: q, k and v are the rows of one matrix, one after another."""
-    width, heads = config.hidden_size, config.qkv_rows[0]
-    tensors = {
-        "embedding.weight": _bf16(config.vocab_size, width),
-        "norm.scale": _bf16(width),
-        "unembedding.weight": _bf16(config.vocab_size, width),
-    }
-    for layer in range(config.num_hidden_layers):
-        prefix = f"block.{layer}."
-        tensors |= {
-            f"{prefix}attn.norm.scale": _bf16(width),
-            f"{prefix}attn.sinks": _bf16(config.num_attention_heads),
-            **_linear(f"{prefix}attn.qkv", sum(config.qkv_rows), width),
-            **_linear(f"{prefix}attn.out", width, heads),
-            f"{prefix}mlp.norm.scale": _bf16(width),
-            **_linear(f"{prefix}mlp.gate", config.num_local_experts, width),
-            **_experts(f"{prefix}mlp.", ("mlp1", "mlp2"), ("_weight.blocks", "_weight.scales", "_bias"), config),
-        }
+    """The tensors of gpt-oss under OpenAI's names."""
+    tensors = {}
+    for name, parts in original_parts(config).items():
+        first, rows = next(iter(parts.values())), sum(part.shape[0] for part in parts.values())
+        tensors[name] = TensorSpec(first.dtype, (rows, *first.shape[1:]))
     return tensors
+
+
+def original_parts(config: GptOssConfig) -> dict[str, Tensors]:
+    """By OpenAI's name the Hugging Face tensors whose rows it holds: q, k and v one after another, elsewhere one."""
+    parts: dict[str, Tensors] = {}
+    for name, spec in huggingface_tensors(config).items():
+        if name.startswith("model.layers."):
+            layer, rest = name.removeprefix("model.layers.").split(".", 1)
+            original = f"block.{layer}.{_ORIGINAL_NAMES[rest]}"
+        else:
+            original = _ORIGINAL_NAMES[name]
+        parts.setdefault(original, {})[name] = spec
+    return parts
+
+
+_ORIGINAL_NAMES = {
+    "model.embed_tokens.weight": "embedding.weight",
+    "model.norm.weight": "norm.scale",
+    "lm_head.weight": "unembedding.weight",
+    "input_layernorm.weight": "attn.norm.scale",
+    "self_attn.sinks": "attn.sinks",
+    **{f"self_attn.{part}_proj.{kind}": f"attn.qkv.{kind}" for part in "qkv" for kind in ("weight", "bias")},
+    "self_attn.o_proj.weight": "attn.out.weight",
+    "self_attn.o_proj.bias": "attn.out.bias",
+    "post_attention_layernorm.weight": "mlp.norm.scale",
+    "mlp.router.weight": "mlp.gate.weight",
+    "mlp.router.bias": "mlp.gate.bias",
+    "mlp.experts.gate_up_proj_blocks": "mlp.mlp1_weight.blocks",
+    "mlp.experts.gate_up_proj_scales": "mlp.mlp1_weight.scales",
+    "mlp.experts.gate_up_proj_bias": "mlp.mlp1_bias",
+    "mlp.experts.down_proj_blocks": "mlp.mlp2_weight.blocks",
+    "mlp.experts.down_proj_scales": "mlp.mlp2_weight.scales",
+    "mlp.experts.down_proj_bias": "mlp.mlp2_bias",
+}
+"""OpenAI's names, within a layer for what is within a layer, by Hugging Face's."""
 
 
 def deepseek_tensors(config: DeepSeekConfig) -> Tensors:
@@ -115,11 +133,7 @@ def deepseek_nvfp4_tensors(config: DeepSeekConfig, quantizes: Callable[[str], bo
 
 def _deepseek(config: DeepSeekConfig, linear: Linear) -> Tensors:
     width = config.hidden_size
-    tensors = {
-        "model.embed_tokens.weight": _bf16(config.vocab_size, width),
-        "model.norm.weight": _bf16(width),
-        "lm_head.weight": _bf16(config.vocab_size, width),
-    }
+    tensors = _outer(config)
     for layer in range(config.num_hidden_layers):
         prefix = f"model.layers.{layer}."
         tensors |= {
@@ -142,6 +156,15 @@ def _deepseek(config: DeepSeekConfig, linear: Linear) -> Tensors:
     return tensors
 
 
+def _outer(config: GptOssConfig | DeepSeekConfig) -> Tensors:
+    """What is before and behind the layers."""
+    return {
+        "model.embed_tokens.weight": _bf16(config.vocab_size, config.hidden_size),
+        "model.norm.weight": _bf16(config.hidden_size),
+        "lm_head.weight": _bf16(config.vocab_size, config.hidden_size),
+    }
+
+
 def _bf16(*shape: int) -> TensorSpec:
     return TensorSpec("BF16", shape)
 
@@ -150,15 +173,15 @@ def _linear(name: str, rows: int, columns: int) -> Tensors:
     return {f"{name}.weight": _bf16(rows, columns), f"{name}.bias": _bf16(rows)}
 
 
-def _experts(prefix: str, names: tuple[str, str], endings: tuple[str, str, str], config: GptOssConfig) -> Tensors:
+def _experts(prefix: str, config: GptOssConfig) -> Tensors:
     """MXFP4 weights, a block of 32 in 16 bytes, even element in the low nibble; gate rows even, up rows odd."""
     width, inner, experts = config.hidden_size, config.intermediate_size, config.num_local_experts
     tensors = {}
-    for name, rows, columns in ((names[0], 2 * inner, width), (names[1], width, inner)):
+    for name, rows, columns in (("gate_up_proj", 2 * inner, width), ("down_proj", width, inner)):
         blocks = columns // MXFP4.block
-        tensors[f"{prefix}{name}{endings[0]}"] = TensorSpec("U8", (experts, rows, blocks, MXFP4.block_bytes))
-        tensors[f"{prefix}{name}{endings[1]}"] = TensorSpec("U8", (experts, rows, blocks))
-        tensors[f"{prefix}{name}{endings[2]}"] = _bf16(experts, rows)
+        tensors[f"{prefix}{name}_blocks"] = TensorSpec("U8", (experts, rows, blocks, MXFP4.block_bytes))
+        tensors[f"{prefix}{name}_scales"] = TensorSpec("U8", (experts, rows, blocks))
+        tensors[f"{prefix}{name}_bias"] = _bf16(experts, rows)
     return tensors
 
 

@@ -66,8 +66,8 @@ class TensorSet:
         """Every tensor's name, sorted."""
         return sorted(self._file_of)
 
-    def view(self, name: str) -> NDArray[Any]:
-        """Tensor `name` as a read-only array in the memory map.
+    def tensor(self, name: str) -> NDArray[Any]:
+        """A tensor as a read-only view of the file: BF16 as ml_dtypes.bfloat16, FP8 codes as uint8.
 
         Raises:
             CheckpointError: there is no such tensor.
@@ -77,7 +77,7 @@ class TensorSet:
         return self._file_of[name].view(name)
 
     def release(self) -> None:
-        """Give back the memory of the pages that were read; views stay valid."""
+        """Give back the memory of what was read; views stay valid and read it again when used."""
         for file in self.files:
             file.release()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ml_dtypes
+import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
@@ -23,6 +24,7 @@ from refmoe.models.schema import (
     deepseek_nvfp4_tensors,
     deepseek_tensors,
     huggingface_tensors,
+    original_parts,
     original_tensors,
 )
 from refmoe.models.tensor_file import DTYPES
@@ -66,12 +68,17 @@ def write_checkpoint(
     if format in _GGUF_DENSE:
         return _write_gguf(Path(path), config, seed, format, shards)
     folder, tensors, described = Path(path), _tensors(config, format), _config_json(config, format)
+    parts = original_parts(config) if isinstance(config, GptOssConfig) and format == "original" else {}
     if type(shards) is not int or not 1 <= shards <= len(tensors):
         raise ArgumentError("shards", describe(shards), f"1 to {len(tensors)}, the number of tensors")
     where = {name: _shard_name(index * shards // len(tensors), shards, format) for index, name in enumerate(tensors)}
     for shard in dict.fromkeys(where.values()):
         held = {name: spec for name, spec in tensors.items() if where[name] == shard}
-        values = {name: random_tensor(name, spec, seed, config) for name, spec in held.items()}
+        drawn = {
+            name: [random_tensor(*part, seed) for part in parts.get(name, {name: spec}).items()]
+            for name, spec in held.items()
+        }
+        values = {name: rows[0] if len(rows) == 1 else np.concatenate(rows) for name, rows in drawn.items()}
         write_atomic(folder / shard, _serialized(values, tensors))
     if shards > 1:
         total = sum(math.prod(spec.shape) * DTYPES[spec.dtype].itemsize for spec in tensors.values())

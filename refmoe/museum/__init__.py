@@ -19,9 +19,6 @@ __all__ = ["Exhibit", "exhibits"]
 @cache
 def exhibits() -> Mapping[str, Exhibit]:
     """The exhibits by the family name of their cases, such as "cutlass_gemm"."""
-    found = [
-        importlib.import_module(f"{__name__}.{each.name}.exhibit")
-        for each in pkgutil.iter_modules(__path__)
-        if each.ispkg
-    ]
-    return {module.EXHIBIT.family.name: module.EXHIBIT for module in found}
+    folders = [each.name for each in pkgutil.iter_modules(__path__) if each.ispkg]
+    found = [importlib.import_module(f"{__name__}.{folder}.exhibit").EXHIBIT for folder in folders]
+    return {exhibit.family.name: exhibit for exhibit in found}

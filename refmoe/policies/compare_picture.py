@@ -41,9 +41,8 @@ def draw_comparison(comparison: PolicyComparison, source: str, path: str | os.Pa
         grid = figure.add_gridspec(2, 2, left=0.08, right=0.94, top=0.88, bottom=0.16, hspace=0.44, wspace=0.3)
         m, k = comparison.shape
         blocks = sum(comparison.kinds.values())
-        figure.text(
-            0.08, 0.955, f"Scale policies of {comparison.format.upper()}", fontsize=13, weight="bold", color=INK
-        )
+        title = f"Scale policies of {comparison.format.upper()}"
+        figure.text(0.08, 0.955, title, fontsize=13, weight="bold", color=INK)
         figure.text(0.08, 0.93, f"{source}, [{m}, {k}], {blocks:,} blocks of 32", color=QUIET)
         _draw_scales(comparison, shown, labels, figure.add_subplot(grid[0, :]))
         _draw_pairs(comparison, shown, labels, figure.add_subplot(grid[1, 0]))
@@ -70,9 +69,8 @@ def _draw_scales(comparison: PolicyComparison, shown: list[PolicyFigures], label
     ax.patch.set_visible(False)
     for index, (figures, label) in enumerate(zip(shown, labels, strict=True)):
         nudged = figures.offsets + NUDGE * (index - (len(shown) - 1) / 2)
-        ax.plot(
-            mantissa, nudged, drawstyle="steps-mid", color=COLOURS[index % len(COLOURS)], label=label, linewidth=1.6
-        )
+        colour = COLOURS[index % len(COLOURS)]
+        ax.plot(mantissa, nudged, drawstyle="steps-mid", color=colour, label=label, linewidth=1.6)
     ax.set_xlim(1, 2)
     ax.set_yticks([-1, 0, 1], ["half", "FLOOR's", "twice"])
     ax.set_ylim(-1.5, 1.5)

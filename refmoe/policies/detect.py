@@ -115,9 +115,8 @@ def detect_policy(
     kinds = dict(zip(KINDS, np.asarray(counts).tolist(), strict=True))
     scores = score(given, rules(chosen))
     # A whole policy is the likelier answer than a mode and an edge that nobody is known to combine.
-    matches = tuple(
-        sorted((each for each in scores if each.exact), key=lambda each: (each.undefined, not each.rule.aliases))
-    )
+    exact = [each for each in scores if each.exact]
+    matches = tuple(sorted(exact, key=lambda each: (each.undefined, not each.rule.aliases)))
     nearest = () if matches else tuple(sorted(scores, key=lambda each: each.rank)[:_NEAREST])
     return Detection(
         chosen,

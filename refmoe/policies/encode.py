@@ -24,11 +24,6 @@ class Rounding(enum.Enum):
     HALF_TOWARD_ZERO = "to nearest, ties toward zero"
 
 
-def _magnitudes(fmt: Format) -> NDArray[np.float64]:
-    """The non-negative finite values of `fmt` by code, ascending."""
-    return fmt.values()[: fmt.max_code + 1]
-
-
 @cache
 def signed_values(fmt: Format) -> NDArray[np.float64]:
     """The values of `fmt` by code, float64 [2^bits]; 0 for what is not finite."""
@@ -50,7 +45,8 @@ def encode_at(
     Returns:
         uint8 [n, 32], one code a byte, with the sign of `x`.
     """
-    table = _magnitudes(fmt)
+    # The non-negative finite values by code, ascending.
+    table = fmt.values()[: fmt.max_code + 1]
     scaled = np.ldexp(np.abs(x), E8M0.bias - scales.astype(np.int64)[:, None])
     if rounding is Rounding.TOWARD_ZERO:
         codes = np.searchsorted(table, scaled, side="right") - 1

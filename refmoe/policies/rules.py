@@ -19,6 +19,7 @@ from refmoe.policies.encode import encode_at
 from refmoe.policy import EDGE_FORMATS, POLICIES, RELEASES, EdgePolicy, Policy, ScaleMode, as_policy
 from refmoe.reference import quantize
 from refmoe.reference.gguf import scale_bytes
+from refmoe.reference.quantize import undefined_blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +55,6 @@ class PolicyRule:
     def name(self) -> str:
         """The policy's."""
         return self.policy.name
-
-    @property
-    def mode(self) -> ScaleMode:
-        """How the scale is chosen on ordinary blocks."""
-        return self.policy.mode
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -122,7 +118,7 @@ def rules_named(names: Sequence[str], format: str) -> tuple[PolicyRule, ...]:
 
 def _mode_and_edge(policy: Policy, whole: Sequence[Policy]) -> PolicyRule:
     def run(blocks: InputBlocks) -> QuantizedBlocks:
-        return _run(blocks, _defined(blocks, policy.edge), policy)
+        return _run(blocks, ~undefined_blocks(blocks.has_nan, blocks.has_infinity, policy.edge), policy)
 
     def decides(other: Policy) -> tuple[object, ...]:
         return other.mode, other.edge, other.rounding
@@ -139,16 +135,6 @@ def _own_rule(policy: Policy) -> PolicyRule:
         return _run(blocks, finite & (scale_bytes(blocks.amax) >= 0), policy)
 
     return PolicyRule(policy, (), run)
-
-
-def _defined(blocks: InputBlocks, edge: EdgePolicy | None) -> NDArray[np.bool_]:
-    """The blocks that `edge` defines; the rest is what the quantizer refuses."""
-    undefined = np.zeros(len(blocks.x), np.bool_)
-    if edge in (EdgePolicy.TRANSFORMER_ENGINE, EdgePolicy.LLAMA_CPP_CUDA, EdgePolicy.DEEPGEMM):
-        undefined |= blocks.has_infinity
-    if edge is EdgePolicy.DEEPGEMM:
-        undefined |= blocks.has_nan
-    return ~undefined
 
 
 def _run(blocks: InputBlocks, defined: NDArray[np.bool_], policy: Policy) -> QuantizedBlocks:
@@ -182,9 +168,8 @@ def _torchao_release(policy: Policy) -> PolicyRule:
         scales[blocks.has_infinity] = 254 if mode is ScaleMode.RCEIL else 255 - fmt.emax
         scales[blocks.has_nan] = 255
         _mark_nans(blocks, codes, alone=mode is not ScaleMode.RCEIL)
-        other = (
-            defined & ~blocks.has_nan & (blocks.has_infinity | ((scales == 0) & (blocks.kind != KINDS.index("zero"))))
-        )
+        small = (scales == 0) & (blocks.kind != KINDS.index("zero"))
+        other = defined & ~blocks.has_nan & (blocks.has_infinity | small)
         if other.any():
             values = InputBlocks(np.ascontiguousarray(blocks.x[other]), blocks.format).values()
             applied = np.where(scales[other] == 0, 127 if mode is ScaleMode.RCEIL else 1, scales[other])

@@ -121,12 +121,6 @@ class Score:
         return {name: int(count) for name, count in zip(KINDS, self.kinds, strict=True) if count}
 
     @property
-    def first(self) -> DifferingByte | None:
-        """The first difference: of a block, the scale before the codes."""
-        places = [place for place in (self.first_scale, self.first_code) if place is not None]
-        return min(places, key=lambda place: (place.row, place.block), default=None)
-
-    @property
     def rank(self) -> tuple[int, float]:
         """Smaller is nearer: blocks that are not explained, then the share of scales and that of codes together."""
         return self.differing + self.undefined, self.scales + self.codes / MX_BLOCK

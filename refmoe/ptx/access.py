@@ -52,9 +52,9 @@ class Access:
         """Split lanes by the memory they address: (region, which lanes or None for all, byte index in its data)."""
         machine = frame.machine
         if self.space == "shared":
-            yield self._own(frame, machine.shared, address, lanes, machine.lane_cta)
+            yield self._own(frame, machine.shared, address, lanes, machine.lane_cta, None)
         elif self.space == "local":
-            yield self._own(frame, machine.local, address, lanes, None)
+            yield self._own(frame, machine.local, address, lanes, None, None)
         elif self.space != "generic" or not (address >> _SPACE_SHIFT).any():
             yield from self._buffers(frame, address, lanes, None)
         else:
@@ -63,28 +63,26 @@ class Access:
                 which = kinds == kind
                 chosen, theirs = address[which], lanes[which]
                 if kind == SHARED_WINDOW >> 56:
-                    part = self._own(frame, machine.shared, chosen - np.uint64(SHARED_WINDOW), theirs, machine.lane_cta)
-                    yield part[0], which, part[2]
+                    offset = chosen - np.uint64(SHARED_WINDOW)
+                    yield self._own(frame, machine.shared, offset, theirs, machine.lane_cta, which)
                 elif kind == LOCAL_WINDOW >> 56:
-                    part = self._own(frame, machine.local, chosen - np.uint64(LOCAL_WINDOW), theirs, None)
-                    yield part[0], which, part[2]
+                    yield self._own(frame, machine.local, chosen - np.uint64(LOCAL_WINDOW), theirs, None, which)
                 else:
                     yield from self._buffers(frame, chosen, theirs, which)
 
     def _own(
-        self, frame: Frame, region: Region, address: Array, lanes: Array, owner: Array | None
-    ) -> tuple[Region, None, Array]:
+        self, frame: Frame, region: Region, address: Array, lanes: Array, owner: Array | None, which: Array | None
+    ) -> tuple[Region, Array | None, Array]:
         offset = address - np.uint64(OWN_BASE)
         checks = frame.machine.checks
         if checks.bounds and (region.size < self.width or int(offset.max()) > region.size - self.width):
             bad = int(np.argmax(offset > region.size - self.width)) if region.size >= self.width else 0
-            kind = "out of bounds"
-            self._fault(frame, kind, lanes[bad], int(address[bad]), region, int(offset[bad].view(np.int64)))
+            self._fault(frame, "out of bounds", lanes[bad], int(address[bad]), region, int(offset[bad].view(np.int64)))
         self._check_alignment(frame, offset, address, lanes, region)
         if not checks.bounds:
             offset = np.minimum(offset, np.uint64(max(region.size - self.width, 0)))
         owners = lanes if owner is None else owner[lanes]
-        return region, None, offset.view(np.int64) + owners * region.stride
+        return region, which, offset.view(np.int64) + owners * region.stride
 
     def _buffers(
         self, frame: Frame, address: Array, lanes: Array, which: Array | None
@@ -146,30 +144,24 @@ class Access:
         self, frame: Frame, kind: str, lane: int, address: int, region: Region | None, offset: int | None
     ) -> None:
         machine = frame.machine
-        block, thread = machine.place_of(int(lane))
+        fields = machine.at(lane, self.instruction)
         name = None if region is None else region.name
         where = f"address 0x{address:X}" if region is None else f"byte {offset} of {name} ({region.size} bytes)"
         flight = ""
-        if (
-            kind == "uninitialised"
-            and region is machine.shared
-            and (machine.copies.covers(int(lane), offset) or machine.bulk.covers(int(lane), offset))
-        ):
-            flight = ", to which an asynchronous copy that nobody has waited for is under way"
+        if kind == "uninitialised" and region is machine.shared and offset is not None:
+            byte = int(machine.lane_cta[lane]) * region.stride + offset
+            if machine.copies.covers(byte) or machine.bulk.covers(byte):
+                flight = ", to which an asynchronous copy that nobody has waited for is under way"
         raise MemoryFault(
             f"{kind}: {self.space} {self.verb} of {self.width} bytes at {where}{flight}, "
-            f"block {block} thread {thread}, {machine.describe(self.instruction)}",
+            f"block {fields['block']} thread {fields['thread']}, {machine.describe(self.instruction)}",
             kind=kind,
             space=self.space,
             address=address,
             buffer=name,
             offset=offset,
             size=self.width,
-            block=block,
-            thread=thread,
-            line=self.instruction.line,
-            source=self.instruction.source,
-            text=self.instruction.text,
+            **fields,
         )
 
 
@@ -276,22 +268,21 @@ class Store(Access):
         machine = frame.machine
         machine.progress()
         for region, which, index in self._parts(frame, chosen, lanes):
-            theirs, mine = _pick(lanes, which), _pick(words, which)
-            self._check_writable(frame, region, index, theirs)
-            place = index // self.width
-            view = region.words(self.width)
-            if region.shadow is not None:
-                region.shadow.before_write(frame, self, region, index, theirs, mine)
-            view[place] = mine
-            if region.shadow is not None:
-                region.shadow.after_write(frame, self, region, index, theirs, mine)
-            if region.valid is not None:
-                valid = region.words(self.width, of_valid=True)
-                valid[place] = np.iinfo(valid.dtype).max
+            theirs = _pick(lanes, which)
+            self.put(frame, region, index, theirs, _pick(words, which))
             if region.watch is not None:
                 region.watch.wrote(machine, self.instruction, region, index, self.width, theirs)
         if self.strong and machine.clocks is not None:
             machine.clocks.release(lanes, self.releases)
+
+    def put(self, frame: Frame, region: Region, index: Array, lanes: Array, words: Array) -> None:
+        """`lanes` [n] write `words` [n] at byte `index` [n] of a region."""
+        self._check_writable(frame, region, index, lanes)
+        if region.shadow is not None:
+            region.shadow.before_write(frame, self, region, index, lanes, words)
+        region.write(self.width, index // self.width, words)
+        if region.shadow is not None:
+            region.shadow.after_write(frame, self, region, index, lanes, words)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,16 +88,7 @@ class Barriers:
         self.settle()
 
     def _error(self, code: BarrierCode, lane: int, what: str) -> WarpError:
-        block, thread = self.machine.place_of(int(lane))
-        instruction = code.instruction
-        return WarpError(
-            f"block {block} thread {thread}: {what}; {self.machine.describe(instruction)}",
-            block=block,
-            thread=thread,
-            line=instruction.line,
-            source=instruction.source,
-            text=instruction.text,
-        )
+        return self.machine.error(WarpError, code.instruction, lane, what)
 
     def _all_at_once(self, mask: Array) -> None:
         clocks = self.machine.clocks
@@ -164,7 +155,7 @@ class Barriers:
         if going.any():
             machine.tracer.named("leave", None, going, number)
             self.at[going] = -1
-            self._send(going)
+            machine.resume_each(self._origin, going)
 
     def _check_aligned(self, lanes: Array) -> None:
         """The lanes of a warp must come by one instruction, if that is `.aligned` (as every `bar` is)."""
@@ -192,7 +183,7 @@ class Barriers:
         self._came[cta, number] = False
         self._known[cta, number] = 0
         self._acquired[cta, number] = 0
-        self._send(waiting)
+        machine.resume_each(self._origin, waiting)
 
     def _reduce(self, waiting: Array) -> None:
         """Results of `.red` to the lanes that wait."""
@@ -204,10 +195,6 @@ class Barriers:
             if code.destination is not None:
                 value = {"popc": np.uint32(total), "and": np.bool_(total == count), "or": np.bool_(total > 0)}
                 machine.write(code.destination, waiting & (self._origin == place), value[code.reduction])
-
-    def _send(self, lanes: Array) -> None:
-        for place in np.unique(self._origin[lanes]):
-            self.machine.resume(int(place), lanes & (self._origin == place))
 
     def report(self) -> list[str]:
         """One sentence for each barrier of each CTA at which lanes wait."""

@@ -17,7 +17,7 @@ import numpy as np
 from refmoe.ptx import bulk_races
 from refmoe.ptx.access import Access
 from refmoe.ptx.bulk_races import BulkShadow
-from refmoe.ptx.errors import MisuseError
+from refmoe.ptx.copies import split
 from refmoe.ptx.memory import POISON, Region
 from refmoe.ptx.races import AGENTS
 from refmoe.ptx.syntax import Instruction
@@ -236,10 +236,7 @@ class Bulk:
         machine.tracer.copies("land", flight.instruction, flight.lanes, flight.bytes)
         machine.tracer.mbarrier("expect", flight.instruction, flight.lanes, flight.ids, -flight.bytes)
         width = cut.access.width
-        place = cut.targets(flight.target)
-        shared.words(width)[place] = _fetch(frame, cut, flight.lanes)
-        valid = shared.words(width, of_valid=True)
-        valid[place] = np.iinfo(valid.dtype).max
+        shared.write(width, cut.targets(flight.target), _fetch(frame, cut, flight.lanes))
         if machine.clocks is not None:
             own = self.agents(flight.ids)
             self._shadow.filled(frame, flight.target, flight.span, flight.lanes, own)
@@ -248,10 +245,8 @@ class Bulk:
                 bulk_races.global_read_done(frame, cut.access, cut.region, *cut.chosen(flight.lanes), agents)
         machine.progress()
 
-    def covers(self, lane: int, offset: int | None) -> bool:
-        """Whether a load to byte `offset` of the shared memory of the lane's CTA is under way."""
-        shared, cta = self.machine.shared, int(self.machine.lane_cta[lane])
-        byte = -1 if offset is None else cta * shared.stride + offset
+    def covers(self, byte: int) -> bool:
+        """Whether a load to byte `byte` of shared memory, that of all CTAs, is under way."""
         return any(bool(((f.target <= byte) & (byte < f.target + f.span)).any()) for f in self.loads)
 
     # Stores
@@ -308,15 +303,9 @@ class Bulk:
             return
         width = cut.access.width
         index, data = cut.index, flight.data
-        index, data = (
-            (index[cut.inside], data[cut.inside])
-            if cut.inside is not None
-            else (index.ravel(), data.reshape(-1, *data.shape[2:]))
-        )
-        cut.region.words(width)[index // width] = data
-        if cut.region.valid is not None:
-            valid = cut.region.words(width, of_valid=True)
-            valid[index // width] = np.iinfo(valid.dtype).max
+        if cut.inside is not None:
+            index, data = index[cut.inside], data[cut.inside]
+        cut.region.write(width, index // width, data)
         if cut.region.watch is not None:
             places, lanes = cut.chosen(flight.lanes)
             cut.region.watch.wrote(self.machine, flight.instruction, cut.region, places, width, lanes)
@@ -338,10 +327,8 @@ class Bulk:
         for flight in self._unread:
             gone = lanes[flight.lanes]
             if gone.any():
-                self._misuse(
-                    flight.instruction, int(flight.lanes[np.argmax(gone)]),
-                    "the thread exits without having waited until its bulk copy has read shared memory",
-                )  # fmt: skip
+                what = "the thread exits without having waited until its bulk copy has read shared memory"
+                raise self.machine.misuse(flight.instruction, flight.lanes[np.argmax(gone)], what)
         limit = np.where(lanes, np.iinfo(np.int64).max, -1)
         writing, self._unwritten = _split(self._unwritten, limit)
         for flight in writing:
@@ -354,22 +341,12 @@ class Bulk:
                 row = int(np.argmax(over))
                 name = machine.mbarriers.name(int(machine.mbarriers.slot[load.ids[row]]))
                 what = f"the block ends while {load.bytes} bytes are under way to it, which complete on {name}"
-                self._misuse(load.instruction, int(load.lanes[row]), what)
-
-    def _misuse(self, instruction: Instruction, lane: int, what: str) -> MisuseError:
-        raise self.machine.mbarriers.misuse(instruction, lane, what)
+                raise machine.misuse(load.instruction, load.lanes[row], what)
 
 
 def _split(flights: list[Store], limit: Array) -> tuple[list[Store], list[Store]]:
     """Stores of groups below the limit of their lane, and the others."""
-    taken, left = [], []
-    for flight in flights:
-        which = flight.groups < limit[flight.lanes]
-        if which.any():
-            taken.append(flight if which.all() else flight.some(which))
-        if not which.all():
-            left.append(flight if not which.any() else flight.some(~which))
-    return taken, left
+    return split(flights, lambda flight: flight.groups < limit[flight.lanes])
 
 
 def _fetch(frame: Frame, cut: Cut, lanes: Array) -> Array:

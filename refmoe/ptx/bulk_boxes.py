@@ -25,12 +25,14 @@ import numpy as np
 from refmoe.ptx.tensormap import TensorMap
 
 Array = Any
-_SPAN_BITS = (0, 1, 2, 3)
+# Of swizzles below it the number is also that of the address bits that change.
+_SWIZZLES = 4
 _UNCHANGED = ("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "u4_align16")
 _FLOATING = ("f16", "f32", "f64", "bf16")
 _PADDED = "u4_align16"
 _WIDEST = 16
-_SHARED_ALIGN = 128
+# Bytes of which the shared-memory address of a box must be a multiple.
+SHARED_ALIGN = 128
 _NAN_FILL = 0x7FF7
 # Padded FP4: bytes of data, and of data and padding.
 _DATA, _SLOT = 8, 16
@@ -88,14 +90,9 @@ class Box:
         """
         return 128 if self.padded else 128 // self.bits
 
-    @property
-    def align(self) -> int:
-        """Bytes of which a shared-memory address must be a multiple."""
-        return _SHARED_ALIGN
-
     def phase(self, address: Array) -> Array:
         """Where in the period of the swizzle, in bytes, a box at a shared-memory address begins."""
-        return address & ((_SHARED_ALIGN << self.swizzle) - 1)
+        return address & ((SHARED_ALIGN << self.swizzle) - 1)
 
 
 @dataclass(frozen=True)
@@ -123,7 +120,7 @@ def box_of(found: TensorMap, storing: bool) -> Box:
         ValueError: a box that is not modelled, or that no tensor map may have.
     """
     rank, box, steps = found.rank, found.box[: found.rank], (1, *found.steps[1 : found.rank])
-    if found.interleave or found.swizzle >= len(_SPAN_BITS) or found.data_type not in _UNCHANGED:
+    if found.interleave or found.swizzle >= _SWIZZLES or found.data_type not in _UNCHANGED:
         raise ValueError(
             f"a tensor map of {found.data_type} with interleave {found.interleave} and swizzle {found.swizzle}, which "
             "is not modelled"
@@ -143,7 +140,7 @@ def box_of(found: TensorMap, storing: bool) -> Box:
         )
     result = Box(
         rank, strides, tuple(-(-size // step) for size, step in zip(box, steps, strict=True)), steps, found.bits,
-        padded, _SPAN_BITS[found.swizzle], _NAN_FILL if found.fill else 0,
+        padded, found.swizzle, _NAN_FILL if found.fill else 0,
     )  # fmt: skip
     if box[0] * found.bits % 128 or (padded and (box[0] != 128 or found.dims[0] % 128)):
         raise ValueError(f"a box of {box[0]} elements of {found.bits} bits along dimension 0 of {found.dims[0]}")

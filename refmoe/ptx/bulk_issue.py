@@ -11,7 +11,7 @@ import numpy as np
 from refmoe.ptx.access import Access
 from refmoe.ptx.access import Store as StoreAccess
 from refmoe.ptx.bulk import Cut, Load, Store
-from refmoe.ptx.bulk_boxes import Box, box_of, check_store, words
+from refmoe.ptx.bulk_boxes import SHARED_ALIGN, Box, box_of, check_store, words
 from refmoe.ptx.bulk_maps import MapUse
 from refmoe.ptx.memory import WINDOW_BITS
 from refmoe.ptx.tensormap import TensorMap
@@ -24,12 +24,6 @@ Array = Any
 _CHUNK = 16
 
 
-def _acting(frame: Frame, where: Array | None, value: Array) -> Array:
-    """An operand of the acting lanes."""
-    whole = np.broadcast_to(value, (frame.count,))
-    return whole if where is None else whole[where]
-
-
 def _sized(access: Access, width: int, align: int = 0) -> Any:
     """The access with another width."""
     size = min(width, 8)
@@ -37,23 +31,51 @@ def _sized(access: Access, width: int, align: int = 0) -> Any:
 
 
 @dataclass(frozen=True)
-class _Boxes:
-    """Boxes of equal shape in one buffer: which lanes have them, and their words."""
+class _Part:
+    """Copies of equal shape between one buffer and shared memory.
+
+    Attributes:
+        rows: which lanes make them.
+        whole: the access of all bytes of one in shared memory.
+        index: int64 [n], byte index of each in shared memory.
+        bytes: what each counts as in its transaction.
+        cut: their words.
+    """
 
     rows: Array
-    box: Box
+    whole: Access
+    index: Array
+    bytes: int
     cut: Cut
+
+
+def _load(frame: Frame, parts: Iterator[_Part], lanes: Array, ids: Array) -> None:
+    """Issue loads of `lanes` that complete on barriers `ids`."""
+    for part in parts:
+        rows, whole, cut = part.rows, part.whole, part.cut
+        flight = Load(whole.instruction, lanes[rows], ids[rows], part.index, whole.width, part.bytes, cut)
+        frame.machine.bulk.load(frame, flight, whole)
+
+
+def _store(frame: Frame, parts: Iterator[_Part], lanes: Array) -> None:
+    """Issue stores of `lanes`."""
+    bulk = frame.machine.bulk
+    for part in parts:
+        who, whole, cut = lanes[part.rows], part.whole, part.cut
+        word = _sized(whole, cut.access.width)
+        bulk.store(frame, Store(whole.instruction, word, who, bulk.group[who], part.index, whole.width, cut))
 
 
 def _boxes(
     frame: Frame,
     use: MapUse,
+    own: Access,
     access: Access,
     address: Array,
     coordinates: tuple[Array, ...],
     shared: Array,
     lanes: Array,
-) -> Iterator[_Boxes]:
+) -> Iterator[_Part]:
     """Group the boxes of lanes, which begin at addresses `shared`; every word in its tensor must lie in the buffer."""
     storing = isinstance(access, StoreAccess)
     machine, instruction = frame.machine, access.instruction
@@ -65,13 +87,16 @@ def _boxes(
                 raise ValueError(f"a tensor map of rank {found.rank} and {len(coordinates)} coordinates")
             box = box_of(found, storing)
         except ValueError as error:
-            raise machine.mbarriers.misuse(instruction, int(lanes[row]), str(error)) from error
+            raise machine.misuse(instruction, lanes[row], str(error)) from error
         groups.setdefault((box, found.address >> WINDOW_BITS, box.phase(int(shared[row]))), []).append(row)
     start = np.stack([value.astype(np.uint32).view(np.int32).astype(np.int64) for value in coordinates], axis=1)
     for (box, _, phase), chosen in groups.items():
         rows = np.array(chosen)
         some = [maps[row] for row in chosen]
-        yield _Boxes(rows, box, _cut(frame, access, box, some, start[rows], phase, lanes[rows]))
+        cut = _cut(frame, access, box, some, start[rows], phase, lanes[rows])
+        whole = _sized(own, box.span, SHARED_ALIGN)
+        _, _, index = next(whole._parts(frame, shared[rows], lanes[rows]))
+        yield _Part(rows, whole, index, box.bytes, cut)
 
 
 def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], start: Array, phase: int, lanes: Array) -> Cut:
@@ -83,7 +108,7 @@ def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], start: A
             check_store(box, dims, start)
         found = words(box, (address & np.uint64(0xFFFF)).view(np.int64), dims, start, phase)
     except ValueError as error:
-        raise machine.mbarriers.misuse(access.instruction, int(lanes[0]), str(error)) from error
+        raise machine.misuse(access.instruction, lanes[0], str(error)) from error
     access = _sized(access, found.width)
     region = machine.arena.window(int(address[0]))
     inside = found.inside
@@ -135,13 +160,8 @@ class TensorLoad:
         _, _, maps = frame.select(tensor, guard)
         _, _, bars = frame.select(barrier, guard)
         ids = frame.machine.mbarriers.objects(frame, self.barrier, bars, lanes)
-        begin = tuple(_acting(frame, where, value) for value in start)
-        for part in _boxes(frame, self.use, self.source, maps, begin, to, lanes):
-            rows, box = part.rows, part.box
-            whole = _sized(self.target, box.span, box.align)
-            _, _, index = next(whole._parts(frame, to[rows], lanes[rows]))
-            flight = Load(self.source.instruction, lanes[rows], ids[rows], index, box.span, box.bytes, part.cut)
-            frame.machine.bulk.load(frame, flight, whole)
+        begin = tuple(frame.acting(where, value) for value in start)
+        _load(frame, _boxes(frame, self.use, self.target, self.source, maps, begin, to, lanes), lanes, ids)
 
 
 @dataclass(frozen=True)
@@ -164,26 +184,19 @@ class TensorStore:
         if not lanes.size:
             return
         _, _, maps = frame.select(tensor, guard)
-        begin = tuple(_acting(frame, where, value) for value in start)
-        for part in _boxes(frame, self.use, self.target, maps, begin, origin, lanes):
-            rows, box = part.rows, part.box
-            whole = _sized(self.source, box.span, box.align)
-            _, _, index = next(whole._parts(frame, origin[rows], lanes[rows]))
-            word = _sized(self.source, part.cut.access.width)
-            bulk = frame.machine.bulk
-            groups = bulk.group[lanes[rows]]
-            bulk.store(frame, Store(self.target.instruction, word, lanes[rows], groups, index, box.span, part.cut))
+        begin = tuple(frame.acting(where, value) for value in start)
+        _store(frame, _boxes(frame, self.use, self.source, self.target, maps, begin, origin, lanes), lanes)
 
 
 def _plain(
     frame: Frame, shared: Access, other: Access, own: Array, address: Array, size: Array, lanes: Array
-) -> Iterator[tuple[Array, Access, Array, int, Cut]]:
-    """(which lanes, whole access, byte index in shared memory, bytes, words) of copies that are no boxes."""
+) -> Iterator[_Part]:
+    """Group copies that are no boxes by their size and buffer."""
     wrong = (size % _CHUNK != 0) | (size == 0)
     if wrong.any():
         bad = int(np.argmax(wrong))
         what = f"a bulk copy of {int(size[bad])} bytes, not a multiple of {_CHUNK} above 0"
-        raise frame.machine.mbarriers.misuse(shared.instruction, int(lanes[bad]), what)
+        raise frame.machine.misuse(shared.instruction, lanes[bad], what)
     for count in map(int, np.unique(size)):
         rows = np.flatnonzero(size == count)
         whole, there = _sized(shared, count, _CHUNK), _sized(other, count, _CHUNK)
@@ -194,7 +207,7 @@ def _plain(
             cut = Cut(_sized(other, _CHUNK), region, begin[:, None] + place, None, place)
             if isinstance(other, StoreAccess):
                 other._check_writable(frame, region, begin, lanes[rows][some])
-            yield rows[some], whole, index[some], count, cut
+            yield _Part(rows[some], whole, index[some], count, cut)
 
 
 @dataclass(frozen=True)
@@ -219,10 +232,8 @@ class BulkLoad:
         _, _, origin = frame.select(source, guard)
         _, _, bars = frame.select(barrier, guard)
         ids = frame.machine.mbarriers.objects(frame, self.barrier, bars, lanes)
-        sizes = _acting(frame, where, size).astype(np.int64)
-        for rows, whole, index, count, cut in _plain(frame, self.target, self.source, to, origin, sizes, lanes):
-            flight = Load(self.source.instruction, lanes[rows], ids[rows], index, count, count, cut)
-            frame.machine.bulk.load(frame, flight, whole)
+        sizes = frame.acting(where, size).astype(np.int64)
+        _load(frame, _plain(frame, self.target, self.source, to, origin, sizes, lanes), lanes, ids)
 
 
 @dataclass(frozen=True)
@@ -242,12 +253,8 @@ class BulkStore:
         if not lanes.size:
             return
         _, _, to = frame.select(target, guard)
-        sizes = _acting(frame, where, size).astype(np.int64)
-        bulk = frame.machine.bulk
-        word = _sized(self.source, _CHUNK)
-        for rows, _, index, count, cut in _plain(frame, self.source, self.target, origin, to, sizes, lanes):
-            groups = bulk.group[lanes[rows]]
-            bulk.store(frame, Store(self.target.instruction, word, lanes[rows], groups, index, count, cut))
+        sizes = frame.acting(where, size).astype(np.int64)
+        _store(frame, _plain(frame, self.source, self.target, origin, to, sizes, lanes), lanes)
 
 
 @dataclass(frozen=True)

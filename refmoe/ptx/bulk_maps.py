@@ -66,16 +66,8 @@ def _read(frame: Frame, access: Access, region: Region, begin: Array, lanes: Arr
 
 
 def _write(frame: Frame, access: Store, region: Region, begin: Array, lanes: Array, contents: list[bytes]) -> None:
-    index, who = _word_index(begin), np.repeat(lanes, _WORDS)
-    access._check_writable(frame, region, index, who)
     words = np.frombuffer(b"".join(contents), np.uint64).reshape(-1, 2)
-    if region.shadow is not None:
-        region.shadow.before_write(frame, access, region, index, who, words)
-    region.words(_WORD)[index // _WORD] = words
-    if region.shadow is not None:
-        region.shadow.after_write(frame, access, region, index, who, words)
-    if region.valid is not None:
-        region.words(_WORD, of_valid=True)[index // _WORD] = np.iinfo(np.uint64).max
+    access.put(frame, region, _word_index(begin), np.repeat(lanes, _WORDS), words)
     frame.machine.progress()
 
 
@@ -102,9 +94,8 @@ class MapUse:
         for region, which, begin in self.whole._parts(frame, address, lanes):
             rows = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
             if region is frame.machine.shared or region is frame.machine.local:
-                raise frame.machine.mbarriers.misuse(
-                    self.whole.instruction, int(lanes[rows[0]]), f"a tensor map in {region.name}"
-                )
+                what = f"a tensor map in {region.name}"
+                raise frame.machine.misuse(self.whole.instruction, lanes[rows[0]], what)
             contents = _read(frame, self.word, region, begin, lanes[rows])
             if region.shadow is not None and region.shadow.written:
                 self._check_fresh(frame, region, begin, lanes[rows])
@@ -112,9 +103,8 @@ class MapUse:
                 try:
                     found[row] = decode_tensor_map(content)
                 except ValueError as error:
-                    raise frame.machine.mbarriers.misuse(
-                        self.whole.instruction, int(lanes[row]), f"at 0x{int(address[row]):X}: {error}"
-                    ) from error
+                    what = f"at 0x{int(address[row]):X}: {error}"
+                    raise frame.machine.misuse(self.whole.instruction, lanes[row], what) from error
         return found
 
     def _check_fresh(self, frame: Frame, region: Region, begin: Array, lanes: Array) -> None:
@@ -134,12 +124,11 @@ class MapUse:
             block, thread = machine.place_of_thread(writer)
             missing = "released it" if released < written else "acquired it since"
             who = "nobody has" if released < written else "its own warp has not"
-            raise machine.mbarriers.misuse(
-                self.whole.instruction,
-                lane,
+            what = (
                 f"a stale tensor map: that at byte {at} of {region.name} (0x{address:X}) was written by block {block} "
-                f"thread {thread}, and {who} {missing} (fence.proxy.tensormap::generic)",
+                f"thread {thread}, and {who} {missing} (fence.proxy.tensormap::generic)"
             )
+            raise machine.misuse(self.whole.instruction, lane, what)
 
 
 @dataclass(frozen=True)
@@ -155,8 +144,7 @@ class MapReplace:
         where, lanes, chosen = frame.select(address, guard)
         if not lanes.size:
             return
-        values = np.broadcast_to(value, (frame.count,))
-        values = values if where is None else values[where]
+        values = frame.acting(where, value)
         for region, which, begin in self.whole._parts(frame, chosen, lanes):
             rows = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
             changed = []
@@ -165,7 +153,7 @@ class MapReplace:
                     found = decode_tensor_map(content)
                     changed.append(replace_field(found, self.name, ordinal, int(values[row])).encode())
                 except ValueError as error:
-                    raise frame.machine.mbarriers.misuse(self.whole.instruction, int(lanes[row]), str(error)) from error
+                    raise frame.machine.misuse(self.whole.instruction, lanes[row], str(error)) from error
             _write(frame, self.word, region, begin, lanes[rows], changed)
             if region is not frame.machine.shared:
                 history = frame.machine.launch.maps
@@ -195,8 +183,8 @@ class MapCopy:
         group = np.cumsum(first) - 1
         differs = (to != to[first][group]) | (origin != origin[first][group])
         if differs.any():
-            lane = int(lanes[int(np.argmax(differs))])
-            raise machine.mbarriers.misuse(self.target.instruction, lane, "addresses that differ in the warp")
+            lane = lanes[np.argmax(differs)]
+            raise machine.misuse(self.target.instruction, lane, "addresses that differ in the warp")
         lanes, to, origin = lanes[first], to[first], origin[first]
         region, _, begin = next(self.source._parts(frame, origin, lanes))
         contents = _read(frame, self.source_word, region, begin, lanes)

@@ -10,7 +10,7 @@ overwrites the lines, which is ordered after them; they are entered into the gra
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -215,11 +215,7 @@ class BulkShadow(RaceShadow):
             self._enter_notes(frame)
         for row in np.flatnonzero(~fine):
             index = np.arange(first[row], first[row] + span, _CHUNK)
-            who = np.full(len(index), lanes[row])
-            at, who, count = self._cover(index, who, _CHUNK)
-            mine = self._mine(frame, who, np.int64(0))
-            for bad, previous, kind in self._unordered(frame, at, who, mine):
-                self._report(frame, access, region, index, who[::count], bad[0], count, previous[0], kind)
+            self._refuse_write(frame, access, region, index, np.full(len(index), lanes[row]), _CHUNK, np.int64(0))
         self._forget(frame, first, span, lanes)
         order = np.argsort(first)
         overlaps = np.flatnonzero(np.diff(first[order]) < span)
@@ -251,17 +247,9 @@ class BulkShadow(RaceShadow):
         fine = self._bulk_ordered(frame, lines, lanes) & (self._write_steps[lines].max(axis=1) <= known).all(axis=1)
         for one in np.flatnonzero(~fine):
             index = used[one]
-            at, who, count = self._cover(index, np.full(len(index), lanes[one]), access.width)
-            previous = self._writes[at]
-            bad = self._conflicts(frame, who, previous, self._mine(frame, who, np.int64(0)))
-            if bad.size:
-                self._report(frame, access, region, index, who[::count], bad[0], count, previous[bad[0]], "write-read")
-            plain = (previous != 0) & (previous & (BULK | ASYNCHRONOUS) == 0)
-            bad = np.flatnonzero(plain & ~clocks.has_crossed(who, previous))
-            if bad.size:
-                self._report(frame, access, region, index, who[::count], bad[0], count, previous[bad[0]], "proxy")
+            _refuse_read(self, frame, access, region, index, np.full(len(index), lanes[one]), clocks.has_crossed)
         self._read_steps[lines, self.readers] = PENDING
-        record = self._store_records(frame, lanes)
+        record = _pending(frame, lanes)
         for begin, end, value in self._granules(first, span, record):
             self._reads[begin:end, self.readers] = value
 
@@ -269,7 +257,7 @@ class BulkShadow(RaceShadow):
         """Those copies have read, and their threads have waited for it: the reads count as these threads'."""
         self._prepare()
         mine = self._mine(frame, lanes, np.int64(0))
-        pending = self._store_records(frame, lanes)
+        pending = _pending(frame, lanes)
         for row, (begin, end, value) in enumerate(self._granules(first, span, pending)):
             column = self._reads[begin:end, self.readers]
             column[column == value] = mine[row]
@@ -304,9 +292,6 @@ class BulkShadow(RaceShadow):
         self._bulk_writes[lines] = records[:, None] if whole else records[:, None] | np.int64(_PENDING_BITS)
         self._whole[lines] = whole
 
-    def _store_records(self, frame: Frame, lanes: Array) -> Array:
-        return _pending(frame, lanes)
-
 
 def agent_records(frame: Frame, lanes: Array, own: Array) -> Array:
     """Records, without a step, of the agents `own` [n] in the CTAs of `lanes` [n]."""
@@ -317,6 +302,33 @@ def agent_records(frame: Frame, lanes: Array, own: Array) -> Array:
 def _pending(frame: Frame, lanes: Array) -> Array:
     """Records of bulk copies that wait for their group."""
     return lanes + np.int64(_PENDING_BITS + frame.machine.first_thread + int(BULK | ASYNCHRONOUS))
+
+
+def _refuse_read(
+    shadow: RaceShadow,
+    frame: Frame,
+    access: Access,
+    region: Region,
+    index: Array,
+    lanes: Array,
+    fenced: Callable[[Array, Array], Array],
+) -> tuple[Array, Array]:
+    """Report a write that is not ordered before bulk reads at `index` [n], or lacks a proxy fence.
+
+    `fenced(lanes, records)` says where there is one. Returns (the reads' granules, the lane of each).
+    """
+    at, who, count = shadow._cover(index, lanes, access.width)
+    if not shadow.written:
+        return at, who
+    previous = shadow._writes[at]
+    bad = shadow._conflicts(frame, who, previous, shadow._mine(frame, who, np.int64(0)))
+    if bad.size:
+        shadow._report(frame, access, region, index, lanes, bad[0], count, previous[bad[0]], "write-read")
+    plain = (previous != 0) & (previous & (BULK | ASYNCHRONOUS) == 0)
+    bad = np.flatnonzero(plain & ~fenced(who, previous))
+    if bad.size:
+        shadow._report(frame, access, region, index, lanes, bad[0], count, previous[bad[0]], "proxy")
+    return at, who
 
 
 # Global memory
@@ -330,18 +342,14 @@ def global_read(frame: Frame, access: Access, region: Region, index: Array, lane
     """
     shadow, machine = region.shadow, frame.machine
     assert shadow is not None
-    at, who, count = shadow._cover(index, lanes, access.width)
-    if shadow.written:
-        previous = shadow._writes[at]
-        bad = shadow._conflicts(frame, who, previous, shadow._mine(frame, who, np.int64(0)))
-        if bad.size:
-            shadow._report(frame, access, region, index, lanes, bad[0], count, previous[bad[0]], "write-read")
-        plain = (previous != 0) & (previous & (BULK | ASYNCHRONOUS) == 0)
-        fenced, step = machine.launch.proxied, previous >> _STEP_SHIFT
-        reader, writer = (who >> 5) + machine.clocks.first_warp, (previous & _THREAD) >> 5
-        bad = np.flatnonzero(plain & (fenced[reader] < step) & (fenced[writer] < step))
-        if bad.size:
-            shadow._report(frame, access, region, index, lanes, bad[0], count, previous[bad[0]], "proxy")
+    fences = machine.launch.proxied
+
+    def fenced(lanes: Array, record: Array) -> Array:
+        step = record >> _STEP_SHIFT
+        reader, writer = (lanes >> 5) + machine.clocks.first_warp, (record & _THREAD) >> 5
+        return (fences[reader] >= step) | (fences[writer] >= step)
+
+    at, who = _refuse_read(shadow, frame, access, region, index, lanes, fenced)
     shadow._reads[at, 1] = np.where(shadow._reads[at, 0] != 0, shadow._reads[at, 0], shadow._reads[at, 1])
     shadow._reads[at, 0] = _pending(frame, who)
 
@@ -365,14 +373,12 @@ def global_write(frame: Frame, access: Access, region: Region, index: Array, lan
     """
     shadow = region.shadow
     assert shadow is not None
-    at, who, count = shadow._cover(index, lanes, access.width)
-    for bad, previous, kind in shadow._unordered(frame, at, who, shadow._mine(frame, who, np.int64(0))):
-        shadow._report(frame, access, region, index, lanes, bad[0], count, previous[0], kind)
+    at, who = shadow._refuse_write(frame, access, region, index, lanes, access.width, np.int64(0))
     pending = _pending(frame, who)
     shadow._writes[at] = pending
     lost = np.flatnonzero(shadow._writes[at] != pending)
     if lost.size:
-        record = shadow._writes[at[lost[0]]]
+        count, record = len(at) // len(index), shadow._writes[at[lost[0]]]
         shadow._report(frame, access, region, index, lanes, lost[0], count, record, "write-write")
     shadow.written = True
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from refmoe.ptx.errors import MisuseError
 from refmoe.ptx.syntax import Instruction
 
 if TYPE_CHECKING:
@@ -37,7 +36,8 @@ class MapAddress:
         _, lanes, ranks = frame.select(rank, guard)
         if (ranks != 0).any():
             bad = int(np.argmax(ranks != 0))
-            _misused(frame, self.instruction, int(lanes[bad]), f"rank {int(ranks[bad])} of a cluster of one block")
+            what = f"rank {int(ranks[bad])} of a cluster of one block"
+            raise frame.machine.misuse(self.instruction, lanes[bad], what)
         if self.generic:
             _shared(frame, self.instruction, address, guard)
         return address
@@ -67,17 +67,4 @@ def _shared(frame: Frame, instruction: Instruction, address: Array, guard: Array
     if outside.any():
         bad = int(np.argmax(outside))
         where = f"address 0x{int(addresses[bad]):X}, which is not in shared memory"
-        _misused(frame, instruction, int(lanes[bad]), where)
-
-
-def _misused(frame: Frame, instruction: Instruction, lane: int, what: str) -> None:
-    machine = frame.machine
-    block, thread = machine.place_of(lane)
-    raise MisuseError(
-        f"block {block} thread {thread}: {what}; {machine.describe(instruction)}",
-        block=block,
-        thread=thread,
-        line=instruction.line,
-        source=instruction.source,
-        text=instruction.text,
-    )
+        raise frame.machine.misuse(instruction, lanes[bad], where)

@@ -44,16 +44,7 @@ class ClusterBarrier:
         wrong = mask & ((self._arrivals == self._waits) != arrives)
         if wrong.any():
             what = "arrives a second time without a wait" if arrives else "waits without having arrived"
-            machine, instruction = self.machine, code.instruction
-            block, thread = machine.place_of(int(np.argmax(wrong)))
-            raise MisuseError(
-                f"block {block} thread {thread} {what}; {machine.describe(instruction)}",
-                block=block,
-                thread=thread,
-                line=instruction.line,
-                source=instruction.source,
-                text=instruction.text,
-            )
+            raise self.machine.error(MisuseError, code.instruction, int(np.argmax(wrong)), what, link="")
         self._place[mask] = place
         self.settle()
 
@@ -104,11 +95,9 @@ class ClusterBarrier:
         self._send(lanes)
 
     def _send(self, lanes: Array) -> None:
-        places = self._place[lanes]
         origin = self._place.copy()
         self._place[lanes] = -1
-        for place in np.unique(places):
-            self.machine.resume(int(place), lanes & (origin == place))
+        self.machine.resume_each(origin, lanes)
 
     def report(self) -> list[str]:
         """One sentence for each CTA whose lanes wait."""

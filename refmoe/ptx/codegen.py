@@ -166,13 +166,8 @@ def unknown(instruction: Instruction, name: str, reason: str = "") -> UnknownOpc
     """The error for an instruction that the executor does not define."""
     detail = f" ({reason})" if reason else ""
     where = f" ({instruction.source})" if instruction.source else ""
-    return UnknownOpcode(
-        f"{name}:{instruction.line}{where}: unknown opcode {instruction.opcode}{detail}: {instruction.text}",
-        opcode=instruction.opcode,
-        line=instruction.line,
-        source=instruction.source,
-        text=instruction.text,
-    )
+    what = f"unknown opcode {instruction.opcode}{detail}: {instruction.text}"
+    return UnknownOpcode.of(instruction, f"{name}:{instruction.line}{where}: {what}")
 
 
 def _body(emitter: Emitter, block: Block, name: str) -> tuple[list[str], str | None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -65,6 +65,29 @@ class Flight:
         )
 
 
+class Divisible(Protocol):
+    """Copies of several lanes."""
+
+    def some(self: F, which: Array) -> F:
+        """The copies at which bool [n] is on."""
+        ...
+
+
+F = TypeVar("F", bound=Divisible)
+
+
+def split(flights: list[F], chosen: Callable[[F], Array]) -> tuple[list[F], list[F]]:
+    """The copies that are chosen, bool [n] for each flight, and the others."""
+    taken, left = [], []
+    for flight in flights:
+        which = chosen(flight)
+        if which.any():
+            taken.append(flight if which.all() else flight.some(which))
+        if not which.all():
+            left.append(flight.some(~which) if which.any() else flight)
+    return taken, left
+
+
 class Copies:
     """The copies of some CTAs that have not landed."""
 
@@ -80,17 +103,15 @@ class Copies:
         """A copy is issued."""
         self._flights.append(flight)
 
-    def covers(self, lane: int, offset: int | None) -> bool:
-        """Whether a copy to byte `offset` of the shared memory of the lane's CTA is under way."""
-        shared, cta = self.machine.shared, int(self.machine.lane_cta[lane])
-        byte = -1 if offset is None else cta * shared.stride + offset
+    def covers(self, byte: int) -> bool:
+        """Whether a copy to byte `byte` of shared memory, that of all CTAs, is under way."""
         return any(bool(((f.target <= byte) & (byte < f.target + f.work.target.width)).any()) for f in self._flights)
 
     def wait(self, frame: Frame, lanes: Array, keep: int) -> None:
         """`lanes` wait for all their groups but the last `keep`."""
         limit = np.zeros(self.machine.lanes, np.int64)
         limit[lanes] = self.group[lanes] - keep
-        landed = self._take(lambda flight: flight.groups < limit[flight.lanes])
+        landed, self._flights = split(self._flights, lambda flight: flight.groups < limit[flight.lanes])
         for flight in landed:
             self._land(frame, flight)
         clocks, shadow = self.machine.clocks, self.machine.shared.shadow
@@ -107,23 +128,10 @@ class Copies:
 
     def announce(self, frame: Frame, before: Array) -> None:
         """A barrier needs what each lane issued before number `before` [lanes of the machine]."""
-        for flight in self._take(lambda flight: flight.number < before[flight.lanes]):
+        landed, self._flights = split(self._flights, lambda flight: flight.number < before[flight.lanes])
+        for flight in landed:
             self._announced[flight.lanes] = np.maximum(self._announced[flight.lanes], flight.step)
             self._land(frame, flight)
-
-    def _take(self, chosen: Callable[[Flight], Array]) -> list[Flight]:
-        taken, left = [], []
-        for flight in self._flights:
-            which = chosen(flight)
-            if which.all():
-                taken.append(flight)
-            elif not which.any():
-                left.append(flight)
-            else:
-                taken.append(flight.some(which))
-                left.append(flight.some(~which))
-        self._flights = left
-        return taken
 
     def _land(self, frame: Frame, flight: Flight) -> None:
         shared, work = self.machine.shared, flight.work
@@ -140,9 +148,7 @@ class Copies:
                 block[:, : flight.size] = flight.source.data[index].reshape(-1, flight.size)
             words = block.view(np.dtype(f"u{min(width, 8)}"))
             words = words[:, 0] if width <= 8 else words
-        place = flight.target // width
-        shared.words(width)[place] = words
-        shared.words(width, of_valid=True)[place] = np.iinfo(np.uint64 if width > 4 else np.uint32).max
+        shared.write(width, flight.target // width, words)
         if shared.shadow is not None:
             shared.shadow.after_write(frame, work.target, shared, flight.target, flight.lanes, words)
         self.machine.progress()
@@ -176,11 +182,11 @@ class CopyAsync:
             return
         machine, width = frame.machine, self.target.width
         _, _, origin = frame.select(source, guard)
-        sizes = np.broadcast_to(size, (frame.count,))
-        sizes = sizes if where is None else sizes[where]
+        sizes = frame.acting(where, size)
         beyond = sizes > width
         if beyond.any():
-            self._misuse(frame, int(lanes[int(np.argmax(beyond))]), f"{int(sizes.max())} of {width} bytes")
+            what = f"copies {int(sizes.max())} of {width} bytes"
+            raise machine.error(MisuseError, self.instruction, lanes[np.argmax(beyond)], what, link="")
         machine.progress()
         machine.tracer.copies("copy", self.instruction, lanes, sizes)
         region, _, index = next(self.target._parts(frame, to, lanes))
@@ -225,18 +231,6 @@ class CopyAsync:
             return self.source, index, lanes
         at = (index[:, None] + np.arange(size)).ravel()
         return replace(self.source, size=1, count=1), at, np.repeat(lanes, size)
-
-    def _misuse(self, frame: Frame, lane: int, what: str) -> None:
-        machine, instruction = frame.machine, self.instruction
-        block, thread = machine.place_of(lane)
-        raise MisuseError(
-            f"block {block} thread {thread} copies {what}; {machine.describe(instruction)}",
-            block=block,
-            thread=thread,
-            line=instruction.line,
-            source=instruction.source,
-            text=instruction.text,
-        )
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 from refmoe.ptx import lexer
 from refmoe.ptx.errors import ParseError
+from refmoe.ptx.syntax import Immediate
 
 
 class Cursor:
@@ -49,17 +52,21 @@ class Cursor:
             self.fail(f"expected a name, found {self.token.text!r}")
         return self.take().text
 
-    def fail(self, message: str, line: int | None = None) -> None:
+    def fail(self, message: str, line: int | None = None) -> NoReturn:
         """Raise a ParseError at `line`, by default that of the next token."""
         line = self.token.line if line is None else line
         raise ParseError(f"{self.name}:{line}: {message}", line=line, name=self.name)
 
+    def literal(self, wanted: str = "a number") -> Immediate:
+        """Take a number without its sign."""
+        if self.token.kind != "number":
+            self.fail(f"expected {wanted}, found {self.token.text!r}")
+        return lexer.immediate(self.take().text)
+
     def integer(self) -> int:
         """Take an integer with its sign."""
         negative = self.accept("-")
-        if self.token.kind != "number":
-            self.fail(f"expected an integer, found {self.token.text!r}")
-        value = lexer.immediate(self.take().text)
+        value = self.literal("an integer")
         if value.form != "int":
             self.fail("expected an integer")
         return -value.value if negative else value.value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,14 @@ _CVTA = re.compile(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|shared::cta|shar
 _ISSPACEP = re.compile(r"isspacep\.(?P<space>global|shared|shared::cta|shared::cluster|local)")
 _ADVICE = ("prefetch", "prefetchu", "nanosleep", "createpolicy", "applypriority", "setmaxnreg", "griddepcontrol")
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
+
+
+def matched(pattern: re.Pattern[str], instruction: Instruction) -> re.Match[str]:
+    """The parts of a spelling; UnknownOpcode for another one."""
+    match = pattern.fullmatch(instruction.opcode)
+    if match is None:
+        raise isa.UnknownOpcode(instruction.opcode)
+    return match
 
 
 class Emitter:
@@ -131,13 +139,17 @@ class Emitter:
         self.names[name] = value
         return name
 
+    def _bind_once(self, prefix: str, value: Any, *parts: Any) -> str:
+        """A global name for `value`, which `parts` tell from others of that prefix."""
+        key = (prefix, *parts)
+        if key not in self._bound:
+            self._bound[key] = self.bind(prefix, value)
+        return self._bound[key]
+
     def constant(self, bits: int, kind: str) -> str:
         """A global name for a constant of a register kind."""
-        key = (bits, kind)
-        if key not in self._bound:
-            value = DTYPES[kind](bool(bits) if kind == "pred" else bits & ((1 << BITS[kind]) - 1))
-            self._bound[key] = self.bind("k", value)
-        return self._bound[key]
+        value = DTYPES[kind](bool(bits) if kind == "pred" else bits & ((1 << BITS[kind]) - 1))
+        return self._bind_once("k", value, bits, kind)
 
     def predicate(self, register: Register, negated: bool) -> str:
         """A predicate register or its complement."""
@@ -173,10 +185,7 @@ class Emitter:
         return f"{expression}.astype({self._dtype(want)})"
 
     def _dtype(self, kind: str) -> str:
-        key = ("dtype", kind)
-        if key not in self._bound:
-            self._bound[key] = self.bind("t", np.dtype(DTYPES[kind]))
-        return self._bound[key]
+        return self._bind_once("t", np.dtype(DTYPES[kind]), kind)
 
     def _address_of(self, symbol: Symbol) -> str:
         """Expression for the address of a variable, in its own space, as 64 bits."""
@@ -200,16 +209,34 @@ class Emitter:
         if destination.kind != kind:
             if "pred" in (destination.kind, kind) or BITS[destination.kind] < BITS[kind]:
                 raise ValueError(f"a destination of kind {destination.kind} for a result of kind {kind}")
-            widen = self._bound.setdefault(("widen", kind, destination.kind, signed), "")
-            if not widen:
-                widen = self.bind("w", widener(kind, destination.kind, signed))
-                self._bound["widen", kind, destination.kind, signed] = widen
-            expression = f"{widen}({expression})"
+            widen = widener(kind, destination.kind, signed)
+            expression = f"{self._bind_once('w', widen, kind, destination.kind, signed)}({expression})"
         name = self.local(destination)
         if instruction.guard is not None:
             guard = self.predicate(instruction.guard, instruction.negated)
             expression = f"select({guard}, {expression}, {name})"
         self.lines.append(f"{name} = {expression}")
+
+    def assign_all(
+        self, instruction: Instruction, targets: Sequence[tuple[Operand, str]], call: str, signed: bool = False
+    ) -> None:
+        """Each target, an operand and its kind, gets its element of the tuple `call`, where the guard is on."""
+        temporaries = [f"v{i}" for i in range(len(targets))]
+        self.lines.append(f"{', '.join(temporaries)}, = {call}")
+        # Its own guard comes last: every assignment still reads it.
+        for (operand, kind), temporary in sorted(
+            zip(targets, temporaries, strict=True), key=lambda item: item[0][0] == instruction.guard
+        ):
+            if not isinstance(operand, Sink):
+                self.assign(instruction, operand, temporary, kind, signed)
+
+    def call(self, work: Any, *arguments: str) -> str:
+        """Expression for a call of `work` with the frame and more arguments."""
+        return f"{self.bind('x', work)}({', '.join(('F', *arguments))})"
+
+    def run(self, work: Any, *arguments: str) -> None:
+        """Append a call whose value nobody needs."""
+        self.lines.append(self.call(work, *arguments))
 
     def guard(self, instruction: Instruction) -> str:
         """Expression for the guard of an instruction."""
@@ -235,26 +262,15 @@ class Emitter:
             self.approximate.append(instruction)
         if operation.carry_in:
             arguments.append(carry)
-        call = f"{self._function(operation.function)}({', '.join(arguments)})"
-        targets = [(operand, kind) for operand, kind in zip(destinations, operation.destinations, strict=True)]
+        function = self._bind_once("f", operation.function, operation.function)
+        call = f"{function}({', '.join(arguments)})"
+        targets = list(zip(destinations, operation.destinations, strict=True))
         if operation.carry_out:
             targets.append((CARRY, "pred"))
         if len(targets) == 1:
             self.assign(instruction, targets[0][0], call, targets[0][1], operation.sign_extend)
-            return
-        temporaries = [f"v{i}" for i in range(len(targets))]
-        self.lines.append(f"{', '.join(temporaries)} = {call}")
-        # Its own guard comes last: every assignment still reads it.
-        for (operand, kind), temporary in sorted(
-            zip(targets, temporaries, strict=True), key=lambda item: item[0][0] == instruction.guard
-        ):
-            self.assign(instruction, operand, temporary, kind, operation.sign_extend)
-
-    def _function(self, function: Callable[..., Any]) -> str:
-        key = ("function", function)
-        if key not in self._bound:
-            self._bound[key] = self.bind("f", function)
-        return self._bound[key]
+        else:
+            self.assign_all(instruction, targets, call, operation.sign_extend)
 
     # Moves and addresses
 
@@ -262,7 +278,7 @@ class Emitter:
         if len(instruction.operands) != 2:
             raise ValueError("two operands needed")
         destination, source = instruction.operands
-        kind = {"b16": "b16", "b32": "b32", "b64": "b64"}.get(instruction.opcode[4:])
+        kind = instruction.opcode[4:] if instruction.opcode[4:] in ("b16", "b32", "b64") else None
         if isinstance(destination, Vector):
             if kind is None or not isinstance(source, Register | Immediate):
                 raise ValueError("unpacking needs .b16, .b32 or .b64 and a register")
@@ -294,9 +310,7 @@ class Emitter:
         self.assign(instruction, destination, " | ".join(parts), kind)
 
     def _cvta(self, instruction: Instruction) -> None:
-        match = _CVTA.fullmatch(instruction.opcode)
-        if match is None:
-            raise isa.UnknownOpcode(instruction.opcode)
+        match = matched(_CVTA, instruction)
         destination, source = instruction.operands
         window = _WINDOWS.get(match["space"].split("::")[0], 0)
         expression = self.value(source, "b64")
@@ -305,14 +319,9 @@ class Emitter:
         self.assign(instruction, destination, expression, "b64")
 
     def _isspacep(self, instruction: Instruction) -> None:
-        match = _ISSPACEP.fullmatch(instruction.opcode)
-        if match is None:
-            raise isa.UnknownOpcode(instruction.opcode)
+        space = matched(_ISSPACEP, instruction)["space"].split("::")[0]
         destination, source = instruction.operands
-        space = match["space"].split("::")[0]
-        value = self.value(source, "b64")
-        expression = f"F.machine.in_space({space!r}, {value})"
-        self.assign(instruction, destination, expression, "pred")
+        self.assign(instruction, destination, f"F.machine.in_space({space!r}, {self.value(source, 'b64')})", "pred")
 
     # Memory
 
@@ -367,25 +376,16 @@ class Emitter:
                 dtypes.append(None)
             else:
                 raise ValueError("a destination that is no register")
-        strong = opcode.strong
+        signed = opcode.type.startswith("s")
         load = Load(
-            instruction,
-            space,
-            opcode.size,
-            opcode.count,
-            strong=strong,
-            signed=opcode.type.startswith("s"),
-            dtypes=tuple(dtypes),
+            instruction, space, opcode.size, opcode.count, strong=opcode.strong, signed=signed, dtypes=tuple(dtypes)
         )
-        call = f"{self.bind('m', load)}(F, {address}, {self.guard(instruction)})"
-        wanted = [element for element in elements if isinstance(element, Register)]
-        if not wanted:
+        call = self.call(load, address, self.guard(instruction))
+        wanted = [(element, element.kind) for element in elements if isinstance(element, Register)]
+        if wanted:
+            self.assign_all(instruction, wanted, call)
+        else:
             self.lines.append(call)
-            return
-        temporaries = [f"v{i}" for i in range(len(wanted))]
-        self.lines.append(f"{', '.join(temporaries)}, = {call}")
-        for element, temporary in zip(wanted, temporaries, strict=True):
-            self.assign(instruction, element, temporary, element.kind)
 
     def _store(self, instruction: Instruction) -> None:
         opcode = self._opcode(instruction)
@@ -402,16 +402,9 @@ class Emitter:
                 values.append(self.local(element))
             else:
                 values.append(self.value(element, f"b{opcode.size * 8}"))
-        store = Store(
-            instruction,
-            space,
-            opcode.size,
-            opcode.count,
-            strong=opcode.strong,
-            releases=opcode.semantics == "release",
-        )
-        call = f"{self.bind('m', store)}(F, {address}, {self.guard(instruction)}, ({', '.join(values)},))"
-        self.lines.append(call)
+        releases = opcode.semantics == "release"
+        store = Store(instruction, space, opcode.size, opcode.count, strong=opcode.strong, releases=releases)
+        self.run(store, address, self.guard(instruction), f"({', '.join(values)},)")
 
     def _atomic(self, instruction: Instruction) -> None:
         opcode = self._opcode(instruction)
@@ -428,22 +421,17 @@ class Emitter:
             f"({', '.join(self.value(column[element], kind) for column in columns)},)"
             for element in range(opcode.count)
         ]
-        access = self.bind("m", atomic(instruction, opcode))
-        call = f"{access}(F, {address}, {self.guard(instruction)}, ({', '.join(values)},))"
+        call = self.call(atomic(instruction, opcode), address, self.guard(instruction), f"({', '.join(values)},)")
         if destination is None or isinstance(destination, Sink):
             self.lines.append(call)
             return
-        elements = self._elements(destination, opcode.count)
-        temporaries = [f"v{i}" for i in range(opcode.count)]
-        self.lines.append(f"{', '.join(temporaries)}, = {call}")
-        for element, temporary in zip(elements, temporaries, strict=True):
-            self.assign(instruction, element, temporary, kind, opcode.type.startswith("s"))
+        targets = [(element, kind) for element in self._elements(destination, opcode.count)]
+        self.assign_all(instruction, targets, call, opcode.type.startswith("s"))
 
     def _fence(self, instruction: Instruction) -> None:
         if emit_bulk.proxy_fence(self, instruction):
             return
-        if not _FENCES.fullmatch(instruction.opcode):
-            raise isa.UnknownOpcode(instruction.opcode)
+        matched(_FENCES, instruction)
         if instruction.operands:
             raise ValueError("no operands needed")
         self.lines.append(f"F.fence({self.guard(instruction)})")
@@ -454,8 +442,7 @@ class Emitter:
         self.spelled(instruction, "activemask.b32")
         if len(instruction.operands) != 1:
             raise ValueError("wrong number of operands")
-        self.names["active_mask"] = warp.active_mask
-        self.assign(instruction, instruction.operands[0], "active_mask(F)", "b32")
+        self.assign(instruction, instruction.operands[0], self.call(warp.active_mask), "b32")
 
     def _exchange(
         self, instruction: Instruction, work: Any, sources: tuple[str, ...], results: tuple[str, ...]
@@ -464,15 +451,13 @@ class Emitter:
         destinations, operands = destinations_and_sources(instruction)
         if len(operands) != len(sources) or not 1 <= len(destinations) <= len(results):
             raise ValueError("wrong number of operands")
-        arguments = ", ".join(self.value(operand, kind) for operand, kind in zip(operands, sources, strict=True))
-        call = f"{self.bind('x', work)}(F, {arguments})"
+        call = self.call(work, *(self.value(operand, kind) for operand, kind in zip(operands, sources, strict=True)))
         if len(results) == 1:
             self.assign(instruction, destinations[0], call, results[0])
-            return
-        self.lines.append(f"v0, v1 = {call}")
-        for position, (destination, kind) in enumerate(zip(destinations, results, strict=False)):
-            if not isinstance(destination, Sink):
-                self.assign(instruction, destination, f"v{position}", kind)
+        else:
+            # A predicate that nobody wants may be left out.
+            wanted = (*destinations, Sink())[: len(results)]
+            self.assign_all(instruction, list(zip(wanted, results, strict=True)), call)
 
     def _shuffle(self, instruction: Instruction) -> None:
         mode = instruction.opcode.split(".")[2:3]

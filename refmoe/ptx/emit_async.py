@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from refmoe.ptx import emit_bulk, isa
 from refmoe.ptx.access import Access, Store
 from refmoe.ptx.copies import CopyAsync, CopyCommit, CopyWait
+from refmoe.ptx.emit_bulk import count_operands, integer
 from refmoe.ptx.mbarrier_issue import Arrive, CopyArrive, Create, Destroy, Expect, Wait, pending_count
-from refmoe.ptx.syntax import Immediate, Instruction, Not, Operand, Register
+from refmoe.ptx.syntax import Instruction, Not, Operand, Register
 
 if TYPE_CHECKING:
     from refmoe.ptx.emit import Emitter
@@ -45,20 +46,17 @@ def copy(emitter: Emitter, instruction: Instruction) -> None:
         return
     guard = emitter.guard(instruction)
     if opcode in ("cp.async.commit_group", "cp.async.wait_all"):
-        _count(operands, 0)
-        work = CopyCommit() if opcode.endswith("group") else CopyWait(0, everything=True)
-        emitter.lines.append(f"{emitter.bind('c', work)}(F, {guard})")
+        count_operands(operands, 0)
+        emitter.run(CopyCommit() if opcode.endswith("group") else CopyWait(0, everything=True), guard)
         return
     if opcode == "cp.async.wait_group":
-        _count(operands, 1)
-        keep = _integer(operands[0])
-        emitter.lines.append(f"{emitter.bind('c', CopyWait(keep))}(F, {guard})")
+        count_operands(operands, 1)
+        emitter.run(CopyWait(integer(operands[0])), guard)
         return
     if (match := _COPY_ARRIVE.fullmatch(opcode)) is not None:
-        _count(operands, 1)
+        count_operands(operands, 1)
         access, address = _object(emitter, instruction, match["space"], operands[0])
-        arrive = CopyArrive(access, increments=match["noinc"] is None)
-        emitter.lines.append(f"{emitter.bind('c', arrive)}(F, {address}, {guard})")
+        emitter.run(CopyArrive(access, increments=match["noinc"] is None), address, guard)
         return
     match = _COPY.fullmatch(opcode)
     hints = [] if match is None else match["hints"].split(".")[1:]
@@ -68,7 +66,7 @@ def copy(emitter: Emitter, instruction: Instruction) -> None:
         raise isa.UnknownOpcode(opcode)
     if not 3 + hinted <= len(operands) <= 4 + hinted:
         raise ValueError("wrong number of operands")
-    width = _integer(operands[2])
+    width = integer(operands[2])
     if width not in (4, 8, 16) or (match["cache"] == "cg" and width != 16):
         raise ValueError(f"a copy of {width} bytes")
     size = emitter.constant(width, "b32")
@@ -77,12 +75,9 @@ def copy(emitter: Emitter, instruction: Instruction) -> None:
     target, _ = emitter.address(operands[0], "shared")
     source, _ = emitter.address(operands[1], "global")
     element = min(width, 8)
-    issue = CopyAsync(
-        instruction,
-        Store(instruction, "shared", element, width // element),
-        Access(instruction, "global", element, width // element),
-    )
-    emitter.lines.append(f"{emitter.bind('c', issue)}(F, {target}, {source}, {size}, {guard})")
+    written = Store(instruction, "shared", element, width // element)
+    read = Access(instruction, "global", element, width // element)
+    emitter.run(CopyAsync(instruction, written, read), target, source, size, guard)
 
 
 def _copy_size(emitter: Emitter, operand: Operand, whole: str) -> str:
@@ -103,23 +98,21 @@ def mbarrier(emitter: Emitter, instruction: Instruction) -> None:
     opcode, operands = instruction.opcode, instruction.operands
     guard = emitter.guard(instruction)
     if opcode == "mbarrier.pending_count.b64":
-        _count(operands, 2)
+        count_operands(operands, 2)
         state = emitter.value(operands[1], "b64")
         emitter.assign(instruction, operands[0], f"{emitter.bind('c', pending_count)}({state})", "b32")
     elif (match := _LIFE.fullmatch(opcode)) is not None:
-        _count(operands, 2 if match["verb"] == "init" else 1)
+        count_operands(operands, 2 if match["verb"] == "init" else 1)
         access, address = _object(emitter, instruction, match["space"], operands[0])
         if match["verb"] == "inval":
-            emitter.lines.append(f"{emitter.bind('c', Destroy(access))}(F, {address}, {guard})")
+            emitter.run(Destroy(access), address, guard)
             return
-        count = emitter.value(operands[1], "b32")
-        emitter.lines.append(f"{emitter.bind('c', Create(access))}(F, {address}, {count}, {guard})")
+        emitter.run(Create(access), address, emitter.value(operands[1], "b32"), guard)
     elif (match := _EXPECT.fullmatch(opcode)) is not None:
-        _count(operands, 2)
+        count_operands(operands, 2)
         access, address = _object(emitter, instruction, match["space"], operands[0])
         expect = Expect(access, 1 if match["verb"] == "expect_tx" else -1)
-        owed = emitter.value(operands[1], "b32")
-        emitter.lines.append(f"{emitter.bind('c', expect)}(F, {address}, {owed}, {guard})")
+        emitter.run(expect, address, emitter.value(operands[1], "b32"), guard)
     elif (match := _ARRIVE.fullmatch(opcode)) is not None:
         _arrive(emitter, instruction, match)
     elif (match := _WAIT.fullmatch(opcode)) is not None:
@@ -148,7 +141,7 @@ def _arrive(emitter: Emitter, instruction: Instruction, match: re.Match[str]) ->
         drops=match["verb"] == "arrive_drop",
         completes=form != ".noComplete",
     )
-    call = f"{emitter.bind('c', work)}(F, {address}, {count}, {owed}, {emitter.guard(instruction)})"
+    call = emitter.call(work, address, count, owed, emitter.guard(instruction))
     emitter.assign(instruction, destination, call, "b64")
 
 
@@ -162,7 +155,7 @@ def _wait(emitter: Emitter, instruction: Instruction, match: re.Match[str]) -> N
     asked = emitter.value(token, "b32" if work.parity else "b64")
     if match["verb"] == "try_wait":
         emitter.waits[emitter.block] = work, f"({address}, {asked})"
-    call = f"{emitter.bind('c', work)}(F, {address}, {asked}, {emitter.guard(instruction)})"
+    call = emitter.call(work, address, asked, emitter.guard(instruction))
     emitter.assign(instruction, destination, call, "pred")
 
 
@@ -170,14 +163,3 @@ def _object(emitter: Emitter, instruction: Instruction, space: str | None, opera
     """The access of a barrier, and its address; without a space the address is generic."""
     address, _ = emitter.address(operand, "shared" if space else "generic")
     return Access(instruction, "shared" if space else "generic", 8, 1, strong=True), address
-
-
-def _count(operands: tuple[Operand, ...], needed: int) -> None:
-    if len(operands) != needed:
-        raise ValueError(f"{needed} operands needed")
-
-
-def _integer(operand: Operand) -> int:
-    if not isinstance(operand, Immediate) or operand.form != "int" or operand.value < 0:
-        raise ValueError("a constant of at least 0 needed")
-    return operand.value

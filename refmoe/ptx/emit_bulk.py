@@ -52,39 +52,36 @@ def bulk(emitter: Emitter, instruction: Instruction) -> None:
     emitter.has_bulk = emitter.has_mbarriers = True
     opcode, operands = instruction.opcode, instruction.operands
     guard = emitter.guard(instruction)
+    own, there = (instruction, "shared", 8, 2), (instruction, "global", 8, 2)
+    phase = Access(instruction, "shared", 8, 1, strong=True)
     if opcode == "cp.async.bulk.commit_group":
-        _count(operands, 0)
-        emitter.lines.append(f"{emitter.bind('b', BulkCommit())}(F, {guard})")
+        count_operands(operands, 0)
+        emitter.run(BulkCommit(), guard)
     elif (match := _WAIT.fullmatch(opcode)) is not None:
-        _count(operands, 1)
-        work = BulkWait(_integer(operands[0]), match["read"] is not None)
-        emitter.lines.append(f"{emitter.bind('b', work)}(F, {guard})")
+        count_operands(operands, 1)
+        emitter.run(BulkWait(integer(operands[0]), match["read"] is not None), guard)
     elif (match := _TENSOR_LOAD.fullmatch(opcode)) is not None:
         target, tensor, barrier = _operands(operands, 3, match)
-        load = TensorLoad(_own_store(instruction), _global(instruction), _barrier(instruction), _use(instruction))
         map_address, start = _tensor(emitter, tensor, int(match["rank"]))
         shared, bar = _shared(emitter, target), _shared(emitter, barrier)
-        emitter.lines.append(f"{emitter.bind('b', load)}(F, {shared}, {map_address}, {start}, {bar}, {guard})")
+        load = TensorLoad(Store(*own), Access(*there), phase, _use(instruction))
+        emitter.run(load, shared, map_address, start, bar, guard)
     elif (match := _TENSOR_STORE.fullmatch(opcode)) is not None:
         tensor, source = _operands(operands, 2, match)
-        store = TensorStore(_own(instruction), _global_store(instruction), _use(instruction))
         map_address, start = _tensor(emitter, tensor, int(match["rank"]))
-        shared = _shared(emitter, source)
-        emitter.lines.append(f"{emitter.bind('b', store)}(F, {map_address}, {start}, {shared}, {guard})")
+        store = TensorStore(Access(*own), Store(*there), _use(instruction))
+        emitter.run(store, map_address, start, _shared(emitter, source), guard)
     elif (match := _LOAD.fullmatch(opcode)) is not None:
         target, source, size, barrier = _operands(operands, 4, match)
-        plain = BulkLoad(_own_store(instruction), _global(instruction), _barrier(instruction))
         shared, bar = _shared(emitter, target), _shared(emitter, barrier)
         origin, _ = emitter.address(source, "global")
         count = emitter.value(size, "b32")
-        emitter.lines.append(f"{emitter.bind('b', plain)}(F, {shared}, {origin}, {count}, {bar}, {guard})")
+        emitter.run(BulkLoad(Store(*own), Access(*there), phase), shared, origin, count, bar, guard)
     elif (match := _STORE.fullmatch(opcode)) is not None:
         target, source, size = _operands(operands, 3, match)
         shared = _shared(emitter, source)
         to, _ = emitter.address(target, "global")
-        count = emitter.value(size, "b32")
-        out = BulkStore(_own(instruction), _global_store(instruction))
-        emitter.lines.append(f"{emitter.bind('b', out)}(F, {to}, {shared}, {count}, {guard})")
+        emitter.run(BulkStore(Access(*own), Store(*there)), to, shared, emitter.value(size, "b32"), guard)
     elif (match := _PREFETCH.fullmatch(opcode)) is not None:
         # It reads nothing that the program sees.
         _operands(operands, 1 if "tensor" in match[1] else 2, match)
@@ -102,28 +99,28 @@ def tensor_map(emitter: Emitter, instruction: Instruction) -> None:
     emitter.has_bulk = emitter.has_mbarriers = True
     opcode, operands = instruction.opcode, instruction.operands
     if _COPY.fullmatch(opcode) is not None:
-        _count(operands, 3)
-        if _integer(operands[2]) != MAP_BYTES:
-            raise ValueError(f"a size of {_integer(operands[2])}, not {MAP_BYTES}")
+        count_operands(operands, 3)
+        if integer(operands[2]) != MAP_BYTES:
+            raise ValueError(f"a size of {integer(operands[2])}, not {MAP_BYTES}")
         copy = MapCopy(
             Access(instruction, "shared", 8, MAP_BYTES // 8), Access(instruction, "shared", 8, 2),
             Store(instruction, "global", 8, MAP_BYTES // 8), Store(instruction, "global", 8, 2),
         )  # fmt: skip
         to, _ = emitter.address(operands[0], "global")
-        emitter.lines.append(f"{emitter.bind('b', copy)}(F, {to}, {_shared(emitter, operands[1])})")
+        emitter.run(copy, to, _shared(emitter, operands[1]))
         return
     match = _REPLACE.fullmatch(opcode)
     if match is None or match["type"] != ("b64" if match["field"] in _WIDE else "b32"):
         raise isa.UnknownOpcode(opcode)
     numbered = match["field"] in _WITH_ORDINAL
-    _count(operands, 2 + numbered)
+    count_operands(operands, 2 + numbered)
     space = match["space"].split("::")[0]
     work = MapReplace(Access(instruction, space, 8, MAP_BYTES // 8), Store(instruction, space, 8, 2), match["field"])
     address, _ = emitter.address(operands[0], space)
-    ordinal = _integer(operands[1]) if numbered else 0
+    ordinal = integer(operands[1]) if numbered else 0
     value = emitter.value(operands[-1], match["type"])
     guard = emitter.guard(instruction)
-    emitter.lines.append(f"{emitter.bind('b', work)}(F, {address}, {ordinal}, {value}, {guard})")
+    emitter.run(work, address, str(ordinal), value, guard)
 
 
 def proxy_fence(emitter: Emitter, instruction: Instruction) -> bool:
@@ -138,26 +135,26 @@ def proxy_fence(emitter: Emitter, instruction: Instruction) -> bool:
         return False
     guard = emitter.guard(instruction)
     if (match := _ASYNC_FENCE.fullmatch(opcode)) is not None:
-        _count(operands, 0)
+        count_operands(operands, 0)
         space = "both" if match["space"] is None else match["space"].split("::")[0]
         emitter.lines.append(f"F.proxy_fence({space!r}, {guard})")
     elif (match := _MAP_FENCE.fullmatch(opcode)) is None:
         raise isa.UnknownOpcode(opcode)
     elif match["order"] == "release":
-        _count(operands, 0)
-        emitter.lines.append(f"{emitter.bind('b', MapRelease())}(F, {guard})")
+        count_operands(operands, 0)
+        emitter.run(MapRelease(), guard)
     else:
-        _count(operands, 2)
-        if _integer(operands[1]) != MAP_BYTES:
-            raise ValueError(f"a size of {_integer(operands[1])}, not {MAP_BYTES}")
+        count_operands(operands, 2)
+        if integer(operands[1]) != MAP_BYTES:
+            raise ValueError(f"a size of {integer(operands[1])}, not {MAP_BYTES}")
         address, _ = emitter.address(operands[0], "generic")
-        emitter.lines.append(f"{emitter.bind('b', MapAcquire())}(F, {address}, {guard})")
+        emitter.run(MapAcquire(), address, guard)
     return True
 
 
 def _operands(operands: tuple[Operand, ...], needed: int, match: re.Match[str]) -> tuple[Operand, ...]:
     """The operands but for the cache policy."""
-    _count(operands, needed + (match["hint"] is not None))
+    count_operands(operands, needed + (match["hint"] is not None))
     return operands[:needed]
 
 
@@ -174,37 +171,19 @@ def _shared(emitter: Emitter, operand: Operand) -> str:
     return emitter.address(operand, "shared")[0]
 
 
-def _own(instruction: Instruction) -> Access:
-    return Access(instruction, "shared", 8, 2)
-
-
-def _own_store(instruction: Instruction) -> Store:
-    return Store(instruction, "shared", 8, 2)
-
-
-def _global(instruction: Instruction) -> Access:
-    return Access(instruction, "global", 8, 2)
-
-
-def _global_store(instruction: Instruction) -> Store:
-    return Store(instruction, "global", 8, 2)
-
-
-def _barrier(instruction: Instruction) -> Access:
-    return Access(instruction, "shared", 8, 1, strong=True)
-
-
 def _use(instruction: Instruction) -> MapUse:
     whole = Access(instruction, "generic", 8, MAP_BYTES // 8, align=_MAP_ALIGN)
     return MapUse(whole, Access(instruction, "generic", 8, 2))
 
 
-def _count(operands: tuple[Operand, ...], needed: int) -> None:
+def count_operands(operands: tuple[Operand, ...], needed: int) -> None:
+    """ValueError unless there are `needed` operands."""
     if len(operands) != needed:
         raise ValueError(f"{needed} operands needed")
 
 
-def _integer(operand: Operand) -> int:
+def integer(operand: Operand) -> int:
+    """The value of a constant; ValueError for anything else, and below 0."""
     if not isinstance(operand, Immediate) or operand.form != "int" or operand.value < 0:
         raise ValueError("a constant of at least 0 needed")
     return operand.value

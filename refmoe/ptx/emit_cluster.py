@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from refmoe.ptx import isa
 from refmoe.ptx.cluster import MapAddress, RankOf
+from refmoe.ptx.emit_bulk import count_operands
 from refmoe.ptx.matrix import WholeWarp
 from refmoe.ptx.syntax import Immediate, Instruction
 
@@ -38,9 +39,8 @@ def map_address(emitter: Emitter, instruction: Instruction) -> None:
     """
     kind, generic = _parts(instruction, 3)
     destination, source, rank = instruction.operands
-    values = f"{emitter.value(source, kind)}, {emitter.value(rank, 'b32')}, {emitter.guard(instruction)}"
-    work = emitter.bind("x", MapAddress(instruction, generic))
-    emitter.assign(instruction, destination, f"{work}(F, {values})", kind)
+    values = emitter.value(source, kind), emitter.value(rank, "b32"), emitter.guard(instruction)
+    emitter.assign(instruction, destination, emitter.call(MapAddress(instruction, generic), *values), kind)
 
 
 def rank_of(emitter: Emitter, instruction: Instruction) -> None:
@@ -52,8 +52,7 @@ def rank_of(emitter: Emitter, instruction: Instruction) -> None:
     """
     kind, generic = _parts(instruction, 2)
     destination, source = instruction.operands
-    work = emitter.bind("x", RankOf(instruction, generic))
-    call = f"{work}(F, {emitter.value(source, kind)}, {emitter.guard(instruction)})"
+    call = emitter.call(RankOf(instruction, generic), emitter.value(source, kind), emitter.guard(instruction))
     emitter.assign(instruction, destination, call, "b32")
 
 
@@ -63,8 +62,7 @@ def _parts(instruction: Instruction, operands: int) -> tuple[str, bool]:
     # A generic address has 64 bits in this address size.
     if match is None or (match["shared"] is None and match["bits"] == "32"):
         raise isa.UnknownOpcode(instruction.opcode)
-    if len(instruction.operands) != operands:
-        raise ValueError(f"{operands} operands needed")
+    count_operands(instruction.operands, operands)
     return f"b{match['bits']}", match["shared"] is None
 
 
@@ -83,7 +81,7 @@ def advise(emitter: Emitter, instruction: Instruction) -> None:
         (count,) = instruction.operands
         if not isinstance(count, Immediate) or not 24 <= count.value <= 256 or count.value % 8:
             raise ValueError("a multiple of 8 from 24 to 256 registers needed")
-        emitter.lines.append(f"{emitter.bind('x', WholeWarp(instruction))}(F)")
+        emitter.run(WholeWarp(instruction))
     elif _ADVICE.fullmatch(opcode) is None:
         raise isa.UnknownOpcode(opcode)
     elif len(instruction.operands) != _ADVISED.get(opcode.split(".")[0], 1):

@@ -36,11 +36,7 @@ def load_matrix(emitter: Emitter, instruction: Instruction) -> None:
     destinations = _elements(instruction.operands[0], count)
     address, space = emitter.address(instruction.operands[1], space)
     work = LoadMatrix(Access(instruction, space, 8, 2), Access(instruction, space, 4, 1), count, transposed, packing)
-    temporaries = [f"v{i}" for i in range(count)]
-    emitter.lines.append(f"{', '.join(temporaries)}, = {emitter.bind('m', work)}(F, {address})")
-    for register, temporary in zip(destinations, temporaries, strict=True):
-        if not isinstance(register, Sink):
-            emitter.assign(instruction, register, temporary, "b32")
+    emitter.assign_all(instruction, [(register, "b32") for register in destinations], emitter.call(work, address))
 
 
 def store_matrix(emitter: Emitter, instruction: Instruction) -> None:
@@ -58,7 +54,7 @@ def store_matrix(emitter: Emitter, instruction: Instruction) -> None:
     row, word = Store(instruction, space, 8, 2), Store(instruction, space, 4, 1)
     work = StoreMatrix(row, word, count, transposed, cells == "m16n8.b8")
     values = ", ".join(emitter.value(register, "b32") for register in sources)
-    emitter.lines.append(f"{emitter.bind('m', work)}(F, {address}, ({values},))")
+    emitter.run(work, address, f"({values},)")
 
 
 def _matrix(instruction: Instruction) -> tuple[int, bool, str, str]:
@@ -184,9 +180,8 @@ def multiply(emitter: Emitter, instruction: Instruction) -> None:
         words += [_scale(emitter, operands[6]), *_selectors(emitter, operands[7])]
         scales = f"({', '.join(words)})"
     work = Mma(instruction, model, a_format, b_format, form.scales, form.packed)
-    emitter.lines.append(f"v0, v1, v2, v3 = {emitter.bind('m', work)}(F, {', '.join(parts)}, {scales})")
-    for position, register in enumerate(destinations):
-        emitter.assign(instruction, register, f"v{position}", "b32")
+    targets = [(register, "b32") for register in destinations]
+    emitter.assign_all(instruction, targets, emitter.call(work, *parts, scales))
 
 
 def _resolve(emitter: Emitter, instruction: Instruction) -> tuple[Form, str, str, str]:

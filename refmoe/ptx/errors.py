@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from refmoe.errors import RefmoeError
+
+if TYPE_CHECKING:
+    from refmoe.ptx.syntax import Instruction
 
 Index3 = tuple[int, int, int]
 
@@ -42,6 +45,12 @@ class UnknownOpcode(PtxError):
     line: int
     source: str | None
     text: str
+
+    @classmethod
+    def of(cls, instruction: Instruction, message: str) -> UnknownOpcode:
+        """The error of an instruction."""
+        names = ("opcode", "line", "source", "text")
+        return cls(message, **{name: getattr(instruction, name) for name in names})
 
 
 class Contraction(PtxError):

@@ -102,6 +102,11 @@ class Frame:
             address = address[where]
         return where, lanes, address if address.dtype == np.uint64 else address.astype(np.uint64)
 
+    def acting(self, where: Array | None, value: Array) -> Array:
+        """`value` in the vector elements that `select` chose."""
+        whole = np.broadcast_to(value, (self.count,))
+        return whole if where is None else whole[where]
+
     def first_active(self, guard: Array | None) -> int | None:
         """The lowest acting lane, or None."""
         where = self.where(guard)

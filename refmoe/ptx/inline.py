@@ -118,13 +118,8 @@ class _Inliner:
 
 
 def _refused(instruction: Instruction, what: str) -> UnknownOpcode:
-    return UnknownOpcode(
-        f"{instruction.opcode} at line {instruction.line} is {what}: {instruction.text}",
-        opcode=instruction.opcode,
-        line=instruction.line,
-        source=instruction.source,
-        text=instruction.text,
-    )
+    message = f"{instruction.opcode} at line {instruction.line} is {what}: {instruction.text}"
+    return UnknownOpcode.of(instruction, message)
 
 
 class _Renamer:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from refmoe.ptx.memory import OWN_BASE, PARAM_BASE
 from refmoe.ptx.parser import ParsedModule
-from refmoe.ptx.syntax import Address, Function, Instruction, Operand, Symbol, Variable, Vector
+from refmoe.ptx.syntax import Function, Instruction, Symbol, Variable, parts
 
 
 @dataclass(frozen=True)
@@ -78,21 +78,6 @@ def lay_out(entry: Function, module: ParsedModule) -> Layout:
 
 
 def _named(entry: Function) -> set[str]:
-    names: set[str] = set()
-
-    def visit(operand: Operand) -> None:
-        if isinstance(operand, Symbol):
-            names.add(operand.name)
-        elif isinstance(operand, Address):
-            visit(operand.base)
-            for element in operand.coordinates:
-                visit(element)
-        elif isinstance(operand, Vector):
-            for element in operand.elements:
-                visit(element)
-
-    for statement in entry.body or ():
-        if isinstance(statement, Instruction):
-            for operand in statement.operands:
-                visit(operand)
-    return names
+    instructions = (statement for statement in entry.body or () if isinstance(statement, Instruction))
+    operands = (part for instruction in instructions for operand in instruction.operands for part in parts(operand))
+    return {operand.name for operand in operands if isinstance(operand, Symbol)}

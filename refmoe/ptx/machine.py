@@ -12,7 +12,7 @@ came back to the same state: that is a deadlock.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from refmoe.ptx.bulk_maps import MapHistory
 from refmoe.ptx.bulk_races import BulkShadow
 from refmoe.ptx.cluster_barrier import ClusterBarrier
 from refmoe.ptx.copies import Copies
-from refmoe.ptx.errors import Deadlock, Index3, StepBudgetExceeded, Trap, WarpError
+from refmoe.ptx.errors import Deadlock, Index3, LaneError, MisuseError, StepBudgetExceeded, Trap, WarpError
 from refmoe.ptx.frame import UNDEFINED, Frame
 from refmoe.ptx.mbarrier import Mbarriers
 from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS, Arena, owned_region
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from refmoe.ptx.codegen import Code, Gather
 
 Array = Any
+E = TypeVar("E", bound=LaneError)
 # Back edges of an ordinary loop before its lanes lose a turn: it may wait for a plain load after all.
 _PATIENCE = 4096
 # Back edges of polling loops without any progress before the machine asks whether anything can still change.
@@ -176,6 +177,24 @@ class Machine:
         source = f" ({instruction.source})" if instruction.source else ""
         return f"{self.launch.name}:{instruction.line}{source}: {instruction.text}"
 
+    def at(self, lane: int, instruction: Instruction) -> dict[str, Any]:
+        """The fields of a `LaneError`."""
+        block, thread = self.place_of(int(lane))
+        return {
+            "block": block, "thread": thread,
+            "line": instruction.line, "source": instruction.source, "text": instruction.text,
+        }  # fmt: skip
+
+    def error(self, kind: type[E], instruction: Instruction, lane: int, what: str, link: str = ":") -> E:
+        """The error of a lane: `block (0, 0, 0) thread (5, 0, 0): <what>; module.ptx:57: <instruction>`."""
+        fields = self.at(lane, instruction)
+        where = f"block {fields['block']} thread {fields['thread']}"
+        return kind(f"{where}{link} {what}; {self.describe(instruction)}", **fields)
+
+    def misuse(self, instruction: Instruction, lane: int, what: str) -> MisuseError:
+        """The error of a lane that does what the manual leaves undefined."""
+        return self.error(MisuseError, instruction, lane, what)
+
     def in_space(self, space: str, address: Array) -> Array:
         """Whether generic addresses lie in a state space's window."""
         top = address >> np.uint64(56)
@@ -203,6 +222,11 @@ class Machine:
     def resume(self, place: int, mask: Array) -> None:
         """Lanes leave the barrier that ends block `place`."""
         self._arrive(self.code.program.blocks[place].terminator.targets[0], 0, mask)
+
+    def resume_each(self, places: Array, lanes: Array) -> None:
+        """`lanes` leave the barriers that end the blocks `places` [lanes of the machine]."""
+        for place in np.unique(places[lanes]):
+            self.resume(int(place), lanes & (places == place))
 
     def resume_at(self, place: int, mask: Array) -> None:
         """Parked lanes look again, at block `place`."""
@@ -283,16 +307,9 @@ class Machine:
                 self.barriers.arrive(code, place, mask, (number, count, vote))
         else:
             assert terminator.instruction is not None
-            block, thread = self.place_of(int(np.argmax(mask)))
-            instruction = terminator.instruction
-            raise Trap(
-                f"trap in block {block} thread {thread}; {self.describe(instruction)}",
-                block=block,
-                thread=thread,
-                line=instruction.line,
-                source=instruction.source,
-                text=instruction.text,
-            )
+            fields = self.at(int(np.argmax(mask)), terminator.instruction)
+            where = f"block {fields['block']} thread {fields['thread']}"
+            raise Trap(f"trap in {where}; {self.describe(terminator.instruction)}", **fields)
 
     def _branch(self, place: int, turn: int, mask: Array, frame: Frame, result: Any) -> None:
         targets = self.code.program.blocks[place].terminator.targets
@@ -316,7 +333,8 @@ class Machine:
         if beyond.any():
             assert terminator.instruction is not None
             lane = int(np.argmax(beyond))
-            raise self._warp_error(terminator.instruction, lane, f"branch index {int(index[lane])} beyond the table")
+            what = f"branch index {int(index[lane])} beyond the table"
+            raise self.error(WarpError, terminator.instruction, lane, what)
         for value in np.unique(index[mask]):
             self._go(place, terminator.targets[int(value)], turn, mask & (index == value))
 
@@ -361,9 +379,8 @@ class Machine:
         own = (member >> self.lane_in_warp.astype(np.uint32)) & np.uint32(1) == 0
         if (own & mask).any():
             lane = int(np.argmax(own & mask))
-            raise self._warp_error(
-                gather.instruction, lane, f"the lane is not in its own member mask 0x{int(member[lane]):08X}"
-            )
+            what = f"the lane is not in its own member mask 0x{int(member[lane]):08X}"
+            raise self.error(WarpError, gather.instruction, lane, what)
         if self.everyone(mask) and value.ndim == 0:
             return mask
         go = np.zeros_like(mask)
@@ -405,17 +422,6 @@ class Machine:
         self._passed = lanes if self._passed is None else self._passed | lanes
         for place in [p for p, waiting in self._gathering.items() if (waiting & lanes).any()]:
             self._arrive(place, 0, self._gathering.pop(place))
-
-    def _warp_error(self, instruction: Instruction, lane: int, what: str) -> WarpError:
-        block, thread = self.place_of(lane)
-        return WarpError(
-            f"block {block} thread {thread}: {what}; {self.describe(instruction)}",
-            block=block,
-            thread=thread,
-            line=instruction.line,
-            source=instruction.source,
-            text=instruction.text,
-        )
 
     # Barriers in memory
 

@@ -41,18 +41,10 @@ def whole_warps(frame: Frame, instruction: Instruction) -> None:
     lanes = frame.mask.reshape(-1, 32).sum(axis=1)
     broken = (lanes != 0) & (lanes != 32)
     if broken.any():
-        machine = frame.machine
         warp = int(np.argmax(broken))
-        block, thread = machine.place_of(warp * 32 + int(np.argmax(frame.mask.reshape(-1, 32)[warp])))
-        raise WarpError(
-            f"block {block} thread {thread}: {int(lanes[warp])} lanes of its warp take part, 32 must; "
-            f"{machine.describe(instruction)}",
-            block=block,
-            thread=thread,
-            line=instruction.line,
-            source=instruction.source,
-            text=instruction.text,
-        )
+        lane = warp * 32 + np.argmax(frame.mask.reshape(-1, 32)[warp])
+        what = f"{int(lanes[warp])} lanes of its warp take part, 32 must"
+        raise frame.machine.error(WarpError, instruction, lane, what)
 
 
 @dataclass(frozen=True)
@@ -212,8 +204,6 @@ class StoreMatrix:
             words = mine.view(np.uint32).ravel()
             if region.shadow is not None:
                 region.shadow.before_write(frame, self.word, region, at, who, words)
-            region.words(16)[index // 16] = mine
+            region.write(16, index // 16, mine)
             if region.shadow is not None:
                 region.shadow.after_write(frame, self.word, region, at, who, words)
-            if region.valid is not None:
-                region.words(16, of_valid=True)[index // 16] = np.iinfo(np.uint64).max

@@ -18,7 +18,6 @@ import numpy as np
 
 from refmoe.ptx.access import Access
 from refmoe.ptx.barriers import ranges
-from refmoe.ptx.errors import MisuseError
 from refmoe.ptx.memory import OWN_BASE
 from refmoe.ptx.syntax import Instruction
 
@@ -94,8 +93,8 @@ class Mbarriers:
         found = np.zeros(len(lanes), np.int64)
         for region, which, index in access._parts(frame, address, lanes):
             if region is not shared:
-                lane = int(lanes[0] if which is None else lanes[which][0])
-                raise self.misuse(access.instruction, lane, "a barrier that is not in shared memory")
+                lane = lanes[0] if which is None else lanes[which][0]
+                raise self.machine.misuse(access.instruction, lane, "a barrier that is not in shared memory")
             found[slice(None) if which is None else which] = index // _BYTES
         return found
 
@@ -109,15 +108,14 @@ class Mbarriers:
         slots = self.slots(frame, access, address, lanes)
         ids = self._numbers[slots]
         if not ids.all():
-            lane = int(lanes[int(np.argmin(ids))])
-            raise self.misuse(access.instruction, lane, f"{self.name(slots[int(np.argmin(ids))])} is not initialised")
+            bad = int(np.argmin(ids))
+            raise self.machine.misuse(access.instruction, lanes[bad], f"{self.name(slots[bad])} is not initialised")
         shared = self.machine.shared
         written = shared.words(_BYTES, of_valid=True)[slots] != 0
         if written.any():
             bad = int(np.argmax(written))
-            raise self.misuse(
-                access.instruction, int(lanes[bad]), f"{self.name(slots[bad])} was overwritten by a store"
-            )
+            what = f"{self.name(slots[bad])} was overwritten by a store"
+            raise self.machine.misuse(access.instruction, lanes[bad], what)
         if shared.shadow is not None:
             shared.shadow.ordered_after(frame, access, shared, slots * _BYTES, lanes, self._creation[ids])
         return ids
@@ -139,18 +137,6 @@ class Mbarriers:
         block, _ = self.machine.place_of(cta * self.machine.warps * 32)
         return f"the mbarrier at byte {byte} of {shared.name} (address 0x{OWN_BASE + byte:X}) of block {block}"
 
-    def misuse(self, instruction: Instruction, lane: int, what: str) -> MisuseError:
-        """The error of a lane."""
-        block, thread = self.machine.place_of(lane)
-        return MisuseError(
-            f"block {block} thread {thread}: {what}; {self.machine.describe(instruction)}",
-            block=block,
-            thread=thread,
-            line=instruction.line,
-            source=instruction.source,
-            text=instruction.text,
-        )
-
     # Life
 
     def create(self, frame: Frame, access: Access, address: Array, lanes: Array, counts: Array) -> None:
@@ -160,20 +146,18 @@ class Mbarriers:
             MisuseError: a count out of range, or an object that is in use.
         """
         slots = self.slots(frame, access, address, lanes)
-        wrong = (counts < 1) | (counts > MOST)
-        if wrong.any():
-            bad = int(np.argmax(wrong))
-            raise self.misuse(access.instruction, int(lanes[bad]), f"a count of {int(counts[bad])}, not 1 to {MOST}")
+        self._check_counts(access.instruction, lanes, counts)
         shared = self.machine.shared
         alive = (self._numbers[slots] != 0) & (shared.words(_BYTES, of_valid=True)[slots] == 0)
         if alive.any():
             bad = int(np.argmax(alive))
-            raise self.misuse(access.instruction, int(lanes[bad]), f"{self.name(slots[bad])} is initialised already")
+            what = f"{self.name(slots[bad])} is initialised already"
+            raise self.machine.misuse(access.instruction, lanes[bad], what)
         _, first, times = np.unique(slots, return_index=True, return_counts=True)
         if (times > 1).any():
             bad = int(first[np.argmax(times > 1)])
             what = f"{self.name(slots[bad])} is initialised by {int(times.max())} threads at once"
-            raise self.misuse(access.instruction, int(lanes[bad]), what)
+            raise self.machine.misuse(access.instruction, lanes[bad], what)
         if shared.shadow is not None:
             shared.shadow.atomic(frame, access, shared, slots * _BYTES, lanes)
         while self.count + len(slots) > len(self.slot):
@@ -198,10 +182,16 @@ class Mbarriers:
         used = np.isin(ids, self.at[self.at > 0]) | (self.announced[ids] > 0) | (self.machine.bulk.owed(ids) > 0)
         if used.any():
             bad = int(np.argmax(used))
-            raise self.misuse(access.instruction, int(lanes[bad]), f"{self.name(self.slot[ids[bad]])} is in use")
+            raise self.machine.misuse(access.instruction, lanes[bad], f"{self.name(self.slot[ids[bad]])} is in use")
         self._numbers[self.slot[ids]] = 0
 
     # Counting
+
+    def _check_counts(self, instruction: Instruction, lanes: Array, counts: Array) -> None:
+        wrong = (counts < 1) | (counts > MOST)
+        if wrong.any():
+            bad = int(np.argmax(wrong))
+            raise self.machine.misuse(instruction, lanes[bad], f"a count of {int(counts[bad])}, not 1 to {MOST}")
 
     def arrive(self, frame: Frame, work: Arrive, address: Array, lanes: Array, counts: Array, owed: Array) -> Array:
         """Arrivals, lane after lane. Returns the state before each.
@@ -215,12 +205,7 @@ class Mbarriers:
             owed: int64 [n], bytes that each adds to what transactions owe, before it arrives.
         """
         ids = self.objects(frame, work.access, address, lanes)
-        wrong = (counts < 1) | (counts > MOST)
-        if wrong.any():
-            bad = int(np.argmax(wrong))
-            raise self.misuse(
-                work.access.instruction, int(lanes[bad]), f"a count of {int(counts[bad])}, not 1 to {MOST}"
-            )
+        self._check_counts(work.access.instruction, lanes, counts)
         totals = np.bincount(ids, counts, self.count)
         if (totals[ids] > self.pending[ids]).any() and len(lanes) > 1:
             # The phase may end between two of them.
@@ -259,12 +244,9 @@ class Mbarriers:
         if below.any():
             bad = int(np.argmax(below))
             number = ids[bad]
-            raise self.misuse(
-                instruction,
-                int(lanes[bad]),
-                f"{-int(self.pending[number])} arrivals more than phase {int(self.phase[number])} of "
-                f"{self.name(self.slot[number])} expects",
-            )
+            phase = f"phase {int(self.phase[number])} of {self.name(self.slot[number])}"
+            what = f"{-int(self.pending[number])} arrivals more than {phase} expects"
+            raise self.machine.misuse(instruction, lanes[bad], what)
         self.machine.progress()
 
     def _check_owed(self, instruction: Instruction, ids: Array, lanes: Array) -> None:
@@ -272,7 +254,7 @@ class Mbarriers:
         if beyond.any():
             bad = int(np.argmax(beyond))
             owed = int(self.transactions[ids[bad]])
-            raise self.misuse(instruction, int(lanes[bad]), f"a transaction count of {owed}, beyond {MOST}")
+            raise self.machine.misuse(instruction, lanes[bad], f"a transaction count of {owed}, beyond {MOST}")
 
     def expect(self, frame: Frame, work: Expect, address: Array, lanes: Array, owed: Array) -> None:
         """`mbarrier.expect_tx` and, with negative bytes, `mbarrier.complete_tx`."""
@@ -289,7 +271,7 @@ class Mbarriers:
         if work.increments:
             np.add.at(self.pending, ids, 1)
             if (self.pending[ids] > MOST).any():
-                raise self.misuse(work.access.instruction, int(lanes[0]), "a pending count beyond its 20 bits")
+                raise self.machine.misuse(work.access.instruction, lanes[0], "a pending count beyond its 20 bits")
         np.add.at(self.announced, ids, 1)
         machine = self.machine
         machine.tracer.mbarrier("announce", work.access.instruction, lanes, ids, 1)
@@ -312,7 +294,8 @@ class Mbarriers:
             return
         if refusal:
             cta = int(self.slot[done[0]]) * _BYTES // self.machine.shared.stride
-            raise self.misuse(instruction, cta * self.machine.warps * 32, f"an arrival that {refusal} completes it")
+            lane = cta * self.machine.warps * 32
+            raise self.machine.misuse(instruction, lane, f"an arrival that {refusal} completes it")
         self.machine.tracer.completed(done)
         self.phase[done] += 1
         self.pending[done] = self.expected[done]
@@ -379,17 +362,14 @@ class Mbarriers:
             odd = asked > 1
             if odd.any():
                 bad = int(np.argmax(odd))
-                raise self.misuse(work.access.instruction, int(lanes[bad]), f"a parity of {int(asked[bad])}")
+                raise self.machine.misuse(work.access.instruction, lanes[bad], f"a parity of {int(asked[bad])}")
             return (phase & 1) != asked.view(np.int64)
         wanted = (asked >> np.uint64(_PHASE_SHIFT)).view(np.int64)
         stale = (phase - wanted > 1) | (phase < wanted)
         if stale.any():
             bad = int(np.argmax(stale))
-            raise self.misuse(
-                work.access.instruction,
-                int(lanes[bad]),
-                f"the state of phase {int(wanted[bad])}, in phase {int(phase[bad])}",
-            )
+            what = f"the state of phase {int(wanted[bad])}, in phase {int(phase[bad])}"
+            raise self.machine.misuse(work.access.instruction, lanes[bad], what)
         return phase > wanted
 
     def look(self, frame: Frame, work: Wait, address: Array, lanes: Array, asked: Array) -> tuple[Array, Array]:

@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 Array = Any
 
 
-def _vector(frame: Frame, where: Array | None, value: Array, dtype: Any) -> Array:
-    """An operand of the acting lanes."""
-    whole = np.broadcast_to(value, (frame.count,))
-    return (whole if where is None else whole[where]).astype(dtype)
-
-
 @dataclass(frozen=True)
 class Create:
     """`mbarrier.init`."""
@@ -32,7 +26,8 @@ class Create:
         """Initialise the objects of the acting lanes."""
         where, lanes, chosen = frame.select(address, guard)
         if lanes.size:
-            frame.machine.mbarriers.create(frame, self.access, chosen, lanes, _vector(frame, where, count, np.int64))
+            counts = frame.acting(where, count).astype(np.int64)
+            frame.machine.mbarriers.create(frame, self.access, chosen, lanes, counts)
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ class Arrive:
         where, lanes, chosen = frame.select(address, guard)
         result = np.zeros(frame.count, np.uint64)
         if lanes.size:
-            counts, bytes_ = _vector(frame, where, count, np.int64), _vector(frame, where, owed, np.int64)
+            counts, bytes_ = (frame.acting(where, value).astype(np.int64) for value in (count, owed))
             states = frame.machine.mbarriers.arrive(frame, self, chosen, lanes, counts, bytes_)
             result[slice(None) if where is None else where] = states
         return result
@@ -86,7 +81,7 @@ class Expect:
         """Change what transactions owe."""
         where, lanes, chosen = frame.select(address, guard)
         if lanes.size:
-            owed = _vector(frame, where, owed, np.int64) * self.sign
+            owed = frame.acting(where, owed).astype(np.int64) * self.sign
             frame.machine.mbarriers.expect(frame, self, chosen, lanes, owed)
 
 
@@ -118,7 +113,7 @@ class Wait:
         result = np.zeros(frame.count, bool)
         if lanes.size:
             mbarriers = frame.machine.mbarriers
-            ids, ready = mbarriers.look(frame, self, chosen, lanes, _vector(frame, where, asked, np.uint64))
+            ids, ready = mbarriers.look(frame, self, chosen, lanes, frame.acting(where, asked).astype(np.uint64))
             frame.machine.tracer.mbarrier("pass", self.access.instruction, lanes[ready], ids[ready])
             if self.acquires:
                 mbarriers.acquire(ids[ready], lanes[ready])

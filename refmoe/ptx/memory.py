@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from refmoe.ptx.watch import Watch
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-Indices = np.ndarray[Any, np.dtype[np.int64]]
+Array = Any
 
 WINDOW_BITS = 40
 # Kernel parameters are the first buffer of every arena.
@@ -69,6 +69,13 @@ class Region:
             view = source.view(dtype) if width <= 8 else source.view(dtype).reshape(-1, width // 8)
             self._views[of_valid, width] = view
         return view
+
+    def write(self, width: int, place: Array, words: Array) -> None:
+        """Write words of `width` bytes, numbers `place` [n], which are initialised from now on."""
+        self.words(width)[place] = words
+        if self.valid is not None:
+            valid = self.words(width, of_valid=True)
+            valid[place] = np.iinfo(valid.dtype).max
 
 
 def _aligned(size: int, fill: int, content: Bytes | None = None) -> Bytes:

@@ -116,8 +116,7 @@ class _Parser(Cursor):
         elif text == ".pragma":
             self.skip_to_semicolon()
         elif text[1:] in _SPACES and text[0] == ".":
-            scope = Scope()
-            for variable in self.variables(scope):
+            for variable in self.variables(Scope()):
                 self.result.variables[variable.name] = variable
         elif not self.accept(";"):
             self.fail(f"unexpected {text!r}")
@@ -164,13 +163,13 @@ class _Parser(Cursor):
             first = declared[0]
             declared.append(self.declarator(space, first.align, first.type, first.pointer))
         self.expect(";")
-        result = []
-        for variable in declared:
-            unique = scope.declare_symbol(variable.name)
-            if unique is None:
-                self.fail(f"{variable.name} is declared twice")
-            result.append(replace(variable, name=str(unique)))
-        return result
+        return [self.declare(variable, scope) for variable in declared]
+
+    def declare(self, variable: Variable, scope: Scope) -> Variable:
+        unique = scope.declare_symbol(variable.name)
+        if unique is None:
+            self.fail(f"{variable.name} is declared twice")
+        return replace(variable, name=unique)
 
     def variable(self, space: str) -> Variable:
         align, pointer = 0, False
@@ -202,10 +201,7 @@ class _Parser(Cursor):
         while self.accept("["):
             count *= 0 if self.at("]") else self.integer()
             self.expect("]")
-        initial: bytes | None = None
-        relocations: tuple[tuple[int, int, Symbol], ...] = ()
-        if self.accept("="):
-            initial, relocations = self.initialiser(kind)
+        initial, relocations = self.initialiser(kind) if self.accept("=") else (None, ())
         size = max(count * element, len(initial or b""))
         return Variable(name, space, size, align or element, kind, pointer, initial, relocations)
 
@@ -237,9 +233,7 @@ class _Parser(Cursor):
         """The bits of a literal of type `kind`."""
         bits = type_bits(kind)
         negative = self.accept("-")
-        if self.token.kind != "number":
-            self.fail(f"expected a number, found {self.token.text!r}")
-        literal = lexer.immediate(self.take().text)
+        literal = self.literal()
         value = literal.value
         if literal.form != "int":
             try:
@@ -258,11 +252,7 @@ class _Parser(Cursor):
             if self.at(".reg"):
                 self.fail("a function with register parameters is not supported")
             self.expect(".param")
-            variable = self.variable("param")
-            unique = scope.declare_symbol(variable.name)
-            if unique is None:
-                self.fail(f"{variable.name} is declared twice")
-            result.append(replace(variable, name=str(unique)))
+            result.append(self.declare(self.variable("param"), scope))
             self.accept(",")
         return tuple(result)
 
@@ -336,7 +326,7 @@ class _Body:
         unique = scope.symbol(name)
         if unique is None or unique not in known:
             self.parser.fail(f"no label {name}", line)
-        return str(unique)
+        return unique
 
     def resolve(self, instruction: Instruction, scope: Scope) -> Instruction:
         # A branch may name a label further down, so labels are looked up once all are known.
@@ -346,7 +336,6 @@ class _Body:
         others, target = instruction.operands[:-1], instruction.operands[-1] if instruction.operands else None
         if not isinstance(target, Symbol) or len(others) != _BRANCHES[stem]:
             self.parser.fail(f"not the operands of {stem}: {instruction.text}", instruction.line)
-        assert isinstance(target, Symbol)
         known = self.places if stem == "bra" else self.tables
         label = Symbol(self.label(target.name, scope, instruction.line, known))
         return replace(instruction, operands=(*others, label))
@@ -389,10 +378,10 @@ class _Body:
         while True:
             name = parser.word()
             if parser.accept("<"):
-                fresh = scope.declare_family(name, parser.integer(), str(kind))
+                fresh = scope.declare_family(name, parser.integer(), kind)
                 parser.expect(">")
             else:
-                fresh = scope.declare_register(name, str(kind))
+                fresh = scope.declare_register(name, kind)
             if not fresh:
                 parser.fail(f"register {name} is declared twice")
             if parser.accept(";"):
@@ -412,11 +401,11 @@ class _Body:
             while parser.accept(","):
                 labels.append(parser.word())
             parser.expect(";")
-            self.tables[str(unique)] = (tuple(labels), scope)
+            self.tables[unique] = (tuple(labels), scope)
         elif parser.at(".callprototype", ".calltargets"):
             parser.skip_to_semicolon()
         else:
-            self.add(Label(str(unique)), scope)
+            self.add(Label(unique), scope)
 
     def instruction(self, scope: Scope) -> Instruction:
         parser = self.parser
@@ -460,7 +449,6 @@ class _Body:
         register = scope.register(name)
         if register is None:
             self.parser.fail(f"{name} is no register")
-        assert register is not None
         return register
 
     def operand(self, scope: Scope) -> Operand:
@@ -509,9 +497,7 @@ class _Body:
         negative = parser.at("-")
         if parser.at("-", "+"):
             parser.take()
-        if parser.token.kind != "number":
-            parser.fail(f"expected a number, found {parser.token.text!r}")
-        value = lexer.immediate(parser.take().text)
+        value = parser.literal()
         if not negative:
             return value
         if value.form == "int":

@@ -179,10 +179,7 @@ def _split(
             table = statement.operands[-1]
             assert isinstance(table, Symbol)
             if table.name not in tables:
-                raise UnknownOpcode(
-                    f"brx without .branchtargets at line {statement.line}",
-                    opcode=statement.opcode, line=statement.line, source=statement.source, text=statement.text,
-                )  # fmt: skip
+                raise UnknownOpcode.of(statement, f"brx without .branchtargets at line {statement.line}")
             current.kind, current.instruction = "index", statement
             current.targets = list(tables[table.name])
             closed = True
@@ -201,34 +198,15 @@ def _split(
 
 def _schedule(successors: list[list[int]]) -> list[int]:
     """Reverse post-order from block 0 in which a loop's exits come after its body; unreachable blocks last."""
-    loops = _loops(successors)
-    bodies = list(loops.values())
-    state = [0] * len(successors)
-    order: list[int] = []
+    bodies = list(_loops(successors).values())
 
     def ranked(block: int) -> list[int]:
         # Last visited comes first in the order: the successor that stays in the most of the block's loops.
         around = [body for body in bodies if block in body]
         return sorted(successors[block], key=lambda target: sum(target in body for body in around))
 
-    for root in range(len(successors)):
-        if state[root]:
-            continue
-        reached: list[int] = []
-        stack = [(root, iter(ranked(root)))]
-        state[root] = 1
-        while stack:
-            block, rest = stack[-1]
-            for target in rest:
-                if not state[target]:
-                    state[target] = 1
-                    stack.append((target, iter(ranked(target))))
-                    break
-            else:
-                stack.pop()
-                reached.append(block)
-        order.extend(reversed(reached))
-    return order
+    walks, _ = _depth_first([ranked(block) for block in range(len(successors))])
+    return [block for walk in walks for block in reversed(walk)]
 
 
 def _loops(successors: list[list[int]]) -> dict[tuple[int, int], frozenset[int]]:
@@ -238,7 +216,7 @@ def _loops(successors: list[list[int]]) -> dict[tuple[int, int], frozenset[int]]
         for target in targets:
             predecessors[target].append(block)
     loops = {}
-    for latch, head in _retreating(successors):
+    for latch, head in _depth_first(successors)[1]:
         body = {head, latch}
         work = [latch] if latch != head else []
         while work:
@@ -250,13 +228,15 @@ def _loops(successors: list[list[int]]) -> dict[tuple[int, int], frozenset[int]]
     return loops
 
 
-def _retreating(successors: list[list[int]]) -> list[tuple[int, int]]:
-    """Edges to a block that is still open in a depth-first walk."""
-    edges = []
+def _depth_first(successors: list[list[int]]) -> tuple[list[list[int]], list[tuple[int, int]]]:
+    """Blocks in post-order, a list for each root of a depth-first walk, and the edges to a block that is still open."""
+    walks, edges = [], []
     state = [0] * len(successors)
     for root in range(len(successors)):
         if state[root]:
             continue
+        reached: list[int] = []
+        walks.append(reached)
         state[root] = 1
         stack = [(root, iter(successors[root]))]
         while stack:
@@ -270,5 +250,6 @@ def _retreating(successors: list[list[int]]) -> list[tuple[int, int]]:
                     break
             else:
                 stack.pop()
+                reached.append(block)
                 state[block] = 2
-    return edges
+    return walks, edges

@@ -312,12 +312,18 @@ class RaceShadow:
     def _modify(
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, flags: np.int64
     ) -> None:
-        at, who, count = self._cover(index, lanes, access.width)
-        mine = self._mine(frame, who, flags)
-        for bad, previous, kind in self._unordered(frame, at, who, mine):
-            self._report(frame, access, region, index, lanes, bad[0], count, previous[0], kind)
-        self._writes[at] = mine
+        at, who = self._refuse_write(frame, access, region, index, lanes, access.width, flags)
+        self._writes[at] = self._mine(frame, who, flags)
         self.written = True
+
+    def _refuse_write(
+        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, width: int, flags: np.int64
+    ) -> tuple[Array, Array]:
+        """Report an access that is not ordered before writes of `width` bytes: (their granules, the lane of each)."""
+        at, who, count = self._cover(index, lanes, width)
+        for bad, previous, kind in self._unordered(frame, at, who, self._mine(frame, who, flags)):
+            self._report(frame, access, region, index, lanes, bad[0], count, previous[0], kind)
+        return at, who
 
     def ordered_after(
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, records: Array
@@ -368,11 +374,10 @@ class RaceShadow:
             offset += granule * self.granule
         if region.stride:
             offset %= region.stride
-        block, thread = machine.place_of(int(lanes[row]))
+        fields = machine.at(lanes[row], access.instruction)
         record = np.int64(record)
         other_block, other_thread = machine.place_of_thread(int(record & _THREAD))
         many = bool(record & _MANY)
-        instruction = access.instruction
         verbs = {
             "write-write": "writes after a write by",
             "read-write": "writes after a read by",
@@ -388,19 +393,16 @@ class RaceShadow:
         if record >> _STEP_SHIFT == PENDING:
             whom += ", not known to be complete,"
         raise RaceError(
-            f"{kind} race on byte {offset} of {region.name} ({region.space}): block {block} thread {thread} "
-            f"{verbs[kind]} {whom} of block {other_block}, and {missing}; {machine.describe(instruction)}",
+            f"{kind} race on byte {offset} of {region.name} ({region.space}): block {fields['block']} thread "
+            f"{fields['thread']} {verbs[kind]} {whom} of block {other_block}, and {missing}; "
+            f"{machine.describe(access.instruction)}",
             kind=kind,
             space=region.space,
             buffer=region.name,
             offset=offset,
-            block=block,
-            thread=thread,
             other_block=other_block,
             other_thread=None if many or (record & BULK and not record & ASYNCHRONOUS) else other_thread,
-            line=instruction.line,
-            source=instruction.source,
-            text=instruction.text,
+            **fields,
         )
 
 

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from refmoe.ptx.program import Block, Program
-from refmoe.ptx.syntax import Address, Instruction, Not, Operand, Pair, Register, Vector
+from refmoe.ptx.syntax import Address, Instruction, Operand, Pair, Register, Vector, parts
 
 # The condition code register of add.cc and its kin.
 CARRY = Register("%cc.cf", "pred")
 # Instructions whose first operand is not a destination.
-_NO_DESTINATION = frozenset(
-    [
-        "st",
-        "red",
-        "bra",
-        "brx",
-        "bar",
-        "barrier",
-        "membar",
-        "fence",
-        "prefetch",
-        "prefetchu",
-        "nanosleep",
-        "applypriority",
-        "setmaxnreg",
-        "griddepcontrol",
-        "ret",
-        "exit",
-        "trap",
-        "cp",
-    ]
-)
+_NO_DESTINATION = frozenset((
+    "st", "red", "bra", "brx", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu", "nanosleep",
+    "applypriority", "setmaxnreg", "griddepcontrol", "ret", "exit", "trap", "cp",
+))  # fmt: skip
 
 
 def destinations_and_sources(instruction: Instruction) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
@@ -65,19 +48,8 @@ class Usage:
     writes: dict[str, Register] = field(default_factory=dict)
 
 
-def _registers(operand: Operand) -> list[Register]:
-    if isinstance(operand, Register):
-        return [operand]
-    if isinstance(operand, Not):
-        return [operand.operand]
-    if isinstance(operand, Address):
-        base = [operand.base] if isinstance(operand.base, Register) else []
-        return base + [register for element in operand.coordinates for register in _registers(element)]
-    if isinstance(operand, Vector):
-        return [register for element in operand.elements for register in _registers(element)]
-    if isinstance(operand, Pair):
-        return _registers(operand.first) + _registers(operand.second)
-    return []
+def _registers(operands: Iterable[Operand]) -> list[Register]:
+    return [part for operand in operands for part in parts(operand) if isinstance(part, Register)]
 
 
 def _usage(block: Block) -> Usage:
@@ -92,10 +64,9 @@ def _usage(block: Block) -> Usage:
         instructions.append(block.terminator.instruction)
     for instruction in instructions:
         destinations, sources = destinations_and_sources(instruction)
-        for operand in sources:
-            for register in _registers(operand):
-                read(register)
-        written = [register for operand in destinations for register in _registers(operand)]
+        for register in _registers(sources):
+            read(register)
+        written = _registers(destinations)
         stem = instruction.opcode.split(".")[0]
         if stem in ("addc", "subc", "madc"):
             read(CARRY)
@@ -131,7 +102,6 @@ def analyse(program: Program) -> tuple[list[Usage], dict[str, tuple[int, str]]]:
                 share(register)
     for block in program.blocks:
         if block.terminator.kind == "barrier" and block.terminator.instruction is not None:
-            for operand in destinations_and_sources(block.terminator.instruction)[0]:
-                for register in _registers(operand):
-                    share(register)
+            for register in _registers(destinations_and_sources(block.terminator.instruction)[0]):
+                share(register)
     return usages, shared

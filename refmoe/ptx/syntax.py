@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 
@@ -80,6 +81,22 @@ class Group:
 
 
 Operand = Register | Special | Immediate | Symbol | Address | Vector | Sink | Not | Pair | Group
+
+
+def parts(operand: Operand) -> Iterator[Operand]:
+    """An operand and all that stand inside it, in the order written."""
+    yield operand
+    inner: tuple[Operand, ...] = ()
+    if isinstance(operand, Address):
+        inner = (operand.base, *operand.coordinates)
+    elif isinstance(operand, Vector | Group):
+        inner = operand.elements
+    elif isinstance(operand, Pair):
+        inner = (operand.first, operand.second)
+    elif isinstance(operand, Not):
+        inner = (operand.operand,)
+    for each in inner:
+        yield from parts(each)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refmoe.formats import Specials
-from refmoe.ptx.errors import MisuseError
 from refmoe.ptx.matrix import whole_warps
 from refmoe.ptx.syntax import Instruction
 from refmoe.reference.mma import ELEMENT_FORMATS, as_model, tensor_core_mma
@@ -284,16 +283,7 @@ class Mma:
                 acting = [value if where is None or np.ndim(value) == 0 else value[where] for value in (byte, thread)]
                 Scales(rows, self.scales).check(*acting)
         except ValueError as error:
-            machine, instruction = frame.machine, self.instruction
-            block, thread = machine.place_of(int(np.argmax(frame.mask)))
-            raise MisuseError(
-                f"block {block} thread {thread}: {error}; {machine.describe(instruction)}",
-                block=block,
-                thread=thread,
-                line=instruction.line,
-                source=instruction.source,
-                text=instruction.text,
-            ) from error
+            raise frame.machine.misuse(self.instruction, int(np.argmax(frame.mask)), str(error)) from error
 
     def _bits(self, name: str) -> int:
         """Bits that an element takes in a register."""

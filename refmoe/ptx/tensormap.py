@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from refmoe.errors import ArgumentError
 
@@ -43,7 +44,13 @@ _REPLACED_TYPES = (
     "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32_ftz", "f64", "bf16", "tf32", "tf32_ftz", "u4_align8",
     "u4_align16", "u6_align16",
 )  # fmt: skip
-_REPLACED_SWIZZLES = 4
+# By field of `tensormap.replace`: the attribute, and how many values there are, 0 where any number is one.
+_REPLACED = {
+    "box_dim": ("box", 0), "global_dim": ("dims", 0), "global_stride": ("strides", 0), "element_stride": ("steps", 0),
+    "global_address": ("address", 0), "rank": ("rank", _RANKS), "elemtype": ("data_type", len(_REPLACED_TYPES)),
+    "interleave_layout": ("interleave", len(_INTERLEAVES)), "swizzle_mode": ("swizzle", 4),
+    "fill_mode": ("fill", len(_FILLS)),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -229,32 +236,18 @@ def replace_field(found: TensorMap, field: str, ordinal: int, value: int) -> Ten
     Raises:
         ValueError: an ordinal or a value that the field does not have.
     """
-    lists = {"box_dim": "box", "global_dim": "dims", "global_stride": "strides", "element_stride": "steps"}
-    changed = dict(vars(found))
-    if field in lists:
-        old = changed[lists[field]]
+    name, count = _REPLACED[field]
+    new: Any = value
+    if name in ("box", "dims", "strides", "steps"):
+        old = getattr(found, name)
         if not 0 <= ordinal < len(old):
             raise ValueError(f"ordinal {ordinal}, not 0 to {len(old) - 1}")
-        changed[lists[field]] = (*old[:ordinal], value, *old[ordinal + 1 :])
-    elif field == "global_address":
-        changed["address"] = value
+        new = (*old[:ordinal], value, *old[ordinal + 1 :])
+    elif count and not 0 <= value < count:
+        raise ValueError(f"a new {field} of {value}, not 0 to {count - 1}")
     elif field == "rank":
         # PTX ISA: the rank minus one.
-        changed["rank"] = _limited(value, _RANKS, field) + 1
+        new = value + 1
     elif field == "elemtype":
-        changed["data_type"] = _REPLACED_TYPES[_limited(value, len(_REPLACED_TYPES), field)]
-    elif field == "interleave_layout":
-        changed["interleave"] = _limited(value, len(_INTERLEAVES), field)
-    elif field == "swizzle_mode":
-        changed["swizzle"] = _limited(value, _REPLACED_SWIZZLES, field)
-    elif field == "fill_mode":
-        changed["fill"] = _limited(value, len(_FILLS), field)
-    else:
-        raise ValueError(f"no field {field}")
-    return TensorMap(**changed)
-
-
-def _limited(value: int, count: int, field: str) -> int:
-    if not 0 <= value < count:
-        raise ValueError(f"a new {field} of {value}, not 0 to {count - 1}")
-    return value
+        new = _REPLACED_TYPES[value]
+    return replace(found, **{name: new})

@@ -66,16 +66,9 @@ class Shuffle:
         absent = frame.mask & ((present >> source.astype(np.uint32)) & np.uint32(1) == 0)
         if absent.any():
             bad = int(np.argmax(absent))
-            block, thread = machine.place_of(bad)
-            raise WarpError(
-                f"block {block} thread {thread} reads lane {int(source[bad])}, which does not take part "
-                f"(members present: 0x{int(present[bad]):08X}); {machine.describe(self.instruction)}",
-                block=block,
-                thread=thread,
-                line=self.instruction.line,
-                source=self.instruction.source,
-                text=self.instruction.text,
-            )
+            members = f"(members present: 0x{int(present[bad]):08X})"
+            what = f"reads lane {int(source[bad])}, which does not take part {members}"
+            raise machine.error(WarpError, self.instruction, bad, what, link="")
         values = frame.to_all(a)[machine.warp_start + source]
         return frame.from_all(values), frame.from_all(within)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from refmoe.reference.activation import QuantizedRows, swiglu, swiglu_quantize
-from refmoe.reference.backends import BACKENDS, choose_backend, default_backend
+from refmoe.reference.backends import BACKENDS, choose_backend
 from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
-from refmoe.reference.expand import Expanded, Permutation, build_permutation, expand
+from refmoe.reference.expand import Expanded, ExpandedAs, Permutation, build_permutation, expand, expand_as
 from refmoe.reference.finalize import finalize
 from refmoe.reference.gemm import dense_gemm, grouped_gemm, plain_fp8
 from refmoe.reference.layout import (
@@ -19,6 +19,7 @@ from refmoe.reference.layout import (
     unpack_fp4,
     unswizzle_scales,
 )
+from refmoe.reference.masked import MaskedOperand, masked_operand
 from refmoe.reference.mma import tensor_core_mma
 from refmoe.reference.moe import (
     Enclosure,
@@ -40,7 +41,9 @@ __all__ = [
     "BACKENDS",
     "Enclosure",
     "Expanded",
+    "ExpandedAs",
     "MXTensor",
+    "MaskedOperand",
     "MoELayer",
     "MoEStages",
     "NVFP4Tensor",
@@ -49,13 +52,13 @@ __all__ = [
     "QuantizedRows",
     "build_permutation",
     "choose_backend",
-    "default_backend",
     "dense_gemm",
     "dequantize",
     "dequantize_mxfp4",
     "dequantize_mxfp8",
     "dequantize_nvfp4",
     "expand",
+    "expand_as",
     "expert_base_rows",
     "expert_scale_rows",
     "finalize",
@@ -63,6 +66,7 @@ __all__ = [
     "grouped_scale_rows",
     "layer_bound",
     "layer_enclosure",
+    "masked_operand",
     "moe_float64",
     "moe_layer",
     "nvfp4_encode_scale",

@@ -21,6 +21,7 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MX_BLOCK
 from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reference import fp32
+from refmoe.reference.arrays import check_optional, checked_array
 from refmoe.reference.exponential import exponential
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
@@ -100,6 +101,36 @@ def swiglu(
     return fp32.multiply(fp32.multiply(gate, _sigmoid(fp32.multiply(gate, -factor))), fp32.add(up, addend))
 
 
+def swiglu_by_expert(
+    gate_up: NDArray[Any],
+    offsets: NDArray[np.int64],
+    *,
+    variant: str = "gpt_oss",
+    bias: NDArray[Any] | None = None,
+    alpha: NDArray[np.float32] | None = None,
+    beta: NDArray[np.float32] | None = None,
+    limit: NDArray[np.float32] | None = None,
+) -> NDArray[np.float32]:
+    """`swiglu` of the rows in use, float32 [offsets[E], I], each with the bias and the parameters of its expert.
+
+    Args and errors are those of `swiglu_quantize`.
+    """
+    experts = checked_offsets(offsets).size - 1
+    _check(gate_up, variant, None)
+    rows, columns = gate_up.shape
+    if offsets[-1] > rows:
+        raise ArgumentError("offsets", f"{offsets[-1]} rows in use", f"at most the {rows} rows of gate_up")
+    if bias is not None and (not isinstance(bias, np.ndarray) or bias.shape != (experts, columns)):
+        raise ArgumentError("bias", describe(bias), f"bfloat16 or float32 [{experts}, {columns}]")
+    given = {"alpha": alpha, "beta": beta, "limit": limit}
+    for name, values in given.items():
+        check_optional(name, values, (experts,), np.float32)
+    owner = np.repeat(np.arange(experts), np.diff(offsets))
+    parameters = {name: values[owner] for name, values in given.items() if values is not None}
+    bias_rows = None if bias is None else bias[owner]
+    return swiglu(gate_up[: int(offsets[-1])], variant=variant, bias=bias_rows, **parameters)
+
+
 def swiglu_quantize(
     gate_up: NDArray[Any],
     offsets: NDArray[np.int64],
@@ -132,23 +163,11 @@ def swiglu_quantize(
     Raises:
         ArgumentError: as `swiglu`; offsets that do not fit; I no multiple of 32; an unknown mode, edge or layout.
     """
-    experts = checked_offsets(offsets).size - 1
-    _check(gate_up, variant, None)
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    if offsets[-1] > rows:
-        raise ArgumentError("offsets", f"{offsets[-1]} rows in use", f"at most the {rows} rows of gate_up")
+    chosen, byte = layout_named(layout, GROUPED_LAYOUTS), checked_fill(fill)
+    values = swiglu_by_expert(gate_up, offsets, variant=variant, bias=bias, alpha=alpha, beta=beta, limit=limit)
+    rows, (used, width), experts = len(gate_up), values.shape, offsets.size - 1
     if width % MX_BLOCK:
         raise ArgumentError("gate_up", describe(gate_up), f"I a multiple of {MX_BLOCK}")
-    chosen, byte = layout_named(layout, GROUPED_LAYOUTS), checked_fill(fill)
-    if bias is not None and (not isinstance(bias, np.ndarray) or bias.shape != (experts, 2 * width)):
-        raise ArgumentError("bias", describe(bias), f"bfloat16 or float32 [{experts}, {2 * width}]")
-    owner, used = np.repeat(np.arange(experts), np.diff(offsets)), int(offsets[-1])
-    parameters = {
-        name: values[owner]
-        for name, values in (("alpha", alpha), ("beta", beta), ("limit", limit))
-        if _is_per_expert(name, values, experts) and values is not None
-    }
-    values = swiglu(gate_up[:used], variant=variant, bias=None if bias is None else bias[owner], **parameters)
     quantized = quantize_mxfp8(values, mode=mode, edge=edge)
     codes = np.full((rows, width), byte, np.uint8)
     codes[:used] = quantized.codes
@@ -157,14 +176,6 @@ def swiglu_quantize(
     if used and width:
         write_scale_rows(scales, chosen, expert_scale_rows(offsets), quantized.scales)
     return QuantizedRows(codes, scales)
-
-
-def _is_per_expert(name: str, values: object, experts: int) -> bool:
-    if values is None:
-        return False
-    if not isinstance(values, np.ndarray) or values.dtype != np.float32 or values.shape != (experts,):
-        raise ArgumentError(name, describe(values), f"float32 [{experts}]")
-    return True
 
 
 def _sigmoid(negated: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -188,10 +199,8 @@ def _refuse_parameters(**parameters: tuple[object, float]) -> None:
 
 
 def _check(gate_up: object, variant: object, bias: object) -> None:
-    dtypes = (np.dtype(np.float32), fp32.BF16)
-    if not isinstance(gate_up, np.ndarray) or gate_up.dtype not in dtypes or gate_up.ndim != 2:
-        raise ArgumentError("gate_up", describe(gate_up), "bfloat16 or float32 [T, 2 I]")
-    rows, columns = gate_up.shape
+    dtypes = (fp32.BF16, np.dtype(np.float32))
+    rows, columns = checked_array("gate_up", gate_up, ("T", "2 I"), *dtypes).shape
     if columns % 2:
         raise ArgumentError("gate_up", describe(gate_up), "an even number of columns")
     if not isinstance(variant, str) or variant not in VARIANTS:

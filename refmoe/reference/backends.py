@@ -1,4 +1,4 @@
-"""The MoE backends that servers know for MXFP4 weights, as data: where they run, what they compute, how it adds up."""
+"""The MoE backends that servers know for MXFP4 weights, as data: where they run, what they take, how it adds up."""
 
 from __future__ import annotations
 
@@ -33,13 +33,11 @@ class Backend:
 
     Attributes:
         name: in lower case.
-        computes: formats and order of its steps, in a sentence.
         activations: "mxfp8" or "bf16", what its GEMMs take beside the MXFP4 weights.
         accumulation: by architecture; the first is the one that is assumed if none is named.
     """
 
     name: str
-    computes: str
     activations: str
     accumulation: Mapping[str, Accumulation]
 
@@ -79,46 +77,25 @@ _SUMS: Mapping[Mma, _Sums] = MappingProxyType(
 )
 
 
-def _backend(name: str, computes: str, activations: str, *instructions: Mma) -> Backend:
+def _backend(name: str, activations: str, *instructions: Mma) -> Backend:
     """A backend serves the chips that have one of its instructions."""
     serves = [(arch, one) for one in instructions for arch, chip in CHIPS.items() if one in chip.instructions]
-    return Backend(name, computes, activations, {arch: _SUMS[one].on(arch, one) for arch, one in serves})
+    return Backend(name, activations, {arch: _SUMS[one].on(arch, one) for arch, one in serves})
 
-
-_TO_BF16 = "weights to BF16, BF16 x BF16, the activation rounded to BF16"
 
 _ALL = (
-    _backend(
-        "cutlass",
-        "tokens to MXFP8 on their own, inside expand, or by the caller; MXFP8 x MXFP4; the activation to MXFP8",
-        "mxfp8",
-        *(Mma.SYNC_MX, Mma.TCGEN05_MX),
-    ),
-    _backend("marlin", f"{_TO_BF16}; along K one chain, ascending", "bf16", Mma.SYNC_BF16),
-    _backend("triton", _TO_BF16, "bf16", Mma.WGMMA_BF16, Mma.TCGEN05_F16),
-    _backend("trtllm", _TO_BF16, "bf16", Mma.TCGEN05_F16),
-    _backend(
-        "trtllm_mxfp8",
-        "tokens to MXFP8 on their own; MXFP8 x MXFP4; the activation to MXFP8",
-        "mxfp8",
-        Mma.TCGEN05_MX,
-    ),
+    # Tokens are quantized on their own, inside expand, or by the caller.
+    _backend("cutlass", "mxfp8", Mma.SYNC_MX, Mma.TCGEN05_MX),
+    # Along K one chain, ascending.
+    _backend("marlin", "bf16", Mma.SYNC_BF16),
+    _backend("triton", "bf16", Mma.WGMMA_BF16, Mma.TCGEN05_F16),
+    _backend("trtllm", "bf16", Mma.TCGEN05_F16),
+    # Tokens are quantized on their own.
+    _backend("trtllm_mxfp8", "mxfp8", Mma.TCGEN05_MX),
 )
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType({backend.name: backend for backend in _ALL})
 """Every backend by its name."""
-
-_PREFERRED = ("trtllm_mxfp8", "cutlass", "triton")
-
-
-def default_backend(arch: str) -> Backend:
-    """What refmoe takes on an architecture: MXFP8 CUTLASS on SM12x, TRTLLM_MXFP8 on SM100, TRITON on SM90.
-
-    Raises:
-        ArgumentError: an unknown architecture.
-    """
-    known = _checked(arch)
-    return next(BACKENDS[name] for name in _PREFERRED if known in BACKENDS[name].architectures)
 
 
 def choose_backend(name: str, arch: str | None = None) -> Backend:

@@ -104,14 +104,12 @@ def even_low(gguf: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return out.view(np.uint8)
 
 
-def _check(codes: object, scales: object, bytes_a_block: int) -> None:
+def _check(codes: NDArray[np.uint8], scales: NDArray[np.uint8], bytes_a_block: int) -> None:
     for name, array in (("codes", codes), ("scales", scales)):
         if not isinstance(array, np.ndarray) or array.dtype != np.uint8 or array.ndim == 0:
             raise ArgumentError(name, describe(array), "a uint8 array of at least one dimension")
         if not array.flags.c_contiguous:
             raise ArgumentError(name, f"{describe(array)} that is not contiguous", "a C-contiguous array")
-    assert isinstance(codes, np.ndarray)
-    assert isinstance(scales, np.ndarray)
     *rows, width = codes.shape
     if width % bytes_a_block:
         raise ArgumentError("codes", describe(codes), f"a last dimension that is a multiple of {bytes_a_block}")

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference import fp32
+from refmoe.reference.arrays import checked_array, checked_output
 from refmoe.reference.layout import checked_count
-
-_FP32 = np.dtype(np.float32)
 
 
 def finalize(
@@ -50,7 +49,7 @@ def finalize(
             with a row here but no bias.
     """
     first_expert = checked_count("first_expert", first_expert)
-    dtype = _checked_output(out_dtype)
+    dtype = checked_output(out_dtype, (np.dtype(np.float32), fp32.BF16), "ml_dtypes.bfloat16 or float32")
     _check(rows, unpermuted_to_permuted, weights)
     tokens, k = weights.shape
     by_rank = unpermuted_to_permuted.reshape(k, tokens)
@@ -70,11 +69,10 @@ def finalize(
 
 
 def _bias_rows(
-    rows: NDArray[Any], by_rank: NDArray[np.int32], topk_ids: object, bias: object, first_expert: int
+    rows: NDArray[Any], by_rank: NDArray[np.int32], topk_ids: object, bias: NDArray[Any], first_expert: int
 ) -> NDArray[np.int64]:
     """The row of `bias` of each choice [k, T]; of no meaning where the choice has no row."""
-    if not isinstance(bias, np.ndarray) or bias.dtype not in (_FP32, fp32.BF16) or bias.ndim != 2:
-        raise ArgumentError("bias", describe(bias), "bfloat16 or float32 [E, H]")
+    checked_array("bias", bias, ("E", "H"), fp32.BF16, np.float32)
     if bias.shape[1] != rows.shape[1]:
         raise ArgumentError("bias", describe(bias), f"the H of rows, {rows.shape[1]}")
     if not isinstance(topk_ids, np.ndarray) or topk_ids.dtype != np.int32 or topk_ids.shape != by_rank.T.shape:
@@ -88,27 +86,14 @@ def _bias_rows(
     return experts
 
 
-def _check(rows: object, unpermuted_to_permuted: object, weights: object) -> None:
+def _check(rows: NDArray[Any], entries: NDArray[np.int32], weights: object) -> None:
     if not isinstance(weights, np.ndarray) or weights.dtype != np.float32 or weights.ndim != 2 or not weights.shape[1]:
         raise ArgumentError("weights", describe(weights), "float32 [T, k] with at least one expert a token")
-    if not isinstance(rows, np.ndarray) or rows.dtype not in (_FP32, fp32.BF16) or rows.ndim != 2:
-        raise ArgumentError("rows", describe(rows), "bfloat16 or float32 [T * k, H]")
+    checked_array("rows", rows, ("T * k", "H"), fp32.BF16, np.float32)
     if rows.shape[0] != weights.size:
         raise ArgumentError("rows", describe(rows), f"the T * k = {weights.size} rows of weights")
-    entries = unpermuted_to_permuted
-    if not isinstance(entries, np.ndarray) or entries.dtype != np.int32 or entries.shape != (weights.size,):
-        raise ArgumentError("unpermuted_to_permuted", describe(entries), f"int32 [{weights.size}]")
+    checked_array("unpermuted_to_permuted", entries, (weights.size,), np.int32)
     stray = np.flatnonzero((entries < -1) | (entries >= weights.size))
     if stray.size:
         found = f"{entries[stray[0]]} at {stray[0]}"
         raise ArgumentError("unpermuted_to_permuted", found, f"-1, or a row below {weights.size}")
-
-
-def _checked_output(out_dtype: npt.DTypeLike) -> np.dtype[Any]:
-    try:
-        dtype = np.dtype(out_dtype)
-    except TypeError:
-        dtype = np.dtype(object)
-    if out_dtype is None or dtype not in (_FP32, fp32.BF16):
-        raise ArgumentError("out_dtype", describe(out_dtype), "ml_dtypes.bfloat16 or float32")
-    return dtype

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MX_BLOCK
+from refmoe.reference.arrays import check_optional, checked_output
 from refmoe.reference.layout import checked_offsets
 from refmoe.reference.mma import AccumulationModel, as_model, tensor_core_mma
 from refmoe.reference.tensor import IDENTITY_SCALE, MXTensor
@@ -107,9 +108,9 @@ def grouped_gemm(
         raise ArgumentError("offsets", describe(offsets), f"int64 [{experts + 1}] for {experts} experts")
     if offsets[-1] > tokens:
         raise ArgumentError("offsets", f"{offsets[-1]} rows in use", f"at most the {tokens} rows of activations")
-    _check_addend("bias", bias, (experts, n), (np.dtype(np.float32), _BF16, np.dtype(np.float16)))
-    _check_addend("alpha", alpha, (experts,), (np.dtype(np.float32),))
-    dtype = _checked_output(out_dtype)
+    check_optional("bias", bias, (experts, n), np.float32, _BF16, np.float16)
+    check_optional("alpha", alpha, (experts,), np.float32)
+    dtype = checked_output(out_dtype, _OUTPUTS, "float32, float16 or ml_dtypes.bfloat16")
 
     _check_pair(weights, activations, chosen)
     _check_scales("activations", activations, chosen)
@@ -211,11 +212,10 @@ def _operand(tensor: MXTensor | NDArray[Any], index: int | slice, model: Accumul
     """The rows that `index` selects, in the form in which `model` takes them."""
     if isinstance(tensor, np.ndarray):
         return _Operand(np.ascontiguousarray(tensor[index]).view(np.uint16), "bf16", None)
-    codes, scales = np.ascontiguousarray(tensor.codes[index]), np.ascontiguousarray(tensor.scales[index])
-    element, part = _element(tensor, model), MXTensor(codes, scales, tensor.format)
+    element, part = _element(tensor, model), tensor.part(index)
     if element == "bf16":
         return _Operand(part.dequantize().astype(_BF16).view(np.uint16), element, None)
-    return _Operand(part.elements, element, scales if model.scaled else None)
+    return _Operand(part.elements, element, part.scales if model.scaled else None)
 
 
 def _element(tensor: MXTensor | NDArray[Any], model: AccumulationModel) -> str:
@@ -259,21 +259,3 @@ def _check_bf16(activations: NDArray[Any]) -> None:
     if activations.dtype != _BF16 or activations.ndim != 2 or activations.shape[1] % MX_BLOCK:
         needed = f"an MXTensor [rows, K] in mxfp8, or bfloat16 [rows, K] with K a multiple of {MX_BLOCK}"
         raise ArgumentError("activations", describe(activations), needed)
-
-
-def _check_addend(argument: str, value: object, shape: tuple[int, ...], dtypes: tuple[np.dtype[Any], ...]) -> None:
-    if value is None:
-        return
-    if not isinstance(value, np.ndarray) or value.dtype not in dtypes or value.shape != shape:
-        names = " or ".join(str(dtype) for dtype in dtypes)
-        raise ArgumentError(argument, describe(value), f"{names} {list(shape)}")
-
-
-def _checked_output(out_dtype: npt.DTypeLike) -> np.dtype[Any]:
-    try:
-        dtype = np.dtype(out_dtype)
-    except TypeError:
-        dtype = np.dtype(object)
-    if out_dtype is None or dtype not in _OUTPUTS:
-        raise ArgumentError("out_dtype", describe(out_dtype), "float32, float16 or ml_dtypes.bfloat16")
-    return dtype

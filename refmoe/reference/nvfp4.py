@@ -35,8 +35,9 @@ from refmoe.reference.layout import pack_fp4, unpack_fp4
 
 _BLOCKS_A_CHUNK = 1 << 14
 _INFINITY = 0x7F800000
+_NAN_SCALE = 0x7F
 _FLT_MAX = np.float32(FP32.max)
-_ONE = np.float32(1)
+_ONE: np.float32 = np.float32(1)
 _SIXTH = np.float32(1) / np.float32(6)
 #: 448 * 6: what the tensor's largest magnitude is brought to before the blocks are scaled.
 _RANGE = np.float32(UE4M3.max * NVFP4.element.max)
@@ -101,7 +102,8 @@ def tensor_amax(x: NDArray[np.generic]) -> np.float32:
         raise ArgumentError("x", describe(x), "an array of ml_dtypes.bfloat16, float16 or float32")
     magnitude = fp32_bits(x) & np.uint32(0x7FFFFFFF)
     finite = np.where(magnitude < _INFINITY, magnitude, np.uint32(0))
-    return np.array(finite.max(initial=0), np.uint32).view(np.float32)[()]
+    amax: np.float32 = np.array([finite.max(initial=0)], np.uint32).view(np.float32)[0]
+    return amax
 
 
 def nvfp4_encode_scale(amax: np.float32 | float) -> np.float32:
@@ -112,13 +114,12 @@ def nvfp4_encode_scale(amax: np.float32 | float) -> np.float32:
     Raises:
         ArgumentError: `amax` is negative or not finite.
     """
-    value = np.float32(amax)
+    value: np.float32 = np.float32(amax)
     if not np.isfinite(value) or value < 0:
         raise ArgumentError("amax", describe(amax), "a finite magnitude")
-    if value == 0:
-        return _ONE
-    with np.errstate(over="ignore"):
-        return np.minimum(np.float32(_RANGE / value), _FLT_MAX)
+    with np.errstate(over="ignore", divide="ignore"):
+        scale: np.float32 = min(np.float32(_RANGE / value), _FLT_MAX) if value else _ONE
+    return scale
 
 
 def quantize_nvfp4(x: NDArray[np.generic], *, global_encode_scale: np.float32 | float | None = None) -> NVFP4Tensor:
@@ -185,7 +186,7 @@ def checked_scale(name: str, value: object) -> np.float32:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.floating, np.integer)):
         raise ArgumentError(name, describe(value), "a float32 above 0, finite")
     with np.errstate(over="ignore"):
-        scale = np.float32(value)
+        scale: np.float32 = np.float32(value)
     if not 0 < scale < np.inf:
         raise ArgumentError(name, describe(value), "a float32 above 0, finite")
     return scale
@@ -232,7 +233,7 @@ def _quantize_blocks(
         scaled = bits.view(np.float32) * encode[:, None]
     np.take(_code_table(NVFP4.element), _round_to_odd(scaled.view(np.uint32)), out=codes)
     codes[bad] = 0
-    scales[bad] = UE4M3.nan_code
+    scales[bad] = _NAN_SCALE
 
 
 def _round_to_odd(wide: NDArray[np.uint32]) -> NDArray[np.uint16]:

@@ -46,6 +46,14 @@ _BLOCKS_A_CHUNK = 1 << 14
 _INFINITY = 0x7F800000
 _NAN_SCALE = 0xFF
 
+#: Edge policies that leave blocks undefined: what they need, and why.
+_UNDEFINED = {
+    EdgePolicy.TRANSFORMER_ENGINE: "no infinity: releases of TransformerEngine disagree on the codes of such a block",
+    EdgePolicy.LLAMA_CPP_CUDA: "no infinity: the scale of such a block overflows an int in llama.cpp",
+    EdgePolicy.DEEPGEMM: "finite values: DeepGEMM leaves the codes of such a block to PyTorch's cast, "
+    "which has changed",
+}
+
 # A stand-in scale under which every block whose own scale byte is 0 is all zeros: its exponent fields are below
 # emax + 2, at most 17.
 _VANISHING_SCALE = 127
@@ -98,7 +106,7 @@ def quantize_mxfp4(
 
 
 @overload
-def quantize(
+def quantize(  # type: ignore[overload-overlap]
     x: NDArray[np.generic], format: Literal["nvfp4"], *, policy: Policy | str | None = None
 ) -> NVFP4Tensor: ...
 @overload
@@ -335,19 +343,20 @@ def _rare_blocks(
     return code, scales.astype(np.uint8)
 
 
+def undefined_blocks(
+    has_nan: NDArray[np.bool_], has_infinity: NDArray[np.bool_], edge: EdgePolicy | None
+) -> NDArray[np.bool_]:
+    """Which blocks [n] `edge` leaves undefined, by what is in them."""
+    if edge not in _UNDEFINED:
+        return np.zeros_like(has_nan)
+    return has_nan | has_infinity if edge is EdgePolicy.DEEPGEMM else has_infinity
+
+
 def _refuse_undefined(
     nan: NDArray[np.bool_], infinite: NDArray[np.bool_], numbers: NDArray[np.intp], edge: EdgePolicy
 ) -> None:
-    if edge is EdgePolicy.TRANSFORMER_ENGINE:
-        undefined, what = infinite.any(axis=1), "an infinity"
-        needed = "no infinity: releases of TransformerEngine disagree on the codes of such a block"
-    elif edge is EdgePolicy.LLAMA_CPP_CUDA:
-        undefined, what = infinite.any(axis=1), "an infinity"
-        needed = "no infinity: the scale of such a block overflows an int in llama.cpp"
-    elif edge is EdgePolicy.DEEPGEMM:
-        undefined, what = (nan | infinite).any(axis=1), "a NaN or an infinity"
-        needed = "finite values: DeepGEMM leaves the codes of such a block to PyTorch's cast, which has changed"
-    else:
-        return
+    undefined = undefined_blocks(np.asarray(nan.any(axis=1)), np.asarray(infinite.any(axis=1)), edge)
     if undefined.any():
-        raise ArgumentError("x", f"{what} in block {numbers[undefined][0]} of {nan.shape[1]} elements", needed)
+        what = "a NaN or an infinity" if edge is EdgePolicy.DEEPGEMM else "an infinity"
+        where = f"block {numbers[undefined][0]} of {nan.shape[1]} elements"
+        raise ArgumentError("x", f"{what} in {where}", _UNDEFINED[edge])

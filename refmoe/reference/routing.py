@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference import fp32
+from refmoe.reference.arrays import check_optional, checked_array
 from refmoe.reference.exponential import exponential
 from refmoe.reference.layout import checked_count
 from refmoe.reference.mma import AccumulationModel, tensor_core_mma
@@ -47,15 +48,11 @@ def router_logits(
         ArgumentError: wrong dtypes or shapes, or a model without BF16.
     """
     for name, array in (("x", x), ("weight", weight)):
-        if not isinstance(array, np.ndarray) or array.dtype != fp32.BF16 or array.ndim != 2:
-            raise ArgumentError(name, describe(array), "bfloat16 [rows, H]")
+        checked_array(name, array, ("rows", "H"), fp32.BF16)
     if x.shape[1] != weight.shape[1]:
         raise ArgumentError("weight", describe(weight), f"the H of x, {x.shape[1]}")
     experts = weight.shape[0]
-    if bias is not None and (
-        not isinstance(bias, np.ndarray) or bias.dtype not in (np.float32, fp32.BF16) or bias.shape != (experts,)
-    ):
-        raise ArgumentError("bias", describe(bias), f"bfloat16 or float32 [{experts}]")
+    check_optional("bias", bias, (experts,), fp32.BF16, np.float32)
     start = np.zeros((experts, x.shape[0]), np.float32)
     rows, columns = (np.ascontiguousarray(array).view(np.uint16) for array in (weight, x))
     sums = tensor_core_mma(rows, columns, start, model=model, a_format="bf16", b_format="bf16")
@@ -117,10 +114,7 @@ def _refuse_special(values: NDArray[np.float32], chosen: NDArray[np.float32]) ->
 
 
 def _check(logits: object, bias: object) -> None:
-    if not isinstance(logits, np.ndarray) or logits.dtype not in (np.float32, fp32.BF16) or logits.ndim != 2:
-        raise ArgumentError("logits", describe(logits), "float32 or bfloat16 [T, E]")
-    experts = logits.shape[1]
+    experts = checked_array("logits", logits, ("T", "E"), np.float32, fp32.BF16).shape[1]
     if not 1 <= experts <= MAX_EXPERTS:
         raise ArgumentError("logits", describe(logits), f"1 to {MAX_EXPERTS} experts")
-    if bias is not None and (not isinstance(bias, np.ndarray) or bias.dtype != np.float32 or bias.shape != (experts,)):
-        raise ArgumentError("bias", describe(bias), f"float32 [{experts}]")
+    check_optional("bias", bias, (experts,), np.float32)

@@ -42,14 +42,18 @@ class MXTensor:
                 raise ArgumentError(name, describe(array), "a uint8 array of at least one dimension")
         *rows, k = self.shape
         if self.scales.shape != (*rows, k // block) or k % block:
-            raise ArgumentError(
-                "scales", describe(self.scales), f"one byte a block of {block} of the logical shape {[*rows, k]}"
-            )
+            needed = f"one byte a block of {block} of the logical shape {[*rows, k]}"
+            raise ArgumentError("scales", describe(self.scales), needed)
 
     @classmethod
     def of_elements(cls, elements: NDArray[np.uint8], scales: NDArray[np.uint8], format: str) -> MXTensor:
         """The tensor of codes that are one a byte, uint8 [..., K]; what the format packs is packed."""
         return cls(elements if as_mx_format(format).codes_a_byte == 1 else pack_fp4(elements), scales, format)
+
+    def part(self, index: int | slice) -> MXTensor:
+        """The part along the first dimension, C-contiguous."""
+        codes, scales = (np.ascontiguousarray(array[index]) for array in (self.codes, self.scales))
+        return MXTensor(codes, scales, self.format)
 
     @property
     def mx(self) -> MXFormat:

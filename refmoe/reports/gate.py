@@ -54,8 +54,8 @@ def check_reports(paths: Sequence[Path], baseline: Path | None, present: Present
     """Check documents against themselves, the kernels' present sources, and the baseline.
 
     If the baseline's own folder is checked, all that it holds must pass, since a whole report may be what is gone.
-    Otherwise it speaks for the devices that the reports cover, and not for a kernel of which no case ran there: on a
-    clean machine somebody else's kernel is not built, and all its cases are SKIPPED.
+    Otherwise it speaks for the devices that the reports cover, and not for a kernel whose cases are listed there and
+    were all SKIPPED: on a clean machine somebody else's kernel is not built. A kernel that is not even listed is gone.
 
     Args:
         paths: files, and folders of them.
@@ -97,7 +97,7 @@ def vanished(path: Path, records: Sequence[CaseRecord], present: PresentHash, *,
         records: the cases of the reports.
         present: the present source hashes.
         whole: whether the reports are all that there are. Otherwise the baseline speaks for the devices that they
-            cover, and not for a kernel of which no case ran there.
+            cover, and not for a kernel whose cases are listed there and were all skipped.
     """
     try:
         expected = read_baseline(path)
@@ -112,17 +112,21 @@ def vanished(path: Path, records: Sequence[CaseRecord], present: PresentHash, *,
     ]
     by_id = {record.id: record for record in records}
     devices = {record.device for record in records}
-    ran = {(_kernel(record.id), record.device) for record in records if record.verdict.ran}
+    listed = {(_kernel(record.id), record.device) for record in records}
+    # Every case of such a kernel was skipped or refused: this machine cannot run it.
+    idle_kernels = listed - {(_kernel(record.id), record.device) for record in records if record.verdict.ran}
     gone: dict[str, list[str]] = {}
     idle: dict[tuple[str, str | None], list[str]] = {}
     for name in expected:
         device = name.rpartition("@")[2].partition(".")[0]
         if families[name] in absent or (not whole and device not in devices):
             continue
+        if not whole and (_kernel(name), device) in idle_kernels:
+            continue
         record = by_id.get(name)
         if record is None:
             gone.setdefault(device, []).append(name)
-        elif not record.verdict.ran and (whole or (_kernel(name), device) in ran):
+        elif not record.verdict.ran:
             idle.setdefault((record.verdict.value, record.reason), []).append(name)
     for (verdict, reason), names in idle.items():
         refusals.append(f"case {names[0]}{_and_more(names)} passed in {path} and is now {verdict}: {reason}")

@@ -223,10 +223,8 @@ def junit_text(*reports: Report) -> str:
         name = ".".join(filter(None, ("refmoe", group.family, group.device, group.arch)))
         suite = ElementTree.SubElement(root, "testsuite", _junit_counts(name, group.cases, report.created))
         for case in group.cases:
-            element = ElementTree.SubElement(
-                suite, "testcase", {"classname": name, "name": case.id, "time": f"{case.seconds:.4f}"}
-            )
-            _junit_outcome(element, case)
+            attributes = {"classname": name, "name": case.id, "time": f"{case.seconds:.4f}"}
+            _junit_outcome(ElementTree.SubElement(suite, "testcase", attributes), case)
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 

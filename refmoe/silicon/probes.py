@@ -164,11 +164,9 @@ def _warps() -> Iterator[Probe]:
     for kind in ("b32", "b64"):
         yield _exchange(f"match.any.sync.{kind}", (kind,), ("b32",))
         yield _exchange(f"match.all.sync.{kind}", (kind,), ("b32", "pred"))
-    for operation, types in {"add": ("u32", "s32"), "min": ("u32", "s32"), "max": ("u32", "s32")}.items():
-        for type_name in types:
-            yield _exchange(f"redux.sync.{operation}.{type_name}", ("b32",), ("b32",))
-    for operation in ("and", "or", "xor"):
-        yield _exchange(f"redux.sync.{operation}.b32", ("b32",), ("b32",))
+    arithmetic = ("add.u32", "add.s32", "min.u32", "min.s32", "max.u32", "max.s32")
+    for operation in (*arithmetic, "and.b32", "or.b32", "xor.b32"):
+        yield _exchange(f"redux.sync.{operation}", ("b32",), ("b32",))
 
 
 def _exchange(opcode: str, sources: tuple[str, ...], results: tuple[str, ...]) -> Probe:

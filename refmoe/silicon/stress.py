@@ -164,9 +164,8 @@ def _judge(tool: str, status: int, output: str) -> Sanitized:
     """What the exit status and the words of a tool mean."""
     lines = [line.strip() for line in re.findall(r"^========= ?(.*)", output, re.MULTILINE)]
     totals = next((line for line in reversed(lines) if "SUMMARY" in line), "")
-    refusal = next(
-        (line for line in lines if "Device not supported" in line or "Internal Sanitizer Error" in line), None
-    )
+    refusals = ("Device not supported", "Internal Sanitizer Error")
+    refusal = next((line for line in lines if any(words in line for words in refusals)), None)
     if refusal is not None or not totals or status == NO_CASE_RAN:
         return Sanitized(tool, "skipped", f"exit status {status}: {refusal or output.strip()[-300:]}")
     if status == ERRORS_FOUND:

@@ -18,17 +18,11 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 
-#: Element types that NumPy has no name for, by the names that torch gives them. FP4 comes packed, two codes a byte.
+#: Element types that NumPy has no name for, by the names that torch gives them; ml_dtypes gives most the same. FP4
+#: comes packed, two codes a byte.
+_SHARED = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 _ELEMENTS: Mapping[str, np.dtype[Any]] = MappingProxyType(
-    {
-        "bfloat16": np.dtype(ml_dtypes.bfloat16),
-        "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
-        "float8_e4m3fnuz": np.dtype(ml_dtypes.float8_e4m3fnuz),
-        "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
-        "float8_e5m2fnuz": np.dtype(ml_dtypes.float8_e5m2fnuz),
-        "float8_e8m0fnu": np.dtype(ml_dtypes.float8_e8m0fnu),
-        "float4_e2m1fn_x2": np.dtype(np.uint8),
-    }
+    {**{name: np.dtype(getattr(ml_dtypes, name)) for name in _SHARED}, "float4_e2m1fn_x2": np.dtype(np.uint8)}
 )
 
 _DLPACK_CPU = 1
@@ -103,11 +97,8 @@ def _from_dlpack(array: Any, argument: str) -> NDArray[Any]:
         return _from_torch(from_dlpack(array), argument)
     except Exception as error:
         where = "its CPU" if device == _DLPACK_CPU else f"DLPack device {device}"
-        raise ArgumentError(
-            argument,
-            f"{type(array).__name__} on {where}, which neither NumPy nor torch reads through DLPack: {error}",
-            "an array whose memory and element type one of them can read",
-        ) from error
+        found = f"{type(array).__name__} on {where}, which neither NumPy nor torch reads through DLPack: {error}"
+        raise ArgumentError(argument, found, "an array whose memory and element type one of them can read") from error
 
 
 def _as_numpy(array: NDArray[Any], device: str) -> Any:

@@ -99,9 +99,8 @@ def _checked_bound(bound: object, exact: NDArray[np.float64]) -> NDArray[np.floa
     if bound is None:
         raise ArgumentError("bound", "None", "float64 of the result's shape, derived: see refmoe.testing.gemm_bound")
     if isinstance(bound, (int, float, np.generic)):
-        raise ArgumentError(
-            "bound", describe(bound), "an array, one derived bound an element: one number for all is a tolerance"
-        )
+        needed = "an array, one derived bound an element: one number for all is a tolerance"
+        raise ArgumentError("bound", describe(bound), needed)
     width: NDArray[Any] = to_numpy(bound, "bound")
     if width.dtype != np.float64 or width.shape != exact.shape:
         raise ArgumentError("bound", describe_array(width), f"float64 {list(exact.shape)}")
@@ -112,11 +111,8 @@ def _checked_bound(bound: object, exact: NDArray[np.float64]) -> NDArray[np.floa
     told = (exact != 0) & np.isfinite(exact)
     vacuous = told & (width >= np.abs(exact))
     if width.size and 2 * np.count_nonzero(vacuous) > np.count_nonzero(told):
-        raise ArgumentError(
-            "bound",
-            f"{np.count_nonzero(vacuous)} of {np.count_nonzero(told)} elements for which 0 would be within it",
-            "a bound below |exact| for half of them at least: this one is vacuous",
-        )
+        found = f"{np.count_nonzero(vacuous)} of {np.count_nonzero(told)} elements for which 0 would be within it"
+        raise ArgumentError("bound", found, "a bound below |exact| for half of them at least: this one is vacuous")
     if width.size and np.isinf(width).all():
         raise ArgumentError("bound", "infinity throughout", "a bound for some element: this one is vacuous")
     return width

@@ -51,9 +51,8 @@ def gemm_bound(
         raise ArgumentError("weights", f"K = {weights.shape[2]}", f"K = {activations.shape[1]}, that of activations")
     starts = checked_offsets(offsets)
     if starts.size != weights.shape[0] + 1 or starts[-1] > activations.shape[0]:
-        raise ArgumentError(
-            "offsets", describe(offsets), f"int64 [{weights.shape[0] + 1}] up to at most {activations.shape[0]}"
-        )
+        needed = f"int64 [{weights.shape[0] + 1}] up to at most {activations.shape[0]}"
+        raise ArgumentError("offsets", describe(offsets), needed)
     exact, bound = product_bounds(activations, weights, starts, as_model(model))
     fmt_out = _OUTPUTS[out_dtype]
     if fmt_out is None:

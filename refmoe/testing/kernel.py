@@ -41,14 +41,6 @@ class Unsupported(Exception):
     """
 
 
-def _takes_all(case: Case) -> str | None:
-    return None
-
-
-def _all_here() -> str | None:
-    return None
-
-
 @dataclass
 class _Here:
     """Where a user's function runs: this machine's processor, or its GPU."""
@@ -91,8 +83,8 @@ class UserKernel(Kernel):
     dtypes: tuple[str, ...]
     arrays: str
     device: str
-    absent: Callable[[], str | None] = _all_here
-    refused: Callable[[Case], str | None] = _takes_all
+    absent: Callable[[], str | None]
+    refused: Callable[[Case], str | None]
     made_from: str = ""
     files: tuple[str, ...] = ()
     root: Path = field(default_factory=Path.cwd)
@@ -160,10 +152,8 @@ class UserKernel(Kernel):
     @property
     def name(self) -> str:
         """FILE::NAME below `root`, or MODULE::NAME of a package."""
-        file = self._file(inspect.unwrap(self.function))
-        if file is not None:
-            return f"{file}::{self.label}"
-        return f"{getattr(inspect.unwrap(self.function), '__module__', None) or 'unknown'}::{self.label}"
+        function = inspect.unwrap(self.function)
+        return f"{self._file(function) or getattr(function, '__module__', None) or 'unknown'}::{self.label}"
 
     def identify(self, case: Case) -> str:
         """The repro string with the kernel's name before it, and "host" or "cuda" for the device."""
@@ -281,18 +271,16 @@ class UserKernel(Kernel):
         elif isinstance(result, (tuple, list)):
             names = self.outputs if len(result) == len(self.outputs) else tuple(wanted)
             if len(result) != len(names):
-                raise ArgumentError(
-                    "kernel", f"{len(result)} values returned", f"{len(names)} of them: {', '.join(self.outputs)}"
-                )
+                needed = f"{len(names)} of them: {', '.join(self.outputs)}"
+                raise ArgumentError("kernel", f"{len(result)} values returned", needed)
             found = dict(zip(names, result, strict=True))
         else:
             found = {wanted[0]: result} if len(wanted) == 1 else {}
         lacking = [name for name in wanted if name not in found]
         if lacking:
             returned = describe(sorted(found)) if found else type(result).__name__
-            raise ArgumentError(
-                "kernel", f"{returned} returned", f"{', '.join(wanted)}: a tuple of arrays, or a mapping"
-            )
+            needed = f"{', '.join(wanted)}: a tuple of arrays, or a mapping"
+            raise ArgumentError("kernel", f"{returned} returned", needed)
         return {name: found[name] for name in wanted}
 
     def _patterns(self, name: str, value: object, case: Case, expected: Expectation) -> NDArray[Any]:
@@ -451,8 +439,8 @@ def kernel(
             dtypes=_checked_dtypes(dtypes, chosen, parameters),
             arrays=arrays,
             device=device,
-            absent=missing or _all_here,
-            refused=refuses or _takes_all,
+            absent=missing or (lambda: None),
+            refused=refuses or (lambda case: None),
             made_from=made_of,
             files=tuple(sources),
         )
@@ -490,28 +478,26 @@ def _checked_parameters(function: object, family: Family) -> tuple[tuple[str, ..
     taken = [parameter for parameter in found if parameter.name in known]
     if not any(parameter.name in contract.inputs for parameter in taken):
         raise ArgumentError("kernel", "no parameter that is an input", f"some of {', '.join(contract.inputs)}")
-    return (
-        tuple(parameter.name for parameter in taken),
-        tuple(parameter.name for parameter in taken if parameter.default is parameter.empty),
-    )
+    required = tuple(parameter.name for parameter in taken if parameter.default is parameter.empty)
+    return tuple(parameter.name for parameter in taken), required
 
 
 def _checked_outputs(outputs: Sequence[str] | None, family: Family) -> tuple[str, ...]:
     every = tuple(family.contract.outputs)
-    if outputs is None:
-        return every
-    if isinstance(outputs, str) or not outputs or any(each not in every for each in outputs):
-        raise ArgumentError("outputs", describe(outputs), f"a tuple of some of {', '.join(every)}")
-    return tuple(each for each in every if each in outputs)
+    chosen = every if outputs is None else _some_of("outputs", outputs, every)
+    return tuple(each for each in every if each in chosen)
 
 
 def _checked_dtypes(dtypes: Sequence[str] | None, family: Family, parameters: tuple[str, ...]) -> tuple[str, ...]:
-    every = family.dtypes
     if dtypes is None:
-        return tuple(each for each in every if each != "mxfp8" or "input_sf" in parameters)
-    if isinstance(dtypes, str) or not dtypes or any(each not in every for each in dtypes):
-        raise ArgumentError("dtypes", describe(dtypes), f"a tuple of some of {', '.join(every)}")
-    return tuple(dtypes)
+        return tuple(each for each in family.dtypes if each != "mxfp8" or "input_sf" in parameters)
+    return _some_of("dtypes", dtypes, family.dtypes)
+
+
+def _some_of(argument: str, asked: Sequence[str], every: tuple[str, ...]) -> tuple[str, ...]:
+    if isinstance(asked, str) or not asked or any(each not in every for each in asked):
+        raise ArgumentError(argument, describe(asked), f"a tuple of some of {', '.join(every)}")
+    return tuple(asked)
 
 
 def _policy(

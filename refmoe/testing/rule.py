@@ -20,20 +20,13 @@ from refmoe.reference.quantize import quantize_mxfp8
 
 def quantize_by(rule: PolicyRule, x: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.bool_]]:
     """Codes [M, K] and linear scales [M, K/32] of MXFP8 by a rule, and bool [M, K/32]: the blocks that it defines."""
-    rows, k = x.shape
+    blocked = x.shape[0], x.shape[1] // MX_BLOCK
     if not x.size:
-        return (
-            np.zeros((rows, k), np.uint8),
-            np.zeros((rows, k // MX_BLOCK), np.uint8),
-            np.ones((rows, k // MX_BLOCK), bool),
-        )
+        return np.zeros(x.shape, np.uint8), np.zeros(blocked, np.uint8), np.ones(blocked, bool)
     parts = [rule.run(blocks) for _, blocks in input_blocks(np.ascontiguousarray(x).reshape(-1, MX_BLOCK), "mxfp8")]
-    codes = np.concatenate([part.codes for part in parts]).reshape(rows, k)
-    scales, defined = (
-        np.concatenate([getattr(part, name) for part in parts]).reshape(rows, k // MX_BLOCK)
-        for name in ("scales", "defined")
-    )
-    return codes, scales, defined
+    codes = np.concatenate([part.codes for part in parts]).reshape(x.shape)
+    scales = np.concatenate([part.scales for part in parts]).reshape(blocked)
+    return codes, scales, np.concatenate([part.defined for part in parts]).reshape(blocked)
 
 
 @lru_cache(maxsize=1)
@@ -70,10 +63,8 @@ def explain_difference(
     if found.matches:
         return f"the blocks that differ are such as {found.matches[0].rule} leaves undefined", ()
     if found.ordinary:
-        return (
-            f"on ordinary blocks these are the bytes of {', '.join(map(str, found.ordinary))}; edge blocks differ",
-            (),
-        )
+        names = ", ".join(map(str, found.ordinary))
+        return f"on ordinary blocks these are the bytes of {names}; edge blocks differ", ()
     if found.hypotheses:
         fault = found.hypotheses[0]
         left = f"; {fault.left} of {fault.blocks} blocks are not explained by it" if fault.left else ""

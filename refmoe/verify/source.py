@@ -257,10 +257,8 @@ def function_text(text: str, name: str) -> str:
     if used & _DYNAMIC:
         return python_text(text)
     lines = text.split("\n")
-    return "\n".join(
-        python_text("\n".join(lines[unit.first - 1 : unit.last]))
-        for unit in sorted(chosen, key=lambda unit: unit.first)
-    )
+    ordered = sorted(chosen, key=lambda unit: unit.first)
+    return "\n".join(python_text("\n".join(lines[unit.first - 1 : unit.last])) for unit in ordered)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,11 @@ import os
 import platform
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
+
+from refmoe.errors import RefmoeError
 
 #: Room that the compiled kernels need, with the compiler's temporary files.
 _CACHE_BYTES = 1 << 22
@@ -39,9 +42,8 @@ def examine() -> list[MachineFinding]:
 def _python() -> MachineFinding:
     supported = (platform.system(), platform.machine()) in (("Linux", "x86_64"), ("Linux", "aarch64"))
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} processors"
-    return MachineFinding(
-        "python", supported, True, text if supported else f"{text}; needed Linux on x86_64 or aarch64"
-    )
+    needed = "" if supported else "; needed Linux on x86_64 or aarch64"
+    return MachineFinding("python", supported, True, text + needed)
 
 
 def _packages() -> list[MachineFinding]:
@@ -71,10 +73,8 @@ def _compiler() -> list[MachineFinding]:
         text = f"{candidate.nvcc}" if usable else f"{candidate.problem}"
         findings.append(MachineFinding(f"nvcc from {candidate.origin}", usable, False, text))
     compiler = shutil.which("g++")
-    findings.append(
-        MachineFinding("g++", compiler is not None, True, compiler or "not on PATH; nvcc needs a host compiler")
-    )
-    return findings
+    text = compiler or "not on PATH; nvcc needs a host compiler"
+    return [*findings, MachineFinding("g++", compiler is not None, True, text)]
 
 
 def _ninja() -> MachineFinding:
@@ -100,36 +100,38 @@ def _cache() -> MachineFinding:
 
 
 def _cutlass() -> MachineFinding:
-    from refmoe.museum.cutlass import CutlassMissing, find_headers
+    from refmoe.museum.cutlass import find_headers
 
-    try:
+    def find() -> str:
         headers = find_headers()
-    except CutlassMissing as error:
-        return MachineFinding("CUTLASS headers", False, False, f"{error} (only `refmoe cutlass` needs them)")
-    return MachineFinding(
-        "CUTLASS headers", True, False, f"{headers.root}, release {headers.release}, from {headers.origin}"
-    )
+        return f"{headers.root}, release {headers.release}, from {headers.origin}"
+
+    return _optional("CUTLASS headers", find, "only `refmoe cutlass` needs them")
 
 
 def _nvdisasm() -> MachineFinding:
-    from refmoe.cuda.toolchain import ToolchainError
     from refmoe.views.sass import find_nvdisasm
 
-    try:
-        return MachineFinding("nvdisasm", True, False, str(find_nvdisasm()))
-    except ToolchainError as error:
-        return MachineFinding("nvdisasm", False, False, f"{error} (only `refmoe tiles --sass` needs it)")
+    return _optional("nvdisasm", lambda: str(find_nvdisasm()), "only `refmoe tiles --sass` needs it")
 
 
 def _gpu() -> MachineFinding:
-    from refmoe.cuda import DeviceUnavailable, open_device
+    from refmoe.cuda import open_device
 
     if importlib.util.find_spec("torch") is None:
-        return MachineFinding(
-            "GPU", False, False, "not asked for: --device cuda needs torch and cuda-python: pip install 'refmoe[cuda]'"
-        )
-    try:
+        text = "not asked for: --device cuda needs torch and cuda-python: pip install 'refmoe[cuda]'"
+        return MachineFinding("GPU", False, False, text)
+
+    def find() -> str:
         device = open_device("cuda")
-    except DeviceUnavailable as error:
-        return MachineFinding("GPU", False, False, f"{error} (only --device cuda needs one)")
-    return MachineFinding("GPU", True, False, f"{getattr(device, 'gpu_name', device.name)}, {device.arch}")
+        return f"{getattr(device, 'gpu_name', device.name)}, {device.arch}"
+
+    return _optional("GPU", find, "only --device cuda needs one")
+
+
+def _optional(name: str, find: Callable[[], str], use: str) -> MachineFinding:
+    """What only a part of refmoe needs: where it is, or the error that says what is missing."""
+    try:
+        return MachineFinding(name, True, False, find())
+    except RefmoeError as error:
+        return MachineFinding(name, False, False, f"{error} ({use})")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -169,18 +169,16 @@ def _expert_table(plan: LayoutPlan) -> str:
     bases, offsets = plan.bases.tolist(), plan.offsets.tolist()
     ends = [*bases[1:], plan.buffer_rows]
     header = ["expert", "first row", "rows", "base row", "scale rows", "padding up to the next base"]
-    table = []
-    for e in _sample(len(bases), TEXT_EXPERTS, ()):
-        if e is None:
-            table.append(["..."] * len(header))
-            continue
+
+    def line(e: int) -> list[str]:
         count = offsets[e + 1] - offsets[e]
         used, free = bases[e] + count, ends[e]
         regions = ((bases[e], used), (used, free))
         ranges = [f"{start}..{stop - 1}" if start < stop else "none" for start, stop in regions]
-        table.append([str(e), str(offsets[e]), str(count), str(bases[e]), *ranges])
+        return [str(e), str(offsets[e]), str(count), str(bases[e]), *ranges]
+
     title = "base row of expert e = align128(first row + 127*e); the buffer ends at align128(rows + 127*experts)"
-    return title + "\n" + _table([header, *table])
+    return title + "\n" + _table(header, _sample(len(bases), TEXT_EXPERTS, ()), line)
 
 
 def _offset_table(plan: LayoutPlan) -> str:
@@ -189,22 +187,21 @@ def _offset_table(plan: LayoutPlan) -> str:
     blocks = _sample(plan.buffer_blocks, min(TEXT_BLOCKS, 100 // (len(str(plan.size)) + 4)), ())
     label = ["row", "scale row"] if plan.grouped else ["row"]
     header = label + ["..." if b is None else f"b={b}" for b in blocks]
-    lines = [header]
-    for m in _sample(plan.rows, TEXT_ROWS, _landmarks(plan)):
-        if m is None:
-            lines.append(["..."] * len(header))
-            continue
+
+    def cell(scale_row: int, b: int | None) -> str:
+        if b is None:
+            return "..."
+        offset = plan.layout.offset(scale_row, b, plan.blocks)
+        return f"({offset})" if b >= plan.blocks else str(offset)
+
+    def line(m: int) -> list[str]:
         scale_row = plan.scale_row_of(m)
-        cells = [str(m), str(scale_row)] if plan.grouped else [str(m)]
-        for b in blocks:
-            if b is None:
-                cells.append("...")
-                continue
-            offset = plan.layout.offset(scale_row, b, plan.blocks)
-            cells.append(f"({offset})" if b >= plan.blocks else str(offset))
-        lines.append(cells)
+        place = [str(m), str(scale_row)] if plan.grouped else [str(m)]
+        return [*place, *(cell(scale_row, b) for b in blocks)]
+
     note = "" if plan.buffer_blocks == plan.blocks else "; (n) is a padded column, 0x00"
-    return f"byte offset of the scale of (row, K-block){note}\n" + _table(lines)
+    rows = _sample(plan.rows, TEXT_ROWS, _landmarks(plan))
+    return f"byte offset of the scale of (row, K-block){note}\n" + _table(header, rows, line)
 
 
 def _landmarks(plan: LayoutPlan) -> list[int]:
@@ -222,23 +219,22 @@ def _landmarks(plan: LayoutPlan) -> list[int]:
 def _byte_table(plan: LayoutPlan) -> str:
     """The (row, K-block) that lives in each byte of the first tile, LINE_BYTES a line."""
     size = min(plan.size, max(plan.layout.atom_bytes, 4 * LINE_BYTES))
-    owners = plan.owners(0, size)
-    lines = [["byte", *(f"+{i}" for i in range(min(LINE_BYTES, size)))]]
-    for line in _sample(-(-size // LINE_BYTES), 8, ()):
-        if line is None:
-            lines.append(["..."] * len(lines[0]))
-            continue
-        here = owners[line * LINE_BYTES : (line + 1) * LINE_BYTES]
-        lines.append([str(line * LINE_BYTES), *(_owner(plan, *owner) or "-" for owner in here)])
+    owners, shown = plan.owners(0, size), _sample(-(-size // LINE_BYTES), 8, ())
+    header = ["byte", *(f"+{i}" for i in range(min(LINE_BYTES, size)))]
+
+    def line(index: int) -> list[str]:
+        first = index * LINE_BYTES
+        return [str(first), *(_owner(plan, *owner) for owner in owners[first : first + LINE_BYTES])]
+
     what = f"the first {size} of {plan.size} bytes" if size < plan.size else "the buffer"
-    return f"row.K-block in each byte of {what}; 0 padded column, - padded row\n" + _table(lines)
+    return f"row.K-block in each byte of {what}; 0 padded column, - padded row\n" + _table(header, shown, line)
 
 
-def _owner(plan: LayoutPlan, scale_row: int, block: int) -> str | None:
-    """The label of a byte: row.K-block, 0 for a padded column, None for a padded row."""
+def _owner(plan: LayoutPlan, scale_row: int, block: int) -> str:
+    """The label of a byte: row.K-block, 0 for a padded column, - for a padded row."""
     row = plan.row_of(scale_row)
     if row is None:
-        return None
+        return "-"
     return f"{row}.{block}" if block < plan.blocks else "0"
 
 
@@ -258,8 +254,9 @@ def _sample(count: int, limit: int, landmarks: Sequence[int]) -> list[int | None
     return shown
 
 
-def _table(lines: Sequence[Sequence[str]]) -> str:
-    """Right-aligned columns."""
+def _table(header: list[str], shown: Sequence[int | None], cells: Callable[[int], list[str]]) -> str:
+    """Right-aligned columns: the header, and a line for each index shown, dots for None."""
+    lines = [header, *(["..."] * len(header) if index is None else cells(index) for index in shown)]
     columns = max(len(line) for line in lines)
     widths = [max(len(line[c]) for line in lines if c < len(line)) for c in range(columns)]
     return "\n".join("  " + "  ".join(cell.rjust(widths[c]) for c, cell in enumerate(line)) for line in lines)

@@ -101,9 +101,8 @@ def find_nvdisasm() -> Path:
     for folder in sys.path:
         for tool in sorted(Path(folder or ".").glob("nvidia/cu[0-9]*/bin/nvdisasm"), reverse=True):
             return tool
-    raise ToolchainError(
-        f"no nvdisasm on PATH and none from PyPI, so nothing can be disassembled: pip install {NVDISASM_PACKAGE}"
-    )
+    missing = "no nvdisasm on PATH and none from PyPI, so nothing can be disassembled"
+    raise ToolchainError(f"{missing}: pip install {NVDISASM_PACKAGE}")
 
 
 def disassemble(cubin: Path) -> dict[str, tuple[str, ...]]:

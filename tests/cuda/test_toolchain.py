@@ -13,10 +13,11 @@ from refmoe.chips import KERNEL_ARCHS
 from refmoe.cuda import toolchain
 from refmoe.cuda.activation import ACTIVATION_KERNELS
 from refmoe.cuda.device import PtxDevice
-from refmoe.cuda.expand import EXPAND_KERNELS
+from refmoe.cuda.expand import EXPAND_AS_KERNELS, EXPAND_KERNELS
 from refmoe.cuda.finalize import FINALIZE_KERNELS
 from refmoe.cuda.gemm.kernel import GEMM_KERNELS
 from refmoe.cuda.launch import Kernel, LaunchPlan
+from refmoe.cuda.nvfp4 import NVFP4_KERNELS
 from refmoe.cuda.quantize import QUANTIZE_KERNELS
 from refmoe.cuda.routing import ROUTING_KERNELS
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build
@@ -184,7 +185,7 @@ def test_every_kernel_of_the_table_is_an_entry_and_no_entry_is_missing() -> None
         if ".entry" in line
     }
     tables = (
-        *(QUANTIZE_KERNELS, EXPAND_KERNELS, GEMM_KERNELS),
+        *(QUANTIZE_KERNELS, NVFP4_KERNELS, EXPAND_KERNELS, EXPAND_AS_KERNELS, GEMM_KERNELS),
         *(ROUTING_KERNELS, ACTIVATION_KERNELS, FINALIZE_KERNELS),
     )
     assert entries == {kernel.entry for table in tables for kernel in table}

@@ -307,7 +307,7 @@ def test_a_split_file_is_one(tmp_path: Path) -> None:
     second = written(tmp_path / "m-00002-of-00002.gguf", part(1, 2, [Entry("b", [4, 2])]))
     whole = GgufSet(first)
     assert (whole.names(), [file.path for file in whole.files]) == (["a", "b"], [first, second])
-    assert (whole.view("a").shape, whole.view("b").shape) == ((8,), (2, 4))
+    assert (whole.tensor("a").shape, whole.tensor("b").shape) == ((8,), (2, 4))
     whole.release()
 
     def refused(path: Path, changes: dict[Path, bytes | None], *words: str) -> None:

@@ -142,7 +142,7 @@ def test_the_scale_decision_turns_at_the_boundary_of_each_mode() -> None:
         assert not np.isnan(figures.offsets).any()
         low = figures.offsets[0]
         changed = np.flatnonzero(figures.offsets != low)
-        turns[figures.rule.mode.value] = (int(low), int(changed[0]) if changed.size else None)
+        turns[figures.rule.policy.mode.value] = (int(low), int(changed[0]) if changed.size else None)
         assert (figures.offsets[changed] == low + 1).all()
     assert turns == {
         "rceil": (0, 97),

@@ -44,7 +44,7 @@ def test_nibbles_swapped(mode: str) -> None:
     made = quantize_mxfp4(x, mode=mode)
     found = detect_policy(x, made.codes >> 4 | made.codes << 4, made.scales)
     explained(found, "the two nibbles of each byte are swapped", f"{mode}/exact")
-    assert found.nearest[0].rule.mode.value == mode
+    assert found.nearest[0].rule.policy.mode.value == mode
 
 
 def test_the_other_packing() -> None:
@@ -134,7 +134,7 @@ def test_another_rounding(format: str, words: str, choose: Callable[[float, floa
     codes = rounded(x, made.scales, E4M3 if format == "mxfp8" else E2M1, choose)
     found = detect_policy(x, codes if format == "mxfp8" else pack_fp4(codes), made.scales)
     explained(found, f"elements are rounded {words}", "floor/exact")
-    assert found.nearest[0].rule.mode.value == "floor"
+    assert found.nearest[0].rule.policy.mode.value == "floor"
     assert found.nearest[0].scales == 0
 
 

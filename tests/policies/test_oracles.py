@@ -48,7 +48,7 @@ def test_torchao_is_named(format: str, mode: str, name: str) -> None:
     x = INPUTS_BY_NAME[name]
     found = detect_policy(x, *torchao_bytes(x, format, mode), format)
     assert f"torchao_{mode}@0.18" in found.names
-    modes = {match.rule.mode.value for match in found.matches}
+    modes = {match.rule.policy.mode.value for match in found.matches}
     # Maxima of rne-ties have the same scale in every mode, those of saturation in several.
     assert modes == {mode} or name in ("fill rne-ties", "fill saturation")
     if found.kinds["ordinary"] + found.kinds["small"] + found.kinds["zero"] == len(x):

@@ -249,6 +249,11 @@ def test_the_baseline_does_not_speak_for_a_kernel_of_which_no_case_ran(tmp_path:
     ours = result(parse_case("routing:f32:m1e4t1:gaussian:seed7@ptx"))
     path = write_document(tmp_path / "out" / "a.json", [ours, *nothing_ran])
     assert refusals(path, baseline=baseline) == []
+    # Nor for the cases of a deeper level, which such a machine does not even list.
+    assert refusals(write_document(path, [ours, nothing_ran[0]]), baseline=baseline) == []
+    # A kernel that is not listed at all is gone.
+    (sentence,) = refusals(write_document(path, [ours]), baseline=baseline)
+    assert sentence.startswith(f"case {CASE} and 1 more of the device ptx passed in {baseline} and is gone")
     (sentence,) = refusals(write_document(path, [ours, result(), nothing_ran[1]]), baseline=baseline)
     assert sentence == f"case {other} passed in {baseline} and is now SKIPPED: not built"
     write_document(tmp_path / "reports" / "a.json", [ours, *nothing_ran])

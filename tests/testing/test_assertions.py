@@ -77,7 +77,7 @@ def test_a_stage_tells_the_place_in_the_problems_terms_and_a_map_where_the_rest_
     expected = quantize_mxfp8(x)
     wrong = expected.codes.copy()
     wrong[5, 40:48] ^= 1
-    stage = Codes("codes", wrong.shape, expected.scales, written_rows=16, poison=0)
+    stage = Codes("codes", wrong.shape, expected.scales, written_rows=16)
     first, head, *lines = message(wrong, expected.codes, stage=stage).splitlines()
     assert first.startswith("MISMATCH codes[5, 40]  block (5, 1) lane 8: kernel 0x")
     assert first.endswith("8 of 2048 differ")

@@ -322,7 +322,7 @@ def test_refmoe_device_runs_our_own_kernel_beside(pytester: pytest.Pytester, dev
 def test_contracts_are_those_of_the_families(family: Family) -> None:
     """Every input and output that a family's cases have is in its contract, and nothing else."""
     contract, seen, absent, outputs = family.contract, set[str](), set[str](), set[str]()
-    told = ("input_sf", "bias", "params")
+    told = ("input_sf", "bias", "params", "output", "prescale")
     one_each = {(case.dtype, *(case.get(name) for name in told)): case for case in family.level("quick")}
     for case in one_each.values():
         inputs = family.inputs(case)

@@ -229,7 +229,7 @@ def cells(found: MismatchMap) -> Counter[tuple[int, int]]:
 
 
 def codes(rows: int, k: int) -> Codes:
-    return Codes("codes", (rows, k), np.zeros((rows, -(-k // 32)), np.uint8), rows, 0, OFFSETS)
+    return Codes("codes", (rows, k), np.zeros((rows, -(-k // 32)), np.uint8), rows, OFFSETS)
 
 
 @pytest.mark.parametrize(("rows", "k"), [(1, 32), (5, 416), (64, 2048), (65, 2880), (1000, 7168)])
@@ -257,7 +257,7 @@ def test_scales_are_counted_where_their_layout_puts_them(layout: str) -> None:
     size = padded[0] * padded[1]
     for row, block in [(0, 0), (129, 12), (33, 5), (padded[0] - 1, padded[1] - 1)]:
         index = int(SCALE_LAYOUTS[layout].offset(row, block, blocks))
-        (found,) = compared(Scales("scales", layout, rows, blocks, 0), (size,), [index]).maps
+        (found,) = compared(Scales("scales", layout, rows, blocks), (size,), [index]).maps
         assert (found.first_row, found.last_row, found.first_column, found.last_column) == (row, row, block, block)
         assert cells(found) == {(row // found.row_step, block // found.column_step): 1}
         assert (found.rows, found.columns) == padded
@@ -269,7 +269,7 @@ def test_scales_of_experts_start_at_their_base_rows(layout: str) -> None:
     blocks = 7
     size = SCALE_LAYOUTS["128x4"].padded_shape(int(bases[-1]) + 128, blocks)
     index = int(GROUPED_LAYOUTS[layout].offset(int(bases[2]) + 9, 6, blocks))
-    (found,) = compared(GroupedScales("scales", layout, OFFSETS, blocks, 0), (size[0] * size[1],), [index]).maps
+    (found,) = compared(GroupedScales("scales", layout, OFFSETS, blocks), (size[0] * size[1],), [index]).maps
     assert (found.first_row, found.first_column) == (int(bases[2]) + 9, 6)
     assert found.expert_rows == tuple(int(base) for base in bases[:4])
 

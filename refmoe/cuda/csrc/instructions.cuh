@@ -28,6 +28,13 @@ __device__ __forceinline__ uint32_t cvt_rn_bf16x2(float high, float low) {
     return pair;
 }
 
+/// Two floats rounded to nearest even as FP16, `low` in the low half; NaN becomes 0x7FFF.
+__device__ __forceinline__ uint32_t cvt_rn_f16x2(float high, float low) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
 /// The smaller of two floats, -0 below +0; a NaN stays one.
 __device__ __forceinline__ float min_nan(float a, float b) {
     float smallest;

@@ -22,7 +22,9 @@ __device__ __forceinline__ void nvfp4_quantize(const uint4* __restrict__ x, cons
                 first = __ldg(x + 2 * (row_start + lane));
                 second = __ldg(x + 2 * (row_start + lane) + 1);
             }
-            const Nvfp4Encoded encoded = encode_nvfp4<Element>(first, second, global);
+            const uint32_t pairs[kLaneElements / 2] = {first.x,  first.y,  first.z,  first.w,
+                                                       second.x, second.y, second.z, second.w};
+            const Nvfp4Encoded encoded = encode_nvfp4<Element>(pairs, global);
             if (inside) codes[row_start + lane] = encoded.codes;
             if constexpr (layout == ScaleLayout::kLinear) {
                 if (inside) scales[row_start + lane] = encoded.scale;

@@ -112,9 +112,7 @@ __device__ __forceinline__ uint32_t lane_amax(const uint32_t (&pairs)[kLaneEleme
 
 /// Encodes the 16 elements of this lane. A NaN or an infinity poisons its block: scale NaN, codes 0.
 template <class Element>
-__device__ __forceinline__ Nvfp4Encoded encode_nvfp4(uint4 first, uint4 second, GlobalScale global) {
-    const uint32_t pairs[kLaneElements / 2] = {first.x,  first.y,  first.z,  first.w,
-                                               second.x, second.y, second.z, second.w};
+__device__ __forceinline__ Nvfp4Encoded encode_nvfp4(const uint32_t (&pairs)[kLaneElements / 2], GlobalScale global) {
     const uint32_t amax = lane_amax<Element>(pairs);
     if (amax >= kInfinityBits) return {{0, 0}, kUe4m3Nan};
     const float wanted = __fmul_rn(__uint_as_float(amax), global.sixth);

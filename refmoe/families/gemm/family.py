@@ -21,20 +21,14 @@ from refmoe.draw import Draw
 from refmoe.families.case import Shape, number, refused, triple, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
 from refmoe.families.family import POISON, Assumption, Case, Contract, Expectation, Family, Inputs, Outputs
-from refmoe.families.gemm.fills import FILLS, PADDED_K, GemmSize
+from refmoe.families.gemm.fills import FILLS, PADDED_K
 from refmoe.families.gemm.stages import Interval, Products
+from refmoe.families.stages import GroupedScales
 from refmoe.families.vacuity import doubt_products
 from refmoe.formats import MX_BLOCK
 from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
 from refmoe.reference.gemm import dense_gemm, grouped_gemm
-from refmoe.reference.layout import (
-    GROUPED_LAYOUTS,
-    expert_scale_rows,
-    grouped_scale_rows,
-    scale_buffer_size,
-    swizzle_weight_scales,
-    unpack_fp4,
-)
+from refmoe.reference.layout import swizzle_weight_scales, unpack_fp4
 from refmoe.reference.mma import MODELS, AccumulationModel, exact_sum, running_bound
 from refmoe.reference.tensor import MXTensor
 
@@ -56,8 +50,7 @@ ASSUMPTION = Assumption(
     "error bound around the exact sum, which is computed apart from it.",
 )
 
-_BF16 = np.dtype(ml_dtypes.bfloat16)
-_OUTPUTS: dict[str, np.dtype[Any]] = {"bf16": _BF16, "f32": np.dtype(np.float32)}
+_OUTPUTS: dict[str, np.dtype[Any]] = {"bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
 _BITS: dict[str, np.dtype[Any]] = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.uint32)}
 
 _E4M3_NAN = 0x7F
@@ -67,15 +60,15 @@ FloatArray = NDArray[np.float32]
 
 def _inputs(case: Case) -> Inputs:
     """Operands as references take them (linear scales) and as the kernel does (128x4 buffers, padding poisoned)."""
-    shape = case.shape
-    data = FILLS[case.fill].make(Draw(case.fill, "sm12x_gemm", case.seed), GemmSize(shape.m, shape.k, shape.n, shape.e))
+    data = FILLS[case.fill].make(Draw(case.fill, "sm12x_gemm", case.seed), case.shape)
     offsets = expert_offsets(case)
     tokens = data.tokens.codes.copy()
     tokens[offsets[-1] :] = _E4M3_NAN  # rows of no expert must not matter
+    expanded = GroupedScales("token_scales", "128x4", offsets, case.shape.k // MX_BLOCK)
     return {
         "tokens": tokens,
         "token_scales": data.tokens.scales,
-        "token_scale_buffer": _token_scale_buffer(data.tokens.scales, offsets, case.poison),
+        "token_scale_buffer": expanded.buffer(data.tokens.scales[: offsets[-1]], case.shape.m, case.poison),
         "weights": data.weights.codes,
         "weight_scales": data.weights.scales,
         "weight_scale_buffer": swizzle_weight_scales(data.weights.scales, fill=case.poison),
@@ -83,18 +76,6 @@ def _inputs(case: Case) -> Inputs:
         "alpha": _alpha(case) if case.alpha == "distinct" else None,
         "bias": _bias(case) if case.bias == "distinct" else None,
     }
-
-
-def _token_scale_buffer(scales: NDArray[np.uint8], offsets: NDArray[np.int64], poison: int) -> NDArray[np.uint8]:
-    """The buffer that `expand` leaves: real rows with zeroed padding columns, all other bytes untouched."""
-    blocks = scales.shape[1]
-    rows = expert_scale_rows(offsets)
-    buffer = np.full(scale_buffer_size(grouped_scale_rows(scales.shape[0], offsets.size - 1), blocks), poison, np.uint8)
-    columns = np.arange(-(-blocks // 4) * 4)
-    padded = np.zeros((rows.size, columns.size), np.uint8)
-    padded[:, :blocks] = scales[: rows.size]
-    buffer[GROUPED_LAYOUTS["128x4"].offset(rows[:, None], columns[None, :], blocks)] = padded
-    return buffer
 
 
 def _alpha(case: Case) -> FloatArray:
@@ -107,15 +88,12 @@ def _alpha(case: Case) -> FloatArray:
 def _bias(case: Case) -> NDArray[Any]:
     """BF16 terms about as large as the sum of K products of ordinary numbers."""
     values = Draw("bias", case.seed).normal((case.shape.e, case.shape.n)) * np.sqrt(case.shape.k)
-    return np.asarray(values.astype(_BF16))
+    return np.asarray(values.astype(ml_dtypes.bfloat16))
 
 
 def _tensors(inputs: Inputs) -> tuple[MXTensor, MXTensor, NDArray[np.int64]]:
-    return (
-        MXTensor(inputs["tokens"], inputs["token_scales"], "mxfp8"),
-        MXTensor(inputs["weights"], inputs["weight_scales"], "mxfp4"),
-        inputs["offsets"],
-    )
+    tokens = MXTensor(inputs["tokens"], inputs["token_scales"], "mxfp8")
+    return tokens, MXTensor(inputs["weights"], inputs["weight_scales"], "mxfp4"), inputs["offsets"]
 
 
 def _expect(case: Case, inputs: Inputs) -> Expectation:
@@ -196,15 +174,12 @@ def _one_group(tokens: MXTensor, weights: MXTensor, offsets: NDArray[np.int64]) 
 def _unpadded(tokens: MXTensor, weights: MXTensor, offsets: NDArray[np.int64]) -> FloatArray:
     """The product without the zeros at the end of K."""
     k = tokens.shape[-1] - PADDED_K
-    short = MXTensor(
-        np.ascontiguousarray(tokens.codes[:, :k]), np.ascontiguousarray(tokens.scales[:, : k // MX_BLOCK]), "mxfp8"
-    )
-    cut = MXTensor(
-        np.ascontiguousarray(weights.codes[..., : k // 2]),
-        np.ascontiguousarray(weights.scales[..., : k // MX_BLOCK]),
-        "mxfp4",
-    )
-    return np.asarray(grouped_gemm(short, cut, offsets, model=MODEL))
+
+    def cut(whole: MXTensor) -> MXTensor:
+        codes, scales = whole.codes[..., : k // whole.mx.codes_a_byte], whole.scales[..., : k // MX_BLOCK]
+        return MXTensor(np.ascontiguousarray(codes), np.ascontiguousarray(scales), whole.format)
+
+    return np.asarray(grouped_gemm(cut(tokens), cut(weights), offsets, model=MODEL))
 
 
 #: Second answers by fill: the stage's name, and FP32 sums [T, N].
@@ -378,14 +353,12 @@ def _default() -> Iterator[Case]:
             yield _case("wide-range", Shape(m=2, k=1440, n=16, e=2), tile=str(tile), stages=stages)
     for tile in TILES:
         yield _case("gaussian", Shape(m=0, k=416, n=72, e=2), tile=str(tile))
-    for k, n in _LAYERS:
-        for m, experts, routing in ((1, 1, "uniform"), (4, 4, "all-one-token")):
-            shape = Shape(m, k, n=n // 45 if k == 2880 else n // 64, e=experts)
-            yield _case("wide-range", shape, routing=routing)
-            yield _case("gaussian", shape, "bf16", routing=routing, alpha="distinct", bias="distinct")
-    for shape in (Shape(m=9, k=384, n=80, e=4), Shape(m=9, k=1536, n=24, e=4)):
-        for dtype in ("f32", "bf16"):
-            yield _case("real", shape, dtype, bias="distinct")
+    for (k, n), (rows, routing) in itertools.product(_LAYERS, ((1, "uniform"), (4, "all-one-token"))):
+        shape = Shape(rows, k, n=n // 45 if k == 2880 else n // 64, e=rows)
+        yield _case("wide-range", shape, routing=routing)
+        yield _case("gaussian", shape, "bf16", routing=routing, alpha="distinct", bias="distinct")
+    for (k, n), dtype in itertools.product(((384, 80), (1536, 24)), ("f32", "bf16")):
+        yield _case("real", Shape(m=9, k=k, n=n, e=4), dtype, bias="distinct")
     yield _case("one-hot-weights", Shape(m=3, k=2880, n=2880, e=1), tile="128x8x512")  # every element of K
     yield _case("one-hot-weights", _LOOPING, "bf16", tile="128x16x128", routing="all-one-token")
 
@@ -395,12 +368,10 @@ def _full() -> Iterator[Case]:
         for stages in range(MIN_STAGES, max_stages(tile) + 1):
             for k in (32, 416, 2880):
                 yield _case("wide-range", Shape(m=9, k=k, n=_RAGGED_N, e=3), tile=str(tile), stages=stages)
-    for seed in (1, 2, 3):
-        for fill in FILLS:
-            for tile in TILES:
-                shape = Shape(m=tile.n + 9, k=_RAGGED_K, n=264, e=4)
-                yield _case(fill, shape, seed=seed, tile=str(tile))
-                yield _case(fill, shape, "bf16", seed, tile=str(tile), alpha="distinct", bias="distinct")
+    for seed, fill, tile in itertools.product((1, 2, 3), FILLS, TILES):
+        shape = Shape(m=tile.n + 9, k=_RAGGED_K, n=264, e=4)
+        yield _case(fill, shape, seed=seed, tile=str(tile))
+        yield _case(fill, shape, "bf16", seed, tile=str(tile), alpha="distinct", bias="distinct")
     for k in range(128, 1056, 32):
         yield _case("one-hot-weights", Shape(m=3, k=k, n=264, e=2))
     for n in range(8, 264, 8):

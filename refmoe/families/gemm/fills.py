@@ -5,21 +5,20 @@ Most fills make codes and scales directly. `gaussian` and `real` quantize number
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
+from refmoe.families.case import Shape
 from refmoe.families.family import Fill
 from refmoe.families.real_data import FFN, FFN_INPUT, read_activations, tile_rows
 from refmoe.families.vacuity import Limits
 from refmoe.formats import MX_BLOCK
-from refmoe.reference.layout import pack_fp4
 from refmoe.reference.quantize import quantize_mxfp4, quantize_mxfp8
 from refmoe.reference.tensor import MXTensor
 
@@ -30,16 +29,6 @@ PADDED_K = 64
 
 _IDENTITY = 127
 _E4M3_NAN, _SCALE_NAN = 0x7F, 0xFF
-
-
-@dataclass(frozen=True)
-class GemmSize:
-    """Extents of the operands: `rows` tokens and `experts` times `n` weight rows, `k` elements each."""
-
-    rows: int
-    k: int
-    n: int
-    experts: int
 
 
 @dataclass(frozen=True)
@@ -55,42 +44,26 @@ class GemmData:
     weights: MXTensor
 
 
-def _limits(**figures: Any) -> Limits:
-    """Limits for operands; by default those of sums of many random products."""
-    usual = {"zeros": 0.02, "reason": "sums of many random products are neither zero nor small against their terms"}
-    return Limits(**{**usual, **figures})
-
-
 def _fill(
-    name: str, catches: str, make: Callable[[Draw, GemmSize], GemmData], limits: Limits, least_k: int = MX_BLOCK
+    name: str, catches: str, make: Callable[[Draw, Shape], GemmData], limits: Limits, least_k: int = MX_BLOCK
 ) -> Fill:
     """A fill that needs at least `least_k`; `make(draw, size)` gives the operands."""
-    return Fill(
-        name,
-        catches,
-        make,
-        limits,
-        lambda case: None if case.shape.k >= least_k else f"a k of at least {least_k} for {name}",
-    )
+    needed = f"a k of at least {least_k} for {name}"
+    return Fill(name, catches, make, limits, lambda case: None if case.shape.k >= least_k else needed)
 
 
 def _data(token_codes: Codes, token_scales: Codes, weight_codes: Codes, weight_scales: Codes) -> GemmData:
     """Operands from one code a byte and linear scales."""
     return GemmData(
-        MXTensor(token_codes.astype(np.uint8), token_scales.astype(np.uint8), "mxfp8"),
-        MXTensor(pack_fp4(weight_codes.astype(np.uint8)), weight_scales.astype(np.uint8), "mxfp4"),
+        MXTensor.of_elements(token_codes.astype(np.uint8), token_scales.astype(np.uint8), "mxfp8"),
+        MXTensor.of_elements(weight_codes.astype(np.uint8), weight_scales.astype(np.uint8), "mxfp4"),
     )
 
 
-def _shapes(size: GemmSize) -> tuple[tuple[int, int], tuple[int, int, int], tuple[int, int], tuple[int, int, int]]:
+def _shapes(size: Shape) -> tuple[tuple[int, int], tuple[int, int, int], tuple[int, int], tuple[int, int, int]]:
     """Shapes of token codes, weight codes, token scales, weight scales."""
     blocks = size.k // MX_BLOCK
-    return (
-        (size.rows, size.k),
-        (size.experts, size.n, size.k),
-        (size.rows, blocks),
-        (size.experts, size.n, blocks),
-    )
+    return (size.m, size.k), (size.e, size.n, size.k), (size.m, blocks), (size.e, size.n, blocks)
 
 
 def _e4m3(draw: Draw, shape: tuple[int, ...]) -> NDArray[np.int64]:
@@ -113,7 +86,7 @@ _LATTICE_BITS = 24  # a chain of FP32 blocks is exact while the magnitudes sum t
 _LARGEST_PRODUCT = 4 * 6
 
 
-def _integer(draw: Draw, size: GemmSize) -> GemmData:
+def _integer(draw: Draw, size: Shape) -> GemmData:
     """Whole normal numbers, none zero, times powers of two so small that every sum of magnitudes is exact in FP32."""
     tokens, weights, token_blocks, weight_blocks = _shapes(size)
     spread = max(_LATTICE_BITS - (_LARGEST_PRODUCT * size.k - 1).bit_length(), 0)
@@ -147,23 +120,27 @@ def _one_hot(codes: NDArray[np.int64]) -> NDArray[np.int64]:
     return kept.reshape(codes.shape)
 
 
-def _one_hot_tokens(draw: Draw, size: GemmSize) -> GemmData:
+def _nonzero(draw: Draw, size: Shape) -> tuple[Codes, Codes, Codes, Codes]:
+    """Operands for `_data`: no code is zero, and the scales are fingerprints."""
+    tokens, weights, token_blocks, weight_blocks = _shapes(size)
+    token_codes = 1 + draw.integers(126, tokens) | draw.integers(2, tokens) << 7
+    weight_codes = 1 + draw.integers(7, weights) | draw.integers(2, weights) << 3
+    return token_codes, _fingerprints(token_blocks), weight_codes, _fingerprints(weight_blocks)
+
+
+def _one_hot_tokens(draw: Draw, size: Shape) -> GemmData:
     """Each token has one element: every result is one weight times it, under the scales of one block of each side."""
-    tokens, weights, token_blocks, weight_blocks = _shapes(size)
-    magnitudes = 1 + draw.integers(126, tokens) | draw.integers(2, tokens) << 7
-    nonzero = 1 + draw.integers(7, weights) | draw.integers(2, weights) << 3
-    return _data(_one_hot(magnitudes), _fingerprints(token_blocks), nonzero, _fingerprints(weight_blocks))
+    tokens, token_scales, weights, weight_scales = _nonzero(draw, size)
+    return _data(_one_hot(tokens), token_scales, weights, weight_scales)
 
 
-def _one_hot_weights(draw: Draw, size: GemmSize) -> GemmData:
+def _one_hot_weights(draw: Draw, size: Shape) -> GemmData:
     """Each weight row has one element, all K taken in turn: every result is one token element times it."""
-    tokens, weights, token_blocks, weight_blocks = _shapes(size)
-    magnitudes = 1 + draw.integers(126, tokens) | draw.integers(2, tokens) << 7
-    nonzero = 1 + draw.integers(7, weights) | draw.integers(2, weights) << 3
-    return _data(magnitudes, _fingerprints(token_blocks), _one_hot(nonzero), _fingerprints(weight_blocks))
+    tokens, token_scales, weights, weight_scales = _nonzero(draw, size)
+    return _data(tokens, token_scales, _one_hot(weights), weight_scales)
 
 
-def _wide_range(draw: Draw, size: GemmSize) -> GemmData:
+def _wide_range(draw: Draw, size: Shape) -> GemmData:
     """All codes under scales of 2^-20 .. 2^20: in every chain terms are cut, and cut again by later blocks."""
     tokens, weights, token_blocks, weight_blocks = _shapes(size)
     return _data(
@@ -171,7 +148,7 @@ def _wide_range(draw: Draw, size: GemmSize) -> GemmData:
     )
 
 
-def _gaussian(draw: Draw, size: GemmSize) -> GemmData:
+def _gaussian(draw: Draw, size: Shape) -> GemmData:
     tokens, weights, _, _ = _shapes(size)
     return GemmData(
         quantize_mxfp8(draw.normal(tokens).astype(ml_dtypes.bfloat16)),
@@ -179,7 +156,7 @@ def _gaussian(draw: Draw, size: GemmSize) -> GemmData:
     )
 
 
-def _positive(draw: Draw, size: GemmSize) -> GemmData:
+def _positive(draw: Draw, size: Shape) -> GemmData:
     """Nothing cancels, so truncation toward zero can only lose: no result may exceed the exact sum."""
     tokens, weights, token_blocks, weight_blocks = _shapes(size)
     return _data(
@@ -195,13 +172,13 @@ def _positive(draw: Draw, size: GemmSize) -> GemmData:
 _TINY = 73
 
 
-def _specials(draw: Draw, size: GemmSize) -> GemmData:
+def _specials(draw: Draw, size: Shape) -> GemmData:
     """By row: NaN codes, NaN scales, scale 0x00, scales that overflow, and scales whose products underflow."""
     tokens, weights, token_blocks, weight_blocks = _shapes(size)
     codes, scales = _e4m3(draw, tokens), _around(draw, token_blocks, 3)
     weight_scales = _around(draw, weight_blocks, 3)
-    row, blocks = np.arange(size.rows), token_blocks[-1]
-    element, block = draw.integers(size.k, (size.rows,)), draw.integers(blocks, (size.rows,))
+    row, blocks = np.arange(size.m), token_blocks[-1]
+    element, block = draw.integers(size.k, (size.m,)), draw.integers(blocks, (size.m,))
     _put(codes, row[row % 6 == 1], element, _E4M3_NAN | 0x80)
     _put(scales, row[row % 6 == 2], block, _SCALE_NAN)
     scales[row % 6 == 3] = 0x00
@@ -223,14 +200,14 @@ def _put(array: NDArray[np.int64], rows: NDArray[np.int64], columns: NDArray[np.
     array[rows, columns[rows]] = value
 
 
-def _shared_weights(draw: Draw, size: GemmSize) -> GemmData:
+def _shared_weights(draw: Draw, size: Shape) -> GemmData:
     """Every expert has the same weights, so that all groups together are one group."""
-    one = _wide_range(draw, GemmSize(size.rows, size.k, size.n, 1))
-    codes, scales = (np.repeat(part, size.experts, axis=0) for part in (one.weights.codes, one.weights.scales))
+    one = _wide_range(draw, dataclasses.replace(size, e=1))
+    codes, scales = (np.repeat(part, size.e, axis=0) for part in (one.weights.codes, one.weights.scales))
     return GemmData(one.tokens, MXTensor(codes, scales, "mxfp4"))
 
 
-def _zero_padded(draw: Draw, size: GemmSize) -> GemmData:
+def _zero_padded(draw: Draw, size: Shape) -> GemmData:
     """The tokens' last 64 elements are zeros of both signs, whatever their scales and the weights there are."""
     data = _wide_range(draw, size)
     codes, scales = data.tokens.codes.copy(), data.tokens.scales.copy()
@@ -242,81 +219,73 @@ def _zero_padded(draw: Draw, size: GemmSize) -> GemmData:
 _WIDTH_OF_UP = 384
 
 
-def _real(draw: Draw, size: GemmSize) -> GemmData:
+def _real(draw: Draw, size: Shape) -> GemmData:
     """A model's own weights, cut into experts, and its own activations: of its up projection, past K = 384 down."""
     up = size.k <= _WIDTH_OF_UP
     weights = read_activations(FFN, "layer2.ffn_up.weight" if up else "layer2.ffn_down.weight")
     tokens = read_activations(FFN_INPUT) if up else read_activations(FFN, "layer2.ffn_mid")
     first = int(draw.integers(tokens.patterns.shape[0], (1,))[0])
-    rows = tile_rows(tokens.patterns, size.rows, size.k, first).view(ml_dtypes.bfloat16)
-    cut = tile_rows(weights.patterns, size.experts * size.n, size.k).reshape(size.experts, size.n, size.k)
+    rows = tile_rows(tokens.patterns, size.m, size.k, first).view(ml_dtypes.bfloat16)
+    cut = tile_rows(weights.patterns, size.e * size.n, size.k).reshape(size.e, size.n, size.k)
     return GemmData(quantize_mxfp8(rows), quantize_mxfp4(cut.view(ml_dtypes.bfloat16)))
 
 
-_FILLS = (
+_RANDOM_SUMS = "sums of many random products are neither zero nor small against their terms"
+_ONE_PRODUCT = Limits(zeros=0.0, scales=16, reason="each result is one product of nonzero codes")
+_WIDE_SCALES = Limits(zeros=0.02, scales=16, reason="scales are drawn from 41 binades")
+
+#: The generators by name.
+FILLS = Fill.by_name(
     _fill(
         "gaussian",
         "the data of published tests, for comparison with them",
         _gaussian,
         # Its blocks have one or two scales, so it shows no permutation of scales; other fills do.
-        _limits(scales=1),
+        Limits(zeros=0.02, scales=1, reason=_RANDOM_SUMS),
     ),
     _fill(
         "integer",
         "anything but the sum: every order and every model is exact here, and so is int64",
         _integer,
-        _limits(zeros=0.05, reason="few sums of many small integers cancel"),
+        Limits(zeros=0.05, reason="few sums of many small integers cancel"),
     ),
     _fill(
         "one-hot-tokens",
         "scales ignored, shifted, permuted or of the wrong expert; swapped nibbles; wrong rows of weights",
         _one_hot_tokens,
-        _limits(zeros=0.0, scales=16, reason="each result is one product of nonzero codes"),
+        _ONE_PRODUCT,
     ),
     _fill(
         "one-hot-weights",
         "the same on the tokens' side; any element of K left out or taken twice",
         _one_hot_weights,
-        _limits(zeros=0.0, scales=16, reason="each result is one product of nonzero codes"),
+        _ONE_PRODUCT,
     ),
-    _fill(
-        "wide-range",
-        "another order of K; another alignment or rounding of the sum",
-        _wide_range,
-        _limits(scales=16, reason="scales are drawn from 41 binades"),
-    ),
+    _fill("wide-range", "another order of K; another alignment or rounding of the sum", _wide_range, _WIDE_SCALES),
     _fill(
         "positive",
         "rounding to nearest or away in the accumulator; a dropped part of K",
         _positive,
-        _limits(zeros=0.0, scales=8, reason="positive terms sum to no zero"),
+        Limits(zeros=0.0, scales=8, reason="positive terms sum to no zero"),
     ),
     _fill(
         "specials",
         "NaN or infinity lost or spread, scale byte 0x00 taken for zero, results flushed to zero",
         _specials,
-        _limits(zeros=0.5, nans=0.9, bound=1.0, reason="a third of its tokens and a quarter of its weights are so"),
+        Limits(zeros=0.5, nans=0.9, bound=1.0, reason="a third of its tokens and a quarter of its weights are so"),
     ),
-    _fill(
-        "shared-weights",
-        "an expert's rows that depend on how rows are grouped",
-        _shared_weights,
-        _limits(scales=16, reason="scales are drawn from 41 binades"),
-    ),
+    _fill("shared-weights", "an expert's rows that depend on how rows are grouped", _shared_weights, _WIDE_SCALES),
     _fill(
         "zero-padded",
         "zeros that take part in the alignment; padding of K that is not inert",
         _zero_padded,
-        _limits(scales=16, reason="scales are drawn from 41 binades"),
+        _WIDE_SCALES,
         least_k=PADDED_K + MX_BLOCK,
     ),
     _fill(
         "real",
         "what only real weights and outlier channels show",
         _real,
-        _limits(reason="a model's hidden states times its weights are ordinary numbers"),
+        Limits(zeros=0.02, reason="a model's hidden states times its weights are ordinary numbers"),
     ),
 )
-
-#: The generators by name.
-FILLS: Mapping[str, Fill] = MappingProxyType({fill.name: fill for fill in _FILLS})

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.families.stages import Plane, matrix_plane
-from refmoe.numbers_as_text import VALUE_DTYPES, bits_text, distance_text, number_text
+from refmoe.numbers_as_text import VALUE_DTYPES, bits_text, compared_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +62,7 @@ class Products:
         if row >= self.offsets[-1]:
             where = f"row {row} belongs to no expert of this rank and must not be written"
             return f"{where}: kernel {bits_text(kernel, self.dtype)} instead of the poison 0x{self.poison:02X}", ""
-        values = f"kernel {number_text(kernel, self.dtype)} reference {number_text(reference, self.dtype)}"
-        return f"{self._place(row, column)}: {values}{distance_text(kernel, reference, self.dtype)}", ""
+        return f"{self._place(row, column)}: {compared_text(kernel, reference, self.dtype)}", ""
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
         """Tokens in expert order by weight rows; see `refmoe.families.stages.HasPlane`."""

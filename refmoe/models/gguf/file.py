@@ -139,7 +139,7 @@ class GgufSet:
         """
         return self._holder(name).tensors[name]
 
-    def view(self, name: str) -> NDArray[Any]:
+    def tensor(self, name: str) -> NDArray[Any]:
         """Tensor `name` as a read-only array in the memory map, see `GgufFile.view`.
 
         Raises:

@@ -103,7 +103,7 @@ def _values(name: str, config: GptOssConfig, seed: int) -> Array:
     specs = huggingface_tensors(config)
 
     def drawn(theirs: str) -> Array:
-        return random_tensor(theirs, specs[theirs], seed, config)
+        return random_tensor(theirs, specs[theirs], seed)
 
     if name in _TOP:
         return drawn(_TOP[name])

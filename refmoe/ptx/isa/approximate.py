@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from refmoe.ptx.isa.floating import exact_quotient
+from refmoe.ptx.isa.floating import exact_quotient, lift
 from refmoe.ptx.isa.floats import F32, FLOATS, Float, decode, flush
-from refmoe.ptx.isa.lanes import packed
 from refmoe.ptx.isa.operation import Array, Function, Operation, kind
 from refmoe.ptx.isa.rounding import encode
 from refmoe.ptx.isa.spelling import Spelling
@@ -49,12 +48,13 @@ def _exact_rcp(x: Array, ftz: bool) -> Array:
     return (np.frexp(np.abs(x))[0] == 0.5) | (x == 448.0)
 
 
+def _nowhere(*x: Array) -> Array:
+    """Nothing is known of the bits of estimates of halves and of quotients."""
+    return np.zeros(np.broadcast_shapes(*map(np.shape, x)), np.bool_)
+
+
 def _negative(x: Array, ftz: bool) -> Array:
     return x < 0  # NaN
-
-
-def _never(x: Array, ftz: bool) -> Array:
-    return np.zeros_like(x, dtype=np.bool_)
 
 
 _EXACT: dict[str, Callable[[Array, bool], Array]] = {
@@ -78,17 +78,17 @@ def _unary(spelling: Spelling) -> Operation:
         halves = ("bf16", "bf16x2") if ftz else ("f16", "f16x2")
     elif name == "tanh" and not ftz:
         halves = ("f16", "f16x2", "bf16", "bf16x2")
-    type_name = spelling.need(*halves, *(() if name == "tanh" and ftz else ("f32",)))
-    spelling.end()
+    type_name = spelling.type(*halves, *(() if name == "tanh" and ftz else ("f32",)))
     format = FLOATS[type_name.removesuffix("x2")]
     function = _rounded_estimate(_ESTIMATES[name], format, ftz)
     if format is not F32:
-        return _half(spelling, type_name, function)
-    known = _EXACT.get(name, _never)
+        function, bits = lift(function, type_name)
+        return Operation(spelling.opcode, function, (kind(bits),), (kind(bits),), exact_when=_nowhere)
+    known = _EXACT.get(name)
 
     def exact_when(a: Array) -> Array:
         x = decode(flush(a, F32) if ftz else a, F32)
-        return _special(x) | known(x, ftz)
+        return _special(x) | known(x, ftz) if known else _special(x)
 
     return Operation(spelling.opcode, function, ("b32",), ("b32",), exact_when=exact_when)
 
@@ -103,34 +103,14 @@ def _rounded_estimate(estimate: Callable[..., Array], format: Float, ftz: bool) 
     return function
 
 
-def _half(spelling: Spelling, type_name: str, function: Function) -> Operation:
-    """A half-precision estimate: nothing is known of its bits."""
-    bits = 16
-    if type_name.endswith("x2"):
-        function, bits = packed(function), 32
-    return Operation(
-        spelling.opcode,
-        function,
-        (kind(bits),),
-        (kind(bits),),
-        exact_when=lambda a: np.zeros_like(a, dtype=np.bool_),
-    )
-
-
 def _div(spelling: Spelling) -> Operation:
     """div.approx (division by multiplying with the reciprocal), div.full (2 ulp in the full range), or div.rnd."""
     if not spelling.take("approx", "full"):
         return exact_quotient(spelling)
     ftz = spelling.flag("ftz")
-    spelling.need("f32")
-    spelling.end()
-    return Operation(
-        spelling.opcode,
-        _rounded_estimate(np.divide, F32, ftz),
-        ("b32", "b32"),
-        ("b32",),
-        exact_when=lambda a, b: np.zeros_like(a | b, dtype=np.bool_),
-    )
+    spelling.type("f32")
+    function = _rounded_estimate(np.divide, F32, ftz)
+    return Operation(spelling.opcode, function, ("b32", "b32"), ("b32",), exact_when=_nowhere)
 
 
 BUILDERS: Mapping[str, Callable[[Spelling], Operation]] = {**dict.fromkeys(_ESTIMATES, _unary), "div": _div}

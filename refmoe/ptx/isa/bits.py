@@ -13,27 +13,19 @@ from refmoe.ptx.isa.spelling import Spelling
 _LOGIC = ("pred", "b16", "b32", "b64")
 
 
-def _bits(spelling: Spelling, *names: str) -> int:
-    """Take the instruction type, the last part, and return its width."""
-    name = spelling.need(*names)
-    spelling.end()
-    return int(name[1:])
-
-
 # --- logic ----------------------------------------------------------------------------------------------------------
 
 
 def _logic(function: Function, sources: int) -> Callable[[Spelling], Operation]:
     def build(spelling: Spelling) -> Operation:
-        register = spelling.need(*_LOGIC)
-        spelling.end()
+        register = spelling.type(*_LOGIC)
         return Operation(spelling.opcode, function, (register,) * sources, (register,))
 
     return build
 
 
 def _cnot(spelling: Spelling) -> Operation:
-    bits = _bits(spelling, "b16", "b32", "b64")
+    _, bits = spelling.integer("b16", "b32", "b64")
     return Operation(spelling.opcode, lambda a: (a == 0).astype(UNSIGNED[bits]), (kind(bits),), (kind(bits),))
 
 
@@ -75,7 +67,7 @@ def _lop3_value(a: Array, b: Array, c: Array, table: Array) -> Array:
 def _lop3(spelling: Spelling) -> Operation:
     """lop3.b32 d, a, b, c, immLut and lop3.{or,and}.b32 d|p, a, b, c, immLut, q: p = (d != 0) BoolOp q."""
     combine = {"or": np.logical_or, "and": np.logical_and, "": None}[spelling.take("or", "and")]
-    _bits(spelling, "b32")
+    spelling.type("b32")
     words = ("b32",) * 4
     if combine is None:
         return Operation(spelling.opcode, _lop3_value, words, ("b32",))
@@ -93,10 +85,8 @@ def _lop3(spelling: Spelling) -> Operation:
 def _shift(spelling: Spelling) -> Operation:
     """shl.b, shr.b/u (zero fill), shr.s (sign fill). The amount is a b32; more than the width counts as the width."""
     left = spelling.mnemonic == "shl"
-    name = spelling.need("b16", "b32", "b64", *(() if left else ("u16", "u32", "u64", "s16", "s32", "s64")))
-    spelling.end()
-    bits = int(name[1:])
-    keeps_sign = name[0] == "s"
+    types = ("b16", "b32", "b64") if left else ("b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64")
+    keeps_sign, bits = spelling.integer(*types)
     shift = np.left_shift if left else np.right_shift
     amount_dtype = (SIGNED if keeps_sign else UNSIGNED)[bits]
 
@@ -116,7 +106,7 @@ def _shf(spelling: Spelling) -> Operation:
     """Funnel shift of [b:a]: left gives the upper word, right the lower one."""
     direction = spelling.need("l", "r")
     clamp = spelling.need("clamp", "wrap") == "clamp"
-    _bits(spelling, "b32")
+    spelling.type("b32")
 
     def function(a: Array, b: Array, c: Array) -> Array:
         n = np.minimum(c, np.uint32(32)) if clamp else c & 31

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from refmoe.ptx.isa.floats import F32, FLOATS, Float, decode, flush
+from refmoe.ptx.isa.floats import F32, FLOATS, Float, decode, flush, kind_of
 from refmoe.ptx.isa.lanes import UNSIGNED, signed
 from refmoe.ptx.isa.operation import Array, Function, Operation, kind
 from refmoe.ptx.isa.spelling import Spelling
@@ -83,23 +83,15 @@ def _comparator(spelling: Spelling, name: str, ftz: bool, type_name: str) -> Fun
     return _ORDERED.get(name) or _UNSIGNED[name]
 
 
-def _width(type_name: str) -> str:
-    """Register kind of a type."""
-    if type_name.endswith("x2"):
-        return "b32"
-    return kind(FLOATS[type_name].bits if type_name in FLOATS else int(type_name[1:]))
-
-
 def setp(spelling: Spelling, destinations: int) -> Operation:
     """setp p[|q], a, b[, c]: p = BoolOp(t, c), q = BoolOp(not t, c) for t = a CmpOp b.
 
     setp.f16x2 and .bf16x2 compare the low halves into p and the high halves into q.
     """
     name, boolean, ftz = _comparison(spelling)
-    type_name = spelling.need(*_INTEGER_TYPES, *_FLOAT_TYPES, *_PACKED_TYPES)
-    spelling.end()
+    type_name = spelling.type(*_INTEGER_TYPES, *_FLOAT_TYPES, *_PACKED_TYPES)
     compare = _comparator(spelling, name, ftz, type_name.removesuffix("x2"))
-    sources = (_width(type_name), _width(type_name), *(("pred",) if boolean else ()))
+    sources = (kind_of(type_name), kind_of(type_name), *(("pred",) if boolean else ()))
     combine = _BOOLEAN[boolean] if boolean else None
 
     def both(first: Array, second: Array, c: tuple[Array, ...]) -> tuple[Array, Array]:
@@ -132,8 +124,7 @@ def _set(spelling: Spelling) -> Operation:
     """
     name, boolean, ftz = _comparison(spelling)
     to = spelling.need("u16", "s16", "u32", "s32", "f16", "bf16", "f32", *_PACKED_TYPES)
-    of = spelling.need(*_INTEGER_TYPES, *_FLOAT_TYPES, *_PACKED_TYPES)
-    spelling.end()
+    of = spelling.type(*_INTEGER_TYPES, *_FLOAT_TYPES, *_PACKED_TYPES)
     is_packed = of.endswith("x2")
     # 16-bit integer destinations are for the half-precision types only.
     if (to.endswith("x2") and to != of) or (to[1:] == "16" and to[0] in "us" and of not in ("f16", "bf16")):
@@ -155,15 +146,14 @@ def _set(spelling: Spelling) -> Operation:
         low, high = (function((a >> s).astype(np.uint16), (b >> s).astype(np.uint16), *c) for s in (0, 16))
         return low | (high.astype(np.uint32) << 16)
 
-    sources = (_width(of), _width(of), *(("pred",) if boolean else ()))
-    return Operation(spelling.opcode, halves if is_packed else function, sources, (_width(to),))
+    sources = (kind_of(of), kind_of(of), *(("pred",) if boolean else ()))
+    return Operation(spelling.opcode, halves if is_packed else function, sources, (kind_of(to),))
 
 
 def _selp(spelling: Spelling) -> Operation:
     """selp d, a, b, p: a where p."""
-    type_name = spelling.need(*_INTEGER_TYPES, "f32", "f64")
-    spelling.end()
-    width = _width(type_name)
+    type_name = spelling.type(*_INTEGER_TYPES, "f32", "f64")
+    width = kind_of(type_name)
     return Operation(spelling.opcode, lambda a, b, p: np.where(p, a, b), (width, width, "pred"), (width,))
 
 
@@ -171,9 +161,8 @@ def _slct(spelling: Spelling) -> Operation:
     """slct d, a, b, c: a where c >= 0, else b; -0 counts as 0 and NaN selects b."""
     ftz = spelling.flag("ftz")
     type_name = spelling.need(*_INTEGER_TYPES, "f32", "f64")
-    by = spelling.need(*(("f32",) if ftz else ("s32", "f32")))
-    spelling.end()
-    width = _width(type_name)
+    by = spelling.type(*(("f32",) if ftz else ("s32", "f32")))
+    width = kind_of(type_name)
 
     def function(a: Array, b: Array, c: Array) -> Array:
         chosen = signed(c) >= 0 if by == "s32" else _value(c, F32, ftz) >= 0
@@ -185,8 +174,7 @@ def _slct(spelling: Spelling) -> Operation:
 def _testp(spelling: Spelling) -> Operation:
     """testp p, a: a property of the bit pattern. Infinities and NaN are not normal."""
     test = spelling.need("finite", "infinite", "number", "notanumber", "normal", "subnormal")
-    format = FLOATS[spelling.need("f32", "f64")]
-    spelling.end()
+    format = FLOATS[spelling.type("f32", "f64")]
     infinity, smallest_normal = format.word(format.infinity), format.word(1 << format.mantissa)
     magnitude_mask = format.word(format.sign - 1)
     tests: dict[str, Function] = {
@@ -203,9 +191,8 @@ def _testp(spelling: Spelling) -> Operation:
 
 def _mov(spelling: Spelling) -> Operation:
     """mov d, a between registers of one width; the result may alias the source."""
-    name = spelling.need("pred", *_INTEGER_TYPES, "f32", "f64")
-    spelling.end()
-    register = "pred" if name == "pred" else _width(name)
+    name = spelling.type("pred", *_INTEGER_TYPES, "f32", "f64")
+    register = "pred" if name == "pred" else kind_of(name)
     return Operation(spelling.opcode, lambda a: a, (register,), (register,))
 
 

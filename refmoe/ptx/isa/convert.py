@@ -8,9 +8,9 @@ import numpy as np
 
 from refmoe.ptx.isa import convert_narrow, exact64
 from refmoe.ptx.isa.floating import rectify, saturate
-from refmoe.ptx.isa.floats import BF16, F32, F64, FLOATS, Float, canonical, decode, flush, is_nan
+from refmoe.ptx.isa.floats import BF16, F32, F64, FLOATS, Float, canonical, decode, flush, is_nan, kind_of
 from refmoe.ptx.isa.lanes import SIGNED, UNSIGNED, signed
-from refmoe.ptx.isa.operation import Array, Function, Operation, kind
+from refmoe.ptx.isa.operation import Array, Function, Operation
 from refmoe.ptx.isa.rounding import ROUNDINGS, add_to_odd, encode
 from refmoe.ptx.isa.spelling import Spelling
 
@@ -171,8 +171,7 @@ def _to_half(spelling: Spelling, rounding: str) -> Operation | None:
     to_name = spelling.take("f16x2", "bf16x2") or (spelling.need("f16", "bf16") if relu or satfinite else "")
     if not to_name:
         return None
-    spelling.need("f32")
-    spelling.end()
+    spelling.type("f32")
     to = FLOATS[to_name.removesuffix("x2")]
     convert = _float_to_float(to, F32, rounding)
     finite = _satfinite(to)
@@ -185,12 +184,11 @@ def _to_half(spelling: Spelling, rounding: str) -> Operation | None:
 
     if to_name == to.name:
         return Operation(spelling.opcode, function, ("b32",), ("b16",))
-    return Operation(
-        spelling.opcode,
-        lambda a, b: (function(a).astype(np.uint32) << 16) | function(b),
-        ("b32", "b32"),
-        ("b32",),
-    )
+
+    def pair(a: Array, b: Array) -> Array:
+        return (function(a).astype(np.uint32) << 16) | function(b)
+
+    return Operation(spelling.opcode, pair, ("b32", "b32"), ("b32",))
 
 
 def _to_tf32(spelling: Spelling, rounding: str) -> Operation:
@@ -203,8 +201,7 @@ def _to_tf32(spelling: Spelling, rounding: str) -> Operation:
     satfinite = spelling.flag("satfinite")
     relu = relu or (rounding != "rna" and spelling.flag("relu"))
     spelling.need("tf32")
-    spelling.need("f32")
-    spelling.end()
+    spelling.type("f32")
     low = np.uint32(0x1FFF)
 
     def function(a: Array) -> Array:
@@ -245,20 +242,13 @@ def _cvt(spelling: Spelling) -> Operation:
     ftz = spelling.flag("ftz")
     sat = spelling.flag("sat")
     to = spelling.need(*_INTEGERS, *FLOATS)
-    of = spelling.need(*_INTEGERS, *FLOATS)
-    spelling.end()
+    of = spelling.type(*_INTEGERS, *FLOATS)
     function = _scalar(to, of, rounding, sat)
     if function is None or (ftz and "f32" not in (to, of)):
         raise spelling.unknown()
     if ftz:
         function = _flushed(function, to, of, rounding)
-    return Operation(
-        spelling.opcode,
-        function,
-        (_kind(of),),
-        (_kind(to),),
-        sign_extend=to[0] == "s",
-    )
+    return Operation(spelling.opcode, function, (kind_of(of),), (kind_of(to),), sign_extend=to[0] == "s")
 
 
 def _can_saturate(to: str, of: str) -> bool:
@@ -321,10 +311,6 @@ def _tiny_double(a: Array, rounding: str) -> Array:
     least = 2.0**-126
     reached = least * (1 - 2.0**-25) if rounding == "rn" else least
     return np.where(away, np.abs(x) <= least * (1 - 2.0**-24), np.abs(x) < reached)
-
-
-def _kind(type_name: str) -> str:
-    return kind(FLOATS[type_name].bits if type_name in FLOATS else int(type_name[1:]))
 
 
 # --- cvt.pack -------------------------------------------------------------------------------------------------------

@@ -22,8 +22,7 @@ def cvt(spelling: Spelling) -> Operation:
     relu = spelling.flag("relu")
     satfinite = satfinite or spelling.flag("satfinite")
     to = spelling.need(*TYPES, "f16x2", "bf16x2")
-    of = spelling.need(*TYPES, "f16x2", "bf16x2", "f32")
-    spelling.end()
+    of = spelling.type(*TYPES, "f16x2", "bf16x2", "f32")
     narrow = NARROW.get(to.removesuffix("x2"))
     if (
         narrow

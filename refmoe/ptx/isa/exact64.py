@@ -12,8 +12,10 @@ import numpy as np
 
 from refmoe.ptx.isa.floats import F64, canonical
 from refmoe.ptx.isa.operation import Array, Function
-from refmoe.ptx.isa.rounding import add_to_odd
+from refmoe.ptx.isa.rounding import add_to_odd, two_sum
 
+#: Operations that NumPy rounds to nearest as hardware does.
+NATIVE = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt}
 _SIGN = 1 << 63
 _INFINITY = 0x7FF << 52
 
@@ -122,8 +124,7 @@ def _nearest(name: str, x: tuple[Array, ...]) -> Array:
             values[2],
             values[0] * values[1] + values[2],
         )
-    ufunc = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "sqrt": np.sqrt}[name]
-    return ufunc(*values)
+    return NATIVE[name](*values)
 
 
 def function(name: str, rounding: str) -> Function:
@@ -178,8 +179,8 @@ def _fma_vector(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
     a_high, a_low = _split(a)
     b_high, b_low = _split(b)
     product_low = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
-    upper, upper_low = _two_sum(c, product_low)
-    top, top_low = _two_sum(product, upper)
+    upper, upper_low = two_sum(c, product_low)
+    top, top_low = two_sum(product, upper)
     result = top + add_to_odd(top_low, upper_low)
     # Dekker's product needs room for its error above the subnormals, Veltkamp's factor room below overflow; c = 0
     # is left out for the sign of an exact zero.
@@ -188,9 +189,3 @@ def _fma_vector(a: Array, b: Array, c: Array) -> tuple[Array, Array]:
         magnitude = np.abs(value)
         sure = sure & (magnitude > 2.0**low) & (magnitude < 2.0**high)
     return result, sure & (result != 0)
-
-
-def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
-    total = a + b
-    b_seen = total - a
-    return total, (a - (total - b_seen)) + (b - b_seen)

@@ -10,14 +10,6 @@ from refmoe.ptx.isa.lanes import SIGNED, UNSIGNED, signed
 from refmoe.ptx.isa.operation import Array, Operation, kind
 from refmoe.ptx.isa.spelling import Spelling
 
-
-def _bits(spelling: Spelling) -> int:
-    """Take the instruction type b32 or b64, the last part, and return its width."""
-    name = spelling.need("b32", "b64")
-    spelling.end()
-    return int(name[1:])
-
-
 # --- fields ---------------------------------------------------------------------------------------------------------
 
 
@@ -37,9 +29,7 @@ def _in_range(*x: Array) -> Array:
 
 def _bfe(spelling: Spelling) -> Operation:
     """Bits pos..pos+len-1 of a; a signed field is filled with its top bit, of those inside the register."""
-    name = spelling.need("u32", "u64", "s32", "s64")
-    spelling.end()
-    bits = int(name[1:])
+    is_signed, bits = spelling.integer("u32", "u64", "s32", "s64")
     dtype = UNSIGNED[bits]
 
     def unsigned(a: Array, position: Array, length: Array) -> Array:
@@ -57,14 +47,14 @@ def _bfe(spelling: Spelling) -> Operation:
         field = (signed(a << up) >> down).view(dtype)
         return np.where(length == 0, dtype(0), field)
 
-    function = with_sign if name[0] == "s" else unsigned
+    function = with_sign if is_signed else unsigned
     sources = (kind(bits), "b32", "b32")
     return Operation(spelling.opcode, function, sources, (kind(bits),), exact_when=_in_range if bits == 64 else None)
 
 
 def _bfi(spelling: Spelling) -> Operation:
     """b with the low `len` bits of a put at `pos`."""
-    bits = _bits(spelling)
+    _, bits = spelling.integer("b32", "b64")
     dtype = UNSIGNED[bits]
 
     def function(a: Array, b: Array, position: Array, length: Array) -> Array:
@@ -80,8 +70,7 @@ def _bfi(spelling: Spelling) -> Operation:
 def _szext(spelling: Spelling) -> Operation:
     """The low N = b bits of a, extended. N = 32 and more: all of a (.clamp), or N mod 32 (.wrap)."""
     clamp = spelling.need("clamp", "wrap") == "clamp"
-    is_signed = spelling.need("u32", "s32") == "s32"
-    spelling.end()
+    is_signed = spelling.type("u32", "s32") == "s32"
 
     def function(a: Array, b: Array) -> Array:
         n = np.minimum(b, np.uint32(32)) if clamp else b & 31
@@ -97,8 +86,7 @@ def _szext(spelling: Spelling) -> Operation:
 def _bmsk(spelling: Spelling) -> Operation:
     """b ones from bit a up, those that fit; past 31, a and b count modulo 32 (.wrap) or as they are (.clamp)."""
     clamp = spelling.need("clamp", "wrap") == "clamp"
-    spelling.need("b32")
-    spelling.end()
+    spelling.type("b32")
 
     def function(a: Array, b: Array) -> Array:
         if clamp:
@@ -116,8 +104,7 @@ def _fns(spelling: Spelling) -> Operation:
 
     A base above 31 is undefined; it finds nothing here, and on an H200 unless n is -2^31.
     """
-    spelling.need("b32")
-    spelling.end()
+    spelling.type("b32")
 
     def function(mask: Array, base: Array, offset: Array) -> Array:
         n = signed(offset).astype(np.int64)
@@ -149,12 +136,12 @@ def _smear(a: Array) -> Array:
 
 
 def _popc(spelling: Spelling) -> Operation:
-    bits = _bits(spelling)
+    _, bits = spelling.integer("b32", "b64")
     return Operation(spelling.opcode, lambda a: np.bitwise_count(a).astype(np.uint32), (kind(bits),), ("b32",))
 
 
 def _clz(spelling: Spelling) -> Operation:
-    bits = _bits(spelling)
+    _, bits = spelling.integer("b32", "b64")
 
     def function(a: Array) -> Array:
         return np.uint32(bits) - np.bitwise_count(_smear(a)).astype(np.uint32)
@@ -165,12 +152,10 @@ def _clz(spelling: Spelling) -> Operation:
 def _bfind(spelling: Spelling) -> Operation:
     """Place of the highest bit that is no sign, or (shiftamt) the left shift that brings it up; 0xFFFFFFFF if none."""
     shift_amount = spelling.flag("shiftamt")
-    name = spelling.need("u32", "u64", "s32", "s64")
-    spelling.end()
-    bits = int(name[1:])
+    is_signed, bits = spelling.integer("u32", "u64", "s32", "s64")
 
     def function(a: Array) -> Array:
-        if name[0] == "s":
+        if is_signed:
             a = a ^ (signed(a) >> (bits - 1)).view(a.dtype)
         # No bit at all counts 0 and so wraps to 0xFFFFFFFF.
         place = np.bitwise_count(_smear(a)).astype(np.uint32) - np.uint32(1)
@@ -182,7 +167,7 @@ def _bfind(spelling: Spelling) -> Operation:
 
 
 def _brev(spelling: Spelling) -> Operation:
-    bits = _bits(spelling)
+    _, bits = spelling.integer("b32", "b64")
 
     def function(a: Array) -> Array:
         everything = 2**bits - 1

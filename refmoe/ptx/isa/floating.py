@@ -38,13 +38,6 @@ _FAITHFUL: dict[str, Callable[..., Array]] = {
     "div": lambda a, b, rounding: a / b,
     "sqrt": lambda a, rounding: np.sqrt(a),
 }
-_NATIVE: dict[str, np.ufunc] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "div": np.divide,
-    "sqrt": np.sqrt,
-}
 
 
 def _fma_nearest(a: Array, b: Array, c: Array) -> Array:
@@ -63,8 +56,8 @@ def _fma_nearest(a: Array, b: Array, c: Array) -> Array:
 def rounded(name: str, format: Float, rounding: str) -> Function:
     """The correctly rounded operation `name` on bit patterns of `format`."""
     real = format.real
-    if format in (F32, F64) and rounding == "rn" and name in _NATIVE:
-        native = _NATIVE[name]
+    if format in (F32, F64) and rounding == "rn" and name in exact64.NATIVE:
+        native = exact64.NATIVE[name]
         return lambda *x: canonical(native(*(v.view(real) for v in x)).view(format.word), format)
     if format is F64:
         return exact64.function(name, rounding)
@@ -131,7 +124,7 @@ def _tiny(name: str, format: Float, rounding: str, result: Array, *x: Array) -> 
     return reached & ((encode(exact, format, rounding) & magnitude) < format.one)
 
 
-def _lift(function: Function, type_name: str) -> tuple[Function, int]:
+def lift(function: Function, type_name: str) -> tuple[Function, int]:
     """The function on registers of a type, packed or not, and their width."""
     bits = FLOATS[type_name.removesuffix("x2")].bits
     return (packed(function, bits), 2 * bits) if type_name.endswith("x2") else (function, bits)
@@ -139,7 +132,7 @@ def _lift(function: Function, type_name: str) -> tuple[Function, int]:
 
 def _finish(spelling: Spelling, type_name: str, function: Function, sources: int, contractible: bool) -> Operation:
     """An operation whose operands all have one type."""
-    function, bits = _lift(function, type_name)
+    function, bits = lift(function, type_name)
     operation = Operation(spelling.opcode, function, (kind(bits),) * sources, (kind(bits),), contractible=contractible)
     if type_name != "f64":
         return operation
@@ -212,8 +205,7 @@ def exact_quotient(spelling: Spelling) -> Operation:
     """{div,rcp,sqrt}.rnd{.ftz}.{f32,f64}."""
     rounding = spelling.need(*ROUNDINGS)
     ftz = spelling.flag("ftz")
-    type_name = spelling.need(*(("f32",) if ftz else ("f32", "f64")))
-    spelling.end()
+    type_name = spelling.type(*(("f32",) if ftz else ("f32", "f64")))
     format = FLOATS[type_name]
     if spelling.mnemonic == "sqrt":
         root = _compose(rounded("sqrt", format, rounding), format, ftz, None)
@@ -235,8 +227,7 @@ def _sign_operation(change: Callable[[Array, Array], Array]) -> Callable[[Spelli
 
     def build(spelling: Spelling) -> Operation:
         ftz = spelling.flag("ftz")
-        type_name = spelling.need("f32", "f16", "f16x2", *(() if ftz else ("f64", "bf16", "bf16x2")))
-        spelling.end()
+        type_name = spelling.type("f32", "f16", "f16x2", *(() if ftz else ("f64", "bf16", "bf16x2")))
         format = FLOATS[type_name.removesuffix("x2")]
         sign = format.word(format.sign)
 
@@ -246,7 +237,7 @@ def _sign_operation(change: Callable[[Array, Array], Array]) -> Callable[[Spelli
                 return np.where(is_nan(x, F64), quieted(x, F64), result)
             return canonical(result, format)
 
-        function, bits = _lift(_compose(function, format, ftz, None), type_name)
+        function, bits = lift(_compose(function, format, ftz, None), type_name)
         return Operation(spelling.opcode, function, (kind(bits),), (kind(bits),))
 
     return build
@@ -254,8 +245,7 @@ def _sign_operation(change: Callable[[Array, Array], Array]) -> Callable[[Spelli
 
 def _copysign(spelling: Spelling) -> Operation:
     """copysign d, a, b: b with the sign of a."""
-    format = FLOATS[spelling.need("f32", "f64")]
-    spelling.end()
+    format = FLOATS[spelling.type("f32", "f64")]
     sign, rest = format.word(format.sign), format.word(format.sign - 1)
     return Operation(
         spelling.opcode, lambda a, b: (a & sign) | (b & rest), (kind(format.bits),) * 2, (kind(format.bits),)
@@ -275,8 +265,7 @@ def _extremum(pick: np.ufunc) -> Callable[[Spelling], Operation]:
         xor_sign = spelling.flag("xorsign")
         if xor_sign:
             spelling.need("abs")
-        type_name = spelling.need("f32", "f64", "f16", "f16x2", "bf16", "bf16x2")
-        spelling.end()
+        type_name = spelling.type("f32", "f64", "f16", "f16x2", "bf16", "bf16x2")
         if (type_name == "f64" and (ftz or nan_wins or xor_sign)) or (type_name[0] == "b" and ftz):
             raise spelling.unknown()
         format = FLOATS[type_name.removesuffix("x2")]
@@ -318,8 +307,7 @@ def extremum_of_three(spelling: Spelling) -> Operation:
     ftz = spelling.flag("ftz")
     nan_wins = spelling.flag("NaN")
     magnitudes = spelling.flag("abs")
-    spelling.need("f32")
-    spelling.end()
+    spelling.type("f32")
     two = BUILDERS[name](Spelling(f"{name}{'.ftz' * ftz}{'.NaN' * nan_wins}.f32")).function
     magnitude = F32.word(F32.sign - 1)
 

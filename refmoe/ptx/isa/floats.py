@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from refmoe.ptx.isa.lanes import UNSIGNED
-from refmoe.ptx.isa.operation import Array
+from refmoe.ptx.isa.operation import Array, kind
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,13 @@ BF16 = Float("bf16", 16, 7, 0x7FFF, None)
 F32 = Float("f32", 32, 23, 0x7FFFFFFF, np.float32)
 F64 = Float("f64", 64, 52, 0xFFF8000000000000, np.float64)
 FLOATS: dict[str, Float] = {f.name: f for f in (F16, BF16, F32, F64)}
+
+
+def kind_of(type_name: str) -> str:
+    """Register kind of a type of one element, or of two halves: `kind_of("f16x2") == "b32"`."""
+    if type_name.endswith("x2"):
+        return "b32"
+    return kind(FLOATS[type_name].bits if type_name in FLOATS else int(type_name[1:]))
 
 
 def decode(x: Array, format: Float) -> Array:

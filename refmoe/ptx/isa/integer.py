@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -13,42 +15,33 @@ from refmoe.ptx.isa.spelling import Spelling
 _TYPES = ("u16", "u32", "u64", "s16", "s32", "s64")
 
 
-def _type(spelling: Spelling, *choices: str) -> tuple[bool, int]:
-    """Take the instruction type, the last part: (signed, bits)."""
-    name = spelling.need(*(choices or _TYPES))
-    spelling.end()
-    return name[0] == "s", int(name[1:])
-
-
-def _same(spelling: Spelling, function: Function, bits: int, sources: int) -> Operation:
+def _same(spelling: Spelling, function: Function, bits: int, sources: int, **properties: Any) -> Operation:
     """An operation whose operands all have `bits` bits."""
-    return Operation(spelling.opcode, function, (kind(bits),) * sources, (kind(bits),))
+    return Operation(spelling.opcode, function, (kind(bits),) * sources, (kind(bits),), **properties)
 
 
 # --- add, sub -------------------------------------------------------------------------------------------------------
 
 
-def _saturate_s32(wide: Array) -> Array:
+def _saturating(ufunc: np.ufunc, a: Array, b: Array) -> Array:
+    """The sum or difference of two s32, clamped to their range."""
+    wide = ufunc(signed(a), signed(b), dtype=np.int64)
     return np.clip(wide, -(2**31), 2**31 - 1).astype(np.int32).view(np.uint32)
 
 
 def _add_sub(ufunc: np.ufunc) -> Callable[[Spelling], Operation]:
-    def saturating(a: Array, b: Array) -> Array:
-        return _saturate_s32(ufunc(signed(a), signed(b), dtype=np.int64))
-
     def build(spelling: Spelling) -> Operation:
         if spelling.flag("sat"):
-            _type(spelling, "s32")
-            return _same(spelling, saturating, 32, 2)
+            spelling.type("s32")
+            return _same(spelling, partial(_saturating, ufunc), 32, 2)
         if spelling.flag("cc"):
             return _carry(spelling, subtract=ufunc is np.subtract, carry_in=False, carry_out=True)
         if spelling.last in ("u16x2", "s16x2"):
             if ufunc is np.subtract:
                 raise spelling.unknown()
-            spelling.need("u16x2", "s16x2")
-            spelling.end()
+            spelling.type("u16x2", "s16x2")
             return _same(spelling, packed(ufunc), 32, 2)
-        _, bits = _type(spelling)
+        _, bits = spelling.integer(*_TYPES)
         return _same(spelling, ufunc, bits, 2)
 
     return build
@@ -73,7 +66,7 @@ def _sub_carry(a: Array, b: Array, carry: Array) -> tuple[Array, Array]:
 
 
 def _carry(spelling: Spelling, *, subtract: bool, carry_in: bool, carry_out: bool) -> Operation:
-    _, bits = _type(spelling, "u32", "s32", "u64", "s64")
+    _, bits = spelling.integer("u32", "s32", "u64", "s64")
     step = _sub_carry if subtract else _add_carry
     dtype = UNSIGNED[bits]
     # Where a chain starts there is nothing to add, and nothing borrowed.
@@ -83,9 +76,7 @@ def _carry(spelling: Spelling, *, subtract: bool, carry_in: bool, carry_out: boo
         result, out = step(a, b, carry.astype(dtype))
         return (result, out) if carry_out else result
 
-    return Operation(
-        spelling.opcode, function, (kind(bits),) * 2, (kind(bits),), carry_in=carry_in, carry_out=carry_out
-    )
+    return _same(spelling, function, bits, 2, carry_in=carry_in, carry_out=carry_out)
 
 
 def _carry_builder(subtract: bool) -> Callable[[Spelling], Operation]:
@@ -133,7 +124,7 @@ def _mul_function(part: str, is_signed: bool, bits: int) -> Function:
 
 def _mul(spelling: Spelling) -> Operation:
     part = spelling.need("lo", "hi", "wide")
-    is_signed, bits = _type(spelling)
+    is_signed, bits = spelling.integer(*_TYPES)
     if part == "wide" and bits == 64:
         raise spelling.unknown()
     result = 2 * bits if part == "wide" else bits
@@ -145,26 +136,19 @@ def _mad(spelling: Spelling) -> Operation:
     if part != "wide" and spelling.flag("cc"):
         return _mad_carry(spelling, part, carry_in=False, carry_out=True)
     if part == "hi" and spelling.flag("sat"):
-        _type(spelling, "s32")
+        spelling.type("s32")
         high = _mul_function("hi", True, 32)
-        return _same(
-            spelling, lambda a, b, c: _saturate_s32(np.add(signed(high(a, b)), signed(c), dtype=np.int64)), 32, 3
-        )
-    is_signed, bits = _type(spelling)
+        return _same(spelling, lambda a, b, c: _saturating(np.add, high(a, b), c), 32, 3)
+    is_signed, bits = spelling.integer(*_TYPES)
     if part == "wide" and bits == 64:
         raise spelling.unknown()
     product = _mul_function(part, is_signed, bits)
-    result = 2 * bits if part == "wide" else bits
-    return Operation(
-        spelling.opcode,
-        lambda a, b, c: product(a, b) + c,
-        (kind(bits), kind(bits), kind(result)),
-        (kind(result),),
-    )
+    result = kind(2 * bits if part == "wide" else bits)
+    return Operation(spelling.opcode, lambda a, b, c: product(a, b) + c, (kind(bits), kind(bits), result), (result,))
 
 
 def _mad_carry(spelling: Spelling, part: str, *, carry_in: bool, carry_out: bool) -> Operation:
-    is_signed, bits = _type(spelling, "u32", "s32", "u64", "s64")
+    is_signed, bits = spelling.integer("u32", "s32", "u64", "s64")
     product = _mul_function(part, is_signed, bits)
     dtype = UNSIGNED[bits]
 
@@ -172,9 +156,7 @@ def _mad_carry(spelling: Spelling, part: str, *, carry_in: bool, carry_out: bool
         result, out = _add_carry(product(a, b), c, carry.astype(dtype))
         return (result, out) if carry_out else result
 
-    return Operation(
-        spelling.opcode, function, (kind(bits),) * 3, (kind(bits),), carry_in=carry_in, carry_out=carry_out
-    )
+    return _same(spelling, function, bits, 3, carry_in=carry_in, carry_out=carry_out)
 
 
 def _madc(spelling: Spelling) -> Operation:
@@ -195,19 +177,17 @@ def _mul24_function(part: str, is_signed: bool) -> Function:
 
 def _mul24(spelling: Spelling) -> Operation:
     part = spelling.need("lo", "hi")
-    is_signed, _ = _type(spelling, "u32", "s32")
+    is_signed, _ = spelling.integer("u32", "s32")
     return _same(spelling, _mul24_function(part, is_signed), 32, 2)
 
 
 def _mad24(spelling: Spelling) -> Operation:
     part = spelling.need("lo", "hi")
     saturate = part == "hi" and spelling.flag("sat")
-    is_signed, _ = _type(spelling, *(("s32",) if saturate else ("u32", "s32")))
+    is_signed, _ = spelling.integer(*(("s32",) if saturate else ("u32", "s32")))
     product = _mul24_function(part, is_signed)
     if saturate:
-        return _same(
-            spelling, lambda a, b, c: _saturate_s32(np.add(signed(product(a, b)), signed(c), dtype=np.int64)), 32, 3
-        )
+        return _same(spelling, lambda a, b, c: _saturating(np.add, product(a, b), c), 32, 3)
     return _same(spelling, lambda a, b, c: product(a, b) + c, 32, 3)
 
 
@@ -230,18 +210,18 @@ def _divisor_not_zero(a: Array, b: Array) -> Array:
 
 
 def _div(spelling: Spelling) -> Operation:
-    is_signed, bits = _type(spelling)
+    is_signed, bits = spelling.integer(*_TYPES)
 
     def function(a: Array, b: Array) -> Array:
         if not is_signed:
             return a // b
         return _negate_where(signed(a ^ b) < 0, _magnitude(a) // _magnitude(b))
 
-    return Operation(spelling.opcode, function, (kind(bits),) * 2, (kind(bits),), exact_when=_divisor_not_zero)
+    return _same(spelling, function, bits, 2, exact_when=_divisor_not_zero)
 
 
 def _rem(spelling: Spelling) -> Operation:
-    is_signed, bits = _type(spelling)
+    is_signed, bits = spelling.integer(*_TYPES)
 
     def function(a: Array, b: Array) -> Array:
         if not is_signed:
@@ -249,21 +229,21 @@ def _rem(spelling: Spelling) -> Operation:
         # The quotient truncates, so the remainder has the sign of the dividend.
         return _negate_where(signed(a) < 0, _magnitude(a) % _magnitude(b))
 
-    return Operation(spelling.opcode, function, (kind(bits),) * 2, (kind(bits),), exact_when=_divisor_not_zero)
+    return _same(spelling, function, bits, 2, exact_when=_divisor_not_zero)
 
 
 def _abs(spelling: Spelling) -> Operation:
-    _, bits = _type(spelling, "s16", "s32", "s64")
+    _, bits = spelling.integer("s16", "s32", "s64")
     return _same(spelling, _magnitude, bits, 1)
 
 
 def _neg(spelling: Spelling) -> Operation:
-    _, bits = _type(spelling, "s16", "s32", "s64")
+    _, bits = spelling.integer("s16", "s32", "s64")
     return _same(spelling, np.negative, bits, 1)
 
 
 def _sad(spelling: Spelling) -> Operation:
-    is_signed, bits = _type(spelling)
+    is_signed, bits = spelling.integer(*_TYPES)
 
     def function(a: Array, b: Array, c: Array) -> Array:
         less = signed(a) < signed(b) if is_signed else a < b
@@ -284,8 +264,7 @@ def _extremum(ufunc: np.ufunc) -> Callable[[Spelling], Operation]:
 
     def build(spelling: Spelling) -> Operation:
         relu = spelling.flag("relu")
-        name = spelling.need(*(("s32", "s16x2") if relu else (*_TYPES, "u16x2", "s16x2")))
-        spelling.end()
+        name = spelling.type(*(("s32", "s16x2") if relu else (*_TYPES, "u16x2", "s16x2")))
         function = function_of(name[0] == "s", relu)
         if name.endswith("x2"):
             return _same(spelling, packed(function), 32, 2)
@@ -298,10 +277,7 @@ def _extremum(ufunc: np.ufunc) -> Callable[[Spelling], Operation]:
 
 
 def _dot_types(spelling: Spelling) -> tuple[bool, bool]:
-    a_type = spelling.need("u32", "s32")
-    b_type = spelling.need("u32", "s32")
-    spelling.end()
-    return a_type == "s32", b_type == "s32"
+    return spelling.need("u32", "s32") == "s32", spelling.type("u32", "s32") == "s32"
 
 
 def _field(x: Array, low: int, bits: int, is_signed: bool) -> Array:

@@ -16,14 +16,19 @@ from refmoe.ptx.isa.operation import Array
 ROUNDINGS = ("rn", "rz", "rm", "rp")
 
 
+def two_sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """a + b rounded to nearest, and its error, exactly (Knuth)."""
+    total = a + b
+    b_seen = total - a
+    return total, (a - (total - b_seen)) + (b - b_seen)
+
+
 def add_to_odd(a: Array, b: Array) -> Array:
     """a + b in float64, rounded to odd: truncated, and the last bit set if that lost something.
 
     Needs |a + b| far from the ends of float64's range, which sums of narrower formats' products are.
     """
-    total = a + b
-    b_seen = total - a
-    error = (a - (total - b_seen)) + (b - b_seen)  # Knuth's TwoSum: exact
+    total, error = two_sum(a, b)
     # Not `error != 0`: the error of an infinite sum is NaN, and there is nothing to repair.
     lost = ((error > 0) | (error < 0)).astype(np.int64)
     bits = total.view(np.int64)

@@ -54,6 +54,21 @@ class Spelling:
         if self._parts:
             raise self.unknown()
 
+    def type(self, *choices: str) -> str:
+        """Take the last part, in most opcodes the instruction type.
+
+        Raises:
+            UnknownOpcode: it is none of `choices`, or not the last.
+        """
+        part = self.need(*choices)
+        self.end()
+        return part
+
+    def integer(self, *choices: str) -> tuple[bool, int]:
+        """Take the last part, an integer type: (signed, bits)."""
+        name = self.type(*choices)
+        return name[0] == "s", int(name[1:])
+
     def unknown(self) -> UnknownOpcode:
         """The error that refuses this opcode."""
         return UnknownOpcode(self.opcode)

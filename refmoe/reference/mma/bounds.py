@@ -21,7 +21,7 @@ from refmoe.reference.mma.fma import fma_steps
 from refmoe.reference.mma.fused import FusedChain, widened_blocks
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind, as_model
 from refmoe.reference.mma.operands import ABSENT, Operand, table
-from refmoe.reference.mma.product import check_operands, flat_operands
+from refmoe.reference.mma.product import checked_operands
 
 Codes = NDArray[np.unsignedinteger[Any]]
 
@@ -51,9 +51,8 @@ def running_bound(
     Args and errors are those of `tensor_core_mma`; returns float64 [..., M, N].
     """
     model = _bounded(model)
-    check_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
+    x, y, z = checked_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
     block = model.pair(a_format, b_format).block
-    x, y, z = flat_operands(a, b, c, a_format, b_format, a_scales, b_scales)
     bound = np.empty(z.shape, np.float64)
     # Not more outputs at a time than fit the cache, term by term.
     width = max(1, _OUTPUTS_A_TILE // max(1, z.shape[1]))
@@ -132,7 +131,8 @@ def exact_sum(
 
     Args and errors are those of `tensor_core_mma` under the model `exact`.
     """
-    return _sums(a, b, c, as_model("exact"), a_format, b_format, a_scales, b_scales, magnitudes=False)
+    x, y, z = checked_operands(a, b, c, as_model("exact"), a_format, b_format, a_scales, b_scales)
+    return exact_sums(x, y, z).reshape(c.shape)
 
 
 def magnitude_sum(
@@ -150,7 +150,8 @@ def magnitude_sum(
 
     Args and errors are those of `tensor_core_mma`.
     """
-    return _sums(a, b, c, _bounded(model), a_format, b_format, a_scales, b_scales, magnitudes=True)
+    x, y, z = checked_operands(a, b, c, _bounded(model), a_format, b_format, a_scales, b_scales)
+    return exact_sums(x, y, z, magnitudes=True).reshape(c.shape)
 
 
 def split_k_bound(bounds: NDArray[np.float64], magnitudes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -243,23 +244,6 @@ def _running_fused(
         smallest = 2.0 ** (model.accumulator.emin - model.result_bits)
         bound += inexact * unit + 2.0**-model.result_bits * np.abs(acc) + smallest
     return acc.reshape(c.shape), bound.reshape(c.shape)
-
-
-def _sums(
-    a: Codes,
-    b: Codes,
-    c: NDArray[np.float32],
-    model: AccumulationModel,
-    a_format: str,
-    b_format: str,
-    a_scales: NDArray[np.uint8] | None,
-    b_scales: NDArray[np.uint8] | None,
-    *,
-    magnitudes: bool,
-) -> NDArray[np.float64]:
-    check_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
-    x, y, z = flat_operands(a, b, c, a_format, b_format, a_scales, b_scales)
-    return exact_sums(x, y, z, magnitudes=magnitudes).reshape(c.shape)
 
 
 def _half_ulp(values: NDArray[np.float32]) -> NDArray[np.float64]:

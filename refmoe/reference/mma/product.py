@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import FP16, MX_BLOCK
+from refmoe.reference.arrays import checked_array
 from refmoe.reference.mma.exact import exact_sums
 from refmoe.reference.mma.fma import fma_chain
 from refmoe.reference.mma.fused import fused_chain, unpacked_chain
@@ -57,11 +57,10 @@ def tensor_core_mma(
             E2M1 code above 15, a C that the model's accumulators cannot hold.
     """
     model = as_model(model)
-    check_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
-    chain = _chain(model, model.pair(a_format, b_format).block)
-    x, y, z = flat_operands(a, b, c, a_format, b_format, a_scales, b_scales)
+    x, y, z = checked_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
     with np.errstate(over="ignore", under="ignore"):
-        out: NDArray[np.float32] = chain(x, y, z).astype(np.float32).reshape(c.shape)
+        sums = _chain(x, y, z, model, model.pair(a_format, b_format).block)
+        out: NDArray[np.float32] = sums.astype(np.float32).reshape(c.shape)
     out.view(np.uint32)[np.isnan(out)] = NAN_BITS
     return out
 
@@ -82,42 +81,16 @@ def split_k_sum(parts: NDArray[np.float32]) -> NDArray[np.float32]:
     return total
 
 
-def _chain(
-    model: AccumulationModel, block: int
-) -> Callable[[Operand, Operand, NDArray[np.float32]], NDArray[np.float64]]:
+def _chain(a: Operand, b: Operand, c: NDArray[np.float32], model: AccumulationModel, block: int) -> NDArray[np.float64]:
     if model.kind is Kind.EXACT:
-        return exact_sums
+        return exact_sums(a, b, c)
     if model.kind is Kind.FMA:
-        return fma_chain
-    if model.kind is Kind.GROUPED:
-        return lambda a, b, c: grouped_chain(a, b, c, model, block)
-    if model.kind is Kind.UNPACKED:
-        return lambda a, b, c: unpacked_chain(a, b, c, model, block)
-    return lambda a, b, c: fused_chain(a, b, c, model, block)
+        return fma_chain(a, b, c)
+    chain = {Kind.FUSED: fused_chain, Kind.UNPACKED: unpacked_chain, Kind.GROUPED: grouped_chain}[model.kind]
+    return chain(a, b, c, model, block)
 
 
-def flat_operands(
-    a: NDArray[np.unsignedinteger[Any]],
-    b: NDArray[np.unsignedinteger[Any]],
-    c: NDArray[np.float32],
-    a_format: str,
-    b_format: str,
-    a_scales: NDArray[np.uint8] | None,
-    b_scales: NDArray[np.uint8] | None,
-) -> tuple[Operand, Operand, NDArray[np.float32]]:
-    """Checked operands with their leading dimensions as one: the rows, the columns, c [P, M, N]."""
-
-    def flat(array: NDArray[Any]) -> NDArray[Any]:
-        return array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:])
-
-    return (
-        Operand(flat(a), ELEMENT_FORMATS[a_format], None if a_scales is None else flat(a_scales)),
-        Operand(flat(b), ELEMENT_FORMATS[b_format], None if b_scales is None else flat(b_scales)),
-        flat(c),
-    )
-
-
-def check_operands(
+def checked_operands(
     a: NDArray[np.unsignedinteger[Any]],
     b: NDArray[np.unsignedinteger[Any]],
     c: NDArray[np.float32],
@@ -126,11 +99,11 @@ def check_operands(
     b_format: str,
     a_scales: NDArray[np.uint8] | None,
     b_scales: NDArray[np.uint8] | None,
-) -> None:
-    """Refuse what `tensor_core_mma` refuses.
+) -> tuple[Operand, Operand, NDArray[np.float32]]:
+    """The operands with their leading dimensions as one: the rows, the columns, c [P, M, N].
 
     Raises:
-        ArgumentError: see there.
+        ArgumentError: what `tensor_core_mma` refuses.
     """
     model.pair(a_format, b_format)
     for name, array, fmt in (("a", a, ELEMENT_FORMATS[a_format]), ("b", b, ELEMENT_FORMATS[b_format])):
@@ -150,8 +123,7 @@ def check_operands(
     if b.shape[:-2] != tuple(batch) or b.shape[-1] != k:
         raise ArgumentError("b", describe(b), f"{[*batch, 'N', k]}, as a is {list(a.shape)}")
     n = b.shape[-2]
-    if not isinstance(c, np.ndarray) or c.dtype != np.float32 or c.shape != (*batch, m, n):
-        raise ArgumentError("c", describe(c), f"float32 {[*batch, m, n]}")
+    checked_array("c", c, (*batch, m, n), np.float32)
     if model.accumulator is FP16:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             lost = (c.astype(np.float16).astype(np.float32) != c) & ~np.isnan(c)
@@ -172,3 +144,12 @@ def check_operands(
             raise ArgumentError(name, describe(scales), f"uint8, one for every {MX_BLOCK} of K = {k}")
         if scales.shape != (*batch, rows, k // MX_BLOCK):
             raise ArgumentError(name, describe(scales), f"uint8 {[*batch, rows, k // MX_BLOCK]}")
+
+    def flat(array: NDArray[Any]) -> NDArray[Any]:
+        return array.reshape(math.prod(batch), *array.shape[-2:])
+
+    return (
+        Operand(flat(a), ELEMENT_FORMATS[a_format], None if a_scales is None else flat(a_scales)),
+        Operand(flat(b), ELEMENT_FORMATS[b_format], None if b_scales is None else flat(b_scales)),
+        flat(c),
+    )

@@ -158,10 +158,10 @@ class _Expert:
         return bf16_rounded(self._gemm(layer.down, expert, hidden, least))
 
     def _gemm(self, weights: MXTensor, expert: int, tokens: Interval, least: F64) -> Interval:
-        codes, scales = (np.ascontiguousarray(part[expert]) for part in (weights.codes, weights.scales))
-        values = MXTensor(codes, scales, weights.format).dequantize().astype(np.float64)
+        part = weights.part(expert)
+        values = part.dequantize().astype(np.float64)
         mxfp4 = self.mxfp8 or self.model.scaled
-        floors = _scales(scales) * 2.0**E2M1.emin if mxfp4 else np.full(values.shape, 2.0**BF16.emin)
+        floors = _scales(part.scales) * 2.0**E2M1.emin if mxfp4 else np.full(values.shape, 2.0**BF16.emin)
         pair = ("e2m1" if mxfp4 else "bf16", "e4m3" if self.mxfp8 else "bf16")
         return chain(Matrix(values, floors), tokens, least, self.model, self.model.pair(*pair).block)
 

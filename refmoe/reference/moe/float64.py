@@ -114,5 +114,4 @@ def _times_sigmoid(gate: F64, alpha: float) -> F64:
 
 
 def _weights(tensor: MXTensor, expert: int) -> F64:
-    codes, scales = (np.ascontiguousarray(array[expert]) for array in (tensor.codes, tensor.scales))
-    return MXTensor(codes, scales, tensor.format).dequantize().astype(np.float64)
+    return tensor.part(expert).dequantize().astype(np.float64)

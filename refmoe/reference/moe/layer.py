@@ -12,10 +12,9 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MXFP4
 from refmoe.reference import fp32
 from refmoe.reference.activation import VARIANTS
+from refmoe.reference.arrays import check_optional
 from refmoe.reference.layout import checked_count
 from refmoe.reference.tensor import MXTensor
-
-_FP32 = np.dtype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,20 +61,25 @@ class MoELayer:
         checked_count("top_k", self.top_k, least=1)
         if self.variant not in VARIANTS:
             raise ArgumentError("variant", describe(self.variant), f"one of {', '.join(VARIANTS)}")
-        _check_array("gate_up_bias", self.gate_up_bias, (experts, columns), fp32.BF16)
-        _check_array("down_bias", self.down_bias, (experts, hidden), fp32.BF16)
-        routed = None if self.router_weight is None else len(self.router_weight)
-        if routed is not None:
-            _check_array("router_weight", self.router_weight, (routed, hidden), fp32.BF16)
-        if self.router_bias is not None:
-            if routed is None:
-                raise ArgumentError("router_bias", describe(self.router_bias), "None without a router_weight")
-            _check_array("router_bias", self.router_bias, (routed,), fp32.BF16, _FP32)
+        check_optional("gate_up_bias", self.gate_up_bias, (experts, columns), fp32.BF16)
+        check_optional("down_bias", self.down_bias, (experts, hidden), fp32.BF16)
+        if self.router_weight is not None:
+            routed = len(self.router_weight)
+            check_optional("router_weight", self.router_weight, (routed, hidden), fp32.BF16)
+            check_optional("router_bias", self.router_bias, (routed,), fp32.BF16, np.float32)
+        elif self.router_bias is not None:
+            raise ArgumentError("router_bias", describe(self.router_bias), "None without a router_weight")
         for name in ("swiglu_alpha", "swiglu_beta", "swiglu_limit"):
             value = getattr(self, name)
-            _check_array(name, value, (experts,), _FP32)
+            check_optional(name, value, (experts,), np.float32)
             if value is not None and self.variant != "gpt_oss":
                 raise ArgumentError(name, f"{describe(value)} with {self.variant}", "None")
+
+    @property
+    def swiglu(self) -> dict[str, Any]:
+        """The activation's arguments, an expert's each: variant, alpha, beta, limit."""
+        alpha, beta, limit = self.swiglu_alpha, self.swiglu_beta, self.swiglu_limit
+        return {"variant": self.variant, "alpha": alpha, "beta": beta, "limit": limit}
 
     @property
     def experts(self) -> int:
@@ -97,10 +101,3 @@ def _check_weights(name: str, value: object) -> None:
     if not isinstance(value, MXTensor) or value.format != MXFP4.name or len(value.shape) != 3:
         found = f"{value.format} {list(value.shape)}" if isinstance(value, MXTensor) else describe(value)
         raise ArgumentError(name, found, "an MXTensor of three dimensions in mxfp4")
-
-
-def _check_array(name: str, value: object, shape: tuple[int, ...], *dtypes: np.dtype[Any]) -> None:
-    if value is None:
-        return
-    if not isinstance(value, np.ndarray) or value.dtype not in dtypes or value.shape != shape:
-        raise ArgumentError(name, describe(value), f"{' or '.join(map(str, dtypes))} {list(shape)}")

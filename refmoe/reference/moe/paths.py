@@ -18,7 +18,7 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MXFP8
 from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reference import fp32
-from refmoe.reference.activation import ALPHA, BETA, LIMIT, swiglu, swiglu_quantize
+from refmoe.reference.activation import swiglu_by_expert, swiglu_quantize
 from refmoe.reference.backends import Accumulation, choose_backend
 from refmoe.reference.expand import build_permutation, expand
 from refmoe.reference.finalize import finalize
@@ -39,8 +39,8 @@ QUANTIZATIONS = ("separate", "fused", "ready")
 
 
 @dataclass(frozen=True, eq=False)
-class Inputs:
-    """What a layer is called with; `refmoe.reference.moe.pipeline.moe_layer` says what each is."""
+class Run:
+    """One pass through the steps: what `moe_layer` was called with, and the arrays of each stage that is done."""
 
     x: NDArray[Any]
     layer: MoELayer
@@ -51,13 +51,6 @@ class Inputs:
     first_expert: int
     mode: ScaleMode | str
     edge: EdgePolicy | str
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """One pass through the steps: the inputs, and the arrays of each stage that is done."""
-
-    inputs: Inputs
     stages: dict[str, Arrays] = field(default_factory=dict)
 
 
@@ -79,28 +72,20 @@ class PathStep:
 
 def _route(run: Run) -> Arrays:
     """Ids and weights, given or computed, and where each choice's row goes."""
-    given, layer = run.inputs, run.inputs.layer
-    routed: dict[str, NDArray[Any]] = {}
-    if given.topk_ids is not None and given.topk_weights is not None:
-        ids, weights = given.topk_ids, given.topk_weights
+    layer, routed = run.layer, dict[str, NDArray[Any]]()
+    if run.topk_ids is not None and run.topk_weights is not None:
+        ids, weights = run.topk_ids, run.topk_weights
     else:
         assert layer.router_weight is not None
-        routed["logits"] = router_logits(given.x, layer.router_weight, layer.router_bias)
+        routed["logits"] = router_logits(run.x, layer.router_weight, layer.router_bias)
         ids, weights = route_softmax_topk(routed["logits"], layer.top_k)
-    permutation = build_permutation(ids, layer.experts, given.first_expert)
-    return {
-        **routed,
-        "ids": ids,
-        "weights": weights,
-        "offsets": permutation.offsets,
-        "permuted_to_unpermuted": permutation.permuted_to_unpermuted,
-        "unpermuted_to_permuted": permutation.unpermuted_to_permuted,
-    }
+    permutation = build_permutation(ids, layer.experts, run.first_expert)
+    return {**routed, "ids": ids, "weights": weights, **vars(permutation)}
 
 
 def _quantize(run: Run) -> Arrays:
     """Each token once, scales linear."""
-    quantized = quantize_mxfp8(run.inputs.x, mode=run.inputs.mode, edge=run.inputs.edge)
+    quantized = quantize_mxfp8(run.x, mode=run.mode, edge=run.edge)
     return {"codes": quantized.codes, "scales": quantized.scales}
 
 
@@ -109,32 +94,31 @@ def _expand_quantized(run: Run) -> Arrays:
     if "quantize" in run.stages:
         codes, scales = run.stages["quantize"]["codes"], run.stages["quantize"]["scales"]
         return _expand(run, codes, scales)
-    return _expand(run, run.inputs.x, run.inputs.input_sf)
+    return _expand(run, run.x, run.input_sf)
 
 
 def _expand_fused(run: Run) -> Arrays:
     """Tokens quantized on their way to the rows of their experts."""
-    return _expand(run, run.inputs.x, None)
+    return _expand(run, run.x, None)
 
 
 def _expand(run: Run, x: NDArray[Any], input_sf: NDArray[np.uint8] | None) -> Arrays:
-    given = run.inputs
     rows = expand(
         x,
         run.stages["routing"]["ids"],
-        given.layer.experts,
-        mode=given.mode,
-        edge=given.edge,
+        run.layer.experts,
+        mode=run.mode,
+        edge=run.edge,
         layout=LAYOUT,
         input_sf=input_sf,
-        first_expert=given.first_expert,
+        first_expert=run.first_expert,
     )
     return {"codes": rows.codes, "scales": rows.scales}
 
 
 def _gather(run: Run) -> Arrays:
     """BF16 tokens copied to the rows of their experts; rows of no expert are +0."""
-    routing, x = run.stages["routing"], run.inputs.x
+    routing, x = run.stages["routing"], run.x
     source = routing["permuted_to_unpermuted"]
     used = int(routing["offsets"][-1])
     rows = np.zeros((source.size, x.shape[1]), x.dtype)
@@ -144,19 +128,18 @@ def _gather(run: Run) -> Arrays:
 
 def _gemm1(run: Run) -> Arrays:
     """BF16(RN(acc + bias))."""
-    layer = run.inputs.layer
-    return {"out": _gemm(run, "expand", layer.gate_up, layer.gate_up_bias)}
+    return {"out": _gemm(run, "expand", run.layer.gate_up, run.layer.gate_up_bias)}
 
 
 def _gemm2(run: Run) -> Arrays:
     """BF16(acc); the bias is finalize's."""
-    return {"out": _gemm(run, "activation", run.inputs.layer.down, None)}
+    return {"out": _gemm(run, "activation", run.layer.down, None)}
 
 
 def _gemm(run: Run, stage: str, weights: MXTensor, bias: NDArray[Any] | None) -> NDArray[Any]:
     arrays, offsets = run.stages[stage], run.stages["routing"]["offsets"]
     rows = arrays["rows"] if "rows" in arrays else _quantized_rows(arrays, offsets)
-    return grouped_gemm(rows, weights, offsets, model=run.inputs.model, bias=bias, out_dtype=fp32.BF16)
+    return grouped_gemm(rows, weights, offsets, model=run.model, bias=bias, out_dtype=fp32.BF16)
 
 
 def _quantized_rows(arrays: Arrays, offsets: NDArray[np.int64]) -> MXTensor:
@@ -171,50 +154,35 @@ def _quantized_rows(arrays: Arrays, offsets: NDArray[np.int64]) -> MXTensor:
 
 def _activate_quantized(run: Run) -> Arrays:
     """MXFP8 of the FP32 values."""
-    given, layer = run.inputs, run.inputs.layer
     rows = swiglu_quantize(
         run.stages["gemm1"]["out"],
         run.stages["routing"]["offsets"],
-        variant=layer.variant,
-        mode=given.mode,
-        edge=given.edge,
-        alpha=layer.swiglu_alpha,
-        beta=layer.swiglu_beta,
-        limit=layer.swiglu_limit,
+        mode=run.mode,
+        edge=run.edge,
         layout=LAYOUT,
+        **run.layer.swiglu,
     )
     return {"codes": rows.codes, "scales": rows.scales}
 
 
 def _activate_bf16(run: Run) -> Arrays:
     """BF16 of the FP32 values; rows of no expert are +0."""
-    layer, offsets = run.inputs.layer, run.stages["routing"]["offsets"]
-    gate_up, used = run.stages["gemm1"]["out"], int(offsets[-1])
-    owner = np.repeat(np.arange(layer.experts), np.diff(offsets))
-    alpha, beta, limit = (
-        default if values is None else values[owner]
-        for values, default in (
-            (layer.swiglu_alpha, ALPHA),
-            (layer.swiglu_beta, BETA),
-            (layer.swiglu_limit, LIMIT),
-        )
-    )
-    values = swiglu(gate_up[:used], variant=layer.variant, alpha=alpha, beta=beta, limit=limit)
-    rows = np.zeros((gate_up.shape[0], layer.intermediate), fp32.BF16)
-    rows[:used] = fp32.bf16(values)
+    gate_up = run.stages["gemm1"]["out"]
+    values = swiglu_by_expert(gate_up, run.stages["routing"]["offsets"], **run.layer.swiglu)
+    rows = np.zeros((len(gate_up), run.layer.intermediate), fp32.BF16)
+    rows[: len(values)] = fp32.bf16(values)
     return {"rows": rows}
 
 
 def _finalize(run: Run) -> Arrays:
-    given, routing = run.inputs, run.stages["routing"]
-    bias = given.layer.down_bias
+    routing, bias = run.stages["routing"], run.layer.down_bias
     out = finalize(
         run.stages["gemm2"]["out"],
         routing["unpermuted_to_permuted"],
         routing["weights"],
         topk_ids=None if bias is None else routing["ids"],
         bias=bias,
-        first_expert=given.first_expert,
+        first_expert=run.first_expert,
     )
     return {"out": out}
 

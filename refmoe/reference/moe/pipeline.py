@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from refmoe.errors import ArgumentError, describe
 from refmoe.policy import EdgePolicy, ScaleMode, as_edge_policy, as_scale_mode
 from refmoe.reference import fp32
+from refmoe.reference.arrays import checked_array
 from refmoe.reference.backends import Accumulation, Backend, choose_backend
 from refmoe.reference.layout import checked_count
 from refmoe.reference.mma import AccumulationModel, Evidence, Kind, as_model
 from refmoe.reference.moe.layer import MoELayer
-from refmoe.reference.moe.paths import Arrays, Inputs, Run, accumulation, path_steps
+from refmoe.reference.moe.paths import Arrays, Run, accumulation, path_steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +142,7 @@ def moe_layer(
     _check_routing(x, layer, topk_ids, topk_weights)
     if backend.activations == "bf16" and chosen.kind is Kind.FUSED and chosen.scaled:
         raise ArgumentError("model", f"{chosen.name} with {backend.name}", "a model with BF16 operands")
-    inputs = Inputs(
+    run = Run(
         x,
         layer,
         chosen,
@@ -152,7 +153,6 @@ def moe_layer(
         as_scale_mode(mode),
         as_edge_policy(edge),
     )
-    run = Run(inputs)
     for step in steps:
         run.stages[step.stage] = step.function(run)
     if not stages:
@@ -192,7 +192,5 @@ def _check_routing(x: NDArray[Any], layer: MoELayer, topk_ids: object, topk_weig
             raise ArgumentError("topk_ids", "None with ready activations", "ids and weights: codes are not routed on")
         return
     shape = (x.shape[0], layer.top_k)
-    given = (("topk_ids", topk_ids, np.int32), ("topk_weights", topk_weights, np.float32))
-    for name, value, dtype in given:
-        if not isinstance(value, np.ndarray) or value.dtype != dtype or value.shape != shape:
-            raise ArgumentError(name, describe(value), f"{np.dtype(dtype)} {list(shape)}")
+    checked_array("topk_ids", topk_ids, shape, np.int32)
+    checked_array("topk_weights", topk_weights, shape, np.float32)

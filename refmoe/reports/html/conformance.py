@@ -19,11 +19,7 @@ def conformance_section(name: str, document: Mapping[str, Any], limits: Limits) 
     )
     ordered = sorted(document["rows"], key=lambda row: -row["differing"])
     rows = [
-        (
-            row["opcode"],
-            *(cell_text(row[count]) for count in _COUNTS),
-            cut("; ".join(row["examples"][:2]), limits.cell),
-        )
+        (row["opcode"], *(cell_text(row[count]) for count in _COUNTS), cut("; ".join(row["examples"][:2]), limits.cell))
         for row in ordered
     ]
     return Section(

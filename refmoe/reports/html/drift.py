@@ -76,10 +76,8 @@ def _pictures(document: Mapping[str, Any], limits: Limits) -> Iterator[tuple[str
             error = {
                 one["path"]: _median(one, one["curves"]["hidden"]["relative_l2"], last_layer=True) for one in shown
             }
-            yield (
-                f"Relative L2 error of the last layer's hidden state, median over sequences: {what}",
-                curves_svg(what, error),
-            )
+            title = f"Relative L2 error of the last layer's hidden state, median over sequences: {what}"
+            yield title, curves_svg(what, error)
             divergence = {one["path"]: _median(one, one["curves"]["logits"]["divergence"]) for one in shown}
             yield f"KL divergence of the logits in nats, median over sequences: {what}", curves_svg(what, divergence)
 

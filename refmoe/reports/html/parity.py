@@ -80,7 +80,7 @@ def _reason(failing: Sequence[CaseRecord], survivors: Sequence[MutantRecord], li
 def _facts(report: Report) -> list[tuple[str, str]]:
     found = report.environment
     versions = f"refmoe {found.refmoe}, Python {found.python}, NumPy {found.numpy}, ml_dtypes {found.ml_dtypes}"
-    facts = [
+    return [
         ("command", report.command),
         ("made", f"{report.created.replace('T', ' ').replace('+00:00', ' UTC')}, in {report.seconds:.1f} s"),
         ("GPU", f"{found.gpu}, {found.driver}" if found.gpu else "none; the PTX was executed on the CPU"),
@@ -89,7 +89,6 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("compiler", found.nvcc or "no nvcc"),
         ("digest", report.digest),
     ]
-    return facts
 
 
 def _spread(failing: Sequence[CaseRecord]) -> list[CaseRecord]:

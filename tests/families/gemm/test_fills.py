@@ -7,15 +7,16 @@ import pytest
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.gemm.fills import FILLS, PADDED_K, GemmData, GemmSize
+from refmoe.families.case import Shape
+from refmoe.families.gemm.fills import FILLS, PADDED_K, GemmData
 from refmoe.families.real_data import FFN
 from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
 from refmoe.reference.layout import unpack_fp4
 
-SIZE = GemmSize(rows=12, k=416, n=40, experts=3)
+SIZE = Shape(m=12, k=416, n=40, e=3)
 
 
-def made(name: str, size: GemmSize = SIZE, seed: int = 7) -> GemmData:
+def made(name: str, size: Shape = SIZE, seed: int = 7) -> GemmData:
     return FILLS[name].make(Draw(name, seed), size)
 
 
@@ -27,12 +28,12 @@ def values(data: GemmData) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 @pytest.mark.parametrize("name", FILLS)
-@pytest.mark.parametrize("size", [SIZE, GemmSize(1, 96, 8, 1), GemmSize(0, 128, 16, 2)])
-def test_every_fill_makes_operands_of_the_size_asked_for(name: str, size: GemmSize) -> None:
+@pytest.mark.parametrize("size", [SIZE, Shape(1, 96, n=8, e=1), Shape(0, 128, n=16, e=2)])
+def test_every_fill_makes_operands_of_the_size_asked_for(name: str, size: Shape) -> None:
     data = made(name, size)
     assert (data.tokens.format, data.weights.format) == ("mxfp8", "mxfp4")
-    assert data.tokens.shape == (size.rows, size.k)
-    assert data.weights.shape == (size.experts, size.n, size.k)
+    assert data.tokens.shape == (size.m, size.k)
+    assert data.weights.shape == (size.e, size.n, size.k)
 
 
 @pytest.mark.parametrize("name", FILLS)
@@ -48,7 +49,7 @@ def test_a_seed_decides_every_byte(name: str) -> None:
 
 @pytest.mark.parametrize("k", [32, 416, 2880, 7168])
 def test_the_lattice_is_whole_numbers_without_zeros_whose_sums_fp32_holds_exactly(k: int) -> None:
-    tokens, weights = values(made("integer", GemmSize(4, k, 8, 2)))
+    tokens, weights = values(made("integer", Shape(4, k, n=8, e=2)))
     assert (tokens == np.round(tokens)).all()
     assert (weights == np.round(weights)).all()
     assert (tokens != 0).all()
@@ -59,7 +60,7 @@ def test_the_lattice_is_whole_numbers_without_zeros_whose_sums_fp32_holds_exactl
 
 def test_one_hot_rows_have_one_element_and_weights_take_every_k_in_turn() -> None:
     assert (np.count_nonzero(made("one-hot-tokens").tokens.codes & 0x7F, axis=1) == 1).all()
-    size = GemmSize(2, 416, 416, 1)
+    size = Shape(2, 416, n=416, e=1)
     codes = unpack_fp4(made("one-hot-weights", size).weights.codes)[0] & 7
     assert (np.count_nonzero(codes, axis=1) == 1).all()
     assert set(np.nonzero(codes)[1].tolist()) == set(range(416))
@@ -67,7 +68,7 @@ def test_one_hot_rows_have_one_element_and_weights_take_every_k_in_turn() -> Non
 
 @pytest.mark.parametrize("name", ["one-hot-tokens", "one-hot-weights"])
 def test_fingerprints_differ_wherever_a_layout_could_mistake_one_scale_for_another(name: str) -> None:
-    scales = made(name, GemmSize(136, 416, 136, 2)).weights.scales.astype(int)
+    scales = made(name, Shape(136, 416, n=136, e=2)).weights.scales.astype(int)
     # The next expert, the row 32 further on in the atom, 64 for another tile height, 1, and the next K-block and word.
     assert (scales[1:] != scales[:-1]).all()
     for step in (1, 8, 32, 64):
@@ -92,7 +93,7 @@ def test_positive_data_has_no_zero_and_no_sign() -> None:
 
 
 def test_specials_hold_every_kind() -> None:
-    data = made("specials", GemmSize(12, 416, 21, 2))
+    data = made("specials", Shape(12, 416, n=21, e=2))
     assert (data.tokens.codes & 0x7F == 0x7F).any()
     for scales in (data.tokens.scales, data.weights.scales):
         assert {0x00, 0xFE, 0xFF} <= set(np.unique(scales).tolist())
@@ -121,7 +122,7 @@ def test_padded_tokens_end_in_zeros_of_both_signs_under_the_largest_scale() -> N
 
 def test_the_shipped_weights_are_small_and_real() -> None:
     assert FFN.stat().st_size < 700_000
-    tokens, weights = values(made("real", GemmSize(9, 384, 80, 4)))
+    tokens, weights = values(made("real", Shape(9, 384, n=80, e=4)))
     assert np.unique(weights.reshape(-1, 384), axis=0).shape[0] == 320  # every row of the file, each in one expert
     # Outlier channels: the largest activation is far out, as Gaussian data never is.
     assert np.abs(tokens).max() > 6 * tokens.std()
