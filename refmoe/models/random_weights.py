@@ -69,7 +69,8 @@ def _drawn_nvfp4(name: str, spec: TensorSpec, seed: int) -> Array | None:
     draw = Draw("checkpoint", seed, name.replace("up_proj.", "gate_proj.") if spec.shape == () else name)
     if name.endswith((".weight_scale_2", ".input_scale")):
         # 0.75 to 1.25 times a power of two.
-        return np.asarray((draw.integers(65, (1,))[0] + 96) / 128 * _NVFP4_FACTOR, np.float32)
+        steps = 1 << 17
+        return np.asarray((draw.integers(steps // 2, (1,))[0] / steps + 0.75) * _NVFP4_FACTOR, np.float32)
     if name.endswith(".weight_scale"):
         wanted = 1 / (_E2M1_RMS * math.sqrt(NVFP4.block * spec.shape[-1]) * _NVFP4_FACTOR)
         middle = int(np.searchsorted(UE4M3.values()[: UE4M3.max_code], wanted))

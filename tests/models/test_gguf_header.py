@@ -104,6 +104,17 @@ def test_a_file_may_be_of_version_2_and_hold_nothing(tmp_path: Path) -> None:
     assert GgufFile(written(tmp_path / "x.gguf", padded(header(version=2)))).tensors == {}
 
 
+def test_a_big_endian_file_of_gguf_s_own_writer_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    writer = gguf.GGUFWriter(path, "gpt-oss", endianess=gguf.GGUFEndian.BIG)
+    writer.add_tensor("a", np.arange(8, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert refusal(path).found == "a big-endian file"
+
+
 ONE = [Entry("a", [8])]
 DATA = bytes(32)
 LYING: dict[str, tuple[bytes, str | None, str, str]] = {
