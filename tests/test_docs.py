@@ -249,6 +249,13 @@ def test_the_ptx_guide_shows_a_launch() -> None:
         exec(shown.replace("x, y, 100]", "x, y, 101]"), {})
 
 
+def test_the_guide_on_checkpoints_shows_one_that_opens(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gguf", reason="gguf is not installed")
+    (shown,) = blocks(DOCS / "guides" / "checkpoints.md")
+    exec(shown, {})
+    assert capsys.readouterr().out == "(64, 64) (8, 128, 64) 0\n"
+
+
 def test_readme_shows_a_kernel_that_equals_its_reference() -> None:
     (shown,) = [block for block in blocks(ROOT / "README.md") if "open_device" in block]
     exec(shown, {})

@@ -35,7 +35,10 @@ _MODES = ("teacher-forced", "free-running")
 def drift(
     context: typer.Context,
     checkpoint: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="A gpt-oss checkpoint; a tiny random one if left out.")
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="A gpt-oss checkpoint, a folder or a .gguf file; a tiny random one if left out."
+        ),
     ] = None,
     paths: Annotated[
         str | None,

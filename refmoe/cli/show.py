@@ -45,7 +45,9 @@ def doctor(as_json: JsonOption = False) -> None:
 )
 def flow(
     path: Annotated[str, typer.Option(help="Backend: cutlass, marlin, triton, trtllm or trtllm_mxfp8.")] = "cutlass",
-    model: Annotated[str, typer.Option(help="Model: gpt-oss-20b or gpt-oss-120b.")] = "gpt-oss-120b",
+    model: Annotated[
+        str, typer.Option(help="Model: gpt-oss-20b, gpt-oss-120b, or a gpt-oss checkpoint (a folder or a .gguf file).")
+    ] = "gpt-oss-120b",
     m: Annotated[int, typer.Option("--m", help="Number of tokens.")] = 1,
     bandwidth: Annotated[
         float, typer.Option(help=f"Memory bandwidth in GB/s; a {_GB10.name} has {_GB10.bandwidth:g}.")

@@ -25,7 +25,7 @@ from refmoe.reports.drift import DRIFT, SCHEMA_VERSION, failures
 from refmoe.reports.environment import current_environment
 
 #: What decides the bits of a path and the figures of a comparison.
-_ROOMS = ("reference", "reference/mma", "reference/moe", "models", "drift")
+_ROOMS = ("reference", "reference/mma", "reference/moe", "models", "models/gguf", "drift")
 _SOURCES = ("formats.py", "policy.py", *(f"{room}/*.py" for room in _ROOMS))
 _DIGITS = 6
 #: A cosine's distance from one is what is read.
@@ -123,12 +123,12 @@ def _digest(files: Iterable[Path], root: Path) -> str:
 
 
 def _checkpoint(checkpoint: GptOssCheckpoint, tiny: bool) -> dict[str, Any]:
-    files = [file for file in checkpoint.folder.iterdir() if file.suffix in (".json", ".safetensors")]
+    files = checkpoint.files
     size = sum(file.stat().st_size for file in files)
     return {
-        "name": "tiny, random" if tiny else checkpoint.folder.name,
+        "name": "tiny, random" if tiny else checkpoint.path.name,
         "bytes": size,
-        "sha256": _digest(files, checkpoint.folder) if size <= _HASHED_BYTES else None,
+        "sha256": _digest(files, files[0].parent) if size <= _HASHED_BYTES else None,
         "config": dataclasses.asdict(checkpoint.config),
     }
 

@@ -37,7 +37,7 @@ SWEPT = ("batch", "prompt", "k", "in-flight")
 
 @contextlib.contextmanager
 def open_or_write(path: Path | None, seed: int) -> Iterator[GptOssCheckpoint]:
-    """The checkpoint in that folder; for None a random one of `TINY`'s sizes, which is gone afterwards.
+    """The checkpoint in that folder or .gguf file; for None a random one of `TINY`'s sizes, which is gone afterwards.
 
     Raises:
         CheckpointError: it cannot be read.

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from refmoe.models.block_scaled import BlockScaledWeight
-from refmoe.models.checkpoint import DeepSeekCheckpoint, DeepSeekLayer, GptOssCheckpoint, open_checkpoint
+from refmoe.models.checkpoint import GptOssCheckpoint
 from refmoe.models.config import DeepSeekConfig, GptOssConfig
 from refmoe.models.decoder import Decoder, LayerStep, MoEPath, Step
+from refmoe.models.deepseek import DeepSeekCheckpoint, DeepSeekLayer, DeepSeekNVFP4Checkpoint
+from refmoe.models.gguf.checkpoint import GgufCheckpoint
 from refmoe.models.memory import MemoryPlan, memory_plan
+from refmoe.models.modelopt import NVFP4Linear
+from refmoe.models.opening import open_checkpoint
 from refmoe.models.state import State
 from refmoe.models.tensor_file import CheckpointError
 from refmoe.models.writer import write_checkpoint
@@ -18,11 +22,14 @@ __all__ = [
     "DeepSeekCheckpoint",
     "DeepSeekConfig",
     "DeepSeekLayer",
+    "DeepSeekNVFP4Checkpoint",
+    "GgufCheckpoint",
     "GptOssCheckpoint",
     "GptOssConfig",
     "LayerStep",
     "MemoryPlan",
     "MoEPath",
+    "NVFP4Linear",
     "State",
     "Step",
     "memory_plan",

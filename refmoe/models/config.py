@@ -248,8 +248,8 @@ class DeepSeekConfig:
         _check_at_most("num_experts_per_tok", self.num_experts_per_tok, self.n_routed_experts)
         _check_at_most("topk_group", self.topk_group, self.n_group)
 
-    def to_huggingface(self) -> dict[str, Any]:
-        """The config.json."""
+    def to_huggingface(self, quantization: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The config.json; `quantization` is its `quantization_config`, None for DeepSeek's own."""
         return {
             "architectures": ["DeepseekV3ForCausalLM"],
             "model_type": "deepseek_v3",
@@ -258,7 +258,7 @@ class DeepSeekConfig:
             **_SIGMOID_ROUTING,
             "tie_word_embeddings": False,
             "torch_dtype": "bfloat16",
-            "quantization_config": dict(_BLOCK_FP8, activation_scheme="dynamic"),
+            "quantization_config": dict(quantization or dict(_BLOCK_FP8, activation_scheme="dynamic")),
         }
 
     @classmethod
@@ -273,6 +273,15 @@ class DeepSeekConfig:
         for key, needed in _BLOCK_FP8.items():
             if quantization.get(key) != needed:
                 raise ArgumentError(f"quantization_config.{key}", describe(quantization.get(key)), repr(needed))
+        return cls.sizes_of(config)
+
+    @classmethod
+    def sizes_of(cls, config: Mapping[str, Any]) -> DeepSeekConfig:
+        """Read all of the config.json but how the weights are quantized.
+
+        Raises:
+            ArgumentError: a key is missing, or tokens are routed by another rule.
+        """
         for key, needed in _SIGMOID_ROUTING.items():
             if config.get(key, needed) != needed:
                 raise ArgumentError(key, describe(config[key]), repr(needed))

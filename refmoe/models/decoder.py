@@ -4,7 +4,7 @@ The formula is that of transformers' `GptOssForCausalLM`. With dtype float64 not
 and the weights' BF16 values are taken as they are. With dtype float32 every operation is FP32, rounded to nearest
 (`refmoe.models.dense`, `attention`, `rope`), and what a GPU would store is rounded to BF16, ties to even:
 
-    embedding row                                       BF16 as it is
+    embedding row                                       BF16 as it is; rounded to it if a GGUF file has another type
     RMSNorm's output                                    BF16
     q, k, v                                             BF16 after the bias; q and k again after rotation
     cached keys and values                              those BF16 values
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from refmoe.errors import ArgumentError, describe
 from refmoe.models.attention import attend
 from refmoe.models.checkpoint import GptOssCheckpoint
-from refmoe.models.dense import linear, project, rms_norm
+from refmoe.models.dense import linear, project, rms_norm, values
 from refmoe.models.rope import rotate, rotation
 from refmoe.models.state import State
 from refmoe.reference.fp32 import BF16, bf16
@@ -134,7 +134,7 @@ class Decoder:
         positions = np.arange(state.length, state.length + tokens.shape[1])
         turned = rotation(self.checkpoint.config, positions, self._dtype)
         ahead = state.copy()
-        residual = self.checkpoint.embedding[tokens].astype(self._stored)
+        residual = values(self.checkpoint.embedding[tokens]).astype(self._stored)
         layers = []
         for layer in self.checkpoint.layers:
             kept: dict[str, Array] = {}

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.models.checkpoint import Linear
+from refmoe.models.checkpoint import Linear, Weight
 from refmoe.reference.chunks import for_each_chunk
+from refmoe.reference.q8_0 import Q8_0Tensor
 
 Array = NDArray[Any]
 
@@ -46,12 +47,12 @@ def fold(terms: Array, axis: int = -1) -> Array:
     return total
 
 
-def project(x: Array, weight: Array) -> Array:
+def project(x: Array, weight: Weight) -> Array:
     """x W^T: products rounded in the dtype of `x`, then their sum in folding order.
 
     Args:
         x: float32 or float64 [T, K].
-        weight: BF16 [N, K]; its values are exact in either dtype. It is read in chunks of rows.
+        weight: BF16, Q8_0, F16 or F32 [N, K]; its values are exact in either dtype. It is read in chunks of rows.
 
     Returns:
         [T, N] in the dtype of `x`.
@@ -61,13 +62,18 @@ def project(x: Array, weight: Array) -> Array:
     rows_a_chunk = max(1, _PRODUCTS_A_CHUNK // k)
 
     def run(start: int, stop: int) -> None:
-        part = weight[start:stop].astype(x.dtype)
+        part = values(weight[start:stop]).astype(x.dtype)
         step = max(1, _PRODUCTS_A_CHUNK // part.size)
         for token in range(0, tokens, step):
             out[token : token + step, start:stop] = fold(x[token : token + step, None] * part)
 
     for_each_chunk(run, rows, rows_a_chunk)
     return out
+
+
+def values(weight: Weight) -> Array:
+    """The values of some rows of a weight, exact: as they lie in the file, or FP32 of what is Q8_0 there."""
+    return weight.dequantize() if isinstance(weight, Q8_0Tensor) else weight
 
 
 def linear(x: Array, layer: Linear) -> Array:
@@ -82,7 +88,7 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
 
     Args:
         x: float32 or float64 [T, H].
-        weight: BF16 [H].
+        weight: BF16 or F32 [H].
         eps: added to the mean square.
 
     Returns:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.formats import E4M3, MXFP4
+from refmoe.formats import E4M3, MXFP4, NVFP4, UE4M3
 from refmoe.models.schema import SCALE_BLOCK, TensorSpec
 from refmoe.models.tensor_file import DTYPES
 
@@ -25,6 +25,8 @@ _NORMAL_STD = 2 / math.sqrt(3)
 #: Exponent fields of the E4M3 codes that are drawn: normal numbers of five binades.
 _E4M3_FIELDS = range(1, 6)
 _E4M3_MANTISSAS = 8
+#: About the factor that a whole NVFP4 tensor has; block scales make up the rest.
+_NVFP4_FACTOR = 2.0**-11
 
 _DRAWN_E4M3 = E4M3.values()[_E4M3_FIELDS.start * _E4M3_MANTISSAS : _E4M3_FIELDS.stop * _E4M3_MANTISSAS]
 _E2M1_RMS, _E4M3_RMS = (math.sqrt(float(np.mean(values**2))) for values in (MXFP4.element.values(), _DRAWN_E4M3))
@@ -41,6 +43,8 @@ _DEVIATIONS = {
 def random_tensor(name: str, spec: TensorSpec, seed: int) -> Array:
     """A random tensor of this dtype and shape, drawn from the seed and its Hugging Face name; FP8 codes are uint8."""
     draw = Draw("checkpoint", seed, name)
+    if (nvfp4 := _drawn_nvfp4(name, spec, seed)) is not None:
+        return nvfp4
     if spec.dtype == "F8_E4M3":
         magnitude = draw.integers(len(_E4M3_FIELDS) * _E4M3_MANTISSAS, spec.shape)
         magnitude += _E4M3_FIELDS.start * _E4M3_MANTISSAS
@@ -57,6 +61,24 @@ def random_tensor(name: str, spec: TensorSpec, seed: int) -> Array:
         return ((draw.integers(65, spec.shape) + 96) / 128 * scale).astype(np.float32)
     offset = 1 if name.endswith("norm.weight") else 0
     return (offset + draw.normal(spec.shape) / _NORMAL_STD * _deviation(name, spec)).astype(DTYPES[spec.dtype])
+
+
+def _drawn_nvfp4(name: str, spec: TensorSpec, seed: int) -> Array | None:
+    """A tensor of an NVFP4 layer: codes of all sixteen, three neighbouring scale bytes, two factors; else None."""
+    # Servers multiply gate and up of an expert in one GEMM, and ModelOpt gives both the same two factors.
+    draw = Draw("checkpoint", seed, name.replace("up_proj.", "gate_proj.") if spec.shape == () else name)
+    if name.endswith((".weight_scale_2", ".input_scale")):
+        # 0.75 to 1.25 times a power of two.
+        steps = 1 << 17
+        return np.asarray((draw.integers(steps // 2, (1,))[0] / steps + 0.75) * _NVFP4_FACTOR, np.float32)
+    if name.endswith(".weight_scale"):
+        wanted = 1 / (_E2M1_RMS * math.sqrt(NVFP4.block * spec.shape[-1]) * _NVFP4_FACTOR)
+        middle = int(np.searchsorted(UE4M3.values()[: UE4M3.max_code], wanted))
+        return (draw.integers(3, spec.shape) + middle - 1).astype(np.uint8)
+    if spec.dtype == "U8" and name.endswith(".weight"):
+        size = math.prod(spec.shape)
+        return draw.words(-(-size // 8)).view(np.uint8)[:size].reshape(spec.shape)
+    return None
 
 
 def _deviation(name: str, spec: TensorSpec) -> float:

@@ -1,14 +1,16 @@
 """Names, dtypes and shapes of every tensor of a checkpoint, as data.
 
 Sources: the published checkpoints openai/gpt-oss-20b (459 tensors), its `original` folder (363), and
-deepseek-ai/DeepSeek-V3.
+deepseek-ai/DeepSeek-V3. For NVFP4 see `refmoe.models.modelopt`, for GGUF `refmoe.models.gguf.names`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from refmoe.formats import MXFP4
+from refmoe.errors import ArgumentError
+from refmoe.formats import MXFP4, NVFP4
 from refmoe.models.config import DeepSeekConfig, GptOssConfig
 
 SCALE_BLOCK = 128
@@ -20,7 +22,7 @@ class TensorSpec:
     """What a tensor has to be.
 
     Attributes:
-        dtype: safetensors' name of its dtype.
+        dtype: safetensors' name of its dtype, or ggml's of its type.
         shape: its dimensions.
         also: other dtypes that it may have; the writer takes `dtype`.
     """
@@ -29,8 +31,16 @@ class TensorSpec:
     shape: tuple[int, ...]
     also: tuple[str, ...] = ()
 
+    @property
+    def words(self) -> str:
+        """As errors say it, "BF16 [8, 96]"."""
+        return f"{' or '.join((self.dtype, *self.also))} {list(self.shape)}"
+
 
 Tensors = dict[str, TensorSpec]
+
+Linear = Callable[[str, int, int], Tensors]
+"""The tensors of a linear layer without bias: name, rows, columns."""
 
 
 def huggingface_tensors(config: GptOssConfig) -> Tensors:
@@ -100,6 +110,28 @@ _ORIGINAL_NAMES = {
 
 def deepseek_tensors(config: DeepSeekConfig) -> Tensors:
     """The tensors of DeepSeek-V3, without the layers for multi-token prediction that the published one ends with."""
+    return _deepseek(config, _block_scaled)
+
+
+def deepseek_nvfp4_tensors(config: DeepSeekConfig, quantizes: Callable[[str], bool]) -> Tensors:
+    """Those of DeepSeek-V3 as ModelOpt stores it.
+
+    Args:
+        config: the sizes.
+        quantizes: whether the linear layer of some name is NVFP4; one that is not is BF16.
+
+    Raises:
+        ArgumentError: a layer in NVFP4 whose columns are no multiple of 16.
+    """
+
+    def linear(name: str, rows: int, columns: int) -> Tensors:
+        return _nvfp4(name, rows, columns) if quantizes(name) else {f"{name}.weight": _bf16(rows, columns)}
+
+    tensors = _deepseek(config, linear)
+    return tensors | linear("lm_head", config.vocab_size, config.hidden_size)
+
+
+def _deepseek(config: DeepSeekConfig, linear: Linear) -> Tensors:
     width = config.hidden_size
     tensors = _outer(config)
     for layer in range(config.num_hidden_layers):
@@ -107,20 +139,20 @@ def deepseek_tensors(config: DeepSeekConfig) -> Tensors:
         tensors |= {
             f"{prefix}input_layernorm.weight": _bf16(width),
             f"{prefix}post_attention_layernorm.weight": _bf16(width),
-            **_latent_attention(f"{prefix}self_attn.", config),
+            **_latent_attention(f"{prefix}self_attn.", config, linear),
         }
         if layer < config.first_k_dense_replace:
-            tensors |= _feed_forward(f"{prefix}mlp.", config.intermediate_size, width)
+            tensors |= _feed_forward(f"{prefix}mlp.", config.intermediate_size, width, linear)
             continue
         shared = config.n_shared_experts * config.moe_intermediate_size
         tensors |= {
             f"{prefix}mlp.gate.weight": _bf16(config.n_routed_experts, width),
             # DeepSeek's own code stored it in the model's dtype before it asked for FP32.
             f"{prefix}mlp.gate.e_score_correction_bias": TensorSpec("F32", (config.n_routed_experts,), also=("BF16",)),
-            **_feed_forward(f"{prefix}mlp.shared_experts.", shared, width),
+            **_feed_forward(f"{prefix}mlp.shared_experts.", shared, width, linear),
         }
         for expert in range(config.n_routed_experts):
-            tensors |= _feed_forward(f"{prefix}mlp.experts.{expert}.", config.moe_intermediate_size, width)
+            tensors |= _feed_forward(f"{prefix}mlp.experts.{expert}.", config.moe_intermediate_size, width, linear)
     return tensors
 
 
@@ -161,25 +193,34 @@ def _block_scaled(name: str, rows: int, columns: int) -> Tensors:
     }
 
 
-def _feed_forward(prefix: str, inner: int, width: int) -> Tensors:
+def _nvfp4(name: str, rows: int, columns: int) -> Tensors:
+    if columns % NVFP4.block:
+        raise ArgumentError(name, f"{columns} columns", f"a multiple of {NVFP4.block} for NVFP4")
     return {
-        **_block_scaled(f"{prefix}gate_proj", inner, width),
-        **_block_scaled(f"{prefix}up_proj", inner, width),
-        **_block_scaled(f"{prefix}down_proj", width, inner),
+        f"{name}.weight": TensorSpec("U8", (rows, columns // NVFP4.codes_a_byte)),
+        f"{name}.weight_scale": TensorSpec("F8_E4M3", (rows, columns // NVFP4.block)),
+        f"{name}.weight_scale_2": TensorSpec("F32", ()),
+        f"{name}.input_scale": TensorSpec("F32", ()),
     }
 
 
-def _latent_attention(prefix: str, config: DeepSeekConfig) -> Tensors:
+def _feed_forward(prefix: str, inner: int, width: int, linear: Linear) -> Tensors:
+    return {
+        **linear(f"{prefix}gate_proj", inner, width),
+        **linear(f"{prefix}up_proj", inner, width),
+        **linear(f"{prefix}down_proj", width, inner),
+    }
+
+
+def _latent_attention(prefix: str, config: DeepSeekConfig, linear: Linear) -> Tensors:
     heads, width = config.num_attention_heads, config.hidden_size
     query = heads * (config.qk_nope_head_dim + config.qk_rope_head_dim)
     return {
         f"{prefix}q_a_layernorm.weight": _bf16(config.q_lora_rank),
         f"{prefix}kv_a_layernorm.weight": _bf16(config.kv_lora_rank),
-        **_block_scaled(f"{prefix}q_a_proj", config.q_lora_rank, width),
-        **_block_scaled(f"{prefix}q_b_proj", query, config.q_lora_rank),
-        **_block_scaled(f"{prefix}kv_a_proj_with_mqa", config.kv_lora_rank + config.qk_rope_head_dim, width),
-        **_block_scaled(
-            f"{prefix}kv_b_proj", heads * (config.qk_nope_head_dim + config.v_head_dim), config.kv_lora_rank
-        ),
-        **_block_scaled(f"{prefix}o_proj", width, heads * config.v_head_dim),
+        **linear(f"{prefix}q_a_proj", config.q_lora_rank, width),
+        **linear(f"{prefix}q_b_proj", query, config.q_lora_rank),
+        **linear(f"{prefix}kv_a_proj_with_mqa", config.kv_lora_rank + config.qk_rope_head_dim, width),
+        **linear(f"{prefix}kv_b_proj", heads * (config.qk_nope_head_dim + config.v_head_dim), config.kv_lora_rank),
+        **linear(f"{prefix}o_proj", width, heads * config.v_head_dim),
     }

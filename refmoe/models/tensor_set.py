@@ -54,13 +54,13 @@ class TensorSet:
         if missing:
             more = f", and {len(missing) - 1} more are missing" if len(missing) > 1 else ""
             found = f"no such tensor among {len(self._file_of)}{more}"
-            raise CheckpointError(self.folder, missing[0], found, _words(needed[missing[0]]))
+            raise CheckpointError(self.folder, missing[0], found, needed[missing[0]].words)
         for name, spec in needed.items():
             file = self._file_of[name]
             info = file.tensors[name]
             if info.dtype not in (spec.dtype, *spec.also) or info.shape != spec.shape:
-                found = _words(TensorSpec(info.dtype, info.shape))
-                raise CheckpointError(file.path, name, found, f"{_words(spec)}, by config.json")
+                found = TensorSpec(info.dtype, info.shape).words
+                raise CheckpointError(file.path, name, found, f"{spec.words}, by config.json")
 
     def names(self) -> list[str]:
         """Every tensor's name, sorted."""
@@ -138,7 +138,3 @@ def _match_index(index: Path, where: Mapping[str, str], files: Mapping[str, Tens
     for name, file in files.items():
         if name not in where:
             raise CheckpointError(file.path, name, f"a tensor that {index.name} does not name", "an index of all")
-
-
-def _words(spec: TensorSpec) -> str:
-    return f"{' or '.join((spec.dtype, *spec.also))} {list(spec.shape)}"

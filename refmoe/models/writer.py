@@ -15,13 +15,23 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.files import write_atomic
+from refmoe.models import modelopt
 from refmoe.models.config import DeepSeekConfig, GptOssConfig
+from refmoe.models.gguf.writer import write_gguf
 from refmoe.models.random_weights import random_tensor
-from refmoe.models.schema import TensorSpec, deepseek_tensors, huggingface_tensors, original_parts, original_tensors
+from refmoe.models.schema import (
+    TensorSpec,
+    deepseek_nvfp4_tensors,
+    deepseek_tensors,
+    huggingface_tensors,
+    original_parts,
+    original_tensors,
+)
 from refmoe.models.tensor_file import DTYPES
 from refmoe.models.tensor_set import INDEX
 
-FORMATS = ("huggingface", "original", "deepseek")
+FORMATS = ("huggingface", "original", "gguf", "gguf-q8_0", "deepseek", "deepseek-nvfp4")
+_GGUF_DENSE = {"gguf": "BF16", "gguf-q8_0": "Q8_0"}
 
 Array = NDArray[Any]
 
@@ -36,22 +46,27 @@ def write_checkpoint(
 ) -> Path:
     """Write a random checkpoint that `open_checkpoint` and the model's own code read.
 
-    The same config and seed give the same weights in both formats of gpt-oss.
+    The same config and seed give the same weights in all formats of gpt-oss, but that "gguf-q8_0" quantizes dense
+    matrices.
 
     Args:
-        path: the folder, made if it is not there; files of the same names are replaced.
+        path: the folder, made if it is not there, or the .gguf file; files of the same names are replaced.
         config: the sizes.
         seed: what the weights are drawn from.
-        format: "huggingface" or "original" for gpt-oss, "deepseek" for DeepSeek-V3.
-        shards: files that the tensors are spread over; more than one come with an index.
+        format: "huggingface", "original", "gguf" or "gguf-q8_0" for gpt-oss; for DeepSeek-V3 "deepseek", or
+            "deepseek-nvfp4" as ModelOpt has it.
+        shards: files that the tensors are spread over; more than one come with an index. GGUF takes one.
 
     Returns:
-        The folder.
+        What `open_checkpoint` takes: the folder, or the file.
 
     Raises:
-        ArgumentError: an unknown format, a config of another model, or fewer tensors than shards.
+        ArgumentError: an unknown format, a config of another model, fewer tensors than shards, or GGUF without the
+            package gguf.
         OSError: a file cannot be written.
     """
+    if format in _GGUF_DENSE:
+        return _write_gguf(Path(path), config, seed, format, shards)
     folder, tensors, described = Path(path), _tensors(config, format), _config_json(config, format)
     parts = original_parts(config) if isinstance(config, GptOssConfig) and format == "original" else {}
     if type(shards) is not int or not 1 <= shards <= len(tensors):
@@ -70,24 +85,41 @@ def write_checkpoint(
         write_atomic(folder / INDEX, _json({"metadata": {"total_size": total}, "weight_map": where}))
     if format == "original":
         write_atomic(folder / "dtypes.json", _json({name: _original_dtype(name) for name in tensors}))
+    if isinstance(config, DeepSeekConfig) and format == "deepseek-nvfp4":
+        write_atomic(folder / modelopt.FILE, _json(modelopt.own_file(modelopt.deepseek_excluded(config))))
     write_atomic(folder / "config.json", _json(described))
     return folder
+
+
+def _write_gguf(path: Path, config: GptOssConfig | DeepSeekConfig, seed: int, format: str, shards: int) -> Path:
+    if not isinstance(config, GptOssConfig):
+        raise ArgumentError("config", f"a {type(config).__name__} for the format {format}", "a GptOssConfig")
+    if path.suffix != ".gguf":
+        raise ArgumentError("path", str(path), "a name that ends in .gguf for this format")
+    if shards != 1:
+        raise ArgumentError("shards", describe(shards), "1 for this format")
+    return write_gguf(path, config, seed, dense=_GGUF_DENSE[format])
 
 
 def _tensors(config: GptOssConfig | DeepSeekConfig, format: str) -> Mapping[str, TensorSpec]:
     if format not in FORMATS:
         raise ArgumentError("format", describe(format), f"one of {', '.join(FORMATS)}")
-    if isinstance(config, GptOssConfig) and format != "deepseek":
+    of_deepseek = format.startswith("deepseek")
+    if isinstance(config, GptOssConfig) and not of_deepseek:
         return huggingface_tensors(config) if format == "huggingface" else original_tensors(config)
-    if isinstance(config, DeepSeekConfig) and format == "deepseek":
-        return deepseek_tensors(config)
-    needed = "DeepSeekConfig" if format == "deepseek" else "GptOssConfig"
+    if isinstance(config, DeepSeekConfig) and of_deepseek:
+        if format == "deepseek":
+            return deepseek_tensors(config)
+        return deepseek_nvfp4_tensors(config, modelopt.quantizes(modelopt.deepseek_excluded(config)))
+    needed = "DeepSeekConfig" if of_deepseek else "GptOssConfig"
     raise ArgumentError("config", f"a {type(config).__name__} for the format {format}", f"a {needed}")
 
 
 def _config_json(config: GptOssConfig | DeepSeekConfig, format: str) -> dict[str, Any]:
     if isinstance(config, GptOssConfig) and format == "original":
         return config.to_original()
+    if isinstance(config, DeepSeekConfig) and format == "deepseek-nvfp4":
+        return config.to_huggingface(modelopt.quantization_config(modelopt.deepseek_excluded(config)))
     return config.to_huggingface()
 
 

@@ -32,6 +32,7 @@ from refmoe.reference.moe import (
     path_steps,
 )
 from refmoe.reference.nvfp4 import NVFP4Tensor, dequantize_nvfp4, nvfp4_encode_scale, quantize_nvfp4
+from refmoe.reference.q8_0 import Q8_0Tensor
 from refmoe.reference.quantize import quantize, quantize_mxfp4, quantize_mxfp8
 from refmoe.reference.routing import route_softmax_topk, router_logits
 from refmoe.reference.tensor import MXTensor, dequantize
@@ -47,6 +48,7 @@ __all__ = [
     "MoEStages",
     "NVFP4Tensor",
     "Permutation",
+    "Q8_0Tensor",
     "QuantizedRows",
     "build_permutation",
     "choose_backend",

@@ -53,7 +53,7 @@ def dequantize_mxfp4(
     """
     if order not in ("even-low", "gguf"):
         raise ArgumentError("order", describe(order), "even-low or gguf")
-    return dequantize_codes(codes, scales, MXFP4, repack=_even_low if order == "gguf" else None)
+    return dequantize_codes(codes, scales, MXFP4, repack=even_low if order == "gguf" else None)
 
 
 def dequantize_codes(
@@ -88,7 +88,7 @@ def dequantize_codes(
     return out.view(np.float32)
 
 
-def _even_low(gguf: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def even_low(gguf: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Blocks [n, 16] packed as element i with i + 16, repacked as 2i with 2i + 1.
 
     The low nibbles of two neighbouring bytes make one byte of the first half, the high ones one of the second. Moving

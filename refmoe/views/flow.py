@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -32,6 +33,7 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.families.case import Shape
 from refmoe.families.choices import expert_ids
 from refmoe.families.routing import ROUTE
+from refmoe.models import GptOssCheckpoint, open_checkpoint
 from refmoe.reference.backends import choose_backend
 from refmoe.reference.dp4a import MAX_TOKENS
 from refmoe.reference.moe import path_steps
@@ -161,7 +163,7 @@ def flow(
 
     Args:
         path: a backend's name, in upper or lower case.
-        model: a key of `FLOW_MODELS`.
+        model: a key of `FLOW_MODELS`, or a checkpoint of gpt-oss, whose sizes are taken.
         m: tokens, at least 1.
         quantization: of cutlass "separate", "fused" or "ready"; None takes fused there, and the path's own elsewhere.
         routing: one of `ROUTINGS`.
@@ -169,17 +171,15 @@ def flow(
         arch: that the launches are planned for, one of `refmoe.chips.KERNEL_ARCHS`.
 
     Raises:
-        ArgumentError: an argument is none of these.
+        ArgumentError: an argument is none of these, or a checkpoint that cannot be read.
     """
     backend = choose_backend(path)
-    if model not in FLOW_MODELS:
-        raise ArgumentError("model", describe(model), f"one of {', '.join(FLOW_MODELS)}")
     if not isinstance(m, int) or m < 1:
         raise ArgumentError("m", describe(m), "at least 1 token")
     if routing not in ROUTINGS:
         raise ArgumentError("routing", describe(routing), f"one of {', '.join(ROUTINGS)}")
     chip = kernel_chip(arch)
-    sizes = FLOW_MODELS[model]
+    sizes = flow_model(model)
     rows = _rows(sizes, m, routing, seed)
     if backend.name == KERNEL_PATH:
         way = quantization or "fused"
@@ -191,6 +191,30 @@ def flow(
     reference = path_steps(backend.name, quantization or "separate")
     steps = tuple(FlowStep(step.stage, step.conversions) for step in reference)
     return Flow(backend.name, "separate" if backend.activations == "mxfp8" else None, sizes, m, rows, steps)
+
+
+def flow_model(model: str) -> FlowModel:
+    """The sizes of a model by name, or those of a checkpoint of gpt-oss by its path: a folder or a .gguf file.
+
+    Raises:
+        ArgumentError: neither.
+    """
+    if isinstance(model, str) and model in FLOW_MODELS:
+        return FLOW_MODELS[model]
+    if not isinstance(model, str) or not Path(model).exists():
+        raise ArgumentError("model", describe(model), f"one of {', '.join(FLOW_MODELS)}, or a checkpoint of gpt-oss")
+    checkpoint = open_checkpoint(model)
+    if not isinstance(checkpoint, GptOssCheckpoint):
+        raise ArgumentError("model", f"a {type(checkpoint).__name__} in {model}", "one of gpt-oss")
+    config = checkpoint.config
+    return FlowModel(
+        checkpoint.path.name,
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_local_experts,
+        config.num_experts_per_tok,
+        config.num_hidden_layers,
+    )
 
 
 def _rows(model: FlowModel, m: int, routing: str, seed: int) -> tuple[int, ...]:

@@ -105,6 +105,7 @@ def test_the_real_models_have_as_many_tensors_and_bytes() -> None:
         (TINY, "huggingface", "cde98e3dc5367c23"),
         (TINY, "original", "56f3874acc530fd4"),
         (TINY_DEEPSEEK, "deepseek", "0c7588c34f0e347e"),
+        (TINY_DEEPSEEK, "deepseek-nvfp4", "ef9c54eb41fdee14"),
     ],
 )
 def test_a_seed_decides_every_byte(tmp_path: Path, config: Any, format: str, digest: str) -> None:
@@ -151,7 +152,18 @@ def test_weights_have_the_size_of_trained_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "arguments", "sentence"),
     [
-        (TINY, {"format": "gguf"}, "format: found str 'gguf'; needed one of huggingface, original, deepseek"),
+        (
+            TINY,
+            {"format": "gptq"},
+            "format: found str 'gptq'; needed one of huggingface, original, gguf, gguf-q8_0, deepseek",
+        ),
+        (TINY, {"format": "gguf"}, "path: found "),
+        (
+            TINY_DEEPSEEK,
+            {"format": "gguf"},
+            "config: found a DeepSeekConfig for the format gguf; needed a GptOssConfig",
+        ),
+        (TINY, {"format": "deepseek-nvfp4"}, "config: found a GptOssConfig for the format deepseek-nvfp4"),
         (TINY, {"format": "deepseek"}, "config: found a GptOssConfig for the format deepseek"),
         (TINY_DEEPSEEK, {"format": "original"}, "config: found a DeepSeekConfig for the format original"),
         (TINY, {"shards": 0}, "shards: found int 0; needed 1 to 79"),

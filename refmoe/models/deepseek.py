@@ -1,0 +1,149 @@
+"""DeepSeek-V3 and R1 in safetensors files: as DeepSeek stores them in FP8, or as ModelOpt does in NVFP4."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.models.block_scaled import BlockScaledWeight
+from refmoe.models.checkpoint import Checkpoint, check_counts, check_layer
+from refmoe.models.config import DeepSeekConfig
+from refmoe.models.modelopt import NVFP4Linear, checked_nvfp4, quantizes
+from refmoe.models.schema import TensorSpec, deepseek_nvfp4_tensors, deepseek_tensors
+from refmoe.models.tensor_set import TensorSet
+
+Array = NDArray[Any]
+W = TypeVar("W")
+
+
+@dataclass(frozen=True, eq=False)
+class DeepSeekExpert(Generic[W]):
+    """A feed-forward network: down(silu(gate x) * up x)."""
+
+    gate: W
+    up: W
+    down: W
+
+
+class Experts(Sequence[DeepSeekExpert[W]]):
+    """The experts of a layer. One is looked up when it is asked for; of the others nothing is read."""
+
+    def __init__(self, count: int, expert: Callable[[int], DeepSeekExpert[W]]) -> None:
+        self._numbers, self._expert = range(count), expert
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> DeepSeekExpert[W]: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[DeepSeekExpert[W], ...]: ...
+    def __getitem__(self, index: int | slice) -> DeepSeekExpert[W] | tuple[DeepSeekExpert[W], ...]:
+        if isinstance(index, slice):
+            return tuple(self._expert(number) for number in self._numbers[index])
+        return self._expert(self._numbers[index])
+
+
+@dataclass(frozen=True, eq=False)
+class DeepSeekLayer(Generic[W]):
+    """The mixture of experts of a DeepSeek-V3 layer.
+
+    Attributes:
+        experts: the routed experts.
+        shared: the expert that every token goes to.
+        router_weight: BF16 [E, H].
+        correction_bias: float32 [E] (exact if the file has BF16), added to the sigmoids for the choice alone.
+        config: top-k, groups and the factor on the weights.
+    """
+
+    experts: Experts[W]
+    shared: DeepSeekExpert[W]
+    router_weight: Array
+    correction_bias: Array
+    config: DeepSeekConfig
+
+
+class _DeepSeek(Checkpoint, ABC, Generic[W]):
+    """What both ways to store it have in common.
+
+    Attributes:
+        path: the folder.
+        config: its sizes.
+        layers: the numbers of all its layers.
+        moe_layers: those that have experts.
+    """
+
+    def __init__(self, folder: Path, config: DeepSeekConfig, needed: Callable[[], Mapping[str, TensorSpec]]) -> None:
+        tensors = TensorSet(folder)
+        counts = {"num_hidden_layers": config.num_hidden_layers, "n_routed_experts": config.n_routed_experts}
+        check_counts(folder, tensors, **counts)
+        super().__init__(folder, tensors, needed())
+        self.config = config
+        self.layers = range(config.num_hidden_layers)
+        self.moe_layers = range(config.first_k_dense_replace, config.num_hidden_layers)
+
+    @abstractmethod
+    def weight(self, name: str) -> W:
+        """The weight `name`.weight with its scales, as views of the file.
+
+        Raises:
+            CheckpointError: there is no such weight, or its scales are missing or damaged.
+        """
+
+    def moe_layer(self, layer: int) -> DeepSeekLayer[W]:
+        """Router and experts of a layer, as views of the file. A routed expert is looked up when it is asked for.
+
+        Raises:
+            ArgumentError: there is no such layer, or it has no experts.
+        """
+        check_layer(layer, self.moe_layers)
+        prefix = f"model.layers.{layer}.mlp."
+        return DeepSeekLayer(
+            experts=Experts(self.config.n_routed_experts, lambda expert: self._expert(f"{prefix}experts.{expert}.")),
+            shared=self._expert(f"{prefix}shared_experts."),
+            router_weight=self.tensor(f"{prefix}gate.weight"),
+            correction_bias=self.tensor(f"{prefix}gate.e_score_correction_bias").astype(np.float32, copy=False),
+            config=self.config,
+        )
+
+    def _expert(self, prefix: str) -> DeepSeekExpert[W]:
+        gate, up, down = (self.weight(f"{prefix}{name}_proj") for name in ("gate", "up", "down"))
+        return DeepSeekExpert(gate, up, down)
+
+
+class DeepSeekCheckpoint(_DeepSeek[BlockScaledWeight]):
+    """A DeepSeek-V3 or R1 checkpoint, FP8 with an FP32 scale for 128 x 128 codes."""
+
+    def __init__(self, folder: Path, config: DeepSeekConfig) -> None:
+        """Check the folder against `config`."""
+        super().__init__(folder, config, lambda: deepseek_tensors(config))
+
+    def weight(self, name: str) -> BlockScaledWeight:
+        """See `_DeepSeek.weight`."""
+        return BlockScaledWeight(self.tensor(f"{name}.weight"), self.tensor(f"{name}.weight_scale_inv"))
+
+
+class DeepSeekNVFP4Checkpoint(_DeepSeek[NVFP4Linear | Array]):
+    """A DeepSeek-V3 or R1 checkpoint that ModelOpt quantized to NVFP4.
+
+    Attributes:
+        excluded: wildcards of the modules that are BF16.
+    """
+
+    def __init__(self, folder: Path, config: DeepSeekConfig, excluded: tuple[str, ...]) -> None:
+        """Check the folder against `config` and the list of modules that are not quantized."""
+        self._quantizes = quantizes(excluded)
+        super().__init__(folder, config, lambda: deepseek_nvfp4_tensors(config, self._quantizes))
+        self.excluded = excluded
+
+    def weight(self, name: str) -> NVFP4Linear | Array:
+        """The layer `name`: an NVFP4Linear, or BF16 [N, K] if it was not quantized. See `_DeepSeek.weight`."""
+        if self._quantizes(name):
+            return checked_nvfp4(self.path, name, self.tensor)
+        return self.tensor(f"{name}.weight")

@@ -1,0 +1,190 @@
+"""What NVIDIA's ModelOpt says of a checkpoint that it quantized to NVFP4.
+
+It says it in hf_quant_config.json, and newer versions in config.json's `quantization_config` too:
+
+    hf_quant_config.json    producer, quantization: quant_algo, group_size, kv_cache_quant_algo, exclude_modules
+    quantization_config     quant_method "modelopt", quant_algo, ignore, config_groups with bits and group_size
+
+A linear layer NAME that no wildcard of `exclude_modules` matches is then four tensors:
+
+    NAME.weight             U8 [N, K/2]         E2M1 codes, the even element in the low nibble
+    NAME.weight_scale       F8_E4M3 [N, K/16]   a scale for 16 elements
+    NAME.weight_scale_2     F32 []              value = code * weight_scale * weight_scale_2
+    NAME.input_scale        F32 []              the same of the layer's input, from calibration
+
+Sources: modelopt/torch/export/convert_hf_config.py of NVIDIA/Model-Optimizer; hf_quant_config.json of
+nvidia/DeepSeek-R1-NVFP4; vllm/model_executor/layers/quantization/modelopt.py. No published weight was read.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from refmoe.errors import ArgumentError, describe
+from refmoe.formats import NVFP4
+from refmoe.models.config import DeepSeekConfig
+from refmoe.models.tensor_file import CheckpointError
+from refmoe.models.tensor_set import read_json
+from refmoe.reference.nvfp4 import NVFP4Tensor
+
+FILE = "hf_quant_config.json"
+METHOD, ALGORITHM = "modelopt", "NVFP4"
+
+
+@dataclass(frozen=True, eq=False)
+class NVFP4Linear:
+    """A linear layer that ModelOpt quantized.
+
+    Attributes:
+        weight: codes and scales are views of the file.
+        input_scale: FP32, the global decode scale that calibration found for the layer's input.
+    """
+
+    weight: NVFP4Tensor
+    input_scale: np.float32
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[N, K]."""
+        return self.weight.shape
+
+
+def says_modelopt(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether a folder with this config.json says that ModelOpt quantized it."""
+    quantization = config.get("quantization_config")
+    named = isinstance(quantization, Mapping) and quantization.get("quant_method") == METHOD
+    return named or (folder / FILE).exists()
+
+
+def excluded_modules(folder: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The wildcards of modules that are not quantized, sorted, from either file or from both.
+
+    Raises:
+        CheckpointError: a file that is no JSON, another algorithm than NVFP4, other groups than 16, wildcards that are
+            no list of strings, or two files that contradict each other.
+    """
+    found: dict[Path, tuple[str, ...]] = {}
+    if (folder / FILE).exists():
+        found[folder / FILE] = _of_own_file(folder / FILE)
+    if config.get("quantization_config") is not None:
+        found[folder / "config.json"] = _of_config(folder / "config.json", config["quantization_config"])
+    if len(set(found.values())) > 1:
+        mine, theirs = found.values()
+        odd = sorted(set(mine) ^ set(theirs))[0]
+        raise CheckpointError(folder / FILE, None, f"{odd!r} excluded in one file alone", "what config.json excludes")
+    return next(iter(found.values()))
+
+
+def quantizes(excluded: tuple[str, ...]) -> Callable[[str], bool]:
+    """Whether a module of some name is quantized: no wildcard of `excluded` matches it whole.
+
+    `*`, `?` and `[...]` are those of a shell; a dot is a letter like any other.
+    """
+    names = {pattern for pattern in excluded if not re.search(r"[*?\[]", pattern)}
+    # Most of a list are plain names, and a model has tens of thousands of modules.
+    wild = [fnmatch.translate(pattern) for pattern in excluded if pattern not in names]
+    matches = re.compile("|".join(wild)).match if wild else lambda module: None
+    return lambda module: module not in names and matches(module) is None
+
+
+def own_file(excluded: tuple[str, ...]) -> dict[str, Any]:
+    """hf_quant_config.json."""
+    quantization = {
+        "quant_algo": ALGORITHM,
+        "kv_cache_quant_algo": None,
+        "group_size": NVFP4.block,
+        "exclude_modules": list(excluded),
+    }
+    return {"producer": {"name": "modelopt", "version": "0.0.0+refmoe"}, "quantization": quantization}
+
+
+def quantization_config(excluded: tuple[str, ...]) -> dict[str, Any]:
+    """config.json's `quantization_config`."""
+    four_bits = {"dynamic": False, "num_bits": NVFP4.element.bits, "type": "float", "group_size": NVFP4.block}
+    group = {"input_activations": four_bits, "weights": dict(four_bits), "targets": ["Linear"]}
+    return {
+        "config_groups": {"group_0": group},
+        "ignore": list(excluded),
+        "quant_algo": ALGORITHM,
+        "producer": own_file(excluded)["producer"],
+        "quant_method": METHOD,
+    }
+
+
+def deepseek_excluded(config: DeepSeekConfig) -> tuple[str, ...]:
+    """What nvidia/DeepSeek-R1-NVFP4 leaves in BF16: attention, routers, norms, embedding and head."""
+    parts = ("input_layernorm", "mlp.gate", "post_attention_layernorm", "self_attn*")
+    layers = [f"model.layers.{layer}.{part}" for layer in range(config.num_hidden_layers) for part in parts]
+    return tuple(sorted(["lm_head", "model.embed_tokens", "model.norm", *layers]))
+
+
+def _of_own_file(path: Path) -> tuple[str, ...]:
+    said = read_json(path).get("quantization")
+    if not isinstance(said, Mapping):
+        raise CheckpointError(path, None, "no quantization", "an object with quant_algo, group_size, exclude_modules")
+    _needs(path, "quantization.quant_algo", said.get("quant_algo"), ALGORITHM)
+    _needs(path, "quantization.group_size", said.get("group_size"), NVFP4.block)
+    return _wildcards(path, "quantization.exclude_modules", said.get("exclude_modules"))
+
+
+def _of_config(path: Path, said: object) -> tuple[str, ...]:
+    if not isinstance(said, Mapping):
+        raise CheckpointError(path, None, f"quantization_config: {describe(said)}", "a JSON object")
+    for key, needed in (("quant_method", METHOD), ("quant_algo", ALGORITHM)):
+        _needs(path, f"quantization_config.{key}", said.get(key), needed)
+    groups = said.get("config_groups", {})
+    for name, group in groups.items() if isinstance(groups, Mapping) else [("", groups)]:
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        where = f"quantization_config.config_groups.{name}.weights"
+        if not isinstance(weights, Mapping):
+            raise CheckpointError(path, None, f"{where}: {describe(weights)}", "a JSON object")
+        wanted: dict[str, object] = {"num_bits": NVFP4.element.bits, "type": "float", "group_size": NVFP4.block}
+        for key, value in wanted.items():
+            _needs(path, f"{where}.{key}", weights.get(key), value)
+    return _wildcards(path, "quantization_config.ignore", said.get("ignore"))
+
+
+def _needs(path: Path, key: str, value: object, needed: object) -> None:
+    if type(value) is not type(needed) or value != needed:
+        raise CheckpointError(path, None, f"{key}: {describe(value)}", repr(needed))
+
+
+def _wildcards(path: Path, key: str, value: object) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(pattern, str) for pattern in value):
+        raise CheckpointError(path, None, f"{key}: {describe(value)}", "a list of names with wildcards")
+    return tuple(sorted(set(value)))
+
+
+def checked_nvfp4(path: Path, name: str, linear: Callable[[str], Any]) -> NVFP4Linear:
+    """The layer `name`, whose tensors `linear` gives.
+
+    Raises:
+        CheckpointError: a scale of the whole tensor that is not above 0 and finite, or a negative block scale. The
+            hardware's UE4M3 ignores the sign bit and readers of E4M3 do not: they would not agree on a single value.
+    """
+    scales = linear(f"{name}.weight_scale")
+    # Minus zero (0x80) and both NaNs mean the same with the sign bit and without.
+    negative = (scales > 0x80) & (scales < 0xFF)
+    if negative.any():
+        row, block = np.argwhere(negative)[0]
+        found = f"the negative scale 0x{int(scales[row, block]):02X} at [{row}, {block}]"
+        raise CheckpointError(path, f"{name}.weight_scale", found, "scales of at least 0")
+    factors = {}
+    for ending in ("weight_scale_2", "input_scale"):
+        factors[ending] = np.float32(linear(f"{name}.{ending}")[()])
+        if not 0 < factors[ending] < np.inf:
+            raise CheckpointError(path, f"{name}.{ending}", f"{factors[ending]}", "a number above 0, finite")
+    try:
+        tensor = NVFP4Tensor(linear(f"{name}.weight"), scales, factors["weight_scale_2"])
+    except ArgumentError as error:  # the schema has checked all that a header says
+        raise CheckpointError(path, f"{name}.weight", error.found, error.needed) from error
+    return NVFP4Linear(tensor, factors["input_scale"])
