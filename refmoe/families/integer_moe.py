@@ -18,7 +18,7 @@ from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Inputs, LaunchFailed, Outputs
 from refmoe.families.finalize import TokenSums
-from refmoe.families.gemm.family import BIAS
+from refmoe.families.gemm.epilogue import BIAS
 from refmoe.families.gemm.stages import Products
 from refmoe.families.moe import LAYER_FILLS, layer_inputs, layer_of
 from refmoe.families.q8_1 import BlockHalves, Int8Codes

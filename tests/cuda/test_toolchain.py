@@ -14,14 +14,17 @@ from refmoe.cuda import toolchain
 from refmoe.cuda.activation import ACTIVATION_KERNELS
 from refmoe.cuda.block_fp8 import BLOCK_FP8_KERNELS
 from refmoe.cuda.device import PtxDevice
+from refmoe.cuda.dp4a import DP4A_KERNELS
 from refmoe.cuda.expand import EXPAND_AS_KERNELS, EXPAND_KERNELS
 from refmoe.cuda.finalize import FINALIZE_KERNELS
 from refmoe.cuda.gemm.kernel import GEMM_KERNELS
 from refmoe.cuda.launch import Kernel, LaunchPlan
 from refmoe.cuda.nvfp4 import NVFP4_KERNELS
 from refmoe.cuda.nvfp4_gemm import NVFP4_GEMM_KERNELS
+from refmoe.cuda.q8_1 import Q8_1_KERNELS
 from refmoe.cuda.quantize import QUANTIZE_KERNELS
 from refmoe.cuda.routing import ROUTING_KERNELS
+from refmoe.cuda.swiglu_q8_1 import SWIGLU_Q8_1_KERNELS
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build
 from refmoe.errors import ArgumentError
 
@@ -188,8 +191,8 @@ def test_every_kernel_of_the_table_is_an_entry_and_no_entry_is_missing() -> None
     }
     tables = (
         *(QUANTIZE_KERNELS, NVFP4_KERNELS, BLOCK_FP8_KERNELS, EXPAND_KERNELS, EXPAND_AS_KERNELS),
-        *(GEMM_KERNELS, NVFP4_GEMM_KERNELS),
-        *(ROUTING_KERNELS, ACTIVATION_KERNELS, FINALIZE_KERNELS),
+        *(Q8_1_KERNELS, GEMM_KERNELS, NVFP4_GEMM_KERNELS, DP4A_KERNELS),
+        *(ROUTING_KERNELS, ACTIVATION_KERNELS, SWIGLU_Q8_1_KERNELS, FINALIZE_KERNELS),
     )
     assert entries == {kernel.entry for table in tables for kernel in table}
 
