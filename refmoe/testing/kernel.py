@@ -302,6 +302,10 @@ class UserKernel(Kernel):
             raise Malformed(name, f"the shapes differ: kernel {list(array.shape)} reference {list(bits.shape)}")
         return as_patterns(array).view(bits.dtype)
 
+    def leaves_out(self, output: str) -> bool:
+        """Whether the kernel was registered without this output."""
+        return output not in self.outputs
+
     def ignored(self, case: Case, inputs: Inputs, expected: Expectation) -> Masks:
         """Elements that nobody writes, in arrays that the kernel allocates, and what its policy leaves undefined."""
         masks: dict[str, NDArray[Any]] = {}

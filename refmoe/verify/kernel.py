@@ -32,7 +32,7 @@ class Refusal(RefmoeError):
 
 
 class Malformed(RefmoeError):
-    """An output has another shape or element type than the contract says.
+    """An output is missing, or has another shape or element type than the contract says.
 
     Attributes:
         stage: name of the output.
@@ -160,6 +160,10 @@ class Kernel:
             return self.family.run(case, inputs, place)
         except ArgumentError as error:
             raise Refusal(str(error)) from error
+
+    def leaves_out(self, output: str) -> bool:
+        """Whether the kernel does not compute an output of its family; any other one it has to give."""
+        return False
 
     def ignored(self, case: Case, inputs: Inputs, expected: Expectation) -> Masks:
         """Masks of elements that are not compared, bool by buffer name; a buffer without a mask is compared whole."""

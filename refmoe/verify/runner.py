@@ -88,7 +88,7 @@ def run_case(kernel: Kernel, case: Case) -> Result:
     launched = len(place.launches)
     ran = partial(_result, kernel, case, place, start, inputs=inputs, expected=expected, launched=launched)
     try:
-        outputs = kernel.run(case, inputs, expected, place)
+        outputs = _whole(kernel, kernel.run(case, inputs, expected, place), expected)
     except Refusal as error:
         return ran(verdict=Verdict.UNSUPPORTED, reason=str(error), refused=kernel.expects(case, place, str(error)))
     except Malformed as error:
@@ -118,6 +118,19 @@ def run_case(kernel: Kernel, case: Case) -> Result:
     if judged is Verdict.MISMATCH:
         said, policies = kernel.explain(case, inputs, outputs)
     return ran(verdict=judged, reason=said, comparison=comparison, policies=policies)
+
+
+def _whole(kernel: Kernel, outputs: Outputs, expected: Expectation) -> Outputs:
+    """`outputs`, which hold every output that the kernel does not leave out.
+
+    Raises:
+        Malformed: one is not there.
+    """
+    for stage in expected.stages:
+        name = expected.answers.get(stage.name, stage.name)
+        if name not in outputs and not kernel.leaves_out(name):
+            raise Malformed(name, f"the kernel gave no such output; it gave {', '.join(outputs) or 'none'}")
+    return outputs
 
 
 def _before(failed: LaunchFailed, expected: Expectation) -> Comparison | None:
@@ -199,6 +212,8 @@ def _judge(
         if record.result is not None and record.result.approximate:
             # Equal here by luck: the chip's approximation may differ from the executor's.
             return Verdict.ERROR, f"approximate instructions whose result is not exact: {record.result.approximate}"
+    if not comparison.compared and any(buffer.nbytes for buffer in expected.outputs.values()):
+        return Verdict.MISTRUSTED, "not one byte was compared: the kernel leaves out, or leaves open, all that is expected"
     return (Verdict.PASS, None) if expected.doubt is None else (Verdict.MISTRUSTED, expected.doubt)
 
 

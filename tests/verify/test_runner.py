@@ -99,6 +99,49 @@ def test_a_malformed_output_is_a_mismatch_at_its_stage(monkeypatch: pytest.Monke
     assert found.first_mismatch == "scales: the shapes differ: kernel [3] reference [4]"
 
 
+@pytest.mark.parametrize("family", ["mxfp8_quantize", "expand", "sm12x_gemm", "routing", "activation", "finalize", "moe"])
+def test_a_kernel_that_gives_nothing_is_a_mismatch(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    stand_in(monkeypatch, lambda case, outputs: outputs.clear())
+    found = ran(list_cases("quick", [family], arch="sm_120a")[0])
+    assert (found.verdict, found.compared) == (Verdict.MISMATCH, 0)
+    assert str(found.first_mismatch).endswith("the kernel gave no such output; it gave none")
+
+
+def test_a_misspelt_output_is_a_mismatch_at_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, lambda case, outputs: outputs.update(scale=outputs.pop("scales")))
+    found = ran()
+    assert (found.verdict, found.stage) == (Verdict.MISMATCH, "scales")
+    assert found.first_mismatch == "scales: the kernel gave no such output; it gave codes, scale"
+
+
+@dataclass
+class Partial(Kernel):
+    """A kernel that leaves outputs out."""
+
+    left: tuple[str, ...] = ()
+
+    def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
+        return {name: bits for name, bits in expected.outputs.items() if name not in self.left}
+
+    def leaves_out(self, output: str) -> bool:
+        return output in self.left
+
+
+def test_an_output_may_be_left_out_but_not_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Devices, "get", lambda self, case: StandInDevice())
+    assert run_case(Partial(CASE.family, left=("scales",)), CASE).verdict is Verdict.PASS
+    found = run_case(Partial(CASE.family, left=("codes", "scales")), CASE)
+    assert found.verdict is Verdict.MISTRUSTED
+    assert "not one byte was compared" in str(found.reason)
+
+
+def test_a_case_without_outputs_passes_with_nothing_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, lambda case, outputs: None)
+    empty = next(case for case in list_cases("full", ["finalize"], arch="sm_120a") if case.shape.m == 0)
+    found = ran(empty)
+    assert (found.verdict, found.compared) == (Verdict.PASS, 0)
+
+
 def test_a_defect_of_refmoe_itself_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     def change(case: Any, outputs: Any) -> None:
         raise ZeroDivisionError
