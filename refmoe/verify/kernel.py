@@ -152,6 +152,12 @@ class Kernel:
     def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
         """The kernel's buffers by name.
 
+        Args:
+            case: the case.
+            inputs: its input arrays, read-only.
+            expected: for the shapes and dtypes of outputs; read-only, since the comparison needs it afterwards.
+            place: where it runs.
+
         Raises:
             Refusal: the kernel does not take the case.
             Malformed: an output of another form.

@@ -7,11 +7,12 @@ import multiprocessing
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -84,7 +85,7 @@ def run_case(kernel: Kernel, case: Case) -> Result:
         return _result(kernel, case, None, start, verdict=Verdict.SKIPPED, reason=str(error))
     if (absent := kernel.missing(case, place)) is not None:
         return _result(kernel, case, place, start, verdict=Verdict.SKIPPED, reason=absent)
-    inputs, expected = kernel.problem(case)
+    inputs, expected = _frozen(*kernel.problem(case))
     launched = len(place.launches)
     ran = partial(_result, kernel, case, place, start, inputs=inputs, expected=expected, launched=launched)
     try:
@@ -118,6 +119,19 @@ def run_case(kernel: Kernel, case: Case) -> Result:
     if judged is Verdict.MISMATCH:
         said, policies = kernel.explain(case, inputs, outputs)
     return ran(verdict=judged, reason=said, comparison=comparison, policies=policies)
+
+
+def _frozen(inputs: Inputs, expected: Expectation) -> tuple[Inputs, Expectation]:
+    """The same problem, read-only: a kernel cannot change what it is compared with, nor what the next kernel is given."""
+    return _read_only(inputs), replace(expected, outputs=_read_only(expected.outputs))
+
+
+def _read_only(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+    views = {name: array.view() if isinstance(array, np.ndarray) else array for name, array in arrays.items()}
+    for view in views.values():
+        if isinstance(view, np.ndarray):
+            view.setflags(write=False)
+    return MappingProxyType(views)
 
 
 def _whole(kernel: Kernel, outputs: Outputs, expected: Expectation) -> Outputs:

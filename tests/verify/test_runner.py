@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -125,6 +126,35 @@ class Partial(Kernel):
 
     def leaves_out(self, output: str) -> bool:
         return output in self.left
+
+
+@dataclass
+class Spoiler(Kernel):
+    """A kernel that changes what it is compared with, or what it is given."""
+
+    spoil: Callable[[Any, Any], None] = lambda inputs, expected: None
+
+    def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
+        self.spoil(inputs, expected)
+        return {name: np.zeros_like(bits) for name, bits in expected.outputs.items()}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda inputs, expected: expected.outputs["codes"].fill(0),
+        lambda inputs, expected: expected.outputs.update(codes=0),
+        lambda inputs, expected: inputs["x"].fill(0),
+        lambda inputs, expected: inputs.pop("x"),
+    ],
+)
+def test_a_kernel_cannot_change_what_it_is_given_or_compared_with(monkeypatch: pytest.MonkeyPatch, spoil: Any) -> None:
+    monkeypatch.setattr(Devices, "get", lambda self, case: StandInDevice())
+    with pytest.raises((ValueError, AttributeError)):
+        run_case(Spoiler(CASE.family, spoil=spoil), CASE)
+    # The problem is kept for the next kernel: it is as it was.
+    stand_in(monkeypatch, lambda case, outputs: None)
+    assert ran().verdict is Verdict.PASS
 
 
 def test_an_output_may_be_left_out_but_not_all(monkeypatch: pytest.MonkeyPatch) -> None:
