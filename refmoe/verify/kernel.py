@@ -28,7 +28,15 @@ Masks = Mapping[str, NDArray[Any]]
 
 
 class Refusal(RefmoeError):
-    """A kernel's answer to a case that it does not take; the message says why."""
+    """A kernel's answer to a case that it does not take; the message says why.
+
+    Attributes:
+        declared: whether the kernel declared before the run that it would answer so.
+    """
+
+    def __init__(self, answer: str, *, declared: bool = False) -> None:
+        super().__init__(answer)
+        self.declared = declared
 
 
 class Malformed(RefmoeError):
@@ -136,14 +144,9 @@ class Kernel:
         """What this machine lacks for the case, in a sentence, or None. It is asked before anything is computed."""
         return None
 
-    def refuses(self, case: Case, place: Place) -> str | None:
+    def due_refusal(self, case: Case, place: Place) -> str | None:
         """A part of the sentence with which the kernel has to refuse the case; None if it has to run the case."""
         return self.family.refusals.get(case.on("ptx"))
-
-    def expects(self, case: Case, place: Place, answer: str) -> bool:
-        """Whether the case list expects a refusal with this answer."""
-        declared = self.refuses(case, place)
-        return declared is not None and declared in answer
 
     def problem(self, case: Case) -> tuple[Inputs, Expectation]:
         """The case's inputs, and the outputs that the reference expects."""

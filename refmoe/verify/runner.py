@@ -88,10 +88,13 @@ def run_case(kernel: Kernel, case: Case) -> Result:
     inputs, expected = _frozen(*kernel.problem(case))
     launched = len(place.launches)
     ran = partial(_result, kernel, case, place, start, inputs=inputs, expected=expected, launched=launched)
+    due = kernel.due_refusal(case, place)
     try:
         outputs = _whole(kernel, kernel.run(case, inputs, expected, place), expected)
     except Refusal as error:
-        return ran(verdict=Verdict.UNSUPPORTED, reason=str(error), refused=kernel.expects(case, place, str(error)))
+        answer = str(error)
+        as_due = error.declared or (due is not None and due in answer)
+        return ran(verdict=Verdict.UNSUPPORTED, reason=answer, refused_as_due=as_due)
     except Malformed as error:
         comparison = Comparison(error.stage, str(error), {error.stage: 1}, 0)
         return ran(verdict=Verdict.MISMATCH, comparison=comparison)
@@ -106,8 +109,8 @@ def run_case(kernel: Kernel, case: Case) -> Result:
         if kernel.name is None and not (case.device == "cuda" and isinstance(error, RuntimeError)):
             raise
         return ran(verdict=Verdict.ERROR, reason=f"{type(error).__name__}: {error}", error=error)
-    if (declared := kernel.refuses(case, place)) is not None:
-        reason = f"the case list says that the kernel refuses this case ({declared}); it ran"
+    if due is not None:
+        reason = f"the case list says that the kernel refuses this case ({due}); it ran"
         return ran(verdict=Verdict.ERROR, reason=reason)
     records = place.launches[launched:]
     masks = kernel.ignored(case, inputs, expected)
@@ -166,7 +169,7 @@ def _result(
     launched: int = 0,
     comparison: Comparison | None = None,
     stage: str | None = None,
-    refused: bool = False,
+    refused_as_due: bool = False,
     policies: tuple[str, ...] = (),
     error: Exception | None = None,
 ) -> Result:
@@ -178,7 +181,7 @@ def _result(
         kernel=kernel.name,
         device=place.name if place is not None else case.device,
         repro=kernel.repro(case),
-        expected=refused,
+        expected=refused_as_due,
         evidence="bit-exact" if comparison is not None and comparison.compared > 0 else "none",
         assumption=expected.assumption if expected is not None else None,
         reason=reason,

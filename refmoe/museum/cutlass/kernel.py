@@ -160,10 +160,10 @@ class Cutlass(Kernel):
             return None  # the run says so
         return None if built is not None else NOT_BUILT[0] if build == Build() else NOT_BUILT[1]
 
-    def refuses(self, case: Case, place: Place) -> str | None:
+    def due_refusal(self, case: Case, place: Place) -> str | None:
         """The refusal of the case list; on an arch without such a kernel of CUTLASS, every case is refused."""
         elsewhere = place.arch not in self.family.archs
-        return "CUTLASS has this kernel only for SM12x" if elsewhere else super().refuses(case, place)
+        return "CUTLASS has this kernel only for SM12x" if elsewhere else super().due_refusal(case, place)
 
     def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
         """The output's bit patterns.
