@@ -278,8 +278,8 @@ def test_a_kernel_that_refuses_what_it_passed_is_not_forgiven(tmp_path: Path) ->
 def test_a_path_in_an_option_is_no_part_of_a_kernels_name(tmp_path: Path) -> None:
     kernel = "tests/a.py::k"
     case = parse_case("mxfp8_quantize:bf16:m4k416:activations:file=/data/x.npy:seed7@ptx")
-    name = f"{kernel}/{str(case).replace('@ptx', '@host')}"
-    mine = result(case, id=name, kernel=kernel, device="host")
+    name = f"{kernel}/{str(case).replace('@ptx', '@cuda')}"
+    mine = result(case, id=name, kernel=kernel, device="cuda")
     past = write_document(tmp_path / "past" / "a.json", [mine])
     assert refusals(write_document(tmp_path / "out" / "a.json", [mine]), baseline=past) == []
     write_document(tmp_path / "out" / "a.json", [replace(mine, verdict=Verdict.SKIPPED, reason="x"), result()])

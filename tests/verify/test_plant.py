@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.verify import CASE
+from support.verify import CASE, result
 from typer.testing import CliRunner
 
 from refmoe.catalog import parse_case, sound_kernel
@@ -107,6 +108,35 @@ def test_a_case_that_fails_without_the_patch_proves_nothing(tmp_path: Path, comp
     (found,) = hunted(tmp_path, lambda case: broken)
     assert (found.caught, found.control) == (False, False)
     assert found.line.startswith("UNPROVEN zeros")
+
+
+def test_the_sound_kernel_runs_on_as_many_multiprocessors_as_the_faulty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclass(frozen=True)
+    class OnFew:
+        name: str = "on-few"
+        fault: str = "Nothing."
+        kind: str = "test"
+        case: str = str(QUANTIZE)
+
+        def plant(self, scratch: Path) -> list[Kernel]:
+            return [Kernel(QUANTIZE.family, Devices(csrc=scratch, multiprocessors=2))]
+
+        def cases(self) -> list[Case]:
+            return [QUANTIZE]
+
+    chips: list[tuple[bool, int | None]] = []
+
+    def run(kernel: Kernel, case: Case) -> Any:
+        faulty = kernel.devices.csrc != CSRC
+        chips.append((faulty, kernel.devices.multiprocessors))
+        return result(case, Verdict.MISMATCH if faulty else Verdict.PASS)
+
+    monkeypatch.setattr(plant, "run_case", run)
+    (found,) = plant_faults([OnFew()], sound_kernel)
+    assert found.caught
+    assert chips == [(True, 2), (False, 2)]
 
 
 def test_a_patch_that_no_longer_fits_says_which(tmp_path: Path) -> None:

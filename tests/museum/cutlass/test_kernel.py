@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from refmoe import ptx
-from refmoe.catalog import list_cases, parse_case, source_sha256
+from refmoe.catalog import list_cases, parse_case, sound_kernel, source_sha256
 from refmoe.cuda import open_device, toolchain
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families import FAMILIES
@@ -23,7 +23,6 @@ from refmoe.museum.cutlass import kernel as cutlass
 from refmoe.museum.cutlass.builds import SOURCE, STANDIN
 from refmoe.museum.cutlass.faults import (
     CUTLASS_FAULTS,
-    MULTIPROCESSORS,
     CutlassFault,
     Edit,
     EditError,
@@ -53,11 +52,6 @@ needs_build = pytest.mark.skipif(not _built(), reason="not built: make cutlass")
 
 def run(case: Case, devices: Devices | None = None) -> Result:
     return run_case(Cutlass(CUTLASS_GEMM, devices or Devices()), case)
-
-
-def sound(case: Case) -> Kernel:
-    """What a fault is held against, on a chip as small as the fault's."""
-    return Cutlass(CUTLASS_GEMM, Devices(multiprocessors=MULTIPROCESSORS))
 
 
 def our_case(case: Case) -> Case:
@@ -390,7 +384,7 @@ def test_the_check_that_caught_a_fault_is_named(verdict: Verdict, finding: str, 
 def test_an_edit_that_does_not_fit_is_an_error_and_no_survivor() -> None:
     nowhere = CutlassFault("nowhere", "nothing", "none", Edit("no such instruction", ""))
     with pytest.raises(EditError, match="mutant nowhere: the PTX has 0 places"):
-        next(plant_faults([nowhere], sound))
+        next(plant_faults([nowhere], sound_kernel))
 
 
 @needs_build
@@ -416,7 +410,7 @@ SHOWN = {
 @needs_build
 def test_faults_are_caught_by_the_check_that_is_meant_for_them() -> None:
     chosen = [fault for fault in CUTLASS_FAULTS if fault.name in SHOWN]
-    results = {result.name: result for result in plant_faults(chosen, sound)}
+    results = {result.name: result for result in plant_faults(chosen, sound_kernel)}
     assert results.keys() == SHOWN.keys()
     for name, result in results.items():
         assert result.caught, result.line
@@ -430,7 +424,7 @@ def test_faults_are_caught_by_the_check_that_is_meant_for_them() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", CUTLASS_FAULTS, ids=[fault.name for fault in CUTLASS_FAULTS])
 def test_every_fault_is_caught(fault: CutlassFault) -> None:
-    (result,) = plant_faults([fault], sound)
+    (result,) = plant_faults([fault], sound_kernel)
     assert result.caught, result.line
 
 
