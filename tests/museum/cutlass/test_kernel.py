@@ -28,10 +28,12 @@ from refmoe.museum.cutlass.faults import (
     EditError,
     faults_missing,
 )
+from refmoe.museum.cutlass.headers import PYPI_REQUIREMENT, PYPI_SHA256, Headers, find_headers
 from refmoe.museum.cutlass.kernel import BENCH_SHAPE, CUTLASS_GEMM, Cutlass
 from refmoe.verify.kernel import Devices, Kernel
 from refmoe.verify.plant import FaultResult, plant_faults
 from refmoe.verify.runner import run_case
+from refmoe.verify.source import host_modules
 from refmoe.verify.verdict import Result, Verdict
 
 CASE = "cutlass_gemm:bf16:m7k384n136e3:wide-range:alpha=distinct:seed7@ptx.sm_121a"
@@ -215,6 +217,35 @@ def test_the_hash_is_of_our_instantiation_and_the_stand_in(
         for source in (SOURCE, *STANDIN)
         for file in toolchain.with_includes(source)
     )
+
+
+def test_the_hash_is_of_the_headers_where_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without() -> Any:
+        raise CutlassMissing("none")
+
+    monkeypatch.setattr(cutlass, "find_headers", without)
+    absent = cutlass._sha256.__wrapped__()
+    version = tuple(int(part) for part in PYPI_REQUIREMENT.partition("==")[2].split(".")[:3])
+    tested = Headers(tmp_path, "nvidia-cutlass", version)  # type: ignore[arg-type]
+    monkeypatch.setattr(cutlass, "find_headers", lambda: tested)
+    # A tree of that version in which there is something else, or nothing, is not what ran.
+    assert cutlass._sha256.__wrapped__() != absent
+    monkeypatch.setattr(Headers, "sha256", PYPI_SHA256)
+    assert cutlass._sha256.__wrapped__() == absent
+
+
+def test_the_headers_of_the_release_are_those_that_reports_vouch_for() -> None:
+    try:
+        headers = find_headers()
+    except CutlassMissing as error:
+        pytest.skip(str(error))
+    if headers.origin != "nvidia-cutlass" or ".".join(map(str, headers.version)) not in PYPI_REQUIREMENT:
+        pytest.skip(f"the headers here are of {headers.origin}")
+    assert headers.sha256 == PYPI_SHA256
+
+
+def test_what_makes_a_problem_of_a_case_is_in_the_hash() -> None:
+    assert {cutlass.build_of.__module__, cutlass.operands.__module__} <= set(host_modules(["refmoe.museum.cutlass.gemm"]))
 
 
 # The kernel
