@@ -114,7 +114,7 @@ def vanished(path: Path, records: Sequence[CaseRecord], present: PresentHash, *,
     ]
     by_id = {record.id: record for record in records}
     devices = {record.device for record in records}
-    # No case of such a kernel ran, since this machine lacks what it needs; what it refuses, it refuses without that, too.
+    # No case of such a kernel ran, since this machine lacks what it needs. What it refuses, it refuses anyway.
     skipped = {(_kernel(record.id), record.device) for record in records if record.verdict is Verdict.SKIPPED}
     idle_kernels = skipped - {(_kernel(record.id), record.device) for record in records if record.verdict.ran}
     gone: dict[str, list[str]] = {}

@@ -37,8 +37,8 @@ _DEVICES = ("cpu", "cuda")
 class Unsupported(Exception):
     """Raised by a registered function for a case that it does not take; the message says why.
 
-    The case is then UNSUPPORTED. That fails unless refmoe's own kernel has to refuse the case in the same words. A kernel
-    that is registered with `refuses` is not called for the cases that `refuses` names.
+    The case is then UNSUPPORTED. That fails unless refmoe's own kernel has to refuse the case in the same words. For
+    the cases that `refuses` names, the function is not called.
     """
 
 

@@ -125,7 +125,7 @@ def run_case(kernel: Kernel, case: Case) -> Result:
 
 
 def _frozen(inputs: Inputs, expected: Expectation) -> tuple[Inputs, Expectation]:
-    """The same problem, read-only: a kernel cannot change what it is compared with, nor what the next kernel is given."""
+    """The same problem, read-only: a kernel cannot change what it is held against, nor what the next one is given."""
     return _read_only(inputs), replace(expected, outputs=_read_only(expected.outputs))
 
 
@@ -230,7 +230,7 @@ def _judge(
             # Equal here by luck: the chip's approximation may differ from the executor's.
             return Verdict.ERROR, f"approximate instructions whose result is not exact: {record.result.approximate}"
     if not comparison.compared and any(buffer.nbytes for buffer in expected.outputs.values()):
-        return Verdict.MISTRUSTED, "not one byte was compared: the kernel leaves out, or leaves open, all that is expected"
+        return Verdict.MISTRUSTED, "not one byte was compared: the kernel leaves out all that is expected"
     return (Verdict.PASS, None) if expected.doubt is None else (Verdict.MISTRUSTED, expected.doubt)
 
 

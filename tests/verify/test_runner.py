@@ -13,6 +13,7 @@ from support.verify import CASE, StandInDevice, stand_in
 from refmoe.catalog import kernel_of, list_cases, parse_case
 from refmoe.cuda import DeviceUnavailable, ToolchainError
 from refmoe.errors import ArgumentError, RefmoeError
+from refmoe.families import FAMILIES
 from refmoe.families.family import Case, Expectation, Inputs, Outputs
 from refmoe.verify import runner
 from refmoe.verify.kernel import Devices, Kernel, Malformed, Refusal
@@ -100,7 +101,7 @@ def test_a_malformed_output_is_a_mismatch_at_its_stage(monkeypatch: pytest.Monke
     assert found.first_mismatch == "scales: the shapes differ: kernel [3] reference [4]"
 
 
-@pytest.mark.parametrize("family", ["mxfp8_quantize", "expand", "sm12x_gemm", "routing", "activation", "finalize", "moe"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_kernel_that_gives_nothing_is_a_mismatch(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     stand_in(monkeypatch, lambda case, outputs: outputs.clear())
     found = ran(list_cases("quick", [family], arch="sm_120a")[0])

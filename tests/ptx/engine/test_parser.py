@@ -357,7 +357,8 @@ def test_everything_inside_an_operand_is_renamed_where_a_call_is_inlined() -> No
 
 def test_a_change_reaches_every_register_and_symbol_of_an_operand() -> None:
     r, s, one = Register("r", "b32"), Symbol("s", 4), Immediate(1)
-    operand = Group((Vector((r, Pair(r, Sink()))), Not(r), Address(r, 4, (r, s, one)), Address(s), Special("%tid.x"), one))
+    places = Address(r, 4, (r, s, one)), Address(s)
+    operand = Group((Vector((r, Pair(r, Sink()))), Not(r), *places, Special("%tid.x"), one))
     renamed = mapped(operand, lambda each: replace(each, name="f:" + each.name))
     before = [replace(each, name="f:" + each.name) for each in parts(operand) if isinstance(each, Register | Symbol)]
     assert [each for each in parts(renamed) if isinstance(each, Register | Symbol)] == before
