@@ -190,8 +190,12 @@ class Kernel:
         """The hash of all that decides the kernel's result, None if that cannot be known.
 
         Raises:
+            ArgumentError: a kernel that is not refmoe's own and does not say what decides its result.
             OSError: a source cannot be read.
         """
+        if self.family.base:
+            found = f"{self.family.name} without a source_sha256 of its own"
+            raise ArgumentError("kernel", found, "a subclass of Kernel that has one")
         return _own_sha256(self.family, self.devices.csrc)
 
     def sources(self) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ from refmoe.museum.cutlass.gemm import (
 from refmoe.museum.cutlass.headers import PYPI_REQUIREMENT, PYPI_SHA256, CutlassMissing, find_headers
 from refmoe.museum.cutlass.host import HostLaunch
 from refmoe.museum.cutlass.refusals import check_case
+from refmoe.museum.exhibit import restated
 from refmoe.verify.kernel import Kernel, Place, Refusal
 from refmoe.verify.source import kernel_sha256
 
@@ -108,7 +109,7 @@ def _full() -> Iterator[Case]:
         yield _case("one-hot-tokens", Shape(m=3, k=256, n=n, e=2))
 
 
-CUTLASS_GEMM = replace(
+CUTLASS_GEMM = restated(
     SM12X_GEMM,
     name="cutlass_gemm",
     about="The same grouped GEMM by CUTLASS's kernel, which servers run on SM12x.",
@@ -122,7 +123,6 @@ CUTLASS_GEMM = replace(
     archs=CUTLASS_ARCHITECTURES,
     leading_arch="sm_121a",
     software={},
-    base=SM12X_GEMM.name,
 )
 
 
