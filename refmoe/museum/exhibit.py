@@ -13,7 +13,7 @@ from refmoe.verify.plant import Fault
 
 
 def restated(family: Family, **changes: Any) -> Family:
-    """A family under the name of somebody else's kernel: its contract and reference, and nothing of refmoe's own kernel.
+    """A family under the name of somebody else's kernel: contract and reference, nothing of refmoe's own kernel.
 
     Args:
         family: one of refmoe's.
@@ -21,7 +21,9 @@ def restated(family: Family, **changes: Any) -> Family:
     """
 
     def run(*arguments: object) -> NoReturn:
-        raise ArgumentError("kernel", f"{changes['name']} without a run of its own", "a subclass of Kernel that has one")
+        raise ArgumentError(
+            "kernel", f"{changes['name']} without a run of its own", "a subclass of Kernel that has one"
+        )
 
     return replace(family, **{"sources": (), "host": (), "run": run, "group": "", "base": family.name, **changes})
 

@@ -170,7 +170,7 @@ def test_a_case_shows_as_its_string_and_a_family_in_a_line() -> None:
 def test_an_option_takes_values_of_its_own_type_alone(value: Any) -> None:
     family = FAMILIES["expand"]
     shape = Shape(m=4, k=2880, e=8, t=2)
-    with pytest.raises(ArgumentError, match="case poison: found .*; needed a byte such as 0xFF"):
+    with pytest.raises(ArgumentError, match=r"case poison: found .*; needed a byte such as 0xFF"):
         family.case("gaussian", shape, poison=value)
     with pytest.raises(ArgumentError, match="case mode"):
         family.case("gaussian", shape, mode=7)

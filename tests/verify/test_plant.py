@@ -20,6 +20,7 @@ from refmoe.errors import RefmoeError
 from refmoe.families import FAMILIES
 from refmoe.families.family import Case
 from refmoe.families.moe import MOE
+from refmoe.museum import exhibits
 from refmoe.verify import plant
 from refmoe.verify.kernel import Devices, Kernel
 from refmoe.verify.patches import PatchError
@@ -233,3 +234,29 @@ def test_the_case_that_is_known_to_catch_a_fault_runs_first(tmp_path: Path, monk
     (fault,) = load_patches(tmp_path)
     kernels = {kernel.family.name: kernel for kernel in fault.plant(tmp_path)}
     assert plant._ordered(fault, kernels) == [known, QUANTIZE, LAYER]  # and none of expand, which is not touched
+
+
+# --- that none is lost ----------------------------------------------------------------------------------------------
+
+REPORTS = Path(__file__).resolve().parents[2] / "reports"
+
+
+def lost_faults(reports: Path, present: set[str]) -> dict[str, list[str]]:
+    """By report the faults that it says were caught and that are not `present`."""
+    found = {}
+    for path in sorted(reports.glob("*.json")):
+        names = [each["name"] for each in json.loads(path.read_text()).get("mutants", [])]
+        if gone := [name for name in names if name not in present]:
+            found[path.name] = gone
+    return found
+
+
+def test_every_fault_that_a_committed_report_lists_is_still_there() -> None:
+    """A fault that is deleted leaves the list that is planted and the count that is expected of it alike."""
+    patches = {fault.name for fault in load_patches()}
+    others = {fault.name for exhibit in exhibits().values() for fault in exhibit.faults}
+    assert lost_faults(REPORTS, patches | others) == {}
+    # And the reports list some of each, so that this says something.
+    first = min(patches)
+    assert lost_faults(REPORTS, (patches | others) - {first}) == {"ptx.json": [first]}
+    assert "cutlass.json" in lost_faults(REPORTS, patches)

@@ -245,7 +245,9 @@ def test_the_headers_of_the_release_are_those_that_reports_vouch_for() -> None:
 
 
 def test_what_makes_a_problem_of_a_case_is_in_the_hash() -> None:
-    assert {cutlass.build_of.__module__, cutlass.operands.__module__} <= set(host_modules(["refmoe.museum.cutlass.gemm"]))
+    assert {cutlass.build_of.__module__, cutlass.operands.__module__} <= set(
+        host_modules(["refmoe.museum.cutlass.gemm"])
+    )
 
 
 # The kernel
