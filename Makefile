@@ -25,7 +25,7 @@ PARITY_all := --level full
 # A machine may forbid compiled modules; every command here would then compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup parity cutlass full mutants drift notebooks test test-gpu workflow lint gate baseline readme pictures bench clean
+.PHONY: help setup parity cutlass full mutants drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench clean
 
 help:
 	@echo "Prove"
@@ -46,6 +46,7 @@ help:
 	@echo "  make readme     the figures of README.md, from reports/"
 	@echo "  make pictures   the pictures of docs/"
 	@echo "  make drift      reports/drift.json and its picture: four paths side by side over 64 decode steps"
+	@echo "  make convert    reports/convert.json and its picture: what converting block FP8 to MXFP8 loses"
 	@echo "  make bench      reports/bench: each benchmark with its contenders in one run"
 	@echo "The rest"
 	@echo "  make setup      install at once all that the other targets install when they need it"
@@ -107,6 +108,9 @@ mutants: $(VENV)/.core
 
 drift: $(VENV)/.core
 	$(BIN)/refmoe drift --report reports/drift.json --plot docs/drift.png
+
+convert: $(VENV)/.core
+	$(BIN)/refmoe policy convert --report reports/convert.json --picture docs/convert.png
 
 # Copies are executed, so that the ones in notebooks/ stay without outputs.
 notebooks: $(VENV)/.notebooks

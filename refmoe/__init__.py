@@ -9,6 +9,11 @@
     repro                   run the one case of a repro string
     run_ptx                 run any PTX kernel without a GPU, every access checked
     testing                 the same in pytest
+    reference               what every result is, in NumPy: quantization, layouts, GEMMs, routing, whole layers
+    cuda                    the functions that launch refmoe's own kernels, on the executor or a GPU
+    ptx                     the executor: modules, launches, checks, traces
+    models                  checkpoints and the decoder
+    drift                   paths of a model side by side over decode steps
 
 Each is imported when it is first asked for, so that `import refmoe` costs nothing.
 """
@@ -21,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from refmoe.version import __version__
 
 if TYPE_CHECKING:
-    from refmoe import families, formats, policies, testing
+    from refmoe import cuda, drift, families, formats, models, policies, ptx, reference, testing
     from refmoe.ptx import run_ptx
     from refmoe.reference import MXTensor, dequantize, quantize
     from refmoe.testing import check, repro
@@ -30,11 +35,16 @@ __all__ = [
     "MXTensor",
     "__version__",
     "check",
+    "cuda",
     "dequantize",
+    "drift",
     "families",
     "formats",
+    "models",
     "policies",
+    "ptx",
     "quantize",
+    "reference",
     "repro",
     "run_ptx",
     "testing",

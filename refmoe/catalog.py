@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copyreg
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -60,6 +61,15 @@ def parse_case(text: str) -> Case:
     Raises:
         ArgumentError: a malformed string; the message says which field is wrong and what it may be.
     """
+    # In a report, a case of somebody's function has FILE::NAME/ in front. No repro string has two colons there.
+    function = re.match(r"([^:]*::([^:/]*))/", text)
+    if function is not None or text.strip().endswith("@host"):
+        case = text[function.end() if function else 0 :]
+        found = f"a case of the function {function[1]}" if function else "'host', the device of a function of yours"
+        call = f"refmoe.check({function[2] if function else 'FUNCTION'}, {case.partition(':')[0]!r}, cases=[{case!r}])"
+        raise refused(
+            "device", found, f"ptx or cuda, for a kernel of refmoe's; a function of yours runs by pytest or {call}"
+        )
     fields = Fields.read(text)
     return family_named(fields.family).read(fields)
 

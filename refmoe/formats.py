@@ -261,10 +261,79 @@ class MXFormat:
 MXFP8 = MXFormat("mxfp8", E4M3)
 MXFP4 = MXFormat("mxfp4", E2M1)
 NVFP4 = MXFormat("nvfp4", E2M1, UE4M3, 16)
-"""What the `kind::mxf4nvf4` instructions take. It is not in `MX_FORMATS`: no tensor of it is defined."""
+"""What the `kind::mxf4nvf4` instructions take. It is not in `MX_FORMATS`: a tensor of it has one FP32 factor more, see
+`refmoe.reference.nvfp4.NVFP4Tensor`."""
+
+
+@dataclass(frozen=True)
+class TileFormat:
+    """A block-scaled format of matrices: a tile of `rows` by `columns` codes shares one scale, which multiplies them.
+
+    Tiles start at the matrix's first row and column. Those at its right and lower edge are what is left of it.
+
+    Attributes:
+        name: lower-case name, "ROWSxCOLUMNS".
+        rows: of a tile.
+        columns: of a tile, along K.
+        element: what a code means.
+        scale: what a scale means.
+    """
+
+    name: str
+    rows: int
+    columns: int
+    element: Format = E4M3
+    scale: Format = FP32
+
+    def scale_shape(self, rows: int, k: int) -> tuple[int, int]:
+        """The scales [tile rows, tile columns] of a matrix [rows, k]."""
+        return -(-rows // self.rows), -(-k // self.columns)
+
+
+BLOCK_FP8: Mapping[str, TileFormat] = MappingProxyType(
+    {each.name: each for each in (TileFormat("1x128", 1, 128), TileFormat("128x128", 128, 128))}
+)
+"""Block FP8 by the shape of its tiles: 1x128 for activations, 128x128 for weights (DeepSeek-V3's technical report,
+section 3.3.2). Checkpoints call the scale `weight_scale_inv`; what it does is multiply."""
 
 MX_FORMATS: Mapping[str, MXFormat] = MappingProxyType({mx.name: mx for mx in (MXFP8, MXFP4)})
 """The formats that an `MXTensor` may have, by name."""
+
+
+@dataclass(frozen=True)
+class IntegerBlockFormat:
+    """A block-scaled format of integers: `block` neighbours along K are codes in two's complement with one scale.
+
+    The value of an element is its code times its block's scale. A block also stores the sum of its elements, which a
+    dot product needs where the other operand's blocks have a zero point.
+
+    Attributes:
+        name: lower-case name, as on the command line.
+        bits: of a code.
+        scale: the format of a block's scale.
+        total: the format of a block's sum.
+        block: elements of K that share a scale.
+    """
+
+    name: str
+    bits: int
+    scale: Format
+    total: Format
+    block: int = MX_BLOCK
+
+    @property
+    def max_code(self) -> int:
+        """The largest code, and the magnitude that a block's largest element gets: 127 for 8 bits."""
+        return (1 << self.bits - 1) - 1
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block with its scale and its sum: 36 for Q8_1."""
+        return (self.block * self.bits + self.scale.bits + self.total.bits) // 8
+
+
+Q8_1 = IntegerBlockFormat("q8_1", 8, scale=FP16, total=FP16)
+"""Activations of llama.cpp's integer dot products: ggml-common.h, `block_q8_1`."""
 
 
 def as_mx_format(format: object) -> MXFormat:
@@ -288,7 +357,13 @@ def _listed() -> Iterator[str]:
     yield ""
     for mx in (*MX_FORMATS.values(), NVFP4):
         codes = f"{mx.element.name} codes, {mx.codes_a_byte} a byte; {mx.block} share a scale of {mx.scale.name}"
-        yield f"{mx.name:<8} {codes}{'' if mx.name in MX_FORMATS else '; of instructions alone, no tensor has it'}"
+        yield f"{mx.name:<8} {codes}{'' if mx.name in MX_FORMATS else ', and all of a tensor one of fp32'}"
+    for tile in BLOCK_FP8.values():
+        codes = f"{tile.element.name} codes; {tile.name} of them share a scale of {tile.scale.name}"
+        yield f"{tile.name:<8} {codes}: block FP8"
+    shared = f"{Q8_1.block} share a scale of {Q8_1.scale.name} and their sum in {Q8_1.total.name}"
+    codes = f"integers of {Q8_1.bits} bits; {shared}"
+    yield f"{Q8_1.name:<8} {codes}"
 
 
 _NOT_NUMBERS = {Specials.NONE: "none", Specials.ALL_ONES_NAN: "NaN, all ones", Specials.IEEE: "infinities and NaN"}

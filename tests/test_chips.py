@@ -43,6 +43,8 @@ def test_what_serves_a_chip_follows_from_its_instructions() -> None:
         "triton": ("sm_90a", "sm_100a"),
         "trtllm": ("sm_100a",),
         "trtllm_mxfp8": ("sm_100a",),
+        "dp4a": tuple(CHIPS),
+        "llama_cpp": tuple(CHIPS),
     }
 
 

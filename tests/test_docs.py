@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -259,3 +261,53 @@ def test_a_family_can_be_named_as_the_guide_says() -> None:
     assert family_called("gemm").name == "sm12x_gemm"
     with pytest.raises(ArgumentError):
         family_called("pack")
+
+
+def test_a_rank_is_a_process_and_never_the_number_of_a_choice() -> None:
+    """Planted faults aside, whose sentences are those of their patches."""
+    for page in PAGES:
+        text = page.read_text().split("## Planted faults")[0]
+        for wrong in (
+            r"rank \* T",
+            r"rank = 0",
+            r"order of (?:its|their) ranks?\b",
+            r"rank of the choice",
+            r"token \d+ rank",
+        ):
+            assert not re.search(wrong, text), f"{page.name}: {wrong}"
+
+
+def test_the_index_says_what_every_borrowed_word_means() -> None:
+    words = [name for row in section((DOCS / "index.md").read_text(), "## Words") for name in row[0].split(", ")]
+    assert {"rank", "choice", "ulp", "CTA", "warp", "lane", "decode", "prefill", "binade"} <= set(words)
+    assert len(words) == len(set(words))
+
+
+def test_no_option_is_said_to_lose_nothing() -> None:
+    """Rounding loses; RCEIL only cuts nothing off."""
+    assert not [page for page in PAGES if "that loses nothing" in page.read_text()]
+
+
+def test_the_index_says_how_reports_name_families() -> None:
+    other = [family.name for page, family in FAMILY_PAGES.items() if page != family.name]
+    said = re.search(
+        r"In reports and repro strings \w+\nfamilies have longer names: (.*?)\.", (DOCS / "index.md").read_text()
+    )
+    assert said is not None
+    assert re.findall(r"`(\w+)`", said[1]) == other
+
+
+def test_help_of_the_tools_runs_nothing() -> None:
+    pictures = {path: path.stat().st_mtime_ns for path in DOCS.glob("*.png")}
+    for tool in ("pictures.py", "readme.py"):
+        command = [sys.executable, str(ROOT / "tools" / tool), "--help"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+        assert done.returncode == 0
+        assert "usage: " in done.stdout
+        assert f"tools/{tool}" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in DOCS.glob("*.png")} == pictures
+
+
+def test_readme_says_how_long_its_first_commands_take() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert re.search(r"two cores `make parity` takes about \d+ seconds and `make test` about \d+ minutes", text)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import doctest
 import inspect
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -83,6 +85,24 @@ def test_every_name_is_there_and_documented_and_none_needs_torch() -> None:
         assert name == "__version__" or f"    {name}" in str(refmoe.__doc__) or f", {name} " in str(refmoe.__doc__)
 
 
+def test_documented_rooms_need_no_import_of_their_own() -> None:
+    """README's "Any PTX" begins with `refmoe.ptx.Module.parse`, after nothing but `import refmoe`."""
+    shown = [
+        "ptx.Module.parse",
+        "ptx.Buffer",
+        "cuda.fused_moe",
+        "models.Decoder",
+        "drift.run_drift",
+        "reference.expand",
+    ]
+    root = Path(__file__).parent.parent
+    for page in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
+        shown += re.findall(r"(?<![\w/.])refmoe\.((?:ptx|cuda|models|drift|reference)\.[\w.]+)\(", page.read_text())
+    for name in dict.fromkeys(shown):
+        code = f"import operator, refmoe; operator.attrgetter({name!r})(refmoe)"
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_another_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'refmoe' has no attribute 'quantise'"):
         refmoe.quantise  # noqa: B018
@@ -143,6 +163,13 @@ def test_families_print_options_with_defaults_and_fills() -> None:
     assert max(map(len, text.splitlines())) <= 120
     one = str(refmoe.families.FAMILIES["expand"])
     assert "mode=rceil   (rceil | floor)" in one
+    assert "sizes    m k e t" in one.splitlines()[2]
+    assert refmoe.families["expand"] is FAMILIES["expand"]
+    assert refmoe.families["gemm"] is FAMILIES["sm12x_gemm"]
+    with pytest.raises(ArgumentError, match="family: found str 'expend'; needed one of mxfp8_quantize"):
+        refmoe.families["expend"]
+    with pytest.raises(TypeError, match=r"module 'refmoe.formats' is not subscriptable"):
+        refmoe.formats["e4m3"]
     assert "catches" in one
 
 
@@ -169,6 +196,8 @@ def test_repro_runs_a_case_and_says_what_came_of_it() -> None:
     assert result.launches
     assert str(result) == repr(result) == f"PASS {CASE}\nrepro: refmoe repro '{CASE}'"
     assert refmoe.repro(result.case).id == CASE
+    with pytest.raises(ArgumentError, match="case: found int 7; needed a repro string, or a case"):
+        refmoe.repro(7)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="case family: found 'gemm3'"):
         refmoe.repro(CASE.replace("mxfp8_quantize", "gemm3"))
 
@@ -183,7 +212,7 @@ def test_a_mismatch_prints_its_place_and_its_repro_line() -> None:
     first, second = str(result).splitlines()
     assert first.startswith("MISMATCH ")
     assert "codes[2, 70]  block (2, 2) lane 6: kernel 0x" in first
-    assert second.startswith("repro: refmoe.check(wrong, cases=['mxfp8_quantize:")
+    assert second.startswith("repro: refmoe.check(wrong, 'mxfp8_quantize', arrays='numpy', cases=['mxfp8_quantize:")
 
 
 def test_run_ptx_on_plain_arrays() -> None:

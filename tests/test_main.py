@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -119,3 +122,59 @@ def test_the_package_imports_nothing_heavy() -> None:
     code = f"import sys, refmoe; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+#: Sends this process Ctrl-C when the named module is first imported, then runs the command line.
+INTERRUPT = """
+import os, signal, sys
+module = sys.argv.pop(1)
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupts())
+from refmoe.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["refmoe.cli", "numpy", "refmoe.cli.show", "refmoe.catalog", "refmoe.museum"])
+def test_ctrl_c_is_one_word_wherever_it_comes(module: str, tmp_path: Path) -> None:
+    """While the command line is imported, and in a command before its first case."""
+    command = [sys.executable, "-c", INTERRUPT, module, "parity", "--level", "quick", "--suite", "expand"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_of_a_terminal_reaches_the_workers_too_and_they_are_silent(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "refmoe", "parity", "--level", "quick", "--suite", "routing", "--jobs", "2"]
+    run = subprocess.Popen(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+    if not children.exists():
+        run.kill()
+        pytest.skip("this machine does not list the children of a process")
+    # The tracker of multiprocessing and two workers, which are about to import what they need.
+    while run.poll() is None and len(children.read_text().split()) < 3:
+        time.sleep(0.01)
+    workers = children.read_text().split()
+    os.killpg(run.pid, signal.SIGINT)
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "Traceback" not in out + err
+    assert "interrupted" in out + err
+    end = time.monotonic() + 10
+    while any(map(is_running, workers)) and time.monotonic() < end:
+        time.sleep(0.01)  # the tracker ends after its parent
+    assert not any(map(is_running, workers))
+
+
+def is_running(process: str) -> bool:
+    try:
+        return bool(Path(f"/proc/{process}/cmdline").read_bytes())
+    except OSError:
+        return False

@@ -13,6 +13,7 @@ The same sources and reports give the same bytes, but for docs/report.png, which
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import shlex
@@ -44,6 +45,8 @@ SHOWN = ("sm12x_gemm:bf16:m24k512n640e3:gaussian:tile=256x8x256:seed7@ptx",)
 
 def main() -> int:
     """Make all pictures; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
     draw_layout("128x4", 128, 8, DOCS / "layout_128x4.png")
     draw_drift(json.loads((REPORTS / "drift.json").read_text()), DOCS / "drift.png")
     print(f"written: {DOCS / 'layout_128x4.png'}\nwritten: {DOCS / 'drift.png'}")

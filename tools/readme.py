@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import statistics
@@ -28,9 +29,12 @@ SHOWN_MUTANT = "20-flush-to-zero"
 
 def main() -> int:
     """Rewrite or check README.md; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit status 1 if README.md would change")
+    check = parser.parse_args().check
     text = README.read_text()
     filled = re.sub(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", _fill, text, flags=re.DOTALL)
-    if "--check" not in sys.argv:
+    if not check:
         write_atomic(README, filled)
         return 0
     if filled != text:

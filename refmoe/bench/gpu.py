@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.bench import gemv
 from refmoe.bench.gpu_timing import Contender, contender, copy, empty, gather, time_groups
 from refmoe.cuda.activation import swiglu_kernel, swiglu_quantize_plan
 from refmoe.cuda.arguments import scale_buffer_bytes
@@ -38,7 +39,9 @@ def run() -> dict[str, Any]:
         DeviceUnavailable: no GPU that the kernels are built for.
     """
     device = CudaDevice()
-    rows = time_groups(device, _groups(device, CudaDevice(csrc=Path(__file__).parent)))
+    floors = CudaDevice(csrc=Path(__file__).parent)
+    rows = time_groups(device, _groups(device, floors))
+    rows += time_groups(device, gemv.groups(device, floors))
     return {"kind": "bench", "name": "gpu", "gpu": device.gpu_name, "arch": device.arch, "rows": rows}
 
 

@@ -6,7 +6,7 @@ kernel that does nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -19,6 +19,7 @@ TARGET_NODES = 40
 ROTATING_BYTES = 256 * 2**20  # several times the L2 of any GPU that runs these kernels
 MAX_BUFFER_SETS = 64
 PIECE_BYTES, COPY_THREADS = 16, 512
+READ_PIECES = 4  # kPieces, of a thread that only reads
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,25 @@ class Contender:
         """Put one run on the current stream; each turn takes the next set of buffers."""
         for plan in self.sets[turn % len(self.sets)]:
             self.device.enqueue(plan)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Something to time that is no kernel of ours: functions that put work on torch's current stream.
+
+    Attributes:
+        name: of its row.
+        traffic: bytes that it must move.
+        sets: one function for each set of buffers.
+    """
+
+    name: str
+    traffic: int
+    sets: Sequence[Callable[[], object]]
+
+    def enqueue(self, turn: int) -> None:
+        """Put one run on the current stream; each turn takes the next set of buffers."""
+        self.sets[turn % len(self.sets)]()
 
 
 def contender(
@@ -67,6 +87,19 @@ def gather(floors: CudaDevice, traffic: int, reads: int) -> Contender:
     return _moving(floors, "refmoe_bench_gather", traffic, reads=reads, writes=1)
 
 
+def read(floors: CudaDevice, traffic: int) -> Contender:
+    """A pure read of `traffic` bytes."""
+    count = traffic // PIECE_BYTES
+
+    def launches(seed: int) -> list[LaunchPlan]:
+        source = floors.output("source", (count * PIECE_BYTES,), seed)
+        target = floors.output("target", (PIECE_BYTES,), 0)
+        grid = -(-count // (READ_PIECES * COPY_THREADS))
+        return [LaunchPlan(Kernel("floors", "refmoe_bench_read"), grid, COPY_THREADS, (source, target, count))]
+
+    return contender(floors, f"read, {traffic / 1e6:.1f} MB", traffic, launches)
+
+
 def _moving(floors: CudaDevice, entry: str, traffic: int, reads: int, writes: int) -> Contender:
     count = traffic // (PIECE_BYTES * (reads + writes))
 
@@ -79,7 +112,7 @@ def _moving(floors: CudaDevice, entry: str, traffic: int, reads: int, writes: in
     return contender(floors, f"copy, reads {reads} : writes {writes}, {traffic / 1e6:.1f} MB", traffic, launches)
 
 
-def time_groups(device: CudaDevice, groups: Sequence[Sequence[Contender]]) -> list[dict[str, Any]]:
+def time_groups(device: CudaDevice, groups: Iterable[Sequence[Contender | Calls]]) -> list[dict[str, Any]]:
     """A row for each contender: median microseconds of a node, bytes, TB/s, and the ratio to its group's floor."""
     rows: list[dict[str, Any]] = []
     for group in groups:
@@ -97,7 +130,7 @@ def time_groups(device: CudaDevice, groups: Sequence[Sequence[Contender]]) -> li
     return rows
 
 
-def _interleaved_medians(device: CudaDevice, contenders: Sequence[Contender]) -> list[float]:
+def _interleaved_medians(device: CudaDevice, contenders: Sequence[Contender | Calls]) -> list[float]:
     """Median microseconds of one node of each; rounds alternate between them, so that drift hits all alike."""
     torch = device.torch
     graphs = []

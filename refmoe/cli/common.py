@@ -11,14 +11,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from refmoe.errors import ArgumentError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+#: Exit status after Ctrl-C, as shells have it.
+INTERRUPTED = 130
+
+
+class Commands(TyperGroup):
+    """The commands; Ctrl-C ends each of them in one word, where it does not end it in a better sentence itself."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
+
 app = typer.Typer(
     name="refmoe",
+    cls=Commands,
     help="Check that a mixture-of-experts kernel computes exactly what it should, and show where it first differs.",
     no_args_is_help=True,
     add_completion=False,

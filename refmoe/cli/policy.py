@@ -1,20 +1,44 @@
-"""Commands about scale policies: compare them on data, and find the policy that made given bytes."""
+"""Commands about scale policies: compare them, find the one that made given bytes, see what a conversion loses."""
 
 from __future__ import annotations
 
+import shlex
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from refmoe.cli.common import JsonOption, app, file_option, finish, listed, make_console, usage, usage_errors, writing
+from refmoe.cli.common import (
+    JsonOption,
+    ReportOption,
+    app,
+    file_option,
+    finish,
+    listed,
+    make_console,
+    usage,
+    usage_errors,
+    writing,
+)
+
+
+class _Policy(TyperGroup):
+    """`refmoe policy --convert` is `refmoe policy convert`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, ["convert", *args[1:]] if args[:1] == ["--convert"] else args)
+
 
 policy = typer.Typer(
     name="policy",
-    help="Compare scale policies on your data, or find the policy that made given bytes.",
+    cls=_Policy,
+    help="Compare scale policies on your data, find the policy that made given bytes, or see what a conversion loses.",
     no_args_is_help=True,
     epilog="Examples:\n\nrefmoe policy compare real\n\n"
-    "refmoe policy detect --input x.npy --codes codes.npy --scales scales.npy\n\nBoth take --help and --json.",
+    "refmoe policy detect --input x.npy --codes codes.npy --scales scales.npy\n\n"
+    "refmoe policy convert --input model.safetensors:layers.0.mlp.down_proj.weight\n\nAll take --help and --json.",
 )
 app.add_typer(policy)
 
@@ -114,3 +138,93 @@ def detect(
             found = detect_policy(read.x, code_bytes, scale_bytes, format, layout=layout, packing=packing)
     document = detection_document(found, read.name)
     finish(document, lambda: typer.echo(detection_view(found, read.name)), good=bool(found.matches), as_json=as_json)
+
+
+@policy.command(
+    epilog="Examples:\n\n"
+    "refmoe policy convert\n\n"
+    "refmoe policy convert --input model.safetensors:model.layers.3.mlp.experts.0.down_proj.weight\n\n"
+    "refmoe policy convert --input hidden.safetensors:layer2.ffn_in --block 1x128 --modes rceil,floor "
+    "--picture out/convert.png"
+)
+def convert(
+    sources: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            metavar="INPUT",
+            help=f"Tensor to convert; repeatable. {_INPUT} E4M3 codes of a safetensors file are read with their "
+            "TENSOR_scale_inv. If left out: the tensors that ship with refmoe, and drawn ones.",
+        ),
+    ] = None,
+    block: Annotated[
+        str | None,
+        typer.Option(
+            help="Tile of the block FP8: 1x128 or 128x128. If left out: 128x128 for what is called a weight or a "
+            "projection, else 1x128."
+        ),
+    ] = None,
+    modes: Annotated[
+        str | None,
+        typer.Option(help="Scale modes to convert by, separated by commas; all, and the least error, if left out."),
+    ] = None,
+    report: ReportOption = None,
+    picture: Annotated[Path | None, file_option("Also draw the errors, to a .png or .svg file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Quantize to block FP8 (DeepSeek: an FP32 scale for 128), convert that to MXFP8 and show what is lost.
+
+    Exit status 1 if a conversion that must be exact is not.
+    """
+    from refmoe.policies.convert import MODES, compare_conversion, power_of_two_losses
+    from refmoe.policies.convert_inputs import built_in_sources, read_source
+    from refmoe.policies.convert_view import conversion_view
+    from refmoe.reports.convert import convert_document, failures
+
+    if picture is not None and picture.suffix.lower() not in (".png", ".svg"):
+        usage(f"--picture: found {picture}; needed a name that ends in .png or .svg")
+    start = time.perf_counter()
+    with usage_errors():
+        if sources:
+            chosen = [read_source(text, block) for text in sources]
+        elif block is not None:
+            usage(f"--block: found {block} without --input; needed an --input: what is built in has its own")
+        else:
+            chosen = list(built_in_sources())
+        asked = listed(modes) or MODES
+        found = []
+        for source in chosen:
+            if source.stored is not None:
+                found.append((source, compare_conversion(None, source.stored, modes=asked)))
+                continue
+            for scales in ("fp32", "ue8m0"):
+                conversion = compare_conversion(source.x, block=source.block, scales=scales, modes=asked)
+                found.append((source, conversion))
+        losses = power_of_two_losses()
+        if picture is not None:
+            drawable = [each for each in found if each[1].scales == "fp32"]
+            if not drawable or "rceil" not in asked:
+                usage("--picture: found nothing to draw; needed an input that is not block FP8 yet, and the mode rceil")
+            from refmoe.policies.convert_picture import draw_conversions
+
+            with writing("--picture", picture):
+                draw_conversions(drawable, picture)
+    command = shlex.join(["refmoe", "policy", "convert", *_typed(sources, block, modes)])
+    document = convert_document(found, losses, command=command, seconds=time.perf_counter() - start)
+
+    def show() -> None:
+        console = make_console()
+        console.print(conversion_view(found, losses))
+        for sentence in failures(document):
+            console.print(f"\nFAIL {sentence}", markup=False)
+        if picture is not None:
+            console.print(f"\npicture: {picture}", markup=False)
+
+    finish(document, show, good=bool(document["passed"]), as_json=as_json, report=report)
+
+
+def _typed(sources: list[str] | None, block: str | None, modes: str | None) -> list[str]:
+    """The options that decide figures, as a user types them."""
+    given = [word for source in sources or [] for word in ("--input", source)]
+    given += [] if block is None else ["--block", block]
+    return given + ([] if modes is None else ["--modes", modes])

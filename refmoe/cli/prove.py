@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
-from refmoe.cli.common import JsonOption, app, file_option, usage_errors
+from refmoe.cli.common import INTERRUPTED, JsonOption, app, file_option, usage_errors
 from refmoe.cli.tracing import TraceBlockOption, TraceOption, open_trace, write_trace
 
 
@@ -101,7 +101,7 @@ def repro(
 ) -> None:
     """Run one case again, by its repro string."""
     from refmoe.catalog import parse_case
-    from refmoe.cli.session import INTERRUPTED, Outputs, run_session
+    from refmoe.cli.session import Outputs, run_session
 
     with usage_errors():
         chosen = parse_case(case)

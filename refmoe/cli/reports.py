@@ -50,7 +50,7 @@ def gate(
     given = paths or [Path("reports")]
     for path in given:
         if not path.exists():
-            usage(f"PATH: found no file or folder {path}; needed a report or a folder of reports")
+            usage(f"found no file or folder {path}; needed a report or a folder of reports")
     present = baseline if baseline.exists() and not write_baseline else None
     if present is None and baseline != _BASELINE and not write_baseline:
         usage(f"--baseline: found no file {baseline}; needed one made by `refmoe gate --write-baseline`")
@@ -86,7 +86,9 @@ def gate(
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="REPORT.json...", help="Reports of parity, stress, conformance, bench or drift."),
+        typer.Argument(
+            metavar="REPORT.json...", help="Reports of parity, stress, conformance, bench, drift or convert."
+        ),
     ],
     html: Annotated[Path | None, file_option("Write one self-contained HTML page of all reports.")] = None,
     markdown: Annotated[Path | None, file_option("Write the parity reports as Markdown.")] = None,
@@ -95,28 +97,29 @@ def report(
 ) -> None:
     """Show reports as an HTML page, Markdown or JUnit XML.
 
-    The exit status does not depend on what the reports say; `refmoe gate` judges them.
+    The exit status does not depend on what the reports say; `refmoe gate` judges them. It is 1 for a file that is no
+    report or was edited.
     """
     from refmoe.catalog import source_sha256
     from refmoe.errors import RefmoeError
-    from refmoe.reports.documents import ReportError
     from refmoe.reports.html import page_text, read_source
     from refmoe.reports.render import junit_text, markdown_text
 
     if html is None and markdown is None and junit is None:
         usage("found no output; needed --html PATH, --markdown PATH or --junit PATH")
     texts: dict[Path, Callable[[], str]] = {}
-    try:
-        sources = [read_source(path) for path in paths]
-        reports = [source.report for source in sources if source.report is not None]
-        if (markdown or junit) and not reports:
-            usage(f"--{'markdown' if markdown else 'junit'}: found no parity report; needed at least one")
-        if html is not None:
-            # Made here and not while it is written: a document that no page can show is a usage error.
-            page = page_text(sources, source_sha256)
-            texts[html] = lambda: page
-    except ReportError as error:
-        usage(str(error))
+    for path in paths:
+        if not path.exists():
+            usage(f"found no file {path}; needed a report")
+    # A file that is cut off, edited or no report is an error, as it is for the gate, and no wrong usage.
+    sources = [read_source(path) for path in paths]
+    reports = [source.report for source in sources if source.report is not None]
+    if (markdown or junit) and not reports:
+        usage(f"--{'markdown' if markdown else 'junit'}: found no parity report; needed at least one")
+    if html is not None:
+        # Made here and not while it is written: of a document that no page can show no file is written.
+        page = page_text(sources, source_sha256)
+        texts[html] = lambda: page
     if markdown is not None:
         texts[markdown] = partial(markdown_text, *reports)
     if junit is not None:

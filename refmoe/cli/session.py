@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from refmoe.catalog import kernel_of, sound_kernel
-from refmoe.cli.common import make_console, write_files
+from refmoe.cli.common import INTERRUPTED, make_console, write_files
 from refmoe.errors import RefmoeError
 from refmoe.families.family import Case
 from refmoe.museum import exhibits
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from refmoe.ptx import Trace
-
-#: Exit status after Ctrl-C, as shells have it.
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,8 @@ def run_session(
 ) -> int:
     """Run cases, print the failing ones, and write the files that were asked for.
 
-    Ctrl-C ends the run with a line that says how far it came; no file is written then.
+    Ctrl-C ends the run with a line that says how far it came; no file is written then. A run in which no case ran
+    replaces no file: what is there is the better report.
 
     Args:
         cases: what to run.
@@ -107,11 +105,15 @@ def run_session(
         outputs.markdown: render.markdown_text,
         outputs.html: _html_text,
     }
-    written, failed = write_files({path: partial(text, report) for path, text in wanted.items() if path is not None})
+    asked = {path: partial(text, report) for path, text in wanted.items() if path is not None}
+    kept = [path for path in asked if path.is_file()] if not any(result.verdict.ran for result in results) else []
+    written, failed = write_files({path: text for path, text in asked.items() if path not in kept})
     if outputs.as_json:
         print(report_text(report), end="")
     else:
         _print_summary(console, report, written)
+    for path in kept:
+        console.print(f"left as it was: {path}, because no case ran", markup=False)
     if failed:
         raise RefmoeError("; ".join(failed))
     survived = any(not mutant.caught for mutant in killed)
@@ -134,6 +136,9 @@ def _run_cases(running: Iterator[Result], total: int, results: list[Result], con
             if result.fails or verbose:
                 console.print(line, style=render.verdict_style(result), markup=False)
                 console.print(f"repro: {result.repro}", markup=False)
+            elif result.verdict is Verdict.UNSUPPORTED:
+                text = f"{result.id}: UNSUPPORTED, as the case list says: {result.reason}"
+                console.print(text, style=render.verdict_style(result), markup=False)
             elif result.verdict is not Verdict.PASS and not again:
                 console.print(line, style=render.verdict_style(result), markup=False)
 
@@ -192,7 +197,6 @@ def _print_summary(console: Console, report: Report, written: Sequence[Path]) ->
             console.print(line, markup=False)
     for text in report.proves:
         console.print(f"\n{text}", markup=False)
-    verdicts = ", ".join(f"{count} {name}" for name, count in report.summary.items())
-    console.print(f"\n{verdicts or 'no case'} in {report.seconds:.1f} s", markup=False)
+    console.print(f"\n{render.verdict_counts(report) or 'no case'} in {report.seconds:.1f} s", markup=False)
     for path in written:
         console.print(f"written: {path}", markup=False)

@@ -73,7 +73,7 @@ def flow(
         if not 0 < bandwidth < float("inf"):
             raise ArgumentError("bandwidth", f"{bandwidth:g}", "GB/s, more than 0")
         found = view.flow(path, model, m, quantization=quantization, routing=routing, arch=arch)
-        saved = saving.fusing(model, m, routing=routing) if found.launches else None
+        saved = saving.fusing(model, m, routing=routing) if found.path == view.KERNEL_PATH else None
 
     def show() -> None:
         console = make_console()

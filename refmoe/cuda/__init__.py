@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from refmoe.cuda.device import CudaDevice, Device, DeviceUnavailable, PtxDevice, open_device
-from refmoe.cuda.expand import ExpandedRows, expand
+from refmoe.cuda.expand import ExpandedRows, RowsAs, expand, expand_as
 from refmoe.cuda.moe import fused_moe
+from refmoe.cuda.nvfp4 import QuantizedNVFP4, nvfp4_quantize
 from refmoe.cuda.quantize import Quantized, mxfp8_quantize
 from refmoe.cuda.toolchain import ToolchainError
 
@@ -15,9 +16,13 @@ __all__ = [
     "ExpandedRows",
     "PtxDevice",
     "Quantized",
+    "QuantizedNVFP4",
+    "RowsAs",
     "ToolchainError",
     "expand",
+    "expand_as",
     "fused_moe",
     "mxfp8_quantize",
+    "nvfp4_quantize",
     "open_device",
 ]

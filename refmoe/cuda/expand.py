@@ -1,4 +1,4 @@
-"""The expand kernel: every token's row copied to its experts as MXFP8, scales in the grouped GEMM's layout."""
+"""The expand kernels: every token's row copied to its experts, quantized on the way, as the grouped GEMM reads it."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from refmoe.cuda.arguments import (
 )
 from refmoe.cuda.device import Device
 from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Kernel, LaunchPlan, row_plan
+from refmoe.cuda.nvfp4 import check_nvfp4_matrix, nvfp4_groups
 from refmoe.cuda.quantize import EDGES, MODES
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import MX_BLOCK
+from refmoe.formats import MX_BLOCK, NVFP4
 from refmoe.policy import EdgePolicy, ScaleMode
+from refmoe.reference.expand import checked_factor, checked_output, checked_prescale
 
 EXPAND_LAYOUTS = ("128x4", "8x4")
 INPUT_SF_LAYOUTS = ("linear", "128x4")
@@ -42,6 +44,19 @@ class ExpandedRows:
     scales: UInt8Array
 
 
+@dataclass(frozen=True)
+class RowsAs:
+    """Expanded rows of `expand_as`.
+
+    Attributes:
+        codes: uint8 [T*k, K/2] packed E2M1 or [T*k, K] E4M3; of a copy [T*k, K] of x's type.
+        scales: of "nvfp4" uint8 1-D, swizzled; of "fp8_token" uint8 [4*T*k], the bytes of one FP32 a row; else None.
+    """
+
+    codes: npt.NDArray[Any]
+    scales: UInt8Array | None
+
+
 def expand_kernel(rows: str, layout: str) -> Kernel:
     """The expand kernel for `rows` "<dtype>_<mode>_<edge>" or "mxfp8_<none|linear|128x4>"."""
     return Kernel("expand", f"refmoe_expand_{rows}_{layout}")
@@ -55,6 +70,25 @@ EXPAND_KERNELS = tuple(
         *(f"{dtype}_{mode}_{edge}" for dtype in ("bf16", "fp16") for mode in MODES for edge in EDGES),
     )
     for layout in EXPAND_LAYOUTS
+)
+
+
+def expand_as_kernel(dtype: str, output: str, prescaled: bool = False, layout: str = "128x4") -> Kernel:
+    """The kernel of an output but MXFP8, for `dtype` "bf16" or "fp16"; a copy has one for every type."""
+    if output == "copy":
+        return Kernel("expand", "refmoe_expand_copy")
+    word = f"{dtype}_{output}_{'prescaled' if prescaled else 'plain'}"
+    return Kernel("expand", f"refmoe_expand_{word}" + (f"_{layout}" if output == "nvfp4" else ""))
+
+
+EXPAND_AS_KERNELS = (
+    expand_as_kernel("", "copy"),
+    *(
+        expand_as_kernel(dtype, output, prescaled, layout)
+        for dtype in ("bf16", "fp16")
+        for prescaled in (False, True)
+        for output, layout in (("fp8_tensor", ""), ("fp8_token", ""), *(("nvfp4", each) for each in EXPAND_LAYOUTS))
+    ),
 )
 
 
@@ -159,3 +193,77 @@ def expand(
         )
         device.launch(plan)
     return ExpandedRows(device.download(codes), device.download(scales))
+
+
+def expand_as(
+    x: npt.NDArray[Any],
+    topk_ids: npt.NDArray[np.int32],
+    unpermuted_to_permuted: npt.NDArray[np.int32],
+    offsets: npt.NDArray[np.int64],
+    output: str,
+    *,
+    device: Device,
+    encode_scale: np.float32 | float | None = None,
+    prescale: npt.NDArray[Any] | None = None,
+    layout: str = "128x4",
+    first_expert: int = 0,
+    fill: int = 0,
+) -> RowsAs:
+    """Copy every token's row to its experts as NVFP4, as plain FP8, or as it is, with the production kernel.
+
+    What each output is, see `refmoe.reference.expand.expand_as`.
+
+    Args:
+        x: [T, K] BF16 or FP16, for "copy" also uint8; C-contiguous, K a positive multiple of 16.
+        topk_ids: int32 [T, k] global expert ids.
+        unpermuted_to_permuted: int32 [T*k], row of (token + rank*T), -1 for experts of other ranks.
+        offsets: int64 [E+1], first row of each of this rank's experts.
+        output: "nvfp4", "fp8_tensor", "fp8_token" or "copy".
+        device: where the kernel runs.
+        encode_scale: the FP32 factor of "nvfp4" (its global encode scale) and of "fp8_tensor".
+        prescale: [K] of x's type, what each channel is multiplied by first; not with "copy".
+        layout: of NVFP4's scales, "128x4" or "8x4".
+        first_expert: global id of this rank's first expert.
+        fill: byte that the output buffers hold before the launch, 0..255; it stays where the kernel does not write.
+
+    Raises:
+        ArgumentError: an argument is none of these, or the maps contradict each other; nothing has run.
+    """
+    checked_output(output)
+    one_of("layout", layout, EXPAND_LAYOUTS)
+    check_fill(fill)
+    ready = output == "copy" and isinstance(x, np.ndarray) and x.dtype == np.uint8
+    dtype = "uint8" if ready else check_half_precision("x", x, also="or uint8 codes" if output == "copy" else "")
+    tokens, k = check_nvfp4_matrix("x", x)
+    factor = checked_factor(output, encode_scale)
+    if prescale is not None:
+        checked_prescale(output, prescale, x)
+    top_k, experts = check_permutation(topk_ids, unpermuted_to_permuted, offsets, tokens, first_expert)
+    rows = tokens * top_k
+    check_int32("x", rows, "rows after expansion")
+    scale_rows = expanded_scale_rows(rows, experts)
+    check_int32("offsets", scale_rows, "padded scale rows")
+    groups = nvfp4_groups(k) if output == "nvfp4" else 0
+    row_bytes = {"nvfp4": k // NVFP4.codes_a_byte, "copy": k * x.itemsize}.get(output, k)
+    scale_bytes = {"nvfp4": scale_rows * groups * GROUP_BLOCKS, "fp8_token": 4 * rows}.get(output)
+
+    codes = device.output("codes", (rows, row_bytes), fill)
+    scales = None if scale_bytes is None else device.output("scales", (scale_bytes,), fill)
+    if rows:
+        # A thread has 16 elements of the row; of a copy 16 bytes.
+        width = k * x.itemsize if output == "copy" else k
+        arguments = (
+            device.upload("x", x),
+            None if factor is None else device.upload("encode_scale", np.array([factor], np.float32)),
+            None if prescale is None else device.upload("prescale", np.ascontiguousarray(prescale)),
+            device.upload("topk_ids", topk_ids),
+            device.upload("unpermuted_to_permuted", unpermuted_to_permuted),
+            device.upload("offsets", offsets),
+            codes,
+            scales,
+            *(tokens, top_k, first_expert, width // LANE_ELEMENTS, groups),
+        )
+        kernel = expand_as_kernel(dtype, output, prescale is not None, layout)
+        device.launch(row_plan(kernel, arguments, rows=tokens, width=width, multiprocessors=device.multiprocessors))
+    made = device.download(codes)
+    return RowsAs(made.view(x.dtype) if output == "copy" else made, None if scales is None else device.download(scales))

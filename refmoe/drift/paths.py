@@ -134,11 +134,13 @@ def _path(backend: str, given: Mapping[str, Any]) -> DriftPath:
         "conversions": [conversion for step in steps for conversion in step.conversions],
     }
     where = [] if chosen == BACKENDS[backend].architectures[0] else [chosen]
-    if BACKENDS[backend].activations == "bf16":
+    activations = BACKENDS[backend].activations
+    if activations != "mxfp8":
         if given.keys() & {"policy", "quantization"}:
             found = f"{backend} with a policy or a quantization"
-            raise DriftPathError("paths", found, "neither: its activations are BF16")
-        return DriftPath(":".join([backend, *where]), _runner(backend, arch), f"bf16 {adds.model}", facts)
+            raise DriftPathError("paths", found, f"neither: its activations are {activations.upper()}")
+        arithmetic = f"bf16 {adds.model}" if activations == "bf16" else backend
+        return DriftPath(":".join([backend, *where]), _runner(backend, arch), arithmetic, facts)
     mode, edge = given.get("policy", (ScaleMode.RCEIL, EdgePolicy.EXACT))
     policy = mode.value if edge is EdgePolicy.EXACT else f"{mode.value}/{edge.value}"
     named = [] if (mode, edge) == (ScaleMode.RCEIL, EdgePolicy.EXACT) else [policy]

@@ -1,7 +1,7 @@
 """The kernel families. `FAMILIES` is the only list; each family has a module of its name beside it.
 
 >>> print(refmoe.families)                      # every family: dtypes, sizes, options with their defaults, fills
->>> print(refmoe.families.FAMILIES["expand"])   # one of them: what each option may be, what each fill catches
+>>> print(refmoe.families["expand"])            # one of them: what each option may be, what each fill catches
 """
 
 from __future__ import annotations
@@ -11,33 +11,52 @@ from collections.abc import Iterator
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.families.activation import ACTIVATION
+from refmoe.families.block_fp8 import BLOCK_FP8_QUANTIZE
 from refmoe.families.case import one_of
+from refmoe.families.dp4a import DP4A_GEMV
 from refmoe.families.expand import EXPAND
 from refmoe.families.family import Family
 from refmoe.families.finalize import FINALIZE
 from refmoe.families.gemm import SM12X_GEMM
+from refmoe.families.integer_moe import INTEGER_MOE
 from refmoe.families.moe import MOE
+from refmoe.families.nvfp4 import NVFP4_QUANTIZE
+from refmoe.families.nvfp4_gemm import SM12X_NVFP4_GEMM
+from refmoe.families.q8_1 import Q8_1_QUANTIZE
 from refmoe.families.quantize import QUANTIZE
 from refmoe.families.routing import ROUTE
+from refmoe.families.swiglu_q8_1 import SWIGLU_Q8_1
 from refmoe.printed_modules import prints_as
 
 __all__ = ["FAMILIES", "Family", "family_called"]
 
 #: The families by name, in the order in which reports show them.
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (QUANTIZE, EXPAND, SM12X_GEMM, ROUTE, ACTIVATION, FINALIZE, MOE)
+    family.name: family
+    for family in (
+        *(QUANTIZE, NVFP4_QUANTIZE, BLOCK_FP8_QUANTIZE, Q8_1_QUANTIZE, EXPAND),
+        *(SM12X_GEMM, SM12X_NVFP4_GEMM, DP4A_GEMV),
+        *(ROUTE, ACTIVATION, SWIGLU_Q8_1, FINALIZE),
+        *(MOE, INTEGER_MOE),
+    )
 }
 
 
 def family_called(name: str) -> Family:
-    """The family of a name, or of a part of its name that no other family has: "quantize" is mxfp8_quantize.
+    """The family of a name, of its operation, or of a part of its name that no other family has.
+
+    For example, "quantize" is mxfp8_quantize, whose operation is called that, and "gemm" is sm12x_gemm.
 
     Raises:
         ArgumentError: no family is called that.
     """
-    found = [family for each, family in FAMILIES.items() if isinstance(name, str) and name and name in each]
+    if not isinstance(name, str) or not name:
+        raise ArgumentError("family", describe(name), one_of(FAMILIES))
     if name in FAMILIES:
         return FAMILIES[name]
+    # An operation has the name of its one source.
+    found = [family for family in FAMILIES.values() if family.sources == (name,)]
+    found = found or [family for each, family in FAMILIES.items() if name in each]
     if len(found) != 1:
         raise ArgumentError("family", describe(name), one_of(FAMILIES))
     return found[0]
@@ -56,7 +75,7 @@ def _listed() -> Iterator[str]:
             first, next_ = f"  {name:<8} ", " " * 11
             yield textwrap.fill(words, 118, initial_indent=first, subsequent_indent=next_, break_on_hyphens=False)
         yield ""
-    yield 'print(refmoe.families.FAMILIES["expand"]) says what each option may be and what each fill catches.'
+    yield 'print(refmoe.families["expand"]) says what each option may be and what each fill catches.'
 
 
-prints_as(__name__, lambda: "\n".join(_listed()))
+prints_as(__name__, lambda: "\n".join(_listed()), family_called)

@@ -96,9 +96,9 @@ def _midpoint_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], ND
 
 
 #: The fill whose betas `_midpoint_betas` chooses.
-_MIDPOINTS = "midpoints"
+MIDPOINTS = "midpoints"
 
-_FILLS = Fill.by_name(
+GATE_FILLS = Fill.by_name(
     Fill("gaussian", "gate and up swapped, a rounding more or less, quantized from BF16", _gaussian_gates),
     Fill(
         "clamps",
@@ -125,7 +125,7 @@ _FILLS = Fill.by_name(
         Limits(scales=32, reason="every block has a scale of its own"),
     ),
     Fill(
-        _MIDPOINTS,
+        MIDPOINTS,
         "one rounding more or less: the last bit before quantization decides the code",
         _midpoint_gates,
         Limits(saturated=0.3, scales=1, reason="results of an expert are alike"),
@@ -138,7 +138,7 @@ _FILLS = Fill.by_name(
     ),
 )
 #: Fills that go with every variant and parameters.
-_PLAIN = tuple(name for name in _FILLS if name != _MIDPOINTS)
+PLAIN_GATES = tuple(name for name in GATE_FILLS if name != MIDPOINTS)
 
 VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
 #: An alpha, a beta and a limit of each expert, or those of gpt-oss.
@@ -148,21 +148,21 @@ PARAMS = word("params", "none", "distinct")
 # --- inputs, expectation, run ---------------------------------------------------------------------------------------
 
 
-def _inputs(case: Case) -> Inputs:
+def gate_inputs(case: Case) -> Inputs:
     """Gates and ups as the variant lays them out, rows in expert order; rows of no expert hold NaN."""
     rows, width, experts = case.shape.m, case.shape.k, case.shape.e
     draw = Draw("gates", case.fill, case.variant, case.seed)
     offsets = expert_offsets(case)
     with np.errstate(over="ignore"):
-        gates, ups = (side.astype(_BF16) for side in _FILLS[case.fill].make(draw, rows, width))
+        gates, ups = (side.astype(_BF16) for side in GATE_FILLS[case.fill].make(draw, rows, width))
     gate_up = _laid_out(case, gates, ups)
     gate_up.view(np.uint16)[offsets[-1] :] = POISONED_BF16
     bias = None
-    if case.bias == "distinct":
+    if case.get("bias", "none") == "distinct":
         terms = Draw("gate-bias", case.seed).normal((2, experts, width)).astype(_BF16)
         bias = _laid_out(case, terms[0], terms[1])
     parameters = _parameters(case)
-    if case.fill == _MIDPOINTS:
+    if case.fill == MIDPOINTS:
         parameters["beta"] = _midpoint_betas(gates, offsets, parameters)
     return {"gate_up": gate_up, "offsets": offsets, "bias": bias, **parameters}
 
@@ -220,7 +220,7 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     terms = GroupedScales("scales", case.layout, offsets, blocks)
     scales = terms.buffer(quantized.scales, case.shape.m, case.poison)
     stages = (Codes("codes", codes.shape, quantized.scales, written_rows=used, offsets=offsets), terms)
-    doubt = doubt_codes(quantized.codes, quantized.scales, _FILLS[case.fill].limits)
+    doubt = doubt_codes(quantized.codes, quantized.scales, GATE_FILLS[case.fill].limits)
     return Expectation({"codes": codes, "scales": scales}, stages, doubt)
 
 
@@ -254,7 +254,7 @@ def check_params(case: Case) -> None:
 
 def _check(case: Case) -> None:
     check_params(case)
-    if case.fill == _MIDPOINTS and (case.params, case.bias) != ("distinct", "none"):
+    if case.fill == MIDPOINTS and (case.params, case.bias) != ("distinct", "none"):
         raise refused("fill", case.fill, "params=distinct and no bias with it: it chooses each expert's beta")
     check_choices(case)
 
@@ -272,13 +272,13 @@ def _case(fill: str, m: int, k: int, e: int, seed: int = 7, **options: Any) -> C
 def _quick() -> Iterator[Case]:
     yield _case("gaussian", 4, 2880, 128)  # decode
     for variant in VARIANT.words:
-        for fill in _PLAIN:
+        for fill in PLAIN_GATES:
             yield _case(fill, 9, 416, 3, variant=variant)
         for mode, edge in COMPILED_POLICIES:
             yield _case("gaussian", 5, 416, 2, variant=variant, mode=mode, edge=edge, layout="8x4", bias="distinct")
         yield _case("tiny", 5, 416, 2, variant=variant, edge="flashinfer")
         yield _case("specials", 5, 416, 2, variant=variant, edge="flashinfer")
-    yield _case(_MIDPOINTS, 64, 32, 64, params="distinct", routing="all-one-token")
+    yield _case(MIDPOINTS, 64, 32, 64, params="distinct", routing="all-one-token")
     yield _case("clamps", 12, 160, 6, params="distinct", bias="distinct", routing="all-one-token", ranks=2)
     yield _case("fingerprint", 9, 416, 9, routing="empty-experts", params="distinct", poison=0x7F)
     yield _case("fingerprint", 130, 96, 3, routing="same-experts")  # past one tile of 128 rows
@@ -291,7 +291,7 @@ def _default() -> Iterator[Case]:
         for m in (1, 8):
             yield _case("fingerprint", m, width, 128, variant=variant)
             yield _case("gaussian", m, width, 32, variant=variant, bias="distinct", layout="8x4")
-        for (mode, edge), fill in product(COMPILED_POLICIES, _PLAIN):
+        for (mode, edge), fill in product(COMPILED_POLICIES, PLAIN_GATES):
             bias = "none" if fill in ("fingerprint", "tiny") else "distinct"  # a bias would hide either
             yield _case(fill, 7, 736, 3, variant=variant, mode=mode, edge=edge, bias=bias, poison=0x7F)
     yield _case("clamps", 30, 736, 15, params="distinct", routing="all-one-token", ranks=2)
@@ -301,7 +301,7 @@ def _default() -> Iterator[Case]:
 
 
 def _full() -> Iterator[Case]:
-    listed = product((1, 2, 3), VARIANT.words, COMPILED_POLICIES, _PLAIN, LAYOUT.words)
+    listed = product((1, 2, 3), VARIANT.words, COMPILED_POLICIES, PLAIN_GATES, LAYOUT.words)
     for seed, variant, (mode, edge), fill, layout in listed:
         yield _case(fill, 33, 2880, 16, seed=seed, variant=variant, mode=mode, edge=edge, layout=layout)
     for k in range(32, 1056, 32):
@@ -315,9 +315,9 @@ ACTIVATION = Family(
     about="SwiGLU of a first GEMM's rows in expert order, quantized to MXFP8 where the second GEMM reads it.",
     dtypes=("bf16",),
     sizes="mke",
-    fills=_FILLS,
+    fills=GATE_FILLS,
     options=(VARIANT, MODE, EDGE, LAYOUT, PARAMS, word("bias", "none", "distinct"), ROUTING, *RANKS, POISON),
-    inputs=_inputs,
+    inputs=gate_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},

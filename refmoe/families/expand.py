@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.nvfp4 import NVFP4_FILLS, doubt_nvfp4
 from refmoe.families.quantize import (
     COMPILED_POLICIES,
     DECODE,
@@ -25,25 +27,55 @@ from refmoe.families.quantize import (
     MODE,
     MODELS,
     PLAIN,
+    InputFormat,
     check_file,
     make_input,
     settings_of,
 )
 from refmoe.families.stages import Codes, GroupedScales
-from refmoe.families.vacuity import Limits, doubt_codes
-from refmoe.formats import MX_BLOCK
-from refmoe.reference.expand import build_permutation, expand
+from refmoe.families.vacuity import Limits, doubt_codes, doubt_values
+from refmoe.formats import E2M1, E4M3, FORMATS, FP32, MX_BLOCK, NVFP4, UE4M3
+from refmoe.numbers_as_text import compared_text
+from refmoe.reference.expand import OUTPUTS, build_permutation, expand, expand_as, prescaled
 from refmoe.reference.layout import swizzle_scales
+from refmoe.reference.nvfp4 import NVFP4Tensor, nvfp4_encode_scale, tensor_amax
 from refmoe.reference.quantize import quantize_mxfp8
 
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
+#: What becomes of a row; `mxfp8` is also that of input that is quantized already.
+OUTPUT = word("output", "mxfp8", *OUTPUTS, fixed=True)
+#: Whether each channel is multiplied by a factor first (AWQ).
+PRESCALE = word("prescale", "none", "channel", fixed=True)
 #: Of the scales that are written.
 LAYOUT = word("layout", "128x4", "8x4", fixed=True)
 
 #: Layout of ready input's scales, or "none" for absent ones.
 INPUT_SF = word("input_sf", "linear", "128x4", "none")
+
+
+@dataclass(frozen=True, eq=False)
+class RowScales:
+    """FP32 scales, one for each row.
+
+    Attributes:
+        name: of the stage.
+        sources: int32 [rows], the choice (token + rank * tokens) of each row, -1 for a row that is not written.
+        tokens: how many there are.
+    """
+
+    name: str
+    sources: NDArray[np.int32]
+    tokens: int
+
+    def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
+        """See `Stage`."""
+        values = compared_text(kernel, reference, FP32)
+        if self.sources[index] < 0:
+            return f"row {index} belongs to no token of this rank and must not be written: {values}", ""
+        rank, token = divmod(int(self.sources[index]), self.tokens)
+        return f"row {index}, token {token} rank {rank}: {values}", ""
 
 
 def _random_bytes(case: Case) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -53,8 +85,63 @@ def _random_bytes(case: Case) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return codes, scales
 
 
+def _row_maxima(draw: Draw, m: int) -> NDArray[np.float64]:
+    """A largest magnitude 448 * 2^s for each row, s different from the neighbours'."""
+    return np.ldexp(448.0, (5 * np.arange(m) + int(draw.integers(7, (1,))[0])) % 13 - 9)
+
+
+def _row_ties(format: InputFormat, draw: Draw, m: int, k: int) -> NDArray[np.uint16]:
+    """Elements on a tie of E4M3 after scaling, and one input ulp beside it, in rows with scales of their own."""
+    maxima = _row_maxima(draw, m)[:, None]
+    codes = E4M3.values()[: E4M3.max_code + 1]
+    ties = ((codes[:-1] + codes[1:]) / 2)[draw.integers(E4M3.max_code, (m, k))]
+    patterns = format.patterns(ties * (maxima / 448)).astype(np.int64)
+    patterns += np.where(patterns == 0, 0, np.array([0, 0, 1, -1])[draw.integers(4, (m, k))])
+    # The first row's largest is its last element, the others' lie further and further to the left.
+    patterns[np.arange(m), (-1 - 37 * np.arange(m)) % k] = format.patterns(maxima[:, 0])
+    return np.asarray(patterns.astype(np.uint16) | draw.signs((m, k)))
+
+
+def _row_scales(format: InputFormat, draw: Draw, m: int, k: int) -> NDArray[np.uint16]:
+    """Normal values in rows whose largest magnitudes run through mantissas and binades."""
+    scale = np.ldexp(1 + draw.integers(128, (m, 1)) / 128, (5 * np.arange(m)[:, None]) % 17 - 8)
+    return format.patterns(draw.normal((m, k)) * scale)
+
+
+def _generated(name: str, catches: str, generator: Callable[..., NDArray[np.uint16]], limits: Limits) -> Fill:
+    def make(case: Case, dtype: str) -> NDArray[Any]:
+        format = INPUT_FORMATS[dtype]
+        draw = Draw("expand", name, dtype, case.seed)
+        return generator(format, draw, case.shape.m, case.shape.k).view(format.dtype)
+
+    return Fill(name, catches, make, limits)
+
+
+_ROW_FILLS = (
+    _generated(
+        "row-ties",
+        "of FP8 under one scale: round toward zero, half away; a neighbour's scale",
+        _row_ties,
+        Limits(zeros=0.4, reason="codes are drawn evenly; under one scale for all tokens small rows lie lower"),
+    ),
+    _generated(
+        "row-scales",
+        "of FP8 under one scale: any wrong scale of a token; a scale that another row has",
+        _row_scales,
+        Limits(zeros=0.2, reason="rows are normal values"),
+    ),
+)
+
+
+def _of_nvfp4(name: str) -> Fill:
+    """A fill of NVFP4 quantization under a name of its own."""
+    return replace(NVFP4_FILLS[name], name=f"nvfp4-{name}", catches=f"of NVFP4: {NVFP4_FILLS[name].catches}")
+
+
 _FILLS = Fill.by_name(
     *FILLS.values(),
+    *map(_of_nvfp4, ("rne-ties", "scale-ties", "scale-bytes", "fingerprint")),
+    *_ROW_FILLS,
     Fill(
         "bytes",
         "a code or a scale that is changed on its way",
@@ -82,15 +169,34 @@ def _inputs(case: Case) -> Inputs:
         "permuted_to_unpermuted": maps.permuted_to_unpermuted,
         "offsets": maps.offsets,
     }
+    routed |= {"encode_scale": None, "prescale": None}
     if case.dtype != "mxfp8":
-        return {"x": make_input(case, case.dtype), "input_sf": None, **routed}
+        x = _FILLS[case.fill].make(case, case.dtype)
+        return {"x": x, "input_sf": None, **routed, **_factors(case, x)}
     codes, scales = _ready(case)
-    if case.input_sf == "none":
+    if case.input_sf == "none" or case.output == "copy":
         return {"x": codes, "input_sf": None, **routed}
     if case.input_sf == "128x4":
         # Scale rows that no token has must not matter, so they hold NaN.
         scales = swizzle_scales(scales, "128x4", fill=0xFF)
     return {"x": codes, "input_sf": scales, **routed}
+
+
+def _factors(case: Case, x: NDArray[Any]) -> dict[str, Any]:
+    """The factor of the tensor and those of the channels, for the outputs that take them."""
+    found: dict[str, Any] = {}
+    if case.prescale == "channel":
+        # Of every mantissa, over eight binades: a product has twice the bits of its type.
+        format, (width, draw) = INPUT_FORMATS[case.dtype], (case.shape.k, Draw("prescale", case.dtype, case.seed))
+        size = 1 << format.mantissa_bits
+        patterns = ((format.bias - 4) << format.mantissa_bits) + draw.integers(8 * size, (width,))
+        found["prescale"] = (patterns.astype(np.uint16) | draw.signs((width,))).view(format.dtype)
+        x = prescaled(x, found["prescale"])
+    if case.output in ("nvfp4", "fp8_tensor"):
+        amax = tensor_amax(x)
+        scale = nvfp4_encode_scale(amax) if case.output == "nvfp4" else np.float32(448) / max(amax, np.float32(2**-20))
+        found["encode_scale"] = np.array([scale], np.float32)
+    return found
 
 
 def _settings(case: Case, inputs: Inputs) -> dict[str, Any]:
@@ -100,7 +206,49 @@ def _settings(case: Case, inputs: Inputs) -> dict[str, Any]:
     return {**settings_of(case), **terms}
 
 
+def _settings_as(case: Case, inputs: Inputs) -> dict[str, Any]:
+    """What the reference and the kernel of an output but MXFP8 take by the same names."""
+    scale = inputs["encode_scale"]
+    return {
+        **{"output": case.output, "encode_scale": None if scale is None else scale[0], "prescale": inputs["prescale"]},
+        **{"layout": case.layout, "first_expert": case.first_expert, "fill": case.poison},
+    }
+
+
+def _expect_as(case: Case, inputs: Inputs) -> Expectation:
+    """What `_expect` says of an output but MXFP8."""
+    expanded = expand_as(inputs["x"], inputs["topk_ids"], case.shape.e, **_settings_as(case, inputs))
+    codes, offsets, used = expanded.codes, expanded.offsets, int(expanded.offsets[-1])
+    sources = expanded.permuted_to_unpermuted
+    stage = Codes("codes", codes.shape, None, used, offsets, sources, case.shape.m)
+    _, first = np.unique(sources[:used] % max(case.shape.m, 1), return_index=True)
+    limits = _FILLS[case.fill].limits
+    if case.output == "nvfp4":
+        assert expanded.scales is not None
+        limits = NVFP4_FILLS.get(case.fill.removeprefix("nvfp4-"), _FILLS[case.fill]).limits
+        if case.prescale != "none":
+            limits = replace(limits, zeros=0.6, reason="channels differ by eight binades")
+        scales = GroupedScales("scales", case.layout, offsets, case.shape.k // NVFP4.block, UE4M3)
+        linear = scales.linear(expanded.scales)
+        stage = replace(stage, scales=linear, element=E2M1, block=NVFP4.block)
+        doubt = doubt_nvfp4(NVFP4Tensor(codes[first], linear[first], np.float32(1)), limits)
+        return Expectation({"codes": codes, "scales": expanded.scales}, (stage, scales), doubt)
+    if case.output == "copy":
+        bits = codes.view(f"u{codes.itemsize}")
+        stage = replace(stage, element=E4M3 if case.dtype == "mxfp8" else FORMATS[case.dtype])
+        doubt = doubt_values(bits[first] << bits.dtype.type(1), Limits(zeros=0.5))
+        return Expectation({"codes": bits}, (stage,), doubt)
+    doubt = doubt_codes(codes[first], np.zeros(1, np.uint8), limits, scales_copied=False)
+    if expanded.scales is None:
+        return Expectation({"codes": codes}, (stage,), doubt)
+    row_scales = RowScales("row_scales", sources, case.shape.m)
+    outputs = {"codes": codes, "row_scales": expanded.scales.view(np.uint32)}
+    return Expectation(outputs, (stage, row_scales), doubt)
+
+
 def _expect(case: Case, inputs: Inputs) -> Expectation:
+    if case.output != "mxfp8":
+        return _expect_as(case, inputs)
     expanded = expand(inputs["x"], inputs["topk_ids"], case.shape.e, **_settings(case, inputs))
     terms = GroupedScales("scales", case.layout, expanded.offsets, case.shape.k // MX_BLOCK)
     linear = terms.linear(expanded.scales)
@@ -114,8 +262,28 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     return Expectation({"codes": expanded.codes, "scales": expanded.scales}, (codes, terms), doubt)
 
 
+def _run_as(case: Case, inputs: Inputs, device: Device) -> Outputs:
+    from refmoe.cuda.expand import expand_as as launch
+
+    result = launch(
+        inputs["x"],
+        inputs["topk_ids"],
+        inputs["unpermuted_to_permuted"],
+        inputs["offsets"],
+        device=device,
+        **_settings_as(case, inputs),
+    )
+    codes = {"codes": result.codes.view(f"u{result.codes.itemsize}")}
+    if result.scales is None:
+        return codes
+    return codes | ({"scales": result.scales} if case.output == "nvfp4" else {"row_scales": result.scales.view("u4")})
+
+
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.expand import expand as launch
+
+    if case.output != "mxfp8":
+        return _run_as(case, inputs, device)
 
     result = launch(
         inputs["x"],
@@ -133,12 +301,39 @@ def _check(case: Case) -> None:
         raise refused("fill", case.fill, "dtype mxfp8 with it: it is raw codes and scales")
     if case.dtype != "mxfp8" and case.input_sf != "linear":
         raise refused("input_sf", case.input_sf, "dtype mxfp8 with it: other input has no scales")
+    if case.output != "mxfp8":
+        _check_output(case)
+    elif case.prescale != "none":
+        raise refused("prescale", case.prescale, f"one of the outputs {', '.join(_COMPUTED)} with it")
+    elif case.fill in _ROW_FILL_NAMES or case.fill.startswith("nvfp4-"):
+        raise refused("fill", case.fill, "another output than mxfp8 with it")
     check_file(case)
     check_choices(case)
 
 
+#: Outputs that are computed, so that a factor may come first.
+_COMPUTED = tuple(output for output in OUTPUTS if output != "copy")
+_ROW_FILL_NAMES = tuple(fill.name for fill in _ROW_FILLS)
+
+
+def _check_output(case: Case) -> None:
+    for option in (MODE, EDGE, INPUT_SF):
+        if case.get(option.name) != option.default:
+            raise refused(option.name, str(case.get(option.name)), f"output mxfp8 with it, not {case.output}")
+    if case.output != "nvfp4" and case.layout != "128x4":
+        raise refused("layout", case.layout, f"block scales with it: {case.output} has none")
+    if case.output == "copy" and case.prescale != "none":
+        raise refused("prescale", case.prescale, f"one of the outputs {', '.join(_COMPUTED)} with it")
+    if case.output != "copy" and case.dtype == "mxfp8":
+        raise refused("output", case.output, "dtype bf16 or fp16 with it: MXFP8 is copied as it is")
+
+
 def _case(fill: str, m: int, k: int, e: int, t: int, dtype: str = "bf16", seed: int = 7, **options: Any) -> Case:
     return EXPAND.case(fill, Shape(m, k, e, t), dtype, seed, **options)
+
+
+#: The fill that shows most of each output but MXFP8.
+_FILL_OF = {"nvfp4": "nvfp4-fingerprint", "fp8_tensor": "row-ties", "fp8_token": "row-ties", "copy": "gaussian"}
 
 
 def _quick() -> Iterator[Case]:
@@ -160,6 +355,56 @@ def _quick() -> Iterator[Case]:
     for input_sf in INPUT_SF.words:
         yield _case("bytes", 9, 416, 8, 2, dtype="mxfp8", input_sf=input_sf)
         yield _case("fingerprint", 9, 416, 8, 2, dtype="mxfp8", input_sf=input_sf, layout="8x4")
+    yield from _quick_as()
+
+
+def _quick_as() -> Iterator[Case]:
+    """The outputs but MXFP8: decode, tails, more ranks than a group has lanes, ranks in the middle."""
+    for output, fill in _FILL_OF.items():
+        yield _case(fill, 1, 2880, 128, 4, output=output)
+        yield _case(fill, 9, 416, 16, 2, output=output, routing="empty-experts", poison=0x7F)
+        yield _case(fill, 3, 160, 16, 11, output=output, dtype="fp16")
+        yield _case(fill, 8, 416, 8, 4, output=output, first_expert=8, ranks=3)
+        if output != "copy":
+            yield _case("specials", 64, 32, 8, 2, output=output)
+            yield _case("gaussian", 5, 416, 8, 2, output=output, prescale="channel")
+            yield _case("gaussian", 5, 416, 8, 2, output=output, prescale="channel", dtype="fp16")
+    yield _case("nvfp4-scale-ties", 9, 416, 8, 2, output="nvfp4", layout="8x4")
+    yield _case("nvfp4-rne-ties", 9, 416, 8, 2, output="nvfp4")
+    yield _case("nvfp4-fingerprint", 130, 96, 4, 1, output="nvfp4", routing="same-experts")
+    yield _case("row-scales", 40, 96, 8, 2, output="fp8_token")
+    yield _case("tiny", 9, 416, 8, 2, output="fp8_token")
+    yield _case("bytes", 9, 416, 8, 2, dtype="mxfp8", output="copy")
+
+
+def _default_as() -> Iterator[Case]:
+    """The outputs but MXFP8, at the shapes of models."""
+    for output, fill in _FILL_OF.items():
+        for k, e, t in MODELS:
+            for m in DECODE:
+                yield _case(fill, m, k, e, t, output=output)
+                yield _case("real", m, k, e, t, output=output, poison=0x7F)
+            yield _case(fill, e // t, k, e, t, output=output, routing="all-one-token")
+            yield _case(fill, 160, k, e, 1, output=output, routing="same-experts")
+            if output != "copy":
+                yield _case("real", 2, k, e, t, output=output, prescale="channel")
+        yield _case("real", 256, 2880, 128, 4, output=output)  # a prefill
+        for dtype in ("bf16", "fp16"):
+            yield _case(fill, 9, 1440, 8, 2, output=output, dtype=dtype)
+        if output != "fp8_token":
+            yield _case(fill, LOOPING_ROWS, 32, 8, 2, output=output)
+        yield _case(fill, 3, 8224, 8, 2, output=output)  # a row wider than a CTA, by two lanes
+        yield _case(fill, 0, 2880, 8, 2, output=output)
+        yield _case(fill, 3, 416, 4, 2, output=output, routing="elsewhere", first_expert=4, ranks=2)
+    for fill in ("nvfp4-rne-ties", "nvfp4-scale-ties", "nvfp4-scale-bytes"):
+        for dtype in ("bf16", "fp16"):
+            for layout in ("128x4", "8x4"):
+                yield _case(fill, 9, 1440, 8, 2, output="nvfp4", dtype=dtype, layout=layout)
+    yield _case("row-scales", LOOPING_ROWS, 544, 8, 1, output="fp8_token")  # two warps, several tokens a CTA
+    for output in ("fp8_token", "fp8_tensor"):
+        for fill in ("row-scales", "gaussian"):
+            yield _case(fill, 33, 416, 8, 2, output=output)
+    yield _case("bytes", 130, 416, 16, 3, dtype="mxfp8", output="copy")
 
 
 def _default() -> Iterator[Case]:
@@ -188,6 +433,7 @@ def _default() -> Iterator[Case]:
             yield _case(fill, 130, 416, 16, 3, dtype="mxfp8", input_sf=input_sf, poison=0x7F)
         yield _case("bytes", 3, 8224, 8, 2, dtype="mxfp8", input_sf=input_sf)
         yield _case("bytes", LOOPING_ROWS, 32, 8, 2, dtype="mxfp8", input_sf=input_sf)
+    yield from _default_as()
 
 
 def _full() -> Iterator[Case]:
@@ -206,20 +452,31 @@ def _full() -> Iterator[Case]:
 
 EXPAND = Family(
     name="expand",
-    about="Tokens in the order of their experts, one row for each choice, quantized to MXFP8 or copied.",
+    about="Tokens in the order of their experts, one row for each choice, quantized to MXFP8, NVFP4 or FP8, or copied.",
     dtypes=("bf16", "fp16", "mxfp8"),
     sizes="mket",
     fills=_FILLS,
-    options=(MODE, EDGE, LAYOUT, INPUT_SF, ROUTING, *RANKS, POISON, *FILE_OPTIONS),
+    options=(MODE, EDGE, LAYOUT, INPUT_SF, OUTPUT, PRESCALE, ROUTING, *RANKS, POISON, *FILE_OPTIONS),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
     contract=Contract(
-        inputs=("x", "input_sf", "topk_ids", "unpermuted_to_permuted", "permuted_to_unpermuted", "offsets"),
-        features=("input_sf",),
-        outputs={"codes": "float8_e4m3fn", "scales": "float8_e8m0fnu"},
-        settings={**ROUTED, "mode": "mode", "edge": "edge", "layout": "layout", "input_sf_layout": "input_sf"},
+        inputs=(
+            *("x", "input_sf", "topk_ids", "unpermuted_to_permuted", "permuted_to_unpermuted", "offsets"),
+            *("encode_scale", "prescale"),
+        ),
+        features=("input_sf", "encode_scale", "prescale"),
+        outputs={"codes": "float8_e4m3fn", "scales": "float8_e8m0fnu", "row_scales": "float32"},
+        elements={
+            "nvfp4": {"codes": "float4_e2m1fn_x2", "scales": "float8_e4m3fn"},
+            "copy": {"codes": "case.dtype"},
+        },
+        settings={
+            **ROUTED,
+            **{"mode": "mode", "edge": "edge", "layout": "layout", "input_sf_layout": "input_sf"},
+            **{"output": "output"},
+        },
     ),
     sources=("expand",),
     host=("refmoe.cuda.expand",),

@@ -171,6 +171,10 @@ class LaunchFailed(RefmoeError):
         self.cause = cause
 
 
+#: The NumPy or ml_dtypes names of the types of repro strings.
+_ELEMENTS = {"bf16": "bfloat16", "fp16": "float16", "f32": "float32", "mxfp8": "float8_e4m3fn"}
+
+
 @dataclass(frozen=True)
 class Expectation:
     """What a kernel must give for a case, according to the reference.
@@ -206,6 +210,7 @@ class Contract:
         refusal: the output that tells which input is refused, "" if there is none. A kernel that does not compute it
             is not given such input.
         padded_inputs: whether inputs have padding that holds the poison and that no kernel may read.
+        elements: by value of the option `output`, outputs whose elements have another type than in `outputs`.
     """
 
     inputs: tuple[str, ...]
@@ -214,11 +219,12 @@ class Contract:
     features: tuple[str, ...] = ()
     refusal: str = ""
     padded_inputs: bool = False
+    elements: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def element(self, output: str, case: Case) -> str:
         """The NumPy or ml_dtypes name of an output's elements in a case, "" for integers."""
-        named = self.outputs[output]
-        return {"bf16": "bfloat16", "f32": "float32"}[getattr(case, named[5:])] if named.startswith("case.") else named
+        named = self.elements.get(str(case.get("output")), {}).get(output, self.outputs[output])
+        return _ELEMENTS[getattr(case, named[5:])] if named.startswith("case.") else named
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,7 +276,11 @@ class Family:
     base: str = ""
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {self.about}", f"  dtypes   {', '.join(self.dtypes)}", f"  sizes    {self.sizes}"]
+        lines = [
+            f"{self.name}: {self.about}",
+            f"  dtypes   {', '.join(self.dtypes)}",
+            f"  sizes    {' '.join(self.sizes)}",
+        ]
         for option in self.options:
             values = " | ".join(option.words) or option.needed or "text"
             lines.append(f"  option   {option.name}={option.write(option.default)}   ({values})")

@@ -92,8 +92,8 @@ def _fill(name: str, catches: str, make: Any, limits: Limits = _ORDINARY, least_
 
 
 _FILLS = Fill.by_name(
-    _fill("gaussian", "rows, weights or bias of another token, rank or expert; a fused sum", _gaussian_rows),
-    _fill("cancelling", "ranks summed in another order", _cancelling_rows, least_t=3),
+    _fill("gaussian", "rows, weights or bias of another token, choice or expert; a fused sum", _gaussian_rows),
+    _fill("cancelling", "choices summed in another order", _cancelling_rows, least_t=3),
     _fill("rne-ties", "a cast that does not round to even", _tied_rows, least_t=2),
     _fill("wide-range", "subnormals flushed, sums in another format", _wide_rows, _EXTREME),
     _fill("specials", "NaN dropped, the sign of a zero", _special_rows, _EXTREME),
@@ -122,12 +122,12 @@ class TokenSums:
         """See `refmoe.families.stages.Stage`."""
         token, column = divmod(index, self.width)
         tokens, top_k = self.ids.shape
-        ranks = [
-            f"rank {rank} from {'nowhere' if row < 0 else f'row {row}'} of expert {self.ids[token, rank]}"
-            for rank, row in enumerate(self.rows.reshape(top_k, tokens)[:, token])
+        choices = [
+            f"choice {choice} from {'nowhere' if row < 0 else f'row {row}'} of expert {self.ids[token, choice]}"
+            for choice, row in enumerate(self.rows.reshape(top_k, tokens)[:, token])
         ]
         values = compared_text(kernel, reference, self.dtype)
-        return f"token {token} column {column}: {values}", f"; token {token}: {', '.join(ranks)}"
+        return f"token {token} column {column}: {values}", f"; token {token}: {', '.join(choices)}"
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
         """Tokens by columns; see `refmoe.families.stages.HasPlane`."""
@@ -249,7 +249,7 @@ def _full() -> Iterator[Case]:
 
 FINALIZE = Family(
     name="finalize",
-    about="Each token's rows, biased, weighted and summed in the order of its ranks.",
+    about="Each token's rows, biased, weighted and summed in the order of its choices.",
     dtypes=_DTYPES,
     sizes="mket",
     fills=_FILLS,

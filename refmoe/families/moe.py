@@ -24,7 +24,8 @@ from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, exper
 from refmoe.families.expand import INPUT_SF
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, LaunchFailed, Outputs
 from refmoe.families.finalize import TokenSums, doubt_sums
-from refmoe.families.gemm.family import ASSUMPTION, BIAS, MODEL
+from refmoe.families.gemm.epilogue import BIAS
+from refmoe.families.gemm.family import ASSUMPTION, MODEL
 from refmoe.families.gemm.stages import Products
 from refmoe.families.quantize import COMPILED_POLICIES, EDGE, MODE
 from refmoe.families.real_data import EXPERT, FFN_INPUT, read_activations, tile_rows
@@ -142,7 +143,7 @@ def _real_size(case: Case) -> str | None:
     return None if (case.shape.k, case.shape.n) == _REAL else f"k{_REAL[0]}n{_REAL[1]} for the fill {case.fill}"
 
 
-_FILLS = Fill.by_name(
+LAYER_FILLS = Fill.by_name(
     Fill("gaussian", "what goes wrong between two launches, at any size", tokens_of, _LIMITS),
     Fill("real", "what only real weights and outlier channels show", tokens_of, _LIMITS, _real_size),
 )
@@ -167,7 +168,7 @@ BUFFERS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def _inputs(case: Case) -> Inputs:
+def layer_inputs(case: Case) -> Inputs:
     """Tokens, choices, weights of this rank's experts, biases and parameters."""
     shape, draw = case.shape, Draw("moe", case.seed)
     weights = weights_of(case.fill, case.seed, case.variant, shape.e, shape.k, shape.n, case.first_expert)
@@ -206,7 +207,8 @@ def _biases(name: str, seed: int, experts: NDArray[np.int64], width: int) -> NDA
     return np.stack([Draw(name, seed, int(expert)).normal((width,)) for expert in experts]).astype(_BF16)
 
 
-def _layer(case: Case, inputs: Inputs) -> MoELayer:
+def layer_of(case: Case, inputs: Inputs) -> MoELayer:
+    """The reference's layer of a case's inputs."""
     gate_up, down = (MXTensor(inputs[name], inputs[f"{name}_scales"], "mxfp4") for name in ("gate_up", "down"))
     own = {name: inputs[name] for name in ("swiglu_alpha", "swiglu_beta", "swiglu_limit")}
     return MoELayer(
@@ -218,7 +220,7 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     """Every intermediate of the path's reference, poison where no kernel writes."""
     found = moe_layer(
         inputs["x"],
-        _layer(case, inputs),
+        layer_of(case, inputs),
         path="cutlass",
         quantization=case.path,
         topk_ids=inputs["topk_ids"],
@@ -444,9 +446,9 @@ MOE = Family(
     about="A whole layer: permute, quantize, expand, GEMM, activation, GEMM, finalize, every buffer compared.",
     dtypes=("bf16",),
     sizes="mknet",
-    fills=_FILLS,
+    fills=LAYER_FILLS,
     options=(_PATH, VARIANT, MODE, EDGE, PARAMS, BIAS, INPUT_SF, ROUTING, *RANKS, POISON),
-    inputs=_inputs,
+    inputs=layer_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},

@@ -303,7 +303,7 @@ _FILE_LIMITS = Limits(
 
 #: The input data of quantization and expand, by name.
 FILLS = Fill.by_name(
-    _generated("gaussian", "the data of published tests, for comparison with them", _gaussian),
+    _generated("gaussian", "what published tests catch, whose data this is", _gaussian),
     _generated(
         "wide-range",
         "flushed, clamped or double-rounded small codes",

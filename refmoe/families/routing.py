@@ -1,6 +1,6 @@
 """The family `routing`: the experts of each token, their weights, and the maps of rows.
 
-topk_ids[5, 1]  token 5 rank 1: kernel expert 9 (logit 0x3FC00000 (1.5)) reference expert 4 (logit 0x3FC00000 (1.5))
+topk_ids[5, 1]  token 5 choice 1: kernel expert 9 (logit 0x3FC00000 (1.5)) reference expert 4 (logit 0x3FC00000 (1.5))
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ _FILLS = Fill.by_name(
     Fill("never", "-Inf chosen, or taken for padding", _never_logits),
     Fill("same", "experts without rows, and one with a row of every token", _same_logits),
     Fill("refused", "NaN or +Inf accepted, -Inf chosen, the wrong token reported", _refused_logits),
-    Fill(_GIVEN, "a map or an offset of another expert, token or rank", expert_ids),
+    Fill(_GIVEN, "a map or an offset of another expert, token or choice", expert_ids),
 )
 _LOGITS = tuple(name for name in _FILLS if name != _GIVEN)
 
@@ -138,9 +138,9 @@ class ChoiceIds:
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `refmoe.families.stages.Stage`."""
-        token, rank = divmod(index, self.top_k)
+        token, choice = divmod(index, self.top_k)
         kernel_text, reference_text = (self._expert(token, expert) for expert in (kernel, reference))
-        return f"token {token} rank {rank}: kernel {kernel_text} reference {reference_text}", ""
+        return f"token {token} choice {choice}: kernel {kernel_text} reference {reference_text}", ""
 
     def _expert(self, token: int, expert: int) -> str:
         if expert >= self.logits.shape[1]:
@@ -148,8 +148,8 @@ class ChoiceIds:
         return f"expert {expert} (logit {number_text(int(self.logits.view(np.uint32)[token, expert]), 'f32')})"
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
-        """Tokens by ranks; see `refmoe.families.stages.HasPlane`."""
-        return matrix_plane(shape, "token", "rank")
+        """Tokens by choices; see `refmoe.families.stages.HasPlane`."""
+        return matrix_plane(shape, "token", "choice")
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,13 +161,13 @@ class Weights:
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `refmoe.families.stages.Stage`."""
-        token, rank = divmod(index, self.ids.shape[1])
-        place = f"token {token} rank {rank} (expert {self.ids[token, rank]})"
+        token, choice = divmod(index, self.ids.shape[1])
+        place = f"token {token} choice {choice} (expert {self.ids[token, choice]})"
         return f"{place}: {compared_text(kernel, reference, 'f32')}", ""
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
-        """Tokens by ranks; see `refmoe.families.stages.HasPlane`."""
-        return matrix_plane(shape, "token", "rank")
+        """Tokens by choices; see `refmoe.families.stages.HasPlane`."""
+        return matrix_plane(shape, "token", "choice")
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,16 +197,16 @@ class FirstRows:
 
 @dataclass(frozen=True, eq=False)
 class ChoiceRows:
-    """The row of each choice token + rank * T, uint32 [T*k]; `ids` are the experts, int32 [T, k]."""
+    """The row of each choice, at token + choice * T, uint32 [T*k]; `ids` are the experts, int32 [T, k]."""
 
     name: str
     ids: NDArray[np.int32]
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `refmoe.families.stages.Stage`."""
-        rank, token = divmod(index, self.ids.shape[0])
+        choice, token = divmod(index, self.ids.shape[0])
         texts = ["no row" if row == _NONE else f"row {row}" for row in (kernel, reference)]
-        place = f"token {token} rank {rank} (expert {self.ids[token, rank]})"
+        place = f"token {token} choice {choice} (expert {self.ids[token, choice]})"
         return f"{place}: kernel {texts[0]} reference {texts[1]}", ""
 
 
@@ -221,11 +221,11 @@ class RowChoices:
         """See `refmoe.families.stages.Stage`."""
         return f"row {index}: kernel {self._choice(kernel)} reference {self._choice(reference)}", ""
 
-    def _choice(self, choice: int) -> str:
-        if choice == _NONE:
+    def _choice(self, entry: int) -> str:
+        if entry == _NONE:
             return "nobody's"
-        rank, token = divmod(choice, self.tokens)
-        return f"token {token} rank {rank}"
+        choice, token = divmod(entry, self.tokens)
+        return f"token {token} choice {choice}"
 
 
 # --- inputs, expectation, run ---------------------------------------------------------------------------------------

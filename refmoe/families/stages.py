@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.formats import E4M3, E8M0, MX_BLOCK
+from refmoe.formats import E4M3, E8M0, MX_BLOCK, Format
 from refmoe.numbers_as_text import compared_text
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
@@ -88,47 +88,60 @@ def _byte(value: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """E4M3 codes [rows, K] with their blocks' scales.
+    """Codes [rows, K] with their blocks' scales. Codes of 4 bits are packed: [rows, K/2], the even one low.
 
     Attributes:
         name: of the stage.
-        shape: [rows, K].
-        scales: the reference's linear scales uint8 [written rows, K/32].
+        shape: [rows, K], or [rows, K/2] of packed codes.
+        scales: the reference's linear scales uint8 [written rows, K/block]; None if the codes have none.
         written_rows: rows from here on are not written by the kernel.
         offsets: int64 [E+1] of rows grouped by expert, else None.
         sources: int32 [rows], the unpermuted row (token + rank * tokens) of each grouped row, or None if it has none.
         tokens: how many there are.
+        element: what a code means.
+        block: elements that share a scale.
     """
 
     name: str
     shape: tuple[int, ...]
-    scales: Bytes
+    scales: Bytes | None
     written_rows: int
     offsets: NDArray[np.int64] | None = None
     sources: NDArray[np.int32] | None = None
     tokens: int = 0
+    element: Format = E4M3
+    block: int = MX_BLOCK
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `Stage`."""
         row, column = divmod(index, self.shape[1])
-        block, lane = divmod(column, MX_BLOCK)
         if row >= self.written_rows:
             where = f"row {row} belongs to no token of this rank and must not be written"
             return f"{where}: kernel {_byte(kernel)} instead of the poison {_byte(reference)}", ""
-        scale = f"scale {_byte(int(self.scales[row, block]))}"
-        values = compared_text(kernel, reference, E4M3)
-        return f"block ({row}, {block}) lane {lane}: {values}, {scale}", self._origin(row)
+        if self._packed:
+            high = (kernel ^ reference) & 0xF == 0
+            kernel, reference = (byte >> 4 if high else byte & 0xF for byte in (kernel, reference))
+            column = 2 * column + high
+        block, lane = divmod(column, self.block)
+        scale = "" if self.scales is None else f", scale {_byte(int(self.scales[row, block]))}"
+        values = compared_text(kernel, reference, self.element)
+        return f"block ({row}, {block}) lane {lane}: {values}{scale}", self._origin(row)
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
         """Rows by K-blocks; see `HasPlane`."""
-        rows, k = shape
+        rows, width = shape
+        step = self.block // 2 if self._packed else self.block
 
         def place(indices: Indices) -> tuple[Indices, Indices]:
-            row, column = np.divmod(indices, k)
-            return row, column // MX_BLOCK
+            row, column = np.divmod(indices, width)
+            return row, column // step
 
         experts = () if self.offsets is None else tuple(self.offsets[:-1].tolist())
-        return Plane("row", "K-block", rows, -(-k // MX_BLOCK), place, experts)
+        return Plane("row", "K-block", rows, -(-width // step), place, experts)
+
+    @property
+    def _packed(self) -> bool:
+        return self.element.bits == 4
 
     def _origin(self, row: int) -> str:
         if self.offsets is None:
@@ -136,8 +149,8 @@ class Codes:
         expert = int(np.searchsorted(self.offsets, row, side="right")) - 1
         if self.sources is None:
             return f"; row {row} is row {row - int(self.offsets[expert])} of expert {expert}"
-        rank, token = divmod(int(self.sources[row]), self.tokens)
-        return f"; row {row} is token {token} rank {rank} at expert {expert}"
+        choice, token = divmod(int(self.sources[row]), self.tokens)
+        return f"; row {row} is token {token} choice {choice} at expert {expert}"
 
 
 def _locate(layout: ScaleLayout, indices: Any, blocks: int) -> tuple[Any, Any]:
@@ -162,18 +175,20 @@ def _scale_plane(layout: ScaleLayout, size: int, blocks: int, expert_rows: tuple
 
 @dataclass(frozen=True, eq=False)
 class Scales:
-    """E8M0 scales of a whole matrix in a layout.
+    """Scales of a whole matrix in a layout.
 
     Attributes:
         name: of the stage.
         layout: "linear", "128x4" or "8x4".
         rows, blocks: of the matrix.
+        scale: what a scale means.
     """
 
     name: str
     layout: str
     rows: int
     blocks: int
+    scale: Format = E8M0
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `Stage`."""
@@ -182,7 +197,7 @@ class Scales:
             return _unwritten(f"padding row {row}", column, kernel, reference), ""
         if column >= self.blocks:
             return _padding_column(f"row {row}", column, kernel, reference), ""
-        return f"block ({row}, {column}): {compared_text(kernel, reference, E8M0)}", ""
+        return f"block ({row}, {column}): {compared_text(kernel, reference, self.scale)}", ""
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
         """Rows by K-blocks, padding included; see `HasPlane`."""
@@ -201,19 +216,21 @@ def _padding_column(row: str, column: int, kernel: int, reference: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class GroupedScales:
-    """E8M0 scales of rows grouped by expert, every expert's from a row multiple of 128 on.
+    """Scales of rows grouped by expert, every expert's from a row multiple of 128 on.
 
     Attributes:
         name: of the stage.
         layout: "128x4" or "8x4".
         offsets: int64 [E+1], first row of each expert.
-        blocks: K/32.
+        blocks: of a row.
+        scale: what a scale means.
     """
 
     name: str
     layout: str
     offsets: NDArray[np.int64]
     blocks: int
+    scale: Format = E8M0
 
     def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
         """See `Stage`."""
@@ -232,7 +249,7 @@ class GroupedScales:
         if column >= self.blocks:
             return _padding_column(f"row {real} (row {local} of expert {expert})", column, kernel, reference), ""
         where = f"block ({real}, {column}), row {local} of expert {expert}"
-        return f"{where}: {compared_text(kernel, reference, E8M0)}", ""
+        return f"{where}: {compared_text(kernel, reference, self.scale)}", ""
 
     def plane(self, shape: tuple[int, ...]) -> Plane:
         """Scale rows by K-blocks, padding included; see `HasPlane`."""

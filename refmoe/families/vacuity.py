@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.formats import E4M3, Format
+
 #: Blocks for each distinct scale byte asked for: a small case cannot show many.
 _BLOCKS_PER_SCALE = 2
 
@@ -38,22 +40,29 @@ class Limits:
 
 
 def doubt_codes(
-    codes: NDArray[np.uint8], scales: NDArray[np.uint8], limits: Limits, *, scales_copied: bool = True
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.unsignedinteger],
+    limits: Limits,
+    *,
+    scales_copied: bool = True,
+    element: Format = E4M3,
 ) -> str | None:
     """Why data with this quantized form could not have failed, in a sentence; None if it could.
 
     Data without rows is not doubted: its case asks whether anything at all is written, of poisoned buffers.
 
     Args:
-        codes: uint8 [rows, K], what the reference makes of the case's real rows, padding and poison left out.
-        scales: uint8 [rows, K/32].
+        codes: uint8 [rows, K], one a byte, what the reference makes of the real rows, without padding and poison.
+        scales: uint8 [rows, K/block], or any bit patterns, one a block.
         limits: of the case's fill.
         scales_copied: whether the scales are part of the data; without input_sf the right scales are all 0x00.
+        element: what a code means. Of E2M1, which has no NaN, those under a NaN scale are not counted as such.
     """
     if codes.size == 0:
         return None
-    magnitudes = codes & 0x7F
-    shares = {name: np.mean(magnitudes == code) for name, code in (("zero", 0x00), ("saturated", 0x7E), ("NaN", 0x7F))}
+    magnitudes = codes & np.uint8((1 << (element.bits - 1)) - 1)
+    of_interest = (("zero", 0), ("saturated", element.max_code), ("NaN", element.nan_code))
+    shares = {name: np.mean(magnitudes == code) for name, code in of_interest if code is not None}
     most = {"zero": limits.zeros, "saturated": limits.saturated, "NaN": limits.nans}
     found = _too_many("codes", shares, most, limits)
     return found or (_too_few_scales({"scale bytes": scales}, limits) if scales_copied else None)
@@ -102,7 +111,7 @@ def _too_many(what: str, shares: Mapping[str, Any], most: Mapping[str, float], l
     return None
 
 
-def _too_few_scales(scales: Mapping[str, NDArray[np.uint8]], limits: Limits) -> str | None:
+def _too_few_scales(scales: Mapping[str, NDArray[np.unsignedinteger]], limits: Limits) -> str | None:
     for name, found in scales.items():
         need = min(limits.scales, max(found.size // _BLOCKS_PER_SCALE, 1))
         distinct = np.unique(found).size

@@ -21,6 +21,9 @@ BLOCKS_A_CHUNK = 1 << 14
 #: Kinds of blocks. On an ordinary block no edge policy differs from another.
 KINDS = ("ordinary", "small", "tiny", "zero", "infinity", "nan")
 
+#: The kinds that are no edge blocks: the scale mode chooses their scale, from a finite amax that nothing flushes.
+INSIDE = ("ordinary", "small")
+
 _INFINITY = 0x7F800000
 
 

@@ -52,7 +52,8 @@ class Detection:
         matches: the rules that give every byte of every block that they define, those that define most blocks first.
         ambiguities: the first match against each other one.
         nearest: without a match, the rules that come nearest.
-        ordinary: without a match, the rules that give every byte of the ordinary blocks, on which edges do not matter.
+        ordinary: without a match, the rules that give every byte of the blocks that are no edge blocks: not all zero,
+            not tiny, all finite. Small blocks are no edge blocks: only DeepGEMM's floor is told on them.
         hypotheses: without a match, faults that would explain the bytes.
     """
 
@@ -125,7 +126,7 @@ def detect_policy(
         matches,
         _ambiguities([match.rule for match in matches], x.dtype, chosen),
         nearest,
-        () if matches or not kinds["ordinary"] else tuple(s.rule for s in scores if not s.by_kind.get("ordinary")),
+        () if matches or not kinds["ordinary"] else tuple(each.rule for each in scores if not each.differing_inside),
         () if matches else find_faults(given, scales.reshape(-1), layout, scores),
     )
 
@@ -253,7 +254,10 @@ def _unmatched(detection: Detection) -> list[str]:
     nearest = detection.nearest[0]
     lines += [f"    {byte.text}" for byte in (nearest.first_scale, nearest.first_code) if byte]
     if detection.ordinary:
-        lines.append(f"On ordinary blocks every byte is what this gives: {', '.join(map(str, detection.ordinary))}")
+        names = ", ".join(map(str, detection.ordinary))
+        lines.append(
+            f"On every block but the edges (all zero, tiny, not finite) every byte is what this gives: {names}"
+        )
     if detection.hypotheses:
         lines.append("It would be explained by")
     for each in detection.hypotheses:

@@ -89,6 +89,56 @@ def read_bytes(text: str, argument: str) -> NDArray[np.uint8]:
     return array.view(np.uint8)
 
 
+def named_in_full(text: str) -> str:
+    """FILE.safetensors as FILE.safetensors:TENSOR, if it holds one tensor, scales of block FP8 aside; else `text`.
+
+    Raises:
+        ArgumentError: a damaged file.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path, tensor = _split(text)
+    if tensor is not None or path.suffix != ".safetensors" or not path.is_file():
+        return text
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = [name for name in sorted(file.keys()) if not name.endswith("_scale_inv")]
+    except (SafetensorError, OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(
+            "input", f"{path}, which cannot be read: {error}", "an undamaged safetensors file"
+        ) from error
+    return f"{path}:{names[0]}" if len(names) == 1 else text
+
+
+def read_stored_fp8(text: str) -> tuple[NDArray[np.uint8], NDArray[np.float32]] | None:
+    """Codes uint8 [N, K] and FP32 scales of a weight in block FP8, FILE.safetensors:TENSOR; None if it is no such.
+
+    The scales are the tensor of that name with `_scale_inv` behind it, in the same file.
+
+    Raises:
+        ArgumentError: a damaged file, no such tensor, codes without scales.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path, tensor = _split(text)
+    if path.suffix != ".safetensors" or not path.is_file():
+        return None
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = sorted(file.keys())
+            name = tensor_name(path, names, tensor, "input")
+            if file.get_slice(name).get_dtype() != "F8_E4M3":
+                return None
+            if f"{name}_scale_inv" not in names:
+                raise ArgumentError("input", f"E4M3 codes {name!r} in {path}", f"{name}_scale_inv in the same file")
+            scales: NDArray[Any] = file.get_tensor(f"{name}_scale_inv")
+    except (SafetensorError, OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(
+            "input", f"{path}, which cannot be read: {error}", "an undamaged safetensors file"
+        ) from error
+    return _fp8_bytes(path, name), scales
+
+
 def _split(text: str) -> tuple[Path, str | None]:
     """The path and the name of the tensor; a path may hold colons itself."""
     if Path(text).is_file():

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from refmoe.formats import MX_BLOCK, MX_FORMATS
 from refmoe.numbers_as_text import bits_text, number_text
-from refmoe.policies.blocks import KINDS, InputBlocks, input_blocks, kind_counts
+from refmoe.policies.blocks import INSIDE, KINDS, InputBlocks, input_blocks, kind_counts
 from refmoe.policies.rules import PolicyRule, QuantizedBlocks
 from refmoe.reference.layout import unpack_fp4
 
@@ -119,6 +119,11 @@ class Score:
     def by_kind(self) -> dict[str, int]:
         """Differing blocks by kind of block, kinds without any left out."""
         return {name: int(count) for name, count in zip(KINDS, self.kinds, strict=True) if count}
+
+    @property
+    def differing_inside(self) -> int:
+        """Differing blocks that are no edge blocks: ordinary and small ones."""
+        return sum(self.by_kind.get(name, 0) for name in INSIDE)
 
     @property
     def rank(self) -> tuple[int, float]:

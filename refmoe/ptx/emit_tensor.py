@@ -143,7 +143,20 @@ _FORMS = (
         scales=1,
         scale_format="ue8m0",
     ),
-    # With E8M0 scales, scale_vec::2X, nobody has published how this kind adds up.
+    # kind::mxf4nvf4 has to name its scale_vec, kind::mxf4 has only one.
+    Form(
+        "m16n8k64",
+        (
+            frozenset({"kind::mxf4nvf4", "block_scale", "scale_vec::2X"}),
+            frozenset({"kind::mxf4", "block_scale", "scale_vec::2X"}),
+            frozenset({"kind::mxf4", "block_scale"}),
+        ),
+        ("e2m1",),
+        {"sm_120": "sm120_mxf4", "sm_121": "sm120_mxf4"},
+        scales=2,
+        scale_format="ue8m0",
+        packed=True,
+    ),
     Form(
         "m16n8k64",
         (frozenset({"kind::mxf4nvf4", "block_scale", "scale_vec::4X"}),),
@@ -179,7 +192,7 @@ def multiply(emitter: Emitter, instruction: Instruction) -> None:
         words = [_scale(emitter, operands[4]), *_selectors(emitter, operands[5])]
         words += [_scale(emitter, operands[6]), *_selectors(emitter, operands[7])]
         scales = f"({', '.join(words)})"
-    work = Mma(instruction, model, a_format, b_format, form.scales, form.packed)
+    work = Mma(instruction, model, a_format, b_format, form.scales, form.packed, form.scale_format)
     targets = [(register, "b32") for register in destinations]
     emitter.assign_all(instruction, targets, emitter.call(work, *parts, scales))
 

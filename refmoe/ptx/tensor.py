@@ -12,8 +12,9 @@ D [16, 8] = A [16, K] * B [K, 8] + C [16, 8]. With g = lane / 4, t = lane % 4, a
     C  row g    columns 2t, 2t+1:  c[0], c[1]     FP32, a register each
        row g+8  columns 2t, 2t+1:  c[2], c[3]
 
-E2M1 elements sit in bits 2..5 of a byte each, but in kind::mxf4nvf4, which packs two. With block scales a 32-bit
-register holds four bytes, of which `byte` chooses one E8M0; all four are UE4M3 scales, one for every 16 of K, with
+E2M1 elements sit in bits 2..5 of a byte each, but in kind::mxf4 and kind::mxf4nvf4, which pack two. With
+block scales a 32-bit register holds four bytes, of which `byte` chooses one E8M0, or with scale_vec::2X two neighbours,
+one for every 32 of K, of which `byte`, 0 or 2, is the first; all four are UE4M3 scales, one for every 16 of K, with
 scale_vec::4X. A's scales come from two lanes of each quad, B's from one, which `thread` chooses:
 
     A  thread 0:  lane 4g holds row g, lane 4g+1 row g+8          B  thread i:  lane 4g+i holds column g
@@ -131,10 +132,15 @@ class Scales:
 
     def check(self, byte: Array, thread: Array) -> None:
         """ValueError names a selector out of its range."""
-        limits = (("byte-id", byte, 5 - self.count), ("thread-id", thread, QUAD * QUADS // self.rows))
-        for name, value, most in limits:
-            if np.max(value) >= most:
-                raise ValueError(f"a {name} of {int(np.max(value))}, not {f'0 to {most - 1}' if most > 1 else '0'}")
+        # A row's scales are an aligned part of the register.
+        for name, value, allowed in (
+            ("byte-id", byte, range(0, 4, self.count)),
+            ("thread-id", thread, range(QUAD * QUADS // self.rows)),
+        ):
+            for found in [int(value)] if np.ndim(value) == 0 else np.unique(value).tolist():
+                if found not in allowed:
+                    words = {1: "0", 2: f"0 or {allowed[-1]}"}.get(len(allowed), f"0 to {allowed[-1]}")
+                    raise ValueError(f"a {name} of {found}, not {words}")
 
     def __call__(self, word: Array, byte: Array, thread: Array) -> Array:
         """uint8 [warps, rows, count] of registers [lanes].
@@ -142,11 +148,8 @@ class Scales:
         Selectors are the same in all lanes of a warp: [lanes], or one for all warps.
         """
         lanes = self.rows // QUADS
-        if self.count == 1:
-            chosen = (word >> (np.asarray(byte, np.uint32) * np.uint32(8))).astype(np.uint8)
-        else:
-            chosen = np.ascontiguousarray(word).view(np.uint8)
-        quads = chosen.reshape(-1, QUADS, QUAD, self.count)
+        first_byte = np.ascontiguousarray(word >> (np.asarray(byte, np.uint32) * np.uint32(8)))
+        quads = first_byte.view(np.uint8).reshape(-1, QUADS, QUAD, 4)[..., : self.count]
         if np.ndim(thread) == 0:
             held = quads[:, :, int(thread) * lanes : (int(thread) + 1) * lanes]
         else:
@@ -165,6 +168,7 @@ class Mma:
         a_format, b_format: names of element formats.
         scales: block scales of a row that follow, 0 for none.
         packed: whether a byte holds two elements of 4 bits.
+        scale_format: of the scales, "ue8m0" or "ue4m3".
     """
 
     instruction: Instruction
@@ -173,6 +177,7 @@ class Mma:
     b_format: str
     scales: int
     packed: bool
+    scale_format: str
 
     def __call__(
         self,
@@ -262,7 +267,7 @@ class Mma:
     def _nan_scale(self, frame: Frame, word: Array, warps: Array) -> Array:
         """bool [n] of those warps: a byte of the scales' register is NaN, whether it is chosen or not."""
         held = np.ascontiguousarray(_of_warps(frame.spread(word), warps)).view(np.uint8).reshape(warps.size, -1)
-        found: Array = ((held if self.scales == 1 else held | np.uint8(0x80)) == 0xFF).any(axis=1)
+        found: Array = ((held | np.uint8(0x80) if self.scale_format == "ue4m3" else held) == 0xFF).any(axis=1)
         return found
 
     def _magnitude(self, name: str) -> tuple[np.uint32, int | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from refmoe.reference.activation import QuantizedRows, swiglu, swiglu_quantize
 from refmoe.reference.backends import BACKENDS, choose_backend
 from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
-from refmoe.reference.expand import Expanded, Permutation, build_permutation, expand
+from refmoe.reference.expand import Expanded, ExpandedAs, Permutation, build_permutation, expand, expand_as
 from refmoe.reference.finalize import finalize
 from refmoe.reference.gemm import dense_gemm, grouped_gemm, plain_fp8
 from refmoe.reference.layout import (
@@ -19,6 +19,7 @@ from refmoe.reference.layout import (
     unpack_fp4,
     unswizzle_scales,
 )
+from refmoe.reference.masked import MaskedOperand, masked_operand
 from refmoe.reference.mma import tensor_core_mma
 from refmoe.reference.moe import (
     Enclosure,
@@ -30,6 +31,7 @@ from refmoe.reference.moe import (
     moe_layer,
     path_steps,
 )
+from refmoe.reference.nvfp4 import NVFP4Tensor, dequantize_nvfp4, nvfp4_encode_scale, quantize_nvfp4
 from refmoe.reference.quantize import quantize, quantize_mxfp4, quantize_mxfp8
 from refmoe.reference.routing import route_softmax_topk, router_logits
 from refmoe.reference.tensor import MXTensor, dequantize
@@ -38,9 +40,12 @@ __all__ = [
     "BACKENDS",
     "Enclosure",
     "Expanded",
+    "ExpandedAs",
     "MXTensor",
+    "MaskedOperand",
     "MoELayer",
     "MoEStages",
+    "NVFP4Tensor",
     "Permutation",
     "QuantizedRows",
     "build_permutation",
@@ -49,7 +54,9 @@ __all__ = [
     "dequantize",
     "dequantize_mxfp4",
     "dequantize_mxfp8",
+    "dequantize_nvfp4",
     "expand",
+    "expand_as",
     "expert_base_rows",
     "expert_scale_rows",
     "finalize",
@@ -57,14 +64,17 @@ __all__ = [
     "grouped_scale_rows",
     "layer_bound",
     "layer_enclosure",
+    "masked_operand",
     "moe_float64",
     "moe_layer",
+    "nvfp4_encode_scale",
     "pack_fp4",
     "path_steps",
     "plain_fp8",
     "quantize",
     "quantize_mxfp4",
     "quantize_mxfp8",
+    "quantize_nvfp4",
     "route_softmax_topk",
     "router_logits",
     "scale_buffer_size",

@@ -16,7 +16,7 @@ class Accumulation:
     """How a backend's GEMMs add up on one architecture.
 
     Attributes:
-        instruction: the tensor-core instruction that it uses there.
+        instruction: the tensor-core instruction that it uses there, or "dp4a".
         model: the name in `MODELS` that stands for it.
         evidence: what that rests on; EXTRAPOLATED where the model is another instruction's, no model of this one being
             published.
@@ -33,7 +33,7 @@ class Backend:
 
     Attributes:
         name: in lower case.
-        activations: "mxfp8" or "bf16", what its GEMMs take beside the MXFP4 weights.
+        activations: "mxfp8", "bf16" or "q8_1", what its GEMMs take beside the MXFP4 weights.
         accumulation: by architecture; the first is the one that is assumed if none is named.
     """
 
@@ -83,6 +83,11 @@ def _backend(name: str, activations: str, *instructions: Mma) -> Backend:
     return Backend(name, activations, {arch: _SUMS[one].on(arch, one) for arch, one in serves})
 
 
+def _integer_backend(name: str) -> Backend:
+    """A backend of `dp4a` runs everywhere: a block's sum is an exact int32, by the definition of the instruction."""
+    return Backend(name, "q8_1", dict.fromkeys(CHIPS, Accumulation("dp4a", "exact", Evidence.DEFINITION)))
+
+
 _ALL = (
     # Tokens are quantized on their own, inside expand, or by the caller.
     _backend("cutlass", "mxfp8", Mma.SYNC_MX, Mma.TCGEN05_MX),
@@ -92,6 +97,9 @@ _ALL = (
     _backend("trtllm", "bf16", Mma.TCGEN05_F16),
     # Tokens are quantized on their own.
     _backend("trtllm_mxfp8", "mxfp8", Mma.TCGEN05_MX),
+    # BF16 between the products, and FP32 between them.
+    _integer_backend("dp4a"),
+    _integer_backend("llama_cpp"),
 )
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType({backend.name: backend for backend in _ALL})

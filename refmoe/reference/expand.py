@@ -1,4 +1,4 @@
-"""The expand step: tokens copied to their experts' rows, quantized to MXFP8, scales in the layout of the grouped GEMM.
+"""The expand step: tokens copied to their experts' rows, quantized on the way, scales as the grouped GEMM reads them.
 
 The conventions are those of TensorRT-LLM and FlashInfer: expanded (unpermuted) row = token + k_rank * T, rows sorted by
 expert and in that order within an expert, int64 first-row offsets, and an expert's scales from scale row
@@ -8,6 +8,7 @@ align128(offsets[e] + 127 * e) on. Bytes that a production kernel leaves alone h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -15,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import MX_BLOCK
+from refmoe.formats import E4M3, MX_BLOCK, NVFP4
 from refmoe.policy import EdgePolicy, ScaleMode, as_edge_policy, as_scale_mode
+from refmoe.reference import fp32
 from refmoe.reference.arrays import checked_array
+from refmoe.reference.fp32 import fp32_bits
 from refmoe.reference.layout import (
     GROUPED_LAYOUTS,
     INT32_MAX,
@@ -33,9 +36,12 @@ from refmoe.reference.layout import (
     unswizzle_scales,
     write_scale_rows,
 )
+from refmoe.reference.nvfp4 import checked_encode_scale, checked_scale, quantize_nvfp4
 from refmoe.reference.quantize import quantize_mxfp8
 
 INPUT_SF_LAYOUTS = {name: SCALE_LAYOUTS[name] for name in ("linear", "128x4")}
+#: What `expand_as` makes of a row.
+OUTPUTS = ("nvfp4", "fp8_tensor", "fp8_token", "copy")
 INPUT_DTYPES = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
 
 
@@ -65,6 +71,20 @@ class Expanded(Permutation):
 
     codes: NDArray[np.uint8]
     scales: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class ExpandedAs(Permutation):
+    """Rows grouped by expert, as an output of `OUTPUTS`.
+
+    Attributes:
+        codes: nvfp4: packed E2M1, uint8 [T * k, K / 2]; fp8: E4M3, uint8 [T * k, K]; copy: [T * k, K] of x's type.
+        scales: nvfp4: UE4M3, uint8 1-D: align128(T * k + 127 * E) rows of ceil(K / 64) * 4 bytes in the asked layout;
+            fp8_token: float32 [T * k], what a row's codes are multiplied by to get its values back; else None.
+    """
+
+    codes: NDArray[Any]
+    scales: NDArray[Any] | None
 
 
 def build_permutation(topk_ids: NDArray[np.int32], num_experts: int, first_expert: int = 0) -> Permutation:
@@ -169,6 +189,141 @@ def expand(
     return Expanded(**vars(permutation), codes=codes, scales=scales)
 
 
+def expand_as(
+    x: NDArray[Any],
+    topk_ids: NDArray[np.int32],
+    num_experts: int,
+    output: str,
+    *,
+    encode_scale: np.float32 | float | None = None,
+    prescale: NDArray[Any] | None = None,
+    layout: str = "128x4",
+    first_expert: int = 0,
+    fill: int = 0,
+) -> ExpandedAs:
+    """Copy each token to the row of every expert that it chose, as one of `OUTPUTS`.
+
+    The rules are those of FlashInfer's `expandInputRowsKernel` (Apache-2.0), all in FP32, each operation rounded once:
+
+        nvfp4       as `quantize_nvfp4`, under the global scale `encode_scale`
+        fp8_tensor  code = E4M3(x * encode_scale), saturating at 448; a NaN is 0x7F
+        fp8_token   q = 448 / amax of the token, code = E4M3(x * q), scale of the row = 1 / q; q is 1 for a zero token
+        copy        the elements as they are
+
+    Where FlashInfer divides by what is too small, q is at most FLT_MAX here; and under refmoe's edge `exact` a NaN or
+    an infinity poisons its token: codes 0x7F, scale NaN (0x7FFFFFFF).
+
+    Args:
+        x: BF16 or FP16 [T, K], C-contiguous, K a multiple of 16; for "copy" also uint8 codes.
+        topk_ids: int32 [T, k], see `build_permutation`.
+        num_experts: experts of this rank.
+        output: one of `OUTPUTS`.
+        encode_scale: the FP32 factor of "nvfp4" and "fp8_tensor"; None for the others.
+        prescale: [K] of x's type, what each channel is multiplied by first (AWQ); the product is rounded to that type.
+            Not with "copy".
+        layout: of NVFP4's scales: "128x4", "8x4" or "linear", the last with rows of ceil(K / 64) * 4 bytes.
+        first_expert: id of this rank's first expert; choices outside its experts are skipped.
+        fill: byte of rows from offsets[E] on, of their scales, and of scale rows that belong to no row.
+
+    Raises:
+        ArgumentError: an argument is none of these, or sizes past int32.
+    """
+    permutation = build_permutation(topk_ids, num_experts, first_expert)
+    checked_output(output)
+    _check_rows(x, topk_ids, NVFP4.block, ready=output == "copy")
+    chosen, byte = layout_named(layout, GROUPED_LAYOUTS), checked_fill(fill)
+    factor = checked_factor(output, encode_scale)
+    values = x if prescale is None else prescaled(x, checked_prescale(output, prescale, x))
+    offsets, width = permutation.offsets, x.shape[1]
+    used = int(offsets[-1])
+    source = permutation.permuted_to_unpermuted[:used] % max(len(x), 1)
+
+    scales: NDArray[Any] | None = None
+    if output == "nvfp4":
+        assert factor is not None
+        made = quantize_nvfp4(values, global_encode_scale=factor)
+        of_tokens: NDArray[Any] = made.codes
+        blocks = width // NVFP4.block
+        size = checked_size("x", chosen, grouped_scale_rows(topk_ids.size, num_experts), blocks)
+        scales = np.full(size, byte, np.uint8)
+        if used and blocks:
+            write_scale_rows(scales, chosen, expert_scale_rows(offsets), made.scales[source])
+    elif output == "copy":
+        of_tokens = values
+    else:
+        factors = _token_factors(values) if factor is None else np.array([[factor]])
+        of_tokens = fp8_codes(values, factors)
+        if factor is None:
+            scales = np.full(4 * topk_ids.size, byte, np.uint8).view(np.float32)
+            scales[:used] = fp32.divide(np.ones(1, np.float32), factors)[source, 0]
+    codes = np.full(topk_ids.size * of_tokens[:1].nbytes if len(x) else 0, byte, np.uint8)
+    rows = codes.view(of_tokens.dtype).reshape(topk_ids.size, of_tokens.shape[1])
+    rows[:used] = of_tokens[source]
+    return ExpandedAs(**vars(permutation), codes=rows, scales=scales)
+
+
+def prescaled(x: NDArray[Any], factors: NDArray[Any]) -> NDArray[Any]:
+    """x [T, K] times a factor for each channel, rounded to x's type; a NaN is the GPU's, 0x7FFF."""
+    product = fp32.multiply(x.astype(np.float32), factors.astype(np.float32))
+    with np.errstate(over="ignore"):
+        rounded = product.astype(x.dtype)
+    rounded.view(np.uint16)[np.isnan(product)] = 0x7FFF
+    return rounded
+
+
+def fp8_codes(x: NDArray[Any], factors: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """E4M3(x * factors), the product rounded to FP32 first; saturating at 448, 0x7F for every NaN.
+
+    Args:
+        x: BF16 or FP16 [T, K].
+        factors: float32 [T, 1], or [1, 1] for all tokens.
+    """
+    product = fp32.multiply(x.astype(np.float32), factors)
+    with np.errstate(invalid="ignore"):
+        codes = np.clip(product, -448, 448).astype(E4M3.dtype).view(np.uint8)
+    codes[np.isnan(product)] = 0x7F
+    return codes
+
+
+def _token_factors(x: NDArray[Any]) -> NDArray[np.float32]:
+    """min(448 / amax, FLT_MAX) of each token, [T, 1]; 1 for a zero token, NaN for one that is not finite."""
+    bits = fp32_bits(x) & np.uint32(0x7FFFFFFF)
+    amax = bits.max(axis=1, initial=0).view(np.float32)[:, None]
+    with np.errstate(all="ignore"):
+        factors = np.minimum(np.float32(448) / amax, np.finfo(np.float32).max)
+    factors[amax == 0] = 1
+    factors[~np.isfinite(amax)] = fp32.NAN
+    return np.asarray(factors, np.float32)
+
+
+def checked_output(output: object) -> str:
+    """`output`, or an `ArgumentError` if it is none of `OUTPUTS`."""
+    if not isinstance(output, str) or output not in OUTPUTS:
+        raise ArgumentError("output", describe(output), "one of " + ", ".join(OUTPUTS))
+    return output
+
+
+def checked_factor(output: str, encode_scale: object) -> np.float32 | None:
+    """The FP32 factor that `output` takes, None if it takes none; an `ArgumentError` for one too many or too few."""
+    if output not in ("nvfp4", "fp8_tensor"):
+        if encode_scale is not None:
+            raise ArgumentError("encode_scale", describe(encode_scale), f"None: {output} takes no scale")
+        return None
+    if encode_scale is None:
+        raise ArgumentError("encode_scale", "None", f"the float32 factor of {output}")
+    return (checked_encode_scale if output == "nvfp4" else partial(checked_scale, "encode_scale"))(encode_scale)
+
+
+def checked_prescale(output: str, prescale: object, x: NDArray[Any]) -> NDArray[Any]:
+    """`prescale`, or an `ArgumentError` if `output` takes none or it is no [K] of x's type."""
+    if output == "copy":
+        raise ArgumentError("prescale", describe(prescale), "None: a copy changes nothing")
+    shape = x.shape[1:]
+    if not isinstance(prescale, np.ndarray) or prescale.dtype != x.dtype or prescale.shape != shape:
+        raise ArgumentError("prescale", describe(prescale), f"{x.dtype} {list(shape)}, one factor a channel")
+    return prescale
+
+
 def _ready_scales(
     input_sf: NDArray[np.uint8] | None, layout: ScaleLayout, tokens: int, blocks: int
 ) -> NDArray[np.uint8]:
@@ -183,14 +338,15 @@ def _ready_scales(
     return input_sf if layout.name == "linear" else unswizzle_scales(input_sf, (tokens, blocks), layout.name)
 
 
-def _check_rows(x: object, topk_ids: NDArray[np.int32]) -> None:
+def _check_rows(x: object, topk_ids: NDArray[np.int32], block: int = MX_BLOCK, *, ready: bool = True) -> None:
     tokens = topk_ids.shape[0]
-    if not isinstance(x, np.ndarray) or x.dtype not in (*INPUT_DTYPES, np.dtype(np.uint8)):
-        raise ArgumentError("x", describe(x), "a bfloat16 or float16 array, or uint8 MXFP8 codes")
+    dtypes = (*INPUT_DTYPES, np.dtype(np.uint8)) if ready else INPUT_DTYPES
+    if not isinstance(x, np.ndarray) or x.dtype not in dtypes:
+        raise ArgumentError("x", describe(x), f"a bfloat16 or float16 array{', or uint8 MXFP8 codes' if ready else ''}")
     if x.ndim != 2 or x.shape[0] != tokens:
         raise ArgumentError("x", describe(x), f"[T, K] with the {tokens} tokens of topk_ids")
-    if x.shape[1] % MX_BLOCK:
-        raise ArgumentError("x", describe(x), f"K a multiple of {MX_BLOCK}")
+    if x.shape[1] % block:
+        raise ArgumentError("x", describe(x), f"K a multiple of {block}")
     if not x.flags.c_contiguous:
         raise ArgumentError("x", f"{describe(x)} that is not contiguous", "a C-contiguous array")
 

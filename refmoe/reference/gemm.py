@@ -27,7 +27,7 @@ from refmoe.reference.mma import AccumulationModel, as_model, tensor_core_mma
 from refmoe.reference.tensor import IDENTITY_SCALE, MXTensor
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
-_OUTPUTS: dict[np.dtype[Any], np.dtype[Any]] = {
+GEMM_OUTPUTS: dict[np.dtype[Any], np.dtype[Any]] = {
     np.dtype(np.float32): np.dtype(np.uint32),
     np.dtype(np.float16): np.dtype(np.uint16),
     _BF16: np.dtype(np.uint16),
@@ -110,7 +110,7 @@ def grouped_gemm(
         raise ArgumentError("offsets", f"{offsets[-1]} rows in use", f"at most the {tokens} rows of activations")
     check_optional("bias", bias, (experts, n), np.float32, _BF16, np.float16)
     check_optional("alpha", alpha, (experts,), np.float32)
-    dtype = checked_output(out_dtype, _OUTPUTS, "float32, float16 or ml_dtypes.bfloat16")
+    dtype = checked_output(out_dtype, GEMM_OUTPUTS, "float32, float16 or ml_dtypes.bfloat16")
 
     _check_pair(weights, activations, chosen)
     _check_scales("activations", activations, chosen)
@@ -125,7 +125,7 @@ def grouped_gemm(
         sums = _multiply(_operand(weights, expert, chosen), _operand(activations, rows, chosen), chosen)
         factor = None if alpha is None else alpha[expert]
         addend = None if bias is None else bias[expert]
-        out[rows] = _finish(sums, factor, addend, dtype)
+        out[rows] = finish_sums(sums, factor, addend, dtype)
     return out
 
 
@@ -192,10 +192,10 @@ def _multiply(left: _Operand, right: _Operand, model: AccumulationModel) -> NDAr
     return np.ascontiguousarray(sums.T)
 
 
-def _finish(
+def finish_sums(
     sums: NDArray[np.float32], alpha: np.float32 | None, bias: NDArray[Any] | None, dtype: np.dtype[Any]
 ) -> NDArray[Any]:
-    """Alpha, bias and the cast."""
+    """RN(RN(alpha * sums) + bias) as `dtype`: `sums` [rows, N], bias [N]; what is None is left out."""
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         if alpha is not None:
             sums = alpha * sums
@@ -203,7 +203,7 @@ def _finish(
             sums = sums + bias.astype(np.float32)
         out = sums.astype(dtype)
     nan = np.isnan(sums)
-    unsigned = _OUTPUTS[dtype]
+    unsigned = GEMM_OUTPUTS[dtype]
     out.view(unsigned)[nan] = np.iinfo(unsigned).max >> 1
     return out
 

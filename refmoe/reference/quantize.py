@@ -17,12 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import E8M0, MXFP4, MXFP8, Format, MXFormat, as_mx_format
+from refmoe.formats import E8M0, MX_FORMATS, MXFP4, MXFP8, NVFP4, Format, MXFormat, as_mx_format
 from refmoe.policy import (
     DEEPGEMM_FLOOR,
     EDGE_FORMATS,
@@ -38,6 +39,7 @@ from refmoe.policy import (
 from refmoe.reference.chunks import for_each_chunk
 from refmoe.reference.fp32 import BF16, fp32_bits, magnitude_values
 from refmoe.reference.gguf import quantize_gguf_blocks
+from refmoe.reference.nvfp4 import NVFP4Tensor, quantize_nvfp4
 from refmoe.reference.tensor import MXTensor
 
 _BLOCKS_A_CHUNK = 1 << 14
@@ -55,6 +57,9 @@ _UNDEFINED = {
 # A stand-in scale under which every block whose own scale byte is 0 is all zeros: its exponent fields are below
 # emax + 2, at most 17.
 _VANISHING_SCALE = 127
+
+#: The one policy of NVFP4, see `refmoe.reference.nvfp4`.
+NVFP4_POLICY = "transformer_engine"
 
 
 def quantize_mxfp8(
@@ -100,7 +105,13 @@ def quantize_mxfp4(
     return _quantize(x, MXFP4, as_scale_mode(mode), as_edge_policy(edge))
 
 
-def quantize(x: NDArray[np.generic], format: str, *, policy: Policy | str = "rceil/exact") -> MXTensor:
+@overload
+def quantize(  # type: ignore[overload-overlap]
+    x: NDArray[np.generic], format: Literal["nvfp4"], *, policy: Policy | str | None = None
+) -> NVFP4Tensor: ...
+@overload
+def quantize(x: NDArray[np.generic], format: str, *, policy: Policy | str | None = None) -> MXTensor: ...
+def quantize(x: NDArray[np.generic], format: str, *, policy: Policy | str | None = None) -> MXTensor | NVFP4Tensor:
     """Quantize by a whole policy, refmoe's own or that of another system, see `POLICIES`.
 
     >>> import numpy as np, refmoe
@@ -110,15 +121,22 @@ def quantize(x: NDArray[np.generic], format: str, *, policy: Policy | str = "rce
     ((2, 16), [[126], [126]])
 
     Args:
-        x: BF16, FP16 or FP32 [..., K], C-contiguous, K a multiple of 32.
-        format: "mxfp8" or "mxfp4".
-        policy: a policy or its text, "MODE/EDGE" or a name, see `as_policy`. The default is that of `quantize_mxfp8`.
+        x: BF16, FP16 or FP32 [..., K], C-contiguous, K a multiple of 32, for "nvfp4" of 16.
+        format: "mxfp8" or "mxfp4", which give an `MXTensor`, or "nvfp4", which gives an `NVFP4Tensor`.
+        policy: a policy or its text, "MODE/EDGE" or a name, see `as_policy`. None is that of `quantize_mxfp8`,
+            rceil/exact. "nvfp4" has one, "transformer_engine", see `quantize_nvfp4`.
 
     Raises:
         ArgumentError: an unknown format or policy, a format that the policy does not produce, a policy of your own
             without an edge policy or with another rounding, or what `quantize_mxfp8` refuses.
     """
-    policy, mx = as_policy(policy), as_mx_format(format)
+    if format == NVFP4.name:
+        if policy not in (None, NVFP4_POLICY):
+            raise ArgumentError("policy", describe(policy), f"{NVFP4_POLICY}, the only one of {format}")
+        return quantize_nvfp4(x)
+    if not isinstance(format, str) or format not in MX_FORMATS:
+        raise ArgumentError("format", describe(format), f"{', '.join(MX_FORMATS)} or {NVFP4.name}")
+    policy, mx = as_policy("rceil/exact" if policy is None else policy), as_mx_format(format)
     if format not in policy.formats:
         raise ArgumentError("format", f"{format} with policy {policy.name}", f"one of {', '.join(policy.formats)}")
     if policy == POLICIES["gguf"]:

@@ -11,6 +11,7 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.formats import E8M0, MXFormat, as_mx_format
 from refmoe.reference.dequantize import dequantize_codes
 from refmoe.reference.layout import pack_fp4, unpack_fp4
+from refmoe.reference.nvfp4 import NVFP4Tensor
 
 IDENTITY_SCALE = E8M0.encode(1)
 """The scale byte of an operand that has no scales: 0x7F, a factor of 1."""
@@ -74,8 +75,10 @@ class MXTensor:
         return dequantize_codes(self.codes, self.scales, self.mx)
 
 
-def dequantize(tensor: MXTensor) -> NDArray[np.float32]:
-    """The values of a quantized tensor: code * 2^(scale - 127), exact in FP32. What `quantize` makes is taken back.
+def dequantize(tensor: MXTensor | NVFP4Tensor) -> NDArray[np.float32]:
+    """The values of a quantized tensor. What `quantize` makes is taken back.
+
+    Of an MX format they are code * 2^(scale - 127), exact in FP32; of NVFP4 see `dequantize_nvfp4`.
 
     >>> import numpy as np, refmoe
     >>> x = np.linspace(-2, 2, 32, dtype=np.float32)
@@ -83,14 +86,14 @@ def dequantize(tensor: MXTensor) -> NDArray[np.float32]:
     array([-2.   , -1.875, -1.75 ], dtype=float32)
 
     Args:
-        tensor: of any MX format, logical shape [..., K].
+        tensor: of any MX format or NVFP4, logical shape [..., K].
 
     Returns:
         float32 [..., K]. A NaN scale or code gives 0x7FC00000, a product above FP32's range infinity.
 
     Raises:
-        ArgumentError: it is no MXTensor.
+        ArgumentError: it is neither.
     """
-    if not isinstance(tensor, MXTensor):
-        raise ArgumentError("tensor", describe(tensor), "an MXTensor, as quantize returns it")
+    if not isinstance(tensor, (MXTensor, NVFP4Tensor)):
+        raise ArgumentError("tensor", describe(tensor), "an MXTensor or an NVFP4Tensor, as quantize returns it")
     return tensor.dequantize()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from refmoe.files import write_atomic
-from refmoe.reports.documents import ReportError, digest_of, is_intact, read_document
+from refmoe.reports.documents import ReportError, digest_of, is_intact, read_document, version_text
 from refmoe.reports.parity import Report, check_report
 from refmoe.verify.verdict import Verdict
 
@@ -29,7 +29,7 @@ def read_baseline(path: Path) -> list[str]:
         raise ReportError(f"{path}: no baseline; write one with `refmoe gate --write-baseline`")
     if document.get("schema_version") != SCHEMA_VERSION:
         found = document.get("schema_version")
-        raise ReportError(f"{path}: schema version {found!r}; this refmoe reads version {SCHEMA_VERSION!r}")
+        raise ReportError(f"{path}: {version_text(found, SCHEMA_VERSION, 'baseline')}")
     if not is_intact(document):
         raise ReportError(f"{path}: edited after it was made; write it with `refmoe gate --write-baseline`")
     return [str(name) for name in document["cases"]]

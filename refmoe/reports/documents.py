@@ -1,7 +1,7 @@
 """What all documents share: one JSON object with a kind, keys that the kind promises, and a digest that shows an edit.
 
 Every kind has a file of its name here that says what its documents hold and when the gate refuses one: `parity`,
-`conformance`, `stress`, `drift`, `bench` and `baseline`.
+`conformance`, `stress`, `drift`, `convert`, `bench` and `baseline`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Kind:
             return [f"edited after it was made; {self.again}"]
         if self.version is not None and document.get("schema_version") != self.version:
             found = document.get("schema_version")
-            return [f"schema version {found!r}; this refmoe reads version {self.version!r} of {self.name}"]
+            return [version_text(found, self.version, f"document of kind {self.name}")]
         if missing := sorted(self.keys - document.keys()):
             return [f"says that it is of kind {self.name}, but has no {missing[0]}; {self.again}"]
         return self.judge(document, present)
@@ -111,5 +111,20 @@ def read_document(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ReportError(f"{path}: no JSON, so no report: {error}") from error
     if not isinstance(document, dict):
-        raise ReportError(f"{path}: holds a JSON {type(document).__name__}; a report is one JSON object")
+        raise ReportError(f"{path}: holds {_json_word(document)} and no more; a report is one JSON object")
     return document
+
+
+def _json_word(value: object) -> str:
+    """What JSON calls a value that is no object."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, str):
+        return "a string"
+    return "a list" if isinstance(value, list) else "a number"
+
+
+def version_text(found: object, read: str, kind: str = "report") -> str:
+    """The refusal of a document of another schema version, without its path."""
+    unlike = f", and it is a string, not {_json_word(found)}" if str(found) == read else ""
+    return f"a {kind} of schema version {found}; this refmoe reads version {read}{unlike}"

@@ -12,6 +12,7 @@ from refmoe.errors import ArgumentError
 from refmoe.reports.baseline import read_baseline
 from refmoe.reports.bench import BENCH
 from refmoe.reports.conformance import CONFORMANCE
+from refmoe.reports.convert import CONVERT
 from refmoe.reports.documents import PresentHash, ReportError, read_document
 from refmoe.reports.drift import DRIFT
 from refmoe.reports.parity import CaseRecord, Report, check_report, refusals_of
@@ -22,7 +23,7 @@ from refmoe.verify.verdict import Verdict
 BASELINE = "baseline.json"
 
 #: The kinds of documents that may lie beside parity reports. Another kind is refused.
-KINDS = {kind.name: kind for kind in (STRESS, CONFORMANCE, BENCH, DRIFT)}
+KINDS = {kind.name: kind for kind in (STRESS, CONFORMANCE, BENCH, DRIFT, CONVERT)}
 
 
 @dataclass(frozen=True)

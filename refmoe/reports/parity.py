@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from refmoe.errors import ArgumentError
-from refmoe.reports.documents import EDITED, PresentHash, ReportError, digest_of, is_intact, read_document
+from refmoe.reports.documents import EDITED, PresentHash, ReportError, digest_of, is_intact, read_document, version_text
 from refmoe.reports.environment import Environment
 from refmoe.verify.source import sha256_of, source_files
 from refmoe.verify.tolerances import TOLERANCES
@@ -309,7 +309,7 @@ def check_report(path: Path, document: Mapping[str, Any]) -> Report:
         raise ReportError(f"{path}: JSON, but no refmoe report: it has no schema_version or no cases")
     version = document["schema_version"]
     if version != SCHEMA_VERSION:
-        raise ReportError(f"{path}: schema version {version!r}; this refmoe reads version {SCHEMA_VERSION!r}")
+        raise ReportError(f"{path}: {version_text(version, SCHEMA_VERSION)}")
     if not is_intact(document):
         raise ReportError(f"{path}: {EDITED}")
     try:

@@ -116,6 +116,25 @@ def cases_text(cases: Sequence[CaseRecord]) -> str:
     return f"{passed:,} of {total:,} cases pass" + (f", {_counts(summary)}" if summary else "")
 
 
+def verdict_counts(report: Report) -> str:
+    """The verdicts counted, refusals by whether the case list has them.
+
+    "970 PASS, 11 UNSUPPORTED as the case list says, 1 UNSUPPORTED not in the case list".
+    """
+    refused = [case for case in report.cases if case.verdict is Verdict.UNSUPPORTED]
+    words = {
+        " as the case list says": sum(not case.fails for case in refused),
+        " not in the case list": sum(case.fails for case in refused),
+    }
+    parts = []
+    for name, count in report.summary.items():
+        told = (
+            {f"{name}{word}": some for word, some in words.items() if some} if name == "UNSUPPORTED" else {name: count}
+        )
+        parts += [f"{some} {word}" for word, some in told.items()]
+    return ", ".join(parts)
+
+
 def _counts(summary: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in summary.items())
 

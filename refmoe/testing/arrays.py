@@ -7,6 +7,8 @@ for an array of another framework.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -133,3 +135,35 @@ ARRAY_KINDS: Mapping[str, Callable[[NDArray[Any], str], Any]] = MappingProxyType
 def from_numpy(array: NDArray[Any], kind: str, device: str = "cpu") -> Any:
     """An array of `kind` "numpy", "torch" or "jax" with a copy of the elements, on the device "cpu" or "cuda"."""
     return ARRAY_KINDS[kind](array.copy(), device)
+
+
+def arrays_missing(kind: str, device: str = "cpu") -> str | None:
+    """What this machine lacks to make arrays of `kind` on `device`, in a sentence that says what to do; or None."""
+    if kind == "numpy":
+        return None
+    try:
+        framework = importlib.import_module(kind)
+    except ImportError as error:
+        if importlib.util.find_spec(kind) is not None:
+            return f"{kind} is installed, but cannot be imported: {error}"
+        name = "torch tensors" if kind == "torch" else "JAX arrays"
+        return (
+            f"{kind} is not installed, and the kernel is given {name}: pip install {kind}, "
+            "or register a function of NumPy arrays with arrays='numpy'"
+        )
+    if device == "cuda" and not _SEES_GPU[kind](framework):
+        return f"{kind} sees no GPU on this machine, and the kernel is registered with device='cuda'"
+    return None
+
+
+def _jax_sees_gpu(jax: Any) -> bool:
+    try:
+        return bool(jax.devices("gpu"))
+    except RuntimeError:
+        return False
+
+
+#: Whether a framework, given as its module, can put arrays on a GPU.
+_SEES_GPU: Mapping[str, Callable[[Any], bool]] = MappingProxyType(
+    {"torch": lambda torch: bool(torch.cuda.is_available()), "jax": _jax_sees_gpu}
+)

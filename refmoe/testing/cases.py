@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from refmoe.catalog import kernel_of, parse_case
 from refmoe.errors import ArgumentError, describe
+from refmoe.families import family_called
 from refmoe.families.family import Case
 from refmoe.testing.elements import mismatch_text
 from refmoe.testing.kernel import UserKernel
@@ -72,6 +74,8 @@ class RefmoeCase:
 class Checked:
     """The results of a kernel's cases. Printed are the failing ones, and how many there are of each verdict.
 
+    Why cases did not run is printed too, each reason once.
+
     Attributes:
         kernel: the kernel.
         results: one for each case.
@@ -89,7 +93,15 @@ class Checked:
         failing = [result_text(self.kernel, result) for result in self.results if result.fails]
         counts = {verdict: sum(result.verdict is verdict for result in self.results) for verdict in Verdict}
         summary = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items() if count)
-        return "\n\n".join([*failing, summary])
+        idle = Counter(
+            f"{result.verdict.value}{'' if result.verdict is Verdict.SKIPPED else ' as declared'}: {result.reason}"
+            for result in self.results
+            if not result.verdict.ran and not result.fails
+        )
+        lines = [summary, *(f"{count} {why}" for why, count in idle.items())]
+        if exit_status(self.results) == 3:
+            lines.append("no case ran, so nothing has passed")
+        return "\n\n".join([*failing, "\n".join(lines)])
 
     __repr__ = __str__
 
@@ -114,7 +126,8 @@ def check(
 
     Args:
         kernel: a function, or one that `refmoe.testing.kernel` registered.
-        family: of a function the family, such as "quantize"; see `refmoe.families`.
+        family: of a function the family, such as "quantize"; see `refmoe.families`. Of a registered kernel it may be
+            left out, with the contract.
         level: "quick", "default" or "full".
         dtypes: only cases of these.
         cases: these repro strings instead of a level.
@@ -124,7 +137,8 @@ def check(
         ArgumentError: an unknown family, level, dtype, case or option; or no case at all.
     """
     if isinstance(kernel, UserKernel):
-        if family is not None or contract:
+        again = family is not None and family_called(family) is kernel.family and contract == dict(kernel.given)
+        if (family is not None or contract) and not again:
             raise ArgumentError("kernel", f"{kernel.label}, registered already, with another contract", "either")
         chosen = kernel
     elif family is None:
@@ -155,6 +169,8 @@ def repro(case: Case | str) -> Result:
     Raises:
         ArgumentError: a malformed string; the message says which field is wrong and what it may be.
     """
+    if not isinstance(case, (str, Case)):
+        raise ArgumentError("case", describe(case), "a repro string, or a case")
     chosen = parse_case(case) if isinstance(case, str) else case
     return run_case(kernel_of(chosen, Devices()), chosen)
 
@@ -165,6 +181,8 @@ def cases_of(family: str, texts: Sequence[str]) -> list[Case]:
     Raises:
         ArgumentError: a malformed string, or a case of another family.
     """
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise ArgumentError("cases", describe(texts), "a list of repro strings")
     chosen = []
     for text in texts:
         case = parse_case(re.sub("@host$", "@ptx", re.sub("^.*?::[^/]*/", "", text)))

@@ -117,7 +117,8 @@ def map_lines(found: MismatchMap) -> Iterator[str]:
     # The fullest cell stands for all: what a cell holds in elements depends on the stage.
     yield (
         f"map: {found.row_axis}s {found.rows} down, {found.column_axis}s {found.columns} across, "
-        f"{found.row_step * merged} x {found.column_step} a cell; 9 = {most} elements differ"
+        f"{found.row_step * merged} x {found.column_step} a cell; "
+        f"9 = {most} {'element differs' if most == 1 else 'elements differ'}"
     )
     width = len(str(found.rows))
     for start, line in zip(starts, lines, strict=True):

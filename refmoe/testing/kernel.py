@@ -22,7 +22,7 @@ from refmoe.families import family_called
 from refmoe.families.case import one_of
 from refmoe.families.family import LEVELS, Case, Expectation, Family, Inputs, Outputs
 from refmoe.policies import PolicyRule, rule_named
-from refmoe.testing.arrays import ARRAY_KINDS, from_numpy, to_numpy
+from refmoe.testing.arrays import ARRAY_KINDS, arrays_missing, from_numpy, to_numpy
 from refmoe.testing.elements import as_patterns
 from refmoe.testing.rule import declared_difference, explain_difference, ruled_problem, undefined
 from refmoe.verify.kernel import Kernel, Malformed, Masks, Place, Refusal
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from refmoe.cuda.device import LaunchRecord
 
 _DEVICES = ("cpu", "cuda")
+
+#: What `kernel` takes arrays and device to be if nothing is said.
+_USUAL = {"arrays": "torch", "device": "cpu"}
 
 
 class Unsupported(Exception):
@@ -72,6 +75,8 @@ class UserKernel(Kernel):
         files: further files that decide its result.
         root: the folder that files are named from.
         node: the pytest id of the test that runs it, "" outside of pytest.
+        changes: the inputs that it may write to; a change of any other fails.
+        given: the arguments that it was registered with and that a call of `refmoe.check` needs to run it again.
     """
 
     function: Callable[..., Any]
@@ -90,6 +95,8 @@ class UserKernel(Kernel):
     files: tuple[str, ...] = ()
     root: Path = field(default_factory=Path.cwd)
     node: str = ""
+    changes: tuple[str, ...] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """What the function returns."""
@@ -128,6 +135,8 @@ class UserKernel(Kernel):
         """
         if level not in LEVELS:
             raise ArgumentError("level", describe(level), one_of(LEVELS))
+        if isinstance(dtypes, str):
+            raise ArgumentError("dtypes", describe(dtypes), f"a tuple of some of {', '.join(self.dtypes)}")
         for dtype in dtypes or ():
             if dtype not in self.dtypes:
                 raise ArgumentError("dtypes", describe(dtype), f"some of {', '.join(self.dtypes)}")
@@ -179,16 +188,26 @@ class UserKernel(Kernel):
         return "cuda" if self.device == "cuda" else "host"
 
     def repro(self, case: Case) -> str:
-        """The pytest command that runs the test again."""
-        return f"pytest '{self.node}'" if self.node else f"refmoe.check({self.label}, cases=['{self.case_text(case)}'])"
+        """The pytest command that runs the test again; outside of pytest the call of `refmoe.check` that does.
+
+        A lambda has no name to call it by; a word in capitals stands for it, and a comment says what it is.
+        """
+        if self.node:
+            return f"pytest '{self.node}'"
+        asked = {"kernel": self.function, **self.given}
+        words = {name: _expression(value, name) for name, value in asked.items()}
+        options = [f"{name}={word}" for name, word in words.items() if name != "kernel"]
+        call = ", ".join([words["kernel"], repr(self.family.name), *options, f"cases=[{self.case_text(case)!r}]"])
+        unnamed = [f"{word} is {_described(asked[name])}" for name, word in words.items() if word == _placeholder(name)]
+        return f"refmoe.check({call})" + (f"  # {', '.join(unnamed)}" if unnamed else "")
 
     def place(self, case: Case) -> Place:
         """This machine's processor, or its GPU."""
         return _Here(self._place_name, platform.machine() if self.device == "cpu" else _capability())
 
     def missing(self, case: Case, place: Place) -> str | None:
-        """Why the kernel cannot run on this machine: what the function given as `missing` says."""
-        return self.absent()
+        """Why the kernel cannot run on this machine: what `missing` says, or no framework or GPU for its arrays."""
+        return self.absent() or arrays_missing(self.arrays, self.device)
 
     def problem(self, case: Case) -> tuple[Inputs, Expectation]:
         """Inputs and expectation of the family, or those of a policy that the family's options cannot name."""
@@ -240,7 +259,7 @@ class UserKernel(Kernel):
 
         Raises:
             Refusal: it does not take the case.
-            Malformed: an output of another shape or element type.
+            Malformed: an output of another shape or element type, or an input that it changed.
         """
         if (why := self._declared_refusal(case, inputs, expected)) is not None:
             raise Refusal(why, declared=True)
@@ -270,9 +289,34 @@ class UserKernel(Kernel):
             poisoned = np.frombuffer(bytes([case.poison]) * bits.nbytes, bits.dtype).reshape(bits.shape)
             arguments[name] = from_numpy(poisoned, self.arrays, self.device)
         result = self.function(**arguments)
+        self._check_inputs(inputs, arguments)
         if self.buffers:
             return {name: arguments[name] for name in buffers}
         return self._named(result, [name for name in self.outputs if name in expected.outputs])
+
+    def _check_inputs(self, inputs: Inputs, arguments: Mapping[str, Any]) -> None:
+        """Whether the inputs are as they were given, bit by bit.
+
+        Raises:
+            Malformed: one was changed.
+        """
+        if self.arrays == "jax":
+            return  # no function can write to a JAX array
+        for name in self.parameters:
+            value = inputs.get(name)
+            if value is None or name in self.changes:
+                continue
+            now, before = as_patterns(to_numpy(arguments[name], name)), as_patterns(np.ascontiguousarray(value))
+            allowed = f"a kernel may change an input only if it is registered with changes=({name!r},)"
+            if now.shape != before.shape:
+                raise Malformed(name, f"the kernel gave its input the shape {list(now.shape)}; {allowed}")
+            places = np.flatnonzero(now != before)
+            if places.size:
+                first = np.unravel_index(int(places[0]), before.shape)
+                place, digits = ", ".join(str(int(axis)) for axis in first), 2 * before.dtype.itemsize
+                bits = f"given 0x{int(before[first]):0{digits}X}, afterwards 0x{int(now[first]):0{digits}X}"
+                count = f"{places.size} of {before.size} elements changed"
+                raise Malformed(name, f"the kernel changed its input {name}[{place}]: {bits}; {count}; {allowed}")
 
     def _named(self, result: Any, wanted: list[str]) -> dict[str, Any]:
         if isinstance(result, Mapping):
@@ -379,6 +423,26 @@ class UserKernel(Kernel):
         return file.relative_to(self.root.resolve()).as_posix() if below and not installed else None
 
 
+def _placeholder(argument: str) -> str:
+    return argument.upper()
+
+
+def _expression(value: object, argument: str) -> str:
+    """A value as Python writes it; a function by its name, a word in capitals for one that has none."""
+    if not callable(value):
+        return repr(value)
+    name = getattr(value, "__name__", "")
+    return name if name.isidentifier() else _placeholder(argument)
+
+
+def _described(function: Any) -> str:
+    """A function without a name in words: where it is written."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return f"the {type(function).__name__} that was given"
+    return f"the lambda at {Path(code.co_filename).name}:{code.co_firstlineno}"
+
+
 def _capability() -> str:
     """The GPU's compute capability as an arch, "" if torch sees none."""
     try:
@@ -401,6 +465,7 @@ def kernel(
     name: str | None = None,
     missing: Callable[[], str | None] | None = None,
     refuses: Callable[[Case], str | None] | None = None,
+    changes: tuple[str, ...] = (),
     made_of: str = "",
     sources: Sequence[str] = (),
     **options: str,
@@ -414,14 +479,16 @@ def kernel(
     Args:
         family: a family, its name, or the part of it that no other has: "quantize" is mxfp8_quantize.
         policy: for mxfp8_quantize, instead of mode and edge: a name that `refmoe policy` knows, such as "ocp" or
-            "torchao_floor@0.18".
+            "torchao_floor@0.18". For a family with an option `policy`, that option.
         dtypes: the family's dtypes that it takes; all if left out, but "mxfp8" only if it takes input_sf.
         outputs: the family's outputs that it computes; all if left out.
-        arrays: the arrays that it is given: "torch", "numpy" or "jax".
-        device: where its arrays lie, "cpu" or "cuda".
+        arrays: the arrays that it is given: "torch", "numpy" or "jax". The default is "torch" on every machine, so that
+            a contract means the same everywhere; where the package is not installed, its cases are SKIPPED.
+        device: where its arrays lie, "cpu" or "cuda"; where there is no GPU, its cases are SKIPPED.
         name: what it is called; its own name if left out.
         missing: says why it cannot run on this machine, or None; its cases are then SKIPPED.
         refuses: says why it refuses a case, or None; any other refusal fails.
+        changes: the inputs that it may write to, such as ("x",); a kernel that changes another one fails.
         made_of: what it is made of, for the report.
         sources: further files that decide its result, below the project's folder: they are in its hash.
         options: the family's options that one kernel has one value of: `mode`, `edge`, `layout`, `variant`, `out`. An
@@ -436,6 +503,13 @@ def kernel(
             raise ArgumentError(argument, describe(value), one_of(allowed))
     if arrays == "numpy" and device == "cuda":
         raise ArgumentError("device", "cuda with arrays='numpy'", "arrays='torch' or 'jax': NumPy's lie on the CPU")
+
+    spoken = {"policy": policy, "outputs": outputs, "name": name, "missing": missing, "refuses": refuses}
+    spoken["changes"] = tuple(changes) or None
+    given = {argument: value for argument, value in spoken.items() if value is not None} | options
+    given |= {
+        argument: value for argument, value in (("arrays", arrays), ("device", device)) if value != _USUAL[argument]
+    }
 
     def register(function: Callable[..., Any]) -> UserKernel:
         parameters, required = _checked_parameters(function, chosen)
@@ -456,6 +530,8 @@ def kernel(
             refused=refuses or (lambda case: None),
             made_from=made_of,
             files=tuple(sources),
+            changes=_some_of("changes", changes, _inputs_among(parameters, chosen)) if changes else (),
+            given=MappingProxyType(given),
         )
         written = made.buffers
         if written and set(written) != set(made.outputs):
@@ -495,6 +571,10 @@ def _checked_parameters(function: object, family: Family) -> tuple[tuple[str, ..
     return tuple(parameter.name for parameter in taken), required
 
 
+def _inputs_among(parameters: tuple[str, ...], family: Family) -> tuple[str, ...]:
+    return tuple(name for name in parameters if name in family.contract.inputs)
+
+
 def _checked_outputs(outputs: Sequence[str] | None, family: Family) -> tuple[str, ...]:
     every = tuple(family.contract.outputs)
     chosen = every if outputs is None else _some_of("outputs", outputs, every)
@@ -518,6 +598,8 @@ def _policy(
 ) -> tuple[PolicyRule | None, Mapping[str, str]]:
     """The rule of a policy that the family's own modes and edges do not name, if it is one; and the options."""
     quantizes = family.name == "mxfp8_quantize"
+    if policy is not None and any(option.name == "policy" for option in family.options):
+        return None, {**asked, "policy": policy}
     if policy is not None and not quantizes:
         found = f"{policy} for {family.name}"
         raise ArgumentError("policy", found, "mode and edge: whole policies are of mxfp8_quantize")
@@ -525,7 +607,12 @@ def _policy(
         raise ArgumentError("policy", f"{policy} beside a mode or an edge", "either")
     if not quantizes or (policy is None and not {"mode", "edge"} & set(asked)):
         return None, asked
-    rule = rule_named(policy or f"{asked.get('mode', 'rceil')}/{asked.get('edge', 'exact')}", "mxfp8")
+    try:
+        rule = rule_named(policy or f"{asked.get('mode', 'rceil')}/{asked.get('edge', 'exact')}", "mxfp8")
+    except ArgumentError as error:
+        # It names `policies`, which nobody gave here.
+        argument = "policy" if policy is not None else " and ".join(name for name in ("mode", "edge") if name in asked)
+        raise ArgumentError(argument, error.found, error.needed) from None
     mode, _, edge = rule.name.partition("/")
     rest = {option: value for option, value in asked.items() if option not in ("mode", "edge")}
     own = mode in family.option("mode").words and edge in family.option("edge").words
@@ -537,13 +624,13 @@ def _fixed(
 ) -> Mapping[str, Any]:
     """The options that the contract fixes: those asked for, and defaults of those that the function does not take."""
     allowed = {option.name: option for option in family.options if option.fixed}
+    # A setting may have another name than its option: out_dtype is the option `out`.
+    taken = {family.contract.settings.get(parameter) for parameter in parameters}
     for name, value in asked.items():
         if name not in allowed:
             raise ArgumentError(name, describe(value), f"nothing: {family.name} has no {name}")
-        if name in parameters:
+        if name in taken:
             raise ArgumentError(name, f"{value!r} for a function that takes {name}", "one of the two")
-    # A setting may have another name than its option: out_dtype is the option `out`.
-    taken = {family.contract.settings.get(parameter) for parameter in parameters}
     fixed = {
         name: option.checked(asked.get(name, option.default)) for name, option in allowed.items() if name not in taken
     }

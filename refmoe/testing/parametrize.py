@@ -39,6 +39,8 @@ def refmoe_cases(
     if not isinstance(of, (UserKernel, str)):
         raise ArgumentError("of", describe(of), f"a registered kernel, or {one_of(FAMILIES)}")
     family = of.family if isinstance(of, UserKernel) else family_called(of)
+    if isinstance(dtypes, str):
+        raise ArgumentError("dtypes", describe(dtypes), f"a tuple of some of {', '.join(family.dtypes)}")
     if level not in LEVELS:
         raise ArgumentError("level", describe(level), one_of(LEVELS))
     if cases is not None:

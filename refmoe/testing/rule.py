@@ -64,7 +64,8 @@ def explain_difference(
         return f"the blocks that differ are such as {found.matches[0].rule} leaves undefined", ()
     if found.ordinary:
         names = ", ".join(map(str, found.ordinary))
-        return f"on ordinary blocks these are the bytes of {names}; edge blocks differ", ()
+        edges = "all zero, tiny, or not finite"
+        return f"these are the bytes of {names}, but on edge blocks: every block that differs is {edges}", ()
     if found.hypotheses:
         fault = found.hypotheses[0]
         left = f"; {fault.left} of {fault.blocks} blocks are not explained by it" if fault.left else ""

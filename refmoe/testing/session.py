@@ -24,6 +24,8 @@ _EVIDENCE = (
 def write_report(path: Path, outcomes: Sequence[dict[str, Any]], command: str, seconds: float) -> str:
     """Write the report of all outcomes, in the order of their ids; the line to print.
 
+    Where no case ran, a report that is there already is left as it was.
+
     Raises:
         OSError: the file cannot be written.
     """
@@ -38,6 +40,8 @@ def write_report(path: Path, outcomes: Sequence[dict[str, Any]], command: str, s
     evidence = {device: _EVIDENCE.format(place=_PLACES[device]) for device in devices}
     if any(record.model == ASSUMPTION.model for record in records):
         evidence[ASSUMPTION.model] = ASSUMPTION.text
+    if path.is_file() and not any(record.verdict.ran for record in records):
+        return f"left as it was: {path}, because no case ran"
     report = assemble_report(
         records,
         evidence=evidence,

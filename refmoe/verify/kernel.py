@@ -40,10 +40,10 @@ class Refusal(RefmoeError):
 
 
 class Malformed(RefmoeError):
-    """An output is missing, or has another shape or element type than the contract says.
+    """An output is missing or of another form than the contract says, or an input is not as it was given.
 
     Attributes:
-        stage: name of the output.
+        stage: name of the output, or of the input.
     """
 
     def __init__(self, stage: str, text: str) -> None:

@@ -9,11 +9,9 @@ sources.
 from __future__ import annotations
 
 import functools
-import multiprocessing
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -26,7 +24,7 @@ from refmoe.families import FAMILIES
 from refmoe.families.family import LEVELS, Case, Family
 from refmoe.verify.kernel import Devices, Kernel, Refusal
 from refmoe.verify.patches import FilePatch, PatchError, apply_patch, parse_patch
-from refmoe.verify.runner import run_case
+from refmoe.verify.runner import deaf_to_interrupts, run_case, worker_pool
 from refmoe.verify.tolerances import accepting
 from refmoe.verify.verdict import Result, Verdict
 
@@ -116,6 +114,9 @@ class FaultResult:
         return f"{head}\n         {verdict} {_first_line(self.finding)}\n         {self.case}{tail}"
 
 
+#: The families whose faults are weighed by published tolerances.
+_GEMMS = {"sm12x_gemm", "sm12x_nvfp4_gemm"}
+
 #: What a check of the executor is called, by the error that it raises; a MemoryFault says itself.
 _CHECKS = {"RaceError": "race", "Deadlock": "deadlock", "MisuseError": "misuse", "StepBudgetExceeded": "endless"}
 
@@ -143,12 +144,11 @@ def plant_faults(faults: Sequence[Fault], sound: SoundKernel, *, jobs: int = 1) 
         if jobs == 1:
             yield from map(judge, faults)
             return
-        pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
-        try:
-            yield from pool.map(judge, faults)
-        finally:
-            # Waits for those at work: their files must not go before they do.
-            pool.shutdown(wait=True, cancel_futures=True)
+        # The pool ends before the folder does: the files of those at work must not go before they do.
+        with worker_pool(jobs) as pool:
+            with deaf_to_interrupts():
+                judged = pool.map(judge, faults)
+            yield from judged
 
 
 def _judge(sound: SoundKernel, scratch: Path, fault: Fault) -> FaultResult:
@@ -206,7 +206,7 @@ def _accepted_by(kernel: Kernel, catch: Result) -> tuple[str, ...] | None:
     import ml_dtypes
 
     family = kernel.family
-    if "sm12x_gemm" not in (family.name, family.base):
+    if not {family.name, family.base} & _GEMMS:
         return None
     terms = {} if family.base else {"alpha": "distinct", "bias": "distinct"}
     ordinary = catch.case.having(fill="gaussian", dtype="bf16", poison=0, **terms)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import multiprocessing
-import os
 import re
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from multiprocessing import resource_tracker
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -55,21 +58,55 @@ def run_cases(
         return
     chunks = [cases[start : start + _CHUNK] for start in range(0, len(cases), _CHUNK)]
     # Spawned, not forked: a fork of a process with a GPU context or threads is unsafe.
+    with worker_pool(jobs) as pool:
+        with deaf_to_interrupts():
+            running = pool.map(partial(_run_chunk, kernel_of), chunks)
+        for results in running:
+            yield from results
+
+
+@contextlib.contextmanager
+def worker_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """A pool of processes that end with the block: after Ctrl-C at once, in the middle of what they do."""
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
     try:
-        for results in pool.map(partial(_run_chunk, kernel_of), chunks):
-            yield from results
+        yield pool
+    except BaseException:
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.terminate()
+        raise
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def deaf_to_interrupts() -> Iterator[None]:
+    """Processes started in the block never hear Ctrl-C, which a terminal sends to all: whoever started them ends them.
+
+    They would print a traceback each, most of all while they import what they need.
+    """
+    resource_tracker.ensure_running()  # which unblocks the signal, if it has to start first
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # Processes inherit the mask. Here the signal waits until the end of the block, also where another thread of this
+    # process takes it: half a process that was started is worse than one.
+    heard: list[int] = []
+    usual = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, usual)
+    if heard:
+        raise KeyboardInterrupt
 
 
 def _run_chunk(kernel_of: KernelOf, cases: Sequence[Case]) -> list[Result]:
-    try:
-        # An exception of a kernel may not survive the way between processes; its text does.
-        return [replace(run_case(kernel_of(case, _WORKER_DEVICES), case), error=None) for case in cases]
-    except KeyboardInterrupt:
-        # A worker would go on with the chunks that wait for it, and the session is over.
-        os._exit(1)
+    # An exception of a kernel may not survive the way between processes; its text does.
+    return [replace(run_case(kernel_of(case, _WORKER_DEVICES), case), error=None) for case in cases]
 
 
 def run_case(kernel: Kernel, case: Case) -> Result:

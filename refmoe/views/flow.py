@@ -18,6 +18,7 @@ import numpy as np
 from rich.table import Table
 
 from refmoe.chips import Chip, kernel_chip
+from refmoe.cuda.moe.integer import OUTPUTS, integer_steps, integer_workspace_bytes
 from refmoe.cuda.moe.launches import (
     LayerBuffers,
     LayerOptions,
@@ -32,6 +33,7 @@ from refmoe.families.case import Shape
 from refmoe.families.choices import expert_ids
 from refmoe.families.routing import ROUTE
 from refmoe.reference.backends import choose_backend
+from refmoe.reference.dp4a import MAX_TOKENS
 from refmoe.reference.moe import path_steps
 from refmoe.tables import plain_table
 
@@ -41,7 +43,7 @@ ROUTINGS = ("uniform", "same-experts", "empty-experts")
 _WEIGHTS = ("gate_up", "gate_up_scales", "down", "down_scales")
 _GEMM1 = "gemm1"
 KERNEL_PATH = "cutlass"
-"""The backend that has kernels here."""
+"""The backend that has kernels here for any number of tokens; those of `OUTPUTS` have them for up to 8."""
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,9 @@ def flow(
         way = quantization or "fused"
         steps = tuple(_launched(step, rows) for step in _plan(sizes, m, way, chip))
         return Flow(backend.name, way, sizes, m, rows, steps)
+    if backend.name in OUTPUTS and m <= MAX_TOKENS:
+        steps = tuple(_launched(step, rows) for step in _integer_plan(sizes, m, backend.name, chip))
+        return Flow(backend.name, None, sizes, m, rows, steps)
     reference = path_steps(backend.name, quantization or "separate")
     steps = tuple(FlowStep(step.stage, step.conversions) for step in reference)
     return Flow(backend.name, "separate" if backend.activations == "mxfp8" else None, sizes, m, rows, steps)
@@ -208,6 +213,19 @@ def _plan(model: FlowModel, m: int, quantization: str, chip: Chip) -> Sequence[S
         workspace={name: name for name in workspace_bytes(shape, options)},
     )
     return layer_steps(shape, options, buffers, multiprocessors=chip.multiprocessors, arch=chip.arch)
+
+
+def _integer_plan(model: FlowModel, m: int, path: str, chip: Chip) -> Sequence[Step]:
+    """Likewise of a layer by integer products."""
+    shape = LayerShape(m, model.top_k, model.experts, model.hidden, model.intermediate)
+    given = ("x", "topk_ids", "topk_weights", *_WEIGHTS, "gate_up_bias", "down_bias", "out")
+    absent = ("input_sf", "gate_up_alpha", "down_alpha", "swiglu_alpha", "swiglu_beta", "swiglu_limit")
+    buffers = LayerBuffers(
+        **{name: name for name in given},
+        **dict.fromkeys(absent),
+        workspace={name: name for name in integer_workspace_bytes(shape, path)},
+    )
+    return integer_steps(shape, path, buffers, multiprocessors=chip.multiprocessors)
 
 
 def _launched(step: Step, rows: tuple[int, ...]) -> FlowStep:
@@ -271,7 +289,8 @@ def flow_summary(flow: Flow, bandwidth: float) -> str:
         f"{len(flow.conversions)} in the layer"
     ]
     if not flow.launches:
-        return f"{lines[0]}\n{flow.path} is a reference here: no launch of ours exists, so there is no traffic to count"
+        here = f"{flow.path} is a reference here for {flow.m} tokens"
+        return f"{lines[0]}\n{here}: no launch of ours exists, so there is no traffic to count"
     lines += [
         f"{flow.launches} launches, {flow.bytes:,} bytes: {flow.read:,} read, {flow.written:,} written; "
         f"{flow.weights:,} of them are weights of {active} experts, {flow.weights / flow.bytes:.2%}",

@@ -54,7 +54,7 @@ def choice_summary(choice: Choice) -> str:
         f"M = {choice.m} (the most tokens of any expert), {choice.arch}, {choice.rule.value} rule{latency}: "
         f"{choice.tile}, {choice.stages} stages; {choice.reason}\n"
         f"A block has {stage_capacity(chip):,} bytes for stages, of {chip.shared_bytes:,}; "
-        f"llama.cpp would use {warps} a row"
+        f"for comparison: llama.cpp's matrix-vector kernel, which has no tiles, would give each weight row {warps}"
     )
 
 

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from refmoe.catalog import list_cases
 from refmoe.cli import app
 from refmoe.cuda import ToolchainError
+from refmoe.errors import ArgumentError
 from refmoe.reports.parity import read_report, schema_text
 from refmoe.verify import kernel
 from refmoe.verify.kernel import Devices
@@ -69,13 +70,13 @@ def test_help_and_version_import_nothing_heavy() -> None:
     ("arguments", "words"),
     [
         (["parity", "--level", "huge"], "level: found 'huge'; needed one of quick, default, full"),
-        (["parity", "--suite", "gemm"], "activation, finalize, moe\n"),
+        (["parity", "--suite", "gemm"], "activation, finalize, moe"),
         (["parity", "--device", "tpu"], "case device: found 'tpu'; needed one of ptx, cuda"),
         (["parity", "--arch", "sm_80"], "case arch: found 'sm_80'"),
         (["parity", "--case", "nonsense"], "case device: found no '@'"),
         (["parity", "--activations", "none.safetensors"], "activations: found no file at none.safetensors"),
         (["repro", "expand:bf16:m4k33e8t2:real:seed7@ptx"], "case shape: found 'm4k33e8t2'"),
-        (["gate", "nowhere"], "found no file or folder nowhere"),
+        (["gate", "nowhere"], "refmoe: found no file or folder nowhere; needed a report"),
         (["gate", ".", "--baseline", "none.json"], "--baseline: found no file none.json"),
         (["layout", "9x9"], "layout: found str '9x9'"),
         (["layout", "128x4", "--offsets", "a,b"], "offsets: found 'a,b'"),
@@ -83,7 +84,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
             ["tiles", "--tile", "128x8x512", "--cluster", "2"],
             "cluster: found str '2'; needed three positive integers with x between them, such as 1x1x1",
         ),
-        (["report", "none.json", "--html", "x.html"], "none.json: cannot be read: No such file or directory\n"),
+        (["report", "none.json", "--html", "x.html"], "refmoe: found no file none.json; needed a report\n"),
         (["run", "none.ptx"], "none.ptx: cannot be read: No such file or directory\n"),
         (["bench", "everything"], "found 'everything'; needed one of quantize"),
         (["frobnicate"], "No such command"),
@@ -95,6 +96,19 @@ def test_usage_errors_exit_with_2_and_one_sentence(arguments: list[str], words: 
     assert found.exit_code == 2
     assert words in found.output
     assert "Traceback" not in found.output
+
+
+@pytest.mark.parametrize("content", ["", "[1", "{}", "edited"])
+def test_a_file_that_is_no_report_is_an_error_for_report_and_gate_alike(content: str, tmp_path: Path) -> None:
+    path = write_document(tmp_path / "a.json", [result()])
+    path.write_text(path.read_text().replace("bit-exact", "bit-exakt") if content == "edited" else content)
+    for arguments in (["report", "a.json", "--html", "a.html"], ["gate", "a.json"]):
+        command = [sys.executable, "-m", "refmoe", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 1
+        assert sum("a.json: " in line for line in (done.stdout + done.stderr).splitlines()) == 1
+        assert "Traceback" not in done.stderr
+    assert not (tmp_path / "a.html").exists()
 
 
 def test_parity_passes_and_writes_everything_that_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -162,6 +176,33 @@ def test_no_case_run_exits_with_3_and_says_why_once(monkeypatch: pytest.MonkeyPa
     found = refmoe("parity", "--device", "cuda", "--level", "quick")
     assert found.exit_code == 3
     assert found.output.count("SKIPPED torch sees no CUDA device") == 1
+    # Its report is written where there is none, and replaces none.
+    written = Path("out/parity-cuda.json")
+    assert set(json.loads(written.read_text())["summary"]) == {"SKIPPED"}
+    written.write_text("the report of an earlier run")
+    for more, stream in ((), "output"), (("--json", "--markdown", "new.md"), "stderr"):
+        found = refmoe("parity", "--device", "cuda", "--level", "quick", *more)
+        assert found.exit_code == 3
+        assert "left as it was: out/parity-cuda.json, because no case ran" in getattr(found, stream)
+        assert written.read_text() == "the report of an earlier run"
+    assert Path("new.md").exists()
+
+
+def test_an_expected_refusal_says_which_case_and_that_the_list_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(case: Any, outputs: Any) -> None:
+        if case.refusal:
+            raise ArgumentError("tile", "it", case.refusal)
+
+    stand_in(monkeypatch, refuse)
+    listed = [case for case in list_cases("default", ["sm12x_gemm"], arch="sm_121a") if case.refusal]
+    monkeypatch.setattr("refmoe.catalog.list_cases", lambda *asked: [*listed, CASE])
+    found = refmoe("parity", "--suite", "sm12x_gemm")
+    assert found.exit_code == 0
+    lines = found.output.splitlines()
+    assert lines[0] == f"{listed[0]}: UNSUPPORTED, as the case list says: tile: found it; needed {listed[0].refusal}"
+    assert [line.partition(": UNSUPPORTED")[0] for line in lines[: len(listed)]] == [str(case) for case in listed]
+    (last,) = (line for line in lines if line.startswith("1 PASS"))
+    assert last.startswith(f"1 PASS, {len(listed)} UNSUPPORTED as the case list says in ")
 
 
 def test_an_interrupt_says_what_ran_and_leaves_no_half_report(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,7 +172,7 @@ def test_the_gate(made: tuple[Result, Path], tmp_path: Path) -> None:
     assert refusals(document) == []
     assert refusals({**document, "steps": 63}, signed=False) == ["edited after it was made; run `refmoe drift` again"]
     assert refusals({**document, "schema_version": "2"}) == [
-        "schema version '2'; this refmoe reads version '1' of drift"
+        "a document of kind drift of schema version 2; this refmoe reads version 1"
     ]
     assert "an empty document" in refusals({**document, "runs": []})[0]
     assert "has no runs" in refusals({key: value for key, value in document.items() if key != "runs"})[0]

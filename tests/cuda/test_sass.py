@@ -14,6 +14,7 @@ import pytest
 from refmoe.chips import KERNEL_ARCHS
 from refmoe.cuda import toolchain
 from refmoe.cuda.activation import ACTIVATION_KERNELS
+from refmoe.cuda.block_fp8 import BLOCK_FP8_KERNELS
 from refmoe.cuda.finalize import FINALIZE_KERNELS
 from refmoe.cuda.launch import Kernel
 from refmoe.cuda.routing import ROUTING_KERNELS
@@ -27,6 +28,7 @@ KERNELS: dict[str, tuple[Kernel, ...]] = {
     "routing": ROUTING_KERNELS,
     "activation": ACTIVATION_KERNELS,
     "finalize": FINALIZE_KERNELS,
+    "block_fp8": BLOCK_FP8_KERNELS,
 }
 BUILDS = [(family, arch) for family in KERNELS for arch in KERNEL_ARCHS]
 

@@ -12,11 +12,14 @@ from refmoe import ptx
 from refmoe.chips import KERNEL_ARCHS
 from refmoe.cuda import toolchain
 from refmoe.cuda.activation import ACTIVATION_KERNELS
+from refmoe.cuda.block_fp8 import BLOCK_FP8_KERNELS
 from refmoe.cuda.device import PtxDevice
-from refmoe.cuda.expand import EXPAND_KERNELS
+from refmoe.cuda.expand import EXPAND_AS_KERNELS, EXPAND_KERNELS
 from refmoe.cuda.finalize import FINALIZE_KERNELS
 from refmoe.cuda.gemm.kernel import GEMM_KERNELS
 from refmoe.cuda.launch import Kernel, LaunchPlan
+from refmoe.cuda.nvfp4 import NVFP4_KERNELS
+from refmoe.cuda.nvfp4_gemm import NVFP4_GEMM_KERNELS
 from refmoe.cuda.quantize import QUANTIZE_KERNELS
 from refmoe.cuda.routing import ROUTING_KERNELS
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build
@@ -167,7 +170,7 @@ def test_no_kernel_spills_or_uses_local_memory(arch: str) -> None:
         log = Path(f"{path}.log").read_text().splitlines()
         frames = {line.strip() for line in log if "stack frame" in line}
         assert frames
-        if arch == "sm_90a" and target.source.stem == "gemm":
+        if arch == "sm_90a" and target.source.stem in ("gemm", "nvfp4_gemm"):
             # The tensor-core instruction in software keeps its operands in an array.
             assert all(frame.endswith("0 bytes spill stores, 0 bytes spill loads") for frame in frames)
         else:
@@ -184,7 +187,8 @@ def test_every_kernel_of_the_table_is_an_entry_and_no_entry_is_missing() -> None
         if ".entry" in line
     }
     tables = (
-        *(QUANTIZE_KERNELS, EXPAND_KERNELS, GEMM_KERNELS),
+        *(QUANTIZE_KERNELS, NVFP4_KERNELS, BLOCK_FP8_KERNELS, EXPAND_KERNELS, EXPAND_AS_KERNELS),
+        *(GEMM_KERNELS, NVFP4_GEMM_KERNELS),
         *(ROUTING_KERNELS, ACTIVATION_KERNELS, FINALIZE_KERNELS),
     )
     assert entries == {kernel.entry for table in tables for kernel in table}

@@ -41,4 +41,4 @@ def test_what_a_mismatch_says() -> None:
     ids = np.array([[4, 9], [7, 2]], np.int32)
     where, tail = TokenSums("out", "bf16", 8, np.array([1, -1, 0, 2], np.int32), ids).describe(9, 0x3F80, 0x3F81)
     assert where == "token 1 column 1: kernel 0x3F80 (1) reference 0x3F81 (1.0078125), 1 ulp"
-    assert tail == "; token 1: rank 0 from nowhere of expert 7, rank 1 from row 2 of expert 2"
+    assert tail == "; token 1: choice 0 from nowhere of expert 7, choice 1 from row 2 of expert 2"

@@ -68,15 +68,17 @@ def test_what_a_mismatch_says() -> None:
     ids = np.array([[4, 9], [7, 2]], np.int32)
     none = 0xFFFFFFFF
     assert ChoiceIds("topk_ids", logits, 2).describe(1, 2, 0) == (
-        "token 0 rank 1: kernel expert 2 (logit 0x3FC00000 (1.5)) reference expert 0 (logit 0x3FC00000 (1.5))",
+        "token 0 choice 1: kernel expert 2 (logit 0x3FC00000 (1.5)) reference expert 0 (logit 0x3FC00000 (1.5))",
         "",
     )
     assert "which does not exist" in ChoiceIds("topk_ids", logits, 2).describe(0, none, 0)[0]
     assert Weights("topk_weights", ids).describe(3, 0x3F000001, 0x3F000000)[0] == (
-        "token 1 rank 1 (expert 2): kernel 0x3F000001 (0.50000006) reference 0x3F000000 (0.5), 1 ulp"
+        "token 1 choice 1 (expert 2): kernel 0x3F000001 (0.50000006) reference 0x3F000000 (0.5), 1 ulp"
     )
     assert RefusedToken("refused").describe(0, 0, none - 3)[0].endswith("kernel no token reference token 3")
     assert FirstRows("offsets", 4).describe(4, 3, 2)[0] == "the rows in use: kernel 3 reference 2"
     assert FirstRows("offsets", 4).describe(1, 3, 2)[0].startswith("the first row of local expert 1:")
-    assert ChoiceRows("map", ids).describe(1, none, 5)[0] == "token 1 rank 0 (expert 7): kernel no row reference row 5"
-    assert RowChoices("map", 2).describe(0, 3, none)[0] == "row 0: kernel token 1 rank 1 reference nobody's"
+    assert (
+        ChoiceRows("map", ids).describe(1, none, 5)[0] == "token 1 choice 0 (expert 7): kernel no row reference row 5"
+    )
+    assert RowChoices("map", 2).describe(0, 3, none)[0] == "row 0: kernel token 1 choice 1 reference nobody's"

@@ -307,7 +307,7 @@ def test_report_writes_page_markdown_and_junit(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["a.json"], "needed --html PATH"),
-        (["absent.json", "--html", "x.html"], "cannot be read"),
+        (["absent.json", "--html", "x.html"], "found no file absent.json; needed a report"),
         (["bench.json", "--junit", "x.xml"], "found no parity report"),
     ],
 )

@@ -101,7 +101,10 @@ def test_spacing_and_key_order_are_no_edit(tmp_path: Path) -> None:
         (b"", "is empty"),
         (b"  \n", "is empty"),
         (b"{", "no JSON"),
-        (b"[1]", "holds a JSON list"),
+        (b"[1]", "holds a list and no more; a report is one JSON object"),
+        (b"null", "holds null and no more"),
+        (b"7", "holds a number and no more"),
+        (b'"x"', "holds a string and no more"),
         (b"{}", "no refmoe report"),
         (b'{"a": 1}', "no refmoe report"),
         (b"\xff\xfe", "cannot be read"),
@@ -117,7 +120,10 @@ def test_a_file_that_is_no_report_says_so(tmp_path: Path, content: bytes, senten
 
 def test_another_schema_version_is_refused_before_anything_else(tmp_path: Path) -> None:
     path = write_document(tmp_path / "report.json", [result()], schema_version="2")
-    with pytest.raises(ReportError, match="schema version '2'; this refmoe reads version '1'"):
+    with pytest.raises(ReportError, match=r"a report of schema version 2; this refmoe reads version 1$"):
+        read_report(path)
+    path = write_document(tmp_path / "report.json", [result()], schema_version=1)
+    with pytest.raises(ReportError, match="this refmoe reads version 1, and it is a string, not a number"):
         read_report(path)
 
 

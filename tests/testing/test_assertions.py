@@ -83,6 +83,9 @@ def test_a_stage_tells_the_place_in_the_problems_terms_and_a_map_where_the_rest_
     assert first.endswith("8 of 2048 differ")
     assert head == "codes map: rows 16 down, K-blocks 4 across, 2 x 1 a cell; 9 = 8 elements differ"
     assert [line.split()[1] for line in lines] == ["....", "....", ".9..", "....", "....", "....", "....", "...."]
+    single = expected.codes.copy()
+    single[5, 40] ^= 1
+    assert message(single, expected.codes, stage=stage).splitlines()[1].endswith("a cell; 9 = 1 element differs")
 
 
 def test_fp8_without_a_stage_is_told_by_block_and_lane() -> None:

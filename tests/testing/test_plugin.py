@@ -284,6 +284,11 @@ def test_a_run_without_cases_says_so(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["written: report.json, which holds no case: none ran"])
     (refusal,) = gate(pytester.path / "report.json")
     assert "an empty report" in refusal
+    # Nothing is no reason to lose what an earlier run found.
+    (pytester.path / "report.json").write_text("the report of an earlier run")
+    result = pytester.runpytest("--refmoe-report=report.json")
+    result.stdout.fnmatch_lines(["left as it was: report.json, because no case ran"])
+    assert (pytester.path / "report.json").read_text() == "the report of an earlier run"
     result = pytester.runpytest("--refmoe-report=.")
     result.stderr.fnmatch_lines(["*--refmoe-report: . is a folder; needed the name of a file"])
 
@@ -322,7 +327,7 @@ def test_refmoe_device_runs_our_own_kernel_beside(pytester: pytest.Pytester, dev
 def test_contracts_are_those_of_the_families(family: Family) -> None:
     """Every input and output that a family's cases have is in its contract, and nothing else."""
     contract, seen, absent, outputs = family.contract, set[str](), set[str](), set[str]()
-    told = ("input_sf", "bias", "params")
+    told = ("input_sf", "bias", "params", "output", "prescale")
     one_each = {(case.dtype, *(case.get(name) for name in told)): case for case in family.level("quick")}
     for case in one_each.values():
         inputs = family.inputs(case)
@@ -392,14 +397,15 @@ def test_the_reference_passes_its_contract_and_with_one_bit_changed_fails_it(fam
     [
         ("gemm2", {}, lambda x: x, "family: found str 'gemm2'; needed one of mxfp8_quantize"),
         ("o", {}, lambda x: x, "family: found str 'o'; needed one of mxfp8_quantize"),
-        ("mxfp8_quantize", {"mode": "up"}, lambda x: x, "policies: found str 'up/exact'; needed MODE"),
-        ("mxfp8_quantize", {"edge": "none"}, lambda x: x, "policies: found str 'rceil/none'"),
+        ("mxfp8_quantize", {"mode": "up"}, lambda x: x, "^mode: found str 'up/exact'; needed MODE"),
+        ("mxfp8_quantize", {"edge": "none"}, lambda x: x, "^edge: found str 'rceil/none'"),
         (
             "mxfp8_quantize",
             {"policy": "ocp", "mode": "floor"},
             lambda x: x,
             "policy: found ocp beside a mode or an edge",
         ),
+        ("mxfp8_quantize", {"policy": "ocpp"}, lambda x: x, "^policy: found str 'ocpp'; needed "),
         ("mxfp8_quantize", {"policy": "gguf"}, lambda x: x, "gguf is of mxfp4 alone"),
         (
             "mxfp8_quantize",

@@ -83,7 +83,7 @@ def test_a_planted_code_is_found_in_its_block_lane_token_and_expert(row: int, co
     assert found.stage == "codes"
     text = str(found.first_mismatch)
     assert text.startswith(f"codes[{row}, {column}]  block ({row}, {column // 32}) lane {column % 32}: kernel 0x")
-    assert text.endswith(f"; 1 of 23040 differ; row {row} is token {token} rank {rank} at expert {expert}")
+    assert text.endswith(f"; 1 of 23040 differ; row {row} is token {token} choice {rank} at expert {expert}")
 
 
 @pytest.mark.parametrize("layout", ["linear", "128x4", "8x4"])

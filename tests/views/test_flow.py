@@ -71,7 +71,12 @@ def test_a_share_is_what_its_parts_are() -> None:
         assert saving.layer == pytest.approx(moved[0] + 7 * saving.launch)
         assert saving.saved == pytest.approx(moved[0] - moved[1] + saving.launch)
     told = claims(separate, fused, savings)
-    assert told[0].startswith('"fusing recovers decode": it saves 0.26 to 2.18 % of the layer on GB10')
+    assert told[0].startswith(
+        'refmoe\'s design claimed "fusing recovers decode". By these figures it saves 0.26 to 2.18 % of the layer on'
+    )
+    assert told[1].startswith(
+        'refmoe\'s design also claimed "fusing saves 1-2 %". By these figures that is true on GB10'
+    )
     assert "on GB10 if a launch costs 2.08 to 4.52 us (not known)" in told[1]
 
 

@@ -15,30 +15,13 @@
 #include "expert_maps.cuh"
 #include "exponential.cuh"
 #include "mxfp8_encode.cuh"
+#include "swiglu.cuh"
 
 namespace refmoe {
 
-enum class Variant { kGptOss, kSilu };
-
-constexpr float kAlpha = 1.702f, kBeta = 1.0f, kLimit = 7.0f;  // of gpt-oss
 constexpr int kLaneWords = kLaneElements;                      // a word holds two of the lane's inputs
 constexpr int kWordsPerPiece = 4;
 constexpr int kLanePieces = kLaneWords / kWordsPerPiece;
-
-/// What clamps and shapes an expert's gates; see the formula above.
-struct Shape {
-    float alpha, beta, limit;
-};
-
-/// Parameters by expert; a null pointer stands for the figure of gpt-oss.
-struct Shapes {
-    const float *alpha, *beta, *limit;
-
-    __device__ __forceinline__ Shape of(int expert) const {
-        return {alpha ? __ldg(alpha + expert) : kAlpha, beta ? __ldg(beta + expert) : kBeta,
-                limit ? __ldg(limit + expert) : kLimit};
-    }
-};
 
 /// The 32 BF16 inputs of a lane: for gpt_oss pairs of gate and up, for silu 16 gates, then 16 ups.
 struct GateUp {
@@ -74,19 +57,6 @@ __device__ __forceinline__ float2 gate_up(const GateUp& loaded, int i) {
 }
 
 __device__ __forceinline__ float2 sum(float2 a, float2 b) { return {__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y)}; }
-
-/// g / (1 + exp(negated)), the sigmoid rounded first.
-__device__ __forceinline__ float gated(float g, float negated) {
-    return __fmul_rn(g, __frcp_rn(one_plus_exponential(negated)));
-}
-
-template <Variant variant>
-__device__ __forceinline__ float swiglu(float2 gate_up, const Shape& shape) {
-    if constexpr (variant == Variant::kSilu) return __fmul_rn(gated(gate_up.x, -gate_up.x), gate_up.y);
-    const float g = min_nan(gate_up.x, shape.limit);
-    const float u = max_nan(min_nan(gate_up.y, shape.limit), -shape.limit);
-    return __fmul_rn(gated(g, __fmul_rn(g, -shape.alpha)), __fadd_rn(u, shape.beta));
-}
 
 /// The expert maps and what goes with an expert.
 struct Experts {

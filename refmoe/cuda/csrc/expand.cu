@@ -1,15 +1,17 @@
 // The expand step of a mixture-of-experts layer: every token's row is copied to one row for each expert that it goes
-// to, rows sorted by expert, as MXFP8 with the scales in the layout that the grouped GEMM reads.
+// to, rows sorted by expert: as MXFP8 or NVFP4 with the scales in the layout that the grouped GEMM reads, as plain FP8
+// under one scale, or as it is.
 //
 // A CTA takes one token at a time: its row is read once and quantized once, then written top_k times. Each lane of a
-// group of eight looks up the destination of one rank; codes go out rank by rank, 16 bytes a lane, and the group's
-// scale word, which all eight lanes hold, goes out to the eight ranks at once:
+// group (eight lanes, for NVFP4 four) looks up the destination of one rank; codes go out rank by rank, 16 bytes a lane
+// (NVFP4: 8), and the group's scale word, which all its lanes hold, goes out to the ranks at once:
 //
 //      lane of the group     0        1        2       ...    7
 //      holds destination     rank 0   rank 1   rank 2  ...    rank 7
 //      writes scale word to  rank 0's, rank 1's, ...          rank 7's scale row
 //
 // Scale rows that no token fills (padding to 128 rows, experts without tokens) are not written.
+#include "expand_rows.cuh"
 #include "expert_maps.cuh"
 #include "mxfp8_encode.cuh"
 
@@ -42,7 +44,7 @@ struct Permutation {
 
 /// Rows of BF16 or FP16, quantized on the way.
 template <class Element, ScaleMode mode, EdgePolicy edge>
-struct HalfPrecisionRows {
+struct HalfPrecisionRows : Mxfp8Output {
     const uint4* elements;  // [tokens, K]
 
     struct Chunk {
@@ -55,7 +57,7 @@ struct HalfPrecisionRows {
         return {__ldg(elements + chunk), __ldg(elements + chunk + 1)};
     }
 
-    static __device__ __forceinline__ Encoded encode(const Chunk& chunk) {
+    static __device__ __forceinline__ Encoded encode(const Chunk& chunk, NoTokenScale) {
         return refmoe::encode<Element, mode, edge>(chunk.first, chunk.second);
     }
 };
@@ -64,7 +66,7 @@ enum class InputScales { kNone, kLinear, k128x4 };
 
 /// Rows that are MXFP8 already: codes and scales are copied; without scales, 0x00 stands for them.
 template <InputScales kind>
-struct Mxfp8Rows {
+struct Mxfp8Rows : Mxfp8Output {
     const uint4* codes;     // [tokens, K]
     const uint8_t* scales;  // linear [tokens, K / 32], or whole 128x4 atoms
 
@@ -77,7 +79,7 @@ struct Mxfp8Rows {
         return {chunk, __ldg(scales + scale_offset(token, lane / kBlockLanes, lanes / kBlockLanes))};
     }
 
-    static __device__ __forceinline__ Encoded encode(const Chunk& chunk) { return chunk; }
+    static __device__ __forceinline__ Encoded encode(const Chunk& chunk, NoTokenScale) { return chunk; }
 
     static __device__ __forceinline__ int64_t scale_offset(int token, int block, int blocks) {
         if constexpr (kind == InputScales::kLinear) return static_cast<int64_t>(token) * blocks + block;
@@ -88,28 +90,35 @@ struct Mxfp8Rows {
 };
 
 template <ScaleLayout layout, class Rows>
-__device__ __forceinline__ void expand(const Rows rows, const Permutation permutation, uint4* __restrict__ codes,
-                                       uint8_t* __restrict__ scales, int lanes, int groups) {
+__device__ __forceinline__ void expand(const Rows rows, const Permutation permutation,
+                                       typename Rows::Codes* __restrict__ codes,
+                                       typename Rows::Scale* __restrict__ scales, int lanes, int groups) {
+    constexpr int kGroupLanes = Rows::kGroupLanes;
     const int padded_lanes = whole_warps(lanes);
     const int lane_in_group = threadIdx.x % kGroupLanes;
     for (int token = blockIdx.x; token < permutation.tokens; token += gridDim.x) {
+        const typename Rows::TokenScale token_scale = rows.token_scale(token, lanes);
         for (int first_rank = 0; first_rank < permutation.top_k; first_rank += kGroupLanes) {
             const int ranks = min(permutation.top_k - first_rank, kGroupLanes);
             for (int lane = threadIdx.x; lane < padded_lanes; lane += blockDim.x) {
                 // The row's loads and the maps' are under way together: at decode their latency is the whole kernel.
                 const typename Rows::Chunk chunk = rows.fetch(token, lane, lanes);
                 const Destination mine = permutation.destination(token, first_rank + lane_in_group);
-                const Encoded encoded = Rows::encode(chunk);
+                const typename Rows::Encoded encoded = rows.encode(chunk, token_scale);
                 for (int rank = 0; rank < ranks; ++rank) {
                     const int row = __shfl_sync(kFullWarp, mine.row, rank);
                     if (row != kNoRow && lane < lanes)
                         codes[static_cast<int64_t>(row) * lanes + lane] = encoded.codes;
                 }
-                const uint32_t word = group_scale_word(encoded.scale);
-                const int group = lane / kGroupLanes;
-                if (mine.row != kNoRow && group < groups) {
-                    const int scale_row = expert_scale_row(mine.first_row, mine.expert) + mine.row - mine.first_row;
-                    store_scale_word<layout>(scales, scale_row, group, groups, word);
+                if constexpr (Rows::kScales == Scales::kOfBlocks) {
+                    const uint32_t word = Rows::scale_word(encoded.scale);
+                    const int group = lane / kGroupLanes;
+                    if (mine.row != kNoRow && group < groups) {
+                        const int scale_row = expert_scale_row(mine.first_row, mine.expert) + mine.row - mine.first_row;
+                        store_scale_word<layout>(scales, scale_row, group, groups, word);
+                    }
+                } else if constexpr (Rows::kScales == Scales::kOfRows) {
+                    if (mine.row != kNoRow && lane < kGroupLanes) scales[mine.row] = token_scale.decode;
                 }
             }
         }
@@ -140,9 +149,9 @@ __device__ __forceinline__ void expand(const Rows rows, const Permutation permut
     REFMOE_ENTRY(name, 8x4, k8x4, __VA_ARGS__)
 #define REFMOE_HALF_PRECISION(dtype, Element, mode, Mode, edge, Edge)                                                  \
     REFMOE_LAYOUTS(dtype##_##mode##_##edge,                                                                            \
-                   HalfPrecisionRows<refmoe::Element, refmoe::ScaleMode::Mode, refmoe::EdgePolicy::Edge> rows{x})
+                   HalfPrecisionRows<refmoe::Element, refmoe::ScaleMode::Mode, refmoe::EdgePolicy::Edge> rows{{}, x})
 #define REFMOE_MXFP8(scales, Scales) \
-    REFMOE_LAYOUTS(mxfp8_##scales, Mxfp8Rows<refmoe::InputScales::Scales> rows{x, input_scales})
+    REFMOE_LAYOUTS(mxfp8_##scales, Mxfp8Rows<refmoe::InputScales::Scales> rows{{}, x, input_scales})
 
 REFMOE_HALF_PRECISION(bf16, Bf16, rceil, kRceil, exact, kExact)
 REFMOE_HALF_PRECISION(bf16, Bf16, rceil, kRceil, flashinfer, kFlashinfer)
@@ -155,3 +164,33 @@ REFMOE_HALF_PRECISION(fp16, Fp16, floor, kFloor, flashinfer, kFlashinfer)
 REFMOE_MXFP8(none, kNone)
 REFMOE_MXFP8(linear, kLinear)
 REFMOE_MXFP8(128x4, k128x4)
+
+// Entries of the other outputs: refmoe_expand_<dtype>_nvfp4_<plain|prescaled>_<layout>,
+// refmoe_expand_<dtype>_<fp8_tensor|fp8_token>_<plain|prescaled> and refmoe_expand_copy. Where they differ from above:
+//   encode_scale  one FP32: the global encode scale of NVFP4, the factor of FP8; unused by fp8_token
+//   prescale      [K] of x's type, what each channel is multiplied by first; unused by "plain"
+//   codes         NVFP4: [tokens * top_k, K / 2] packed E2M1, 8-byte aligned; copy: rows of x as they are
+//   scales        NVFP4: UE4M3; fp8_token: FP32 [tokens * top_k], the factor back to x's values; else unused
+//   lanes, groups NVFP4: groups of 64 elements; copy: lanes of 16 bytes
+#define REFMOE_ROWS_ENTRY(name, Layout, ...)                                                                           \
+    extern "C" __global__ void __launch_bounds__(refmoe::kMaxRowThreads) refmoe_expand_##name(                         \
+        const uint4* x, const float* encode_scale, const uint4* prescale, const int* topk_ids,                         \
+        const int* unpermuted_to_permuted, const int64_t* offsets, void* codes, void* scales, int tokens, int top_k,   \
+        int first_expert, int lanes, int groups) {                                                                     \
+        using Rows = refmoe::__VA_ARGS__;                                                                              \
+        const refmoe::Permutation permutation{topk_ids, unpermuted_to_permuted, offsets, tokens, top_k, first_expert}; \
+        refmoe::expand<refmoe::ScaleLayout::Layout>(Rows::of(x, encode_scale, prescale), permutation,                  \
+                                                    static_cast<Rows::Codes*>(codes),                                  \
+                                                    static_cast<Rows::Scale*>(scales), lanes, groups);                 \
+    }
+#define REFMOE_OTHER_OUTPUTS(dtype, Element, word, prescaled)                                                          \
+    REFMOE_ROWS_ENTRY(dtype##_nvfp4_##word##_128x4, k128x4, Nvfp4Rows<refmoe::Element, prescaled>)                     \
+    REFMOE_ROWS_ENTRY(dtype##_nvfp4_##word##_8x4, k8x4, Nvfp4Rows<refmoe::Element, prescaled>)                         \
+    REFMOE_ROWS_ENTRY(dtype##_fp8_tensor_##word, kLinear, TensorFp8Rows<refmoe::Element, prescaled>)                   \
+    REFMOE_ROWS_ENTRY(dtype##_fp8_token_##word, kLinear, TokenFp8Rows<refmoe::Element, prescaled>)
+
+REFMOE_OTHER_OUTPUTS(bf16, Bf16, plain, false)
+REFMOE_OTHER_OUTPUTS(bf16, Bf16, prescaled, true)
+REFMOE_OTHER_OUTPUTS(fp16, Fp16, plain, false)
+REFMOE_OTHER_OUTPUTS(fp16, Fp16, prescaled, true)
+REFMOE_ROWS_ENTRY(copy, kLinear, CopiedRows)

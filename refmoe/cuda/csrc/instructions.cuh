@@ -14,10 +14,24 @@ __device__ __forceinline__ uint32_t cvt_rn_satfinite_e4m3x2(float high, float lo
     return codes;
 }
 
+/// The values of two E4M3 codes as FP16, exact; the low byte's in the low half.
+__device__ __forceinline__ uint32_t cvt_rn_f16x2_e4m3x2(uint32_t codes) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(codes)));
+    return pair;
+}
+
 /// Two floats rounded to nearest even as BF16, `low` in the low half; NaN becomes 0x7FFF.
 __device__ __forceinline__ uint32_t cvt_rn_bf16x2(float high, float low) {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+/// Two floats rounded to nearest even as FP16, `low` in the low half; NaN becomes 0x7FFF.
+__device__ __forceinline__ uint32_t cvt_rn_f16x2(float high, float low) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
 

@@ -181,7 +181,7 @@ class Step:
     plan: LaunchPlan
     conversions: tuple[str, ...]
     outputs: tuple[str, ...]
-    moves: Callable[[_Load], Traffic] = field(repr=False)
+    moves: Callable[[Load], Traffic] = field(repr=False)
 
     def traffic(self, rows_per_expert: Sequence[int]) -> Traffic:
         """The bytes that it touches if this rank's experts have so many rows each.
@@ -189,17 +189,18 @@ class Step:
         What the executor counts when it runs the launch (tests/cuda/moe/test_traffic.py). Caches see more, since
         several CTAs read the same bytes; memory sees this much if a cache holds what they share.
         """
-        return self.moves(_Load(tuple(int(rows) for rows in rows_per_expert)))
+        return self.moves(Load(tuple(int(rows) for rows in rows_per_expert)))
 
 
 @dataclass(frozen=True)
-class _Load:
+class Load:
     """What the traffic of a layer depends on beside its sizes: the rows of each expert."""
 
     rows: tuple[int, ...]
 
     @property
     def used(self) -> int:
+        """Rows that an expert of this rank has."""
         return sum(self.rows)
 
     @property
@@ -343,7 +344,7 @@ class _Planner:
         )
         return Step("expand", plan, conversions, ("expand_codes", "expand_scales"), self._expand_traffic)
 
-    def _expand_traffic(self, load: _Load) -> Traffic:
+    def _expand_traffic(self, load: Load) -> Traffic:
         """Every token's row once, one of another rank's experts too: nothing waits to know."""
         shape, options = self.shape, self.options
         separate, ready = options.quantization == "separate", options.quantization == "ready"
@@ -357,7 +358,7 @@ class _Planner:
         reads["offsets"] = (load.active + first) * _INT64_BYTES
         return Traffic(reads, self._quantized("expand", load, shape.hidden))
 
-    def _quantized(self, stage: str, load: _Load, width: int) -> dict[str, int]:
+    def _quantized(self, stage: str, load: Load, width: int) -> dict[str, int]:
         """Codes and scales of the rows in use, padded columns of the scales included."""
         return {f"{stage}_codes": load.used * width, f"{stage}_scales": load.used * k_groups(width) * GROUP_BLOCKS}
 
@@ -387,7 +388,7 @@ class _Planner:
             multiprocessors=self.multiprocessors,
         )
 
-        def traffic(load: _Load) -> Traffic:
+        def traffic(load: Load) -> Traffic:
             weights, alpha = ("gate_up", "gate_up_alpha") if first else ("down", "down_alpha")
             reads = {
                 weights: load.active * n * k // 2,
@@ -423,7 +424,7 @@ class _Planner:
         outputs = ("activation_codes", "activation_scales")
         return Step("activation", plan, ("BF16 -> FP32", "FP32 -> MXFP8"), outputs, self._activation_traffic)
 
-    def _activation_traffic(self, load: _Load) -> Traffic:
+    def _activation_traffic(self, load: Load) -> Traffic:
         shape, buffers = self.shape, self.buffers
         # A row compares itself with the ends of all experts, and reads the beginning of its own.
         reads = {
@@ -453,7 +454,7 @@ class _Planner:
         )
         return Step("finalize", plan, ("BF16 -> FP32", "FP32 -> BF16"), ("out",), self._finalize_traffic)
 
-    def _finalize_traffic(self, load: _Load) -> Traffic:
+    def _finalize_traffic(self, load: Load) -> Traffic:
         shape, maps_bytes = self.shape, self.shape.rows * _INT32_BYTES
         row_bytes = shape.hidden * _BF16_BYTES
         reads = {

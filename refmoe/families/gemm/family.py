@@ -12,17 +12,28 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.cuda.gemm.tile import MIN_STAGES, TILES, Tile, check_tile, max_stages, parse_cluster, parse_tile
 from refmoe.draw import Draw
-from refmoe.families.case import Shape, number, refused, triple, word
+from refmoe.families.case import Shape, number, refused, triple
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
 from refmoe.families.family import POISON, Assumption, Case, Contract, Expectation, Family, Inputs, Outputs
+from refmoe.families.gemm.epilogue import (
+    ALPHA,
+    BIAS,
+    BITS,
+    OUTPUTS,
+    FloatArray,
+    distinct_alpha,
+    distinct_bias,
+    epilogue,
+    interval,
+    output_bits,
+)
 from refmoe.families.gemm.fills import FILLS, PADDED_K
-from refmoe.families.gemm.stages import Interval, Products
+from refmoe.families.gemm.stages import Products
 from refmoe.families.stages import GroupedScales
 from refmoe.families.vacuity import doubt_products
 from refmoe.formats import MX_BLOCK
@@ -50,12 +61,7 @@ ASSUMPTION = Assumption(
     "error bound around the exact sum, which is computed apart from it.",
 )
 
-_OUTPUTS: dict[str, np.dtype[Any]] = {"bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
-_BITS: dict[str, np.dtype[Any]] = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.uint32)}
-
 _E4M3_NAN = 0x7F
-
-FloatArray = NDArray[np.float32]
 
 
 def _inputs(case: Case) -> Inputs:
@@ -73,22 +79,9 @@ def _inputs(case: Case) -> Inputs:
         "weight_scales": data.weights.scales,
         "weight_scale_buffer": swizzle_weight_scales(data.weights.scales, fill=case.poison),
         "offsets": offsets,
-        "alpha": _alpha(case) if case.alpha == "distinct" else None,
-        "bias": _bias(case) if case.bias == "distinct" else None,
+        "alpha": distinct_alpha(case) if case.alpha == "distinct" else None,
+        "bias": distinct_bias(case) if case.bias == "distinct" else None,
     }
-
-
-def _alpha(case: Case) -> FloatArray:
-    """Factors of all 24 significant bits and either sign, in 2^-2 .. 2^2, no two alike."""
-    draw, shape = Draw("alpha", case.seed), (case.shape.e,)
-    bits = (125 + draw.integers(4, shape)) << 23 | draw.integers(1 << 23, shape) | draw.integers(2, shape) << 31
-    return bits.astype(np.uint32).view(np.float32)
-
-
-def _bias(case: Case) -> NDArray[Any]:
-    """BF16 terms about as large as the sum of K products of ordinary numbers."""
-    values = Draw("bias", case.seed).normal((case.shape.e, case.shape.n)) * np.sqrt(case.shape.k)
-    return np.asarray(values.astype(ml_dtypes.bfloat16))
 
 
 def _tensors(inputs: Inputs) -> tuple[MXTensor, MXTensor, NDArray[np.int64]]:
@@ -107,49 +100,26 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
         model=MODEL,
         bias=inputs["bias"],
         alpha=inputs["alpha"],
-        out_dtype=_OUTPUTS[case.dtype],
+        out_dtype=OUTPUTS[case.dtype],
     )
-    outputs = {"out": _bits(case, values, used)}
+    outputs = {"out": output_bits(case, values, used)}
     if case.fill in _WITNESSES:
         name, witness = _WITNESSES[case.fill]
-        outputs[name] = _bits(case, _epilogue(case, inputs, witness(tokens, weights, offsets)), used)
-    interval = _interval(case, inputs) if case.dtype == "f32" else None
+        outputs[name] = output_bits(case, epilogue(case, inputs, witness(tokens, weights, offsets)), used)
+    within = interval(case, inputs, *product_bounds(*_tensors(inputs))) if case.dtype == "f32" else None
     stages = tuple(
-        Products(name, case.dtype, case.shape.n, offsets, case.poison, interval if name == "out" else None)
+        Products(name, case.dtype, case.shape.n, offsets, case.poison, within if name == "out" else None)
         for name in outputs
     )
     doubt = doubt_products(
         values[:used].astype(np.float32),
         tokens.scales[:used],
         weights.scales,
-        None if interval is None else interval.relative_width(),
+        None if within is None else within.relative_width(),
         FILLS[case.fill].limits,
     )
     answers = dict.fromkeys(outputs, "out")
     return Expectation(outputs, stages, doubt, ASSUMPTION, lambda found: stages[0].outside(found["out"]), answers)
-
-
-def _bits(case: Case, values: NDArray[Any], used: int) -> NDArray[Any]:
-    """The output's bit patterns [T, N]; rows from `used` on hold the poison."""
-    bits: NDArray[Any] = np.ascontiguousarray(values).view(_BITS[case.dtype]).copy()
-    bits[used:].view(np.uint8)[:] = case.poison
-    return bits
-
-
-def _row_expert(offsets: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
-    """The expert of each row; rows of none get the last."""
-    experts = np.repeat(np.arange(offsets.size - 1), np.diff(offsets))
-    return np.concatenate([experts, np.full(rows - experts.size, offsets.size - 2)])
-
-
-def _epilogue(case: Case, inputs: Inputs, sums: FloatArray) -> NDArray[Any]:
-    """RN(RN(alpha * sum) + bias) of each row's expert, in the output's type; written apart from the reference."""
-    expert = _row_expert(inputs["offsets"], sums.shape[0])
-    alpha, bias = inputs["alpha"], inputs["bias"]
-    with np.errstate(over="ignore", invalid="ignore"):
-        scaled = sums if alpha is None else np.multiply(sums, alpha[expert][:, None], dtype=np.float32)
-        shifted = scaled if bias is None else np.add(scaled, bias[expert].astype(np.float32), dtype=np.float32)
-        return np.asarray(shifted.astype(_OUTPUTS[case.dtype]))
 
 
 Witness = Callable[[MXTensor, MXTensor, NDArray[np.int64]], FloatArray]
@@ -190,28 +160,6 @@ _WITNESSES: Mapping[str, tuple[str, Witness]] = {
 }
 
 
-def _interval(case: Case, inputs: Inputs) -> Interval:
-    """Where the output must lie: the exact sum and the model's running bound, taken through the epilogue.
-
-    Rounding to nearest is monotone, so the ends of the interval, as FP32 numbers, go through alpha, bias and cast as
-    the sum itself does. Truncation toward zero never enlarges a magnitude: where all terms are positive, the upper end
-    is the exact sum.
-    """
-    exact, bound = product_bounds(*_tensors(inputs))
-    promised = np.isfinite(exact) & np.isfinite(bound)
-    slack = bound + 2.0**-52 * np.abs(exact)
-    low, high = (np.where(promised, exact + side * slack, 0.0) for side in (-1, 1))
-    if case.fill == "positive":
-        high = np.where(promised, exact, 0.0)
-    ends = [_epilogue(case, inputs, _inward(end, side)) for end, side in ((low, 1), (high, -1))]
-    return Interval(
-        low=np.where(promised, np.minimum(*ends), -np.inf),
-        high=np.where(promised, np.maximum(*ends), np.inf),
-        exact=exact,
-        bound=bound,
-    )
-
-
 def product_bounds(
     tokens: MXTensor, weights: MXTensor, offsets: NDArray[np.int64], model: AccumulationModel | str = MODEL
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -238,14 +186,6 @@ def product_bounds(
     return exact, bound
 
 
-def _inward(ends: NDArray[np.float64], side: int) -> FloatArray:
-    """The nearest FP32 number that is not outside: not below `ends` for side 1, not above for side -1."""
-    with np.errstate(over="ignore"):
-        near = ends.astype(np.float32)
-    outside = near < ends if side > 0 else near > ends
-    return np.where(outside, np.nextafter(near, np.float32(side * np.inf), dtype=np.float32), near)
-
-
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.gemm.kernel import grouped_gemm as launch
 
@@ -267,7 +207,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         out_dtype=case.dtype,
         fill=case.poison,
     )
-    return {"out": np.ascontiguousarray(out).view(_BITS[case.dtype])}
+    return {"out": np.ascontiguousarray(out).view(BITS[case.dtype])}
 
 
 def _check(case: Case) -> None:
@@ -382,9 +322,6 @@ def _full() -> Iterator[Case]:
     for tile in (Tile(128, 64, 128), Tile(128, 128, 128), Tile(256, 8, 256)):
         yield _case("wide-range", Shape(m=300, k=_RAGGED_K, n=_RAGGED_N, e=2), tile=str(tile))  # a prefill
 
-
-ALPHA = word("alpha", "none", "distinct")
-BIAS = word("bias", "none", "distinct")
 
 SM12X_GEMM = Family(
     name="sm12x_gemm",

@@ -238,7 +238,7 @@ _WIDE_SCALES = Limits(zeros=0.02, scales=16, reason="scales are drawn from 41 bi
 FILLS = Fill.by_name(
     _fill(
         "gaussian",
-        "the data of published tests, for comparison with them",
+        "what published tests catch, whose data this is",
         _gaussian,
         # Its blocks have one or two scales, so it shows no permutation of scales; other fills do.
         Limits(zeros=0.02, scales=1, reason=_RANDOM_SUMS),

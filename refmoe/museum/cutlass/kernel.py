@@ -21,7 +21,8 @@ from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families.case import Shape, triple, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices
 from refmoe.families.family import POISON, Case, Expectation, Inputs, Outputs
-from refmoe.families.gemm.family import ALPHA, BIAS, SM12X_GEMM
+from refmoe.families.gemm.epilogue import ALPHA, BIAS
+from refmoe.families.gemm.family import SM12X_GEMM
 from refmoe.families.gemm.fills import FILLS
 from refmoe.museum.cutlass.builds import (
     CUTLASS_ARCHITECTURES,

@@ -3,7 +3,11 @@
 x is the exact C + sum of a b, G = |C| + sum |a||b|, scales included; T blocks of L products each. Truncation never
 enlarges a magnitude, so no partial result of a truncating chain exceeds G. Every bound is computed in float64 and
 then enlarged by 2^-30 of itself, far more than its own rounding. Where the accumulators overflow, or an operand is
-not finite, the bound is infinite: nothing is promised there. Models of grouped blocks are refused: they have no bound.
+not finite, the bound is infinite: nothing is promised there.
+
+Of grouped blocks a term is a group of products, whose sum is exact: a block cuts at most its groups and C. Their
+alignment comes from the scales alone. A term that is not zero is at least 2^-2 in its elements, whose products are
+quarters, and 2^-s in its two significands, s the leading zeros of subnormal scales: 2^E is at most 2^(2 + s) times it.
 """
 
 from __future__ import annotations
@@ -19,8 +23,9 @@ from refmoe.reference.mma.alignment import Outputs
 from refmoe.reference.mma.exact import exact_sums
 from refmoe.reference.mma.fma import fma_steps
 from refmoe.reference.mma.fused import FusedChain, widened_blocks
+from refmoe.reference.mma.grouped import add_block, align_block, grouped_terms
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind, as_model
-from refmoe.reference.mma.operands import ABSENT, Operand, table
+from refmoe.reference.mma.operands import ABSENT, Operand, scale_values, table
 from refmoe.reference.mma.product import checked_operands
 
 Codes = NDArray[np.unsignedinteger[Any]]
@@ -29,6 +34,7 @@ _ENLARGED = 1 + 2.0**-30
 _HALF_ULP = 2.0 ** -(FP32.mantissa_bits + 1)
 _HALF_SUBNORMAL = 2.0 ** (FP32.emin - FP32.mantissa_bits - 1)
 _OUTPUTS_A_TILE = 8192
+_QUARTER = 2  # E2M1 products are multiples of 2^-2
 
 
 def running_bound(
@@ -50,7 +56,7 @@ def running_bound(
 
     Args and errors are those of `tensor_core_mma`; returns float64 [..., M, N].
     """
-    model = _bounded(model)
+    model = as_model(model)
     x, y, z = checked_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
     block = model.pair(a_format, b_format).block
     bound = np.empty(z.shape, np.float64)
@@ -80,13 +86,14 @@ def a_priori_bound(
     """The bound on |D - x| that needs no more of the operands than G and how subnormal they are.
 
     Fused chains: T ((L + 1) 2^(s - F) + 2^-m) G + T ((L + 1) 2^(emin - F) + 2^(emin - m)), with s the leading zeros of
-    the most subnormal operands of both sides: a product that sets E is at least 2^(E - s). Where results are rounded to
+    the most subnormal operands of both sides: a product that sets E is at least 2^(E - s). Grouped chains: the same
+    with the groups of a block for L, and 2 + the leading zeros of the scales for s. Where results are rounded to
     nearest a partial result can exceed G, and G here is (G + T 2^(emin - m)) (1 + 2^-m)^T. Chains rounded to nearest:
     gamma_n G + n 2^-150, gamma_n = n u / (1 - n u), u = 2^-24 (Higham, Accuracy and Stability, section 3.1).
 
     Args and errors are those of `tensor_core_mma`; returns float64 [..., M, N].
     """
-    model = _bounded(model)
+    model = as_model(model)
     total = magnitude_sum(
         a, b, c, a_format=a_format, b_format=b_format, a_scales=a_scales, b_scales=b_scales, model=model
     )
@@ -99,9 +106,14 @@ def a_priori_bound(
     else:
         assert model.align_bits is not None
         steps, emin, bits = k // pair.block, model.accumulator.emin, model.result_bits
-        zeros = _leading_zeros(a, a_format) + _leading_zeros(b, b_format)
-        factor = steps * ((pair.block + 1) * 2.0 ** (zeros - model.align_bits) + 2.0**-bits)
-        constant = steps * ((pair.block + 1) * 2.0 ** (emin - model.align_bits) + 2.0 ** (emin - bits))
+        if model.group is not None:
+            assert model.scaling is not None
+            subnormal = [_scale_zeros(scales, model.scaling.scale) for scales in (a_scales, b_scales)]
+            zeros, addends = _QUARTER + sum(subnormal), pair.block // model.group + 1
+        else:
+            zeros, addends = _leading_zeros(a, a_format) + _leading_zeros(b, b_format), pair.block + 1
+        factor = steps * (addends * 2.0 ** (zeros - model.align_bits) + 2.0**-bits)
+        constant = steps * (addends * 2.0 ** (emin - model.align_bits) + 2.0 ** (emin - bits))
         if model.to_nearest:
             factor *= (1 + 2.0**-bits) ** steps
             constant += factor * steps * 2.0 ** (emin - bits)
@@ -126,12 +138,13 @@ def exact_sum(
     b_format: str,
     a_scales: NDArray[np.uint8] | None = None,
     b_scales: NDArray[np.uint8] | None = None,
+    model: AccumulationModel | str = "exact",
 ) -> NDArray[np.float64]:
     """x as float64 [..., M, N], rounded to odd: within 2^-52 |x|, and as good as x to be rounded to anything shorter.
 
-    Args and errors are those of `tensor_core_mma` under the model `exact`.
+    `model` only decides what is refused, and what a scale means. Args and errors are those of `tensor_core_mma`.
     """
-    x, y, z = checked_operands(a, b, c, as_model("exact"), a_format, b_format, a_scales, b_scales)
+    x, y, z = checked_operands(a, b, c, as_model(model), a_format, b_format, a_scales, b_scales)
     return exact_sums(x, y, z).reshape(c.shape)
 
 
@@ -146,11 +159,11 @@ def magnitude_sum(
     b_scales: NDArray[np.uint8] | None = None,
     model: AccumulationModel | str = "exact",
 ) -> NDArray[np.float64]:
-    """G as float64 [..., M, N], within 2^-52 of itself; `model` only decides what is refused.
+    """G as float64 [..., M, N], within 2^-52 of itself; `model` is as in `exact_sum`.
 
     Args and errors are those of `tensor_core_mma`.
     """
-    x, y, z = checked_operands(a, b, c, _bounded(model), a_format, b_format, a_scales, b_scales)
+    x, y, z = checked_operands(a, b, c, as_model(model), a_format, b_format, a_scales, b_scales)
     return exact_sums(x, y, z, magnitudes=True).reshape(c.shape)
 
 
@@ -199,13 +212,6 @@ def within_bound(
     return np.asarray(np.where(np.isfinite(exact) & np.isfinite(bound), near, same | np.isinf(bound)))
 
 
-def _bounded(model: AccumulationModel | str) -> AccumulationModel:
-    model = as_model(model)
-    if model.kind is Kind.GROUPED:
-        raise ArgumentError("model", model.name, "a model whose scales are E8M0: there is no bound for grouped blocks")
-    return model
-
-
 def _running(
     a: Operand, b: Operand, c: NDArray[np.float32], model: AccumulationModel, block: int
 ) -> NDArray[np.float64]:
@@ -218,6 +224,8 @@ def _running(
         return bound
     if model.kind is Kind.FUSED:
         return _running_fused(a, b, c, model, block)[1]
+    if model.kind is Kind.GROUPED:
+        return _running_grouped(a, b, c, model, block)
     bound, acc = np.zeros(c.shape), c
     for x, y in widened_blocks(a, b, model):
         partial, of_partial = _running_fused(x, y, np.zeros_like(acc), model, block)
@@ -246,6 +254,19 @@ def _running_fused(
     return acc.reshape(c.shape), bound.reshape(c.shape)
 
 
+def _running_grouped(
+    a: Operand, b: Operand, c: NDArray[np.float32], model: AccumulationModel, block: int
+) -> NDArray[np.float64]:
+    acc, bound = c.astype(np.float64), np.zeros(c.shape)
+    smallest = 2.0 ** (model.accumulator.emin - model.result_bits)
+    for significands, exponents in grouped_terms(a, b, model, block):
+        terms, c_units, unit = align_block(significands, exponents, acc, model)
+        inexact = (np.trunc(terms) != terms).sum(axis=0) + (np.trunc(c_units) != c_units)
+        acc = add_block(significands, exponents, acc, model)
+        bound += inexact * unit + 2.0**-model.result_bits * np.abs(acc) + smallest
+    return bound
+
+
 def _half_ulp(values: NDArray[np.float32]) -> NDArray[np.float64]:
     """At least half an ulp of values that were rounded to FP32."""
     return np.asarray(_HALF_ULP * np.abs(values.astype(np.float64)) + _HALF_SUBNORMAL)
@@ -262,6 +283,14 @@ def _leading_zeros(codes: Codes, name: str) -> int:
     leading = np.frexp(look_up.value)[1] - 1
     zeros = np.where(look_up.exponent == -ABSENT, 0, look_up.exponent - leading)
     return int(zeros[operand.indices()].max(initial=0))
+
+
+def _scale_zeros(scales: NDArray[np.uint8] | None, fmt: Format) -> int:
+    """Likewise of the smallest scale that is not zero; E8M0 has no subnormal."""
+    assert scales is not None
+    values = scale_values(fmt)[scales]
+    leading = np.frexp(values[values > 0])[1] - 1
+    return max(0, fmt.emin - int(leading.min(initial=fmt.emin)))
 
 
 def _enlarged(bound: NDArray[np.float64]) -> NDArray[np.float64]:

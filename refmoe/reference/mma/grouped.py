@@ -1,20 +1,19 @@
-"""Grouped blocks: groups of K with UE4M3 scales, each summed exactly, then aligned once; all of it exact in float64."""
+"""Grouped blocks: groups of K with their scales, each summed exactly, then aligned once; all of it exact in float64."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.formats import FP32, NVFP4
-from refmoe.reference.chunks import for_each_chunk
+from refmoe.formats import FP32, Format
+from refmoe.reference.chunks import chunks, for_each_chunk
 from refmoe.reference.mma.models import AccumulationModel
-from refmoe.reference.mma.operands import ABSENT, Operand, power_of_two, table
+from refmoe.reference.mma.operands import ABSENT, Operand, power_of_two, scale_codes, table
 
 _OUTPUTS_A_PIECE = 1 << 15
-_SCALE = NVFP4.scale
-
-_MAGNITUDE = 0x7F
-"""The bits of a UE4M3 byte that count; the top bit is ignored."""
 
 
 def grouped_chain(
@@ -22,61 +21,89 @@ def grouped_chain(
 ) -> NDArray[np.float64]:
     """The chains of P products [M, K] x [N, K] onto c [P, M, N], as float64 that holds FP32 values; NaN is any NaN.
 
-    Operands are E2M1 with UE4M3 scales [P, M, K/group] and [P, N, K/group].
+    Operands are E2M1 with scales [P, M, K/block] and [P, N, K/block], as the model's `scaling` has them.
     """
     with np.errstate(invalid="ignore"):
         out = c.astype(np.float64)
     if not out.size:
         return out
-    for p in range(out.shape[0]):
-        one = slice(p, p + 1)
+    tiles = list(_tiles(*c.shape))
 
-        def run(start: int, stop: int, one: slice = one) -> None:
-            rows = slice(start, stop)
-            out[one, rows] = _chain(a.part(one, rows), b.part(one), out[one, rows], model, block)
+    def run(first: int, last: int) -> None:
+        for products, rows in tiles[first:last]:
+            acc = out[products, rows]
+            for significands, exponents in grouped_terms(a.part(products, rows), b.part(products), model, block):
+                acc = add_block(significands, exponents, acc, model)
+            out[products, rows] = acc
 
-        for_each_chunk(run, out.shape[1], max(1, _OUTPUTS_A_PIECE // out.shape[2]))
+    for_each_chunk(run, len(tiles), 1)
     return out
 
 
-def _chain(
-    a: Operand, b: Operand, acc: NDArray[np.float64], model: AccumulationModel, block: int
-) -> NDArray[np.float64]:
-    """The chains of one product, acc [1, M, N]."""
+def _tiles(products: int, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
+    """Products and rows of about as many outputs as fit the cache: several small products, or rows of one."""
+    together, height = max(1, _OUTPUTS_A_PIECE // (rows * columns)), max(1, _OUTPUTS_A_PIECE // columns)
+    for product in chunks(products, together):
+        for row in chunks(rows, height):
+            yield product, row
+
+
+def grouped_terms(
+    a: Operand, b: Operand, model: AccumulationModel, block: int
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
+    """The terms significand * 2^exponent [groups, P, M, N] of each block of P products, k ascending."""
     assert model.group is not None
     (x, x_scale, x_exponent), (y, y_scale, y_exponent) = (_grouped(operand, model.group) for operand in (a, b))
-    acc = acc[0]
     groups = block // model.group
     for start in range(0, x.shape[0], groups):
         part = slice(start, start + groups)
         # Of a group of 16, a sum is below 2^12 quarters and a significand below 2^4 eighths: below 2^20 units.
-        sums = np.matmul(x[part], y[part].swapaxes(1, 2))
-        significands = sums * x_scale[part, :, None] * y_scale[part, None, :]
-        exponents = x_exponent[part, :, None] + y_exponent[part, None, :]
-        acc = _block(significands, exponents, acc, model)
-    return acc[None]
+        sums = np.matmul(x[part], y[part].swapaxes(2, 3))
+        significands = sums * x_scale[part, ..., None] * y_scale[part, :, None, :]
+        yield significands, x_exponent[part, ..., None] + y_exponent[part, :, None, :]
 
 
 def _grouped(operand: Operand, group: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    """The elements [K/group, R, group], and the significands and exponents of their scales [K/group, R]."""
+    """The elements [K/group, P, R, group], and the significands and exponents of their scales [K/group, P, R]."""
     assert operand.scales is not None
-    codes, scales = operand.codes[0], operand.scales[0].T & _MAGNITUDE
-    values = np.take(table(NVFP4.element).value, codes.reshape(codes.shape[0], -1, group)).transpose(1, 0, 2)
-    field = scales.astype(np.int64) >> _SCALE.mantissa_bits
-    # A subnormal keeps its leading zeros and has the smallest exponent.
-    exponent = np.maximum(field, 1) - _SCALE.bias
-    significand = (scales % (1 << _SCALE.mantissa_bits)) / (1 << _SCALE.mantissa_bits) + (field > 0)
-    significand[scales == _SCALE.nan_code] = np.nan
-    return np.ascontiguousarray(values), significand, exponent
+    products, rows, _ = operand.codes.shape
+    scales = np.repeat(operand.scales.transpose(2, 0, 1), operand.scaling.block // group, axis=0)
+    codes = operand.codes.reshape(products, rows, -1, group).transpose(2, 0, 1, 3)
+    significand, exponent = _scale_parts(operand.scaling.scale)
+    return np.take(table(operand.format).value, codes), significand[scales], exponent[scales]
 
 
-def _block(
+@cache
+def _scale_parts(fmt: Format) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The significand and the exponent of each byte as a scale: a subnormal keeps its leading zeros."""
+    codes = scale_codes(fmt).astype(np.int64)
+    field = codes >> fmt.mantissa_bits
+    fraction = (codes % (1 << fmt.mantissa_bits)) / (1 << fmt.mantissa_bits)
+    least = 1 if fmt.subnormals else 0
+    significand = fraction + (field >= least)
+    significand[codes == fmt.nan_code] = np.nan
+    return significand, np.maximum(field, least) - fmt.bias
+
+
+def add_block(
     significands: NDArray[np.float64],
     exponents: NDArray[np.int64],
     acc: NDArray[np.float64],
     model: AccumulationModel,
 ) -> NDArray[np.float64]:
-    """One block: the terms significands * 2^exponents [groups, M, N] onto acc [M, N]."""
+    """One block: the terms significands * 2^exponents [groups, P, M, N] onto acc [P, M, N]."""
+    terms, c, unit = align_block(significands, exponents, acc, model)
+    with np.errstate(invalid="ignore"):
+        return _truncated((np.trunc(terms).sum(axis=0) + np.trunc(c)) * unit, model.result_bits)
+
+
+def align_block(
+    significands: NDArray[np.float64],
+    exponents: NDArray[np.int64],
+    acc: NDArray[np.float64],
+    model: AccumulationModel,
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """The terms and C in units of their alignment, still with what it cuts, and the unit [P, M, N]."""
     assert model.align_bits is not None
     c_exponent = np.where(acc == 0, -ABSENT, np.maximum(np.frexp(acc)[1] - 1, FP32.emin))
     # Infinity and NaN have no exponent, and whatever they are aligned to they come out as they are.
@@ -87,8 +114,7 @@ def _block(
     # them are below 2^53.
     units = power_of_two(model.align_bits - alignment)
     with np.errstate(invalid="ignore"):
-        total = np.trunc(significands * power_of_two(exponents) * units).sum(axis=0) + np.trunc(acc * units)
-    return _truncated(total * power_of_two(alignment - model.align_bits), model.result_bits)
+        return significands * power_of_two(exponents) * units, acc * units, power_of_two(alignment - model.align_bits)
 
 
 def _truncated(total: NDArray[np.float64], bits: int) -> NDArray[np.float64]:

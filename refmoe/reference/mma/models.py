@@ -9,15 +9,16 @@ result are FP16 instead, C has an exponent of at least -14 and the sum is rounde
 chained through C, k ascending; the order inside a block does not matter. NaN, infinity times zero and infinity minus
 infinity give 0x7FFFFFFF, and a zero result is always +0.
 
-The grouped block, of E2M1 with UE4M3 scales: each group's products are summed exactly, s, and its term is
-s * s0 * s1 * 2^(e0 + e1). s0, s1 are the significands of its two scales and e0, e1 their exponents, at least -6,
-subnormals left unnormalised; the sign bits of scales are ignored. The term's exponent is e0 + e1, from the scales
-alone, and takes part in E unless the term is zero. Terms and C are then aligned, added and truncated as in the fused
-block.
+The grouped block, of E2M1 with UE4M3 or E8M0 scales: each group's products are summed exactly, s, and its term is
+s * s0 * s1 * 2^(e0 + e1). s0, s1 are the significands of its two scales and e0, e1 their exponents: of UE4M3 at least
+-6, subnormals left unnormalised, sign bits ignored; of E8M0 the significand is 1. The term's exponent is e0 + e1, from
+the scales alone, and takes part in E unless the term is zero. Terms and C are then aligned, added and truncated as in
+the fused block. A scale of 32 elements belongs to two groups of 16.
 
 Sources: the SM90 rows were fitted to and checked against H200 silicon, see `Evidence`; the SM100 and SM120 rows are
-those of MMA-Sim (Chen et al., 2025) with the zero rule and the floor of SM90 taken over; in `sm120_nvf4`, which is
-otherwise as published, those two rules are extrapolated (with its F the floor takes nothing from any FP32). Silicon
+those of MMA-Sim (Chen et al., 2025) with the zero rule and the floor of SM90 taken over; in `sm120_nvf4` and
+`sm120_mxf4`, which are otherwise as published, those two rules are extrapolated (with their F the floor takes nothing
+from any FP32). Silicon
 vectors of every hardware-checked pair are in the tests, but for `sm90_mma_f16acc`: of that the shipped vectors hold
 nothing; 7,680,000 outputs of an H200 were compared when it was fitted, and 0 differed.
 """
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import BF16, E2M1, E4M3, E5M2, FP16, FP32, NVFP4, TF32, Format
+from refmoe.formats import BF16, E2M1, E4M3, E5M2, FP16, FP32, MXFP4, NVFP4, TF32, Format, MXFormat
 
 ELEMENT_FORMATS: Mapping[str, Format] = MappingProxyType(
     {"e4m3": E4M3, "e5m2": E5M2, "e2m1": E2M1, "bf16": BF16, "f16": FP16, "tf32": TF32}
@@ -95,7 +96,8 @@ class AccumulationModel:
         floor: the least E.
         scaled: whether E8M0 scales, one for every 32 of K, may be given.
         passes: of an UNPACKED model, the elements of K that each fused block takes, out of 32.
-        group: of a GROUPED model, the elements of K that are summed exactly and share a UE4M3 scale, which they need.
+        group: of a GROUPED model, the elements of K that are summed exactly before anything is aligned.
+        scaling: of a GROUPED model, what a scale means and how many elements share it; its scales must be given.
     """
 
     name: str
@@ -110,6 +112,7 @@ class AccumulationModel:
     scaled: bool = False
     passes: tuple[tuple[int, ...], ...] = ()
     group: int | None = None
+    scaling: MXFormat | None = None
 
     def pair(self, a_format: str, b_format: str) -> Pair:
         """What the model says of a pair of operand formats.
@@ -132,6 +135,7 @@ class AccumulationModel:
 
 _FP8 = ("e4m3", "e5m2")
 _NARROW = ("e4m3", "e5m2", "e2m1")
+_GROUP = 16  # elements of K that an m16n8k64 instruction sums exactly, whatever shares a scale
 
 
 def _pairs(a: tuple[str, ...], b: tuple[str, ...], block: int, evidence: Evidence) -> dict[tuple[str, str], Pair]:
@@ -165,7 +169,17 @@ def _models() -> dict[str, AccumulationModel]:
             Kind.GROUPED,
             _same(("e2m1",), 64, Evidence.PUBLISHED),
             align_bits=35,
-            group=NVFP4.block,
+            group=_GROUP,
+            scaling=NVFP4,
+        ),
+        AccumulationModel(
+            "sm120_mxf4",
+            "SM120 and SM121 mma.sync kind::mxf4 and kind::mxf4nvf4 of E2M1 with E8M0 scales, scale_vec::2X, m16n8k64",
+            Kind.GROUPED,
+            _same(("e2m1",), 64, Evidence.PUBLISHED),
+            align_bits=35,
+            group=_GROUP,
+            scaling=MXFP4,
         ),
         AccumulationModel(
             "sm100",

@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.formats import E8M0, MX_BLOCK, Format, Specials
+from refmoe.formats import E8M0, MXFP8, UE4M3, Format, MXFormat, Specials
 
 ABSENT = 1 << 13
 """Stands for the lowest bit of a zero (no bit is set) and, negated, for its exponent (it takes no part)."""
-
-_NAN_SCALE = 0xFF
 
 
 @dataclass(frozen=True)
@@ -98,30 +96,32 @@ class Operand:
     Attributes:
         codes: unsigned integers [P, R, K].
         format: what a code means.
-        scales: uint8 [P, R, K/32] E8M0, or None; of a GROUPED model UE4M3 [P, R, K/group], which only its chain reads.
+        scales: uint8 [P, R, K/block], or None.
+        scaling: what a scale means, and the `block` of elements that share it.
     """
 
     codes: NDArray[np.unsignedinteger[Any]]
     format: Format
     scales: NDArray[np.uint8] | None
+    scaling: MXFormat = MXFP8
 
     def part(self, products: slice = slice(None), rows: slice = slice(None), k: slice = slice(None)) -> Operand:
-        """A part of it; where there are scales, `k` starts and stops at multiples of MX_BLOCK."""
+        """A part of it; where there are scales, `k` starts and stops at multiples of their block."""
         scales = self.scales
         if scales is not None:
-            blocks = slice(*(None if end is None else end // MX_BLOCK for end in (k.start, k.stop)))
+            blocks = slice(*(None if end is None else end // self.scaling.block for end in (k.start, k.stop)))
             scales = scales[products, rows, blocks]
-        return Operand(self.codes[products, rows, k], self.format, scales)
+        return Operand(self.codes[products, rows, k], self.format, scales, self.scaling)
 
     def values(self) -> NDArray[np.float64]:
         """The values [P, R, K], scales included, exactly."""
         values = np.take(table(self.format).value, self.indices(), mode="clip")
         if self.scales is not None:
-            values *= np.repeat(scale_values()[self.scales], MX_BLOCK, axis=-1)
+            values *= np.repeat(scale_values(self.scaling.scale)[self.scales], self.scaling.block, axis=-1)
         return values
 
     def blocks(self, length: int) -> Blocks:
-        """All of it in blocks of `length`, which is MX_BLOCK where there are scales."""
+        """All of it in blocks of `length`, which is that of the scales where there are E8M0 scales; of no others."""
         look_up = table(self.format)
         products, rows, k = self.codes.shape
         in_rows = self.indices().reshape(products, rows, k // length, length)
@@ -135,7 +135,7 @@ class Operand:
         if self.scales is not None:
             scales = np.ascontiguousarray(self.scales.transpose(2, 0, 1))
             scale = scales.astype(np.int32) - E8M0.bias
-            values *= scale_values()[scales][..., None]
+            values *= scale_values(E8M0)[scales][..., None]
             top += scale
             low += scale
         return Blocks(codes, self.format, values, scale, top, low)
@@ -147,9 +147,19 @@ class Operand:
         return np.asarray(self.codes >> self.format.unused_low_bits, self.codes.dtype)
 
 
+def scale_codes(fmt: Format) -> NDArray[np.uint8]:
+    """For each byte the code that it is as a scale: the sign bit of UE4M3 is ignored."""
+    return np.asarray(np.arange(256, dtype=np.uint8) & np.uint8(0x7F if fmt is UE4M3 else 0xFF))
+
+
 @cache
-def scale_values() -> NDArray[np.float64]:
-    """The value of each E8M0 byte, as float64."""
-    values = power_of_two(np.arange(256) - E8M0.bias)
-    values[_NAN_SCALE] = np.nan
+def scale_values(fmt: Format) -> NDArray[np.float64]:
+    """The value of each byte as a scale, E8M0 or UE4M3, as float64."""
+    if fmt is E8M0:
+        values = power_of_two(np.arange(256) - E8M0.bias)
+        values[fmt.nan_code] = np.nan
+    else:
+        values = np.array(
+            [np.nan if fmt.is_nan(code) else float(fmt.decode(code)) for code in scale_codes(fmt).tolist()]
+        )
     return values

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import FP16, MX_BLOCK
+from refmoe.formats import FP16, MX_BLOCK, MXFP8
 from refmoe.reference.arrays import checked_array
 from refmoe.reference.mma.exact import exact_sums
 from refmoe.reference.mma.fma import fma_chain
@@ -44,8 +44,8 @@ def tensor_core_mma(
         model: a name of `MODELS`, or a model.
         a_format: a key of `ELEMENT_FORMATS`.
         b_format: likewise.
-        a_scales: uint8 [..., M, K/32] E8M0, one for every 32 elements; None is 2^0. `sm120_nvf4` needs uint8
-            [..., M, K/16] UE4M3, one for every 16, whose sign bit is ignored.
+        a_scales: uint8 [..., M, K/32] E8M0, one for every 32 elements; None is 2^0. `sm120_mxf4` needs them, and
+            `sm120_nvf4` needs uint8 [..., M, K/16] UE4M3, one for every 16, whose sign bit is ignored.
         b_scales: uint8 [..., N, K/32] or [..., N, K/16], likewise.
 
     Returns:
@@ -131,10 +131,11 @@ def checked_operands(
             value = float(c[lost][0])
             raise ArgumentError("c", f"{value!r}", f"values of FP16, as the accumulators of {model.name} are FP16")
     for name, scales, rows in (("a_scales", a_scales, m), ("b_scales", b_scales, n)):
-        if model.group is not None:
-            shape = (*batch, rows, k // model.group)
+        if model.scaling is not None:
+            shape = (*batch, rows, k // model.scaling.block)
             if not isinstance(scales, np.ndarray) or scales.dtype != np.uint8 or scales.shape != shape:
-                raise ArgumentError(name, describe(scales), f"uint8 {list(shape)}, UE4M3, as {model.name} needs them")
+                kind = model.scaling.scale.name.upper()
+                raise ArgumentError(name, describe(scales), f"uint8 {list(shape)}, {kind}, as {model.name} needs them")
             continue
         if scales is None:
             continue
@@ -148,8 +149,9 @@ def checked_operands(
     def flat(array: NDArray[Any]) -> NDArray[Any]:
         return array.reshape(math.prod(batch), *array.shape[-2:])
 
+    scaling = model.scaling or MXFP8
     return (
-        Operand(flat(a), ELEMENT_FORMATS[a_format], None if a_scales is None else flat(a_scales)),
-        Operand(flat(b), ELEMENT_FORMATS[b_format], None if b_scales is None else flat(b_scales)),
+        Operand(flat(a), ELEMENT_FORMATS[a_format], None if a_scales is None else flat(a_scales), scaling),
+        Operand(flat(b), ELEMENT_FORMATS[b_format], None if b_scales is None else flat(b_scales), scaling),
         flat(c),
     )

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import BF16, E2M1, E4M3, MX_BLOCK
+from refmoe.formats import BF16, E2M1, E4M3, E8M0, MX_BLOCK
 from refmoe.reference import fp32
 from refmoe.reference.backends import choose_backend
 from refmoe.reference.mma import MODELS, AccumulationModel, as_model
@@ -87,6 +87,8 @@ def layer_enclosure(
         ArgumentError: an unknown path, arch or model; tokens that are not finite BF16; a model that has no bound.
     """
     backend = choose_backend(path, arch)
+    if choose_backend(path, arch).activations == "q8_1":
+        raise ArgumentError("path", path, "a path without Q8_1, of which no enclosure is defined")
     chosen = as_model(accumulation(path, arch)[1].model if model is None else model)
     if not isinstance(x, np.ndarray) or x.dtype != fp32.BF16 or not np.isfinite(x.astype(np.float32)).all():
         raise ArgumentError("x", describe(x), "finite bfloat16 [T, H]")
@@ -219,4 +221,4 @@ def _finalized(
 
 def _scales(scales: NDArray[np.uint8]) -> F64:
     """Each element's scale, [..., K]."""
-    return np.asarray(np.repeat(scale_values()[scales], MX_BLOCK, axis=-1))
+    return np.asarray(np.repeat(scale_values(E8M0)[scales], MX_BLOCK, axis=-1))

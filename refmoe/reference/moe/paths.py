@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
@@ -20,14 +21,17 @@ from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reference import fp32
 from refmoe.reference.activation import swiglu_by_expert, swiglu_quantize
 from refmoe.reference.backends import Accumulation, choose_backend
+from refmoe.reference.dp4a import dp4a_gemv
 from refmoe.reference.expand import build_permutation, expand
 from refmoe.reference.finalize import finalize
 from refmoe.reference.gemm import grouped_gemm
 from refmoe.reference.layout import SCALE_LAYOUTS, expert_scale_rows, grouped_scale_rows, unswizzle_scales
 from refmoe.reference.mma import AccumulationModel
 from refmoe.reference.moe.layer import MoELayer
+from refmoe.reference.q8_1 import Q8Tensor, quantize_q8_1
 from refmoe.reference.quantize import quantize_mxfp8
 from refmoe.reference.routing import route_softmax_topk, router_logits
+from refmoe.reference.swiglu_q8_1 import swiglu_q8_1
 from refmoe.reference.tensor import MXTensor
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -174,6 +178,54 @@ def _activate_bf16(run: Run) -> Arrays:
     return {"rows": rows}
 
 
+def _quantize_q8_1(run: Run) -> Arrays:
+    """Each token once."""
+    return _q8_1_arrays(quantize_q8_1(run.x))
+
+
+def _activate_q8_1(run: Run) -> Arrays:
+    """Q8_1 of the FP32 values."""
+    layer = run.layer
+    rows = swiglu_q8_1(
+        run.stages["gemm1"]["out"],
+        run.stages["routing"]["offsets"],
+        variant=layer.variant,
+        alpha=layer.swiglu_alpha,
+        beta=layer.swiglu_beta,
+        limit=layer.swiglu_limit,
+    )
+    return _q8_1_arrays(rows)
+
+
+def _q8_1_arrays(tensor: Q8Tensor) -> Arrays:
+    return {"codes": tensor.codes, "d": tensor.d, "s": tensor.s}
+
+
+def _dp4a1(dtype: npt.DTypeLike) -> Callable[[Run], Arrays]:
+    """Rows in expert order, rounded to `dtype` after the bias."""
+    return lambda run: _dp4a(run, "quantize", run.layer.gate_up, run.layer.gate_up_bias, dtype)
+
+
+def _dp4a2(dtype: npt.DTypeLike) -> Callable[[Run], Arrays]:
+    """Likewise; the bias is finalize's."""
+    return lambda run: _dp4a(run, "activation", run.layer.down, None, dtype)
+
+
+def _dp4a(run: Run, stage: str, weights: MXTensor, bias: NDArray[Any] | None, dtype: npt.DTypeLike) -> Arrays:
+    arrays, routing = run.stages[stage], run.stages["routing"]
+    out = dp4a_gemv(
+        Q8Tensor(arrays["codes"], arrays["d"], arrays["s"]),
+        weights,
+        routing["ids"],
+        row_of_choice=routing["unpermuted_to_permuted"],
+        input_by_choice=stage == "activation",
+        bias=bias,
+        first_expert=run.first_expert,
+        out_dtype=dtype,
+    )
+    return {"out": out}
+
+
 def _finalize(run: Run) -> Arrays:
     routing, bias = run.stages["routing"], run.layer.down_bias
     out = finalize(
@@ -201,6 +253,23 @@ _BF16_LAYER = (
     PathStep("gemm2", ("MXFP4 -> BF16", "BF16 x BF16 -> FP32", "FP32 -> BF16"), _gemm2),
     PathStep("finalize", ("BF16 -> FP32", "FP32 -> BF16"), _finalize),
 )
+_INTEGER_PRODUCT = ("FP4 -> INT8", "INT8 x INT8 -> INT32", "INT32 -> FP32")
+_DP4A = (
+    _ROUTING,
+    PathStep("quantize", ("BF16 -> FP32", "FP32 -> INT8"), _quantize_q8_1),
+    PathStep("gemm1", (*_INTEGER_PRODUCT, "FP32 -> BF16"), _dp4a1(fp32.BF16)),
+    PathStep("activation", ("BF16 -> FP32", "FP32 -> INT8"), _activate_q8_1),
+    PathStep("gemm2", (*_INTEGER_PRODUCT, "FP32 -> BF16"), _dp4a2(fp32.BF16)),
+    PathStep("finalize", ("BF16 -> FP32", "FP32 -> BF16"), _finalize),
+)
+_LLAMA_CPP = (
+    _ROUTING,
+    PathStep("quantize", ("FP32 -> Q8_1",), _quantize_q8_1),
+    PathStep("gemm1", _INTEGER_PRODUCT, _dp4a1(np.float32)),
+    PathStep("activation", ("FP32 -> Q8_1",), _activate_q8_1),
+    PathStep("gemm2", _INTEGER_PRODUCT, _dp4a2(np.float32)),
+    PathStep("finalize", ("FP32 -> BF16",), _finalize),
+)
 _SEPARATE = (
     _ROUTING,
     PathStep("quantize", ("BF16 -> MXFP8",), _quantize),
@@ -219,6 +288,8 @@ PATHS: Mapping[tuple[str, str | None], tuple[PathStep, ...]] = MappingProxyType(
         ("marlin", None): (_ROUTING, *_BF16_LAYER),
         ("triton", None): (_ROUTING, *_BF16_LAYER),
         ("trtllm", None): (_ROUTING, *_BF16_LAYER),
+        ("dp4a", None): _DP4A,
+        ("llama_cpp", None): _LLAMA_CPP,
     }
 )
 """The steps of each path, by backend and by who quantizes the activations; None where nobody does."""
@@ -240,7 +311,11 @@ def path_steps(path: str, quantization: str = "separate") -> tuple[PathStep, ...
     had = [way for backend, way in PATHS if backend == name]
     if had == [None]:
         if quantization != "separate":
-            raise ArgumentError("quantization", f"{quantization} with {name}", "the default: its activations are BF16")
+            raise ArgumentError(
+                "quantization",
+                f"{quantization} with {name}",
+                f"the default: its activations are {choose_backend(name).activations.upper()}",
+            )
         return PATHS[name, None]
     if quantization not in had:
         raise ArgumentError("quantization", f"{quantization} with {name}", f"one of {', '.join(map(str, had))}")

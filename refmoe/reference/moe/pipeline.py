@@ -6,7 +6,8 @@ FP32, in the order of the ranks, and rounds to BF16 once. `refmoe.reference.moe.
 `refmoe.reference.moe.float64` is the same formula without any rounding between them.
 
 A backend's path is its formats, its roundings and the accumulation model of its instruction. A kernel that splits K, or
-that keeps FP32 between GEMM1 and the activation, differs there from the path of its name.
+that keeps FP32 between GEMM1 and the activation, differs there from the path of its name. Of the paths
+`llama_cpp` alone does: there the rows of both GEMMs are FP32.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class MoEStages:
         model: of the GEMMs.
         evidence: what the model rests on there.
         stages: by stage name, in the order in which they ran: the arrays by name. `routing` has ids, weights, offsets,
-            the two maps, and logits if it computed them; `quantize` codes and linear scales; `expand` codes and scales
-            in 128x4, or rows in BF16; `gemm1` and `gemm2` out, BF16; `activation` as `expand`; `finalize` out.
+            the two maps, and logits if it computed them; `quantize` codes and linear scales, or Q8_1's codes, d and s;
+            `expand` codes and scales in 128x4, or rows in BF16; `gemm1` and `gemm2` out, BF16, of llama_cpp FP32;
+            `activation` as `expand`, or Q8_1; `finalize` out.
     """
 
     path: str
@@ -140,6 +142,8 @@ def moe_layer(
     chosen = as_model(adds.model if model is None else model)
     _check_tokens(x, layer, quantization, input_sf)
     _check_routing(x, layer, topk_ids, topk_weights)
+    if backend.activations == "q8_1" and model is not None:
+        raise ArgumentError("model", f"{chosen.name} with {backend.name}", "None: its sums of a block are integers")
     if backend.activations == "bf16" and chosen.kind is Kind.FUSED and chosen.scaled:
         raise ArgumentError("model", f"{chosen.name} with {backend.name}", "a model with BF16 operands")
     run = Run(

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from refmoe.formats import E4M3, FP32
+from refmoe.reference.scalar.arithmetic import NAN, divide, multiply, rounded
 from refmoe.reference.scalar.layout import base_row, scale_offset, scale_size
-from refmoe.reference.scalar.numbers import BLOCK
+from refmoe.reference.scalar.numbers import BLOCK, Number, NumberKind, decode, encode
 
 Matrix = Sequence[Sequence[int]]
 
@@ -71,3 +73,48 @@ def expand_rows(codes: Matrix, scales: Matrix, permuted: Permuted, layout: str, 
                 scale = scales[token][block] if block < width // BLOCK else 0x00
                 out_scales[scale_offset(layout, scale_row, block, columns)] = scale
     return Rows(bytes(out_codes), bytes(out_scales))
+
+
+def expand_blocks_of_16(codes: Matrix, scales: Matrix, permuted: Permuted, layout: str, fill: int = 0) -> Rows:
+    """As `expand_rows` of NVFP4: packed codes [T][K / 2], scales [T][K / 16], columns padded to a multiple of 4."""
+    columns = (len(scales[0]) + 3) // 4 * 4 if scales else 0
+    experts = len(permuted.offsets) - 1
+    out_scales = bytearray([fill]) * scale_size(
+        layout, base_row(len(permuted.permuted_to_unpermuted), experts), columns
+    )
+    for expert in range(experts):
+        first = permuted.offsets[expert]
+        for row in range(first, permuted.offsets[expert + 1]):
+            token = permuted.permuted_to_unpermuted[row] % len(codes)
+            scale_row = base_row(first, expert) + row - first
+            for block in range(columns):
+                scale = scales[token][block] if block < len(scales[token]) else 0x00
+                out_scales[scale_offset(layout, scale_row, block, columns)] = scale
+    return Rows(expand_bytes(codes, permuted, fill), bytes(out_scales))
+
+
+def expand_bytes(rows: Matrix, permuted: Permuted, fill: int = 0) -> bytes:
+    """Each token's bytes [T][n] copied to its rows, on end; rows that no token has hold `fill`."""
+    out = bytearray()
+    for source in permuted.permuted_to_unpermuted:
+        out += bytes(rows[source % len(rows)]) if source >= 0 else bytes([fill]) * len(rows[0])
+    return bytes(out)
+
+
+def fp8_code(x: int, factor: int) -> int:
+    """The E4M3 code of the FP32 number x times a factor, both as bits; rounded to FP32 first, saturating, NaN 0x7F."""
+    number = decode(multiply(x, factor), FP32)
+    if number.kind is NumberKind.NAN:
+        return 0x7F
+    finite = number if number.kind is NumberKind.FINITE else Number(NumberKind.FINITE, number.negative, FP32.max)
+    return encode(finite, E4M3)
+
+
+def token_factor(row: Sequence[int]) -> int:
+    """FP32 bits of min(448 / amax, FLT_MAX) of a token's FP32 elements; 1 for zeros, NaN for what is not finite."""
+    numbers = [decode(bits, FP32) for bits in row]
+    if any(number.kind is not NumberKind.FINITE for number in numbers):
+        return NAN[FP32]
+    amax = rounded(Number(NumberKind.FINITE, False, max(number.magnitude for number in numbers)))
+    most = rounded(Number(NumberKind.FINITE, False, E4M3.max))
+    return min(divide(most, amax), 0x7F7FFFFF) if amax else 0x3F800000

@@ -52,7 +52,7 @@ def accumulate(
         model: what accumulates.
         a_format: a key of ELEMENT_FORMATS.
         b_format: likewise.
-        a_scales: K/32 E8M0 codes; None is 2^0. Of a GROUPED model K/group UE4M3 codes, sign bits ignored.
+        a_scales: K/32 E8M0 codes; None is 2^0. Of a GROUPED model codes of its scale format, sign bits ignored.
         b_scales: likewise.
 
     Returns:
@@ -62,10 +62,12 @@ def accumulate(
         assert a_scales is not None
         assert b_scales is not None
         assert model.group is not None
+        assert model.scaling is not None
         terms = []
-        for g, scales in enumerate(zip(a_scales, b_scales, strict=True)):
-            group = slice(g * model.group, (g + 1) * model.group)
-            terms.append(_group(a[group], b[group], scales))
+        for k in range(0, len(a), model.group):
+            group = slice(k, k + model.group)
+            scales = a_scales[k // model.scaling.block], b_scales[k // model.scaling.block]
+            terms.append(_group(a[group], b[group], scales, model.scaling.scale))
         groups = model.pair(a_format, b_format).block // model.group
         for g in range(0, len(terms), groups):
             c = fused_block(terms[g : g + groups], c, model)
@@ -148,18 +150,18 @@ def _product(codes: tuple[int, int], formats: tuple[Format, Format], scales: tup
     return Term(number, None if zero else exponent + sum(scale - E8M0.bias for scale in scales))
 
 
-def _group(a: Sequence[int], b: Sequence[int], scales: tuple[int, int]) -> Term:
+def _group(a: Sequence[int], b: Sequence[int], scales: tuple[int, int], fmt: Format) -> Term:
     """The exact sum of a group's E2M1 products times its scales; its exponent is that of the scales."""
     total = _sum([_product(codes, (E2M1, E2M1), ()).number for codes in zip(a, b, strict=True)])
-    factors = [_group_scale(scale) for scale in scales]
+    factors = [_group_scale(scale, fmt) for scale in scales]
     if any(factor.kind is NumberKind.NAN for factor in factors):
         return Term(Number(NumberKind.NAN, False, Fraction(0)), None)
     number = total.times(factors[0].magnitude * factors[1].magnitude)
-    return Term(number, _group_exponent(number, [_exponent(factor.magnitude, UE4M3) for factor in factors]))
+    return Term(number, _group_exponent(number, [_exponent(factor.magnitude, fmt) for factor in factors]))
 
 
-def _group_scale(code: int) -> Number:
-    return decode(code & 0x7F, UE4M3)
+def _group_scale(code: int, fmt: Format) -> Number:
+    return decode(code & 0x7F if fmt is UE4M3 else code, fmt)
 
 
 def _group_exponent(term: Number, scale_exponents: Sequence[int]) -> int | None:

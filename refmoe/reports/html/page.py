@@ -13,6 +13,7 @@ from refmoe.errors import RefmoeError
 from refmoe.reports.documents import EDITED, PresentHash, ReportError, is_intact, read_document, well_formed
 from refmoe.reports.html.bench import bench_section
 from refmoe.reports.html.conformance import conformance_section
+from refmoe.reports.html.convert import convert_section
 from refmoe.reports.html.drift import drift_section
 from refmoe.reports.html.parity import parity_section
 from refmoe.reports.html.section import Limits, Section
@@ -31,6 +32,7 @@ _SECTIONS: Mapping[str, Callable[[str, Mapping[str, Any], Limits], Section]] = {
     "conformance": conformance_section,
     "bench": bench_section,
     "drift": drift_section,
+    "convert": convert_section,
 }
 
 #: Order of the sections on the page: what is wrong comes first.

@@ -120,7 +120,7 @@ class Section:
 
     Attributes:
         name: of its file.
-        kind: parity, stress, conformance, bench, drift.
+        kind: parity, stress, conformance, bench, drift, convert.
         verdict: "PASS", "FAIL", or what else there is to say in a word or two.
         tone: "good", "bad", "warn" or "plain".
         headline: the verdict in figures.

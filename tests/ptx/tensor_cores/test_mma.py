@@ -12,6 +12,7 @@ from support.ptx_kernel import run, text
 
 from refmoe import ptx
 from refmoe.reference.mma import MODELS, tensor_core_mma
+from refmoe.reference.scalar.mma import accumulate
 
 Place = Callable[[int, int, int], tuple[int, int]]
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -255,7 +256,7 @@ def test_selectors_of_scales(spelling: str, a_byte: int, a_thread: int, b_byte: 
     ("selectors", "message"),
     [
         ({"a_byte": 4}, "a byte-id of 4, not 0 to 3"),
-        ({"a_thread": 2}, "a thread-id of 2, not 0 to 1"),
+        ({"a_thread": 2}, "a thread-id of 2, not 0 or 1"),
         ({"b_thread": 4}, "a thread-id of 4, not 0 to 3"),
     ],
 )
@@ -413,10 +414,115 @@ def test_nvfp4(a_thread: int, b_thread: int) -> None:
             assert found[row, column] == np.float32(exact)
 
 
+MXF4 = "mma.sync.aligned.m16n8k64.row.col.kind::mxf4{nv}.block_scale{vec}.f32.e2m1.e2m1.f32.ue8m0"
+MXF4_SPELLINGS = [
+    MXF4.format(nv="nvf4", vec=".scale_vec::2X"),
+    MXF4.format(nv="", vec=".scale_vec::2X"),
+    MXF4.format(nv="", vec=""),
+]
+
+
+@pytest.mark.parametrize("spelling", MXF4_SPELLINGS)
+@pytest.mark.parametrize(
+    ("a_byte", "a_thread", "b_byte", "b_thread"), [(0, 0, 0, 0), (2, 1, 0, 3), (0, 1, 2, 2), (2, 0, 2, 1)]
+)
+def test_mxfp4_by_mxfp4(spelling: str, a_byte: int, a_thread: int, b_byte: int, b_thread: int) -> None:
+    """scale_vec::2X: an E8M0 of its own in every byte of every lane, two neighbouring bytes for a row."""
+    rng = np.random.default_rng(a_byte + b_byte)
+    a, b = rng.integers(0, 16, (16, 64)), rng.integers(0, 16, (8, 64))
+    a_words = rng.integers(122, 132, (32, 4)).astype(np.uint8)
+    b_words = rng.integers(122, 132, (32, 4)).astype(np.uint8)
+    c = rng.integers(-64, 64, (32, 4)).astype(np.float32)
+    registers = [
+        packed_fragments(a, [0, 8], 2),
+        packed_fragments(b, [0], 2),
+        c.view(np.uint32),
+        np.zeros((32, 10), np.uint32),
+        a_words.view(np.uint32),
+        b_words.view(np.uint32),
+    ]
+    operands = f", {{%r40}}, {{{a_byte}, {a_thread}}}, {{%r41}}, {{{b_byte}, {b_thread}}}"
+    found, result = execute(spelling, registers, operands)
+    assert dict(result.models) == {"sm120_mxf4": "published"}
+    for row in range(16):
+        for column in range(8):
+            a_lane, b_lane = row % 8 * 4 + 2 * a_thread + row // 8, column * 4 + b_thread
+            a_scales = [int(a_words[a_lane, a_byte + i]) for i in range(2)]
+            b_scales = [int(b_words[b_lane, b_byte + i]) for i in range(2)]
+            start = int(c[row % 8 * 4 + column // 2, row // 8 * 2 + column % 2].view(np.uint32))
+            model = MODELS["sm120_mxf4"]
+            codes = a[row].tolist(), b[column].tolist()
+            expected = accumulate(*codes, start, model, "e2m1", "e2m1", a_scales, b_scales)
+            assert int(found[row, column].view(np.uint32)) == expected
+
+
+@pytest.mark.parametrize("byte", [0xFF, 0x7F])
+def test_a_nan_scale_of_what_is_zero(byte: int) -> None:
+    """0xFF is E8M0's only NaN; 0x7F and 0xFF are both UE4M3's. A zero operand does not take it away."""
+    for spelling, count, nan in ((MXF4_SPELLINGS[0], 2, (0xFF,)), (NVF4, 4, (0x7F, 0xFF))):
+        words = np.full((32, 4), 0x30, np.uint8)
+        words[4 * 3, 0] = byte
+        registers = [
+            np.zeros((32, 4), np.uint32),
+            packed_fragments(np.full((8, 64), 2), [0], 2),
+            *(np.zeros((32, n), np.uint32) for n in (4, 10)),
+            words.view(np.uint32),
+            np.full((32, 1), 0x30303030, np.uint32),
+        ]
+        found, _ = execute(spelling, registers, ", {%r40}, {0, 0}, {%r41}, {0, 0}")
+        assert count
+        assert np.isnan(found[3]).all() == (byte in nan)
+        assert not found[[0, 1, 2, 4]].any()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nvfp4_against_the_specification(seed: int) -> None:
+    """Every code under every scale byte, signs and NaN included, onto any C: bits, not values."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.integers(0, 16, (16, 64)), rng.integers(0, 16, (8, 64))
+    a_words, b_words = (rng.integers(0, 256, (32, 4)).astype(np.uint8) for _ in range(2))
+    a_words[::2][a_words[::2] & 0x7F == 0x7F] = 0x38
+    b_words[b_words & 0x7F == 0x7F] = 0xB8
+    c = rng.integers(0, 1 << 32, (32, 4), np.uint32)
+    c[:, 2:] = (rng.normal(size=(32, 2)) * 2.0 ** rng.integers(-20, 20, (32, 2))).astype(np.float32).view(np.uint32)
+    registers = [
+        *(packed_fragments(a, [0, 8], 2), packed_fragments(b, [0], 2), c),
+        *(np.zeros((32, 10), np.uint32), a_words.view(np.uint32), b_words.view(np.uint32)),
+    ]
+    found, _ = execute(NVF4, registers, ", {%r40}, {0, 1}, {%r41}, {0, 2}")
+    for row in range(16):
+        for column in range(8):
+            a_scales = a_words[row % 8 * 4 + 2 + row // 8].tolist()
+            b_scales = b_words[column * 4 + 2].tolist()
+            start = int(c[row % 8 * 4 + column // 2, row // 8 * 2 + column % 2])
+            codes = a[row].tolist(), b[column].tolist()
+            expected = accumulate(*codes, start, MODELS["sm120_nvf4"], "e2m1", "e2m1", a_scales, b_scales)
+            assert int(found[row, column].view(np.uint32)) == expected
+
+
+def test_selectors_of_two_scales() -> None:
+    registers = [np.zeros((32, n), np.uint32) for n in (4, 2, 4, 10, 1, 1)]
+    for selectors, words in (
+        (("1, 0", "0, 0"), "a byte-id of 1, not 0 or 2"),
+        (("0, 0", "3, 0"), "a byte-id of 3, not 0 or 2"),
+        (("0, 2", "0, 0"), "a thread-id of 2, not 0 or 1"),
+        (("0, 0", "0, 4"), "a thread-id of 4, not 0 to 3"),
+    ):
+        with pytest.raises(ptx.MisuseError, match=words):
+            execute(MXF4_SPELLINGS[0], registers, f", {{%r40}}, {{{selectors[0]}}}, {{%r41}}, {{{selectors[1]}}}")
+
+
 def test_nvfp4_has_no_byte_to_choose() -> None:
     registers = [np.zeros((32, n), np.uint32) for n in (4, 2, 4, 10, 1, 1)]
     with pytest.raises(ptx.MisuseError, match="a byte-id of 1, not 0"):
         execute(NVF4, registers, ", {%r40}, {1, 0}, {%r41}, {0, 0}")
-    for wrong in (NVF4.replace("4X", "2X"), NVF4.replace("ue4m3", "ue8m0"), NVF4.replace("m16n8k64", "m16n8k32")):
+    # ptxas refuses these too; kind::mxf4nvf4 has to say how many scales a row has.
+    for wrong in (
+        NVF4.replace("4X", "2X"),
+        NVF4.replace("ue4m3", "ue8m0"),
+        NVF4.replace("m16n8k64", "m16n8k32"),
+        MXF4.format(nv="nvf4", vec=""),
+        MXF4.format(nv="", vec=".scale_vec::4X"),
+    ):
         with pytest.raises(ptx.UnknownOpcode):
             execute(wrong, registers, ", {%r40}, {0, 0}, {%r41}, {0, 0}")

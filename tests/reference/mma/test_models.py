@@ -15,7 +15,7 @@ from refmoe.reference.mma import ELEMENT_FORMATS, MODELS, Evidence, as_model, sp
 
 NAMES = {
     "exact", "fp32", "sm120", "sm100", "sm90_wgmma_fp8", "sm90_mma", "sm90_wgmma", "sm90_mma_k8", "sm90_mma_fp8",
-    "sm90_mma_f16acc", "sm120_nvf4",
+    "sm90_mma_f16acc", "sm120_nvf4", "sm120_mxf4",
 }  # fmt: skip
 
 # L, F, m by instruction; the SM100 and SM120 rows are the published model's.
@@ -36,6 +36,7 @@ ROWS = {
     ("sm120", "e4m3", "e2m1"): (32, 25, 23, Evidence.EXTRAPOLATED),
     ("sm120", "e2m1", "e4m3"): (32, 25, 23, Evidence.EXTRAPOLATED),
     ("sm120_nvf4", "e2m1", "e2m1"): (64, 35, 23, Evidence.PUBLISHED),
+    ("sm120_mxf4", "e2m1", "e2m1"): (64, 35, 23, Evidence.PUBLISHED),
 }
 
 

@@ -1,4 +1,4 @@
-"""E2M1 with UE4M3 scales: the fast chain against the specification, numbers by hand, and faults that have to show."""
+"""E2M1 with UE4M3 or E8M0 scales: fast against the specification, numbers by hand, bounds, faults that have to show."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ import pytest
 from support.mma_operands import Product
 
 from refmoe.errors import ArgumentError
-from refmoe.formats import E2M1, FP32, UE4M3
+from refmoe.formats import E2M1, E8M0, FP32, UE4M3
 from refmoe.reference.gemm import grouped_gemm
-from refmoe.reference.mma import MODELS, a_priori_bound, magnitude_sum, running_bound, tensor_core_mma
+from refmoe.reference.mma import (
+    MODELS,
+    a_priori_bound,
+    exact_sum,
+    magnitude_sum,
+    running_bound,
+    tensor_core_mma,
+    within_bound,
+)
 from refmoe.reference.scalar import mma as specification
 from refmoe.reference.scalar.numbers import Number, NumberKind, decode
 from refmoe.reference.tensor import MXTensor
@@ -211,7 +219,10 @@ def test_groups_of_32_show():
     halved = given.of(a_scales=given.a_scales[:, ::2], b_scales=given.b_scales[:, ::2])
     assert (np.repeat(halved.a_scales, 2, axis=1) == given.a_scales).all()
     assert (given.slow(NAME) == given.fast(NAME)).all()
-    assert (halved.slow(replace(MODEL, group=32)) != given.fast(NAME)).any()
+    twice = replace(MODEL.scaling, block=32)
+    assert (halved.slow(replace(MODEL, scaling=twice)) == halved.fast(replace(MODEL, scaling=twice))).all()
+    assert (halved.slow(replace(MODEL, scaling=twice)) == given.fast(NAME)).all()
+    assert (halved.slow(replace(MODEL, group=32, scaling=twice)) != given.fast(NAME)).any()
 
 
 def test_zero_groups_that_set_the_exponent_show(monkeypatch):
@@ -229,8 +240,8 @@ def test_a_scale_with_a_sign_shows(monkeypatch):
     assert (given.fast(NAME) == given.of(a_scales=given.a_scales & 0x7F).fast(NAME)).all()
     group = specification._group
 
-    def signed(a, b, scales):
-        term = group(a, b, scales)
+    def signed(a, b, scales, fmt):
+        term = group(a, b, scales, fmt)
         negative = term.number.negative != bool((scales[0] ^ scales[1]) & 0x80)
         return replace(term, number=Number(term.number.kind, negative, term.number.magnitude))
 
@@ -253,6 +264,117 @@ def test_the_scales_of_the_specification_are_those_of_the_format():
     assert decode(0x7F, UE4M3).kind is NumberKind.NAN
     assert decode(0x7E, UE4M3).magnitude == 448
     assert decode(0x01, UE4M3).magnitude == Fraction(1, 512)
+
+
+# E8M0 scales, one for 32 elements: what scale_vec::2X reads.
+
+MX = "sm120_mxf4"
+
+
+def mx(name, seed=1):
+    """The data of a class with E8M0 scales instead, spread as far as the class's own."""
+    given, rng = draw(name, seed), np.random.default_rng(seed + 100)
+    reach = {"normal": (125, 130), "subnormal": (0, 8), "special": (0, 256), "overflow": (240, 255)}
+    low, high = reach.get(name, (90, 165))
+    scales = [rng.integers(low, high, (rows, K // 32)).astype(np.uint8) for rows in (M, N)]
+    if name == "cancelling":
+        # The huge scales of the first two groups of 16 are those of one group of 32.
+        for scale in scales:
+            scale[:] = rng.integers((140, 90, 60, 60), (150, 110, 70, 70), scale.shape)
+    if name == "special":
+        for scale in scales:
+            scale[::2][scale[::2] == 0xFF] = 127
+    return given.of(a_scales=scales[0], b_scales=scales[1])
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_fast_equals_specification_with_e8m0(name, seed):
+    given = mx(name, seed)
+    found = given.fast(MX)
+    assert (found == given.slow(MX)).all()
+    assert not (found == 1 << 31).any()
+
+
+@pytest.mark.parametrize("c", [0.0, 0.25, -(2.0**30), np.inf])
+def test_every_e8m0_byte(c):
+    rng = np.random.default_rng(4)
+    a, b = (rng.integers(0, 16, (rows, 64)).astype(np.uint8) for rows in (256, 1))
+    every = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 2, axis=1)
+    other = np.array([[0x00, 0x80]], np.uint8)
+    given = Product(a, b, np.full((256, 1), c, np.float32), "e2m1", "e2m1", every, other)
+    found = given.fast(MX)
+    assert (found == given.slow(MX)).all()
+    assert np.flatnonzero(found == NAN).tolist() == [0xFF]
+
+
+def test_a_scale_of_32_belongs_to_two_groups_of_16():
+    # 16 * 2^20 from the first group takes C away; 2^-2 * 2^20 of the second is left.
+    a, b = np.zeros((1, 64), np.uint8), np.zeros((1, 64), np.uint8)
+    a[0, 0], b[0, 0] = E2M1.encode(Fraction(4)), E2M1.encode(Fraction(4))
+    a[0, 16], b[0, 16] = E2M1.encode(Fraction(1, 2)), E2M1.encode(Fraction(1, 2))
+    scales = np.array([[E8M0.bias + 10, E8M0.bias]], np.uint8)
+    given = Product(a, b, np.array([[-(2.0**24)]], np.float32), "e2m1", "e2m1", scales, scales)
+    assert given.fast(MX) == given.slow(MX) == bits(2**18)
+
+
+def test_equal_scales_of_both_formats_give_equal_results():
+    # 2^-6 .. 2^8 are normal in both; a power of two has no significand.
+    rng = np.random.default_rng(5)
+    given = draw("normal")
+    exponents = [rng.integers(-6, 9, (rows, K // 32)) for rows in (M, N)]
+    e8m0 = [(E8M0.bias + e).astype(np.uint8) for e in exponents]
+    ue4m3 = [np.repeat(UE4M3.bias + e << 3, 2, axis=1).astype(np.uint8) for e in exponents]
+    left = given.of(a_scales=e8m0[0], b_scales=e8m0[1]).fast(MX)
+    assert (left == given.of(a_scales=ue4m3[0], b_scales=ue4m3[1]).fast(NAME)).all()
+
+
+# The error bounds.
+
+
+@pytest.mark.parametrize(("model", "data"), [(NAME, draw), (MX, mx)], ids=[NAME, MX])
+@pytest.mark.parametrize("name", CLASSES)
+def test_results_lie_inside_both_bounds(model, data, name):
+    given = data(name)
+    found = given.fast(model).view(np.float32)
+    operands = (given.a, given.b, given.c)
+    exact = exact_sum(*operands, model=model, **given.options)
+    running = running_bound(*operands, model=model, **given.options)
+    priori = a_priori_bound(*operands, model=model, **given.options)
+    assert within_bound(found, exact, running).all()
+    assert within_bound(found, exact, priori).all()
+    assert (running <= priori).all()
+    told = np.isfinite(running)
+    assert told.any() or name == "overflow"
+    # The sum of magnitudes is what nothing can exceed.
+    total = magnitude_sum(*operands, model=model, **given.options)
+    assert (np.abs(exact[told]) <= total[told] * (1 + 2.0**-50)).all()
+
+
+def test_exact_sums_are_exact():
+    given = draw("wide")
+    exact = exact_sum(given.a, given.b, given.c, model=NAME, **given.options)
+    scale = [UE4M3.values()[scales & 0x7F] for scales in (given.a_scales, given.b_scales)]
+    left, right = (
+        [[Fraction(v) for v in row] for row in E2M1.values()[codes] * np.repeat(scales, 16, axis=1)]
+        for codes, scales in ((given.a, scale[0]), (given.b, scale[1]))
+    )
+    for m in range(M):
+        for n in range(N):
+            x = sum((p * q for p, q in zip(left[m], right[n], strict=True)), Fraction(float(given.c[m, n])))
+            assert abs(Fraction(exact[m, n]) - x) <= abs(x) / 2**52
+
+
+def test_the_running_bound_is_tight_where_one_bit_is_lost():
+    # Scales of 2^8 on both sides make the unit 2^-19; a product of 2^-2 under two scales of 2^-9 is half of it.
+    huge = ((1,), (1,), 0x78, 0x78), ((-1,), (1,), 0x78, 0x78)
+    lost = ((0.5,), (0.5,), 0x01, 0x01)
+    given = single(0.0, *huge, lost)
+    found = given.fast(NAME).view(np.float32)
+    exact = exact_sum(given.a, given.b, given.c, model=NAME, **given.options)
+    bound = running_bound(given.a, given.b, given.c, model=NAME, **given.options)
+    assert (found[0, 0], exact[0, 0]) == (0, 2.0**-20)
+    assert exact[0, 0] <= bound[0, 0] <= 2.0**-18
 
 
 # What is refused.
@@ -286,13 +408,6 @@ def test_k_is_a_multiple_of_64(k):
     changes = {"a": given.a[:, :k], "b": given.b[:, :k]}
     scales = {"a_scales": given.a_scales[:, : k // 16], "b_scales": given.b_scales[:, : k // 16]}
     refused("a", "K a positive multiple of 64", **changes, **scales)
-
-
-@pytest.mark.parametrize("bound", [running_bound, a_priori_bound, magnitude_sum])
-def test_there_is_no_bound(bound):
-    given = draw("normal")
-    with pytest.raises(ArgumentError, match="no bound for grouped blocks"):
-        bound(given.a, given.b, given.c, model=NAME, **given.options)
 
 
 def test_a_grouped_gemm_is_refused():

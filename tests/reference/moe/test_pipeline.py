@@ -18,6 +18,7 @@ from refmoe.reference import (
     MXTensor,
     choose_backend,
     grouped_gemm,
+    moe_float64,
     moe_layer,
     path_steps,
     quantize_mxfp8,
@@ -156,6 +157,35 @@ def test_conversions_are_what_the_paths_of_servers_have() -> None:
     assert upto_gemm1[0] == upto_gemm1[1] == ["BF16 -> MXFP8", "MXFP8 x MXFP4 -> FP32", "FP32 -> BF16"]
     assert upto_gemm1[2] == ["MXFP4 -> BF16", "BF16 x BF16 -> FP32", "FP32 -> BF16"]
     assert len(separate) == len(fused) + 1
+
+
+def test_integer_paths_have_six_conversions_and_four() -> None:
+    """Those of one GEMM in the steady state."""
+    for path, wanted in (
+        (
+            "dp4a",
+            ["BF16 -> FP32", "FP32 -> INT8", "FP4 -> INT8", "INT8 x INT8 -> INT32", "INT32 -> FP32", "FP32 -> BF16"],
+        ),
+        ("llama_cpp", ["FP32 -> Q8_1", "FP4 -> INT8", "INT8 x INT8 -> INT32", "INT32 -> FP32"]),
+    ):
+        conversions = {step.stage: list(step.conversions) for step in path_steps(path)}
+        assert conversions["quantize"] + conversions["gemm1"] == wanted
+        assert conversions["activation"] + conversions["gemm2"] == wanted
+
+
+@pytest.mark.parametrize("path", ["dp4a", "llama_cpp"])
+def test_integer_paths_lie_near_the_formula(path: str) -> None:
+    rng = np.random.default_rng(12)
+    layer, x = random_layer(rng), random_tokens(rng, 5)
+    exact = moe_float64(x, layer)
+
+    def error(name: str) -> float:
+        return float(np.linalg.norm(moe_layer(x, layer, path=name).astype(np.float64) - exact))
+
+    assert error(path) < error("cutlass") / 2  # int8 has about 4 bits more than E4M3 where a block's sizes are alike
+    assert moe_layer(x, layer, path=path, stages=True).evidence is Evidence.DEFINITION
+    with pytest.raises(ArgumentError, match=f"model: found exact with {path}; needed None"):
+        moe_layer(x, layer, path=path, model="exact")
 
 
 def test_backends() -> None:

@@ -1,0 +1,212 @@
+"""The DP4A kernel: MXFP4 weights times Q8_1 activations for up to 8 tokens, each with its own experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from refmoe.cuda.arguments import BF16, INT32_MAX, check_array, check_fill, check_int32
+from refmoe.cuda.device import Device
+from refmoe.cuda.launch import WARP_LANES, Buffer, Kernel, LaunchPlan
+from refmoe.errors import ArgumentError, describe
+from refmoe.formats import Q8_1
+from refmoe.reference.dp4a import MAX_TOKENS, warps_per_row
+
+DTYPES = {BF16: "bf16", np.dtype(np.float32): "f32"}
+ROWS = 8  # kRows, weight rows of a CTA
+THREADS = 2 * WARP_LANES  # kWarps
+MAX_CHOICES = 256
+#: The longest K of which a CTA's weights and scales fit into the smallest shared memory of the chips.
+MAX_K = 98 * 1024 // (ROWS * (Q8_1.block // 2 + 1)) * Q8_1.block
+
+
+def dp4a_gemv_kernel(tokens: int, dtype: str) -> Kernel:
+    """The kernel for a number of tokens and an output "bf16" or "f32"."""
+    return Kernel("dp4a", f"refmoe_dp4a_gemv_{warps_per_row(tokens)}_{dtype}")
+
+
+#: Every entry of the source.
+DP4A_KERNELS = tuple(dp4a_gemv_kernel(tokens, dtype) for tokens in (1, MAX_TOKENS) for dtype in DTYPES.values())
+
+
+@dataclass(frozen=True)
+class GemvSize:
+    """Sizes of a launch: tokens, choices of each, experts here and the first one's id, weight rows, K."""
+
+    tokens: int
+    top_k: int
+    experts: int
+    first_expert: int
+    n: int
+    k: int
+
+
+def dp4a_gemv_plan(
+    dtype: str,
+    codes: Buffer,
+    d: Buffer,
+    weights: Buffer,
+    weight_scales: Buffer,
+    topk_ids: Buffer,
+    row_of_choice: Buffer | None,
+    alpha: Buffer | None,
+    bias: Buffer | None,
+    out: Buffer,
+    *,
+    size: GemvSize,
+    input_by_choice: bool,
+) -> LaunchPlan:
+    """A launch: for each choice a CTA for each 8 weight rows, which it holds in shared memory.
+
+    Args:
+        dtype: of `out`, "bf16" or "f32".
+        codes: int8 [tokens, k], or [tokens * top_k, k] with `input_by_choice`.
+        d: FP16, the scales of `codes`.
+        weights: uint8 [experts, n, k/2].
+        weight_scales: uint8 [experts, n, k/32].
+        topk_ids: int32 [tokens, top_k].
+        row_of_choice: int32 [top_k * tokens] or None.
+        alpha: float32 [experts] or None.
+        bias: BF16 [experts, n] or None.
+        out: [tokens * top_k, n], written.
+        size: of all of them.
+        input_by_choice: whether a choice has an activation of its own.
+    """
+    grid = size.tokens * size.top_k * -(-size.n // ROWS)
+    arguments = (
+        *(codes, d, weights, weight_scales, topk_ids, row_of_choice, alpha, bias, out),
+        *(size.tokens, size.top_k, size.experts, size.first_expert, size.n, size.k // Q8_1.block),
+        int(input_by_choice),
+    )
+    return LaunchPlan(dp4a_gemv_kernel(size.tokens, dtype), grid, THREADS, arguments, _shared_bytes(size.k))
+
+
+def _shared_bytes(k: int) -> int:
+    """Weights and scales of a CTA's rows."""
+    return ROWS * (k // 2 + k // Q8_1.block)
+
+
+def dp4a_gemv(
+    codes: npt.NDArray[np.int8],
+    d: npt.NDArray[np.float16],
+    weights: npt.NDArray[np.uint8],
+    weight_scales: npt.NDArray[np.uint8],
+    topk_ids: npt.NDArray[np.int32],
+    *,
+    device: Device,
+    row_of_choice: npt.NDArray[np.int32] | None = None,
+    input_by_choice: bool = False,
+    alpha: npt.NDArray[np.float32] | None = None,
+    bias: npt.NDArray[Any] | None = None,
+    first_expert: int = 0,
+    out_dtype: npt.DTypeLike = BF16,
+    fill: int = 0,
+) -> npt.NDArray[Any]:
+    """The product of each choice of a token with its expert's weights, with the production kernel.
+
+    Args:
+        codes: int8 [M, K] of Q8_1, M from 0 to 8, or [M*k, K] with `input_by_choice`; K a positive multiple of 32,
+            8 weight rows of which fit shared memory.
+        d: float16 [.., K/32], the scales of `codes`.
+        weights: packed FP4 codes, uint8 [E, N, K/2], the even element in the low nibble.
+        weight_scales: E8M0, uint8 [E, N, K/32].
+        topk_ids: int32 [M, k], global ids of experts, M*k at most 256; those of other ranks are left out.
+        device: where the kernel runs.
+        row_of_choice: int32 [k*M], the output row of choice token + rank*M, -1 for none; None is that number itself.
+        input_by_choice: whether a choice has an activation of its own, in the row of its output; else a token has one.
+        alpha: float32 [E] or None.
+        bias: BF16 [E, N] or None.
+        first_expert: the global id of this rank's first expert.
+        out_dtype: ml_dtypes.bfloat16 or float32.
+        fill: byte that the output holds before the launch, 0..255; it stays in rows that no choice has.
+
+    Returns:
+        [M*k, N] of `out_dtype`. The order of the sum is in `refmoe.reference.dp4a`; it depends on M.
+
+    Raises:
+        ArgumentError: an argument is none of these; nothing has run.
+    """
+    check_fill(fill)
+    out_type = _output_type(out_dtype)
+    size = _check_sizes(weights, topk_ids, first_expert)
+    check_array("weights", weights, np.dtype(np.uint8), (size.experts, size.n, size.k // 2))
+    blocks, choices = size.k // Q8_1.block, size.tokens * size.top_k
+    check_array("weight_scales", weight_scales, np.dtype(np.uint8), (size.experts, size.n, blocks))
+    rows = choices if input_by_choice else size.tokens
+    check_array("codes", codes, np.dtype(np.int8), (rows, size.k))
+    check_array("d", d, np.dtype(np.float16), (rows, blocks))
+    if row_of_choice is not None:
+        check_array("row_of_choice", row_of_choice, np.dtype(np.int32), (choices,))
+        _check_rows(row_of_choice)
+    if alpha is not None:
+        check_array("alpha", alpha, np.dtype(np.float32), (size.experts,))
+    if bias is not None:
+        check_array("bias", bias, BF16, (size.experts, size.n))
+
+    out = device.output("out", (choices, size.n * out_type.itemsize), fill)
+    if choices:
+        optional = {"row_of_choice": row_of_choice, "alpha": alpha, "bias": bias}
+        rows_buffer, alpha_buffer, bias_buffer = (
+            None if array is None else device.upload(name, array) for name, array in optional.items()
+        )
+        plan = dp4a_gemv_plan(
+            DTYPES[out_type],
+            device.upload("codes", codes),
+            device.upload("d", d),
+            device.upload("weights", weights),
+            device.upload("weight_scales", weight_scales),
+            device.upload("topk_ids", topk_ids),
+            rows_buffer,
+            alpha_buffer,
+            bias_buffer,
+            out,
+            size=size,
+            input_by_choice=input_by_choice,
+        )
+        device.launch(plan)
+    return device.download(out).view(out_type)
+
+
+def _output_type(out_dtype: npt.DTypeLike) -> np.dtype[Any]:
+    try:
+        found = np.dtype(out_dtype)
+    except TypeError:
+        found = np.dtype(object)
+    if out_dtype is None or found not in DTYPES:
+        raise ArgumentError("out_dtype", describe(out_dtype), "ml_dtypes.bfloat16 or float32")
+    return found
+
+
+def _check_sizes(weights: object, topk_ids: object, first_expert: object) -> GemvSize:
+    if not isinstance(weights, np.ndarray) or weights.ndim != 3 or not weights.shape[0] or not weights.shape[1]:
+        raise ArgumentError("weights", describe(weights), "uint8 [E, N, K/2] with at least one expert and one row")
+    experts, n, half = weights.shape
+    k = 2 * half
+    if k == 0 or k % Q8_1.block or k > MAX_K:
+        needed = f"K a positive multiple of {Q8_1.block}, at most {MAX_K}"
+        raise ArgumentError("weights", f"K = {k}", needed)
+    if not isinstance(topk_ids, np.ndarray) or topk_ids.ndim != 2 or not topk_ids.shape[1]:
+        raise ArgumentError("topk_ids", describe(topk_ids), "int32 [M, k] with k at least 1")
+    tokens, top_k = topk_ids.shape
+    check_array("topk_ids", topk_ids, np.dtype(np.int32), (tokens, top_k))
+    if tokens > MAX_TOKENS:
+        raise ArgumentError("topk_ids", f"{tokens} tokens", f"at most {MAX_TOKENS}: more are for a GEMM")
+    if tokens * top_k > MAX_CHOICES:
+        raise ArgumentError("topk_ids", f"{tokens * top_k} choices", f"at most {MAX_CHOICES}")
+    check_int32("weights", tokens * top_k * -(-n // ROWS), "CTAs")
+    if not isinstance(first_expert, (int, np.integer)) or not 0 <= first_expert <= INT32_MAX - experts:
+        raise ArgumentError("first_expert", describe(first_expert), "the global id of this rank's first expert")
+    return GemvSize(tokens, top_k, experts, int(first_expert), n, k)
+
+
+def _check_rows(rows: npt.NDArray[np.int32]) -> None:
+    stray = np.flatnonzero((rows < -1) | (rows >= rows.size))
+    if stray.size:
+        found = f"{rows[stray[0]]} at {stray[0]}"
+        raise ArgumentError("row_of_choice", found, f"-1, or a row below {rows.size}")
+    used = rows[rows >= 0]
+    if np.unique(used).size != used.size:
+        raise ArgumentError("row_of_choice", "a row twice", "each row at most once")

@@ -1,0 +1,237 @@
+"""A whole MoE layer of up to 8 tokens by integer products: which kernel, on which buffers, moving which bytes.
+
+    dp4a        permute   quantize   gemm1 (BF16)   activation   gemm2 (BF16)   finalize
+    llama_cpp   permute   quantize   gemm1 (FP32)   activation   gemm2 (FP32)   finalize
+
+Activations are Q8_1 in both; they differ in what lies between a product and the next quantization. There is no expand:
+a product reads a token's row for each of its experts. Outputs lie in the order of the experts, as in the other layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from refmoe.cuda.arguments import one_of
+from refmoe.cuda.dp4a import GemvSize, dp4a_gemv_plan
+from refmoe.cuda.finalize import finalize_kernel, finalize_plan
+from refmoe.cuda.launch import Buffer
+from refmoe.cuda.moe.launches import LayerBuffers, LayerShape, Load, Step, Traffic
+from refmoe.cuda.q8_1 import HALF_BYTES, q8_1_quantize_kernel, q8_1_quantize_plan
+from refmoe.cuda.routing import MapBuffers, permute_plan
+from refmoe.cuda.swiglu_q8_1 import swiglu_q8_1_kernel, swiglu_q8_1_plan
+from refmoe.errors import ArgumentError
+from refmoe.formats import Q8_1
+from refmoe.reference.dp4a import MAX_TOKENS
+from refmoe.reference.moe.paths import path_steps
+
+#: The type of a product's outputs, by path.
+OUTPUTS: Mapping[str, str] = {"dp4a": "bf16", "llama_cpp": "f32"}
+QUANTIZER = "llama_cpp_mmvq"
+
+_BYTES = {"bf16": 2, "f32": 4}
+_BF16_BYTES, _INT32_BYTES, _INT64_BYTES, _FP32_BYTES = 2, 4, 8, 4
+
+
+def integer_workspace_bytes(shape: LayerShape, path: str) -> Mapping[str, int]:
+    """Bytes of each intermediate buffer, by name.
+
+    Raises:
+        ArgumentError: another path than "dp4a" and "llama_cpp".
+    """
+    out = _BYTES[OUTPUTS[one_of("path", path, tuple(OUTPUTS))]]
+    rows = shape.rows
+    return {
+        "offsets": (shape.experts + 1) * _INT64_BYTES,
+        "permuted_to_unpermuted": rows * _INT32_BYTES,
+        "unpermuted_to_permuted": rows * _INT32_BYTES,
+        **_q8_1_bytes("quantize", shape.tokens, shape.hidden),
+        "gemm1_out": rows * 2 * shape.intermediate * out,
+        **_q8_1_bytes("activation", rows, shape.intermediate),
+        "gemm2_out": rows * shape.hidden * out,
+    }
+
+
+def _q8_1_bytes(stage: str, rows: int, width: int) -> dict[str, int]:
+    halves = rows * width // Q8_1.block * HALF_BYTES
+    return {f"{stage}_codes": rows * width, f"{stage}_d": halves, f"{stage}_s": halves}
+
+
+def integer_steps(
+    shape: LayerShape, path: str, buffers: LayerBuffers, *, variant: str = "gpt_oss", multiprocessors: int
+) -> tuple[Step, ...]:
+    """The launches of a layer in order; none for no tokens.
+
+    Args:
+        shape: sizes; 8 tokens at most.
+        path: "dp4a" or "llama_cpp".
+        buffers: with scales of weights linear, as checkpoints have them, and `integer_workspace_bytes(shape, path)`.
+        variant: of the activation, "gpt_oss" or "silu".
+        multiprocessors: of the device.
+
+    Raises:
+        ArgumentError: another path, or more than 8 tokens.
+    """
+    one_of("path", path, tuple(OUTPUTS))
+    if shape.tokens > MAX_TOKENS:
+        raise ArgumentError("x", f"{shape.tokens} tokens", f"at most {MAX_TOKENS}: more are for a GEMM")
+    if shape.tokens == 0:
+        return ()
+    return tuple(_Planner(shape, path, buffers, variant, multiprocessors).steps())
+
+
+@dataclass(frozen=True)
+class _Planner:
+    shape: LayerShape
+    path: str
+    buffers: LayerBuffers
+    variant: str
+    multiprocessors: int
+
+    def steps(self) -> Iterator[Step]:
+        yield self._permute()
+        yield self._quantize()
+        yield self._product("gemm1", "quantize", 2 * self.shape.intermediate, self.shape.hidden)
+        yield self._activation()
+        yield self._product("gemm2", "activation", self.shape.hidden, self.shape.intermediate)
+        yield self._finalize()
+
+    def _conversions(self, stage: str) -> tuple[str, ...]:
+        return next(step.conversions for step in path_steps(self.path) if step.stage == stage)
+
+    def _q8_1(self, stage: str) -> tuple[Buffer, Buffer, Buffer]:
+        space = self.buffers.workspace
+        return space[f"{stage}_codes"], space[f"{stage}_d"], space[f"{stage}_s"]
+
+    def _permute(self) -> Step:
+        space, shape = self.buffers.workspace, self.shape
+        maps = MapBuffers(space["offsets"], space["permuted_to_unpermuted"], space["unpermuted_to_permuted"])
+        plan = permute_plan(
+            self.buffers.topk_ids,
+            maps,
+            tokens=shape.tokens,
+            top_k=shape.top_k,
+            experts=shape.experts,
+            first_expert=shape.first_expert,
+        )
+        size = shape.rows * _INT32_BYTES
+        writes = {
+            "offsets": (shape.experts + 1) * _INT64_BYTES,
+            "permuted_to_unpermuted": size,
+            "unpermuted_to_permuted": size,
+        }
+        return Step("permute", plan, (), tuple(writes), lambda load: Traffic({"topk_ids": size}, writes))
+
+    def _quantize(self) -> Step:
+        shape = self.shape
+        plan = q8_1_quantize_plan(
+            q8_1_quantize_kernel("bf16", QUANTIZER),
+            self.buffers.x,
+            *self._q8_1("quantize"),
+            rows=shape.tokens,
+            k=shape.hidden,
+            multiprocessors=self.multiprocessors,
+        )
+        reads = {"x": shape.tokens * shape.hidden * _BF16_BYTES}
+        writes = _q8_1_bytes("quantize", shape.tokens, shape.hidden)
+        conversions = self._conversions("quantize")
+        return Step("quantize", plan, conversions, tuple(writes), lambda load: Traffic(reads, writes))
+
+    def _product(self, stage: str, source: str, n: int, k: int) -> Step:
+        """gemm1 reads a row a token and adds its bias; gemm2 a row a choice, and its bias is finalize's."""
+        shape, space, buffers = self.shape, self.buffers.workspace, self.buffers
+        first = stage == "gemm1"
+        weights = "gate_up" if first else "down"
+        alpha, bias = getattr(buffers, f"{weights}_alpha"), buffers.gate_up_bias if first else None
+        codes, d, _ = self._q8_1(source)
+        plan = dp4a_gemv_plan(
+            OUTPUTS[self.path],
+            codes,
+            d,
+            getattr(buffers, weights),
+            getattr(buffers, f"{weights}_scales"),
+            buffers.topk_ids,
+            space["unpermuted_to_permuted"],
+            alpha,
+            bias,
+            space[f"{stage}_out"],
+            size=GemvSize(shape.tokens, shape.top_k, shape.experts, shape.first_expert, n, k),
+            input_by_choice=not first,
+        )
+
+        def traffic(load: Load) -> Traffic:
+            """Of all tokens, though one none of whose experts are on this rank is not read."""
+            rows = (shape.tokens if load.used else 0) if first else load.used
+            reads = {
+                weights: load.active * n * k // 2,
+                f"{weights}_scales": load.active * n * k // Q8_1.block,
+                f"{source}_codes": rows * k,
+                f"{source}_d": rows * k // Q8_1.block * HALF_BYTES,
+                "topk_ids": shape.rows * _INT32_BYTES,
+                "unpermuted_to_permuted": load.used * _INT32_BYTES,
+            }
+            if alpha is not None:
+                reads[f"{weights}_alpha"] = load.active * _FP32_BYTES
+            if bias is not None:
+                reads["gate_up_bias"] = load.active * n * _BF16_BYTES
+            return Traffic(reads, {f"{stage}_out": load.used * n * _BYTES[OUTPUTS[self.path]]})
+
+        return Step(stage, plan, self._conversions(stage), (f"{stage}_out",), traffic)
+
+    def _activation(self) -> Step:
+        shape, space, buffers = self.shape, self.buffers.workspace, self.buffers
+        plan = swiglu_q8_1_plan(
+            swiglu_q8_1_kernel(self.variant, OUTPUTS[self.path], QUANTIZER),
+            space["gemm1_out"],
+            space["offsets"],
+            (buffers.swiglu_alpha, buffers.swiglu_beta, buffers.swiglu_limit),
+            *self._q8_1("activation"),
+            rows=shape.rows,
+            width=shape.intermediate,
+            experts=shape.experts,
+            multiprocessors=self.multiprocessors,
+        )
+
+        def traffic(load: Load) -> Traffic:
+            # A row compares itself with the ends of all experts.
+            reads = {
+                "gemm1_out": load.used * 2 * shape.intermediate * _BYTES[OUTPUTS[self.path]],
+                "offsets": shape.experts * _INT64_BYTES,
+            }
+            for name in ("swiglu_alpha", "swiglu_beta", "swiglu_limit"):
+                if getattr(buffers, name) is not None:
+                    reads[name] = load.active * _FP32_BYTES
+            return Traffic(reads, _q8_1_bytes("activation", load.used, shape.intermediate))
+
+        outputs = tuple(_q8_1_bytes("activation", 0, 0))
+        return Step("activation", plan, self._conversions("activation"), outputs, traffic)
+
+    def _finalize(self) -> Step:
+        shape, space, buffers = self.shape, self.buffers.workspace, self.buffers
+        plan = finalize_plan(
+            finalize_kernel(OUTPUTS[self.path], "bf16"),
+            space["gemm2_out"],
+            space["unpermuted_to_permuted"],
+            buffers.topk_weights,
+            None if buffers.down_bias is None else buffers.topk_ids,
+            buffers.down_bias,
+            buffers.out,
+            tokens=shape.tokens,
+            top_k=shape.top_k,
+            width=shape.hidden,
+            first_expert=shape.first_expert,
+            multiprocessors=self.multiprocessors,
+        )
+
+        def traffic(load: Load) -> Traffic:
+            maps = shape.rows * _INT32_BYTES
+            reads = {
+                "gemm2_out": load.used * shape.hidden * _BYTES[OUTPUTS[self.path]],
+                "unpermuted_to_permuted": maps,
+                "topk_weights": shape.rows * _FP32_BYTES,
+            }
+            if buffers.down_bias is not None:
+                reads |= {"topk_ids": maps, "down_bias": load.active * shape.hidden * _BF16_BYTES}
+            return Traffic(reads, {"out": shape.tokens * shape.hidden * _BF16_BYTES})
+
+        return Step("finalize", plan, self._conversions("finalize"), ("out",), traffic)

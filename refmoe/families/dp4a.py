@@ -1,0 +1,394 @@
+"""The family `dp4a_gemv`: fills, the expectation, the run, the cases.
+
+What decides such a kernel: which expert a token names, which scale a block has, the nibbles of FP4, the smallest scale
+bytes, and the order in which the blocks of a row are summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.draw import Draw
+from refmoe.families.case import Shape, refused, word
+from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_ids
+from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.stages import Plane, matrix_plane
+from refmoe.families.vacuity import Limits, doubt_values
+from refmoe.formats import Q8_1
+from refmoe.numbers_as_text import VALUE_DTYPES, bits_text, distance_text, number_text
+from refmoe.reference.dp4a import MAX_TOKENS, dp4a_gemv
+from refmoe.reference.expand import build_permutation
+from refmoe.reference.layout import pack_fp4
+from refmoe.reference.q8_1 import Q8Tensor, quantize_q8_1
+from refmoe.reference.tensor import MXTensor
+
+if TYPE_CHECKING:
+    from refmoe.cuda.device import Device
+
+_BLOCK = Q8_1.block
+_IDENTITY, _SCALE_NAN = 127, 0xFF
+_ONE_HALF_BITS = 0x3C00  # 1.0 in FP16
+
+# --- fills ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Size:
+    """Extents of the operands: `rows` activations, `experts` times `n` weight rows, `blocks` of 32 each."""
+
+    rows: int
+    experts: int
+    n: int
+    blocks: int
+
+
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """Activations: `codes` int8 [rows, K] and `d` FP16 bits [rows, blocks]; weights: packed `weights` and `scales`."""
+
+    codes: NDArray[np.int8]
+    d: NDArray[np.uint16]
+    weights: NDArray[np.uint8]
+    scales: NDArray[np.uint8]
+
+
+def _any_weights(draw: Draw, size: Size) -> NDArray[np.uint8]:
+    """Every FP4 code equally often, two a byte, [experts, n, blocks * 16]."""
+    shape = (size.experts, size.n, size.blocks * 2)
+    return draw.words(int(np.prod(shape))).view(np.uint8).reshape(*shape[:2], -1)
+
+
+def _any_codes(draw: Draw, size: Size) -> NDArray[np.int8]:
+    """Every int8 equally often, -128 among them."""
+    return draw.words(size.rows * size.blocks * 4).view(np.int8).reshape(size.rows, -1)
+
+
+def _scales_around(draw: Draw, size: Size, middle: int, reach: int) -> NDArray[np.uint8]:
+    shape = (size.experts, size.n, size.blocks)
+    return (middle - reach + draw.integers(2 * reach + 1, shape)).astype(np.uint8)
+
+
+def _d_around(draw: Draw, size: Size, octaves: int) -> NDArray[np.uint16]:
+    """FP16 numbers of all mantissas in 2^-octaves .. 2^octaves."""
+    bits = _ONE_HALF_BITS - (octaves << 10) + draw.integers(2 * octaves << 10, (size.rows, size.blocks))
+    return bits.astype(np.uint16)
+
+
+def _gaussian(draw: Draw, size: Size) -> Operands:
+    """Activations as q8_1_quantize makes them of normal numbers."""
+    tensor = quantize_q8_1(draw.normal((size.rows, size.blocks * _BLOCK)).astype(np.float32))
+    d = tensor.d.view(np.uint16)
+    return Operands(tensor.codes, d, _any_weights(draw, size), _scales_around(draw, size, 122, 3))
+
+
+def _all_codes(draw: Draw, size: Size) -> Operands:
+    """Every int8 with every FP4 code, both zeros and -128 among them, under equal scales."""
+    scales = np.full((size.experts, size.n, size.blocks), _IDENTITY, np.uint8)
+    d = np.full((size.rows, size.blocks), _ONE_HALF_BITS, np.uint16)
+    return Operands(_any_codes(draw, size), d, _any_weights(draw, size), scales)
+
+
+def _fingerprint(draw: Draw, size: Size) -> Operands:
+    """A scale for each expert, weight row and block that differs from its neighbours', and so for the activations."""
+    expert, row, block = np.ogrid[: size.experts, : size.n, : size.blocks]
+    scales = (120 + (3 * expert + 5 * row + 7 * block) % 13).astype(np.uint8)
+    activation, place = np.ogrid[: size.rows, : size.blocks]
+    d = (_ONE_HALF_BITS + (389 * activation + 173 * place) % 4099).astype(np.uint16)
+    return Operands(_any_codes(draw, size), d, _any_weights(draw, size), scales)
+
+
+def _scale_bytes(draw: Draw, size: Size) -> Operands:
+    """Weight row by weight row every scale byte; the blocks of a row differ by one at most."""
+    expert, row, block = np.ogrid[: size.experts, : size.n, : size.blocks]
+    scales = ((37 * expert + row + block % 2) % 256).astype(np.uint8)
+    return Operands(_any_codes(draw, size), _d_around(draw, size, 1), _any_weights(draw, size), scales)
+
+
+def _subnormal(draw: Draw, size: Size) -> Operands:
+    """Scale bytes 0 to 3 and d down to FP16's subnormals: terms and sums in FP32's subnormal range."""
+    scales = draw.integers(4, (size.experts, size.n, size.blocks)).astype(np.uint8)
+    d = (1 + draw.integers(0x2800, (size.rows, size.blocks))).astype(np.uint16)
+    return Operands(_any_codes(draw, size), d, _any_weights(draw, size), scales)
+
+
+#: One block in so many is not zero in the fill `large`: with 2 warps a row those of one thread, with 4 of two.
+_LONE = 64
+
+
+def _large(draw: Draw, size: Size) -> Operands:
+    """Products of one sign, dot * d of more bits than FP32, in blocks that one thread adds; all others are zero."""
+    k = size.blocks * _BLOCK
+    negative = draw.integers(2, (k,))
+    alone = np.repeat(np.arange(size.blocks) % _LONE == 0, _BLOCK)
+    codes = (96 + draw.integers(32, (size.rows, k))) * np.where(negative, -1, 1) * alone
+    magnitudes = np.array([3, 5, 6, 7])[draw.integers(4, (size.experts, size.n, k))]
+    scales = _scales_around(draw, size, _IDENTITY, 1)
+    weights = pack_fp4((magnitudes | negative << 3).astype(np.uint8))
+    return Operands(codes.astype(np.int8), _d_around(draw, size, 1), weights, scales)
+
+
+def _cancelling(draw: Draw, size: Size) -> Operands:
+    """Two blocks of three are large and cancel in pairs anywhere in a row, the third ones are small."""
+    pairs = size.blocks // 3
+    order = np.argsort(draw.words(size.blocks), kind="stable")
+    left, right, rest = order[:pairs], order[pairs : 2 * pairs], order[2 * pairs :]
+    codes = np.maximum(_any_codes(draw, size), -127).reshape(size.rows, size.blocks, _BLOCK)
+    codes[:, right] = -codes[:, left]
+    d = _d_around(draw, size, 1)
+    d[:, right] = d[:, left]
+    weights = _any_weights(draw, size).reshape(size.experts, size.n, size.blocks, -1)
+    weights[:, :, right] = weights[:, :, left]
+    scales = _scales_around(draw, size, 150, 3)
+    scales[:, :, right] = scales[:, :, left]
+    scales[:, :, rest] -= 22
+    return Operands(codes.reshape(size.rows, -1), d, weights.reshape(size.experts, size.n, -1), scales)
+
+
+#: FP16 bits: the least subnormal number, a NaN, an infinity, zero, the others' negatives, the largest number.
+_SPECIAL_D = np.array([1, 0x7E00, 0x7C00, 0, 0x8000, 0xFFFF, 0xFC00, 0x7BFF], np.uint16)
+
+
+def _specials(draw: Draw, size: Size) -> Operands:
+    """A special d in a block of few rows of activations; NaN and the largest scales in a few weight rows."""
+    d = _d_around(draw, size, 1)
+    d[np.arange(size.rows), draw.integers(size.blocks, (size.rows,))] = _SPECIAL_D[
+        np.arange(size.rows) % _SPECIAL_D.size
+    ]
+    scales = _scales_around(draw, size, 124, 3)
+    special = np.array([_SCALE_NAN, 0xFE, 0, 1])[draw.integers(4, scales.shape)]
+    chosen = draw.integers(max(4 * size.blocks, 2), scales.shape) == 0
+    weights = _any_weights(draw, size)
+    return Operands(_any_codes(draw, size), d, weights, np.where(chosen, special, scales).astype(np.uint8))
+
+
+def _fill(
+    name: str, catches: str, make: Callable[[Draw, Size], Operands], limits: Limits | None = None, least_k: int = _BLOCK
+) -> Fill:
+    """A fill that needs at least `least_k`."""
+    usual = Limits(zeros=0.02, reason="sums of many products are neither zero nor infinite")
+    needs = f"a k of at least {least_k} for the fill {name}"
+    return Fill(name, catches, make, limits or usual, lambda case: None if case.shape.k >= least_k else needs)
+
+
+_FILLS: Mapping[str, Fill] = MappingProxyType(
+    {
+        fill.name: fill
+        for fill in (
+            _fill("gaussian", "weights, activations or outputs of others; a fused or shortened sum", _gaussian),
+            _fill("all-codes", "a wrong entry of the FP4 table, nibbles swapped, -128 or -0 mistaken", _all_codes),
+            _fill("fingerprint", "scales of another block, row, token or expert", _fingerprint),
+            _fill("scale-bytes", "a scale byte that is flushed or not halved; 255 that is no NaN", _scale_bytes,
+                  Limits(zeros=0.02, nans=0.12, reason="byte 255 is a NaN, and the largest bytes overflow")),
+            _fill("subnormal", "subnormals flushed, in the scale, in a term or in the sum", _subnormal,
+                  Limits(zeros=0.3, reason="a single block may lie below FP32's least number")),
+            _fill("large", "a term that is not rounded before it is added", _large),
+            _fill("cancelling", "blocks summed in another order", _cancelling,
+                  Limits(zeros=0.1, reason="what remains of large terms may be zero"), least_k=15 * _BLOCK),
+            _fill("specials", "NaN, Inf and zeros of activations lost", _specials,
+                  Limits(zeros=0.3, nans=0.9, reason="NaN and Inf are what it is made of")),
+        )
+    }
+)  # fmt: skip
+
+# --- words for outputs ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Dots:
+    """Outputs [M * k, N] as bit patterns.
+
+    Attributes:
+        name: of the stage.
+        dtype: "bf16" or "f32".
+        n: weight rows of an expert.
+        poison: what rows of no choice hold.
+        owners: for each row the choice token + rank * M that it belongs to, -1 for none.
+        ids: int32 [M, k], the experts.
+    """
+
+    name: str
+    dtype: str
+    n: int
+    poison: int
+    owners: NDArray[np.int32]
+    ids: NDArray[np.int32]
+
+    def describe(self, index: int, kernel: int, reference: int) -> tuple[str, str]:
+        """See `refmoe.families.stages.Stage`."""
+        row, column = divmod(index, self.n)
+        if self.owners[row] < 0:
+            where = f"row {row} belongs to no choice of this rank and must not be written"
+            return f"{where}: kernel {bits_text(kernel, self.dtype)} instead of the poison 0x{self.poison:02X}", ""
+        rank, token = divmod(int(self.owners[row]), len(self.ids))
+        where = f"token {token} rank {rank} at expert {self.ids[token, rank]}, weight row {column}"
+        values = f"kernel {number_text(kernel, self.dtype)} reference {number_text(reference, self.dtype)}"
+        return f"{where}: {values}{distance_text(kernel, reference, self.dtype)}", ""
+
+    def plane(self, shape: tuple[int, ...]) -> Plane:
+        """Choices by weight rows; see `refmoe.families.stages.HasPlane`."""
+        return matrix_plane(shape, "choice", "weight row")
+
+
+# --- inputs, expectation, run ---------------------------------------------------------------------------------------
+
+
+def _inputs(case: Case) -> Inputs:
+    """Operands, ids and maps; activations that no choice reads hold NaN scales."""
+    shape = case.shape
+    ids = expert_ids(case)
+    rows = shape.rows if case.inputs == "choice" else shape.m
+    data: Operands = _FILLS[case.fill].make(
+        Draw("dp4a", case.fill, case.seed), Size(rows, shape.e, shape.n, shape.k // _BLOCK)
+    )
+    row_of_choice = build_permutation(ids, shape.e, case.first_expert).unpermuted_to_permuted
+    d = data.d.copy()
+    if case.inputs == "choice":
+        used = row_of_choice if case.map == "permuted" else np.flatnonzero(row_of_choice >= 0)
+        d[np.setdiff1d(np.arange(rows), used)] = 0x7E01
+    alpha = bias = None
+    if case.alpha == "distinct":
+        draw = Draw("dp4a-alpha", case.seed)
+        bits = (125 + draw.integers(4, (shape.e,))) << 23 | draw.integers(1 << 23, (shape.e,))
+        alpha = bits.astype(np.uint32).view(np.float32)
+    if case.bias == "distinct":
+        bias = (Draw("dp4a-bias", case.seed).normal((shape.e, shape.n)) * 64).astype(ml_dtypes.bfloat16)
+    return {
+        "codes": data.codes,
+        "d": d.view(np.float16),
+        "weights": data.weights,
+        "weight_scales": data.scales,
+        "topk_ids": ids,
+        "row_of_choice": row_of_choice if case.map == "permuted" else None,
+        "alpha": alpha,
+        "bias": bias,
+    }
+
+
+def _arguments(case: Case, inputs: Inputs) -> dict[str, Any]:
+    return {
+        "row_of_choice": inputs["row_of_choice"],
+        "input_by_choice": case.inputs == "choice",
+        "alpha": inputs["alpha"],
+        "bias": inputs["bias"],
+        "first_expert": case.first_expert,
+        "out_dtype": VALUE_DTYPES[case.dtype],
+        "fill": case.poison,
+    }
+
+
+def _expect(case: Case, inputs: Inputs) -> Expectation:
+    activations = Q8Tensor(inputs["codes"], inputs["d"], np.zeros_like(inputs["d"]))
+    weights = MXTensor(inputs["weights"], inputs["weight_scales"], "mxfp4")
+    ids = inputs["topk_ids"]
+    out = dp4a_gemv(activations, weights, ids, **_arguments(case, inputs))
+    owners = _owners(case, inputs)
+    stage = Dots("out", case.dtype, case.shape.n, case.poison, owners, ids)
+    doubt = doubt_values(out[owners >= 0].astype(np.float32), _FILLS[case.fill].limits)
+    return Expectation({"out": _bits(out)}, (stage,), doubt)
+
+
+def _owners(case: Case, inputs: Inputs) -> NDArray[np.int32]:
+    """The choice of each output row, -1 for none."""
+    here = build_permutation(inputs["topk_ids"], case.shape.e, case.first_expert).unpermuted_to_permuted
+    choices = np.flatnonzero(here >= 0).astype(np.int32)
+    owners = np.full(here.size, -1, np.int32)
+    owners[here[choices] if case.map == "permuted" else choices] = choices
+    return owners
+
+
+def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
+    from refmoe.cuda.dp4a import dp4a_gemv as launch
+
+    operands = (inputs[name] for name in ("codes", "d", "weights", "weight_scales", "topk_ids"))
+    return {"out": _bits(launch(*operands, device=device, **_arguments(case, inputs)))}
+
+
+def _bits(values: NDArray[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
+
+
+def _check(case: Case) -> None:
+    check_choices(case)
+    if case.shape.m > MAX_TOKENS:
+        raise refused("shape", str(case.shape), f"at most {MAX_TOKENS} tokens")
+
+
+# --- cases ----------------------------------------------------------------------------------------------------------
+
+
+def _case(fill: str, m: int, k: int, n: int, e: int, t: int, dtype: str = "f32", seed: int = 7, **options: Any) -> Case:
+    return DP4A_GEMV.case(fill, Shape(m, k, e, t, n), dtype, seed, **options)
+
+
+def _quick() -> Iterator[Case]:
+    yield _case("gaussian", 1, 2880, 16, 128, 4, dtype="bf16", bias="distinct")  # decode
+    yield _case("cancelling", 1, 2880, 16, 128, 4, map="permuted")
+    for fill in _FILLS:
+        for m in (1, 5):  # 4 warps a row, and 2
+            yield _case(fill, m, 736, 24 if m == 1 else 8, 8, 2, bias="distinct" if fill == "gaussian" else "none")
+    yield _case("scale-bytes", 1, 32, 256, 1, 1)  # every byte alone
+    yield _case("large", 5, 2368, 8, 8, 2)  # a thread has two blocks
+    yield _case("fingerprint", 3, 416, 13, 6, 2, inputs="choice", map="permuted", alpha="distinct", bias="distinct")
+    yield _case("fingerprint", 8, 416, 13, 6, 2, routing="same-experts", inputs="choice")
+    yield _case("fingerprint", 8, 416, 8, 4, 3, first_expert=4, ranks=3, map="permuted", bias="distinct")
+    yield _case("gaussian", 3, 416, 8, 4, 2, routing="elsewhere", first_expert=4, ranks=2)
+    yield _case("all-codes", 6, 416, 8, 12, 2, dtype="bf16", routing="empty-experts", poison=0x7F)
+
+
+def _default() -> Iterator[Case]:
+    for m in (2, 8):
+        yield _case("fingerprint", m, 2880, 8, 128, 4, bias="distinct", map="permuted")
+    yield _case("fingerprint", 1, 2880, 16, 128, 4, dtype="bf16", inputs="choice", alpha="distinct")
+    for m in (1, 8):
+        yield _case("cancelling", m, 7168, 8, 16, 2)  # blocks in two rounds of a CTA, and in four
+    for fill in _FILLS:
+        yield _case(fill, 6, 1056, 11, 6, 1, dtype="bf16", bias="distinct", poison=0x7F)
+    yield _case("gaussian", 7, 416, 8, 8, 2, routing="padded")
+    yield _case("cancelling", 4, 2880, 8, 16, 2, routing="same-experts")
+    yield _case("gaussian", 1, 32, 1, 1, 1)
+    yield _case("gaussian", 0, 2880, 8, 4, 2)
+
+
+def _full() -> Iterator[Case]:
+    for seed in (1, 2, 3):
+        for m in range(1, MAX_TOKENS + 1):
+            for fill in _FILLS:
+                yield _case(fill, m, 2880, 40, 16, 4, seed=seed, alpha="distinct", bias="distinct", map="permuted")
+    for k in range(32, 1056, 32):
+        yield _case("fingerprint", 2, k, 9, 3, 2)
+    yield _case("gaussian", 1, 2880, 5760, 4, 4, bias="distinct")
+
+
+DP4A_GEMV = Family(
+    name="dp4a_gemv",
+    about="MXFP4 weights times Q8_1 activations of up to 8 tokens, each with its own experts, by integer dot products.",
+    dtypes=("f32", "bf16"),
+    sizes="mknet",
+    fills=_FILLS,
+    options=(
+        *(word("inputs", "token", "choice"), word("map", "none", "permuted")),
+        *(word("alpha", "none", "distinct"), word("bias", "none", "distinct")),
+        *(ROUTING, *RANKS, POISON),
+    ),
+    inputs=_inputs,
+    expect=_expect,
+    run=_run,
+    cases={"quick": _quick, "default": _default, "full": _full},
+    contract=Contract(
+        inputs=("codes", "d", "weights", "weight_scales", "topk_ids", "row_of_choice", "alpha", "bias"),
+        features=("row_of_choice", "alpha", "bias"),
+        outputs={"out": "case.dtype"},
+        settings={"num_experts": "e", "first_expert": "first_expert", "top_k": "t", "inputs": "inputs"},
+    ),
+    sources=("dp4a",),
+    host=("refmoe.cuda.dp4a",),
+    check=_check,
+    group="dp4a",
+)

@@ -1,0 +1,91 @@
+"""What every grouped GEMM's family needs beside its products: factors, biases, the epilogue, where a result must lie.
+
+The epilogue is written apart from the references', so that second answers and error bounds do not rest on them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.draw import Draw
+from refmoe.families.case import word
+from refmoe.families.family import Case
+from refmoe.families.gemm.stages import Interval
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+OUTPUTS: dict[str, np.dtype[Any]] = {"bf16": BF16, "f32": np.dtype(np.float32)}
+BITS: dict[str, np.dtype[Any]] = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.uint32)}
+
+ALPHA = word("alpha", "none", "distinct")
+BIAS = word("bias", "none", "distinct")
+
+FloatArray = NDArray[np.float32]
+
+
+def distinct_alpha(case: Case) -> FloatArray:
+    """Factors of all 24 significant bits and either sign, in 2^-2 .. 2^2, no two alike."""
+    draw, shape = Draw("alpha", case.seed), (case.shape.e,)
+    bits = (125 + draw.integers(4, shape)) << 23 | draw.integers(1 << 23, shape) | draw.integers(2, shape) << 31
+    return bits.astype(np.uint32).view(np.float32)
+
+
+def distinct_bias(case: Case) -> NDArray[Any]:
+    """BF16 terms about as large as the sum of K products of ordinary numbers."""
+    values = Draw("bias", case.seed).normal((case.shape.e, case.shape.n)) * np.sqrt(case.shape.k)
+    return np.asarray(values.astype(BF16))
+
+
+def output_bits(case: Case, values: NDArray[Any], used: int) -> NDArray[Any]:
+    """The output's bit patterns [T, N]; rows from `used` on hold the poison."""
+    bits: NDArray[Any] = np.ascontiguousarray(values).view(BITS[case.dtype]).copy()
+    bits[used:].view(np.uint8)[:] = case.poison
+    return bits
+
+
+def row_expert(offsets: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
+    """The expert of each row; rows of none get the last."""
+    experts = np.repeat(np.arange(offsets.size - 1), np.diff(offsets))
+    return np.concatenate([experts, np.full(rows - experts.size, offsets.size - 2)])
+
+
+def epilogue(case: Case, inputs: Any, sums: FloatArray) -> NDArray[Any]:
+    """RN(RN(alpha * sum) + bias) of each row's expert, in the output's type."""
+    expert = row_expert(inputs["offsets"], sums.shape[0])
+    alpha, bias = inputs["alpha"], inputs["bias"]
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        scaled = sums if alpha is None else np.multiply(sums, alpha[expert][:, None], dtype=np.float32)
+        shifted = scaled if bias is None else np.add(scaled, bias[expert].astype(np.float32), dtype=np.float32)
+        return np.asarray(shifted.astype(OUTPUTS[case.dtype]))
+
+
+def interval(case: Case, inputs: Any, exact: NDArray[np.float64], bound: NDArray[np.float64]) -> Interval:
+    """Where the output must lie: the exact sum and the model's running bound, taken through the epilogue.
+
+    Rounding to nearest is monotone, so the ends of the interval, as FP32 numbers, go through alpha, bias and cast as
+    the sum itself does. Truncation toward zero never enlarges a magnitude: where all terms are positive, as in the fill
+    of that name, the upper end is the exact sum.
+    """
+    promised = np.isfinite(exact) & np.isfinite(bound)
+    slack = bound + 2.0**-52 * np.abs(exact)
+    low, high = (np.where(promised, exact + side * slack, 0.0) for side in (-1, 1))
+    if case.fill == "positive":
+        high = np.where(promised, exact, 0.0)
+    ends = [epilogue(case, inputs, _inward(end, side)) for end, side in ((low, 1), (high, -1))]
+    return Interval(
+        low=np.where(promised, np.minimum(*ends), -np.inf),
+        high=np.where(promised, np.maximum(*ends), np.inf),
+        exact=exact,
+        bound=bound,
+    )
+
+
+def _inward(ends: NDArray[np.float64], side: int) -> FloatArray:
+    """The nearest FP32 number that is not outside: not below `ends` for side 1, not above for side -1."""
+    with np.errstate(over="ignore"):
+        near = ends.astype(np.float32)
+    outside = near < ends if side > 0 else near > ends
+    return np.where(outside, np.nextafter(near, np.float32(side * np.inf), dtype=np.float32), near)

@@ -1,0 +1,221 @@
+"""The family `integer_moe`: whole layers of few tokens by integer products, every buffer of every launch compared.
+
+Stages are named as in the family `moe`, whose tokens and weights these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.errors import RefmoeError
+from refmoe.families.activation import PARAMS, VARIANT, check_params
+from refmoe.families.case import Shape, refused, word
+from refmoe.families.choices import RANKS, ROUTING, check_choices
+from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Inputs, LaunchFailed, Outputs
+from refmoe.families.finalize import TokenSums
+from refmoe.families.gemm.family import BIAS
+from refmoe.families.gemm.stages import Products
+from refmoe.families.moe import LAYER_FILLS, layer_inputs, layer_of
+from refmoe.families.q8_1 import BlockHalves, Int8Codes
+from refmoe.families.routing import ChoiceRows, FirstRows, RowChoices
+from refmoe.families.stages import Stage
+from refmoe.families.vacuity import Limits, doubt_values
+from refmoe.formats import MX_BLOCK, Q8_1
+from refmoe.reference.dp4a import MAX_TOKENS
+from refmoe.reference.moe.pipeline import moe_layer
+
+if TYPE_CHECKING:
+    from refmoe.cuda.device import Device
+
+PATH = word("path", "dp4a", "llama_cpp", fixed=True)
+_PRODUCTS: Mapping[str, str] = MappingProxyType({"dp4a": "bf16", "llama_cpp": "f32"})
+_SUMS = Limits(zeros=0.02, reason="tokens that have experts here have an output")
+
+#: (stage, buffer), in the order of the launches.
+_BUFFERS = (
+    *((f"permute.{name}", name) for name in ("offsets", "unpermuted_to_permuted", "permuted_to_unpermuted")),
+    *((f"quantize.{name}", f"quantize_{name}") for name in ("codes", "d", "s")),
+    ("gemm1.out", "gemm1_out"),
+    *((f"activation.{name}", f"activation_{name}") for name in ("codes", "d", "s")),
+    ("gemm2.out", "gemm2_out"),
+    ("finalize.out", "out"),
+)
+
+
+def _expect(case: Case, inputs: Inputs) -> Expectation:
+    """Every intermediate of the path's reference, poison where no kernel writes."""
+    found = moe_layer(
+        inputs["x"],
+        layer_of(case, inputs),
+        path=case.path,
+        topk_ids=inputs["topk_ids"],
+        topk_weights=inputs["topk_weights"],
+        first_expert=case.first_expert,
+        stages=True,
+    ).stages
+    used = int(found["routing"]["offsets"][-1])
+    outputs = {}
+    for stage, _ in _BUFFERS:
+        launch, _, name = stage.partition(".")
+        array = found["routing" if launch == "permute" else launch][name]
+        bits: NDArray[Any] = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").copy()
+        if not case.shape.m:
+            bits.view(np.uint8)[:] = case.poison  # no launch
+        elif launch in ("gemm1", "activation", "gemm2"):
+            bits[used:].view(np.uint8)[:] = case.poison
+        outputs[stage] = bits
+    present = (found["routing"]["unpermuted_to_permuted"].reshape(case.shape.t, case.shape.m) >= 0).any(axis=0)
+    doubt = doubt_values(found["finalize"]["out"][present].astype(np.float32), _SUMS)
+    return Expectation(outputs, _stages(case, inputs, found), doubt)
+
+
+def _stages(case: Case, inputs: Inputs, found: Mapping[str, Mapping[str, NDArray[Any]]]) -> tuple[Stage, ...]:
+    shape, routing, ids = case.shape, found["routing"], inputs["topk_ids"]
+    stages: list[Stage] = [
+        FirstRows("permute.offsets", shape.e),
+        ChoiceRows("permute.unpermuted_to_permuted", ids),
+        RowChoices("permute.permuted_to_unpermuted", shape.m),
+    ]
+    for source, width, product, n in (
+        ("quantize", shape.k, "gemm1", 2 * shape.n),
+        ("activation", shape.n, "gemm2", shape.k),
+    ):
+        blocks = width // Q8_1.block
+        stages += [
+            Int8Codes(f"{source}.codes", found[source]["d"]),
+            BlockHalves(f"{source}.d", blocks),
+            BlockHalves(f"{source}.s", blocks),
+            Products(f"{product}.out", _PRODUCTS[case.path], n, routing["offsets"], case.poison),
+        ]
+    return (*stages, TokenSums("finalize.out", "bf16", shape.k, routing["unpermuted_to_permuted"], ids))
+
+
+def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
+    from refmoe.cuda.moe.integer import integer_steps, integer_workspace_bytes
+    from refmoe.cuda.moe.launches import LayerBuffers, LayerShape
+
+    size = case.shape
+    shape = LayerShape(size.m, size.t, size.e, size.k, size.n, case.first_expert)
+    written = {
+        name: device.output(name, (count,), case.poison)
+        for name, count in integer_workspace_bytes(shape, case.path).items()
+    }
+    written["out"] = device.output("out", (size.m * size.k * 2,), case.poison)
+    given = {name: inputs[name] for name in _UPLOADED}
+    buffers = LayerBuffers(
+        **{name: None if array is None else device.upload(name, array) for name, array in given.items()},
+        **dict.fromkeys(("input_sf", "gate_up_alpha", "down_alpha")),
+        out=written["out"],
+        workspace={name: buffer for name, buffer in written.items() if name != "out"},
+    )
+    steps = integer_steps(shape, case.path, buffers, variant=case.variant, multiprocessors=device.multiprocessors)
+    for number, step in enumerate(steps):
+        try:
+            device.launch(step.plan)
+        except RefmoeError as error:
+            done = {before.stage for before in steps[:number]}
+            raise LaunchFailed(step.stage, _taken(case, device, written, done), error) from error
+    return _taken(case, device, written, {stage.partition(".")[0] for stage, _ in _BUFFERS})
+
+
+_UPLOADED = (
+    *("x", "topk_ids", "topk_weights", "gate_up", "gate_up_scales", "down", "down_scales"),
+    *("gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"),
+)
+
+
+def _taken(case: Case, device: Device, written: Mapping[str, Any], launches: set[str]) -> Outputs:
+    """By stage name the buffers that these launches write, in the shapes of the reference."""
+    size, product = case.shape, "u2" if case.path == "dp4a" else "u4"
+    forms = {
+        "offsets": ("u8", -1), "unpermuted_to_permuted": ("u4", -1), "permuted_to_unpermuted": ("u4", -1),
+        "gemm1_out": (product, 2 * size.n), "gemm2_out": (product, size.k), "out": ("u2", size.k),
+    }  # fmt: skip
+    for source, width in (("quantize", size.k), ("activation", size.n)):
+        forms |= {f"{source}_codes": ("u1", width)}
+        forms |= {f"{source}_{half}": ("u2", width // Q8_1.block) for half in ("d", "s")}
+    outputs = {}
+    for stage, buffer in _BUFFERS:
+        if stage.partition(".")[0] in launches:
+            dtype, width = forms[buffer]
+            flat = np.ascontiguousarray(device.download(written[buffer])).reshape(-1).view(dtype)
+            outputs[stage] = flat if width < 0 else flat.reshape(-1, width)
+    return outputs
+
+
+def _check(case: Case) -> None:
+    if case.shape.n % MX_BLOCK:
+        raise refused("shape", str(case.shape), f"an n that is a multiple of {MX_BLOCK}: it is the intermediate size")
+    if case.shape.m > MAX_TOKENS:
+        raise refused("shape", str(case.shape), f"at most {MAX_TOKENS} tokens")
+    check_params(case)
+    check_choices(case)
+
+
+def _case(fill: str, m: int, k: int, n: int, e: int, t: int, path: str, seed: int = 7, **options: Any) -> Case:
+    options.setdefault("poison", 0x7F)  # of 0xFF the bytes of -1 consist
+    options.setdefault("bias", "distinct")
+    return INTEGER_MOE.case(fill, Shape(m, k, e, t, n), seed=seed, path=path, **options)
+
+
+def _quick() -> Iterator[Case]:
+    for path in PATH.words:
+        yield _case("gaussian", 1, 416, 64, 8, 4, path)  # decode
+        yield _case("gaussian", 5, 96, 64, 6, 2, path)
+    yield _case("gaussian", 3, 96, 64, 4, 2, "dp4a", variant="silu", bias="none")
+    yield _case("gaussian", 4, 96, 64, 6, 2, "llama_cpp", routing="empty-experts", params="distinct")
+
+
+def _default() -> Iterator[Case]:
+    yield _case("gaussian", 1, 2880, 32, 128, 4, "dp4a")  # gpt-oss's experts and width
+    yield _case("real", 1, 384, 768, 8, 1, "llama_cpp")
+    yield _case("gaussian", 8, 96, 32, 3, 2, "dp4a", routing="same-experts")
+    yield _case("gaussian", 6, 96, 64, 4, 4, "dp4a", first_expert=4, ranks=3)
+    yield _case("gaussian", 3, 96, 64, 4, 2, "llama_cpp", first_expert=4, ranks=2, routing="elsewhere")
+    yield _case("gaussian", 0, 96, 64, 4, 2, "dp4a")
+
+
+def _full() -> Iterator[Case]:
+    for path in PATH.words:
+        for m in (1, 8):
+            yield _case("gaussian", m, 2880, 2880, 4, 4, path)
+        for m in (1, 2, 7):
+            yield _case("real", m, 384, 768, 8, 4, path, seed=m)
+
+
+INTEGER_MOE = Family(
+    name="integer_moe",
+    about="A whole layer of few tokens by integer products: permute, quantize, product, activation, product, finalize.",
+    dtypes=("bf16",),
+    sizes="mknet",
+    fills=LAYER_FILLS,
+    options=(PATH, VARIANT, PARAMS, BIAS, ROUTING, *RANKS, POISON),
+    inputs=layer_inputs,
+    expect=_expect,
+    run=_run,
+    cases={"quick": _quick, "default": _default, "full": _full},
+    contract=Contract(
+        inputs=(
+            *("x", "topk_ids", "topk_weights", "gate_up", "gate_up_scales", "down", "down_scales"),
+            *("gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"),
+        ),
+        features=("gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"),
+        outputs={"finalize.out": "bfloat16"},
+        settings={
+            "num_experts": "e",
+            "first_expert": "first_expert",
+            "top_k": "t",
+            "path": "path",
+            "variant": "variant",
+        },
+    ),
+    sources=("routing", "q8_1", "dp4a", "swiglu_q8_1", "finalize"),
+    host=("refmoe.cuda.moe.integer",),
+    check=_check,
+    group="dp4a",
+)

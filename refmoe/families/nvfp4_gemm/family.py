@@ -1,0 +1,344 @@
+"""The family `sm12x_nvfp4_gemm`: fills, expectation, run and cases of the grouped GEMM in NVFP4 on both sides.
+
+A block scale of NVFP4 has three bits of significand and a range of 17 binades, and the instruction aligns whole groups
+of 16 products by their scales. So the fills differ from those of MXFP8: whole numbers as scales, each byte as a scale,
+groups that cancel and leave what the alignment cut. Codes are made directly but for `gaussian` and `real`, which
+quantize; their alpha is then the product of the two global decode scales.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.chips import DEFAULT_ARCH
+from refmoe.cuda.gemm.tile import MIN_STAGES, Tile, parse_tile
+from refmoe.cuda.nvfp4_gemm import TILES, max_stages
+from refmoe.draw import Draw
+from refmoe.families.case import Shape, number, refused, triple
+from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
+from refmoe.families.family import POISON, Assumption, Case, Contract, Expectation, Family, Inputs, Outputs
+from refmoe.families.gemm.epilogue import (
+    ALPHA,
+    BIAS,
+    BITS,
+    OUTPUTS,
+    FloatArray,
+    distinct_alpha,
+    distinct_bias,
+    epilogue,
+    interval,
+    output_bits,
+)
+from refmoe.families.gemm.stages import Products
+from refmoe.families.nvfp4_gemm.fills import BLOCK, FILLS, NAN_SCALE, PADDED_K, SCALE_SIGN, Bytes, Operands, Size
+from refmoe.families.stages import GroupedScales
+from refmoe.families.vacuity import Limits, doubt_products
+from refmoe.formats import E2M1, UE4M3
+from refmoe.reference.layout import swizzle_weight_scales, unpack_fp4
+from refmoe.reference.nvfp4_gemm import MODEL, nvfp4_grouped_gemm, nvfp4_product_bounds
+
+if TYPE_CHECKING:
+    from refmoe.cuda.device import Device
+
+_EVIDENCE = MODEL.pair("e2m1", "e2m1").evidence.value
+
+ASSUMPTION = Assumption(
+    MODEL.name,
+    _EVIDENCE,
+    f"assumed of the tensor cores: the accumulation model {MODEL.name} ({MODEL.instruction}), whose evidence is "
+    f"{_EVIDENCE}: groups of 16 summed exactly, aligned once with 35 bits, truncated. Extrapolated from SM90 in it are "
+    "that zeros set no exponent, and the least exponent -133. No SM12x chip has answered yet. On ptx the executor "
+    "computes the instruction by that model; on a GPU that lacks it the kernel does, in software. FP32 results "
+    "also lie inside the model's running error bound around the exact sum, which is computed apart from it.",
+)
+
+# --- inputs and expectation -----------------------------------------------------------------------------------------
+
+#: Factors of the fill `specials`: the sums overflow, become subnormal, or vanish, and one is plain.
+_SPECIAL_ALPHA = np.array([2.0**127, 1.0, 2.0**-140, -0.0], np.float32)
+
+
+def _inputs(case: Case) -> Inputs:
+    """Operands as the reference takes them (linear scales) and as the kernel does (128x4 buffers, padding poisoned)."""
+    shape = case.shape
+    size = Size(shape.m, shape.k, shape.n, shape.e)
+    data: Operands = FILLS[case.fill].make(Draw(case.fill, "sm12x_nvfp4_gemm", case.seed), size)
+    offsets = expert_offsets(case)
+    scales = data.token_scales.copy()
+    scales[offsets[-1] :] = NAN_SCALE  # rows of no expert must not matter
+    expanded = GroupedScales("token_scales", "128x4", offsets, shape.k // BLOCK)
+    return {
+        "tokens": data.tokens,
+        "token_scales": scales,
+        "token_scale_buffer": expanded.buffer(scales[: offsets[-1]], shape.m, case.poison),
+        "weights": data.weights,
+        "weight_scales": data.weight_scales,
+        "weight_scale_buffer": swizzle_weight_scales(data.weight_scales, fill=case.poison),
+        "offsets": offsets,
+        "alpha": _alpha(case, data) if case.alpha == "distinct" else None,
+        "bias": distinct_bias(case) if case.bias == "distinct" else None,
+    }
+
+
+def _alpha(case: Case, data: Operands) -> FloatArray:
+    if data.alpha is not None:
+        return data.alpha
+    if case.fill == "specials":
+        return np.resize(_SPECIAL_ALPHA, case.shape.e)
+    return distinct_alpha(case)
+
+
+class Problem(NamedTuple):
+    """The arrays of `nvfp4_grouped_gemm`, in its order."""
+
+    tokens: Bytes
+    token_scales: Bytes
+    weights: Bytes
+    weight_scales: Bytes
+    offsets: NDArray[np.int64]
+
+
+def _expect(case: Case, inputs: Inputs) -> Expectation:
+    """What the kernel has to write, from the model and from each second answer that the fill allows."""
+    problem = Problem(*(inputs[name] for name in Problem._fields))
+    used = int(problem.offsets[-1])
+    values = nvfp4_grouped_gemm(*problem, alpha=inputs["alpha"], bias=inputs["bias"], out_dtype=OUTPUTS[case.dtype])
+    outputs = {"out": output_bits(case, values, used)}
+    if case.fill in _WITNESSES:
+        name, witness = _WITNESSES[case.fill]
+        outputs[name] = output_bits(case, epilogue(case, inputs, witness(problem)), used)
+    within = interval(case, inputs, *nvfp4_product_bounds(*problem)) if case.dtype == "f32" else None
+    stages = tuple(
+        Products(name, case.dtype, case.shape.n, problem.offsets, case.poison, within if name == "out" else None)
+        for name in outputs
+    )
+    doubt = doubt_products(
+        values[:used].astype(np.float32),
+        problem.token_scales[:used],
+        problem.weight_scales,
+        None if within is None else within.relative_width(),
+        _limits(case),
+    )
+    answers = dict.fromkeys(outputs, "out")
+    return Expectation(outputs, stages, doubt, ASSUMPTION, lambda found: stages[0].outside(found["out"]), answers)
+
+
+def _limits(case: Case) -> Limits:
+    """The fill's, but that factors of `specials` make many zeros and infinities."""
+    limits = FILLS[case.fill].limits
+    special = case.fill == "specials" and case.alpha == "distinct"
+    return dataclasses.replace(limits, zeros=0.9) if special else limits
+
+
+Witness = Callable[[Problem], FloatArray]
+
+
+def _int64_sums(problem: Problem) -> FloatArray:
+    """Sums of whole numbers in int64; the fill makes no other, and none past 2^24."""
+    left = _whole(problem.tokens, problem.token_scales)
+    right = _whole(problem.weights, problem.weight_scales)
+    sums = np.zeros((left.shape[0], right.shape[1]), np.int64)
+    for expert, (start, stop) in enumerate(itertools.pairwise(problem.offsets)):
+        sums[start:stop] = left[start:stop] @ right[expert].T
+    return sums.astype(np.float32)
+
+
+def _whole(codes: Bytes, scales: Bytes) -> NDArray[np.int64]:
+    # Rows of no expert have NaN scales, which are no whole numbers; nobody reads those rows.
+    values = np.nan_to_num(UE4M3.values()[scales & ~np.uint8(SCALE_SIGN)])
+    elements = E2M1.values()[unpack_fp4(codes)] * np.repeat(values, BLOCK, axis=-1)
+    return np.asarray(elements.astype(np.int64))
+
+
+def _one_group(problem: Problem) -> FloatArray:
+    """All rows as one expert's: right where all experts have the same weights."""
+    rows = np.array([0, problem.tokens.shape[0]], np.int64)
+    one = problem._replace(weights=problem.weights[:1], weight_scales=problem.weight_scales[:1], offsets=rows)
+    return np.asarray(nvfp4_grouped_gemm(*one))
+
+
+def _unpadded(problem: Problem) -> FloatArray:
+    """The product without the zeros at the end of K."""
+    k = 2 * problem.tokens.shape[-1] - PADDED_K
+    parts = {"tokens": k // 2, "token_scales": k // BLOCK, "weights": k // 2, "weight_scales": k // BLOCK}
+    cut = {name: np.ascontiguousarray(getattr(problem, name)[..., :width]) for name, width in parts.items()}
+    return np.asarray(nvfp4_grouped_gemm(*problem._replace(**cut)))
+
+
+#: Second answers by fill: the stage's name, and FP32 sums [T, N].
+_WITNESSES: Mapping[str, tuple[str, Witness]] = {
+    "integer": ("out-as-int64", _int64_sums),
+    "shared-weights": ("out-as-one-group", _one_group),
+    "zero-padded": ("out-unpadded", _unpadded),
+}
+
+
+def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
+    from refmoe.cuda.nvfp4_gemm import nvfp4_grouped_gemm as launch
+
+    out = launch(
+        inputs["tokens"],
+        inputs["token_scale_buffer"],
+        inputs["weights"],
+        inputs["weight_scale_buffer"],
+        inputs["offsets"],
+        device=device,
+        tile=parse_tile(case.tile) if case.tile else None,
+        stages=case.stages or None,
+        alpha=inputs["alpha"],
+        bias=inputs["bias"],
+        out_dtype=case.dtype,
+        fill=case.poison,
+    )
+    return {"out": np.ascontiguousarray(out).view(BITS[case.dtype])}
+
+
+def _check(case: Case) -> None:
+    if not case.tile and case.stages:
+        raise refused("stages", f"{case.stages}", "tile=MxNxK with it, of which it is")
+    check_choices(case)
+
+
+# --- cases ----------------------------------------------------------------------------------------------------------
+# Data does not depend on tile or stages: cases of one shape and fill are held against the same bytes.
+
+#: N past one tile of weight rows, of no whole warp; K half an instruction long at its end; tokens for the seven kinds
+#: of `specials`.
+_RAGGED = Shape(m=7, k=416, n=136, e=3)
+#: The same with fewer weight rows, for what does not need a second tile of them, and with a K that is short for all but
+#: the narrow tile.
+_SMALL, _SHORT = Shape(m=7, k=416, n=40, e=2), Shape(m=9, k=288, n=24, e=2)
+#: Enough weight rows for every scale byte twice over.
+_BYTES = Shape(m=3, k=96, n=136, e=4)
+_NARROW, _MIDDLE, _WIDE, _SHALLOW = Tile(128, 8, 512), Tile(128, 32, 256), Tile(128, 128, 256), Tile(128, 8, 128)
+#: M = 1 at each of many experts: more tiles than any arch has multiprocessors, with one step of K each, so that CTAs
+#: take several; and several times as many experts as a warp has lanes to look for the next tile.
+_LOOPING = Shape(m=176, k=96, n=8, e=176)
+_GPT_OSS_K, _DEEPSEEK_K, _EXPERTS = 2880, 7168, 128
+
+#: Every request that cannot be had: tile, stages, and what the kernel answers.
+_REFUSED = (
+    ("128x128x64", 0, "a K of 64 elements is no whole number of steps of 128"),
+    ("128x8x512", 1, "with which nothing can be loaded while the tile is computed"),
+    ("128x128x256", 3, "110,592 bytes where a block has 96,256 for stages"),
+    ("256x128x256", 0, "a stage takes 55,296 bytes and 2 of them must fit in 92,160"),
+    ("64x8x512", 0, "64 weight rows are no whole number of atoms of the scale layout"),
+    ("128x24x256", 0, "the kernel is not built for it"),
+)
+
+
+def _case(fill: str, shape: Shape, dtype: str = "f32", seed: int = 7, **options: Any) -> Case:
+    return SM12X_NVFP4_GEMM.case(fill, shape, dtype, seed, **options)
+
+
+def _past_a_tile(tile: Tile) -> Case:
+    """All tokens at one expert, one more than the tile has: every warp has some, the second tile is nearly empty."""
+    shape = dataclasses.replace(_SHORT, m=tile.n + 1)
+    return _case("wide-range", shape, tile=str(tile), routing="same-experts")
+
+
+def _software() -> list[Case]:
+    """Cases small enough for the executor where the kernel carries the tensor-core instruction in software."""
+    return [_case("cancelling", Shape(m=2, k=96, n=24, e=1), tile=str(_SHALLOW))]
+
+
+def _quick() -> Iterator[Case]:
+    yield _case("wide-range", _RAGGED, tile=str(_NARROW))
+    for tile in (_MIDDLE, _WIDE):
+        yield _past_a_tile(tile)
+    yield _case("gaussian", _RAGGED, "bf16", tile=str(_NARROW), alpha="distinct", bias="distinct")
+    for fill in FILLS:
+        yield _case(fill, _BYTES if fill == "scale-bytes" else _SMALL)
+    # Experts before the last have no rows, and shift nobody.
+    yield _case("one-hot-tokens", Shape(9, 160, n=24, e=3), tile=str(_NARROW), routing="same-experts")
+    yield _case("one-hot-weights", Shape(6, 416, n=72, e=6), routing="all-one-token", alpha="distinct", poison=0x7F)
+    yield _case("one-hot-tokens", Shape(6, 160, n=24, e=9), routing="empty-experts")
+    yield _case("gaussian", Shape(7, 416, n=24, e=4), "bf16", first_expert=4, ranks=2)
+    # Without a bias, which would hide that a factor made the sums subnormal.
+    yield _case("specials", Shape(8, 96, n=40, e=8), routing="all-one-token", alpha="distinct")
+    yield _case("wide-range", _LOOPING, tile=str(_SHALLOW), routing="all-one-token")
+    for request, stages, why in _REFUSED:
+        yield _case("wide-range", _RAGGED, tile=request, stages=stages, refusal=why)
+    yield _case("wide-range", dataclasses.replace(_RAGGED, n=12), refusal="needed N a multiple of 8")
+
+
+def _default() -> Iterator[Case]:
+    for tile in TILES:
+        if tile not in (_NARROW, _MIDDLE, _WIDE, _SHALLOW):
+            yield _past_a_tile(tile)
+    yield _case("specials", dataclasses.replace(_SHORT, n=40), tile=str(_MIDDLE), alpha="distinct", bias="distinct")
+    yield _case("specials", _SMALL, "bf16", tile=str(_NARROW))
+    # More steps of K than stages: the ring wraps, and its barriers go through several phases.
+    for stages in (MIN_STAGES, max_stages(_SHALLOW, DEFAULT_ARCH)):
+        yield _case("wide-range", Shape(2, 1440, n=16, e=2), tile=str(_SHALLOW), stages=stages)
+    yield _case("gaussian", Shape(0, 416, n=72, e=2))
+    # gpt-oss at decode: a token at 4 of 128 experts, M = 1 at each.
+    yield _case("wide-range", Shape(4, _GPT_OSS_K, n=8, e=_EXPERTS), "bf16", alpha="distinct", bias="distinct")
+    yield _case("wide-range", Shape(1, _DEEPSEEK_K, n=8, e=1))
+    yield _case("real", Shape(9, 384, n=80, e=4), alpha="distinct", bias="distinct")
+
+
+def _full() -> Iterator[Case]:
+    for tile in TILES:
+        for dtype in OUTPUTS:
+            yield _case("gaussian", _RAGGED, dtype, tile=str(tile), alpha="distinct", bias="distinct")
+        for stages in range(MIN_STAGES, max_stages(tile, DEFAULT_ARCH) + 1):
+            for k in (32, 416, 2880):
+                yield _case("wide-range", Shape(9, k, n=136, e=3), tile=str(tile), stages=stages)
+    for seed in (1, 2, 3):
+        for fill in FILLS:
+            for tile in TILES:
+                shape = Shape(tile.n + 9, 736, n=264, e=4)
+                yield _case(fill, shape, seed=seed, tile=str(tile))
+                yield _case(fill, shape, "bf16", seed, tile=str(tile), alpha="distinct", bias="distinct")
+    for k in range(128, 1056, 32):
+        yield _case("one-hot-weights", Shape(3, k, n=264, e=2))
+    for n in range(8, 264, 8):
+        yield _case("one-hot-tokens", Shape(3, 160, n=n, e=2), "bf16")
+    yield _case("one-hot-weights", Shape(3, 2880, n=2880, e=1), tile=str(_NARROW))  # every element of K
+    for k, n in ((2880, 5760), (2880, 2880), (7168, 4096), (2048, 7168)):
+        yield _case("wide-range", Shape(1, k, n=n, e=1))
+        yield _case("gaussian", Shape(4, k, n=n // 4, e=4), "bf16", routing="all-one-token", bias="distinct")
+    # gpt-oss with a row at each of its 128 experts.
+    everyone = Shape(_EXPERTS, _GPT_OSS_K, n=8, e=_EXPERTS)
+    yield _case("one-hot-weights", everyone, routing="all-one-token", alpha="distinct")
+    yield _case("wide-range", Shape(300, 736, n=136, e=2), tile="128x128x256")  # a prefill
+    yield _case("real", Shape(9, 1536, n=24, e=4), "bf16", alpha="distinct", bias="distinct")
+
+
+SM12X_NVFP4_GEMM = Family(
+    name="sm12x_nvfp4_gemm",
+    about="Grouped GEMM of NVFP4 tokens in expert order with NVFP4 weights, for SM12x.",
+    dtypes=("bf16", "f32"),
+    sizes="mkne",
+    fills=FILLS,
+    options=(
+        triple("tile", "", "MxNxK such as 128x8x512: weight rows, tokens, elements of K"),
+        number("stages", launch=True),
+        *(ROUTING, *RANKS, ALPHA, BIAS, POISON),
+    ),
+    inputs=_inputs,
+    expect=_expect,
+    run=_run,
+    cases={"quick": _quick, "default": _default, "full": _full},
+    contract=Contract(
+        inputs=(
+            *("tokens", "token_scales", "token_scale_buffer", "weights", "weight_scales", "weight_scale_buffer"),
+            *("offsets", "alpha", "bias"),
+        ),
+        features=("alpha", "bias"),
+        outputs={"out": "case.dtype"},
+        settings={"num_experts": "e", "out_dtype": "dtype"},
+        padded_inputs=True,
+    ),
+    sources=("nvfp4_gemm",),
+    host=("refmoe.cuda.nvfp4_gemm",),
+    check=_check,
+    software={"sm_90a": _software},
+)

@@ -1,0 +1,408 @@
+"""Fills of the NVFP4 GEMM: seeded generators of operands, each chosen so that certain wrong kernels must fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.draw import Draw
+from refmoe.families.family import Case, Fill
+from refmoe.families.gemm.epilogue import (
+    FloatArray,
+)
+from refmoe.families.real_data import FFN, FFN_INPUT, read_activations, tile_rows
+from refmoe.families.vacuity import Limits
+from refmoe.formats import MX_BLOCK, NVFP4, UE4M3
+from refmoe.reference.layout import pack_fp4
+from refmoe.reference.nvfp4 import NVFP4Tensor, quantize_nvfp4
+from refmoe.reference.nvfp4_gemm import nvfp4_alpha
+
+BLOCK = NVFP4.block
+SIGN, _ONE = 8, 0x38
+NAN_SCALE, _LARGEST_SCALE, SCALE_SIGN = 0x7F, UE4M3.max_code, 0x80
+#: Elements of one instruction, and its groups.
+_STEP, _GROUPS = 64, 4
+#: Elements at the end of K that the fill `zero-padded` leaves zero, as 2880 is padded to 2944.
+PADDED_K = 64
+
+Codes = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+
+
+class Size(NamedTuple):
+    """Extents of the operands: `rows` tokens and `experts` times `n` weight rows, `k` elements each."""
+
+    rows: int
+    k: int
+    n: int
+    experts: int
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Shape of the tokens' elements."""
+        return self.rows, self.k
+
+    @property
+    def weights(self) -> tuple[int, int, int]:
+        """Shape of the weights' elements."""
+        return self.experts, self.n, self.k
+
+    @property
+    def token_blocks(self) -> tuple[int, int]:
+        """Shape of the tokens' scales."""
+        return self.rows, self.k // BLOCK
+
+    @property
+    def weight_blocks(self) -> tuple[int, int, int]:
+        """Shape of the weights' scales."""
+        return self.experts, self.n, self.k // BLOCK
+
+
+class Operands(NamedTuple):
+    """Packed codes and linear scales of both sides.
+
+    Attributes:
+        tokens: uint8 [rows, k/2].
+        token_scales: uint8 [rows, k/16].
+        weights: uint8 [experts, n, k/2].
+        weight_scales: uint8 [experts, n, k/16].
+        alpha: float32 [experts], what the global decode scales multiply to; None where nothing was quantized.
+    """
+
+    tokens: Bytes
+    token_scales: Bytes
+    weights: Bytes
+    weight_scales: Bytes
+    alpha: FloatArray | None = None
+
+
+def _operands(tokens: Codes, token_scales: Codes, weights: Codes, weight_scales: Codes) -> Operands:
+    """From one code a byte."""
+    return Operands(
+        pack_fp4(tokens.astype(np.uint8)),
+        token_scales.astype(np.uint8),
+        pack_fp4(weights.astype(np.uint8)),
+        weight_scales.astype(np.uint8),
+    )
+
+
+def _any(draw: Draw, shape: tuple[int, ...]) -> Codes:
+    return draw.integers(16, shape)
+
+
+def _nonzero(draw: Draw, shape: tuple[int, ...]) -> Codes:
+    return 1 + draw.integers(7, shape) | draw.integers(2, shape) << 3
+
+
+def _between(draw: Draw, shape: tuple[int, ...], low: int, high: int) -> Codes:
+    """Scale bytes low .. high."""
+    return low + draw.integers(high - low + 1, shape)
+
+
+_FINITE = (0x00, _LARGEST_SCALE)
+#: Bytes of 2^-2 .. 2^2.
+_ORDINARY = (0x28, 0x48)
+
+
+def _wide_range(draw: Draw, size: Size) -> Operands:
+    """All codes under all finite scales."""
+    return _operands(
+        _any(draw, size.tokens),
+        _between(draw, size.token_blocks, *_FINITE),
+        _any(draw, size.weights),
+        _between(draw, size.weight_blocks, *_FINITE),
+    )
+
+
+_WHOLE = np.array([2, 4, 5, 6, 7])  # codes of 1, 2, 3, 4, 6
+_SUM_BITS = 24  # a chain of FP32 blocks is exact while the magnitudes sum to at most 2^24 units
+_LARGEST_PRODUCT = 6 * 6
+_LARGEST_WHOLE_SCALE = 15  # all whole numbers up to it have a byte
+
+
+def _integer(draw: Draw, size: Size) -> Operands:
+    """Whole numbers, none zero, under whole scales so small that every sum of magnitudes is exact in FP32."""
+    reach = int(((1 << _SUM_BITS) // (_LARGEST_PRODUCT * size.k)) ** 0.5)
+    scales = np.array([UE4M3.encode(value) for value in range(1, min(reach, _LARGEST_WHOLE_SCALE) + 1)])
+
+    def codes(shape: tuple[int, ...]) -> Codes:
+        return np.asarray(_WHOLE[draw.integers(_WHOLE.size, shape)] | draw.integers(2, shape) << 3)
+
+    return _operands(
+        codes(size.tokens),
+        scales[draw.integers(scales.size, size.token_blocks)],
+        codes(size.weights),
+        scales[draw.integers(scales.size, size.weight_blocks)],
+    )
+
+
+#: A prime, so that no stride of a layout divides it.
+_FINGERPRINTS = 113
+
+
+def _fingerprints(shape: tuple[int, ...]) -> Codes:
+    """Scale bytes [..., rows, blocks] of which neighbours along every axis, and at every stride of 128x4, differ."""
+    steps = (29, 13, 7)[-len(shape) :]
+    return np.asarray(1 + sum(step * axis for step, axis in zip(steps, np.indices(shape), strict=True)) % _FINGERPRINTS)
+
+
+_ONE_HOT_STRIDE = 37  # of K from row to row: neighbours fall into different blocks, and no K of a model divides it
+
+
+def _one_hot(codes: Codes) -> Codes:
+    """`codes` [..., K] but for one element a row, which moves through K with the row."""
+    rows = codes.reshape(-1, codes.shape[-1])
+    row = np.arange(rows.shape[0])
+    place = row * _ONE_HOT_STRIDE % codes.shape[-1]
+    kept = np.zeros_like(rows)
+    kept[row, place] = rows[row, place]
+    return kept.reshape(codes.shape)
+
+
+def _one_hot_tokens(draw: Draw, size: Size) -> Operands:
+    """Each token has one element: every result is one weight times it, under the scales of one block of each side."""
+    return _operands(
+        _one_hot(_nonzero(draw, size.tokens)),
+        _fingerprints(size.token_blocks),
+        _nonzero(draw, size.weights),
+        _fingerprints(size.weight_blocks),
+    )
+
+
+def _one_hot_weights(draw: Draw, size: Size) -> Operands:
+    """Each weight row has one element, all K taken in turn: every result is one token element times it."""
+    return _operands(
+        _nonzero(draw, size.tokens),
+        _fingerprints(size.token_blocks),
+        _one_hot(_nonzero(draw, size.weights)),
+        _fingerprints(size.weight_blocks),
+    )
+
+
+def _scale_bytes(draw: Draw, size: Size) -> Operands:
+    """Every byte as the scale of a whole row, NaN and bytes with a sign included; each token has one byte as well."""
+    experts, n, blocks = size.weight_blocks
+    weight_scales = np.arange(experts * n).reshape(experts, n, 1) % 256
+    token_scales = _between(draw, (size.rows, 1), 1, _LARGEST_SCALE)
+    return _operands(
+        _nonzero(draw, size.tokens),
+        np.repeat(token_scales, blocks, axis=1),
+        _nonzero(draw, size.weights),
+        np.repeat(weight_scales, blocks, axis=2),
+    )
+
+
+#: Scale bytes of at least 2^7, and of at most 2^-4.
+_HUGE, _TINY = (0x70, _LARGEST_SCALE), (0x01, 0x18)
+
+
+def _cancelling(draw: Draw, size: Size) -> Operands:
+    """In each 64 of K two groups under huge scales cancel; what is left of two small ones is the result."""
+    tokens, weights = _any(draw, size.tokens), _nonzero(draw, size.weights)
+    token_scales = _between(draw, size.token_blocks, *_TINY)
+    weight_scales = _between(draw, size.weight_blocks, *_TINY)
+    for block in range(0, size.k // BLOCK - 1, _GROUPS):
+        first, second = (slice(b * BLOCK, (b + 1) * BLOCK) for b in (block, block + 1))
+        tokens[:, second] = tokens[:, first]
+        weights[..., second] = weights[..., first] ^ SIGN
+        for scales in (token_scales, weight_scales):
+            shape = scales.shape[:-1]
+            scales[..., block] = _between(draw, shape, *_HUGE)
+            scales[..., block + 1] = scales[..., block]
+    return _operands(tokens, token_scales, weights, weight_scales)
+
+
+def _positive(draw: Draw, size: Size) -> Operands:
+    """Nothing cancels, so truncation toward zero can only lose: no result may exceed the exact sum."""
+    return _operands(
+        1 + draw.integers(7, size.tokens),
+        _between(draw, size.token_blocks, *_ORDINARY),
+        1 + draw.integers(7, size.weights),
+        _between(draw, size.weight_blocks, *_ORDINARY),
+    )
+
+
+def _specials(draw: Draw, size: Size) -> Operands:
+    """By row: a NaN scale in one block, with or without its sign; scales of zero, subnormal, signed, the largest."""
+    token_scales = _between(draw, size.token_blocks, *_ORDINARY)
+    weight_scales = _between(draw, size.weight_blocks, *_ORDINARY)
+    for scales, kinds in ((token_scales, 7), (weight_scales.reshape(-1, size.k // BLOCK), 8)):
+        row = np.arange(scales.shape[0])
+        kind, block = row % kinds, draw.integers(scales.shape[1], row.shape)
+        for of_kind, byte in ((1, NAN_SCALE), (2, NAN_SCALE | SCALE_SIGN)):
+            chosen = row[kind == of_kind]
+            scales[chosen, block[chosen]] = byte
+        scales[kind == 3] = np.where(row[kind == 3, None] % 2, 0x00, SCALE_SIGN)
+        scales[kind == 4] = _between(draw, scales[kind == 4].shape, 1, 7)
+        scales[kind == 5] |= SCALE_SIGN
+        scales[kind == 6] = _LARGEST_SCALE
+    return _operands(_any(draw, size.tokens), token_scales, _any(draw, size.weights), weight_scales)
+
+
+def _shared_weights(draw: Draw, size: Size) -> Operands:
+    """Every expert has the same weights, so that all groups together are one group."""
+    one = _wide_range(draw, size._replace(experts=1))
+    codes, scales = (np.repeat(part, size.experts, axis=0) for part in (one.weights, one.weight_scales))
+    return one._replace(weights=codes, weight_scales=scales)
+
+
+def _zero_padded(draw: Draw, size: Size) -> Operands:
+    """The tokens' last 64 elements are zeros of both signs, under the largest scale."""
+    data = _wide_range(draw, size)
+    tokens, scales = data.tokens.copy(), data.token_scales.copy()
+    tokens[:, -PADDED_K // 2 :] &= SIGN << 4 | SIGN
+    scales[:, -PADDED_K // BLOCK :] = _LARGEST_SCALE
+    return data._replace(tokens=tokens, token_scales=scales)
+
+
+def _quantized(tokens: NDArray[Any], weights: NDArray[Any]) -> Operands:
+    """BF16 rows, and weights of each expert under a global scale of its own."""
+    left = quantize_nvfp4(tokens)
+    right: list[NVFP4Tensor] = [quantize_nvfp4(expert) for expert in weights]
+    globals_ = np.array([tensor.global_decode_scale for tensor in right], np.float32)
+    return Operands(
+        left.codes,
+        left.scales,
+        np.stack([tensor.codes for tensor in right]),
+        np.stack([tensor.scales for tensor in right]),
+        nvfp4_alpha(left.global_decode_scale, globals_),
+    )
+
+
+def _gaussian(draw: Draw, size: Size) -> Operands:
+    # Rows of different size, so that block scales take many bytes.
+    spread = np.exp2(-draw.integers(6, (size.rows, 1)))
+    return _quantized(
+        (draw.normal(size.tokens) * spread).astype(ml_dtypes.bfloat16),
+        draw.normal(size.weights).astype(ml_dtypes.bfloat16),
+    )
+
+
+_WIDTH_OF_UP = 384
+
+
+def _real(draw: Draw, size: Size) -> Operands:
+    """A model's own weights, cut into experts, and its own activations: of its up projection, past K = 384 down."""
+    up = size.k <= _WIDTH_OF_UP
+    weights = read_activations(FFN, "layer2.ffn_up.weight" if up else "layer2.ffn_down.weight")
+    tokens = read_activations(FFN_INPUT) if up else read_activations(FFN, "layer2.ffn_mid")
+    first = int(draw.integers(tokens.patterns.shape[0], (1,))[0])
+    rows = tile_rows(tokens.patterns, size.rows, size.k, first).view(ml_dtypes.bfloat16)
+    cut = tile_rows(weights.patterns, size.experts * size.n, size.k).reshape(size.weights)
+    return _quantized(rows, cut.view(ml_dtypes.bfloat16))
+
+
+def _fill(
+    name: str, catches: str, make: Callable[[Draw, Size], Operands], reason: str, least_k: int = MX_BLOCK, **limits: Any
+) -> Fill:
+    """A fill that needs at least `least_k`; `make(draw, size)` gives the operands."""
+    usual = {"zeros": 0.02, "reason": reason}
+
+    def needs(case: Case) -> str | None:
+        return None if case.shape.k >= least_k else f"a k of at least {least_k} for {name}"
+
+    return Fill(name, catches, make, Limits(**{**usual, **limits}), needs)
+
+
+_MANY_SCALES = "scales are drawn from all bytes"
+
+#: The generators by name.
+FILLS: Mapping[str, Fill] = MappingProxyType(
+    {
+        fill.name: fill
+        for fill in (
+            _fill(
+                "gaussian",
+                "the data of published tests, for comparison with them",
+                _gaussian,
+                "sums of many random products are neither zero nor small against their terms",
+            ),
+            _fill(
+                "integer",
+                "anything but the sum: every order and every model is exact here, and so is int64",
+                _integer,
+                "few sums of many small integers cancel",
+                zeros=0.05,
+            ),
+            _fill(
+                "one-hot-tokens",
+                "scales ignored, shifted, permuted or of the wrong expert; swapped nibbles; wrong rows of weights",
+                _one_hot_tokens,
+                "each result is one product of nonzero codes",
+                zeros=0.0,
+                scales=16,
+            ),
+            _fill(
+                "one-hot-weights",
+                "the same on the tokens' side; any element of K left out or taken twice",
+                _one_hot_weights,
+                "each result is one product of nonzero codes",
+                zeros=0.0,
+                scales=16,
+            ),
+            _fill(
+                "wide-range", "another order of K; another rounding of the sum", _wide_range, _MANY_SCALES, scales=16
+            ),
+            _fill(
+                "cancelling",
+                "another alignment; groups of another size; terms aligned by their values and not by their scales",
+                _cancelling,
+                "small terms survive the alignment to large ones that cancel",
+                zeros=0.05,
+                scales=16,
+                bound=0.1,
+            ),
+            _fill(
+                "scale-bytes",
+                "a scale byte read as another format; the sign of a scale taken; NaN taken for 480",
+                _scale_bytes,
+                "one row in 128 has a scale of zero, and one in 128 NaN",
+                zeros=0.05,
+                nans=0.05,
+            ),
+            _fill(
+                "positive",
+                "rounding to nearest or away in the accumulator; a dropped part of K",
+                _positive,
+                "positive terms sum to no zero",
+                zeros=0.0,
+                scales=8,
+            ),
+            _fill(
+                "specials",
+                "NaN lost or spread, zero and subnormal scales, the sign of a scale, results flushed to zero",
+                _specials,
+                "every seventh token and every eighth weight row has a scale of each special kind",
+                zeros=0.5,
+                nans=0.9,
+                bound=1.0,
+            ),
+            _fill(
+                "shared-weights",
+                "an expert's rows that depend on how rows are grouped",
+                _shared_weights,
+                _MANY_SCALES,
+                scales=16,
+            ),
+            _fill(
+                "zero-padded",
+                "zeros that take part in the alignment; padding of K that is not inert",
+                _zero_padded,
+                _MANY_SCALES,
+                least_k=PADDED_K + MX_BLOCK,
+                scales=16,
+            ),
+            _fill(
+                "real",
+                "what only real weights and outlier channels show",
+                _real,
+                "a model's hidden states times its weights are ordinary numbers",
+            ),
+        )
+    }
+)

@@ -1,0 +1,141 @@
+"""The family `swiglu_q8_1`: SwiGLU of the first product's rows, quantized to Q8_1. Its data is that of `activation`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refmoe.draw import Draw
+from refmoe.families.activation import GATE_FILLS, MIDPOINTS, PARAMS, PLAIN_GATES, VARIANT, check_params, gate_inputs
+from refmoe.families.case import Shape, word
+from refmoe.families.choices import RANKS, ROUTING, check_choices
+from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Inputs, Outputs
+from refmoe.families.q8_1 import BlockHalves, Int8Codes, q8_outputs
+from refmoe.families.vacuity import Limits, doubt_values
+from refmoe.formats import Q8_1
+from refmoe.reference.q8_1 import VARIANTS as QUANTIZERS
+from refmoe.reference.swiglu_q8_1 import swiglu_q8_1
+
+if TYPE_CHECKING:
+    from refmoe.cuda.device import Device
+
+_FILLS = {name: fill for name, fill in GATE_FILLS.items() if name != MIDPOINTS}
+
+#: Results of SwiGLU are uneven: many are far below their block's largest.
+_LIMITS = Limits(zeros=0.5, reason="most results of a block may be far below its largest")
+_EXTREME = Limits(zeros=0.95, reason="most blocks have a NaN, an Inf, or one result far above the others")
+_UNEVEN = ("specials", "tiny", "sigmoid-edges", "clamps")
+
+
+def _inputs(case: Case) -> Inputs:
+    """Rows in BF16; or in FP32, with all of its bits, where the first product does not round to 16 bits."""
+    given = dict(gate_inputs(case))
+    if case.dtype == "f32":
+        bits = given["gate_up"].view(np.uint16).astype(np.uint32) << 16
+        ordinary = (bits & 0x7F800000) < 0x7F800000
+        low = Draw("gates-low", case.fill, case.seed).integers(1 << 16, bits.shape).astype(np.uint32)
+        given["gate_up"] = np.where(ordinary, bits | low, bits).astype(np.uint32).view(np.float32)
+    return {name: given[name] for name in ("gate_up", "offsets", "alpha", "beta", "limit")}
+
+
+def _expect(case: Case, inputs: Inputs) -> Expectation:
+    parameters = {name: inputs[name] for name in ("alpha", "beta", "limit")}
+    tensor = swiglu_q8_1(
+        inputs["gate_up"],
+        inputs["offsets"],
+        variant=case.variant,
+        quantizer=case.quantizer,
+        fill=case.poison,
+        **parameters,
+    )
+    blocks = case.shape.k // Q8_1.block
+    stages = (Int8Codes("codes", tensor.d), BlockHalves("d", blocks), BlockHalves("s", blocks))
+    limits = _EXTREME if case.fill in _UNEVEN else _LIMITS
+    return Expectation(q8_outputs(tensor), stages, doubt_values(tensor.codes[: inputs["offsets"][-1]], limits))
+
+
+def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
+    from refmoe.cuda.swiglu_q8_1 import swiglu_q8_1 as launch
+
+    tensor = launch(
+        inputs["gate_up"],
+        inputs["offsets"],
+        device=device,
+        variant=case.variant,
+        quantizer=case.quantizer,
+        swiglu_alpha=inputs["alpha"],
+        swiglu_beta=inputs["beta"],
+        swiglu_limit=inputs["limit"],
+        fill=case.poison,
+    )
+    return q8_outputs(tensor)
+
+
+def _check(case: Case) -> None:
+    check_params(case)
+    check_choices(case)
+
+
+def _case(fill: str, m: int, k: int, e: int, dtype: str = "bf16", seed: int = 7, **options: Any) -> Case:
+    return SWIGLU_Q8_1.case(fill, Shape(m, k, e), dtype, seed, **options)
+
+
+def _quick() -> Iterator[Case]:
+    yield _case("gaussian", 4, 2880, 128)  # decode
+    yield _case("gaussian", 4, 2880, 128, dtype="f32")
+    for dtype in ("bf16", "f32"):
+        for variant in ("gpt_oss", "silu"):
+            for fill in PLAIN_GATES:
+                quantizer = QUANTIZERS[fill in ("fingerprint", "specials")]
+                yield _case(fill, 5, 416, 3, dtype=dtype, variant=variant, quantizer=quantizer)
+    yield _case("clamps", 12, 160, 6, params="distinct", routing="all-one-token", ranks=2)
+    yield _case("fingerprint", 9, 416, 9, routing="empty-experts", params="distinct", poison=0x7F)
+    yield _case("gaussian", 3, 416, 4, routing="elsewhere", first_expert=4, ranks=2)
+
+
+def _default() -> Iterator[Case]:
+    for dtype in ("bf16", "f32"):
+        for quantizer in QUANTIZERS:
+            yield _case("gaussian", 32, 2880, 32, dtype=dtype, quantizer=quantizer)
+            yield _case("fingerprint", 8, 2048, 128, dtype=dtype, variant="silu", quantizer=quantizer)
+    yield _case("gaussian", 11008, 32, 8)  # more rows than CTAs
+    yield _case("gaussian", 2, 2080, 2, dtype="f32")  # a row wider than a CTA, by one block
+    yield _case("gaussian", 0, 2880, 8)
+
+
+def _full() -> Iterator[Case]:
+    for seed in (1, 2, 3):
+        for dtype in ("bf16", "f32"):
+            for variant in ("gpt_oss", "silu"):
+                for fill in PLAIN_GATES:
+                    for quantizer in QUANTIZERS:
+                        yield _case(fill, 33, 2880, 16, dtype=dtype, seed=seed, variant=variant, quantizer=quantizer)
+
+
+SWIGLU_Q8_1 = Family(
+    name="swiglu_q8_1",
+    about="SwiGLU of a first product's rows in expert order, quantized to Q8_1 for the second.",
+    dtypes=("bf16", "f32"),
+    sizes="mke",
+    fills=_FILLS,
+    options=(
+        *(VARIANT, word("quantizer", *QUANTIZERS, fixed=True), PARAMS),
+        *(ROUTING, *RANKS, POISON),
+    ),
+    inputs=_inputs,
+    expect=_expect,
+    run=_run,
+    cases={"quick": _quick, "default": _default, "full": _full},
+    contract=Contract(
+        inputs=("gate_up", "offsets", "alpha", "beta", "limit"),
+        features=("alpha", "beta", "limit"),
+        outputs={"codes": "int8", "d": "float16", "s": "float16"},
+        settings={"num_experts": "e", "variant": "variant", "quantizer": "quantizer"},
+    ),
+    sources=("swiglu_q8_1",),
+    host=("refmoe.cuda.swiglu_q8_1",),
+    check=_check,
+    group="dp4a",
+)
