@@ -72,6 +72,8 @@ class Option:
         Raises:
             ArgumentError: the option cannot have it.
         """
+        if not isinstance(value, type(self.default)) or isinstance(value, bool):
+            raise refused(self.name, repr(value), one_of(self.words) if self.words else self.needed or "text")
         if self.words:
             if value not in self.words:
                 raise refused(self.name, str(value), one_of(self.words))

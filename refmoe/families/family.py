@@ -87,6 +87,8 @@ class Case:
         fields = (self.family.name, self.dtype, str(self.shape), self.fill, options, self.seed, self.device, arch)
         return str(Fields(*fields))
 
+    __repr__ = __str__
+
     def get(self, option: str, otherwise: Value = "") -> Value:
         """The value of an option, `otherwise` if the family does not have it."""
         value: Value = self.__dict__["_values"].get(option, otherwise)
@@ -286,7 +288,8 @@ class Family:
         lines += [f"  takes    {', '.join(self.contract.inputs)}", f"  returns  {', '.join(self.contract.outputs)}"]
         return "\n".join(lines)
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return f"<family {self.name}>"
 
     def option(self, name: str, written: str | None = None) -> Option:
         """The option of that name; `written` is the value that a string gives it, for the message.

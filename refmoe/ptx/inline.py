@@ -10,18 +10,15 @@ from dataclasses import replace
 
 from refmoe.ptx.errors import UnknownOpcode
 from refmoe.ptx.syntax import (
-    Address,
     Function,
     Group,
     Instruction,
     Label,
-    Not,
     Operand,
-    Pair,
     Register,
     Symbol,
     Variable,
-    Vector,
+    mapped,
 )
 
 
@@ -139,21 +136,12 @@ class _Renamer:
         return Register(self.prefix + register.name, register.kind)
 
     def operand(self, operand: Operand) -> Operand:
+        return mapped(operand, self.named)
+
+    def named(self, operand: Register | Symbol) -> Register | Symbol:
         if isinstance(operand, Register):
             return self.register(operand)
-        if isinstance(operand, Symbol):
-            if operand.name in self.actual:
-                target = self.actual[operand.name]
-                return Symbol(target.name, target.offset + operand.offset)
-            return Symbol(self.prefix + operand.name, operand.offset) if operand.name in self.own else operand
-        if isinstance(operand, Address):
-            base = self.operand(operand.base)
-            assert isinstance(base, Register | Symbol) or base is operand.base
-            return replace(operand, base=base)
-        if isinstance(operand, Not):
-            return Not(self.register(operand.operand))
-        if isinstance(operand, Pair):
-            return Pair(self.operand(operand.first), self.operand(operand.second))
-        if isinstance(operand, Vector | Group):
-            return type(operand)(tuple(self.operand(element) for element in operand.elements))
-        return operand
+        if operand.name in self.actual:
+            target = self.actual[operand.name]
+            return Symbol(target.name, target.offset + operand.offset)
+        return Symbol(self.prefix + operand.name, operand.offset) if operand.name in self.own else operand

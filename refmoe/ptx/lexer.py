@@ -25,8 +25,6 @@ class Token(NamedTuple):
     end: int
 
 
-# Debug sections hold one byte a line: dropped before tokens are made, their line breaks kept.
-_SECTION = re.compile(r"\.section\b[^{;]*\{[^}]*\}")
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\f]+|//[^\n]*)
     |(?P<newline>\n)
@@ -41,28 +39,39 @@ _TOKEN = re.compile(
 )
 
 
-# What may hide a brace, and braces.
-_BRACE = re.compile(r"""//[^\n]*|/\*.*?\*/|"[^"\n]*"|[{}]""", re.DOTALL)
-_INITIALISER = re.compile(r"=\s*$")
+# What the words and braces of a module are looked for with. Comments and strings are matched first: what they say is no
+# part of it. Then a debug section, and the brace that begins a variable's first value. Every alternative begins with a
+# plain letter and none is a group: so `re` looks for these letters alone, twice as fast.
+_COMMENT = r"/\*(?:[^*]|\*(?!/))*\*/"
+_OUTLINE = re.compile(
+    rf"""//[^\n]*|{_COMMENT}|"[^"\n]*"
+    |\.section\b[^{{;]*\{{[^}}]*\}}
+    |=(?:\s|//[^\n]*\n|{_COMMENT})*\{{
+    |\{{|\}}""",
+    re.VERBOSE,
+)
 
 
-def drop_sections(text: str) -> str:
-    """`text` without its debug sections, every line at its old number."""
-    return _SECTION.sub(lambda match: "\n" * match.group().count("\n"), text)
+def outline(text: str) -> dict[int, int]:
+    """Where the bodies of functions and the debug sections begin, and where they end.
 
-
-def bodies(text: str) -> dict[int, int]:
-    """Where the bodies of functions begin, and where they end: outermost braces that initialise no variable."""
-    found = {}
-    depth = start = 0
-    for match in _BRACE.finditer(text):
-        if match.group() == "{":
-            start = start if depth else match.start()
+    A body is an outermost pair of braces that is no first value of a variable.
+    """
+    found: dict[int, int] = {}
+    depth = 0
+    start: int | None = None
+    for match in _OUTLINE.finditer(text):
+        first = text[match.start()]
+        if first in "{=":
+            if depth == 0:
+                start = match.start() if first == "{" else None
             depth += 1
-        elif match.group() == "}":
+        elif first == "}":
             depth -= 1
-            if depth == 0 and not _INITIALISER.search(text, max(start - 80, 0), start):
+            if depth == 0 and start is not None:
                 found[start] = match.end()
+        elif first == "." and depth == 0:
+            found[match.start()] = match.end()
     return found
 
 
@@ -82,7 +91,8 @@ def tokenize(
         line: the line of `position`.
         position: where to begin.
         end: where to end; None for the end of the text.
-        whole: the ends of the bodies that become one token, by their beginnings.
+        whole: where the bodies that become one token, and the sections that become none, begin and end; see `outline`.
+            A section holds a byte a line.
 
     Raises:
         ParseError: a character that starts no token.
@@ -92,7 +102,8 @@ def tokenize(
     match_at = _TOKEN.match
     while position < end:
         if position in whole:
-            tokens.append(Token("body", text[position], line, position, whole[position]))
+            if text[position] == "{":
+                tokens.append(Token("body", "{", line, position, whole[position]))
             line += text.count("\n", position, whole[position])
             position = whole[position]
             continue

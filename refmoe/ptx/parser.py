@@ -71,8 +71,7 @@ def parse(text: str, name: str) -> ParsedModule:
     Raises:
         ParseError: with the line of what is not PTX, or not of the PTX that the executor reads, outside of bodies.
     """
-    text = lexer.drop_sections(text)
-    tokens = lexer.tokenize(text, name, whole=lexer.bodies(text))
+    tokens = lexer.tokenize(text, name, whole=lexer.outline(text))
     return _Parser(text, name, tokens, ParsedModule(name)).module()
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,22 @@ def parts(operand: Operand) -> Iterator[Operand]:
         inner = (operand.operand,)
     for each in inner:
         yield from parts(each)
+
+
+def mapped(operand: Operand, change: Callable[[Register | Symbol], Register | Symbol]) -> Operand:
+    """An operand with `change` of every register and symbol inside it: whatever `parts` gives that has a name."""
+    if isinstance(operand, Register | Symbol):
+        return change(operand)
+    if isinstance(operand, Address):
+        base = cast("Register | Symbol | Immediate", mapped(operand.base, change))
+        return replace(operand, base=base, coordinates=tuple(mapped(each, change) for each in operand.coordinates))
+    if isinstance(operand, Vector | Group):
+        return replace(operand, elements=tuple(mapped(each, change) for each in operand.elements))
+    if isinstance(operand, Pair):
+        return Pair(mapped(operand.first, change), mapped(operand.second, change))
+    if isinstance(operand, Not):
+        return Not(cast("Register", mapped(operand.operand, change)))
+    return operand
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -40,7 +40,8 @@ _USUAL = {"arrays": "torch", "device": "cpu"}
 class Unsupported(Exception):
     """Raised by a registered function for a case that it does not take; the message says why.
 
-    The case is then UNSUPPORTED, which fails unless the kernel was registered with a `refuses` that says the same.
+    The case is then UNSUPPORTED. That fails unless refmoe's own kernel has to refuse the case in the same words. For
+    the cases that `refuses` names, the function is not called.
     """
 
 
@@ -142,19 +143,29 @@ class UserKernel(Kernel):
         wanted = dtypes or self.dtypes
         return list(dict.fromkeys(self._own(case for case in self.family.level(level) if case.dtype in wanted)))
 
-    def _own(self, cases: Iterator[Case]) -> Iterator[Case]:
+    def _own(self, cases: Iterable[Case]) -> Iterator[Case]:
         """The cases under this contract, without the options that only decide how our own kernel is launched."""
-        changes: dict[str, Any] = {option.name: option.default for option in self.family.options if option.launch}
-        changes |= self.fixed
-        if not self.buffers and not self.family.contract.padded_inputs:
-            changes["poison"] = 0xFF  # only buffers that are handed over show it
         for case in cases:
-            # What our launch refuses, another kernel does not know; a shape that ours refuses, another may refuse too.
-            refusal = case.refusal if case.data == case.on("ptx") else ""
             try:
-                yield case.having(**changes, refusal=refusal)
+                yield case.having(**self._contracted, refusal="")
             except ArgumentError:
                 continue  # options that exclude each other: no case of this contract
+
+    @property
+    def _contracted(self) -> dict[str, Any]:
+        """What the contract makes of options: values that it fixes, and defaults of those that only launch ours."""
+        changes: dict[str, Any] = {option.name: option.default for option in self.family.options if option.launch}
+        if not self.buffers and not self.family.contract.padded_inputs:
+            changes["poison"] = 0xFF  # only buffers that are handed over show it
+        return changes | dict(self.fixed)
+
+    def _ours_refuses(self, case: Case) -> str | None:
+        """The words with which refmoe's own kernel has to refuse the case; None if it does not, or for its launch."""
+        for listed, words in self.family.refusals.items():
+            # What our launch refuses, another kernel does not know; a shape that ours refuses, another may refuse too.
+            if listed.data == listed and listed.shape == case.shape and [*self._own([listed])] == [case.data]:
+                return words
+        return None
 
     # --- the protocol -----------------------------------------------------------------------------------------------
 
@@ -202,17 +213,17 @@ class UserKernel(Kernel):
         """Inputs and expectation of the family, or those of a policy that the family's options cannot name."""
         return super().problem(case) if self.rule is None else ruled_problem(self.rule, case.data)
 
-    def refuses(self, case: Case, place: Place) -> str | None:
-        """Why the kernel refuses a case: by its contract, its parameters, or `refuses`; None if it has to run it."""
-        return self._outside_contract(case) or self.refused(case) or self._lacking(*self.problem(case))
+    def due_refusal(self, case: Case, place: Place) -> None:
+        """None: what it is registered to refuse, its function is not called for; and it may run what ours refuses."""
 
-    def expects(self, case: Case, place: Place, answer: str) -> bool:
-        """Whether `refuses` has this answer, refmoe's own kernel refuses the case too, or there is no byte to see."""
-        return bool(case.refusal) or answer == self._unseen or super().expects(case, place, answer)
-
-    @property
-    def _unseen(self) -> str:
-        return f"the case is about bytes that must not be written, and {self.label} takes no buffers"
+    def _declared_refusal(self, case: Case, inputs: Inputs, expected: Expectation) -> str | None:
+        """Why it refuses a case: by its contract, its parameters, `refuses`, or since no byte of it could be seen."""
+        if why := self._outside_contract(case) or self.refused(case) or self._lacking(inputs, expected):
+            return why
+        masks = self.ignored(case, inputs, expected)
+        unseen = [name in masks and masks[name].all() for name in self.outputs if name in expected.outputs]
+        about = f"the case is about bytes that must not be written, and {self.label} takes no buffers"
+        return about if unseen and all(unseen) else None
 
     def _outside_contract(self, case: Case) -> str | None:
         if case.family is not self.family:
@@ -250,16 +261,14 @@ class UserKernel(Kernel):
             Refusal: it does not take the case.
             Malformed: an output of another shape or element type, or an input that it changed.
         """
-        if (why := self.refuses(case, place)) is not None:
-            raise Refusal(why)
-        masks = self.ignored(case, inputs, expected)
-        unseen = [name in masks and masks[name].all() for name in self.outputs if name in expected.outputs]
-        if unseen and all(unseen):
-            raise Refusal(self._unseen)
+        if (why := self._declared_refusal(case, inputs, expected)) is not None:
+            raise Refusal(why, declared=True)
         try:
             found = self._called(case, inputs, expected)
         except Unsupported as error:
-            raise Refusal(str(error) or f"{self.label} raised {type(error).__name__}") from error
+            answer = str(error) or f"{self.label} raised {type(error).__name__}"
+            ours = self._ours_refuses(case)
+            raise Refusal(answer, declared=ours is not None and ours in answer) from error
         return {name: self._patterns(name, value, case, expected) for name, value in found.items()}
 
     def _called(self, case: Case, inputs: Inputs, expected: Expectation) -> dict[str, Any]:
@@ -345,6 +354,10 @@ class UserKernel(Kernel):
         if array.shape != bits.shape:
             raise Malformed(name, f"the shapes differ: kernel {list(array.shape)} reference {list(bits.shape)}")
         return as_patterns(array).view(bits.dtype)
+
+    def leaves_out(self, output: str) -> bool:
+        """Whether the kernel was registered without this output."""
+        return output not in self.outputs
 
     def ignored(self, case: Case, inputs: Inputs, expected: Expectation) -> Masks:
         """Elements that nobody writes, in arrays that the kernel allocates, and what its policy leaves undefined."""

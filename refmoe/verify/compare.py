@@ -86,7 +86,7 @@ def compare(
     Args:
         stages: in the order in which the kernel computes them, so that a cause is named before its effects.
         kernel: by name, arrays of unsigned integers: bytes, or the bit patterns of elements. A stage whose buffer is
-            not there is left out.
+            not there is left out: whoever asks for a verdict has checked which may be.
         reference: by stage name, likewise.
         answers: the kernel's buffer that a stage is held against, where it has another name.
         ignored: bool of a buffer's shape: elements that are not compared.

@@ -28,11 +28,19 @@ Masks = Mapping[str, NDArray[Any]]
 
 
 class Refusal(RefmoeError):
-    """A kernel's answer to a case that it does not take; the message says why."""
+    """A kernel's answer to a case that it does not take; the message says why.
+
+    Attributes:
+        declared: whether the kernel declared before the run that it would answer so.
+    """
+
+    def __init__(self, answer: str, *, declared: bool = False) -> None:
+        super().__init__(answer)
+        self.declared = declared
 
 
 class Malformed(RefmoeError):
-    """An output has another shape or element type than the contract says, or an input is not as it was given.
+    """An output is missing or of another form than the contract says, or an input is not as it was given.
 
     Attributes:
         stage: name of the output, or of the input.
@@ -136,14 +144,9 @@ class Kernel:
         """What this machine lacks for the case, in a sentence, or None. It is asked before anything is computed."""
         return None
 
-    def refuses(self, case: Case, place: Place) -> str | None:
+    def due_refusal(self, case: Case, place: Place) -> str | None:
         """A part of the sentence with which the kernel has to refuse the case; None if it has to run the case."""
         return self.family.refusals.get(case.on("ptx"))
-
-    def expects(self, case: Case, place: Place, answer: str) -> bool:
-        """Whether the case list expects a refusal with this answer."""
-        declared = self.refuses(case, place)
-        return declared is not None and declared in answer
 
     def problem(self, case: Case) -> tuple[Inputs, Expectation]:
         """The case's inputs, and the outputs that the reference expects."""
@@ -151,6 +154,12 @@ class Kernel:
 
     def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
         """The kernel's buffers by name.
+
+        Args:
+            case: the case.
+            inputs: its input arrays, read-only.
+            expected: for the shapes and dtypes of outputs; read-only, since the comparison needs it afterwards.
+            place: where it runs.
 
         Raises:
             Refusal: the kernel does not take the case.
@@ -160,6 +169,10 @@ class Kernel:
             return self.family.run(case, inputs, place)
         except ArgumentError as error:
             raise Refusal(str(error)) from error
+
+    def leaves_out(self, output: str) -> bool:
+        """Whether the kernel does not compute an output of its family; any other one it has to give."""
+        return False
 
     def ignored(self, case: Case, inputs: Inputs, expected: Expectation) -> Masks:
         """Masks of elements that are not compared, bool by buffer name; a buffer without a mask is compared whole."""
@@ -177,8 +190,12 @@ class Kernel:
         """The hash of all that decides the kernel's result, None if that cannot be known.
 
         Raises:
+            ArgumentError: a kernel that is not refmoe's own and does not say what decides its result.
             OSError: a source cannot be read.
         """
+        if self.family.base:
+            found = f"{self.family.name} without a source_sha256 of its own"
+            raise ArgumentError("kernel", found, "a subclass of Kernel that has one")
         return _own_sha256(self.family, self.devices.csrc)
 
     def sources(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import functools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -167,6 +167,7 @@ def _judge(sound: SoundKernel, scratch: Path, fault: Fault) -> FaultResult:
             break
     if catch is None:
         return FaultResult(fault.name, fault.fault, fault.kind, None, None, None, ran, control=False)
+    faulty = kernels[catch.case.family.name]
     return FaultResult(
         fault.name,
         fault.fault,
@@ -175,8 +176,8 @@ def _judge(sound: SoundKernel, scratch: Path, fault: Fault) -> FaultResult:
         verdict=catch.verdict,
         finding=catch.first_mismatch or catch.reason,
         cases=ran,
-        control=_passes(sound, catch.case),
-        accepted_by=_accepted_by(kernels[catch.case.family.name], catch),
+        control=_passes(sound, catch.case, faulty.devices.multiprocessors),
+        accepted_by=_accepted_by(faulty, catch),
     )
 
 
@@ -187,9 +188,13 @@ def _ordered(fault: Fault, kernels: dict[str, Kernel]) -> list[Case]:
 
 
 @functools.cache
-def _passes(sound: SoundKernel, case: Case) -> bool:
-    """Whether the sound kernel passes a case."""
-    return run_case(sound(case), case).verdict is Verdict.PASS
+def _passes(sound: SoundKernel, case: Case, multiprocessors: int | None) -> bool:
+    """Whether the sound kernel passes a case on as many multiprocessors as the faulty one had; None for the chip's."""
+    kernel = sound(case)
+    if kernel.devices.multiprocessors != multiprocessors:
+        devices = replace(kernel.devices, multiprocessors=multiprocessors, _open={})
+        kernel = replace(kernel, devices=devices)
+    return run_case(kernel, case).verdict is Verdict.PASS
 
 
 def _accepted_by(kernel: Kernel, catch: Result) -> tuple[str, ...] | None:

@@ -9,12 +9,13 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -121,13 +122,16 @@ def run_case(kernel: Kernel, case: Case) -> Result:
         return _result(kernel, case, None, start, verdict=Verdict.SKIPPED, reason=str(error))
     if (absent := kernel.missing(case, place)) is not None:
         return _result(kernel, case, place, start, verdict=Verdict.SKIPPED, reason=absent)
-    inputs, expected = kernel.problem(case)
+    inputs, expected = _frozen(*kernel.problem(case))
     launched = len(place.launches)
     ran = partial(_result, kernel, case, place, start, inputs=inputs, expected=expected, launched=launched)
+    due = kernel.due_refusal(case, place)
     try:
-        outputs = kernel.run(case, inputs, expected, place)
+        outputs = _whole(kernel, kernel.run(case, inputs, expected, place), expected)
     except Refusal as error:
-        return ran(verdict=Verdict.UNSUPPORTED, reason=str(error), refused=kernel.expects(case, place, str(error)))
+        answer = str(error)
+        as_due = error.declared or (due is not None and due in answer)
+        return ran(verdict=Verdict.UNSUPPORTED, reason=answer, refused_as_due=as_due)
     except Malformed as error:
         comparison = Comparison(error.stage, str(error), {error.stage: 1}, 0)
         return ran(verdict=Verdict.MISMATCH, comparison=comparison)
@@ -142,8 +146,8 @@ def run_case(kernel: Kernel, case: Case) -> Result:
         if kernel.name is None and not (case.device == "cuda" and isinstance(error, RuntimeError)):
             raise
         return ran(verdict=Verdict.ERROR, reason=f"{type(error).__name__}: {error}", error=error)
-    if (declared := kernel.refuses(case, place)) is not None:
-        reason = f"the case list says that the kernel refuses this case ({declared}); it ran"
+    if due is not None:
+        reason = f"the case list says that the kernel refuses this case ({due}); it ran"
         return ran(verdict=Verdict.ERROR, reason=reason)
     records = place.launches[launched:]
     masks = kernel.ignored(case, inputs, expected)
@@ -155,6 +159,32 @@ def run_case(kernel: Kernel, case: Case) -> Result:
     if judged is Verdict.MISMATCH:
         said, policies = kernel.explain(case, inputs, outputs)
     return ran(verdict=judged, reason=said, comparison=comparison, policies=policies)
+
+
+def _frozen(inputs: Inputs, expected: Expectation) -> tuple[Inputs, Expectation]:
+    """The same problem, read-only: a kernel cannot change what it is held against, nor what the next one is given."""
+    return _read_only(inputs), replace(expected, outputs=_read_only(expected.outputs))
+
+
+def _read_only(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+    views = {name: array.view() if isinstance(array, np.ndarray) else array for name, array in arrays.items()}
+    for view in views.values():
+        if isinstance(view, np.ndarray):
+            view.setflags(write=False)
+    return MappingProxyType(views)
+
+
+def _whole(kernel: Kernel, outputs: Outputs, expected: Expectation) -> Outputs:
+    """`outputs`, which hold every output that the kernel does not leave out.
+
+    Raises:
+        Malformed: one is not there.
+    """
+    for stage in expected.stages:
+        name = expected.answers.get(stage.name, stage.name)
+        if name not in outputs and not kernel.leaves_out(name):
+            raise Malformed(name, f"the kernel gave no such output; it gave {', '.join(outputs) or 'none'}")
+    return outputs
 
 
 def _before(failed: LaunchFailed, expected: Expectation) -> Comparison | None:
@@ -176,7 +206,7 @@ def _result(
     launched: int = 0,
     comparison: Comparison | None = None,
     stage: str | None = None,
-    refused: bool = False,
+    refused_as_due: bool = False,
     policies: tuple[str, ...] = (),
     error: Exception | None = None,
 ) -> Result:
@@ -188,7 +218,7 @@ def _result(
         kernel=kernel.name,
         device=place.name if place is not None else case.device,
         repro=kernel.repro(case),
-        expected=refused,
+        expected=refused_as_due,
         evidence="bit-exact" if comparison is not None and comparison.compared > 0 else "none",
         assumption=expected.assumption if expected is not None else None,
         reason=reason,
@@ -236,6 +266,8 @@ def _judge(
         if record.result is not None and record.result.approximate:
             # Equal here by luck: the chip's approximation may differ from the executor's.
             return Verdict.ERROR, f"approximate instructions whose result is not exact: {record.result.approximate}"
+    if not comparison.compared and any(buffer.nbytes for buffer in expected.outputs.values()):
+        return Verdict.MISTRUSTED, "not one byte was compared: the kernel leaves out all that is expected"
     return (Verdict.PASS, None) if expected.doubt is None else (Verdict.MISTRUSTED, expected.doubt)
 
 

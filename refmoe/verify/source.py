@@ -24,8 +24,16 @@ from typing import Any
 from refmoe.cuda.toolchain import FLAGS, with_includes
 from refmoe.errors import ArgumentError
 
-#: Host code that runs any launch and makes none: a change in it is seen by every family's cases, not by one.
-_MACHINERY = ("refmoe.cuda.device", "refmoe.cuda.toolchain")
+#: Modules that host code imports and that decide no kernel's result, with all below them.
+_ENDS = (
+    # What runs any launch and makes none: a change in it is seen by every family's cases, not by one.
+    *("refmoe.cuda.device", "refmoe.cuda.toolchain", "refmoe.ptx", "refmoe.files"),
+    # How something is said.
+    *("refmoe.errors", "refmoe.printed_modules"),
+    # What a kernel is held against.
+    *("refmoe.families", "refmoe.verify", "refmoe.reference.mma"),
+    *("refmoe.reference.scalar", "refmoe.reference.oracles"),
+)
 
 
 def sha256_of(parts: Mapping[str, str]) -> str:
@@ -143,7 +151,10 @@ def _module_text(path: Path) -> str:
 
 
 def host_modules(names: Iterable[str]) -> dict[str, Path]:
-    """`names` and the modules of refmoe.cuda and refmoe.museum that they import, directly or not, with their files.
+    """`names` and the modules of refmoe that they import, directly or not, with their files.
+
+    Chips, formats, policies and layouts are among them: they decide tiles, stages and alignments. `_ENDS` are not, nor
+    is what only a type checker imports.
 
     Raises:
         ArgumentError: one of `names` is no module.
@@ -155,11 +166,10 @@ def host_modules(names: Iterable[str]) -> dict[str, Path]:
     while pending:
         name = pending.pop()
         path = _module_file(name)
-        if name in found or path is None or name in _MACHINERY:
+        if name in found or path is None or any(f"{name}.".startswith(f"{end}.") for end in _ENDS):
             continue
         found[name] = path
-        imported = _imports(path, name if path.name == "__init__.py" else name.rpartition(".")[0])
-        pending += [each for each in imported if each.startswith(("refmoe.cuda", "refmoe.museum"))]
+        pending += _imports(path, name if path.name == "__init__.py" else name.rpartition(".")[0])
     return found
 
 
@@ -176,13 +186,21 @@ def _module_file(name: str) -> Path | None:
 def _imports(path: Path, package: str) -> tuple[str, ...]:
     """The modules of refmoe that a module of a package imports: of `from a import b` a.b if that is one, else a."""
     names: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _executed(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = importlib.util.resolve_name("." * node.level, package) if node.level else ""
             names += [f"{'.'.join(filter(None, (above, node.module)))}.{alias.name}" for alias in node.names]
     return tuple(_module_of(name) for name in names if name.startswith("refmoe."))
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all below it, without what is read by a type checker alone."""
+    yield node
+    typed = isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    for child in node.orelse if isinstance(node, ast.If) and typed else ast.iter_child_nodes(node):
+        yield from _executed(child)
 
 
 def _module_of(name: str) -> str:
@@ -296,8 +314,11 @@ class _Unit:
 
     @cached_property
     def script(self) -> bool:
-        """Whether it is `if __name__ == "__main__"`."""
-        return all(isinstance(node, ast.If) and ast.unparse(node.test).startswith("__name__ ==") for node in self.nodes)
+        """Whether it is `if __name__ == "__main__"` without an `else`, which runs where the module is imported."""
+        return all(
+            isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'" and not node.orelse
+            for node in self.nodes
+        )
 
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

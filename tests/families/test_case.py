@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from refmoe.catalog import all_families, parse_case
 from refmoe.chips import KERNEL_ARCHS
 from refmoe.errors import ArgumentError
+from refmoe.families import FAMILIES
 from refmoe.families.case import Shape
 from refmoe.families.family import Case
 
@@ -156,3 +157,22 @@ def test_the_device_does_not_change_what_a_case_is_about() -> None:
     case = parse_case("expand:bf16:m4k2880e8t2:rne-ties:seed7@cuda")
     assert str(case.on("ptx")) == "expand:bf16:m4k2880e8t2:rne-ties:seed7@ptx"
     assert dataclasses.replace(case.on("ptx"), device="cuda", arch="") == case
+
+
+def test_a_case_shows_as_its_string_and_a_family_in_a_line() -> None:
+    case = parse_case("expand:bf16:m4k2880e8t2:gaussian:poison=0x7F:seed7@ptx")
+    assert repr(case) == str(case)
+    assert repr([case.family]) == "[<family expand>]"
+    assert len(str(case.family).splitlines()) > 5
+
+
+@pytest.mark.parametrize("value", ["0x7F", "127", 127.0, None, True])
+def test_an_option_takes_values_of_its_own_type_alone(value: Any) -> None:
+    family = FAMILIES["expand"]
+    shape = Shape(m=4, k=2880, e=8, t=2)
+    with pytest.raises(ArgumentError, match=r"case poison: found .*; needed a byte such as 0xFF"):
+        family.case("gaussian", shape, poison=value)
+    with pytest.raises(ArgumentError, match="case mode"):
+        family.case("gaussian", shape, mode=7)
+    made = family.case("gaussian", shape, poison=0x7F)
+    assert parse_case(str(made)) == made

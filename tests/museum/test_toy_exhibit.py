@@ -9,6 +9,7 @@ from __future__ import annotations
 import pkgutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from refmoe.cli import app
 from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
 from refmoe.families.family import Case
-from refmoe.verify.kernel import Devices
+from refmoe.verify.kernel import Devices, Kernel
 from refmoe.verify.plant import plant_faults
 from refmoe.verify.runner import run_case
 from refmoe.verify.verdict import Verdict, exit_status
@@ -81,6 +82,23 @@ def test_it_runs_and_passes_and_its_refusals_are_expected(devices: Devices) -> N
 
 def ours_of(text: str) -> Case:
     return parse_case(text.replace("toy_finalize", "finalize"))
+
+
+def test_a_kernel_without_its_own_run_or_hash_is_never_refmoes() -> None:
+    case = parse_case(FIRST)
+    bare = Kernel(case.family)
+    with pytest.raises(ArgumentError, match="toy_finalize without a source_sha256 of its own"):
+        bare.source_sha256()
+
+    class Forgetful(Kernel):
+        def source_sha256(self) -> str:
+            return "0" * 64
+
+    result = run_case(Forgetful(case.family), case)
+    assert (result.verdict, result.fails) == (Verdict.UNSUPPORTED, True)
+    assert "toy_finalize without a run of its own" in str(result.reason)
+    with pytest.raises(ArgumentError, match="sources, host or run of refmoe's own kernel"):
+        museum.Exhibit(replace(FAMILIES["finalize"], name="mine", base="finalize"), Kernel)
 
 
 def test_its_fault_is_caught(devices: Devices) -> None:

@@ -261,6 +261,31 @@ def test_the_baseline_does_not_speak_for_a_kernel_of_which_no_case_ran(tmp_path:
     assert sentence == f"case {CASE} and 1 more passed in {baseline} and is now SKIPPED: not built"
 
 
+def test_a_kernel_that_refuses_what_it_passed_is_not_forgiven(tmp_path: Path) -> None:
+    other = replace(CASE, seed=8)
+    baseline = baseline_of(tmp_path / "reports" / "baseline.json", CASE, other)
+    ours = result(parse_case("routing:f32:m1e4t1:gaussian:seed7@ptx"))
+    refused = [result(case, Verdict.UNSUPPORTED, reason="no", expected=True) for case in (CASE, other)]
+    path = write_document(tmp_path / "out" / "a.json", [ours, *refused])
+    (sentence,) = refusals(path, baseline=baseline)
+    assert sentence == f"case {CASE} and 1 more passed in {baseline} and is now UNSUPPORTED: no"
+    # Beside skipped cases a refusal counts as well, if it is of a case that passed.
+    write_document(path, [ours, refused[0], result(other, Verdict.SKIPPED, reason="not built")])
+    (sentence,) = refusals(path, baseline=baseline)
+    assert sentence == f"case {CASE} passed in {baseline} and is now UNSUPPORTED: no"
+
+
+def test_a_path_in_an_option_is_no_part_of_a_kernels_name(tmp_path: Path) -> None:
+    kernel = "tests/a.py::k"
+    case = parse_case("mxfp8_quantize:bf16:m4k416:activations:file=/data/x.npy:seed7@ptx")
+    name = f"{kernel}/{str(case).replace('@ptx', '@cuda')}"
+    mine = result(case, id=name, kernel=kernel, device="cuda")
+    past = write_document(tmp_path / "past" / "a.json", [mine])
+    assert refusals(write_document(tmp_path / "out" / "a.json", [mine]), baseline=past) == []
+    write_document(tmp_path / "out" / "a.json", [replace(mine, verdict=Verdict.SKIPPED, reason="x"), result()])
+    assert refusals(tmp_path / "out" / "a.json", baseline=past) == []
+
+
 def test_a_report_is_a_baseline_of_the_cases_that_it_passed(tmp_path: Path) -> None:
     past = [result(), result(OTHER, Verdict.SKIPPED, reason="x"), result(replace(CASE, seed=8))]
     baseline = write_document(tmp_path / "reports" / "ptx.json", past)

@@ -11,11 +11,14 @@ import pytest
 
 import refmoe
 from refmoe import testing
+from refmoe.catalog import parse_case
 from refmoe.errors import ArgumentError
+from refmoe.families import FAMILIES
 from refmoe.families.family import Case
 from refmoe.reference import quantize_mxfp8
 from refmoe.testing import Checked, check
 from refmoe.testing.arrays import to_numpy
+from refmoe.verify.runner import run_case
 from refmoe.verify.verdict import Verdict
 
 CASES = [
@@ -160,6 +163,40 @@ def test_a_refusal_passes_only_if_it_was_declared_and_not_alone() -> None:
         "1 UNSUPPORTED as declared: K of at most 2048",
         "no case ran, so nothing has passed",
     ]
+
+
+def test_a_case_is_refused_as_expected_listed_or_asked_for_and_only_in_the_words_of_the_list() -> None:
+    def answering(answer: str) -> Any:
+        def refuses(tokens: np.ndarray) -> Any:
+            raise testing.Unsupported(answer)
+
+        return testing.kernel("sm12x_gemm", arrays="numpy")(refuses)
+
+    theirs = answering("found N of 12; needed N a multiple of 8")
+    (listed,) = (case for case in theirs.cases() if case.shape.n == 12)
+    assert [run_case(theirs, case).expected for case in (listed, parse_case(str(listed)))] == [True, True]
+    assert check(theirs, cases=[str(listed)]).results[0].expected
+    # Another case, and another answer, are nobody's claim.
+    elsewhere = parse_case(str(listed).replace("n12", "n20"))
+    assert not run_case(theirs, elsewhere).expected
+    assert not run_case(answering("no"), listed).expected
+    # What only our launch cannot do is nothing that another kernel may refuse.
+    ordinary = [case for case in theirs.cases() if case.shape.n != 12]
+    launched = [case for case in FAMILIES["sm12x_gemm"].refusals if case.shape.n != 12]
+    assert launched
+    assert not any(run_case(theirs, case).expected for case in (ordinary[0], launched[0].data))
+
+
+def test_a_kernel_is_asked_once_what_it_refuses() -> None:
+    asked: list[Any] = []
+
+    def narrow(case: Any) -> str | None:
+        asked.append(case)
+        return wide_only(case)
+
+    checked = check(right, "quantize", arrays="numpy", cases=CASES, refuses=narrow)
+    assert [result.verdict for result in checked.results] == [Verdict.UNSUPPORTED, Verdict.PASS]
+    assert asked == [result.case for result in checked.results]
 
 
 def test_a_kernel_that_is_not_here_has_passed_nothing() -> None:

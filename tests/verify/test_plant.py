@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.verify import CASE
+from support.verify import CASE, result
 from typer.testing import CliRunner
 
 from refmoe.catalog import parse_case, sound_kernel
@@ -19,6 +20,7 @@ from refmoe.errors import RefmoeError
 from refmoe.families import FAMILIES
 from refmoe.families.family import Case
 from refmoe.families.moe import MOE
+from refmoe.museum import exhibits
 from refmoe.verify import plant
 from refmoe.verify.kernel import Devices, Kernel
 from refmoe.verify.patches import PatchError
@@ -119,6 +121,35 @@ def test_a_case_that_fails_without_the_patch_proves_nothing(tmp_path: Path, comp
     assert found.line.startswith("UNPROVEN zeros")
 
 
+def test_the_sound_kernel_runs_on_as_many_multiprocessors_as_the_faulty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclass(frozen=True)
+    class OnFew:
+        name: str = "on-few"
+        fault: str = "Nothing."
+        kind: str = "test"
+        case: str = str(QUANTIZE)
+
+        def plant(self, scratch: Path) -> list[Kernel]:
+            return [Kernel(QUANTIZE.family, Devices(csrc=scratch, multiprocessors=2))]
+
+        def cases(self) -> list[Case]:
+            return [QUANTIZE]
+
+    chips: list[tuple[bool, int | None]] = []
+
+    def run(kernel: Kernel, case: Case) -> Any:
+        faulty = kernel.devices.csrc != CSRC
+        chips.append((faulty, kernel.devices.multiprocessors))
+        return result(case, Verdict.MISMATCH if faulty else Verdict.PASS)
+
+    monkeypatch.setattr(plant, "run_case", run)
+    (found,) = plant_faults([OnFew()], sound_kernel)
+    assert found.caught
+    assert chips == [(True, 2), (False, 2)]
+
+
 def test_a_patch_that_no_longer_fits_says_which(tmp_path: Path) -> None:
     patch(tmp_path, "old", "const bool inside = lane < lanes;", "const bool inside = true;")
     path = tmp_path / "old.patch"
@@ -214,3 +245,29 @@ def test_the_case_that_is_known_to_catch_a_fault_runs_first(tmp_path: Path, monk
     (fault,) = load_patches(tmp_path)
     kernels = {kernel.family.name: kernel for kernel in fault.plant(tmp_path)}
     assert plant._ordered(fault, kernels) == [known, QUANTIZE, LAYER]  # and none of expand, which is not touched
+
+
+# --- that none is lost ----------------------------------------------------------------------------------------------
+
+REPORTS = Path(__file__).resolve().parents[2] / "reports"
+
+
+def lost_faults(reports: Path, present: set[str]) -> dict[str, list[str]]:
+    """By report the faults that it says were caught and that are not `present`."""
+    found = {}
+    for path in sorted(reports.glob("*.json")):
+        names = [each["name"] for each in json.loads(path.read_text()).get("mutants", [])]
+        if gone := [name for name in names if name not in present]:
+            found[path.name] = gone
+    return found
+
+
+def test_every_fault_that_a_committed_report_lists_is_still_there() -> None:
+    """A fault that is deleted leaves the list that is planted and the count that is expected of it alike."""
+    patches = {fault.name for fault in load_patches()}
+    others = {fault.name for exhibit in exhibits().values() for fault in exhibit.faults}
+    assert lost_faults(REPORTS, patches | others) == {}
+    # And the reports list some of each, so that this says something.
+    first = min(patches)
+    assert lost_faults(REPORTS, (patches | others) - {first}) == {"ptx.json": [first]}
+    assert "cutlass.json" in lost_faults(REPORTS, patches)

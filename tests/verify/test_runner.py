@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from support.verify import CASE, StandInDevice, stand_in
 from refmoe.catalog import kernel_of, list_cases, parse_case
 from refmoe.cuda import DeviceUnavailable, ToolchainError
 from refmoe.errors import ArgumentError, RefmoeError
+from refmoe.families import FAMILIES
 from refmoe.families.family import Case, Expectation, Inputs, Outputs
 from refmoe.verify import runner
 from refmoe.verify.kernel import Devices, Kernel, Malformed, Refusal
@@ -20,7 +22,7 @@ from refmoe.verify.verdict import Result, Verdict, exit_status
 
 
 def ran(case: Case = CASE) -> Result:
-    return run_case(Kernel(case.family), case)
+    return run_case(kernel_of(case, Devices()), case)
 
 
 def test_an_equal_kernel_passes_and_the_result_says_on_what(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +99,78 @@ def test_a_malformed_output_is_a_mismatch_at_its_stage(monkeypatch: pytest.Monke
     found = ran()
     assert (found.verdict, found.stage) == (Verdict.MISMATCH, "scales")
     assert found.first_mismatch == "scales: the shapes differ: kernel [3] reference [4]"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_kernel_that_gives_nothing_is_a_mismatch(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    stand_in(monkeypatch, lambda case, outputs: outputs.clear())
+    found = ran(list_cases("quick", [family], arch="sm_120a")[0])
+    assert (found.verdict, found.compared) == (Verdict.MISMATCH, 0)
+    assert str(found.first_mismatch).endswith("the kernel gave no such output; it gave none")
+
+
+def test_a_misspelt_output_is_a_mismatch_at_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, lambda case, outputs: outputs.update(scale=outputs.pop("scales")))
+    found = ran()
+    assert (found.verdict, found.stage) == (Verdict.MISMATCH, "scales")
+    assert found.first_mismatch == "scales: the kernel gave no such output; it gave codes, scale"
+
+
+@dataclass
+class Partial(Kernel):
+    """A kernel that leaves outputs out."""
+
+    left: tuple[str, ...] = ()
+
+    def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
+        return {name: bits for name, bits in expected.outputs.items() if name not in self.left}
+
+    def leaves_out(self, output: str) -> bool:
+        return output in self.left
+
+
+@dataclass
+class Spoiler(Kernel):
+    """A kernel that changes what it is compared with, or what it is given."""
+
+    spoil: Callable[[Any, Any], None] = lambda inputs, expected: None
+
+    def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
+        self.spoil(inputs, expected)
+        return {name: np.zeros_like(bits) for name, bits in expected.outputs.items()}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda inputs, expected: expected.outputs["codes"].fill(0),
+        lambda inputs, expected: expected.outputs.update(codes=0),
+        lambda inputs, expected: inputs["x"].fill(0),
+        lambda inputs, expected: inputs.pop("x"),
+    ],
+)
+def test_a_kernel_cannot_change_what_it_is_given_or_compared_with(monkeypatch: pytest.MonkeyPatch, spoil: Any) -> None:
+    monkeypatch.setattr(Devices, "get", lambda self, case: StandInDevice())
+    with pytest.raises((ValueError, AttributeError)):
+        run_case(Spoiler(CASE.family, spoil=spoil), CASE)
+    # The problem is kept for the next kernel: it is as it was.
+    stand_in(monkeypatch, lambda case, outputs: None)
+    assert ran().verdict is Verdict.PASS
+
+
+def test_an_output_may_be_left_out_but_not_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Devices, "get", lambda self, case: StandInDevice())
+    assert run_case(Partial(CASE.family, left=("scales",)), CASE).verdict is Verdict.PASS
+    found = run_case(Partial(CASE.family, left=("codes", "scales")), CASE)
+    assert found.verdict is Verdict.MISTRUSTED
+    assert "not one byte was compared" in str(found.reason)
+
+
+def test_a_case_without_outputs_passes_with_nothing_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, lambda case, outputs: None)
+    empty = next(case for case in list_cases("full", ["finalize"], arch="sm_120a") if case.shape.m == 0)
+    found = ran(empty)
+    assert (found.verdict, found.compared) == (Verdict.PASS, 0)
 
 
 def test_a_defect_of_refmoe_itself_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +255,9 @@ class Refusing(Kernel):
     def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
         raise Refusal(self.answer)
 
+    def source_sha256(self) -> str:
+        return "0" * 64
+
 
 def test_the_lists_have_refusals_and_each_says_why() -> None:
     assert {case.family.name for case in LISTED} == {"sm12x_gemm", "cutlass_gemm"}
@@ -206,7 +283,7 @@ def test_a_listed_refusal_with_its_reason_is_expected(monkeypatch: pytest.Monkey
     stand_in(monkeypatch, refuse)
     # What a report or a command line gives is a string, which names the case and not what is expected of it.
     for asked in (case, parse_case(str(case)), case.on("ptx", "sm_121a")):
-        found = run_case(Kernel(asked.family), asked)
+        found = run_case(kernel_of(asked, Devices()), asked)
         assert (found.verdict, found.expected, found.fails) == (Verdict.UNSUPPORTED, True, False)
         assert not found.line.startswith("UNSUPPORTED not in")
     assert exit_status([found]) == 3  # nothing ran

@@ -196,6 +196,30 @@ def test_a_family_is_hashed_with_every_source_that_it_launches_and_the_host_code
     assert "refmoe.cuda.launch" in modules
 
 
+@pytest.mark.parametrize(
+    ("name", "modules"),
+    [
+        ("mxfp8_quantize", {"refmoe.policy", "refmoe.formats", "refmoe.reference.layout"}),
+        ("sm12x_gemm", {"refmoe.chips", "refmoe.formats", "refmoe.reference.layout"}),
+        ("moe", {"refmoe.chips", "refmoe.reference.backends"}),
+    ],
+)
+def test_what_decides_tiles_and_alignments_is_hashed_and_what_a_kernel_is_held_against_is_not(
+    name: str, modules: set[str]
+) -> None:
+    found = set(host_modules(FAMILIES[name].host))
+    assert modules <= found
+    ends = ("errors", "ptx", "families", "verify", "reference.mma", "reference.scalar", "cuda.device", "cuda.toolchain")
+    assert not [each for each in found for end in ends if f"{each}.".startswith(f"refmoe.{end}.")]
+
+
+def test_what_only_a_type_checker_imports_is_not_hashed(tmp_path: Path) -> None:
+    text = "import refmoe.chips\nif TYPE_CHECKING:\n    import refmoe.policy\nelse:\n    import refmoe.formats\n"
+    (tmp_path / "m.py").write_text(text + "def f():\n    from refmoe.cuda import launch\n")
+    found = source._imports(tmp_path / "m.py", "x")
+    assert set(found) == {"refmoe.chips", "refmoe.formats", "refmoe.cuda.launch"}
+
+
 def test_every_kernel_has_a_hash_of_its_own() -> None:
     cases = [next(iter(family.level("quick"))) for family in all_families().values()]
     hashes = [kernel_of(case, Devices()).source_sha256() for case in cases]
@@ -529,3 +553,9 @@ def test_a_report_can_be_held_against_the_files_again(project: Project) -> None:
 def test_a_function_without_a_file_has_no_hash() -> None:
     made = kernel("quantize", arrays="numpy")(functools.partial(eval("lambda x: x")))
     assert (made.sources(), made.source_sha256()) == ((), None)
+
+
+def test_what_runs_where_a_module_is_imported_counts() -> None:
+    text = "if __name__ == '__main__':\n    K = 1\nelse:\n    K = 2\n\n\ndef f():\n    return K\n"
+    assert "K = 2" in function_text(text, "f")
+    assert "K = 1" not in function_text(text.replace("else:\n    K = 2\n", ""), "f")

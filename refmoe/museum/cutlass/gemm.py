@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -17,13 +17,17 @@ from refmoe.chips import CHIPS
 from refmoe.cuda.arguments import GROUP_BLOCKS, check_fill, k_groups, one_of, scale_buffer_bytes
 from refmoe.cuda.device import CudaDevice, Device, DeviceUnavailable, LaunchRecord, PtxDevice
 from refmoe.cuda.gemm.kernel import GemmShape, check_gemm_operands
+from refmoe.cuda.gemm.tile import parse_tile
 from refmoe.cuda.launch import Buffer, Kernel
 from refmoe.errors import ArgumentError
-from refmoe.museum.cutlass.builds import Build, Built, gpu_library
+from refmoe.museum.cutlass.builds import CUTLASS_ARCHITECTURES, DEFAULT_TILE, Build, Built, gpu_library
 from refmoe.museum.cutlass.builds import build as build_kernel
 from refmoe.museum.cutlass.host import HostLaunch, HostLibrary, Operands
 from refmoe.museum.cutlass.refusals import check_k
 from refmoe.reference.layout import expert_base_rows
+
+if TYPE_CHECKING:
+    from refmoe.families.family import Case, Inputs
 
 OUT_DTYPE = np.dtype(ml_dtypes.bfloat16)
 POINTER = np.dtype(np.uint64)
@@ -243,3 +247,32 @@ def _parse(path: Path) -> ptx.Module:
     # Built files are named by their content. Not strict: the compiler was free to fuse, and what it may still fuse is
     # in the result.
     return ptx.Module.parse(path.read_text(), name=path.name)
+
+
+# --- a case as a problem: what a report vouches for covers this, too ------------------------------------------------
+
+
+def build_of(case: Case, arch: str) -> Build:
+    """The instantiation that a case names.
+
+    Raises:
+        ArgumentError: CUTLASS has none for `arch`, or no such tile.
+    """
+    if arch not in CUTLASS_ARCHITECTURES:
+        needed = " or ".join(CUTLASS_ARCHITECTURES)
+        raise ArgumentError("arch", arch, f"{needed}: CUTLASS has this kernel only for SM12x")
+    schedule, order = case.build.split("-")
+    return Build(schedule, order == "swapped", arch, parse_tile(case.tile) if case.tile else DEFAULT_TILE)
+
+
+def operands(case: Case, inputs: Inputs) -> dict[str, Any]:
+    """The arguments of `refmoe.museum.cutlass.grouped_gemm` but device and build."""
+    return {
+        "codes": inputs["tokens"],
+        "scales": inputs["token_scale_buffer"],
+        "weights": inputs["weights"],
+        "weight_scales": inputs["weight_scale_buffer"],
+        "offsets": inputs["offsets"],
+        "alpha": inputs["alpha"],
+        "fill": case.poison,
+    }

@@ -14,6 +14,8 @@ from refmoe.errors import RefmoeError
 
 #: pip requirement of the release that refmoe is tested with.
 PYPI_REQUIREMENT = "nvidia-cutlass==4.2.0.0"
+#: `Headers.sha256` of that release: headers that are these, or that are not here, leave a report valid.
+PYPI_SHA256 = "834c2245c226470b6d19738afb25c274cf9bf86444d7b5774450b84a510b57f6"
 VERSION_HEADER = Path("include/cutlass/version.h")
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.cuda.gemm.tile import parse_tile
 from refmoe.cuda.toolchain import find_toolchain
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families.case import Shape, triple, word
@@ -35,17 +34,24 @@ from refmoe.museum.cutlass.builds import (
     find_built,
 )
 from refmoe.museum.cutlass.builds import build as build_kernel
-from refmoe.museum.cutlass.gemm import Prepared, execute, grouped_gemm, host_launch, prepare
-from refmoe.museum.cutlass.headers import PYPI_REQUIREMENT, CutlassMissing, find_headers
+from refmoe.museum.cutlass.gemm import (
+    Prepared,
+    build_of,
+    execute,
+    grouped_gemm,
+    host_launch,
+    operands,
+    prepare,
+)
+from refmoe.museum.cutlass.headers import PYPI_REQUIREMENT, PYPI_SHA256, CutlassMissing, find_headers
 from refmoe.museum.cutlass.host import HostLaunch
 from refmoe.museum.cutlass.refusals import check_case
+from refmoe.museum.exhibit import restated
 from refmoe.verify.kernel import Kernel, Place, Refusal
 from refmoe.verify.source import kernel_sha256
 
 #: What is said of a build that nobody has made; the second, of one that a plain `make cutlass` does not make.
 NOT_BUILT = ("not built: make cutlass", "not built: make cutlass CUTLASS_BUILDS=all")
-
-_TILE = "128x128x128"
 
 #: Instantiations: the schedule, and whether weights lie on M (swapped) or tokens do.
 _BUILDS = ("cooperative-swapped", "pingpong-swapped", "cooperative-unswapped", "pingpong-unswapped")
@@ -104,7 +110,7 @@ def _full() -> Iterator[Case]:
         yield _case("one-hot-tokens", Shape(m=3, k=256, n=n, e=2))
 
 
-CUTLASS_GEMM = replace(
+CUTLASS_GEMM = restated(
     SM12X_GEMM,
     name="cutlass_gemm",
     about="The same grouped GEMM by CUTLASS's kernel, which servers run on SM12x.",
@@ -118,7 +124,6 @@ CUTLASS_GEMM = replace(
     archs=CUTLASS_ARCHITECTURES,
     leading_arch="sm_121a",
     software={},
-    base=SM12X_GEMM.name,
 )
 
 
@@ -161,10 +166,10 @@ class Cutlass(Kernel):
             return None  # the run says so
         return None if built is not None else NOT_BUILT[0] if build == Build() else NOT_BUILT[1]
 
-    def refuses(self, case: Case, place: Place) -> str | None:
+    def due_refusal(self, case: Case, place: Place) -> str | None:
         """The refusal of the case list; on an arch without such a kernel of CUTLASS, every case is refused."""
         elsewhere = place.arch not in self.family.archs
-        return "CUTLASS has this kernel only for SM12x" if elsewhere else super().refuses(case, place)
+        return "CUTLASS has this kernel only for SM12x" if elsewhere else super().due_refusal(case, place)
 
     def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
         """The output's bit patterns.
@@ -204,34 +209,23 @@ class Cutlass(Kernel):
         return f"CUTLASS {'.'.join(map(str, headers.version))} ({headers.origin}) by {compiler}: {where}"
 
     def source_sha256(self) -> str:
-        """The hash of our instantiation, the stand-in runtime, the host code, the flags and the release of CUTLASS.
+        """The hash of our instantiation, the stand-in runtime, the host code, the flags, and the headers of CUTLASS.
 
-        The release is that of the headers here, or where there are none the one that refmoe is tested with.
+        Where there are no headers, those of the release count that refmoe is tested with.
         """
         return _sha256()
 
 
 @lru_cache(maxsize=1)
 def _sha256() -> str:
+    release, content = PYPI_REQUIREMENT.partition("==")[2].rpartition(".")[0], PYPI_SHA256
     try:
-        release = ".".join(map(str, find_headers().version))
+        headers = find_headers()
+        release, content = ".".join(map(str, headers.version)), headers.sha256
     except CutlassMissing:
-        release = PYPI_REQUIREMENT.partition("==")[2].rpartition(".")[0]
-    return kernel_sha256((SOURCE, *STANDIN), ("refmoe.museum.cutlass.gemm",), (release, *FLAGS, *HOST_FLAGS))
-
-
-def build_of(case: Case, arch: str) -> Build:
-    """The instantiation that a case names.
-
-    Raises:
-        ArgumentError: CUTLASS has none for `arch`, or no such tile.
-    """
-
-    if arch not in CUTLASS_ARCHITECTURES:
-        needed = " or ".join(CUTLASS_ARCHITECTURES)
-        raise ArgumentError("arch", arch, f"{needed}: CUTLASS has this kernel only for SM12x")
-    schedule, order = case.build.split("-")
-    return Build(schedule, order == "swapped", arch, parse_tile(case.tile or _TILE))
+        pass
+    built_with = (release, content, *FLAGS, *HOST_FLAGS)
+    return kernel_sha256((SOURCE, *STANDIN), ("refmoe.museum.cutlass.gemm",), built_with)
 
 
 def check_supported(case: Case, arch: str) -> Build:
@@ -260,16 +254,3 @@ def check_contraction(ptx: Path) -> None:
     sums = re.findall(r"^\s*(?:@!?%p\d+\s+)?((?:add|sub|fma)\.(?:\w+\.)*f(?:16|32|64)\w*)", text, re.MULTILINE)
     if sums:
         raise RefmoeError(f"{ptx} has {len(sums)} {sums[0]}, which ptxas may fuse with a product that it is of")
-
-
-def operands(case: Case, inputs: Inputs) -> dict[str, Any]:
-    """The arguments of `refmoe.museum.cutlass.grouped_gemm` but device and build."""
-    return {
-        "codes": inputs["tokens"],
-        "scales": inputs["token_scale_buffer"],
-        "weights": inputs["weights"],
-        "weight_scales": inputs["weight_scale_buffer"],
-        "offsets": inputs["offsets"],
-        "alpha": inputs["alpha"],
-        "fill": case.poison,
-    }

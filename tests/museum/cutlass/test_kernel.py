@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from refmoe import ptx
-from refmoe.catalog import list_cases, parse_case, source_sha256
+from refmoe.catalog import list_cases, parse_case, sound_kernel, source_sha256
 from refmoe.cuda import open_device, toolchain
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families import FAMILIES
@@ -23,16 +23,17 @@ from refmoe.museum.cutlass import kernel as cutlass
 from refmoe.museum.cutlass.builds import SOURCE, STANDIN
 from refmoe.museum.cutlass.faults import (
     CUTLASS_FAULTS,
-    MULTIPROCESSORS,
     CutlassFault,
     Edit,
     EditError,
     faults_missing,
 )
+from refmoe.museum.cutlass.headers import PYPI_REQUIREMENT, PYPI_SHA256, Headers, find_headers
 from refmoe.museum.cutlass.kernel import BENCH_SHAPE, CUTLASS_GEMM, Cutlass
 from refmoe.verify.kernel import Devices, Kernel
 from refmoe.verify.plant import FaultResult, plant_faults
 from refmoe.verify.runner import run_case
+from refmoe.verify.source import host_modules
 from refmoe.verify.verdict import Result, Verdict
 
 CASE = "cutlass_gemm:bf16:m7k384n136e3:wide-range:alpha=distinct:seed7@ptx.sm_121a"
@@ -53,11 +54,6 @@ needs_build = pytest.mark.skipif(not _built(), reason="not built: make cutlass")
 
 def run(case: Case, devices: Devices | None = None) -> Result:
     return run_case(Cutlass(CUTLASS_GEMM, devices or Devices()), case)
-
-
-def sound(case: Case) -> Kernel:
-    """What a fault is held against, on a chip as small as the fault's."""
-    return Cutlass(CUTLASS_GEMM, Devices(multiprocessors=MULTIPROCESSORS))
 
 
 def our_case(case: Case) -> Case:
@@ -220,6 +216,37 @@ def test_the_hash_is_of_our_instantiation_and_the_stand_in(
         file.name in ("gemm.cu", "gemm.cuh")
         for source in (SOURCE, *STANDIN)
         for file in toolchain.with_includes(source)
+    )
+
+
+def test_the_hash_is_of_the_headers_where_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without() -> Any:
+        raise CutlassMissing("none")
+
+    monkeypatch.setattr(cutlass, "find_headers", without)
+    absent = cutlass._sha256.__wrapped__()
+    version = tuple(int(part) for part in PYPI_REQUIREMENT.partition("==")[2].split(".")[:3])
+    tested = Headers(tmp_path, "nvidia-cutlass", version)  # type: ignore[arg-type]
+    monkeypatch.setattr(cutlass, "find_headers", lambda: tested)
+    # A tree of that version in which there is something else, or nothing, is not what ran.
+    assert cutlass._sha256.__wrapped__() != absent
+    monkeypatch.setattr(Headers, "sha256", PYPI_SHA256)
+    assert cutlass._sha256.__wrapped__() == absent
+
+
+def test_the_headers_of_the_release_are_those_that_reports_vouch_for() -> None:
+    try:
+        headers = find_headers()
+    except CutlassMissing as error:
+        pytest.skip(str(error))
+    if headers.origin != "nvidia-cutlass" or ".".join(map(str, headers.version)) not in PYPI_REQUIREMENT:
+        pytest.skip(f"the headers here are of {headers.origin}")
+    assert headers.sha256 == PYPI_SHA256
+
+
+def test_what_makes_a_problem_of_a_case_is_in_the_hash() -> None:
+    assert {cutlass.build_of.__module__, cutlass.operands.__module__} <= set(
+        host_modules(["refmoe.museum.cutlass.gemm"])
     )
 
 
@@ -390,7 +417,7 @@ def test_the_check_that_caught_a_fault_is_named(verdict: Verdict, finding: str, 
 def test_an_edit_that_does_not_fit_is_an_error_and_no_survivor() -> None:
     nowhere = CutlassFault("nowhere", "nothing", "none", Edit("no such instruction", ""))
     with pytest.raises(EditError, match="mutant nowhere: the PTX has 0 places"):
-        next(plant_faults([nowhere], sound))
+        next(plant_faults([nowhere], sound_kernel))
 
 
 @needs_build
@@ -416,7 +443,7 @@ SHOWN = {
 @needs_build
 def test_faults_are_caught_by_the_check_that_is_meant_for_them() -> None:
     chosen = [fault for fault in CUTLASS_FAULTS if fault.name in SHOWN]
-    results = {result.name: result for result in plant_faults(chosen, sound)}
+    results = {result.name: result for result in plant_faults(chosen, sound_kernel)}
     assert results.keys() == SHOWN.keys()
     for name, result in results.items():
         assert result.caught, result.line
@@ -430,7 +457,7 @@ def test_faults_are_caught_by_the_check_that_is_meant_for_them() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", CUTLASS_FAULTS, ids=[fault.name for fault in CUTLASS_FAULTS])
 def test_every_fault_is_caught(fault: CutlassFault) -> None:
-    (result,) = plant_faults([fault], sound)
+    (result,) = plant_faults([fault], sound_kernel)
     assert result.caught, result.line
 
 

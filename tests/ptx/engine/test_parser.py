@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from support.ptx_kernel import line_of, run, text
 
 from refmoe import ptx
+from refmoe.ptx.inline import inline_calls
+from refmoe.ptx.parser import parse
+from refmoe.ptx.syntax import (
+    Address,
+    Group,
+    Immediate,
+    Instruction,
+    Not,
+    Pair,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Vector,
+    mapped,
+    parts,
+)
 
 
 @pytest.mark.parametrize(
@@ -271,3 +289,77 @@ def test_a_body_is_read_when_its_entry_is_asked_for() -> None:
         assert caught.value.line == 8
     with pytest.raises(ptx.ParseError, match="unexpected end of the text"):
         ptx.Module.parse(source.rpartition("}")[0])
+
+
+ONE = ".visible .entry k(.param .u64 out)"
+STORE = "{ .reg .b64 %d; ld.param.u64 %d, [out]; st.global.b32 [%d], VALUE; ret; }"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        f"{ONE}\n//=====\n",
+        f"{ONE} /* sum = */ ",
+        f"// see the .section below\n{ONE}",
+        f"/* a .section {{ .b8 1 }} of nothing */ {ONE}",
+        f'{ONE}\n.pragma "used_bytes_mask .section";\n',
+    ],
+)
+def test_what_comments_and_strings_say_begins_and_ends_nothing(before: str) -> None:
+    module = ptx.Module.parse(f".version 9.0\n.target sm_120a\n.address_size 64\n{before}{STORE.replace('VALUE', '7')}")
+    out = np.zeros(1, np.uint32)
+    ptx.launch(module, "k", (1, 1, 1), (1, 1, 1), [out])
+    assert out[0] == 7
+
+
+@pytest.mark.parametrize("gap", [" ", "\n", " /* x */ ", " // = {\n", "/* { */ /*=*/" + 100 * " "])
+def test_the_braces_of_a_first_value_are_no_body(gap: str) -> None:
+    body = "mov.u64 %d3, a; ld.global.b32 %r3, [%d3+4]; st.global.b32 [%d0], %r3; ret;"
+    out = np.zeros(1, np.uint32)
+    run(body, out, block=(1, 1, 1), module_scope=f".global .u32 a[2] = {gap}{{1, 2}};")
+    assert out[0] == 2
+
+
+def test_a_section_in_the_path_of_a_file_is_part_of_the_path() -> None:
+    body = ".loc 1 7 3\n st.global.u32 [%d0], %r0; ret;"
+    source = text(body) + '.file 1 "a .section {} of b.cu"\n.section .debug_str\n{\n.b8 95\n}\n'
+    with pytest.raises(ptx.MemoryFault) as caught:
+        ptx.launch(ptx.Module.parse(source), "k", (1, 1, 1), (1, 1, 1), [np.zeros(0, np.uint32), None, 0])
+    assert caught.value.source == "a .section {} of b.cu:7"
+
+
+def test_everything_inside_an_operand_is_renamed_where_a_call_is_inlined() -> None:
+    callee = """.func f(.param .b64 map)
+{
+    .reg .pred %p<2>; .reg .b32 %r<4>; .reg .b64 %d<2>;
+    ld.param.u64 %d1, [map];
+    cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%d1, {%r1, %r2}];
+    shfl.sync.idx.b32 %r3|%p1, %r1, 0, 31, %r2;
+    ret;
+}
+"""
+    body = "{ .param .b64 p; st.param.b64 [p], %d1; call f, (p); } ret;"
+    module = parse(text(body, module_scope=callee), "test.ptx")
+    entry = module.function("k")
+    assert entry is not None
+    inlined = inline_calls(entry, module.function).body or ()
+    found = {
+        part.name
+        for each in inlined
+        if isinstance(each, Instruction) and each.opcode.startswith(("cp.", "shfl."))
+        for operand in each.operands
+        for part in parts(operand)
+        if isinstance(part, Register)
+    }
+    assert found
+    assert {name for name in found if not name.startswith("f#1:")} == set()
+
+
+def test_a_change_reaches_every_register_and_symbol_of_an_operand() -> None:
+    r, s, one = Register("r", "b32"), Symbol("s", 4), Immediate(1)
+    places = Address(r, 4, (r, s, one)), Address(s)
+    operand = Group((Vector((r, Pair(r, Sink()))), Not(r), *places, Special("%tid.x"), one))
+    renamed = mapped(operand, lambda each: replace(each, name="f:" + each.name))
+    before = [replace(each, name="f:" + each.name) for each in parts(operand) if isinstance(each, Register | Symbol)]
+    assert [each for each in parts(renamed) if isinstance(each, Register | Symbol)] == before
+    assert mapped(operand, lambda each: each) == operand

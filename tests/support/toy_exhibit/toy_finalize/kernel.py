@@ -14,6 +14,7 @@ from refmoe.cuda.launch import LaunchPlan
 from refmoe.families.case import Shape
 from refmoe.families.family import Case, Expectation, Inputs, Outputs
 from refmoe.families.finalize import FINALIZE
+from refmoe.museum.exhibit import restated
 from refmoe.verify.kernel import Devices, Kernel, Place, Refusal
 from refmoe.verify.source import kernel_sha256
 
@@ -35,7 +36,7 @@ def _quick() -> Iterator[Case]:
     yield _case("gaussian", Shape(5, 64, e=4, t=2), out="f32", refusal="gives BF16 alone")
 
 
-TOY_FINALIZE = replace(FINALIZE, name="toy_finalize", cases={"quick": _quick}, group="", base=FINALIZE.name)
+TOY_FINALIZE = restated(FINALIZE, name="toy_finalize", cases={"quick": _quick})
 
 
 @dataclass
