@@ -43,7 +43,6 @@ def test_declared_traffic_is_what_the_executor_sees(text: str, meter: Meter) -> 
     case.family.run(case, given, meter)
     size = case.shape
     shape = LayerShape(size.m, size.t, size.e, size.k, size.n)
-    given.pop("input_sf")
     steps = integer_steps(shape, case.path, named(shape, case.path, given), multiprocessors=meter.multiprocessors)
     assert len(steps) == len(meter.touched) == 6
     rows = np.diff(expert_offsets(case)).tolist()
