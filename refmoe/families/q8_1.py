@@ -321,7 +321,7 @@ def _full() -> Iterator[Case]:
                 for fill in _FILLS:
                     yield _case(fill, 130, 2880, dtype=dtype, seed=seed, variant=variant)
     for k in range(_BLOCK, 1056, _BLOCK):
-        yield _case("fingerprint", 9, k)
+        yield _case("fingerprint", 40, k)
 
 
 Q8_1_QUANTIZE = Family(
