@@ -44,7 +44,8 @@ def drift(
         str | None,
         typer.Option(
             help="Paths to compare, separated by commas. A path is BACKEND[:separate|fused][:POLICY][:ARCH], or "
-            "'formula' for float64. If left out: cutlass:separate, cutlass:fused, marlin, cutlass:separate:floor."
+            "'formula' for float64. If left out: cutlass:separate, cutlass:fused, marlin, dp4a, llama_cpp, "
+            "cutlass:separate:floor."
         ),
     ] = None,
     policies: Annotated[

@@ -30,7 +30,7 @@ StagedMoE = Callable[[int, Array, MoELayer], Mapping[str, Mapping[str, Array]]]
 the last stage is "finalize" with "out", BF16 [T, H]."""
 
 FORMULA = "formula"
-DEFAULT_PATHS = ("cutlass:separate", "cutlass:fused", "marlin", "cutlass:separate:floor")
+DEFAULT_PATHS = ("cutlass:separate", "cutlass:fused", "marlin", "dp4a", "llama_cpp", "cutlass:separate:floor")
 
 _QUANTIZATIONS = ("separate", "fused")
 _SEPARATE = "separate"
@@ -63,7 +63,7 @@ def named_paths(
     """The paths of a command, and which of them is the base.
 
     Args:
-        paths: names; None for the four of `DEFAULT_PATHS`, or for the base alone if there are policies.
+        paths: names; None for those of `DEFAULT_PATHS`, or for the base alone if there are policies.
         policies: scale policies; each adds the base's path with that policy.
         base: name of the base, added in front if it is not among the paths; None for the first path.
 
