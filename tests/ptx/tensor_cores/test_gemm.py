@@ -109,12 +109,11 @@ def one_tile(folder: Path, *changes: tuple[str, str], tile: str = "128, 8, 128")
     """A copy of the sources with one tile and some changes."""
     target = folder / "csrc"
     shutil.copytree(CSRC, target)
-    kernel = target / "gemm.cu"
-    source = re.sub(r"^REFMOE_TILE\((?!" + tile + r"\)).*\n", "", kernel.read_text(), flags=re.MULTILINE)
+    kernel, shared = target / "gemm.cu", target / "grouped_gemm.cuh"
+    kernel.write_text(re.sub(r"^REFMOE_TILE\((?!" + tile + r"\)).*\n", "", kernel.read_text(), flags=re.MULTILINE))
     for old, new in changes:
-        assert old in source
-        source = source.replace(old, new)
-    kernel.write_text(source)
+        (changed,) = [file for file in (kernel, shared) if old in file.read_text()]
+        changed.write_text(changed.read_text().replace(old, new))
     return target
 
 

@@ -180,8 +180,8 @@ Patch = pytest.MonkeyPatch
 
 def _finish_as(change: Callable[..., np.ndarray]) -> Callable[[Patch], None]:
     def plant(patch: Patch) -> None:
-        original = GEMM._finish
-        patch.setattr(GEMM, "_finish", lambda sums, alpha, bias, dtype: change(original, sums, alpha, bias, dtype))
+        original = GEMM.finish_sums
+        patch.setattr(GEMM, "finish_sums", lambda sums, alpha, bias, dtype: change(original, sums, alpha, bias, dtype))
 
     plant.__name__ = change.__name__
     return plant
