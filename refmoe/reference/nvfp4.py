@@ -125,8 +125,8 @@ def nvfp4_encode_scale(amax: np.float32 | float) -> np.float32:
 def quantize_nvfp4(x: NDArray[np.generic], *, global_encode_scale: np.float32 | float | None = None) -> NVFP4Tensor:
     """Quantize to NVFP4: E2M1 codes, one UE4M3 scale for every 16 elements of the last axis, one FP32 for all.
 
-    Finite blocks are TransformerEngine's published formula. A block of zeros has scale 0 and its elements' signs. A block
-    whose scale rounds to 0 is encoded with FLT_MAX, so its codes are 6 with its elements' signs, worth 0.
+    Finite blocks follow TransformerEngine's published formula. A block of zeros has scale 0 and its elements' signs. A
+    block whose scale rounds to 0 is encoded with FLT_MAX, so its codes are 6 with its elements' signs, worth 0.
     What is not finite is refmoe's policy `exact`: a NaN or an infinity poisons its block, scale 0x7F (NaN) and codes
     0. It reaches no other block: the tensor's largest magnitude is that of its finite elements.
 
