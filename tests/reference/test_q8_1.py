@@ -82,10 +82,10 @@ def test_nans_alone_poison_their_scale() -> None:
 
 
 def test_on_ordinary_data_the_variants_differ_in_codes_and_sums_and_rarely_in_scales() -> None:
-    x = np.random.default_rng(1).standard_normal((512, 512)).astype(np.float32)
+    x = np.random.default_rng(1).standard_normal((2048, 2048)).astype(np.float32)
     left, right = (quantize_q8_1(x, variant=variant) for variant in VARIANTS)
     assert 0 < (left.s != right.s).mean() < 0.5
-    assert 0 < (left.codes != right.codes).mean() < 1e-4
+    assert 0 < (left.codes != right.codes).mean() < 1e-5  # five of four million
     assert (left.d != right.d).mean() < 1e-3  # FP16 hides nearly all of their FP32 difference
 
 
