@@ -105,7 +105,7 @@ def test_figures_are_what_their_definitions_say() -> None:
             sum(Fraction(float(v)) ** 2 for v in (a - b).flat) / sum(Fraction(float(v)) ** 2 for v in b.flat)
         )
 
-    # Squares are not negative. Each of n is rounded at most n + 3 times on the way into its sum. Two sums make a figure,
+    # Squares are not negative. Each of n is rounded at most n + 3 times on its way into a sum. Two sums make a figure,
     # of which the root halves the error again; twice that leaves room for its own rounding.
     bound = (x.size + 4) * 2.0**-52
     assert bound < 1e-12
