@@ -1,0 +1,37 @@
+"""From an opcode's spelling to its native code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from refmoe.ptx.isa.errors import UnknownOpcode
+from refmoe.ptx.isa.spelling import Spelling
+from refmoe.ptx.ops import approximate, bits, compare, convert, fields, floating, integer
+from refmoe.ptx.ops.lanes import Lowering
+
+# A builder reads the spelling and returns None where it has no native form of it.
+Builders = Mapping[str, Callable[[Spelling], Lowering | None]]
+
+
+def _builders() -> list[Builders]:
+    return [module.BUILDERS for module in (integer, bits, fields, compare, convert, floating, approximate)]
+
+
+@cache
+def lowering(opcode: str, destinations: int = 1, sources: int = 0) -> Lowering | None:
+    """The native form of the instruction with this full spelling, or None where it has none.
+
+    The arguments are those of `refmoe.ptx.isa.resolve`, and the values it takes and gives are of the kinds that the
+    `Operation` lists; a carry comes last, in and out.
+    """
+    mnemonic = opcode.split(".")[0]
+    for builders in _builders():
+        if mnemonic in builders:
+            try:
+                found = builders[mnemonic](Spelling(opcode))
+            except UnknownOpcode:
+                found = None
+            if found is not None:
+                return found
+    return None
