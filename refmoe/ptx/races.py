@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refmoe.ptx.errors import RaceError
+from refmoe.ptx.native.context import Row
 
 if TYPE_CHECKING:
     from refmoe.ptx.access import Access
@@ -186,6 +187,20 @@ class RaceShadow:
         self.written = False
         self._writes: Array = None
         self._reads: Array = None
+        # Called when the records have moved.
+        self.changed: Callable[[], None] | None = None
+
+    def enter(self, row: Array) -> None:
+        """Write into a region's row where the records lie, see `Row`."""
+        row[Row.SHIFT] = self.granule.bit_length() - 1
+        row[Row.COLUMNS], row[Row.READERS] = self.columns, self.readers
+        if self.granule:
+            # Native code does not say that it wrote.
+            self.written = True
+            row[Row.WRITES], row[Row.READS] = self._writes.ctypes.data, self._reads.ctypes.data
+        else:
+            # No access was met yet: a pointer that is not followed says that there will be records.
+            row[Row.WRITES] = 1
 
     def _cover(self, index: Array, lanes: Array, width: int) -> tuple[Array, Array, int]:
         """Granules touched, the lane of each, and how many an access has."""
@@ -193,16 +208,22 @@ class RaceShadow:
             self.granule = width
             self._writes = np.zeros(self.size // width, np.int64)
             self._reads = np.zeros((self.size // width, self.columns), np.int64)
+            self._moved()
         elif width < self.granule:
             factor = self.granule // width
             self.granule = width
             self._writes = np.repeat(self._writes, factor)
             self._reads = np.repeat(self._reads, factor, axis=0)
+            self._moved()
         count = width // self.granule
         first = index // self.granule
         if count == 1:
             return first, lanes, 1
         return (first[:, None] + np.arange(count)).ravel(), np.repeat(lanes, count), count
+
+    def _moved(self) -> None:
+        if self.changed is not None:
+            self.changed()
 
     def _mine(self, frame: Frame, lanes: Array, flags: np.int64) -> Array:
         base = (frame.machine.clocks.now << _STEP_SHIFT) + frame.machine.first_thread

@@ -1,0 +1,421 @@
+"""Pieces of an entry as native code: each a function over the warps of a step.
+
+`piece_<block>_<number>(context, warps, masks, count) -> 0`, or 1 if Python code that it called raised. A warp's lanes
+are computed together, one warp after another; what a warp's lanes that do not act compute is thrown away when registers
+are written back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llvmlite import ir
+
+from refmoe.ptx import isa
+from refmoe.ptx.layout import Layout
+from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW
+from refmoe.ptx.memory_ops import memory_opcode
+from refmoe.ptx.native import memory
+from refmoe.ptx.native.compiler import Native
+from refmoe.ptx.native.context import Context
+from refmoe.ptx.native.memory import Variant
+from refmoe.ptx.native.scalar import BYTE, POINTER, WARP_MASK, WORD, at, call_pointer, room, word
+from refmoe.ptx.native.scalar import field as table_field
+from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, Value, vector
+from refmoe.ptx.ops.table import lowering
+from refmoe.ptx.pieces import Homes, Piece
+from refmoe.ptx.registers import CARRY, destinations_and_sources
+from refmoe.ptx.specials import SPECIALS
+from refmoe.ptx.syntax import (
+    Address,
+    Immediate,
+    Instruction,
+    Not,
+    Operand,
+    Pair,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Vector,
+)
+from refmoe.ptx.values import literal_bits
+
+_WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
+_KINDS = {bits: kind for kind, bits in BITS.items() if kind != "pred"}
+# (site, warp, mask, addresses, values) -> 0, or 1 if it raised.
+SLOW = ctypes.CFUNCTYPE(
+    ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p
+)
+_PIECE = ir.FunctionType(WARP_MASK, [POINTER, POINTER, POINTER, WORD])
+_CALL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Native code of an entry.
+
+    Attributes:
+        functions: of each native piece, by (block, number).
+        specials: predefined registers that it reads, whose values lie in the homes behind those of `homes`.
+        symbols: module variables whose addresses it takes, in the order of the table.
+        variants: addresses of the functions for memory, in the order of the table.
+        sites: the memory instructions that may call Python, by number.
+        kept: what keeps the code alive.
+    """
+
+    functions: dict[tuple[int, int], Any]
+    specials: tuple[str, ...]
+    symbols: tuple[str, ...]
+    variants: tuple[int, ...]
+    sites: tuple[Instruction, ...]
+    kept: tuple[Native, ...] = field(repr=False)
+
+
+def is_native(instruction: Instruction) -> bool:
+    """Whether an instruction, whose operands are known to fit, has native code."""
+    stem = instruction.opcode.split(".")[0]
+    if stem in ("ld", "st"):
+        opcode = memory_opcode(instruction.opcode)
+        return opcode is not None and not opcode.strong and opcode.size * opcode.count <= LANES
+    if stem == "cvta":
+        return True
+    if stem == "mov" and any(isinstance(operand, Vector) for operand in instruction.operands):
+        return True
+    return _table(instruction) is not None
+
+
+def _table(instruction: Instruction) -> Any:
+    """The native form of an opcode of the instruction table, or None."""
+    first = instruction.operands[0] if instruction.operands else None
+    _, sources = destinations_and_sources(instruction)
+    destinations = 2 if isinstance(first, Pair) else 1
+    try:
+        operation = isa.resolve(instruction.opcode, destinations, len(sources))
+    except isa.UnknownOpcode:
+        return None
+    if operation.exact_when is not None:
+        return None
+    return lowering(instruction.opcode, destinations, len(sources))
+
+
+def compile_pieces(homes: Homes, layout: Layout) -> Kernel:
+    """Native code of all pieces that are to be native."""
+    made = _Module(homes, layout)
+    wanted = [piece for of_block in homes.pieces for piece in of_block if piece.native]
+    for piece in wanted:
+        _Piece(made, piece).build()
+    natives = [memory.function(variant) for variant in made.variants]
+    native = Native(str(made.module))
+    functions = {
+        (piece.block, piece.number): _CALL(native.address(f"piece_{piece.block}_{piece.number}")) for piece in wanted
+    }
+    return Kernel(
+        functions,
+        tuple(made.specials),
+        tuple(made.symbols),
+        tuple(address for _, address in natives),
+        tuple(made.sites),
+        (native, *(each for each, _ in natives)),
+    )
+
+
+class _Module:
+    """What the pieces of an entry share."""
+
+    def __init__(self, homes: Homes, layout: Layout) -> None:
+        self.module = ir.Module()
+        self.layout = layout
+        self.homes = homes.registers
+        self.specials: list[str] = []
+        self.symbols: list[str] = []
+        self.variants: list[Variant] = []
+        self.sites: list[Instruction] = []
+        # Homes lie one behind the other, each `lanes` values long: the bytes of those before, for one lane.
+        self.starts = starts([kind for _, kind in self.homes.values()])
+        self.begin_of_specials = self.starts[-1]
+
+
+def home_bytes(kind: str) -> int:
+    """Bytes of a lane's value in a home."""
+    return max(BITS[kind] // 8, 1)
+
+
+def starts(kinds: Sequence[str]) -> list[int]:
+    """Bytes of a lane's values before each home, and of all, the widest aligned by the lanes being multiples of 32."""
+    result = [0]
+    for kind in kinds:
+        result.append(result[-1] + home_bytes(kind))
+    return result
+
+
+class _Piece:
+    """The function of one piece."""
+
+    def __init__(self, made: _Module, piece: Piece) -> None:
+        self.made, self.piece = made, piece
+        function = ir.Function(made.module, _PIECE, f"piece_{piece.block}_{piece.number}")
+        self.function = function
+        self.context, self.warps, self.masks, count = function.args
+        entry = function.append_basic_block("entry")
+        build = ir.IRBuilder(entry)
+        self.build_ = build
+        self.scratch = room(build, ir.ArrayType(BYTE, LANES * 32))
+        self.places = room(build, vector(64))
+        self.registers = build.inttoptr(table_field(build, self.context, Context.REGISTERS), POINTER)
+        self.lane_count = table_field(build, self.context, Context.LANES)
+        loop, done = function.append_basic_block("warp"), function.append_basic_block("done")
+        build.cbranch(build.icmp_signed(">", count, word(0)), loop, done)
+        build.position_at_end(loop)
+        self.number = build.phi(WORD)
+        self.number.add_incoming(word(0), entry)
+        self.warp = build.zext(build.load(build.gep(self.warps, [self.number], source_etype=WARP_MASK), typ=WARP_MASK), WORD)
+        bits = build.load(build.gep(self.masks, [self.number], source_etype=WARP_MASK), typ=WARP_MASK)
+        self.mask = build.bitcast(bits, vector(1))
+        self.lanes = Lanes(made.module, build, self.mask)
+        self.count, self.loop, self.done = count, loop, done
+        self.values: dict[str, Value] = {}
+
+    def build(self) -> None:
+        """All of it."""
+        build, homes = self.build_, self.made.homes
+        for register in self.piece.usage.loads.values():
+            self.values[register.name] = self._load(register.name, register.kind)
+        for instruction in self.piece.instructions:
+            self._instruction(instruction)
+        for register in self.piece.usage.writes.values():
+            if register.name in homes:
+                self._store(register.name, register.kind, self.values[register.name])
+        following = build.add(self.number, word(1))
+        self.number.add_incoming(following, build.block)
+        build.cbranch(build.icmp_signed("<", following, self.count), self.loop, self.done)
+        build.position_at_end(self.done)
+        build.ret(ir.Constant(WARP_MASK, 0))
+
+    # Registers
+
+    def _home(self, start: int, kind: str) -> Value:
+        """Where this warp's values lie."""
+        build, size = self.build_, home_bytes(kind)
+        first = build.mul(self.lane_count, word(start))
+        return at(build, self.registers, build.add(first, build.mul(self.warp, word(LANES * size))))
+
+    def _start(self, name: str) -> int:
+        return self.made.starts[self.made.homes[name][0]]
+
+    def _fetch(self, start: int, kind: str) -> Value:
+        build = self.build_
+        if kind == "pred":
+            held = build.load(self._home(start, kind), typ=vector(8), align=32)
+            return build.icmp_unsigned("!=", held, self.lanes.constant(0, 8))
+        return build.load(self._home(start, kind), typ=vector(BITS[kind]), align=32)
+
+    def _load(self, name: str, kind: str) -> Value:
+        return self._fetch(self._start(name), kind)
+
+    def _store(self, name: str, kind: str, value: Value) -> None:
+        """Write a register back: the lanes that do not act keep theirs."""
+        build = self.build_
+        kept = build.select(self.mask, value, self._load(name, kind))
+        place = self._home(self._start(name), kind)
+        build.store(self.lanes.resize(kept, 8) if kind == "pred" else kept, place, align=32)
+
+    def _special(self, name: str) -> Value:
+        made = self.made
+        if name not in made.specials:
+            made.specials.append(name)
+        # Predicates among them are as wide as the others: each takes four bytes.
+        start = made.begin_of_specials + 4 * made.specials.index(name)
+        held = self._fetch(start, "b32")
+        if SPECIALS[name] == "pred":
+            return self.build_.icmp_unsigned("!=", held, self.lanes.constant(0, 32))
+        return held
+
+    def value(self, operand: Operand, kind: str) -> Value:
+        """A source operand of a register kind; a wider register gives its low bits."""
+        build, lanes = self.build_, self.lanes
+        if isinstance(operand, Not):
+            return build.not_(self.values[operand.operand.name])
+        if isinstance(operand, Immediate):
+            literal = literal_bits(operand, kind)
+            return lanes.constant(int(bool(literal)) if kind == "pred" else literal, BITS[kind])
+        if isinstance(operand, Symbol):
+            return lanes.resize(self._address_of(operand.name, operand.offset), BITS[kind])
+        if isinstance(operand, Special):
+            return lanes.resize(self._special(operand.name), BITS[kind])
+        assert isinstance(operand, Register)
+        return lanes.resize(self.values[operand.name], BITS[kind])
+
+    def _guard(self, instruction: Instruction) -> Value | None:
+        if instruction.guard is None:
+            return None
+        held = self.values[instruction.guard.name]
+        return self.build_.not_(held) if instruction.negated else held
+
+    def _assign_all(
+        self, instruction: Instruction, targets: Sequence[tuple[Operand, Value]], signed: bool = False
+    ) -> None:
+        """Each target gets its value, extended to the register, in the lanes whose guard is on."""
+        guard = self._guard(instruction)
+        for operand, value in targets:
+            if isinstance(operand, Sink):
+                continue
+            assert isinstance(operand, Register)
+            wide = self.lanes.resize(value, BITS[operand.kind], signed)
+            if guard is not None:
+                wide = self.build_.select(guard, wide, self.values[operand.name])
+            self.values[operand.name] = wide
+
+    def _address_of(self, name: str, offset: int) -> Value:
+        """The address of a variable in its own space."""
+        if name in self.made.layout.addresses:
+            return self.lanes.constant(self.made.layout.addresses[name] + offset, 64)
+        symbols = self.made.symbols
+        if name not in symbols:
+            symbols.append(name)
+        table = self.build_.inttoptr(table_field(self.build_, self.context, Context.SYMBOLS), POINTER)
+        base = table_field(self.build_, table, symbols.index(name))
+        return self.splat(self.build_.add(base, word(offset)))
+
+    def splat(self, value: Value) -> Value:
+        """A scalar of 64 bits in every lane."""
+        build, undefined = self.build_, ir.Constant(vector(64), ir.Undefined)
+        one = build.insert_element(undefined, value, ir.Constant(WARP_MASK, 0))
+        return build.shuffle_vector(one, undefined, ir.Constant(vector(32), [0] * LANES))
+
+    # Instructions
+
+    def _instruction(self, instruction: Instruction) -> None:
+        stem = instruction.opcode.split(".")[0]
+        if stem == "ld":
+            self._load_memory(instruction)
+        elif stem == "st":
+            self._store_memory(instruction)
+        elif stem == "cvta":
+            self._cvta(instruction)
+        elif stem == "mov" and any(isinstance(operand, Vector) for operand in instruction.operands):
+            self._move_parts(instruction)
+        else:
+            self._compute(instruction)
+
+    def _compute(self, instruction: Instruction) -> None:
+        first = instruction.operands[0] if instruction.operands else None
+        destinations, sources = destinations_and_sources(instruction)
+        operation = isa.resolve(instruction.opcode, 2 if isinstance(first, Pair) else 1, len(sources))
+        values = [self.value(operand, kind) for operand, kind in zip(sources, operation.sources, strict=True)]
+        if operation.carry_in:
+            values.append(self.values[CARRY.name])
+        results = list(_table(instruction)(self.lanes, values))
+        targets: list[Operand] = list(destinations)
+        if operation.carry_out:
+            targets.append(CARRY)
+        self._assign_all(instruction, list(zip(targets, results, strict=True)), operation.sign_extend)
+
+    def _move_parts(self, instruction: Instruction) -> None:
+        """`mov` of a vector into a register, or of a register into a vector."""
+        build, lanes = self.build_, self.lanes
+        destination, source = instruction.operands
+        bits = int(instruction.opcode[5:])
+        if isinstance(destination, Vector):
+            whole, part = self.value(source, f"b{bits}"), bits // len(destination.elements)
+            shifted = [
+                lanes.resize(build.lshr(whole, lanes.constant(part * number, bits)), part)
+                for number in range(len(destination.elements))
+            ]
+            self._assign_all(instruction, list(zip(destination.elements, shifted, strict=True)))
+            return
+        assert isinstance(source, Vector)
+        part = bits // len(source.elements)
+        whole = lanes.constant(0, bits)
+        for number, element in enumerate(source.elements):
+            wide = lanes.resize(self.value(element, f"b{part}"), bits)
+            whole = build.or_(whole, build.shl(wide, lanes.constant(part * number, bits)))
+        self._assign_all(instruction, [(destination, whole)])
+
+    def _cvta(self, instruction: Instruction) -> None:
+        build = self.build_
+        parts = instruction.opcode.split(".")
+        space = next(part.split("::")[0] for part in parts[1:] if part not in ("to", "u64"))
+        destination, source = instruction.operands
+        value, window = self.value(source, "b64"), self.lanes.constant(_WINDOWS.get(space, 0), 64)
+        self._assign_all(instruction, [(destination, (build.sub if "to" in parts else build.add)(value, window))])
+
+    # Memory
+
+    def _address(self, operand: Operand, space: str) -> tuple[Value, str]:
+        """(address of 64 bits in every lane, the space that it lies in)."""
+        assert isinstance(operand, Address)
+        base, layout = operand.base, self.made.layout
+        if isinstance(base, Immediate):
+            return self.lanes.constant(base.value + operand.offset, 64), space
+        if isinstance(base, Symbol):
+            lies_in = layout.spaces.get(base.name, "global")
+            window = _WINDOWS.get(lies_in, 0) if space == "generic" else 0
+            place = self._address_of(base.name, base.offset + operand.offset + window)
+            return place, "local" if space == "param" and lies_in == "local" else space
+        value = self.values[base.name]
+        # The offset is added in the register's own width.
+        moved = self.build_.add(value, self.lanes.constant(operand.offset, BITS[base.kind])) if operand.offset else value
+        return self.lanes.resize(moved, 64), space
+
+    def _call(self, instruction: Instruction, variant: Variant, address: Value, guard: Value | None) -> None:
+        """The access of the lanes whose guard is on; Python does it if the native function will not."""
+        build, made = self.build_, self.made
+        if variant not in made.variants:
+            made.variants.append(variant)
+        site = len(made.sites)
+        made.sites.append(instruction)
+        acting = self.mask if guard is None else build.and_(self.mask, guard)
+        bits = build.bitcast(acting, WARP_MASK)
+        build.store(address, self.places, align=32)
+        with build.if_then(build.icmp_unsigned("!=", bits, ir.Constant(WARP_MASK, 0))):
+            table = build.inttoptr(table_field(build, self.context, Context.FUNCTIONS), POINTER)
+            native = build.inttoptr(table_field(build, table, made.variants.index(variant)), POINTER)
+            arguments = [self.context, self.warp, bits, self.places, self.scratch]
+            status = call_pointer(build, native, memory.SIGNATURE, arguments)
+            with build.if_then(build.icmp_unsigned("!=", status, ir.Constant(WARP_MASK, 0)), likely=False):
+                slow = build.inttoptr(table_field(build, self.context, Context.SLOW), POINTER)
+                signature = ir.FunctionType(WARP_MASK, [WORD, WORD, WARP_MASK, POINTER, POINTER])
+                arguments = [word(site), self.warp, bits, self.places, self.scratch]
+                failed = call_pointer(build, slow, signature, arguments)
+                with build.if_then(build.icmp_unsigned("!=", failed, ir.Constant(WARP_MASK, 0))):
+                    build.ret(ir.Constant(WARP_MASK, 1))
+
+    def _elements(self, operand: Operand) -> tuple[Operand, ...]:
+        return operand.elements if isinstance(operand, Vector) else (operand,)
+
+    def _load_memory(self, instruction: Instruction) -> None:
+        build = self.build_
+        opcode = memory_opcode(instruction.opcode)
+        assert opcode is not None
+        address, space = self._address(instruction.operands[1], opcode.space)
+        variant = Variant(False, opcode.size, opcode.count, _family(space))
+        self._call(instruction, variant, address, self._guard(instruction))
+        kind, size = vector(opcode.size * 8), opcode.size * LANES
+        loaded = [build.load(at(build, self.scratch, size * number), typ=kind, align=32) for number in range(opcode.count)]
+        targets = list(zip(self._elements(instruction.operands[0]), loaded, strict=True))
+        # Its own guard comes last: every assignment still reads it.
+        targets.sort(key=lambda item: item[0] == instruction.guard)
+        self._assign_all(instruction, targets, opcode.type.startswith("s"))
+
+    def _store_memory(self, instruction: Instruction) -> None:
+        build = self.build_
+        opcode = memory_opcode(instruction.opcode)
+        assert opcode is not None
+        address, space = self._address(instruction.operands[0], opcode.space)
+        for number, element in enumerate(self._elements(instruction.operands[1])):
+            bits = opcode.size * 8
+            if isinstance(element, Register):
+                value = self.lanes.resize(self.values[element.name], bits)
+            else:
+                value = self.value(element, f"b{bits}")
+            build.store(value, at(build, self.scratch, opcode.size * LANES * number), align=32)
+        variant = Variant(True, opcode.size, opcode.count, _family(space))
+        self._call(instruction, variant, address, self._guard(instruction))
+
+
+def _family(space: str) -> str:
+    return space if space in ("shared", "local") else "generic"
