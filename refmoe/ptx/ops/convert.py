@@ -9,8 +9,8 @@ from llvmlite import ir
 from refmoe.ptx.isa.spelling import Spelling
 from refmoe.ptx.ops import convert_narrow
 from refmoe.ptx.ops.formats import BF16, F16, F32, F64, TF32, Format, away, canonical, flushed, is_nan, rounded, widened
-from refmoe.ptx.ops.lanes import LANES, Lanes, Lowering, Value
-from refmoe.ptx.ops.words import Word
+from refmoe.ptx.ops.lanes import LANES, Lanes, Lowering, Value, vector
+from refmoe.ptx.ops.words import Word, every
 
 _FLOATS = {"f16": F16, "bf16": BF16, "f32": F32, "f64": F64}
 _BITS = {F16: 16, BF16: 16, F32: 32, F64: 64}
@@ -76,15 +76,25 @@ def _long_to_double(x: Word, signed: bool, rounding: str) -> Word:
 
 
 def _float_to_integer(x: Word, to: str, of: Format, rounding: str) -> Word:
-    """Clamped to the range, with or without .sat; NaN gives 0, or the top bit if one side has 64 bits."""
-    bits = int(to[1:])
+    """Clamped to the range, with or without .sat; NaN gives 0, or the top bit if one side has 64 bits.
+
+    The conversion is undefined outside the range, and `llvm.fptosi.sat` becomes one lane after another on x86.
+    """
+    bits, signed = int(to[1:]), to[0] == "s"
     source = F64 if of is F64 else F32
     x = x if of is source else widened(x.resized(32), of, F32)
-    number = x.as_float()
+    build, number = x.lanes.build, x.as_float()
     if rounding != "rzi":  # the conversion itself cuts off
         number = x.lanes.intrinsic(_INTEGRAL[rounding], number)
-    result = x.of(x.lanes.saturating("fptosi" if to[0] == "s" else "fptoui", number, bits))
-    return is_nan(x, source).choose(1 << (bits - 1), result) if of is F64 or bits == 64 else result
+    past = (source.bias + bits - signed) << source.mantissa
+    above, least = (every(x.lanes, each, x.bits).as_float() for each in (past, (source.sign | past) if signed else 0))
+    fits = build.and_(build.fcmp_ordered(">=", number, least), build.fcmp_ordered("<", number, above))
+    inside = build.select(fits, number, every(x.lanes, 0, x.bits).as_float())
+    result = x.of((build.fptosi if signed else build.fptoui)(inside, vector(bits)))
+    low, high = (every(x.lanes, each, bits) for each in _bounds(to))
+    limit = x.of(build.fcmp_ordered("<", number, least)).choose(low, high)
+    limit = is_nan(x, source).choose(1 << (bits - 1) if of is F64 or bits == 64 else 0, limit)
+    return x.of(fits).choose(result, limit)
 
 
 def _integral(x: Word, format: Format, rounding: str) -> Word:
@@ -128,8 +138,7 @@ def _scalar(to: str, of: str, modifiers: set[str]) -> _Step:
         if flush and of == "f32":
             x = canonical(flushed(x, F32), F32)
         if target is None:
-            integer = _integer_to_integer(x, to, of, sat) if source is None else _float_to_integer(x, to, source, rounding)
-            return integer
+            return _float_to_integer(x, to, source, rounding) if source else _integer_to_integer(x, to, of, sat)
         if source is None:
             x = _integer_to_float(x, target, of, rounding)
         else:
