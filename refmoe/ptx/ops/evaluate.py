@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from llvmlite import ir
 from refmoe.ptx import isa
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.native.compiler import Native
-from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, vector
+from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, Lowering, vector
 from refmoe.ptx.ops.table import lowering
 
 Array = Any
@@ -43,6 +45,29 @@ def evaluate(opcode: str, *sources: Array, destinations: int = 1, constants: dic
         raise LookupError(f"{opcode} has no native form")
     kinds = [*operation.sources, *(["pred"] if operation.carry_in else [])]
     results = [*operation.destinations, *(["pred"] if operation.carry_out else [])]
+    outputs = run(lower, kinds, results, sources, constants)
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def run(
+    lower: Lowering,
+    kinds: Sequence[str],
+    results: Sequence[str],
+    sources: Sequence[Array],
+    constants: Mapping[int, int] = MappingProxyType({}),
+) -> list[Array]:
+    """What the code of a lowering makes of arrays.
+
+    Args:
+        lower: what is compiled.
+        kinds: of its sources.
+        results: the kinds of its destinations.
+        sources: as in `evaluate`.
+        constants: as in `evaluate`.
+
+    Returns:
+        An array [n] for each destination.
+    """
     native = Native(_module(lower, kinds, results, constants))
     given = [np.asarray(each, DTYPES[kind]) for each, kind in zip(sources, kinds, strict=True) if each is not None]
     count = max(each.size for each in given)
@@ -52,8 +77,7 @@ def evaluate(opcode: str, *sources: Array, destinations: int = 1, constants: dic
     call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(native.address("run"))
     pointers = np.array([each.ctypes.data for each in (*held, *made)], np.uint64)
     call(pointers.ctypes.data, warps)
-    outputs = [each[:count] for each in made]
-    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+    return [each[:count] for each in made]
 
 
 def _padded(array: Array, size: int) -> Array:
@@ -65,7 +89,7 @@ def _padded(array: Array, size: int) -> Array:
     return result
 
 
-def _module(lower: Any, kinds: list[str], results: list[str], constants: dict[int, int]) -> str:
+def _module(lower: Lowering, kinds: Sequence[str], results: Sequence[str], constants: Mapping[int, int]) -> str:
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_POINTER, _WORD]), "run")
     table, warps = function.args

@@ -27,10 +27,10 @@ class _Splat(ir.Constant):  # type: ignore[misc]
 
     def __init__(self, element: Any, value: int) -> None:
         super().__init__(ir.VectorType(element, LANES), None)
-        self._element, self._value = element, value
+        self._element, self.integer = element, value
 
     def get_reference(self) -> str:
-        return f"splat ({self._element} {self._value})"
+        return f"splat ({self._element} {self.integer})"
 
     def __str__(self) -> str:
         return f"{self.type} {self.get_reference()}"
@@ -58,6 +58,10 @@ class Lanes:
     def constant(self, value: int, bits: int) -> Value:
         """One integer in every lane; only its low `bits` bits count."""
         return _Splat(ir.IntType(bits), value & ((1 << bits) - 1))
+
+    def known(self, value: Value) -> int | None:
+        """The integer of which `constant` made `value`; None for any other value."""
+        return value.integer if isinstance(value, _Splat) else None
 
     def intrinsic(self, name: str, *operands: Value, result: Any = None) -> Value:
         """A call of `llvm.<name>.<type of the first operand>`; its type is that of the first operand unless given.
@@ -100,6 +104,10 @@ class Lanes:
             return self.build.trunc(value, vector(bits))
         return (self.build.sext if signed else self.build.zext)(value, vector(bits))
 
+    def inverted(self, value: Value) -> Value:
+        """Every bit of an integer or a predicate the other way."""
+        return self.build.xor(value, self.constant(-1, value.type.element.width))
+
     def halves(self, value: Value) -> tuple[Value, Value]:
         """The low and the high half of each register."""
         bits = value.type.element.width
@@ -115,6 +123,13 @@ class Lanes:
 
 # From the values of the sources to those of the destinations, each of the kind that the specification names.
 Lowering = Callable[[Lanes, Sequence[Value]], Sequence[Value]]
+# From the values of the sources to one value.
+Emit = Callable[..., Value]
+
+
+def giving(emit: Emit) -> Lowering:
+    """The lowering whose one destination gets `emit(lanes, *sources)`."""
+    return lambda lanes, sources: [emit(lanes, *sources)]
 
 
 def _mangled(kind: Any) -> str:

@@ -26,12 +26,15 @@ def lowering(opcode: str, destinations: int = 1, sources: int = 0) -> Lowering |
     `Operation` lists; a carry comes last, in and out.
     """
     mnemonic = opcode.split(".")[0]
-    for builders in _builders():
-        if mnemonic in builders:
-            try:
-                found = builders[mnemonic](Spelling(opcode))
-            except UnknownOpcode:
-                found = None
-            if found is not None:
-                return found
+    builds = [builders[mnemonic] for builders in _builders() if mnemonic in builders]
+    if mnemonic == "setp":
+        # It has a form with one destination and one with two under one spelling.
+        builds = [lambda spelling: compare.setp(spelling, destinations)]
+    for build in builds:
+        try:
+            found = build(Spelling(opcode))
+        except UnknownOpcode:
+            continue
+        if found is not None:
+            return found
     return None

@@ -1,0 +1,141 @@
+"""Elementary functions of FP64 vectors, as exact as the estimates that are rounded to FP32 after them need.
+
+NumPy's come from a library of the host, with bits of its own in the last place. Rounded to FP32 they are nevertheless
+determined: of all FP32 arguments of a function, those whose true value lies within 4 units of the last place of FP64 of
+a point half way between two FP32 numbers were searched for exhaustively, and `HARD` lists them. For all others any
+estimate within 4 units gives the same FP32 number. At those listed the functions here give the FP64 number nearest to
+the true value, which the tests hold against big-number arithmetic, and so do the libraries of NumPy and of glibc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from refmoe.ptx.isa.floats import F64
+from refmoe.ptx.ops.directed import two_sum
+from refmoe.ptx.ops.ieee import constant
+from refmoe.ptx.ops.lanes import Lanes, Value
+
+# FP32 arguments whose true results are within 4 units of FP64 of a midpoint of FP32.
+HARD: dict[str, tuple[int, ...]] = {}
+
+_LN2, _LN2_LOW = 0.6931471805599453, 2.3190468138462996e-17
+_LOG2_E, _LOG2_E_LOW = 1.4426950408889634, 2.0355273740931033e-17
+# Polynomials of least error, found by Remez' exchange; the error is that of the function, relative.
+# (2^f - 1 - f ln 2) / f^2 for |f| <= 1/2, 2^-64.
+_EXP2 = (
+    0.24022650695910072,
+    0.05550410866482164,
+    0.00961812910762849,
+    0.001333355814640191,
+    0.00015403530393347933,
+    1.5252733846922358e-05,
+    1.321548682850496e-06,
+    1.0178054631942171e-07,
+    7.05488967409772e-09,
+    4.4562066405343455e-10,
+    2.5740113039844295e-11,
+)
+# (2 atanh(s) / s - 2) / s^2 as a polynomial of s^2, for 1+s over 1-s between the roots of 1/2 and of 2; 2^-65.
+_ATANH = (
+    0.6666666666666666,
+    0.40000000000006286,
+    0.28571428569072893,
+    0.22222222648755136,
+    0.1818177550845406,
+    0.1538709764501499,
+    0.13249962299620388,
+    0.1325275142633815,
+)
+
+
+def _polynomial(lanes: Lanes, x: Value, coefficients: Sequence[float]) -> Value:
+    """The sum of coefficients[i] * x^i."""
+    result = constant(lanes, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        result = lanes.intrinsic("fma", result, x, constant(lanes, coefficient))
+    return result
+
+
+def _at_most(lanes: Lanes, x: Value, bound: float) -> Value:
+    """x between -bound and bound; NaN stays."""
+    build = lanes.build
+    for sign, order in ((1.0, ">"), (-1.0, "<")):
+        limit = constant(lanes, sign * bound)
+        x = build.select(build.fcmp_ordered(order, x, limit), limit, x)
+    return x
+
+
+def _to_integer(lanes: Lanes, x: Value) -> tuple[Value, Value]:
+    """The integer nearest to x, below 2^51: as FP64, and as 2 to its power where that is a normal number."""
+    build = lanes.build
+    # The last bit of this number counts ones.
+    magic = constant(lanes, 1.5 * 2.0**52)
+    moved = build.fadd(x, magic)
+    field = build.shl(build.add(lanes.bits_of(moved), lanes.constant(1023, 64)), lanes.constant(52, 64))
+    return build.fsub(moved, magic), lanes.float_of(field)
+
+
+def exp2(lanes: Lanes, x: Value) -> Value:
+    """2^x, within 0.54 units."""
+    build = lanes.build
+    whole, power = _to_integer(lanes, x := _at_most(lanes, x, 1000.0))
+    f = build.fsub(x, whole)
+    tail = build.fmul(build.fmul(f, f), _polynomial(lanes, f, _EXP2))
+    # 1 + f ln 2 in two parts, so that only the last sum rounds.
+    ln2 = constant(lanes, _LN2)
+    linear = build.fmul(f, ln2)
+    low = lanes.intrinsic("fma", f, ln2, build.fneg(linear))
+    low = lanes.intrinsic("fma", f, constant(lanes, _LN2_LOW), low)
+    total, error = two_sum(lanes, constant(lanes, 1.0), linear)
+    return build.fmul(build.fadd(total, build.fadd(error, build.fadd(low, tail))), power)
+
+
+def log2(lanes: Lanes, x: Value) -> Value:
+    """The logarithm to base 2 of a number that is neither zero nor below 2^-1022, within 0.6 units.
+
+    Zero gives -Inf, infinity itself; below zero it is NaN.
+    """
+    build = lanes.build
+    bits = lanes.bits_of(x)
+    # x = m * 2^k with m from the root of 1/2 to that of 2.
+    root = lanes.constant(0x3FE6A09E667F3BCD, 64)
+    k = build.ashr(build.sub(bits, root), lanes.constant(52, 64))
+    m = lanes.float_of(build.sub(bits, build.shl(k, lanes.constant(52, 64))))
+    # ln(1 + u) = u - u^2/2 + s (u^2/2 + R) with s = u / (2 + u) and R = 2 atanh(s) / s - 2.
+    u = build.fsub(m, constant(lanes, 1.0))
+    half = build.fmul(u, constant(lanes, 0.5))
+    square = build.fmul(u, half)
+    square_low = lanes.intrinsic("fma", u, half, build.fneg(square))
+    s = build.fdiv(u, build.fadd(u, constant(lanes, 2.0)))
+    z = build.fmul(s, s)
+    rest = build.fmul(s, build.fadd(square, build.fmul(z, _polynomial(lanes, z, _ATANH))))
+    high, low = two_sum(lanes, u, build.fneg(square))
+    low = build.fadd(build.fsub(low, square_low), rest)
+    # Times 1/ln 2, plus k.
+    scale = constant(lanes, _LOG2_E)
+    product = build.fmul(high, scale)
+    error = lanes.intrinsic("fma", high, scale, build.fneg(product))
+    error = build.fadd(error, lanes.intrinsic("fma", high, constant(lanes, _LOG2_E_LOW), build.fmul(low, scale)))
+    total, low = two_sum(lanes, build.sitofp(k, x.type), product)
+    result = build.fadd(total, build.fadd(low, error))
+    zero, infinity = constant(lanes, 0.0), constant(lanes, float("inf"))
+    result = build.select(build.fcmp_ordered("<", x, infinity), result, x)
+    result = build.select(build.fcmp_ordered("==", x, zero), build.fneg(infinity), result)
+    nan = lanes.float_of(lanes.constant(F64.nan, 64))
+    return build.select(build.fcmp_ordered("<", x, zero), nan, result)
+
+
+def tanh(lanes: Lanes, x: Value) -> Value:
+    """The hyperbolic tangent, within 3 units."""
+    build = lanes.build
+    magnitude = _at_most(lanes, lanes.intrinsic("fabs", x), 30.0)
+    # e = exp(-2 |x|) - 1, by powers of 2: 2^k - 1 is exact, and p = 2^f - 1 has no other term to cancel with.
+    exponent = build.fmul(magnitude, constant(lanes, -2.0 * _LOG2_E))
+    whole, power = _to_integer(lanes, exponent)
+    f = build.fsub(exponent, whole)
+    p = build.fmul(f, lanes.intrinsic("fma", f, _polynomial(lanes, f, _EXP2), constant(lanes, _LN2)))
+    e = lanes.intrinsic("fma", power, p, build.fsub(power, constant(lanes, 1.0)))
+    result = build.fdiv(build.fneg(e), build.fadd(e, constant(lanes, 2.0)))
+    sign = build.and_(lanes.bits_of(x), lanes.constant(F64.sign, 64))
+    return lanes.float_of(build.or_(lanes.bits_of(lanes.intrinsic("fabs", result)), sign))
