@@ -18,14 +18,14 @@ from refmoe.ptx import isa
 from refmoe.ptx.layout import Layout
 from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW
 from refmoe.ptx.memory_ops import memory_opcode
-from refmoe.ptx.native import memory
+from refmoe.ptx.native import exchange, memory
 from refmoe.ptx.native.compiler import Native
 from refmoe.ptx.native.context import Context
 from refmoe.ptx.native.memory import Variant
 from refmoe.ptx.native.scalar import BYTE, POINTER, WARP_MASK, WORD, at, call_pointer, room, word
 from refmoe.ptx.native.scalar import field as table_field
 from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, Value, vector
-from refmoe.ptx.ops.table import lowering
+from refmoe.ptx.ops.table import exactness, lowering
 from refmoe.ptx.pieces import Homes, Piece
 from refmoe.ptx.registers import CARRY, destinations_and_sources
 from refmoe.ptx.specials import SPECIALS
@@ -81,7 +81,8 @@ def is_native(instruction: Instruction) -> bool:
     if stem in ("ld", "st"):
         opcode = memory_opcode(instruction.opcode)
         return opcode is not None and not opcode.strong and opcode.size * opcode.count <= LANES
-    if stem == "cvta":
+    if stem in ("cvta", "shfl", "vote", "redux", "elect", "activemask", "bar"):
+        # Their guards are branches, and what a block ends with is no part of it: of `bar` only bar.warp.sync is met.
         return True
     if stem == "mov" and any(isinstance(operand, Vector) for operand in instruction.operands):
         return True
@@ -97,14 +98,20 @@ def _table(instruction: Instruction) -> Any:
         operation = isa.resolve(instruction.opcode, destinations, len(sources))
     except isa.UnknownOpcode:
         return None
-    if operation.exact_when is not None:
+    if operation.exact_when is not None and exactness(instruction.opcode) is None:
         return None
     return lowering(instruction.opcode, destinations, len(sources))
 
 
-def compile_pieces(homes: Homes, layout: Layout) -> Kernel:
-    """Native code of all pieces that are to be native."""
-    made = _Module(homes, layout)
+def compile_pieces(homes: Homes, layout: Layout, approximate: Sequence[Instruction]) -> Kernel:
+    """Native code of all pieces that are to be native.
+
+    Args:
+        homes: the pieces.
+        layout: where variables lie.
+        approximate: the approximate instructions, in the order in which their use is noted.
+    """
+    made = _Module(homes, layout, approximate)
     wanted = [piece for of_block in homes.pieces for piece in of_block if piece.native]
     for piece in wanted:
         _Piece(made, piece).build()
@@ -126,8 +133,9 @@ def compile_pieces(homes: Homes, layout: Layout) -> Kernel:
 class _Module:
     """What the pieces of an entry share."""
 
-    def __init__(self, homes: Homes, layout: Layout) -> None:
+    def __init__(self, homes: Homes, layout: Layout, approximate: Sequence[Instruction]) -> None:
         self.module = ir.Module()
+        self.approximate = approximate
         self.layout = layout
         self.homes = homes.registers
         self.specials: list[str] = []
@@ -298,6 +306,10 @@ class _Piece:
             self._cvta(instruction)
         elif stem == "mov" and any(isinstance(operand, Vector) for operand in instruction.operands):
             self._move_parts(instruction)
+        elif stem in ("shfl", "vote", "redux", "elect", "activemask"):
+            self._exchange(instruction)
+        elif stem == "bar":
+            self._meet()
         else:
             self._compute(instruction)
 
@@ -308,11 +320,75 @@ class _Piece:
         values = [self.value(operand, kind) for operand, kind in zip(sources, operation.sources, strict=True)]
         if operation.carry_in:
             values.append(self.values[CARRY.name])
+        if operation.exact_when is not None:
+            self._note(instruction, values)
         results = list(_table(instruction)(self.lanes, values))
         targets: list[Operand] = list(destinations)
         if operation.carry_out:
             targets.append(CARRY)
         self._assign_all(instruction, list(zip(targets, results, strict=True)), operation.sign_extend)
+
+    def _note(self, instruction: Instruction, values: Sequence[Value]) -> None:
+        """Remember an approximate instruction whose result is not provably exact in every acting lane."""
+        build = self.build_
+        number = self.made.approximate.index(instruction)
+        exact = exactness(instruction.opcode)
+        assert exact is not None
+        (fine,) = exact(self.lanes, values)
+        guard = self._guard(instruction)
+        acting = self.mask if guard is None else build.and_(self.mask, guard)
+        inexact = build.bitcast(build.and_(acting, build.not_(fine)), WARP_MASK)
+        with build.if_then(build.icmp_unsigned("!=", inexact, ir.Constant(WARP_MASK, 0))):
+            table = build.inttoptr(table_field(build, self.context, Context.APPROXIMATE), POINTER)
+            build.store(ir.Constant(BYTE, 1), at(build, table, number))
+
+    # Between lanes
+
+    def _exchange(self, instruction: Instruction) -> None:
+        """An instruction that takes values of other lanes of the warp."""
+        lanes = self.lanes
+        stem, *parts = instruction.opcode.split(".")
+        destinations, sources = destinations_and_sources(instruction)
+        kinds = ["pred", "b32"] if stem == "vote" else ["b32"] * len(sources)
+        values = [self.value(operand, kind) for operand, kind in zip(sources, kinds, strict=True)]
+        results: Sequence[Value]
+        if stem == "shfl":
+            results = self._shuffle(instruction, parts[1], *values)
+        elif stem == "vote":
+            results = [exchange.vote(lanes, parts[1], *values)]
+        elif stem == "elect":
+            results = exchange.elect(lanes, *values)
+        elif stem == "redux":
+            results = [exchange.redux(lanes, self.scratch, ".".join(parts[1:]), *values)]
+        else:
+            results = [exchange.acting(lanes)]
+        # A predicate that nobody wants may be left out.
+        self._assign_all(instruction, list(zip(destinations, results, strict=False)))
+
+    def _shuffle(
+        self, instruction: Instruction, mode: str, value: Value, amount: Value, control: Value, member: Value
+    ) -> tuple[Value, Value]:
+        build, lanes = self.build_, self.lanes
+        source, within = exchange.source_lane(lanes, mode, amount, control)
+        taking_part = build.lshr(exchange.present(lanes, member), source)
+        absent = build.icmp_unsigned("==", build.and_(taking_part, lanes.constant(1, 32)), lanes.constant(0, 32))
+        bad = build.bitcast(build.and_(absent, self.mask), WARP_MASK)
+        with build.if_then(build.icmp_unsigned("!=", bad, ir.Constant(WARP_MASK, 0)), likely=False):
+            build.store(lanes.resize(source, 64), self.places, align=32)
+            build.store(exchange.present(lanes, member), self.scratch, align=32)
+            self._python(instruction, bad)
+        return exchange.permuted(lanes, self.scratch, value, source), within
+
+    def _meet(self) -> None:
+        """`bar.warp.sync`: what the acting lanes of the warp did before comes before what they do next."""
+        build = self.build_
+        seen = table_field(build, self.context, Context.SEEN)
+        with build.if_then(build.icmp_unsigned("!=", seen, word(0))):
+            warps = table_field(build, self.context, Context.WARPS)
+            row = build.mul(self.warp, table_field(build, self.context, Context.SEEN_COLUMNS))
+            own = build.add(row, build.urem(self.warp, warps))
+            before = build.sub(table_field(build, self.context, Context.NOW), word(1))
+            build.store(before, build.gep(build.inttoptr(seen, POINTER), [own], source_etype=WORD))
 
     def _move_parts(self, instruction: Instruction) -> None:
         """`mov` of a vector into a register, or of a register into a vector."""
@@ -366,8 +442,6 @@ class _Piece:
         build, made = self.build_, self.made
         if variant not in made.variants:
             made.variants.append(variant)
-        site = len(made.sites)
-        made.sites.append(instruction)
         acting = self.mask if guard is None else build.and_(self.mask, guard)
         bits = build.bitcast(acting, WARP_MASK)
         build.store(address, self.places, align=32)
@@ -377,12 +451,18 @@ class _Piece:
             arguments = [self.context, self.warp, bits, self.places, self.scratch]
             status = call_pointer(build, native, memory.SIGNATURE, arguments)
             with build.if_then(build.icmp_unsigned("!=", status, ir.Constant(WARP_MASK, 0)), likely=False):
-                slow = build.inttoptr(table_field(build, self.context, Context.SLOW), POINTER)
-                signature = ir.FunctionType(WARP_MASK, [WORD, WORD, WARP_MASK, POINTER, POINTER])
-                arguments = [word(site), self.warp, bits, self.places, self.scratch]
-                failed = call_pointer(build, slow, signature, arguments)
-                with build.if_then(build.icmp_unsigned("!=", failed, ir.Constant(WARP_MASK, 0))):
-                    build.ret(ir.Constant(WARP_MASK, 1))
+                self._python(instruction, bits)
+
+    def _python(self, instruction: Instruction, bits: Value) -> None:
+        """Let Python do an instruction for the lanes of a mask, and end the piece if it raises."""
+        build, made = self.build_, self.made
+        site = len(made.sites)
+        made.sites.append(instruction)
+        slow = build.inttoptr(table_field(build, self.context, Context.SLOW), POINTER)
+        signature = ir.FunctionType(WARP_MASK, [WORD, WORD, WARP_MASK, POINTER, POINTER])
+        failed = call_pointer(build, slow, signature, [word(site), self.warp, bits, self.places, self.scratch])
+        with build.if_then(build.icmp_unsigned("!=", failed, ir.Constant(WARP_MASK, 0))):
+            build.ret(ir.Constant(WARP_MASK, 1))
 
     def _elements(self, operand: Operand) -> tuple[Operand, ...]:
         return operand.elements if isinstance(operand, Vector) else (operand,)

@@ -1,4 +1,4 @@
-"""An access of one warp that native code did not do: the same access in Python, with all that it can report."""
+"""What native code leaves to Python, for one warp: accesses with all that they can report, and errors of exchanges."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refmoe.ptx.access import Load, Store
+from refmoe.ptx.errors import WarpError
 from refmoe.ptx.frame import Frame
 from refmoe.ptx.layout import Layout
 from refmoe.ptx.memory_ops import memory_opcode
@@ -19,6 +20,25 @@ if TYPE_CHECKING:
 
 Array = Any
 _LANES = 32
+
+
+@dataclass(frozen=True)
+class SlowShuffle:
+    """A `shfl` in which a lane reads one that does not take part."""
+
+    instruction: Instruction
+
+    def __call__(self, machine: Machine, warp: int, mask: int, addresses: int, values: int) -> None:
+        """`addresses` are the lanes that are read, and `values` the members present, uint32 [32].
+
+        Raises:
+            WarpError: always.
+        """
+        lane = (mask & -mask).bit_length() - 1
+        source, present = _array(addresses, np.uint64, _LANES)[lane], _array(values, np.uint32, _LANES)[lane]
+        members = f"(members present: 0x{int(present):08X})"
+        what = f"reads lane {int(source)}, which does not take part {members}"
+        raise machine.error(WarpError, self.instruction, warp * _LANES + lane, what, link="")
 
 
 @dataclass(frozen=True)
@@ -68,6 +88,11 @@ class SlowAccess:
         else:
             for element, loaded in zip(held, access(frame, places[inside], None), strict=True):
                 element[inside] = loaded
+
+
+def slow_form(instruction: Instruction, layout: Layout) -> SlowAccess | SlowShuffle:
+    """What Python does for an instruction that native code has."""
+    return SlowShuffle(instruction) if instruction.opcode.startswith("shfl") else SlowAccess.of(instruction, layout)
 
 
 def _array(address: int, dtype: Any, size: int) -> Array:

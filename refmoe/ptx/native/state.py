@@ -11,7 +11,7 @@ from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW, Region
 from refmoe.ptx.native.context import FIRST_BUFFER_ROW, LOCAL_ROW, SHARED_ROW, Context, Row
 from refmoe.ptx.native.kernel import SLOW, home_bytes, starts
-from refmoe.ptx.native.slow import SlowAccess
+from refmoe.ptx.native.slow import slow_form
 
 if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
@@ -55,7 +55,7 @@ class NativeState:
         self._symbols = np.array([int(machine.addresses[name]) for name in code.kernel.symbols], np.int64)
         self._approximate = np.zeros(max(len(code.approximate), 1), np.uint8)
         self._slow = SLOW(self._access)
-        self._sites = tuple(SlowAccess.of(instruction, code.layout) for instruction in code.kernel.sites)
+        self._sites = tuple(slow_form(instruction, code.layout) for instruction in code.kernel.sites)
         self._fill(block)
 
     def enter(self) -> None:
@@ -126,6 +126,8 @@ class NativeState:
         if machine.clocks is not None:
             context[Context.NOW] = machine.clocks.now
         failed = function(context.ctypes.data, numbers.ctypes.data, masks.ctypes.data, len(numbers))
+        if self._approximate.any():
+            machine.approximate.update(np.flatnonzero(self._approximate).tolist())
         if context[Context.CHANGED]:
             context[Context.CHANGED] = 0
             machine.progress()

@@ -38,3 +38,10 @@ def lowering(opcode: str, destinations: int = 1, sources: int = 0) -> Lowering |
         if found is not None:
             return found
     return None
+
+
+@cache
+def exactness(opcode: str) -> Lowering | None:
+    """The lanes in which an approximate instruction's result is exactly that of hardware, or None where nothing says."""
+    build = approximate.EXACT.get(opcode.split(".")[0])
+    return None if build is None else build(Spelling(opcode))
