@@ -82,6 +82,7 @@ class Launch:
         approximate: indices into `code.approximate` that were not provably exact.
         trace: what records who waited for whom, or None.
         maps: edits of tensor maps.
+        spare: memory of machines that have ended, for the registers of others.
         proxied: int64, by warp of the grid, the step of its last proxy fence for global memory.
     """
 
@@ -99,6 +100,7 @@ class Launch:
     step_budget: int | None
     approximate: set[int]
     trace: Trace | None = None
+    spare: list[Array] = field(default_factory=list)
     maps: MapHistory = field(default_factory=MapHistory)
     proxied: Array = None
     steps: int = 0
@@ -259,6 +261,7 @@ class Machine:
             self._step(place, turn, mask)
             if self._idle >= _IDLE and self._stuck():
                 return False
+        self.native.leave()
         if self._living:
             waiting = self.waiting()
             raise Deadlock("no lane can run:\n  " + "\n  ".join(waiting), waiting=tuple(waiting))
@@ -450,7 +453,7 @@ class Machine:
 
     def _give_up(self) -> bool:
         """Let parked lanes go on without their phase; False where there are none, or they would only come back."""
-        parked = self.mbarriers.at > 0
+        parked = self.mbarriers.at > 0 if self.code.has_mbarriers else np.zeros(0, bool)
         if not parked.any():
             return False
         state = ({0: (0, parked)}, self.native.copy(), self.arena.changes)

@@ -24,6 +24,7 @@ from refmoe.ptx.native.context import Context
 from refmoe.ptx.native.memory import Variant
 from refmoe.ptx.native.scalar import BYTE, POINTER, WARP_MASK, WORD, at, call_pointer, room, word
 from refmoe.ptx.native.scalar import field as table_field
+from refmoe.ptx.native.slow import SlowAccess, SlowShuffle, slow_form
 from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, Value, vector
 from refmoe.ptx.ops.table import exactness, lowering
 from refmoe.ptx.pieces import Homes, Piece
@@ -63,7 +64,7 @@ class Kernel:
         specials: predefined registers that it reads, whose values lie in the homes behind those of `homes`.
         symbols: module variables whose addresses it takes, in the order of the table.
         variants: addresses of the functions for memory, in the order of the table.
-        sites: the memory instructions that may call Python, by number.
+        sites: what Python does for an instruction that native code leaves to it, by number.
         kept: what keeps the code alive.
     """
 
@@ -71,7 +72,7 @@ class Kernel:
     specials: tuple[str, ...]
     symbols: tuple[str, ...]
     variants: tuple[int, ...]
-    sites: tuple[Instruction, ...]
+    sites: tuple[SlowAccess | SlowShuffle, ...]
     kept: tuple[Native, ...] = field(repr=False)
 
 
@@ -125,7 +126,7 @@ def compile_pieces(homes: Homes, layout: Layout, approximate: Sequence[Instructi
         tuple(made.specials),
         tuple(made.symbols),
         tuple(address for _, address in natives),
-        tuple(made.sites),
+        tuple(slow_form(instruction, layout) for instruction in made.sites),
         (native, *(each for each, _ in natives)),
     )
 

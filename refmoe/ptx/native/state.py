@@ -11,7 +11,6 @@ from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW, Region
 from refmoe.ptx.native.context import FIRST_BUFFER_ROW, LOCAL_ROW, SHARED_ROW, Context, Row
 from refmoe.ptx.native.kernel import SLOW, home_bytes, starts
-from refmoe.ptx.native.slow import slow_form
 
 if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
@@ -36,7 +35,13 @@ class NativeState:
         begins = starts(code.kinds)
         specials = code.kernel.specials
         size = (begins[-1] + 4 * len(specials)) * lanes
-        self._held = np.zeros(size + _ALIGN, np.uint8)
+        spare = machine.launch.spare
+        if spare and len(spare[-1]) == size + _ALIGN:
+            # Pages that were touched before: fresh ones would cost more than what runs on them.
+            self._held = spare.pop()
+            self._held[:] = 0
+        else:
+            self._held = np.zeros(size + _ALIGN, np.uint8)
         start = -self._held.ctypes.data % _ALIGN
         block = self._held[start : start + size]
         self.registers = [
@@ -55,7 +60,6 @@ class NativeState:
         self._symbols = np.array([int(machine.addresses[name]) for name in code.kernel.symbols], np.int64)
         self._approximate = np.zeros(max(len(code.approximate), 1), np.uint8)
         self._slow = SLOW(self._access)
-        self._sites = tuple(slow_form(instruction, code.layout) for instruction in code.kernel.sites)
         self._fill(block)
 
     def enter(self) -> None:
@@ -110,6 +114,10 @@ class NativeState:
         if shadow is not None:
             shadow.enter(row)
 
+    def leave(self) -> None:
+        """No lane of these CTAs runs any more."""
+        self.machine.launch.spare.append(self._held)
+
     def copy(self) -> Array:
         """The registers as they are now."""
         return self._changing.copy()
@@ -139,7 +147,7 @@ class NativeState:
     def _access(self, site: int, warp: int, mask: int, addresses: int, values: int) -> int:
         """An access of one warp, in Python."""
         try:
-            self._sites[site](self.machine, warp, mask, addresses, values)
+            self.machine.code.kernel.sites[site](self.machine, warp, mask, addresses, values)
         except BaseException as error:
             # It goes on in `run`: nothing can be raised through native code.
             self.error = error
