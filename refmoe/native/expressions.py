@@ -108,6 +108,10 @@ class Value:
     def __rshift__(self, other: Operand) -> Value:
         return self._binary(other, "lshr")
 
+    def shifted_down(self, bits: int) -> Value:
+        """Signed integers shifted right, the sign moving in."""
+        return self._binary(bits, "ashr")
+
     def quotient(self, other: Operand) -> Value:
         """Of unsigned integers, rounded down."""
         return self._binary(other, "udiv")

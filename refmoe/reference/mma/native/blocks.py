@@ -36,9 +36,13 @@ from refmoe.reference.mma.native.decode import (
 )
 
 ROWS, COLUMNS = 16, 8
-DOUBLES, WORDS, SHORTS = (vector(kind, ROWS) for kind in (F64, I64, I16))
+NAN_BITS = 0x7FFFFFFF
+"""The NaN that every chain writes."""
+DOUBLES, WORDS, INTEGERS = (vector(kind, ROWS) for kind in (F64, I64, I32))
+PAIRS = vector(I16, 2 * ROWS)
 _DOUBLE, _WORD, _SHORT = 8, 8, 2
-# A column's exponent stands twice in 32 bits: one load then fills a vector of 16 bits.
+F64_FRACTION = 52
+# Exponents are of 16 bits, and those of two neighbours along K stand in one word of 32.
 _PAIR = 4
 _CHUNK = 16  # bytes of a row that are transposed at once
 _FAR = 1 << 13  # above every exponent of a unit
@@ -182,14 +186,18 @@ class Blocks:
             step = panel + t * shape.step_bytes
             for chunk in range(0, step_bytes, _CHUNK):
                 self._transpose(code, [row + (t * step_bytes + chunk) for row in pointers], transposed + chunk * ROWS)
-            unit = code.variable(SHORTS, _FAR)
-            with code.range(shape.span) as k:
-                stored = code.load(vector(ir.IntType(shape.a.width), ROWS), transposed + k * (ROWS * shape.a.bytes))
-                value, exponent = decode(code, shape.a, _widened(stored, ROWS))
-                code.store(value, step + (k * (ROWS * _DOUBLE) + shape.values), align=64)
-                code.store(exponent, step + (k * (ROWS * _SHORT) + shape.exponents), align=32)
-                unit.set(_least(code, unit.get(), exponent, shape.a))
-            units = unit.get().to(WORDS)
+            unit = code.variable(INTEGERS, _FAR)
+            with code.range(shape.span // 2) as pair:
+                exponents = []
+                for k in (pair * 2, pair * 2 + 1):
+                    stored = code.load(vector(ir.IntType(shape.a.width), ROWS), transposed + k * (ROWS * shape.a.bytes))
+                    value, exponent = decode(code, shape.a, _widened(stored, ROWS))
+                    code.store(value, step + (k * (ROWS * _DOUBLE) + shape.values), align=64)
+                    unit.set(_least(code, unit.get(), exponent))
+                    exponents.append(exponent)
+                both = (exponents[0] & 0xFFFF) | (exponents[1] << 16)
+                code.store(both, step + (pair * (ROWS * _PAIR) + shape.exponents), align=64)
+            units = (unit.get() - shape.a.format.mantissa_bits).to(WORDS)
             if shape.scales:
                 with code.range(ROWS) as row:
                     place = scales + (code.min(row, last) * scale_stride + t * shape.stored_scales)
@@ -228,7 +236,7 @@ class Blocks:
         wide = max(shape.scales, 1) * COLUMNS
         decoded = Columns(
             code.space(COLUMNS * shape.span * _DOUBLE),
-            code.space(COLUMNS * shape.span * _PAIR),
+            code.space(COLUMNS * shape.span * _SHORT),
             code.space(COLUMNS * _WORD),
             code.space(wide * _DOUBLE),
             code.space(wide * _WORD),
@@ -247,7 +255,7 @@ class Blocks:
     def _decode_column(self, code: Code, decoded: Columns, column: Value, stored: Value, scales: Value) -> None:
         shape = self.shape
         count = min(shape.span, 16)
-        unit = code.variable(vector(I16, count), _FAR)
+        unit = code.variable(vector(I32, count), _FAR)
         with code.range(shape.span // count) as chunk:
             kind = vector(ir.IntType(shape.b.width), count)
             value, exponent = decode(
@@ -255,10 +263,9 @@ class Blocks:
             )
             first = column * shape.span + chunk * count
             code.store(value, decoded.values + first * _DOUBLE)
-            pair = exponent.to(vector(I32, count), signed=False)
-            code.store(pair | (pair << 16), decoded.exponents + first * _PAIR)
-            unit.set(_least(code, unit.get(), exponent, shape.b))
-        least = code.intrinsic("vector.reduce.smin", unit.get(), result=I16).to(I64)
+            code.store(exponent.to(vector(I16, count)), decoded.exponents + first * _SHORT)
+            unit.set(_least(code, unit.get(), exponent))
+        least = code.intrinsic("vector.reduce.smin", unit.get(), result=I32).to(I64) - shape.b.format.mantissa_bits
         if shape.scales:
             place = column * shape.scales
             for scale in range(shape.scales):
@@ -279,19 +286,22 @@ class Blocks:
         else:
             self._fused(code, step, decoded, sums, self.shape.parts[0])
 
-    def _position(self, code: Code, part: tuple[int, ...], j: Value) -> Value:
-        """The element of K of a part's element j."""
-        if part == tuple(range(part[0], part[0] + len(part))):
-            return j + part[0]
+    def _pair(self, code: Code, part: tuple[int, ...], number: Value) -> Value:
+        """The place along K, in pairs, of a part's pair of elements."""
+        firsts = part[::2]
+        assert all(k % 2 == 0 for k in firsts)
+        assert part[1::2] == tuple(k + 1 for k in firsts)
+        if firsts == tuple(range(part[0], part[0] + len(part), 2)):
+            return number + part[0] // 2
         name = f"part_{part[0]}"
         held = self.module.globals.get(name)
         if held is None:
-            kind = ir.ArrayType(I64, len(part))
+            kind = ir.ArrayType(I64, len(firsts))
             held = ir.GlobalVariable(self.module, kind, name)
             held.linkage, held.global_constant = "internal", True
-            held.initializer = ir.Constant(kind, list(part))
+            held.initializer = ir.Constant(kind, [k // 2 for k in firsts])
             held.type = POINTER
-        return code.load(I64, Value(code, held) + j * _WORD)
+        return code.load(I64, Value(code, held) + number * _WORD)
 
     def _dot(
         self, code: Code, step: Value, decoded: Columns, part: tuple[int, ...], products: Value, tops: Value | None
@@ -299,33 +309,35 @@ class Blocks:
         """The sums of a part's products [8, 16], and the largest exponents of those that are not zero [8, 16]."""
         span = self.shape.span
         totals = [code.variable(DOUBLES, 0.0) for _ in range(COLUMNS)]
-        largest: list[Variable] = [code.variable(SHORTS, 2 * ABSENT) for _ in range(COLUMNS)] if tops else []
-        with code.range(len(part)) as j:
-            k = self._position(code, part, j)
-            values = code.load(DOUBLES, step + (k * (ROWS * _DOUBLE) + self.shape.values), align=64)
-            for column, total in enumerate(totals):
-                other = code.load(F64, decoded.values + (k + column * span) * _DOUBLE).lanes(ROWS)
-                total.set(code.fma(values, other, total.get()))
+        largest: list[Variable] = [code.variable(PAIRS, 2 * ABSENT) for _ in range(COLUMNS)] if tops else []
+        with code.range(len(part) // 2) as number:
+            pair = self._pair(code, part, number)
+            for k in (pair * 2, pair * 2 + 1):
+                values = code.load(DOUBLES, step + (k * (ROWS * _DOUBLE) + self.shape.values), align=64)
+                for column, total in enumerate(totals):
+                    other = code.load(F64, decoded.values + (k + column * span) * _DOUBLE).lanes(ROWS)
+                    total.set(code.fma(values, other, total.get()))
             if tops:
-                exponents = code.load(SHORTS, step + (k * (ROWS * _SHORT) + self.shape.exponents), align=32)
+                exponents = code.load(PAIRS, step + (pair * (ROWS * _PAIR) + self.shape.exponents), align=64)
                 for column, top in enumerate(largest):
-                    pair = code.load(I32, decoded.exponents + (k + column * span) * _PAIR)
-                    top.set(code.max(top.get(), exponents + pair.lanes(ROWS // 2).as_bits(SHORTS)))
+                    both = code.load(I32, decoded.exponents + (pair * 2 + column * span) * _SHORT)
+                    top.set(code.max(top.get(), exponents + both.lanes(ROWS).as_bits(PAIRS)))
         for column, total in enumerate(totals):
             code.store(total.get(), products + column * ROWS * _DOUBLE, align=64)
             if tops:
-                code.store(largest[column].get(), tops + column * ROWS * _SHORT, align=32)
+                code.store(largest[column].get(), tops + column * ROWS * _PAIR, align=64)
 
     def _fused(self, code: Code, step: Value, decoded: Columns, sums: Value, part: tuple[int, ...]) -> None:
         """One fused block onto the sums."""
         shape, rule = self.shape, self.shape.rule
-        products, tops = code.space(COLUMNS * ROWS * _DOUBLE), code.space(COLUMNS * ROWS * _SHORT)
+        products, tops = code.space(COLUMNS * ROWS * _DOUBLE), code.space(COLUMNS * ROWS * _PAIR)
         self._dot(code, step, decoded, part, products, tops)
         units = code.load(WORDS, step + shape.units, align=32)
         with code.range(COLUMNS) as column:
             place = sums + column * (ROWS * _DOUBLE)
             c = code.load(DOUBLES, place, align=64)
-            top = code.load(SHORTS, tops + column * (ROWS * _SHORT), align=32).to(WORDS)
+            both = code.load(INTEGERS, tops + column * (ROWS * _PAIR), align=64)
+            top = code.max(both.shifted_down(16), (both << 16).shifted_down(16)).to(WORDS)
             scale = None
             if shape.scales:
                 other = code.load(I64, decoded.scale_exponents + column * _WORD).lanes(ROWS)
@@ -344,11 +356,12 @@ class Blocks:
             cut = (units + code.load(I64, decoded.units + column * _WORD).lanes(ROWS)) < last
             with code.when(code.any(cut)):
                 total.set(whole_c)
-                with code.range(len(part)) as j:
-                    k = self._position(code, part, j)
-                    values = code.load(DOUBLES, step + (k * (ROWS * _DOUBLE) + shape.values), align=64)
-                    other = code.load(F64, decoded.values + (column * shape.span + k) * _DOUBLE).lanes(ROWS)
-                    total.set(total.get() + code.intrinsic("trunc", values * other * to_units))
+                with code.range(len(part) // 2) as number:
+                    pair = self._pair(code, part, number)
+                    for k in (pair * 2, pair * 2 + 1):
+                        values = code.load(DOUBLES, step + (k * (ROWS * _DOUBLE) + shape.values), align=64)
+                        other = code.load(F64, decoded.values + (column * shape.span + k) * _DOUBLE).lanes(ROWS)
+                        total.set(total.get() + code.intrinsic("trunc", values * other * to_units))
             code.store(self._rounded(code, total.get() * power_of_two(last)), place, align=64)
 
     def _unpacked(self, code: Code, step: Value, decoded: Columns, sums: Value) -> None:
@@ -401,17 +414,29 @@ class Blocks:
         """The accumulator's value of an exact sum: every zero is +0."""
         rule = self.shape.rule
         accumulator = rule.accumulator
-        unit = code.max(exponent_of(total), accumulator.emin) - rule.result_bits
+        exponent = exponent_of(total)
+        if rule.to_nearest:
+            return self._rounded_anywhere(code, total, exponent)
+        # A normal number that is no infinity loses its last bits.
+        kept = -1 << (F64_FRACTION - rule.result_bits)
+        result = code.variable(DOUBLES, (total.as_bits(WORDS) & kept).as_bits(DOUBLES))
+        unusual = (exponent < accumulator.emin) | (exponent > accumulator.emax)
+        with code.when(code.any(unusual), likely=False):
+            result.set(self._rounded_anywhere(code, total, exponent))
+        return result.get()
+
+    def _rounded_anywhere(self, code: Code, total: Value, exponent: Value) -> Value:
+        rule = self.shape.rule
+        unit = code.max(exponent, rule.accumulator.emin) - rule.result_bits
         whole = code.intrinsic("roundeven" if rule.to_nearest else "trunc", total * power_of_two(-unit))
         value = whole * power_of_two(unit) + 0.0
         infinity = code.intrinsic("copysign", code.constant(DOUBLES, float("inf")), value)
-        return code.select(code.intrinsic("fabs", value) > float(accumulator.max), infinity, value)
+        return code.select(code.intrinsic("fabs", value) > float(rule.accumulator.max), infinity, value)
 
 
-def _least(code: Code, unit: Value, exponent: Value, element: Element) -> Value:
-    """The lesser of `unit` and the unit of elements of those exponents; what takes no part has none."""
-    own = code.select(exponent.equals(ABSENT), _FAR, exponent - element.format.mantissa_bits)
-    return code.min(unit, own)
+def _least(code: Code, least: Value, exponent: Value) -> Value:
+    """The lesser of two exponents; what takes no part has none."""
+    return code.min(least, code.select(exponent.equals(ABSENT), _FAR, exponent))
 
 
 def _widened(stored: Value, count: int) -> Value:
@@ -422,3 +447,10 @@ def _widened(stored: Value, count: int) -> Value:
 def _first(code: Code, value: Value) -> Value:
     """The first lane."""
     return Value(code, code.build.extract_element(value.held, ir.Constant(I32, 0)))
+
+
+def canonical(code: Code, value: Value) -> Value:
+    """The bits of float64 values that float32 has: every NaN becomes 0x7FFFFFFF."""
+    count = value.type.count
+    bits = value.to(vector(F32, count)).as_bits(vector(I32, count))
+    return code.select(value.differs(value), NAN_BITS, bits)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from refmoe.formats import E8M0, Format, Specials
-from refmoe.native.expressions import F64, I16, I32, I64, Code, Value, vector
+from refmoe.native.expressions import F32, F64, I64, Code, Value, vector
 
-# Of float64.
+# Of float64 and of float32.
 _FRACTION, _BIAS, _SPECIAL = 52, 1023, 0x7FF
-# Integers of 32 bits are enough for a sign, an exponent and the first bits of a fraction: the upper half of a float64.
-_UPPER_FRACTION = _FRACTION - 32
+_SINGLE_FRACTION, _SINGLE_BIAS, _SINGLE_SPECIAL = 23, 127, 0xFF
 
 ABSENT = -(1 << 13)
 """The exponent of what takes no part in an alignment: two of them, and two exponents more, still fit 16 bits."""
@@ -39,39 +38,40 @@ class Element:
 
 
 def decode(code: Code, element: Element, stored: Value) -> tuple[Value, Value]:
-    """Values, float64, and exponents, 16 bits, of stored elements, as integers of 32 bits.
+    """Values, float64, and exponents, 32 bits, of stored elements, as integers of 32 bits.
 
-    A zero keeps its sign. It, an infinity and a NaN have the exponent ABSENT.
+    A zero keeps its sign. It, an infinity and a NaN have the exponent ABSENT. All elements are numbers of float32.
     """
-    fmt, count = element.format, stored.type.count
-    words, doubles = vector(I64, count), vector(F64, count)
-    bits = fmt.bits - fmt.unused_low_bits
+    fmt, kind = element.format, stored.type
+    singles = vector(F32, kind.count)
+    top = fmt.bits - fmt.unused_low_bits - 1
     codes = stored >> element.shift
-    fraction = codes & ((1 << fmt.mantissa_bits) - 1)
-    top = (1 << fmt.exponent_bits) - 1
-    field = (codes >> fmt.mantissa_bits) & top
+    magnitude = codes & ((1 << top) - 1)
+    normal, infinite = 1 << fmt.mantissa_bits, ((1 << fmt.exponent_bits) - 1) << fmt.mantissa_bits
     # A subnormal is made as a normal number of the least exponent, which is then taken off again.
-    subnormal = field.equals(0)
-    upper = (code.max(field, 1) + (_BIAS - fmt.bias)) << _UPPER_FRACTION
-    upper = upper | (fraction << (_UPPER_FRACTION - fmt.mantissa_bits))
+    subnormal = magnitude < normal
+    least = (fmt.emin + _SINGLE_BIAS) << _SINGLE_FRACTION
+    offset = code.select(subnormal, least, least - (1 << _SINGLE_FRACTION), kind)
+    made = (magnitude << (_SINGLE_FRACTION - fmt.mantissa_bits)) + offset
+    value = made.as_bits(singles) - code.select(subnormal, least, 0, kind).as_bits(singles)
+    exponent = (made >> _SINGLE_FRACTION) - _SINGLE_BIAS
+    if element.emin < fmt.emin:
+        own = (value.as_bits(kind) >> _SINGLE_FRACTION) - _SINGLE_BIAS
+        exponent = code.max(own, element.emin)
+    absent = magnitude.equals(0)
+    special = None
     if fmt.specials is Specials.IEEE:
-        special = code.select(fraction.equals(0), _SPECIAL << 1, _SPECIAL << 1 | 1, fraction.type)
-        upper = code.select(field.equals(top), special << (_UPPER_FRACTION - 1), upper)
+        special = code.constant(kind, infinite - 1) < magnitude
+        bits = code.select(magnitude.equals(infinite), _SINGLE_SPECIAL << 1, _SINGLE_SPECIAL << 1 | 1, kind)
     elif fmt.specials is Specials.ALL_ONES_NAN:
-        ones = (1 << (bits - 1)) - 1
-        upper = code.select((codes & ones).equals(ones), (_SPECIAL << 1 | 1) << (_UPPER_FRACTION - 1), upper)
-    excess = code.select(subnormal, (fmt.emin + _BIAS) << _UPPER_FRACTION, 0, fraction.type)
-
-    def double(half: Value) -> Value:
-        return (half.to(words, signed=False) << 32).as_bits(doubles)
-
-    magnitude = (double(upper) - double(excess)).as_bits(words)
-    sign = ((codes >> (bits - 1)) & 1) << 31
-    value = (magnitude | (sign.to(words, signed=False) << 32)).as_bits(doubles)
-    binade = (magnitude >> _FRACTION).to(vector(I32, count)).to(vector(I16, count))
-    # A zero's is 0.
-    absent = binade.equals(0) | binade.equals(_SPECIAL)
-    return value, code.select(absent, ABSENT, code.max(binade - _BIAS, element.emin))
+        special = magnitude.equals((1 << top) - 1)
+        bits = code.constant(kind, _SINGLE_SPECIAL << 1 | 1)
+    if special is not None:
+        value = code.select(special, (bits << (_SINGLE_FRACTION - 1)).as_bits(singles), value)
+        absent = absent | special
+    sign = (codes >> top) << 31
+    signed = (value.as_bits(kind) | sign).as_bits(singles)
+    return signed.to(vector(F64, kind.count)), code.select(absent, ABSENT, exponent)
 
 
 def decode_scale(code: Code, fmt: Format, stored: Value) -> tuple[Value, Value]:

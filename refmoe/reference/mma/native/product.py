@@ -17,13 +17,11 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from refmoe.native.compiler import Native
-from refmoe.native.expressions import F32, F64, I32, I64, POINTER, Code, Value
+from refmoe.native.expressions import F32, F64, I64, POINTER, Code, Value, vector
 from refmoe.reference.chunks import for_each_chunk
 from refmoe.reference.mma.models import AccumulationModel
-from refmoe.reference.mma.native.blocks import COLUMNS, ROWS, Blocks, Shape, shape_of
+from refmoe.reference.mma.native.blocks import COLUMNS, ROWS, Blocks, Shape, canonical, shape_of
 from refmoe.reference.mma.operands import Operand
-
-NAN_BITS = 0x7FFFFFFF
 
 # So many columns a unit that decoding its rows again costs a few percent, and that threads have several units each.
 _COLUMNS_A_UNIT = 512
@@ -156,6 +154,5 @@ def _load_sums(code: Code, c: Value, stride: Value, height: Value, width: Value,
 
 def _store_sums(code: Code, d: Value, stride: Value, height: Value, width: Value, sums: Value) -> None:
     with code.range(height) as row, code.range(width) as column:
-        value = code.load(F64, sums + (column * ROWS + row) * 8)
-        bits = value.to(F32).as_bits(I32)
-        code.store(code.select(value.differs(value), NAN_BITS, bits), d + (row * stride + column) * 4)
+        value = code.load(vector(F64, 1), sums + (column * ROWS + row) * 8)
+        code.store(canonical(code, value), d + (row * stride + column) * 4)
