@@ -1,4 +1,4 @@
-"""Native forms of opcodes held against their specification, many in one module: compiling one costs as much as forty."""
+"""Native forms of opcodes held against their specification, many in one module: one costs as much as forty to compile."""
 
 from __future__ import annotations
 
@@ -161,11 +161,11 @@ def family(builders: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def grid(opcode: str, destinations: int = 1) -> list[Array]:
-    """Operands: the first two of `values` crossed, the others drawn from them; and those that probes use on a GPU."""
+def grid(opcode: str, destinations: int = 1, step: int = 1) -> list[Array]:
+    """Operands: the first two of `values` crossed, the others drawn from them; and one in `step` of a GPU's probes."""
     kinds = source_kinds(opcode, destinations)
     rng = np.random.default_rng(zlib.crc32(opcode.encode()))
     firsts = [values(kind) for kind in kinds]
     crossed = [x.ravel() for x in np.meshgrid(*firsts[:2])]
     crossed += [rng.choice(each, crossed[0].size) for each in firsts[2:]]
-    return [np.concatenate(pair) for pair in zip(crossed, operands(opcode, kinds), strict=True)]
+    return [np.concatenate([x, y[::step]]) for x, y in zip(crossed, operands(opcode, kinds), strict=True)]

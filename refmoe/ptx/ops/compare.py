@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from llvmlite import ir
 
-from refmoe.ptx.isa.floats import FLOATS, Float
+from refmoe.ptx.isa.floats import BF16, F16, FLOATS, Float
 from refmoe.ptx.isa.spelling import Spelling
 from refmoe.ptx.ops.lanes import Emit, Lanes, Lowering, Value, giving
 
@@ -35,8 +35,8 @@ def _comparator(name: str, type_name: str, ftz: bool) -> Emit:
     """The comparison `name` of two registers of a type that is not packed."""
     if type_name not in FLOATS:
         return _integers(name, type_name[0] == "s")
-    if FLOATS[type_name].bits == 16:
-        return _short_floats(name, FLOATS[type_name], ftz)
+    if type_name == "f16":
+        return _halves(name, ftz)
     return _floats(name, FLOATS[type_name], ftz)
 
 
@@ -50,12 +50,17 @@ def _integers(name: str, is_signed: bool) -> Emit:
 
 
 def _floats(name: str, format: Float, ftz: bool) -> Emit:
+    bits = format.bits
+
     def number(lanes: Lanes, x: Value) -> Value:
         if ftz:
             # Any zero does: comparisons do not see its sign.
-            exponent = lanes.build.and_(x, lanes.constant(format.infinity, format.bits))
-            zero = lanes.constant(0, format.bits)
+            exponent = lanes.build.and_(x, lanes.constant(format.infinity, bits))
+            zero = lanes.constant(0, bits)
             x = lanes.build.select(lanes.build.icmp_unsigned("==", exponent, zero), zero, x)
+        if format is BF16:
+            # The upper half of the FP32 number of the same value.
+            x = lanes.build.shl(lanes.resize(x, 32), lanes.constant(16, 32))
         return lanes.float_of(x)
 
     def emit(lanes: Lanes, a: Value, b: Value) -> Value:
@@ -67,21 +72,18 @@ def _floats(name: str, format: Float, ftz: bool) -> Emit:
     return emit
 
 
-def _short_floats(name: str, format: Float, ftz: bool) -> Emit:
-    """Formats of 16 bits, as integers: not every CPU compares them, and LLVM would call a library to widen them."""
-    bits = format.bits
+def _halves(name: str, ftz: bool) -> Emit:
+    """FP16, as integers: not every CPU compares it, and where one does not even widen it LLVM calls a library."""
 
     def number(lanes: Lanes, x: Value) -> tuple[Value, Value]:
-        """An integer in the same order, 0 for both zeros, and whether it is a NaN."""
-        build = lanes.build
-        magnitude = build.and_(x, lanes.constant(format.sign - 1, bits))
-        nan = build.icmp_unsigned(">", magnitude, lanes.constant(format.infinity, bits))
+        """An integer in the order of the numbers, 0 for both zeros; and whether it is a NaN."""
+        build, zero = lanes.build, lanes.constant(0, 16)
+        magnitude = build.and_(x, lanes.constant(F16.sign - 1, 16))
+        nan = build.icmp_unsigned(">", magnitude, lanes.constant(F16.infinity, 16))
         if ftz:
-            tiny = build.icmp_unsigned("<", magnitude, lanes.constant(1 << format.mantissa, bits))
-            magnitude = build.select(tiny, lanes.constant(0, bits), magnitude)
-        zero = lanes.constant(0, bits)
-        negative = build.icmp_signed("<", x, zero)
-        return build.select(negative, build.sub(zero, magnitude), magnitude), nan
+            tiny = build.icmp_unsigned("<", magnitude, lanes.constant(1 << F16.mantissa, 16))
+            magnitude = build.select(tiny, zero, magnitude)
+        return build.select(build.icmp_signed("<", x, zero), build.sub(zero, magnitude), magnitude), nan
 
     def emit(lanes: Lanes, a: Value, b: Value) -> Value:
         (x, x_nan), (y, y_nan) = number(lanes, a), number(lanes, b)

@@ -179,23 +179,38 @@ def _mad24(spelling: Spelling) -> Lowering:
 # --- div, rem, abs, neg, sad, min, max ------------------------------------------------------------------------------
 
 
-def _division(signed: str, unsigned: str) -> Callable[[Spelling], Lowering]:
+def _quotient(lanes: Lanes, a: Value, b: Value, is_signed: bool) -> Value:
+    """a / b toward zero, for divisors other than 0, and other than -1 of the least number.
+
+    CPUs divide vectors of doubles, but no vectors of integers. Up to 32 bits the double's quotient truncates to the right
+    integer q: the exact one is at least 1/|b| below q + 1, which is more than the 2^-53 (q + 1) that rounding may add, as
+    |b| (q + 1) <= |a| + |b| < 2^33.
+    """
+    build, bits = lanes.build, a.type.element.width
+    if bits > 32:
+        return (build.sdiv if is_signed else build.udiv)(a, b)
+    doubles = ir.VectorType(ir.DoubleType(), LANES)
+    x, y = ((build.sitofp if is_signed else build.uitofp)(each, doubles) for each in (a, b))
+    return (build.fptosi if is_signed else build.fptoui)(build.fdiv(x, y), a.type)
+
+
+def _division(remainder: bool) -> Callable[[Spelling], Lowering]:
     def build(spelling: Spelling) -> Lowering:
         is_signed, bits = spelling.integer(*_TYPES)
 
         def emit(lanes: Lanes, a: Value, b: Value) -> Value:
-            build, zero = lanes.build, lanes.constant(0, bits)
+            build = lanes.build
+            zero, one, ones = (lanes.constant(value, bits) for value in (0, 1, -1))
             by_zero = build.icmp_unsigned("==", b, zero)
             undefined = by_zero
             if is_signed:
                 least = build.icmp_unsigned("==", a, lanes.constant(1 << bits - 1, bits))
-                undefined = build.or_(
-                    by_zero, build.and_(least, build.icmp_unsigned("==", b, lanes.constant(-1, bits)))
-                )
-            # By one instead of by what ends the program, in every lane: the least number divided by -1 is itself again,
-            # and leaves nothing.
-            divisor = build.select(undefined, lanes.constant(1, bits), b)
-            result = getattr(build, signed if is_signed else unsigned)(a, divisor)
+                undefined = build.or_(by_zero, build.and_(least, build.icmp_unsigned("==", b, ones)))
+            # LLVM leaves these undefined, and x86 stops the program, so every lane divides by something else: by 1, which
+            # gives what -1 should, the least number again and no remainder.
+            divisor = build.select(undefined, one, b)
+            quotient = _quotient(lanes, a, divisor, is_signed)
+            result = build.sub(a, build.mul(quotient, divisor)) if remainder else quotient
             return build.select(by_zero, zero, result)
 
         return giving(emit)
@@ -279,7 +294,7 @@ BUILDERS: Mapping[str, Callable[[Spelling], Lowering | None]] = {
     "abs": _abs,
     "add": _sum(_add, _saturating_add, _add_carry, (*_TYPES, *_PACKED)),
     "addc": _sum_with_carry(_add_carry),
-    "div": _division("sdiv", "udiv"),
+    "div": _division(remainder=False),
     "dp2a": _dp2a,
     "dp4a": _dp4a,
     "mad": _mad,
@@ -290,7 +305,7 @@ BUILDERS: Mapping[str, Callable[[Spelling], Lowering | None]] = {
     "mul": _mul,
     "mul24": _mul24,
     "neg": _neg,
-    "rem": _division("srem", "urem"),
+    "rem": _division(remainder=True),
     "sad": _sad,
     "sub": _sum(_sub, _saturating_sub, _sub_carry, _TYPES),
     "subc": _sum_with_carry(_sub_carry),
