@@ -119,9 +119,9 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
     layout = lay_out(flat, module)
     emitter = Emitter(module, layout)
     checked = [_checked(emitter, block, module.name) for block in program.blocks]
-    homes = cut(program, is_native)
+    homes = cut(program, lambda instruction: is_native(instruction, emitter.products))
     shared = homes.registers
-    kernel = compile_pieces(homes, layout, emitter.approximate)
+    kernel = compile_pieces(homes, layout, emitter.approximate, emitter.products)
     emitter.names["N"] = Invoker(kernel)
     parts = []
     for block, (statements, result) in zip(program.blocks, checked, strict=True):

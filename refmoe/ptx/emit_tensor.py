@@ -193,6 +193,7 @@ def multiply(emitter: Emitter, instruction: Instruction) -> None:
         words += [_scale(emitter, operands[6]), *_selectors(emitter, operands[7])]
         scales = f"({', '.join(words)})"
     work = Mma(instruction, model, a_format, b_format, form.scales, form.packed, form.scale_format)
+    emitter.products[instruction] = work
     targets = [(register, "b32") for register in destinations]
     emitter.assign_all(instruction, targets, emitter.call(work, *parts, scales))
 

@@ -8,23 +8,25 @@ are written back.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
 from refmoe.ptx import isa
 from refmoe.ptx.layout import Layout
 from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW
 from refmoe.ptx.memory_ops import memory_opcode
-from refmoe.ptx.native import exchange, memory
-from refmoe.ptx.native.compiler import Native
+from refmoe.ptx.native import exchange, matrix, memory
+from refmoe.native.compiler import Native
 from refmoe.ptx.native.context import Context
 from refmoe.ptx.native.memory import Variant
+from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.native.scalar import BYTE, POINTER, WARP_MASK, WORD, at, call_pointer, room, word
 from refmoe.ptx.native.scalar import field as table_field
-from refmoe.ptx.native.slow import SlowAccess, SlowShuffle, slow_form
+from refmoe.ptx.native.slow import Slow, slow_form
 from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, Value, vector
 from refmoe.ptx.ops.table import exactness, lowering
 from refmoe.ptx.pieces import Homes, Piece
@@ -43,6 +45,7 @@ from refmoe.ptx.syntax import (
     Symbol,
     Vector,
 )
+from refmoe.ptx.tensor import COLUMNS, ROWS, Mma, Scales
 from refmoe.ptx.values import literal_bits
 
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
@@ -65,20 +68,27 @@ class Kernel:
         symbols: module variables whose addresses it takes, in the order of the table.
         variants: addresses of the functions for memory, in the order of the table.
         sites: what Python does for an instruction that native code leaves to it, by number.
-        kept: what keeps the code alive.
+        kept: what keeps the pieces alive; what they call lives as long as the process.
     """
 
     functions: dict[tuple[int, int], Any]
     specials: tuple[str, ...]
     symbols: tuple[str, ...]
     variants: tuple[int, ...]
-    sites: tuple[SlowAccess | SlowShuffle, ...]
-    kept: tuple[Native, ...] = field(repr=False)
+    sites: tuple[Slow, ...]
+    kept: Native = field(repr=False)
 
 
-def is_native(instruction: Instruction) -> bool:
-    """Whether an instruction, whose operands are known to fit, has native code."""
+def is_native(instruction: Instruction, products: Mapping[Instruction, Mma]) -> bool:
+    """Whether an instruction, whose operands are known to fit, has native code.
+
+    `products` says what the tensor-core instructions compute.
+    """
     stem = instruction.opcode.split(".")[0]
+    if stem == "mma":
+        return _has_constant_selectors(products[instruction], instruction.operands[4:])
+    if stem in ("ldmatrix", "stmatrix"):
+        return "b6x16_p32" not in instruction.opcode and "m16n8" not in instruction.opcode
     if stem in ("ld", "st"):
         opcode = memory_opcode(instruction.opcode)
         return opcode is not None and not opcode.strong and opcode.size * opcode.count <= LANES
@@ -88,6 +98,21 @@ def is_native(instruction: Instruction) -> bool:
     if stem == "mov" and any(isinstance(operand, Vector) for operand in instruction.operands):
         return True
     return _table(instruction) is not None
+
+
+def _has_constant_selectors(product: Mma, operands: Sequence[Operand]) -> bool:
+    """Whether the scales of a product are chosen by constants in their ranges, as nvcc writes them."""
+    if not product.scales:
+        return True
+    for rows, selectors in ((ROWS, operands[1]), (COLUMNS, operands[3])):
+        assert isinstance(selectors, Vector)
+        if not all(isinstance(each, Immediate) for each in selectors.elements):
+            return False
+        try:
+            Scales(rows, product.scales).check(*(np.uint16(literal_bits(each, "b16") & 0xFFFF) for each in selectors.elements))
+        except ValueError:
+            return False
+    return True
 
 
 def _table(instruction: Instruction) -> Any:
@@ -104,19 +129,21 @@ def _table(instruction: Instruction) -> Any:
     return lowering(instruction.opcode, destinations, len(sources))
 
 
-def compile_pieces(homes: Homes, layout: Layout, approximate: Sequence[Instruction]) -> Kernel:
+def compile_pieces(
+    homes: Homes, layout: Layout, approximate: Sequence[Instruction], products: Mapping[Instruction, Mma]
+) -> Kernel:
     """Native code of all pieces that are to be native.
 
     Args:
         homes: the pieces.
         layout: where variables lie.
         approximate: the approximate instructions, in the order in which their use is noted.
+        products: what the tensor-core instructions compute.
     """
-    made = _Module(homes, layout, approximate)
+    made = _Module(homes, layout, approximate, products)
     wanted = [piece for of_block in homes.pieces for piece in of_block if piece.native]
     for piece in wanted:
         _Piece(made, piece).build()
-    natives = [memory.function(variant) for variant in made.variants]
     native = Native(str(made.module))
     functions = {
         (piece.block, piece.number): _CALL(native.address(f"piece_{piece.block}_{piece.number}")) for piece in wanted
@@ -125,23 +152,27 @@ def compile_pieces(homes: Homes, layout: Layout, approximate: Sequence[Instructi
         functions,
         tuple(made.specials),
         tuple(made.symbols),
-        tuple(address for _, address in natives),
+        tuple(each.address for each in made.variants),
         tuple(slow_form(instruction, layout) for instruction in made.sites),
-        (native, *(each for each, _ in natives)),
+        native,
     )
 
 
 class _Module:
     """What the pieces of an entry share."""
 
-    def __init__(self, homes: Homes, layout: Layout, approximate: Sequence[Instruction]) -> None:
+    def __init__(
+        self, homes: Homes, layout: Layout, approximate: Sequence[Instruction], products: Mapping[Instruction, Mma]
+    ) -> None:
         self.module = ir.Module()
+        self.products = products
         self.approximate = approximate
         self.layout = layout
         self.homes = homes.registers
         self.specials: list[str] = []
         self.symbols: list[str] = []
-        self.variants: list[Variant] = []
+        # What is called by its address: functions for memory, and products.
+        self.variants: list[Variant | WarpMma] = []
         self.sites: list[Instruction] = []
         # Homes lie one behind the other, each `lanes` values long: the bytes of those before, for one lane.
         self.starts = starts([kind for _, kind in self.homes.values()])
@@ -174,6 +205,9 @@ class _Piece:
         self.build_ = build
         self.scratch = room(build, ir.ArrayType(BYTE, LANES * 32))
         self.places = room(build, vector(64))
+        self.status = room(build, WARP_MASK)
+        # Registers of A, B and C of a product, at most 4 + 2 + 4.
+        self.fragments = room(build, ir.ArrayType(BYTE, 4 * LANES * 10))
         self.registers = build.inttoptr(table_field(build, self.context, Context.REGISTERS), POINTER)
         self.lane_count = table_field(build, self.context, Context.LANES)
         loop, done = function.append_basic_block("warp"), function.append_basic_block("done")
@@ -311,6 +345,10 @@ class _Piece:
             self._exchange(instruction)
         elif stem == "bar":
             self._meet()
+        elif stem in ("ldmatrix", "stmatrix"):
+            self._matrix(instruction)
+        elif stem == "mma":
+            self._multiply(instruction)
         else:
             self._compute(instruction)
 
@@ -438,19 +476,23 @@ class _Piece:
         moved = self.build_.add(value, self.lanes.constant(operand.offset, BITS[base.kind])) if operand.offset else value
         return self.lanes.resize(moved, 64), space
 
+    def _pointer(self, variant: Variant | WarpMma) -> Value:
+        """The address of a function."""
+        build, variants = self.build_, self.made.variants
+        if variant not in variants:
+            variants.append(variant)
+        table = build.inttoptr(table_field(build, self.context, Context.FUNCTIONS), POINTER)
+        return build.inttoptr(table_field(build, table, variants.index(variant)), POINTER)
+
     def _call(self, instruction: Instruction, variant: Variant, address: Value, guard: Value | None) -> None:
         """The access of the lanes whose guard is on; Python does it if the native function will not."""
-        build, made = self.build_, self.made
-        if variant not in made.variants:
-            made.variants.append(variant)
+        build = self.build_
         acting = self.mask if guard is None else build.and_(self.mask, guard)
         bits = build.bitcast(acting, WARP_MASK)
         build.store(address, self.places, align=32)
         with build.if_then(build.icmp_unsigned("!=", bits, ir.Constant(WARP_MASK, 0))):
-            table = build.inttoptr(table_field(build, self.context, Context.FUNCTIONS), POINTER)
-            native = build.inttoptr(table_field(build, table, made.variants.index(variant)), POINTER)
             arguments = [self.context, self.warp, bits, self.places, self.scratch]
-            status = call_pointer(build, native, memory.SIGNATURE, arguments)
+            status = call_pointer(build, self._pointer(variant), memory.SIGNATURE, arguments)
             with build.if_then(build.icmp_unsigned("!=", status, ir.Constant(WARP_MASK, 0)), likely=False):
                 self._python(instruction, bits)
 
@@ -464,6 +506,83 @@ class _Piece:
         failed = call_pointer(build, slow, signature, [word(site), self.warp, bits, self.places, self.scratch])
         with build.if_then(build.icmp_unsigned("!=", failed, ir.Constant(WARP_MASK, 0))):
             build.ret(ir.Constant(WARP_MASK, 1))
+
+    # Tensor cores
+
+    def _matrix(self, instruction: Instruction) -> None:
+        """`ldmatrix` and `stmatrix`, by all lanes of a warp."""
+        build, loads = self.build_, instruction.opcode.startswith("ld")
+        parts = instruction.opcode.split(".")
+        space = "shared" if any(part.startswith("shared") for part in parts) else "generic"
+        where, held = instruction.operands[::-1] if loads else instruction.operands
+        address, _ = self._address(where, space)
+        elements = self._elements(held)
+        variant = Variant(not loads, 4, 1, space)
+
+        def access(addresses: Value, mask: int, values: Value) -> Value:
+            build.store(addresses, self.places, align=32)
+            arguments = [self.context, self.warp, ir.Constant(WARP_MASK, mask), self.places, values]
+            return call_pointer(build, self._pointer(variant), memory.SIGNATURE, arguments)
+
+        registers = [] if loads else [self.value(each, "b32") for each in elements]
+        whole = build.icmp_unsigned("==", build.bitcast(self.mask, WARP_MASK), ir.Constant(WARP_MASK, 0xFFFFFFFF))
+        crooked = build.and_(address, self.lanes.constant(15, 64))
+        used = matrix.numbers([lane < 8 * len(elements) for lane in range(LANES)], 1)
+        wrong = build.and_(build.icmp_unsigned("!=", crooked, self.lanes.constant(0, 64)), used)
+        fine = build.and_(whole, build.icmp_unsigned("==", build.bitcast(wrong, WARP_MASK), ir.Constant(WARP_MASK, 0)))
+        build.store(ir.Constant(WARP_MASK, 1), self.status)
+        with build.if_then(fine):
+            if loads:
+                packed = "b8x16" in instruction.opcode
+                status = matrix.load(
+                    self.lanes, access, address, self.scratch, len(elements), "trans" in parts, packed
+                )
+            else:
+                status = matrix.store(self.lanes, access, address, self.scratch, registers, "trans" in parts)
+            build.store(status, self.status)
+        refused = build.icmp_unsigned("!=", build.load(self.status, typ=WARP_MASK), ir.Constant(WARP_MASK, 0))
+        with build.if_then(refused, likely=False):
+            build.store(address, self.places, align=32)
+            for number, register in enumerate(registers):
+                build.store(register, at(build, self.scratch, 4 * LANES * number), align=32)
+            self._python(instruction, build.bitcast(self.mask, WARP_MASK))
+        if loads:
+            loaded = [
+                build.load(at(build, self.scratch, 4 * LANES * number), typ=vector(32), align=32)
+                for number in range(len(elements))
+            ]
+            self._assign_all(instruction, list(zip(elements, loaded, strict=True)))
+
+    def _multiply(self, instruction: Instruction) -> None:
+        """`mma.sync`, by all lanes of a warp."""
+        build = self.build_
+        product = self.made.products[instruction]
+        form = WarpMma(product.model, product.a_format, product.b_format, product.scales, product.packed)
+        bits = build.bitcast(self.mask, WARP_MASK)
+        with build.if_then(build.icmp_unsigned("!=", bits, ir.Constant(WARP_MASK, 0xFFFFFFFF)), likely=False):
+            self._python(instruction, bits)
+        operands = instruction.operands
+        places, begin = [], 0
+        for operand in operands[1:4]:
+            elements = self._elements(operand)
+            places.append(at(build, self.fragments, 4 * LANES * begin))
+            for number, element in enumerate(elements):
+                place = at(build, self.fragments, 4 * LANES * (begin + number))
+                build.store(self.value(element, "b32"), place, align=32)
+            begin += len(elements)
+        scales: list[Value] = []
+        for number, (register, selectors) in enumerate(zip(operands[4::2], operands[5::2], strict=True)):
+            place = at(build, self.scratch, 4 * LANES * number)
+            build.store(self.value(self._elements(register)[0], "b32"), place, align=32)
+            assert isinstance(selectors, Vector)
+            scales += [place, *(word(literal_bits(each, "b16")) for each in selectors.elements)]
+        scales = scales or [self.scratch, word(0), word(0)] * 2
+        arguments = [*places, places[2], word(4 * LANES), *scales]
+        call_pointer(build, self._pointer(form), matrix.multiply_signature(), arguments)
+        made = [
+            build.load(at(build, places[2], 4 * LANES * number), typ=vector(32), align=32) for number in range(4)
+        ]
+        self._assign_all(instruction, list(zip(self._elements(operands[0]), made, strict=True)))
 
     def _elements(self, operand: Operand) -> tuple[Operand, ...]:
         return operand.elements if isinstance(operand, Vector) else (operand,)

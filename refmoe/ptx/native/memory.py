@@ -18,7 +18,7 @@ from typing import Any
 from llvmlite import ir
 
 from refmoe.ptx.memory import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDOW_BITS
-from refmoe.ptx.native.compiler import Native
+from refmoe.native.compiler import Native
 from refmoe.ptx.native.context import (
     FIRST_BUFFER_ROW,
     LOCAL_ROW,
@@ -70,12 +70,15 @@ class Variant:
         """Of the function."""
         return f"{'store' if self.stores else 'load'}_{self.space}_{self.count}x{self.size}"
 
+    @property
+    def address(self) -> int:
+        """Of the function, which lives as long as the process."""
+        return _compiled(self).address(self.name)
+
 
 @cache
-def function(variant: Variant) -> tuple[Native, int]:
-    """The function of a variant: what keeps it alive, and its address."""
-    native = Native(_text(variant), level=2)
-    return native, native.address(variant.name)
+def _compiled(variant: Variant) -> Native:
+    return Native(_text(variant), level=2)
 
 
 def _text(variant: Variant) -> str:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from refmoe.ptx.access import Load, Store
+from refmoe.ptx.access import Access, Load, Store
 from refmoe.ptx.errors import WarpError
 from refmoe.ptx.frame import Frame
 from refmoe.ptx.layout import Layout
+from refmoe.ptx.matrix import PACKINGS, LoadMatrix, StoreMatrix, whole_warps
 from refmoe.ptx.memory_ops import memory_opcode
 from refmoe.ptx.syntax import Address, Instruction, Symbol
 
@@ -76,13 +77,10 @@ class SlowAccess:
             PtxError: what the access found.
         """
         access = self.access
-        acting = np.zeros(machine.lanes, bool)
-        bits = np.array([mask], np.uint32).view(np.uint8)
-        acting[warp * _LANES : (warp + 1) * _LANES] = np.unpackbits(bits, bitorder="little")
-        frame = Frame(machine, acting, int(np.count_nonzero(acting)), True)
+        frame = _frame(machine, warp, mask)
         places = _array(addresses, np.uint64, _LANES)
         held = _array(values, np.dtype(f"u{access.size}"), access.count * _LANES).reshape(access.count, _LANES)
-        inside = np.flatnonzero(acting) % _LANES
+        inside = frame.lanes() % _LANES
         if isinstance(access, Store):
             access(frame, places[inside], None, tuple(element[inside] for element in held))
         else:
@@ -90,9 +88,72 @@ class SlowAccess:
                 element[inside] = loaded
 
 
-def slow_form(instruction: Instruction, layout: Layout) -> SlowAccess | SlowShuffle:
+@dataclass(frozen=True)
+class SlowMatrix:
+    """A whole `ldmatrix` or `stmatrix`."""
+
+    work: LoadMatrix | StoreMatrix
+
+    @classmethod
+    def of(cls, instruction: Instruction) -> SlowMatrix:
+        """The work of an instruction that native code has."""
+        parts = instruction.opcode.split(".")
+        count = next(int(part[1:]) for part in parts if part in ("x1", "x2", "x4"))
+        space = "shared" if any(part.startswith("shared") for part in parts) else "generic"
+        transposed = "trans" in parts
+        if parts[0] == "stmatrix":
+            return cls(StoreMatrix(Store(instruction, space, 8, 2), Store(instruction, space, 4, 1), count, transposed))
+        packing = PACKINGS.get(parts[-1].removeprefix("b8x16.")) if "b8x16" in parts else None
+        row, word = Access(instruction, space, 8, 2), Access(instruction, space, 4, 1)
+        return cls(LoadMatrix(row, word, count, transposed, packing))
+
+    def __call__(self, machine: Machine, warp: int, mask: int, addresses: int, values: int) -> None:
+        """Do it: `values` are the registers, uint32 [count, 32].
+
+        Raises:
+            PtxError: what it found.
+        """
+        frame = _frame(machine, warp, mask)
+        inside = frame.lanes() % _LANES
+        held = _array(values, np.uint32, self.work.count * _LANES).reshape(-1, _LANES)
+        places = _array(addresses, np.uint64, _LANES)[inside]
+        if isinstance(self.work, StoreMatrix):
+            self.work(frame, places, tuple(register[inside] for register in held))
+        else:
+            for register, loaded in zip(held, self.work(frame, places), strict=True):
+                register[inside] = loaded
+
+
+@dataclass(frozen=True)
+class SlowProduct:
+    """A tensor-core instruction that not all lanes of the warp run."""
+
+    instruction: Instruction
+
+    def __call__(self, machine: Machine, warp: int, mask: int, addresses: int, values: int) -> None:
+        """Raises WarpError, always."""
+        whole_warps(_frame(machine, warp, mask), self.instruction)
+
+
+Slow = SlowAccess | SlowShuffle | SlowMatrix | SlowProduct
+
+
+def slow_form(instruction: Instruction, layout: Layout) -> Slow:
     """What Python does for an instruction that native code has."""
-    return SlowShuffle(instruction) if instruction.opcode.startswith("shfl") else SlowAccess.of(instruction, layout)
+    stem = instruction.opcode.split(".")[0]
+    if stem == "shfl":
+        return SlowShuffle(instruction)
+    if stem in ("ldmatrix", "stmatrix"):
+        return SlowMatrix.of(instruction)
+    return SlowProduct(instruction) if stem == "mma" else SlowAccess.of(instruction, layout)
+
+
+def _frame(machine: Machine, warp: int, mask: int) -> Frame:
+    """Some lanes of one warp."""
+    acting = np.zeros(machine.lanes, bool)
+    bits = np.array([mask], np.uint32).view(np.uint8)
+    acting[warp * _LANES : (warp + 1) * _LANES] = np.unpackbits(bits, bitorder="little")
+    return Frame(machine, acting, int(np.count_nonzero(acting)), True)
 
 
 def _array(address: int, dtype: Any, size: int) -> Array:

@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from refmoe.ptx import isa
 from refmoe.ptx.isa import DTYPES
-from refmoe.ptx.native.compiler import Native
+from refmoe.native.compiler import Native
 from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, Lowering, vector
 from refmoe.ptx.ops.table import lowering
 
