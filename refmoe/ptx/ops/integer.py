@@ -290,6 +290,12 @@ def _dp2a(spelling: Spelling) -> Lowering:
     return _dot(16, base, *_dot_types(spelling))
 
 
+def has_divisor(lanes: Lanes, sources: Sequence[Value]) -> Sequence[Value]:
+    """The lanes in which a quotient or a remainder is defined."""
+    divisor = sources[1]
+    return [lanes.build.icmp_unsigned("!=", divisor, lanes.constant(0, divisor.type.element.width))]
+
+
 BUILDERS: Mapping[str, Callable[[Spelling], Lowering | None]] = {
     "abs": _abs,
     "add": _sum(_add, _saturating_add, _add_carry, (*_TYPES, *_PACKED)),

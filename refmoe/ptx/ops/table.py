@@ -14,6 +14,10 @@ from refmoe.ptx.ops.lanes import Lowering
 Builders = Mapping[str, Callable[[Spelling], Lowering | None]]
 
 
+# Of these the manual does not say which NaN they make in FP64.
+_DOUBLE = ("add", "sub", "mul", "fma", "mad", "div", "rcp", "sqrt", "min", "max")
+
+
 def _builders() -> list[Builders]:
     return [module.BUILDERS for module in (integer, bits, fields, compare, convert, floating, approximate)]
 
@@ -42,6 +46,12 @@ def lowering(opcode: str, destinations: int = 1, sources: int = 0) -> Lowering |
 
 @cache
 def exactness(opcode: str) -> Lowering | None:
-    """The lanes in which an approximate instruction's result is exactly that of hardware, or None where nothing says."""
-    build = approximate.EXACT.get(opcode.split(".")[0])
-    return None if build is None else build(Spelling(opcode))
+    """The lanes in which an instruction's result is exactly that of hardware, or None where no native code says."""
+    mnemonic, kind = opcode.split(".")[0], opcode.split(".")[-1]
+    if mnemonic in ("div", "rem") and kind[0] in "us":
+        return integer.has_divisor
+    build = floating.certain if kind == "f64" and mnemonic in _DOUBLE else approximate.EXACT.get(mnemonic)
+    try:
+        return None if build is None else build(Spelling(opcode))
+    except UnknownOpcode:
+        return None
