@@ -30,8 +30,11 @@ class Native:
         if code is None:
             module = llvm.parse_assembly(text)
             module.verify()
-            builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=level))
-            builder.getModulePassManager().run(module, builder)
+            if level > 1:
+                # Below, code is as it was written: what builds it leaves little to improve, and passes cost as much
+                # time as code generation itself.
+                builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=level))
+                builder.getModulePassManager().run(module, builder)
             code = machine.emit_object(module)
             kept.store(key, code)
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
@@ -51,6 +54,7 @@ def _host() -> tuple[str, str]:
     return str(llvm.get_host_cpu_name()), str(llvm.get_host_cpu_features().flatten())
 
 
+@cache
 def _machine(level: int) -> Any:
     cpu, features = _host()
     target = llvm.Target.from_default_triple()

@@ -44,17 +44,20 @@ class Frame:
 
     def get(self, registers: list[Any], number: int) -> Array:
         """A register's values for this frame's vectors: a copy, because native code writes registers in place."""
-        value = registers[number]
-        return value.copy() if self.index is None else value[self.index]
+        value = registers[number].reshape(-1)
+        return value if self.index is None else value[self.index]
 
     def put(self, registers: list[Any], number: int, value: Array) -> None:
         """Write a register of the active lanes; the others keep theirs."""
+        held = registers[number]
         if self.index is not None:
-            registers[number][self.index] = value
-        elif self.inner is None:
-            registers[number][:] = value
+            held[self.index >> 5, self.index & 31] = value
+            return
+        rows = value.reshape(held.shape) if np.ndim(value) else value
+        if self.inner is None:
+            held[:] = rows
         else:
-            np.copyto(registers[number], value, where=self.inner)
+            np.copyto(held, rows, where=self.inner.reshape(held.shape))
 
     def warps(self) -> tuple[Array, Array]:
         """The warps with active lanes, uint32 [n], and which lanes of each are, a bit a lane, uint32 [n]."""

@@ -116,7 +116,7 @@ class Machine:
         alive: bool [lanes], those that exist and have not exited.
         lane_cta: CTA of each lane, counted from the first here.
         lane_in_warp, warp_start: int64 [lanes].
-        registers: an array [lanes] for each register that lives across pieces of blocks, written in place.
+        registers: an array [warps, 32] for each register that lives across pieces of blocks, written in place.
     """
 
     def __init__(self, launch: Launch, first_cta: int, ctas: int) -> None:
@@ -374,7 +374,7 @@ class Machine:
     def _gather(self, place: int, mask: Array) -> Array | None:
         """The lanes whose whole member mask is here; the others go on waiting."""
         gather = self.code.gathers[place]
-        value = gather.constant if gather.register is None else self.registers[gather.register]
+        value = gather.constant if gather.register is None else self.registers[gather.register].reshape(-1)
         member = np.broadcast_to(value, mask.shape)
         own = (member >> self.lane_in_warp.astype(np.uint32)) & np.uint32(1) == 0
         if (own & mask).any():
@@ -411,7 +411,7 @@ class Machine:
         for other, lanes in self._gathering.items():
             theirs = self.code.gathers[other]
             if other != place and theirs.is_barrier:
-                value = theirs.constant if theirs.register is None else self.registers[theirs.register]
+                value = theirs.constant if theirs.register is None else self.registers[theirs.register].reshape(-1)
                 found.append((lanes, np.broadcast_to(value, lanes.shape)))
         return found
 

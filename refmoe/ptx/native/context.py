@@ -12,8 +12,9 @@ class Context(IntEnum):
     """Fields of the context, each of 64 bits; a pointer is an address."""
 
     REGISTERS = 0
-    """Pointer to the registers: for each home `lanes` values."""
-    LANES = auto()
+    """Pointer to the registers: for each warp its homes, of 32 values each."""
+    WARP_BYTES = auto()
+    """From the registers of a warp to those of the next."""
     NOW = auto()
     """The step, as race records have it."""
     CHANGED = auto()

@@ -13,6 +13,7 @@ from llvmlite import ir
 
 from refmoe.ptx.native.scalar import WARP_MASK
 from refmoe.ptx.ops.lanes import LANES, Lanes, Value, vector
+from refmoe.ptx.syntax import Immediate, Instruction
 
 _NUMBERS = ir.Constant(vector(32), list(range(LANES)))
 
@@ -56,6 +57,23 @@ def source_lane(lanes: Lanes, mode: str, amount: Value, control: Value) -> tuple
         }[mode]()
         within = build.icmp_signed("<=", source, high)
     return build.select(within, source, _NUMBERS), within
+
+
+def known_source(instruction: Instruction, mode: str) -> tuple[list[int], list[int]] | None:
+    """`source_lane` where amount and control are constants: lanes, and 1 for each that lies within its segment."""
+    amount, control = instruction.operands[2:4]
+    if not isinstance(amount, Immediate) or not isinstance(control, Immediate):
+        return None
+    by, segment, clamp = amount.value & 31, control.value >> 8 & 31, control.value & 31
+    sources, within = [], []
+    for lane in range(LANES):
+        low = lane & segment
+        high = low | (clamp & ~segment & 31)
+        source = {"up": lane - by, "down": lane + by, "bfly": lane ^ by, "idx": low | (by & ~segment & 31)}[mode]
+        fits = source >= high if mode == "up" else source <= high
+        sources.append(source if fits else lane)
+        within.append(int(fits))
+    return sources, within
 
 
 def permuted(lanes: Lanes, scratch: Value, value: Value, source: Value) -> Value:

@@ -144,7 +144,7 @@ def compile_pieces(
     wanted = [piece for of_block in homes.pieces for piece in of_block if piece.native]
     for piece in wanted:
         _Piece(made, piece).build()
-    native = Native(str(made.module))
+    native = Native(str(made.module), 0)
     functions = {
         (piece.block, piece.number): _CALL(native.address(f"piece_{piece.block}_{piece.number}")) for piece in wanted
     }
@@ -174,9 +174,36 @@ class _Module:
         # What is called by its address: functions for memory, and products.
         self.variants: list[Variant | WarpMma] = []
         self.sites: list[Instruction] = []
-        # Homes lie one behind the other, each `lanes` values long: the bytes of those before, for one lane.
+        # A warp's homes lie one behind the other: the bytes of those before, for one lane.
         self.starts = starts([kind for _, kind in self.homes.values()])
         self.begin_of_specials = self.starts[-1]
+        self.access = access_function(self.module)
+
+
+def call_slow(build: Any, context: Value, arguments: list[Value]) -> Value:
+    """Call Python: (site, warp, mask, addresses, values) -> 0, or 1 if it raised."""
+    slow = build.inttoptr(table_field(build, context, Context.SLOW), POINTER)
+    signature = ir.FunctionType(WARP_MASK, [WORD, WORD, WARP_MASK, POINTER, POINTER])
+    return call_pointer(build, slow, signature, arguments)
+
+
+def access_function(module: Any) -> Any:
+    """`access(context, warp, mask, addresses, values, site, function)`: natively if it can be, else by Python; 1 if that raised."""
+    function = ir.Function(module, ir.FunctionType(WARP_MASK, [*memory.SIGNATURE.args, WORD, WORD]), "access")
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    context, warp, bits, places, values, site, number = function.args
+    build = ir.IRBuilder(function.append_basic_block())
+    zero = ir.Constant(WARP_MASK, 0)
+    with build.if_then(build.icmp_unsigned("==", bits, zero)):
+        build.ret(zero)
+    table = build.inttoptr(table_field(build, context, Context.FUNCTIONS), POINTER)
+    native = build.load(build.gep(table, [number], source_etype=POINTER), typ=POINTER)
+    status = call_pointer(build, native, memory.SIGNATURE, [context, warp, bits, places, values])
+    with build.if_then(build.icmp_unsigned("==", status, zero), likely=True):
+        build.ret(zero)
+    build.ret(call_slow(build, context, [site, warp, bits, places, values]))
+    return function
 
 
 def home_bytes(kind: str) -> int:
@@ -208,14 +235,17 @@ class _Piece:
         self.status = room(build, WARP_MASK)
         # Registers of A, B and C of a product, at most 4 + 2 + 4.
         self.fragments = room(build, ir.ArrayType(BYTE, 4 * LANES * 10))
-        self.registers = build.inttoptr(table_field(build, self.context, Context.REGISTERS), POINTER)
-        self.lane_count = table_field(build, self.context, Context.LANES)
+        registers = build.inttoptr(table_field(build, self.context, Context.REGISTERS), POINTER)
+        warp_bytes = table_field(build, self.context, Context.WARP_BYTES)
         loop, done = function.append_basic_block("warp"), function.append_basic_block("done")
+        self.failed = function.append_basic_block("failed")
+        ir.IRBuilder(self.failed).ret(ir.Constant(WARP_MASK, 1))
         build.cbranch(build.icmp_signed(">", count, word(0)), loop, done)
         build.position_at_end(loop)
         self.number = build.phi(WORD)
         self.number.add_incoming(word(0), entry)
         self.warp = build.zext(build.load(build.gep(self.warps, [self.number], source_etype=WARP_MASK), typ=WARP_MASK), WORD)
+        self.registers = at(build, registers, build.mul(self.warp, warp_bytes))
         bits = build.load(build.gep(self.masks, [self.number], source_etype=WARP_MASK), typ=WARP_MASK)
         self.mask = build.bitcast(bits, vector(1))
         self.lanes = Lanes(made.module, build, self.mask)
@@ -240,11 +270,9 @@ class _Piece:
 
     # Registers
 
-    def _home(self, start: int, kind: str) -> Value:
+    def _home(self, start: int) -> Value:
         """Where this warp's values lie."""
-        build, size = self.build_, home_bytes(kind)
-        first = build.mul(self.lane_count, word(start))
-        return at(build, self.registers, build.add(first, build.mul(self.warp, word(LANES * size))))
+        return at(self.build_, self.registers, LANES * start)
 
     def _start(self, name: str) -> int:
         return self.made.starts[self.made.homes[name][0]]
@@ -252,9 +280,9 @@ class _Piece:
     def _fetch(self, start: int, kind: str) -> Value:
         build = self.build_
         if kind == "pred":
-            held = build.load(self._home(start, kind), typ=vector(8), align=32)
+            held = build.load(self._home(start), typ=vector(8), align=32)
             return build.icmp_unsigned("!=", held, self.lanes.constant(0, 8))
-        return build.load(self._home(start, kind), typ=vector(BITS[kind]), align=32)
+        return build.load(self._home(start), typ=vector(BITS[kind]), align=32)
 
     def _load(self, name: str, kind: str) -> Value:
         return self._fetch(self._start(name), kind)
@@ -263,7 +291,7 @@ class _Piece:
         """Write a register back: the lanes that do not act keep theirs."""
         build = self.build_
         kept = build.select(self.mask, value, self._load(name, kind))
-        place = self._home(self._start(name), kind)
+        place = self._home(self._start(name))
         build.store(self.lanes.resize(kept, 8) if kind == "pred" else kept, place, align=32)
 
     def _special(self, name: str) -> Value:
@@ -408,7 +436,11 @@ class _Piece:
         self, instruction: Instruction, mode: str, value: Value, amount: Value, control: Value, member: Value
     ) -> tuple[Value, Value]:
         build, lanes = self.build_, self.lanes
-        source, within = exchange.source_lane(lanes, mode, amount, control)
+        known = exchange.known_source(instruction, mode)
+        if known is None:
+            source, within = exchange.source_lane(lanes, mode, amount, control)
+        else:
+            source, within = matrix.numbers(known[0]), matrix.numbers(known[1], 1)
         taking_part = build.lshr(exchange.present(lanes, member), source)
         absent = build.icmp_unsigned("==", build.and_(taking_part, lanes.constant(1, 32)), lanes.constant(0, 32))
         bad = build.bitcast(build.and_(absent, self.mask), WARP_MASK)
@@ -416,6 +448,8 @@ class _Piece:
             build.store(lanes.resize(source, 64), self.places, align=32)
             build.store(exchange.present(lanes, member), self.scratch, align=32)
             self._python(instruction, bad)
+        if known is not None:
+            return matrix.dealt(lanes, value, known[0]), within
         return exchange.permuted(lanes, self.scratch, value, source), within
 
     def _meet(self) -> None:
@@ -478,11 +512,26 @@ class _Piece:
 
     def _pointer(self, variant: Variant | WarpMma) -> Value:
         """The address of a function."""
-        build, variants = self.build_, self.made.variants
+        build = self.build_
+        table = build.inttoptr(table_field(build, self.context, Context.FUNCTIONS), POINTER)
+        return build.inttoptr(table_field(build, table, self._function(variant)), POINTER)
+
+    def _function(self, variant: Variant | WarpMma) -> int:
+        """The number of a function in the table."""
+        variants = self.made.variants
         if variant not in variants:
             variants.append(variant)
-        table = build.inttoptr(table_field(build, self.context, Context.FUNCTIONS), POINTER)
-        return build.inttoptr(table_field(build, table, variants.index(variant)), POINTER)
+        return variants.index(variant)
+
+    def _site(self, instruction: Instruction) -> int:
+        """The number by which Python knows an instruction."""
+        self.made.sites.append(instruction)
+        return len(self.made.sites) - 1
+
+    def _next(self) -> Any:
+        """A new block, for what comes after a condition."""
+        self.following = self.build_.append_basic_block()
+        return self.following
 
     def _call(self, instruction: Instruction, variant: Variant, address: Value, guard: Value | None) -> None:
         """The access of the lanes whose guard is on; Python does it if the native function will not."""
@@ -490,22 +539,19 @@ class _Piece:
         acting = self.mask if guard is None else build.and_(self.mask, guard)
         bits = build.bitcast(acting, WARP_MASK)
         build.store(address, self.places, align=32)
-        with build.if_then(build.icmp_unsigned("!=", bits, ir.Constant(WARP_MASK, 0))):
-            arguments = [self.context, self.warp, bits, self.places, self.scratch]
-            status = call_pointer(build, self._pointer(variant), memory.SIGNATURE, arguments)
-            with build.if_then(build.icmp_unsigned("!=", status, ir.Constant(WARP_MASK, 0)), likely=False):
-                self._python(instruction, bits)
+        site, number = self._site(instruction), self._function(variant)
+        arguments = [self.context, self.warp, bits, self.places, self.scratch, word(site), word(number)]
+        failed = build.call(self.made.access, arguments)
+        build.cbranch(build.icmp_unsigned("!=", failed, ir.Constant(WARP_MASK, 0)), self.failed, self._next())
+        build.position_at_end(self.following)
 
     def _python(self, instruction: Instruction, bits: Value) -> None:
         """Let Python do an instruction for the lanes of a mask, and end the piece if it raises."""
-        build, made = self.build_, self.made
-        site = len(made.sites)
-        made.sites.append(instruction)
-        slow = build.inttoptr(table_field(build, self.context, Context.SLOW), POINTER)
-        signature = ir.FunctionType(WARP_MASK, [WORD, WORD, WARP_MASK, POINTER, POINTER])
-        failed = call_pointer(build, slow, signature, [word(site), self.warp, bits, self.places, self.scratch])
-        with build.if_then(build.icmp_unsigned("!=", failed, ir.Constant(WARP_MASK, 0))):
-            build.ret(ir.Constant(WARP_MASK, 1))
+        build = self.build_
+        arguments = [word(self._site(instruction)), self.warp, bits, self.places, self.scratch]
+        failed = call_slow(build, self.context, arguments)
+        build.cbranch(build.icmp_unsigned("!=", failed, ir.Constant(WARP_MASK, 0)), self.failed, self._next())
+        build.position_at_end(self.following)
 
     # Tensor cores
 

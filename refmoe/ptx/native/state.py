@@ -10,6 +10,7 @@ import numpy as np
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW, Region
 from refmoe.ptx.native.context import FIRST_BUFFER_ROW, LOCAL_ROW, SHARED_ROW, Context, Row
+from refmoe.ptx.ops.lanes import LANES
 from refmoe.ptx.native.kernel import SLOW, home_bytes, starts
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class NativeState:
     """Registers and tables of one machine.
 
     Attributes:
-        registers: an array [lanes] for each home.
+        registers: an array [warps, 32] for each home.
         error: what Python code that native code called raised, or None.
     """
 
@@ -44,15 +45,19 @@ class NativeState:
             self._held = np.zeros(size + _ALIGN, np.uint8)
         start = -self._held.ctypes.data % _ALIGN
         block = self._held[start : start + size]
+        # Of each warp its homes, one behind the other.
+        rows = block.reshape(lanes // LANES, -1)
         self.registers = [
-            block[begin * lanes : (begin + home_bytes(kind)) * lanes].view(DTYPES[kind])
+            rows[:, begin * LANES : (begin + home_bytes(kind)) * LANES].view(DTYPES[kind])
             for begin, kind in zip(begins, code.kinds, strict=False)
         ]
         # What changes while lanes run: predefined registers do not.
-        self._changing = block[: begins[-1] * lanes]
+        self._changing = rows[:, : begins[-1] * LANES]
         for number, name in enumerate(specials):
-            begin = (begins[-1] + 4 * number) * lanes
-            block[begin : begin + 4 * lanes].view(np.uint32)[:] = machine.specials[name]
+            begin = (begins[-1] + 4 * number) * LANES
+            value = machine.specials[name]
+            held = rows[:, begin : begin + 4 * LANES].view(np.uint32)
+            held[:] = value.reshape(-1, LANES) if np.ndim(value) else value
         self._regions = [machine.shared, machine.local, *machine.arena.regions]
         self._rows = np.zeros((len(self._regions), len(Row)), np.int64)
         self._context = np.zeros(len(Context), np.int64)
@@ -74,7 +79,7 @@ class NativeState:
         shared_offset = np.arange(machine.lanes // 32) // machine.warps * machine.shared.stride
         self._shared_offset = shared_offset.astype(np.int64)
         context[Context.REGISTERS] = block.ctypes.data
-        context[Context.LANES] = machine.lanes
+        context[Context.WARP_BYTES] = block.size // (machine.lanes // LANES)
         context[Context.SLOW] = ctypes.cast(self._slow, ctypes.c_void_p).value or 0
         context[Context.FUNCTIONS] = self._functions.ctypes.data
         context[Context.SYMBOLS] = self._symbols.ctypes.data
