@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
+from functools import cache
 from pathlib import Path
 
-from refmoe.files import write_atomic
+import refmoe
 from refmoe.version import __version__
 
+# Folders of the modules that write code, or say what it computes.
+_WRITERS = ("native", "ptx", "reference/mma")
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -24,11 +28,22 @@ def folder() -> Path:
 
 
 def key_of(*parts: str) -> str:
-    """A name for what `parts` and this version of refmoe make."""
+    """A name for what `parts` and the sources that make machine code of them give."""
     digest = hashlib.sha256()
-    for part in (__version__, *parts):
+    for part in (__version__, _sources(), *parts):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part.encode())
+    return digest.hexdigest()
+
+
+@cache
+def _sources() -> str:
+    """A digest of the modules that write code: a changed one must not find what another one wrote."""
+    root = Path(refmoe.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(each for part in _WRITERS for each in (root / part).rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
@@ -49,6 +64,15 @@ def load(key: str) -> bytes | None:
 def store(key: str, code: bytes) -> None:
     """Keep `code`; a folder that cannot be written, or a full disk, is no error: the next process compiles again."""
     try:
-        write_atomic(folder() / key, hashlib.sha256(code).digest() + code)
+        folder().mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=folder())
+        try:
+            # What a crash leaves half-written is found by its digest: there is nothing to wait for.
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(hashlib.sha256(code).digest() + code)
+            os.replace(temporary, folder() / key)
+        except BaseException:
+            os.unlink(temporary)
+            raise
     except OSError:
         return

@@ -6,6 +6,7 @@ would be cut into small pieces. The results do not depend on it, because no oper
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -19,31 +20,52 @@ class Native:
     """Machine code of one module; its functions live as long as this object.
 
     Args:
-        text: LLVM IR whose functions call nothing but intrinsics and pointers that they are given.
-        level: of optimisation, 0 to 3.
+        code: of an object file, as `compiled` gives it.
+        level: that it was compiled with.
     """
 
-    def __init__(self, text: str, level: int = 1) -> None:
-        key = kept.key_of(text, str(level), *_host(), llvmlite.__version__, str(llvm.llvm_version_info))
-        code = kept.load(key)
-        machine = _machine(level)
-        if code is None:
-            module = llvm.parse_assembly(text)
-            module.verify()
-            if level > 1:
-                # Below, code is as it was written: what builds it leaves little to improve, and passes cost as much
-                # time as code generation itself.
-                builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=level))
-                builder.getModulePassManager().run(module, builder)
-            code = machine.emit_object(module)
-            kept.store(key, code)
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    def __init__(self, code: bytes, level: int = 1) -> None:
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(level))
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
+
+    @classmethod
+    def of(cls, build: Callable[[], str], *key: str, level: int = 1) -> Native:
+        """The module that `build` writes, or what an earlier process compiled of it.
+
+        Args:
+            build: gives LLVM IR whose functions call nothing but intrinsics and pointers that they are given.
+            key: all that the text depends on, but for the sources of refmoe.
+            level: of optimisation, 0 to 3.
+        """
+        name = key_of(*key, level=level)
+        code = kept.load(name)
+        if code is None:
+            code = compiled(build(), level)
+            kept.store(name, code)
+        return cls(code, level)
 
     def address(self, name: str) -> int:
         """Of a function of the module."""
         return int(self._engine.get_function_address(name))
+
+
+def key_of(*parts: str, level: int) -> str:
+    """A name for machine code: what it is made of, for which host, by which LLVM and which sources."""
+    return kept.key_of(*parts, str(level), *_host(), llvmlite.__version__, str(llvm.llvm_version_info))
+
+
+def compiled(text: str, level: int = 1) -> bytes:
+    """An object file of LLVM IR."""
+    module = llvm.parse_assembly(text)
+    module.verify()
+    machine = _machine(level)
+    if level > 1:
+        # Below, code is as it was written: what builds it leaves little to improve, and passes cost as much time as code
+        # generation itself.
+        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=level))
+        builder.getModulePassManager().run(module, builder)
+    return bytes(machine.emit_object(module))
 
 
 @cache

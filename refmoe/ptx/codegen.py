@@ -121,7 +121,7 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
     checked = [_checked(emitter, block, module.name) for block in program.blocks]
     homes = cut(program, lambda instruction: is_native(instruction, emitter.products))
     shared = homes.registers
-    kernel = compile_pieces(homes, layout, emitter.approximate, emitter.products)
+    kernel = compile_pieces(program, homes, layout, emitter.approximate, emitter.products)
     emitter.names["N"] = Invoker(kernel)
     parts = []
     for block, (statements, result) in zip(program.blocks, checked, strict=True):

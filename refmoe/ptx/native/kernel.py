@@ -8,8 +8,11 @@ are written back.
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
+import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,8 @@ from refmoe.ptx.layout import Layout
 from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW
 from refmoe.ptx.memory_ops import memory_opcode
 from refmoe.ptx.native import exchange, matrix, memory
-from refmoe.native.compiler import Native
+from refmoe.native import cache as kept
+from refmoe.native.compiler import Native, compiled, key_of
 from refmoe.ptx.native.context import Context
 from refmoe.ptx.native.memory import Variant
 from refmoe.ptx.native.mma import WarpMma
@@ -30,6 +34,7 @@ from refmoe.ptx.native.slow import Slow, slow_form
 from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, Value, vector
 from refmoe.ptx.ops.table import exactness, lowering
 from refmoe.ptx.pieces import Homes, Piece
+from refmoe.ptx.program import Program
 from refmoe.ptx.registers import CARRY, destinations_and_sources
 from refmoe.ptx.specials import SPECIALS
 from refmoe.ptx.syntax import (
@@ -49,7 +54,10 @@ from refmoe.ptx.tensor import COLUMNS, ROWS, Mma, Scales
 from refmoe.ptx.values import literal_bits
 
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
-_KINDS = {bits: kind for kind, bits in BITS.items() if kind != "pred"}
+# Of optimisation: the blocks of a kernel are short, and what they wait for is memory.
+_LEVEL = 0
+# Bytes of the length of a kernel's head in the cache.
+_SIZE = 8
 # (site, warp, mask, addresses, values) -> 0, or 1 if it raised.
 SLOW = ctypes.CFUNCTYPE(
     ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p
@@ -130,32 +138,82 @@ def _table(instruction: Instruction) -> Any:
 
 
 def compile_pieces(
-    homes: Homes, layout: Layout, approximate: Sequence[Instruction], products: Mapping[Instruction, Mma]
+    program: Program,
+    homes: Homes,
+    layout: Layout,
+    approximate: Sequence[Instruction],
+    products: Mapping[Instruction, Mma],
 ) -> Kernel:
     """Native code of all pieces that are to be native.
 
     Args:
-        homes: the pieces.
+        program: the entry.
+        homes: its pieces.
         layout: where variables lie.
         approximate: the approximate instructions, in the order in which their use is noted.
         products: what the tensor-core instructions compute.
     """
-    made = _Module(homes, layout, approximate, products)
-    wanted = [piece for of_block in homes.pieces for piece in of_block if piece.native]
-    for piece in wanted:
-        _Piece(made, piece).build()
-    native = Native(str(made.module), 0)
+    instructions = [each for block in program.blocks for each in block.instructions]
+    name = key_of("kernel", _content(instructions, homes, layout, products), level=_LEVEL)
+    held = kept.load(name)
+    if held is None:
+        held = _compiled(instructions, homes, layout, approximate, products)
+        kept.store(name, held)
+    size = int.from_bytes(held[:_SIZE], "little")
+    head, native = json.loads(held[_SIZE : _SIZE + size]), Native(held[_SIZE + size :], _LEVEL)
     functions = {
-        (piece.block, piece.number): _CALL(native.address(f"piece_{piece.block}_{piece.number}")) for piece in wanted
+        (piece.block, piece.number): _CALL(native.address(f"piece_{piece.block}_{piece.number}"))
+        for of_block in homes.pieces
+        for piece in of_block
+        if piece.native
     }
+    called = [(WarpMma if kind == "mma" else Variant)(*fields) for kind, *fields in head["called"]]
     return Kernel(
         functions,
-        tuple(made.specials),
-        tuple(made.symbols),
-        tuple(each.address for each in made.variants),
-        tuple(slow_form(instruction, layout) for instruction in made.sites),
+        tuple(head["specials"]),
+        tuple(head["symbols"]),
+        tuple(each.address for each in called),
+        tuple(slow_form(instructions[number], layout) for number in head["sites"]),
         native,
     )
+
+
+def _content(
+    instructions: Sequence[Instruction], homes: Homes, layout: Layout, products: Mapping[Instruction, Mma]
+) -> str:
+    """A digest of all that the code of an entry depends on; lines are no part of it."""
+    forms = [repr(_form(products[each])) for each in instructions if each in products]
+    body = [(each.opcode, each.operands, each.guard, each.negated) for each in instructions]
+    cuts = [[(len(piece.instructions), piece.native) for piece in of_block] for of_block in homes.pieces]
+    return hashlib.sha256(pickle.dumps((body, cuts, homes.registers, layout, forms))).hexdigest()
+
+
+def _compiled(
+    instructions: Sequence[Instruction],
+    homes: Homes,
+    layout: Layout,
+    approximate: Sequence[Instruction],
+    products: Mapping[Instruction, Mma],
+) -> bytes:
+    """An object file, and before it, behind its length, what `compile_pieces` must know of it."""
+    made = _Module(homes, layout, approximate, products)
+    for of_block in homes.pieces:
+        for piece in of_block:
+            if piece.native:
+                _Piece(made, piece).build()
+    numbers = {id(each): number for number, each in enumerate(instructions)}
+    head = json.dumps({
+        "specials": made.specials,
+        "symbols": made.symbols,
+        "called": [["mma" if isinstance(each, WarpMma) else "memory", *astuple(each)] for each in made.variants],
+        "sites": [numbers[id(each)] for each in made.sites],
+    }).encode()
+    return len(head).to_bytes(_SIZE, "little") + head + compiled(str(made.module), _LEVEL)
+
+
+def _form(product: Mma) -> WarpMma:
+    """What the native code of a product is chosen by."""
+    return WarpMma(product.model, product.a_format, product.b_format, product.scales, product.packed)
 
 
 class _Module:
@@ -603,7 +661,7 @@ class _Piece:
         """`mma.sync`, by all lanes of a warp."""
         build = self.build_
         product = self.made.products[instruction]
-        form = WarpMma(product.model, product.a_format, product.b_format, product.scales, product.packed)
+        form = _form(product)
         bits = build.bitcast(self.mask, WARP_MASK)
         with build.if_then(build.icmp_unsigned("!=", bits, ir.Constant(WARP_MASK, 0xFFFFFFFF)), likely=False):
             self._python(instruction, bits)

@@ -78,7 +78,7 @@ class Variant:
 
 @cache
 def _compiled(variant: Variant) -> Native:
-    return Native(_text(variant), level=2)
+    return Native.of(lambda: _text(variant), "memory", variant.name, level=2)
 
 
 def _text(variant: Variant) -> str:

@@ -12,7 +12,7 @@ from llvmlite import ir
 
 from refmoe.ptx import isa
 from refmoe.ptx.isa import DTYPES
-from refmoe.native.compiler import Native
+from refmoe.native.compiler import Native, compiled
 from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, Lowering, vector
 from refmoe.ptx.ops.table import lowering
 
@@ -68,7 +68,7 @@ def run(
     Returns:
         An array [n] for each destination.
     """
-    native = Native(_module(lower, kinds, results, constants))
+    native = Native(compiled(_module(lower, kinds, results, constants)))
     given = [np.asarray(each, DTYPES[kind]) for each, kind in zip(sources, kinds, strict=True) if each is not None]
     count = max(each.size for each in given)
     warps = -(-count // LANES)

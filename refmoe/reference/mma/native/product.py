@@ -96,7 +96,7 @@ def _scales(operand: Operand, shape: Shape) -> NDArray[np.uint8]:
 
 @cache
 def _native(shape: Shape) -> tuple[Native, Any]:
-    native = Native(_module(shape), level=2)
+    native = Native.of(lambda: _module(shape), "product", repr(shape), level=2)
     kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p)
     # The code lives as long as what is cached here.
     return native, kind(native.address("run"))
