@@ -26,6 +26,8 @@ _ESTIMATES: dict[str, Callable[[Lanes, Value], Value]] = {
     "ex2": elementary.exp2,
     "lg2": elementary.log2,
     "rsqrt": _rsqrt,
+    "sin": elementary.sin,
+    "cos": elementary.cos,
     "tanh": elementary.tanh,
 }
 _ALL = (*_ESTIMATES, "rcp", "sqrt", "div")
@@ -137,4 +139,4 @@ def _exact(spelling: Spelling) -> Lowering | None:
 BUILDERS: Mapping[str, Callable[[Spelling], Lowering | None]] = dict.fromkeys(_ALL, _approximate)
 
 # Where the result is exactly that of hardware, as `Operation.exact_when`; always, where there is no entry or None.
-EXACT: Mapping[str, Callable[[Spelling], Lowering | None]] = dict.fromkeys((*_ALL, "sin", "cos"), _exact)
+EXACT: Mapping[str, Callable[[Spelling], Lowering | None]] = dict.fromkeys(_ALL, _exact)
