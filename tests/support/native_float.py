@@ -68,7 +68,13 @@ def _hard_rows(f: Ieee, arity: int) -> list[tuple[int, ...]]:
             rows.append((near(x * x),))
             continue
         # Products, quotients and sums.
-        pairs = [(a, near(end / x)), (near(end * y), b), (near(x * y), b), (a, near(-x)), (a, near(x * power(-f.fraction - 1)))]
+        pairs = [
+            (a, near(end / x)),
+            (near(end * y), b),
+            (near(x * y), b),
+            (a, near(-x)),
+            (a, near(x * power(-f.fraction - 1))),
+        ]
         if arity == 2:
             rows += pairs
             continue
@@ -127,7 +133,7 @@ def native_differences(
     """
     lower = lowering(opcode)
     assert lower is not None
-    found = _run(lower, operation, operation.destinations[0], sources, constants or ({},))
+    found = run(lower, operation, operation.destinations[0], sources, constants or ({},))
     wrong = []
     for result, known in zip(found, constants or ({},), strict=True):
         fixed = [np.full_like(x, known[i]) if i in known else x for i, x in enumerate(sources)]
@@ -138,10 +144,10 @@ def native_differences(
 
 def claimed(lower: Lowering, operation: isa.Operation, sources: list[np.ndarray]) -> np.ndarray:
     """What the native form of `exact_when` says of sources."""
-    return _run(lower, operation, "pred", sources, [{}])[0]
+    return run(lower, operation, "pred", sources, [{}])[0]
 
 
-def _run(
+def run(
     lower: Lowering,
     operation: isa.Operation,
     result: str,
@@ -153,7 +159,9 @@ def _run(
     def lowered(lanes: Any, values: Sequence[Any]) -> list[Any]:
         results = []
         for known in variants:
-            mixed = [lanes.constant(known[i], BITS[k]) if i in known else values[i] for i, k in enumerate(operation.sources)]
+            mixed = [
+                lanes.constant(known[i], BITS[k]) if i in known else values[i] for i, k in enumerate(operation.sources)
+            ]
             results += lower(lanes, mixed)
         return results
 

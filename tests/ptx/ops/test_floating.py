@@ -34,7 +34,15 @@ FOLDED = [
     f"{name}{modifiers}.{type_name}"
     for name, arity in (("add", 2), ("sub", 2), ("mul", 2), ("fma", 3), ("div", 2), ("sqrt", 1), ("min", 2), ("max", 2))
     for modifiers, type_name in (
-        ((".rn", "f32"), (".rn.ftz", "f32"), (".rm", "f32"), (".rn", "f64"), (".rm", "f64"), (".rn", "f16"), (".rn", "bf16"))
+        (
+            (".rn", "f32"),
+            (".rn.ftz", "f32"),
+            (".rm", "f32"),
+            (".rn", "f64"),
+            (".rm", "f64"),
+            (".rn", "f16"),
+            (".rn", "bf16"),
+        )
         if name not in ("min", "max")
         else (("", "f32"), (".NaN", "f32"), ("", "f64"), (".xorsign.abs", "f16"), ("", "bf16"))
     )
