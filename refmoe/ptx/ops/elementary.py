@@ -4,7 +4,7 @@ NumPy has them from a library of its host, whose last bits are its own. Rounded 
 determined. An exhaustive search found those FP32 arguments whose true result lies within 4 units of the last place of
 FP64 of a point half way between two FP32 numbers: 50 of all five functions, which tests/ptx/ops/test_approximate.py
 lists. Of every other argument any estimate within 4 units gives the same FP32 number. At those 50 any within 0.56 units
-gives that of the FP64 number nearest to the true result. NumPy and glibc are nearer there, and so are the functions here.
+gives that of the FP64 number nearest to the true result. NumPy and glibc are nearer, and so are the functions here.
 """
 
 from __future__ import annotations
