@@ -14,7 +14,7 @@ from refmoe.reference.scalar.mma import accumulate
 
 pytest.importorskip("llvmlite")
 
-from refmoe.ptx.native.mma import WarpMma  # noqa: E402
+from refmoe.ptx.native.mma import WarpMma
 
 WARPS = 48
 NAN = 0x7FFFFFFF
@@ -127,11 +127,13 @@ class Warps:
     def codes(self) -> tuple[np.ndarray, ...]:
         """A [W, 16, K], B [W, 8, K], C float32 [W, 16, 8], scales of A and of B or None."""
         warps = range(self.c.shape[1])
-        a, b = (np.stack(each) for each in zip(*(matrices(self.spelling, self.a[:, w], self.b[:, w]) for w in warps)))
+        pairs = [matrices(self.spelling, self.a[:, w], self.b[:, w]) for w in warps]
+        a, b = (np.stack([pair[side] for pair in pairs]) for side in (0, 1))
         c = np.zeros((len(warps), 16, 8), np.uint32)
         for lane in range(32):
             for i in range(4):
-                c[:, *accumulator_place(lane, i)] = self.c[i, :, lane]
+                row, column = accumulator_place(lane, i)
+                c[:, row, column] = self.c[i, :, lane]
         scales = []
         for held, rows in ((self.a_scales, 16), (self.b_scales, 8)):
             if held is None:
@@ -158,7 +160,8 @@ class Warps:
         registers = np.zeros_like(self.c)
         for lane in range(32):
             for i in range(4):
-                registers[i, :, lane] = found[:, *accumulator_place(lane, i)]
+                row, column = accumulator_place(lane, i)
+                registers[i, :, lane] = found[:, row, column]
         return registers
 
 

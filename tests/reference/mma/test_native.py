@@ -16,7 +16,7 @@ from refmoe.reference.scalar.mma import accumulate
 
 pytest.importorskip("llvmlite")
 
-from refmoe.reference.mma.native.product import native_chain  # noqa: E402
+from refmoe.reference.mma.native.product import native_chain
 
 PRODUCTS, M, N = 2, 19, 11
 SCALE_ENDS = [0x00, 0x01, 0x7E, 0x7F, 0x80, 0xFD, 0xFE, 0xFF]
