@@ -1,7 +1,7 @@
 """LLVM code written as arithmetic: `Value` has Python's operators, `Code` the loads, the loops and the conditions.
 
-Every value has a type and an operation takes two of one type; a Python number stands for a constant of the other's type,
-in every lane if that is a vector. Integers wrap, `>>` shifts zeros in, and comparisons are signed. Floating-point
+Every value has a type and an operation takes two of one type; a Python number stands for a constant of the other's
+type, in every lane if that is a vector. Integers wrap, `>>` shifts zeros in, and comparisons are signed. Floating-point
 operations round once each, as IEEE 754 says: nothing here sets a fast-math flag.
 
     with code.range(count) as i:
@@ -18,7 +18,7 @@ from typing import Any
 
 from llvmlite import ir
 
-I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F32, F64, POINTER = ir.FloatType(), ir.DoubleType(), ir.PointerType()
 Type = Any
 
@@ -147,7 +147,7 @@ class Value:
         return Value(self.code, self.code.build.bitcast(self.held, kind))
 
     def to(self, kind: Type, *, signed: bool = True) -> Value:
-        """The same numbers as another type: integers cut or extended, floats rounded or widened, or made of integers."""
+        """The same numbers in another type: integers cut or extended, floats rounded, widened or made of integers."""
         build, here, there = self.code.build, _element(self.type), _element(kind)
         if _is_float(self.type) and _is_float(kind):
             convert = build.fptrunc if there == F32 else build.fpext

@@ -1,7 +1,7 @@
 """The approximate instructions of a warp's lanes. The specification is `refmoe.ptx.isa.approximate`.
 
-Their results are FP64 estimates rounded to nearest: see `elementary` for why those bits do not depend on a host. Where the
-estimate is a quotient or a root of FP32 numbers, rounding it again changes nothing, and FP32's own is the same.
+Their results are FP64 estimates rounded to nearest: see `elementary` for why those bits do not depend on a host. Where
+the estimate is a quotient or a root of FP32 numbers, rounding it again changes nothing, and FP32's own is the same.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _ESTIMATES: dict[str, Callable[[Lanes, Value], Value]] = {
     "ex2": elementary.exp2,
     "lg2": elementary.log2,
     "rsqrt": _rsqrt,
+    "sin": elementary.sin,
+    "cos": elementary.cos,
     "tanh": elementary.tanh,
 }
 _ALL = (*_ESTIMATES, "rcp", "sqrt", "div")
@@ -75,7 +77,7 @@ def _between(lanes: Lanes, x: Value, low: float, high: float) -> Value:
 
 
 def _exact_ex2(lanes: Lanes, bits: Value, ftz: bool) -> Value:
-    """Integers with a normal result, and, without .ftz, those with a subnormal one, but for -127, and all subnormals."""
+    """Integers with a normal result; without .ftz also those with a subnormal one but for -127, and all subnormals."""
     build = lanes.build
     x = lanes.float_of(bits)
     integer = build.fcmp_ordered("==", lanes.intrinsic("rint", x), x)
@@ -137,4 +139,4 @@ def _exact(spelling: Spelling) -> Lowering | None:
 BUILDERS: Mapping[str, Callable[[Spelling], Lowering | None]] = dict.fromkeys(_ALL, _approximate)
 
 # Where the result is exactly that of hardware, as `Operation.exact_when`; always, where there is no entry or None.
-EXACT: Mapping[str, Callable[[Spelling], Lowering | None]] = dict.fromkeys((*_ALL, "sin", "cos"), _exact)
+EXACT: Mapping[str, Callable[[Spelling], Lowering | None]] = dict.fromkeys(_ALL, _exact)

@@ -1,4 +1,4 @@
-"""Rounding toward zero, down, up and to odd: the nearest number, and one step from it where that lies on the wrong side.
+"""Rounding toward zero, down, up and to odd: the nearest number, and one step from it where it is on the wrong side.
 
 Results of FP32 and of halves are known as a sum of two FP64 (or FP32) numbers, the first of them next to the result.
 For FP64 there is no wider format: `compare` finds the sign of what rounding to nearest took away, in three parts that

@@ -1,7 +1,7 @@
 """Floating-point arithmetic of a warp's lanes. The specification is `refmoe.ptx.isa.floating`.
 
-To nearest FP32 and FP64 are LLVM's own operations. Halves are computed in a wider format that rounds them right, FP32 in
-the other modes in FP64; FP64 in those modes compares the nearest number with the exact result.
+To nearest FP32 and FP64 are LLVM's own operations. Halves are computed in a wider format that rounds them right, FP32
+in the other modes in FP64; FP64 in those modes compares the nearest number with the exact result.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def _operation(lanes: Lanes, name: str, *x: Value) -> Value:
     """One of LLVM's operations on floats, to nearest."""
     if name in ("fma", "sqrt"):
         return lanes.intrinsic(name, *x)
-    return {"add": lanes.build.fadd, "sub": lanes.build.fsub, "mul": lanes.build.fmul, "div": lanes.build.fdiv}[name](*x)
+    return {"add": lanes.build.fadd, "sub": lanes.build.fsub, "mul": lanes.build.fmul, "div": lanes.build.fdiv}[name](
+        *x
+    )
 
 
 def _nearest(name: str, ftz: bool, lanes: Lanes, *bits: Value) -> Value:

@@ -1,8 +1,8 @@
 """Parts of floating-point instructions: NaN, .ftz and clamps on bit patterns, halves as wider floats and back.
 
 LLVM's own `half` and `bfloat` are not used: what a processor lacks of them becomes calls of a runtime library, or a
-fused multiply-add that rounds twice. Both formats are widened, and narrowed again, by integer arithmetic and by additions
-and multiplications of FP32 that are exact.
+fused multiply-add that rounds twice. Both formats are widened by integer arithmetic and an exact product of FP32, and
+narrowed by integer arithmetic and a sum of FP32 that rounds where the narrow format does.
 """
 
 from __future__ import annotations

@@ -164,5 +164,6 @@ def checked_operands(
     return (
         Operand(flat(a), ELEMENT_FORMATS[a_format], None if a_scales is None else flat(a_scales), scaling),
         Operand(flat(b), ELEMENT_FORMATS[b_format], None if b_scales is None else flat(b_scales), scaling),
-        flat(c),
+        # The chains write into what they copy from it, by place.
+        flat(np.ascontiguousarray(c)),
     )

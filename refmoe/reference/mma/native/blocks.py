@@ -12,6 +12,9 @@ and added again: integers below 2^(F + 2) add up exactly. C is cut either way. I
 arithmetic: whatever finite unit they are aligned to, they come out as they are.
 
 A grouped block cuts groups, whose products are quarters: their sum is exact in any case.
+
+A chain of FMAs has no blocks; a step of it is some of its K. Products of two elements are exact in float64, and a sum
+that is rounded to odd there is rounded to FP32 as the exact one would be.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from refmoe.formats import E8M0, FP16, Format
+from refmoe.formats import E8M0, FP16, MX_BLOCK, Format
 from refmoe.native.expressions import F32, F64, I8, I16, I32, I64, POINTER, Code, Value, Variable, vector
 from refmoe.reference.mma.models import AccumulationModel, Kind
 from refmoe.reference.mma.native.decode import (
@@ -44,6 +47,8 @@ _DOUBLE, _WORD, _SHORT = 8, 8, 2
 F64_FRACTION = 52
 # Exponents are of 16 bits, and those of two neighbours along K stand in one word of 32.
 _PAIR = 4
+FMA_SPAN = 16
+"""Elements of K in a step of a chain of FMAs that has no scales."""
 _CHUNK = 16  # bytes of a row that are transposed at once
 _FAR = 1 << 13  # above every exponent of a unit
 
@@ -65,7 +70,7 @@ class Shape:
     """What a step takes, and where its parts lie in what was decoded.
 
     Attributes:
-        rule: what a block does, of a FUSED, an UNPACKED or a GROUPED model.
+        rule: what a block does, of a model of any kind but EXACT.
         a: how the elements of the rows are stored.
         b: of the columns.
         span: elements of K.
@@ -121,9 +126,12 @@ def shape_of(
 ) -> Shape:
     """The shape of a model's step, for elements that lie `shift` bits above the low end of what stores them.
 
-    `block` is the pair's; `scaled` says whether a FUSED model has scales.
+    `block` is the pair's; `scaled` says whether a FUSED or an FMA model has scales.
     """
-    span, parts, scales, stored = block, (tuple(range(block)),), int(scaled), int(scaled)
+    if model.kind is Kind.FMA:
+        block = MX_BLOCK if scaled else FMA_SPAN
+    span, scales, stored = block, int(scaled), int(scaled)
+    parts: tuple[tuple[int, ...], ...] = (tuple(range(block)),)
     if model.kind is Kind.UNPACKED:
         span, parts = sum(map(len, model.passes)), model.passes
     if model.group is not None:
@@ -140,8 +148,7 @@ def shape_of(
         )
         for fmt, shift in ((a, a_shift), (b, b_shift))
     )
-    assert model.align_bits is not None
-    rule = Rule(model.kind, model.align_bits, model.result_bits, model.accumulator, model.to_nearest, model.floor)
+    rule = Rule(model.kind, model.align_bits or 0, model.result_bits, model.accumulator, model.to_nearest, model.floor)
     return Shape(rule, rows, columns, span, parts, scales, model.scaling.scale if model.scaling else E8M0, stored)
 
 
@@ -197,7 +204,7 @@ class Blocks:
                     exponents.append(exponent)
                 both = (exponents[0] & 0xFFFF) | (exponents[1] << 16)
                 code.store(both, step + (pair * (ROWS * _PAIR) + shape.exponents), align=64)
-            units = (unit.get() - shape.a.format.mantissa_bits).to(WORDS)
+            least = (unit.get() - shape.a.format.mantissa_bits).to(WORDS)
             if shape.scales:
                 with code.range(ROWS) as row:
                     place = scales + (code.min(row, last) * scale_stride + t * shape.stored_scales)
@@ -206,12 +213,12 @@ class Blocks:
                         code.store(byte.to(I32, signed=False), held + (row + scale * ROWS) * 4)
                 for scale in range(shape.scales):
                     stored = code.load(vector(I32, ROWS), held + scale * ROWS * 4)
-                    value, exponents = decode_scale(code, shape.scale_format, stored)
+                    value, of_scale = decode_scale(code, shape.scale_format, stored)
                     code.store(value, step + (shape.scale_values + scale * ROWS * _DOUBLE), align=64)
-                    code.store(exponents, step + (shape.scale_exponents + scale * ROWS * _WORD), align=64)
+                    code.store(of_scale, step + (shape.scale_exponents + scale * ROWS * _WORD), align=64)
                     if scale == 0:
-                        units = units + exponents
-            code.store(units, step + shape.units, align=32)
+                        least = least + of_scale
+            code.store(least, step + shape.units, align=64)
         code.done()
         return code.function
 
@@ -283,6 +290,8 @@ class Blocks:
             self._grouped(code, step, decoded, sums)
         elif kind is Kind.UNPACKED:
             self._unpacked(code, step, decoded, sums)
+        elif kind is Kind.FMA:
+            self._multiply_add(code, step, decoded, sums)
         else:
             self._fused(code, step, decoded, sums, self.shape.parts[0])
 
@@ -332,7 +341,7 @@ class Blocks:
         shape, rule = self.shape, self.shape.rule
         products, tops = code.space(COLUMNS * ROWS * _DOUBLE), code.space(COLUMNS * ROWS * _PAIR)
         self._dot(code, step, decoded, part, products, tops)
-        units = code.load(WORDS, step + shape.units, align=32)
+        units = code.load(WORDS, step + shape.units, align=64)
         with code.range(COLUMNS) as column:
             place = sums + column * (ROWS * _DOUBLE)
             c = code.load(DOUBLES, place, align=64)
@@ -368,14 +377,33 @@ class Blocks:
         """The parts chained from zero, and one addition in FP32."""
         size = ROWS * _DOUBLE
         partial = code.space(COLUMNS * size)
-        for column in range(COLUMNS):
-            code.store(code.constant(DOUBLES, 0.0), partial + column * size, align=64)
+        for number in range(COLUMNS):
+            code.store(code.constant(DOUBLES, 0.0), partial + number * size, align=64)
         for part in self.shape.parts:
             self._fused(code, step, decoded, partial, part)
         floats = vector(F32, ROWS)
         with code.range(COLUMNS) as column:
             pair = [code.load(DOUBLES, place + column * size, align=64).to(floats) for place in (sums, partial)]
             code.store((pair[0] + pair[1]).to(DOUBLES), sums + column * size, align=64)
+
+    def _multiply_add(self, code: Code, step: Value, decoded: Columns, sums: Value) -> None:
+        """FMAs in FP32, k ascending."""
+        shape = self.shape
+        size = ROWS * _DOUBLE
+        places = [sums + column * size for column in range(COLUMNS)]
+        totals = [code.variable(DOUBLES, code.load(DOUBLES, place, align=64)) for place in places]
+        with code.range(shape.span) as k:
+            values = code.load(DOUBLES, step + (k * size + shape.values), align=64)
+            if shape.scales:
+                values = values * code.load(DOUBLES, step + shape.scale_values, align=64)
+            for column, total in enumerate(totals):
+                other = code.load(F64, decoded.values + (k + column * shape.span) * _DOUBLE)
+                if shape.scales:
+                    other = other * code.load(F64, decoded.scale_values + column * _DOUBLE)
+                odd = _sum_to_odd(code, values * other.lanes(ROWS), total.get())
+                total.set(odd.to(vector(F32, ROWS)).to(DOUBLES))
+        for place, total in zip(places, totals, strict=True):
+            code.store(total.get(), place, align=64)
 
     def _grouped(self, code: Code, step: Value, decoded: Columns, sums: Value) -> None:
         """One grouped block onto the sums."""
@@ -387,7 +415,8 @@ class Blocks:
         with code.range(COLUMNS) as column:
             place = sums + column * size
             c = code.load(DOUBLES, place, align=64)
-            terms, top = [], code.constant(WORDS, 2 * ABSENT)
+            terms: list[Value] = []
+            top = code.constant(WORDS, 2 * ABSENT)
             for group, products in enumerate(groups):
                 at = (column * shape.scales + group) * _WORD
                 factor = code.load(F64, decoded.scale_values + at).lanes(ROWS)
@@ -406,7 +435,8 @@ class Blocks:
     def _alignment(self, code: Code, top: Value, c: Value) -> Value:
         """E: the largest exponent of the products, C where it is not zero, and the floor."""
         rule = self.shape.rule
-        exponent = code.max(exponent_of(c), rule.accumulator.emin)
+        # An infinite C must not align to a unit so large that a product times its inverse is 0: another is infinite.
+        exponent = code.min(code.max(exponent_of(c), rule.accumulator.emin), rule.accumulator.emax + 1)
         exponent = code.select(c.equals(0.0), rule.floor, exponent)
         return code.max(code.max(top, exponent), rule.floor)
 
@@ -437,6 +467,21 @@ class Blocks:
 def _least(code: Code, least: Value, exponent: Value) -> Value:
     """The lesser of two exponents; what takes no part has none."""
     return code.min(least, code.select(exponent.equals(ABSENT), _FAR, exponent))
+
+
+def _sum_to_odd(code: Code, x: Value, y: Value) -> Value:
+    """X + y as float64: of an inexact sum, its neighbour toward what was lost if that has the odd last bit."""
+    total = x + y
+    # What was lost, exactly (Knuth, The Art of Computer Programming, section 4.2.2).
+    part = total - x
+    lost = (x - (total - part)) + (y - part)
+    bits = total.as_bits(WORDS)
+    # Of a sum that is not finite it is NaN, which neither is less than 0 nor greater.
+    inexact = (lost < 0.0) | (lost > 0.0)
+    grows = (lost.as_bits(WORDS) ^ bits) > -1
+    step = code.select(grows, 1, -1, WORDS)
+    even = (bits & 1).equals(0)
+    return code.select(inexact & even, bits + step, bits).as_bits(DOUBLES)
 
 
 def _widened(stored: Value, count: int) -> Value:

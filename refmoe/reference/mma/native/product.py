@@ -41,10 +41,10 @@ class _Field(IntEnum):
 def native_chain(
     a: Operand, b: Operand, c: NDArray[np.float32], model: AccumulationModel, block: int
 ) -> NDArray[np.float32]:
-    """The chains of P products [M, K] x [N, K] onto c [P, M, N] under a FUSED, UNPACKED or GROUPED model.
+    """The chains of P products [M, K] x [N, K] onto c [P, M, N] under a model of any kind but EXACT.
 
     Args:
-        a: the rows, P products of them.
+        a: the rows, P products of them; of an FMA model K is a multiple of 16.
         b: the columns.
         c: the accumulators.
         model: the accumulation model.
