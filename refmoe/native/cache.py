@@ -12,7 +12,6 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-import refmoe
 from refmoe.version import __version__
 
 # Folders of the modules that write code, or say what it computes.
@@ -39,7 +38,7 @@ def key_of(*parts: str) -> str:
 @cache
 def _sources() -> str:
     """A digest of the modules that write code: a changed one must not find what another one wrote."""
-    root = Path(refmoe.__file__).parent
+    root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(each for part in _WRITERS for each in (root / part).rglob("*.py")):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0")

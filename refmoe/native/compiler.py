@@ -61,8 +61,8 @@ def compiled(text: str, level: int = 1) -> bytes:
     module.verify()
     machine = _machine(level)
     if level > 1:
-        # Below, code is as it was written: what builds it leaves little to improve, and passes cost as much time as code
-        # generation itself.
+        # Below, code is as it was written: what builds it leaves little to improve, and passes cost as much time as
+        # code generation itself.
         builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=level))
         builder.getModulePassManager().run(module, builder)
     return bytes(machine.emit_object(module))

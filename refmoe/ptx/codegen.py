@@ -1,8 +1,8 @@
 """Code of each basic block: native functions for most instructions, and Python source for the rest.
 
-`step_N(R, F)` runs the pieces of block N one after another for the lanes of a frame, and returns what the scheduler needs
-of its end: a predicate, an index, or the operands of a barrier. A Python piece takes registers from their homes through
-the frame and puts back those that it wrote; a native piece does that by itself.
+`step_N(R, F)` runs the pieces of block N one after another for the lanes of a frame, and returns what the scheduler
+needs of its end: a predicate, an index, or the operands of a barrier. A Python piece takes registers from their homes
+through the frame and puts back those that it wrote; a native piece does that by itself.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from refmoe.ptx.errors import Contraction, UnknownOpcode
 from refmoe.ptx.inline import inline_calls
 from refmoe.ptx.layout import Layout, lay_out
 from refmoe.ptx.mbarrier_issue import Wait
-from refmoe.ptx.parser import ParsedModule
 from refmoe.ptx.native.kernel import Kernel, compile_pieces, is_native
+from refmoe.ptx.parser import ParsedModule
 from refmoe.ptx.pieces import Homes, Piece, cut
 from refmoe.ptx.program import Block, Program, build
 from refmoe.ptx.registers import Usage, destinations_and_sources
@@ -300,7 +300,9 @@ def _in_python(piece: Piece, homes: Homes, emitter: Emitter, body: list[str]) ->
     shared, usage = homes.registers, piece.usage
     loads = [f"{emitter.local(each)} = F.get(R, {shared[each.name][0]})" for each in usage.loads.values()]
     stores = [
-        f"F.put(R, {shared[each.name][0]}, {emitter.local(each)})" for each in usage.writes.values() if each.name in shared
+        f"F.put(R, {shared[each.name][0]}, {emitter.local(each)})"
+        for each in usage.writes.values()
+        if each.name in shared
     ]
     return [*loads, *body, *stores]
 

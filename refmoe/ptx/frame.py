@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Array = Any
 not_ = np.logical_not
 
+
 class Frame:
     """Lanes of one step.
 

@@ -43,7 +43,12 @@ def values(
 
 @lru_cache(maxsize=8)
 def _of_any_ctas(
-    grid: tuple[int, int, int], block: tuple[int, int, int], ctas: int, warps: int, dynamic_bytes: int, shared_bytes: int
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    ctas: int,
+    warps: int,
+    dynamic_bytes: int,
+    shared_bytes: int,
 ) -> dict[str, Any]:
     """Those that do not depend on which CTAs they are."""
     threads = np.arange(warps * 32)

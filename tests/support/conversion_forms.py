@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from support.native_forms import Form, differences, values
 
 from refmoe.ptx import isa
 from refmoe.ptx.ops.evaluate import run
@@ -16,7 +17,6 @@ from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, vector
 from refmoe.ptx.ops.table import lowering
 from refmoe.silicon.opcodes import NARROW, candidates
 from refmoe.silicon.operands import operands
-from support.native_forms import Form, differences, values
 
 Array = Any
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from support.ptx_isa import FORMATS, Ieee, float_corners, float_rows, pack, power, real, unpack
 
+from refmoe.native.compiler import Native
 from refmoe.ptx import isa
-from refmoe.ptx.native.compiler import Native
 from refmoe.ptx.ops.evaluate import _module, _padded
 from refmoe.ptx.ops.lanes import BITS, LANES, Lowering
 from refmoe.ptx.ops.table import lowering

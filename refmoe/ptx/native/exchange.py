@@ -103,8 +103,12 @@ def vote(lanes: Lanes, mode: str, predicate: Value, member: Value) -> Value:
 def elect(lanes: Lanes, member: Value) -> tuple[Value, Value]:
     """(lane of the lowest member, whether this lane is it)."""
     here = present(lanes, member)
-    count = lanes.intrinsic("ctpop", lanes.build.and_(lanes.build.not_(here), lanes.build.sub(here, lanes.constant(1, 32))))
-    leader = lanes.build.select(lanes.build.icmp_unsigned("==", here, lanes.constant(0, 32)), lanes.constant(0, 32), count)
+    count = lanes.intrinsic(
+        "ctpop", lanes.build.and_(lanes.build.not_(here), lanes.build.sub(here, lanes.constant(1, 32)))
+    )
+    leader = lanes.build.select(
+        lanes.build.icmp_unsigned("==", here, lanes.constant(0, 32)), lanes.constant(0, 32), count
+    )
     return leader, lanes.build.icmp_unsigned("==", leader, _NUMBERS)
 
 
@@ -155,5 +159,3 @@ def _fold(lanes: Lanes, name: str, value: Value) -> Value:
     if function is None:
         function = ir.Function(lanes.module, ir.FunctionType(WARP_MASK, [value.type]), function_name)
     return lanes.build.call(function, [value])
-
-

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
+from refmoe.native import cache as kept
+from refmoe.native.compiler import Native, compiled, key_of
 from refmoe.ptx import isa
 from refmoe.ptx.layout import Layout
 from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW
 from refmoe.ptx.memory_ops import memory_opcode
 from refmoe.ptx.native import exchange, matrix, memory
-from refmoe.native import cache as kept
-from refmoe.native.compiler import Native, compiled, key_of
 from refmoe.ptx.native.context import Context
 from refmoe.ptx.native.memory import Variant
 from refmoe.ptx.native.mma import WarpMma
@@ -114,10 +114,11 @@ def _has_constant_selectors(product: Mma, operands: Sequence[Operand]) -> bool:
         return True
     for rows, selectors in ((ROWS, operands[1]), (COLUMNS, operands[3])):
         assert isinstance(selectors, Vector)
-        if not all(isinstance(each, Immediate) for each in selectors.elements):
+        known = [each for each in selectors.elements if isinstance(each, Immediate)]
+        if len(known) != len(selectors.elements):
             return False
         try:
-            Scales(rows, product.scales).check(*(np.uint16(literal_bits(each, "b16") & 0xFFFF) for each in selectors.elements))
+            Scales(rows, product.scales).check(*(np.uint16(literal_bits(each, "b16") & 0xFFFF) for each in known))
         except ValueError:
             return False
     return True
@@ -202,12 +203,14 @@ def _compiled(
             if piece.native:
                 _Piece(made, piece).build()
     numbers = {id(each): number for number, each in enumerate(instructions)}
-    head = json.dumps({
-        "specials": made.specials,
-        "symbols": made.symbols,
-        "called": [["mma" if isinstance(each, WarpMma) else "memory", *astuple(each)] for each in made.variants],
-        "sites": [numbers[id(each)] for each in made.sites],
-    }).encode()
+    head = json.dumps(
+        {
+            "specials": made.specials,
+            "symbols": made.symbols,
+            "called": [["mma" if isinstance(each, WarpMma) else "memory", *astuple(each)] for each in made.variants],
+            "sites": [numbers[id(each)] for each in made.sites],
+        }
+    ).encode()
     return len(head).to_bytes(_SIZE, "little") + head + compiled(str(made.module), _LEVEL)
 
 
@@ -246,7 +249,7 @@ def call_slow(build: Any, context: Value, arguments: list[Value]) -> Value:
 
 
 def access_function(module: Any) -> Any:
-    """`access(context, warp, mask, addresses, values, site, function)`: natively if it can be, else by Python; 1 if that raised."""
+    """`access(context, warp, mask, addresses, values, site, function)`: natively, or by Python; 1 if that raised."""
     function = ir.Function(module, ir.FunctionType(WARP_MASK, [*memory.SIGNATURE.args, WORD, WORD]), "access")
     function.linkage = "internal"
     function.attributes.add("noinline")
@@ -302,7 +305,9 @@ class _Piece:
         build.position_at_end(loop)
         self.number = build.phi(WORD)
         self.number.add_incoming(word(0), entry)
-        self.warp = build.zext(build.load(build.gep(self.warps, [self.number], source_etype=WARP_MASK), typ=WARP_MASK), WORD)
+        self.warp = build.zext(
+            build.load(build.gep(self.warps, [self.number], source_etype=WARP_MASK), typ=WARP_MASK), WORD
+        )
         self.registers = at(build, registers, build.mul(self.warp, warp_bytes))
         bits = build.load(build.gep(self.masks, [self.number], source_etype=WARP_MASK), typ=WARP_MASK)
         self.mask = build.bitcast(bits, vector(1))
@@ -565,7 +570,9 @@ class _Piece:
             return place, "local" if space == "param" and lies_in == "local" else space
         value = self.values[base.name]
         # The offset is added in the register's own width.
-        moved = self.build_.add(value, self.lanes.constant(operand.offset, BITS[base.kind])) if operand.offset else value
+        moved = (
+            self.build_.add(value, self.lanes.constant(operand.offset, BITS[base.kind])) if operand.offset else value
+        )
         return self.lanes.resize(moved, 64), space
 
     def _pointer(self, variant: Variant | WarpMma) -> Value:
@@ -638,9 +645,7 @@ class _Piece:
         with build.if_then(fine):
             if loads:
                 packed = "b8x16" in instruction.opcode
-                status = matrix.load(
-                    self.lanes, access, address, self.scratch, len(elements), "trans" in parts, packed
-                )
+                status = matrix.load(self.lanes, access, address, self.scratch, len(elements), "trans" in parts, packed)
             else:
                 status = matrix.store(self.lanes, access, address, self.scratch, registers, "trans" in parts)
             build.store(status, self.status)
@@ -679,13 +684,11 @@ class _Piece:
             place = at(build, self.scratch, 4 * LANES * number)
             build.store(self.value(self._elements(register)[0], "b32"), place, align=32)
             assert isinstance(selectors, Vector)
-            scales += [place, *(word(literal_bits(each, "b16")) for each in selectors.elements)]
+            scales += [place, *(word(each.value) for each in selectors.elements if isinstance(each, Immediate))]
         scales = scales or [self.scratch, word(0), word(0)] * 2
         arguments = [*places, places[2], word(4 * LANES), *scales]
         call_pointer(build, self._pointer(form), matrix.multiply_signature(), arguments)
-        made = [
-            build.load(at(build, places[2], 4 * LANES * number), typ=vector(32), align=32) for number in range(4)
-        ]
+        made = [build.load(at(build, places[2], 4 * LANES * number), typ=vector(32), align=32) for number in range(4)]
         self._assign_all(instruction, list(zip(self._elements(operands[0]), made, strict=True)))
 
     def _elements(self, operand: Operand) -> tuple[Operand, ...]:
@@ -699,7 +702,9 @@ class _Piece:
         variant = Variant(False, opcode.size, opcode.count, _family(space))
         self._call(instruction, variant, address, self._guard(instruction))
         kind, size = vector(opcode.size * 8), opcode.size * LANES
-        loaded = [build.load(at(build, self.scratch, size * number), typ=kind, align=32) for number in range(opcode.count)]
+        loaded = [
+            build.load(at(build, self.scratch, size * number), typ=kind, align=32) for number in range(opcode.count)
+        ]
         targets = list(zip(self._elements(instruction.operands[0]), loaded, strict=True))
         # Its own guard comes last: every assignment still reads it.
         targets.sort(key=lambda item: item[0] == instruction.guard)

@@ -17,8 +17,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from refmoe.ptx.memory import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDOW_BITS
 from refmoe.native.compiler import Native
+from refmoe.ptx.memory import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.native.context import (
     FIRST_BUFFER_ROW,
     LOCAL_ROW,
@@ -263,7 +263,7 @@ class _Access:
         return self._splat(field(self.build_, row, Row.BASE))
 
     def _inside(self, row: Value, address: Value, left: Value) -> Value:
-        """The lanes of `left` whose access lies in this region; leaves if the first of them does not, or by alignment."""
+        """The lanes of `left` whose access lies in this region; leaves if there is none, or one is misaligned."""
         build, width = self.build_, self.variant.width
         size = field(build, row, Row.SIZE)
         leave_if(build, build.icmp_unsigned("<", size, word(width)), 1)
@@ -290,7 +290,9 @@ class _Access:
         if self.variant.space == "local":
             return build.add(offset, own)
         regions = field(build, self.context, Context.REGIONS)
-        is_shared = build.icmp_unsigned("==", build.ptrtoint(row, WORD), build.add(regions, word(SHARED_ROW * ROW_BYTES)))
+        is_shared = build.icmp_unsigned(
+            "==", build.ptrtoint(row, WORD), build.add(regions, word(SHARED_ROW * ROW_BYTES))
+        )
         return build.add(build.add(offset, own), self._splat(build.select(is_shared, of_cta, word(0))))
 
     def _threads(self, first: Value) -> Value:

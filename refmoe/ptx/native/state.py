@@ -9,9 +9,9 @@ import numpy as np
 
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW, Region
-from refmoe.ptx.native.context import FIRST_BUFFER_ROW, LOCAL_ROW, SHARED_ROW, Context, Row
-from refmoe.ptx.ops.lanes import LANES
+from refmoe.ptx.native.context import LOCAL_ROW, SHARED_ROW, Context, Row
 from refmoe.ptx.native.kernel import SLOW, home_bytes, starts
+from refmoe.ptx.ops.lanes import LANES
 
 if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame

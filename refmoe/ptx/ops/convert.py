@@ -98,7 +98,7 @@ def _float_to_integer(x: Word, to: str, of: Format, rounding: str) -> Word:
 
 
 def _integral(x: Word, format: Format, rounding: str) -> Word:
-    """To an integral number of the same format. A half has no fraction left above 2^11, so that F32 gives it exactly."""
+    """To an integral number of the same format. Above 2^11 a half has no fraction, so that F32 gives it exactly."""
     wide = x if format in _TYPES else widened(x.resized(32), format, F32)
     found = x.from_float(x.lanes.intrinsic(_INTEGRAL[rounding], wide.as_float()))
     if format is F64:

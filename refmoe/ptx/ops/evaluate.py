@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
+from refmoe.native.compiler import Native, compiled
 from refmoe.ptx import isa
 from refmoe.ptx.isa import DTYPES
-from refmoe.native.compiler import Native, compiled
 from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, Lowering, vector
 from refmoe.ptx.ops.table import lowering
 

@@ -137,9 +137,7 @@ def _shifted(x: Word, places: Word | int, rounding: str, negative: Word) -> Word
     return (x + ((unit - 1) & -away(rounding, negative))) >> places
 
 
-def rounded(
-    x: Word, of: Format, to: Format, rounding: str, *, flush: bool = False, satfinite: bool = False
-) -> Word:
+def rounded(x: Word, of: Format, to: Format, rounding: str, *, flush: bool = False, satfinite: bool = False) -> Word:
     """Numbers of F16, F32 or F64 as numbers of a format with a shorter fraction.
 
     Args:
@@ -168,7 +166,9 @@ def rounded(
         # leading one of `of` stands in the fraction then; its own subnormals do without, far below half a unit.
         hidden = 1 << of.mantissa
         significand = (magnitude & (hidden - 1)) | (magnitude & of.infinity).at_most(hidden)
-        places = (every(x.lanes, least >> of.mantissa, x.bits).less(magnitude >> of.mantissa) + drop).at_most(x.bits - 1)
+        places = (every(x.lanes, least >> of.mantissa, x.bits).less(magnitude >> of.mantissa) + drop).at_most(
+            x.bits - 1
+        )
         field = (magnitude < least).choose(significand, magnitude - rebias)
         kept = _shifted(field, places, rounding, negative)
     if satfinite:

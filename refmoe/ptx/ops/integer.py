@@ -182,9 +182,9 @@ def _mad24(spelling: Spelling) -> Lowering:
 def _quotient(lanes: Lanes, a: Value, b: Value, is_signed: bool) -> Value:
     """a / b toward zero, for divisors other than 0, and other than -1 of the least number.
 
-    CPUs divide vectors of doubles, but no vectors of integers. Up to 32 bits the double's quotient truncates to the right
-    integer q: the exact one is at least 1/|b| below q + 1, which is more than the 2^-53 (q + 1) that rounding may add, as
-    |b| (q + 1) <= |a| + |b| < 2^33.
+    CPUs divide vectors of doubles, but no vectors of integers. Up to 32 bits the double's quotient truncates to the
+    right integer q: the exact one is at least 1/|b| below q + 1, which is more than the 2^-53 (q + 1) that rounding may
+    add, as |b| (q + 1) <= |a| + |b| < 2^33.
     """
     build, bits = lanes.build, a.type.element.width
     if bits > 32:
