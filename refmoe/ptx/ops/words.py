@@ -126,4 +126,3 @@ class Word:
 def every(lanes: Lanes, value: int, bits: int) -> Word:
     """One integer in every lane."""
     return Word(lanes, lanes.constant(value, bits))
-
