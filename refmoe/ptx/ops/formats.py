@@ -163,8 +163,8 @@ def rounded(x: Word, of: Format, to: Format, rounding: str, *, flush: bool = Fal
         kept = (kept < least >> drop).choose(0, kept - (rebias >> drop))
     else:
         # Below the least normal number of `to` the unit no longer shrinks with the number: more places are dropped, of
-        # a fraction with its leading one. The subnormals of `of` have none, and 0 must not get one. How many places they
-        # lose does not count: all lie below half a unit.
+        # a fraction with its leading one. The subnormals of `of` have none, and 0 must not get one. How many places
+        # they lose does not count: all lie below half a unit.
         hidden = 1 << of.mantissa
         significand = (magnitude & (hidden - 1)) | (magnitude & of.infinity).at_most(hidden)
         further = every(x.lanes, least >> of.mantissa, x.bits).less(magnitude >> of.mantissa)
