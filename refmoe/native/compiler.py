@@ -76,8 +76,8 @@ def _host() -> tuple[str, str]:
     return str(llvm.get_host_cpu_name()), str(llvm.get_host_cpu_features().flatten())
 
 
-@cache
 def _machine(level: int) -> Any:
+    """A new one each time: an execution engine takes its machine with it when it goes."""
     cpu, features = _host()
     target = llvm.Target.from_default_triple()
     return target.create_target_machine(cpu=cpu, features=features, opt=level, jit=True)

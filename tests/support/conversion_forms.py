@@ -35,7 +35,7 @@ def known(candidates: Sequence[str]) -> list[str]:
 
 @cache
 def conversions(narrow: bool) -> dict[str, list[str]]:
-    """Every spelling of cvt to or from the narrow formats, or every other one, by its types: {"f16.s32": [...], ...}."""
+    """Every spelling of cvt to or from the narrow formats, or every other one, by its types: {"f16.s32": [...]}."""
     found = [opcode for opcode in candidates() if opcode.startswith("cvt.")]
     # A compiler that reads them is newer than the one that `candidates` is held against.
     found += [f"cvt.rn.{relu}bf16x2.{each}" for each in NARROW for relu in ("", "relu.")]
@@ -54,7 +54,7 @@ def conversions(narrow: bool) -> dict[str, list[str]]:
 
 @cache
 def sources(kinds: tuple[str, ...]) -> tuple[Array, ...]:
-    """Integers at which a rounding to any format is decided; `values`, crossed if there are two; those of GPU probes."""
+    """Integers at which roundings are decided; `values`, crossed where there are two sources; those of GPU probes."""
     if "b64" in kinds or "b32" in kinds:
         bits = BITS[kinds[0]]
         places = (8, 9, 11, 12, 24, 25, 53, 54)
@@ -72,7 +72,10 @@ def sources(kinds: tuple[str, ...]) -> tuple[Array, ...]:
         integers = np.zeros(0, isa.DTYPES[kinds[0]])
     crossed = [each.ravel() for each in np.meshgrid(*(values(kind) for kind in kinds[:2]))]
     crossed += [np.resize(values(kind), crossed[0].size) for kind in kinds[2:]]
-    rows = [(np.roll(integers, i), one, two) for i, (one, two) in enumerate(zip(crossed, operands("cvt", kinds)))]
+    rows = [
+        (np.roll(integers, i), one, two)
+        for i, (one, two) in enumerate(zip(crossed, operands("cvt", kinds), strict=True))
+    ]
     return tuple(np.concatenate(row) for row in rows)
 
 

@@ -1,4 +1,8 @@
-"""cvt between integers and floating-point numbers. The specification is `refmoe.ptx.isa.convert`."""
+"""cvt between integers and floating-point numbers. The specification is `refmoe.ptx.isa.convert`.
+
+LLVM's conversions between integers and FP32 or FP64 round to nearest, once, on every processor, and so do its roundings
+to an integral number (calls of libm on an x86 without SSE4.1). All else is integer arithmetic: see `formats`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from llvmlite import ir
 
+from refmoe.ptx.isa import convert as specification
 from refmoe.ptx.isa.spelling import Spelling
 from refmoe.ptx.ops import convert_narrow
 from refmoe.ptx.ops.formats import BF16, F16, F32, F64, TF32, Format, away, canonical, flushed, is_nan, rounded, widened
@@ -49,13 +54,21 @@ def _integer_to_float(x: Word, to: Format, of: str, rounding: str) -> Word:
     if to is F64:
         return _long_to_double(x, of[0] == "s", rounding)
     if bits == 64:
-        # Let the bits below the top 53 leave one mark: to odd, so that the second rounding sees what the first dropped.
-        low = 0x7FF
-        long = (x | ((x & low) + low)) & ~low
-        top = (x + (1 << 53) if of[0] == "s" else x) >> (54 if of[0] == "s" else 53)
-        x = top.equals(0).choose(x, long)
+        x = _to_odd(x, of[0] == "s")
     number = x.from_float(convert(x.resized(64, of[0] == "s").value, _TYPES[F64]))
     return rounded(number, F64, to, rounding).resized(_BITS[to])
+
+
+def _to_odd(x: Word, signed: bool) -> Word:
+    """Integers of 64 bits as ones that FP64 holds, to be rounded to at most 24 places.
+
+    From 2^53 on, either way from zero, bit 11 stands for all bits below it too. Results and the midpoints between them
+    are multiples of 2^29 there, so that the number stays on its side of each.
+    """
+    low = 0x7FF
+    marked = (x | ((x & low) + low)) & ~low
+    outside = (x + (1 << 53)) >> 54 if signed else x >> 53
+    return outside.equals(0).choose(x, marked)
 
 
 def _long_to_double(x: Word, signed: bool, rounding: str) -> Word:
@@ -98,7 +111,7 @@ def _float_to_integer(x: Word, to: str, of: Format, rounding: str) -> Word:
 
 
 def _integral(x: Word, format: Format, rounding: str) -> Word:
-    """To an integral number of the same format. Above 2^11 a half has no fraction, so that F32 gives it exactly."""
+    """To an integral number of the same format; in F32 for the halves, which hold what becomes of their numbers."""
     wide = x if format in _TYPES else widened(x.resized(32), format, F32)
     found = x.from_float(x.lanes.intrinsic(_INTEGRAL[rounding], wide.as_float()))
     if format is F64:
@@ -210,7 +223,7 @@ def _pack(to: str) -> Lowering:
 
 
 def _cvt(spelling: Spelling) -> Lowering | None:
-    """The specification has said that the spelling is one; here it is only read for what it means."""
+    specification.BUILDERS["cvt"](Spelling(spelling.opcode))  # refuses what is no spelling
     *modifiers, to, of = spelling.opcode.split(".")[1:]
     given = set(modifiers)
     if "pack" in given:

@@ -78,9 +78,7 @@ def _scale_decoded(code: Word) -> Word:
 
 
 def cvt(to: str, of: str, modifiers: set[str]) -> Lowering:
-    """The lowering of cvt between a packed narrow type and another.
-
-    The first source, or the upper half, is the upper one.
+    """The lowering of cvt to or from a packed narrow type. The first source, or the upper half, is the upper element.
 
     Args:
         to: the destination's type, "e4m3x2".

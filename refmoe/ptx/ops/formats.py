@@ -162,13 +162,13 @@ def rounded(x: Word, of: Format, to: Format, rounding: str, *, flush: bool = Fal
         kept = _shifted(magnitude, drop, rounding, negative)
         kept = (kept < least >> drop).choose(0, kept - (rebias >> drop))
     else:
-        # Below the least normal number of `to` its unit no longer shrinks with the number: more places are dropped. The
-        # leading one of `of` stands in the fraction then; its own subnormals do without, far below half a unit.
+        # Below the least normal number of `to` the unit no longer shrinks with the number: more places are dropped, of
+        # a fraction with its leading one. The subnormals of `of` have none, and 0 must not get one. How many places
+        # they lose does not count: all lie below half a unit.
         hidden = 1 << of.mantissa
         significand = (magnitude & (hidden - 1)) | (magnitude & of.infinity).at_most(hidden)
-        places = (every(x.lanes, least >> of.mantissa, x.bits).less(magnitude >> of.mantissa) + drop).at_most(
-            x.bits - 1
-        )
+        further = every(x.lanes, least >> of.mantissa, x.bits).less(magnitude >> of.mantissa)
+        places = (further + drop).at_most(x.bits - 1)
         field = (magnitude < least).choose(significand, magnitude - rebias)
         kept = _shifted(field, places, rounding, negative)
     if satfinite:

@@ -206,8 +206,8 @@ def _division(remainder: bool) -> Callable[[Spelling], Lowering]:
             if is_signed:
                 least = build.icmp_unsigned("==", a, lanes.constant(1 << bits - 1, bits))
                 undefined = build.or_(by_zero, build.and_(least, build.icmp_unsigned("==", b, ones)))
-            # LLVM leaves these undefined, and x86 stops the program, so every lane divides by something else: by 1, which
-            # gives what -1 should, the least number again and no remainder.
+            # LLVM leaves these undefined, and x86 stops the program, so every lane divides by something else: by 1,
+            # which gives what -1 should, the least number again and no remainder.
             divisor = build.select(undefined, one, b)
             quotient = _quotient(lanes, a, divisor, is_signed)
             result = build.sub(a, build.mul(quotient, divisor)) if remainder else quotient

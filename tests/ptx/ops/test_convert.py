@@ -20,3 +20,10 @@ def test_every_spelling_has_a_native_form() -> None:
     opcodes = [opcode for group in BY_TYPES.values() for opcode in group]
     assert len(opcodes) == 864
     assert [opcode for opcode in opcodes if lowering(opcode) is None] == []
+
+
+@pytest.mark.parametrize(
+    "opcode", ["cvt", "cvt.f32", "cvt.f16.f32", "cvt.x.y", "cvt.sat.u32.u16", "cvt.pack.sat.u8.s32"]
+)
+def test_what_is_no_spelling_has_none(opcode: str) -> None:
+    assert lowering(opcode) is None
