@@ -16,6 +16,10 @@ import llvmlite.binding as llvm
 from refmoe.native import cache as kept
 
 
+# Of optimisation, unless something else is asked for. The blocks of a kernel are short, and what they wait for is memory.
+LEVEL = 0
+
+
 class Native:
     """Machine code of one module; its functions live as long as this object.
 
@@ -24,13 +28,13 @@ class Native:
         level: that it was compiled with.
     """
 
-    def __init__(self, code: bytes, level: int = 1) -> None:
+    def __init__(self, code: bytes, level: int = LEVEL) -> None:
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(level))
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
 
     @classmethod
-    def of(cls, build: Callable[[], str], *key: str, level: int = 1) -> Native:
+    def of(cls, build: Callable[[], str], *key: str, level: int = LEVEL) -> Native:
         """The module that `build` writes, or what an earlier process compiled of it.
 
         Args:
@@ -55,7 +59,7 @@ def key_of(*parts: str, level: int) -> str:
     return kept.key_of(*parts, str(level), *_host(), llvmlite.__version__, str(llvm.llvm_version_info))
 
 
-def compiled(text: str, level: int = 1) -> bytes:
+def compiled(text: str, level: int = LEVEL) -> bytes:
     """An object file of LLVM IR."""
     module = llvm.parse_assembly(text)
     module.verify()

@@ -1,4 +1,4 @@
-"""Native forms of opcodes held against their specification, many in one module: one costs as much as forty to compile."""
+"""Native forms of opcodes held against their specification, many in one module: one costs as much as forty."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import numpy as np
 from llvmlite import ir
 
 from refmoe.native import cache as kept
-from refmoe.native.compiler import Native, compiled, key_of
+from refmoe.native.compiler import LEVEL, Native, compiled, key_of
 from refmoe.ptx import isa
 from refmoe.ptx.layout import Layout
 from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW
@@ -54,8 +54,6 @@ from refmoe.ptx.tensor import COLUMNS, ROWS, Mma, Scales
 from refmoe.ptx.values import literal_bits
 
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
-# Of optimisation: the blocks of a kernel are short, and what they wait for is memory.
-_LEVEL = 0
 # Bytes of the length of a kernel's head in the cache.
 _SIZE = 8
 # (site, warp, mask, addresses, values) -> 0, or 1 if it raised.
@@ -155,13 +153,13 @@ def compile_pieces(
         products: what the tensor-core instructions compute.
     """
     instructions = [each for block in program.blocks for each in block.instructions]
-    name = key_of("kernel", _content(instructions, homes, layout, products), level=_LEVEL)
+    name = key_of("kernel", _content(instructions, homes, layout, products), level=LEVEL)
     held = kept.load(name)
     if held is None:
         held = _compiled(instructions, homes, layout, approximate, products)
         kept.store(name, held)
     size = int.from_bytes(held[:_SIZE], "little")
-    head, native = json.loads(held[_SIZE : _SIZE + size]), Native(held[_SIZE + size :], _LEVEL)
+    head, native = json.loads(held[_SIZE : _SIZE + size]), Native(held[_SIZE + size :])
     functions = {
         (piece.block, piece.number): _CALL(native.address(f"piece_{piece.block}_{piece.number}"))
         for of_block in homes.pieces
@@ -211,7 +209,7 @@ def _compiled(
             "sites": [numbers[id(each)] for each in made.sites],
         }
     ).encode()
-    return len(head).to_bytes(_SIZE, "little") + head + compiled(str(made.module), _LEVEL)
+    return len(head).to_bytes(_SIZE, "little") + head + compiled(str(made.module))
 
 
 def _form(product: Mma) -> WarpMma:

@@ -2,9 +2,9 @@
 
 A register of kind `b32` is a vector of 32 integers of 32 bits, a predicate a vector of 32 single bits. Floating-point
 values are bit patterns in integer vectors; `float_of` and `bits_of` change the view for one operation. Nothing here
-sets a fast-math flag: each operation rounds once, as IEEE 754 says. Lanes that are switched off compute too, on operands
-that may be anything, so an operation that LLVM leaves undefined for some operand (a shift past the width, a division by
-zero) must replace that operand in every lane.
+sets a fast-math flag: each operation rounds once, as IEEE 754 says. Lanes that are switched off compute too, on
+operands that may be anything, so an operation that LLVM leaves undefined for some operand (a shift past the width, a
+division by zero) must replace that operand in every lane.
 """
 
 from __future__ import annotations
