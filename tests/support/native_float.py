@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from support.ptx_isa import FORMATS, Ieee, float_corners, float_rows, pack, power, real, unpack
 
-from refmoe.native.compiler import Native
+from refmoe.native.compiler import Native, compiled
 from refmoe.ptx import isa
 from refmoe.ptx.ops.evaluate import _module, _padded
 from refmoe.ptx.ops.lanes import BITS, LANES, Lowering
@@ -165,7 +165,7 @@ def run(
             results += lower(lanes, mixed)
         return results
 
-    native = Native(_module(lowered, list(operation.sources), [result] * len(variants), {}))
+    native = Native(compiled(_module(lowered, list(operation.sources), [result] * len(variants), {})))
     warps = -(-sources[0].size // LANES)
     held = [_padded(x, warps * LANES) for x in sources]
     made = [_padded(np.zeros(0, isa.DTYPES[result]), warps * LANES) for _ in variants]
