@@ -238,7 +238,8 @@ class Patch:
     def plant(self, scratch: Path) -> Sequence[Kernel]:
         """The kernels of every family that launches a changed source, whole layers included."""
         tree = patched_sources(self, scratch / self.name)
-        devices = Devices(csrc=tree)
+        # One case catches most faults, and it launches one entry of many.
+        devices = Devices(csrc=tree, entry_by_entry=True)
         return [Kernel(family, devices) for family in FAMILIES.values() if _changed(family, tree)]
 
     def cases(self) -> Sequence[Case]:
