@@ -15,8 +15,7 @@ import llvmlite.binding as llvm
 
 from refmoe.native import cache as kept
 
-
-# Of optimisation, unless something else is asked for. The blocks of a kernel are short, and what they wait for is memory.
+# Of optimisation, unless something else is asked for: blocks are short, and what they wait for is memory.
 LEVEL = 0
 
 

@@ -20,7 +20,7 @@ from refmoe.ptx.access import Access
 from refmoe.ptx.bulk_races import BulkShadow
 from refmoe.ptx.copies import split
 from refmoe.ptx.memory import POISON, Region
-from refmoe.ptx.races import AGENTS
+from refmoe.ptx.records import AGENTS
 from refmoe.ptx.syntax import Instruction
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refmoe.ptx.native.context import Row
-from refmoe.ptx.races import ASYNCHRONOUS, BULK, PENDING, RaceShadow
+from refmoe.ptx.races import RaceShadow
+from refmoe.ptx.records import ASYNCHRONOUS, BULK, PENDING, STEP_SHIFT, THREAD
 
 if TYPE_CHECKING:
     from refmoe.ptx.access import Access
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 Array = Any
 _LINE_SHIFT = 7
 _LINE = 1 << _LINE_SHIFT
-_STEP_SHIFT = 32
-_PENDING_BITS = PENDING << _STEP_SHIFT
-_THREAD = np.int64(int(BULK) - 1)
+_PENDING_BITS = PENDING << STEP_SHIFT
 # The narrowest bulk copy.
 _CHUNK = 16
 
@@ -108,7 +107,7 @@ class BulkShadow(RaceShadow):
     def filled(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array) -> None:
         """Those copies have landed."""
         self._prepare()
-        now = np.int64(frame.machine.clocks.now << _STEP_SHIFT)
+        now = np.int64(frame.machine.clocks.now << STEP_SHIFT)
         self._set_writes(first, span, agent_records(frame, lanes, own) + now)
 
     def drain(
@@ -223,8 +222,8 @@ def global_read(frame: Frame, access: Access, region: Region, index: Array, lane
     fences = machine.launch.proxied
 
     def fenced(lanes: Array, record: Array) -> Array:
-        step = record >> _STEP_SHIFT
-        reader, writer = (lanes >> 5) + machine.clocks.first_warp, (record & _THREAD) >> 5
+        step = record >> STEP_SHIFT
+        reader, writer = (lanes >> 5) + machine.clocks.first_warp, (record & THREAD) >> 5
         return (fences[reader] >= step) | (fences[writer] >= step)
 
     at, who = _refuse_read(shadow, frame, access, region, index, lanes, fenced)
@@ -237,7 +236,7 @@ def global_read_done(frame: Frame, access: Access, region: Region, index: Array,
     shadow = region.shadow
     assert shadow is not None
     at, who, count = shadow._cover(index, lanes, access.width)
-    landed = agent_records(frame, who, np.repeat(own, count)) + np.int64(frame.machine.clocks.now << _STEP_SHIFT)
+    landed = agent_records(frame, who, np.repeat(own, count)) + np.int64(frame.machine.clocks.now << STEP_SHIFT)
     for column in range(shadow.columns):
         found = shadow._reads[at, column]
         shadow._reads[at, column] = np.where(found == _pending(frame, who), landed, found)

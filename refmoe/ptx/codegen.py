@@ -24,6 +24,7 @@ from refmoe.ptx.parser import ParsedModule
 from refmoe.ptx.pieces import Homes, Piece, cut
 from refmoe.ptx.program import Block, Program, build
 from refmoe.ptx.registers import Usage, destinations_and_sources
+from refmoe.ptx.slow import Slow, slow_form
 from refmoe.ptx.syntax import Function, Immediate, Instruction, Not, Operand, Register
 
 
@@ -73,6 +74,7 @@ class Code:
         layout: where its variables lie.
         steps: the function of each block.
         kernel: the native code that they call.
+        sites: what Python does for the instructions that native code may leave to it.
         kinds: register kind of each register that lives across pieces.
         gathers, barriers, waits: by block.
         has_mbarriers: whether lanes may synchronise through barriers in memory.
@@ -89,6 +91,7 @@ class Code:
     layout: Layout
     steps: tuple[Callable[..., Any], ...]
     kernel: Kernel
+    sites: tuple[Slow, ...]
     kinds: tuple[str, ...]
     gathers: dict[int, Gather]
     barriers: dict[int, BarrierCode]
@@ -146,6 +149,7 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
         layout,
         tuple(names[f"step_{i}"] for i in range(count)),
         kernel,
+        tuple(slow_form(instruction, layout) for instruction in kernel.sites),
         tuple(kind for _, kind in shared.values()),
         {block.index: _gather(block, shared) for block in program.blocks if block.gathers},
         {

@@ -25,9 +25,10 @@ from refmoe.ptx.copies import Copies
 from refmoe.ptx.errors import Deadlock, Index3, LaneError, MisuseError, StepBudgetExceeded, Trap, WarpError
 from refmoe.ptx.frame import Frame
 from refmoe.ptx.mbarrier import Mbarriers
-from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS, Arena, owned_region
-from refmoe.ptx.native.state import NativeState
+from refmoe.ptx.memory import Arena, owned_region
+from refmoe.ptx.native_state import NativeState
 from refmoe.ptx.races import Clocks, RaceShadow
+from refmoe.ptx.spaces import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.specials import values as special_values
 from refmoe.ptx.syntax import Instruction
 from refmoe.ptx.trace import Trace, Tracer

@@ -19,7 +19,7 @@ import numpy as np
 
 from refmoe.ptx.access import Access
 from refmoe.ptx.barriers import ranges
-from refmoe.ptx.memory import OWN_BASE
+from refmoe.ptx.spaces import OWN_BASE
 from refmoe.ptx.syntax import Instruction
 
 if TYPE_CHECKING:

@@ -15,14 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 
 from refmoe.native import cache as kept
 from refmoe.native.compiler import LEVEL, Native, compiled, key_of
 from refmoe.ptx import isa
 from refmoe.ptx.layout import Layout
-from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW
 from refmoe.ptx.memory_ops import memory_opcode
 from refmoe.ptx.native import exchange, matrix, memory
 from refmoe.ptx.native.context import Context
@@ -30,12 +28,12 @@ from refmoe.ptx.native.memory import Variant
 from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.native.scalar import BYTE, POINTER, WARP_MASK, WORD, at, call_pointer, room, word
 from refmoe.ptx.native.scalar import field as table_field
-from refmoe.ptx.native.slow import Slow, slow_form
 from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, Value, vector
 from refmoe.ptx.ops.table import exactness, lowering
 from refmoe.ptx.pieces import Homes, Piece
 from refmoe.ptx.program import Program
 from refmoe.ptx.registers import CARRY, destinations_and_sources
+from refmoe.ptx.spaces import LOCAL_WINDOW, SHARED_WINDOW
 from refmoe.ptx.specials import SPECIALS
 from refmoe.ptx.syntax import (
     Address,
@@ -50,7 +48,6 @@ from refmoe.ptx.syntax import (
     Symbol,
     Vector,
 )
-from refmoe.ptx.tensor import COLUMNS, ROWS, Mma, Scales
 from refmoe.ptx.values import literal_bits
 
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
@@ -73,7 +70,7 @@ class Kernel:
         specials: predefined registers that it reads, whose values lie in the homes behind those of `homes`.
         symbols: module variables whose addresses it takes, in the order of the table.
         variants: addresses of the functions for memory, in the order of the table.
-        sites: what Python does for an instruction that native code leaves to it, by number.
+        sites: the instructions that native code may leave to Python, by number.
         kept: what keeps the pieces alive; what they call lives as long as the process.
     """
 
@@ -81,18 +78,18 @@ class Kernel:
     specials: tuple[str, ...]
     symbols: tuple[str, ...]
     variants: tuple[int, ...]
-    sites: tuple[Slow, ...]
+    sites: tuple[Instruction, ...]
     kept: Native = field(repr=False)
 
 
-def is_native(instruction: Instruction, products: Mapping[Instruction, Mma]) -> bool:
+def is_native(instruction: Instruction, products: Mapping[Instruction, WarpMma]) -> bool:
     """Whether an instruction, whose operands are known to fit, has native code.
 
-    `products` says what the tensor-core instructions compute.
+    `products` has the tensor-core instructions that have, and what they compute.
     """
     stem = instruction.opcode.split(".")[0]
     if stem == "mma":
-        return _has_constant_selectors(products[instruction], instruction.operands[4:])
+        return instruction in products
     if stem in ("ldmatrix", "stmatrix"):
         return "b6x16_p32" not in instruction.opcode and "m16n8" not in instruction.opcode
     if stem in ("ld", "st"):
@@ -104,22 +101,6 @@ def is_native(instruction: Instruction, products: Mapping[Instruction, Mma]) -> 
     if stem == "mov" and any(isinstance(operand, Vector) for operand in instruction.operands):
         return True
     return _table(instruction) is not None
-
-
-def _has_constant_selectors(product: Mma, operands: Sequence[Operand]) -> bool:
-    """Whether the scales of a product are chosen by constants in their ranges, as nvcc writes them."""
-    if not product.scales:
-        return True
-    for rows, selectors in ((ROWS, operands[1]), (COLUMNS, operands[3])):
-        assert isinstance(selectors, Vector)
-        known = [each for each in selectors.elements if isinstance(each, Immediate)]
-        if len(known) != len(selectors.elements):
-            return False
-        try:
-            Scales(rows, product.scales).check(*(np.uint16(literal_bits(each, "b16") & 0xFFFF) for each in known))
-        except ValueError:
-            return False
-    return True
 
 
 def _table(instruction: Instruction) -> Any:
@@ -141,7 +122,7 @@ def compile_pieces(
     homes: Homes,
     layout: Layout,
     approximate: Sequence[Instruction],
-    products: Mapping[Instruction, Mma],
+    products: Mapping[Instruction, WarpMma],
 ) -> Kernel:
     """Native code of all pieces that are to be native.
 
@@ -150,7 +131,7 @@ def compile_pieces(
         homes: its pieces.
         layout: where variables lie.
         approximate: the approximate instructions, in the order in which their use is noted.
-        products: what the tensor-core instructions compute.
+        products: the tensor-core instructions that have native code, and what they compute.
     """
     instructions = [each for block in program.blocks for each in block.instructions]
     name = key_of("kernel", _content(instructions, homes, layout, products), level=LEVEL)
@@ -172,16 +153,16 @@ def compile_pieces(
         tuple(head["specials"]),
         tuple(head["symbols"]),
         tuple(each.address for each in called),
-        tuple(slow_form(instructions[number], layout) for number in head["sites"]),
+        tuple(instructions[number] for number in head["sites"]),
         native,
     )
 
 
 def _content(
-    instructions: Sequence[Instruction], homes: Homes, layout: Layout, products: Mapping[Instruction, Mma]
+    instructions: Sequence[Instruction], homes: Homes, layout: Layout, products: Mapping[Instruction, WarpMma]
 ) -> str:
     """A digest of all that the code of an entry depends on; lines are no part of it."""
-    forms = [repr(_form(products[each])) for each in instructions if each in products]
+    forms = [repr(products[each]) for each in instructions if each in products]
     body = [(each.opcode, each.operands, each.guard, each.negated) for each in instructions]
     cuts = [[(len(piece.instructions), piece.native) for piece in of_block] for of_block in homes.pieces]
     return hashlib.sha256(pickle.dumps((body, cuts, homes.registers, layout, forms))).hexdigest()
@@ -192,7 +173,7 @@ def _compiled(
     homes: Homes,
     layout: Layout,
     approximate: Sequence[Instruction],
-    products: Mapping[Instruction, Mma],
+    products: Mapping[Instruction, WarpMma],
 ) -> bytes:
     """An object file, and before it, behind its length, what `compile_pieces` must know of it."""
     made = _Module(homes, layout, approximate, products)
@@ -212,16 +193,11 @@ def _compiled(
     return len(head).to_bytes(_SIZE, "little") + head + compiled(str(made.module))
 
 
-def _form(product: Mma) -> WarpMma:
-    """What the native code of a product is chosen by."""
-    return WarpMma(product.model, product.a_format, product.b_format, product.scales, product.packed)
-
-
 class _Module:
     """What the pieces of an entry share."""
 
     def __init__(
-        self, homes: Homes, layout: Layout, approximate: Sequence[Instruction], products: Mapping[Instruction, Mma]
+        self, homes: Homes, layout: Layout, approximate: Sequence[Instruction], products: Mapping[Instruction, WarpMma]
     ) -> None:
         self.module = ir.Module()
         self.products = products
@@ -663,8 +639,7 @@ class _Piece:
     def _multiply(self, instruction: Instruction) -> None:
         """`mma.sync`, by all lanes of a warp."""
         build = self.build_
-        product = self.made.products[instruction]
-        form = _form(product)
+        form = self.made.products[instruction]
         bits = build.bitcast(self.mask, WARP_MASK)
         with build.if_then(build.icmp_unsigned("!=", bits, ir.Constant(WARP_MASK, 0xFFFFFFFF)), likely=False):
             self._python(instruction, bits)

@@ -4,9 +4,7 @@ A function does an access only if all of it is in order: addresses inside one bu
 ordered after whatever touched the bytes before. Otherwise it returns 1 and the warp does the whole access in Python, by
 `refmoe.ptx.access`, which knows what to report. What is left behind then is what that access writes again.
 
-The race rules are those of `refmoe.ptx.races`, whose records these functions read and write:
-
-    step << 32 | many << 31 | strong << 30 | asynchronous << 29 | bulk << 28 | thread
+The race rules are those of `refmoe.ptx.races`, whose records these functions read and write.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import Any
 from llvmlite import ir
 
 from refmoe.native.compiler import Native
-from refmoe.ptx.memory import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDOW_BITS
+from refmoe.ptx import records
 from refmoe.ptx.native.context import (
     FIRST_BUFFER_ROW,
     LOCAL_ROW,
@@ -29,14 +27,12 @@ from refmoe.ptx.native.context import (
 )
 from refmoe.ptx.native.scalar import POINTER, WARP_MASK, WORD, at, counted, field, leave_if, room, word
 from refmoe.ptx.ops.lanes import LANES, Lanes, Value, vector
-from refmoe.ptx.races import AGENTS, ASYNCHRONOUS, BULK, MAX_THREADS
+from refmoe.ptx.spaces import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDOW_BITS
 
-_THREAD = MAX_THREADS - 1
-_LANE = 31
-_MANY = 1 << 31
-_STRONG = 1 << 30
-_APART = int(ASYNCHRONOUS) | int(BULK) | _MANY
-_STEP_SHIFT = 32
+# The bits of records, as Python integers.
+_THREAD, _LANE, _MANY = int(records.THREAD), int(records.LANE), int(records.MANY)
+_ASYNCHRONOUS, _BULK, _STEP_SHIFT = int(records.ASYNCHRONOUS), int(records.BULK), records.STEP_SHIFT
+_APART = _ASYNCHRONOUS | _BULK | _MANY
 _LINE_SHIFT = 7
 _POINTERS = ir.VectorType(POINTER, LANES)
 _BOOL = ir.IntType(1)
@@ -98,7 +94,7 @@ def _ordered(module: Any) -> Any:
     """`ordered(context, warp, lanes, records) -> lanes` that are not ordered: `Clocks.ordered`, one after another."""
     function = ir.Function(module, ir.FunctionType(WARP_MASK, [POINTER, WORD, WARP_MASK, POINTER]), "ordered")
     function.linkage = "internal"
-    context, warp, lanes, records = function.args
+    context, warp, lanes, held = function.args
     entry, loop, done = (function.append_basic_block(name) for name in ("entry", "loop", "done"))
     build = ir.IRBuilder(entry)
     warps = field(build, context, Context.WARPS)
@@ -113,7 +109,7 @@ def _ordered(module: Any) -> Any:
     unordered = build.phi(WARP_MASK)
     unordered.add_incoming(ir.Constant(WARP_MASK, 0), entry)
     lane = _lane(build, left)
-    record = build.load(build.gep(records, [build.zext(lane, WORD)], source_etype=WORD), typ=WORD)
+    record = build.load(build.gep(held, [build.zext(lane, WORD)], source_etype=WORD), typ=WORD)
     step = build.lshr(record, word(_STEP_SHIFT))
     thread = build.and_(record, word(_THREAD))
     other = build.lshr(thread, word(5))
@@ -128,16 +124,16 @@ def _ordered(module: Any) -> Any:
     def is_on(number: Context) -> Value:
         return build.icmp_unsigned("!=", field(build, context, number), word(0))
 
-    by_copy = is_set(int(ASYNCHRONOUS))
+    by_copy = is_set(_ASYNCHRONOUS)
     column = build.add(build.urem(other, warps), build.select(by_copy, warps, word(0)))
     number = build.urem(thread, build.mul(warps, word(LANES)))
     twice = build.mul(warps, word(2))
     # Columns that this kind of kernel does not have are replaced by the first.
-    one = build.and_(is_on(Context.BY_LANE), build.not_(is_set(_MANY | int(ASYNCHRONOUS))))
+    one = build.and_(is_on(Context.BY_LANE), build.not_(is_set(_MANY | _ASYNCHRONOUS)))
     by_lane = build.and_(one, reached(build.select(one, build.add(twice, number), word(0))))
     before = build.or_(reached(column), by_lane)
-    agent = build.select(build.icmp_unsigned("<", number, word(AGENTS - 1)), number, word(AGENTS - 1))
-    is_agent = build.and_(is_on(Context.BULK), is_set(int(BULK)))
+    agent = build.select(build.icmp_unsigned("<", number, word(records.AGENTS - 1)), number, word(records.AGENTS - 1))
+    is_agent = build.and_(is_on(Context.BULK), is_set(_BULK))
     agents = build.add(build.mul(warps, word(34)), agent)
     before = build.select(is_agent, reached(build.select(is_agent, agents, word(0))), before)
     same_cta = build.icmp_unsigned("==", build.udiv(other, warps), own_cta)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refmoe.ptx.isa import DTYPES
-from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW, Region
+from refmoe.ptx.memory import Region
 from refmoe.ptx.native.context import LOCAL_ROW, SHARED_ROW, Context, Row
 from refmoe.ptx.native.kernel import SLOW, home_bytes, starts
 from refmoe.ptx.ops.lanes import LANES
+from refmoe.ptx.spaces import LOCAL_WINDOW, SHARED_WINDOW
 
 if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
@@ -152,7 +153,7 @@ class NativeState:
     def _access(self, site: int, warp: int, mask: int, addresses: int, values: int) -> int:
         """An access of one warp, in Python."""
         try:
-            self.machine.code.kernel.sites[site](self.machine, warp, mask, addresses, values)
+            self.machine.code.sites[site](self.machine, warp, mask, addresses, values)
         except BaseException as error:
             # It goes on in `run`: nothing can be raised through native code.
             self.error = error
