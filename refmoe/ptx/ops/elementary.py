@@ -64,14 +64,13 @@ _COS = (
     4.738089429007826e-14,
 )
 _HALF_PI, _HALF_PI_LOW = 1.5707963267948966, 6.123233995736766e-17
-# A word of zeros and the first 320 bits of 2/pi after the point.
+# A word of zeros and the first 256 bits of 2/pi after the point.
 _TWO_OVER_PI = (
     0,
     0xA2F9836E4E441529,
     0xFC2757D1F534DDC0,
     0xDB6295993C439041,
     0xFE5163ABDEBBC561,
-    0xB7246E3A424DD2E0,
 )
 
 
@@ -184,7 +183,7 @@ def _reduced(lanes: Lanes, x: Value) -> tuple[Value, Value, Value]:
     """|x| as (quadrant, high, low): quadrant * pi/2 + high + low but for whole turns, |high| <= pi/4.
 
     Payne and Hanek's: of 2/pi only those bits count that do not make whole turns times x. A significand of 24 bits
-    times 192 of them leaves 126 right ones below the point, of which no FP32 number cancels more than 30.
+    times 128 of them leaves 102 right ones below the point, of which no FP32 number cancels more than 30.
     """
     build = lanes.build
     magnitude = lanes.intrinsic("fabs", x)
@@ -196,20 +195,16 @@ def _reduced(lanes: Lanes, x: Value) -> tuple[Value, Value, Value]:
     first = lanes.intrinsic("smax", build.add(exponent, lanes.constant(62, 64)), lanes.constant(0, 64))
     word, offset = (build.lshr(first, lanes.constant(6, 64)), build.and_(first, lanes.constant(63, 64)))
     held = []
-    for start in range(4):
+    for start in range(3):
         chosen = lanes.constant(_TWO_OVER_PI[start], 64)
         for number in (1, 2):
             here = build.icmp_unsigned("==", word, lanes.constant(number, 64))
             chosen = build.select(here, lanes.constant(_TWO_OVER_PI[start + number], 64), chosen)
         held.append(chosen)
-    window = [lanes.intrinsic("fshl", held[i], held[i + 1], offset) for i in range(3)]
+    upper, lower = (lanes.intrinsic("fshl", held[i], held[i + 1], offset) for i in range(2))
     # Two words of the product, of whole turns in units of 2^-64 and 2^-128.
-    lower = build.mul(window[1], significand)
-    turns_low = build.add(lower, _upper_product(lanes, window[2], significand))
-    carry = lanes.resize(build.icmp_unsigned("<", turns_low, lower), 64)
-    turns = build.add(
-        build.mul(window[0], significand), build.add(_upper_product(lanes, window[1], significand), carry)
-    )
+    turns_low = build.mul(lower, significand)
+    turns = build.add(build.mul(upper, significand), _upper_product(lanes, lower, significand))
     quadrant = build.lshr(build.add(turns, lanes.constant(1 << 61, 64)), lanes.constant(62, 64))
     rest = build.sub(turns, build.shl(quadrant, lanes.constant(62, 64)))
     # In two parts, times pi/2: rest is below 2^61, so that its nearest FP64 number is an integer of 64 bits again.

@@ -139,16 +139,15 @@ def _halved(name: str, format: Float, ftz: bool, lanes: Lanes, *bits: Value) -> 
     """F16 and BF16, to nearest.
 
     FP32 has more than twice their significant bits and two: sums rounded to it and then again are rounded right
-    (Figueroa 1995), and sums that are subnormal are exact. It holds products of F16 exactly, but not those of BF16 that
-    are subnormal.
+    (Figueroa 1995), and sums that are subnormal are exact. It holds products exactly but for those of BF16 below
+    2^-134, half the least BF16 number: of them it makes at most 2^-134, which is rounded to zero as they are. For a sum
+    with such a product that is not enough.
     """
     build = lanes.build
     x = [single(lanes, each, format) for each in bits]
-    if name in ("mul", "fma") and format is BF16:
+    if name == "fma" and format is BF16:
         x = [build.fpext(each, DOUBLE) for each in x]
-        value, error = build.fmul(x[0], x[1]), None
-        if name == "fma":
-            value, error = two_sum(lanes, value, x[2])
+        value, error = two_sum(lanes, build.fmul(x[0], x[1]), x[2])
         result = lanes.float_of(to_single(lanes, value, error, "odd"))
     elif name == "fma":
         result = odd_sum(lanes, build.fmul(x[0], x[1]), x[2])
