@@ -135,6 +135,47 @@ def test_native_equals_numpy_and_specification(name, a_format, b_format, scaled)
             ), (fill, number)  # fmt: skip
 
 
+@pytest.mark.parametrize(("name", "a_format", "b_format"), sorted({case.values[:3] for case in CASES}))
+def test_what_is_left_beside_a_cancelled_pair(name, a_format, b_format):
+    """x u - x u + y v: the pair sets the alignment, and all that can be seen is what that leaves of y v."""
+    model = MODELS[name]
+    rng = np.random.default_rng(8)
+    k = steps(model, a_format, b_format)
+    a, b = np.zeros((1, 60, k), code_dtype(a_format)), np.zeros((1, 60, k), code_dtype(b_format))
+    # All three in one pass of the models that unpack.
+    for codes, fmt, sign in ((a, a_format, 1 << (ELEMENT_FORMATS[a_format].bits - 1)), (b, b_format, 0)):
+        codes[..., 0], codes[..., 4] = finite_codes(rng, fmt, (1, 60)), finite_codes(rng, fmt, (1, 60))
+        codes[..., 1] = codes[..., 0] ^ sign
+    scales = [None, None]
+    if model.scaling is not None:
+        scales = [scales_of(rng, model, 60, k, False)[:1] for _ in range(2)]
+    c = np.zeros((1, 60, 60), np.float32)
+    x, y, z = checked_operands(a, b, c, model, a_format, b_format, *scales)
+    block = model.pair(a_format, b_format).block
+    assert (bits(native_chain(x, y, z, model, block)) == bits(numpy_product(x, y, z, model, block))).all()
+
+
+@pytest.mark.parametrize("name", ["sm90_mma", "sm90_wgmma", "sm90_mma_k8"])
+def test_sums_around_the_least_numbers(name):
+    """2047 2^i + 2^j near the floor of the alignment, the least subnormal and the least normal number."""
+    model = MODELS[name]
+    sweep = np.exp2(np.arange(-104, -49)).astype(np.float32)
+    a, b = np.zeros((2, sweep.size, 16), np.float32)
+    a[:, 0], b[:, 0] = 23 * sweep, 89 * 2.0**-67
+    a[:, 1], b[:, 1] = 2.0**-67, sweep
+    x, y = ((part.view(np.uint32) >> 16).astype(np.uint16)[None] for part in (a, b))
+    for c in (0.0, 2.0**-149, -(2.0**-149), 2.0**-127, -(2.0**-126)):
+        each = np.full((1, sweep.size, sweep.size), c, np.float32)
+        operands = checked_operands(x, y, each, model, "bf16", "bf16", None, None)
+        block = model.pair("bf16", "bf16").block
+        found = bits(native_chain(*operands, model, block))
+        assert (found == bits(numpy_product(*operands, model, block))).all()
+        for row, column in np.random.default_rng(9).integers(0, sweep.size, (40, 2)).tolist():
+            assert found[0, row, column] == accumulate(
+                x[0, row].tolist(), y[0, column].tolist(), int(bits(each)[0, 0, 0]), model, "bf16", "bf16"
+            )
+
+
 @pytest.mark.parametrize("name", ["sm120", "sm90_wgmma_fp8"])
 @pytest.mark.parametrize("place", range(32))
 def test_one_special_element(name, place):
