@@ -199,8 +199,7 @@ def multiply(emitter: Emitter, instruction: Instruction) -> None:
         scales = f"({', '.join(words)})"
     work = Mma(instruction, model, a_format, b_format, form.scales, form.packed, form.scale_format)
     if _has_constant_selectors(work, operands[4:]):
-        form = WarpMma(work.model, work.a_format, work.b_format, work.scales, work.packed)
-        emitter.products[instruction] = form
+        emitter.products[instruction] = WarpMma(model, a_format, b_format, form.scales, form.packed)
     targets = [(register, "b32") for register in destinations]
     emitter.assign_all(instruction, targets, emitter.call(work, *parts, scales))
 
