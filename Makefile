@@ -118,7 +118,8 @@ notebooks: $(VENV)/.notebooks
 	$(BIN)/python -m pytest --nbmake --nbmake-timeout=300 --overwrite --durations=0 out/notebooks
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n auto --junitxml=out/tests.xml
+	@# Each process takes neighbours and then from the other's end: what a module's tests share is made once.
+	$(BIN)/python -m pytest -n auto --dist worksteal --junitxml=out/tests.xml
 
 test-gpu: $(GPU_PYTHON)
 	$(GPU_PYTHON) -m refmoe parity --device cuda --level full --jobs 8 --report reports/h200.json

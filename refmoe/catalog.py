@@ -100,13 +100,6 @@ def source_sha256(name: str) -> str:
     return kernel.source_sha256() or hashlib.sha256().hexdigest()
 
 
-def refusal_of(case: Case, arch: str) -> str | None:
-    """The refusal that the case lists expect of a case on an arch, a part of its sentence; None if it has to run."""
-    if arch not in case.family.archs:
-        return ""
-    return case.family.refusals.get(case.on("ptx"))
-
-
 def list_cases(
     level: str = "default", suites: Sequence[str] = (), device: str = "ptx", arch: str | None = None
 ) -> list[Case]:

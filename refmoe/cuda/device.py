@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from refmoe import ptx
 from refmoe.chips import CHIPS, DEFAULT_ARCH, KERNEL_ARCHS, kernel_chip
 from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
-from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build
+from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build, entries_of, source_sha256
 from refmoe.errors import ArgumentError, RefmoeError, describe
 
 DEFAULT_SHARED_BYTES = 48 * 1024  # a CTA gets more only after asking for it
@@ -71,6 +71,7 @@ class PtxDevice:
 
     A launch that takes more than `step_budget` steps counts as endless: the kernels' largest take a few thousand.
     `trace` takes down who waited on which barrier, `watch` who writes some bytes of a buffer of each launch.
+    With `entry_by_entry`, a changed source is compiled for each entry that is launched, without its other entries.
     """
 
     arch: str
@@ -80,10 +81,12 @@ class PtxDevice:
     step_budget: int | None = 1_000_000
     trace: ptx.Trace | None = None
     watch: ptx.Watch | None = None
+    entry_by_entry: bool = False
     name: str = "ptx"
     launches: list[LaunchRecord] = field(default_factory=list)
-    _modules: dict[Path, ptx.Module] = field(default_factory=dict, repr=False)
-    _failures: dict[Path, ToolchainError] = field(default_factory=dict, repr=False)
+    _targets: dict[Kernel, Target] = field(default_factory=dict, repr=False)
+    _modules: dict[Target, ptx.Module] = field(default_factory=dict, repr=False)
+    _failures: dict[Target, ToolchainError] = field(default_factory=dict, repr=False)
 
     def upload(self, name: str, array: npt.NDArray[Any]) -> Buffer:
         """A read-only buffer with the array's bytes."""
@@ -97,7 +100,7 @@ class PtxDevice:
     def launch(self, plan: LaunchPlan) -> None:
         """Compile the plan's source to PTX if need be, and execute its entry."""
         result = ptx.launch(
-            self._module(plan.kernel.path(self.csrc)),
+            self._module(plan.kernel),
             plan.kernel.entry,
             grid=(plan.grid, 1, 1),
             block=(plan.block, 1, 1),
@@ -115,18 +118,30 @@ class PtxDevice:
         array: npt.NDArray[Any] = buffer.array
         return array
 
-    def _module(self, source: Path) -> ptx.Module:
-        if source in self._failures:
+    def _module(self, kernel: Kernel) -> ptx.Module:
+        if kernel not in self._targets:
+            self._targets[kernel] = self._target(kernel)
+        target = self._targets[kernel]
+        if target in self._failures:
             # The next of many cases would wait for the compiler only to see it fail again.
-            raise self._failures[source]
-        if source not in self._modules:
-            target = Target(source, self.arch, "ptx")
+            raise self._failures[target]
+        if target not in self._modules:
             try:
-                self._modules[source] = _parse(build([target])[target])
+                self._modules[target] = _parse(build([target])[target])
             except ToolchainError as error:
-                self._failures[source] = error
+                self._failures[target] = error
                 raise
-        return self._modules[source]
+        return self._modules[target]
+
+    def _target(self, kernel: Kernel) -> Target:
+        """What to compile for a launch of `kernel`."""
+        whole = Target(kernel.path(self.csrc), self.arch, "ptx")
+        original = Target(kernel.path(), self.arch, "ptx")
+        if not self.entry_by_entry or not original.source.is_file():
+            return whole
+        if source_sha256(whole.source) == source_sha256(original.source):
+            return whole
+        return replace(whole, left_out=entries_of(build([original])[original]) - {kernel.entry})
 
 
 class CudaDevice:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -71,11 +71,16 @@ class Toolchain:
 
 @dataclass(frozen=True)
 class Target:
-    """One file to compile: `source` for `arch` into PTX text or a cubin."""
+    """One file to compile: `source` for `arch` into PTX text or a cubin, without the entries `left_out`.
+
+    The compiled file of a source without some entries is that of the whole source without them, but for the numbers of
+    its labels.
+    """
 
     source: Path
     arch: str
     kind: Kind
+    left_out: frozenset[str] = frozenset()
 
 
 def candidates() -> list[Candidate]:
@@ -134,6 +139,11 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "refmoe"
 
 
+def entries_of(ptx: Path) -> frozenset[str]:
+    """The names of the entries of a compiled PTX file."""
+    return frozenset(re.findall(r"^\.visible \.entry (\w+)", ptx.read_text(), re.MULTILINE))
+
+
 def source_sha256(source: Path) -> str:
     """SHA-256 over a kernel's source, every header of ours that it includes, and the flags it is built with."""
     digest = hashlib.sha256("\0".join(FLAGS).encode())
@@ -145,6 +155,8 @@ def source_sha256(source: Path) -> str:
 
 def build(targets: Iterable[Target], toolchain: Toolchain | None = None) -> Mapping[Target, Path]:
     """Compile what is not in the cache, in parallel, and return where each target's file is.
+
+    A cubin is assembled from the compiled PTX, the very text that the executor runs; both are kept.
 
     A compiled file appears under its name only when it is whole. Beside it, `<name>.log` holds the compiler's report
     (registers, spills and stack frame for a cubin).
@@ -161,7 +173,10 @@ def build(targets: Iterable[Target], toolchain: Toolchain | None = None) -> Mapp
     compiler = toolchain or find_toolchain()
     directory = cache_directory().absolute()
     paths = {target: directory / _artifact_name(target, compiler) for target in wanted}
-    missing = {target: path for target, path in paths.items() if not path.is_file()}
+    absent = [target for target, path in paths.items() if not path.is_file()]
+    steps = dict.fromkeys(each for target in absent for each in (_text_of(target), target))
+    files = {target: directory / _artifact_name(target, compiler) for target in steps}
+    missing = {target: path for target, path in files.items() if not path.is_file()}
     if missing:
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -250,8 +265,33 @@ def with_includes(source: Path) -> set[Path]:
 
 
 def _artifact_name(target: Target, toolchain: Toolchain) -> str:
-    key = hashlib.sha256(f"{source_sha256(target.source)}\0{toolchain.build_id}".encode()).hexdigest()
+    parts = [source_sha256(target.source), toolchain.build_id, *sorted(target.left_out)]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     return f"{target.source.stem}.{target.arch}.{key[:16]}.{target.kind}"
+
+
+def _text_of(target: Target) -> Target:
+    """The PTX that a cubin is assembled from; of PTX it is itself."""
+    return replace(target, kind="ptx")
+
+
+def _without(entries: Iterable[str]) -> str:
+    """A header that is included in front of a source and makes its compiler leave entries out.
+
+    A kernel's time to compile is that of its entries, dozens of instances of one template. The header defines the name
+    of an entry as a macro. Where the source says
+
+        extern "C" __global__ void entry(int* out) { ... }
+
+    the compiler then reads the declaration of a kernel that nobody defines, and a template that nobody instantiates:
+
+        extern "C" __global__ void left_out_1(); template <class> __device__ void left_out_1(int* out) { ... }
+    """
+    lines = (
+        f"#define {entry}(...) left_out_{number}(); template <class> __device__ void left_out_{number}(__VA_ARGS__)\n"
+        for number, entry in enumerate(sorted(entries), 1)
+    )
+    return "".join(lines)
 
 
 def _run_ninja(outputs: Mapping[Target, Path], toolchain: Toolchain, directory: Path) -> None:
@@ -263,16 +303,22 @@ def _run_ninja(outputs: Mapping[Target, Path], toolchain: Toolchain, directory: 
         lines = ["rule nvcc", "  command = $run", "  description = nvcc $out"]
         for target, path in outputs.items():
             built = Path(scratch) / path.name
-            command = [str(toolchain.nvcc), f"-{target.kind}", f"-arch={target.arch}", *FLAGS]
-            command += ["-Xptxas=-v", str(target.source.resolve()), "-o", str(built)]
+            command = [str(toolchain.nvcc), f"-{target.kind}", f"-arch={target.arch}", *FLAGS, "-Xptxas=-v"]
+            if target.kind == "ptx":
+                read = target.source.resolve()
+                if target.left_out:
+                    header = Path(scratch) / f"{path.name}.h"
+                    header.write_text(_without(target.left_out))
+                    command += ["-include", str(header)]
+            else:
+                text = directory / _artifact_name(_text_of(target), toolchain)
+                read = Path(scratch) / text.name if _text_of(target) in outputs else text
+            command += [str(read), "-o", str(built)]
             run = (
                 f"{shlex.join(command)} > {shlex.quote(f'{built}.log')} 2>&1 || "
                 f"{{ cat {shlex.quote(f'{built}.log')}; exit 1; }}"
             )
-            lines += [
-                f"build {_ninja_path(built)}: nvcc {_ninja_path(target.source.resolve())}",
-                f"  run = {run.replace('$', '$$')}",
-            ]
+            lines += [f"build {_ninja_path(built)}: nvcc {_ninja_path(read)}", f"  run = {run.replace('$', '$$')}"]
         (Path(scratch) / "build.ninja").write_text("\n".join(lines) + "\n")
         finished = subprocess.run([ninja, "-C", scratch, "--quiet"], capture_output=True, text=True)
         if finished.returncode != 0:

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from refmoe.ptx import isa
 from refmoe.ptx.errors import MemoryFault
-from refmoe.ptx.memory import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDOW_BITS, Region
+from refmoe.ptx.memory import Region
+from refmoe.ptx.memory_ops import MemoryOpcode
+from refmoe.ptx.spaces import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.syntax import Instruction
 
 if TYPE_CHECKING:
@@ -363,3 +366,28 @@ def _turns(at: Array) -> Iterator[Array]:
     for end in ends:
         yield order[by_rank[begin:end]]
         begin = int(end)
+
+
+def atomic(instruction: Instruction, opcode: MemoryOpcode) -> Atomic:
+    """The access of an `atom` or `red`.
+
+    Raises:
+        isa.UnknownOpcode: the operation does not exist for the type.
+    """
+    assert opcode.operation is not None
+    operation, kind = opcode.operation, opcode.type
+    if operation in ("min", "max") and kind == "f32":
+        raise isa.UnknownOpcode(instruction.opcode)
+    # PTX ISA, "atom": on global memory atom.add.f32 flushes subnormal inputs and results, on shared it does not.
+    flush = (operation, kind) == ("add", "f32")
+    return Atomic(
+        instruction,
+        opcode.space,
+        opcode.size,
+        opcode.count,
+        strong=True,
+        releases=opcode.semantics in ("release", "acq_rel"),
+        function=isa.resolve_atomic(operation, kind),
+        global_function=isa.resolve_atomic(operation, kind, flush),
+        dtype=np.dtype(f"u{opcode.size}"),
+    )

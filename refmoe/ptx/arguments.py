@@ -11,8 +11,9 @@ import numpy as np
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.ptx.errors import ArgumentMismatch
-from refmoe.ptx.memory import PARAM_BASE, WINDOW_BITS, Arena, Region
+from refmoe.ptx.memory import Arena, Region
 from refmoe.ptx.scopes import type_bits
+from refmoe.ptx.spaces import PARAM_BASE, WINDOW_BITS
 from refmoe.ptx.syntax import Function, Variable
 
 

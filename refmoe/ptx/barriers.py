@@ -6,6 +6,7 @@ that have not exited (PTX ISA, "bar, barrier").
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,12 +27,7 @@ class Barriers:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        lanes, ctas, warps = machine.lanes, machine.ctas, machine.warps
-        self.at = np.full(lanes, -1, np.int64)
-        self._origin = np.zeros(lanes, np.int64)
-        self._stays = np.zeros(lanes, bool)
-        self._counted = np.zeros(lanes, bool)
-        self._vote = np.zeros(lanes, bool)
+        ctas, warps = machine.ctas, machine.warps
         self.threads = np.zeros((ctas, COUNT), np.int64)
         # 0: nobody has come yet; _ALL: every warp; else a number of threads.
         self.expected = np.zeros((ctas, COUNT), np.int64)
@@ -39,6 +35,27 @@ class Barriers:
         columns = 0 if machine.clocks is None else machine.clocks.columns
         self._known = np.zeros((ctas, COUNT, columns), np.int64)
         self._acquired = np.zeros((ctas, COUNT), np.int64)
+
+    @cached_property
+    def at(self) -> Array:
+        """int64 [lanes], the barrier at which each lane is parked, -1 for none."""
+        return np.full(self.machine.lanes, -1, np.int64)
+
+    @cached_property
+    def _origin(self) -> Array:
+        return np.zeros(self.machine.lanes, np.int64)
+
+    @cached_property
+    def _stays(self) -> Array:
+        return np.zeros(self.machine.lanes, bool)
+
+    @cached_property
+    def _counted(self) -> Array:
+        return np.zeros(self.machine.lanes, bool)
+
+    @cached_property
+    def _vote(self) -> Array:
+        return np.zeros(self.machine.lanes, bool)
 
     def arrive(self, code: BarrierCode, place: int, mask: Array, values: tuple[Any, Any, Any]) -> None:
         """Lanes of `mask` come to the barrier instruction that ends block `place`.

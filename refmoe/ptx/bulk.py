@@ -10,6 +10,7 @@ that waits for something else, or that overwrites a source too early computes ga
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from refmoe.ptx.access import Access
 from refmoe.ptx.bulk_races import BulkShadow
 from refmoe.ptx.copies import split
 from refmoe.ptx.memory import POISON, Region
-from refmoe.ptx.races import AGENTS
+from refmoe.ptx.records import AGENTS
 from refmoe.ptx.syntax import Instruction
 
 if TYPE_CHECKING:
@@ -144,13 +145,17 @@ class Bulk:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.group = np.zeros(machine.lanes, np.int64)
         self.loads: list[Load] = []
         # Stores that have not read their source, and those that have, but are not known to be complete.
         self._unread: list[Store] = []
         self._unwritten: list[Store] = []
         # Barriers as agents: number by byte of shared memory.
         self._agents: dict[int, int] = {}
+
+    @cached_property
+    def group(self) -> Array:
+        """int64 [lanes], the bulk group that each lane's next store is in."""
+        return np.zeros(self.machine.lanes, np.int64)
 
     @property
     def _shadow(self) -> BulkShadow:

@@ -13,7 +13,7 @@ from refmoe.ptx.access import Store as StoreAccess
 from refmoe.ptx.bulk import Cut, Load, Store
 from refmoe.ptx.bulk_boxes import SHARED_ALIGN, Box, box_of, check_store, words
 from refmoe.ptx.bulk_maps import MapUse
-from refmoe.ptx.memory import WINDOW_BITS
+from refmoe.ptx.spaces import WINDOW_BITS
 from refmoe.ptx.tensormap import TensorMap
 
 if TYPE_CHECKING:

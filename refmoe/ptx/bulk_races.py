@@ -3,20 +3,18 @@
 A bulk copy touches thousands of granules, so shared memory also keeps, for every line of 128 bytes, the step of the
 last plain read and write of each warp and the last bulk write. A range all of whose lines are ordered before a copy
 has no race; only where a line is not are its granules looked at.
-
-Reads of lines that were last written by one bulk copy are only written down. Most are forgotten when the next copy
-overwrites the lines, which is ordered after them; they are entered into the granules when anything else happens there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from refmoe.ptx.races import ASYNCHRONOUS, BULK, PENDING, RaceShadow, Words
+from refmoe.ptx.native.context import Row
+from refmoe.ptx.races import RaceShadow
+from refmoe.ptx.records import ASYNCHRONOUS, BULK, PENDING, STEP_SHIFT, THREAD
 
 if TYPE_CHECKING:
     from refmoe.ptx.access import Access
@@ -26,40 +24,9 @@ if TYPE_CHECKING:
 Array = Any
 _LINE_SHIFT = 7
 _LINE = 1 << _LINE_SHIFT
-_STEP_SHIFT = 32
-_PENDING_BITS = PENDING << _STEP_SHIFT
-_THREAD = np.int64(int(BULK) - 1)
+_PENDING_BITS = PENDING << STEP_SHIFT
 # The narrowest bulk copy.
 _CHUNK = 16
-
-
-# Reads that are written down before they are entered: each holds an index and a lane for every lane that read.
-_MOST_NOTES = 1024
-
-
-@dataclass
-class _Note:
-    """A read that is not entered into the granules.
-
-    Attributes:
-        access: of each lane.
-        index, lanes: int64 [n], of words, or of rows, whose words `words(index, lanes)` gives.
-        words: or None.
-        step: when.
-        known: what each warp knew of its own lanes then.
-        ctas: those whose lines have not been overwritten since.
-        begin, end: bytes of a CTA's shared memory that were read, from the first to the last.
-    """
-
-    access: Access
-    index: Array
-    lanes: Array
-    words: Words | None
-    step: int
-    known: Array
-    ctas: Array
-    begin: int
-    end: int
 
 
 class BulkShadow(RaceShadow):
@@ -77,9 +44,12 @@ class BulkShadow(RaceShadow):
         self._read_steps = np.zeros((lines, warps + 1), np.int64)
         self._write_steps = np.zeros((lines, warps), np.int64)
         self._bulk_writes = np.zeros(lines, np.int64)
-        # Lines that were last written by one bulk copy, and the reads of them.
-        self._whole = np.zeros(lines, bool)
-        self._notes: list[_Note] = []
+
+    def enter(self, row: Array) -> None:
+        """See `RaceShadow.enter`."""
+        super().enter(row)
+        row[Row.READ_STEPS], row[Row.WRITE_STEPS] = self._read_steps.ctypes.data, self._write_steps.ctypes.data
+        row[Row.READ_STEP_COLUMNS] = self._read_steps.shape[1]
 
     # Accesses of lanes, and copies of theirs
 
@@ -87,112 +57,23 @@ class BulkShadow(RaceShadow):
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, asynchronous: bool = False
     ) -> None:
         """See `RaceShadow.read`."""
-        lines = index >> _LINE_SHIFT
-        whole = self._whole[lines]
-        if asynchronous or access.strong or not whole.all():
-            if whole.any():
-                self._enter_notes(frame)
-            super().read(frame, access, region, index, lanes, asynchronous)
-        elif self._ordered_runs(frame, lanes, self._bulk_writes[lines]):
-            self._note(frame, access, region, index, lanes, access.width)
-        else:
-            super().read(frame, access, region, index, lanes)
-        self._read_steps[lines, (lanes >> 5) % self.readers] = frame.machine.clocks.now
-
-    def read_rows(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, words: Words) -> None:
-        """See `RaceShadow.read_rows`. A row lies in one line; a bulk write is ordered before all of a warp, or not."""
-        lines = index >> _LINE_SHIFT
-        if not self._whole[lines].all() or not self._ordered_runs(frame, lanes, self._bulk_writes[lines]):
-            super().read_rows(frame, access, region, index, lanes, words)
-            return
-        self._note(frame, access, region, index, lanes, _CHUNK, words)
-        self._read_steps[lines, (lanes >> 5) % self.readers] = frame.machine.clocks.now
+        super().read(frame, access, region, index, lanes, asynchronous)
+        self._read_steps[index >> _LINE_SHIFT, (lanes >> 5) % self.readers] = frame.machine.clocks.now
 
     def before_write(
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, words: Array
     ) -> None:
         """See `RaceShadow.before_write`."""
-        self._break(frame, index)
         super().before_write(frame, access, region, index, lanes, words)
         self._write_steps[index >> _LINE_SHIFT, (lanes >> 5) % self.readers] = frame.machine.clocks.now
 
     def _modify(
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, flags: np.int64
     ) -> None:
-        self._break(frame, index)
         super()._modify(frame, access, region, index, lanes, flags)
         # What a copy writes is not ordered by what its warp does: a step of the far future sends it to the granules.
         step = PENDING if flags & ASYNCHRONOUS else frame.machine.clocks.now
         self._write_steps[index >> _LINE_SHIFT, (lanes >> 5) % self.readers] = step
-
-    def _break(self, frame: Frame, index: Array) -> None:
-        """Something else than a bulk copy writes at `index`."""
-        lines = index >> _LINE_SHIFT
-        if self._whole[lines].any():
-            self._enter_notes(frame)
-            self._whole[lines] = False
-
-    def _ordered_runs(self, frame: Frame, lanes: Array, records: Array) -> bool:
-        """Whether bulk writes of whole lines are ordered before reads; neighbours mostly ask the same question."""
-        warps = lanes >> 5
-        first = np.ones(len(lanes), bool)
-        np.not_equal(warps[1:], warps[:-1], out=first[1:])
-        first[1:] |= records[1:] != records[:-1]
-        return bool(frame.machine.clocks.ordered(lanes[first], records[first]).all())
-
-    # Notes
-
-    def _note(
-        self,
-        frame: Frame,
-        access: Access,
-        region: Region,
-        index: Array,
-        lanes: Array,
-        width: int,
-        words: Words | None = None,
-    ) -> None:
-        machine = frame.machine
-        clocks, per_cta = machine.clocks, machine.warps * 32
-        rows = np.arange(len(clocks.seen))
-        known = clocks.seen[rows, rows % machine.warps]
-        cta = lanes // per_cta
-        offset = index - cta * region.stride
-        ctas = np.unique(cta[np.flatnonzero(np.diff(cta, prepend=-1))])
-        self._notes.append(
-            _Note(
-                access, index, lanes, words, clocks.now, known, ctas, int(offset.min()), int(offset.max()) + width,
-            )
-        )  # fmt: skip
-        if len(self._notes) > _MOST_NOTES:
-            self._enter_notes(frame)
-
-    def _enter_notes(self, frame: Frame) -> None:
-        per_cta = frame.machine.warps * 32
-        for note in self._notes:
-            kept = np.isin(note.lanes // per_cta, note.ctas)
-            index, lanes = note.index[kept], note.lanes[kept]
-            if note.words is not None:
-                index, lanes = note.words(index, lanes)
-            at, who, _ = self._cover(index, lanes, note.access.width)
-            base = (note.step << _STEP_SHIFT) + frame.machine.first_thread
-            self._record_reads(at, who, who + np.int64(base), note.known[who >> 5])
-        self._notes = []
-
-    def _forget(self, frame: Frame, first: Array, span: int, lanes: Array) -> None:
-        """Copies write ranges, ordered after all reads of them."""
-        if not self._notes:
-            return
-        stride = frame.machine.shared.stride
-        ctas = first // stride
-        left = []
-        for note in self._notes:
-            inside = (first % stride <= note.begin) & (note.end <= first % stride + span)
-            if inside.any():
-                note.ctas = np.setdiff1d(note.ctas, ctas[inside], assume_unique=True)
-            if note.ctas.size:
-                left.append(note)
-        self._notes = left
 
     # Bulk copies of n ranges, each of `span` bytes from index `first` [n]
 
@@ -211,12 +92,9 @@ class BulkShadow(RaceShadow):
         reads = self._read_steps[lines].max(axis=1)
         fine &= (reads[:, : self.readers] <= seen).all(axis=1) & (reads[:, self.readers] == 0)
         fine &= (self._write_steps[lines].max(axis=1) <= seen).all(axis=1)
-        if not fine.all():
-            self._enter_notes(frame)
         for row in np.flatnonzero(~fine):
             index = np.arange(first[row], first[row] + span, _CHUNK)
             self._refuse_write(frame, access, region, index, np.full(len(index), lanes[row]), _CHUNK, np.int64(0))
-        self._forget(frame, first, span, lanes)
         order = np.argsort(first)
         overlaps = np.flatnonzero(np.diff(first[order]) < span)
         if overlaps.size:
@@ -229,7 +107,7 @@ class BulkShadow(RaceShadow):
     def filled(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array) -> None:
         """Those copies have landed."""
         self._prepare()
-        now = np.int64(frame.machine.clocks.now << _STEP_SHIFT)
+        now = np.int64(frame.machine.clocks.now << STEP_SHIFT)
         self._set_writes(first, span, agent_records(frame, lanes, own) + now)
 
     def drain(
@@ -290,7 +168,6 @@ class BulkShadow(RaceShadow):
         whole = span % _LINE == 0 and not (first & (_LINE - 1)).any()
         # A line of which a copy writes a part has no one record: it is looked at by granules ever after.
         self._bulk_writes[lines] = records[:, None] if whole else records[:, None] | np.int64(_PENDING_BITS)
-        self._whole[lines] = whole
 
 
 def agent_records(frame: Frame, lanes: Array, own: Array) -> Array:
@@ -345,8 +222,8 @@ def global_read(frame: Frame, access: Access, region: Region, index: Array, lane
     fences = machine.launch.proxied
 
     def fenced(lanes: Array, record: Array) -> Array:
-        step = record >> _STEP_SHIFT
-        reader, writer = (lanes >> 5) + machine.clocks.first_warp, (record & _THREAD) >> 5
+        step = record >> STEP_SHIFT
+        reader, writer = (lanes >> 5) + machine.clocks.first_warp, (record & THREAD) >> 5
         return (fences[reader] >= step) | (fences[writer] >= step)
 
     at, who = _refuse_read(shadow, frame, access, region, index, lanes, fenced)
@@ -359,7 +236,7 @@ def global_read_done(frame: Frame, access: Access, region: Region, index: Array,
     shadow = region.shadow
     assert shadow is not None
     at, who, count = shadow._cover(index, lanes, access.width)
-    landed = agent_records(frame, who, np.repeat(own, count)) + np.int64(frame.machine.clocks.now << _STEP_SHIFT)
+    landed = agent_records(frame, who, np.repeat(own, count)) + np.int64(frame.machine.clocks.now << STEP_SHIFT)
     for column in range(shadow.columns):
         found = shadow._reads[at, column]
         shadow._reads[at, column] = np.where(found == _pending(frame, who), landed, found)

@@ -6,6 +6,7 @@ with the named barriers, a warp arrives, and goes on from a wait, with all its l
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,14 +26,25 @@ class ClusterBarrier:
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self._place = np.full(machine.lanes, -1, np.int64)
-        self._arrivals = np.zeros(machine.lanes, np.int64)
-        self._waits = np.zeros(machine.lanes, np.int64)
+        # Most kernels have no such barrier: what is as long as the lanes is made when one comes.
+        self._met = False
         # What those who arrived know, of the phase under way and of the one before: a lane is never further ahead.
         columns = 0 if machine.clocks is None else machine.clocks.columns
         self._known = np.zeros((machine.ctas, 2, columns), np.int64)
         self._acquired = np.zeros((machine.ctas, 2), np.int64)
         self._phase = np.zeros((machine.ctas, 2), np.int64)
+
+    @cached_property
+    def _place(self) -> Array:
+        return np.full(self.machine.lanes, -1, np.int64)
+
+    @cached_property
+    def _arrivals(self) -> Array:
+        return np.zeros(self.machine.lanes, np.int64)
+
+    @cached_property
+    def _waits(self) -> Array:
+        return np.zeros(self.machine.lanes, np.int64)
 
     def come(self, code: BarrierCode, place: int, mask: Array) -> None:
         """Lanes of `mask` come to the instruction that ends block `place`.
@@ -45,12 +57,13 @@ class ClusterBarrier:
         if wrong.any():
             what = "arrives a second time without a wait" if arrives else "waits without having arrived"
             raise self.machine.error(MisuseError, code.instruction, int(np.argmax(wrong)), what, link="")
+        self._met = True
         self._place[mask] = place
         self.settle()
 
     def settle(self) -> None:
         """Count the warps that have arrived, and let those go on whose phase is complete."""
-        if not (self._place >= 0).any():
+        if not self._met or not (self._place >= 0).any():
             return
         machine = self.machine
         self._arrive(self._whole_warps((self._place >= 0) & (self._arrivals == self._waits)))
@@ -102,7 +115,9 @@ class ClusterBarrier:
     def report(self) -> list[str]:
         """One sentence for each CTA whose lanes wait."""
         machine = self.machine
-        lines = []
+        lines: list[str] = []
+        if not self._met:
+            return lines
         for cta in np.unique(machine.lane_cta[self._place >= 0]):
             lanes = np.flatnonzero((machine.lane_cta == cta) & (self._place >= 0))
             block, _ = machine.place_of(int(lanes[0]))

@@ -1,8 +1,8 @@
-"""Python source for each basic block, in two forms that differ only in how registers are read and written.
+"""Code of each basic block: native functions for most instructions, and Python source for the rest.
 
-`full_N(R, F)` runs when every live lane is in the block: registers are plain list elements. `masked_N(R, F)` goes
-through the frame, which keeps what other lanes have. Writes are functional: nothing a register holds is ever changed
-in place.
+`step_N(R, F)` runs the pieces of block N one after another for the lanes of a frame, and returns what the scheduler
+needs of its end: a predicate, an index, or the operands of a barrier. A Python piece takes registers from their homes
+through the frame and puts back those that it wrote; a native piece does that by itself.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from refmoe.ptx.errors import Contraction, UnknownOpcode
 from refmoe.ptx.inline import inline_calls
 from refmoe.ptx.layout import Layout, lay_out
 from refmoe.ptx.mbarrier_issue import Wait
+from refmoe.ptx.native.kernel import Kernel, compile_pieces, is_native
 from refmoe.ptx.parser import ParsedModule
+from refmoe.ptx.pieces import Homes, Piece, cut
 from refmoe.ptx.program import Block, Program, build
-from refmoe.ptx.registers import Usage, analyse, destinations_and_sources
+from refmoe.ptx.registers import Usage, destinations_and_sources
+from refmoe.ptx.slow import Slow, slow_form
 from refmoe.ptx.syntax import Function, Immediate, Instruction, Not, Operand, Register
 
 
@@ -69,8 +72,10 @@ class Code:
         entry: without calls.
         program: its blocks.
         layout: where its variables lie.
-        full, masked: the function of each block.
-        kinds: register kind of each register that lives across blocks.
+        steps: the function of each block.
+        kernel: the native code that they call.
+        sites: what Python does for the instructions that native code may leave to it.
+        kinds: register kind of each register that lives across pieces.
         gathers, barriers, waits: by block.
         has_mbarriers: whether lanes may synchronise through barriers in memory.
         has_bulk: whether there are bulk copies or edits of tensor maps.
@@ -84,8 +89,9 @@ class Code:
     entry: Function
     program: Program
     layout: Layout
-    full: tuple[Callable[..., Any], ...]
-    masked: tuple[Callable[..., Any], ...]
+    steps: tuple[Callable[..., Any], ...]
+    kernel: Kernel
+    sites: tuple[Slow, ...]
     kinds: tuple[str, ...]
     gathers: dict[int, Gather]
     barriers: dict[int, BarrierCode]
@@ -114,14 +120,17 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
     flat = inline_calls(entry, module.function)
     program = build(flat)
     layout = lay_out(flat, module)
-    usages, shared = analyse(program)
     emitter = Emitter(module, layout)
+    checked = [_checked(emitter, block, module.name) for block in program.blocks]
+    homes = cut(program, lambda instruction: is_native(instruction, emitter.products))
+    shared = homes.registers
+    kernel = compile_pieces(program, homes, layout, emitter.approximate, emitter.products)
+    emitter.names["N"] = Invoker(kernel)
     parts = []
-    for block, usage in zip(program.blocks, usages, strict=True):
-        body, result = _body(emitter, block, module.name)
-        parts.append(_functions(block, usage, shared, emitter, body, result))
+    for block, (statements, result) in zip(program.blocks, checked, strict=True):
+        parts.append(_function(block, homes, emitter, statements, result))
         if block.waits:
-            parts.append(_probe(block, usage, shared, emitter))
+            parts.append(_probe(block, homes.pieces[block.index][0].usage, shared, emitter))
     if strict and emitter.contractions:
         first = emitter.contractions[0]
         raise Contraction(
@@ -138,8 +147,9 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
         flat,
         program,
         layout,
-        tuple(names[f"full_{i}"] for i in range(count)),
-        tuple(names[f"masked_{i}"] for i in range(count)),
+        tuple(names[f"step_{i}"] for i in range(count)),
+        kernel,
+        tuple(slow_form(instruction, layout) for instruction in kernel.sites),
         tuple(kind for _, kind in shared.values()),
         {block.index: _gather(block, shared) for block in program.blocks if block.gathers},
         {
@@ -170,15 +180,18 @@ def unknown(instruction: Instruction, name: str, reason: str = "") -> UnknownOpc
     return UnknownOpcode.of(instruction, f"{name}:{instruction.line}{where}: {what}")
 
 
-def _body(emitter: Emitter, block: Block, name: str) -> tuple[list[str], str | None]:
-    """Statements of a block, and the expression it returns."""
+def _checked(emitter: Emitter, block: Block, name: str) -> tuple[list[list[str]], str | None]:
+    """The Python statements of each instruction of a block, and the expression that it returns."""
     emitter.start_block(block.index)
+    statements = []
     current = block.terminator.instruction
     try:
         for current in block.instructions:
+            emitter.lines = []
             emitter.instruction(current)
+            statements.append(emitter.lines)
         current = block.terminator.instruction
-        return emitter.lines, None if current is None else _terminator(emitter, block, current)
+        return statements, None if current is None else _terminator(emitter, block, current)
     except (isa.UnknownOpcode, ValueError, IndexError) as error:
         assert current is not None
         # Too few operands end in an IndexError.
@@ -273,26 +286,37 @@ def _probe(block: Block, usage: Usage, shared: dict[str, tuple[int, str]], emitt
     return "\n".join([*lines, f"    return {emitter.waits[block.index][1]}"]) + "\n"
 
 
-def _functions(
-    block: Block,
-    usage: Usage,
-    shared: dict[str, tuple[int, str]],
-    emitter: Emitter,
-    body: list[str],
-    result: str | None,
-) -> str:
-    loads = [(emitter.local(register), shared[register.name][0]) for register in usage.loads.values()]
+def _function(block: Block, homes: Homes, emitter: Emitter, statements: list[list[str]], result: str | None) -> str:
+    lines = [f"def step_{block.index}(R, F):"]
+    taken = 0
+    for piece in homes.pieces[block.index]:
+        count = sum(instruction is not block.terminator.instruction for instruction in piece.instructions)
+        own = [line for each in statements[taken : taken + count] for line in each]
+        taken += count
+        if piece.native:
+            lines.append(f"    N({piece.block}, {piece.number}, F)")
+        else:
+            lines += [f"    {line}" for line in _in_python(piece, homes, emitter, own)]
+    return "\n".join([*lines, f"    return {result}"]) + "\n"
+
+
+def _in_python(piece: Piece, homes: Homes, emitter: Emitter, body: list[str]) -> list[str]:
+    shared, usage = homes.registers, piece.usage
+    loads = [f"{emitter.local(each)} = F.get(R, {shared[each.name][0]})" for each in usage.loads.values()]
     stores = [
-        (emitter.local(register), shared[register.name][0])
-        for register in usage.writes.values()
-        if register.name in shared
+        f"F.put(R, {shared[each.name][0]}, {emitter.local(each)})"
+        for each in usage.writes.values()
+        if each.name in shared
     ]
-    full = [f"{name} = R[{number}]" for name, number in loads] + body
-    full += [f"R[{number}] = {name}" for name, number in stores]
-    masked = [f"{name} = F.get(R, {number})" for name, number in loads] + body
-    masked += [f"F.put(R, {number}, {name})" for name, number in stores]
-    text = []
-    for form, lines in (("full", full), ("masked", masked)):
-        text.append(f"def {form}_{block.index}(R, F):")
-        text += [f"    {line}" for line in [*lines, f"return {result}"]]
-    return "\n".join(text) + "\n"
+    return [*loads, *body, *stores]
+
+
+class Invoker:
+    """Calls a native piece for the lanes of a frame."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._functions = kernel.functions
+
+    def __call__(self, block: int, number: int, frame: Any) -> None:
+        """Raises whatever an access that Python did for a warp raised."""
+        frame.machine.native.run(self._functions[block, number], frame)

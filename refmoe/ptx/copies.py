@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -94,10 +95,17 @@ class Copies:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.issued = 0
-        self.group = np.zeros(machine.lanes, np.int64)
         self._flights: list[Flight] = []
-        # Issue of the last copy of each lane that landed because a barrier needed it.
-        self._announced = np.zeros(machine.lanes, np.int64)
+
+    @cached_property
+    def group(self) -> Array:
+        """int64 [lanes], the group that each lane's next copy is in."""
+        return np.zeros(self.machine.lanes, np.int64)
+
+    @cached_property
+    def _announced(self) -> Array:
+        """int64 [lanes], issue of the last copy of each lane that landed because a barrier needed it."""
+        return np.zeros(self.machine.lanes, np.int64)
 
     def add(self, flight: Flight) -> None:
         """A copy is issued."""

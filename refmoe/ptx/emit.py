@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 
 from refmoe.ptx import emit_async, emit_bulk, emit_cluster, emit_tensor, isa, warp
-from refmoe.ptx.access import Load, Store
+from refmoe.ptx.access import Load, Store, atomic
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.layout import Layout
 from refmoe.ptx.mbarrier_issue import Wait
-from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW
-from refmoe.ptx.memory_ops import MemoryOpcode, atomic, memory_opcode
+from refmoe.ptx.memory_ops import MemoryOpcode, memory_opcode
+from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.parser import ParsedModule
 from refmoe.ptx.registers import CARRY, destinations_and_sources
+from refmoe.ptx.spaces import LOCAL_WINDOW, SHARED_WINDOW
 from refmoe.ptx.specials import SPECIALS
 from refmoe.ptx.syntax import (
     Address,
@@ -64,6 +65,7 @@ class Emitter:
         has_mbarriers: whether there are barriers in memory.
         has_bulk: whether there are bulk copies or edits of tensor maps.
         models: accumulation models of the tensor-core instructions met so far, and what each rests on.
+        products: those of these instructions that have native code, and what they compute.
     """
 
     def __init__(self, module: ParsedModule, layout: Layout) -> None:
@@ -75,6 +77,7 @@ class Emitter:
         self.has_mbarriers = False
         self.has_bulk = False
         self.models: dict[str, str] = {}
+        self.products: dict[Instruction, WarpMma] = {}
         self.names: dict[str, Any] = {"select": select, "not_": np.logical_not}
         self.approximate: list[Instruction] = []
         self.contractions: list[Instruction] = []

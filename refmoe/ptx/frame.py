@@ -1,8 +1,7 @@
 """The lanes that one step runs, and how their values reach the registers of all lanes.
 
-Three kinds of frame run the same generated code:
-- every live lane: registers are read and written as they are;
-- most of them (dense): results of the others are discarded when registers are written back;
+Native code takes a frame's warps one after another. For what runs in Python there are two kinds of frame:
+- most lanes (dense): results of the others are discarded when registers are written back;
 - a few (compact): their values are gathered, computed densely, and scattered back.
 """
 
@@ -17,14 +16,6 @@ if TYPE_CHECKING:
 
 Array = Any
 not_ = np.logical_not
-# What a register holds before anything was written; told from a computed zero by identity.
-UNDEFINED: dict[str, Any] = {
-    "pred": np.array(False),
-    "b8": np.array(0, np.uint8),
-    "b16": np.array(0, np.uint16),
-    "b32": np.array(0, np.uint32),
-    "b64": np.array(0, np.uint64),
-}
 
 
 class Frame:
@@ -39,7 +30,7 @@ class Frame:
         active: number of active lanes.
     """
 
-    __slots__ = ("active", "count", "index", "inner", "machine", "mask")
+    __slots__ = ("_warps", "active", "count", "index", "inner", "machine", "mask")
 
     def __init__(self, machine: Machine, mask: Array, active: int, compact: bool) -> None:
         self.machine = machine
@@ -48,33 +39,34 @@ class Frame:
         self.index = np.flatnonzero(mask) if compact else None
         self.inner = None if compact or active == machine.lanes else mask
         self.count = active if compact else machine.lanes
+        self._warps: tuple[Array, Array] | None = None
 
     # Registers
 
     def get(self, registers: list[Any], number: int) -> Array:
-        """A register's values for this frame's vectors."""
-        value = registers[number]
-        if self.index is None or not isinstance(value, np.ndarray) or value.ndim == 0:
-            return value
-        return value[self.index]
+        """A register's values for this frame's vectors: a copy, because native code writes registers in place."""
+        value = registers[number].reshape(-1)
+        return value if self.index is None else value[self.index]
 
     def put(self, registers: list[Any], number: int, value: Array) -> None:
         """Write a register of the active lanes; the others keep theirs."""
-        old = registers[number]
-        undefined = old is UNDEFINED[self.machine.code.kinds[number]]
-        vector = isinstance(value, np.ndarray) and value.ndim == 1
-        if isinstance(value, np.ndarray) and not vector:
-            # Some lanes copied an undefined register: for the others this one keeps its meaning.
-            value = value[()]
-        if not vector and (undefined or (np.ndim(old) == 0 and old == value)):
-            registers[number] = value
-        elif self.index is None:
-            registers[number] = value if undefined else np.where(self.mask, value, old)
+        held = registers[number]
+        if self.index is not None:
+            held[self.index >> 5, self.index & 31] = value
+            return
+        rows = value.reshape(held.shape) if np.ndim(value) else value
+        if self.inner is None:
+            held[:] = rows
         else:
-            merged = np.empty(self.machine.lanes, value.dtype)
-            merged[:] = old
-            merged[self.index] = value
-            registers[number] = merged
+            np.copyto(held, rows, where=self.inner.reshape(held.shape))
+
+    def warps(self) -> tuple[Array, Array]:
+        """The warps with active lanes, uint32 [n], and which lanes of each are, a bit a lane, uint32 [n]."""
+        if self._warps is None:
+            masks = np.packbits(self.mask, bitorder="little").view(np.uint32)
+            numbers = np.flatnonzero(masks).astype(np.uint32)
+            self._warps = numbers, masks if len(numbers) == len(masks) else masks[numbers]
+        return self._warps
 
     # Lanes
 

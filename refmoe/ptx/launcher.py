@@ -16,7 +16,8 @@ from refmoe.ptx.errors import ArgumentMismatch, Deadlock, Index3
 from refmoe.ptx.machine import Checks, Launch, Machine
 from refmoe.ptx.memory import Arena
 from refmoe.ptx.parser import ParsedModule, parse
-from refmoe.ptx.races import MAX_THREADS, RaceShadow
+from refmoe.ptx.races import RaceShadow
+from refmoe.ptx.records import MAX_THREADS
 from refmoe.ptx.syntax import Function
 from refmoe.ptx.trace import Trace
 from refmoe.ptx.watch import Watch

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from refmoe.ptx.memory import OWN_BASE, PARAM_BASE
 from refmoe.ptx.parser import ParsedModule
+from refmoe.ptx.spaces import OWN_BASE, PARAM_BASE
 from refmoe.ptx.syntax import Function, Instruction, Symbol, Variable, parts
 
 

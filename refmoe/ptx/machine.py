@@ -23,10 +23,12 @@ from refmoe.ptx.bulk_races import BulkShadow
 from refmoe.ptx.cluster_barrier import ClusterBarrier
 from refmoe.ptx.copies import Copies
 from refmoe.ptx.errors import Deadlock, Index3, LaneError, MisuseError, StepBudgetExceeded, Trap, WarpError
-from refmoe.ptx.frame import UNDEFINED, Frame
+from refmoe.ptx.frame import Frame
 from refmoe.ptx.mbarrier import Mbarriers
-from refmoe.ptx.memory import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS, Arena, owned_region
+from refmoe.ptx.memory import Arena, owned_region
+from refmoe.ptx.native_state import NativeState
 from refmoe.ptx.races import Clocks, RaceShadow
+from refmoe.ptx.spaces import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.specials import values as special_values
 from refmoe.ptx.syntax import Instruction
 from refmoe.ptx.trace import Trace, Tracer
@@ -81,6 +83,7 @@ class Launch:
         approximate: indices into `code.approximate` that were not provably exact.
         trace: what records who waited for whom, or None.
         maps: edits of tensor maps.
+        spare: memory of machines that have ended, for the registers of others.
         proxied: int64, by warp of the grid, the step of its last proxy fence for global memory.
     """
 
@@ -98,6 +101,7 @@ class Launch:
     step_budget: int | None
     approximate: set[int]
     trace: Trace | None = None
+    spare: list[Array] = field(default_factory=list)
     maps: MapHistory = field(default_factory=MapHistory)
     proxied: Array = None
     steps: int = 0
@@ -113,7 +117,7 @@ class Machine:
         alive: bool [lanes], those that exist and have not exited.
         lane_cta: CTA of each lane, counted from the first here.
         lane_in_warp, warp_start: int64 [lanes].
-        registers: one array or scalar for each register that lives across blocks.
+        registers: an array [warps, 32] for each register that lives across pieces of blocks, written in place.
     """
 
     def __init__(self, launch: Launch, first_cta: int, ctas: int) -> None:
@@ -136,7 +140,6 @@ class Machine:
         self.specials = special_values(
             launch.grid, launch.block, first_cta, ctas, self.warps, launch.dynamic_bytes, launch.shared_bytes
         )
-        self.registers: list[Any] = [UNDEFINED[kind] for kind in self.code.kinds]
         self.shared = owned_region("shared memory", "shared", launch.shared_bytes, ctas)
         self.local = owned_region("local memory", "local", self.code.layout.local_bytes, self.lanes)
         self.clocks: Any = None
@@ -155,6 +158,8 @@ class Machine:
         self.copies = Copies(self)
         self.bulk = Bulk(self)
         self.mbarriers = Mbarriers(self)
+        self.native = NativeState(self)
+        self.registers = self.native.registers
         self._gave_up: Array | None = None
         self._at_standstill: Any = None
         self._idle = 0
@@ -242,6 +247,7 @@ class Machine:
         """
         self._idle = 0
         self._snapshot = None
+        self.native.enter()
         while self._groups or self._give_up():
             place = min(self._groups, key=lambda key: (self._groups[key][0], key))
             turn, mask = self._groups.pop(place)
@@ -256,6 +262,7 @@ class Machine:
             self._step(place, turn, mask)
             if self._idle >= _IDLE and self._stuck():
                 return False
+        self.native.leave()
         if self._living:
             waiting = self.waiting()
             raise Deadlock("no lane can run:\n  " + "\n  ".join(waiting), waiting=tuple(waiting))
@@ -277,14 +284,8 @@ class Machine:
         launch.lane_instructions += code.lengths[place] * active
         if self.clocks is not None:
             self.clocks.now = launch.steps
-        compact = active < _COMPACT_BELOW * self.lanes
-        if active == self._living and not compact:
-            frame = Frame(self, mask, active, False)
-            result = code.full[place](self.registers, frame)
-        else:
-            frame = Frame(self, mask, active, compact)
-            result = code.masked[place](self.registers, frame)
-        self._leave(place, turn, mask, frame, result)
+        frame = Frame(self, mask, active, active < _COMPACT_BELOW * self.lanes)
+        self._leave(place, turn, mask, frame, code.steps[place](self.registers, frame))
 
     def _leave(self, place: int, turn: int, mask: Array, frame: Frame, result: Any) -> None:
         terminator = self.code.program.blocks[place].terminator
@@ -374,14 +375,14 @@ class Machine:
     def _gather(self, place: int, mask: Array) -> Array | None:
         """The lanes whose whole member mask is here; the others go on waiting."""
         gather = self.code.gathers[place]
-        value = gather.constant if gather.register is None else self.registers[gather.register]
+        value = gather.constant if gather.register is None else self.registers[gather.register].reshape(-1)
         member = np.broadcast_to(value, mask.shape)
         own = (member >> self.lane_in_warp.astype(np.uint32)) & np.uint32(1) == 0
         if (own & mask).any():
             lane = int(np.argmax(own & mask))
             what = f"the lane is not in its own member mask 0x{int(member[lane]):08X}"
             raise self.error(WarpError, gather.instruction, lane, what)
-        if self.everyone(mask) and value.ndim == 0:
+        if self.everyone(mask) and np.ndim(value) == 0:
             return mask
         go = np.zeros_like(mask)
         if self._passed is not None:
@@ -411,7 +412,7 @@ class Machine:
         for other, lanes in self._gathering.items():
             theirs = self.code.gathers[other]
             if other != place and theirs.is_barrier:
-                value = theirs.constant if theirs.register is None else self.registers[theirs.register]
+                value = theirs.constant if theirs.register is None else self.registers[theirs.register].reshape(-1)
                 found.append((lanes, np.broadcast_to(value, lanes.shape)))
         return found
 
@@ -453,10 +454,10 @@ class Machine:
 
     def _give_up(self) -> bool:
         """Let parked lanes go on without their phase; False where there are none, or they would only come back."""
-        parked = self.mbarriers.at > 0
+        parked = self.mbarriers.at > 0 if self.code.has_mbarriers else np.zeros(0, bool)
         if not parked.any():
             return False
-        state = ({0: (0, parked)}, list(self.registers), self.arena.changes)
+        state = ({0: (0, parked)}, self.native.copy(), self.arena.changes)
         before, self._at_standstill = self._at_standstill, state
         if before is not None and before[2] == state[2] and _same(before[:2], state[:2]):
             return False
@@ -467,7 +468,7 @@ class Machine:
 
     def _stuck(self) -> bool:
         """Whether lanes came round to a state that they were in before, with memory unchanged since."""
-        state = (dict(self._groups), list(self.registers))
+        state = (dict(self._groups), self.native.copy())
         if self._snapshot is None or self._idle % _IDLE == 0:
             self._snapshot = state
             return False
@@ -503,4 +504,4 @@ def _same(before: Any, after: Any) -> bool:
     now, values = after
     if groups.keys() != now.keys() or not all(np.array_equal(groups[p][1], now[p][1]) for p in groups):
         return False
-    return all(a is b or np.array_equal(a, b) for a, b in zip(registers, values, strict=True))
+    return bool(np.array_equal(registers, values))

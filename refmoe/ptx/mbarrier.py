@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from refmoe.ptx.access import Access
 from refmoe.ptx.barriers import ranges
-from refmoe.ptx.memory import OWN_BASE
+from refmoe.ptx.spaces import OWN_BASE
 from refmoe.ptx.syntax import Instruction
 
 if TYPE_CHECKING:
@@ -54,11 +55,21 @@ class Mbarriers:
         self.count = 1
         columns = 0 if machine.clocks is None else machine.clocks.columns
         self._room(64, columns)
-        # Where lanes are parked: number of the object (0: not parked), and place of the wait.
-        self.at = np.zeros(machine.lanes, np.int64)
-        self._place = np.zeros(machine.lanes, np.int64)
-        self._asked = np.zeros(machine.lanes, np.uint64)
         self._arrivals: list[_Arrival] = []
+
+    @cached_property
+    def at(self) -> Array:
+        """int64 [lanes], where lanes are parked: number of the object, 0 where they are not."""
+        return np.zeros(self.machine.lanes, np.int64)
+
+    @cached_property
+    def _place(self) -> Array:
+        """int64 [lanes], block of the wait at which they are."""
+        return np.zeros(self.machine.lanes, np.int64)
+
+    @cached_property
+    def _asked(self) -> Array:
+        return np.zeros(self.machine.lanes, np.uint64)
 
     def _room(self, size: int, columns: int) -> None:
         self.slot = np.zeros(size, np.int64)
@@ -411,7 +422,9 @@ class Mbarriers:
     def report(self) -> list[str]:
         """One sentence for each object and place at which lanes are parked."""
         machine = self.machine
-        lines = []
+        lines: list[str] = []
+        if not machine.code.has_mbarriers:
+            return lines
         owed = machine.bulk.owed(np.arange(self.count))
         parked = np.flatnonzero(self.at > 0)
         for number, place in sorted(set(zip(self.at[parked].tolist(), self._place[parked].tolist(), strict=True))):

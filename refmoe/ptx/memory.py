@@ -1,8 +1,4 @@
-"""State spaces: buffers in the global arena, and the shared and local memory of the CTAs that run together.
-
-Every buffer has an address window of 2^40 bytes of its own, so that a wrong index never lands in another buffer: 32-bit
-index arithmetic cannot cross a window. Generic addresses of shared and local memory have windows above all buffers.
-"""
+"""Memory: buffers in the global arena, and the shared and local memory of the CTAs that run together."""
 
 from __future__ import annotations
 
@@ -11,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from refmoe.ptx.spaces import OWN_BASE, WINDOW_BITS
+
 if TYPE_CHECKING:
     from refmoe.ptx.races import RaceShadow
     from refmoe.ptx.watch import Watch
@@ -18,13 +16,6 @@ if TYPE_CHECKING:
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Array = Any
 
-WINDOW_BITS = 40
-# Kernel parameters are the first buffer of every arena.
-PARAM_BASE = 1 << WINDOW_BITS
-SHARED_WINDOW = 1 << 56
-LOCAL_WINDOW = 1 << 57
-# Shared and local addresses start here, so that a null pointer is no valid address of either.
-OWN_BASE = 1024
 # What memory that nobody has written holds, where reading it is not refused.
 POISON = 0xCD
 _WIDEST = 32

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from refmoe.ptx import isa
-from refmoe.ptx.access import Atomic
 from refmoe.ptx.scopes import type_bits
-from refmoe.ptx.syntax import Instruction
 
 _SPACES = {
     "global": "global",
@@ -98,28 +93,3 @@ def memory_opcode(spelling: str) -> MemoryOpcode | None:
     if not valid or size * count > 32 or (stem == "st" and space == "const"):
         return None
     return MemoryOpcode(stem, space, kind, count, semantics, operation, hinted)
-
-
-def atomic(instruction: Instruction, opcode: MemoryOpcode) -> Atomic:
-    """The access of an `atom` or `red`.
-
-    Raises:
-        isa.UnknownOpcode: the operation does not exist for the type.
-    """
-    assert opcode.operation is not None
-    operation, kind = opcode.operation, opcode.type
-    if operation in ("min", "max") and kind == "f32":
-        raise isa.UnknownOpcode(instruction.opcode)
-    # PTX ISA, "atom": on global memory atom.add.f32 flushes subnormal inputs and results, on shared it does not.
-    flush = (operation, kind) == ("add", "f32")
-    return Atomic(
-        instruction,
-        opcode.space,
-        opcode.size,
-        opcode.count,
-        strong=True,
-        releases=opcode.semantics in ("release", "acq_rel"),
-        function=isa.resolve_atomic(operation, kind),
-        global_function=isa.resolve_atomic(operation, kind, flush),
-        dtype=np.dtype(f"u{opcode.size}"),
-    )

@@ -6,10 +6,13 @@ those that run.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import cast
 
+from refmoe.native import cache as kept
 from refmoe.ptx import lexer
 from refmoe.ptx.cursor import Cursor
 from refmoe.ptx.scopes import KINDS, Scope, type_bits
@@ -285,10 +288,17 @@ class _Parser(Cursor):
         self.result.declared.setdefault(name, function)
 
     def body(self, function: Function, scope: Scope, place: lexer.Token) -> Function:
-        """`function` with the body that stands at `place`."""
+        """`function` with the body that stands at `place`: as an earlier process read it, if one did."""
+        text, files = self.text[place.start : place.end], self.result.files
+        key = kept.key_of("body", text, str(place.line), repr(function), repr(files))
+        held = kept.load(key)
+        if held is not None:
+            return cast("Function", pickle.loads(held))
         tokens = lexer.tokenize(self.text, self.name, place.line, place.start, place.end)
         # A scope of its own: whoever asks again after an error finds no name declared twice.
-        return _Body(_Parser(self.text, self.name, tokens, self.result), function, Scope(scope)).parse()
+        read = _Body(_Parser(self.text, self.name, tokens, self.result), function, Scope(scope)).parse()
+        kept.store(key, pickle.dumps(read))
+        return read
 
 
 class _Body:

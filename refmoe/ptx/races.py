@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refmoe.ptx.errors import RaceError
+from refmoe.ptx.native.context import Row
+from refmoe.ptx.records import AGENTS, ASYNCHRONOUS, BULK, LANE, MANY, PENDING, STEP_SHIFT, STRONG, THREAD
 
 if TYPE_CHECKING:
     from refmoe.ptx.access import Access
@@ -33,25 +35,11 @@ if TYPE_CHECKING:
 Array = Any
 # (byte index, lane) of the words of rows, from those of the rows.
 Words = Callable[[Array, Array], tuple[Array, Array]]
-# A record: step << 32 | many << 31 | strong << 30 | asynchronous << 29 | bulk << 28 | thread of the launch. "many":
-# several lanes of that warp read; "asynchronous": by a copy that the thread issued; "bulk": by a bulk copy, into shared
-# memory if it is not asynchronous too, and then the thread is the agent's number in place of one in the CTA.
-MAX_THREADS = 1 << 28
-_THREAD = np.int64(MAX_THREADS - 1)
-_LANE = np.int64(31)
-_OTHER_WARP = _THREAD & ~_LANE
-BULK = np.int64(1 << 28)
-ASYNCHRONOUS = np.int64(1 << 29)
-_STRONG: np.int64 = np.int64(1 << 30)
+
+_OTHER_WARP = THREAD & ~LANE
 _WEAK: np.int64 = np.int64(0)
-_MANY = np.int64(1 << 31)
-_STEP_SHIFT = 32
 # Of global memory: the last reader and the last one of another warp.
 _LAST_READERS = 2
-# Barriers on which bulk copies complete, in one CTA; those beyond are taken for one. (Not more than a CTA has threads.)
-AGENTS = 32
-# The step of a bulk copy that has not landed: nothing is ordered after it.
-PENDING = 1 << 30
 
 
 class Clocks:
@@ -128,7 +116,7 @@ class Clocks:
 
     def record(self, lanes: Array) -> Array:
         """A plain access by `lanes` now, in the form that `ordered` takes."""
-        return (self.now << _STEP_SHIFT) + self.first_warp * 32 + lanes
+        return (self.now << STEP_SHIFT) + self.first_warp * 32 + lanes
 
     def knowledge(self, warps: Array) -> tuple[Array, Array]:
         """What warps, all of whose lanes are here, bring to a barrier now: ([n, columns], acquired [n])."""
@@ -143,15 +131,15 @@ class Clocks:
 
     def ordered(self, lanes: Array, record: Array) -> Array:
         """Whether the access of `record` happens before what each of `lanes` does now; both int64 [n]."""
-        step = record >> _STEP_SHIFT
+        step = record >> STEP_SHIFT
         warp = lanes >> 5
-        thread = record & _THREAD
+        thread = record & THREAD
         other = thread >> 5
         own_cta = (warp + self.first_warp) // self.warps == other // self.warps
         asynchronous = record & ASYNCHRONOUS != 0
         ordered = self.seen[warp, other % self.warps + asynchronous * self.warps] >= step
         if self.by_lane:
-            one = (record & (_MANY | ASYNCHRONOUS)) == 0
+            one = (record & (MANY | ASYNCHRONOUS)) == 0
             ordered |= one & (self.seen[warp, 2 * self.warps + thread % (32 * self.warps)] >= step)
         if self.bulk:
             agent = np.minimum(thread % (32 * self.warps), AGENTS - 1)
@@ -161,7 +149,7 @@ class Clocks:
 
     def has_crossed(self, lanes: Array, record: Array) -> Array:
         """Whether a proxy fence lies between the plain write of `record` in the CTA and each of `lanes`; int64 [n]."""
-        step, thread = record >> _STEP_SHIFT, record & _THREAD
+        step, thread = record >> STEP_SHIFT, record & THREAD
         row, half = lanes >> 5, self.crossed
         by_warp = self.seen[row, half + (thread >> 5) % self.warps] >= step
         return by_warp | (self.seen[row, half + 2 * self.warps + thread % (32 * self.warps)] >= step)
@@ -186,6 +174,20 @@ class RaceShadow:
         self.written = False
         self._writes: Array = None
         self._reads: Array = None
+        # Called when the records have moved.
+        self.changed: Callable[[], None] | None = None
+
+    def enter(self, row: Array) -> None:
+        """Write into a region's row where the records lie, see `Row`."""
+        row[Row.SHIFT] = self.granule.bit_length() - 1
+        row[Row.COLUMNS], row[Row.READERS] = self.columns, self.readers
+        if self.granule:
+            # Native code does not say that it wrote.
+            self.written = True
+            row[Row.WRITES], row[Row.READS] = self._writes.ctypes.data, self._reads.ctypes.data
+        else:
+            # No access was met yet: a pointer that is not followed says that there will be records.
+            row[Row.WRITES] = 1
 
     def _cover(self, index: Array, lanes: Array, width: int) -> tuple[Array, Array, int]:
         """Granules touched, the lane of each, and how many an access has."""
@@ -193,25 +195,31 @@ class RaceShadow:
             self.granule = width
             self._writes = np.zeros(self.size // width, np.int64)
             self._reads = np.zeros((self.size // width, self.columns), np.int64)
+            self._moved()
         elif width < self.granule:
             factor = self.granule // width
             self.granule = width
             self._writes = np.repeat(self._writes, factor)
             self._reads = np.repeat(self._reads, factor, axis=0)
+            self._moved()
         count = width // self.granule
         first = index // self.granule
         if count == 1:
             return first, lanes, 1
         return (first[:, None] + np.arange(count)).ravel(), np.repeat(lanes, count), count
 
+    def _moved(self) -> None:
+        if self.changed is not None:
+            self.changed()
+
     def _mine(self, frame: Frame, lanes: Array, flags: np.int64) -> Array:
-        base = (frame.machine.clocks.now << _STEP_SHIFT) + frame.machine.first_thread
+        base = (frame.machine.clocks.now << STEP_SHIFT) + frame.machine.first_thread
         return lanes + np.int64(base + int(flags))
 
     def _conflicts(self, frame: Frame, lanes: Array, previous: Array, mine: Array) -> Array:
         """Positions whose previous access belongs to another lane and is not ordered before this one."""
-        other = ((previous ^ mine) & _THREAD != 0) | (previous & (_MANY | ASYNCHRONOUS | BULK) != 0)
-        suspects = np.flatnonzero((previous != 0) & other & (previous & mine & _STRONG == 0))
+        other = ((previous ^ mine) & THREAD != 0) | (previous & (MANY | ASYNCHRONOUS | BULK) != 0)
+        suspects = np.flatnonzero((previous != 0) & other & (previous & mine & STRONG == 0))
         if not suspects.size:
             return suspects
         return suspects[~frame.machine.clocks.ordered(lanes[suspects], previous[suspects])]
@@ -248,12 +256,12 @@ class RaceShadow:
             self._reads[at[elsewhere], 1] = previous[elsewhere]
         # Another lane of the same warp read since the last warp-level sync: no single lane stands for both.
         differs = previous ^ mine
-        shared = (previous >> _STEP_SHIFT > known) & (differs & _OTHER_WARP == 0) & (differs & (_LANE | _MANY) != 0)
-        record = np.where(shared, mine | _MANY, mine)
+        shared = (previous >> STEP_SHIFT > known) & (differs & _OTHER_WARP == 0) & (differs & (LANE | MANY) != 0)
+        record = np.where(shared, mine | MANY, mine)
         self._reads[at, column] = record
         differs = self._reads[at, column] ^ record
-        lost = np.flatnonzero((differs & _OTHER_WARP == 0) & (differs & _LANE != 0))
-        self._reads[at[lost], column[lost]] |= _MANY
+        lost = np.flatnonzero((differs & _OTHER_WARP == 0) & (differs & LANE != 0))
+        self._reads[at[lost], column[lost]] |= MANY
         if not self.readers:
             # Of several warps in this step one is now the last reader; another comes before it.
             others = np.flatnonzero(differs & _OTHER_WARP != 0)
@@ -303,7 +311,7 @@ class RaceShadow:
 
     def atomic(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
         """An atomic: it must not race with an earlier plain access."""
-        self._modify(frame, access, region, index, lanes, _STRONG)
+        self._modify(frame, access, region, index, lanes, STRONG)
 
     def copy(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
         """A copy to here is issued: it must not race with an earlier access. What it will write is not known yet."""
@@ -344,7 +352,7 @@ class RaceShadow:
     @staticmethod
     def thread_of(record: int) -> int:
         """The thread of the launch in a record."""
-        return int(record & int(_THREAD))
+        return int(record & int(THREAD))
 
     def waited(self, frame: Frame, access: Access, index: Array, lanes: Array) -> None:
         """`lanes` have waited for their copies, which from now on count as accesses of their own."""
@@ -352,7 +360,7 @@ class RaceShadow:
         mine = self._mine(frame, who, _WEAK)
         columns = [who // 32 % self.readers] if self.readers else range(self.columns)
         for records, place in ((self._writes, (at,)), *((self._reads, (at, column)) for column in columns)):
-            copied = (records[place] & ASYNCHRONOUS != 0) & ((records[place] ^ mine) & _THREAD == 0)
+            copied = (records[place] & ASYNCHRONOUS != 0) & ((records[place] ^ mine) & THREAD == 0)
             records[place] = np.where(copied, mine, records[place])
 
     def _report(
@@ -376,8 +384,8 @@ class RaceShadow:
             offset %= region.stride
         fields = machine.at(lanes[row], access.instruction)
         record = np.int64(record)
-        other_block, other_thread = machine.place_of_thread(int(record & _THREAD))
-        many = bool(record & _MANY)
+        other_block, other_thread = machine.place_of_thread(int(record & THREAD))
+        many = bool(record & MANY)
         verbs = {
             "write-write": "writes after a write by",
             "read-write": "writes after a read by",
@@ -389,8 +397,8 @@ class RaceShadow:
         if record & ASYNCHRONOUS:
             whom = f"an asynchronous {'bulk ' if record & BULK else ''}copy of {whom}"
         elif record & BULK:
-            whom = f"a bulk copy that completes on {machine.bulk.agent_name(int(record & _THREAD))}"
-        if record >> _STEP_SHIFT == PENDING:
+            whom = f"a bulk copy that completes on {machine.bulk.agent_name(int(record & THREAD))}"
+        if record >> STEP_SHIFT == PENDING:
             whom += ", not known to be complete,"
         raise RaceError(
             f"{kind} race on byte {offset} of {region.name} ({region.space}): block {fields['block']} thread "
@@ -407,4 +415,4 @@ class RaceShadow:
 
 
 def _strong(access: Access) -> np.int64:
-    return _STRONG if access.strong else _WEAK
+    return STRONG if access.strong else _WEAK

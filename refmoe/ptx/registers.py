@@ -1,11 +1,10 @@
-"""Which registers each block reads and writes, and which never leave their block."""
+"""Which registers instructions read and write."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from refmoe.ptx.program import Block, Program
 from refmoe.ptx.syntax import Address, Instruction, Operand, Pair, Register, Vector, parts
 
 # The condition code register of add.cc and its kin.
@@ -37,11 +36,11 @@ def destinations_and_sources(instruction: Instruction) -> tuple[tuple[Operand, .
 
 @dataclass
 class Usage:
-    """Registers of one block.
+    """Registers of some neighbouring instructions.
 
     Attributes:
-        loads: read before the block writes them, in order of first use.
-        writes: written by the block, in order.
+        loads: read before they are written there, in order of first use.
+        writes: written there, in order.
     """
 
     loads: dict[str, Register] = field(default_factory=dict)
@@ -52,56 +51,33 @@ def _registers(operands: Iterable[Operand]) -> list[Register]:
     return [part for operand in operands for part in parts(operand) if isinstance(part, Register)]
 
 
-def _usage(block: Block) -> Usage:
+def operands_of(instruction: Instruction) -> tuple[list[Register], list[Register]]:
+    """The registers that an instruction writes, and those that it reads, its guard and the carry included."""
+    destinations, sources = destinations_and_sources(instruction)
+    read, written = _registers(sources), _registers(destinations)
+    stem = instruction.opcode.split(".")[0]
+    if stem in ("addc", "subc", "madc"):
+        read.append(CARRY)
+    if stem in ("add", "sub", "mad", "addc", "subc", "madc") and ".cc." in instruction.opcode:
+        written.append(CARRY)
+    if instruction.guard is not None:
+        # Lanes whose guard is off keep the old value.
+        read += [instruction.guard, *written]
+    return written, read
+
+
+def usage_of(instructions: Iterable[Instruction], terminator: Instruction | None) -> Usage:
+    """What instructions of one block read before they write it, and what they write.
+
+    Results of a barrier, which is a `terminator`, arrive when it completes: nothing here writes them.
+    """
     usage = Usage()
-
-    def read(register: Register) -> None:
-        if register.name not in usage.writes:
-            usage.loads.setdefault(register.name, register)
-
-    instructions = list(block.instructions)
-    if block.terminator.instruction is not None:
-        instructions.append(block.terminator.instruction)
     for instruction in instructions:
-        destinations, sources = destinations_and_sources(instruction)
-        for register in _registers(sources):
-            read(register)
-        written = _registers(destinations)
-        stem = instruction.opcode.split(".")[0]
-        if stem in ("addc", "subc", "madc"):
-            read(CARRY)
-        if stem in ("add", "sub", "mad", "addc", "subc", "madc") and ".cc." in instruction.opcode:
-            written.append(CARRY)
-        if instruction.guard is not None:
-            read(instruction.guard)
+        written, read = operands_of(instruction)
+        for register in read:
+            if register.name not in usage.writes:
+                usage.loads.setdefault(register.name, register)
+        if instruction is not terminator:
             for register in written:
-                # Lanes whose guard is off keep the old value.
-                read(register)
-        if block.terminator.instruction is instruction:
-            # Results of a barrier arrive when it completes, not in this block.
-            continue
-        for register in written:
-            usage.writes.setdefault(register.name, register)
+                usage.writes.setdefault(register.name, register)
     return usage
-
-
-def analyse(program: Program) -> tuple[list[Usage], dict[str, tuple[int, str]]]:
-    """Usage of each block, and (number, kind) of the registers that live across blocks."""
-    usages = [_usage(block) for block in program.blocks]
-    shared: dict[str, tuple[int, str]] = {}
-
-    def share(register: Register) -> None:
-        shared.setdefault(register.name, (len(shared), register.kind))
-
-    homes: dict[str, int] = {}
-    for index, usage in enumerate(usages):
-        for register in usage.loads.values():
-            share(register)
-        for register in usage.writes.values():
-            if homes.setdefault(register.name, index) != index:
-                share(register)
-    for block in program.blocks:
-        if block.terminator.kind == "barrier" and block.terminator.instruction is not None:
-            for register in _registers(destinations_and_sources(block.terminator.instruction)[0]):
-                share(register)
-    return usages, shared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,27 @@ def values(
     shared_bytes: int,
 ) -> dict[str, Any]:
     """Each predefined register over the lanes of some CTAs: an array [lanes], or a scalar where all lanes agree."""
-    threads = np.arange(warps * 32)
+    result = dict(_of_any_ctas(grid, block, ctas, warps, dynamic_bytes, shared_bytes))
     cta = first_cta + np.arange(ctas)
+    for axis, name in enumerate(_AXES):
+        ctaid = cta // int(np.prod(grid[:axis])) % grid[axis]
+        same = ctas == 1 or bool((ctaid == ctaid[0]).all())
+        spread = np.uint32(ctaid[0]) if same else np.repeat(ctaid.astype(np.uint32), warps * 32)
+        result[f"%ctaid.{name}"] = result[f"%clusterid.{name}"] = spread
+    return result
+
+
+@lru_cache(maxsize=8)
+def _of_any_ctas(
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    ctas: int,
+    warps: int,
+    dynamic_bytes: int,
+    shared_bytes: int,
+) -> dict[str, Any]:
+    """Those that do not depend on which CTAs they are."""
+    threads = np.arange(warps * 32)
     lane = np.tile(np.arange(32, dtype=np.uint32), ctas * warps)
     one = np.uint32(1)
     lower = (one << lane) - one
@@ -53,11 +73,7 @@ def values(
     }
     for axis, name in enumerate(_AXES):
         tid = threads // int(np.prod(block[:axis])) % block[axis]
-        ctaid = cta // int(np.prod(grid[:axis])) % grid[axis]
         result[f"%tid.{name}"] = np.uint32(0) if block[axis] == 1 else np.tile(tid.astype(np.uint32), ctas)
-        same = ctas == 1 or bool((ctaid == ctaid[0]).all())
-        spread = np.uint32(ctaid[0]) if same else np.repeat(ctaid.astype(np.uint32), warps * 32)
-        result[f"%ctaid.{name}"] = result[f"%clusterid.{name}"] = spread
         result[f"%ntid.{name}"] = np.uint32(block[axis])
         result[f"%nctaid.{name}"] = result[f"%nclusterid.{name}"] = np.uint32(grid[axis])
         result[f"%cluster_ctaid.{name}"] = np.uint32(0)

@@ -19,7 +19,7 @@ import numpy as np
 
 from refmoe.errors import ArgumentError
 from refmoe.ptx.errors import Index3
-from refmoe.ptx.memory import OWN_BASE
+from refmoe.ptx.spaces import OWN_BASE
 
 if TYPE_CHECKING:
     from refmoe.ptx.machine import Launch, Machine

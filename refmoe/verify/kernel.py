@@ -68,12 +68,14 @@ class Devices:
         checked: whether the executor checks bounds, initialisation, alignment and races.
         trace: records barrier waits on the executor, or None.
         multiprocessors: how many the executor's chip has; None for the number of the arch's own chip.
+        entry_by_entry: whether the executor compiles a changed source for each entry that it launches, by itself.
     """
 
     csrc: Path = CSRC
     checked: bool = True
     trace: Trace | None = None
     multiprocessors: int | None = None
+    entry_by_entry: bool = False
     _open: dict[tuple[str, str], Device] = field(default_factory=dict)
 
     def get(self, case: Case) -> Device:
@@ -101,6 +103,7 @@ class Devices:
             raise ArgumentError("trace", f"a case on {device.name}", "one on ptx: a GPU tells nobody who waits")
         if isinstance(device, PtxDevice):
             device.trace = self.trace
+            device.entry_by_entry = self.entry_by_entry
             if not self.checked:
                 device.checks = Checks(bounds=False, uninitialised=False, alignment=False, races=False)
         return device

@@ -18,10 +18,10 @@ from typing import Protocol
 
 from refmoe.chips import DEFAULT_ARCH
 from refmoe.cuda.launch import Kernel as Entry
-from refmoe.cuda.toolchain import CSRC, ToolchainError, source_sha256
+from refmoe.cuda.toolchain import CSRC, ToolchainError
 from refmoe.errors import RefmoeError
 from refmoe.families import FAMILIES
-from refmoe.families.family import LEVELS, Case, Family
+from refmoe.families.family import LEVELS, Case
 from refmoe.verify.kernel import Devices, Kernel, Refusal
 from refmoe.verify.patches import FilePatch, PatchError, apply_patch, parse_patch
 from refmoe.verify.runner import deaf_to_interrupts, run_case, worker_pool
@@ -238,8 +238,10 @@ class Patch:
     def plant(self, scratch: Path) -> Sequence[Kernel]:
         """The kernels of every family that launches a changed source, whole layers included."""
         tree = patched_sources(self, scratch / self.name)
-        devices = Devices(csrc=tree)
-        return [Kernel(family, devices) for family in FAMILIES.values() if _changed(family, tree)]
+        # One case catches most faults, and it launches one entry of many.
+        devices = Devices(csrc=tree, entry_by_entry=True)
+        changed = _changed(tree)
+        return [Kernel(family, devices) for family in FAMILIES.values() if changed.intersection(family.sources)]
 
     def cases(self) -> Sequence[Case]:
         """The cases of the quick level, which are cheap and touch every line, then those of the default level."""
@@ -252,10 +254,10 @@ def _listed() -> tuple[Case, ...]:
     return tuple(dict.fromkeys(case.on("ptx", DEFAULT_ARCH) for level in levels for case in level if not case.refusal))
 
 
-def _changed(family: Family, tree: Path) -> bool:
-    """Whether a patch touches a source that the family launches, or a header of one."""
-    entries = [Entry(source, "") for source in family.sources]
-    return any(source_sha256(entry.path(tree)) != source_sha256(entry.path(CSRC)) for entry in entries)
+def _changed(tree: Path) -> set[str]:
+    """The sources in which `tree` differs from the package, or in a header that they include."""
+    sources = {source for family in FAMILIES.values() for source in family.sources}
+    return {source for source in sources if Entry(source, "").source_sha256(tree) != Entry(source, "").source_sha256()}
 
 
 def load_patches(folder: Path = MUTANTS) -> list[Patch]:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,7 @@ from refmoe.cuda.q8_1 import Q8_1_KERNELS
 from refmoe.cuda.quantize import QUANTIZE_KERNELS
 from refmoe.cuda.routing import ROUTING_KERNELS
 from refmoe.cuda.swiglu_q8_1 import SWIGLU_Q8_1_KERNELS
-from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build
+from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build, entries_of
 from refmoe.errors import ArgumentError
 
 
@@ -183,18 +185,56 @@ def test_no_kernel_spills_or_uses_local_memory(arch: str) -> None:
 @needs_nvcc
 def test_every_kernel_of_the_table_is_an_entry_and_no_entry_is_missing() -> None:
     sources = sorted(CSRC.glob("*.cu"))
-    entries = {
-        line.split(".entry")[1].strip(" (")
-        for path in build([Target(source, "sm_120a", "ptx") for source in sources]).values()
-        for line in path.read_text().splitlines()
-        if ".entry" in line
-    }
+    built = build([Target(source, "sm_120a", "ptx") for source in sources])
+    entries = set().union(*map(entries_of, built.values()))
     tables = (
         *(QUANTIZE_KERNELS, NVFP4_KERNELS, BLOCK_FP8_KERNELS, EXPAND_KERNELS, EXPAND_AS_KERNELS),
         *(Q8_1_KERNELS, GEMM_KERNELS, NVFP4_GEMM_KERNELS, DP4A_KERNELS),
         *(ROUTING_KERNELS, ACTIVATION_KERNELS, SWIGLU_Q8_1_KERNELS, FINALIZE_KERNELS),
     )
     assert entries == {kernel.entry for table in tables for kernel in table}
+
+
+def body(path: Path, entry: str) -> str:
+    """An entry of a PTX file, without places in the source and with labels that do not count entries."""
+    (found,) = re.findall(rf"^\.visible \.entry {entry}\(.*?^}}", path.read_text(), re.MULTILINE | re.DOTALL)
+    bare = re.sub(r"^\s*\.loc\s.*\n", "", found, flags=re.MULTILINE)
+    return re.sub(r"\$L__BB\d+_", "$L__BB_", bare)
+
+
+@needs_nvcc
+@pytest.mark.parametrize("source", sorted(CSRC.glob("*.cu")), ids=lambda source: str(source.stem))
+def test_an_entry_without_the_others_is_that_of_the_whole_source(source: Path) -> None:
+    whole = Target(source, "sm_120a", "ptx")
+    path = build([whole])[whole]
+    entry = min(entries_of(path))
+    alone = replace(whole, left_out=entries_of(path) - {entry})
+    found = build([alone])[alone]
+    assert entries_of(found) == {entry}
+    assert body(found, entry) == body(path, entry)
+
+
+@needs_nvcc
+def test_a_cubin_is_assembled_from_the_ptx_of_its_source_and_of_nothing_else(cache: Path, sources: Path) -> None:
+    text, cubin = (Target(sources / "uses.cu", "sm_120a", kind) for kind in ("ptx", "cubin"))
+    assert b"other" not in build([cubin])[cubin].read_bytes()
+    path = build([text])[text]
+    path.write_text(path.read_text().replace(" entry(", " other("))
+    build([cubin])[cubin].unlink()
+    assert b"other" in build([cubin])[cubin].read_bytes()
+
+
+@needs_nvcc
+def test_of_a_changed_source_an_entry_is_compiled_when_it_is_launched(cache: Path, tmp_path: Path) -> None:
+    shutil.copytree(CSRC, tmp_path / "csrc")
+    kernels = [kernel for kernel in FINALIZE_KERNELS if kernel.entry.endswith("_f32")]
+    for changed, modules, files in [(False, 1, 1), (True, 2, 3)]:
+        if changed:
+            with (tmp_path / "csrc" / "finalize.cu").open("a") as file:
+                file.write("// changed\n")
+        device = PtxDevice("sm_120a", 1, csrc=tmp_path / "csrc", entry_by_entry=True)
+        found = {id(module) for module in [device._module(kernel) for kernel in kernels]}
+        assert (len(found), len(list(cache.glob("*.ptx")))) == (modules, files)
 
 
 def test_what_does_not_compile_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

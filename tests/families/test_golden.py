@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from refmoe.catalog import all_families, parse_case, refusal_of
+from refmoe.catalog import all_families, kernel_of, parse_case
+from refmoe.cuda import PtxDevice
 from refmoe.families.family import Case
+from refmoe.verify.kernel import Devices
 from refmoe.verify.runner import input_sha256
 
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
@@ -41,8 +43,10 @@ def test_every_id_of_the_baseline_parses_and_prints_byte_for_byte() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_refusal_is_one_that_the_case_lists_expect_and_no_other_case_is_listed_so(name: str) -> None:
+    devices = Devices()
     for record in records(name):
-        expected = refusal_of(parse_case(record["id"]), record["arch"])
+        case = parse_case(record["id"])
+        expected = kernel_of(case, devices).due_refusal(case, PtxDevice(record["arch"], 1))
         if record["verdict"] == "UNSUPPORTED":
             assert expected is not None, record["id"]
             assert expected in record["reason"]

@@ -16,8 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from refmoe import museum
-from refmoe.catalog import all_families, kernel_of, list_cases, parse_case, refusal_of, sound_kernel, source_sha256
+from refmoe.catalog import all_families, kernel_of, list_cases, parse_case, sound_kernel, source_sha256
 from refmoe.cli import app
+from refmoe.cuda import PtxDevice
 from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
 from refmoe.families.family import Case
@@ -62,7 +63,8 @@ def test_its_cases_are_listed_printed_and_parsed() -> None:
     assert len(listed) == 5
     assert str(listed[0]) == FIRST
     assert [parse_case(str(case)) for case in listed] == listed
-    assert [refusal_of(case, "sm_120a") for case in listed].count(None) == 3
+    due = [kernel_of(case, Devices()).due_refusal(case, PtxDevice("sm_120a", 1)) for case in listed]
+    assert due.count(None) == 3
     assert set(listed) <= set(list_cases("quick", arch="sm_120a"))
 
 

@@ -16,6 +16,7 @@ from refmoe.reference.mma.fma import fma_chain
 from refmoe.reference.mma.fused import fused_chain, unpacked_chain
 from refmoe.reference.mma.grouped import grouped_chain
 from refmoe.reference.mma.models import ELEMENT_FORMATS, AccumulationModel, Kind, as_model
+from refmoe.reference.mma.native import native_product
 from refmoe.reference.mma.operands import Operand
 
 NAN_BITS = 0x7FFFFFFF
@@ -58,9 +59,19 @@ def tensor_core_mma(
     """
     model = as_model(model)
     x, y, z = checked_operands(a, b, c, model, a_format, b_format, a_scales, b_scales)
+    block = model.pair(a_format, b_format).block
+    out = native_product(x, y, z, model, block)
+    if out is None:
+        out = numpy_product(x, y, z, model, block)
+    return out.reshape(c.shape)
+
+
+def numpy_product(
+    a: Operand, b: Operand, c: NDArray[np.float32], model: AccumulationModel, block: int
+) -> NDArray[np.float32]:
+    """P products [M, K] x [N, K] onto c [P, M, N] by NumPy alone; NaN is 0x7FFFFFFF."""
     with np.errstate(over="ignore", under="ignore"):
-        sums = _chain(x, y, z, model, model.pair(a_format, b_format).block)
-        out: NDArray[np.float32] = sums.astype(np.float32).reshape(c.shape)
+        out: NDArray[np.float32] = _chain(a, b, c, model, block).astype(np.float32)
     out.view(np.uint32)[np.isnan(out)] = NAN_BITS
     return out
 
@@ -153,5 +164,6 @@ def checked_operands(
     return (
         Operand(flat(a), ELEMENT_FORMATS[a_format], None if a_scales is None else flat(a_scales), scaling),
         Operand(flat(b), ELEMENT_FORMATS[b_format], None if b_scales is None else flat(b_scales), scaling),
-        flat(c),
+        # The chains write into what they copy from it, by place.
+        flat(np.ascontiguousarray(c)),
     )

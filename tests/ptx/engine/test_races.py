@@ -27,7 +27,6 @@ EXCHANGE = """
     ("distance", "sync", "threads", "races"),
     [
         (32, "bar.sync 0;", 64, False),
-        (32, "", 64, True),
         (32, "bar.warp.sync -1;", 64, True),  # a warp's own sync says nothing about another warp
         (1, "bar.warp.sync -1;", 64, False),
         (1, "bar.sync 0;", 64, False),
@@ -51,6 +50,20 @@ def test_exchange_through_shared_memory(distance: int, sync: str, threads: int, 
     assert race.other_thread == (race.thread[0] ^ distance, 0, 0)
     assert race.offset == 4 * race.other_thread[0]
     run(body, out, block=(threads, 1, 1), grid=(2, 1, 1), declarations=CELLS, checks=ptx.Checks(races=False))
+
+
+def test_without_a_barrier_a_warp_reads_what_another_has_not_written() -> None:
+    body = EXCHANGE.format(distance=32, sync="")
+    out = np.zeros(64, np.uint32)
+    with pytest.raises(ptx.MemoryFault) as caught:
+        run(body, out, block=(64, 1, 1), declarations=CELLS)
+    assert (caught.value.kind, caught.value.thread, caught.value.offset) == ("uninitialised", (0, 0, 0), 128)
+    # The other warp then writes what was read.
+    with pytest.raises(ptx.RaceError) as raced:
+        run(body, out, block=(64, 1, 1), declarations=CELLS, checks=ptx.Checks(uninitialised=False))
+    race = raced.value
+    assert (race.kind, race.space, race.line) == ("read-write", "shared", line_of(body, "st.shared"))
+    assert (race.thread, race.other_thread) == ((32, 0, 0), (0, 0, 0))
 
 
 def test_a_missing_second_barrier_is_found_in_a_loop() -> None:
@@ -350,6 +363,7 @@ def test_a_write_after_the_read_of_another_warp_in_global_memory(partner_first: 
         run(body, out, block=(64, 1, 1))
         np.testing.assert_array_equal(out, np.arange(64) + (np.arange(64) ^ 32))
         return
-    with pytest.raises(ptx.RaceError, match="read-write race") as caught:
+    # The first warp runs to its end before the second begins, which then reads what nothing orders before it.
+    with pytest.raises(ptx.RaceError, match="write-read race") as caught:
         run(body, out, block=(64, 1, 1))
     assert caught.value.buffer == "argument 0"

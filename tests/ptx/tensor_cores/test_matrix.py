@@ -121,7 +121,8 @@ def test_lanes_gather_before_they_load() -> None:
 
 @pytest.mark.parametrize("threads", [16, 40])
 def test_a_warp_that_is_not_whole(threads: int) -> None:
-    body = "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r20}, [cell]; ret;"
+    fill = "mov.u32 %r3, cell; mad.lo.u32 %r4, %r1, 4, %r3; st.shared.u32 [%r4], %r1; bar.warp.sync -1;"
+    body = fill + "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r20}, [cell]; ret;"
     with pytest.raises(ptx.WarpError, match=f"{threads % 32} lanes of its warp take part, 32 must"):
         run(body, np.zeros(1, np.uint32), block=(threads, 1, 1), declarations=CELLS)
 

@@ -1,0 +1,453 @@
+"""Loads and stores of one warp as native code, with every check that finds nothing.
+
+A function does an access only if all of it is in order: addresses inside one buffer each, aligned, initialised, and
+ordered after whatever touched the bytes before. Otherwise it returns 1 and the warp does the whole access in Python, by
+`refmoe.ptx.access`, which knows what to report. What is left behind then is what that access writes again.
+
+The race rules are those of `refmoe.ptx.races`, whose records these functions read and write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+
+from refmoe.native.compiler import Native
+from refmoe.ptx import records
+from refmoe.ptx.native.context import (
+    FIRST_BUFFER_ROW,
+    LOCAL_ROW,
+    ROW_BYTES,
+    SHARED_ROW,
+    Context,
+    Row,
+)
+from refmoe.ptx.native.scalar import POINTER, WARP_MASK, WORD, at, counted, field, leave_if, room, word
+from refmoe.ptx.ops.lanes import LANES, Lanes, Value, vector
+from refmoe.ptx.spaces import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDOW_BITS
+
+# The bits of records, as Python integers.
+_THREAD, _LANE, _MANY = int(records.THREAD), int(records.LANE), int(records.MANY)
+_ASYNCHRONOUS, _BULK, _STEP_SHIFT = int(records.ASYNCHRONOUS), int(records.BULK), records.STEP_SHIFT
+_APART = _ASYNCHRONOUS | _BULK | _MANY
+_LINE_SHIFT = 7
+_POINTERS = ir.VectorType(POINTER, LANES)
+_BOOL = ir.IntType(1)
+# (context, warp, mask, addresses, values) -> 0, or 1 where Python must do it.
+SIGNATURE = ir.FunctionType(WARP_MASK, [POINTER, WORD, WARP_MASK, POINTER, POINTER])
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A function for one kind of access.
+
+    Attributes:
+        stores: else it loads.
+        size: bytes of an element: 1, 2, 4 or 8.
+        count: elements.
+        space: `"shared" "local" "generic"`; all buffers are "generic", their addresses tell them apart.
+    """
+
+    stores: bool
+    size: int
+    count: int
+    space: str
+
+    @property
+    def width(self) -> int:
+        """Bytes."""
+        return self.size * self.count
+
+    @property
+    def name(self) -> str:
+        """Of the function."""
+        return f"{'store' if self.stores else 'load'}_{self.space}_{self.count}x{self.size}"
+
+    @property
+    def address(self) -> int:
+        """Of the function, which lives as long as the process."""
+        return _compiled(self).address(self.name)
+
+
+@cache
+def _compiled(variant: Variant) -> Native:
+    return Native.of(lambda: _text(variant), "memory", variant.name, level=2)
+
+
+def _text(variant: Variant) -> str:
+    module = ir.Module()
+    ordered = _ordered(module)
+    built = ir.Function(module, SIGNATURE, variant.name)
+    _Access(variant, built, ordered).build()
+    return str(module)
+
+
+def _lane(build: Any, mask: Value) -> Value:
+    """The lowest lane of a mask of 32 bits that is not 0."""
+    return build.cttz(mask, ir.Constant(_BOOL, 1))
+
+
+def _ordered(module: Any) -> Any:
+    """`ordered(context, warp, lanes, records) -> lanes` that are not ordered: `Clocks.ordered`, one after another."""
+    function = ir.Function(module, ir.FunctionType(WARP_MASK, [POINTER, WORD, WARP_MASK, POINTER]), "ordered")
+    function.linkage = "internal"
+    context, warp, lanes, held = function.args
+    entry, loop, done = (function.append_basic_block(name) for name in ("entry", "loop", "done"))
+    build = ir.IRBuilder(entry)
+    warps = field(build, context, Context.WARPS)
+    first = field(build, context, Context.FIRST_WARP)
+    own_cta = build.udiv(build.add(warp, first), warps)
+    seen = build.inttoptr(field(build, context, Context.SEEN), POINTER)
+    row = build.mul(warp, field(build, context, Context.SEEN_COLUMNS))
+    build.branch(loop)
+    build.position_at_end(loop)
+    left = build.phi(WARP_MASK)
+    left.add_incoming(lanes, entry)
+    unordered = build.phi(WARP_MASK)
+    unordered.add_incoming(ir.Constant(WARP_MASK, 0), entry)
+    lane = _lane(build, left)
+    record = build.load(build.gep(held, [build.zext(lane, WORD)], source_etype=WORD), typ=WORD)
+    step = build.lshr(record, word(_STEP_SHIFT))
+    thread = build.and_(record, word(_THREAD))
+    other = build.lshr(thread, word(5))
+
+    def is_set(bits: int) -> Value:
+        return build.icmp_unsigned("!=", build.and_(record, word(bits)), word(0))
+
+    def reached(column: Value) -> Value:
+        held = build.load(build.gep(seen, [build.add(row, column)], source_etype=WORD), typ=WORD)
+        return build.icmp_signed(">=", held, step)
+
+    def is_on(number: Context) -> Value:
+        return build.icmp_unsigned("!=", field(build, context, number), word(0))
+
+    by_copy = is_set(_ASYNCHRONOUS)
+    column = build.add(build.urem(other, warps), build.select(by_copy, warps, word(0)))
+    number = build.urem(thread, build.mul(warps, word(LANES)))
+    twice = build.mul(warps, word(2))
+    # Columns that this kind of kernel does not have are replaced by the first.
+    one = build.and_(is_on(Context.BY_LANE), build.not_(is_set(_MANY | _ASYNCHRONOUS)))
+    by_lane = build.and_(one, reached(build.select(one, build.add(twice, number), word(0))))
+    before = build.or_(reached(column), by_lane)
+    agent = build.select(build.icmp_unsigned("<", number, word(records.AGENTS - 1)), number, word(records.AGENTS - 1))
+    is_agent = build.and_(is_on(Context.BULK), is_set(_BULK))
+    agents = build.add(build.mul(warps, word(34)), agent)
+    before = build.select(is_agent, reached(build.select(is_agent, agents, word(0))), before)
+    same_cta = build.icmp_unsigned("==", build.udiv(other, warps), own_cta)
+
+    def clock(number: Context, index: Value) -> Value:
+        held = build.inttoptr(field(build, context, number), POINTER)
+        return build.icmp_signed(">=", build.load(build.gep(held, [index], source_etype=WORD), typ=WORD), step)
+
+    through_memory = build.and_(clock(Context.PUBLISHED, other), clock(Context.ACQUIRED, warp))
+    fine = build.or_(build.and_(before, same_cta), through_memory)
+    bit = build.shl(ir.Constant(WARP_MASK, 1), lane)
+    found = build.or_(unordered, build.select(fine, ir.Constant(WARP_MASK, 0), bit))
+    rest = build.and_(left, build.not_(bit))
+    left.add_incoming(rest, loop)
+    unordered.add_incoming(found, loop)
+    build.cbranch(build.icmp_unsigned("!=", rest, ir.Constant(WARP_MASK, 0)), loop, done)
+    build.position_at_end(done)
+    build.ret(found)
+    return function
+
+
+class _Access:
+    """The body of one variant. Values of all lanes are vectors; `here` is the mask of the lanes of one region."""
+
+    def __init__(self, variant: Variant, function: Any, ordered: Any) -> None:
+        self.variant = variant
+        self.ordered = ordered
+        self.context, self.warp, self.mask, self.addresses, self.values = function.args
+        self.function = function
+        build = self.build_ = ir.IRBuilder(function.append_basic_block("entry"))
+        self.lanes = Lanes(function.module, build, build.bitcast(self.mask, vector(1)))
+
+    def build(self) -> None:
+        """Region after region, until all lanes are served."""
+        build, lanes, variant = self.build_, self.lanes, self.variant
+        self.records = room(build, vector(64))
+        address = build.load(self.addresses, typ=vector(64), align=32)
+        if not variant.stores:
+            for element in range(variant.count):
+                build.store(lanes.constant(0, variant.size * 8), self._element(element), align=32)
+        loop, done = (self.function.append_basic_block(name) for name in ("region", "done"))
+        before = build.block
+        build.branch(loop)
+        build.position_at_end(loop)
+        left = build.phi(WARP_MASK)
+        left.add_incoming(self.mask, before)
+        row = self._row(build.extract_element(address, _lane(build, left)))
+        here = self._inside(row, address, left)
+        self._access(row, build.sub(address, self._base(row)), here)
+        rest = build.and_(left, build.not_(build.bitcast(here, WARP_MASK)))
+        left.add_incoming(rest, build.block)
+        build.cbranch(build.icmp_unsigned("!=", rest, ir.Constant(WARP_MASK, 0)), loop, done)
+        build.position_at_end(done)
+        if variant.stores:
+            build.store(word(1), at(build, self.context, Context.CHANGED * 8))
+        build.ret(ir.Constant(WARP_MASK, 0))
+
+    # Vectors
+
+    def _splat(self, value: Value) -> Value:
+        """A scalar of 64 bits in every lane."""
+        build = self.build_
+        one = build.insert_element(ir.Constant(vector(64), ir.Undefined), value, ir.Constant(WARP_MASK, 0))
+        return build.shuffle_vector(one, ir.Constant(vector(64), ir.Undefined), ir.Constant(vector(32), [0] * LANES))
+
+    def _any(self, lanes: Value) -> Value:
+        return self.build_.icmp_unsigned("!=", self.build_.bitcast(lanes, WARP_MASK), ir.Constant(WARP_MASK, 0))
+
+    def _pointers(self, base: Value, offset: Value) -> Value:
+        """Addresses of all lanes."""
+        return self.build_.inttoptr(self.build_.add(self._splat(base), offset), _POINTERS)
+
+    def _gather(self, base: Value, offset: Value, bits: int, here: Value, otherwise: int = 0) -> Value:
+        """What lies `offset` [lanes] bytes behind the address `base`, `otherwise` in the other lanes."""
+        kind = vector(bits)
+        name = f"llvm.masked.gather.v{LANES}i{bits}.v{LANES}p0"
+        function = self.function.module.globals.get(name)
+        if function is None:
+            signature = ir.FunctionType(kind, [_POINTERS, WARP_MASK, vector(1), kind])
+            function = ir.Function(self.function.module, signature, name)
+        arguments = [
+            self._pointers(base, offset),
+            ir.Constant(WARP_MASK, bits // 8),
+            here,
+            self.lanes.constant(otherwise, bits),
+        ]
+        return self.build_.call(function, arguments)
+
+    def _scatter(self, base: Value, offset: Value, value: Value, here: Value) -> None:
+        bits = value.type.element.width
+        name = f"llvm.masked.scatter.v{LANES}i{bits}.v{LANES}p0"
+        function = self.function.module.globals.get(name)
+        if function is None:
+            signature = ir.FunctionType(ir.VoidType(), [vector(bits), _POINTERS, WARP_MASK, vector(1)])
+            function = ir.Function(self.function.module, signature, name)
+        self.build_.call(function, [value, self._pointers(base, offset), ir.Constant(WARP_MASK, bits // 8), here])
+
+    def _element(self, number: int) -> Value:
+        """Where the values of an element lie, one for each lane."""
+        return at(self.build_, self.values, number * LANES * self.variant.size)
+
+    # Where
+
+    def _row(self, address: Value) -> Value:
+        """The row of the region that an address lies in."""
+        build = self.build_
+        regions = build.inttoptr(field(build, self.context, Context.REGIONS), POINTER)
+        if self.variant.space != "generic":
+            return at(build, regions, {"shared": SHARED_ROW, "local": LOCAL_ROW}[self.variant.space] * ROW_BYTES)
+        number = build.add(build.lshr(address, word(WINDOW_BITS)), word(FIRST_BUFFER_ROW - 1))
+        top = build.lshr(address, word(56))
+        number = build.select(build.icmp_unsigned("==", top, word(SHARED_WINDOW >> 56)), word(SHARED_ROW), number)
+        number = build.select(build.icmp_unsigned("==", top, word(LOCAL_WINDOW >> 56)), word(LOCAL_ROW), number)
+        low = build.icmp_unsigned("<", address, word(1 << WINDOW_BITS))
+        beyond = build.icmp_unsigned(">=", number, field(build, self.context, Context.REGION_COUNT))
+        leave_if(build, build.or_(low, beyond), 1)
+        return at(build, regions, build.mul(number, word(ROW_BYTES)))
+
+    def _base(self, row: Value) -> Value:
+        """The address of a region's first byte in the space of the access."""
+        if self.variant.space != "generic":
+            return self.lanes.constant(OWN_BASE, 64)
+        return self._splat(field(self.build_, row, Row.BASE))
+
+    def _inside(self, row: Value, address: Value, left: Value) -> Value:
+        """The lanes of `left` whose access lies in this region; leaves if there is none, or one is misaligned."""
+        build, width = self.build_, self.variant.width
+        size = field(build, row, Row.SIZE)
+        leave_if(build, build.icmp_unsigned("<", size, word(width)), 1)
+        offset = build.sub(address, self._base(row))
+        fits = build.icmp_unsigned("<=", offset, self._splat(build.sub(size, word(width))))
+        here = build.and_(fits, build.bitcast(left, vector(1)))
+        wrong = build.not_(self._any(here))
+        if width > 1:
+            low = build.and_(offset, self.lanes.constant(width - 1, 64))
+            crooked = build.icmp_unsigned("!=", low, self.lanes.constant(0, 64))
+            wrong = build.or_(wrong, self._any(build.and_(crooked, here)))
+        leave_if(build, wrong, 1)
+        return here
+
+    def _index(self, row: Value, offset: Value) -> Value:
+        """Bytes into the data of a region: those of all CTAs, or of all lanes, lie one behind the other."""
+        build = self.build_
+        shared = build.inttoptr(field(build, self.context, Context.SHARED_OFFSET), POINTER)
+        of_cta = build.load(build.gep(shared, [self.warp], source_etype=WORD), typ=WORD)
+        if self.variant.space == "shared":
+            return build.add(offset, self._splat(of_cta))
+        stride = field(build, row, Row.STRIDE)
+        own = build.mul(self._threads(word(0)), self._splat(stride))
+        if self.variant.space == "local":
+            return build.add(offset, own)
+        regions = field(build, self.context, Context.REGIONS)
+        is_shared = build.icmp_unsigned(
+            "==", build.ptrtoint(row, WORD), build.add(regions, word(SHARED_ROW * ROW_BYTES))
+        )
+        return build.add(build.add(offset, own), self._splat(build.select(is_shared, of_cta, word(0))))
+
+    def _threads(self, first: Value) -> Value:
+        """`first` plus the lane number among all lanes of the machine."""
+        build = self.build_
+        lane = ir.Constant(vector(64), list(range(LANES)))
+        return build.add(self._splat(build.add(first, build.mul(self.warp, word(LANES)))), lane)
+
+    # The access
+
+    def _access(self, row: Value, offset: Value, here: Value) -> None:
+        build, variant = self.build_, self.variant
+        index = self._index(row, offset)
+        if variant.stores:
+            leave_if(build, build.icmp_unsigned("==", field(build, row, Row.WRITABLE), word(0)), 1)
+        else:
+            self._check_written(row, index, here)
+        watched = build.icmp_unsigned("!=", field(build, row, Row.WRITES), word(0))
+        with build.if_then(watched):
+            (self._order_store if variant.stores else self._order_load)(row, index, here)
+        data = field(build, row, Row.DATA)
+        bits = variant.size * 8
+        for element in range(variant.count):
+            place = build.add(index, self.lanes.constant(element * variant.size, 64))
+            at_ = self._element(element)
+            if variant.stores:
+                self._scatter(data, place, build.load(at_, typ=vector(bits), align=32), here)
+            else:
+                old = build.load(at_, typ=vector(bits), align=32)
+                build.store(build.select(here, self._gather(data, place, bits, here), old), at_, align=32)
+        if variant.stores:
+            self._mark_written(row, index, here)
+            self._check_kept(data, index, here, watched)
+
+    def _check_written(self, row: Value, index: Value, here: Value) -> None:
+        build, bits = self.build_, self.variant.size * 8
+        valid = field(build, row, Row.VALID)
+        wanted = build.icmp_unsigned("!=", field(build, self.context, Context.REFUSE_UNWRITTEN), word(0))
+        with build.if_then(build.and_(wanted, build.icmp_unsigned("!=", valid, word(0)))):
+            for element in range(self.variant.count):
+                place = build.add(index, self.lanes.constant(element * self.variant.size, 64))
+                held = self._gather(valid, place, bits, here, otherwise=-1)
+                leave_if(build, self._any(build.icmp_unsigned("!=", held, self.lanes.constant(-1, bits))), 1)
+
+    def _mark_written(self, row: Value, index: Value, here: Value) -> None:
+        build, bits = self.build_, self.variant.size * 8
+        valid = field(build, row, Row.VALID)
+        with build.if_then(build.icmp_unsigned("!=", valid, word(0))):
+            for element in range(self.variant.count):
+                place = build.add(index, self.lanes.constant(element * self.variant.size, 64))
+                self._scatter(valid, place, self.lanes.constant(-1, bits), here)
+
+    def _check_kept(self, data: Value, index: Value, here: Value, watched: Value) -> None:
+        """Lanes that met at one place must have written the same there."""
+        build, bits = self.build_, self.variant.size * 8
+        with build.if_then(watched):
+            for element in range(self.variant.count):
+                place = build.add(index, self.lanes.constant(element * self.variant.size, 64))
+                mine = build.load(self._element(element), typ=vector(bits), align=32)
+                differs = build.icmp_unsigned("!=", self._gather(data, place, bits, here), mine)
+                leave_if(build, self._any(build.and_(differs, here)), 1)
+
+    # Races
+
+    def _granules(self, row: Value, index: Value) -> tuple[Value, Value]:
+        """(number of the first granule of each lane, how many an access has); leaves if an access is smaller."""
+        build = self.build_
+        shift = field(build, row, Row.SHIFT)
+        unknown = build.icmp_signed("<", shift, word(0))
+        count = build.lshr(word(self.variant.width), build.select(unknown, word(63), shift))
+        leave_if(build, build.icmp_unsigned("==", count, word(0)), 1)
+        return build.lshr(index, self._splat(shift)), count
+
+    def _mine(self) -> Value:
+        build = self.build_
+        step = build.shl(field(build, self.context, Context.NOW), word(_STEP_SHIFT))
+        return self._threads(build.add(step, field(build, self.context, Context.FIRST_THREAD)))
+
+    def _refuse_unordered(self, previous: Value, mine: Value, here: Value) -> None:
+        """Leave if a record of somebody else's access is not ordered before this one."""
+        build, lanes = self.build_, self.lanes
+
+        def has(value: Value, bits: int) -> Value:
+            return build.icmp_unsigned("!=", build.and_(value, lanes.constant(bits, 64)), lanes.constant(0, 64))
+
+        other = build.or_(has(build.xor(previous, mine), _THREAD), has(previous, _APART))
+        some = build.icmp_unsigned("!=", previous, lanes.constant(0, 64))
+        suspects = build.bitcast(build.and_(build.and_(some, other), here), WARP_MASK)
+        with build.if_then(build.icmp_unsigned("!=", suspects, ir.Constant(WARP_MASK, 0))):
+            build.store(previous, self.records, align=32)
+            found = build.call(self.ordered, [self.context, self.warp, suspects, self.records])
+            leave_if(build, build.icmp_unsigned("!=", found, ir.Constant(WARP_MASK, 0)), 1)
+
+    def _order_load(self, row: Value, index: Value, here: Value) -> None:
+        build, lanes = self.build_, self.lanes
+        first, count = self._granules(row, index)
+        mine = self._mine()
+        writes, reads = field(build, row, Row.WRITES), field(build, row, Row.READS)
+        columns = self._splat(field(build, row, Row.COLUMNS))
+        apart = build.icmp_unsigned("!=", field(build, row, Row.READERS), word(0))
+        own = build.urem(self.warp, field(build, self.context, Context.WARPS))
+        column = self._splat(build.select(apart, own, word(0)))
+        seen = build.inttoptr(field(build, self.context, Context.SEEN), POINTER)
+        place = build.add(build.mul(self.warp, field(build, self.context, Context.SEEN_COLUMNS)), own)
+        known = self._splat(build.load(build.gep(seen, [place], source_etype=WORD), typ=WORD))
+        eight = lanes.constant(3, 64)
+
+        def has(value: Value, bits: int) -> Value:
+            return build.icmp_unsigned("!=", build.and_(value, lanes.constant(bits, 64)), lanes.constant(0, 64))
+
+        with counted(build, count) as number:
+            granule = build.add(first, self._splat(number))
+            self._refuse_unordered(self._gather(writes, build.shl(granule, eight), 64, here), mine, here)
+            slot = build.shl(build.add(build.mul(granule, columns), column), eight)
+            previous = self._gather(reads, slot, 64, here)
+            differs = build.xor(previous, mine)
+            elsewhere = has(differs, _THREAD & ~_LANE)
+            with build.if_then(build.not_(apart)):
+                moved = build.and_(build.and_(elsewhere, here), has(previous, -1))
+                self._scatter(reads, build.add(slot, lanes.constant(8, 64)), previous, moved)
+            # Another lane of the same warp read since the last warp-level sync: no single lane stands for both.
+            later = build.icmp_signed(">", build.lshr(previous, lanes.constant(_STEP_SHIFT, 64)), known)
+            together = build.and_(build.and_(later, build.not_(elsewhere)), has(differs, _LANE | _MANY))
+            many = build.or_(mine, lanes.constant(_MANY, 64))
+            record = build.select(together, many, mine)
+            self._scatter(reads, slot, record, here)
+            differs = build.xor(self._gather(reads, slot, 64, here), record)
+            lost = build.and_(has(differs, _LANE), here)
+            with build.if_then(self._any(lost)):
+                self._scatter(reads, slot, many, lost)
+        self._note_line(row, Row.READ_STEPS, index, here)
+
+    def _order_store(self, row: Value, index: Value, here: Value) -> None:
+        build, lanes = self.build_, self.lanes
+        first, count = self._granules(row, index)
+        mine = self._mine()
+        writes, reads = field(build, row, Row.WRITES), field(build, row, Row.READS)
+        columns = field(build, row, Row.COLUMNS)
+        eight = lanes.constant(3, 64)
+        with counted(build, count) as number:
+            granule = build.add(first, self._splat(number))
+            self._refuse_unordered(self._gather(writes, build.shl(granule, eight), 64, here), mine, here)
+            slot = build.mul(granule, self._splat(columns))
+            with counted(build, columns) as column:
+                place = build.shl(build.add(slot, self._splat(column)), eight)
+                self._refuse_unordered(self._gather(reads, place, 64, here), mine, here)
+        with counted(build, count) as number:
+            granule = build.add(first, self._splat(number))
+            self._scatter(writes, build.shl(granule, eight), mine, here)
+        self._note_line(row, Row.WRITE_STEPS, index, here)
+
+    def _note_line(self, row: Value, steps: Row, index: Value, here: Value) -> None:
+        """Where bulk copies look whole lines up: this warp accessed these lines now."""
+        build, lanes = self.build_, self.lanes
+        table = field(build, row, steps)
+        with build.if_then(build.icmp_unsigned("!=", table, word(0))):
+            warps = field(build, self.context, Context.WARPS)
+            own = build.urem(self.warp, warps)
+            columns = field(build, row, Row.READ_STEP_COLUMNS) if steps is Row.READ_STEPS else warps
+            line = build.mul(build.lshr(index, lanes.constant(_LINE_SHIFT, 64)), self._splat(columns))
+            slot = build.shl(build.add(line, self._splat(own)), lanes.constant(3, 64))
+            self._scatter(table, slot, self._splat(field(build, self.context, Context.NOW)), here)

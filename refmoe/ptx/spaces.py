@@ -1,0 +1,15 @@
+"""Where state spaces lie in generic addresses.
+
+Every buffer has an address window of 2^40 bytes of its own, so that a wrong index never lands in another buffer: 32-bit
+index arithmetic cannot cross a window. Generic addresses of shared and local memory have windows above all buffers.
+"""
+
+from __future__ import annotations
+
+WINDOW_BITS = 40
+# Kernel parameters are the first buffer of every arena.
+PARAM_BASE = 1 << WINDOW_BITS
+SHARED_WINDOW = 1 << 56
+LOCAL_WINDOW = 1 << 57
+# Shared and local addresses start here, so that a null pointer is no valid address of either.
+OWN_BASE = 1024
