@@ -3,9 +3,9 @@
     acc = finalize's sum in FP32, which is not rounded to BF16;  codes, d, s = Q8_1 of acc, blocks of 32 columns
 
 The formulas are those of `refmoe.reference.finalize` and `refmoe.reference.q8_1`. The sum alone is quantized: no
-residual is added and nothing is normalised. In llama.cpp both lie between this sum and the next quantization: `build_moe_ffn`
-(src/llama-graph.cpp) weights and adds up the experts in FP32, and the model's graph then adds the residual and takes an
-RMS norm, in a decoder attention and a second norm too, before `quantize_q8_1` runs again.
+residual is added and nothing is normalised. In llama.cpp both lie between this sum and the next quantization.
+`build_moe_ffn` (src/llama-graph.cpp) weights and adds up the experts in FP32. The model's graph then adds the residual
+and takes an RMS norm, in a decoder attention and a second norm too, before `quantize_q8_1` runs again.
 """
 
 from __future__ import annotations
