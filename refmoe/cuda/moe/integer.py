@@ -96,7 +96,7 @@ def integer_steps(
 
     Args:
         shape: sizes; at most 8 tokens, 32 choices of each, and `refmoe.cuda.dp4a.MAX_K` hidden or intermediate
-            elements, as many as the product's shared memory holds of 8 weight rows.
+            elements, as many as fit the product's shared memory.
         path: "dp4a" or "llama_cpp".
         buffers: with scales of weights linear, as checkpoints have them, and what `integer_workspace_bytes` lists.
             Ready tokens are `x`, int8 codes [T, H], and `input_sf`, their FP16 scales [T, H / 32]; the sums of blocks
