@@ -219,6 +219,11 @@ def test_the_changelog_names_what_is_there_now() -> None:
             assert resolved(name), name
 
 
+#: In front of the table of what a chain saves.
+CHAIN = (
+    "**What it saves.** `refmoe flow --path llama_cpp --quantization ready --output q8_1`, one token of gpt-oss-120b:"
+)
+
 # --- the code that pages show ---------------------------------------------------------------------------------------
 
 
@@ -254,6 +259,25 @@ def test_the_guide_on_checkpoints_shows_one_that_opens(capsys: pytest.CaptureFix
     (shown,) = blocks(DOCS / "guides" / "checkpoints.md")
     exec(shown, {})
     assert capsys.readouterr().out == "(64, 64) (8, 128, 64) 0\n"
+
+
+def test_the_page_of_layers_in_a_chain_shows_what_staying_in_q8_1_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = DOCS / "families" / "integer_moe.md"
+    (shown,) = blocks(page)
+    (printed,) = re.findall(r"```\n(one layer.*?)```", page.read_text(), re.DOTALL)
+    exec(shown, {"__name__": "shown"})
+    assert capsys.readouterr().out == printed
+
+
+def test_the_pages_figures_of_a_chain_are_those_of_flow() -> None:
+    from refmoe.views.flow import flow
+
+    converting = flow("llama_cpp", "gpt-oss-120b", 1)
+    staying = flow("llama_cpp", "gpt-oss-120b", 1, quantization="ready", output="q8_1")
+    table = {row[0]: row[1:] for row in section(page_of("integer_moe"), CHAIN)}
+    assert table["launches"] == [str(each.launches) for each in (converting, staying)]
+    assert table["conversions in a layer"] == [str(len(each.conversions)) for each in (converting, staying)]
+    assert table["bytes"] == [f"{each.bytes:,}" for each in (converting, staying)]
 
 
 def test_readme_shows_a_kernel_that_equals_its_reference() -> None:

@@ -43,8 +43,9 @@ def drift(
     paths: Annotated[
         str | None,
         typer.Option(
-            help="Paths to compare, separated by commas. A path is BACKEND[:separate|fused][:POLICY][:ARCH], or "
-            "'formula' for float64. If left out: cutlass:separate, cutlass:fused, marlin, dp4a, llama_cpp, "
+            help="Paths to compare, separated by commas. A path is BACKEND[:separate|fused][:POLICY][:ARCH], "
+            "llama_cpp:q8_1 for experts whose output is Q8_1, or 'formula' for float64. "
+            "If left out: cutlass:separate, cutlass:fused, marlin, dp4a, llama_cpp, "
             "cutlass:separate:floor."
         ),
     ] = None,

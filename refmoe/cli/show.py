@@ -41,10 +41,13 @@ def doctor(as_json: JsonOption = False) -> None:
     epilog="Examples:\n\n"
     "refmoe flow --path cutlass --model gpt-oss-120b --m 1\n\n"
     "refmoe flow --quantization separate --m 64 --bandwidth 4800\n\n"
+    "refmoe flow --path llama_cpp --quantization ready --output q8_1\n\n"
     "refmoe flow --path marlin"
 )
 def flow(
-    path: Annotated[str, typer.Option(help="Backend: cutlass, marlin, triton, trtllm or trtllm_mxfp8.")] = "cutlass",
+    path: Annotated[
+        str, typer.Option(help="Backend: cutlass, marlin, triton, trtllm, trtllm_mxfp8, dp4a or llama_cpp.")
+    ] = "cutlass",
     model: Annotated[
         str, typer.Option(help="Model: gpt-oss-20b, gpt-oss-120b, or a gpt-oss checkpoint (a folder or a .gguf file).")
     ] = "gpt-oss-120b",
@@ -56,9 +59,13 @@ def flow(
         str | None,
         typer.Option(
             help="How the tokens are quantized: separate (by a launch of its own), fused (while they are copied to "
-            "their experts) or ready (they already are). [default: fused]"
+            "their experts) or ready (they already are; of llama_cpp as the Q8_1 output of a layer). "
+            "[default: fused, of other backends separate]"
         ),
     ] = None,
+    output: Annotated[
+        str, typer.Option(help="The layer's output: bf16, or of llama_cpp q8_1, which the next layer takes as it is.")
+    ] = "bf16",
     routing: Annotated[
         str, typer.Option(help="How tokens choose experts: uniform, same-experts or empty-experts.")
     ] = "uniform",
@@ -74,15 +81,19 @@ def flow(
     with usage_errors():
         if not 0 < bandwidth < float("inf"):
             raise ArgumentError("bandwidth", f"{bandwidth:g}", "GB/s, more than 0")
-        found = view.flow(path, model, m, quantization=quantization, routing=routing, arch=arch)
+        found = view.flow(path, model, m, quantization=quantization, output=output, routing=routing, arch=arch)
+        converting = view.flow(path, model, m, routing=routing, arch=arch) if found.stays else None
         saved = saving.fusing(model, m, routing=routing) if found.path == view.KERNEL_PATH else None
 
     def show() -> None:
         console = make_console()
         way = f", {found.quantization}" if found.quantization else ""
+        way += f", output {found.output}" if found.output != "bf16" else ""
         console.print(f"{found.path}{way}: a layer of {found.model.name}, M = {m}, {routing} routing\n", markup=False)
         console.print(view.flow_table(found))
         console.print(f"\n{view.flow_summary(found, bandwidth)}", markup=False)
+        if converting and converting.launches:
+            console.print(view.staying_summary(converting, found), markup=False)
         if saved:
             separate, fused, savings = saved
             console.print(f"\n{saving.fusing_summary(separate, fused)}\n", markup=False)

@@ -99,14 +99,7 @@ def finalize(
     """
     check_fill(fill)
     out_type = _output_type(out_dtype)
-    if not isinstance(weights, np.ndarray) or weights.ndim != 2 or not 1 <= weights.shape[1] <= MAX_TOP_K:
-        raise ArgumentError("weights", describe(weights), f"float32 [T, k] with k from 1 to {MAX_TOP_K}")
-    tokens, top_k = weights.shape
-    check_array("weights", weights, FP32, (tokens, top_k))
-    width = _check_rows(rows, tokens * top_k)
-    check_array("unpermuted_to_permuted", unpermuted_to_permuted, np.dtype(np.int32), (tokens * top_k,))
-    _check_map(unpermuted_to_permuted)
-    _check_bias(bias, topk_ids, unpermuted_to_permuted, (tokens, top_k, width), first_expert)
+    tokens, top_k, width = check_sums(rows, unpermuted_to_permuted, weights, topk_ids, bias, first_expert)
 
     out = device.output("out", (tokens, width * out_type.itemsize), fill)
     if tokens:
@@ -126,6 +119,30 @@ def finalize(
         )
         device.launch(plan)
     return device.download(out).view(out_type)
+
+
+def check_sums(
+    rows: npt.NDArray[Any],
+    unpermuted_to_permuted: npt.NDArray[np.int32],
+    weights: npt.NDArray[np.float32],
+    topk_ids: npt.NDArray[np.int32] | None,
+    bias: npt.NDArray[Any] | None,
+    first_expert: int,
+) -> tuple[int, int, int]:
+    """(T, k, H) of arguments that fit together, as `finalize` describes them.
+
+    Raises:
+        ArgumentError: an argument is none of these, or the maps contradict each other.
+    """
+    if not isinstance(weights, np.ndarray) or weights.ndim != 2 or not 1 <= weights.shape[1] <= MAX_TOP_K:
+        raise ArgumentError("weights", describe(weights), f"float32 [T, k] with k from 1 to {MAX_TOP_K}")
+    tokens, top_k = weights.shape
+    check_array("weights", weights, FP32, (tokens, top_k))
+    width = _check_rows(rows, tokens * top_k)
+    check_array("unpermuted_to_permuted", unpermuted_to_permuted, np.dtype(np.int32), (tokens * top_k,))
+    _check_map(unpermuted_to_permuted)
+    _check_bias(bias, topk_ids, unpermuted_to_permuted, (tokens, top_k, width), first_expert)
+    return tokens, top_k, width
 
 
 def _output_type(out_dtype: npt.DTypeLike) -> np.dtype[Any]:

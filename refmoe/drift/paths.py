@@ -1,9 +1,10 @@
 """The paths that can be set side by side, and their names.
 
     BACKEND[:separate|fused][:POLICY][:ARCH]     cutlass:fused, cutlass:fused:even/flashinfer, marlin:sm_120a
+    llama_cpp:q8_1[:ARCH]                        the experts' output is Q8_1, and the decoder adds what that stands for
     formula                                      `moe_float64`, rounded to FP32, then BF16
 
-What is left out is separate, RCEIL with exact edges, and the backend's first architecture.
+What is left out is separate, RCEIL with exact edges, an output in BF16, and the backend's first architecture.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from refmoe.reference.backends import BACKENDS, choose_backend
 from refmoe.reference.fp32 import bf16
 from refmoe.reference.moe import MoELayer, moe_float64, moe_layer, path_steps
 from refmoe.reference.moe.paths import accumulation
+from refmoe.reference.q8_1 import dequantize_q8_1
 
 Array = NDArray[Any]
 
@@ -33,6 +35,7 @@ FORMULA = "formula"
 DEFAULT_PATHS = ("cutlass:separate", "cutlass:fused", "marlin", "dp4a", "llama_cpp", "cutlass:separate:floor")
 
 _QUANTIZATIONS = ("separate", "fused")
+_Q8_1 = "q8_1"
 _SEPARATE = "separate"
 
 
@@ -123,7 +126,8 @@ def drift_path(name: str) -> DriftPath:
 def _path(backend: str, given: Mapping[str, Any]) -> DriftPath:
     quantization, arch = given.get("quantization", _SEPARATE), given.get("architecture")
     choose_backend(backend, arch)
-    steps = path_steps(backend, quantization)
+    output = given.get("output", "bf16")
+    steps = path_steps(backend, quantization, output)
     chosen, adds = accumulation(backend, arch)
     facts = {
         "backend": backend,
@@ -139,6 +143,9 @@ def _path(backend: str, given: Mapping[str, Any]) -> DriftPath:
         if given.keys() & {"policy", "quantization"}:
             found = f"{backend} with a policy or a quantization"
             raise DriftPathError("paths", found, f"neither: its activations are {activations.upper()}")
+        if output == _Q8_1:
+            name = ":".join([backend, _Q8_1, *where])
+            return DriftPath(name, _q8_1_runner(backend, arch), f"{backend} {_Q8_1}", {**facts, "output": _Q8_1})
         arithmetic = f"bf16 {adds.model}" if activations == "bf16" else backend
         return DriftPath(":".join([backend, *where]), _runner(backend, arch), arithmetic, facts)
     mode, edge = given.get("policy", (ScaleMode.RCEIL, EdgePolicy.EXACT))
@@ -157,6 +164,16 @@ def _runner(backend: str, arch: str | None, **options: Any) -> StagedMoE:
     return run
 
 
+def _q8_1_runner(backend: str, arch: str | None) -> StagedMoE:
+    """The output in Q8_1, and as the decoder reads it: code times scale, rounded to BF16."""
+
+    def run(layer: int, x: Array, weights: MoELayer) -> Mapping[str, Mapping[str, Array]]:
+        found = moe_layer(x, weights, path=backend, output=_Q8_1, arch=arch, stages=True)
+        return {**found.stages, "finalize": {**found.stages["finalize"], "out": bf16(dequantize_q8_1(found.q8_1))}}
+
+    return run
+
+
 def _formula(layer: int, x: Array, weights: MoELayer) -> Mapping[str, Mapping[str, Array]]:
     # A row at a time: a BLAS may add up a row differently when there are others.
     rows = np.concatenate([moe_float64(row[None], weights) for row in x])
@@ -169,10 +186,13 @@ def _part(part: str, name: str) -> tuple[str, Any]:
         return "quantization", part
     if part in CHIPS:
         return "architecture", part
+    if part == _Q8_1:
+        return "output", part
     try:
         policy = as_policy(part, "mxfp8")
     except ArgumentError as error:
-        needed = f"{' or '.join(_QUANTIZATIONS)}; one of {', '.join(CHIPS)}; or a policy: {error.needed}"
+        words = f"{' or '.join(_QUANTIZATIONS)}; {_Q8_1} of llama_cpp; one of {', '.join(CHIPS)}"
+        needed = f"{words}; or a policy: {error.needed}"
         raise DriftPathError("paths", f"{part!r} in {name}", needed) from None
     if policy.edge is None:
         found = f"{part!r} in {name}, whose rules are its own"

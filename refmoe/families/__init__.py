@@ -17,6 +17,7 @@ from refmoe.families.dp4a import DP4A_GEMV
 from refmoe.families.expand import EXPAND
 from refmoe.families.family import Family
 from refmoe.families.finalize import FINALIZE
+from refmoe.families.finalize_q8_1 import FINALIZE_Q8_1
 from refmoe.families.gemm import SM12X_GEMM
 from refmoe.families.integer_moe import INTEGER_MOE
 from refmoe.families.moe import MOE
@@ -36,7 +37,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         *(QUANTIZE, NVFP4_QUANTIZE, BLOCK_FP8_QUANTIZE, Q8_1_QUANTIZE, EXPAND),
         *(SM12X_GEMM, SM12X_NVFP4_GEMM, DP4A_GEMV),
-        *(ROUTE, ACTIVATION, SWIGLU_Q8_1, FINALIZE),
+        *(ROUTE, ACTIVATION, SWIGLU_Q8_1, FINALIZE, FINALIZE_Q8_1),
         *(MOE, INTEGER_MOE),
     )
 }

@@ -85,18 +85,19 @@ _ORDINARY = Limits(zeros=0.02, nans=0.02, reason="sums of ordinary numbers are n
 _EXTREME = Limits(zeros=0.9, nans=0.9, reason="subnormals, infinities and NaN are what it is made of")
 
 
-def _fill(name: str, catches: str, make: Any, limits: Limits = _ORDINARY, least_t: int = 1) -> Fill:
+def sum_fill(name: str, catches: str, make: Any, limits: Limits = _ORDINARY, least_t: int = 1) -> Fill:
     """A fill that needs at least `least_t` ranks; `make(draw, tokens, k, width)` gives the rows and weights."""
     needed = f"a t of at least {least_t} for the fill {name}"
     return Fill(name, catches, make, limits, lambda case: None if case.shape.t >= least_t else needed)
 
 
-_FILLS = Fill.by_name(
-    _fill("gaussian", "rows, weights or bias of another token, choice or expert; a fused sum", _gaussian_rows),
-    _fill("cancelling", "choices summed in another order", _cancelling_rows, least_t=3),
-    _fill("rne-ties", "a cast that does not round to even", _tied_rows, least_t=2),
-    _fill("wide-range", "subnormals flushed, sums in another format", _wide_rows, _EXTREME),
-    _fill("specials", "NaN dropped, the sign of a zero", _special_rows, _EXTREME),
+#: Of `finalize_q8_1` too.
+SUM_FILLS = Fill.by_name(
+    sum_fill("gaussian", "rows, weights or bias of another token, choice or expert; a fused sum", _gaussian_rows),
+    sum_fill("cancelling", "choices summed in another order", _cancelling_rows, least_t=3),
+    sum_fill("rne-ties", "a cast that does not round to even", _tied_rows, least_t=2),
+    sum_fill("wide-range", "subnormals flushed, sums in another format", _wide_rows, _EXTREME),
+    sum_fill("specials", "NaN dropped, the sign of a zero", _special_rows, _EXTREME),
 )
 
 
@@ -134,12 +135,12 @@ class TokenSums:
         return matrix_plane(shape, "token", "column")
 
 
-def _inputs(case: Case) -> Inputs:
-    """Rows in expert order with their maps; rows that no choice has hold NaN."""
+def sum_inputs(case: Case) -> Inputs:
+    """Rows in expert order with their maps; rows that no choice has hold NaN. The fill is one of the case's family."""
     tokens, width, top_k = case.shape.m, case.shape.k, case.shape.t
     ids = expert_ids(case)
     maps = build_permutation(ids, case.shape.e, case.first_expert)
-    made, weights = _FILLS[case.fill].make(Draw("rows", case.fill, case.seed), tokens, top_k, width)
+    made, weights = case.family.fills[case.fill].make(Draw("rows", case.fill, case.seed), tokens, top_k, width)
     by_choice = made.transpose(1, 0, 2).reshape(tokens * top_k, width)
     rows = np.full(by_choice.shape, POISONED_BF16, np.uint32)
     rows <<= np.uint32(16)
@@ -159,21 +160,23 @@ def _inputs(case: Case) -> Inputs:
     }
 
 
-def _sum_arguments(case: Case, inputs: Inputs) -> dict[str, Any]:
+def sum_arguments(case: Case, inputs: Inputs) -> dict[str, Any]:
+    """What belongs to the bias."""
     return {
         "topk_ids": None if inputs["bias"] is None else inputs["topk_ids"],
         "bias": inputs["bias"],
         "first_expert": case.first_expert,
-        "out_dtype": VALUE_DTYPES[case.out],
     }
 
 
 def _expect(case: Case, inputs: Inputs) -> Expectation:
     """The reference's sums as bit patterns."""
     maps, ids = inputs["unpermuted_to_permuted"], inputs["topk_ids"]
-    sums = finalize(inputs["rows"], maps, inputs["weights"], **_sum_arguments(case, inputs))
+    sums = finalize(
+        inputs["rows"], maps, inputs["weights"], out_dtype=VALUE_DTYPES[case.out], **sum_arguments(case, inputs)
+    )
     stage = TokenSums("out", case.out, case.shape.k, maps, ids)
-    return Expectation({"out": _bits(sums)}, (stage,), doubt_sums(case, maps, sums, _FILLS[case.fill].limits))
+    return Expectation({"out": _bits(sums)}, (stage,), doubt_sums(case, maps, sums, SUM_FILLS[case.fill].limits))
 
 
 def doubt_sums(case: Case, maps: NDArray[np.int32], sums: NDArray[Any], limits: Limits) -> str | None:
@@ -191,8 +194,9 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         inputs["unpermuted_to_permuted"],
         inputs["weights"],
         device=device,
+        out_dtype=VALUE_DTYPES[case.out],
         fill=case.poison,
-        **_sum_arguments(case, inputs),
+        **sum_arguments(case, inputs),
     )
     return {"out": _bits(out)}
 
@@ -213,7 +217,7 @@ def _case(fill: str, m: int, k: int, e: int, t: int, dtype: str = "bf16", seed: 
 
 def _quick() -> Iterator[Case]:
     yield _case("gaussian", 1, 2880, 128, 4, bias="distinct")  # decode
-    for dtype, fill in product(_DTYPES, _FILLS):
+    for dtype, fill in product(_DTYPES, SUM_FILLS):
         yield _case(fill, 5, 416, 8, 4, dtype=dtype)
         yield _case(fill, 5, 416, 8, 4, dtype=dtype, out="f32", bias="distinct")
     yield _case("gaussian", 3, 32, 4, 1, bias="distinct")  # a row of four threads
@@ -228,7 +232,7 @@ def _default() -> Iterator[Case]:
         for m in (1, 2, 8):
             yield _case("gaussian", m, k, e, t, bias="distinct" if k == 2880 else "none")
             yield _case("cancelling", m, k, e // 4, t, first_expert=e // 4, ranks=4)
-    for dtype, fill, out in product(_DTYPES, _FILLS, _DTYPES):
+    for dtype, fill, out in product(_DTYPES, SUM_FILLS, _DTYPES):
         yield _case(fill, 17, 736, 16, 6, dtype=dtype, out=out, bias="distinct", poison=0x7F)
     yield _case("gaussian", LOOPING_ROWS, 32, 8, 2, bias="distinct")
     yield _case("gaussian", 2, 8224, 4, 3, dtype="f32")  # a row wider than two rounds of a CTA
@@ -237,7 +241,7 @@ def _default() -> Iterator[Case]:
 
 
 def _full() -> Iterator[Case]:
-    listed = product((1, 2, 3), _DTYPES, _FILLS, _DTYPES, ("none", "distinct"))
+    listed = product((1, 2, 3), _DTYPES, SUM_FILLS, _DTYPES, ("none", "distinct"))
     for seed, dtype, fill, out, bias in listed:
         yield _case(fill, 33, 2880, 16, 4, dtype=dtype, seed=seed, out=out, bias=bias)
     for t in range(3, 33):
@@ -252,9 +256,9 @@ FINALIZE = Family(
     about="Each token's rows, biased, weighted and summed in the order of its choices.",
     dtypes=_DTYPES,
     sizes="mket",
-    fills=_FILLS,
+    fills=SUM_FILLS,
     options=(word("out", *_DTYPES, fixed=True), word("bias", "none", "distinct"), ROUTING, *RANKS, POISON),
-    inputs=_inputs,
+    inputs=sum_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},

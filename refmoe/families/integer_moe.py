@@ -20,7 +20,7 @@ from refmoe.families.family import POISON, Case, Contract, Expectation, Family, 
 from refmoe.families.finalize import TokenSums
 from refmoe.families.gemm.epilogue import BIAS
 from refmoe.families.gemm.stages import Products
-from refmoe.families.moe import LAYER_FILLS, layer_inputs, layer_of
+from refmoe.families.moe import LAYER_FILLS, layer_inputs, layer_of, tokens_of
 from refmoe.families.q8_1 import BlockHalves, Int8Codes
 from refmoe.families.routing import ChoiceRows, FirstRows, RowChoices
 from refmoe.families.stages import Stage
@@ -28,6 +28,7 @@ from refmoe.families.vacuity import Limits, doubt_values
 from refmoe.formats import MX_BLOCK, Q8_1
 from refmoe.reference.dp4a import MAX_TOKENS
 from refmoe.reference.moe.pipeline import moe_layer
+from refmoe.reference.q8_1 import Q8Tensor, quantize_q8_1
 
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
@@ -35,29 +36,51 @@ if TYPE_CHECKING:
 PATH = word("path", "dp4a", "llama_cpp", fixed=True)
 _PRODUCTS: Mapping[str, str] = MappingProxyType({"dp4a": "bf16", "llama_cpp": "f32"})
 _SUMS = Limits(zeros=0.02, reason="tokens that have experts here have an output")
+_CODES = Limits(zeros=0.1, reason="few outputs are below half a unit of their block's scale")
 
-#: (stage, buffer), in the order of the launches.
-_BUFFERS = (
-    *((f"permute.{name}", name) for name in ("offsets", "unpermuted_to_permuted", "permuted_to_unpermuted")),
-    *((f"quantize.{name}", f"quantize_{name}") for name in ("codes", "d", "s")),
-    ("gemm1.out", "gemm1_out"),
-    *((f"activation.{name}", f"activation_{name}") for name in ("codes", "d", "s")),
-    ("gemm2.out", "gemm2_out"),
-    ("finalize.out", "out"),
-)
+#: A layer's output: BF16, or of llama_cpp Q8_1, which the next layer takes as it is.
+OUTPUT = word("output", "bf16", "q8_1", fixed=True)
+
+
+def _buffers(case: Case) -> tuple[tuple[str, str], ...]:
+    """(stage, buffer), in the order of the launches. Tokens in Q8_1 need no quantize."""
+    quantize = () if case.dtype == "q8_1" else ("codes", "d", "s")
+    sums = (("codes", "out"), ("d", "out_d"), ("s", "out_s")) if case.output == "q8_1" else (("out", "out"),)
+    return (
+        *((f"permute.{name}", name) for name in ("offsets", "unpermuted_to_permuted", "permuted_to_unpermuted")),
+        *((f"quantize.{name}", f"quantize_{name}") for name in quantize),
+        ("gemm1.out", "gemm1_out"),
+        *((f"activation.{name}", f"activation_{name}") for name in ("codes", "d", "s")),
+        ("gemm2.out", "gemm2_out"),
+        *((f"finalize.{name}", buffer) for name, buffer in sums),
+    )
+
+
+def _quantization(case: Case) -> str:
+    return "ready" if case.dtype == "q8_1" else "separate"
 
 
 def _inputs(case: Case) -> Inputs:
-    """Those of a layer; its tokens are never quantized already."""
-    return {name: array for name, array in layer_inputs(case).items() if name != "input_sf"}
+    """Those of a layer; its tokens come in BF16, or in Q8_1 as another layer leaves them."""
+    given = {name: array for name, array in layer_inputs(case).items() if name not in ("x", "input_sf")}
+    x = tokens_of(case.fill, case.seed, case.shape.m, case.shape.k)
+    if case.dtype == "bf16":
+        return {"x": x, "x_d": None, **given}
+    tokens = quantize_q8_1(x)
+    return {"x": tokens.codes, "x_d": tokens.d, **given}
 
 
 def _expect(case: Case, inputs: Inputs) -> Expectation:
     """Every intermediate of the path's reference, poison where no kernel writes."""
+    x = inputs["x"]
+    if case.dtype == "q8_1":
+        x = Q8Tensor(x, inputs["x_d"], np.zeros_like(inputs["x_d"]))  # a product with MXFP4 reads no sums of blocks
     found = moe_layer(
-        inputs["x"],
+        x,
         layer_of(case, inputs),
         path=case.path,
+        quantization=_quantization(case),
+        output=case.output,
         topk_ids=inputs["topk_ids"],
         topk_weights=inputs["topk_weights"],
         first_expert=case.first_expert,
@@ -65,7 +88,7 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     ).stages
     used = int(found["routing"]["offsets"][-1])
     outputs = {}
-    for stage, _ in _BUFFERS:
+    for stage, _ in _buffers(case):
         launch, _, name = stage.partition(".")
         array = found["routing" if launch == "permute" else launch][name]
         bits: NDArray[Any] = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").copy()
@@ -75,7 +98,8 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
             bits[used:].view(np.uint8)[:] = case.poison
         outputs[stage] = bits
     present = (found["routing"]["unpermuted_to_permuted"].reshape(case.shape.t, case.shape.m) >= 0).any(axis=0)
-    doubt = doubt_values(found["finalize"]["out"][present].astype(np.float32), _SUMS)
+    sums = found["finalize"]["codes" if case.output == "q8_1" else "out"][present].astype(np.float32)
+    doubt = doubt_values(sums, _CODES if case.output == "q8_1" else _SUMS)
     return Expectation(outputs, _stages(case, inputs, found), doubt)
 
 
@@ -86,46 +110,54 @@ def _stages(case: Case, inputs: Inputs, found: Mapping[str, Mapping[str, NDArray
         ChoiceRows("permute.unpermuted_to_permuted", ids),
         RowChoices("permute.permuted_to_unpermuted", shape.m),
     ]
-    for source, width, product, n in (
-        ("quantize", shape.k, "gemm1", 2 * shape.n),
-        ("activation", shape.n, "gemm2", shape.k),
-    ):
-        blocks = width // Q8_1.block
-        stages += [
-            Int8Codes(f"{source}.codes", found[source]["d"]),
-            BlockHalves(f"{source}.d", blocks),
-            BlockHalves(f"{source}.s", blocks),
-            Products(f"{product}.out", _PRODUCTS[case.path], n, routing["offsets"], case.poison),
-        ]
+    for source, product, n in (("quantize", "gemm1", 2 * shape.n), ("activation", "gemm2", shape.k)):
+        if source in found:
+            stages += _q8_1_stages(source, found)
+        stages.append(Products(f"{product}.out", _PRODUCTS[case.path], n, routing["offsets"], case.poison))
+    if case.output == "q8_1":
+        return (*stages, *_q8_1_stages("finalize", found))
     return (*stages, TokenSums("finalize.out", "bf16", shape.k, routing["unpermuted_to_permuted"], ids))
 
 
+def _q8_1_stages(launch: str, found: Mapping[str, Mapping[str, NDArray[Any]]]) -> tuple[Stage, ...]:
+    d = found[launch]["d"]
+    return (
+        Int8Codes(f"{launch}.codes", d),
+        BlockHalves(f"{launch}.d", d.shape[1]),
+        BlockHalves(f"{launch}.s", d.shape[1]),
+    )
+
+
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
-    from refmoe.cuda.moe.integer import integer_steps, integer_workspace_bytes
+    from refmoe.cuda.moe.integer import integer_steps, integer_workspace_bytes, output_bytes
     from refmoe.cuda.moe.launches import LayerBuffers, LayerShape
 
     size = case.shape
     shape = LayerShape(size.m, size.t, size.e, size.k, size.n, case.first_expert)
-    written = {
+    chosen = {"quantization": _quantization(case), "output": case.output}
+    workspace = {
         name: device.output(name, (count,), case.poison)
-        for name, count in integer_workspace_bytes(shape, case.path).items()
+        for name, count in integer_workspace_bytes(shape, case.path, **chosen).items()
     }
-    written["out"] = device.output("out", (size.m * size.k * 2,), case.poison)
-    given = {name: inputs[name] for name in _UPLOADED}
+    out = device.output("out", (output_bytes(shape, case.output),), case.poison)
+    given = {name: inputs[name] for name in _UPLOADED} | {"input_sf": inputs["x_d"]}
     buffers = LayerBuffers(
         **{name: None if array is None else device.upload(name, array) for name, array in given.items()},
-        **dict.fromkeys(("input_sf", "gate_up_alpha", "down_alpha")),
-        out=written["out"],
-        workspace={name: buffer for name, buffer in written.items() if name != "out"},
+        **dict.fromkeys(("gate_up_alpha", "down_alpha")),
+        out=out,
+        workspace=workspace,
     )
-    steps = integer_steps(shape, case.path, buffers, variant=case.variant, multiprocessors=device.multiprocessors)
+    written = {**workspace, "out": out}
+    steps = integer_steps(
+        shape, case.path, buffers, variant=case.variant, multiprocessors=device.multiprocessors, **chosen
+    )
     for number, step in enumerate(steps):
         try:
             device.launch(step.plan)
         except RefmoeError as error:
             done = {before.stage for before in steps[:number]}
             raise LaunchFailed(step.stage, _taken(case, device, written, done), error) from error
-    return _taken(case, device, written, {stage.partition(".")[0] for stage, _ in _BUFFERS})
+    return _taken(case, device, written, {stage.partition(".")[0] for stage, _ in _buffers(case)})
 
 
 _UPLOADED = (
@@ -139,13 +171,14 @@ def _taken(case: Case, device: Device, written: Mapping[str, Any], launches: set
     size, product = case.shape, "u2" if case.path == "dp4a" else "u4"
     forms = {
         "offsets": ("u8", -1), "unpermuted_to_permuted": ("u4", -1), "permuted_to_unpermuted": ("u4", -1),
-        "gemm1_out": (product, 2 * size.n), "gemm2_out": (product, size.k), "out": ("u2", size.k),
+        "gemm1_out": (product, 2 * size.n), "gemm2_out": (product, size.k),
+        "out": ("u1" if case.output == "q8_1" else "u2", size.k),
     }  # fmt: skip
-    for source, width in (("quantize", size.k), ("activation", size.n)):
+    for source, width in (("quantize", size.k), ("activation", size.n), ("out", size.k)):
         forms |= {f"{source}_codes": ("u1", width)}
         forms |= {f"{source}_{half}": ("u2", width // Q8_1.block) for half in ("d", "s")}
     outputs = {}
-    for stage, buffer in _BUFFERS:
+    for stage, buffer in _buffers(case):
         if stage.partition(".")[0] in launches:
             dtype, width = forms[buffer]
             flat = np.ascontiguousarray(device.download(written[buffer])).reshape(-1).view(dtype)
@@ -158,6 +191,10 @@ def _check(case: Case) -> None:
         raise refused("shape", str(case.shape), f"an n that is a multiple of {MX_BLOCK}: it is the intermediate size")
     if case.shape.m > MAX_TOKENS:
         raise refused("shape", str(case.shape), f"at most {MAX_TOKENS} tokens")
+    if case.path != "llama_cpp" and case.dtype == "q8_1":
+        raise refused("dtype", case.dtype, f"bf16 with path={case.path}, which converts every time")
+    if case.path != "llama_cpp" and case.output == "q8_1":
+        raise refused("output", case.output, f"bf16 with path={case.path}, which converts every time")
     check_params(case)
     check_choices(case)
 
@@ -168,12 +205,20 @@ def _case(fill: str, m: int, k: int, n: int, e: int, t: int, path: str, seed: in
     return INTEGER_MOE.case(fill, Shape(m, k, e, t, n), seed=seed, path=path, **options)
 
 
+def _staying(fill: str, m: int, k: int, n: int, e: int, t: int, seed: int = 7, **options: Any) -> Case:
+    """A layer in the middle of a chain."""
+    return _case(fill, m, k, n, e, t, "llama_cpp", seed, dtype="q8_1", output="q8_1", **options)
+
+
 def _quick() -> Iterator[Case]:
     for path in PATH.words:
         yield _case("gaussian", 1, 416, 64, 8, 4, path)  # decode
         yield _case("gaussian", 5, 96, 64, 6, 2, path)
     yield _case("gaussian", 3, 96, 64, 4, 2, "dp4a", variant="silu", bias="none")
     yield _case("gaussian", 4, 96, 64, 6, 2, "llama_cpp", routing="empty-experts", params="distinct")
+    yield _case("gaussian", 2, 96, 64, 6, 2, "llama_cpp", output="q8_1")  # the first layer of a chain
+    yield _staying("gaussian", 1, 416, 64, 8, 4)  # one in its middle
+    yield _case("gaussian", 2, 96, 64, 6, 2, "llama_cpp", dtype="q8_1", bias="none")  # its last
 
 
 def _default() -> Iterator[Case]:
@@ -183,6 +228,10 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 6, 96, 64, 4, 4, "dp4a", first_expert=4, ranks=3)
     yield _case("gaussian", 3, 96, 64, 4, 2, "llama_cpp", first_expert=4, ranks=2, routing="elsewhere")
     yield _case("gaussian", 0, 96, 64, 4, 2, "dp4a")
+    yield _staying("gaussian", 1, 2880, 32, 128, 4)
+    yield _staying("real", 2, 384, 768, 8, 2)
+    yield _staying("gaussian", 3, 96, 64, 4, 2, first_expert=4, ranks=2, routing="elsewhere")
+    yield _staying("gaussian", 7, 96, 64, 4, 4, first_expert=4, ranks=3, variant="silu")
 
 
 def _full() -> Iterator[Case]:
@@ -191,35 +240,43 @@ def _full() -> Iterator[Case]:
             yield _case("gaussian", m, 2880, 2880, 4, 4, path)
         for m in (1, 2, 7):
             yield _case("real", m, 384, 768, 8, 4, path, seed=m)
+    for m in (1, 8):
+        yield _staying("gaussian", m, 2880, 2880, 4, 4)
 
 
 INTEGER_MOE = Family(
     name="integer_moe",
     about="A whole layer of few tokens by integer products: permute, quantize, product, activation, product, finalize.",
-    dtypes=("bf16",),
+    dtypes=("bf16", "q8_1"),
     sizes="mknet",
     fills=LAYER_FILLS,
-    options=(PATH, VARIANT, PARAMS, BIAS, ROUTING, *RANKS, POISON),
+    options=(PATH, OUTPUT, VARIANT, PARAMS, BIAS, ROUTING, *RANKS, POISON),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
     contract=Contract(
         inputs=(
-            *("x", "topk_ids", "topk_weights", "gate_up", "gate_up_scales", "down", "down_scales"),
+            *("x", "x_d", "topk_ids", "topk_weights", "gate_up", "gate_up_scales", "down", "down_scales"),
             *("gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"),
         ),
-        features=("gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"),
-        outputs={"finalize.out": "bfloat16"},
+        features=("x_d", "gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"),
+        outputs={
+            "finalize.out": "bfloat16",
+            "finalize.codes": "int8",
+            "finalize.d": "float16",
+            "finalize.s": "float16",
+        },
         settings={
             "num_experts": "e",
             "first_expert": "first_expert",
             "top_k": "t",
             "path": "path",
+            "output": "output",
             "variant": "variant",
         },
     ),
-    sources=("routing", "q8_1", "dp4a", "swiglu_q8_1", "finalize"),
+    sources=("routing", "q8_1", "dp4a", "swiglu_q8_1", "finalize", "finalize_q8_1"),
     host=("refmoe.cuda.moe.integer",),
     check=_check,
     group="dp4a",

@@ -53,6 +53,11 @@ class Q8Tensor:
     d: NDArray[np.float16]
     s: NDArray[np.float16]
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[M, K], of the matrix."""
+        return self.codes.shape
+
 
 def quantize_q8_1(x: NDArray[Any], *, variant: str = "llama_cpp_mmvq") -> Q8Tensor:
     """A matrix as Q8_1.

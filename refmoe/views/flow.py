@@ -37,13 +37,14 @@ from refmoe.models import GptOssCheckpoint, open_checkpoint
 from refmoe.reference.backends import choose_backend
 from refmoe.reference.dp4a import MAX_TOKENS
 from refmoe.reference.moe import path_steps
+from refmoe.reference.moe.paths import quantizations_of
 from refmoe.tables import plain_table
 
 #: How tokens choose; the functions are in refmoe.families.choices.
 ROUTINGS = ("uniform", "same-experts", "empty-experts")
 
 _WEIGHTS = ("gate_up", "gate_up_scales", "down", "down_scales")
-_GEMM1 = "gemm1"
+_GEMM1, _GEMM2 = "gemm1", "gemm2"
 KERNEL_PATH = "cutlass"
 """The backend that has kernels here for any number of tokens; those of `OUTPUTS` have them for up to 8."""
 
@@ -94,7 +95,8 @@ class Flow:
 
     Attributes:
         path: the backend.
-        quantization: who quantizes the tokens, None on a path where nobody does.
+        quantization: who quantizes the tokens, None on a path where there is no choice.
+        output: "bf16", or "q8_1" where the next layer takes it as it is.
         model: the sizes.
         m: tokens.
         rows: of each expert.
@@ -103,6 +105,7 @@ class Flow:
 
     path: str
     quantization: str | None
+    output: str
     model: FlowModel
     m: int
     rows: tuple[int, ...]
@@ -123,6 +126,19 @@ class Flow:
     def conversions(self) -> tuple[str, ...]:
         """All of the layer."""
         return tuple(word for step in self.steps for word in step.conversions)
+
+    @property
+    def per_gemm(self) -> tuple[str, ...]:
+        """In a chain of layers like this one, conversions from one GEMM's output to the next one's: the activation and
+        the second GEMM. It says as much of the next layer's first GEMM only if the output is what that takes."""
+        stages = [step.stage for step in self.steps]
+        between = self.steps[stages.index(_GEMM1) + 1 : stages.index(_GEMM2) + 1]
+        return tuple(word for step in between for word in step.conversions)
+
+    @property
+    def stays(self) -> bool:
+        """Whether the layer takes what a layer like it gives, so that nothing is converted between them."""
+        return (self.quantization, self.output) == ("ready", "q8_1")
 
     @property
     def read(self) -> int:
@@ -155,6 +171,7 @@ def flow(
     m: int,
     *,
     quantization: str | None = None,
+    output: str = "bf16",
     routing: str = "uniform",
     seed: int = 7,
     arch: str = "sm_121a",
@@ -165,7 +182,9 @@ def flow(
         path: a backend's name, in upper or lower case.
         model: a key of `FLOW_MODELS`, or a checkpoint of gpt-oss, whose sizes are taken.
         m: tokens, at least 1.
-        quantization: of cutlass "separate", "fused" or "ready"; None takes fused there, and the path's own elsewhere.
+        quantization: of cutlass "separate", "fused" or "ready", of llama_cpp "separate" or "ready"; None takes fused of
+            cutlass, and separate elsewhere.
+        output: "bf16", or of llama_cpp "q8_1".
         routing: one of `ROUTINGS`.
         seed: of the routing.
         arch: that the launches are planned for, one of `refmoe.chips.KERNEL_ARCHS`.
@@ -181,16 +200,18 @@ def flow(
     chip = kernel_chip(arch)
     sizes = flow_model(model)
     rows = _rows(sizes, m, routing, seed)
+    reference = path_steps(backend.name, quantization or "separate", output)
     if backend.name == KERNEL_PATH:
         way = quantization or "fused"
         steps = tuple(_launched(step, rows) for step in _plan(sizes, m, way, chip))
-        return Flow(backend.name, way, sizes, m, rows, steps)
+        return Flow(backend.name, way, output, sizes, m, rows, steps)
+    choice = None if quantizations_of(backend.name) == (None,) else quantization or "separate"
     if backend.name in OUTPUTS and m <= MAX_TOKENS:
-        steps = tuple(_launched(step, rows) for step in _integer_plan(sizes, m, backend.name, chip))
-        return Flow(backend.name, None, sizes, m, rows, steps)
-    reference = path_steps(backend.name, quantization or "separate")
+        options = {"quantization": quantization or "separate", "output": output}
+        steps = tuple(_launched(step, rows) for step in _integer_plan(sizes, m, backend.name, chip, **options))
+        return Flow(backend.name, choice, output, sizes, m, rows, steps)
     steps = tuple(FlowStep(step.stage, step.conversions) for step in reference)
-    return Flow(backend.name, "separate" if backend.activations == "mxfp8" else None, sizes, m, rows, steps)
+    return Flow(backend.name, choice, output, sizes, m, rows, steps)
 
 
 def flow_model(model: str) -> FlowModel:
@@ -239,17 +260,21 @@ def _plan(model: FlowModel, m: int, quantization: str, chip: Chip) -> Sequence[S
     return layer_steps(shape, options, buffers, multiprocessors=chip.multiprocessors, arch=chip.arch)
 
 
-def _integer_plan(model: FlowModel, m: int, path: str, chip: Chip) -> Sequence[Step]:
+def _integer_plan(model: FlowModel, m: int, path: str, chip: Chip, *, quantization: str, output: str) -> Sequence[Step]:
     """Likewise of a layer by integer products."""
     shape = LayerShape(m, model.top_k, model.experts, model.hidden, model.intermediate)
     given = ("x", "topk_ids", "topk_weights", *_WEIGHTS, "gate_up_bias", "down_bias", "out")
-    absent = ("input_sf", "gate_up_alpha", "down_alpha", "swiglu_alpha", "swiglu_beta", "swiglu_limit")
+    absent = ("gate_up_alpha", "down_alpha", "swiglu_alpha", "swiglu_beta", "swiglu_limit")
+    space = integer_workspace_bytes(shape, path, quantization=quantization, output=output)
     buffers = LayerBuffers(
         **{name: name for name in given},
         **dict.fromkeys(absent),
-        workspace={name: name for name in integer_workspace_bytes(shape, path)},
+        input_sf="input_sf" if quantization == "ready" else None,
+        workspace={name: name for name in space},
     )
-    return integer_steps(shape, path, buffers, multiprocessors=chip.multiprocessors)
+    return integer_steps(
+        shape, path, buffers, quantization=quantization, output=output, multiprocessors=chip.multiprocessors
+    )
 
 
 def _launched(step: Step, rows: tuple[int, ...]) -> FlowStep:
@@ -263,12 +288,14 @@ def flow_document(flow: Flow, bandwidth: float) -> dict[str, Any]:
     return {
         "path": flow.path,
         "quantization": flow.quantization,
+        "output": flow.output,
         "model": vars(flow.model),
         "m": flow.m,
         "experts_with_rows": sum(rows > 0 for rows in flow.rows),
         "steps": [_step_document(step) for step in flow.steps],
         "conversions_to_first_gemm": list(flow.first_gemm),
         "conversions": list(flow.conversions),
+        "conversions_per_gemm": list(flow.per_gemm) if flow.stays else None,
         "launches": flow.launches if planned else None,
         "read": flow.read if planned else None,
         "written": flow.written if planned else None,
@@ -312,6 +339,8 @@ def flow_summary(flow: Flow, bandwidth: float) -> str:
         f"{len(flow.first_gemm)} conversions up to the first GEMM's output: {'; '.join(flow.first_gemm)}; "
         f"{len(flow.conversions)} in the layer"
     ]
+    if flow.stays:
+        lines[0] += f", {len(flow.per_gemm)} from one GEMM's output to the next one's: {'; '.join(flow.per_gemm)}"
     if not flow.launches:
         here = f"{flow.path} is a reference here for {flow.m} tokens"
         return f"{lines[0]}\n{here}: no launch of ours exists, so there is no traffic to count"
@@ -322,3 +351,15 @@ def flow_summary(flow: Flow, bandwidth: float) -> str:
         f"{flow.weights / bandwidth / 1e3:.2f} us",
     ]
     return "\n".join(lines)
+
+
+def staying_summary(converting: Flow, staying: Flow) -> str:
+    """What a layer in a chain saves if its activations stay Q8_1, against one that takes and gives BF16."""
+    launches = converting.launches - staying.launches
+    conversions = len(converting.conversions) - len(staying.conversions)
+    saved = converting.bytes - staying.bytes
+    return (
+        f"activations that stay Q8_1 save {launches} launch of {converting.launches}, {conversions} conversion of "
+        f"{len(converting.conversions)} and {saved:,} bytes of {converting.bytes:,} ({saved / converting.bytes:.2%}), "
+        "if nothing but the next layer's first GEMM reads the output: no residual, no norm, no router"
+    )

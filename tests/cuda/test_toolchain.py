@@ -19,6 +19,7 @@ from refmoe.cuda.device import PtxDevice
 from refmoe.cuda.dp4a import DP4A_KERNELS
 from refmoe.cuda.expand import EXPAND_AS_KERNELS, EXPAND_KERNELS
 from refmoe.cuda.finalize import FINALIZE_KERNELS
+from refmoe.cuda.finalize_q8_1 import FINALIZE_Q8_1_KERNELS
 from refmoe.cuda.gemm.kernel import GEMM_KERNELS
 from refmoe.cuda.launch import Kernel, LaunchPlan
 from refmoe.cuda.nvfp4 import NVFP4_KERNELS
@@ -190,7 +191,7 @@ def test_every_kernel_of_the_table_is_an_entry_and_no_entry_is_missing() -> None
     tables = (
         *(QUANTIZE_KERNELS, NVFP4_KERNELS, BLOCK_FP8_KERNELS, EXPAND_KERNELS, EXPAND_AS_KERNELS),
         *(Q8_1_KERNELS, GEMM_KERNELS, NVFP4_GEMM_KERNELS, DP4A_KERNELS),
-        *(ROUTING_KERNELS, ACTIVATION_KERNELS, SWIGLU_Q8_1_KERNELS, FINALIZE_KERNELS),
+        *(ROUTING_KERNELS, ACTIVATION_KERNELS, SWIGLU_Q8_1_KERNELS, FINALIZE_KERNELS, FINALIZE_Q8_1_KERNELS),
     )
     assert entries == {kernel.entry for table in tables for kernel in table}
 

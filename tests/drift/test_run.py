@@ -17,6 +17,7 @@ from refmoe.drift.inputs import draw_prompts, open_or_write, parse_prompts, pars
 from refmoe.drift.paths import DEFAULT_PATHS, named_paths
 from refmoe.errors import ArgumentError
 from refmoe.models import GptOssCheckpoint, GptOssConfig, open_checkpoint, write_checkpoint
+from refmoe.reference.fp32 import BF16
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.tensor import MXTensor
 
@@ -260,6 +261,8 @@ def test_k_is_what_was_asked_for(small: GptOssCheckpoint) -> None:
         ("cutlass:ocp", "cutlass:separate:floor"),
         ("cutlass:sm_100a", "cutlass:separate:sm_100a"),
         ("marlin:sm_121a", "marlin:sm_121a"),
+        ("LLAMA_CPP:Q8_1", "llama_cpp:q8_1"),
+        ("llama_cpp:sm_120a:q8_1", "llama_cpp:q8_1:sm_120a"),
         ("formula", "formula"),
     ],
 )
@@ -276,19 +279,42 @@ def test_which_paths_must_be_equal() -> None:
     assert drift_path("trtllm_mxfp8").arithmetic == drift_path("cutlass:sm_100a").arithmetic != same[0]
     assert drift_path("marlin").arithmetic != drift_path("triton").arithmetic
     assert drift_path("formula").arithmetic is None
+    assert drift_path("llama_cpp").arithmetic != drift_path("llama_cpp:q8_1").arithmetic
+
+
+def test_an_output_in_q8_1_is_what_the_decoder_adds(small: GptOssCheckpoint) -> None:
+    """Nothing differs before finalize of the first layer, where the codes stand for what comes out."""
+    paths = [drift_path(name) for name in ("llama_cpp", "llama_cpp:q8_1")]
+    run = run_drift(small, paths, draw_prompts(64, 1, 3, 1), steps=1, modes=(TEACHER,))
+    (comparison,) = run.comparisons
+    assert comparison.first is not None
+    assert (comparison.first.layer, comparison.first.stage, comparison.first.array) == (0, "finalize", "out")
+    assert 0 < comparison.layers["moe"]["relative_l2"][0, 0, 0] < 0.02
+    weights = small.moe_layer(0)
+    x = np.random.default_rng(3).standard_normal((4, weights.hidden)).astype(BF16)
+    finalize = paths[1].run(0, x, weights)["finalize"]
+    numbers = finalize["codes"] * np.repeat(finalize["d"], 32, axis=1).astype(np.float32)
+    assert finalize["out"].tobytes() == numbers.astype(BF16).tobytes()
 
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
         ("cutlas", "paths: found 'cutlas'; needed formula, or BACKEND"),
-        ("cutlass:fast", "paths: found 'fast' in cutlass:fast; needed separate or fused; one of sm_90a"),
+        (
+            "cutlass:fast",
+            "paths: found 'fast' in cutlass:fast; needed separate or fused; q8_1 of llama_cpp; one of sm_90a",
+        ),
         ("cutlass:fused:separate", "separate is a second quantization; needed one quantization"),
         ("marlin:floor", "needed neither: its activations are BF16"),
         ("marlin:separate", "needed neither: its activations are BF16"),
         ("triton:sm_120a", "needed one that serves sm_120a: cutlass, marlin"),
         ("trtllm_mxfp8:fused", "needed one of separate"),
         ("cutlass:gguf", "found 'gguf' in cutlass:gguf"),
+        ("dp4a:q8_1", "q8_1 with dp4a; needed bf16, or the path llama_cpp"),
+        ("marlin:q8_1", "q8_1 with marlin; needed bf16, or the path llama_cpp"),
+        ("llama_cpp:q8_1:q8_1", "q8_1 is a second output; needed one output"),
+        ("llama_cpp:separate", "needed neither: its activations are Q8_1"),
     ],
 )
 def test_names_that_are_refused(name: str, sentence: str) -> None:

@@ -101,6 +101,8 @@ def test_the_cost_of_a_launch_on_an_h200_is_what_was_measured() -> None:
         ({"arch": "sm_100a"}, "sm_90a, sm_120a, sm_121a"),
         ({"quantization": "twice"}, "separate"),
         ({"path": "marlin", "quantization": "fused"}, "default"),
+        ({"output": "q8_1"}, "the path llama_cpp"),
+        ({"path": "llama_cpp", "quantization": "fused"}, "one of separate, ready"),
     ],
 )
 def test_what_is_not_known_is_refused_with_the_list(arguments: dict[str, object], needed: str) -> None:
@@ -125,3 +127,18 @@ def test_the_command() -> None:
     assert json.loads(runner.invoke(app, ["flow", "--path", "triton", "--json"]).stdout)["fusing"] is None
     for wrong in (["--path", "x"], ["--model", "x"], ["--bandwidth", "0"], ["--m", "0"]):
         assert runner.invoke(app, ["flow", *wrong]).exit_code == 2
+
+
+def test_the_command_says_what_staying_in_q8_1_saves() -> None:
+    runner = CliRunner()
+    staying = ["flow", "--path", "llama_cpp", "--quantization", "ready", "--output", "q8_1"]
+    shown = runner.invoke(app, staying, env={"COLUMNS": "160"})
+    assert shown.exit_code == 0
+    assert "llama_cpp, ready, output q8_1: a layer of gpt-oss-120b" in shown.output
+    assert "4 from one GEMM's output to the next one's" in shown.output
+    assert "save 1 launch of 6, 1 conversion of 9 and 11,520 bytes" in " ".join(shown.output.split())
+    document = json.loads(runner.invoke(app, [*staying, "--json"]).stdout)
+    assert (document["output"], len(document["conversions_per_gemm"]), document["launches"]) == ("q8_1", 4, 5)
+    many = runner.invoke(app, [*staying, "--m", "9"], env={"COLUMNS": "160"})
+    assert many.exit_code == 0
+    assert "save" not in many.output

@@ -1,10 +1,15 @@
 """A whole MoE layer of up to 8 tokens by integer products: which kernel, on which buffers, moving which bytes.
 
-    dp4a        permute   quantize   gemm1 (BF16)   activation   gemm2 (BF16)   finalize
-    llama_cpp   permute   quantize   gemm1 (FP32)   activation   gemm2 (FP32)   finalize
+    dp4a               permute   quantize   gemm1 (BF16)   activation   gemm2 (BF16)   finalize (BF16)
+    llama_cpp          permute   quantize   gemm1 (FP32)   activation   gemm2 (FP32)   finalize (BF16)
+    llama_cpp, chain   permute              gemm1 (FP32)   activation   gemm2 (FP32)   finalize (Q8_1)
 
-Activations are Q8_1 in both; they differ in what lies between a product and the next quantization. There is no expand:
+Activations are Q8_1 in all; they differ in what lies between a product and the next quantization. There is no expand:
 a product reads a token's row for each of its experts. Outputs lie in the order of the experts, as in the other layers.
+
+A layer of llama_cpp may take its tokens in Q8_1 and give its output in Q8_1, each by itself. The output of one is then
+the input of the next without a launch or a conversion between them: its `out` is the next `x`, its workspace's `out_d`
+the next `input_sf`.
 """
 
 from __future__ import annotations
@@ -12,13 +17,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
+from refmoe.cuda.activation import VARIANTS
 from refmoe.cuda.arguments import one_of
-from refmoe.cuda.dp4a import GemvSize, dp4a_gemv_plan
+from refmoe.cuda.dp4a import GemvSize, _check_sizes, dp4a_gemv_plan
 from refmoe.cuda.finalize import finalize_kernel, finalize_plan
+from refmoe.cuda.finalize_q8_1 import finalize_q8_1_kernel, finalize_q8_1_plan
 from refmoe.cuda.launch import Buffer
 from refmoe.cuda.moe.launches import LayerBuffers, LayerShape, Load, Step, Traffic
 from refmoe.cuda.q8_1 import HALF_BYTES, q8_1_quantize_kernel, q8_1_quantize_plan
-from refmoe.cuda.routing import MapBuffers, permute_plan
+from refmoe.cuda.routing import MAX_TOP_K, MapBuffers, permute_plan
 from refmoe.cuda.swiglu_q8_1 import swiglu_q8_1_kernel, swiglu_q8_1_plan
 from refmoe.errors import ArgumentError
 from refmoe.formats import Q8_1
@@ -33,23 +42,39 @@ _BYTES = {"bf16": 2, "f32": 4}
 _BF16_BYTES, _INT32_BYTES, _INT64_BYTES, _FP32_BYTES = 2, 4, 8, 4
 
 
-def integer_workspace_bytes(shape: LayerShape, path: str) -> Mapping[str, int]:
-    """Bytes of each intermediate buffer, by name.
+def integer_workspace_bytes(
+    shape: LayerShape, path: str, *, quantization: str = "separate", output: str = "bf16"
+) -> Mapping[str, int]:
+    """Bytes of each intermediate buffer, by name; of a Q8_1 output also its scales `out_d` and sums `out_s`.
+
+    Args:
+        shape: sizes.
+        path: "dp4a" or "llama_cpp".
+        quantization: as in `integer_steps`.
+        output: likewise.
 
     Raises:
-        ArgumentError: another path than "dp4a" and "llama_cpp".
+        ArgumentError: another path, or one that does not have this quantization or output.
     """
-    out = _BYTES[OUTPUTS[one_of("path", path, tuple(OUTPUTS))]]
-    rows = shape.rows
+    _check_path(path, quantization, output)
+    out, rows = _BYTES[OUTPUTS[path]], shape.rows
+    tokens = {} if quantization == "ready" else _q8_1_bytes("quantize", shape.tokens, shape.hidden)
+    sums = _q8_1_bytes("out", shape.tokens, shape.hidden) if output == "q8_1" else {}
     return {
         "offsets": (shape.experts + 1) * _INT64_BYTES,
         "permuted_to_unpermuted": rows * _INT32_BYTES,
         "unpermuted_to_permuted": rows * _INT32_BYTES,
-        **_q8_1_bytes("quantize", shape.tokens, shape.hidden),
+        **tokens,
         "gemm1_out": rows * 2 * shape.intermediate * out,
         **_q8_1_bytes("activation", rows, shape.intermediate),
         "gemm2_out": rows * shape.hidden * out,
+        **{name: size for name, size in sums.items() if name != "out_codes"},
     }
+
+
+def output_bytes(shape: LayerShape, output: str = "bf16") -> int:
+    """Bytes of a layer's `out`: BF16, or the codes of Q8_1."""
+    return shape.tokens * shape.hidden * (1 if output == "q8_1" else _BF16_BYTES)
 
 
 def _q8_1_bytes(stage: str, rows: int, width: int) -> dict[str, int]:
@@ -58,26 +83,72 @@ def _q8_1_bytes(stage: str, rows: int, width: int) -> dict[str, int]:
 
 
 def integer_steps(
-    shape: LayerShape, path: str, buffers: LayerBuffers, *, variant: str = "gpt_oss", multiprocessors: int
+    shape: LayerShape,
+    path: str,
+    buffers: LayerBuffers,
+    *,
+    variant: str = "gpt_oss",
+    quantization: str = "separate",
+    output: str = "bf16",
+    multiprocessors: int,
 ) -> tuple[Step, ...]:
     """The launches of a layer in order; none for no tokens.
 
     Args:
-        shape: sizes; 8 tokens at most.
+        shape: sizes; at most 8 tokens, 32 choices of each, and `refmoe.cuda.dp4a.MAX_K` hidden or intermediate
+            elements, as many as fit the product's shared memory.
         path: "dp4a" or "llama_cpp".
-        buffers: with scales of weights linear, as checkpoints have them, and `integer_workspace_bytes(shape, path)`.
+        buffers: with scales of weights linear, as checkpoints have them, and what `integer_workspace_bytes` lists.
+            Ready tokens are `x`, int8 codes [T, H], and `input_sf`, their FP16 scales [T, H / 32]; the sums of blocks
+            are nothing that MXFP4 weights need. An output in Q8_1 is `out`, int8 codes [T, H], and in the workspace its
+            scales and sums, FP16 `out_d` and `out_s` [T, H / 32].
         variant: of the activation, "gpt_oss" or "silu".
+        quantization: "separate", a launch of its own, or of llama_cpp "ready": the tokens are Q8_1.
+        output: "bf16", or of llama_cpp "q8_1".
         multiprocessors: of the device.
 
     Raises:
-        ArgumentError: another path, or more than 8 tokens.
+        ArgumentError: another path or variant; a quantization or an output that the path does not have; ready tokens
+            without scales, or scales of others; sizes that `check_layer` refuses.
     """
-    one_of("path", path, tuple(OUTPUTS))
-    if shape.tokens > MAX_TOKENS:
-        raise ArgumentError("x", f"{shape.tokens} tokens", f"at most {MAX_TOKENS}: more are for a GEMM")
+    _check_path(path, quantization, output)
+    one_of("variant", variant, VARIANTS)
+    check_layer(shape)
+    if (buffers.input_sf is None) == (quantization == "ready"):
+        found = "None" if quantization == "ready" else "scales of tokens that are not quantized"
+        raise ArgumentError("input_sf", f"{found} with {quantization} tokens", "scales with ready tokens alone")
     if shape.tokens == 0:
         return ()
-    return tuple(_Planner(shape, path, buffers, variant, multiprocessors).steps())
+    return tuple(_Planner(shape, path, buffers, variant, quantization, output, multiprocessors).steps())
+
+
+def check_layer(shape: LayerShape) -> None:
+    """Refuse a layer that its launches cannot run, in the words of the layer.
+
+    Raises:
+        ArgumentError: `x`, `topk_ids`, `gate_up` or `down`, what was found and what is needed.
+    """
+    if shape.tokens > MAX_TOKENS:
+        raise ArgumentError("x", f"{shape.tokens} tokens", f"at most {MAX_TOKENS}: more are for a GEMM")
+    if shape.top_k > MAX_TOP_K:
+        raise ArgumentError("topk_ids", f"k = {shape.top_k}", f"k from 1 to {MAX_TOP_K}")
+    _check_product("gate_up", shape, 2 * shape.intermediate, shape.hidden)
+    _check_product("down", shape, shape.hidden, shape.intermediate)
+
+
+def _check_product(weights: str, shape: LayerShape, n: int, k: int) -> None:
+    """The GEMV's own checks of its sizes, on arrays that take no memory."""
+    packed = np.broadcast_to(np.uint8(0), (shape.experts, n, k // 2))
+    try:
+        _check_sizes(packed, np.zeros((shape.tokens, shape.top_k), np.int32), shape.first_expert)
+    except ArgumentError as error:
+        name = weights if error.argument == "weights" else error.argument
+        raise ArgumentError(name, error.found, error.needed) from None
+
+
+def _check_path(path: str, quantization: str, output: str) -> None:
+    one_of("path", path, tuple(OUTPUTS))
+    path_steps(path, quantization, output)
 
 
 @dataclass(frozen=True)
@@ -86,18 +157,22 @@ class _Planner:
     path: str
     buffers: LayerBuffers
     variant: str
+    quantization: str
+    output: str
     multiprocessors: int
 
     def steps(self) -> Iterator[Step]:
         yield self._permute()
-        yield self._quantize()
+        if self.quantization == "separate":
+            yield self._quantize()
         yield self._product("gemm1", "quantize", 2 * self.shape.intermediate, self.shape.hidden)
         yield self._activation()
         yield self._product("gemm2", "activation", self.shape.hidden, self.shape.intermediate)
-        yield self._finalize()
+        yield self._finalize_q8_1() if self.output == "q8_1" else self._finalize()
 
     def _conversions(self, stage: str) -> tuple[str, ...]:
-        return next(step.conversions for step in path_steps(self.path) if step.stage == stage)
+        steps = path_steps(self.path, self.quantization, self.output)
+        return next(step.conversions for step in steps if step.stage == stage)
 
     def _q8_1(self, stage: str) -> tuple[Buffer, Buffer, Buffer]:
         space = self.buffers.workspace
@@ -143,7 +218,9 @@ class _Planner:
         first = stage == "gemm1"
         weights = "gate_up" if first else "down"
         alpha, bias = getattr(buffers, f"{weights}_alpha"), buffers.gate_up_bias if first else None
-        codes, d, _ = self._q8_1(source)
+        ready = first and self.quantization == "ready"
+        codes, d = (buffers.x, buffers.input_sf) if ready else self._q8_1(source)[:2]
+        codes_name, d_name = ("x", "input_sf") if ready else (f"{source}_codes", f"{source}_d")
         plan = dp4a_gemv_plan(
             OUTPUTS[self.path],
             codes,
@@ -165,8 +242,8 @@ class _Planner:
             reads = {
                 weights: load.active * n * k // 2,
                 f"{weights}_scales": load.active * n * k // Q8_1.block,
-                f"{source}_codes": rows * k,
-                f"{source}_d": rows * k // Q8_1.block * HALF_BYTES,
+                codes_name: rows * k,
+                d_name: rows * k // Q8_1.block * HALF_BYTES,
                 "topk_ids": shape.rows * _INT32_BYTES,
                 "unpermuted_to_permuted": load.used * _INT32_BYTES,
             }
@@ -224,14 +301,41 @@ class _Planner:
         )
 
         def traffic(load: Load) -> Traffic:
-            maps = shape.rows * _INT32_BYTES
-            reads = {
-                "gemm2_out": load.used * shape.hidden * _BYTES[OUTPUTS[self.path]],
-                "unpermuted_to_permuted": maps,
-                "topk_weights": shape.rows * _FP32_BYTES,
-            }
-            if buffers.down_bias is not None:
-                reads |= {"topk_ids": maps, "down_bias": load.active * shape.hidden * _BF16_BYTES}
-            return Traffic(reads, {"out": shape.tokens * shape.hidden * _BF16_BYTES})
+            return Traffic(self._summed(load), {"out": output_bytes(shape)})
 
         return Step("finalize", plan, self._conversions("finalize"), ("out",), traffic)
+
+    def _finalize_q8_1(self) -> Step:
+        shape, space, buffers = self.shape, self.buffers.workspace, self.buffers
+        plan = finalize_q8_1_plan(
+            finalize_q8_1_kernel(OUTPUTS[self.path], QUANTIZER),
+            space["gemm2_out"],
+            space["unpermuted_to_permuted"],
+            buffers.topk_weights,
+            None if buffers.down_bias is None else buffers.topk_ids,
+            buffers.down_bias,
+            buffers.out,
+            space["out_d"],
+            space["out_s"],
+            tokens=shape.tokens,
+            top_k=shape.top_k,
+            width=shape.hidden,
+            first_expert=shape.first_expert,
+            multiprocessors=self.multiprocessors,
+        )
+        sizes = _q8_1_bytes("out", shape.tokens, shape.hidden)
+        writes = {"out": sizes.pop("out_codes"), **sizes}
+        conversions = self._conversions("finalize")
+        return Step("finalize", plan, conversions, tuple(writes), lambda load: Traffic(self._summed(load), writes))
+
+    def _summed(self, load: Load) -> dict[str, int]:
+        """What either finalize reads."""
+        shape, maps = self.shape, self.shape.rows * _INT32_BYTES
+        reads = {
+            "gemm2_out": load.used * shape.hidden * _BYTES[OUTPUTS[self.path]],
+            "unpermuted_to_permuted": maps,
+            "topk_weights": shape.rows * _FP32_BYTES,
+        }
+        if self.buffers.down_bias is not None:
+            reads |= {"topk_ids": maps, "down_bias": load.active * shape.hidden * _BF16_BYTES}
+        return reads

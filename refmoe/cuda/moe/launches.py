@@ -30,6 +30,7 @@ from refmoe.cuda.gemm.tile import SCALE_LAYOUT, SCALE_ROWS
 from refmoe.cuda.launch import Buffer, LaunchPlan
 from refmoe.cuda.quantize import EDGES, MODES, mxfp8_quantize_kernel, mxfp8_quantize_plan
 from refmoe.cuda.routing import MapBuffers, permute_plan
+from refmoe.errors import ArgumentError
 from refmoe.formats import MX_BLOCK
 
 QUANTIZATIONS = ("fused", "separate", "ready")
@@ -52,6 +53,9 @@ class LayerShape:
         hidden: H, a multiple of 32.
         intermediate: I, a multiple of 32; of this rank's slice under tensor parallelism.
         first_expert: the id of the first of this rank's experts.
+
+    Raises:
+        ArgumentError: a size that is none of these.
     """
 
     tokens: int
@@ -60,6 +64,15 @@ class LayerShape:
     hidden: int
     intermediate: int
     first_expert: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("tokens", 0), ("top_k", 1), ("experts", 1), ("first_expert", 0)):
+            if getattr(self, name) < least:
+                raise ArgumentError(name, str(getattr(self, name)), f"at least {least}")
+        for name in ("hidden", "intermediate"):
+            size = getattr(self, name)
+            if size < 1 or size % MX_BLOCK:
+                raise ArgumentError(name, str(size), f"a positive multiple of {MX_BLOCK}")
 
     @property
     def rows(self) -> int:
@@ -105,18 +118,23 @@ class LayerOptions:
 class LayerBuffers:
     """Every buffer of a layer. Scales are in 128x4, an expert's weights from a row multiple of 128 on.
 
+    Every buffer starts at a multiple of 16 bytes, that of the kernels' widest access: vector loads and stores of 16
+    bytes, and bulk copies of weights, which take nothing less. What `cudaMalloc` and torch's allocator give starts at a
+    multiple of 256; a slice of a tensor may not. No plan looks at an address. `refmoe.cuda.moe.operators` refuses a
+    tensor that starts elsewhere, and the executor faults at the first access.
+
     Attributes:
-        x: [T, H] BF16 or FP16, or E4M3 codes.
+        x: [T, H] BF16 or FP16, or E4M3 codes; int8 codes of Q8_1 on a path by integer products.
         input_sf: scales of ready tokens, or None.
-        topk_ids: int32 [T, k], 16-byte aligned.
+        topk_ids: int32 [T, k].
         topk_weights: float32 [T, k].
         gate_up, gate_up_scales: packed E2M1 [E, 2 I, H / 2] and its scales.
         down, down_scales: packed E2M1 [E, H, I / 2] and its scales.
         gate_up_alpha, down_alpha: float32 [E], factors of the GEMMs' sums, or None.
         gate_up_bias, down_bias: BF16 [E, 2 I], [E, H], or None.
         swiglu_alpha, swiglu_beta, swiglu_limit: float32 [E], or None for gpt-oss's figures.
-        out: BF16 [T, H].
-        workspace: by name, of `workspace_bytes`.
+        out: BF16 [T, H], or int8 codes of Q8_1.
+        workspace: by name, of `workspace_bytes`; a part of one allocation starts at a multiple of 16 bytes too.
     """
 
     x: Buffer

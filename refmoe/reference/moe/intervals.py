@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError
-from refmoe.formats import E4M3, E8M0, MX_BLOCK
+from refmoe.formats import E4M3, E8M0, MX_BLOCK, Q8_1
 from refmoe.reference import fp32
 from refmoe.reference.exponential import MAX_ULP
 from refmoe.reference.mma import AccumulationModel, Kind
@@ -26,6 +26,8 @@ _UNIT = 2.0**-24
 _FUNCTION = 2.0**-40
 _ROWS_AT_A_TIME = 512
 _LEAST = 2.0**-126
+_OVERFLOW = 2.0**128 - 2.0**103  # from here on FP32 rounds to infinity
+_LARGEST_CODE = np.float32(Q8_1.max_code)
 
 #: x sigmoid(x) has one minimum: where, and how low; rounded outward in the last digit given.
 _MINIMUM_AT, _MINIMUM = -1.2784645428, -0.2784645428
@@ -121,6 +123,55 @@ def _chain_row(
         error += rounding * (reach[:, t] + error) + 2.0**-149
         previous = reach[:, t] + error
     return sums[:, -1], spread[:, -1] + error * (1 + 2.0**-30)
+
+
+def integer_sums(weights: Matrix, tokens: Interval, scales: F64, additions: int) -> Interval:
+    """What DP4A's products of weights [N, K] and Q8_1 operands in `tokens` [R, K] can be: [R, N].
+
+    The sum over a block is an integer and exact. It is multiplied twice, RN(RN(d * scale / 2) * sum), and then added in
+    a tree. With u = 2^-24 and n = 2 + `additions` roundings on a term's way, the result is off by at most
+    n u / (1 - n u) of the sum of the terms' magnitudes (Higham, Accuracy and Stability of Numerical Algorithms, 4.2),
+    and where a product underflows by 2^-150 more, the first one's 2^-150 being multiplied by up to 32 * 12 * 128.
+
+    Args:
+        weights: MXFP4, `least` being the scale of each element.
+        tokens: code times d, within an interval.
+        scales: the largest d of each block, [R, K / 32].
+        additions: of a term, at most.
+
+    Returns:
+        NaN where a product or a partial sum might overflow.
+    """
+    rows, k = tokens.low.shape
+    with np.errstate(invalid="ignore"):
+        centre = (tokens.low + tokens.high) / 2
+        radius = (tokens.high - tokens.low) / 2 + np.where(tokens.low == tokens.high, 0.0, 2.0**-52 * np.abs(centre))
+    roundings = (2 + additions) * _UNIT
+    relative = roundings / (1 - roundings)
+    underflow = k // Q8_1.block * 2.0**-150 * (32 * 12 * 128 + 1) * 1.01
+    low, high = np.empty((rows, len(weights.values))), np.empty((rows, len(weights.values)))
+    halves = np.broadcast_to(weights.least, weights.values.shape)[:, :: Q8_1.block] / 2
+    for start in range(0, len(weights.values), _ROWS_AT_A_TIME):
+        part = slice(start, start + _ROWS_AT_A_TIME)
+        values = weights.values[part]
+        for row in range(rows):
+            middle, spread, size = _block_sums(values, centre[row], radius[row])
+            width = spread + (relative * size + underflow) * (1 + 2.0**-30)
+            overflows = ((halves[part] * scales[row]).max(axis=1) >= _OVERFLOW) | (size * 1.01 >= _OVERFLOW)
+            middle = np.where(overflows, np.nan, middle)
+            low[row, part], high[row, part] = middle - width, middle + width
+    return Interval(low, high)
+
+
+def _block_sums(values: F64, centre: F64, radius: F64) -> tuple[F64, F64, F64]:
+    """Of one row of operands [K] and weights [N, K]: the sums [N], how far operands can move them, and the sum of the
+    magnitudes of the blocks' terms."""
+    blocks = (len(values), -1, Q8_1.block)
+    with np.errstate(invalid="ignore"):  # of an operand that is not finite
+        terms = (values * centre).reshape(blocks).sum(axis=2)
+        spread, total = np.abs(values) @ radius, np.abs(values) @ np.abs(centre)
+    spread = (spread + centre.size * 2.0**-52 * (total + spread)) * (1 + 2.0**-40)
+    return terms.sum(axis=1), spread, np.abs(terms).sum(axis=1) + spread
 
 
 def fp32_rounded(numbers: Interval, addend: NDArray[np.float32] | None) -> tuple[NDArray[np.float32], ...]:
@@ -229,6 +280,44 @@ def requantized(numbers: Interval) -> tuple[Interval, F64]:
         ends.append(np.where(finite, rounded, np.nan))
     least = np.broadcast_to(scale * 2.0**E4M3.emin, low.shape).reshape(numbers.low.shape)
     return Interval(*(end.reshape(numbers.low.shape) for end in ends)), least
+
+
+def q8_1_values(numbers: Interval) -> tuple[Interval, F64]:
+    """Code times d of Q8_1 (llama_cpp_mmvq) of FP32 numbers in the intervals [R, K], and the largest d of each block.
+
+    d = RN(amax / 127) lies between those of the least and the largest amax, and so does d in FP16. A code is that of
+    the quotients' ends, and at most 127 while d is a normal number of FP32. The product is also no further from its
+    number than half a d and the errors of the quotient, 127 2^-24 of d, and of FP16, 127 times 2^-11 of d or 2^-25. A
+    subnormal d is 0 in FP16, whatever the codes.
+
+    Returns:
+        NaN where d is not finite in FP16.
+    """
+    shape = (len(numbers.low), -1, Q8_1.block)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        low, high = (end.astype(np.float32).reshape(shape) for end in numbers)
+        largest = np.maximum(np.abs(low), np.abs(high))
+        smallest = np.where((low <= 0) & (high >= 0), np.float32(0), np.minimum(np.abs(low), np.abs(high)))
+        # [R, blocks, 1]: d for the least and for the largest amax, in FP32 and then in FP16.
+        single = [fp32.divide(end.max(axis=2, keepdims=True), _LARGEST_CODE) for end in (smallest, largest)]
+        stored = [d.astype(np.float16).astype(np.float64) for d in single]
+    normal = single[0] >= _LEAST
+    safe = [np.where(d >= _LEAST, d, np.float32(1)) for d in single]
+    codes = []
+    for end, side in ((low, -1), (high, 1)):
+        quotient = fp32.divide(end, np.where(end * np.float32(side) > 0, safe[0], safe[1])).astype(np.float64)
+        limit = float(Q8_1.max_code) if side > 0 else -float(Q8_1.max_code)
+        rounded = np.clip(np.trunc(quotient + np.copysign(0.5, quotient)), -Q8_1.max_code, Q8_1.max_code)
+        codes.append(np.where(normal, rounded, np.where(largest.max(axis=2, keepdims=True) > 0, limit + side, 0.0)))
+    wide, finite = single[1].astype(np.float64), np.isfinite(stored[1])
+    slack = wide * (0.5 + 2.0**-16) + Q8_1.max_code * (wide * 2.0**-11 + 2.0**-25)
+    with np.errstate(invalid="ignore"):  # of what is not finite nothing is said
+        corners = [code * d for code in codes for d in stored]
+        reach = [low - slack, high + slack]
+    reach = [np.where(normal, end, outer(end, 0)) for end, outer in zip(reach, (np.minimum, np.maximum), strict=True)]
+    ends = np.maximum(np.minimum.reduce(corners), reach[0]), np.minimum(np.maximum.reduce(corners), reach[1])
+    values = Interval(*(np.where(finite, end, np.nan).reshape(numbers.low.shape) for end in ends))
+    return values, stored[1][:, :, 0]
 
 
 def _rceil(amax: F64) -> NDArray[np.int64]:

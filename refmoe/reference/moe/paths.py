@@ -24,6 +24,7 @@ from refmoe.reference.backends import Accumulation, choose_backend
 from refmoe.reference.dp4a import dp4a_gemv
 from refmoe.reference.expand import build_permutation, expand
 from refmoe.reference.finalize import finalize
+from refmoe.reference.finalize_q8_1 import finalize_q8_1
 from refmoe.reference.gemm import grouped_gemm
 from refmoe.reference.layout import SCALE_LAYOUTS, expert_scale_rows, grouped_scale_rows, unswizzle_scales
 from refmoe.reference.mma import AccumulationModel
@@ -41,12 +42,15 @@ LAYOUT = "128x4"
 
 QUANTIZATIONS = ("separate", "fused", "ready")
 
+OUTPUTS = ("bf16", "q8_1")
+"""What a layer's output can be. Q8_1 is what the next layer takes as it is, and of llama_cpp alone."""
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
     """One pass through the steps: what `moe_layer` was called with, and the arrays of each stage that is done."""
 
-    x: NDArray[Any]
+    x: NDArray[Any] | Q8Tensor
     layer: MoELayer
     model: AccumulationModel
     input_sf: NDArray[np.uint8] | None
@@ -56,6 +60,12 @@ class Run:
     mode: ScaleMode | str
     edge: EdgePolicy | str
     stages: dict[str, Arrays] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> NDArray[Any]:
+        """`x` where it is an array: everywhere but on a path whose tokens come in Q8_1."""
+        assert not isinstance(self.x, Q8Tensor)
+        return self.x
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,7 @@ def _route(run: Run) -> Arrays:
         ids, weights = run.topk_ids, run.topk_weights
     else:
         assert layer.router_weight is not None
-        routed["logits"] = router_logits(run.x, layer.router_weight, layer.router_bias)
+        routed["logits"] = router_logits(run.tokens, layer.router_weight, layer.router_bias)
         ids, weights = route_softmax_topk(routed["logits"], layer.top_k)
     permutation = build_permutation(ids, layer.experts, run.first_expert)
     return {**routed, "ids": ids, "weights": weights, **vars(permutation)}
@@ -89,7 +99,7 @@ def _route(run: Run) -> Arrays:
 
 def _quantize(run: Run) -> Arrays:
     """Each token once, scales linear."""
-    quantized = quantize_mxfp8(run.x, mode=run.mode, edge=run.edge)
+    quantized = quantize_mxfp8(run.tokens, mode=run.mode, edge=run.edge)
     return {"codes": quantized.codes, "scales": quantized.scales}
 
 
@@ -98,12 +108,12 @@ def _expand_quantized(run: Run) -> Arrays:
     if "quantize" in run.stages:
         codes, scales = run.stages["quantize"]["codes"], run.stages["quantize"]["scales"]
         return _expand(run, codes, scales)
-    return _expand(run, run.x, run.input_sf)
+    return _expand(run, run.tokens, run.input_sf)
 
 
 def _expand_fused(run: Run) -> Arrays:
     """Tokens quantized on their way to the rows of their experts."""
-    return _expand(run, run.x, None)
+    return _expand(run, run.tokens, None)
 
 
 def _expand(run: Run, x: NDArray[Any], input_sf: NDArray[np.uint8] | None) -> Arrays:
@@ -122,7 +132,7 @@ def _expand(run: Run, x: NDArray[Any], input_sf: NDArray[np.uint8] | None) -> Ar
 
 def _gather(run: Run) -> Arrays:
     """BF16 tokens copied to the rows of their experts; rows of no expert are +0."""
-    routing, x = run.stages["routing"], run.x
+    routing, x = run.stages["routing"], run.tokens
     source = routing["permuted_to_unpermuted"]
     used = int(routing["offsets"][-1])
     rows = np.zeros((source.size, x.shape[1]), x.dtype)
@@ -180,7 +190,7 @@ def _activate_bf16(run: Run) -> Arrays:
 
 def _quantize_q8_1(run: Run) -> Arrays:
     """Each token once."""
-    return _q8_1_arrays(quantize_q8_1(run.x))
+    return _q8_1_arrays(quantize_q8_1(run.tokens))
 
 
 def _activate_q8_1(run: Run) -> Arrays:
@@ -212,9 +222,10 @@ def _dp4a2(dtype: npt.DTypeLike) -> Callable[[Run], Arrays]:
 
 
 def _dp4a(run: Run, stage: str, weights: MXTensor, bias: NDArray[Any] | None, dtype: npt.DTypeLike) -> Arrays:
-    arrays, routing = run.stages[stage], run.stages["routing"]
+    routing = run.stages["routing"]
+    ready = isinstance(run.x, Q8Tensor) and stage == "quantize"
     out = dp4a_gemv(
-        Q8Tensor(arrays["codes"], arrays["d"], arrays["s"]),
+        run.x if ready else Q8Tensor(**run.stages[stage]),  # type: ignore[arg-type]
         weights,
         routing["ids"],
         row_of_choice=routing["unpermuted_to_permuted"],
@@ -237,6 +248,20 @@ def _finalize(run: Run) -> Arrays:
         first_expert=run.first_expert,
     )
     return {"out": out}
+
+
+def _finalize_q8_1(run: Run) -> Arrays:
+    """The FP32 sums in Q8_1: of the layer's output alone, see `refmoe.reference.finalize_q8_1`."""
+    routing, bias = run.stages["routing"], run.layer.down_bias
+    out = finalize_q8_1(
+        run.stages["gemm2"]["out"],
+        routing["unpermuted_to_permuted"],
+        routing["weights"],
+        topk_ids=None if bias is None else routing["ids"],
+        bias=bias,
+        first_expert=run.first_expert,
+    )
+    return _q8_1_arrays(out)
 
 
 _ROUTING = PathStep("routing", (), _route)
@@ -270,6 +295,8 @@ _LLAMA_CPP = (
     PathStep("gemm2", _INTEGER_PRODUCT, _dp4a2(np.float32)),
     PathStep("finalize", ("FP32 -> BF16",), _finalize),
 )
+_LLAMA_CPP_READY = tuple(step for step in _LLAMA_CPP if step.stage != "quantize")
+_TO_Q8_1 = PathStep("finalize", ("FP32 -> Q8_1",), _finalize_q8_1)
 _SEPARATE = (
     _ROUTING,
     PathStep("quantize", ("BF16 -> MXFP8",), _quantize),
@@ -289,27 +316,47 @@ PATHS: Mapping[tuple[str, str | None], tuple[PathStep, ...]] = MappingProxyType(
         ("triton", None): (_ROUTING, *_BF16_LAYER),
         ("trtllm", None): (_ROUTING, *_BF16_LAYER),
         ("dp4a", None): _DP4A,
-        ("llama_cpp", None): _LLAMA_CPP,
+        ("llama_cpp", "separate"): _LLAMA_CPP,
+        ("llama_cpp", "ready"): _LLAMA_CPP_READY,
     }
 )
-"""The steps of each path, by backend and by who quantizes the activations; None where nobody does."""
+"""The steps of each path, by backend and by who quantizes the tokens; None where there is no choice."""
 
 
-def path_steps(path: str, quantization: str = "separate") -> tuple[PathStep, ...]:
+def path_steps(path: str, quantization: str = "separate", output: str = "bf16") -> tuple[PathStep, ...]:
     """The steps of a path, in order.
 
     Args:
         path: a backend's name, in upper or lower case.
-        quantization: of a cutlass path: "separate" (a step of its own), "fused" (in expand), "ready" (the caller's).
+        quantization: of a cutlass path: "separate" (a step of its own), "fused" (in expand), "ready" (the caller's). Of
+            llama_cpp "separate", or "ready": the tokens are the Q8_1 output of the layer before.
+        output: "bf16", or of llama_cpp "q8_1".
 
     Raises:
-        ArgumentError: an unknown backend, or a quantization that it does not have.
+        ArgumentError: an unknown backend, or a quantization or an output that it does not have.
     """
     name = choose_backend(path).name
+    if output not in OUTPUTS:
+        raise ArgumentError("output", describe(output), f"one of {', '.join(OUTPUTS)}")
+    if output != "bf16" and name != "llama_cpp":
+        raise ArgumentError(
+            "output", f"{output} with {name}", "bf16, or the path llama_cpp, whose activations stay Q8_1"
+        )
+    steps = _steps(name, quantization)
+    return steps if output == "bf16" else (*steps[:-1], _TO_Q8_1)
+
+
+def quantizations_of(name: str) -> tuple[str | None, ...]:
+    """Who may quantize the tokens of a backend, by its name in lower case; (None,) where there is no choice."""
+    return tuple(way for backend, way in PATHS if backend == name)
+
+
+def _steps(name: str, quantization: str) -> tuple[PathStep, ...]:
+    """The steps of a backend whose output is BF16."""
     if quantization not in QUANTIZATIONS:
         raise ArgumentError("quantization", describe(quantization), f"one of {', '.join(QUANTIZATIONS)}")
-    had = [way for backend, way in PATHS if backend == name]
-    if had == [None]:
+    had = quantizations_of(name)
+    if had == (None,):
         if quantization != "separate":
             raise ArgumentError(
                 "quantization",

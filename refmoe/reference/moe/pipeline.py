@@ -28,6 +28,7 @@ from refmoe.reference.layout import checked_count
 from refmoe.reference.mma import AccumulationModel, Evidence, Kind, as_model
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.moe.paths import Arrays, Run, accumulation, path_steps
+from refmoe.reference.q8_1 import Q8Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,7 @@ class MoEStages:
         stages: by stage name, in the order in which they ran: the arrays by name. `routing` has ids, weights, offsets,
             the two maps, and logits if it computed them; `quantize` codes and linear scales, or Q8_1's codes, d and s;
             `expand` codes and scales in 128x4, or rows in BF16; `gemm1` and `gemm2` out, BF16, of llama_cpp FP32;
-            `activation` as `expand`, or Q8_1; `finalize` out.
+            `activation` as `expand`, or Q8_1; `finalize` out, or Q8_1.
     """
 
     path: str
@@ -53,17 +54,35 @@ class MoEStages:
 
     @property
     def output(self) -> NDArray[Any]:
-        """The layer's output, bfloat16 [T, H]."""
+        """The layer's output, bfloat16 [T, H].
+
+        Raises:
+            ArgumentError: it is Q8_1.
+        """
+        if "out" not in self.stages["finalize"]:
+            raise ArgumentError("output", "a layer whose output is Q8_1", "its q8_1, or a layer with output=bf16")
         return self.stages["finalize"]["out"]
+
+    @property
+    def q8_1(self) -> Q8Tensor:
+        """The layer's output in Q8_1 [T, H].
+
+        Raises:
+            ArgumentError: it is BF16.
+        """
+        if "out" in self.stages["finalize"]:
+            raise ArgumentError("q8_1", "a layer whose output is BF16", "its output, or a layer with output=q8_1")
+        return Q8Tensor(**self.stages["finalize"])
 
 
 @overload
 def moe_layer(
-    x: NDArray[Any],
+    x: NDArray[Any] | Q8Tensor,
     layer: MoELayer,
     *,
     path: str = ...,
     quantization: str = ...,
+    output: Literal["bf16"] = ...,
     topk_ids: NDArray[np.int32] | None = ...,
     topk_weights: NDArray[np.float32] | None = ...,
     arch: str | None = ...,
@@ -78,11 +97,32 @@ def moe_layer(
 
 @overload
 def moe_layer(
-    x: NDArray[Any],
+    x: NDArray[Any] | Q8Tensor,
     layer: MoELayer,
     *,
     path: str = ...,
     quantization: str = ...,
+    output: Literal["q8_1"],
+    topk_ids: NDArray[np.int32] | None = ...,
+    topk_weights: NDArray[np.float32] | None = ...,
+    arch: str | None = ...,
+    input_sf: NDArray[np.uint8] | None = ...,
+    first_expert: int = ...,
+    model: AccumulationModel | str | None = ...,
+    mode: ScaleMode | str = ...,
+    edge: EdgePolicy | str = ...,
+    stages: Literal[False] = ...,
+) -> Q8Tensor: ...
+
+
+@overload
+def moe_layer(
+    x: NDArray[Any] | Q8Tensor,
+    layer: MoELayer,
+    *,
+    path: str = ...,
+    quantization: str = ...,
+    output: str = ...,
     topk_ids: NDArray[np.int32] | None = ...,
     topk_weights: NDArray[np.float32] | None = ...,
     arch: str | None = ...,
@@ -96,11 +136,12 @@ def moe_layer(
 
 
 def moe_layer(
-    x: NDArray[Any],
+    x: NDArray[Any] | Q8Tensor,
     layer: MoELayer,
     *,
     path: str = "cutlass",
     quantization: str = "separate",
+    output: str = "bf16",
     topk_ids: NDArray[np.int32] | None = None,
     topk_weights: NDArray[np.float32] | None = None,
     arch: str | None = None,
@@ -110,18 +151,20 @@ def moe_layer(
     mode: ScaleMode | str = ScaleMode.RCEIL,
     edge: EdgePolicy | str = EdgePolicy.EXACT,
     stages: bool = False,
-) -> NDArray[Any] | MoEStages:
+) -> NDArray[Any] | Q8Tensor | MoEStages:
     """One MoE layer.
 
     Args:
-        x: bfloat16 [T, H], C-contiguous; for "ready" uint8 [T, H], E4M3 codes.
+        x: bfloat16 [T, H], C-contiguous; for "ready" uint8 [T, H], E4M3 codes, and on llama_cpp Q8_1 [T, H].
         layer: the weights.
         path: a backend's name, in upper or lower case, see `refmoe.reference.backends`.
-        quantization: of a cutlass path: "separate", "fused" or "ready"; all three give the same bytes.
+        quantization: of a cutlass path: "separate", "fused" or "ready"; all three give the same bytes. Of llama_cpp
+            "separate", or "ready" for the Q8_1 output of another layer.
+        output: "bf16", or of llama_cpp "q8_1": the sums of finalize quantized as FP32 has them.
         topk_ids: int32 [T, k], experts by rank, all different within a token; with `topk_weights` instead of routing.
         topk_weights: float32 [T, k].
         arch: whose arithmetic; None takes the backend's first.
-        input_sf: scales of ready codes, uint8 [T, H / 32], linear.
+        input_sf: scales of ready codes, uint8 [T, H / 32], linear; None for Q8_1, which has its own.
         first_expert: the id of the layer's first expert; choices of others are skipped.
         model: another accumulation model than the architecture's.
         mode: how the scales of activations are chosen; a `ScaleMode` or its lower-case name.
@@ -129,18 +172,18 @@ def moe_layer(
         stages: give every intermediate.
 
     Returns:
-        bfloat16 [T, H], or `MoEStages`.
+        bfloat16 [T, H], or Q8_1, or `MoEStages`.
 
     Raises:
         ArgumentError: a wrong dtype or shape; an unknown path, quantization, arch or model, or one that does not go
             with another; ids without weights; no ids and no router (ready codes are not routed on); what the steps
             refuse.
     """
-    steps = path_steps(path, quantization)
+    steps = path_steps(path, quantization, output)
     backend = choose_backend(path, arch)
     chosen_arch, adds = accumulation(path, arch)
     chosen = as_model(adds.model if model is None else model)
-    _check_tokens(x, layer, quantization, input_sf)
+    _check_tokens(x, layer, backend, quantization, input_sf)
     _check_routing(x, layer, topk_ids, topk_weights)
     if backend.activations == "q8_1" and model is not None:
         raise ArgumentError("model", f"{chosen.name} with {backend.name}", "None: its sums of a block are integers")
@@ -159,9 +202,10 @@ def moe_layer(
     )
     for step in steps:
         run.stages[step.stage] = step.function(run)
-    if not stages:
-        return run.stages["finalize"]["out"]
-    return MoEStages(backend.name, chosen_arch, chosen.name, _evidence(backend, chosen, adds), run.stages)
+    found = MoEStages(backend.name, chosen_arch, chosen.name, _evidence(backend, chosen, adds), run.stages)
+    if stages:
+        return found
+    return found.output if output == "bf16" else found.q8_1
 
 
 def _evidence(backend: Backend, model: AccumulationModel, adds: Accumulation) -> Evidence:
@@ -172,10 +216,17 @@ def _evidence(backend: Backend, model: AccumulationModel, adds: Accumulation) ->
     return model.pair(*pair).evidence if pair in model.pairs else Evidence.EXTRAPOLATED
 
 
-def _check_tokens(x: object, layer: MoELayer, quantization: str, input_sf: object) -> None:
+def _check_tokens(x: object, layer: MoELayer, backend: Backend, quantization: str, input_sf: object) -> None:
     if not isinstance(layer, MoELayer):
         raise ArgumentError("layer", describe(layer), "a MoELayer")
     ready = quantization == "ready"
+    if ready and backend.activations == "q8_1":
+        if not isinstance(x, Q8Tensor) or len(x.shape) != 2 or x.shape[1] != layer.hidden:
+            found = f"Q8_1 {list(x.shape)}" if isinstance(x, Q8Tensor) else describe(x)
+            raise ArgumentError("x", found, f"Q8_1 [T, {layer.hidden}] for ready activations of {backend.name}")
+        if input_sf is not None:
+            raise ArgumentError("input_sf", describe(input_sf), "None: Q8_1 has its scales with it")
+        return
     dtype = np.dtype(np.uint8) if ready else fp32.BF16
     if not isinstance(x, np.ndarray) or x.dtype != dtype or x.ndim != 2 or x.shape[1] != layer.hidden:
         raise ArgumentError("x", describe(x), f"{dtype} [T, {layer.hidden}] for {quantization} activations")
@@ -185,14 +236,14 @@ def _check_tokens(x: object, layer: MoELayer, quantization: str, input_sf: objec
         raise ArgumentError("input_sf", describe(input_sf), "None: x is quantized by the path, if at all")
 
 
-def _check_routing(x: NDArray[Any], layer: MoELayer, topk_ids: object, topk_weights: object) -> None:
+def _check_routing(x: NDArray[Any] | Q8Tensor, layer: MoELayer, topk_ids: object, topk_weights: object) -> None:
     if (topk_ids is None) != (topk_weights is None):
         missing = "topk_ids" if topk_ids is None else "topk_weights"
         raise ArgumentError(missing, "None", "both of topk_ids and topk_weights, or neither")
     if topk_ids is None:
         if layer.router_weight is None:
             raise ArgumentError("topk_ids", "None for a layer without a router", "ids and weights")
-        if x.dtype != fp32.BF16:
+        if isinstance(x, Q8Tensor) or x.dtype != fp32.BF16:
             raise ArgumentError("topk_ids", "None with ready activations", "ids and weights: codes are not routed on")
         return
     shape = (x.shape[0], layer.top_k)

@@ -12,9 +12,12 @@ from refmoe.formats import BF16, E2M1, E4M3, E8M0, FP32
 from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reference.scalar.activation import swiglu
 from refmoe.reference.scalar.arithmetic import add, cast, exact_product, multiply, rounded
+from refmoe.reference.scalar.dp4a import dot
 from refmoe.reference.scalar.gemm import Row
 from refmoe.reference.scalar.numbers import BLOCK, decode
+from refmoe.reference.scalar.q8_1 import Block
 from refmoe.reference.scalar.quantize import quantize_block
+from refmoe.reference.scalar.swiglu_q8_1 import swiglu_blocks
 
 _ALPHA, _BETA, _LIMIT = 0x3FD9DB23, 0x3F800000, 0x40E00000
 _IDENTITY = 127
@@ -58,6 +61,40 @@ def moe_token(
             value = _short(accumulate(hidden_row, w if mxfp8 else _widened(w)))
             total[column] = add(total[column], multiply(weight, add(value, b)))
     return [cast(bits, BF16) for bits in total]
+
+
+def integer_token(
+    blocks: Sequence[Block],
+    experts: Sequence[Expert],
+    weights: Sequence[int],
+    *,
+    tokens: int,
+    bf16: bool,
+    variant: str = "gpt_oss",
+) -> list[int]:
+    """A token along a path of integer products, up to the sum of its experts: FP32 bits [H].
+
+    Args:
+        blocks: the token in Q8_1.
+        experts: those that were chosen, by rank.
+        weights: FP32 bits, by rank.
+        tokens: of the batch, which decides the order in which a product adds up.
+        bf16: whether the results of a product are rounded to BF16, as on the path dp4a; on llama_cpp they are not.
+        variant: of the activation.
+    """
+
+    def product(operand: Sequence[Block], row: Row, bias: int | None) -> int:
+        codes = [code for block in operand for code in block.codes]
+        bits = dot(codes, [block.d for block in operand], row.codes, row.scales, tokens, None, bias)
+        return _short(bits) if bf16 else bits
+
+    total = [0] * BLOCK * len(blocks)
+    for expert, weight in zip(experts, weights, strict=True):
+        up = [product(blocks, row, bias) for row, bias in zip(expert.gate_up, expert.gate_up_bias, strict=True)]
+        hidden = swiglu_blocks(up, variant, "llama_cpp_mmvq", _ALPHA, _BETA, _LIMIT)
+        for column, (row, bias) in enumerate(zip(expert.down, expert.down_bias, strict=True)):
+            total[column] = add(total[column], multiply(weight, add(product(hidden, row, None), bias)))
+    return total
 
 
 def _gemm1(row: Row, weights: Row, bias: int, accumulate: Callable[[Row, Row], int], mxfp8: bool) -> int:

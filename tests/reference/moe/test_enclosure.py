@@ -27,7 +27,17 @@ from refmoe.reference import (
 )  # fmt: skip
 from refmoe.reference.mma import MODELS, running_bound
 from refmoe.reference.moe import layer_bound, layer_enclosure
-from refmoe.reference.moe.intervals import Interval, Matrix, chain, requantized, routed, swiglu_values
+from refmoe.reference.moe.intervals import (
+    Interval,
+    Matrix,
+    chain,
+    integer_sums,
+    q8_1_values,
+    requantized,
+    routed,
+    swiglu_values,
+)
+from refmoe.reference.q8_1 import Q8Tensor, dequantize_q8_1, quantize_q8_1
 
 LAYERS = {
     "random": {},
@@ -64,10 +74,14 @@ def cases(name: str) -> tuple[MoELayer, np.ndarray, dict]:
     return layer, x, {"topk_ids": ids, "topk_weights": weights}
 
 
-@pytest.mark.parametrize("path", [name for name in BACKENDS if BACKENDS[name].activations != "q8_1"])
+#: Of a bound's share of the formula's result, the median that is not reached, by the activations of the path.
+SHARES = {"mxfp8": 0.1, "q8_1": 0.05, "bf16": 0.006}
+
+
+@pytest.mark.parametrize("path", BACKENDS)
 @pytest.mark.parametrize("name", [*LAYERS, "real"])
 def test_every_path_lies_within_and_the_bound_says_something(name: str, path: str) -> None:
-    """The bound is a few percent of what the formula gives for MXFP8, a few tenths of one for BF16.
+    """The bound is a few percent of what the formula gives for MXFP8 and Q8_1, a few tenths of one for BF16.
 
     Most outputs can only be one number; where several can be, they are few units apart.
     """
@@ -78,9 +92,42 @@ def test_every_path_lies_within_and_the_bound_says_something(name: str, path: st
     bound = layer_bound(x, layer, **routing, path=path)
     assert enclosure.holds(out).all()
     assert (np.abs(out.astype(np.float64) - exact) <= bound).all()
-    mxfp8 = BACKENDS[path].activations == "mxfp8"
-    assert np.median(bound / np.abs(exact)) < (0.1 if mxfp8 else 0.006)
+    assert np.median(bound / np.abs(exact)) < SHARES[BACKENDS[path].activations]
     assert (enclosure.low == enclosure.high).mean() > 0.5
+
+
+@pytest.mark.parametrize("name", [*LAYERS, "real"])
+def test_layers_in_a_chain_lie_within(name: str) -> None:
+    """An output in Q8_1, and the output of a layer that takes it; the formula's tokens are what the first one gave."""
+    layer, x, routing = cases(name)
+    first = moe_layer(x, layer, path="llama_cpp", output="q8_1", **routing)
+    between = layer_enclosure(x, layer, **routing, path="llama_cpp", output="q8_1")
+    assert between.holds(dequantize_q8_1(first)).all()
+    assert (between.low == between.high).mean() > 0.5
+    second = moe_layer(first, layer, path="llama_cpp", quantization="ready", **routing)
+    enclosure = layer_enclosure(first, layer, **routing, path="llama_cpp")
+    assert enclosure.holds(second).all()
+    assert (enclosure.low == enclosure.high).mean() > 0.5
+    error = np.abs(second.astype(np.float64) - moe_float64(dequantize_q8_1(first), layer, **routing))
+    assert (error <= layer_bound(first, layer, **routing, path="llama_cpp")).all()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_integer_paths_lie_within_wherever_their_scales_are(seed: int) -> None:
+    """Tokens and weights from where d is 0 in FP16 to where it overflows, where nothing is promised."""
+    rng = np.random.default_rng([31, seed])
+    layer = random_layer(rng, hidden=(64, 1088)[seed % 2], intermediate=32, variant=("gpt_oss", "silu")[seed % 2])
+    shift = rng.integers(-60, 20)
+    scales = np.clip(layer.gate_up.scales.astype(np.int64) + shift, 0, 254).astype(np.uint8)
+    layer = dataclasses.replace(layer, gate_up=MXTensor(layer.gate_up.codes, scales, "mxfp4"))
+    size = 2.0 ** [-130, -30, -12, 0, 8, 20][seed % 6]
+    x = (random_tokens(rng, 5, layer.hidden, outliers=30).astype(np.float32) * np.float32(size)).astype(BF16)
+    ids = np.array([rng.permutation(6)[:3] for _ in x], np.int32)
+    given = {"topk_ids": ids, "topk_weights": rng.standard_normal((5, 3)).astype(np.float32)}
+    for path in ("dp4a", "llama_cpp"):
+        with np.errstate(all="ignore"):
+            out = moe_layer(x, layer, path=path, **given)
+        assert layer_enclosure(x, layer, path=path, **given).holds(out).all()
 
 
 @pytest.mark.parametrize("model", ["exact", "fp32", "sm100"])
@@ -98,14 +145,14 @@ def test_ranks_and_negative_weights() -> None:
     ids = np.array([[0, 2, 4], [3, 2, 5], [0, 1, 5], [4, 3, 2]], np.int32)
     weights = np.random.default_rng(6).standard_normal((4, 3)).astype(np.float32)
     given = {"topk_ids": ids, "topk_weights": weights, "first_expert": 2}
-    for path in ("cutlass", "triton"):
+    for path in ("cutlass", "triton", "dp4a", "llama_cpp"):
         enclosure = layer_enclosure(x, layer, **given, path=path)
         assert enclosure.holds(moe_layer(x, layer, path=path, **given)).all()
         assert not enclosure.low[2].any()
         assert not enclosure.high[2].any()
 
 
-@pytest.mark.parametrize("path", ["cutlass", "triton"])
+@pytest.mark.parametrize("path", ["cutlass", "triton", "llama_cpp"])
 def test_from_the_router_on(path: str) -> None:
     """Weights within their intervals, and outputs of tokens whose choice is certain, which is nearly all of them."""
     rng = np.random.default_rng(8)
@@ -172,7 +219,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("path", ["cutlass", "marlin"])
+@pytest.mark.parametrize("path", ["cutlass", "marlin", "dp4a", "llama_cpp"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_lie_outside(fault: str, path: str) -> None:
     """Outside the bound around the formula, and so outside the enclosure, in many outputs."""
@@ -203,6 +250,105 @@ def test_small_faults_lie_outside_the_enclosure(fault: str) -> None:
         out = (out.view(np.uint16) + np.uint16(1)).view(BF16)
     outside = ~layer_enclosure(x, layer, **routing).holds(out)
     assert outside[:, 7].all() if fault == "an empty column" else outside.mean() > 0.2
+
+
+INTEGER_FAULTS = ["codes toward zero", "a BF16 rounding more", "the other path", "a code further", "an empty column"]
+
+
+@pytest.mark.parametrize("fault", INTEGER_FAULTS)
+def test_small_faults_of_the_integer_paths_lie_outside_the_enclosure(fault: str) -> None:
+    layer, x, routing = cases("longer")
+    path, output = "llama_cpp", "bf16"
+    out = moe_layer(x, layer, path=path, **routing)
+    if fault == "codes toward zero":
+        tokens = quantize_q8_1(x)
+        exact = x.astype(np.float32) / np.repeat(tokens.d.astype(np.float32), 32, axis=1)
+        cut = Q8Tensor(np.trunc(exact).astype(np.int8), tokens.d, tokens.s)
+        out = moe_layer(cut, layer, path=path, quantization="ready", **routing)
+    elif fault == "a BF16 rounding more":
+        path, output = "llama_cpp", "q8_1"
+        out = dequantize_q8_1(quantize_q8_1(out))
+    elif fault == "the other path":
+        path = "dp4a"
+    elif fault == "a code further":
+        path, output = "llama_cpp", "q8_1"
+        found = moe_layer(x, layer, path=path, output="q8_1", **routing)
+        out = dequantize_q8_1(Q8Tensor(np.roll(found.codes, 1, axis=1), found.d, found.s))
+    else:
+        out[:, 7] = 0
+    outside = ~layer_enclosure(x, layer, **routing, path=path, output=output).holds(out)
+    assert outside[:, 7].all() if fault == "an empty column" else outside.mean() > 0.2
+
+
+def test_q8_1_values_of_points_are_the_quantizers() -> None:
+    """All binades: d infinite in FP16, a subnormal of it, 0, and a subnormal of FP32; and a block of zeros."""
+    rng = np.random.default_rng(6)
+    x = (rng.standard_normal((64, 64)) * np.exp2(np.linspace(-149, 126, 64))[:, None]).astype(np.float32)
+    x[2], x[3, :32], x[4] = 0, 0, -0.0
+    wide = x.astype(np.float64)
+    with np.errstate(all="ignore"):
+        tensor = quantize_q8_1(x)
+        wanted = tensor.codes * np.repeat(tensor.d, 32, axis=1).astype(np.float64)
+    found, largest = q8_1_values(Interval(wide, wide))
+    finite = np.isfinite(tensor.d)
+    assert 0 < finite.sum() < finite.size
+    assert (largest[finite] == tensor.d[finite]).all()
+    each = np.repeat(finite, 32, axis=1)
+    assert np.isnan(found.low[~each]).all()
+    normal = np.repeat(np.abs(x).reshape(64, 2, 32).max(axis=2) / 127 >= 2.0**-126, 32, axis=1) & each
+    assert ((found.low == wanted) & (found.high == wanted))[normal].all()
+    assert ((found.low <= wanted) & (found.high >= wanted))[each].all()
+
+
+@pytest.mark.parametrize("width", [2.0**-20, 2.0**-10, 2.0**-4])
+def test_q8_1_values_of_intervals_hold_those_of_points_inside(width: float) -> None:
+    rng = np.random.default_rng(7)
+    x = (rng.standard_normal((256, 64)) * np.exp2(rng.uniform(-1, 12, (256, 1)))).astype(np.float32)
+    reach = np.abs(x).astype(np.float64) * width
+    around, largest = q8_1_values(Interval(x - reach, x + reach))
+    for _ in range(8):
+        inside = (x + reach * rng.uniform(-1, 1, x.shape)).astype(np.float32)
+        inside = np.clip(inside, (x - reach).astype(np.float32), (x + reach).astype(np.float32))
+        tensor = quantize_q8_1(inside)
+        values = tensor.codes * np.repeat(tensor.d, 32, axis=1).astype(np.float64)
+        assert ((around.low <= values) & (around.high >= values)).all()
+        assert (tensor.d <= largest).all()
+    # No wider than the interval, half a code to each side, and what rounding d to FP16 moves 127 of them: 1.124 d.
+    d = np.repeat(largest, 32, axis=1)
+    assert (around.high - around.low <= 2 * reach + 1.13 * d).all()
+
+
+def test_sums_of_another_order_or_precision_show() -> None:
+    """An FP32 sum in any order lies within; one with FP16 partial sums, or with FP16 terms, does not."""
+    rng = np.random.default_rng(8)
+    x = quantize_q8_1(rng.standard_normal((4, 2880)).astype(np.float32))
+    w = quantize_mxfp4(rng.standard_normal((1, 64, 2880)).astype(np.float32)).part(0)
+    known = dequantize_q8_1(x).astype(np.float64)
+    weights = Matrix(
+        w.dequantize().astype(np.float64), np.repeat(np.exp2(w.scales.astype(np.float64) - 127), 32, axis=1)
+    )
+    interval = integer_sums(weights, Interval(known, known), x.d.astype(np.float64), 90)
+    terms = (weights.values * known[:, None]).reshape(4, 64, 90, 32).sum(axis=3)
+    for order in (np.arange(90), np.arange(90)[::-1], rng.permutation(90)):
+        single, half = np.zeros((4, 64), np.float32), np.zeros((4, 64), np.float16)
+        for block in order:
+            single += terms[..., block].astype(np.float32)
+            half += terms[..., block].astype(np.float16)
+        assert ((single >= interval.low) & (single <= interval.high)).all()
+        assert ((half < interval.low) | (half > interval.high)).mean() > 0.9
+    rounded = terms.astype(np.float16).astype(np.float64).sum(axis=2)
+    assert ((rounded < interval.low) | (rounded > interval.high)).mean() > 0.5
+
+
+def test_nothing_is_promised_of_products_that_may_overflow() -> None:
+    """A scale of 2^126 and a d of 8: RN(d * 2^125) is infinite, and so is the sum, or NaN beside a sum of 0."""
+    codes = np.full((1, 2, 16), 0x22, np.uint8)
+    weights = MXTensor(codes, np.full((1, 2, 1), 253, np.uint8), "mxfp4").part(0)
+    values = np.full((1, 32), 8.0)
+    known = Matrix(weights.dequantize().astype(np.float64), np.full((2, 32), 2.0**126))
+    interval = integer_sums(known, Interval(values, values), np.array([[8.0]]), 7)
+    assert np.isnan(interval.low).all()
+    assert np.isnan(interval.high).all()
 
 
 def test_a_wrong_accumulation_shows_in_a_gemm() -> None:
@@ -295,6 +441,14 @@ def test_refusals() -> None:
         layer_enclosure(x.astype(np.float32), layer, **routing)
     with pytest.raises(ArgumentError, match="backend: "):
         layer_bound(x, layer, **routing, path="trtllm", arch="sm_120a")
+    with pytest.raises(ArgumentError, match="model: found exact with dp4a; needed None"):
+        layer_enclosure(x, layer, **routing, path="dp4a", model="exact")
+    with pytest.raises(ArgumentError, match="output: found q8_1 with dp4a; needed bf16"):
+        layer_enclosure(x, layer, **routing, path="dp4a", output="q8_1")
+    with pytest.raises(ArgumentError, match=r"x: found Q8_1 .* with dp4a; needed bfloat16"):
+        layer_enclosure(quantize_q8_1(x), layer, **routing, path="dp4a")
+    with pytest.raises(ArgumentError, match="topk_ids: found None with ready activations"):
+        layer_enclosure(quantize_q8_1(x), layer, path="llama_cpp")
     with pytest.raises(ArgumentError, match="sm90_mma_f16acc"):
         layer_enclosure(x, layer, **routing, path="marlin", model="sm90_mma_f16acc")
 

@@ -10,6 +10,7 @@ from support.fp32_values import BF16, bits, same_bytes
 from support.moe import random_layer, random_tokens
 
 from refmoe.errors import ArgumentError
+from refmoe.formats import BF16 as BF16_FORMAT
 from refmoe.formats import E2M1
 from refmoe.reference import (
     BACKENDS,
@@ -26,8 +27,11 @@ from refmoe.reference import (
     unpack_fp4,
 )  # fmt: skip
 from refmoe.reference.mma import MODELS, Evidence
+from refmoe.reference.q8_1 import Q8Tensor, quantize_q8_1
+from refmoe.reference.scalar.arithmetic import cast
 from refmoe.reference.scalar.gemm import Fused, Row
-from refmoe.reference.scalar.moe import Expert, moe_token
+from refmoe.reference.scalar.moe import Expert, integer_token, moe_token
+from refmoe.reference.scalar.q8_1 import Block, quantize_block
 
 FUSED = {"sm120": Fused(32, 25, 23), "sm90_mma": Fused(16, 25, 23)}
 
@@ -54,6 +58,82 @@ def test_equals_the_specification(path: str, model: str, variant: str) -> None:
     weights = bits(routing["weights"])[0]
     wanted = moe_token(bits(x)[0], chosen, weights, FUSED[model], mxfp8=path == "cutlass", variant=variant)
     assert same_bytes(found.output, [wanted])
+
+
+def experts_of(layer: MoELayer, ids: np.ndarray) -> list[Expert]:
+    return [
+        Expert(rows_of(layer.gate_up, e), bits(layer.gate_up_bias[e]), rows_of(layer.down, e), bits(layer.down_bias[e]))
+        for e in ids
+    ]
+
+
+def blocks_of(values: list[int]) -> list[Block]:
+    return [quantize_block(values[start : start + 32], "llama_cpp_mmvq") for start in range(0, len(values), 32)]
+
+
+def same_blocks(tensor: Q8Tensor, row: int, wanted: list[Block]) -> bool:
+    """Whether a row of Q8_1 has these codes, scales and sums."""
+    found = tensor.codes[row].tolist(), tensor.d.view(np.uint16)[row].tolist(), tensor.s.view(np.uint16)[row].tolist()
+    return found == ([c for each in wanted for c in each.codes], [b.d for b in wanted], [b.s for b in wanted])
+
+
+@pytest.mark.parametrize("variant", ["gpt_oss", "silu"])
+@pytest.mark.parametrize("path", ["dp4a", "llama_cpp"])
+def test_integer_paths_equal_the_specification(path: str, variant: str) -> None:
+    """The whole layer, each token in exact rationals; of a batch of 5, which adds up with 2 warps."""
+    rng = np.random.default_rng(13)
+    layer = random_layer(rng, experts=3, hidden=64, intermediate=32, top_k=2, variant=variant, spread=2.0)
+    x = random_tokens(rng, 5, 64, outliers=20.0)
+    found = moe_layer(x, layer, path=path, stages=True)
+    for token in (0, 4):
+        chosen = experts_of(layer, found.stages["routing"]["ids"][token])
+        weights = bits(found.stages["routing"]["weights"])[token]
+        tokens = blocks_of(bits(x)[token])
+        sums = integer_token(tokens, chosen, weights, tokens=5, bf16=path == "dp4a", variant=variant)
+        assert same_bytes(found.output[token : token + 1], [[cast(value, BF16_FORMAT) for value in sums]])
+
+
+def test_two_layers_with_q8_1_between_them_equal_the_specification() -> None:
+    rng = np.random.default_rng(14)
+    layers = [random_layer(rng, experts=3, hidden=64, intermediate=32, top_k=2) for _ in range(2)]
+    x, ids = random_tokens(rng, 2, 64, outliers=20.0), np.array([[0, 2], [1, 0]], np.int32)
+    given = {"path": "llama_cpp", "topk_ids": ids, "topk_weights": rng.random((2, 2), np.float32)}
+    between = moe_layer(x, layers[0], output="q8_1", **given)
+    after = moe_layer(between, layers[1], quantization="ready", **given)
+    for token in range(2):
+        weights = bits(given["topk_weights"])[token]
+        sums = integer_token(
+            blocks_of(bits(x)[token]), experts_of(layers[0], ids[token]), weights, tokens=2, bf16=False
+        )
+        blocks = blocks_of(sums)
+        assert same_blocks(between, token, blocks)
+        sums = integer_token(blocks, experts_of(layers[1], ids[token]), weights, tokens=2, bf16=False)
+        assert same_bytes(after[token : token + 1], [[cast(value, BF16_FORMAT) for value in sums]])
+
+
+def test_a_chain_gives_the_stages_of_its_path() -> None:
+    rng = np.random.default_rng(15)
+    layer, x = random_layer(rng), random_tokens(rng, 3)
+    first = moe_layer(x, layer, path="llama_cpp", output="q8_1", stages=True)
+    plain = moe_layer(x, layer, path="llama_cpp", stages=True)
+    ready = moe_layer(first.q8_1, layer, path="llama_cpp", quantization="ready", **routed(first), stages=True)
+    assert list(first.stages) == [step.stage for step in path_steps("llama_cpp", output="q8_1")]
+    assert list(ready.stages) == [step.stage for step in path_steps("llama_cpp", "ready")]
+    assert "quantize" not in ready.stages
+    # Nothing but finalize differs, and its codes are those of the FP32 sums, which BF16 has rounded.
+    for stage in ("routing", "quantize", "gemm1", "activation", "gemm2"):
+        for name, array in first.stages[stage].items():
+            assert array.tobytes() == plain.stages[stage][name].tobytes()
+    rounded = quantize_q8_1(plain.output)
+    assert 0 < np.abs(rounded.codes.astype(int) - first.q8_1.codes).max() <= 1
+    # Tokens that are ready give what tokens of the same codes give that the path quantizes itself.
+    tokens = Q8Tensor(**plain.stages["quantize"])
+    again = moe_layer(tokens, layer, path="llama_cpp", quantization="ready", **routed(plain))
+    assert again.tobytes() == plain.output.tobytes()
+    with pytest.raises(ArgumentError, match="output: found a layer whose output is Q8_1"):
+        _ = first.output
+    with pytest.raises(ArgumentError, match="q8_1: found a layer whose output is BF16"):
+        _ = plain.q8_1
 
 
 def routed(stages: MoEStages) -> dict[str, np.ndarray]:
@@ -240,6 +320,19 @@ W3 = {"topk_weights": np.ones((2, 3), np.float32)}
         (W3, "topk_ids"),
         ({**W3, "topk_ids": np.zeros((2, 2), np.int32)}, "topk_ids"),
         ({**W3, "topk_ids": np.zeros((2, 3), np.int32)}, "topk_ids"),
+        ({"output": "f32"}, "output"),
+        ({"output": "q8_1"}, "output"),
+        ({"path": "dp4a", "output": "q8_1"}, "output"),
+        ({"path": "dp4a", "quantization": "ready"}, "quantization"),
+        ({"path": "llama_cpp", "quantization": "fused"}, "quantization"),
+        ({"path": "llama_cpp", "quantization": "ready"}, "x"),
+        ({"path": "llama_cpp", "quantization": "ready", "x": quantize_q8_1(X[:, :32])}, "x"),
+        ({"path": "llama_cpp", "quantization": "ready", "x": quantize_q8_1(X)}, "topk_ids"),
+        (
+            {"path": "llama_cpp", "quantization": "ready", "x": quantize_q8_1(X), "input_sf": np.zeros((2, 2))},
+            "input_sf",
+        ),
+        ({"path": "llama_cpp", "x": quantize_q8_1(X)}, "x"),
         ({"model": "sm90_mma_f16acc"}, "weights"),
         ({"path": "marlin", "model": "sm120"}, "model"),
         ({"first_expert": -1}, "first_expert"),

@@ -1,0 +1,208 @@
+"""The family `finalize_q8_1`: the weighted sum of each token's rows, quantized to Q8_1. Its data is that of `finalize`.
+
+Beside what decides a sum, its fills have what decides a quantizer: quotients halfway between two codes, and scales of
+blocks in all binades.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refmoe.draw import Draw
+from refmoe.families.case import Shape, word
+from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices
+from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.finalize import SUM_FILLS, WeightedRows, sum_arguments, sum_fill, sum_inputs
+from refmoe.families.q8_1 import BlockHalves, Int8Codes, doubt_q8, q8_outputs
+from refmoe.families.vacuity import Limits
+from refmoe.formats import Q8_1
+from refmoe.reference.finalize_q8_1 import finalize_q8_1
+from refmoe.reference.q8_1 import VARIANTS as QUANTIZERS
+from refmoe.reference.q8_1 import Q8Tensor
+
+if TYPE_CHECKING:
+    from refmoe.cuda.device import Device
+
+_BLOCK = Q8_1.block
+_DTYPES = ("bf16", "f32")
+
+
+def _halved(values: NDArray[np.float64], k: int) -> WeightedRows:
+    """Rows [T, k, H] whose weighted sum is exactly `values` [T, H]: half of each of the first two; others weigh 0."""
+    tokens, width = values.shape
+    rows = np.zeros((tokens, k, width), np.float32)
+    rows[:, :2] = values[:, None]
+    weights = np.zeros((tokens, k), np.float32)
+    weights[:, :2] = 0.5
+    return rows, weights
+
+
+def _scales(draw: Draw, tokens: int, width: int, low: int, count: int) -> NDArray[np.float64]:
+    """A power of two for each block from 2^low on, of `count` in turn from where a token starts."""
+    start = draw.integers(count, (tokens, 1))
+    exponent = low + (start + np.arange(width // _BLOCK) * 5) % count
+    return np.repeat(np.ldexp(1.0, exponent), _BLOCK, axis=1)
+
+
+def _tied_quotients(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
+    """Sums halfway between two codes, which BF16 holds up to 63.5 scales. The largest of a block is 127 of them."""
+    values = (draw.integers(63, (tokens, width)) + 0.5) * np.where(draw.integers(2, (tokens, width)), 1, -1)
+    values[:, ::_BLOCK] = 127
+    return _halved(values * _scales(draw, tokens, width, -9, 19), k)
+
+
+def _fingerprints(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
+    """A scale of its own for each block among its 19 neighbours, and sums of 8 significant bits."""
+    values = (128 + draw.integers(128, (tokens, width))) / 128 * np.where(draw.integers(2, (tokens, width)), 1, -1)
+    return _halved(values * _scales(draw, tokens, width, -8, 19), k)
+
+
+def _wide_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
+    """Blocks whose sums run through the binades of FP32, subnormals included: d overflows FP16, or is 0 there."""
+    blocks = tokens * width // _BLOCK
+    exponent = np.arange(blocks) * 83 % 250 - 146
+    size = np.repeat(np.ldexp(1.0, exponent), _BLOCK).reshape(tokens, width)
+    return _halved(draw.normal((tokens, width)) * size, k)
+
+
+#: What blocks of `specials` hold, in turn: (what fills a block, what one column holds instead); None is ordinary sums.
+_KINDS: tuple[tuple[float | None, float | None], ...] = (
+    *((None, None), (None, np.nan), (0.0, 0.0), (None, np.inf), (None, -np.inf)),
+    *((-0.0, -0.0), (np.nan, np.nan), (0.0, np.nan), (-0.0, 0.5)),
+)
+
+
+def _special_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
+    """Sums of NaN, Inf and zeros of either sign, all over a block or between ordinary ones: 9 kinds of block."""
+    values = draw.normal((tokens * width // _BLOCK, _BLOCK))
+    column = draw.integers(_BLOCK, (len(values),))
+    for block, row in enumerate(values):
+        whole, one = _KINDS[block % len(_KINDS)]
+        if whole is not None:
+            row[:] = whole
+        if one is not None:
+            row[column[block]] = one
+    return _halved(values.reshape(tokens, width), k)
+
+
+_ORDINARY = Limits(zeros=0.05, reason="few sums of a normal distribution are below half a unit of their block's scale")
+_WIDE = Limits(zeros=0.15, scales=8, reason="only where 127 over the largest overflows are many codes zero")
+_SPECIAL = Limits(zeros=0.8, reason="a block with an Inf, or of zeros or NaN alone, has codes of 0")
+_SCALES = Limits(zeros=0.05, scales=8, reason="neighbours have scales of their own")
+
+_FILLS = Fill.by_name(
+    *(dataclasses.replace(SUM_FILLS[name], limits=_ORDINARY) for name in ("gaussian", "cancelling")),
+    sum_fill("ties", "halves to even or toward zero; the other quantizer", _tied_quotients, _SCALES, least_t=2),
+    sum_fill("fingerprint", "scales, sums or codes of another block or token", _fingerprints, _SCALES, least_t=2),
+    sum_fill("wide-range", "subnormals flushed, sums in another format", _wide_rows, _WIDE, least_t=2),
+    sum_fill("specials", "NaN not dropped from the maximum, Inf, the sign of a zero sum", _special_rows, _SPECIAL,
+             least_t=2),
+)  # fmt: skip
+
+
+def _expect(case: Case, inputs: Inputs) -> Expectation:
+    maps = inputs["unpermuted_to_permuted"]
+    tensor = finalize_q8_1(
+        inputs["rows"], maps, inputs["weights"], quantizer=case.quantizer, **sum_arguments(case, inputs)
+    )
+    blocks = case.shape.k // _BLOCK
+    stages = (Int8Codes("codes", tensor.d), BlockHalves("d", blocks), BlockHalves("s", blocks))
+    return Expectation(q8_outputs(tensor), stages, doubt_q8_sums(case, maps, tensor, _FILLS[case.fill].limits))
+
+
+def doubt_q8_sums(case: Case, maps: NDArray[np.int32], tensor: Q8Tensor, limits: Limits) -> str | None:
+    """Of the tokens that have an expert here; where none has, the case asks whether zeros are written at all."""
+    present = (maps.reshape(case.shape.t, case.shape.m) >= 0).any(axis=0)
+    return doubt_q8(Q8Tensor(tensor.codes[present], tensor.d[present], tensor.s[present]), limits)
+
+
+def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
+    from refmoe.cuda.finalize_q8_1 import finalize_q8_1 as launch
+
+    tensor = launch(
+        inputs["rows"],
+        inputs["unpermuted_to_permuted"],
+        inputs["weights"],
+        device=device,
+        quantizer=case.quantizer,
+        fill=case.poison,
+        **sum_arguments(case, inputs),
+    )
+    return q8_outputs(tensor)
+
+
+# --- cases ----------------------------------------------------------------------------------------------------------
+
+#: Tokens by 32: more slices than 16 CTAs on each of 170 multiprocessors take at once.
+_LOOPING_TOKENS = 2800
+
+
+def _case(fill: str, m: int, k: int, e: int, t: int, dtype: str = "bf16", seed: int = 7, **options: Any) -> Case:
+    return FINALIZE_Q8_1.case(fill, Shape(m, k, e, t), dtype, seed, **options)
+
+
+def _quick() -> Iterator[Case]:
+    for quantizer in QUANTIZERS:
+        yield _case("gaussian", 1, 2880, 128, 4, dtype="f32", bias="distinct", quantizer=quantizer)  # decode
+        for dtype, fill in product(_DTYPES, _FILLS):
+            bias = "distinct" if fill in ("gaussian", "cancelling") else "none"
+            yield _case(fill, 5, 416, 8, 4, dtype=dtype, bias=bias, quantizer=quantizer)
+    yield _case("gaussian", 3, 32, 4, 1, bias="distinct")  # a row of eight threads
+    yield _case("cancelling", 6, 160, 16, 11, bias="distinct")  # choices in three rounds, the last one short
+    yield _case("gaussian", 9, 416, 4, 3, bias="distinct", first_expert=4, ranks=3)
+    yield _case("gaussian", 3, 416, 4, 2, routing="elsewhere", first_expert=4, ranks=2)
+    yield _case("gaussian", 9, 416, 12, 2, routing="empty-experts", bias="distinct", poison=0x7F)
+
+
+def _default() -> Iterator[Case]:
+    for k, e, t in ((2880, 32, 4), (7168, 256, 8)):
+        for m in (1, 2, 8):
+            yield _case("gaussian", m, k, e, t, dtype="f32", bias="distinct" if k == 2880 else "none")
+            yield _case("cancelling", m, k, e // 4, t, dtype="f32", first_expert=e // 4, ranks=4)
+    for dtype, fill, quantizer in product(_DTYPES, _FILLS, QUANTIZERS):
+        yield _case(fill, 17, 736, 16, 6, dtype=dtype, quantizer=quantizer, poison=0x7F)
+    yield _case("gaussian", _LOOPING_TOKENS, 32, 8, 2, dtype="f32", bias="distinct")
+    yield _case("cancelling", 3, 96, 40, 32)  # as many choices as there may be
+    yield _case("gaussian", 0, 2880, 8, 2)
+
+
+def _full() -> Iterator[Case]:
+    for seed, dtype, fill, quantizer in product((1, 2, 3), _DTYPES, _FILLS, QUANTIZERS):
+        yield _case(fill, 33, 2880, 16, 4, dtype=dtype, seed=seed, quantizer=quantizer)
+    for t in range(3, 33):
+        yield _case("cancelling", 9, 416, 40, t, dtype="f32", bias="distinct")
+    for k in range(_BLOCK, 1056, _BLOCK):
+        yield _case("fingerprint", 9, k, 8, 4, dtype="f32")
+
+
+FINALIZE_Q8_1 = Family(
+    name="finalize_q8_1",
+    about="Each token's rows, biased, weighted, summed in the order of its choices, and quantized to Q8_1.",
+    dtypes=_DTYPES,
+    sizes="mket",
+    fills=_FILLS,
+    options=(
+        word("quantizer", *QUANTIZERS, fixed=True),
+        *(word("bias", "none", "distinct"), ROUTING, *RANKS, POISON),
+    ),
+    inputs=sum_inputs,
+    expect=_expect,
+    run=_run,
+    cases={"quick": _quick, "default": _default, "full": _full},
+    contract=Contract(
+        inputs=("rows", "unpermuted_to_permuted", "weights", "topk_ids", "bias"),
+        features=("bias",),
+        outputs={"codes": "int8", "d": "float16", "s": "float16"},
+        settings={**ROUTED, "quantizer": "quantizer"},
+    ),
+    sources=("finalize_q8_1",),
+    host=("refmoe.cuda.finalize_q8_1",),
+    check=check_choices,
+    group="dp4a",
+)
