@@ -27,6 +27,7 @@ GPU_REPORT = Path(__file__).resolve().parent.parent.parent / "reports" / "bench"
         ("marlin", None, 3),
         ("triton", None, 3),
         ("TRTLLM", None, 3),
+        ("nvfp4", None, 3),
     ],
 )
 def test_conversions_of_one_gemm(path: str, quantization: str | None, count: int) -> None:

@@ -35,6 +35,7 @@ from refmoe.reference.moe.intervals import (
 )
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.moe.paths import accumulation
+from refmoe.reference.nvfp4_experts import NVFP4Experts
 from refmoe.reference.quantize import quantize_mxfp8
 from refmoe.reference.tensor import MXTensor
 
@@ -87,8 +88,9 @@ def layer_enclosure(
         ArgumentError: an unknown path, arch or model; tokens that are not finite BF16; a model that has no bound.
     """
     backend = choose_backend(path, arch)
-    if choose_backend(path, arch).activations == "q8_1":
-        raise ArgumentError("path", path, "a path without Q8_1, of which no enclosure is defined")
+    if backend.activations not in ("mxfp8", "bf16") or layer.weights != "mxfp4":
+        found = f"{path} with {layer.weights} weights"
+        raise ArgumentError("path", found, "a path of MXFP8 or BF16 and MXFP4: no other enclosure is defined")
     chosen = as_model(accumulation(path, arch)[1].model if model is None else model)
     if not isinstance(x, np.ndarray) or x.dtype != fp32.BF16 or not np.isfinite(x.astype(np.float32)).all():
         raise ArgumentError("x", describe(x), "finite bfloat16 [T, H]")
@@ -159,7 +161,8 @@ class _Expert:
         hidden, least = self._activated(expert, gate_up)
         return bf16_rounded(self._gemm(layer.down, expert, hidden, least))
 
-    def _gemm(self, weights: MXTensor, expert: int, tokens: Interval, least: F64) -> Interval:
+    def _gemm(self, weights: MXTensor | NVFP4Experts, expert: int, tokens: Interval, least: F64) -> Interval:
+        assert isinstance(weights, MXTensor)
         part = weights.part(expert)
         values = part.dequantize().astype(np.float64)
         mxfp4 = self.mxfp8 or self.model.scaled
