@@ -31,7 +31,7 @@ from refmoe.models.schema import (
 from refmoe.models.tensor_file import DTYPES
 from refmoe.models.tensor_set import INDEX
 
-FORMATS = ("huggingface", "original", "nvfp4", "gguf", "gguf-q8_0", "deepseek", "deepseek-nvfp4")
+FORMATS = ("huggingface", "original", "gguf", "gguf-q8_0", "deepseek", "deepseek-nvfp4", "nvfp4")
 _MODELOPT = ("nvfp4", "deepseek-nvfp4")
 _GGUF_DENSE = {"gguf": "BF16", "gguf-q8_0": "Q8_0"}
 
