@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support.gemm_call import EXPERTS, REFUSED, TOKENS, GemmCall, K, ptx
+from support.traffic_meter import Meter, meter  # noqa: F401
 
 from refmoe.chips import KERNEL_ARCHS
 from refmoe.cuda.gemm.grouped import GemmShape
@@ -94,6 +95,33 @@ def test_the_choice_is_the_fewest_tiles_and_then_the_narrowest() -> None:
     for m in [*range(1, 300), 5000]:
         wanted = min(DYNAMIC_TILES, key=lambda tile: (-(-m // tile.n), tile.n))
         assert choose_tile(m, "sm_120a") == wanted
+
+
+def test_padding_is_neither_read_nor_written(meter: Meter) -> None:  # noqa: F811
+    """Of codes and weights every byte of rows in use is read once over and no other; of the output those rows alone.
+
+    N, K and each expert's rows end within a tile, an expert has no rows, and two rows belong to no expert.
+    """
+    t, e, n, k, used = 7, 3, 136, 160, 5
+    offsets = np.array([0, 3, 3, used])
+    scale_rows = -(-(t + 127 * e) // 128) * 128
+    nvfp4_grouped_gemm(
+        np.zeros((t, k // 2), np.uint8),
+        np.zeros(scale_rows * 12, np.uint8),
+        np.zeros((e, n, k // 2), np.uint8),
+        np.zeros(e * 256 * 12, np.uint8),
+        offsets,
+        device=meter,
+        tile="128x32x256",
+        out_dtype="f32",
+    )
+    ((reads, writes),) = meter.touched
+    assert writes == {"out": used * n * 4}
+    assert reads["codes"] == used * k // 2
+    assert reads["weights"] == 2 * n * k // 2  # of the two experts that have rows
+    # Scales come by atoms of 128 rows: one atom of tokens for each of them, two of weights, three words of K.
+    assert reads["scales"] == 2 * 128 * 12
+    assert reads["weight_scales"] == 2 * 2 * 128 * 12
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
