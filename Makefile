@@ -45,7 +45,7 @@ help:
 	@echo "  make baseline   reports/baseline.json: the cases that must go on passing"
 	@echo "  make readme     the figures of README.md, from reports/"
 	@echo "  make pictures   the pictures of docs/"
-	@echo "  make drift      reports/drift.json and its picture: six paths side by side over 64 decode steps"
+	@echo "  make drift      reports/drift.json and its picture: the default paths side by side over 64 decode steps"
 	@echo "  make convert    reports/convert.json and its picture: what converting block FP8 to MXFP8 loses"
 	@echo "  make bench      reports/bench: each benchmark with its contenders in one run"
 	@echo "The rest"

@@ -25,6 +25,7 @@ class Mma(enum.Enum):
 
     SYNC_BF16 = "mma.sync m16n8k16 BF16"
     SYNC_MX = "mma.sync kind::mxf8f6f4.block_scale m16n8k32"
+    SYNC_NVF4 = "mma.sync kind::mxf4nvf4.block_scale.scale_vec::4X m16n8k64"
     WGMMA_BF16 = "wgmma BF16"
     TCGEN05_F16 = "tcgen05.mma kind::f16"
     TCGEN05_MX = "tcgen05.mma kind::mxf8f6f4.block_scale"
@@ -85,7 +86,7 @@ class Chip:
         return self.shared_bytes, self.cluster_blocks, self.instructions
 
 
-_SM12X = frozenset({Mma.SYNC_BF16, Mma.SYNC_MX})
+_SM12X = frozenset({Mma.SYNC_BF16, Mma.SYNC_MX, Mma.SYNC_NVF4})
 
 #: Every chip by the name of its architecture.
 CHIPS: Mapping[str, Chip] = MappingProxyType(

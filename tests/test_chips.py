@@ -45,6 +45,7 @@ def test_what_serves_a_chip_follows_from_its_instructions() -> None:
         "trtllm_mxfp8": ("sm_100a",),
         "dp4a": tuple(CHIPS),
         "llama_cpp": tuple(CHIPS),
+        "nvfp4": ("sm_120a", "sm_121a"),
     }
 
 

@@ -30,6 +30,7 @@ _MODES = ("teacher-forced", "free-running")
     "refmoe drift\n\n"
     "refmoe drift --paths cutlass:fused,cutlass:separate --steps 16\n\n"
     "refmoe drift --base cutlass:fused --policies floor,even,flashinfer --plot out/drift.png\n\n"
+    "refmoe drift --weights nvfp4 --steps 16\n\n"
     "refmoe drift --checkpoint gpt-oss-20b/ --paths cutlass,marlin --batch 1 --sweep prompt=8,64"
 )
 def drift(
@@ -46,7 +47,7 @@ def drift(
             help="Paths to compare, separated by commas. A path is BACKEND[:separate|fused][:POLICY][:ARCH], "
             "llama_cpp:q8_1 for experts whose output is Q8_1, or 'formula' for float64. "
             "If left out: cutlass:separate, cutlass:fused, marlin, dp4a, llama_cpp, "
-            "cutlass:separate:floor."
+            "cutlass:separate:floor, nvfp4; with NVFP4 weights nvfp4, marlin, formula."
         ),
     ] = None,
     policies: Annotated[
@@ -77,6 +78,9 @@ def drift(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the prompts and of the random checkpoint.")] = 7,
+    weights: Annotated[
+        str | None, typer.Option(help="Experts of the random checkpoint: mxfp4, or nvfp4 as ModelOpt stores them.")
+    ] = None,
     report: ReportOption = None,
     plot: Annotated[Path | None, file_option("Also draw the error curves, to a .png or .svg file.")] = None,
     as_json: JsonOption = False,
@@ -89,24 +93,28 @@ def drift(
 
     from refmoe.drift import run_drift
     from refmoe.drift.document import document_text, drift_document
-    from refmoe.drift.inputs import draw_prompts, open_or_write, parse_prompts, parse_sweeps, sweep_points
-    from refmoe.drift.paths import named_paths
+    from refmoe.drift.inputs import WEIGHTS, draw_prompts, open_or_write, parse_prompts, parse_sweeps, sweep_points
+    from refmoe.drift.paths import DEFAULT_PATHS, NVFP4_PATHS, named_paths
     from refmoe.drift.summary import drift_summary
 
     if mode not in (*_MODES, "both"):
         usage(f"--mode: found {mode!r}; needed one of {', '.join(_MODES)}, both")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         usage(f"--plot: found {plot}; needed a name that ends in .png or .svg")
+    if weights is not None and (weights not in WEIGHTS or checkpoint is not None):
+        found = "a checkpoint, which has its own" if checkpoint is not None else repr(weights)
+        usage(f"--weights: found {found}; needed one of {', '.join(WEIGHTS)} for the random checkpoint")
     start = time.perf_counter()
     with usage_errors():
-        chosen, first = named_paths(listed(paths), listed(policies), base)
         sweeps = parse_sweeps(sweep or [])
         given = None if prompt is None else parse_prompts(prompt)
         if given is not None and (batch or prompt_length or sweeps.keys() & {"batch", "prompt"}):
             usage("--prompt: found with a batch or a prompt length; needed alone: it says both")
         shape = (batch or 2, prompt_length or 8) if given is None else given.shape
         points = sweep_points(sweeps, *shape)
-        with open_or_write(checkpoint, seed) as opened:
+        with open_or_write(checkpoint, seed, weights or "mxfp4") as opened:
+            default = NVFP4_PATHS if opened.weights == "nvfp4" else DEFAULT_PATHS
+            chosen, first = named_paths(listed(paths), listed(policies), base, default)
             runs = []
             console = make_console(stderr=True)
             with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -42,14 +42,19 @@ def doctor(as_json: JsonOption = False) -> None:
     "refmoe flow --path cutlass --model gpt-oss-120b --m 1\n\n"
     "refmoe flow --quantization separate --m 64 --bandwidth 4800\n\n"
     "refmoe flow --path llama_cpp --quantization ready --output q8_1\n\n"
-    "refmoe flow --path marlin"
+    "refmoe flow --path marlin\n\n"
+    "refmoe flow --path nvfp4",
 )
 def flow(
     path: Annotated[
-        str, typer.Option(help="Backend: cutlass, marlin, triton, trtllm, trtllm_mxfp8, dp4a or llama_cpp.")
+        str, typer.Option(help="Backend: cutlass, marlin, triton, trtllm, trtllm_mxfp8, dp4a, llama_cpp or nvfp4.")
     ] = "cutlass",
     model: Annotated[
-        str, typer.Option(help="Model: gpt-oss-20b, gpt-oss-120b, or a gpt-oss checkpoint (a folder or a .gguf file).")
+        str,
+        typer.Option(
+            help="Model: gpt-oss-20b, gpt-oss-120b, or a checkpoint of gpt-oss (a folder or a .gguf file); for nvfp4 "
+            "also one of DeepSeek as ModelOpt stores it."
+        ),
     ] = "gpt-oss-120b",
     m: Annotated[int, typer.Option("--m", help="Number of tokens.")] = 1,
     bandwidth: Annotated[

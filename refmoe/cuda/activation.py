@@ -16,6 +16,7 @@ from refmoe.cuda.arguments import (
     check_fill,
     check_int32,
     check_offsets,
+    check_rows,
     expanded_scale_rows,
     k_groups,
     one_of,
@@ -165,7 +166,7 @@ def _check_rows(gate_up: object, offsets: object) -> tuple[int, int, int]:
     if columns == 0 or columns % (2 * MX_BLOCK):
         raise ArgumentError("gate_up", f"2I = {columns}", f"I a positive multiple of {MX_BLOCK}")
     check_array("gate_up", gate_up, BF16, (rows, columns))
-    check_int32("gate_up", rows, "rows")
+    check_rows("gate_up", rows)
     check_int32("gate_up", k_groups(columns // 2) * ATOM_BYTES, f"bytes of scale atoms, for I = {columns // 2}")
     if not isinstance(offsets, np.ndarray) or offsets.ndim != 1 or not 2 <= offsets.size <= INT32_MAX:
         raise ArgumentError("offsets", describe(offsets), "int64 [E+1] with at least one expert")

@@ -16,6 +16,7 @@ from refmoe.reference.layout import EXPERT_ROW_ALIGNMENT, SCALE_LAYOUTS
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 INT32_MAX = 2**31 - 1
+MAX_GRID = 1 << 16  # CTAs of a launch whose CTAs walk over rows, a grid at a time
 GROUP_BLOCKS = SCALE_LAYOUTS["128x4"].column_atom  # scale columns are padded to a multiple of this
 ATOM_BYTES = SCALE_LAYOUTS["128x4"].atom_bytes  # of the largest atom: kernels count the bytes of a row's in int32
 
@@ -64,7 +65,7 @@ def check_matrix(argument: str, array: npt.NDArray[Any]) -> tuple[int, int]:
     rows, k = array.shape
     if k == 0 or k % MX_BLOCK:
         raise ArgumentError(argument, f"K = {k}", f"K a positive multiple of {MX_BLOCK}")
-    check_int32(argument, rows, "rows")
+    check_rows(argument, rows)
     check_int32(argument, k_groups(k) * ATOM_BYTES, f"bytes of scale atoms, for K = {k}")
     if not array.flags.c_contiguous:
         raise ArgumentError(argument, f"strides {array.strides}", "a C-contiguous array")
@@ -75,6 +76,13 @@ def check_int32(argument: str, count: int, what: str) -> None:
     """Refuse a count that the kernels' int32 cannot hold."""
     if count > INT32_MAX:
         raise ArgumentError(argument, f"{count} {what}", f"at most {INT32_MAX}: kernels count in int32")
+
+
+def check_rows(argument: str, rows: int) -> None:
+    """Refuse more rows than a kernel can walk over: its int32 has to hold the step past the last one too."""
+    most = INT32_MAX - MAX_GRID
+    if rows > most:
+        raise ArgumentError(argument, f"{rows} rows", f"at most {most}: kernels step past the last in int32")
 
 
 def check_array(argument: str, array: object, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:

@@ -28,7 +28,7 @@ from refmoe.cuda.quantize import EDGES, MODES
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MX_BLOCK, NVFP4
 from refmoe.policy import EdgePolicy, ScaleMode
-from refmoe.reference.expand import checked_factor, checked_output, checked_prescale
+from refmoe.reference.expand import EncodeScale, checked_factor, checked_output, checked_prescale
 
 EXPAND_LAYOUTS = ("128x4", "8x4")
 INPUT_SF_LAYOUTS = ("linear", "128x4")
@@ -73,21 +73,34 @@ EXPAND_KERNELS = tuple(
 )
 
 
-def expand_as_kernel(dtype: str, output: str, prescaled: bool = False, layout: str = "128x4") -> Kernel:
-    """The kernel of an output but MXFP8, for `dtype` "bf16" or "fp16"; a copy has one for every type."""
+def expand_as_kernel(
+    dtype: str, output: str, prescaled: bool = False, layout: str = "128x4", *, by_expert: bool = False
+) -> Kernel:
+    """The kernel of an output but MXFP8, for `dtype` "bf16" or "fp16"; a copy has one for every type.
+
+    Args:
+        dtype: of the rows.
+        output: one of `refmoe.reference.expand.OUTPUTS`.
+        prescaled: whether channels are multiplied first.
+        layout: of NVFP4's scales.
+        by_expert: whether each expert has a global scale of NVFP4.
+    """
     if output == "copy":
         return Kernel("expand", "refmoe_expand_copy")
-    word = f"{dtype}_{output}_{'prescaled' if prescaled else 'plain'}"
+    word = f"{dtype}_{output}{'_expert' if by_expert else ''}_{'prescaled' if prescaled else 'plain'}"
     return Kernel("expand", f"refmoe_expand_{word}" + (f"_{layout}" if output == "nvfp4" else ""))
 
 
 EXPAND_AS_KERNELS = (
     expand_as_kernel("", "copy"),
     *(
-        expand_as_kernel(dtype, output, prescaled, layout)
+        expand_as_kernel(dtype, output, prescaled, layout, by_expert=by_expert)
         for dtype in ("bf16", "fp16")
         for prescaled in (False, True)
-        for output, layout in (("fp8_tensor", ""), ("fp8_token", ""), *(("nvfp4", each) for each in EXPAND_LAYOUTS))
+        for output, layout, by_expert in (
+            *(("fp8_tensor", "", False), ("fp8_token", "", False)),
+            *(("nvfp4", layout, by_expert) for layout in EXPAND_LAYOUTS for by_expert in (False, True)),
+        )
     ),
 )
 
@@ -203,7 +216,7 @@ def expand_as(
     output: str,
     *,
     device: Device,
-    encode_scale: np.float32 | float | None = None,
+    encode_scale: EncodeScale | None = None,
     prescale: npt.NDArray[Any] | None = None,
     layout: str = "128x4",
     first_expert: int = 0,
@@ -220,7 +233,8 @@ def expand_as(
         offsets: int64 [E+1], first row of each of this rank's experts.
         output: "nvfp4", "fp8_tensor", "fp8_token" or "copy".
         device: where the kernel runs.
-        encode_scale: the FP32 factor of "nvfp4" (its global encode scale) and of "fp8_tensor".
+        encode_scale: the FP32 factor of "nvfp4" (its global encode scale) and of "fp8_tensor"; of "nvfp4" also float32
+            [E], one for each of this rank's experts.
         prescale: [K] of x's type, what each channel is multiplied by first; not with "copy".
         layout: of NVFP4's scales, "128x4" or "8x4".
         first_expert: global id of this rank's first expert.
@@ -235,10 +249,10 @@ def expand_as(
     ready = output == "copy" and isinstance(x, np.ndarray) and x.dtype == np.uint8
     dtype = "uint8" if ready else check_half_precision("x", x, also="or uint8 codes" if output == "copy" else "")
     tokens, k = check_nvfp4_matrix("x", x)
-    factor = checked_factor(output, encode_scale)
     if prescale is not None:
         checked_prescale(output, prescale, x)
     top_k, experts = check_permutation(topk_ids, unpermuted_to_permuted, offsets, tokens, first_expert)
+    factor = checked_factor(output, encode_scale, experts)
     rows = tokens * top_k
     check_int32("x", rows, "rows after expansion")
     scale_rows = expanded_scale_rows(rows, experts)
@@ -254,7 +268,7 @@ def expand_as(
         width = k * x.itemsize if output == "copy" else k
         arguments = (
             device.upload("x", x),
-            None if factor is None else device.upload("encode_scale", np.array([factor], np.float32)),
+            None if factor is None else device.upload("encode_scale", np.ascontiguousarray(np.atleast_1d(factor))),
             None if prescale is None else device.upload("prescale", np.ascontiguousarray(prescale)),
             device.upload("topk_ids", topk_ids),
             device.upload("unpermuted_to_permuted", unpermuted_to_permuted),
@@ -263,7 +277,8 @@ def expand_as(
             scales,
             *(tokens, top_k, first_expert, width // LANE_ELEMENTS, groups),
         )
-        kernel = expand_as_kernel(dtype, output, prescale is not None, layout)
+        by_expert = isinstance(factor, np.ndarray)
+        kernel = expand_as_kernel(dtype, output, prescale is not None, layout, by_expert=by_expert)
         device.launch(row_plan(kernel, arguments, rows=tokens, width=width, multiprocessors=device.multiprocessors))
     made = device.download(codes)
     return RowsAs(made.view(x.dtype) if output == "copy" else made, None if scales is None else device.download(scales))

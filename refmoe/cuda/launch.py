@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from refmoe.cuda.arguments import MAX_GRID, check_rows
 from refmoe.cuda.toolchain import CSRC, source_sha256
 
 WARP_LANES = 32
@@ -70,8 +71,12 @@ def row_plan(
         width: elements of a row.
         multiprocessors: of the device.
         lane_elements: elements of a row that a thread takes at a time.
+
+    Raises:
+        ArgumentError: more rows than the kernel's int32 can step past.
     """
-    grid = min(rows, CTAS_PER_MULTIPROCESSOR * multiprocessors)
+    check_rows("rows", rows)
+    grid = min(rows, CTAS_PER_MULTIPROCESSOR * multiprocessors, MAX_GRID)
     return LaunchPlan(kernel, grid, row_threads(width, lane_elements), arguments)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from refmoe.cuda.arguments import ATOM_BYTES, check_fill, check_half_precision, check_int32, one_of
+from refmoe.cuda.arguments import ATOM_BYTES, check_fill, check_half_precision, check_int32, check_rows, one_of
 from refmoe.cuda.device import Device
 from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Kernel, LaunchPlan, row_plan
 from refmoe.errors import ArgumentError, describe
@@ -110,7 +110,7 @@ def check_nvfp4_matrix(argument: str, array: npt.NDArray[Any]) -> tuple[int, int
     rows, k = array.shape
     if k == 0 or k % NVFP4.block:
         raise ArgumentError(argument, f"K = {k}", f"K a positive multiple of {NVFP4.block}")
-    check_int32(argument, rows, "rows")
+    check_rows(argument, rows)
     check_int32(argument, nvfp4_groups(k) * ATOM_BYTES, f"bytes of scale atoms, for K = {k}")
     if not array.flags.c_contiguous:
         raise ArgumentError(argument, f"strides {array.strides}", "a C-contiguous array")

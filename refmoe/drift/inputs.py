@@ -32,12 +32,21 @@ TINY = GptOssConfig(
     initial_context_length=256,
 )
 
+#: What the writer calls a checkpoint, by the format of its experts.
+_FORMATS = {"mxfp4": "huggingface", "nvfp4": "nvfp4"}
+WEIGHTS = tuple(_FORMATS)
+
 SWEPT = ("batch", "prompt", "k", "in-flight")
 
 
 @contextlib.contextmanager
-def open_or_write(path: Path | None, seed: int) -> Iterator[GptOssCheckpoint]:
+def open_or_write(path: Path | None, seed: int, weights: str = "mxfp4") -> Iterator[GptOssCheckpoint]:
     """The checkpoint in that folder or .gguf file; for None a random one of `TINY`'s sizes, which is gone afterwards.
+
+    Args:
+        path: the folder or file.
+        seed: of a random checkpoint.
+        weights: the format of its experts, "mxfp4" or "nvfp4".
 
     Raises:
         CheckpointError: it cannot be read.
@@ -46,7 +55,7 @@ def open_or_write(path: Path | None, seed: int) -> Iterator[GptOssCheckpoint]:
     with contextlib.ExitStack() as stack:
         if path is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="refmoe-drift-"))
-            path = write_checkpoint(Path(folder) / "tiny", TINY, seed)
+            path = write_checkpoint(Path(folder) / "tiny", TINY, seed, _FORMATS[weights])
         checkpoint = open_checkpoint(path)
         if not isinstance(checkpoint, GptOssCheckpoint):
             raise ArgumentError("checkpoint", f"a {type(checkpoint).__name__} in {path}", "one of gpt-oss")

@@ -32,7 +32,9 @@ StagedMoE = Callable[[int, Array, MoELayer], Mapping[str, Mapping[str, Array]]]
 the last stage is "finalize" with "out", BF16 [T, H]."""
 
 FORMULA = "formula"
-DEFAULT_PATHS = ("cutlass:separate", "cutlass:fused", "marlin", "dp4a", "llama_cpp", "cutlass:separate:floor")
+DEFAULT_PATHS = ("cutlass:separate", "cutlass:fused", "marlin", "dp4a", "llama_cpp", "cutlass:separate:floor", "nvfp4")
+#: Of a checkpoint whose experts are in NVFP4.
+NVFP4_PATHS = ("nvfp4", "marlin", FORMULA)
 
 _QUANTIZATIONS = ("separate", "fused")
 _Q8_1 = "q8_1"
@@ -61,20 +63,24 @@ class DriftPath:
 
 
 def named_paths(
-    paths: Sequence[str] | None, policies: Sequence[str] | None, base: str | None
+    paths: Sequence[str] | None,
+    policies: Sequence[str] | None,
+    base: str | None,
+    default: Sequence[str] = DEFAULT_PATHS,
 ) -> tuple[list[DriftPath], int]:
     """The paths of a command, and which of them is the base.
 
     Args:
-        paths: names; None for those of `DEFAULT_PATHS`, or for the base alone if there are policies.
+        paths: names; None for the default, or for the base alone if there are policies.
         policies: scale policies; each adds the base's path with that policy.
         base: name of the base, added in front if it is not among the paths; None for the first path.
+        default: the names where none are given.
 
     Raises:
         DriftPathError: a name that means nothing, two names of one path, or nothing to compare.
     """
-    default = DEFAULT_PATHS if policies is None else DEFAULT_PATHS[:1]
-    found = [drift_path(name) for name in (default if paths is None else paths)]
+    usual = default if policies is None else default[:1]
+    found = [drift_path(name) for name in (usual if paths is None else paths)]
     if base is not None:
         chosen = drift_path(base)
         if chosen.name not in [path.name for path in found]:
@@ -121,6 +127,18 @@ def drift_path(name: str) -> DriftPath:
         raise
     except ArgumentError as error:
         raise DriftPathError("paths", f"{name}: {error.found}", error.needed) from None
+
+
+def check_weights(path: DriftPath, weights: str) -> None:
+    """Refuse a backend that does not take experts in that format, "mxfp4" or "nvfp4".
+
+    Raises:
+        DriftPathError: it does not.
+    """
+    backend = path.facts.get("backend")
+    if backend is not None and weights not in BACKENDS[backend].weights:
+        taking = ", ".join(name for name, other in BACKENDS.items() if weights in other.weights)
+        raise DriftPathError("paths", f"{path.name} with {weights} weights", f"{taking} or {FORMULA}")
 
 
 def _path(backend: str, given: Mapping[str, Any]) -> DriftPath:

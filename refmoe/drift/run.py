@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from refmoe.drift.growth import Growth, fit_growth
 from refmoe.drift.metrics import agrees, cosine, differing, divergence, max_ulp, relative_l2, rerouted
-from refmoe.drift.paths import DriftPath
+from refmoe.drift.paths import DriftPath, check_weights
 from refmoe.drift.trace import (
     ArrayPlace,
     FirstDifference,
@@ -187,8 +187,9 @@ def run_drift(
         progress: called with a word or two after every step of every group.
 
     Raises:
-        ArgumentError: fewer than two paths, no step, no mode or an unknown one, prompts that are no such tokens, more
-            in flight than there are; what the decoder and the paths refuse.
+        ArgumentError: fewer than two paths, a path that does not take the checkpoint's weights, no step, no mode or an
+            unknown one, prompts that are no such tokens, more in flight than there are; what the decoder and the paths
+            refuse.
     """
     together = len(prompts) if in_flight is None else in_flight
     _check(checkpoint, paths, prompts, base, steps, modes, together)
@@ -304,6 +305,8 @@ def _check(
 ) -> None:
     if not isinstance(checkpoint, GptOssCheckpoint):
         raise ArgumentError("checkpoint", describe(checkpoint), "a GptOssCheckpoint: the decoder is gpt-oss's")
+    for path in paths:
+        check_weights(path, checkpoint.weights)
     names = [path.name for path in paths]
     if len(names) < 2 or len(set(names)) < len(names):
         raise ArgumentError("paths", ", ".join(names) or "none", "at least two, of different names")

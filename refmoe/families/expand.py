@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 OUTPUT = word("output", "mxfp8", *OUTPUTS, fixed=True)
 #: Whether each channel is multiplied by a factor first (AWQ).
 PRESCALE = word("prescale", "none", "channel", fixed=True)
+#: Whether the global encode scale of NVFP4 is one for the tensor, or one for each expert.
+GLOBAL_SCALE = word("global_scale", "tensor", "expert", fixed=True)
 #: Of the scales that are written.
 LAYOUT = word("layout", "128x4", "8x4", fixed=True)
 
@@ -196,7 +198,17 @@ def _factors(case: Case, x: NDArray[Any]) -> dict[str, Any]:
         amax = tensor_amax(x)
         scale = nvfp4_encode_scale(amax) if case.output == "nvfp4" else np.float32(448) / max(amax, np.float32(2**-20))
         found["encode_scale"] = np.array([scale], np.float32)
+    if case.global_scale == "expert":
+        found["encode_scale"] = _expert_scales(case, found["encode_scale"][0])
     return found
+
+
+def _expert_scales(case: Case, of_tensor: np.float32) -> NDArray[np.float32]:
+    """A scale for each expert at most the tensor's, over eight binades and all mantissas; neighbours are not alike."""
+    expert, draw = np.arange(case.shape.e), Draw("global scale", case.seed)
+    mantissas = (1 + draw.integers(1 << 23, (case.shape.e,)) / (1 << 23)).astype(np.float32)
+    shrunk = np.ldexp(of_tensor * mantissas, -1 - 3 * expert % 8).astype(np.float32)
+    return np.asarray(np.maximum(shrunk, np.float32(2**-126)), np.float32)
 
 
 def _settings(case: Case, inputs: Inputs) -> dict[str, Any]:
@@ -209,8 +221,10 @@ def _settings(case: Case, inputs: Inputs) -> dict[str, Any]:
 def _settings_as(case: Case, inputs: Inputs) -> dict[str, Any]:
     """What the reference and the kernel of an output but MXFP8 take by the same names."""
     scale = inputs["encode_scale"]
+    if scale is not None and case.global_scale == "tensor":
+        scale = scale[0]
     return {
-        **{"output": case.output, "encode_scale": None if scale is None else scale[0], "prescale": inputs["prescale"]},
+        **{"output": case.output, "encode_scale": scale, "prescale": inputs["prescale"]},
         **{"layout": case.layout, "first_expert": case.first_expert, "fill": case.poison},
     }
 
@@ -301,6 +315,8 @@ def _check(case: Case) -> None:
         raise refused("fill", case.fill, "dtype mxfp8 with it: it is raw codes and scales")
     if case.dtype != "mxfp8" and case.input_sf != "linear":
         raise refused("input_sf", case.input_sf, "dtype mxfp8 with it: other input has no scales")
+    if case.output != "nvfp4" and case.global_scale != "tensor":
+        raise refused("global_scale", case.global_scale, f"output nvfp4 with it: {case.output} has no global scale")
     if case.output != "mxfp8":
         _check_output(case)
     elif case.prescale != "none":
@@ -334,6 +350,18 @@ def _case(fill: str, m: int, k: int, e: int, t: int, dtype: str = "bf16", seed: 
 
 #: The fill that shows most of each output but MXFP8.
 _FILL_OF = {"nvfp4": "nvfp4-fingerprint", "fp8_tensor": "row-ties", "fp8_token": "row-ties", "copy": "gaussian"}
+
+
+#: Of NVFP4 with a global scale for each expert: decode, empty experts, more ranks than a group has lanes, experts of
+#: other ranks, factors of channels, blocks that are not finite.
+_BY_EXPERT: tuple[tuple[Any, ...], ...] = (
+    ("nvfp4-fingerprint", 1, 2880, 128, 4, {}),
+    ("nvfp4-fingerprint", 9, 416, 16, 2, {"routing": "empty-experts", "poison": 0x7F}),
+    ("nvfp4-rne-ties", 3, 160, 16, 11, {"dtype": "fp16", "layout": "8x4"}),
+    ("nvfp4-fingerprint", 8, 416, 8, 4, {"first_expert": 8, "ranks": 3}),
+    ("gaussian", 5, 416, 8, 2, {"prescale": "channel"}),
+    ("specials", 64, 32, 8, 2, {}),
+)
 
 
 def _quick() -> Iterator[Case]:
@@ -372,6 +400,8 @@ def _quick_as() -> Iterator[Case]:
     yield _case("nvfp4-scale-ties", 9, 416, 8, 2, output="nvfp4", layout="8x4")
     yield _case("nvfp4-rne-ties", 9, 416, 8, 2, output="nvfp4")
     yield _case("nvfp4-fingerprint", 130, 96, 4, 1, output="nvfp4", routing="same-experts")
+    for fill, *sizes, options in _BY_EXPERT:
+        yield _case(fill, *sizes, output="nvfp4", global_scale="expert", **options)
     yield _case("row-scales", 40, 96, 8, 2, output="fp8_token")
     yield _case("tiny", 9, 416, 8, 2, output="fp8_token")
     yield _case("bytes", 9, 416, 8, 2, dtype="mxfp8", output="copy")
@@ -400,6 +430,9 @@ def _default_as() -> Iterator[Case]:
         for dtype in ("bf16", "fp16"):
             for layout in ("128x4", "8x4"):
                 yield _case(fill, 9, 1440, 8, 2, output="nvfp4", dtype=dtype, layout=layout)
+    for k, e, t in MODELS:
+        yield _case("real", 2, k, e, t, output="nvfp4", global_scale="expert")
+    yield _case("nvfp4-fingerprint", 3, 8224, 8, 2, output="nvfp4", global_scale="expert")
     yield _case("row-scales", LOOPING_ROWS, 544, 8, 1, output="fp8_token")  # two warps, several tokens a CTA
     for output in ("fp8_token", "fp8_tensor"):
         for fill in ("row-scales", "gaussian"):
@@ -456,7 +489,7 @@ EXPAND = Family(
     dtypes=("bf16", "fp16", "mxfp8"),
     sizes="mket",
     fills=_FILLS,
-    options=(MODE, EDGE, LAYOUT, INPUT_SF, OUTPUT, PRESCALE, ROUTING, *RANKS, POISON, *FILE_OPTIONS),
+    options=(MODE, EDGE, LAYOUT, INPUT_SF, OUTPUT, PRESCALE, GLOBAL_SCALE, ROUTING, *RANKS, POISON, *FILE_OPTIONS),
     inputs=_inputs,
     expect=_expect,
     run=_run,
@@ -475,7 +508,7 @@ EXPAND = Family(
         settings={
             **ROUTED,
             **{"mode": "mode", "edge": "edge", "layout": "layout", "input_sf_layout": "input_sf"},
-            **{"output": "output"},
+            **{"output": "output", "global_scale": "global_scale"},
         },
     ),
     sources=("expand",),

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError
+from refmoe.formats import MXFP4
 from refmoe.models.config import GptOssConfig
 from refmoe.models.schema import TensorSpec
 from refmoe.models.tensor_file import CheckpointError
@@ -117,7 +118,10 @@ class GptOssCheckpoint(Checkpoint, ABC):
         path: the folder, or the GGUF file.
         config: its sizes.
         layers: the numbers of its layers, each with attention and experts.
+        weights: the format of the experts' weights, "mxfp4" or "nvfp4".
     """
+
+    weights = MXFP4.name
 
     def __init__(self, path: Path, tensors: Tensors, needed: Mapping[str, TensorSpec], config: GptOssConfig) -> None:
         """Check that `tensors` has what is `needed`."""

@@ -87,8 +87,8 @@ class GptOssConfig:
         """Positions that a query of `layer` sees, itself included; None for all."""
         return None if layer % 2 else self.sliding_window
 
-    def to_huggingface(self) -> dict[str, Any]:
-        """The config.json of the Hugging Face form."""
+    def to_huggingface(self, quantization: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The config.json of the Hugging Face form; `quantization` is its `quantization_config`, None for MXFP4's."""
         same = {name: getattr(self, name) for name in _SAME_IN_HUGGINGFACE}
         return {
             "architectures": ["GptOssForCausalLM"],
@@ -112,15 +112,7 @@ class GptOssConfig:
             "rope_theta": self.rope_theta,
             "tie_word_embeddings": False,
             "torch_dtype": "bfloat16",
-            "quantization_config": {
-                "modules_to_not_convert": [
-                    "model.layers.*.self_attn",
-                    "model.layers.*.mlp.router",
-                    "model.embed_tokens",
-                    "lm_head",
-                ],
-                "quant_method": "mxfp4",
-            },
+            "quantization_config": dict(_MXFP4_CONFIG if quantization is None else quantization),
         }
 
     def to_original(self) -> dict[str, Any]:
@@ -138,6 +130,20 @@ class GptOssConfig:
         """Read the Hugging Face form, with `rope_scaling` and `rope_theta` or with `rope_parameters`.
 
         Raises:
+            ArgumentError: a key is missing, the weights are not MXFP4, or as `sizes_of`.
+        """
+        method = _object(config, "quantization_config").get("quant_method")
+        if method != _MXFP4_CONFIG["quant_method"]:
+            raise ArgumentError(
+                "quantization_config.quant_method", describe(method), repr(_MXFP4_CONFIG["quant_method"])
+            )
+        return cls.sizes_of(config)
+
+    @classmethod
+    def sizes_of(cls, config: Mapping[str, Any]) -> GptOssConfig:
+        """Read all of the Hugging Face form but how the weights are quantized.
+
+        Raises:
             ArgumentError: a key is missing or says something that this decoder does not compute.
         """
         rope = dict(_object(config, "rope_parameters" if config.get("rope_parameters") else "rope_scaling"))
@@ -151,7 +157,6 @@ class GptOssConfig:
             ("attention_bias", config.get("attention_bias", True), True),
             ("tie_word_embeddings", config.get("tie_word_embeddings", False), False),
             ("swiglu_alpha", config.get("swiglu_alpha", 1.702), 1.702),
-            ("quantization_config.quant_method", _object(config, "quantization_config").get("quant_method"), "mxfp4"),
         ):
             if value != needed:
                 raise ArgumentError(name, describe(value), repr(needed))
@@ -176,6 +181,16 @@ class GptOssConfig:
         """
         return cls(**{ours: _value(config, theirs) for ours, theirs in _ORIGINAL_NAMES.items()})
 
+
+_MXFP4_CONFIG: Mapping[str, Any] = {
+    "modules_to_not_convert": [
+        "model.layers.*.self_attn",
+        "model.layers.*.mlp.router",
+        "model.embed_tokens",
+        "lm_head",
+    ],
+    "quant_method": "mxfp4",
+}
 
 #: Everything but the rotation, for which Hugging Face has an object of its own.
 _SAME_IN_HUGGINGFACE = tuple(

@@ -1,4 +1,4 @@
-"""gpt-oss in safetensors files, under the names of Hugging Face or OpenAI's own."""
+"""gpt-oss in safetensors files: under the names of Hugging Face or OpenAI's own, or in NVFP4 as ModelOpt stores it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from refmoe.formats import NVFP4
 from refmoe.models.checkpoint import Attention, GptOssCheckpoint, Linear, check_counts, check_layer
 from refmoe.models.config import GptOssConfig
-from refmoe.models.schema import huggingface_tensors, original_parts, original_tensors
+from refmoe.models.modelopt import checked_experts, quantizes
+from refmoe.models.schema import (
+    Tensors,
+    gpt_oss_nvfp4_tensors,
+    huggingface_tensors,
+    original_parts,
+    original_tensors,
+)
+from refmoe.models.tensor_file import CheckpointError
 from refmoe.models.tensor_set import TensorSet
 from refmoe.reference.moe.layer import MoELayer
+from refmoe.reference.nvfp4_experts import NVFP4Experts
 from refmoe.reference.tensor import MXTensor
 
 Array = NDArray[Any]
@@ -24,9 +34,11 @@ class GptOssFolder(GptOssCheckpoint):
         """Check the folder against `config`; `original` says under which names."""
         tensors = TensorSet(folder)
         check_counts(folder, tensors, num_hidden_layers=config.num_hidden_layers)
-        needed = original_tensors(config) if original else huggingface_tensors(config)
-        super().__init__(folder, tensors, needed, config)
+        super().__init__(folder, tensors, self._needed(config, original), config)
         self._places = _original_places(config) if original else {}
+
+    def _needed(self, config: GptOssConfig, original: bool) -> Tensors:
+        return original_tensors(config) if original else huggingface_tensors(config)
 
     @property
     def embedding(self) -> Array:
@@ -70,8 +82,8 @@ class GptOssFolder(GptOssCheckpoint):
         """
         prefix = f"{self._prefix(layer)}mlp."
         return MoELayer(
-            gate_up=self._mxfp4(f"{prefix}experts.gate_up_proj"),
-            down=self._mxfp4(f"{prefix}experts.down_proj"),
+            gate_up=self._weights(f"{prefix}experts.gate_up_proj"),
+            down=self._weights(f"{prefix}experts.down_proj"),
             gate_up_bias=self._named(f"{prefix}experts.gate_up_proj_bias"),
             down_bias=self._named(f"{prefix}experts.down_proj_bias"),
             router_weight=self._named(f"{prefix}router.weight"),
@@ -92,9 +104,39 @@ class GptOssFolder(GptOssCheckpoint):
     def _linear(self, name: str) -> Linear:
         return Linear(self._named(f"{name}.weight"), self._named(f"{name}.bias"))
 
-    def _mxfp4(self, name: str) -> MXTensor:
+    def _weights(self, name: str) -> MXTensor | NVFP4Experts:
         blocks = self._named(f"{name}_blocks")
         return MXTensor(blocks.reshape(*blocks.shape[:2], -1), self._named(f"{name}_scales"), "mxfp4")
+
+
+class GptOssNVFP4Folder(GptOssFolder):
+    """A folder of gpt-oss whose experts ModelOpt quantized to NVFP4; those of a layer are copied, K last.
+
+    Attributes:
+        excluded: wildcards of the modules that are BF16.
+    """
+
+    weights = NVFP4.name
+
+    def __init__(self, folder: Path, config: GptOssConfig, excluded: tuple[str, ...]) -> None:
+        """Check the folder against `config` and the list of modules that are not quantized."""
+        quantized = quantizes(excluded)
+        for layer in range(config.num_hidden_layers):
+            prefix = f"model.layers.{layer}."
+            dense = [*(f"{prefix}self_attn.{part}_proj" for part in "qkvo"), f"{prefix}mlp.router", "lm_head"]
+            wrong = [f"{name}, which no wildcard excludes" for name in dense if quantized(name)]
+            if not quantized(f"{prefix}mlp.experts"):
+                wrong.append(f"{prefix}mlp.experts, which a wildcard excludes")
+            if wrong:
+                raise CheckpointError(folder, None, wrong[0], "NVFP4 in the experts, and nowhere else")
+        super().__init__(folder, config, original=False)
+        self.excluded = excluded
+
+    def _needed(self, config: GptOssConfig, original: bool) -> Tensors:
+        return gpt_oss_nvfp4_tensors(config)
+
+    def _weights(self, name: str) -> NVFP4Experts:
+        return checked_experts(self.path, name, self.tensor)
 
 
 def _original_places(config: GptOssConfig) -> dict[str, tuple[str, slice]]:

@@ -12,8 +12,19 @@ A linear layer NAME that no wildcard of `exclude_modules` matches is then four t
     NAME.weight_scale_2     F32 []              value = code * weight_scale * weight_scale_2
     NAME.input_scale        F32 []              the same of the layer's input, from calibration
 
+gpt-oss's experts are no linear layers but two tensors a layer, NAME = model.layers.N.mlp.experts.gate_up_proj and
+down_proj, transposed as their BF16 form is, with one factor for all experts of a layer:
+
+    NAME                    U8 [E, K/2, N]
+    NAME_weight_scale       F8_E4M3 [E, K/16, N]
+    NAME_weight_scale_2     F32 []
+    NAME_input_scale        F32 []
+
 Sources: modelopt/torch/export/convert_hf_config.py of NVIDIA/Model-Optimizer; hf_quant_config.json of
-nvidia/DeepSeek-R1-NVFP4; vllm/model_executor/layers/quantization/modelopt.py. No published weight was read.
+nvidia/DeepSeek-R1-NVFP4; vllm/model_executor/layers/quantization/modelopt.py. For gpt-oss: Model-Optimizer's
+`maybe_transpose_expert_weight_dimensions` (modelopt/torch/export/quant_utils.py); TensorRT-LLM's weight loading mode
+FUSED_GATE_UP_PROJ, which transposes back; the names in the index of mmangkad/gpt-oss-120b-nvfp4, as a test of SGLang
+lists them. No published weight was read.
 """
 
 from __future__ import annotations
@@ -26,13 +37,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import NVFP4
-from refmoe.models.config import DeepSeekConfig
+from refmoe.models.config import DeepSeekConfig, GptOssConfig
 from refmoe.models.tensor_file import CheckpointError
 from refmoe.models.tensor_set import read_json
 from refmoe.reference.nvfp4 import NVFP4Tensor
+from refmoe.reference.nvfp4_experts import NVFP4Experts
 
 FILE = "hf_quant_config.json"
 METHOD, ALGORITHM = "modelopt", "NVFP4"
@@ -125,6 +138,13 @@ def deepseek_excluded(config: DeepSeekConfig) -> tuple[str, ...]:
     return tuple(sorted(["lm_head", "model.embed_tokens", "model.norm", *layers]))
 
 
+def gpt_oss_excluded(config: GptOssConfig) -> tuple[str, ...]:
+    """What a gpt-oss whose experts alone are quantized leaves in BF16, in the way of DeepSeek's list."""
+    parts = ("input_layernorm", "mlp.router", "post_attention_layernorm", "self_attn*")
+    layers = [f"model.layers.{layer}.{part}" for layer in range(config.num_hidden_layers) for part in parts]
+    return tuple(sorted(["lm_head", "model.embed_tokens", "model.norm", *layers]))
+
+
 def _of_own_file(path: Path) -> tuple[str, ...]:
     said = read_json(path).get("quantization")
     if not isinstance(said, Mapping):
@@ -168,23 +188,49 @@ def checked_nvfp4(path: Path, name: str, linear: Callable[[str], Any]) -> NVFP4L
     """The layer `name`, whose tensors `linear` gives.
 
     Raises:
-        CheckpointError: a scale of the whole tensor that is not above 0 and finite, or a negative block scale. The
-            hardware's UE4M3 ignores the sign bit and readers of E4M3 do not: they would not agree on a single value.
+        CheckpointError: a scale of the whole tensor that is not above 0 and finite, or a negative block scale.
     """
     scales = linear(f"{name}.weight_scale")
+    _refuse_negative(path, f"{name}.weight_scale", scales)
+    weight_scale, input_scale = (_factor(path, f"{name}.{each}", linear) for each in ("weight_scale_2", "input_scale"))
+    try:
+        tensor = NVFP4Tensor(linear(f"{name}.weight"), scales, weight_scale)
+    except ArgumentError as error:  # the schema has checked all that a header says
+        raise CheckpointError(path, f"{name}.weight", error.found, error.needed) from error
+    return NVFP4Linear(tensor, input_scale)
+
+
+def checked_experts(path: Path, name: str, tensor: Callable[[str], Any]) -> NVFP4Experts:
+    """The experts' matrix `name` of gpt-oss, whose tensors `tensor` gives. Codes and scales are copies, N before K.
+
+    Raises:
+        CheckpointError: as `checked_nvfp4`, or a factor without a finite reciprocal.
+    """
+    scales = tensor(f"{name}_weight_scale")
+    _refuse_negative(path, f"{name}_weight_scale", scales)
+    weight_scale, input_scale = (
+        np.full(len(scales), _factor(path, f"{name}_{each}", tensor)) for each in ("weight_scale_2", "input_scale")
+    )
+    codes, scales = (np.ascontiguousarray(each.swapaxes(1, 2)) for each in (tensor(name), scales))
+    try:
+        return NVFP4Experts(codes, scales, weight_scale, input_scale)
+    except ArgumentError as error:  # the schema has checked all that a header says
+        raise CheckpointError(path, name, error.found, error.needed) from error
+
+
+def _factor(path: Path, name: str, tensor: Callable[[str], Any]) -> np.float32:
+    """A number for a whole tensor."""
+    factor: np.float32 = np.float32(tensor(name)[()])
+    if not 0 < factor < np.inf:
+        raise CheckpointError(path, name, f"{factor}", "a number above 0, finite")
+    return factor
+
+
+def _refuse_negative(path: Path, name: str, scales: NDArray[np.uint8]) -> None:
+    """Refuse negative block scales: the hardware's UE4M3 ignores the sign bit and readers of E4M3 do not."""
     # Minus zero (0x80) and both NaNs mean the same with the sign bit and without.
     negative = (scales > 0x80) & (scales < 0xFF)
     if negative.any():
-        row, block = np.argwhere(negative)[0]
-        found = f"the negative scale 0x{int(scales[row, block]):02X} at [{row}, {block}]"
-        raise CheckpointError(path, f"{name}.weight_scale", found, "scales of at least 0")
-    factors = {}
-    for ending in ("weight_scale_2", "input_scale"):
-        factors[ending] = np.float32(linear(f"{name}.{ending}")[()])
-        if not 0 < factors[ending] < np.inf:
-            raise CheckpointError(path, f"{name}.{ending}", f"{factors[ending]}", "a number above 0, finite")
-    try:
-        tensor = NVFP4Tensor(linear(f"{name}.weight"), scales, factors["weight_scale_2"])
-    except ArgumentError as error:  # the schema has checked all that a header says
-        raise CheckpointError(path, f"{name}.weight", error.found, error.needed) from error
-    return NVFP4Linear(tensor, factors["input_scale"])
+        index = tuple(np.argwhere(negative)[0].tolist())
+        found = f"the negative scale 0x{int(scales[index]):02X} at {list(index)}"
+        raise CheckpointError(path, name, found, "scales of at least 0")

@@ -12,7 +12,7 @@ from refmoe.models.checkpoint import GptOssCheckpoint
 from refmoe.models.config import DeepSeekConfig, GptOssConfig
 from refmoe.models.deepseek import DeepSeekCheckpoint, DeepSeekNVFP4Checkpoint
 from refmoe.models.gguf.checkpoint import GgufCheckpoint
-from refmoe.models.gpt_oss import GptOssFolder
+from refmoe.models.gpt_oss import GptOssFolder, GptOssNVFP4Folder
 from refmoe.models.modelopt import excluded_modules, says_modelopt
 from refmoe.models.tensor_file import CheckpointError, refuse_pickle
 from refmoe.models.tensor_set import read_json
@@ -32,7 +32,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> AnyCheckpoint:
         path: the folder with config.json and the safetensors files, or a .gguf file (of a split one the first part).
 
     Returns:
-        A GptOssCheckpoint, from Hugging Face or original names or from GGUF; a DeepSeekCheckpoint; or a
+        A GptOssCheckpoint, from Hugging Face or original names, from ModelOpt or from GGUF; a DeepSeekCheckpoint; or a
         DeepSeekNVFP4Checkpoint, if ModelOpt quantized it.
 
     Raises:
@@ -50,6 +50,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> AnyCheckpoint:
     file = folder / "config.json"
     raw = read_json(file)
     kind = raw.get("model_type", "original" if "num_experts" in raw and "rope_ntk_alpha" in raw else None)
+    if kind == "gpt_oss" and says_modelopt(folder, raw):
+        return _read(file, lambda said: _gpt_oss_nvfp4(folder, said), raw)
     if kind == "gpt_oss":
         return GptOssFolder(folder, _read(file, GptOssConfig.from_huggingface, raw), original=False)
     if kind == "original":
@@ -60,6 +62,10 @@ def open_checkpoint(path: str | os.PathLike[str]) -> AnyCheckpoint:
         return DeepSeekCheckpoint(folder, _read(file, DeepSeekConfig.from_huggingface, raw))
     needed = "model_type gpt_oss or deepseek_v3, or the keys of gpt-oss's original configuration"
     raise CheckpointError(file, None, f"model_type {kind!r}", needed)
+
+
+def _gpt_oss_nvfp4(folder: Path, raw: Mapping[str, Any]) -> GptOssNVFP4Folder:
+    return GptOssNVFP4Folder(folder, GptOssConfig.sizes_of(raw), excluded_modules(folder, raw))
 
 
 def _nvfp4(folder: Path, raw: Mapping[str, Any]) -> DeepSeekNVFP4Checkpoint:

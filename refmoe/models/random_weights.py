@@ -27,6 +27,8 @@ _E4M3_FIELDS = range(1, 6)
 _E4M3_MANTISSAS = 8
 #: About the factor that a whole NVFP4 tensor has; block scales make up the rest.
 _NVFP4_FACTOR = 2.0**-11
+#: About that of gpt-oss's tokens, whose magnitudes then reach 448 * 6 / 256, about 10.
+_NVFP4_TOKENS = 2.0**-8
 
 _DRAWN_E4M3 = E4M3.values()[_E4M3_FIELDS.start * _E4M3_MANTISSAS : _E4M3_FIELDS.stop * _E4M3_MANTISSAS]
 _E2M1_RMS, _E4M3_RMS = (math.sqrt(float(np.mean(values**2))) for values in (MXFP4.element.values(), _DRAWN_E4M3))
@@ -67,15 +69,17 @@ def _drawn_nvfp4(name: str, spec: TensorSpec, seed: int) -> Array | None:
     """A tensor of an NVFP4 layer: codes of all sixteen, three neighbouring scale bytes, two factors; else None."""
     # Servers multiply gate and up of an expert in one GEMM, and ModelOpt gives both the same two factors.
     draw = Draw("checkpoint", seed, name.replace("up_proj.", "gate_proj.") if spec.shape == () else name)
-    if name.endswith((".weight_scale_2", ".input_scale")):
+    if name.endswith(("weight_scale_2", "input_scale")):
         # 0.75 to 1.25 times a power of two.
-        steps = 1 << 17
-        return np.asarray((draw.integers(steps // 2, (1,))[0] / steps + 0.75) * _NVFP4_FACTOR, np.float32)
-    if name.endswith(".weight_scale"):
-        wanted = 1 / (_E2M1_RMS * math.sqrt(NVFP4.block * spec.shape[-1]) * _NVFP4_FACTOR)
+        steps, factor = 1 << 17, _NVFP4_TOKENS if name.endswith("_input_scale") else _NVFP4_FACTOR
+        return np.asarray((draw.integers(steps // 2, (1,))[0] / steps + 0.75) * factor, np.float32)
+    if name.endswith("weight_scale"):
+        # gpt-oss's experts have K before N.
+        blocks = spec.shape[-2] if name.endswith("_weight_scale") else spec.shape[-1]
+        wanted = 1 / (_E2M1_RMS * math.sqrt(NVFP4.block * blocks) * _NVFP4_FACTOR)
         middle = int(np.searchsorted(UE4M3.values()[: UE4M3.max_code], wanted))
         return (draw.integers(3, spec.shape) + middle - 1).astype(np.uint8)
-    if spec.dtype == "U8" and name.endswith(".weight"):
+    if spec.dtype == "U8" and name.endswith((".weight", "_proj")):
         size = math.prod(spec.shape)
         return draw.words(-(-size // 8)).view(np.uint8)[:size].reshape(spec.shape)
     return None

@@ -64,6 +64,23 @@ def huggingface_tensors(config: GptOssConfig) -> Tensors:
     return tensors
 
 
+def gpt_oss_nvfp4_tensors(config: GptOssConfig) -> Tensors:
+    """The tensors of gpt-oss as ModelOpt stores it: those of Hugging Face, but experts in NVFP4, K before N."""
+    experts, of_experts = config.num_local_experts, ".mlp.experts."
+    tensors = {name: spec for name, spec in huggingface_tensors(config).items() if of_experts not in name}
+    for layer in range(config.num_hidden_layers):
+        for matrix, rows, columns in _expert_matrices(config):
+            name = f"model.layers.{layer}{of_experts}{matrix}"
+            tensors |= {
+                name: TensorSpec("U8", (experts, columns // NVFP4.codes_a_byte, rows)),
+                f"{name}_weight_scale": TensorSpec("F8_E4M3", (experts, columns // NVFP4.block, rows)),
+                f"{name}_weight_scale_2": TensorSpec("F32", ()),
+                f"{name}_input_scale": TensorSpec("F32", ()),
+                f"{name}_bias": _bf16(experts, rows),
+            }
+    return tensors
+
+
 def original_tensors(config: GptOssConfig) -> Tensors:
     """The tensors of gpt-oss under OpenAI's names."""
     tensors = {}
@@ -175,14 +192,19 @@ def _linear(name: str, rows: int, columns: int) -> Tensors:
 
 def _experts(prefix: str, config: GptOssConfig) -> Tensors:
     """MXFP4 weights, a block of 32 in 16 bytes, even element in the low nibble; gate rows even, up rows odd."""
-    width, inner, experts = config.hidden_size, config.intermediate_size, config.num_local_experts
-    tensors = {}
-    for name, rows, columns in (("gate_up_proj", 2 * inner, width), ("down_proj", width, inner)):
+    tensors, experts = {}, config.num_local_experts
+    for name, rows, columns in _expert_matrices(config):
         blocks = columns // MXFP4.block
         tensors[f"{prefix}{name}_blocks"] = TensorSpec("U8", (experts, rows, blocks, MXFP4.block_bytes))
         tensors[f"{prefix}{name}_scales"] = TensorSpec("U8", (experts, rows, blocks))
         tensors[f"{prefix}{name}_bias"] = _bf16(experts, rows)
     return tensors
+
+
+def _expert_matrices(config: GptOssConfig) -> tuple[tuple[str, int, int], ...]:
+    """Both matrices of an expert of gpt-oss: name, rows, columns."""
+    width, inner = config.hidden_size, config.intermediate_size
+    return ("gate_up_proj", 2 * inner, width), ("down_proj", width, inner)
 
 
 def _block_scaled(name: str, rows: int, columns: int) -> Tensors:

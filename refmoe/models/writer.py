@@ -23,6 +23,7 @@ from refmoe.models.schema import (
     TensorSpec,
     deepseek_nvfp4_tensors,
     deepseek_tensors,
+    gpt_oss_nvfp4_tensors,
     huggingface_tensors,
     original_parts,
     original_tensors,
@@ -30,7 +31,8 @@ from refmoe.models.schema import (
 from refmoe.models.tensor_file import DTYPES
 from refmoe.models.tensor_set import INDEX
 
-FORMATS = ("huggingface", "original", "gguf", "gguf-q8_0", "deepseek", "deepseek-nvfp4")
+FORMATS = ("huggingface", "original", "gguf", "gguf-q8_0", "deepseek", "deepseek-nvfp4", "nvfp4")
+_MODELOPT = ("nvfp4", "deepseek-nvfp4")
 _GGUF_DENSE = {"gguf": "BF16", "gguf-q8_0": "Q8_0"}
 
 Array = NDArray[Any]
@@ -47,14 +49,14 @@ def write_checkpoint(
     """Write a random checkpoint that `open_checkpoint` and the model's own code read.
 
     The same config and seed give the same weights in all formats of gpt-oss, but that "gguf-q8_0" quantizes dense
-    matrices.
+    matrices and "nvfp4" has experts of its own.
 
     Args:
         path: the folder, made if it is not there, or the .gguf file; files of the same names are replaced.
         config: the sizes.
         seed: what the weights are drawn from.
-        format: "huggingface", "original", "gguf" or "gguf-q8_0" for gpt-oss; for DeepSeek-V3 "deepseek", or
-            "deepseek-nvfp4" as ModelOpt has it.
+        format: "huggingface", "original", "gguf" or "gguf-q8_0" for gpt-oss, or "nvfp4" as ModelOpt has it; for
+            DeepSeek-V3 "deepseek", or "deepseek-nvfp4" as ModelOpt has it.
         shards: files that the tensors are spread over; more than one come with an index. GGUF takes one.
 
     Returns:
@@ -85,8 +87,8 @@ def write_checkpoint(
         write_atomic(folder / INDEX, _json({"metadata": {"total_size": total}, "weight_map": where}))
     if format == "original":
         write_atomic(folder / "dtypes.json", _json({name: _original_dtype(name) for name in tensors}))
-    if isinstance(config, DeepSeekConfig) and format == "deepseek-nvfp4":
-        write_atomic(folder / modelopt.FILE, _json(modelopt.own_file(modelopt.deepseek_excluded(config))))
+    if format in _MODELOPT:
+        write_atomic(folder / modelopt.FILE, _json(modelopt.own_file(_excluded(config))))
     write_atomic(folder / "config.json", _json(described))
     return folder
 
@@ -106,11 +108,12 @@ def _tensors(config: GptOssConfig | DeepSeekConfig, format: str) -> Mapping[str,
         raise ArgumentError("format", describe(format), f"one of {', '.join(FORMATS)}")
     of_deepseek = format.startswith("deepseek")
     if isinstance(config, GptOssConfig) and not of_deepseek:
-        return huggingface_tensors(config) if format == "huggingface" else original_tensors(config)
+        of = {"huggingface": huggingface_tensors, "original": original_tensors, "nvfp4": gpt_oss_nvfp4_tensors}
+        return of[format](config)
     if isinstance(config, DeepSeekConfig) and of_deepseek:
         if format == "deepseek":
             return deepseek_tensors(config)
-        return deepseek_nvfp4_tensors(config, modelopt.quantizes(modelopt.deepseek_excluded(config)))
+        return deepseek_nvfp4_tensors(config, modelopt.quantizes(_excluded(config)))
     needed = "DeepSeekConfig" if of_deepseek else "GptOssConfig"
     raise ArgumentError("config", f"a {type(config).__name__} for the format {format}", f"a {needed}")
 
@@ -118,9 +121,16 @@ def _tensors(config: GptOssConfig | DeepSeekConfig, format: str) -> Mapping[str,
 def _config_json(config: GptOssConfig | DeepSeekConfig, format: str) -> dict[str, Any]:
     if isinstance(config, GptOssConfig) and format == "original":
         return config.to_original()
-    if isinstance(config, DeepSeekConfig) and format == "deepseek-nvfp4":
-        return config.to_huggingface(modelopt.quantization_config(modelopt.deepseek_excluded(config)))
+    if format in _MODELOPT:
+        return config.to_huggingface(modelopt.quantization_config(_excluded(config)))
     return config.to_huggingface()
+
+
+def _excluded(config: GptOssConfig | DeepSeekConfig) -> tuple[str, ...]:
+    """The modules that ModelOpt leaves in BF16."""
+    if isinstance(config, GptOssConfig):
+        return modelopt.gpt_oss_excluded(config)
+    return modelopt.deepseek_excluded(config)
 
 
 def _json(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The MoE backends that servers know for MXFP4 weights, as data: where they run, what they take, how it adds up."""
+"""The MoE backends that servers know for FP4 weights, as data: where they run, what they take, how it adds up."""
 
 from __future__ import annotations
 
@@ -33,13 +33,15 @@ class Backend:
 
     Attributes:
         name: in lower case.
-        activations: "mxfp8", "bf16" or "q8_1", what its GEMMs take beside the MXFP4 weights.
+        activations: "mxfp8", "nvfp4", "bf16" or "q8_1", what its GEMMs take beside the weights.
         accumulation: by architecture; the first is the one that is assumed if none is named.
+        weights: the formats of weights that it takes, "mxfp4" and "nvfp4".
     """
 
     name: str
     activations: str
     accumulation: Mapping[str, Accumulation]
+    weights: tuple[str, ...] = ("mxfp4",)
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -63,12 +65,14 @@ class _Sums:
         return Accumulation(instruction.value, self.model, evidence)
 
 
-_MX, _BF16 = ("e2m1", "e4m3"), ("bf16", "bf16")
+_MX, _NV, _BF16 = ("e2m1", "e4m3"), ("e2m1", "e2m1"), ("bf16", "bf16")
+_BOTH = ("mxfp4", "nvfp4")
 
 #: tcgen05's BF16 products have no model of their own.
 _SUMS: Mapping[Mma, _Sums] = MappingProxyType(
     {
         Mma.SYNC_MX: _Sums("sm120", _MX, ("sm_120a", "sm_121a")),
+        Mma.SYNC_NVF4: _Sums("sm120_nvf4", _NV, ("sm_120a", "sm_121a")),
         Mma.TCGEN05_MX: _Sums("sm100", _MX, ("sm_100a",)),
         Mma.SYNC_BF16: _Sums("sm90_mma", _BF16, ("sm_90a",)),
         Mma.WGMMA_BF16: _Sums("sm90_wgmma", _BF16, ("sm_90a",)),
@@ -77,10 +81,10 @@ _SUMS: Mapping[Mma, _Sums] = MappingProxyType(
 )
 
 
-def _backend(name: str, activations: str, *instructions: Mma) -> Backend:
+def _backend(name: str, activations: str, *instructions: Mma, weights: tuple[str, ...] = ("mxfp4",)) -> Backend:
     """A backend serves the chips that have one of its instructions."""
     serves = [(arch, one) for one in instructions for arch, chip in CHIPS.items() if one in chip.instructions]
-    return Backend(name, activations, {arch: _SUMS[one].on(arch, one) for arch, one in serves})
+    return Backend(name, activations, {arch: _SUMS[one].on(arch, one) for arch, one in serves}, weights)
 
 
 def _integer_backend(name: str) -> Backend:
@@ -91,8 +95,8 @@ def _integer_backend(name: str) -> Backend:
 _ALL = (
     # Tokens are quantized on their own, inside expand, or by the caller.
     _backend("cutlass", "mxfp8", Mma.SYNC_MX, Mma.TCGEN05_MX),
-    # Along K one chain, ascending.
-    _backend("marlin", "bf16", Mma.SYNC_BF16),
+    # Along K one chain, ascending. The global scale of NVFP4 weights is applied to the sums.
+    _backend("marlin", "bf16", Mma.SYNC_BF16, weights=_BOTH),
     _backend("triton", "bf16", Mma.WGMMA_BF16, Mma.TCGEN05_F16),
     _backend("trtllm", "bf16", Mma.TCGEN05_F16),
     # Tokens are quantized on their own.
@@ -100,6 +104,8 @@ _ALL = (
     # BF16 between the products, and FP32 between them.
     _integer_backend("dp4a"),
     _integer_backend("llama_cpp"),
+    # CUTLASS with NVFP4 on both sides; MXFP4 weights are NVFP4 weights too, see `refmoe.reference.nvfp4_experts`.
+    _backend("nvfp4", "nvfp4", Mma.SYNC_NVF4, weights=_BOTH),
 )
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType({backend.name: backend for backend in _ALL})

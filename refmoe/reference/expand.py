@@ -7,8 +7,8 @@ align128(offsets[e] + 127 * e) on. Bytes that a production kernel leaves alone h
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -38,6 +38,10 @@ from refmoe.reference.layout import (
 )
 from refmoe.reference.nvfp4 import checked_encode_scale, checked_scale, quantize_nvfp4
 from refmoe.reference.quantize import quantize_mxfp8
+
+FloatArray = NDArray[np.float32]
+EncodeScale = np.float32 | float | FloatArray
+"""One factor for the tensor, or float32 [E], one for each expert."""
 
 INPUT_SF_LAYOUTS = {name: SCALE_LAYOUTS[name] for name in ("linear", "128x4")}
 #: What `expand_as` makes of a row.
@@ -195,7 +199,7 @@ def expand_as(
     num_experts: int,
     output: str,
     *,
-    encode_scale: np.float32 | float | None = None,
+    encode_scale: EncodeScale | None = None,
     prescale: NDArray[Any] | None = None,
     layout: str = "128x4",
     first_expert: int = 0,
@@ -205,7 +209,7 @@ def expand_as(
 
     The rules are those of FlashInfer's `expandInputRowsKernel` (Apache-2.0), all in FP32, each operation rounded once:
 
-        nvfp4       as `quantize_nvfp4`, under the global scale `encode_scale`
+        nvfp4       as `quantize_nvfp4`, under the global scale `encode_scale` of the tensor or of the row's expert
         fp8_tensor  code = E4M3(x * encode_scale), saturating at 448; a NaN is 0x7F
         fp8_token   q = 448 / amax of the token, code = E4M3(x * q), scale of the row = 1 / q; q is 1 for a zero token
         copy        the elements as they are
@@ -218,7 +222,8 @@ def expand_as(
         topk_ids: int32 [T, k], see `build_permutation`.
         num_experts: experts of this rank.
         output: one of `OUTPUTS`.
-        encode_scale: the FP32 factor of "nvfp4" and "fp8_tensor"; None for the others.
+        encode_scale: the FP32 factor of "nvfp4" and "fp8_tensor"; of "nvfp4" also float32 [E], one for each expert of
+            this rank; None for the others.
         prescale: [K] of x's type, what each channel is multiplied by first (AWQ); the product is rounded to that type.
             Not with "copy".
         layout: of NVFP4's scales: "128x4", "8x4" or "linear", the last with rows of ceil(K / 64) * 4 bytes.
@@ -232,7 +237,7 @@ def expand_as(
     checked_output(output)
     _check_rows(x, topk_ids, NVFP4.block, ready=output == "copy")
     chosen, byte = layout_named(layout, GROUPED_LAYOUTS), checked_fill(fill)
-    factor = checked_factor(output, encode_scale)
+    factor = checked_factor(output, encode_scale, num_experts)
     values = x if prescale is None else prescaled(x, checked_prescale(output, prescale, x))
     offsets, width = permutation.offsets, x.shape[1]
     used = int(offsets[-1])
@@ -241,25 +246,39 @@ def expand_as(
     scales: NDArray[Any] | None = None
     if output == "nvfp4":
         assert factor is not None
-        made = quantize_nvfp4(values, global_encode_scale=factor)
-        of_tokens: NDArray[Any] = made.codes
+        of_rows, row_scales = _nvfp4_rows(values, source, offsets, factor)
         blocks = width // NVFP4.block
         size = checked_size("x", chosen, grouped_scale_rows(topk_ids.size, num_experts), blocks)
         scales = np.full(size, byte, np.uint8)
         if used and blocks:
-            write_scale_rows(scales, chosen, expert_scale_rows(offsets), made.scales[source])
+            write_scale_rows(scales, chosen, expert_scale_rows(offsets), row_scales)
     elif output == "copy":
-        of_tokens = values
+        of_rows = values[source]
     else:
-        factors = _token_factors(values) if factor is None else np.array([[factor]])
-        of_tokens = fp8_codes(values, factors)
+        factors = _token_factors(values) if factor is None else np.array([[factor]], np.float32)
+        of_rows = fp8_codes(values, factors)[source]
         if factor is None:
             scales = np.full(4 * topk_ids.size, byte, np.uint8).view(np.float32)
             scales[:used] = fp32.divide(np.ones(1, np.float32), factors)[source, 0]
-    codes = np.full(topk_ids.size * of_tokens[:1].nbytes if len(x) else 0, byte, np.uint8)
-    rows = codes.view(of_tokens.dtype).reshape(topk_ids.size, of_tokens.shape[1])
-    rows[:used] = of_tokens[source]
-    return ExpandedAs(**vars(permutation), codes=rows, scales=scales)
+    codes = np.full((topk_ids.size, of_rows.shape[1] * of_rows.itemsize), byte, np.uint8).view(of_rows.dtype)
+    codes[:used] = of_rows
+    return ExpandedAs(**vars(permutation), codes=codes, scales=scales)
+
+
+def _nvfp4_rows(
+    values: NDArray[Any], source: NDArray[np.int32], offsets: NDArray[np.int64], factor: np.float32 | FloatArray
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Codes [R, K / 2] and scales [R, K / 16] of the rows in use, whose tokens are `source`."""
+    if not isinstance(factor, np.ndarray):
+        made = quantize_nvfp4(values, global_encode_scale=factor)
+        return made.codes[source], made.scales[source]
+    codes = np.empty((source.size, values.shape[1] // NVFP4.codes_a_byte), np.uint8)
+    scales = np.empty((source.size, values.shape[1] // NVFP4.block), np.uint8)
+    for expert, (first, last) in enumerate(itertools.pairwise(offsets.tolist())):
+        if first < last:
+            made = quantize_nvfp4(values[source[first:last]], global_encode_scale=factor[expert])
+            codes[first:last], scales[first:last] = made.codes, made.scales
+    return codes, scales
 
 
 def prescaled(x: NDArray[Any], factors: NDArray[Any]) -> NDArray[Any]:
@@ -303,15 +322,26 @@ def checked_output(output: object) -> str:
     return output
 
 
-def checked_factor(output: str, encode_scale: object) -> np.float32 | None:
-    """The FP32 factor that `output` takes, None if it takes none; an `ArgumentError` for one too many or too few."""
+def checked_factor(output: str, encode_scale: object, experts: int) -> np.float32 | FloatArray | None:
+    """The FP32 factor that `output` takes, or one for each expert; None if it takes none.
+
+    Raises:
+        ArgumentError: one too many or too few, no float32 [E], or a factor that cannot be one.
+    """
     if output not in ("nvfp4", "fp8_tensor"):
         if encode_scale is not None:
             raise ArgumentError("encode_scale", describe(encode_scale), f"None: {output} takes no scale")
         return None
     if encode_scale is None:
         raise ArgumentError("encode_scale", "None", f"the float32 factor of {output}")
-    return (checked_encode_scale if output == "nvfp4" else partial(checked_scale, "encode_scale"))(encode_scale)
+    if output == "fp8_tensor":
+        return checked_scale("encode_scale", encode_scale)
+    if not isinstance(encode_scale, np.ndarray):
+        return checked_encode_scale(encode_scale)
+    checked_array("encode_scale", encode_scale, (experts,), np.float32)
+    for factor in encode_scale:
+        checked_encode_scale(factor)
+    return encode_scale
 
 
 def checked_prescale(output: str, prescale: object, x: NDArray[Any]) -> NDArray[Any]:

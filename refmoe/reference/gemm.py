@@ -24,6 +24,8 @@ from refmoe.formats import MX_BLOCK
 from refmoe.reference.arrays import check_optional, checked_output
 from refmoe.reference.layout import checked_offsets
 from refmoe.reference.mma import AccumulationModel, as_model, tensor_core_mma
+from refmoe.reference.nvfp4 import dequantize_nvfp4
+from refmoe.reference.nvfp4_experts import NVFP4Experts
 from refmoe.reference.tensor import IDENTITY_SCALE, MXTensor
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -60,7 +62,7 @@ def plain_fp8(codes: NDArray[np.uint8]) -> MXTensor:
 
 def grouped_gemm(
     activations: MXTensor | NDArray[Any],
-    weights: MXTensor,
+    weights: MXTensor | NVFP4Experts,
     offsets: NDArray[np.int64],
     *,
     model: AccumulationModel | str,
@@ -77,7 +79,8 @@ def grouped_gemm(
     Args:
         activations: mxfp8 [T, K], rows in expert order; `plain_fp8` makes one of codes without scales. Or bfloat16
             [T, K], for a model that has BF16 operands.
-        weights: mxfp4 or mxfp8 [E, N, K].
+        weights: mxfp4 or mxfp8 [E, N, K]; for BF16 activations also nvfp4, whose codes times block scales are BF16
+            numbers. Their global decode scales are `alpha`'s.
         offsets: int64 [E + 1], first row of each expert, then the number of rows in use, at most T. An expert may have
             no rows.
         model: an accumulation model or its name, see `refmoe.reference.mma.MODELS`.
@@ -97,7 +100,8 @@ def grouped_gemm(
         _check_bf16(activations)
     else:
         _check_operand("activations", activations, ("mxfp8",), 2)
-    _check_operand("weights", weights, ("mxfp4", "mxfp8"), 3)
+    if not isinstance(weights, NVFP4Experts):
+        _check_operand("weights", weights, ("mxfp4", "mxfp8"), 3)
     tokens, k = activations.shape
     experts, n, weight_k = weights.shape
     if k == 0:
@@ -114,7 +118,8 @@ def grouped_gemm(
 
     _check_pair(weights, activations, chosen)
     _check_scales("activations", activations, chosen)
-    _check_scales("weights", weights, chosen)
+    if not isinstance(weights, NVFP4Experts):
+        _check_scales("weights", weights, chosen)
 
     out = np.zeros((tokens, n), dtype)
     for expert in range(experts):
@@ -208,8 +213,11 @@ def finish_sums(
     return out
 
 
-def _operand(tensor: MXTensor | NDArray[Any], index: int | slice, model: AccumulationModel) -> _Operand:
+def _operand(tensor: MXTensor | NVFP4Experts | NDArray[Any], index: int | slice, model: AccumulationModel) -> _Operand:
     """The rows that `index` selects, in the form in which `model` takes them."""
+    if isinstance(tensor, NVFP4Experts):
+        exact = dequantize_nvfp4(tensor.codes[index], tensor.scales[index])
+        return _Operand(exact.astype(_BF16).view(np.uint16), "bf16", None)
     if isinstance(tensor, np.ndarray):
         return _Operand(np.ascontiguousarray(tensor[index]).view(np.uint16), "bf16", None)
     element, part = _element(tensor, model), tensor.part(index)
@@ -218,14 +226,16 @@ def _operand(tensor: MXTensor | NDArray[Any], index: int | slice, model: Accumul
     return _Operand(part.elements, element, part.scales if model.scaled else None)
 
 
-def _element(tensor: MXTensor | NDArray[Any], model: AccumulationModel) -> str:
+def _element(tensor: MXTensor | NVFP4Experts | NDArray[Any], model: AccumulationModel) -> str:
     """The element format in which `model` takes a tensor: its own, or BF16 where the model has that and no scales."""
-    if isinstance(tensor, np.ndarray):
+    if isinstance(tensor, (np.ndarray, NVFP4Experts)):
         return "bf16"
     return "bf16" if not model.scaled and ("bf16", "bf16") in model.pairs else tensor.mx.element.name
 
 
-def _check_pair(weights: MXTensor, activations: MXTensor | NDArray[Any], model: AccumulationModel) -> None:
+def _check_pair(
+    weights: MXTensor | NVFP4Experts, activations: MXTensor | NDArray[Any], model: AccumulationModel
+) -> None:
     pair = (_element(weights, model), _element(activations, model))
     if pair not in model.pairs:
         had = ", ".join(f"{a} x {b}" for a, b in model.pairs)

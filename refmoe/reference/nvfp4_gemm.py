@@ -31,20 +31,24 @@ MODEL = MODELS["sm120_nvf4"]
 Bytes = NDArray[np.uint8]
 
 
-def nvfp4_alpha(token_scale: float | np.float32, weight_scales: NDArray[np.float32]) -> NDArray[np.float32]:
+def nvfp4_alpha(
+    token_scale: float | np.float32 | NDArray[np.float32], weight_scales: NDArray[np.float32]
+) -> NDArray[np.float32]:
     """The factor of each expert: token_scale * weight_scales, rounded to nearest in FP32.
 
     Args:
-        token_scale: the tokens' global decode scale, an FP32 number.
+        token_scale: the tokens' global decode scale, an FP32 number, or float32 [E] where each expert's has its own.
         weight_scales: float32 [E], the global decode scale of each expert's weights.
 
     Raises:
-        ArgumentError: weight_scales are no float32 [E].
+        ArgumentError: weight_scales are no float32 [E], or token_scale is an array and is none.
     """
     if not isinstance(weight_scales, np.ndarray) or weight_scales.dtype != np.float32 or weight_scales.ndim != 1:
         raise ArgumentError("weight_scales", describe(weight_scales), "float32 [E]")
+    if isinstance(token_scale, np.ndarray):
+        check_optional("token_scale", token_scale, weight_scales.shape, np.float32)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        return np.asarray(np.float32(token_scale) * weight_scales, np.float32)
+        return np.asarray(np.asarray(token_scale, np.float32) * weight_scales, np.float32)
 
 
 def nvfp4_grouped_gemm(

@@ -33,8 +33,8 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.families.case import Shape
 from refmoe.families.choices import expert_ids
 from refmoe.families.routing import ROUTE
-from refmoe.models import GptOssCheckpoint, open_checkpoint
-from refmoe.reference.backends import choose_backend
+from refmoe.models import DeepSeekNVFP4Checkpoint, GptOssCheckpoint, open_checkpoint
+from refmoe.reference.backends import BACKENDS, choose_backend
 from refmoe.reference.dp4a import MAX_TOKENS
 from refmoe.reference.moe import path_steps
 from refmoe.reference.moe.paths import quantizations_of
@@ -45,13 +45,17 @@ ROUTINGS = ("uniform", "same-experts", "empty-experts")
 
 _WEIGHTS = ("gate_up", "gate_up_scales", "down", "down_scales")
 _GEMM1, _GEMM2 = "gemm1", "gemm2"
+NVFP4_PATH = "nvfp4"
 KERNEL_PATH = "cutlass"
 """The backend that has kernels here for any number of tokens; those of `OUTPUTS` have them for up to 8."""
 
 
 @dataclass(frozen=True)
 class FlowModel:
-    """Sizes of a model's layer: hidden, intermediate, experts, experts a token; and how many layers it has."""
+    """Sizes of a model's layer: hidden, intermediate, experts, experts a token; how many layers with experts it has.
+
+    `weights` is their format, "mxfp4" or "nvfp4".
+    """
 
     name: str
     hidden: int
@@ -59,6 +63,7 @@ class FlowModel:
     experts: int
     top_k: int
     layers: int
+    weights: str = "mxfp4"
 
 
 FLOW_MODELS: Mapping[str, FlowModel] = MappingProxyType(
@@ -180,7 +185,7 @@ def flow(
 
     Args:
         path: a backend's name, in upper or lower case.
-        model: a key of `FLOW_MODELS`, or a checkpoint of gpt-oss, whose sizes are taken.
+        model: a key of `FLOW_MODELS`, or a checkpoint of gpt-oss or of DeepSeek in NVFP4, whose sizes are taken.
         m: tokens, at least 1.
         quantization: of cutlass "separate", "fused" or "ready", of llama_cpp "separate" or "ready"; None takes fused of
             cutlass, and separate elsewhere.
@@ -190,7 +195,8 @@ def flow(
         arch: that the launches are planned for, one of `refmoe.chips.KERNEL_ARCHS`.
 
     Raises:
-        ArgumentError: an argument is none of these, or a checkpoint that cannot be read.
+        ArgumentError: an argument is none of these, a checkpoint that cannot be read, or a path that does not take its
+            weights.
     """
     backend = choose_backend(path)
     if not isinstance(m, int) or m < 1:
@@ -199,6 +205,9 @@ def flow(
         raise ArgumentError("routing", describe(routing), f"one of {', '.join(ROUTINGS)}")
     chip = kernel_chip(arch)
     sizes = flow_model(model)
+    if sizes.weights not in backend.weights:
+        taking = ", ".join(name for name, other in BACKENDS.items() if sizes.weights in other.weights)
+        raise ArgumentError("path", f"{backend.name} with the {sizes.weights} weights of {sizes.name}", taking)
     rows = _rows(sizes, m, routing, seed)
     reference = path_steps(backend.name, quantization or "separate", output)
     if backend.name == KERNEL_PATH:
@@ -215,7 +224,9 @@ def flow(
 
 
 def flow_model(model: str) -> FlowModel:
-    """The sizes of a model by name, or those of a checkpoint of gpt-oss by its path: a folder or a .gguf file.
+    """The sizes of a model by name, or those of a checkpoint by its path, a folder or a .gguf file.
+
+    A checkpoint is one of gpt-oss, or one of DeepSeek that ModelOpt quantized to NVFP4.
 
     Raises:
         ArgumentError: neither.
@@ -225,8 +236,13 @@ def flow_model(model: str) -> FlowModel:
     if not isinstance(model, str) or not Path(model).exists():
         raise ArgumentError("model", describe(model), f"one of {', '.join(FLOW_MODELS)}, or a checkpoint of gpt-oss")
     checkpoint = open_checkpoint(model)
+    if isinstance(checkpoint, DeepSeekNVFP4Checkpoint):
+        said = checkpoint.config
+        sizes = (said.hidden_size, said.moe_intermediate_size, said.n_routed_experts, said.num_experts_per_tok)
+        return FlowModel(checkpoint.path.name, *sizes, len(checkpoint.moe_layers), "nvfp4")
     if not isinstance(checkpoint, GptOssCheckpoint):
-        raise ArgumentError("model", f"a {type(checkpoint).__name__} in {model}", "one of gpt-oss")
+        found = f"a {type(checkpoint).__name__} in {model}"
+        raise ArgumentError("model", found, "one of gpt-oss, or of DeepSeek in NVFP4")
     config = checkpoint.config
     return FlowModel(
         checkpoint.path.name,
@@ -235,6 +251,7 @@ def flow_model(model: str) -> FlowModel:
         config.num_local_experts,
         config.num_experts_per_tok,
         config.num_hidden_layers,
+        checkpoint.weights,
     )
 
 
@@ -343,7 +360,10 @@ def flow_summary(flow: Flow, bandwidth: float) -> str:
         lines[0] += f", {len(flow.per_gemm)} from one GEMM's output to the next one's: {'; '.join(flow.per_gemm)}"
     if not flow.launches:
         here = f"{flow.path} is a reference here for {flow.m} tokens"
-        return f"{lines[0]}\n{here}: no launch of ours exists, so there is no traffic to count"
+        missing = "no launch of ours exists"
+        if flow.path == NVFP4_PATH:
+            missing = "its expand and its GEMM are kernels, but nothing of ours launches a layer of them"
+        return f"{lines[0]}\n{here}: {missing}, so there is no traffic to count"
     lines += [
         f"{flow.launches} launches, {flow.bytes:,} bytes: {flow.read:,} read, {flow.written:,} written; "
         f"{flow.weights:,} of them are weights of {active} experts, {flow.weights / flow.bytes:.2%}",

@@ -18,7 +18,8 @@ from typing import Any
 from rich.table import Table
 
 from refmoe.chips import CHIPS
-from refmoe.cuda.gemm.kernel import GemmShape, grouped_gemm_kernel, grouped_gemm_plan
+from refmoe.cuda.gemm.grouped import GemmShape
+from refmoe.cuda.gemm.kernel import GEMM
 from refmoe.cuda.gemm.tile import Tile, check_tile, parse_tile
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build
 from refmoe.museum import cutlass
@@ -166,10 +167,10 @@ def gemm_sass(tile: Tile, arch: str, *, out_dtype: str = "bf16", stages: int | N
     """
     depth = check_tile(tile, arch=arch, stages=stages)
     find_nvdisasm()  # before the compiler runs
-    kernel = grouped_gemm_kernel(tile, out_dtype)
+    kernel = GEMM.kernel(tile, out_dtype)
     target = Target(kernel.path(CSRC), arch, "cubin")
     cubin = build([target])[target]
-    plan = grouped_gemm_plan(tile, out_dtype, depth, (), None, GemmShape(1, 1, tile.m, tile.k), multiprocessors=1)
+    plan = GEMM.plan(tile, out_dtype, depth, (), None, GemmShape(1, 1, tile.m, tile.k), multiprocessors=1)
     name = f"refmoe {tile} {out_dtype}"
     return read_sass(
         cubin, Path(f"{cubin}.log"), kernel.entry, name=name, arch=arch, stages=depth, shared_bytes=plan.shared_bytes

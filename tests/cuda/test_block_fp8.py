@@ -7,32 +7,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from support.launch_recorder import Recorder
 
 from refmoe.cuda.block_fp8 import TILE_CTAS_PER_MULTIPROCESSOR, block_fp8_quantize
 from refmoe.errors import ArgumentError
 
 BF16 = ml_dtypes.bfloat16
-
-
-class Recorder:
-    """A device that runs nothing: it remembers the plans, so that a refusal can be shown to come before any launch."""
-
-    name, arch, multiprocessors = "recorder", "sm_120a", 2
-
-    def __init__(self) -> None:
-        self.launches: list[Any] = []
-
-    def upload(self, name: str, array: Any) -> Any:
-        return name
-
-    def output(self, name: str, shape: tuple[int, ...], fill: int) -> Any:
-        return np.full(shape, fill, np.uint8)
-
-    def launch(self, plan: Any) -> None:
-        self.launches.append(plan)
-
-    def download(self, buffer: Any) -> Any:
-        return buffer
 
 
 @pytest.fixture

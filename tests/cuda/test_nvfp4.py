@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from support.launch_recorder import Recorder
 
 from refmoe.cuda import expand_as, nvfp4_quantize
 from refmoe.cuda.device import PtxDevice
@@ -17,29 +18,8 @@ from refmoe.reference import build_permutation, quantize_nvfp4
 BF16 = ml_dtypes.bfloat16
 
 
-class Recorder:
-    """A device that runs nothing: it remembers whether anything was launched."""
-
-    name, arch, multiprocessors = "recorder", "sm_120a", 2
-
-    def __init__(self) -> None:
-        self.launches: list[Any] = []
-
-    def upload(self, name: str, array: Any) -> Any:
-        return name
-
-    def output(self, name: str, shape: tuple[int, ...], fill: int) -> Any:
-        return np.full(shape, fill, np.uint8)
-
-    def launch(self, plan: Any) -> None:
-        self.launches.append(plan)
-
-    def download(self, buffer: Any) -> Any:
-        return buffer
-
-
 @pytest.fixture
-def device() -> Any:
+def device() -> Recorder:
     return Recorder()
 
 
@@ -77,6 +57,7 @@ def test_quantize_refuses(device: Any, changes: dict[str, Any], message: str) ->
         ({"layout": "linear"}, "layout: found 'linear'; needed one of '128x4', '8x4'"),
         ({"fill": -1}, "fill: found int -1; needed a byte"),
         ({"output": "nvfp4"}, "encode_scale: found None; needed the float32 factor of nvfp4"),
+        ({"output": "nvfp4", "encode_scale": np.ones(2, np.float32)}, r"encode_scale: .* needed float32 \[1\]"),
         ({"encode_scale": 1.0}, "encode_scale: .* None: fp8_token takes no scale"),
         ({"prescale": np.ones(64, np.float16)}, r"prescale: .* bfloat16 \[64\]"),
         ({"topk_ids": np.zeros((3, 1), np.int32)}, "topk_ids: .*"),

@@ -10,18 +10,19 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from support.gemm_call import EXPERTS, REFUSED, TOKENS, GemmCall, K, ptx
+from support.traffic_meter import Meter, meter  # noqa: F401
 
 from refmoe.chips import KERNEL_ARCHS
-from refmoe.cuda.device import PtxDevice, open_device
+from refmoe.cuda.gemm.grouped import GemmShape
 from refmoe.cuda.gemm.tile import Tile, TileRefused
 from refmoe.cuda.launch import WARP_LANES
 from refmoe.cuda.nvfp4_gemm import (
     DYNAMIC_TILES,
+    NVFP4_GEMM,
     TILES,
-    GemmShape,
     choose_tile,
     max_stages,
-    nvfp4_gemm_plan,
     nvfp4_grouped_gemm,
     stage_bytes,
 )
@@ -31,66 +32,21 @@ from refmoe.families.stages import GroupedScales
 from refmoe.reference.layout import swizzle_weight_scales
 from refmoe.reference.nvfp4_gemm import nvfp4_grouped_gemm as reference
 
-TOKENS, EXPERTS, N, K = 3, 2, 24, 160
-GROUPS = 3  # words of four scales, the last of them half padding
-
-
-def device(arch: str = "sm_120a", csrc: Path = CSRC) -> PtxDevice:
-    opened = open_device("ptx", arch, csrc)
-    assert isinstance(opened, PtxDevice)
-    return opened
-
-
-def arguments(**changes: Any) -> dict[str, Any]:
-    rows = -(-(TOKENS + 127 * EXPERTS) // 128) * 128
-    right: dict[str, Any] = {
-        "codes": np.zeros((TOKENS, K // 2), np.uint8),
-        "scales": np.zeros(rows * GROUPS * 4, np.uint8),
-        "weights": np.zeros((EXPERTS, N, K // 2), np.uint8),
-        "weight_scales": np.zeros(EXPERTS * 128 * GROUPS * 4, np.uint8),
-        "offsets": np.array([0, 1, 3]),
-    }
-    return right | changes
-
-
-def refused(on: PtxDevice | None = None, **changes: Any) -> ArgumentError:
-    opened = on or device()
-    with pytest.raises(ArgumentError) as caught:
-        nvfp4_grouped_gemm(device=opened, **arguments(**changes))
-    assert opened.launches == []
-    assert "\n" not in str(caught.value)
-    return caught.value
+CALL = GemmCall(nvfp4_grouped_gemm, row_bytes=K // 2, groups=3)  # of four scales, the last of them half padding
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        *REFUSED,
         ({"codes": np.zeros((TOKENS, 24), np.uint8)}, "codes: found uint8 [3, 24]; needed uint8 [T, K/2]"),
-        ({"codes": np.zeros((TOKENS, 0), np.uint8)}, "K a positive multiple of 32"),
-        ({"codes": np.zeros(K, np.uint8)}, "codes: "),
-        ({"codes": np.zeros((TOKENS, K // 2), np.int8)}, "codes: "),
-        ({"codes": np.zeros((TOKENS, K), np.uint8)[:, ::2]}, "codes: found strides"),
-        ({"weights": np.zeros((EXPERTS, N, K), np.uint8)}, "weights: "),
-        ({"weights": np.zeros((0, N, K // 2), np.uint8)}, "at least one expert and row"),
-        ({"weights": np.zeros((EXPERTS, 12, K // 2), np.uint8)}, "weights: found N = 12; needed N a multiple of 8"),
         # Scales for every 32 elements, as MXFP4 has them.
         ({"weight_scales": np.zeros(EXPERTS * 128 * 8, np.uint8)}, "weight_scales: "),
         ({"scales": np.zeros(384 * 8, np.uint8)}, "scales: "),
-        ({"offsets": np.array([0, 1, 3], np.int32)}, "offsets: "),
-        ({"offsets": np.array([0, 2, 1])}, "decreasing"),
-        ({"offsets": np.array([0, 1, 4])}, "at most 3 rows"),
-        ({"alpha": np.ones(EXPERTS)}, "alpha: "),
-        ({"alpha": np.ones(1, np.float32)}, "alpha: "),
-        ({"bias": np.zeros((EXPERTS, N), np.float32)}, "bias: "),
-        ({"out_dtype": "fp16"}, "out_dtype: found 'fp16'; needed one of 'bf16', 'f32'"),
-        ({"fill": 256}, "fill: found int 256; needed a byte"),
-        ({"tile": "128x8"}, "tile: found str '128x8'; needed three positive integers"),
-        ({"tile": 128}, "tile: found int 128; needed one of 128x8x512"),
-        ({"stages": "2"}, "stages: found str '2'"),
     ],
 )
 def test_arguments(changes: dict[str, Any], words: str) -> None:
-    assert words in str(refused(**changes))
+    assert words in str(CALL.refused(**changes))
 
 
 @pytest.mark.parametrize("arch", KERNEL_ARCHS)
@@ -106,7 +62,7 @@ def test_arguments(changes: dict[str, Any], words: str) -> None:
     ],
 )
 def test_tiles_and_stages(arch: str, changes: dict[str, Any], why: str, instead: str) -> None:
-    refusal = refused(device(arch), **changes)
+    refusal = CALL.refused(ptx(arch), **changes)
     assert isinstance(refusal, TileRefused)
     assert why in str(refusal)
     assert str(refusal).endswith(instead)
@@ -119,9 +75,20 @@ def test_a_tile_fits_the_shared_memory_of_sm12x(tile: Tile) -> None:
     assert stage_bytes(tile) == bytes_
     stages = max_stages(tile, "sm_120a")
     assert stages >= 2
-    plan = nvfp4_gemm_plan(tile, "f32", stages, (), None, GemmShape(1, 1, 8, 64), multiprocessors=1)
+    plan = NVFP4_GEMM.plan(tile, "f32", stages, (), None, GemmShape(1, 1, 8, 64), multiprocessors=1)
     assert plan.shared_bytes <= 101_376 < plan.shared_bytes + bytes_
     assert plan.block // WARP_LANES in (4, 8)
+
+
+def test_more_tiles_than_an_int32_can_step_past_are_refused() -> None:
+    def plan(n: int) -> None:
+        shape = GemmShape(rows=1 << 20, experts=1, n=n, k=64)
+        NVFP4_GEMM.plan(Tile(128, 8, 512), "f32", 2, (), None, shape, multiprocessors=132)
+
+    plan((1 << 21) - 256)
+    needed = "codes: found 2147500164 tiles of 128x8x512 and CTAs of a grid; needed at most 2147483647"
+    with pytest.raises(ArgumentError, match=needed):
+        plan(1 << 21)
 
 
 def test_the_choice_is_the_fewest_tiles_and_then_the_narrowest() -> None:
@@ -130,16 +97,36 @@ def test_the_choice_is_the_fewest_tiles_and_then_the_narrowest() -> None:
         assert choose_tile(m, "sm_120a") == wanted
 
 
+def test_padding_is_neither_read_nor_written(meter: Meter) -> None:  # noqa: F811
+    """Of codes and weights every byte of rows in use is read once over and no other; of the output those rows alone.
+
+    N, K and each expert's rows end within a tile, an expert has no rows, and two rows belong to no expert.
+    """
+    t, e, n, k, used = 7, 3, 136, 160, 5
+    offsets = np.array([0, 3, 3, used])
+    scale_rows = -(-(t + 127 * e) // 128) * 128
+    nvfp4_grouped_gemm(
+        np.zeros((t, k // 2), np.uint8),
+        np.zeros(scale_rows * 12, np.uint8),
+        np.zeros((e, n, k // 2), np.uint8),
+        np.zeros(e * 256 * 12, np.uint8),
+        offsets,
+        device=meter,
+        tile="128x32x256",
+        out_dtype="f32",
+    )
+    ((reads, writes),) = meter.touched
+    assert writes == {"out": used * n * 4}
+    assert reads["codes"] == used * k // 2
+    assert reads["weights"] == 2 * n * k // 2  # of the two experts that have rows
+    # Scales come by atoms of 128 rows: one atom of tokens for each of them, two of weights, three words of K.
+    assert reads["scales"] == 2 * 128 * 12
+    assert reads["weight_scales"] == 2 * 2 * 128 * 12
+
+
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_no_rows_launch_nothing(tile: Tile) -> None:
-    opened = device()
-    empty = arguments(
-        codes=np.zeros((0, K // 2), np.uint8),
-        offsets=np.zeros(EXPERTS + 1, np.int64),
-        scales=np.zeros(256 * GROUPS * 4, np.uint8),
-    )
-    assert nvfp4_grouped_gemm(device=opened, tile=tile, **empty).shape == (0, N)
-    assert opened.launches == []
+    CALL.launches_nothing_for_no_rows(tile=tile)
 
 
 def one_tile(folder: Path, tile: str) -> Path:
@@ -168,7 +155,7 @@ def test_other_chips(tmp_path: Path, arch: str) -> None:
     arrays = [each.astype(np.uint8) for each in (codes, scales, weights, weight_scales)]
     offsets = np.array([0, t])
     alpha, bias = np.array([0.75], np.float32), rng.normal(size=(1, n)).astype(ml_dtypes.bfloat16)
-    on = device(arch, one_tile(tmp_path, "128, 8, 128"))
+    on = ptx(arch, one_tile(tmp_path, "128, 8, 128"))
     found = nvfp4_grouped_gemm(
         arrays[0],
         GroupedScales("scales", "128x4", offsets, k // 16).buffer(arrays[1], t, 0xFF),

@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from support.launch_recorder import Recorder
 
 from refmoe.cuda import expand, mxfp8_quantize
 from refmoe.cuda.device import CudaDevice, DeviceUnavailable, PtxDevice, open_device
@@ -14,27 +15,6 @@ from refmoe.errors import ArgumentError
 from refmoe.reference import build_permutation
 
 BF16 = ml_dtypes.bfloat16
-
-
-class Recorder:
-    """A device that runs nothing: it remembers the plans, so that a refusal can be shown to come before any launch."""
-
-    name, arch, multiprocessors = "recorder", "sm_120a", 2
-
-    def __init__(self) -> None:
-        self.launches: list[Any] = []
-
-    def upload(self, name: str, array: Any) -> Any:
-        return name
-
-    def output(self, name: str, shape: tuple[int, ...], fill: int) -> Any:
-        return np.full(shape, fill, np.uint8)
-
-    def launch(self, plan: Any) -> None:
-        self.launches.append(plan)
-
-    def download(self, buffer: Any) -> Any:
-        return buffer
 
 
 @pytest.fixture
@@ -56,7 +36,11 @@ def _row(k: int = 64, rows: int = 2) -> Any:
         (np.zeros(64, BF16), {}, r"x: found bfloat16 \[64\]; needed two dimensions"),
         (np.zeros((64, 2), BF16).T, {}, r"x: found strides \(2, 4\); needed a C-contiguous array"),
         (_row(128)[:, ::2], {}, r"x: found strides \(256, 4\); needed a C-contiguous array"),
-        (np.broadcast_to(_row(32, 1), (2**31, 32)), {}, "x: found 2147483648 rows; needed at most 2147483647"),
+        (
+            np.broadcast_to(_row(32, 1), (2**31, 32)),
+            {},
+            "2147483648 rows; needed at most 2147418111: kernels step",
+        ),
         (_row(2**29, rows=0), {}, "x: found 2147483648 bytes of scale atoms, for K = 536870912; needed at most"),
         (_row(), {"mode": "even"}, "mode: found 'even'; needed one of 'rceil', 'floor'"),
         (_row(), {"edge": "deepgemm"}, "edge: found 'deepgemm'; needed one of 'exact', 'flashinfer'"),

@@ -14,7 +14,7 @@ from support.checkpoints import TINY_DEEPSEEK
 from refmoe.drift import DriftPath, DriftPathError, DriftRun, PathComparison, drift_path, run_drift
 from refmoe.drift.document import dependent_sequences
 from refmoe.drift.inputs import draw_prompts, open_or_write, parse_prompts, parse_sweeps, sweep_points
-from refmoe.drift.paths import DEFAULT_PATHS, named_paths
+from refmoe.drift.paths import DEFAULT_PATHS, NVFP4_PATHS, named_paths
 from refmoe.errors import ArgumentError
 from refmoe.models import GptOssCheckpoint, GptOssConfig, open_checkpoint, write_checkpoint
 from refmoe.reference.fp32 import BF16
@@ -342,6 +342,50 @@ def test_what_is_set_side_by_side() -> None:
     ):
         with pytest.raises(DriftPathError, match=sentence):
             named_paths(*given)
+
+
+def test_nvfp4_beside_the_others(four: DriftRun) -> None:
+    """On MXFP4 weights of the same values: other bits from the first stage that is computed on."""
+    one = comparison(four, "nvfp4")
+    assert not one.must_equal
+    assert one.formats is not None
+    assert (one.formats.stage, one.formats.other) == ("expand", ("nvfp4_codes uint8", "nvfp4_scales uint8"))
+    assert one.first is not None
+    assert (one.first.step, one.first.layer, one.first.stage) == (0, 0, "gemm1")
+    # Four bits lie further off than eight do.
+    errors = {name: np.median(comparison(four, name).layers["hidden"]["relative_l2"][..., -1]) for name in PATHS}
+    assert max(errors, key=lambda name: errors[name]) == "nvfp4"
+    facts = drift_path("nvfp4").facts
+    assert (facts["model"], facts["evidence"], facts["arch"]) == ("sm120_nvf4", "published", "sm_120a")
+    assert facts["conversions"][:3] == ["BF16 -> NVFP4", "NVFP4 x NVFP4 -> FP32", "FP32 -> BF16"]
+
+
+PATHS = ("marlin", "dp4a", "llama_cpp", "cutlass:separate:floor", "nvfp4")
+
+
+def test_a_checkpoint_in_nvfp4_and_what_its_paths_are(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write_checkpoint(tmp_path / "nvfp4", SMALL, 3, "nvfp4"))
+    assert isinstance(checkpoint, GptOssCheckpoint)
+    paths, base = named_paths(None, None, None, NVFP4_PATHS)
+    prompts = draw_prompts(64, 2, 3, 1)
+    run = run_drift(checkpoint, paths, prompts, base=base, steps=2, modes=[TEACHER])
+    found = {one.path: one for one in run.comparisons}
+    assert found.keys() == {"marlin", "formula"}
+    assert all(one.base == "nvfp4" and one.first is not None for one in found.values())
+    # Both have BF16 tokens, or better, so they are nearer to each other than to the base.
+    near = run_drift(checkpoint, paths[1:], prompts, steps=2, modes=[TEACHER]).comparisons[0]
+    assert near.layers["hidden"]["relative_l2"].max() < found["marlin"].layers["hidden"]["relative_l2"].min()
+    # A sequence's bits depend on no neighbour: the tokens' factor is the checkpoint's.
+    alone = run_drift(checkpoint, paths, prompts, steps=2, modes=[TEACHER], in_flight=1)
+    assert alone.bits == run.bits
+    with pytest.raises(DriftPathError, match="cutlass:fused with nvfp4 weights; needed marlin, nvfp4 or formula"):
+        run_drift(checkpoint, [paths[0], drift_path("cutlass:fused")], prompts, steps=1)
+
+
+def test_the_random_checkpoint_is_written_in_either_format() -> None:
+    for weights in ("mxfp4", "nvfp4"):
+        with open_or_write(None, 5, weights) as checkpoint:
+            assert checkpoint.weights == checkpoint.moe_layer(0).weights == weights
 
 
 def test_prompts_and_sweeps() -> None:

@@ -397,6 +397,7 @@ def test_the_command_line_takes_a_file(folder: Path) -> None:
     result = CliRunner().invoke(app, ["flow", "--model", str(folder / "model.gguf"), "--m", "2", "--json"])
     assert result.exit_code == 0, result.output
     sizes = {"name": "model.gguf", "hidden": 96, "intermediate": 64, "experts": 4, "top_k": 4, "layers": 2}
+    sizes["weights"] = "mxfp4"
     assert json.loads(result.stdout)["model"] == sizes
     result = CliRunner().invoke(app, ["flow", "--model", "gpt-oss-7b"])
     assert result.exit_code == 2

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.checkpoints import TINY, TINY_DEEPSEEK
 from typer.testing import CliRunner
 
 from refmoe.cli import app
 from refmoe.errors import ArgumentError
+from refmoe.models import write_checkpoint
 from refmoe.reference.moe import path_steps
-from refmoe.views.flow import flow
+from refmoe.views.flow import FlowModel, flow, flow_summary
 from refmoe.views.fusing import LAUNCH_COSTS, claims, fusing
 
 GPU_REPORT = Path(__file__).resolve().parent.parent.parent / "reports" / "bench" / "gpu.json"
@@ -27,6 +30,7 @@ GPU_REPORT = Path(__file__).resolve().parent.parent.parent / "reports" / "bench"
         ("marlin", None, 3),
         ("triton", None, 3),
         ("TRTLLM", None, 3),
+        ("nvfp4", None, 3),
     ],
 )
 def test_conversions_of_one_gemm(path: str, quantization: str | None, count: int) -> None:
@@ -37,6 +41,24 @@ def test_conversions_of_one_gemm(path: str, quantization: str | None, count: int
 def test_kernels_convert_what_the_reference_of_their_path_does(quantization: str) -> None:
     launched = flow("cutlass", "gpt-oss-20b", 3, quantization=quantization).conversions
     assert launched == tuple(word for step in path_steps("cutlass", quantization) for word in step.conversions)
+
+
+@pytest.mark.parametrize(
+    ("config", "format", "sizes"),
+    [(TINY, "nvfp4", (96, 64, 8, 4, 4)), (TINY_DEEPSEEK, "deepseek-nvfp4", (192, 160, 4, 2, 2))],
+)
+def test_checkpoints_in_nvfp4(tmp_path: Path, config: Any, format: str, sizes: tuple[int, ...]) -> None:
+    """Their sizes are taken, and paths that do not take their weights are refused."""
+    path = str(write_checkpoint(tmp_path / "written", config, 1, format))
+    found = flow("nvfp4", path, 3)
+    assert found.model == FlowModel("written", *sizes, "nvfp4")
+    assert sum(found.rows) == 3 * sizes[3]
+    assert found.first_gemm == ("BF16 -> NVFP4", "NVFP4 x NVFP4 -> FP32", "FP32 -> BF16")
+    assert "nothing of ours launches a layer of them" in flow_summary(found, 273)
+    with pytest.raises(
+        ArgumentError, match="path: found cutlass with the nvfp4 weights of written; needed marlin, nvfp4"
+    ):
+        flow("cutlass", path, 3)
 
 
 def test_one_token_of_gpt_oss_120b_by_hand() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from refmoe.cuda import toolchain
-from refmoe.cuda.gemm.kernel import GEMM_KERNELS, grouped_gemm_kernel
+from refmoe.cuda.gemm.kernel import GEMM, GEMM_KERNELS
 from refmoe.cuda.gemm.tile import TILES, Tile, TileRefused
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build
 from refmoe.views.sass import PtxasReport, disassemble, find_nvdisasm, gemm_sass, ptxas_reports
@@ -54,7 +54,7 @@ def instructions(arch: str) -> dict[str, tuple[str, ...]]:
 
 
 def opcodes(arch: str, tile: Tile, dtype: str) -> list[str]:
-    return [text.split()[0] for text in instructions(arch)[grouped_gemm_kernel(tile, dtype).entry]]
+    return [text.split()[0] for text in instructions(arch)[GEMM.kernel(tile, dtype).entry]]
 
 
 def expected_products(tile: Tile) -> int:
@@ -70,7 +70,7 @@ def test_the_report_names_every_entry(arch: str) -> None:
 
 @pytest.mark.parametrize(("arch", "tile", "dtype"), ENTRY_OF, ids=str)
 def test_the_compiler_reports_no_spill_and_no_stack(arch: str, tile: Tile, dtype: str) -> None:
-    usage = reports(arch)[grouped_gemm_kernel(tile, dtype).entry]
+    usage = reports(arch)[GEMM.kernel(tile, dtype).entry]
     assert (usage.stack_bytes, usage.spill_store_bytes, usage.spill_load_bytes) == (0, 0, 0)
     assert 0 < usage.registers <= 255
 

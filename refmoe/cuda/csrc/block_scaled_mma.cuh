@@ -46,11 +46,13 @@ struct Number {
     int significand, exponent;
 };
 
-/// value * 2^shift cut toward zero.
+/// value * 2^shift cut toward zero. A value that is not zero fits after the shift; a zero may come with any exponent.
+/// The magnitude is shifted: a left shift of a negative number, or one by 64 and more, is undefined.
 __device__ __forceinline__ int64_t shift_toward_zero(int64_t value, int shift) {
-    if (shift >= 0) return value << shift;
-    const int64_t magnitude = llabs(value) >> min(-shift, 63);
-    return value < 0 ? -magnitude : magnitude;
+    constexpr int kLastBit = 63;
+    const uint64_t magnitude = static_cast<uint64_t>(llabs(value));
+    const uint64_t moved = shift >= 0 ? magnitude << min(shift, kLastBit) : magnitude >> min(-shift, kLastBit);
+    return value < 0 ? -static_cast<int64_t>(moved) : static_cast<int64_t>(moved);
 }
 
 /// The accumulator as a term: its exponent, its significand in units of 2^-23, and what it is not.

@@ -2,9 +2,10 @@
 // to, rows sorted by expert: as MXFP8 or NVFP4 with the scales in the layout that the grouped GEMM reads, as plain FP8
 // under one scale, or as it is.
 //
-// A CTA takes one token at a time: its row is read once and quantized once, then written top_k times. Each lane of a
-// group (eight lanes, for NVFP4 four) looks up the destination of one rank; codes go out rank by rank, 16 bytes a lane
-// (NVFP4: 8), and the group's scale word, which all its lanes hold, goes out to the ranks at once:
+// A CTA takes one token at a time: its row is read once and quantized once, then written top_k times. Only where every
+// expert has a global scale of its own, the row is quantized for each of its experts. Each lane of a group (eight lanes,
+// for NVFP4 four) looks up the destination of one rank; codes go out rank by rank, 16 bytes a lane (NVFP4: 8), and the
+// group's scale word, which all its lanes hold, goes out to the ranks at once:
 //
 //      lane of the group     0        1        2       ...    7
 //      holds destination     rank 0   rank 1   rank 2  ...    rank 7
@@ -104,14 +105,22 @@ __device__ __forceinline__ void expand(const Rows rows, const Permutation permut
                 // The row's loads and the maps' are under way together: at decode their latency is the whole kernel.
                 const typename Rows::Chunk chunk = rows.fetch(token, lane, lanes);
                 const Destination mine = permutation.destination(token, first_rank + lane_in_group);
-                const typename Rows::Encoded encoded = rows.encode(chunk, token_scale);
+                const typename Rows::ExpertScale mine_scale = rows.expert_scale(mine.expert);
+                typename Rows::Encoded encoded;
+                if constexpr (!Rows::kByExpert) encoded = rows.encode(chunk, token_scale);
+                uint32_t word = 0;
                 for (int rank = 0; rank < ranks; ++rank) {
                     const int row = __shfl_sync(kFullWarp, mine.row, rank);
+                    if constexpr (Rows::kByExpert) {
+                        encoded = rows.encode(chunk, mine_scale, rank);
+                        const uint32_t of_rank = Rows::scale_word(encoded.scale);
+                        if (rank == lane_in_group) word = of_rank;
+                    }
                     if (row != kNoRow && lane < lanes)
                         codes[static_cast<int64_t>(row) * lanes + lane] = encoded.codes;
                 }
                 if constexpr (Rows::kScales == Scales::kOfBlocks) {
-                    const uint32_t word = Rows::scale_word(encoded.scale);
+                    if constexpr (!Rows::kByExpert) word = Rows::scale_word(encoded.scale);
                     const int group = lane / kGroupLanes;
                     if (mine.row != kNoRow && group < groups) {
                         const int scale_row = expert_scale_row(mine.first_row, mine.expert) + mine.row - mine.first_row;
@@ -165,9 +174,10 @@ REFMOE_MXFP8(none, kNone)
 REFMOE_MXFP8(linear, kLinear)
 REFMOE_MXFP8(128x4, k128x4)
 
-// Entries of the other outputs: refmoe_expand_<dtype>_nvfp4_<plain|prescaled>_<layout>,
+// Entries of the other outputs: refmoe_expand_<dtype>_<nvfp4|nvfp4_expert>_<plain|prescaled>_<layout>,
 // refmoe_expand_<dtype>_<fp8_tensor|fp8_token>_<plain|prescaled> and refmoe_expand_copy. Where they differ from above:
-//   encode_scale  one FP32: the global encode scale of NVFP4, the factor of FP8; unused by fp8_token
+//   encode_scale  one FP32: the global encode scale of NVFP4, the factor of FP8; of nvfp4_expert [experts]; unused by
+//                 fp8_token
 //   prescale      [K] of x's type, what each channel is multiplied by first; unused by "plain"
 //   codes         NVFP4: [tokens * top_k, K / 2] packed E2M1, 8-byte aligned; copy: rows of x as they are
 //   scales        NVFP4: UE4M3; fp8_token: FP32 [tokens * top_k], the factor back to x's values; else unused
@@ -186,6 +196,8 @@ REFMOE_MXFP8(128x4, k128x4)
 #define REFMOE_OTHER_OUTPUTS(dtype, Element, word, prescaled)                                                          \
     REFMOE_ROWS_ENTRY(dtype##_nvfp4_##word##_128x4, k128x4, Nvfp4Rows<refmoe::Element, prescaled>)                     \
     REFMOE_ROWS_ENTRY(dtype##_nvfp4_##word##_8x4, k8x4, Nvfp4Rows<refmoe::Element, prescaled>)                         \
+    REFMOE_ROWS_ENTRY(dtype##_nvfp4_expert_##word##_128x4, k128x4, ExpertNvfp4Rows<refmoe::Element, prescaled>)        \
+    REFMOE_ROWS_ENTRY(dtype##_nvfp4_expert_##word##_8x4, k8x4, ExpertNvfp4Rows<refmoe::Element, prescaled>)            \
     REFMOE_ROWS_ENTRY(dtype##_fp8_tensor_##word, kLinear, TensorFp8Rows<refmoe::Element, prescaled>)                   \
     REFMOE_ROWS_ENTRY(dtype##_fp8_token_##word, kLinear, TokenFp8Rows<refmoe::Element, prescaled>)
 

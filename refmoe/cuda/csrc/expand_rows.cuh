@@ -1,9 +1,10 @@
 // What a token's row becomes on its way to its experts, for each output of expand but MXFP8:
 //
-//      Nvfp4Rows      packed E2M1, a UE4M3 scale for each block of 16, under a global scale that is given
-//      TensorFp8Rows  E4M3 under one factor for the tensor, which is given
-//      TokenFp8Rows   E4M3 under one factor for each token, from its largest magnitude
-//      CopiedRows     the bytes as they are
+//      Nvfp4Rows        packed E2M1, a UE4M3 scale for each block of 16, under a global scale that is given
+//      ExpertNvfp4Rows  the same under a global scale of each expert
+//      TensorFp8Rows    E4M3 under one factor for the tensor, which is given
+//      TokenFp8Rows     E4M3 under one factor for each token, from its largest magnitude
+//      CopiedRows       the bytes as they are
 //
 // A row type says what a lane reads (Chunk), what it writes (Codes), how many lanes look up destinations together
 // (kGroupLanes), and which scales go out beside the codes. Rows of BF16 and FP16 may first be multiplied channel by
@@ -17,19 +18,42 @@ namespace refmoe {
 enum class Scales { kNone, kOfBlocks, kOfRows };
 
 struct NoTokenScale {};
+struct NoExpertScale {};
+
+/// What a lane writes of a row: its codes, and a scale for each block, for each row, or none. Rows whose tokens or
+/// experts have scales of their own say so in place of `token_scale` and `expert_scale`.
+template <class CodesType, class ScaleType, class EncodedType, Scales scales, int group_lanes>
+struct RowOutput {
+    using Codes = CodesType;
+    using Scale = ScaleType;
+    using Encoded = EncodedType;
+    using TokenScale = NoTokenScale;
+    using ExpertScale = NoExpertScale;
+    static constexpr Scales kScales = scales;
+    static constexpr bool kByExpert = false;  // whether the codes depend on the expert
+    static constexpr int kGroupLanes = group_lanes;
+
+    static __device__ __forceinline__ TokenScale token_scale(int, int) { return {}; }
+    static __device__ __forceinline__ ExpertScale expert_scale(int) { return {}; }
+};
 
 /// What rows have that become MXFP8.
-struct Mxfp8Output {
-    using Codes = uint4;
-    using Scale = uint8_t;
-    using Encoded = refmoe::Encoded;
-    using TokenScale = NoTokenScale;
-    static constexpr Scales kScales = Scales::kOfBlocks;
-    static constexpr int kGroupLanes = refmoe::kGroupLanes;
-
+struct Mxfp8Output : RowOutput<uint4, uint8_t, Encoded, Scales::kOfBlocks, kGroupLanes> {
     static __device__ __forceinline__ uint32_t scale_word(uint32_t scale) { return group_scale_word(scale); }
-    static __device__ __forceinline__ TokenScale token_scale(int, int) { return {}; }
 };
+
+/// What rows have that become NVFP4.
+struct Nvfp4Output : RowOutput<uint2, uint8_t, Nvfp4Encoded, Scales::kOfBlocks, kNvfp4GroupLanes> {
+    static __device__ __forceinline__ uint32_t scale_word(uint32_t scale) { return nvfp4_scale_word(scale); }
+};
+
+struct Fp8Encoded {
+    uint4 codes;
+};
+
+/// What rows have whose codes are 16 bytes a lane.
+template <Scales scales>
+using BytesOutput = RowOutput<uint4, float, Fp8Encoded, scales, kGroupLanes>;
 
 /// Two floats rounded to nearest even as the pair's type.
 template <class Element>
@@ -88,31 +112,44 @@ struct Elements {
     }
 };
 
+/// NVFP4 under one global encode scale.
 template <class Element, bool prescaled>
-struct Nvfp4Rows : Elements<Element, prescaled> {
-    using Codes = uint2;
-    using Scale = uint8_t;
-    using Encoded = Nvfp4Encoded;
-    using TokenScale = NoTokenScale;
-    static constexpr Scales kScales = Scales::kOfBlocks;
-    static constexpr int kGroupLanes = kNvfp4GroupLanes;
-
+struct Nvfp4Rows : Elements<Element, prescaled>, Nvfp4Output {
     GlobalScale global;
 
     static __device__ __forceinline__ Nvfp4Rows of(const uint4* x, const float* encode_scale, const uint4* prescale) {
-        return {{x, prescale}, GlobalScale::of(__ldg(encode_scale))};
+        return {{x, prescale}, {}, GlobalScale::of(__ldg(encode_scale))};
     }
-    static __device__ __forceinline__ uint32_t scale_word(uint32_t scale) { return nvfp4_scale_word(scale); }
-    static __device__ __forceinline__ TokenScale token_scale(int, int) { return {}; }
 
-    __device__ __forceinline__ Encoded encode(const typename Elements<Element, prescaled>::Chunk& chunk,
-                                              NoTokenScale) const {
+    __device__ __forceinline__ Nvfp4Encoded encode(const typename Elements<Element, prescaled>::Chunk& chunk,
+                                                   NoTokenScale) const {
         return encode_nvfp4<Element>(this->pairs(chunk).pairs, global);
     }
 };
 
-struct Fp8Encoded {
-    uint4 codes;
+/// NVFP4 under a global encode scale for each expert of this rank, so that a token is encoded once for each choice.
+template <class Element, bool prescaled>
+struct ExpertNvfp4Rows : Elements<Element, prescaled>, Nvfp4Output {
+    using ExpertScale = GlobalScale;
+    static constexpr bool kByExpert = true;
+
+    const float* encode_scales;  // [experts]
+
+    static __device__ __forceinline__ ExpertNvfp4Rows of(const uint4* x, const float* encode_scales,
+                                                         const uint4* prescale) {
+        return {{x, prescale}, {}, encode_scales};
+    }
+
+    __device__ __forceinline__ GlobalScale expert_scale(int expert) const {
+        return GlobalScale::of(__ldg(encode_scales + expert));
+    }
+
+    /// Under the scale that lane `rank` of the warp holds.
+    __device__ __forceinline__ Nvfp4Encoded encode(const typename Elements<Element, prescaled>::Chunk& chunk,
+                                                   const GlobalScale& mine, int rank) const {
+        const GlobalScale global{__shfl_sync(kFullWarp, mine.sixth, rank), __shfl_sync(kFullWarp, mine.decode, rank)};
+        return encode_nvfp4<Element>(this->pairs(chunk).pairs, global);
+    }
 };
 
 /// Codes of 16 elements times a factor; a NaN factor makes all of them NaN.
@@ -129,24 +166,16 @@ __device__ __forceinline__ Fp8Encoded encode_fp8(const LaneElements& lane, float
 }
 
 template <class Element, bool prescaled>
-struct TensorFp8Rows : Elements<Element, prescaled> {
-    using Codes = uint4;
-    using Scale = float;
-    using Encoded = Fp8Encoded;
-    using TokenScale = NoTokenScale;
-    static constexpr Scales kScales = Scales::kNone;
-    static constexpr int kGroupLanes = refmoe::kGroupLanes;
-
+struct TensorFp8Rows : Elements<Element, prescaled>, BytesOutput<Scales::kNone> {
     float factor;
 
     static __device__ __forceinline__ TensorFp8Rows of(const uint4* x, const float* encode_scale,
                                                        const uint4* prescale) {
-        return {{x, prescale}, __ldg(encode_scale)};
+        return {{x, prescale}, {}, __ldg(encode_scale)};
     }
-    static __device__ __forceinline__ TokenScale token_scale(int, int) { return {}; }
 
-    __device__ __forceinline__ Encoded encode(const typename Elements<Element, prescaled>::Chunk& chunk,
-                                              NoTokenScale) const {
+    __device__ __forceinline__ Fp8Encoded encode(const typename Elements<Element, prescaled>::Chunk& chunk,
+                                                 NoTokenScale) const {
         return encode_fp8<Element>(this->pairs(chunk), factor);
     }
 };
@@ -157,16 +186,11 @@ struct Fp8TokenScale {
 };
 
 template <class Element, bool prescaled>
-struct TokenFp8Rows : Elements<Element, prescaled> {
-    using Codes = uint4;
-    using Scale = float;
-    using Encoded = Fp8Encoded;
+struct TokenFp8Rows : Elements<Element, prescaled>, BytesOutput<Scales::kOfRows> {
     using TokenScale = Fp8TokenScale;
-    static constexpr Scales kScales = Scales::kOfRows;
-    static constexpr int kGroupLanes = refmoe::kGroupLanes;
 
     static __device__ __forceinline__ TokenFp8Rows of(const uint4* x, const float*, const uint4* prescale) {
-        return {{x, prescale}};
+        return {{x, prescale}, {}};
     }
 
     /// The factor of a whole row: the CTA reads it a first time, and the first warps' maxima meet in shared memory. The
@@ -186,33 +210,25 @@ struct TokenFp8Rows : Elements<Element, prescaled> {
         return {encode, __fdiv_rn(1.0f, encode)};
     }
 
-    __device__ __forceinline__ Encoded encode(const typename Elements<Element, prescaled>::Chunk& chunk,
-                                              Fp8TokenScale scale) const {
+    __device__ __forceinline__ Fp8Encoded encode(const typename Elements<Element, prescaled>::Chunk& chunk,
+                                                 Fp8TokenScale scale) const {
         return encode_fp8<Element>(this->pairs(chunk), scale.encode);
     }
 };
 
-struct CopiedRows {
-    using Codes = uint4;
-    using Scale = float;
-    using Encoded = Fp8Encoded;
-    using TokenScale = NoTokenScale;
-    static constexpr Scales kScales = Scales::kNone;
-    static constexpr int kGroupLanes = refmoe::kGroupLanes;
+struct CopiedRows : BytesOutput<Scales::kNone> {
+    using Chunk = Fp8Encoded;
 
     const uint4* bytes;  // [tokens, lanes]
 
-    using Chunk = Fp8Encoded;
-
-    static __device__ __forceinline__ CopiedRows of(const uint4* x, const float*, const uint4*) { return {x}; }
-    static __device__ __forceinline__ TokenScale token_scale(int, int) { return {}; }
+    static __device__ __forceinline__ CopiedRows of(const uint4* x, const float*, const uint4*) { return {{}, x}; }
 
     __device__ __forceinline__ Chunk fetch(int token, int lane, int lanes) const {
         if (lane >= lanes) return {};
         return {__ldg(bytes + static_cast<int64_t>(token) * lanes + lane)};
     }
 
-    static __device__ __forceinline__ Encoded encode(const Chunk& chunk, NoTokenScale) { return chunk; }
+    static __device__ __forceinline__ Fp8Encoded encode(const Chunk& chunk, NoTokenScale) { return chunk; }
 };
 
 }  // namespace refmoe

@@ -170,13 +170,27 @@ def check_tile(
     if stages is None:
         return most
     if not MIN_STAGES <= checked_count("stages", stages) <= most:
-        raise TileRefused("stages", _stage_fault(tile, stages, chip), _stage_range(most))
+        room, size = stage_capacity(chip), stage_bytes(tile)
+        raise TileRefused("stages", stage_fault(tile, stages, chip, size, room), stage_range(most))
     return stages
 
 
 def cluster_name(cluster: Cluster) -> str:
     """A cluster as XxYxZ."""
     return "x".join(str(extent) for extent in cluster)
+
+
+def stage_fault(tile: Tile, stages: int, chip: Chip, size: int, room: int) -> str:
+    """Why so many stages of `size` bytes cannot be had where they have `room` bytes."""
+    count = "1 stage" if stages == 1 else f"{stages} stages"
+    if stages < MIN_STAGES:
+        return f"{count} of {tile}, with which nothing can be loaded while the tile is computed"
+    return f"{count} of {tile} on {chip.arch}, {stages * size:,} bytes where a block has {room:,} for stages"
+
+
+def stage_range(most: int) -> str:
+    """The stages that can be had, in words."""
+    return f"{MIN_STAGES} stages" if most == MIN_STAGES else f"{MIN_STAGES} to {most} stages"
 
 
 def capacity_fault(tile: Tile, chip: Chip) -> str | None:
@@ -213,18 +227,6 @@ def _cluster_fault(cluster: Cluster, chip: Chip) -> str | None:
     if chip.cluster_blocks == 1:
         return f"{chip.arch} has no multicast between blocks, so a cluster is {cluster_name(SINGLE_BLOCK)}"
     return f"{chip.arch} has clusters of at most {chip.cluster_blocks} blocks"
-
-
-def _stage_fault(tile: Tile, stages: int, chip: Chip) -> str:
-    count = "1 stage" if stages == 1 else f"{stages} stages"
-    if stages < MIN_STAGES:
-        return f"{count} of {tile}, with which nothing can be loaded while the tile is computed"
-    total = stages * stage_bytes(tile)
-    return f"{count} of {tile} on {chip.arch}, {total:,} bytes where a block has {stage_capacity(chip):,} for stages"
-
-
-def _stage_range(most: int) -> str:
-    return f"{MIN_STAGES} stages" if most == MIN_STAGES else f"{MIN_STAGES} to {most} stages"
 
 
 def _nearest(tile: Tile) -> Tile:

@@ -25,7 +25,8 @@ from refmoe.cuda.arguments import (
 from refmoe.cuda.expand import INPUT_SF_LAYOUTS, expand_kernel, expand_plan
 from refmoe.cuda.finalize import finalize_kernel, finalize_plan
 from refmoe.cuda.gemm.choice import Rule, choose_tile
-from refmoe.cuda.gemm.kernel import GemmShape, grouped_gemm_plan
+from refmoe.cuda.gemm.grouped import GemmShape
+from refmoe.cuda.gemm.kernel import GEMM
 from refmoe.cuda.gemm.tile import SCALE_LAYOUT, SCALE_ROWS
 from refmoe.cuda.launch import Buffer, LaunchPlan
 from refmoe.cuda.quantize import EDGES, MODES, mxfp8_quantize_kernel, mxfp8_quantize_plan
@@ -396,7 +397,7 @@ class _Planner:
             buffers.gate_up_alpha if first else buffers.down_alpha,
             buffers.gate_up_bias if first else None,
         )
-        plan = grouped_gemm_plan(
+        plan = GEMM.plan(
             choice.tile,
             "bf16",
             choice.stages,

@@ -19,27 +19,20 @@ from refmoe.cuda.gemm.tile import MIN_STAGES, TILES, Tile, check_tile, max_stage
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, number, refused, triple
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
-from refmoe.families.family import POISON, Assumption, Case, Contract, Expectation, Family, Inputs, Outputs
+from refmoe.families.family import POISON, Assumption, Case, Expectation, Family, Inputs, Outputs
 from refmoe.families.gemm.epilogue import (
     ALPHA,
     BIAS,
-    BITS,
     OUTPUTS,
     FloatArray,
     distinct_alpha,
-    distinct_bias,
-    epilogue,
-    interval,
-    output_bits,
 )
 from refmoe.families.gemm.fills import FILLS, PADDED_K
-from refmoe.families.gemm.stages import Products
-from refmoe.families.stages import GroupedScales
-from refmoe.families.vacuity import doubt_products
+from refmoe.families.gemm.grouped import CONTRACT, expect_products, gemm_inputs, run_products
 from refmoe.formats import MX_BLOCK
 from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
 from refmoe.reference.gemm import dense_gemm, grouped_gemm
-from refmoe.reference.layout import swizzle_weight_scales, unpack_fp4
+from refmoe.reference.layout import unpack_fp4
 from refmoe.reference.mma import MODELS, AccumulationModel, exact_sum, running_bound
 from refmoe.reference.tensor import MXTensor
 
@@ -65,23 +58,13 @@ _E4M3_NAN = 0x7F
 
 
 def _inputs(case: Case) -> Inputs:
-    """Operands as references take them (linear scales) and as the kernel does (128x4 buffers, padding poisoned)."""
     data = FILLS[case.fill].make(Draw(case.fill, "sm12x_gemm", case.seed), case.shape)
     offsets = expert_offsets(case)
     tokens = data.tokens.codes.copy()
     tokens[offsets[-1] :] = _E4M3_NAN  # rows of no expert must not matter
-    expanded = GroupedScales("token_scales", "128x4", offsets, case.shape.k // MX_BLOCK)
-    return {
-        "tokens": tokens,
-        "token_scales": data.tokens.scales,
-        "token_scale_buffer": expanded.buffer(data.tokens.scales[: offsets[-1]], case.shape.m, case.poison),
-        "weights": data.weights.codes,
-        "weight_scales": data.weights.scales,
-        "weight_scale_buffer": swizzle_weight_scales(data.weights.scales, fill=case.poison),
-        "offsets": offsets,
-        "alpha": distinct_alpha(case) if case.alpha == "distinct" else None,
-        "bias": distinct_bias(case) if case.bias == "distinct" else None,
-    }
+    alpha = distinct_alpha(case) if case.alpha == "distinct" else None
+    weights = (data.weights.codes, data.weights.scales)
+    return gemm_inputs(case, tokens, data.tokens.scales, *weights, offsets, alpha, MX_BLOCK)
 
 
 def _tensors(inputs: Inputs) -> tuple[MXTensor, MXTensor, NDArray[np.int64]]:
@@ -92,7 +75,6 @@ def _tensors(inputs: Inputs) -> tuple[MXTensor, MXTensor, NDArray[np.int64]]:
 def _expect(case: Case, inputs: Inputs) -> Expectation:
     """What the kernel has to write, from the model and from each second answer that the fill allows."""
     tokens, weights, offsets = _tensors(inputs)
-    used = int(offsets[-1])
     values = grouped_gemm(
         tokens,
         weights,
@@ -102,24 +84,14 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
         alpha=inputs["alpha"],
         out_dtype=OUTPUTS[case.dtype],
     )
-    outputs = {"out": output_bits(case, values, used)}
+    second = None
     if case.fill in _WITNESSES:
         name, witness = _WITNESSES[case.fill]
-        outputs[name] = output_bits(case, epilogue(case, inputs, witness(tokens, weights, offsets)), used)
-    within = interval(case, inputs, *product_bounds(*_tensors(inputs))) if case.dtype == "f32" else None
-    stages = tuple(
-        Products(name, case.dtype, case.shape.n, offsets, case.poison, within if name == "out" else None)
-        for name in outputs
+        second = name, witness(tokens, weights, offsets)
+    limits = FILLS[case.fill].limits
+    return expect_products(
+        case, inputs, values, second, lambda: product_bounds(tokens, weights, offsets), limits, ASSUMPTION
     )
-    doubt = doubt_products(
-        values[:used].astype(np.float32),
-        tokens.scales[:used],
-        weights.scales,
-        None if within is None else within.relative_width(),
-        FILLS[case.fill].limits,
-    )
-    answers = dict.fromkeys(outputs, "out")
-    return Expectation(outputs, stages, doubt, ASSUMPTION, lambda found: stages[0].outside(found["out"]), answers)
 
 
 Witness = Callable[[MXTensor, MXTensor, NDArray[np.int64]], FloatArray]
@@ -193,21 +165,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     if case.tile:
         tile = parse_tile(case.tile)
         stages = check_tile(tile, arch=device.arch, stages=stages, cluster=parse_cluster(case.cluster))
-    out = launch(
-        inputs["tokens"],
-        inputs["token_scale_buffer"],
-        inputs["weights"],
-        inputs["weight_scale_buffer"],
-        inputs["offsets"],
-        device=device,
-        tile=tile,
-        stages=stages,
-        alpha=inputs["alpha"],
-        bias=inputs["bias"],
-        out_dtype=case.dtype,
-        fill=case.poison,
-    )
-    return {"out": np.ascontiguousarray(out).view(BITS[case.dtype])}
+    return run_products(launch, case, inputs, device, tile=tile, stages=stages)
 
 
 def _check(case: Case) -> None:
@@ -339,16 +297,7 @@ SM12X_GEMM = Family(
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
-    contract=Contract(
-        inputs=(
-            *("tokens", "token_scales", "token_scale_buffer", "weights", "weight_scales", "weight_scale_buffer"),
-            *("offsets", "alpha", "bias"),
-        ),
-        features=("alpha", "bias"),
-        outputs={"out": "case.dtype"},
-        settings={"num_experts": "e", "out_dtype": "dtype"},
-        padded_inputs=True,
-    ),
+    contract=CONTRACT,
     sources=("gemm",),
     host=("refmoe.cuda.gemm.kernel",),
     check=_check,

@@ -22,25 +22,19 @@ from refmoe.cuda.nvfp4_gemm import TILES, max_stages
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, number, refused, triple
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
-from refmoe.families.family import POISON, Assumption, Case, Contract, Expectation, Family, Inputs, Outputs
+from refmoe.families.family import POISON, Assumption, Case, Expectation, Family, Inputs, Outputs
 from refmoe.families.gemm.epilogue import (
     ALPHA,
     BIAS,
-    BITS,
     OUTPUTS,
     FloatArray,
     distinct_alpha,
-    distinct_bias,
-    epilogue,
-    interval,
-    output_bits,
 )
-from refmoe.families.gemm.stages import Products
+from refmoe.families.gemm.grouped import CONTRACT, expect_products, gemm_inputs, run_products
 from refmoe.families.nvfp4_gemm.fills import BLOCK, FILLS, NAN_SCALE, PADDED_K, SCALE_SIGN, Bytes, Operands, Size
-from refmoe.families.stages import GroupedScales
-from refmoe.families.vacuity import Limits, doubt_products
+from refmoe.families.vacuity import Limits
 from refmoe.formats import E2M1, UE4M3
-from refmoe.reference.layout import swizzle_weight_scales, unpack_fp4
+from refmoe.reference.layout import unpack_fp4
 from refmoe.reference.nvfp4_gemm import MODEL, nvfp4_grouped_gemm, nvfp4_product_bounds
 
 if TYPE_CHECKING:
@@ -65,25 +59,14 @@ _SPECIAL_ALPHA = np.array([2.0**127, 1.0, 2.0**-140, -0.0], np.float32)
 
 
 def _inputs(case: Case) -> Inputs:
-    """Operands as the reference takes them (linear scales) and as the kernel does (128x4 buffers, padding poisoned)."""
     shape = case.shape
     size = Size(shape.m, shape.k, shape.n, shape.e)
     data: Operands = FILLS[case.fill].make(Draw(case.fill, "sm12x_nvfp4_gemm", case.seed), size)
     offsets = expert_offsets(case)
     scales = data.token_scales.copy()
     scales[offsets[-1] :] = NAN_SCALE  # rows of no expert must not matter
-    expanded = GroupedScales("token_scales", "128x4", offsets, shape.k // BLOCK)
-    return {
-        "tokens": data.tokens,
-        "token_scales": scales,
-        "token_scale_buffer": expanded.buffer(scales[: offsets[-1]], shape.m, case.poison),
-        "weights": data.weights,
-        "weight_scales": data.weight_scales,
-        "weight_scale_buffer": swizzle_weight_scales(data.weight_scales, fill=case.poison),
-        "offsets": offsets,
-        "alpha": _alpha(case, data) if case.alpha == "distinct" else None,
-        "bias": distinct_bias(case) if case.bias == "distinct" else None,
-    }
+    alpha = _alpha(case, data) if case.alpha == "distinct" else None
+    return gemm_inputs(case, data.tokens, scales, data.weights, data.weight_scales, offsets, alpha, BLOCK)
 
 
 def _alpha(case: Case, data: Operands) -> FloatArray:
@@ -107,26 +90,14 @@ class Problem(NamedTuple):
 def _expect(case: Case, inputs: Inputs) -> Expectation:
     """What the kernel has to write, from the model and from each second answer that the fill allows."""
     problem = Problem(*(inputs[name] for name in Problem._fields))
-    used = int(problem.offsets[-1])
     values = nvfp4_grouped_gemm(*problem, alpha=inputs["alpha"], bias=inputs["bias"], out_dtype=OUTPUTS[case.dtype])
-    outputs = {"out": output_bits(case, values, used)}
+    second = None
     if case.fill in _WITNESSES:
         name, witness = _WITNESSES[case.fill]
-        outputs[name] = output_bits(case, epilogue(case, inputs, witness(problem)), used)
-    within = interval(case, inputs, *nvfp4_product_bounds(*problem)) if case.dtype == "f32" else None
-    stages = tuple(
-        Products(name, case.dtype, case.shape.n, problem.offsets, case.poison, within if name == "out" else None)
-        for name in outputs
+        second = name, witness(problem)
+    return expect_products(
+        case, inputs, values, second, lambda: nvfp4_product_bounds(*problem), _limits(case), ASSUMPTION
     )
-    doubt = doubt_products(
-        values[:used].astype(np.float32),
-        problem.token_scales[:used],
-        problem.weight_scales,
-        None if within is None else within.relative_width(),
-        _limits(case),
-    )
-    answers = dict.fromkeys(outputs, "out")
-    return Expectation(outputs, stages, doubt, ASSUMPTION, lambda found: stages[0].outside(found["out"]), answers)
 
 
 def _limits(case: Case) -> Limits:
@@ -182,21 +153,8 @@ _WITNESSES: Mapping[str, tuple[str, Witness]] = {
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.nvfp4_gemm import nvfp4_grouped_gemm as launch
 
-    out = launch(
-        inputs["tokens"],
-        inputs["token_scale_buffer"],
-        inputs["weights"],
-        inputs["weight_scale_buffer"],
-        inputs["offsets"],
-        device=device,
-        tile=parse_tile(case.tile) if case.tile else None,
-        stages=case.stages or None,
-        alpha=inputs["alpha"],
-        bias=inputs["bias"],
-        out_dtype=case.dtype,
-        fill=case.poison,
-    )
-    return {"out": np.ascontiguousarray(out).view(BITS[case.dtype])}
+    tile = parse_tile(case.tile) if case.tile else None
+    return run_products(launch, case, inputs, device, tile=tile, stages=case.stages or None)
 
 
 def _check(case: Case) -> None:
@@ -214,12 +172,14 @@ _RAGGED = Shape(m=7, k=416, n=136, e=3)
 #: The same with fewer weight rows, for what does not need a second tile of them, and with a K that is short for all but
 #: the narrow tile.
 _SMALL, _SHORT = Shape(m=7, k=416, n=40, e=2), Shape(m=9, k=288, n=24, e=2)
+#: A little past one tile of weight rows and one step of K, at two of four experts.
+_PADDED = Shape(m=5, k=288, n=136, e=2)
 #: Enough weight rows for every scale byte twice over.
 _BYTES = Shape(m=3, k=96, n=136, e=4)
 _NARROW, _MIDDLE, _WIDE, _SHALLOW = Tile(128, 8, 512), Tile(128, 32, 256), Tile(128, 128, 256), Tile(128, 8, 128)
-#: M = 1 at each of many experts: more tiles than any arch has multiprocessors, with one step of K each, so that CTAs
-#: take several; and several times as many experts as a warp has lanes to look for the next tile.
-_LOOPING = Shape(m=176, k=96, n=8, e=176)
+#: M = 1 at each of more experts than a warp has lanes to look for the next tile, and five tiles of weight rows at each:
+#: more tiles than any arch has multiprocessors, with one step of K, so that CTAs take several.
+_LOOPING = Shape(m=36, k=96, n=640, e=36)
 _GPT_OSS_K, _DEEPSEEK_K, _EXPERTS = 2880, 7168, 128
 
 #: Every request that cannot be had: tile, stages, and what the kernel answers.
@@ -250,9 +210,7 @@ def _software() -> list[Case]:
 
 def _quick() -> Iterator[Case]:
     yield _case("wide-range", _RAGGED, tile=str(_NARROW))
-    for tile in (_MIDDLE, _WIDE):
-        yield _past_a_tile(tile)
-    yield _case("gaussian", _RAGGED, "bf16", tile=str(_NARROW), alpha="distinct", bias="distinct")
+    yield _case("gaussian", _SMALL, "bf16", tile=str(_NARROW), alpha="distinct", bias="distinct")
     for fill in FILLS:
         yield _case(fill, _BYTES if fill == "scale-bytes" else _SMALL)
     # Experts before the last have no rows, and shift nobody.
@@ -262,7 +220,9 @@ def _quick() -> Iterator[Case]:
     yield _case("gaussian", Shape(7, 416, n=24, e=4), "bf16", first_expert=4, ranks=2)
     # Without a bias, which would hide that a factor made the sums subnormal.
     yield _case("specials", Shape(8, 96, n=40, e=8), routing="all-one-token", alpha="distinct")
-    yield _case("wide-range", _LOOPING, tile=str(_SHALLOW), routing="all-one-token")
+    # Rows past an expert's and of no expert, weight rows and elements of K past the end: a tile is mostly padding.
+    yield _case("wide-range", _PADDED, tile=str(_MIDDLE), first_expert=2, ranks=2, poison=0x7F)
+    yield _case("gaussian", Shape(3, 96, n=24, e=2), routing="elsewhere", first_expert=2, ranks=2)
     for request, stages, why in _REFUSED:
         yield _case("wide-range", _RAGGED, tile=request, stages=stages, refusal=why)
     yield _case("wide-range", dataclasses.replace(_RAGGED, n=12), refusal="needed N a multiple of 8")
@@ -270,8 +230,9 @@ def _quick() -> Iterator[Case]:
 
 def _default() -> Iterator[Case]:
     for tile in TILES:
-        if tile not in (_NARROW, _MIDDLE, _WIDE, _SHALLOW):
+        if tile not in (_NARROW, _SHALLOW):
             yield _past_a_tile(tile)
+    yield _case("wide-range", _LOOPING, tile=str(_SHALLOW), routing="all-one-token")
     yield _case("specials", dataclasses.replace(_SHORT, n=40), tile=str(_MIDDLE), alpha="distinct", bias="distinct")
     yield _case("specials", _SMALL, "bf16", tile=str(_NARROW))
     # More steps of K than stages: the ring wraps, and its barriers go through several phases.
@@ -280,7 +241,6 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", Shape(0, 416, n=72, e=2))
     # gpt-oss at decode: a token at 4 of 128 experts, M = 1 at each.
     yield _case("wide-range", Shape(4, _GPT_OSS_K, n=8, e=_EXPERTS), "bf16", alpha="distinct", bias="distinct")
-    yield _case("wide-range", Shape(1, _DEEPSEEK_K, n=8, e=1))
     yield _case("real", Shape(9, 384, n=80, e=4), alpha="distinct", bias="distinct")
 
 
@@ -305,6 +265,7 @@ def _full() -> Iterator[Case]:
     for k, n in ((2880, 5760), (2880, 2880), (7168, 4096), (2048, 7168)):
         yield _case("wide-range", Shape(1, k, n=n, e=1))
         yield _case("gaussian", Shape(4, k, n=n // 4, e=4), "bf16", routing="all-one-token", bias="distinct")
+    yield _case("wide-range", Shape(1, _DEEPSEEK_K, n=8, e=1))
     # gpt-oss with a row at each of its 128 experts.
     everyone = Shape(_EXPERTS, _GPT_OSS_K, n=8, e=_EXPERTS)
     yield _case("one-hot-weights", everyone, routing="all-one-token", alpha="distinct")
@@ -327,16 +288,7 @@ SM12X_NVFP4_GEMM = Family(
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
-    contract=Contract(
-        inputs=(
-            *("tokens", "token_scales", "token_scale_buffer", "weights", "weight_scales", "weight_scale_buffer"),
-            *("offsets", "alpha", "bias"),
-        ),
-        features=("alpha", "bias"),
-        outputs={"out": "case.dtype"},
-        settings={"num_experts": "e", "out_dtype": "dtype"},
-        padded_inputs=True,
-    ),
+    contract=CONTRACT,
     sources=("nvfp4_gemm",),
     host=("refmoe.cuda.nvfp4_gemm",),
     check=_check,

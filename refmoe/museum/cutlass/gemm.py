@@ -16,7 +16,8 @@ from refmoe import ptx
 from refmoe.chips import CHIPS
 from refmoe.cuda.arguments import GROUP_BLOCKS, check_fill, k_groups, one_of, scale_buffer_bytes
 from refmoe.cuda.device import CudaDevice, Device, DeviceUnavailable, LaunchRecord, PtxDevice
-from refmoe.cuda.gemm.kernel import GemmShape, check_gemm_operands
+from refmoe.cuda.gemm.grouped import GemmShape
+from refmoe.cuda.gemm.kernel import GEMM
 from refmoe.cuda.gemm.tile import parse_tile
 from refmoe.cuda.launch import Buffer, Kernel
 from refmoe.errors import ArgumentError
@@ -109,7 +110,7 @@ def grouped_gemm(
     """
     one_of("out_dtype", out_dtype, ("bf16",))
     check_fill(fill)
-    shape = check_gemm_operands(codes, scales, weights, weight_scales, offsets, alpha)
+    shape = GEMM.shape_of(codes, scales, weights, weight_scales, offsets, alpha)
     check_k("codes", shape.k)  # prepare() asks CUTLASS itself, but only once it is built
     if device.arch != build.arch:
         raise DeviceUnavailable(

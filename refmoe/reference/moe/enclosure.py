@@ -41,6 +41,7 @@ from refmoe.reference.moe.intervals import (
 )
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.moe.paths import accumulation, path_steps
+from refmoe.reference.nvfp4_experts import NVFP4Experts
 from refmoe.reference.q8_1 import Q8Tensor, dequantize_q8_1, quantize_q8_1
 from refmoe.reference.quantize import quantize_mxfp8
 from refmoe.reference.tensor import MXTensor
@@ -102,6 +103,9 @@ def layer_enclosure(
     """
     backend = choose_backend(path, arch)
     path_steps(path, output=output)
+    if backend.activations == "nvfp4" or layer.weights != "mxfp4":
+        found = f"{path} with {layer.weights} weights"
+        raise ArgumentError("path", found, "a path of MXFP8, BF16 or Q8_1 and MXFP4: no other enclosure is defined")
     chosen = as_model(accumulation(path, arch)[1].model if model is None else model)
     integer = backend.activations == "q8_1"
     if integer and model is not None:
@@ -204,7 +208,8 @@ class _Rows:
             hidden, least = bf16_rounded(activated), np.full(activated.low.shape, 2.0**BF16.emin)
         return bf16_rounded(self._gemm(layer.down, expert, hidden, least))
 
-    def _gemm(self, weights: MXTensor, expert: int, tokens: Interval, least: F64) -> Interval:
+    def _gemm(self, weights: MXTensor | NVFP4Experts, expert: int, tokens: Interval, least: F64) -> Interval:
+        assert isinstance(weights, MXTensor)
         part = weights.part(expert)
         values = part.dequantize().astype(np.float64)
         mxfp4 = self.mxfp8 or self.model.scaled

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.activation import ALPHA, BETA, LIMIT
 from refmoe.reference.moe.layer import MoELayer
+from refmoe.reference.nvfp4_experts import NVFP4Experts
 from refmoe.reference.tensor import MXTensor
 
 F64 = NDArray[np.float64]
@@ -113,5 +114,5 @@ def _times_sigmoid(gate: F64, alpha: float) -> F64:
         return np.asarray(gate / (1 + np.exp(-alpha * gate)))
 
 
-def _weights(tensor: MXTensor, expert: int) -> F64:
+def _weights(tensor: MXTensor | NVFP4Experts, expert: int) -> F64:
     return tensor.part(expert).dequantize().astype(np.float64)

@@ -14,6 +14,7 @@ from refmoe.reference import fp32
 from refmoe.reference.activation import VARIANTS
 from refmoe.reference.arrays import check_optional
 from refmoe.reference.layout import checked_count
+from refmoe.reference.nvfp4_experts import NVFP4Experts, checked_weights
 from refmoe.reference.tensor import MXTensor
 
 
@@ -22,8 +23,9 @@ class MoELayer:
     """E local experts of hidden size H and intermediate size I, and the router over the R experts of all ranks.
 
     Attributes:
-        gate_up: mxfp4 [E, 2 I, H]; rows as the activation has its columns, interleaved for gpt_oss, halves for silu.
-        down: mxfp4 [E, H, I].
+        gate_up: mxfp4 or nvfp4 [E, 2 I, H]; rows as the activation has its columns, interleaved for gpt_oss, halves for
+            silu.
+        down: [E, H, I] in the same format.
         top_k: experts a token.
         gate_up_bias: bfloat16 [E, 2 I], or None.
         down_bias: bfloat16 [E, H], or None.
@@ -38,8 +40,8 @@ class MoELayer:
         ArgumentError: formats, dtypes or shapes that do not belong together.
     """
 
-    gate_up: MXTensor
-    down: MXTensor
+    gate_up: MXTensor | NVFP4Experts
+    down: MXTensor | NVFP4Experts
     top_k: int
     gate_up_bias: NDArray[Any] | None = None
     down_bias: NDArray[Any] | None = None
@@ -51,13 +53,17 @@ class MoELayer:
     swiglu_limit: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
-        _check_weights("gate_up", self.gate_up)
-        _check_weights("down", self.down)
+        for name in ("gate_up", "down"):
+            checked_weights(name, getattr(self, name))
+        if self.down.format != self.gate_up.format:
+            raise ArgumentError("down", self.down.format, f"{self.gate_up.format}, the format of gate_up")
         experts, columns, hidden = self.gate_up.shape
         if columns % (2 * MXFP4.block) or not experts or not columns or not hidden:
-            raise ArgumentError("gate_up", f"mxfp4 {[experts, columns, hidden]}", "[E, 2 I, H], I a multiple of 32")
+            raise ArgumentError(
+                "gate_up", f"{self.weights} {[experts, columns, hidden]}", "[E, 2 I, H], I a multiple of 32"
+            )
         if self.down.shape != (experts, hidden, columns // 2):
-            raise ArgumentError("down", f"mxfp4 {list(self.down.shape)}", f"{[experts, hidden, columns // 2]}")
+            raise ArgumentError("down", f"{self.weights} {list(self.down.shape)}", f"{[experts, hidden, columns // 2]}")
         checked_count("top_k", self.top_k, least=1)
         if self.variant not in VARIANTS:
             raise ArgumentError("variant", describe(self.variant), f"one of {', '.join(VARIANTS)}")
@@ -74,6 +80,11 @@ class MoELayer:
             check_optional(name, value, (experts,), np.float32)
             if value is not None and self.variant != "gpt_oss":
                 raise ArgumentError(name, f"{describe(value)} with {self.variant}", "None")
+
+    @property
+    def weights(self) -> str:
+        """The format of the weights, "mxfp4" or "nvfp4"."""
+        return self.gate_up.format
 
     @property
     def swiglu(self) -> dict[str, Any]:
@@ -95,9 +106,3 @@ class MoELayer:
     def intermediate(self) -> int:
         """I."""
         return self.down.shape[2]
-
-
-def _check_weights(name: str, value: object) -> None:
-    if not isinstance(value, MXTensor) or value.format != MXFP4.name or len(value.shape) != 3:
-        found = f"{value.format} {list(value.shape)}" if isinstance(value, MXTensor) else describe(value)
-        raise ArgumentError(name, found, "an MXTensor of three dimensions in mxfp4")

@@ -16,19 +16,21 @@ import numpy.typing as npt
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.formats import MXFP8
+from refmoe.formats import MXFP8, NVFP4
 from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reference import fp32
 from refmoe.reference.activation import swiglu_by_expert, swiglu_quantize
 from refmoe.reference.backends import Accumulation, choose_backend
 from refmoe.reference.dp4a import dp4a_gemv
-from refmoe.reference.expand import build_permutation, expand
+from refmoe.reference.expand import build_permutation, expand, expand_as
 from refmoe.reference.finalize import finalize
 from refmoe.reference.finalize_q8_1 import finalize_q8_1
 from refmoe.reference.gemm import grouped_gemm
 from refmoe.reference.layout import SCALE_LAYOUTS, expert_scale_rows, grouped_scale_rows, unswizzle_scales
 from refmoe.reference.mma import AccumulationModel
 from refmoe.reference.moe.layer import MoELayer
+from refmoe.reference.nvfp4_experts import NVFP4Experts, experts_as_nvfp4, input_scales
+from refmoe.reference.nvfp4_gemm import nvfp4_alpha, nvfp4_grouped_gemm
 from refmoe.reference.q8_1 import Q8Tensor, quantize_q8_1
 from refmoe.reference.quantize import quantize_mxfp8
 from refmoe.reference.routing import route_softmax_topk, router_logits
@@ -150,20 +152,28 @@ def _gemm2(run: Run) -> Arrays:
     return {"out": _gemm(run, "activation", run.layer.down, None)}
 
 
-def _gemm(run: Run, stage: str, weights: MXTensor, bias: NDArray[Any] | None) -> NDArray[Any]:
+def _gemm(run: Run, stage: str, weights: MXTensor | NVFP4Experts, bias: NDArray[Any] | None) -> NDArray[Any]:
     arrays, offsets = run.stages[stage], run.stages["routing"]["offsets"]
     rows = arrays["rows"] if "rows" in arrays else _quantized_rows(arrays, offsets)
-    return grouped_gemm(rows, weights, offsets, model=run.model, bias=bias, out_dtype=fp32.BF16)
+    alpha = weights.global_decode_scales if isinstance(weights, NVFP4Experts) else None
+    return grouped_gemm(rows, weights, offsets, model=run.model, alpha=alpha, bias=bias, out_dtype=fp32.BF16)
 
 
 def _quantized_rows(arrays: Arrays, offsets: NDArray[np.int64]) -> MXTensor:
     """Codes and scales as the GEMM's kernel reads them: each row's scales from its place in the layout."""
     codes = arrays["codes"]
-    blocks, used = codes.shape[1] // MXFP8.block, int(offsets[-1])
-    padded = SCALE_LAYOUTS[LAYOUT].padded_shape(grouped_scale_rows(codes.shape[0], offsets.size - 1), blocks)
-    scales = np.zeros((codes.shape[0], blocks), np.uint8)
-    scales[:used] = unswizzle_scales(arrays["scales"], padded, LAYOUT)[expert_scale_rows(offsets), :blocks]
-    return MXTensor(codes, scales, "mxfp8")
+    return MXTensor(codes, _row_scales(arrays["scales"], offsets, len(codes), codes.shape[1], MXFP8.block), "mxfp8")
+
+
+def _row_scales(
+    buffer: NDArray[np.uint8], offsets: NDArray[np.int64], rows: int, k: int, block: int
+) -> NDArray[np.uint8]:
+    """Each row's scales from its place in the layout, [rows, k / block]; 0 for rows of no expert."""
+    blocks, used = k // block, int(offsets[-1])
+    padded = SCALE_LAYOUTS[LAYOUT].padded_shape(grouped_scale_rows(rows, offsets.size - 1), blocks)
+    scales = np.zeros((rows, blocks), np.uint8)
+    scales[:used] = unswizzle_scales(buffer, padded, LAYOUT)[expert_scale_rows(offsets), :blocks]
+    return scales
 
 
 def _activate_quantized(run: Run) -> Arrays:
@@ -186,6 +196,59 @@ def _activate_bf16(run: Run) -> Arrays:
     rows = np.zeros((len(gate_up), run.layer.intermediate), fp32.BF16)
     rows[: len(values)] = fp32.bf16(values)
     return {"rows": rows}
+
+
+def _expand_nvfp4(run: Run) -> Arrays:
+    """Tokens quantized to NVFP4 on their way to the rows of their experts, under each expert's global scale."""
+    return _nvfp4_rows(run.x, run.stages["routing"]["ids"], run.layer.gate_up, run.first_expert)
+
+
+def _activate_nvfp4(run: Run) -> Arrays:
+    """NVFP4 of the BF16 values: the kernel that quantizes takes BF16, as TensorRT-LLM's activation does."""
+    rows, offsets = _activate_bf16(run)["rows"], run.stages["routing"]["offsets"]
+    expert = np.searchsorted(offsets, np.arange(len(rows)), side="right") - 1
+    expert[offsets[-1] :] = -1
+    # The rows are sorted already, so each stays where it is.
+    return _nvfp4_rows(rows, expert[:, None].astype(np.int32), run.layer.down, 0)
+
+
+def _nvfp4_rows(
+    rows: NDArray[Any], ids: NDArray[np.int32], weights: MXTensor | NVFP4Experts, first_expert: int
+) -> Arrays:
+    factors = fp32.divide(np.ones(1, np.float32), input_scales(weights))
+    made = expand_as(
+        rows, ids, weights.shape[0], "nvfp4", encode_scale=factors, layout=LAYOUT, first_expert=first_expert
+    )
+    assert made.scales is not None
+    return {"nvfp4_codes": made.codes, "nvfp4_scales": made.scales}
+
+
+def _nvfp4_gemm1(run: Run) -> Arrays:
+    """BF16(RN(RN(alpha * acc) + bias))."""
+    return {"out": _nvfp4_gemm(run, "expand", run.layer.gate_up, run.layer.gate_up_bias)}
+
+
+def _nvfp4_gemm2(run: Run) -> Arrays:
+    """BF16(RN(alpha * acc)); the bias is finalize's."""
+    return {"out": _nvfp4_gemm(run, "activation", run.layer.down, None)}
+
+
+def _nvfp4_gemm(run: Run, stage: str, weights: MXTensor | NVFP4Experts, bias: NDArray[Any] | None) -> NDArray[Any]:
+    codes, offsets = run.stages[stage]["nvfp4_codes"], run.stages["routing"]["offsets"]
+    rows, k = codes.shape[0], codes.shape[1] * NVFP4.codes_a_byte
+    # Experts without rows are left out: their weights would be converted for nothing.
+    experts = np.flatnonzero(np.diff(offsets)) if offsets[-1] else np.zeros(1, np.int64)
+    chosen = experts_as_nvfp4(weights, experts)
+    return nvfp4_grouped_gemm(
+        codes,
+        _row_scales(run.stages[stage]["nvfp4_scales"], offsets, rows, k, NVFP4.block),
+        chosen.codes,
+        chosen.scales,
+        np.append(offsets[experts], offsets[-1]),
+        alpha=nvfp4_alpha(chosen.input_scales, chosen.global_decode_scales),
+        bias=None if bias is None else bias[experts],
+        out_dtype=fp32.BF16,
+    )
 
 
 def _quantize_q8_1(run: Run) -> Arrays:
@@ -221,7 +284,10 @@ def _dp4a2(dtype: npt.DTypeLike) -> Callable[[Run], Arrays]:
     return lambda run: _dp4a(run, "activation", run.layer.down, None, dtype)
 
 
-def _dp4a(run: Run, stage: str, weights: MXTensor, bias: NDArray[Any] | None, dtype: npt.DTypeLike) -> Arrays:
+def _dp4a(
+    run: Run, stage: str, weights: MXTensor | NVFP4Experts, bias: NDArray[Any] | None, dtype: npt.DTypeLike
+) -> Arrays:
+    assert isinstance(weights, MXTensor)
     routing = run.stages["routing"]
     ready = isinstance(run.x, Q8Tensor) and stage == "quantize"
     out = dp4a_gemv(
@@ -271,11 +337,20 @@ _MXFP8_LAYER = (
     PathStep("gemm2", ("MXFP8 x MXFP4 -> FP32", "FP32 -> BF16"), _gemm2),
     PathStep("finalize", ("BF16 -> FP32", "FP32 -> BF16"), _finalize),
 )
+_NVFP4_PRODUCT = ("NVFP4 x NVFP4 -> FP32", "FP32 -> BF16")
+_NVFP4 = (
+    _ROUTING,
+    PathStep("expand", ("BF16 -> NVFP4",), _expand_nvfp4),
+    PathStep("gemm1", _NVFP4_PRODUCT, _nvfp4_gemm1),
+    PathStep("activation", ("BF16 -> FP32", "FP32 -> BF16", "BF16 -> NVFP4"), _activate_nvfp4),
+    PathStep("gemm2", _NVFP4_PRODUCT, _nvfp4_gemm2),
+    PathStep("finalize", ("BF16 -> FP32", "FP32 -> BF16"), _finalize),
+)
 _BF16_LAYER = (
     PathStep("expand", (), _gather),
-    PathStep("gemm1", ("MXFP4 -> BF16", "BF16 x BF16 -> FP32", "FP32 -> BF16"), _gemm1),
+    PathStep("gemm1", ("FP4 -> BF16", "BF16 x BF16 -> FP32", "FP32 -> BF16"), _gemm1),
     PathStep("activation", ("BF16 -> FP32", "FP32 -> BF16"), _activate_bf16),
-    PathStep("gemm2", ("MXFP4 -> BF16", "BF16 x BF16 -> FP32", "FP32 -> BF16"), _gemm2),
+    PathStep("gemm2", ("FP4 -> BF16", "BF16 x BF16 -> FP32", "FP32 -> BF16"), _gemm2),
     PathStep("finalize", ("BF16 -> FP32", "FP32 -> BF16"), _finalize),
 )
 _INTEGER_PRODUCT = ("FP4 -> INT8", "INT8 x INT8 -> INT32", "INT32 -> FP32")
@@ -312,6 +387,7 @@ PATHS: Mapping[tuple[str, str | None], tuple[PathStep, ...]] = MappingProxyType(
         ("cutlass", "fused"): _FUSED,
         ("cutlass", "ready"): _READY,
         ("trtllm_mxfp8", "separate"): _SEPARATE,
+        ("nvfp4", None): _NVFP4,
         ("marlin", None): (_ROUTING, *_BF16_LAYER),
         ("triton", None): (_ROUTING, *_BF16_LAYER),
         ("trtllm", None): (_ROUTING, *_BF16_LAYER),

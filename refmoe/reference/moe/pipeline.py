@@ -23,7 +23,7 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.policy import EdgePolicy, ScaleMode, as_edge_policy, as_scale_mode
 from refmoe.reference import fp32
 from refmoe.reference.arrays import checked_array
-from refmoe.reference.backends import Accumulation, Backend, choose_backend
+from refmoe.reference.backends import BACKENDS, Accumulation, Backend, choose_backend
 from refmoe.reference.layout import checked_count
 from refmoe.reference.mma import AccumulationModel, Evidence, Kind, as_model
 from refmoe.reference.moe.layer import MoELayer
@@ -42,8 +42,8 @@ class MoEStages:
         evidence: what the model rests on there.
         stages: by stage name, in the order in which they ran: the arrays by name. `routing` has ids, weights, offsets,
             the two maps, and logits if it computed them; `quantize` codes and linear scales, or Q8_1's codes, d and s;
-            `expand` codes and scales in 128x4, or rows in BF16; `gemm1` and `gemm2` out, BF16, of llama_cpp FP32;
-            `activation` as `expand`, or Q8_1; `finalize` out, or Q8_1.
+            `expand` codes and scales in 128x4 (of NVFP4 nvfp4_codes and nvfp4_scales), or rows in BF16; `gemm1` and
+            `gemm2` out, BF16, of llama_cpp FP32; `activation` as `expand`, or Q8_1; `finalize` out, or Q8_1.
     """
 
     path: str
@@ -184,9 +184,15 @@ def moe_layer(
     chosen_arch, adds = accumulation(path, arch)
     chosen = as_model(adds.model if model is None else model)
     _check_tokens(x, layer, backend, quantization, input_sf)
+    if layer.weights not in backend.weights:
+        taking = ", ".join(name for name, other in BACKENDS.items() if layer.weights in other.weights)
+        needed = f"{' or '.join(backend.weights)} weights, or one of the paths {taking}"
+        raise ArgumentError("layer", f"{layer.weights} weights with {backend.name}", needed)
     _check_routing(x, layer, topk_ids, topk_weights)
     if backend.activations == "q8_1" and model is not None:
         raise ArgumentError("model", f"{chosen.name} with {backend.name}", "None: its sums of a block are integers")
+    if backend.activations == "nvfp4" and model is not None:
+        raise ArgumentError("model", f"{chosen.name} with {backend.name}", "None: one instruction multiplies NVFP4")
     if backend.activations == "bf16" and chosen.kind is Kind.FUSED and chosen.scaled:
         raise ArgumentError("model", f"{chosen.name} with {backend.name}", "a model with BF16 operands")
     run = Run(
@@ -212,6 +218,7 @@ def _evidence(backend: Backend, model: AccumulationModel, adds: Accumulation) ->
     """Of the model that ran: another one than the architecture's brings its own."""
     if model.name == adds.model:
         return adds.evidence
+    # With NVFP4 activations there is no other model.
     pair = ("bf16", "bf16") if backend.activations == "bf16" else ("e2m1", "e4m3")
     return model.pair(*pair).evidence if pair in model.pairs else Evidence.EXTRAPOLATED
 

@@ -14,6 +14,7 @@ from refmoe.formats import E4M3, FP32
 from refmoe.reference.scalar.arithmetic import NAN, divide, multiply, rounded
 from refmoe.reference.scalar.layout import base_row, scale_offset, scale_size
 from refmoe.reference.scalar.numbers import BLOCK, Number, NumberKind, decode, encode
+from refmoe.reference.scalar.nvfp4 import quantize_block
 
 Matrix = Sequence[Sequence[int]]
 
@@ -91,6 +92,26 @@ def expand_blocks_of_16(codes: Matrix, scales: Matrix, permuted: Permuted, layou
                 scale = scales[token][block] if block < len(scales[token]) else 0x00
                 out_scales[scale_offset(layout, scale_row, block, columns)] = scale
     return Rows(expand_bytes(codes, permuted, fill), bytes(out_scales))
+
+
+def expand_by_expert(
+    tokens: Matrix, encode_scales: Sequence[int], permuted: Permuted, layout: str, fill: int = 0
+) -> Rows:
+    """NVFP4 under a global encode scale of each expert: FP32 bits [T][K] and [E]; else as `expand_blocks_of_16`."""
+    used = permuted.offsets[-1]
+    rows = permuted.permuted_to_unpermuted
+    codes, scales = [[0] * (len(tokens[0]) // 2) for _ in rows], [[0] * (len(tokens[0]) // 16) for _ in rows]
+    for row in range(used):
+        expert = next(e for e in range(len(encode_scales)) if row < permuted.offsets[e + 1])
+        token = tokens[rows[row] % len(tokens)]
+        for block in range(len(token) // 16):
+            made = quantize_block(token[16 * block : 16 * block + 16], encode_scales[expert])
+            scales[row][block] = made.scale
+            for pair in range(8):
+                codes[row][8 * block + pair] = made.codes[2 * pair] | made.codes[2 * pair + 1] << 4
+    # Each row is a token of its own by now.
+    alone = permuted._replace(permuted_to_unpermuted=[row if row < used else -1 for row in range(len(rows))])
+    return expand_blocks_of_16(codes, scales, alone, layout, fill)
 
 
 def expand_bytes(rows: Matrix, permuted: Permuted, fill: int = 0) -> bytes:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from refmoe.formats import BF16, E2M1, E4M3, E8M0, FP32
 from refmoe.policy import EdgePolicy, ScaleMode
+from refmoe.reference.scalar import nvfp4
 from refmoe.reference.scalar.activation import swiglu
 from refmoe.reference.scalar.arithmetic import add, cast, exact_product, multiply, rounded
 from refmoe.reference.scalar.dp4a import dot
@@ -95,6 +96,48 @@ def integer_token(
         for column, (row, bias) in enumerate(zip(expert.down, expert.down_bias, strict=True)):
             total[column] = add(total[column], multiply(weight, add(product(hidden, row, None), bias)))
     return total
+
+
+class NVFP4Expert(NamedTuple):
+    """Weight rows of NVFP4, one code an element, and FP32 bits.
+
+    For each GEMM: the global encode scale of its tokens, the factor of its sums, the bias.
+    """
+
+    gate_up: Sequence[Row]
+    gate_up_encode: int
+    gate_up_alpha: int
+    gate_up_bias: Sequence[int]
+    down: Sequence[Row]
+    down_encode: int
+    down_alpha: int
+    down_bias: Sequence[int]
+
+
+def moe_token_nvfp4(
+    x: Sequence[int],
+    experts: Sequence[NVFP4Expert],
+    weights: Sequence[int],
+    accumulate: Callable[[Row, Row], int],
+    variant: str = "gpt_oss",
+) -> list[int]:
+    """`moe_token` with NVFP4 on both sides; the activation is rounded to BF16 before it is quantized."""
+    total = [0] * len(x)
+    for expert, weight in zip(experts, weights, strict=True):
+        row = _nvfp4(x, expert.gate_up_encode)
+        sums = [multiply(expert.gate_up_alpha, accumulate(row, w)) for w in expert.gate_up]
+        up = [_short(add(value, b)) for value, b in zip(sums, expert.gate_up_bias, strict=True)]
+        hidden = [_short(value) for value in swiglu(up, variant, None, _ALPHA, _BETA, _LIMIT)]
+        row = _nvfp4(hidden, expert.down_encode)
+        for column, (w, b) in enumerate(zip(expert.down, expert.down_bias, strict=True)):
+            value = _short(multiply(expert.down_alpha, accumulate(row, w)))
+            total[column] = add(total[column], multiply(weight, add(value, b)))
+    return [cast(bits, BF16) for bits in total]
+
+
+def _nvfp4(values: Sequence[int], encode: int) -> Row:
+    blocks = [nvfp4.quantize_block(values[at : at + nvfp4.BLOCK], encode) for at in range(0, len(values), nvfp4.BLOCK)]
+    return Row([code for block in blocks for code in block.codes], [block.scale for block in blocks], E2M1)
 
 
 def _gemm1(row: Row, weights: Row, bias: int, accumulate: Callable[[Row, Row], int], mxfp8: bool) -> int:

@@ -9,7 +9,8 @@ import pytest
 
 from refmoe.chips import CHIPS, KERNEL_ARCHS, Mma, kernel_chip
 from refmoe.cuda.gemm.choice import PREFILL_CLUSTER, PREFILL_TILE
-from refmoe.cuda.gemm.kernel import OUT_DTYPES, GemmShape, grouped_gemm_plan
+from refmoe.cuda.gemm.grouped import OUT_DTYPES, GemmShape
+from refmoe.cuda.gemm.kernel import GEMM
 from refmoe.cuda.gemm.tile import (
     BARRIER_BYTES,
     K_ATOM,
@@ -128,7 +129,7 @@ def test_a_launch_at_the_most_stages_fits_with_barriers_and_scratch(name: str, t
     most = max_stages(tile, name)
     for out_dtype in OUT_DTYPES:
         shape = GemmShape(rows=1, experts=1, n=8, k=32)
-        plan = grouped_gemm_plan(tile, out_dtype, most, (), None, shape, multiprocessors=CHIPS[name].multiprocessors)
+        plan = GEMM.plan(tile, out_dtype, most, (), None, shape, multiprocessors=CHIPS[name].multiprocessors)
         warps = plan.block // 32
         assert warps == {64: 8, 128: 8}.get(tile.n, tile.m // 32)
         assert plan.shared_bytes == 1024 + most * stage_bytes(tile) + 512 * warps <= 101_376

@@ -97,6 +97,36 @@ def test_every_byte_is_that_of_the_specification(output: str, scaled: bool, dtyp
     assert used < ids.size
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("layout", ["128x4", "8x4", "linear"])
+def test_a_global_scale_for_each_expert_is_that_of_the_specification(layout: str, scaled: bool, dtype: str) -> None:
+    x, ids = tokens(DTYPES[dtype][0]), choices()
+    factors = (np.random.default_rng(5).standard_normal(WIDTH) * 3).astype(x.dtype) if scaled else None
+    of_experts = (nvfp4_encode_scale(tensor_amax(x)) / np.arange(1, 2 * EXPERTS, 2)).astype(np.float32)
+    made = expand_as(
+        *(x, ids, EXPERTS, "nvfp4"),
+        encode_scale=of_experts,
+        prescale=factors,
+        layout=layout,
+        first_expert=FIRST,
+        fill=0xEE,
+    )
+    rows = bits(x) if factors is None else prescaled(bits(x), bits(factors[None])[0], dtype)
+    permuted = scalar.build_permutation(ids.tolist(), EXPERTS, FIRST)
+    expected = scalar.expand_by_expert(rows, of_experts.view(np.uint32).tolist(), permuted, layout, 0xEE)
+    assert made.codes.tobytes() == expected.codes
+    assert made.scales is not None
+    assert made.scales.tobytes() == expected.scales
+    # One scale for all, said for each expert, is one scale; these are not.
+    one, each = (
+        expand_as(x, ids, EXPERTS, "nvfp4", encode_scale=scale, layout=layout, first_expert=FIRST, fill=0xEE)
+        for scale in (of_experts[0], np.full(EXPERTS, of_experts[0]))
+    )
+    assert one.codes.tobytes() == each.codes.tobytes()
+    assert one.codes.tobytes() != made.codes.tobytes()
+
+
 def test_scales_of_tokens_at_the_ends_of_the_range() -> None:
     x = np.zeros((4, 32), ml_dtypes.bfloat16)
     x[1, 3], x[2, 7], x[3, 1] = 1e-40, 3e38, np.inf
@@ -114,6 +144,16 @@ def test_scales_of_tokens_at_the_ends_of_the_range() -> None:
         ({"output": "mxfp4"}, "output: found str 'mxfp4'; needed one of nvfp4, fp8_tensor, fp8_token, copy"),
         ({"output": "nvfp4"}, "encode_scale: found None; needed the float32 factor of nvfp4"),
         ({"output": "fp8_tensor", "encode_scale": 0.0}, "encode_scale: .* above 0"),
+        (
+            {"output": "fp8_tensor", "encode_scale": np.ones(EXPERTS, np.float32)},
+            "encode_scale: .* a float32 above 0, finite",
+        ),
+        (
+            {"output": "nvfp4", "encode_scale": np.ones(EXPERTS + 1, np.float32)},
+            rf"encode_scale: .* float32 \[{EXPERTS}\]",
+        ),
+        ({"output": "nvfp4", "encode_scale": np.ones(EXPERTS)}, rf"encode_scale: .* float32 \[{EXPERTS}\]"),
+        ({"output": "nvfp4", "encode_scale": np.zeros(EXPERTS, np.float32)}, "encode_scale: .* above 0"),
         ({"output": "fp8_token", "encode_scale": 1.0}, "encode_scale: .* None: fp8_token takes no scale"),
         ({"output": "copy", "prescale": np.ones(WIDTH, ml_dtypes.bfloat16)}, "prescale: .* a copy changes nothing"),
         ({"output": "fp8_token", "prescale": np.ones(WIDTH, np.float32)}, r"prescale: .* bfloat16 \[80\]"),

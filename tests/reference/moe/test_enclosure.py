@@ -78,7 +78,7 @@ def cases(name: str) -> tuple[MoELayer, np.ndarray, dict]:
 SHARES = {"mxfp8": 0.1, "q8_1": 0.05, "bf16": 0.006}
 
 
-@pytest.mark.parametrize("path", BACKENDS)
+@pytest.mark.parametrize("path", [name for name in BACKENDS if BACKENDS[name].activations in SHARES])
 @pytest.mark.parametrize("name", [*LAYERS, "real"])
 def test_every_path_lies_within_and_the_bound_says_something(name: str, path: str) -> None:
     """The bound is a few percent of what the formula gives for MXFP8 and Q8_1, a few tenths of one for BF16.

@@ -235,7 +235,7 @@ def test_conversions_are_what_the_paths_of_servers_have() -> None:
     upto_gemm1 = [[c for step in steps[: stop] for c in step.conversions] for steps, stop in
                   ((separate, 4), (fused, 3), (marlin, 3))]  # fmt: skip
     assert upto_gemm1[0] == upto_gemm1[1] == ["BF16 -> MXFP8", "MXFP8 x MXFP4 -> FP32", "FP32 -> BF16"]
-    assert upto_gemm1[2] == ["MXFP4 -> BF16", "BF16 x BF16 -> FP32", "FP32 -> BF16"]
+    assert upto_gemm1[2] == ["FP4 -> BF16", "BF16 x BF16 -> FP32", "FP32 -> BF16"]
     assert len(separate) == len(fused) + 1
 
 
@@ -273,7 +273,7 @@ def test_backends() -> None:
     assert set(BACKENDS["marlin"].architectures) == {"sm_90a", "sm_100a", "sm_120a", "sm_121a"}
     assert set(BACKENDS["triton"].architectures) == {"sm_90a", "sm_100a"}
     for backend in BACKENDS.values():
-        pair = ("e2m1", "e4m3") if backend.activations == "mxfp8" else ("bf16", "bf16")
+        pair = {"mxfp8": ("e2m1", "e4m3"), "nvfp4": ("e2m1", "e2m1")}.get(backend.activations, ("bf16", "bf16"))
         for accumulation in backend.accumulation.values():
             assert pair in MODELS[accumulation.model].pairs
     assert BACKENDS["marlin"].accumulation["sm_90a"].evidence is Evidence.HARDWARE
