@@ -112,6 +112,13 @@ def test_stage_bytes_and_stages(extents: tuple[int, int, int]) -> None:
     assert max_stages(tile) == stages
 
 
+def test_no_more_stages_than_the_kernel_has_barriers_for() -> None:
+    source = (CSRC / "grouped_gemm.cuh").read_text()
+    assert f"constexpr int kMaxStages = {MAX_STAGES};" in source
+    small = Tile(16, 8, 128)
+    assert stage_capacity(CHIPS["sm_120a"]) // stage_bytes(small) > MAX_STAGES == max_stages(small)
+
+
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_stage_bytes_count_what_is_loaded(tile: Tile) -> None:
     """Arrays of exactly what a stage holds: nibbles, bytes, and 128x4 atoms of both operands' scales."""
@@ -132,7 +139,7 @@ def test_a_launch_at_the_most_stages_fits_with_barriers_and_scratch(name: str, t
         warps = plan.block // 32
         assert warps == {64: 8, 128: 8}.get(tile.n, tile.m // 32)
         assert plan.shared_bytes == 1024 + most * stage_bytes(tile) + 512 * warps <= 101_376
-        assert most <= 16  # barriers of each kind in the first 1024 bytes, kMaxStages
+        assert most <= MAX_STAGES  # barriers of each kind in the first 1024 bytes, kMaxStages
 
 
 def test_the_table_is_the_kernels() -> None:
