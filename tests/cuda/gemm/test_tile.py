@@ -13,6 +13,7 @@ from refmoe.cuda.gemm.kernel import OUT_DTYPES, GemmShape, grouped_gemm_plan
 from refmoe.cuda.gemm.tile import (
     BARRIER_BYTES,
     K_ATOM,
+    MAX_STAGES,
     MIN_STAGES,
     SINGLE_BLOCK,
     TILES,
@@ -27,6 +28,7 @@ from refmoe.cuda.gemm.tile import (
     stage_bytes,
     stage_capacity,
 )
+from refmoe.cuda.toolchain import CSRC
 from refmoe.errors import ArgumentError
 from refmoe.formats import E2M1, E4M3, E8M0
 from refmoe.museum.cutlass.tiles import CUTLASS_RELEASES, CUTLASS_TILES, Evidence, cutlass_stage_bytes
