@@ -13,19 +13,26 @@ from refmoe.cuda.device import Device
 from refmoe.cuda.launch import WARP_LANES, Buffer, Kernel, LaunchPlan
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import Q8_1
-from refmoe.reference.dp4a import MAX_TOKENS, warps_per_row
 
 DTYPES = {BF16: "bf16", np.dtype(np.float32): "f32"}
-ROWS = 8  # kRows, weight rows of a CTA
-THREADS = 2 * WARP_LANES  # kWarps
+MAX_TOKENS = 8
 MAX_CHOICES = 256
-#: The longest K of which a CTA's weights and scales fit into the smallest shared memory of the chips.
-MAX_K = 98 * 1024 // (ROWS * (Q8_1.block // 2 + 1)) * Q8_1.block
+WARP_ROWS = 4  # kWarpRows, weight rows of a warp
+#: Warps of a CTA, the most first: it takes as many as have their weights and scales in shared memory together.
+WARPS = (4, 2, 1)
+#: Of a CTA's weights and scales: 1 KB less than the smallest shared memory of the chips.
+SHARED_BYTES = 98 * 1024
+#: The longest K of which the rows of one warp fit.
+MAX_K = SHARED_BYTES // (WARP_ROWS * (Q8_1.block // 2 + 1)) * Q8_1.block
+INVERSE_ONE = 65536  # the kernel divides by top_k by a multiplication and a shift by 16
 
 
 def dp4a_gemv_kernel(tokens: int, dtype: str) -> Kernel:
-    """The kernel for a number of tokens and an output "bf16" or "f32"."""
-    return Kernel("dp4a", f"refmoe_dp4a_gemv_{warps_per_row(tokens)}_{dtype}")
+    """The kernel for a number of tokens and an output "bf16" or "f32".
+
+    Its name has the warps of the order of summation, llama.cpp's rule: 4 up to 4 tokens, 2 up to 8.
+    """
+    return Kernel("dp4a", f"refmoe_dp4a_gemv_{4 if tokens <= 4 else 2}_{dtype}")
 
 
 #: Every entry of the source.
@@ -59,7 +66,7 @@ def dp4a_gemv_plan(
     size: GemvSize,
     input_by_choice: bool,
 ) -> LaunchPlan:
-    """A launch: for each choice a CTA for each 8 weight rows, which it holds in shared memory.
+    """A launch: for each choice a CTA for each 16 weight rows, fewer for a long K, which it holds in shared memory.
 
     Args:
         dtype: of `out`, "bf16" or "f32".
@@ -75,18 +82,26 @@ def dp4a_gemv_plan(
         size: of all of them.
         input_by_choice: whether a choice has an activation of its own.
     """
-    grid = size.tokens * size.top_k * -(-size.n // ROWS)
+    warps = _warps(size.k)
+    tiles = -(-size.n // (warps * WARP_ROWS))
     arguments = (
         *(codes, d, weights, weight_scales, topk_ids, row_of_choice, alpha, bias, out),
         *(size.tokens, size.top_k, size.experts, size.first_expert, size.n, size.k // Q8_1.block),
-        int(input_by_choice),
+        *(int(input_by_choice), tiles, INVERSE_ONE // size.top_k + 1),
     )
-    return LaunchPlan(dp4a_gemv_kernel(size.tokens, dtype), grid, THREADS, arguments, _shared_bytes(size.k))
+    kernel = dp4a_gemv_kernel(size.tokens, dtype)
+    grid = size.tokens * size.top_k * tiles
+    return LaunchPlan(kernel, grid, warps * WARP_LANES, arguments, _shared_bytes(warps, size.k))
 
 
-def _shared_bytes(k: int) -> int:
+def _warps(k: int) -> int:
+    """Warps of a CTA: the most whose rows fit shared memory."""
+    return next(warps for warps in WARPS if _shared_bytes(warps, k) <= SHARED_BYTES)
+
+
+def _shared_bytes(warps: int, k: int) -> int:
     """Weights and scales of a CTA's rows."""
-    return ROWS * (k // 2 + k // Q8_1.block)
+    return warps * WARP_ROWS * (k // 2 + k // Q8_1.block)
 
 
 def dp4a_gemv(
@@ -109,7 +124,7 @@ def dp4a_gemv(
 
     Args:
         codes: int8 [M, K] of Q8_1, M from 0 to 8, or [M*k, K] with `input_by_choice`; K a positive multiple of 32,
-            8 weight rows of which fit shared memory.
+            at most `MAX_K`: 4 weight rows fit shared memory.
         d: float16 [.., K/32], the scales of `codes`.
         weights: packed FP4 codes, uint8 [E, N, K/2], the even element in the low nibble.
         weight_scales: E8M0, uint8 [E, N, K/32].
@@ -196,7 +211,7 @@ def _check_sizes(weights: object, topk_ids: object, first_expert: object) -> Gem
         raise ArgumentError("topk_ids", f"{tokens} tokens", f"at most {MAX_TOKENS}: more are for a GEMM")
     if tokens * top_k > MAX_CHOICES:
         raise ArgumentError("topk_ids", f"{tokens * top_k} choices", f"at most {MAX_CHOICES}")
-    check_int32("weights", tokens * top_k * -(-n // ROWS), "CTAs")
+    check_int32("weights", tokens * top_k * -(-n // WARP_ROWS), "CTAs")
     if not isinstance(first_expert, (int, np.integer)) or not 0 <= first_expert <= INT32_MAX - experts:
         raise ArgumentError("first_expert", describe(first_expert), "the global id of this rank's first expert")
     return GemvSize(tokens, top_k, experts, int(first_expert), n, k)

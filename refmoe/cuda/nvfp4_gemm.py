@@ -17,6 +17,7 @@ from refmoe.cuda.device import Device
 from refmoe.cuda.gemm.choice import tiles_needed
 from refmoe.cuda.gemm.grouped import SCRATCH_BYTES, GroupedGemm, tile_warps
 from refmoe.cuda.gemm.tile import (
+    MAX_STAGES,
     MIN_STAGES,
     SCALE_ROWS,
     Tile,
@@ -57,8 +58,8 @@ def stage_bytes(tile: Tile) -> int:
 
 
 def max_stages(tile: Tile, arch: Chip | str) -> int:
-    """The most stages that fit beside the barriers and the warps' own bytes; fewer than two cannot run."""
-    return _room(tile, kernel_chip(arch)) // stage_bytes(tile)
+    """The most stages that fit beside the barriers and the warps' own bytes, and that have one each; fewer than two cannot run."""
+    return min(_room(tile, kernel_chip(arch)) // stage_bytes(tile), MAX_STAGES)
 
 
 def check_tile(tile: Tile, *, arch: Chip | str, stages: int | None = None) -> int:

@@ -346,8 +346,10 @@ def _default() -> Iterator[Case]:
     for m in (2, 8):
         yield _case("fingerprint", m, 2880, 8, 128, 4, bias="distinct", map="permuted")
     yield _case("fingerprint", 1, 2880, 16, 128, 4, dtype="bf16", inputs="choice", alpha="distinct")
-    for m in (1, 8):
-        yield _case("cancelling", m, 7168, 8, 16, 2)  # blocks in two rounds of a CTA, and in four
+    yield _case("fingerprint", 1, 7168, 16, 16, 2)  # blocks in two rounds of a CTA
+    yield _case("cancelling", 8, 7168, 8, 16, 2)  # in four
+    yield _case("fingerprint", 1, 11584, 9, 1, 1)  # the longest K of 16 rows that fit shared memory
+    yield _case("fingerprint", 1, 23584, 9, 1, 1)  # of 8 rows
     for fill in _FILLS:
         yield _case(fill, 6, 1056, 11, 6, 1, dtype="bf16", bias="distinct", poison=0x7F)
     yield _case("gaussian", 7, 416, 8, 8, 2, routing="padded")

@@ -5,11 +5,12 @@
 // dot is the exact int32 sum over a block's 32 elements of the FP4 numbers, doubled so that they are integers, times the
 // activation's codes. The rest is FP32, every operation rounded to nearest, subnormals kept: scale byte 0 means 2^-128.
 //
-// What bounds this kernel is how many bytes of weights are on their way, and how few instructions a block takes. A CTA
-// asks for all of its weights and scales at once by two bulk copies, which need no registers: with K = 2880 ten CTAs on a
-// multiprocessor have 120 KB in flight, where 32 KB would hide a latency of a microsecond at 4 TB/s. Then each of its two
-// warps takes whole rows, so that nothing is exchanged but inside a warp, and keeps the blocks of the activation in
-// registers for all of its rows.
+// What bounds this kernel is how early its bytes are asked for, and how few instructions a block takes. A CTA asks for all
+// of its weights by one bulk copy, which needs no registers: with K = 2880 five CTAs on a multiprocessor have 115 KB in
+// flight, where 32 KB would hide a latency of a microsecond at 4 TB/s. The copy engine of an H200 takes some 230 cycles for
+// a copy, however small, so the scales come by plain loads, sent out at once so that they do not queue behind the weights.
+// Then each warp takes four whole rows, so that nothing is exchanged but inside a warp, and keeps the blocks of the
+// activation in registers for all of its rows.
 //
 // The order of the FP32 sum is part of the contract. It is that of W warps that share a row, T = 32 W threads, of which
 // thread t takes the blocks t, t + T, t + 2 T, ... in this order. Then lane l adds up what the lanes l of all warps have,
@@ -32,11 +33,10 @@
 namespace refmoe {
 
 constexpr int kBlockBytes = 16;  // of a block's weights
-constexpr int kWarps = 2;        // of a CTA
+constexpr int kWarps = 4;        // of a CTA, fewer where the weights of so many do not fit shared memory
 constexpr int kWarpRows = 4;     // weight rows of a warp
-constexpr int kRows = kWarps * kWarpRows;
 constexpr int kHeld = 4;         // blocks of an activation that a lane holds
-constexpr int kCtas = 10;        // on a multiprocessor, which leaves a thread 96 registers
+constexpr int kCtas = 5;         // on a multiprocessor, which leaves a thread 96 registers
 
 struct Problem {
     const uint4* codes;            // [rows, K] int8
@@ -49,15 +49,20 @@ struct Problem {
     const uint16_t* bias;          // [experts, n] BF16, or null for none
     int tokens, top_k, experts, first_expert, n, blocks;
     bool input_by_choice;  // whether a choice has an activation of its own, in the row of its output
+    uint32_t tiles;        // of n, one for each CTA of a choice
+    uint32_t inverse;      // 65536 / top_k + 1
+
+    /// choice / top_k, exact for up to 256 of both.
+    __device__ __forceinline__ int token(int choice) const { return static_cast<int>(choice * inverse >> 16); }
 
     /// The output row of a choice, below 0 if it has none.
     __device__ __forceinline__ int output_row(int choice) const {
-        const int row = choice / top_k + choice % top_k * tokens;
+        const int row = token(choice) + (choice - token(choice) * top_k) * tokens;
         return row_of_choice ? __ldg(row_of_choice + row) : row;
     }
 
     __device__ __forceinline__ int input_row(int choice, int output) const {
-        return input_by_choice ? output : choice / top_k;
+        return input_by_choice ? output : token(choice);
     }
 };
 
@@ -66,12 +71,9 @@ constexpr uint32_t kMagnitudesLow = 0x03020100u, kMagnitudesHigh = 0x0C080604u;
 constexpr uint32_t kSigns = 0x88888888u;
 
 /// The low half of the table in a register that ptxas takes for any. What it knows to be the same in all lanes it keeps in
-/// a uniform register, which prmt cannot read, and moves it back before every lookup.
-__device__ __forceinline__ uint32_t table_of_magnitudes() {
-    uint32_t table;
-    asm volatile("shfl.sync.idx.b32 %0, %1, 0, 31, 0xffffffff;" : "=r"(table) : "r"(kMagnitudesLow));
-    return table;
-}
+/// a uniform register, which prmt cannot read, and moves it back before every lookup. threadIdx.y is 0, but ptxas does not
+/// know that.
+__device__ __forceinline__ uint32_t table_of_magnitudes() { return kMagnitudesLow | threadIdx.y; }
 
 /// Four codes of FP4 as bytes: the magnitude of a code without a sign bit, 0 for one with it. prmt looks up the low three
 /// bits of a selector; its fourth repeats the sign of the byte that it finds, and no magnitude has one.
@@ -115,18 +117,11 @@ __device__ __forceinline__ int block_dot(uint32_t table, const uint4& weights, c
 
 /// 2^(byte - 127): byte 0 gives a subnormal number, byte 255 a NaN. RN(d / 2 * 2^(byte - 127)) is RN(d * 2^(byte - 128)).
 __device__ __forceinline__ float scale(uint32_t byte) {
-    const uint32_t least = 0x00400000u, nan = 0x7FC00000u;
-    return __uint_as_float(byte == 0xFF ? nan : max(byte << 23, least));
-}
-
-/// Whether an earlier choice names the same expert: its CTAs compute this one too.
-__device__ __forceinline__ bool has_leader(const Problem& problem, int choice, int id) {
-    for (int base = 0; base < choice; base += kWarpLanes) {
-        const int other = base + threadIdx.x % kWarpLanes;
-        const bool same = other < choice && __ldg(problem.topk_ids + other) == id && problem.output_row(other) >= 0;
-        if (__any_sync(kFullWarp, same)) return true;
-    }
-    return false;
+    constexpr uint32_t kLeast = 0x00400000u;
+    uint32_t bits;
+    asm("max.u32 %0, %1, %2;" : "=r"(bits) : "r"(byte << 23), "r"(kLeast));  // max() becomes two instructions
+    const float value = __uint_as_float(bits);                                // byte 255 gives infinity
+    return __fmaf_rn(value, 0.0f, value);                                     // a NaN for infinity, else `value`
 }
 
 /// Of the choices from `base` on, those of the next 32 that name the expert `id` and have a row, a bit each.
@@ -134,6 +129,14 @@ __device__ __forceinline__ unsigned find_members(const Problem& problem, int bas
     const int other = base + threadIdx.x % kWarpLanes;
     const bool same = other < problem.tokens * problem.top_k && __ldg(problem.topk_ids + other) == id;
     return __ballot_sync(kFullWarp, same && problem.output_row(other) >= 0);
+}
+
+/// Whether an earlier choice names the same expert: its CTAs compute this one too. `members` are those among this
+/// choice's 32.
+__device__ __forceinline__ bool has_leader(const Problem& problem, int choice, int id, unsigned members) {
+    for (int base = 0; base + kWarpLanes <= choice; base += kWarpLanes)
+        if (find_members(problem, base, id) != 0) return true;
+    return (members & ((1u << choice % kWarpLanes) - 1)) != 0;
 }
 
 /// RN(RN(alpha * sum) + bias), the factor and the term left out where there is none.
@@ -151,28 +154,35 @@ __device__ __forceinline__ void store(uint16_t* out, float value) {
 
 /// The weights of a CTA in shared memory, and the barrier that says when they are there.
 struct Tile {
-    const uint4* weights;   // [kRows, blocks]
-    const uint8_t* scales;  // [kRows, blocks]
+    uint4* weights;   // [rows of a CTA, blocks]
+    uint8_t* scales;  // [rows of a CTA, blocks]
     uint32_t landed;
 };
 
-/// Asks for a tile of `rows` rows: bulk copies where addresses and sizes are multiples of 16 bytes, as all weights are, and
-/// scales in most matrices; other scales byte by byte, ahead of the barrier of the CTA.
-__device__ __forceinline__ void load_tile(const Problem& problem, const Tile& tile, int64_t first_row, int rows) {
+/// Asks for the weights of `rows` rows by one bulk copy: their addresses and sizes are multiples of 16 bytes.
+__device__ __forceinline__ void load_weights(const Problem& problem, const Tile& tile, int64_t first_row, int rows) {
+    if (threadIdx.x != 0) return;
+    const int bytes = rows * problem.blocks * kBlockBytes;
+    mbarrier_init(tile.landed, 1);
+    fence_mbarrier_init();
+    mbarrier_arrive_expect_tx(tile.landed, bytes);
+    const uint8_t* const from = problem.weights + first_row * problem.blocks * kBlockBytes;
+    cp_async_bulk(shared_address(tile.weights), from, bytes, tile.landed);
+}
+
+/// Copies the scales of `rows` rows, ahead of the barrier of the CTA: in pieces of 16 bytes where addresses and sizes are
+/// multiples of that, as in most matrices, else byte by byte.
+__device__ __forceinline__ void load_scales(const Problem& problem, const Tile& tile, int64_t first_row, int rows) {
     const uint8_t* const from = problem.weight_scales + first_row * problem.blocks;
-    const int bytes = rows * problem.blocks * kBlockBytes, scale_bytes = rows * problem.blocks;
-    const bool whole = (reinterpret_cast<uintptr_t>(from) | scale_bytes) % kCopyBytes == 0;
-    if (threadIdx.x == 0) {
-        mbarrier_init(tile.landed, 1);
-        fence_mbarrier_init();
-        mbarrier_arrive_expect_tx(tile.landed, bytes + (whole ? scale_bytes : 0));
-        const uint8_t* const weights = problem.weights + first_row * problem.blocks * kBlockBytes;
-        cp_async_bulk(shared_address(tile.weights), weights, bytes, tile.landed);
-        if (whole) cp_async_bulk(shared_address(tile.scales), from, scale_bytes, tile.landed);
-    }
-    if (!whole) {
-        uint8_t* const to = const_cast<uint8_t*>(tile.scales);
-        for (int at = threadIdx.x; at < scale_bytes; at += kWarps * kWarpLanes) to[at] = __ldg(from + at);
+    const int bytes = rows * problem.blocks, threads = blockDim.x;
+    if ((reinterpret_cast<uintptr_t>(from) | bytes) % kCopyBytes == 0) {
+        const uint4* const pieces = reinterpret_cast<const uint4*>(from);
+#pragma unroll 1
+        for (int at = threadIdx.x; at < bytes / kCopyBytes; at += threads)
+            reinterpret_cast<uint4*>(tile.scales)[at] = __ldg(pieces + at);
+    } else {
+#pragma unroll 1
+        for (int at = threadIdx.x; at < bytes; at += threads) tile.scales[at] = __ldg(from + at);
     }
 }
 
@@ -189,19 +199,36 @@ __device__ __forceinline__ void hold(Activation (&held)[kHeld], const Problem& p
     }
 }
 
-/// Adds the terms of the held blocks, whose first is `start`. Rows past the last repeat it; their sums go nowhere.
+/// Where this lane's blocks of its warp's rows are: block 0 + lane of each row.
+struct Rows {
+    const uint4* weights[kWarpRows];
+    const uint8_t* scales[kWarpRows];
+};
+
+/// The rows from `first` on. Those past the last repeat it; their sums go nowhere.
+__device__ __forceinline__ Rows find_rows(const Problem& problem, const Tile& tile, int first, int rows) {
+    Rows found;
+#pragma unroll
+    for (int row = 0; row < kWarpRows; ++row) {
+        const int at = min(first + row, rows - 1) * problem.blocks + threadIdx.x % kWarpLanes;
+        found.weights[row] = tile.weights + at;
+        found.scales[row] = tile.scales + at;
+    }
+    return found;
+}
+
+/// Adds the terms of the held blocks, whose first is `start`.
 template <int warps>
-__device__ __forceinline__ void accumulate(Sums<warps>& sums, const Activation (&held)[kHeld], const Problem& problem,
-                                           const Tile& tile, uint32_t table, int first, int rows, int start) {
+__device__ __forceinline__ void accumulate(Sums<warps>& sums, const Activation (&held)[kHeld], const Rows& rows,
+                                           uint32_t table, int start, int blocks) {
 #pragma unroll
     for (int slot = 0; slot < kHeld; ++slot) {
-        const int block = start + slot * kWarpLanes + threadIdx.x % kWarpLanes;
-        if (block >= problem.blocks) continue;
+        const int at = start + slot * kWarpLanes;
+        if (at + static_cast<int>(threadIdx.x) % kWarpLanes >= blocks) break;
 #pragma unroll
         for (int row = 0; row < kWarpRows; ++row) {
-            const int at = min(first + row, rows - 1) * problem.blocks + block;
-            const float factor = __fmul_rn(held[slot].half_d, scale(tile.scales[at]));
-            const int dot = block_dot(table, tile.weights[at], held[slot]);
+            const float factor = __fmul_rn(held[slot].half_d, scale(rows.scales[row][at]));
+            const int dot = block_dot(table, rows.weights[row][at], held[slot]);
             sums[row][slot % warps] = __fadd_rn(sums[row][slot % warps], __fmul_rn(factor, __int2float_rn(dot)));
         }
     }
@@ -239,39 +266,48 @@ __device__ __forceinline__ float reduce(const Sums<warps>& sums) {
     return sum;
 }
 
-/// A CTA takes kRows rows of the expert that one choice names, for all choices that name it, one after the other.
+/// A CTA takes kWarpRows rows a warp of the expert that one choice names, for all choices that name it in turn.
 template <int warps, class Out>
 __device__ __forceinline__ void dp4a_gemv(const Problem& problem, Out* __restrict__ out) {
     static_assert(kHeld % warps == 0, "a round of held blocks is whole rounds of slots");
-    extern __shared__ uint4 shared[];  // weights [kRows, blocks] of 16 bytes, then scales [kRows, blocks]
+    extern __shared__ uint4 shared[];  // weights [rows, blocks] of 16 bytes, then scales [rows, blocks]
     __shared__ uint64_t barrier;
-    const Tile tile{shared, reinterpret_cast<const uint8_t*>(shared + kRows * problem.blocks), shared_address(&barrier)};
 
-    const int tiles = (problem.n + kRows - 1) / kRows;
-    const int choice = blockIdx.x / tiles, first_n = blockIdx.x % tiles * kRows;
+    const int most = blockDim.x / kWarpLanes * kWarpRows;
+    const int choice = blockIdx.x / problem.tiles, first_n = (blockIdx.x - choice * problem.tiles) * most;
     const int id = __ldg(problem.topk_ids + choice), expert = id - problem.first_expert;
-    Activation held[kHeld];
-    int input = problem.input_by_choice ? -1 : choice / problem.top_k;  // whose first blocks are held; -1 for none
-    if (input >= 0) hold(held, problem, input, 0);                      // on their way beside the expert's number
-    if (expert < 0 || expert >= problem.experts || problem.output_row(choice) < 0) return;
-    if (has_leader(problem, choice, id)) return;
+    if (expert < 0 || expert >= problem.experts) return;
+    int base = choice & -kWarpLanes;
+    unsigned members = find_members(problem, base, id);
+    if ((members >> choice % kWarpLanes & 1) == 0 || has_leader(problem, choice, id, members)) return;
 
-    const int rows = min(kRows, problem.n - first_n);
-    load_tile(problem, tile, static_cast<int64_t>(expert) * problem.n + first_n, rows);
+    const Tile tile{shared, reinterpret_cast<uint8_t*>(shared + most * problem.blocks), shared_address(&barrier)};
+    const int rows = min(most, problem.n - first_n);
+    const int64_t first_row = static_cast<int64_t>(expert) * problem.n + first_n;
+    load_weights(problem, tile, first_row, rows);
+    load_scales(problem, tile, first_row, rows);
+
     const uint32_t table = table_of_magnitudes();
-    __syncthreads();
-
     const int lane = threadIdx.x % kWarpLanes, first = threadIdx.x / kWarpLanes * kWarpRows;
-    for (int base = choice / kWarpLanes * kWarpLanes; base < problem.tokens * problem.top_k; base += kWarpLanes) {
-        for (unsigned members = find_members(problem, base, id); members != 0; members &= members - 1) {
+    const Rows mine = find_rows(problem, tile, first, rows);
+    Activation held[kHeld];
+    int input = -1;       // whose first blocks are held; -1 for none
+    bool synced = false;  // whether scales and `landed` are visible. The first activation comes before: so it is faster.
+    while (true) {
+        for (; members != 0; members &= members - 1) {
             const int member = base + __ffs(members) - 1;
             const int output = problem.output_row(member), wanted = problem.input_row(member, output);
             Sums<warps> sums = {};
             for (int start = 0; start < problem.blocks; start += kHeld * kWarpLanes) {
                 if (start > 0 || input != wanted) hold(held, problem, wanted, start);
                 input = start > 0 ? -1 : wanted;
+                if (!synced) {
+                    __syncthreads();
+                    if (first >= rows) return;
+                    synced = true;
+                }
                 mbarrier_wait_parity(tile.landed, 0);
-                accumulate<warps>(sums, held, problem, tile, table, first, rows, start);
+                accumulate<warps>(sums, held, mine, table, start, problem.blocks);
             }
             const float sum = reduce<warps>(sums);
             constexpr int kLanesOfRow = kWarpLanes / kWarpRows;
@@ -279,6 +315,9 @@ __device__ __forceinline__ void dp4a_gemv(const Problem& problem, Out* __restric
             if (lane % kLanesOfRow == 0 && row < rows)
                 store(out + static_cast<int64_t>(output) * problem.n + n, epilogue(problem, expert, n, sum));
         }
+        base += kWarpLanes;
+        if (base >= problem.tokens * problem.top_k) return;
+        members = find_members(problem, base, id);
     }
 }
 
@@ -295,14 +334,21 @@ __device__ __forceinline__ void dp4a_gemv(const Problem& problem, Out* __restric
 //   bias             [experts, n] BF16, or null
 //   out              [tokens * top_k, n]
 //   blocks           K / 32
-//   shared memory    kRows * (K / 2 + K / 32) bytes;  grid: for each choice a CTA for each kRows of n;  64 threads
+//   tiles            n / rows, rounded up
+//   inverse          65536 / top_k + 1
+//   shared memory    rows * (K / 2 + K / 32) bytes, rows = kWarpRows for each warp of a CTA, which has kWarps at most
+//   grid             for each choice `tiles` CTAs
 #define REFMOE_ENTRY(warps, dtype, Out)                                                                                 \
-    extern "C" __global__ void __launch_bounds__(refmoe::kWarps * refmoe::kWarpLanes, refmoe::kCtas) refmoe_dp4a_gemv_##warps##_##dtype(        \
-        const uint4* codes, const uint16_t* d, const uint8_t* weights, const uint8_t* weight_scales,                    \
-        const int* topk_ids, const int* row_of_choice, const float* alpha, const uint16_t* bias, Out* out, int tokens,  \
-        int top_k, int experts, int first_expert, int n, int blocks, int input_by_choice) {                             \
+    extern "C" __global__ void __launch_bounds__(refmoe::kWarps * refmoe::kWarpLanes, refmoe::kCtas)                     \
+        refmoe_dp4a_gemv_##warps##_##dtype(                                                                             \
+            const uint4* codes, const uint16_t* d, const uint8_t* weights, const uint8_t* weight_scales,                \
+            const int* topk_ids, const int* row_of_choice, const float* alpha, const uint16_t* bias, Out* out,          \
+            int tokens, int top_k, int experts, int first_expert, int n, int blocks, int input_by_choice, int tiles,   \
+            int inverse) {                                                                                              \
         const refmoe::Problem problem{codes,  d,     weights, weight_scales, topk_ids, row_of_choice, alpha, bias,      \
-                                      tokens, top_k, experts, first_expert,  n,        blocks,        input_by_choice != 0}; \
+                                      tokens, top_k, experts, first_expert,  n,        blocks,                          \
+                                      input_by_choice != 0, static_cast<uint32_t>(tiles),                               \
+                                      static_cast<uint32_t>(inverse)};                                                  \
         refmoe::dp4a_gemv<warps>(problem, out);                                                                         \
     }
 

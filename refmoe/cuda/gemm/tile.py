@@ -23,6 +23,9 @@ BARRIER_BYTES = 1024
 #: One stage to load into while another is read.
 MIN_STAGES = 2
 
+#: kMaxStages, those that the kernel has barriers for.
+MAX_STAGES = 16
+
 #: The layout of both operands' scales. A block loads them by whole atoms: so many rows, so many K elements.
 SCALE_LAYOUT = "128x4"
 SCALE_ROWS = SCALE_LAYOUTS[SCALE_LAYOUT].row_atom
@@ -138,8 +141,8 @@ def stage_capacity(chip: Chip) -> int:
 
 
 def max_stages(tile: Tile, arch: Chip | str = DEFAULT_ARCH) -> int:
-    """The most stages that fit beside the barriers; fewer than two cannot run."""
-    return stage_capacity(kernel_chip(arch)) // stage_bytes(tile)
+    """The most stages that fit beside the barriers, and that have one each; fewer than two cannot run."""
+    return min(stage_capacity(kernel_chip(arch)) // stage_bytes(tile), MAX_STAGES)
 
 
 def check_tile(
@@ -185,6 +188,8 @@ def stage_fault(tile: Tile, stages: int, chip: Chip, size: int, room: int) -> st
     count = "1 stage" if stages == 1 else f"{stages} stages"
     if stages < MIN_STAGES:
         return f"{count} of {tile}, with which nothing can be loaded while the tile is computed"
+    if stages > MAX_STAGES:
+        return f"{count} of {tile}, where the kernel has barriers for {MAX_STAGES}"
     return f"{count} of {tile} on {chip.arch}, {stages * size:,} bytes where a block has {room:,} for stages"
 
 

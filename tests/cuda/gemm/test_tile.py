@@ -14,6 +14,7 @@ from refmoe.cuda.gemm.kernel import GEMM
 from refmoe.cuda.gemm.tile import (
     BARRIER_BYTES,
     K_ATOM,
+    MAX_STAGES,
     MIN_STAGES,
     SINGLE_BLOCK,
     TILES,
@@ -28,6 +29,7 @@ from refmoe.cuda.gemm.tile import (
     stage_bytes,
     stage_capacity,
 )
+from refmoe.cuda.toolchain import CSRC
 from refmoe.errors import ArgumentError
 from refmoe.formats import E2M1, E4M3, E8M0
 from refmoe.museum.cutlass.tiles import CUTLASS_RELEASES, CUTLASS_TILES, Evidence, cutlass_stage_bytes
@@ -113,6 +115,13 @@ def test_stage_bytes_and_stages(extents: tuple[int, int, int]) -> None:
     assert max_stages(tile) == stages
 
 
+def test_no_more_stages_than_the_kernel_has_barriers_for() -> None:
+    source = (CSRC / "grouped_gemm.cuh").read_text()
+    assert f"constexpr int kMaxStages = {MAX_STAGES};" in source
+    small = Tile(16, 8, 128)
+    assert stage_capacity(CHIPS["sm_120a"]) // stage_bytes(small) > MAX_STAGES == max_stages(small)
+
+
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_stage_bytes_count_what_is_loaded(tile: Tile) -> None:
     """Arrays of exactly what a stage holds: nibbles, bytes, and 128x4 atoms of both operands' scales."""
@@ -133,7 +142,7 @@ def test_a_launch_at_the_most_stages_fits_with_barriers_and_scratch(name: str, t
         warps = plan.block // 32
         assert warps == {64: 8, 128: 8}.get(tile.n, tile.m // 32)
         assert plan.shared_bytes == 1024 + most * stage_bytes(tile) + 512 * warps <= 101_376
-        assert most <= 16  # barriers of each kind in the first 1024 bytes, kMaxStages
+        assert most <= MAX_STAGES  # barriers of each kind in the first 1024 bytes, kMaxStages
 
 
 def test_the_table_is_the_kernels() -> None:
