@@ -1,7 +1,7 @@
 """Where a launch plan runs: on the executor, which needs no GPU, or on a GPU.
 
-Both devices take the same plans of the same kernels. Only the compiled form differs: PTX text for the executor, a
-cubin for the GPU.
+Both devices take the same plans of the same kernels. Only the compiled form differs: PTX text for the executor, and
+for the GPU a cubin, which is assembled from that text.
 """
 
 from __future__ import annotations

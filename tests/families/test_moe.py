@@ -33,7 +33,7 @@ def compiler() -> None:
 def planted(name: str, folder: Path) -> Kernel:
     """The layer with that patch's fault."""
     (patch,) = [patch for patch in load_patches() if patch.name == name]
-    return Kernel(MOE, Devices(csrc=patched_sources(patch, folder)))
+    return Kernel(MOE, Devices(csrc=patched_sources(patch, folder), entry_by_entry=True))
 
 
 @pytest.mark.parametrize("text", [REAL, SMALL.format("")])

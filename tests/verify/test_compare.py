@@ -325,7 +325,8 @@ def test_a_report_of_a_kernel_that_is_wrong_everywhere_stays_small() -> None:
 def test_a_wrong_gemm_is_mapped_with_the_tile_that_ran(tmp_path: Path) -> None:
     patch = next(patch for patch in load_patches() if patch.name == "76-gemm-token-scales-zeroed")
     case = parse_case("sm12x_gemm:f32:m5k416n136e3:wide-range:tile=128x8x512:seed7@ptx")
-    found = run_case(Kernel(SM12X_GEMM, Devices(csrc=patched_sources(patch, tmp_path / "csrc"))), case)
+    devices = Devices(csrc=patched_sources(patch, tmp_path / "csrc"), entry_by_entry=True)
+    found = run_case(Kernel(SM12X_GEMM, devices), case)
     (everywhere,) = found.maps
     assert found.verdict is Verdict.OUT_OF_BOUND
     assert everywhere.tile == (8, 128)

@@ -257,11 +257,8 @@ def test_what_makes_a_problem_of_a_case_is_in_the_hash() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "m7k384n136e3:wide-range:alpha=distinct:seed7",  # two tiles of N, three steps of K
         "m0k128n72e2:gaussian:seed7",  # nothing to do
         "m1k128n8e1:one-hot-tokens:seed7",  # the least of everything
-        "m130k256n264e2:integer:routing=same-experts:seed7",  # a second tile of tokens, an expert without rows
-        "m6k128n72e34:one-hot-tokens:routing=empty-experts:poison=0x7F:seed7",
         "m5k256n72e2:gaussian:first_expert=2:ranks=2:seed9",
     ],
 )
@@ -321,6 +318,7 @@ def test_ours_gives_the_same_bytes_on_every_case_of_a_build(case: Case, devices:
     theirs, ours = RecordingCutlass(CUTLASS_GEMM, devices), Recording(FAMILIES["sm12x_gemm"], devices)
     results = run_case(theirs, case), run_case(ours, our_case(case))
     assert [result.verdict for result in results] == [Verdict.PASS, Verdict.PASS], results[0].line + results[1].line
+    assert {result.evidence for result in results} == {"bit-exact"}
     assert results[0].input_sha256 == results[1].input_sha256
     assert "cutlass" in results[0].launches[0]
     assert results[1].launches[0].startswith("refmoe_sm12x_gemm_")
