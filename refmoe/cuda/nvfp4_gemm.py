@@ -58,7 +58,7 @@ def stage_bytes(tile: Tile) -> int:
 
 
 def max_stages(tile: Tile, arch: Chip | str) -> int:
-    """The most stages that fit beside the barriers and the warps' own bytes, and that have one each; fewer than two cannot run."""
+    """The most stages that fit beside the barriers and the warps' bytes, with one each; fewer than two cannot run."""
     return min(_room(tile, kernel_chip(arch)) // stage_bytes(tile), MAX_STAGES)
 
 
