@@ -11,6 +11,7 @@ from refmoe import ptx
 from refmoe.chips import CHIPS
 from refmoe.cuda.device import PtxDevice
 from refmoe.ptx import launcher
+from refmoe.ptx.native.context import Row
 from refmoe.ptx.races import RaceShadow
 
 __all__ = ["Meter", "meter"]
@@ -49,6 +50,11 @@ class _CountingShadow(RaceShadow):
         self.masks_read: dict[str, Any] = {}
         self.masks_written: dict[str, Any] = {}
         _SHADOWS.append(self)
+
+    def enter(self, row: Any) -> None:
+        # Accesses of a size that native code knows nothing of are left to Python, so that all are seen here.
+        super().enter(row)
+        row[Row.WRITES], row[Row.SHIFT] = 1, -1
 
     def _mark(self, masks: dict[str, Any], access: Any, region: Any, index: Any) -> None:
         mask = masks.setdefault(region.name, np.zeros(region.data.size, bool))

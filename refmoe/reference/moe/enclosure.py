@@ -243,8 +243,14 @@ class _IntegerRows:
         return self._product(layer.down, expert, hidden, scales, None)
 
     def _product(
-        self, weights: MXTensor, expert: int, tokens: Interval, scales: F64, bias: NDArray[np.float32] | None
+        self,
+        weights: MXTensor | NVFP4Experts,
+        expert: int,
+        tokens: Interval,
+        scales: F64,
+        bias: NDArray[np.float32] | None,
     ) -> Interval:
+        assert isinstance(weights, MXTensor)
         part = weights.part(expert)
         known = Matrix(part.dequantize().astype(np.float64), _scales(part.scales))
         sums = integer_sums(known, tokens, scales, self._additions(scales.shape[1]))

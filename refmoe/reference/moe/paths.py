@@ -200,7 +200,7 @@ def _activate_bf16(run: Run) -> Arrays:
 
 def _expand_nvfp4(run: Run) -> Arrays:
     """Tokens quantized to NVFP4 on their way to the rows of their experts, under each expert's global scale."""
-    return _nvfp4_rows(run.x, run.stages["routing"]["ids"], run.layer.gate_up, run.first_expert)
+    return _nvfp4_rows(run.tokens, run.stages["routing"]["ids"], run.layer.gate_up, run.first_expert)
 
 
 def _activate_nvfp4(run: Run) -> Arrays:
