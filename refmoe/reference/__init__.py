@@ -19,7 +19,6 @@ from refmoe.reference.layout import (
     unpack_fp4,
     unswizzle_scales,
 )
-from refmoe.reference.masked import MaskedOperand, masked_operand
 from refmoe.reference.mma import tensor_core_mma
 from refmoe.reference.moe import (
     Enclosure,
@@ -31,6 +30,7 @@ from refmoe.reference.moe import (
     moe_layer,
     path_steps,
 )
+from refmoe.reference.moe.masked import MaskedOperand, masked_operand
 from refmoe.reference.nvfp4 import NVFP4Tensor, dequantize_nvfp4, nvfp4_encode_scale, quantize_nvfp4
 from refmoe.reference.q8_0 import Q8_0Tensor
 from refmoe.reference.quantize import quantize, quantize_mxfp4, quantize_mxfp8

@@ -10,7 +10,7 @@ import pytest
 
 from refmoe.errors import ArgumentError
 from refmoe.formats import NVFP4
-from refmoe.reference.masked import MASKED_FORMS, masked_operand
+from refmoe.reference.moe.masked import MASKED_FORMS, masked_operand
 from refmoe.reference.nvfp4 import nvfp4_encode_scale, quantize_nvfp4, tensor_amax
 from refmoe.reference.quantize import quantize
 
