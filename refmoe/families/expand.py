@@ -411,27 +411,25 @@ def _default_as() -> Iterator[Case]:
     """The outputs but MXFP8, at the shapes of models."""
     for output, fill in _FILL_OF.items():
         for k, e, t in MODELS:
-            for m in DECODE:
-                yield _case(fill, m, k, e, t, output=output)
-                yield _case("real", m, k, e, t, output=output, poison=0x7F)
+            yield _case(fill, 1, k, e, t, output=output)
+            yield _case("real", DECODE[-1], k, e, t, output=output, poison=0x7F)
             yield _case(fill, e // t, k, e, t, output=output, routing="all-one-token")
-            yield _case(fill, 160, k, e, 1, output=output, routing="same-experts")
-            if output != "copy":
-                yield _case("real", 2, k, e, t, output=output, prescale="channel")
-        yield _case("real", 256, 2880, 128, 4, output=output)  # a prefill
+        yield _case(fill, 160, 2880, 128, 1, output=output, routing="same-experts")
+        if output != "copy":
+            yield _case("real", 2, 2880, 128, 4, output=output, prescale="channel")
         for dtype in ("bf16", "fp16"):
             yield _case(fill, 9, 1440, 8, 2, output=output, dtype=dtype)
-        if output != "fp8_token":
-            yield _case(fill, LOOPING_ROWS, 32, 8, 2, output=output)
         yield _case(fill, 3, 8224, 8, 2, output=output)  # a row wider than a CTA, by two lanes
         yield _case(fill, 0, 2880, 8, 2, output=output)
         yield _case(fill, 3, 416, 4, 2, output=output, routing="elsewhere", first_expert=4, ranks=2)
+    # All outputs loop over the same grid; a scale for each token is the only one that a CTA keeps from one to the next.
+    yield _case(_FILL_OF["copy"], LOOPING_ROWS, 32, 8, 2, output="copy")
+    yield _case("real", 256, 2880, 128, 4, output="nvfp4")  # a prefill
     for fill in ("nvfp4-rne-ties", "nvfp4-scale-ties", "nvfp4-scale-bytes"):
         for dtype in ("bf16", "fp16"):
             for layout in ("128x4", "8x4"):
                 yield _case(fill, 9, 1440, 8, 2, output="nvfp4", dtype=dtype, layout=layout)
-    for k, e, t in MODELS:
-        yield _case("real", 2, k, e, t, output="nvfp4", global_scale="expert")
+    yield _case("real", 2, 2880, 128, 4, output="nvfp4", global_scale="expert")
     yield _case("nvfp4-fingerprint", 3, 8224, 8, 2, output="nvfp4", global_scale="expert")
     yield _case("row-scales", LOOPING_ROWS, 544, 8, 1, output="fp8_token")  # two warps, several tokens a CTA
     for output in ("fp8_token", "fp8_tensor"):
@@ -481,6 +479,18 @@ def _full() -> Iterator[Case]:
         yield _case(fill, 1024, 2048, 8, 2, dtype=dtype, mode=mode, edge=edge)
     for k, e, t in MODELS:
         yield _case("wide-range", 1500, k, e, t, layout="8x4")
+    for output, fill in _FILL_OF.items():
+        for k, e, t in MODELS:
+            for m in DECODE:
+                yield _case(fill, m, k, e, t, output=output)
+                yield _case("real", m, k, e, t, output=output, poison=0x7F)
+            yield _case(fill, 160, k, e, 1, output=output, routing="same-experts")
+            if output != "copy":
+                yield _case("real", 2, k, e, t, output=output, prescale="channel")
+        yield _case("real", 256, 2880, 128, 4, output=output)
+        yield _case(fill, LOOPING_ROWS, 32, 8, 2, output=output)
+    for k, e, t in MODELS:
+        yield _case("real", 2, k, e, t, output="nvfp4", global_scale="expert")
 
 
 EXPAND = Family(

@@ -172,8 +172,8 @@ _RAGGED = Shape(m=7, k=416, n=136, e=3)
 #: The same with fewer weight rows, for what does not need a second tile of them, and with a K that is short for all but
 #: the narrow tile.
 _SMALL, _SHORT = Shape(m=7, k=416, n=40, e=2), Shape(m=9, k=288, n=24, e=2)
-#: A little past one tile of weight rows and one step of K, at two of four experts.
-_PADDED = Shape(m=5, k=288, n=136, e=2)
+#: A little past one tile of weight rows and one step of K; three of six experts get 4 of 9 rows.
+_PADDED = Shape(m=9, k=288, n=136, e=3)
 #: Enough weight rows for every scale byte twice over.
 _BYTES = Shape(m=3, k=96, n=136, e=4)
 _NARROW, _MIDDLE, _WIDE, _SHALLOW = Tile(128, 8, 512), Tile(128, 32, 256), Tile(128, 128, 256), Tile(128, 8, 128)
@@ -221,7 +221,7 @@ def _quick() -> Iterator[Case]:
     # Without a bias, which would hide that a factor made the sums subnormal.
     yield _case("specials", Shape(8, 96, n=40, e=8), routing="all-one-token", alpha="distinct")
     # Rows past an expert's and of no expert, weight rows and elements of K past the end: a tile is mostly padding.
-    yield _case("wide-range", _PADDED, tile=str(_MIDDLE), first_expert=2, ranks=2, poison=0x7F)
+    yield _case("wide-range", _PADDED, tile=str(_MIDDLE), first_expert=3, ranks=2, poison=0x7F)
     yield _case("gaussian", Shape(3, 96, n=24, e=2), routing="elsewhere", first_expert=2, ranks=2)
     for request, stages, why in _REFUSED:
         yield _case("wide-range", _RAGGED, tile=request, stages=stages, refusal=why)
