@@ -35,9 +35,8 @@ from refmoe.reference.moe.intervals import (
 )
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.moe.paths import accumulation
-from refmoe.reference.nvfp4_experts import NVFP4Experts
 from refmoe.reference.quantize import quantize_mxfp8
-from refmoe.reference.tensor import MXTensor
+from refmoe.reference.tensor import MXTensor, NVFP4Experts
 
 F64 = NDArray[np.float64]
 
