@@ -146,7 +146,7 @@ def dp4a_gemv(
     """
     check_fill(fill)
     out_type = _output_type(out_dtype)
-    size = _check_sizes(weights, topk_ids, first_expert)
+    size = check_sizes(weights, topk_ids, first_expert)
     check_array("weights", weights, np.dtype(np.uint8), (size.experts, size.n, size.k // 2))
     blocks, choices = size.k // Q8_1.block, size.tokens * size.top_k
     check_array("weight_scales", weight_scales, np.dtype(np.uint8), (size.experts, size.n, blocks))
@@ -195,7 +195,17 @@ def _output_type(out_dtype: npt.DTypeLike) -> np.dtype[Any]:
     return found
 
 
-def _check_sizes(weights: object, topk_ids: object, first_expert: object) -> GemvSize:
+def check_sizes(weights: object, topk_ids: object, first_expert: object) -> GemvSize:
+    """The sizes of a product.
+
+    Args:
+        weights: uint8 [E, N, K/2].
+        topk_ids: int32 [M, k].
+        first_expert: number of the first of the E experts.
+
+    Raises:
+        ArgumentError: arrays of other dtypes or shapes, or sizes that the kernel does not take.
+    """
     if not isinstance(weights, np.ndarray) or weights.ndim != 3 or not weights.shape[0] or not weights.shape[1]:
         raise ArgumentError("weights", describe(weights), "uint8 [E, N, K/2] with at least one expert and one row")
     experts, n, half = weights.shape

@@ -21,8 +21,7 @@ from refmoe.models.schema import (
 from refmoe.models.tensor_file import CheckpointError
 from refmoe.models.tensor_set import TensorSet
 from refmoe.reference.moe.layer import MoELayer
-from refmoe.reference.nvfp4_experts import NVFP4Experts
-from refmoe.reference.tensor import MXTensor
+from refmoe.reference.tensor import MXTensor, NVFP4Experts
 
 Array = NDArray[Any]
 

@@ -45,7 +45,7 @@ from refmoe.models.config import DeepSeekConfig, GptOssConfig
 from refmoe.models.tensor_file import CheckpointError
 from refmoe.models.tensor_set import read_json
 from refmoe.reference.nvfp4 import NVFP4Tensor
-from refmoe.reference.nvfp4_experts import NVFP4Experts
+from refmoe.reference.tensor import NVFP4Experts
 
 FILE = "hf_quant_config.json"
 METHOD, ALGORITHM = "modelopt", "NVFP4"

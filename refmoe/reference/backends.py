@@ -104,7 +104,7 @@ _ALL = (
     # BF16 between the products, and FP32 between them.
     _integer_backend("dp4a"),
     _integer_backend("llama_cpp"),
-    # CUTLASS with NVFP4 on both sides; MXFP4 weights are NVFP4 weights too, see `refmoe.reference.nvfp4_experts`.
+    # CUTLASS with NVFP4 on both sides; MXFP4 weights are NVFP4 weights too, see `refmoe.reference.tensor`.
     _backend("nvfp4", "nvfp4", Mma.SYNC_NVF4, weights=_BOTH),
 )
 

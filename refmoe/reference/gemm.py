@@ -25,8 +25,7 @@ from refmoe.reference.arrays import check_optional, checked_output
 from refmoe.reference.layout import checked_offsets
 from refmoe.reference.mma import AccumulationModel, as_model, tensor_core_mma
 from refmoe.reference.nvfp4 import dequantize_nvfp4
-from refmoe.reference.nvfp4_experts import NVFP4Experts
-from refmoe.reference.tensor import IDENTITY_SCALE, MXTensor
+from refmoe.reference.tensor import IDENTITY_SCALE, MXTensor, NVFP4Experts
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 GEMM_OUTPUTS: dict[np.dtype[Any], np.dtype[Any]] = {

@@ -16,8 +16,8 @@ from refmoe.models import CheckpointError, Decoder, GptOssCheckpoint, open_check
 from refmoe.models.gpt_oss import GptOssNVFP4Folder
 from refmoe.reference import moe_layer, unpack_fp4
 from refmoe.reference.moe.layer import MoELayer
-from refmoe.reference.nvfp4_experts import NVFP4Experts
 from refmoe.reference.scalar.nvfp4 import Block, dequantize_block
+from refmoe.reference.tensor import NVFP4Experts
 
 UP, DOWN = (f"model.layers.2.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj"))
 H, INNER, E = TINY.hidden_size, TINY.intermediate_size, TINY.num_local_experts

@@ -183,7 +183,7 @@ REFMOE_MXFP8(128x4, k128x4)
 //   scales        NVFP4: UE4M3; fp8_token: FP32 [tokens * top_k], the factor back to x's values; else unused
 //   lanes, groups NVFP4: groups of 64 elements; copy: lanes of 16 bytes
 #define REFMOE_ROWS_ENTRY(name, Layout, ...)                                                                           \
-    extern "C" __global__ void __launch_bounds__(refmoe::kMaxRowThreads) refmoe_expand_##name(                         \
+    extern "C" __global__ void __launch_bounds__(refmoe::kMaxRowThreads, 1) refmoe_expand_##name(                      \
         const uint4* x, const float* encode_scale, const uint4* prescale, const int* topk_ids,                         \
         const int* unpermuted_to_permuted, const int64_t* offsets, void* codes, void* scales, int tokens, int top_k,   \
         int first_expert, int lanes, int groups) {                                                                     \

@@ -21,7 +21,7 @@ import numpy as np
 
 from refmoe.cuda.activation import VARIANTS
 from refmoe.cuda.arguments import one_of
-from refmoe.cuda.dp4a import GemvSize, _check_sizes, dp4a_gemv_plan
+from refmoe.cuda.dp4a import GemvSize, check_sizes, dp4a_gemv_plan
 from refmoe.cuda.finalize import finalize_kernel, finalize_plan
 from refmoe.cuda.finalize_q8_1 import finalize_q8_1_kernel, finalize_q8_1_plan
 from refmoe.cuda.launch import Buffer
@@ -140,7 +140,7 @@ def _check_product(weights: str, shape: LayerShape, n: int, k: int) -> None:
     """The GEMV's own checks of its sizes, on arrays that take no memory."""
     packed = np.broadcast_to(np.uint8(0), (shape.experts, n, k // 2))
     try:
-        _check_sizes(packed, np.zeros((shape.tokens, shape.top_k), np.int32), shape.first_expert)
+        check_sizes(packed, np.zeros((shape.tokens, shape.top_k), np.int32), shape.first_expert)
     except ArgumentError as error:
         name = weights if error.argument == "weights" else error.argument
         raise ArgumentError(name, error.found, error.needed) from None

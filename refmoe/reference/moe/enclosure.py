@@ -41,10 +41,9 @@ from refmoe.reference.moe.intervals import (
 )
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.moe.paths import accumulation, path_steps
-from refmoe.reference.nvfp4_experts import NVFP4Experts
 from refmoe.reference.q8_1 import Q8Tensor, dequantize_q8_1, quantize_q8_1
 from refmoe.reference.quantize import quantize_mxfp8
-from refmoe.reference.tensor import MXTensor
+from refmoe.reference.tensor import MXTensor, NVFP4Experts
 
 F64 = NDArray[np.float64]
 

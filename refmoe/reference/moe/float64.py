@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.activation import ALPHA, BETA, LIMIT
 from refmoe.reference.moe.layer import MoELayer
-from refmoe.reference.nvfp4_experts import NVFP4Experts
-from refmoe.reference.tensor import MXTensor
+from refmoe.reference.tensor import MXTensor, NVFP4Experts
 
 F64 = NDArray[np.float64]
 

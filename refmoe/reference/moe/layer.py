@@ -14,8 +14,7 @@ from refmoe.reference import fp32
 from refmoe.reference.activation import VARIANTS
 from refmoe.reference.arrays import check_optional
 from refmoe.reference.layout import checked_count
-from refmoe.reference.nvfp4_experts import NVFP4Experts, checked_weights
-from refmoe.reference.tensor import MXTensor
+from refmoe.reference.tensor import MXTensor, NVFP4Experts, checked_weights
 
 
 @dataclass(frozen=True, eq=False)

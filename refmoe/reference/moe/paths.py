@@ -29,13 +29,12 @@ from refmoe.reference.gemm import grouped_gemm
 from refmoe.reference.layout import SCALE_LAYOUTS, expert_scale_rows, grouped_scale_rows, unswizzle_scales
 from refmoe.reference.mma import AccumulationModel
 from refmoe.reference.moe.layer import MoELayer
-from refmoe.reference.nvfp4_experts import NVFP4Experts, experts_as_nvfp4, input_scales
 from refmoe.reference.nvfp4_gemm import nvfp4_alpha, nvfp4_grouped_gemm
 from refmoe.reference.q8_1 import Q8Tensor, quantize_q8_1
 from refmoe.reference.quantize import quantize_mxfp8
 from refmoe.reference.routing import route_softmax_topk, router_logits
 from refmoe.reference.swiglu_q8_1 import swiglu_q8_1
-from refmoe.reference.tensor import MXTensor
+from refmoe.reference.tensor import MXTensor, NVFP4Experts, experts_as_nvfp4, input_scales
 
 Arrays = Mapping[str, NDArray[Any]]
 

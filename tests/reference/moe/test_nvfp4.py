@@ -14,11 +14,11 @@ from refmoe.errors import ArgumentError
 from refmoe.formats import E2M1
 from refmoe.reference import MoELayer, MXTensor, moe_float64, moe_layer, quantize_nvfp4, unpack_fp4
 from refmoe.reference.mma import Evidence
-from refmoe.reference.nvfp4_experts import INPUT_SCALE, NVFP4Experts, experts_as_nvfp4
 from refmoe.reference.scalar.arithmetic import divide, multiply
 from refmoe.reference.scalar.gemm import Row
 from refmoe.reference.scalar.moe import NVFP4Expert, moe_token_nvfp4
 from refmoe.reference.scalar.nvfp4_gemm import Grouped
+from refmoe.reference.tensor import INPUT_SCALE, NVFP4Experts, experts_as_nvfp4
 
 ONE = 0x3F800000
 
