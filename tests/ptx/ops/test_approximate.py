@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.native_float import claimed, corners, differences, formats, native_differences, operands, run, spellings
+from support.native.floating import claimed, corners, differences, formats, native_differences, operands, run, spellings
 from support.ptx_isa import F32, FORMATS, pack, power, real, unpack
 
 from refmoe.ptx import isa

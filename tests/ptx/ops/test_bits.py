@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
-from support.native_forms import Form, differences, family, forms, grid
+from support.native.forms import Form, differences, family, forms, grid
 
 from refmoe.ptx.isa import bits
 from refmoe.ptx.ops.evaluate import evaluate

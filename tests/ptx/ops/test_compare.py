@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from support.native_forms import Form, differences, forms, grid, source_kinds
+from support.native.forms import Form, differences, forms, grid, source_kinds
 
 from refmoe.ptx import isa
 from refmoe.ptx.ops.table import lowering

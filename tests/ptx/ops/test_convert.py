@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.conversion_forms import conversions, wrong
+from support.native.conversions import conversions, wrong
 
 from refmoe.ptx.ops.table import lowering
 

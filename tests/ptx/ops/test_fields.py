@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
-from support.native_forms import differences, family, forms, grid
+from support.native.forms import differences, family, forms, grid
 
 from refmoe.ptx.isa import fields
 from refmoe.ptx.ops.table import lowering

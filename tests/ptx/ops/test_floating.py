@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 import pytest
-from support.native_float import (
+from support.native.floating import (
     claimed,
     corners,
     differences,

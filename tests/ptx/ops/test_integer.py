@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.native_forms import differences, family, forms, grid
+from support.native.forms import differences, family, forms, grid
 
 from refmoe.ptx.isa import integer
 from refmoe.ptx.ops.table import lowering

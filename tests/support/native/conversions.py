@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from support.native_forms import Form, differences, values
+from support.native.forms import Form, differences, values
 
 from refmoe.ptx import isa
 from refmoe.ptx.ops.evaluate import run
