@@ -6,12 +6,11 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from refmoe.ptx.arguments import Buffer, DeviceMemory, bind
-from refmoe.ptx.codegen import Code, compile_entry
 from refmoe.ptx.errors import ArgumentMismatch, Deadlock, Index3
 from refmoe.ptx.machine import Checks, Launch, Machine
 from refmoe.ptx.memory import Arena
@@ -21,6 +20,9 @@ from refmoe.ptx.records import MAX_THREADS
 from refmoe.ptx.syntax import Function
 from refmoe.ptx.trace import Trace
 from refmoe.ptx.watch import Watch
+
+if TYPE_CHECKING:
+    from refmoe.ptx.codegen import Code
 
 # Lanes that run together: enough to make NumPy's overhead small, few enough that their registers stay in cache.
 LANES_AT_ONCE = 24576
@@ -93,6 +95,9 @@ class Module:
             Contraction: the module is strict and it has arithmetic that ptxas may fuse.
         """
         if entry not in self._codes:
+            # LLVM comes with it: who runs nothing here needs none.
+            from refmoe.ptx.codegen import compile_entry
+
             self._codes[entry] = compile_entry(self._parsed, self.function(entry), self.strict)
         return self._codes[entry]
 

@@ -9,9 +9,7 @@ import numpy as np
 
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.memory import Region
-from refmoe.ptx.native.context import LOCAL_ROW, SHARED_ROW, Context, Row
-from refmoe.ptx.native.kernel import SLOW, home_bytes, starts
-from refmoe.ptx.ops.lanes import LANES
+from refmoe.ptx.native.context import HOME_BYTES, LOCAL_ROW, SHARED_ROW, SLOW, Context, Row, starts
 from refmoe.ptx.spaces import LOCAL_WINDOW, SHARED_WINDOW
 
 if TYPE_CHECKING:
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
 
 Array = Any
 _ALIGN = 256
+_LANES = 32
 
 
 class NativeState:
@@ -47,18 +46,18 @@ class NativeState:
         start = -self._held.ctypes.data % _ALIGN
         block = self._held[start : start + size]
         # Of each warp its homes, one behind the other.
-        rows = block.reshape(lanes // LANES, -1)
+        rows = block.reshape(lanes // _LANES, -1)
         self.registers = [
-            rows[:, begin * LANES : (begin + home_bytes(kind)) * LANES].view(DTYPES[kind])
+            rows[:, begin * _LANES : (begin + HOME_BYTES[kind]) * _LANES].view(DTYPES[kind])
             for begin, kind in zip(begins, code.kinds, strict=False)
         ]
         # What changes while lanes run: predefined registers do not.
-        self._changing = rows[:, : begins[-1] * LANES]
+        self._changing = rows[:, : begins[-1] * _LANES]
         for number, name in enumerate(specials):
-            begin = (begins[-1] + 4 * number) * LANES
+            begin = (begins[-1] + 4 * number) * _LANES
             value = machine.specials[name]
-            held = rows[:, begin : begin + 4 * LANES].view(np.uint32)
-            held[:] = value.reshape(-1, LANES) if np.ndim(value) else value
+            held = rows[:, begin : begin + 4 * _LANES].view(np.uint32)
+            held[:] = value.reshape(-1, _LANES) if np.ndim(value) else value
         self._regions = [machine.shared, machine.local, *machine.arena.regions]
         self._rows = np.zeros((len(self._regions), len(Row)), np.int64)
         self._context = np.zeros(len(Context), np.int64)
@@ -80,7 +79,7 @@ class NativeState:
         shared_offset = np.arange(machine.lanes // 32) // machine.warps * machine.shared.stride
         self._shared_offset = shared_offset.astype(np.int64)
         context[Context.REGISTERS] = block.ctypes.data
-        context[Context.WARP_BYTES] = block.size // (machine.lanes // LANES)
+        context[Context.WARP_BYTES] = block.size // (machine.lanes // _LANES)
         context[Context.SLOW] = ctypes.cast(self._slow, ctypes.c_void_p).value or 0
         context[Context.FUNCTIONS] = self._functions.ctypes.data
         context[Context.SYMBOLS] = self._symbols.ctypes.data

@@ -5,6 +5,8 @@ Python writes these tables as NumPy arrays, native code reads them by the field 
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from enum import IntEnum, auto
 
 
@@ -79,3 +81,18 @@ class Row(IntEnum):
 SHARED_ROW, LOCAL_ROW, FIRST_BUFFER_ROW = 0, 1, 2
 FIELD_BYTES = 8
 ROW_BYTES = len(Row) * FIELD_BYTES
+# (site, warp, mask, addresses, values) -> 0, or 1 if it raised.
+SLOW = ctypes.CFUNCTYPE(
+    ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p
+)
+
+# Bytes of a lane's value in a home.
+HOME_BYTES = {"pred": 1, "b8": 1, "b16": 2, "b32": 4, "b64": 8}
+
+
+def starts(kinds: Sequence[str]) -> list[int]:
+    """Bytes of a lane's values before each home, and of all."""
+    result = [0]
+    for kind in kinds:
+        result.append(result[-1] + HOME_BYTES[kind])
+    return result

@@ -23,7 +23,7 @@ from refmoe.ptx import isa
 from refmoe.ptx.layout import Layout
 from refmoe.ptx.memory_ops import memory_opcode
 from refmoe.ptx.native import exchange, matrix, memory
-from refmoe.ptx.native.context import Context
+from refmoe.ptx.native.context import Context, starts
 from refmoe.ptx.native.memory import Variant
 from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.native.scalar import BYTE, POINTER, WARP_MASK, WORD, at, call_pointer, room, word
@@ -53,10 +53,6 @@ from refmoe.ptx.values import literal_bits
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 # Bytes of the length of a kernel's head in the cache.
 _SIZE = 8
-# (site, warp, mask, addresses, values) -> 0, or 1 if it raised.
-SLOW = ctypes.CFUNCTYPE(
-    ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_void_p
-)
 _PIECE = ir.FunctionType(WARP_MASK, [POINTER, POINTER, POINTER, WORD])
 _CALL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
@@ -239,19 +235,6 @@ def access_function(module: Any) -> Any:
         build.ret(zero)
     build.ret(call_slow(build, context, [site, warp, bits, places, values]))
     return function
-
-
-def home_bytes(kind: str) -> int:
-    """Bytes of a lane's value in a home."""
-    return max(BITS[kind] // 8, 1)
-
-
-def starts(kinds: Sequence[str]) -> list[int]:
-    """Bytes of a lane's values before each home, and of all, the widest aligned by the lanes being multiples of 32."""
-    result = [0]
-    for kind in kinds:
-        result.append(result[-1] + home_bytes(kind))
-    return result
 
 
 class _Piece:
