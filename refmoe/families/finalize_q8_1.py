@@ -176,7 +176,7 @@ def _full() -> Iterator[Case]:
     for seed, dtype, fill, quantizer in product((1, 2, 3), _DTYPES, _FILLS, QUANTIZERS):
         yield _case(fill, 33, 2880, 16, 4, dtype=dtype, seed=seed, quantizer=quantizer)
     for t in range(3, 33):
-        yield _case("cancelling", 9, 416, 40, t, dtype="f32", bias="distinct")
+        yield _case("gaussian", 9, 416, 40, t, dtype="f32", bias="distinct")
     for k in range(_BLOCK, 1056, _BLOCK):
         yield _case("fingerprint", 9, k, 8, 4, dtype="f32")
 
