@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx import emit_async, emit_bulk, emit_cluster, emit_tensor, isa, warp
+from refmoe.ptx import emit_async, emit_bulk, emit_call, emit_cluster, emit_tensor, isa, warp
 from refmoe.ptx.access import Load, Store
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.layout import Layout
@@ -66,6 +66,7 @@ class Emitter:
         has_bulk: whether there are bulk copies or edits of tensor maps.
         models: accumulation models of the tensor-core instructions met so far, and what each rests on.
         products: what each of these instructions computes.
+        refused: instructions that do not exist here.
     """
 
     def __init__(self, module: ParsedModule, layout: Layout) -> None:
@@ -78,6 +79,7 @@ class Emitter:
         self.has_bulk = False
         self.models: dict[str, str] = {}
         self.products: dict[Instruction, Mma] = {}
+        self.refused: set[Instruction] = set()
         self.names: dict[str, Any] = {"select": select, "not_": np.logical_not}
         self.approximate: list[Instruction] = []
         self.contractions: list[Instruction] = []
@@ -108,6 +110,7 @@ class Emitter:
             "ldmatrix": partial(emit_tensor.load_matrix, self),
             "stmatrix": partial(emit_tensor.store_matrix, self),
             "mma": partial(emit_tensor.multiply, self),
+            "call": partial(emit_call.call, self),
         }
 
     def start_block(self, block: int) -> None:
@@ -170,7 +173,7 @@ class Emitter:
             return self._narrow(self._address_of(operand), "b64", kind)
         if isinstance(operand, Special):
             if operand.name not in SPECIALS:
-                raise ValueError(f"the register {operand.name} is not defined here")
+                raise isa.UnknownOpcode(operand.name, f"the register {operand.name} is not defined here")
             return self._narrow(f"F.special({operand.name!r})", SPECIALS[operand.name], kind)
         if isinstance(operand, Register):
             return self._narrow(self.local(operand), operand.kind, kind)

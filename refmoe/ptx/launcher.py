@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -120,6 +121,7 @@ def launch(
     trace: Trace | None = None,
     memory: DeviceMemory | None = None,
     watch: Watch | None = None,
+    stdout: TextIO | None = None,
 ) -> LaunchResult:
     """Run an entry and write its buffers back.
 
@@ -136,6 +138,8 @@ def launch(
         trace: takes down who waited on which barrier, and when.
         memory: further buffers, to whose addresses arguments and buffers may refer.
         watch: takes down who writes some bytes of a buffer.
+        stdout: gets what the kernel prints with `printf`, all at once when the launch ends, well or not; by default
+            `sys.stdout`.
 
     Raises:
         ArgumentMismatch: the launch does not fit the entry.
@@ -171,8 +175,12 @@ def launch(
     )  # fmt: skip
     _keep_freed_memory()
     start = time.perf_counter()
-    with np.errstate(all="ignore"):
-        _run(state, ctas)
+    try:
+        with np.errstate(all="ignore"):
+            _run(state, ctas)
+    finally:
+        if state.printed:
+            (sys.stdout if stdout is None else stdout).write(b"".join(state.printed).decode(errors="replace"))
     for buffer, region in bound:
         if buffer.writable:
             buffer.array.reshape(-1).view(np.uint8)[:] = region.data[: buffer.array.nbytes]
@@ -201,6 +209,7 @@ def run_ptx(
     step_budget: int | None = None,
     trace: Trace | None = None,
     watch: Watch | None = None,
+    stdout: TextIO | None = None,
 ) -> LaunchResult:
     """Run a kernel of a PTX text on NumPy arrays, every access checked; `refmoe run` does the same with files.
 
@@ -238,6 +247,7 @@ def run_ptx(
         step_budget: likewise.
         trace: likewise.
         watch: likewise.
+        stdout: likewise.
 
     Raises:
         ParseError: no PTX, with the line.
@@ -259,7 +269,7 @@ def run_ptx(
         for number, each in enumerate(args)
     ]
     return launch(
-        module, entry, _sizes(grid), _sizes(threads), buffers, shared, checks, step_budget, trace, watch=watch
+        module, entry, _sizes(grid), _sizes(threads), buffers, shared, checks, step_budget, trace, watch=watch, stdout=stdout
     )
 
 
@@ -342,6 +352,11 @@ def _variables(code: Code, arena: Arena) -> dict[str, Any]:
     for variable in code.layout.buffers:
         for offset, size, symbol in variable.relocations:
             if symbol.name in regions:
-                address = (regions[symbol.name].base + symbol.offset).to_bytes(8, "little")[:size]
-                regions[variable.name].data[offset : offset + size] = np.frombuffer(address, np.uint8)
+                target = regions[symbol.name].base
+            elif code.layout.spaces.get(symbol.name) == "code":
+                target = code.layout.addresses[symbol.name]
+            else:
+                continue
+            address = (target + symbol.offset).to_bytes(8, "little")[:size]
+            regions[variable.name].data[offset : offset + size] = np.frombuffer(address, np.uint8)
     return {name: np.uint64(region.base) for name, region in regions.items()}

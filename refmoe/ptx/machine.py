@@ -84,6 +84,7 @@ class Launch:
         maps: edits of tensor maps.
         spare: memory of machines that have ended, for the registers of others.
         proxied: int64, by warp of the grid, the step of its last proxy fence for global memory.
+        printed: what `vprintf` wrote so far.
     """
 
     name: str
@@ -106,6 +107,7 @@ class Launch:
     steps: int = 0
     lane_instructions: int = 0
     instructions: int = 0
+    printed: list[bytes] = field(default_factory=list)
 
 
 class Machine:

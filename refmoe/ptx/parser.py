@@ -31,6 +31,7 @@ from refmoe.ptx.syntax import (
     Vector,
 )
 from refmoe.ptx.values import literal_bits
+from refmoe.ptx.wide import found, narrowed, vector_kind
 
 _SPACES = ("global", "const", "shared", "local", "param")
 _LINKAGE = (".visible", ".extern", ".weak", ".common")
@@ -248,12 +249,25 @@ class _Parser(Cursor):
         if not self.accept("("):
             return ()
         while not self.accept(")"):
-            if self.at(".reg"):
-                self.fail("a function with register parameters is not supported")
-            self.expect(".param")
-            result.append(self.declare(self.variable("param"), scope))
+            if self.accept(".reg"):
+                result.append(self.register_parameter(scope))
+            else:
+                self.expect(".param")
+                result.append(self.declare(self.variable("param"), scope))
             self.accept(",")
         return tuple(result)
+
+    def register_parameter(self, scope: Scope) -> Variable:
+        kind = self.take().text[1:]
+        if kind not in KINDS or KINDS[kind] in ("b8", "b128"):
+            self.fail(f"a parameter in a register of type .{kind} is not supported", self.tokens[self.position - 1].line)
+        name = self.word()
+        if not scope.declare_register(name, KINDS[kind]):
+            self.fail(f"register {name} is declared twice")
+        register = scope.register(name)
+        assert register is not None
+        size = type_bits(kind) // 8
+        return Variable(register.name, "reg", size, size, kind)
 
     # Functions
 
@@ -340,6 +354,11 @@ class _Body:
         return replace(instruction, operands=(*others, label))
 
     def add(self, statement: Instruction | Label, scope: Scope) -> None:
+        if isinstance(statement, Instruction):
+            for each in narrowed(statement):
+                self.statements.append(each)
+                self.scopes.append(scope)
+            return
         self.statements.append(statement)
         self.scopes.append(scope)
 
@@ -370,10 +389,15 @@ class _Body:
     def registers(self, scope: Scope) -> None:
         parser = self.parser
         parser.take()
+        count = 1
+        if parser.at(".v2", ".v4"):
+            count = int(parser.take().text[2:])
         kind = KINDS.get(parser.token.text[1:])
-        if kind is None:
+        if kind is None or (count > 1 and kind in ("pred", "b128")):
             parser.fail(f"registers of type {parser.token.text} are not supported")
         parser.take()
+        if count > 1:
+            kind = vector_kind(count, kind)
         while True:
             name = parser.word()
             if parser.accept("<"):
@@ -445,8 +469,8 @@ class _Body:
 
     def register(self, scope: Scope) -> Register:
         name = self.parser.word()
-        register = scope.register(name)
-        if register is None:
+        register = found(scope, name)
+        if not isinstance(register, Register):
             self.parser.fail(f"{name} is no register")
         return register
 
@@ -472,7 +496,7 @@ class _Body:
         name = parser.word()
         if name == "_":
             return Sink()
-        register = scope.register(name)
+        register = found(scope, name)
         if register is not None:
             return register
         if name.startswith("%"):
