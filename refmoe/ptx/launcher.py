@@ -301,10 +301,12 @@ def _run(state: Launch, ctas: int) -> None:
             if not machine.run():
                 stalled.append(machine)
                 continue
-        before = state.lane_instructions, len(stalled)
+        before, reads = len(stalled), state.ticks.reads
         changed = state.arena.changes
         stalled = [machine for machine in stalled if not machine.run()]
-        if not pending and len(stalled) == before[1] and stalled and state.arena.changes == changed:
+        if pending or len(stalled) != before or not stalled or state.arena.changes != changed:
+            state.ticks.settle()
+        elif state.ticks.reads == reads or not state.ticks.leap():
             waiting = [line for machine in stalled for line in machine.waiting()]
             raise Deadlock(
                 "lanes poll memory that nothing will change:\n  " + "\n  ".join(waiting), waiting=tuple(waiting)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from refmoe.ptx.errors import UnknownOpcode
-from refmoe.ptx.syntax import Function, Instruction, Label, Symbol
+from refmoe.ptx.specials import CLOCKS
+from refmoe.ptx.syntax import Function, Instruction, Label, Special, Symbol
 
 # Instructions that end a block because their lanes may not go on at once, or at all.
 _STOPS = {"ret": "exit", "exit": "exit", "trap": "trap", "bar": "barrier", "barrier": "barrier"}
@@ -18,7 +19,7 @@ _STOPS = {"ret": "exit", "exit": "exit", "trap": "trap", "bar": "barrier", "barr
 _GATHERS = ("shfl", "vote", "match", "redux", "elect")
 # Those that every lane of the warp runs: they have no mask, and need not gather again after one another.
 _WHOLE_WARP = ("mma", "ldmatrix", "stmatrix", "setmaxnreg")
-# A loop that holds one of these may wait for another lane's write.
+# A loop that holds one of these may wait for another lane's write; one that reads a clock waits for time to pass.
 _POLLS = ("volatile", "relaxed", "acquire", "mmio", "atom", "nanosleep", "test_wait")
 
 
@@ -99,11 +100,9 @@ def build(function: Function) -> Program:
 
 
 def _polls(blocks: list[Block], loop: frozenset[int]) -> bool:
-    return any(
-        part in _POLLS
-        for index in loop
-        for instruction in blocks[index].instructions
-        for part in instruction.opcode.split(".")
+    instructions = [instruction for index in loop for instruction in blocks[index].instructions]
+    return any(part in _POLLS for each in instructions for part in each.opcode.split(".")) or any(
+        isinstance(operand, Special) and operand.name in CLOCKS for each in instructions for operand in each.operands
     )
 
 

@@ -36,7 +36,7 @@ from refmoe.ptx.ops.table import exactness, lowering
 from refmoe.ptx.pieces import Homes, Piece
 from refmoe.ptx.program import Program
 from refmoe.ptx.registers import CARRY, destinations_and_sources
-from refmoe.ptx.specials import SPECIALS
+from refmoe.ptx.specials import CLOCKS, SPECIALS
 from refmoe.ptx.syntax import (
     Address,
     Immediate,
@@ -49,6 +49,7 @@ from refmoe.ptx.syntax import (
     Special,
     Symbol,
     Vector,
+    parts,
 )
 from refmoe.ptx.tensor import COLUMNS, ROWS, Mma, Scales
 from refmoe.ptx.values import literal_bits
@@ -91,6 +92,10 @@ def is_native(instruction: Instruction, products: Mapping[Instruction, Mma]) -> 
     `products` says what the tensor-core instructions compute.
     """
     stem = instruction.opcode.split(".")[0]
+    specials = (part.name for operand in instruction.operands for part in parts(operand) if isinstance(part, Special))
+    if any(name in CLOCKS or SPECIALS[name] == "b64" for name in specials):
+        # Native code has a home of 32 bits for each, which is filled when the CTA starts.
+        return False
     if stem == "mma":
         return _has_constant_selectors(products[instruction], instruction.operands[4:])
     if stem in ("ldmatrix", "stmatrix"):
