@@ -19,6 +19,7 @@ from refmoe.ptx.memory_ops import MemoryOpcode, atomic, memory_opcode
 from refmoe.ptx.parser import ParsedModule
 from refmoe.ptx.registers import CARRY, destinations_and_sources
 from refmoe.ptx.specials import SPECIALS
+from refmoe.ptx.spellings import synchronised
 from refmoe.ptx.syntax import (
     Address,
     Immediate,
@@ -466,12 +467,14 @@ class Emitter:
             self.assign_all(instruction, list(zip(wanted, results, strict=True)), call)
 
     def _shuffle(self, instruction: Instruction) -> None:
+        written, instruction = instruction, synchronised(instruction)
         mode = instruction.opcode.split(".")[2:3]
         self.spelled(instruction, *(f"shfl.sync.{name}.b32" for name in ("up", "down", "bfly", "idx")))
-        work = warp.Shuffle(instruction, mode[0])
+        work = warp.Shuffle(written, mode[0])
         self._exchange(instruction, work, ("b32", "b32", "b32", "b32"), ("b32", "pred"))
 
     def _vote(self, instruction: Instruction) -> None:
+        instruction = synchronised(instruction)
         self.spelled(instruction, "vote.sync.ballot.b32", *(f"vote.sync.{m}.pred" for m in ("all", "any", "uni")))
         mode = instruction.opcode.split(".")[2]
         result = "b32" if mode == "ballot" else "pred"

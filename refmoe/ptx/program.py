@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 
 from refmoe.ptx.errors import UnknownOpcode
 from refmoe.ptx.specials import CLOCKS
+from refmoe.ptx.spellings import LEGACY
 from refmoe.ptx.syntax import Function, Instruction, Label, Special, Symbol
 
 # Instructions that end a block because their lanes may not go on at once, or at all.
 _STOPS = {"ret": "exit", "exit": "exit", "trap": "trap", "bar": "barrier", "barrier": "barrier"}
-# Warp-level instructions that wait for other lanes begin a block: lanes gather at its start.
+# Warp-level instructions that wait for other lanes begin a block: lanes gather at its start. Those without `.sync` take
+# the lanes that are there.
 _GATHERS = ("shfl", "vote", "match", "redux", "elect")
 # Those that every lane of the warp runs: they have no mask, and need not gather again after one another.
 _WHOLE_WARP = ("mma", "ldmatrix", "stmatrix", "setmaxnreg")
@@ -129,6 +131,11 @@ def _takes_warp(instruction: Instruction) -> bool:
     return instruction.opcode.split(".")[0] in _WHOLE_WARP or instruction.opcode.startswith("tensormap.cp_fenceproxy")
 
 
+def _gathers(instruction: Instruction) -> bool:
+    stem = instruction.opcode.split(".")[0]
+    return stem in _GATHERS and (stem not in LEGACY or ".sync" in instruction.opcode)
+
+
 def _parks(instruction: Instruction) -> bool:
     return instruction.opcode.startswith("mbarrier.try_wait")
 
@@ -157,7 +164,7 @@ def _split(
         stem = statement.opcode.split(".")[0]
         if _takes_warp(statement) and current.whole_warp:
             current.instructions.append(statement)
-        elif stem in _GATHERS or _takes_warp(statement) or statement.opcode == "bar.warp.sync" or _parks(statement):
+        elif _gathers(statement) or _takes_warp(statement) or statement.opcode == "bar.warp.sync" or _parks(statement):
             if current.instructions:
                 current.targets = [len(drafts)]
                 current = fresh()

@@ -37,6 +37,7 @@ from refmoe.ptx.pieces import Homes, Piece
 from refmoe.ptx.program import Program
 from refmoe.ptx.registers import CARRY, destinations_and_sources
 from refmoe.ptx.specials import CLOCKS, SPECIALS
+from refmoe.ptx.spellings import synchronised
 from refmoe.ptx.syntax import (
     Address,
     Immediate,
@@ -480,13 +481,14 @@ class _Piece:
     def _exchange(self, instruction: Instruction) -> None:
         """An instruction that takes values of other lanes of the warp."""
         lanes = self.lanes
+        instruction = synchronised(written := instruction)
         stem, *parts = instruction.opcode.split(".")
         destinations, sources = destinations_and_sources(instruction)
         kinds = ["pred", "b32"] if stem == "vote" else ["b32"] * len(sources)
         values = [self.value(operand, kind) for operand, kind in zip(sources, kinds, strict=True)]
         results: Sequence[Value]
         if stem == "shfl":
-            results = self._shuffle(instruction, parts[1], *values)
+            results = self._shuffle(written, parts[1], *values)
         elif stem == "vote":
             results = [exchange.vote(lanes, parts[1], *values)]
         elif stem == "elect":
