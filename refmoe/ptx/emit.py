@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx import emit_async, emit_bulk, emit_call, emit_cluster, emit_tensor, isa, warp
+from refmoe.ptx import emit_async, emit_bulk, emit_call, emit_cluster, emit_tensor, emit_video, isa, warp
 from refmoe.ptx.access import Load, Store
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.layout import Layout
@@ -112,6 +112,7 @@ class Emitter:
             "stmatrix": partial(emit_tensor.store_matrix, self),
             "mma": partial(emit_tensor.multiply, self),
             "call": partial(emit_call.call, self),
+            **dict.fromkeys(isa.VIDEO, partial(emit_video.video, self)),
         }
 
     def start_block(self, block: int) -> None:

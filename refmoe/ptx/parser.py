@@ -24,6 +24,7 @@ from refmoe.ptx.syntax import (
     Operand,
     Pair,
     Register,
+    Selected,
     Sink,
     Special,
     Symbol,
@@ -31,7 +32,7 @@ from refmoe.ptx.syntax import (
     Vector,
 )
 from refmoe.ptx.values import literal_bits
-from refmoe.ptx.wide import found, narrowed, vector_kind
+from refmoe.ptx.wide import found, narrowed, selected, vector_kind
 
 _SPACES = ("global", "const", "shared", "local", "param")
 _LINKAGE = (".visible", ".extern", ".weak", ".common")
@@ -491,12 +492,22 @@ class _Body:
             return Group(self.until(")", scope))
         if parser.accept("!"):
             return Not(self.register(scope))
+        if parser.at("-") and parser.tokens[parser.position + 1].kind == "word":
+            parser.take()
+            name = parser.word()
+            register = selected(scope, name) or scope.register(name)
+            if isinstance(register, Selected):
+                return replace(register, negated=True)
+            if register is None:
+                parser.fail(f"{name} is no register")
+            return Selected(register, "", negated=True)
         if parser.at("-", "+", "~") or parser.token.kind == "number":
             return self.literal()
         name = parser.word()
+        register: Register | Vector | Selected | None
         if name == "_":
             return Sink()
-        register = found(scope, name)
+        register = found(scope, name) or selected(scope, name)
         if register is not None:
             return register
         if name.startswith("%"):

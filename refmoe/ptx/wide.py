@@ -6,15 +6,18 @@ instruction on such registers is one or a few on the parts.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from refmoe.ptx.scopes import Scope
-from refmoe.ptx.syntax import Group, Immediate, Instruction, Operand, Register, Sink, Special, Vector, parts
+from refmoe.ptx.syntax import Group, Immediate, Instruction, Operand, Register, Selected, Sink, Special, Vector, parts
 
 _WIDE = "b128"
 # Element of a vector by its name.
 _NAMES = {name: number for names in ("xyzw", "rgba") for number, name in enumerate(names)}
 _AXES = "xyz"
+# Parts of a register of which a video instruction takes some.
+_SELECTOR = re.compile(r"[bh][0-7]{1,4}")
 
 
 def vector_kind(count: int, kind: str) -> str:
@@ -36,6 +39,13 @@ def found(scope: Scope, name: str) -> Register | Vector | None:
     one = vector.elements[_NAMES[element]]
     assert isinstance(one, Register)
     return one
+
+
+def selected(scope: Scope, name: str) -> Selected | None:
+    """The parts of a register that `name` means: `r.h1`, `r.b7654`."""
+    whole, _, selector = name.rpartition(".")
+    register = scope.register(whole) if _SELECTOR.fullmatch(selector) else None
+    return None if register is None or register.kind != "b32" else Selected(register, selector)
 
 
 def _elements(vector: Register) -> Vector:
