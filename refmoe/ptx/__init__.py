@@ -5,6 +5,7 @@ from __future__ import annotations
 from refmoe.ptx.arguments import Buffer, DeviceMemory
 from refmoe.ptx.errors import (
     ArgumentMismatch,
+    AssertionFailed,
     Contraction,
     Deadlock,
     MemoryFault,
@@ -25,6 +26,7 @@ from refmoe.ptx.watch import Watch, Write
 
 __all__ = [
     "ArgumentMismatch",
+    "AssertionFailed",
     "Buffer",
     "Checks",
     "Contraction",

@@ -73,6 +73,12 @@ class Access:
                 else:
                     yield from self._buffers(frame, chosen, theirs, which)
 
+    def places(self, frame: Frame, address: Array, lanes: Array) -> Iterator[tuple[Region, Array | None, Array]]:
+        """`_parts` for a read without effect on what is known of races."""
+        for region, which, index in self._parts(frame, address, lanes):
+            self._check_valid(frame, region, index, _pick(lanes, which))
+            yield region, which, index
+
     def _own(
         self, frame: Frame, region: Region, address: Array, lanes: Array, owner: Array | None, which: Array | None
     ) -> tuple[Region, Array | None, Array]:

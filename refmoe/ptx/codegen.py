@@ -23,6 +23,7 @@ from refmoe.ptx.native.kernel import Kernel, compile_pieces, is_native
 from refmoe.ptx.parser import ParsedModule
 from refmoe.ptx.pieces import Homes, Piece, cut
 from refmoe.ptx.program import Block, Program, build
+from refmoe.ptx.refusal import Refusal
 from refmoe.ptx.registers import Usage, destinations_and_sources
 from refmoe.ptx.slow import Slow, slow_form
 from refmoe.ptx.syntax import Function, Immediate, Instruction, Not, Operand, Register
@@ -108,28 +109,31 @@ class Code:
 def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
     """Compile an entry, instructions that nothing reaches included.
 
+    An opcode that does not exist becomes a `Refusal`: an error of the lanes that reach it.
+
     Args:
         module: where it stands.
         entry: it.
         strict: refuse FP add, sub and mul without a rounding suffix, which ptxas may fuse.
 
     Raises:
-        UnknownOpcode: an instruction that the executor does not define.
+        UnknownOpcode: operands that do not fit their opcode.
         Contraction: see `strict`.
     """
-    flat = inline_calls(entry, module.function)
+    flat = inline_calls(entry, module)
     program = build(flat)
     layout = lay_out(flat, module)
     emitter = Emitter(module, layout)
     checked = [_checked(emitter, block, module.name) for block in program.blocks]
-    homes = cut(program, lambda instruction: is_native(instruction, emitter.products))
+    refused = emitter.refused
+    homes = cut(program, lambda each: each not in refused and is_native(each, emitter.products))
     shared = homes.registers
     kernel = compile_pieces(program, homes, layout, emitter.approximate, emitter.products)
     emitter.names["N"] = Invoker(kernel)
     parts = []
     for block, (statements, result) in zip(program.blocks, checked, strict=True):
         parts.append(_function(block, homes, emitter, statements, result))
-        if block.waits:
+        if block.index in emitter.waits:
             parts.append(_probe(block, homes.pieces[block.index][0].usage, shared, emitter))
     if strict and emitter.contractions:
         first = emitter.contractions[0]
@@ -151,17 +155,19 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
         kernel,
         tuple(slow_form(instruction, layout) for instruction in kernel.sites),
         tuple(kind for _, kind in shared.values()),
-        {block.index: _gather(block, shared) for block in program.blocks if block.gathers},
+        {
+            block.index: _gather(block, shared)
+            for block in program.blocks
+            if block.gathers and block.instructions[0] not in refused
+        },
         {
             block.index: _barrier(block.terminator.instruction, shared)
             for block in program.blocks
-            if block.terminator.kind == "barrier" and block.terminator.instruction is not None
+            if block.terminator.kind == "barrier"
+            and block.terminator.instruction is not None
+            and block.terminator.instruction not in refused
         },
-        {
-            block.index: WaitCode(emitter.waits[block.index][0], names[f"probe_{block.index}"])
-            for block in program.blocks
-            if block.waits
-        },
+        {index: WaitCode(work, names[f"probe_{index}"]) for index, (work, _) in emitter.waits.items()},
         emitter.has_mbarriers,
         emitter.has_bulk,
         tuple(len(b.instructions) + (b.terminator.instruction is not None) for b in program.blocks),
@@ -173,7 +179,7 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
 
 
 def unknown(instruction: Instruction, name: str, reason: str = "") -> UnknownOpcode:
-    """The error for an instruction that the executor does not define."""
+    """The error for an instruction whose operands do not fit."""
     detail = f" ({reason})" if reason else ""
     where = f" ({instruction.source})" if instruction.source else ""
     what = f"unknown opcode {instruction.opcode}{detail}: {instruction.text}"
@@ -188,15 +194,27 @@ def _checked(emitter: Emitter, block: Block, name: str) -> tuple[list[list[str]]
     try:
         for current in block.instructions:
             emitter.lines = []
-            emitter.instruction(current)
+            try:
+                emitter.instruction(current)
+            except isa.UnknownOpcode as error:
+                emitter.lines = [_refuse(emitter, current, error.reason)]
             statements.append(emitter.lines)
         current = block.terminator.instruction
-        return statements, None if current is None else _terminator(emitter, block, current)
-    except (isa.UnknownOpcode, ValueError, IndexError) as error:
+        try:
+            return statements, None if current is None else _terminator(emitter, block, current)
+        except isa.UnknownOpcode as error:
+            assert current is not None
+            return statements, _refuse(emitter, current, error.reason)
+    except (ValueError, IndexError) as error:
         assert current is not None
         # Too few operands end in an IndexError.
-        reason = {isa.UnknownOpcode: "", IndexError: "too few operands"}.get(type(error), str(error))
-        raise unknown(current, name, reason) from error
+        raise unknown(current, name, "too few operands" if isinstance(error, IndexError) else str(error)) from error
+
+
+def _refuse(emitter: Emitter, instruction: Instruction, reason: str) -> str:
+    """Expression that raises in the lanes whose guard is on; where it raises in none it is a branch not taken."""
+    emitter.refused.add(instruction)
+    return emitter.call(Refusal(instruction, reason), emitter.guard(instruction))
 
 
 def _terminator(emitter: Emitter, block: Block, instruction: Instruction) -> str | None:
@@ -240,7 +258,7 @@ def _barrier_parts(instruction: Instruction) -> tuple[str, str]:
     """(kind, reduction) of a barrier's spelling.
 
     Raises:
-        ValueError: there is no such spelling.
+        isa.UnknownOpcode: there is no such spelling.
     """
     parts = [part for part in instruction.opcode.split(".")[1:] if part not in ("cta", "aligned")]
     known = {
@@ -254,7 +272,7 @@ def _barrier_parts(instruction: Instruction) -> tuple[str, str]:
         **{("cluster", "wait", *order): ("cluster.wait", "") for order in ((), ("acquire",))},
     }
     if tuple(parts) not in known:
-        raise ValueError("no such barrier")
+        raise isa.UnknownOpcode(instruction.opcode)
     return known[tuple(parts)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx import emit_async, emit_bulk, emit_cluster, emit_tensor, isa, warp
+from refmoe.ptx import emit_async, emit_bulk, emit_call, emit_cluster, emit_tensor, emit_video, isa, warp
 from refmoe.ptx.access import Load, Store, atomic
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.layout import Layout
@@ -20,6 +20,7 @@ from refmoe.ptx.parser import ParsedModule
 from refmoe.ptx.registers import CARRY, destinations_and_sources
 from refmoe.ptx.spaces import LOCAL_WINDOW, SHARED_WINDOW
 from refmoe.ptx.specials import SPECIALS
+from refmoe.ptx.spellings import synchronised
 from refmoe.ptx.syntax import (
     Address,
     Immediate,
@@ -66,6 +67,7 @@ class Emitter:
         has_bulk: whether there are bulk copies or edits of tensor maps.
         models: accumulation models of the tensor-core instructions met so far, and what each rests on.
         products: those of these instructions that have native code, and what they compute.
+        refused: instructions that do not exist here.
     """
 
     def __init__(self, module: ParsedModule, layout: Layout) -> None:
@@ -78,6 +80,7 @@ class Emitter:
         self.has_bulk = False
         self.models: dict[str, str] = {}
         self.products: dict[Instruction, WarpMma] = {}
+        self.refused: set[Instruction] = set()
         self.names: dict[str, Any] = {"select": select, "not_": np.logical_not}
         self.approximate: list[Instruction] = []
         self.contractions: list[Instruction] = []
@@ -108,6 +111,8 @@ class Emitter:
             "ldmatrix": partial(emit_tensor.load_matrix, self),
             "stmatrix": partial(emit_tensor.store_matrix, self),
             "mma": partial(emit_tensor.multiply, self),
+            "call": partial(emit_call.call, self),
+            **dict.fromkeys(isa.VIDEO, partial(emit_video.video, self)),
         }
 
     def start_block(self, block: int) -> None:
@@ -170,7 +175,7 @@ class Emitter:
             return self._narrow(self._address_of(operand), "b64", kind)
         if isinstance(operand, Special):
             if operand.name not in SPECIALS:
-                raise ValueError(f"the register {operand.name} is not defined here")
+                raise isa.UnknownOpcode(operand.name, f"the register {operand.name} is not defined here")
             return self._narrow(f"F.special({operand.name!r})", SPECIALS[operand.name], kind)
         if isinstance(operand, Register):
             return self._narrow(self.local(operand), operand.kind, kind)
@@ -463,12 +468,14 @@ class Emitter:
             self.assign_all(instruction, list(zip(wanted, results, strict=True)), call)
 
     def _shuffle(self, instruction: Instruction) -> None:
+        written, instruction = instruction, synchronised(instruction)
         mode = instruction.opcode.split(".")[2:3]
         self.spelled(instruction, *(f"shfl.sync.{name}.b32" for name in ("up", "down", "bfly", "idx")))
-        work = warp.Shuffle(instruction, mode[0])
+        work = warp.Shuffle(written, mode[0])
         self._exchange(instruction, work, ("b32", "b32", "b32", "b32"), ("b32", "pred"))
 
     def _vote(self, instruction: Instruction) -> None:
+        instruction = synchronised(instruction)
         self.spelled(instruction, "vote.sync.ballot.b32", *(f"vote.sync.{m}.pred" for m in ("all", "any", "uni")))
         mode = instruction.opcode.split(".")[2]
         result = "b32" if mode == "ballot" else "pred"

@@ -39,18 +39,32 @@ class ParseError(PtxError):
 
 
 class UnknownOpcode(PtxError):
-    """An entry uses an instruction that the executor does not define. It has `opcode`, `line`, `source` and `text`."""
+    """An instruction that the executor does not define.
+
+    An opcode that does not exist here is an error when a lane reaches it; operands that do not fit a known one are an
+    error when the entry is compiled.
+
+    Attributes:
+        opcode: its full spelling.
+        line, source, text: as for a `LaneError`.
+        block, thread: the lane that reached it; None where the entry could not be compiled.
+    """
 
     opcode: str
     line: int
     source: str | None
     text: str
+    block: Index3 | None
+    thread: Index3 | None
 
     @classmethod
-    def of(cls, instruction: Instruction, message: str) -> UnknownOpcode:
+    def of(
+        cls, instruction: Instruction, message: str, block: Index3 | None = None, thread: Index3 | None = None
+    ) -> UnknownOpcode:
         """The error of an instruction."""
         names = ("opcode", "line", "source", "text")
-        return cls(message, **{name: getattr(instruction, name) for name in names})
+        fields = {name: getattr(instruction, name) for name in names}
+        return cls(message, **fields, block=block, thread=thread)
 
 
 class Contraction(PtxError):
@@ -131,6 +145,20 @@ class MisuseError(LaneError):
 
 class Trap(LaneError):
     """A lane executed `trap`."""
+
+
+class AssertionFailed(Trap):
+    """A device-side `assert` failed: a call of `__assertfail`.
+
+    Attributes:
+        expression: what did not hold, as the source has it.
+        file, file_line, function: where the source has it.
+    """
+
+    expression: str
+    file: str
+    file_line: int
+    function: str
 
 
 class Deadlock(PtxError):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from refmoe.ptx.specials import CLOCKS
+
 if TYPE_CHECKING:
     from refmoe.ptx.machine import Machine
 
@@ -143,6 +145,8 @@ class Frame:
 
     def special(self, name: str) -> Array:
         """A predefined register."""
+        if name in CLOCKS:
+            return self.machine.launch.ticks.read(name, self.machine.launch.instructions)
         value = self.machine.specials[name]
         return value if self.index is None or not isinstance(value, np.ndarray) else value[self.index]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
@@ -126,6 +127,7 @@ def launch(
     trace: Trace | None = None,
     memory: DeviceMemory | None = None,
     watch: Watch | None = None,
+    stdout: TextIO | None = None,
 ) -> LaunchResult:
     """Run an entry and write its buffers back.
 
@@ -142,6 +144,8 @@ def launch(
         trace: takes down who waited on which barrier, and when.
         memory: further buffers, to whose addresses arguments and buffers may refer.
         watch: takes down who writes some bytes of a buffer.
+        stdout: gets what the kernel prints with `printf`, all at once when the launch ends, well or not; by default
+            `sys.stdout`.
 
     Raises:
         ArgumentMismatch: the launch does not fit the entry.
@@ -177,8 +181,12 @@ def launch(
     )  # fmt: skip
     _keep_freed_memory()
     start = time.perf_counter()
-    with np.errstate(all="ignore"):
-        _run(state, ctas)
+    try:
+        with np.errstate(all="ignore"):
+            _run(state, ctas)
+    finally:
+        if state.printed:
+            (sys.stdout if stdout is None else stdout).write(b"".join(state.printed).decode(errors="replace"))
     for buffer, region in bound:
         if buffer.writable:
             buffer.array.reshape(-1).view(np.uint8)[:] = region.data[: buffer.array.nbytes]
@@ -207,6 +215,7 @@ def run_ptx(
     step_budget: int | None = None,
     trace: Trace | None = None,
     watch: Watch | None = None,
+    stdout: TextIO | None = None,
 ) -> LaunchResult:
     """Run a kernel of a PTX text on NumPy arrays, every access checked; `refmoe run` does the same with files.
 
@@ -244,6 +253,7 @@ def run_ptx(
         step_budget: likewise.
         trace: likewise.
         watch: likewise.
+        stdout: likewise.
 
     Raises:
         ParseError: no PTX, with the line.
@@ -265,7 +275,17 @@ def run_ptx(
         for number, each in enumerate(args)
     ]
     return launch(
-        module, entry, _sizes(grid), _sizes(threads), buffers, shared, checks, step_budget, trace, watch=watch
+        module,
+        entry,
+        _sizes(grid),
+        _sizes(threads),
+        buffers,
+        shared,
+        checks,
+        step_budget,
+        trace,
+        watch=watch,
+        stdout=stdout,
     )
 
 
@@ -297,10 +317,12 @@ def _run(state: Launch, ctas: int) -> None:
             if not machine.run():
                 stalled.append(machine)
                 continue
-        before = state.lane_instructions, len(stalled)
+        before, reads = len(stalled), state.ticks.reads
         changed = state.arena.changes
         stalled = [machine for machine in stalled if not machine.run()]
-        if not pending and len(stalled) == before[1] and stalled and state.arena.changes == changed:
+        if pending or len(stalled) != before or not stalled or state.arena.changes != changed:
+            state.ticks.settle()
+        elif state.ticks.reads == reads or not state.ticks.leap():
             waiting = [line for machine in stalled for line in machine.waiting()]
             raise Deadlock(
                 "lanes poll memory that nothing will change:\n  " + "\n  ".join(waiting), waiting=tuple(waiting)
@@ -348,6 +370,11 @@ def _variables(code: Code, arena: Arena) -> dict[str, Any]:
     for variable in code.layout.buffers:
         for offset, size, symbol in variable.relocations:
             if symbol.name in regions:
-                address = (regions[symbol.name].base + symbol.offset).to_bytes(8, "little")[:size]
-                regions[variable.name].data[offset : offset + size] = np.frombuffer(address, np.uint8)
+                target = regions[symbol.name].base
+            elif code.layout.spaces.get(symbol.name) == "code":
+                target = code.layout.addresses[symbol.name]
+            else:
+                continue
+            address = (target + symbol.offset).to_bytes(8, "little")[:size]
+            regions[variable.name].data[offset : offset + size] = np.frombuffer(address, np.uint8)
     return {name: np.uint64(region.base) for name, region in regions.items()}

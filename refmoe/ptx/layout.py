@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from refmoe.ptx.parser import ParsedModule
-from refmoe.ptx.spaces import OWN_BASE, PARAM_BASE
+from refmoe.ptx.spaces import CODE_BYTES, CODE_WINDOW, OWN_BASE, PARAM_BASE
 from refmoe.ptx.syntax import Function, Instruction, Symbol, Variable, parts
 
 
@@ -15,7 +15,7 @@ class Layout:
     """Addresses in their own spaces.
 
     Attributes:
-        addresses: of parameters, shared and local variables, by unique name.
+        addresses: of parameters, shared and local variables, by unique name, and of functions whose address is taken.
         spaces: state space that an address of that name belongs to.
         parameters: byte offset of each kernel parameter.
         parameter_bytes, shared_bytes, local_bytes: sizes; shared without the dynamic part.
@@ -65,6 +65,11 @@ def lay_out(entry: Function, module: ParsedModule) -> Layout:
     wanted = [name for name in buffers if name in used]
     for name in wanted:
         wanted.extend(s.name for _, _, s in buffers[name].relocations if s.name in buffers and s.name not in wanted)
+    used |= {symbol.name for name in wanted for _, _, symbol in buffers[name].relocations}
+    for number, (name, function) in enumerate(module.declared.items(), 1):
+        if name in used and name not in addresses and not function.is_entry:
+            addresses[name] = CODE_WINDOW + CODE_BYTES * number
+            spaces[name] = "code"
     return Layout(
         addresses,
         spaces,

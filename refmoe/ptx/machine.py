@@ -29,6 +29,7 @@ from refmoe.ptx.memory import Arena, owned_region
 from refmoe.ptx.native_state import NativeState
 from refmoe.ptx.races import Clocks, RaceShadow
 from refmoe.ptx.spaces import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS
+from refmoe.ptx.specials import Ticks
 from refmoe.ptx.specials import values as special_values
 from refmoe.ptx.syntax import Instruction
 from refmoe.ptx.trace import Trace, Tracer
@@ -85,6 +86,8 @@ class Launch:
         maps: edits of tensor maps.
         spare: memory of machines that have ended, for the registers of others.
         proxied: int64, by warp of the grid, the step of its last proxy fence for global memory.
+        printed: what `vprintf` wrote so far.
+        ticks: the clock.
     """
 
     name: str
@@ -107,6 +110,8 @@ class Launch:
     steps: int = 0
     lane_instructions: int = 0
     instructions: int = 0
+    printed: list[bytes] = field(default_factory=list)
+    ticks: Ticks = field(default_factory=Ticks)
 
 
 class Machine:
@@ -164,6 +169,7 @@ class Machine:
         self._at_standstill: Any = None
         self._idle = 0
         self._snapshot: Any = None
+        self._reads = 0
         self._laps: dict[int, int] = {}
 
     # What instructions ask
@@ -457,9 +463,16 @@ class Machine:
         parked = self.mbarriers.at > 0 if self.code.has_mbarriers else np.zeros(0, bool)
         if not parked.any():
             return False
-        state = ({0: (0, parked)}, self.native.copy(), self.arena.changes)
+        ticks = self.launch.ticks
+        state = ({0: (0, parked)}, self.native.copy(), self.arena.changes, ticks.reads)
         before, self._at_standstill = self._at_standstill, state
-        if before is not None and before[2] == state[2] and _same(before[:2], state[:2]):
+        if before is None or before[2] != state[2]:
+            ticks.settle()
+        elif before[3] == state[3]:
+            if _same(before[:2], state[:2]):
+                return False
+        elif not ticks.leap():
+            # They look at the clock in between, but no time is long enough.
             return False
         self._gave_up = self.mbarriers.give_up()
         return True
@@ -467,12 +480,16 @@ class Machine:
     # Standing still
 
     def _stuck(self) -> bool:
-        """Whether lanes came round to a state that they were in before, with memory unchanged since."""
-        state = (dict(self._groups), self.native.copy())
+        """Whether lanes came round to a state that they were in before, with memory unchanged since.
+
+        Lanes that read a clock are in a new state each time; they stand still if nothing else happens for long.
+        """
+        passing = self.launch.ticks.reads > self._reads
         if self._snapshot is None or self._idle % _IDLE == 0:
-            self._snapshot = state
-            return False
-        return _same(self._snapshot, state)
+            passing &= self._snapshot is not None
+            self._snapshot, self._reads = (dict(self._groups), self.native.copy()), self.launch.ticks.reads
+            return passing
+        return not passing and _same(self._snapshot, (dict(self._groups), self.native.copy()))
 
     def waiting(self) -> list[str]:
         """One sentence for each place where lanes are."""

@@ -27,6 +27,7 @@ from refmoe.ptx.syntax import (
     Operand,
     Pair,
     Register,
+    Selected,
     Sink,
     Special,
     Symbol,
@@ -34,6 +35,7 @@ from refmoe.ptx.syntax import (
     Vector,
 )
 from refmoe.ptx.values import literal_bits
+from refmoe.ptx.wide import found, narrowed, selected, vector_kind
 
 _SPACES = ("global", "const", "shared", "local", "param")
 _LINKAGE = (".visible", ".extern", ".weak", ".common")
@@ -251,12 +253,27 @@ class _Parser(Cursor):
         if not self.accept("("):
             return ()
         while not self.accept(")"):
-            if self.at(".reg"):
-                self.fail("a function with register parameters is not supported")
-            self.expect(".param")
-            result.append(self.declare(self.variable("param"), scope))
+            if self.accept(".reg"):
+                result.append(self.register_parameter(scope))
+            else:
+                self.expect(".param")
+                result.append(self.declare(self.variable("param"), scope))
             self.accept(",")
         return tuple(result)
+
+    def register_parameter(self, scope: Scope) -> Variable:
+        kind = self.take().text[1:]
+        if kind not in KINDS or KINDS[kind] in ("b8", "b128"):
+            self.fail(
+                f"a parameter in a register of type .{kind} is not supported", self.tokens[self.position - 1].line
+            )
+        name = self.word()
+        if not scope.declare_register(name, KINDS[kind]):
+            self.fail(f"register {name} is declared twice")
+        register = scope.register(name)
+        assert register is not None
+        size = type_bits(kind) // 8
+        return Variable(register.name, "reg", size, size, kind)
 
     # Functions
 
@@ -350,6 +367,11 @@ class _Body:
         return replace(instruction, operands=(*others, label))
 
     def add(self, statement: Instruction | Label, scope: Scope) -> None:
+        if isinstance(statement, Instruction):
+            for each in narrowed(statement):
+                self.statements.append(each)
+                self.scopes.append(scope)
+            return
         self.statements.append(statement)
         self.scopes.append(scope)
 
@@ -380,10 +402,15 @@ class _Body:
     def registers(self, scope: Scope) -> None:
         parser = self.parser
         parser.take()
+        count = 1
+        if parser.at(".v2", ".v4"):
+            count = int(parser.take().text[2:])
         kind = KINDS.get(parser.token.text[1:])
-        if kind is None:
+        if kind is None or (count > 1 and kind in ("pred", "b128")):
             parser.fail(f"registers of type {parser.token.text} are not supported")
         parser.take()
+        if count > 1:
+            kind = vector_kind(count, kind)
         while True:
             name = parser.word()
             if parser.accept("<"):
@@ -455,8 +482,8 @@ class _Body:
 
     def register(self, scope: Scope) -> Register:
         name = self.parser.word()
-        register = scope.register(name)
-        if register is None:
+        register = found(scope, name)
+        if not isinstance(register, Register):
             self.parser.fail(f"{name} is no register")
         return register
 
@@ -477,12 +504,22 @@ class _Body:
             return Group(self.until(")", scope))
         if parser.accept("!"):
             return Not(self.register(scope))
+        if parser.at("-") and parser.tokens[parser.position + 1].kind == "word":
+            parser.take()
+            name = parser.word()
+            register = selected(scope, name) or scope.register(name)
+            if isinstance(register, Selected):
+                return replace(register, negated=True)
+            if register is None:
+                parser.fail(f"{name} is no register")
+            return Selected(register, "", negated=True)
         if parser.at("-", "+", "~") or parser.token.kind == "number":
             return self.literal()
         name = parser.word()
+        register: Register | Vector | Selected | None
         if name == "_":
             return Sink()
-        register = scope.register(name)
+        register = found(scope, name) or selected(scope, name)
         if register is not None:
             return register
         if name.startswith("%"):

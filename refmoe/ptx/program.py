@@ -10,15 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from refmoe.ptx.errors import UnknownOpcode
-from refmoe.ptx.syntax import Function, Instruction, Label, Symbol
+from refmoe.ptx.specials import CLOCKS
+from refmoe.ptx.spellings import LEGACY
+from refmoe.ptx.syntax import Function, Instruction, Label, Special, Symbol
 
 # Instructions that end a block because their lanes may not go on at once, or at all.
 _STOPS = {"ret": "exit", "exit": "exit", "trap": "trap", "bar": "barrier", "barrier": "barrier"}
-# Warp-level instructions that wait for other lanes begin a block: lanes gather at its start.
+# Warp-level instructions that wait for other lanes begin a block: lanes gather at its start. Those without `.sync` take
+# the lanes that are there.
 _GATHERS = ("shfl", "vote", "match", "redux", "elect")
 # Those that every lane of the warp runs: they have no mask, and need not gather again after one another.
 _WHOLE_WARP = ("mma", "ldmatrix", "stmatrix", "setmaxnreg")
-# A loop that holds one of these may wait for another lane's write.
+# A loop that holds one of these may wait for another lane's write; one that reads a clock waits for time to pass.
 _POLLS = ("volatile", "relaxed", "acquire", "mmio", "atom", "nanosleep", "test_wait")
 
 
@@ -99,11 +102,9 @@ def build(function: Function) -> Program:
 
 
 def _polls(blocks: list[Block], loop: frozenset[int]) -> bool:
-    return any(
-        part in _POLLS
-        for index in loop
-        for instruction in blocks[index].instructions
-        for part in instruction.opcode.split(".")
+    instructions = [instruction for index in loop for instruction in blocks[index].instructions]
+    return any(part in _POLLS for each in instructions for part in each.opcode.split(".")) or any(
+        isinstance(operand, Special) and operand.name in CLOCKS for each in instructions for operand in each.operands
     )
 
 
@@ -128,6 +129,11 @@ def _lower_guards(function: Function) -> list[Instruction | Label]:
 
 def _takes_warp(instruction: Instruction) -> bool:
     return instruction.opcode.split(".")[0] in _WHOLE_WARP or instruction.opcode.startswith("tensormap.cp_fenceproxy")
+
+
+def _gathers(instruction: Instruction) -> bool:
+    stem = instruction.opcode.split(".")[0]
+    return stem in _GATHERS and (stem not in LEGACY or ".sync" in instruction.opcode)
 
 
 def _parks(instruction: Instruction) -> bool:
@@ -158,7 +164,7 @@ def _split(
         stem = statement.opcode.split(".")[0]
         if _takes_warp(statement) and current.whole_warp:
             current.instructions.append(statement)
-        elif stem in _GATHERS or _takes_warp(statement) or statement.opcode == "bar.warp.sync" or _parks(statement):
+        elif _gathers(statement) or _takes_warp(statement) or statement.opcode == "bar.warp.sync" or _parks(statement):
             if current.instructions:
                 current.targets = [len(drafts)]
                 current = fresh()

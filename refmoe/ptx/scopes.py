@@ -13,6 +13,7 @@ KINDS: dict[str, str] = {
     **dict.fromkeys(("b16", "u16", "s16", "f16", "bf16"), "b16"),
     **dict.fromkeys(("b32", "u32", "s32", "f32", "f16x2", "bf16x2"), "b32"),
     **dict.fromkeys(("b64", "u64", "s64", "f64"), "b64"),
+    "b128": "b128",
 }
 _FAMILY_MEMBER = re.compile(r"(.*?)(0|[1-9]\d*)$")
 

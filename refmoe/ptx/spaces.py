@@ -11,5 +11,8 @@ WINDOW_BITS = 40
 PARAM_BASE = 1 << WINDOW_BITS
 SHARED_WINDOW = 1 << 56
 LOCAL_WINDOW = 1 << 57
+# Functions have addresses that only a call can use.
+CODE_WINDOW = 1 << 58
+CODE_BYTES = 16
 # Shared and local addresses start here, so that a null pointer is no valid address of either.
 OWN_BASE = 1024

@@ -1,4 +1,10 @@
-"""Predefined registers. Those whose values the machine cannot know (clocks, SM numbers) do not exist here."""
+"""Predefined registers.
+
+Clocks count what the launch has run: see `Ticks`. Where a chip would say something about itself, these registers
+describe one with a single multiprocessor on which this launch is alone: `%smid` 0 of `%nsmid` 1, `%gridid` 1, nothing in
+`%envreg<n>`, and 1024 bytes of shared memory that the system keeps, below the block's own. Performance counters
+(`%pm<n>`) do not exist here.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +13,80 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.ptx.memory import OWN_BASE
+
 _AXES = "xyz"
+_FIRST_LEAP, _LAST_LEAP = 1 << 16, 1 << 62
 _VECTORS = ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
 _MASKS = ("lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt")
+
+_ENVIRONMENT = 32
+# Registers that change while lanes run: (kind, first bit of the counter).
+CLOCKS: dict[str, tuple[str, int]] = {
+    "%clock": ("b32", 0),
+    "%clock_hi": ("b32", 32),
+    "%clock64": ("b64", 0),
+    "%globaltimer": ("b64", 0),
+    "%globaltimer_lo": ("b32", 0),
+    "%globaltimer_hi": ("b32", 32),
+}
+# Those that are the same everywhere.
+_CONSTANTS: dict[str, np.generic] = {
+    "%smid": np.uint32(0),
+    "%nsmid": np.uint32(1),
+    "%gridid": np.uint64(1),
+    "%current_graph_exec": np.uint64(0),
+    "%reserved_smem_offset_begin": np.uint32(0),
+    "%reserved_smem_offset_end": np.uint32(OWN_BASE),
+    "%reserved_smem_offset_cap": np.uint32(OWN_BASE),
+    "%reserved_smem_offset_0": np.uint32(0),
+    "%reserved_smem_offset_1": np.uint32(0),
+    **{f"%envreg{number}": np.uint32(0) for number in range(_ENVIRONMENT)},
+}
 
 # Register kind of each, as PTX spells it.
 SPECIALS: dict[str, str] = {
     **{f"%{name}.{axis}": "b32" for name in _VECTORS for axis in _AXES},
     **{f"%{name}": "b32" for name in ("laneid", "warpid", "nwarpid", *_MASKS)},
     **{f"%{name}": "b32" for name in ("cluster_ctarank", "cluster_nctarank")},
-    **{f"%{name}": "b32" for name in ("dynamic_smem_size", "total_smem_size")},
+    **{f"%{name}": "b32" for name in ("dynamic_smem_size", "total_smem_size", "aggr_smem_size")},
     "%is_explicit_cluster": "pred",
+    **{name: f"b{value.dtype.itemsize * 8}" for name, value in _CONSTANTS.items()},
+    **{name: kind for name, (kind, _) in CLOCKS.items()},
 }
+
+
+class Ticks:
+    """The clock of a launch, one for all multiprocessors and for `%globaltimer`.
+
+    It grows with every instruction that runs and with every read, so that two reads never give the same. When lanes only
+    wait for time to pass, it leaps: what waits for a time-out need not run for so long.
+
+    Attributes:
+        reads: how often it was read.
+    """
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self._leaped = 0
+        self._leap = 0
+
+    def read(self, name: str, instructions: int) -> np.generic:
+        """A register when so many instructions have run."""
+        self.reads += 1
+        kind, first = CLOCKS[name]
+        count = instructions + self.reads + self._leaped
+        return np.uint64(count & (1 << 64) - 1) if kind == "b64" else np.uint32(count >> first & 0xFFFFFFFF)
+
+    def leap(self) -> bool:
+        """Leap, twice as far as the last time. False if it did so until 64 bits were full: time helps nobody."""
+        self._leap = max(2 * self._leap, _FIRST_LEAP)
+        self._leaped += self._leap
+        return self._leap < _LAST_LEAP
+
+    def settle(self) -> None:
+        """Something else happened: the next leap is short again."""
+        self._leap = 0
 
 
 def values(
@@ -69,7 +137,9 @@ def _of_any_ctas(
         "%cluster_nctarank": np.uint32(1),
         "%dynamic_smem_size": np.uint32(dynamic_bytes),
         "%total_smem_size": np.uint32(shared_bytes),
+        "%aggr_smem_size": np.uint32(shared_bytes + OWN_BASE),
         "%is_explicit_cluster": np.bool_(False),
+        **_CONSTANTS,
     }
     for axis, name in enumerate(_AXES):
         tid = threads // int(np.prod(block[:axis])) % block[axis]

@@ -67,6 +67,15 @@ class Not:
 
 
 @dataclass(frozen=True)
+class Selected:
+    """`r.b3`, `-r.h0`: parts of a register, as video instructions take and write them. `parts` is `""` for all."""
+
+    operand: Register
+    parts: str
+    negated: bool = False
+
+
+@dataclass(frozen=True)
 class Pair:
     """`d|p`, two destinations."""
 
@@ -81,7 +90,7 @@ class Group:
     elements: tuple[Operand, ...]
 
 
-Operand = Register | Special | Immediate | Symbol | Address | Vector | Sink | Not | Pair | Group
+Operand = Register | Special | Immediate | Symbol | Address | Vector | Sink | Not | Selected | Pair | Group
 
 
 def parts(operand: Operand) -> Iterator[Operand]:
@@ -94,7 +103,7 @@ def parts(operand: Operand) -> Iterator[Operand]:
         inner = operand.elements
     elif isinstance(operand, Pair):
         inner = (operand.first, operand.second)
-    elif isinstance(operand, Not):
+    elif isinstance(operand, Not | Selected):
         inner = (operand.operand,)
     for each in inner:
         yield from parts(each)
@@ -113,6 +122,8 @@ def mapped(operand: Operand, change: Callable[[Register | Symbol], Register | Sy
         return Pair(mapped(operand.first, change), mapped(operand.second, change))
     if isinstance(operand, Not):
         return Not(cast("Register", mapped(operand.operand, change)))
+    if isinstance(operand, Selected):
+        return replace(operand, operand=cast("Register", mapped(operand.operand, change)))
     return operand
 
 

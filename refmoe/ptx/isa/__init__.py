@@ -1,6 +1,7 @@
 """What one PTX instruction computes.
 
-`resolve` gives instructions, `resolve_atomic` the arithmetic of atom, red and redux. Everything that touches memory,
+`resolve` gives instructions, `resolve_video` those on parts of registers, `resolve_atomic` the arithmetic of atom, red
+and redux. Everything that touches memory,
 control flow or more than one lane belongs to the machine.
 """
 
@@ -10,5 +11,16 @@ from refmoe.ptx.isa.atomic import resolve_atomic
 from refmoe.ptx.isa.errors import UnknownOpcode
 from refmoe.ptx.isa.operation import DTYPES, Operation
 from refmoe.ptx.isa.table import resolve
+from refmoe.ptx.isa.video import MNEMONICS as VIDEO
+from refmoe.ptx.isa.video import Selection, resolve_video
 
-__all__ = ["DTYPES", "Operation", "UnknownOpcode", "resolve", "resolve_atomic"]
+__all__ = [
+    "DTYPES",
+    "VIDEO",
+    "Operation",
+    "Selection",
+    "UnknownOpcode",
+    "resolve",
+    "resolve_atomic",
+    "resolve_video",
+]

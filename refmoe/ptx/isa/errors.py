@@ -8,12 +8,14 @@ class UnknownOpcode(Exception):
 
     Attributes:
         opcode: the full spelling, `"add.rn.u32"`.
+        reason: what is missing, where that is not the opcode itself; or `""`.
     """
 
-    def __init__(self, opcode: str) -> None:
-        super().__init__(f"unknown opcode {opcode!r}")
+    def __init__(self, opcode: str, reason: str = "") -> None:
+        super().__init__(f"unknown opcode {opcode!r}" + (f" ({reason})" if reason else ""))
         self.opcode = opcode
+        self.reason = reason
 
-    def __reduce__(self) -> tuple[type[UnknownOpcode], tuple[str]]:
+    def __reduce__(self) -> tuple[type[UnknownOpcode], tuple[str, str]]:
         # Exceptions pickle by their message, which would be taken for the opcode between worker processes.
-        return type(self), (self.opcode,)
+        return type(self), (self.opcode, self.reason)

@@ -34,7 +34,8 @@ from refmoe.ptx.pieces import Homes, Piece
 from refmoe.ptx.program import Program
 from refmoe.ptx.registers import CARRY, destinations_and_sources
 from refmoe.ptx.spaces import LOCAL_WINDOW, SHARED_WINDOW
-from refmoe.ptx.specials import SPECIALS
+from refmoe.ptx.specials import CLOCKS, SPECIALS
+from refmoe.ptx.spellings import synchronised
 from refmoe.ptx.syntax import (
     Address,
     Immediate,
@@ -47,6 +48,7 @@ from refmoe.ptx.syntax import (
     Special,
     Symbol,
     Vector,
+    parts,
 )
 from refmoe.ptx.values import literal_bits
 
@@ -84,6 +86,10 @@ def is_native(instruction: Instruction, products: Mapping[Instruction, WarpMma])
     `products` has the tensor-core instructions that have, and what they compute.
     """
     stem = instruction.opcode.split(".")[0]
+    specials = (part.name for operand in instruction.operands for part in parts(operand) if isinstance(part, Special))
+    if any(name in CLOCKS or SPECIALS[name] == "b64" for name in specials):
+        # Native code has a home of 32 bits for each, which is filled when the CTA starts.
+        return False
     if stem == "mma":
         return instruction in products
     if stem in ("ldmatrix", "stmatrix"):
@@ -434,13 +440,14 @@ class _Piece:
     def _exchange(self, instruction: Instruction) -> None:
         """An instruction that takes values of other lanes of the warp."""
         lanes = self.lanes
+        instruction = synchronised(written := instruction)
         stem, *parts = instruction.opcode.split(".")
         destinations, sources = destinations_and_sources(instruction)
         kinds = ["pred", "b32"] if stem == "vote" else ["b32"] * len(sources)
         values = [self.value(operand, kind) for operand, kind in zip(sources, kinds, strict=True)]
         results: Sequence[Value]
         if stem == "shfl":
-            results = self._shuffle(instruction, parts[1], *values)
+            results = self._shuffle(written, parts[1], *values)
         elif stem == "vote":
             results = [exchange.vote(lanes, parts[1], *values)]
         elif stem == "elect":

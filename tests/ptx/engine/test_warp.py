@@ -321,3 +321,67 @@ def test_partial_warps(threads: int) -> None:
     run(body, out, block=(threads, 1, 1), grid=(2, 1, 1))
     per_block = [FULL if t < threads // 32 * 32 else (1 << threads % 32) - 1 for t in range(threads)]
     assert out.tolist() == per_block * 2
+
+
+def test_votes_without_sync_ask_the_lanes_that_are_there() -> None:
+    body = """
+        setp.lt.u32 %p1, %r1, 20;
+        setp.lt.u32 %p2, %r1, 10;
+        mov.u32 %r4, 0;
+        @!%p1 bra OTHERS;
+        vote.ballot.b32 %r3, %p2;
+        vote.all.pred %p3, %p1;
+        vote.any.pred %p4, !%p1;
+        vote.uni.pred %p5, %p2;
+        bra STORE;
+    OTHERS:
+        vote.ballot.b32 %r3, !%p2;
+        vote.all.pred %p3, %p2;
+        vote.any.pred %p4, !%p2;
+        vote.uni.pred %p5, %p2;
+    STORE:
+        @%p3 or.b32 %r4, %r4, 1;
+        @%p4 or.b32 %r4, %r4, 2;
+        @%p5 or.b32 %r4, %r4, 4;
+        mul.wide.u32 %d4, %r1, 8; add.s64 %d4, %d4, %d0;
+        st.global.v2.u32 [%d4], {%r3, %r4};
+        ret;
+    """
+    out = np.zeros((32, 2), np.uint32)
+    run(body, out)
+    assert (out[:20] == [(1 << 10) - 1, 1]).all()
+    assert (out[20:] == [0xFFF00000, 2 + 4]).all()
+
+
+def test_a_guarded_vote_without_sync() -> None:
+    body = """
+        setp.lt.u32 %p1, %r1, 5; setp.ne.u32 %p2, %r1, 2; mov.u32 %r3, 77;
+        @%p1 vote.ballot.b32 %r3, %p2;
+        st.global.u32 [%d2], %r3; ret;
+    """
+    out = np.zeros(32, np.uint32)
+    run(body, out)
+    assert out.tolist() == [0b11011] * 5 + [77] * 27
+
+
+@pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
+@pytest.mark.parametrize("amount", ["3", "%r0"])
+def test_shuffles_without_sync(mode: str, amount: str) -> None:
+    body = f"""
+        mul.lo.u32 %r3, %r1, %r1;
+        shfl.{mode}.b32 %r4|%p1, %r3, {amount}, {"0" if mode == "up" else "31"};
+        selp.u32 %r5, 1000, 0, %p1;
+        add.u32 %r4, %r4, %r5;
+        st.global.u32 [%d2], %r4; ret;
+    """
+    out = np.zeros(32, np.uint32)
+    run(body, out, n=3)
+    results, inside = _shuffle(mode, [t * t for t in range(32)], 3, 0 if mode == "up" else 31)
+    assert out.tolist() == [value + 1000 * there for value, there in zip(results, inside, strict=True)]
+
+
+def test_a_shuffle_without_sync_from_a_lane_that_is_not_there() -> None:
+    body = "setp.lt.u32 %p1, %r1, 16; @%p1 shfl.down.b32 %r3, %r1, 1, 31; ret;"
+    with pytest.raises(ptx.WarpError, match="reads lane 16, which does not take part") as caught:
+        run(body, np.zeros(32, np.uint32))
+    assert (caught.value.thread, caught.value.line) == ((15, 0, 0), line_of(body, "shfl.down"))

@@ -1,0 +1,219 @@
+"""Functions with register parameters, calls through pointers, and calls that stay refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.ptx_kernel import compile_cuda, line_of, run
+
+from refmoe import ptx
+
+THREADS = np.arange(32, dtype=np.uint32)
+
+
+def test_parameters_in_registers() -> None:
+    callee = """
+    .func (.reg .b32 sum, .reg .pred big) add3 (.reg .b32 a, .reg .b64 b, .reg .b32 c)
+    {
+        .reg .b32 low;
+        cvt.u32.u64 low, b;
+        add.u32 sum, a, low;
+        add.u32 sum, sum, c;
+        setp.gt.u32 big, sum, 120;
+        @big ret;
+        add.u32 sum, sum, 1000;
+        ret;
+    }
+    """
+    body = """
+        cvt.u64.u32 %d3, %r1;
+        call (%r3, %p1), add3, (%r1, %d3, 100);
+        call (%r4, _), add3, (%r3, 5, %laneid);
+        @%p1 add.u32 %r4, %r4, 7;
+        st.global.u32 [%d2], %r4;
+        ret;
+    """
+    out = np.zeros(32, np.uint32)
+    run(body, out, module_scope=callee)
+    first = 2 * THREADS + 100
+    big = first > 120
+    first = np.where(big, first, first + 1000)
+    second = first + 5 + THREADS
+    second = np.where(second > 120, second, second + 1000)
+    np.testing.assert_array_equal(out, np.where(big, second + 7, second))
+
+
+def test_registers_given_for_param_variables_and_the_other_way() -> None:
+    callee = """
+    .func (.param .b32 result) twice (.param .b32 value)
+    {
+        .reg .b32 x;
+        ld.param.u32 x, [value];
+        shl.b32 x, x, 1;
+        st.param.b32 [result], x;
+        ret;
+    }
+    .func (.reg .b32 result) thrice (.reg .b32 value)
+    {
+        mul.lo.u32 result, value, 3;
+        ret;
+    }
+    """
+    body = """
+        { .param .b32 x; .param .b32 y;
+        call (%r3), twice, (%r1);
+        call (%r4), twice, (21);
+        st.param.b32 [x], %r3;
+        call (y), thrice, (x);
+        ld.param.b32 %r5, [y]; }
+        add.u32 %r5, %r5, %r4;
+        st.global.u32 [%d2], %r5;
+        ret;
+    """
+    out = np.zeros(32, np.uint32)
+    run(body, out, module_scope=callee)
+    np.testing.assert_array_equal(out, 6 * THREADS + 42)
+
+
+@pytest.mark.parametrize(("guard", "called"), [("@%p1", range(8)), ("@!%p1", range(8, 32))])
+def test_the_result_of_a_guarded_call(guard: str, called: range) -> None:
+    callee = ".func (.reg .b32 r) seven (.reg .b32 a) { mov.u32 r, 7; ret; }"
+    body = f"""
+        setp.lt.u32 %p1, %r1, 8; mov.u32 %r3, 1;
+        {guard} call (%r3), seven, (%r1);
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out = np.zeros(32, np.uint32)
+    run(body, out, module_scope=callee)
+    np.testing.assert_array_equal(out, np.where(np.isin(THREADS, called), 7, 1))
+
+
+OPERATIONS = """
+.func (.param .b32 r) plus (.param .b32 a, .param .b32 b)
+{
+    .reg .b32 %r<4>;
+    ld.param.u32 %r1, [a]; ld.param.u32 %r2, [b]; add.u32 %r3, %r1, %r2; st.param.b32 [r], %r3; ret;
+}
+.func (.param .b32 r) times (.param .b32 a, .param .b32 b)
+{
+    .reg .b32 %r<4>;
+    ld.param.u32 %r1, [a]; ld.param.u32 %r2, [b]; mul.lo.u32 %r3, %r1, %r2; st.param.b32 [r], %r3; ret;
+}
+.func (.param .b32 r) negated (.param .b32 a)
+{
+    .reg .b32 %r<4>;
+    ld.param.u32 %r1, [a]; neg.s32 %r3, %r1; st.param.b32 [r], %r3; ret;
+}
+.global .align 8 .u64 table[3] = {plus, times, negated};
+"""
+CALL = """
+    {{ .param .b32 a; .param .b32 b; .param .b32 r;
+    st.param.b32 [a], %r1; st.param.b32 [b], 5; st.param.b32 [r], 1;
+    prototype : .callprototype (.param .b32 _) _ (.param .b32 _, .param .b32 _);
+    {guard} call (r), %d4, (a, b), prototype;
+    ld.param.b32 %r5, [r]; }}
+"""
+
+
+def test_a_call_through_a_table_of_functions() -> None:
+    body = f"""
+        and.b32 %r3, %r1, 1;
+        mul.wide.u32 %d3, %r3, 8;
+        mov.u64 %d4, table;
+        add.u64 %d4, %d4, %d3;
+        ld.global.u64 %d4, [%d4];
+        {CALL.format(guard="")}
+        st.global.u32 [%d2], %r5;
+        ret;
+    """
+    out = np.zeros(32, np.uint32)
+    run(body, out, module_scope=OPERATIONS)
+    np.testing.assert_array_equal(out, np.where(THREADS % 2, THREADS * 5, THREADS + 5))
+
+
+def test_a_call_of_a_function_whose_address_a_move_takes() -> None:
+    body = f"""
+        setp.lt.u32 %p1, %r1, 9;
+        mov.u64 %d5, times; mov.u64 %d6, plus;
+        selp.b64 %d4, %d5, %d6, %p1;
+        targets: .calltargets times, plus;
+        {CALL.format(guard="").replace("b), prototype", "b), targets")}
+        st.global.u32 [%d2], %r5;
+        ret;
+    """
+    out = np.zeros(32, np.uint32)
+    run(body, out, module_scope=OPERATIONS)
+    np.testing.assert_array_equal(out, np.where(THREADS < 9, THREADS * 5, THREADS + 5))
+
+
+def test_an_address_of_no_function_is_an_error_where_it_is_called() -> None:
+    body = f"""
+        mov.u64 %d4, times;
+        setp.eq.u32 %p1, %r1, 3;
+        @%p1 add.u64 %d4, %d4, 8;
+        {CALL.format(guard="")}
+        st.global.u32 [%d2], %r5;
+        ret;
+    """
+    out = np.zeros(32, np.uint32)
+    with pytest.raises(ptx.UnknownOpcode, match="no known function's") as caught:
+        run(body, out, module_scope=OPERATIONS)
+    assert caught.value.thread == (3, 0, 0)
+    assert caught.value.line == line_of(body, "call (r)", module_scope=OPERATIONS)
+    run(body.replace("%r1, 3", "%r1, 99"), out, module_scope=OPERATIONS)
+    np.testing.assert_array_equal(out, THREADS * 5)
+
+
+def test_a_function_of_another_shape_is_not_called() -> None:
+    body = f"mov.u64 %d4, negated; {CALL.format(guard='')} ret;"
+    with pytest.raises(ptx.UnknownOpcode, match="no known function's"):
+        run(body, np.zeros(32, np.uint32), module_scope=OPERATIONS)
+    # Nothing is called where the guard is off.
+    run("setp.gt.u32 %p2, %r1, 99; mov.u64 %d4, negated;" + CALL.format(guard="@%p2") + "ret;",
+        np.zeros(32, np.uint32), module_scope=OPERATIONS)  # fmt: skip
+
+
+def test_recursion_is_refused_where_it_happens() -> None:
+    callee = """
+    .func (.reg .b32 r) down (.reg .b32 a)
+    {
+        .reg .pred p; .reg .b32 b;
+        mov.u32 r, 1;
+        setp.eq.u32 p, a, 0;
+        @p ret;
+        sub.u32 b, a, 1;
+        call (r), down, (b);
+        ret;
+    }
+    """
+    out = np.zeros(32, np.uint32)
+    run("call (%r3), down, (0); st.global.u32 [%d2], %r3; ret;", out, module_scope=callee)
+    assert (out == 1).all()
+    with pytest.raises(ptx.UnknownOpcode, match="a recursive call of down") as caught:
+        run("call (%r3), down, (%r1); ret;", out, module_scope=callee)
+    assert caught.value.thread == (1, 0, 0)
+
+
+def test_a_call_that_does_not_fit_is_refused_before_anything_runs() -> None:
+    callee = ".func (.reg .b32 r) seven (.reg .b32 a) { mov.u32 r, 7; ret; }"
+    with pytest.raises(ptx.UnknownOpcode, match="does not fit seven"):
+        run("ret; call (%r3), seven, (%r1, %r1); ret;", np.zeros(1, np.uint32), module_scope=callee)
+
+
+VIRTUAL = """
+struct Shape { __device__ virtual int area(int x) = 0; };
+struct Square : Shape { __device__ int area(int x) override { return x * x; } };
+struct Line : Shape { int k; __device__ Line(int k) : k(k) {} __device__ int area(int x) override { return x + k; } };
+extern "C" __global__ void k(int* out, const int* in, int n) {
+    Square square; Line line(n);
+    Shape* shape = in[threadIdx.x] ? (Shape*)&square : (Shape*)&line;
+    out[threadIdx.x] = shape->area(threadIdx.x);
+}
+"""
+
+
+def test_virtual_functions(tmp_path) -> None:
+    out, which = np.zeros(32, np.int32), (THREADS % 3 == 0).astype(np.int32)
+    ptx.launch(compile_cuda(VIRTUAL, tmp_path), "k", (1, 1, 1), (32, 1, 1), [out, which, 100])
+    np.testing.assert_array_equal(out, np.where(which, THREADS * THREADS, THREADS + 100))

@@ -1,0 +1,106 @@
+"""Registers of 128 bits, and vector registers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.ptx_kernel import run
+
+from refmoe import ptx
+
+THREADS = np.arange(32, dtype=np.uint32)
+
+
+def test_loads_and_stores_of_128_bits() -> None:
+    body = """
+        mul.wide.u32 %d3, %r1, 16;
+        add.u64 %d4, %d3, %d1;
+        add.u64 %d5, %d3, %d0;
+        ld.global.b128 q1, [%d4];
+        mov.b128 {%d6, %d7}, q1;
+        mov.b128 q2, {%d7, %d6};
+        mov.b128 q3, q2;
+        and.b32 %r3, %r1, 1;
+        setp.eq.u32 %p1, %r3, 1;
+        @%p1 mov.b128 q3, q1;
+        st.global.b128 [%d5], q3;
+        ret;
+    """
+    source = np.arange(64, dtype=np.uint64).reshape(32, 2) * np.uint64(0x0102030405060708)
+    out = np.zeros((32, 2), np.uint64)
+    run(body, out, source, declarations=".reg .b128 q<4>;")
+    np.testing.assert_array_equal(out, np.where((THREADS % 2 == 1)[:, None], source, source[:, ::-1]))
+
+
+def test_128_bits_must_be_aligned() -> None:
+    body = "add.u64 %d3, %d1, 8; ld.global.b128 q, [%d3]; ret;"
+    with pytest.raises(ptx.MemoryFault, match="misaligned"):
+        run(body, np.zeros(1, np.uint32), np.zeros(8, np.uint64), declarations=".reg .b128 q;")
+
+
+def test_128_bits_that_are_swapped_with_themselves() -> None:
+    body = """
+        mov.b128 q, {3, 5};
+        mov.b128 {%d4, %d5}, q;
+        mov.b128 q, {%d5, %d4};
+        mov.b128 {_, %d6}, q;
+        cvt.u32.u64 %r3, %d6;
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out = np.zeros(32, np.uint32)
+    run(body, out, declarations=".reg .b128 q;")
+    assert (out == 3).all()
+
+
+def test_what_does_not_take_128_bits_is_refused_where_it_is_reached() -> None:
+    declarations = ".reg .b128 q, r;"
+    for wrong in ("atom.global.exch.b128 q, [%d1], r;", "xor.b128 q, q, r;"):
+        run(f"ret; {wrong} ret;", np.zeros(1, np.uint32), declarations=declarations)
+        with pytest.raises(ptx.UnknownOpcode):
+            run(f"{wrong} ret;", np.zeros(1, np.uint32), declarations=declarations)
+
+
+def test_vector_registers() -> None:
+    body = """
+        mul.wide.u32 %d3, %r1, 16;
+        add.u64 %d4, %d3, %d1;
+        add.u64 %d5, %d3, %d0;
+        ld.global.v4.u32 v, [%d4];
+        add.u32 v.x, v.y, v.z;
+        mov.v4.u32 v, {v.w, v.x, v.y, v.z};
+        mov.v4.u32 w1, v;
+        mov.v2.u32 pair, {%r1, 9};
+        add.u32 w1.a, w1.w, pair.y;
+        add.u32 w1.g, w1.y, pair.r;
+        st.global.v4.u32 [%d5], w1;
+        ret;
+    """
+    source = np.arange(128, dtype=np.uint32).reshape(32, 4) ** 2
+    out = np.zeros((32, 4), np.uint32)
+    run(body, out, source, declarations=".reg .v4 .u32 v; .reg .v4 .b32 w<2>; .reg .v2 .b32 pair;")
+    x, y, z, w = source.T
+    np.testing.assert_array_equal(out, np.stack([w, y + z + THREADS, y, z + 9], axis=1))
+
+
+def test_the_predefined_vectors() -> None:
+    body = """
+        mov.v4.u32 v, %tid;
+        mad.lo.u32 v.x, v.y, 100, v.x;
+        mad.lo.u32 v.x, v.w, 7, v.x;
+        mov.u32 %r3, %tid.y;
+        mad.lo.u32 %r3, %r3, 8, %r1;
+        mul.wide.u32 %d3, %r3, 4;
+        add.u64 %d3, %d3, %d0;
+        st.global.u32 [%d3], v.x;
+        ret;
+    """
+    out = np.zeros((4, 8), np.uint32)
+    run(body, out, block=(8, 4, 1), declarations=".reg .v4 .u32 v;")
+    np.testing.assert_array_equal(out, np.arange(8) + 100 * np.arange(4)[:, None])
+
+
+@pytest.mark.parametrize("operand", ["v.z", "v.q", "%r1.x", "v.x.y"])
+def test_elements_that_do_not_exist(operand: str) -> None:
+    with pytest.raises(ptx.PtxError):
+        run(f"add.u32 {operand}, %r1, 1; ret;", np.zeros(1, np.uint32), declarations=".reg .v2 .u32 v;")
