@@ -7,7 +7,7 @@ through the frame and puts back those that it wrote; a native piece does that by
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from refmoe.ptx.inline import inline_calls
 from refmoe.ptx.layout import Layout, lay_out
 from refmoe.ptx.mbarrier_issue import Wait
 from refmoe.ptx.native.kernel import Kernel, compile_pieces, is_native
+from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.parser import ParsedModule
 from refmoe.ptx.pieces import Homes, Piece, cut
 from refmoe.ptx.program import Block, Program, build
@@ -27,6 +28,7 @@ from refmoe.ptx.refusal import Refusal
 from refmoe.ptx.registers import Usage, destinations_and_sources
 from refmoe.ptx.slow import Slow, slow_form
 from refmoe.ptx.syntax import Function, Immediate, Instruction, Not, Operand, Register
+from refmoe.ptx.tensor import Mma
 
 
 @dataclass(frozen=True)
@@ -126,9 +128,9 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
     emitter = Emitter(module, layout)
     checked = [_checked(emitter, block, module.name) for block in program.blocks]
     refused = emitter.refused
-    homes = cut(program, lambda each: each not in refused and is_native(each, emitter.products))
+    homes = cut(program, lambda each: each not in refused and is_native(each))
     shared = homes.registers
-    kernel = compile_pieces(program, homes, layout, emitter.approximate, emitter.products)
+    kernel = compile_pieces(program, homes, layout, emitter.approximate, _native(emitter.products))
     emitter.names["N"] = Invoker(kernel)
     parts = []
     for block, (statements, result) in zip(program.blocks, checked, strict=True):
@@ -153,7 +155,7 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
         layout,
         tuple(names[f"step_{i}"] for i in range(count)),
         kernel,
-        tuple(slow_form(instruction, layout) for instruction in kernel.sites),
+        tuple(slow_form(instruction, layout, emitter.products) for instruction in kernel.sites),
         tuple(kind for _, kind in shared.values()),
         {
             block.index: _gather(block, shared)
@@ -327,6 +329,14 @@ def _in_python(piece: Piece, homes: Homes, emitter: Emitter, body: list[str]) ->
         if each.name in shared
     ]
     return [*loads, *body, *stores]
+
+
+def _native(products: Mapping[Instruction, Mma]) -> dict[Instruction, WarpMma]:
+    """The native code of tensor-core instructions."""
+    return {
+        instruction: WarpMma(work.model, work.a_format, work.b_format, work.scales, work.packed)
+        for instruction, work in products.items()
+    }
 
 
 class Invoker:

@@ -15,7 +15,6 @@ from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.layout import Layout
 from refmoe.ptx.mbarrier_issue import Wait
 from refmoe.ptx.memory_ops import MemoryOpcode, memory_opcode
-from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.parser import ParsedModule
 from refmoe.ptx.registers import CARRY, destinations_and_sources
 from refmoe.ptx.spaces import LOCAL_WINDOW, SHARED_WINDOW
@@ -34,6 +33,7 @@ from refmoe.ptx.syntax import (
     Symbol,
     Vector,
 )
+from refmoe.ptx.tensor import Mma
 from refmoe.ptx.values import BITS, literal_bits, select, widener
 
 _FENCES = re.compile(
@@ -66,7 +66,7 @@ class Emitter:
         has_mbarriers: whether there are barriers in memory.
         has_bulk: whether there are bulk copies or edits of tensor maps.
         models: accumulation models of the tensor-core instructions met so far, and what each rests on.
-        products: those of these instructions that have native code, and what they compute.
+        products: what each of these instructions computes.
         refused: instructions that do not exist here.
     """
 
@@ -79,7 +79,7 @@ class Emitter:
         self.has_mbarriers = False
         self.has_bulk = False
         self.models: dict[str, str] = {}
-        self.products: dict[Instruction, WarpMma] = {}
+        self.products: dict[Instruction, Mma] = {}
         self.refused: set[Instruction] = set()
         self.names: dict[str, Any] = {"select": select, "not_": np.logical_not}
         self.approximate: list[Instruction] = []

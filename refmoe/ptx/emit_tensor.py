@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from refmoe.ptx import isa
 from refmoe.ptx.access import Access, Store
 from refmoe.ptx.matrix import PACKINGS, LoadMatrix, StoreMatrix
-from refmoe.ptx.native.mma import WarpMma
-from refmoe.ptx.syntax import Immediate, Instruction, Operand, Register, Sink, Vector
-from refmoe.ptx.tensor import COLUMNS, ROWS, Mma, Scales
-from refmoe.ptx.values import literal_bits
+from refmoe.ptx.syntax import Instruction, Operand, Register, Sink, Vector
+from refmoe.ptx.tensor import Mma
 from refmoe.reference.mma import MODELS, Evidence
 
 if TYPE_CHECKING:
@@ -198,8 +193,7 @@ def multiply(emitter: Emitter, instruction: Instruction) -> None:
         words += [_scale(emitter, operands[6]), *_selectors(emitter, operands[7])]
         scales = f"({', '.join(words)})"
     work = Mma(instruction, model, a_format, b_format, form.scales, form.packed, form.scale_format)
-    if _has_constant_selectors(work, operands[4:]):
-        emitter.products[instruction] = WarpMma(model, a_format, b_format, form.scales, form.packed)
+    emitter.products[instruction] = work
     targets = [(register, "b32") for register in destinations]
     emitter.assign_all(instruction, targets, emitter.call(work, *parts, scales))
 
@@ -249,19 +243,3 @@ def _selectors(emitter: Emitter, operand: Operand) -> tuple[str, str]:
         raise ValueError("a pair {byte-id, thread-id} needed")
     byte, thread = (emitter.value(element, "b16") for element in operand.elements)
     return byte, thread
-
-
-def _has_constant_selectors(product: Mma, operands: Sequence[Operand]) -> bool:
-    """Whether the scales of a product are chosen by constants in their ranges, as nvcc writes them."""
-    if not product.scales:
-        return True
-    for rows, selectors in ((ROWS, operands[1]), (COLUMNS, operands[3])):
-        assert isinstance(selectors, Vector)
-        known = [each for each in selectors.elements if isinstance(each, Immediate)]
-        if len(known) != len(selectors.elements):
-            return False
-        try:
-            Scales(rows, product.scales).check(*(np.uint16(literal_bits(each, "b16") & 0xFFFF) for each in known))
-        except ValueError:
-            return False
-    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from refmoe.ptx.layout import Layout
 from refmoe.ptx.matrix import PACKINGS, LoadMatrix, StoreMatrix, whole_warps
 from refmoe.ptx.memory_ops import memory_opcode
 from refmoe.ptx.syntax import Address, Instruction, Symbol
+from refmoe.ptx.tensor import Mma
 
 if TYPE_CHECKING:
     from refmoe.ptx.machine import Machine
@@ -126,26 +128,34 @@ class SlowMatrix:
 
 @dataclass(frozen=True)
 class SlowProduct:
-    """A tensor-core instruction that not all lanes of the warp run."""
+    """A tensor-core instruction that a part of the warp runs, or whose scales are chosen wrongly."""
 
-    instruction: Instruction
+    work: Mma
 
     def __call__(self, machine: Machine, warp: int, mask: int, addresses: int, values: int) -> None:
-        """Raises WarpError, always."""
-        whole_warps(_frame(machine, warp, mask), self.instruction)
+        """`values` are the selectors, A's byte and thread and then B's, uint32 [4, 32].
+
+        Raises:
+            WarpError: not all lanes are here.
+            MisuseError: a selector out of its range, or not the same in the whole warp.
+        """
+        frame = _frame(machine, warp, mask)
+        whole_warps(frame, self.work.instruction)
+        selectors = _array(values, np.uint32, 4 * _LANES).astype(np.uint16).reshape(4, _LANES)
+        self.work.check_selectors(frame, (None, *selectors[:2], None, *selectors[2:]))
 
 
 Slow = SlowAccess | SlowShuffle | SlowMatrix | SlowProduct
 
 
-def slow_form(instruction: Instruction, layout: Layout) -> Slow:
+def slow_form(instruction: Instruction, layout: Layout, products: Mapping[Instruction, Mma]) -> Slow:
     """What Python does for an instruction that native code has."""
     stem = instruction.opcode.split(".")[0]
     if stem == "shfl":
         return SlowShuffle(instruction)
     if stem in ("ldmatrix", "stmatrix"):
         return SlowMatrix.of(instruction)
-    return SlowProduct(instruction) if stem == "mma" else SlowAccess.of(instruction, layout)
+    return SlowProduct(products[instruction]) if stem == "mma" else SlowAccess.of(instruction, layout)
 
 
 def _frame(machine: Machine, warp: int, mask: int) -> Frame:

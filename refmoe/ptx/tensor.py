@@ -202,7 +202,7 @@ class Mma:
         """
         whole_warps(frame, self.instruction)
         if self.scales:
-            self._check_selectors(frame, scales)
+            self.check_selectors(frame, scales)
         result = np.stack([frame.spread(value) for value in c])
         warps = self._working(frame, a, b, scales)
         if warps.size < frame.count // _LANES:
@@ -274,7 +274,8 @@ class Mma:
         """(bits of a register that make elements other than zero, the least such of what is no finite number)."""
         return _magnitude(name, self._bits(name), self.packed)
 
-    def _check_selectors(self, frame: Frame, operands: tuple[Array, ...]) -> None:
+    def check_selectors(self, frame: Frame, operands: tuple[Array, ...]) -> None:
+        """Raises MisuseError: a selector of scales out of its range, or not the same in the whole warp."""
         where = frame.where(None)
         try:
             for rows, (_, byte, thread) in ((ROWS, operands[:3]), (COLUMNS, operands[3:])):

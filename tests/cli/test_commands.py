@@ -70,7 +70,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
     ("arguments", "words"),
     [
         (["parity", "--level", "huge"], "level: found 'huge'; needed one of quick, default, full"),
-        (["parity", "--suite", "gemm"], "finalize, moe, integer_moe"),
+        (["parity", "--suite", "gemm"], "finalize, finalize_q8_1, moe, integer_moe"),
         (["parity", "--device", "tpu"], "case device: found 'tpu'; needed one of ptx, cuda"),
         (["parity", "--arch", "sm_80"], "case arch: found 'sm_80'"),
         (["parity", "--case", "nonsense"], "case device: found no '@'"),

@@ -241,6 +241,7 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", Shape(0, 416, n=72, e=2))
     # gpt-oss at decode: a token at 4 of 128 experts, M = 1 at each.
     yield _case("wide-range", Shape(4, _GPT_OSS_K, n=8, e=_EXPERTS), "bf16", alpha="distinct", bias="distinct")
+    yield _case("wide-range", Shape(1, _DEEPSEEK_K, n=8, e=1))
     yield _case("real", Shape(9, 384, n=80, e=4), alpha="distinct", bias="distinct")
 
 
@@ -265,7 +266,6 @@ def _full() -> Iterator[Case]:
     for k, n in ((2880, 5760), (2880, 2880), (7168, 4096), (2048, 7168)):
         yield _case("wide-range", Shape(1, k, n=n, e=1))
         yield _case("gaussian", Shape(4, k, n=n // 4, e=4), "bf16", routing="all-one-token", bias="distinct")
-    yield _case("wide-range", Shape(1, _DEEPSEEK_K, n=8, e=1))
     # gpt-oss with a row at each of its 128 experts.
     everyone = Shape(_EXPERTS, _GPT_OSS_K, n=8, e=_EXPERTS)
     yield _case("one-hot-weights", everyone, routing="all-one-token", alpha="distinct")

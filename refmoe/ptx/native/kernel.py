@@ -80,18 +80,15 @@ class Kernel:
     kept: Native = field(repr=False)
 
 
-def is_native(instruction: Instruction, products: Mapping[Instruction, WarpMma]) -> bool:
-    """Whether an instruction, whose operands are known to fit, has native code.
-
-    `products` has the tensor-core instructions that have, and what they compute.
-    """
+def is_native(instruction: Instruction) -> bool:
+    """Whether an instruction, whose operands are known to fit, has native code."""
     stem = instruction.opcode.split(".")[0]
     specials = (part.name for operand in instruction.operands for part in parts(operand) if isinstance(part, Special))
     if any(name in CLOCKS or SPECIALS[name] == "b64" for name in specials):
         # Native code has a home of 32 bits for each, which is filled when the CTA starts.
         return False
     if stem == "mma":
-        return instruction in products
+        return True
     if stem in ("ldmatrix", "stmatrix"):
         return "b6x16_p32" not in instruction.opcode and "m16n8" not in instruction.opcode
     if stem in ("ld", "st"):
@@ -133,7 +130,7 @@ def compile_pieces(
         homes: its pieces.
         layout: where variables lie.
         approximate: the approximate instructions, in the order in which their use is noted.
-        products: the tensor-core instructions that have native code, and what they compute.
+        products: the native code of tensor-core instructions.
     """
     instructions = [each for block in program.blocks for each in block.instructions]
     name = key_of("kernel", _content(instructions, homes, layout, products), level=LEVEL)
@@ -574,10 +571,11 @@ class _Piece:
         build.cbranch(build.icmp_unsigned("!=", failed, ir.Constant(WARP_MASK, 0)), self.failed, self._next())
         build.position_at_end(self.following)
 
-    def _python(self, instruction: Instruction, bits: Value) -> None:
+    def _python(self, instruction: Instruction, bits: Value, values: Value | None = None) -> None:
         """Let Python do an instruction for the lanes of a mask, and end the piece if it raises."""
         build = self.build_
-        arguments = [word(self._site(instruction)), self.warp, bits, self.places, self.scratch]
+        held = self.scratch if values is None else values
+        arguments = [word(self._site(instruction)), self.warp, bits, self.places, held]
         failed = call_slow(build, self.context, arguments)
         build.cbranch(build.icmp_unsigned("!=", failed, ir.Constant(WARP_MASK, 0)), self.failed, self._next())
         build.position_at_end(self.following)
@@ -633,6 +631,7 @@ class _Piece:
         bits = build.bitcast(self.mask, WARP_MASK)
         with build.if_then(build.icmp_unsigned("!=", bits, ir.Constant(WARP_MASK, 0xFFFFFFFF)), likely=False):
             self._python(instruction, bits)
+        self._check_selectors(instruction, form)
         operands = instruction.operands
         places, begin = [], 0
         for operand in operands[1:4]:
@@ -647,12 +646,42 @@ class _Piece:
             place = at(build, self.scratch, 4 * LANES * number)
             build.store(self.value(self._elements(register)[0], "b32"), place, align=32)
             assert isinstance(selectors, Vector)
-            scales += [place, *(word(each.value) for each in selectors.elements if isinstance(each, Immediate))]
+            scales += [place, *(self._selector(each) for each in selectors.elements)]
         scales = scales or [self.scratch, word(0), word(0)] * 2
         arguments = [*places, places[2], word(4 * LANES), *scales]
         call_pointer(build, self._pointer(form), matrix.multiply_signature(), arguments)
         made = [build.load(at(build, places[2], 4 * LANES * number), typ=vector(32), align=32) for number in range(4)]
         self._assign_all(instruction, list(zip(self._elements(operands[0]), made, strict=True)))
+
+    def _selector(self, operand: Operand) -> Value:
+        """The byte or the thread that chooses scales: that of the first lane."""
+        return self.build_.zext(
+            self.build_.extract_element(self.value(operand, "b16"), ir.Constant(WARP_MASK, 0)), WORD
+        )
+
+    def _check_selectors(self, instruction: Instruction, form: WarpMma) -> None:
+        """Let Python refuse selectors out of their ranges, or that differ between the lanes of the warp."""
+        build, lanes = self.build_, self.lanes
+        bytes_, threads = {0: 0, 1: 3, 2: 2, 4: 0}[form.scales], (1, 3)
+        wrong: Value = lanes.constant(0, 1)
+        held = []
+        for pair, most in zip(instruction.operands[5::2], threads, strict=True) if form.scales else ():
+            assert isinstance(pair, Vector)
+            for operand, bits in zip(pair.elements, (bytes_, most), strict=True):
+                value = self.value(operand, "b16")
+                if isinstance(operand, Immediate) and not literal_bits(operand, "b16") & 0xFFFF & ~bits:
+                    held.append(value)
+                    continue
+                first = exchange.splat(lanes, build.extract_element(value, ir.Constant(WARP_MASK, 0)))
+                beyond = build.and_(value, lanes.constant(~bits, 16))
+                wrong = build.or_(wrong, build.icmp_unsigned("!=", beyond, lanes.constant(0, 16)))
+                wrong = build.or_(wrong, build.icmp_unsigned("!=", value, first))
+                held.append(value)
+        with build.if_then(build.icmp_unsigned("!=", build.bitcast(wrong, WARP_MASK), ir.Constant(WARP_MASK, 0))):
+            for number, value in enumerate(held):
+                place = at(build, self.fragments, 4 * LANES * number)
+                build.store(lanes.resize(value, 32), place, align=32)
+            self._python(instruction, build.bitcast(self.mask, WARP_MASK), self.fragments)
 
     def _elements(self, operand: Operand) -> tuple[Operand, ...]:
         return operand.elements if isinstance(operand, Vector) else (operand,)
