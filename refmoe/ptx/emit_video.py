@@ -27,6 +27,8 @@ def video(emitter: Emitter, instruction: Instruction) -> None:
     selection = isa.Selection(*chosen[:3], negated=(minus[0], minus[1], minus[2]))
     operation = isa.resolve_video(instruction.opcode, selection, len(sources))
     values = [emitter.value(_whole(each), kind) for each, kind in zip(sources, operation.sources, strict=True)]
+    if operation.exact_when is not None:
+        emitter.note(instruction, operation.exact_when, values)
     call = f"{emitter.bind('f', operation.function)}({', '.join(values)})"
     emitter.assign(instruction, _whole(destination), call, "b32")
 

@@ -269,7 +269,17 @@ def run_ptx(
         for number, each in enumerate(args)
     ]
     return launch(
-        module, entry, _sizes(grid), _sizes(threads), buffers, shared, checks, step_budget, trace, watch=watch, stdout=stdout
+        module,
+        entry,
+        _sizes(grid),
+        _sizes(threads),
+        buffers,
+        shared,
+        checks,
+        step_budget,
+        trace,
+        watch=watch,
+        stdout=stdout,
     )
 
 

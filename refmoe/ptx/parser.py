@@ -261,7 +261,9 @@ class _Parser(Cursor):
     def register_parameter(self, scope: Scope) -> Variable:
         kind = self.take().text[1:]
         if kind not in KINDS or KINDS[kind] in ("b8", "b128"):
-            self.fail(f"a parameter in a register of type .{kind} is not supported", self.tokens[self.position - 1].line)
+            self.fail(
+                f"a parameter in a register of type .{kind} is not supported", self.tokens[self.position - 1].line
+            )
         name = self.word()
         if not scope.declare_register(name, KINDS[kind]):
             self.fail(f"register {name} is declared twice")

@@ -76,7 +76,9 @@ def test_strings_and_characters_as_the_c_library_prints_them() -> None:
 
 
 def test_widths_that_are_arguments() -> None:
-    assert formatted(b"[%*d|%-*d|%.*f|%*.*f]", Values(5, 42, 4, 7, 2, 1.2345, 8, 3, 2.5)) == b"[   42|7   |1.23|   2.500]"
+    assert (
+        formatted(b"[%*d|%-*d|%.*f|%*.*f]", Values(5, 42, 4, 7, 2, 1.2345, 8, 3, 2.5)) == b"[   42|7   |1.23|   2.500]"
+    )
     assert formatted(b"[%*d|%.*f] 100%% %y", Values(-4, 7, -1, 0.5)) == b"[7   |0.500000] 100% %y"
 
 
@@ -142,7 +144,7 @@ def test_an_assertion_of_the_device(tmp_path) -> None:
     assert "assertion `threadIdx.x < n" in str(error)
 
 
-FORMAT = '.global .align 1 .b8 format[4] = {37, 100, 10, 0};\n.extern .func (.param .b32 r) vprintf (.param .b64 f, .param .b64 a);'
+FORMAT = ".global .align 1 .b8 format[4] = {37, 100, 10, 0};\n.extern .func (.param .b32 r) vprintf (.param .b64 f, .param .b64 a);"
 BODY = """
     .local .align 8 .b8 values[8];
     {{ .param .b64 f; .param .b64 a; .param .b32 r;

@@ -107,7 +107,12 @@ def test_shifts(name: str, mode: str) -> None:
 @pytest.mark.parametrize("name", ["eq", "ne", "lt", "le", "gt", "ge"])
 def test_comparisons(name: str) -> None:
     for atype, btype in itertools.product(TYPES, TYPES):
-        for second, dsel, asel, bsel in (("", "", "", ""), ("add", "", "b2", "h1"), ("min", "", "", "b1"), ("", "b3", "h0", "")):
+        for second, dsel, asel, bsel in (
+            ("", "", "", ""),
+            ("add", "", "b2", "h1"),
+            ("min", "", "", "b1"),
+            ("", "b3", "h0", ""),
+        ):
             opcode = f"vset.{atype}.{btype}.{name}" + (f".{second}" if second else "")
             found = computed(opcode, Selection(dsel, asel, bsel), 3 if second or dsel else 2)
             for a, b, c, result in zip(A.tolist(), B.tolist(), C.tolist(), found, strict=True):
@@ -270,7 +275,9 @@ def test_parts_and_signs_in_a_kernel() -> None:
         r9 = simd(r3, r4, r8, 4, VOP["vabsdiff"], (False,) * 3, ".add", SELECTIONS[4][0][1])
         r10 = simd(r3, r9, r8, 2, VOP["vadd"], (True,) * 3, ".sat", ((1,), (2, 0), (1, 3)))
         if t < 16:
-            r10 = simd(r3, r4, 0, 4, lambda x, y: int(x > y), (False, False, True), "", ((0, 2), (0, 1, 2, 3), (3, 2, 1, 0)))
+            r10 = simd(
+                r3, r4, 0, 4, lambda x, y: int(x > y), (False, False, True), "", ((0, 2), (0, 1, 2, 3), (3, 2, 1, 0))
+            )
         assert out[t] == r10, t
 
 
@@ -279,3 +286,33 @@ def test_a_part_that_does_not_fit_is_refused_before_anything_runs() -> None:
     with pytest.raises(ptx.UnknownOpcode, match="no part .h10 of 32 bits") as caught:
         run(body, np.zeros(1, np.uint32))
     assert caught.value.line == line_of(body, "vadd")
+
+
+def test_where_an_h200_departs_from_the_manual_nothing_is_claimed() -> None:
+    # Found on an H200: (opcode, selection, a, b, c, its result).
+    for opcode, selection, a, b, c, silicon in (
+        ("vadd.u32.u32.u32", Selection("h1", "b0", "b0"), 0, 1, 0x20, 0x20),
+        ("vadd.u32.u32.u32.min", Selection("", "h0"), 0, 0x80000000, 0xE9A1AC70, 0xE9A1AC70),
+        ("vadd.u32.s32.u32.sat", Selection("", "b3"), 0x7FFFFFFF, 0xFFFFFFFF, None, 0x7E),
+        ("vshl.u32.u32.u32.sat.clamp", Selection(), 2, 0x20, None, 0),
+        ("vmad.u32.u32.u32.shr7", Selection(), 0, 0, 0xA9000618, 0xFF52000C),
+    ):
+        given = [np.uint32([x]) for x in (a, b, c) if x is not None]
+        operation = resolve_video(opcode, selection, len(given))
+        assert operation.exact_when is not None
+        assert not operation.exact_when(*given)[0]
+        assert operation.function(*given)[0] != silicon
+    for opcode in (
+        "vabsdiff4.u32.u32.u32.add",
+        "vset.u32.s32.lt.add",
+        "vmad.s32.s32.s32.sat.shr15",
+        "vadd.u32.u32.u32.add",
+    ):
+        assert resolve_video(opcode, Selection(), 3).exact_when is None
+    sat = resolve_video("vadd.u32.u32.u32.sat", Selection(), 2).exact_when
+    assert sat is not None
+    assert sat(np.uint32([1, 1]), np.uint32([5, 0xFFFFFFFF])).tolist() == [True, False]
+    assert (
+        run("vadd.u32.u32.u32.min %r3, %r1, %r1, 5; ret;", np.zeros(32, np.uint32)).approximate[0][0]
+        == "vadd.u32.u32.u32.min"
+    )
