@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from refmoe.ptx.errors import UnknownOpcode
 from refmoe.ptx.parser import ParsedModule
-from refmoe.ptx.scopes import KINDS, type_bits
+from refmoe.ptx.scopes import KINDS
 from refmoe.ptx.syntax import (
     Address,
     Function,

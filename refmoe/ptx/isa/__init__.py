@@ -11,7 +11,6 @@ from refmoe.ptx.isa.atomic import resolve_atomic
 from refmoe.ptx.isa.errors import UnknownOpcode
 from refmoe.ptx.isa.operation import DTYPES, Operation
 from refmoe.ptx.isa.table import resolve
-
 from refmoe.ptx.isa.video import MNEMONICS as VIDEO
 from refmoe.ptx.isa.video import Selection, resolve_video
 

@@ -1,12 +1,12 @@
-"""Video instructions: arithmetic on bytes and halves of registers, alone (`vadd`) or two and four at once (`vadd2`, `vadd4`).
+"""Video instructions: arithmetic on bytes and halves of registers, one, two (`vadd2`) or four (`vadd4`) at once.
 
 The functions follow the pseudo-code of the PTX ISA, chapters "Scalar Video Instructions" and "SIMD Video Instructions".
 Which parts of its operands an instruction takes stands behind the operands (`r1.b0`), not in the opcode: a `Selection`.
 
-1368 forms were held against an H200, for which ptxas spells these instructions out in others. SIMD, comparisons and plain
-arithmetic agree in every bit. It departs from the manual where a scalar instruction writes a part of its destination,
-has `.min` or `.max` behind it, or saturates what 32 bits do not hold, and in `vmad.u32.u32` with `.sat` or a scale.
-`exact_when` leaves those lanes out.
+1368 forms were held against an H200, for which ptxas spells these instructions out in others. SIMD, comparisons and
+plain arithmetic agree in every bit. It departs from the manual where a scalar instruction writes a part of its
+destination, has `.min` or `.max` behind it, or saturates what 32 bits do not hold, and in `vmad.u32.u32` with `.sat`
+or a scale. `exact_when` leaves those lanes out.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ def _mask(selector: str, letter: str, count: int) -> tuple[bool, ...]:
     """Which parts of the destination are computed: `h10`, or bytes with the highest first, `b310`."""
     digits = selector[1:] if selector else "".join(str(number) for number in reversed(range(count)))
     numbers = [int(digit) for digit in digits if digit.isdigit()]
-    falling = all(high > low for high, low in zip(numbers, numbers[1:], strict=False))
+    falling = numbers == sorted(set(numbers), reverse=True)
     if (selector and selector[0] != letter) or not digits.isdigit() or not falling or numbers[0] >= count:
         raise ValueError(f"no mask .{selector} of {count} parts")
     return tuple(number in numbers for number in range(count))
