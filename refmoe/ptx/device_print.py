@@ -246,7 +246,8 @@ class AssertFail:
         where = machine.at(lane, self.instruction)
         raise AssertionFailed(
             f"{fields['file']}:{fields['file_line']}: {fields['function']}: block {where['block']} "
-            f"thread {where['thread']}: assertion `{fields['expression']}` failed; {machine.describe(self.instruction)}",
+            f"thread {where['thread']}: assertion `{fields['expression']}` failed; "
+            f"{machine.describe(self.instruction)}",
             **fields,
             **where,
         )

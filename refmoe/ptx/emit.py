@@ -250,6 +250,14 @@ class Emitter:
         """Expression for the guard of an instruction."""
         return "None" if instruction.guard is None else self.predicate(instruction.guard, instruction.negated)
 
+    def note(self, instruction: Instruction, exact_when: Callable[..., Any], arguments: Sequence[str]) -> None:
+        """Remember an instruction if its result is not provably exact in every acting lane."""
+        exact = self.bind("e", exact_when)
+        self.lines.append(
+            f"F.note({len(self.approximate)}, {exact}({', '.join(arguments)}), {self.guard(instruction)})"
+        )
+        self.approximate.append(instruction)
+
     # The instruction table
 
     def _compute(self, instruction: Instruction) -> None:
@@ -263,11 +271,7 @@ class Emitter:
         arguments = [self.value(operand, kind) for operand, kind in zip(sources, operation.sources, strict=True)]
         carry = self.local(CARRY)
         if operation.exact_when is not None:
-            exact = self.bind("e", operation.exact_when)
-            self.lines.append(
-                f"F.note({len(self.approximate)}, {exact}({', '.join(arguments)}), {self.guard(instruction)})"
-            )
-            self.approximate.append(instruction)
+            self.note(instruction, operation.exact_when, arguments)
         if operation.carry_in:
             arguments.append(carry)
         function = self._bind_once("f", operation.function, operation.function)

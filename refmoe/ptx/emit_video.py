@@ -24,9 +24,12 @@ def video(emitter: Emitter, instruction: Instruction) -> None:
     if negated[0] or chosen[3:] not in ([], [""]):
         raise ValueError("a part or a minus where there is none")
     minus = (*negated[1:], False, False, False)
-    selection = isa.Selection(*chosen[:3], negated=(minus[0], minus[1], minus[2]))
+    d, a, b = (*chosen, "", "")[:3]
+    selection = isa.Selection(d, a, b, (minus[0], minus[1], minus[2]))
     operation = isa.resolve_video(instruction.opcode, selection, len(sources))
     values = [emitter.value(_whole(each), kind) for each, kind in zip(sources, operation.sources, strict=True)]
+    if operation.exact_when is not None:
+        emitter.note(instruction, operation.exact_when, values)
     call = f"{emitter.bind('f', operation.function)}({', '.join(values)})"
     emitter.assign(instruction, _whole(destination), call, "b32")
 

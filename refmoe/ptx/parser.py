@@ -496,6 +496,7 @@ class _Body:
 
     def single(self, scope: Scope) -> Operand:
         parser = self.parser
+        register: Register | Vector | Selected | None
         if parser.accept("["):
             return self.address(scope)
         if parser.accept("{"):
@@ -516,7 +517,6 @@ class _Body:
         if parser.at("-", "+", "~") or parser.token.kind == "number":
             return self.literal()
         name = parser.word()
-        register: Register | Vector | Selected | None
         if name == "_":
             return Sink()
         register = found(scope, name) or selected(scope, name)

@@ -1,8 +1,8 @@
 """Predefined registers.
 
 Clocks count what the launch has run: see `Ticks`. Where a chip would say something about itself, these registers
-describe one with a single multiprocessor on which this launch is alone: `%smid` 0 of `%nsmid` 1, `%gridid` 1, nothing in
-`%envreg<n>`, and 1024 bytes of shared memory that the system keeps, below the block's own. Performance counters
+describe one with a single multiprocessor on which this launch is alone: `%smid` 0 of `%nsmid` 1, `%gridid` 1, nothing
+in `%envreg<n>`, and 1024 bytes of shared memory that the system keeps, below the block's own. Performance counters
 (`%pm<n>`) do not exist here.
 """
 
@@ -59,8 +59,8 @@ SPECIALS: dict[str, str] = {
 class Ticks:
     """The clock of a launch, one for all multiprocessors and for `%globaltimer`.
 
-    It grows with every instruction that runs and with every read, so that two reads never give the same. When lanes only
-    wait for time to pass, it leaps: what waits for a time-out need not run for so long.
+    It grows with every instruction that runs and with every read, so that two reads never give the same. When lanes
+    only wait for time to pass, it leaps: what waits for a time-out need not run for so long.
 
     Attributes:
         reads: how often it was read.
@@ -71,7 +71,7 @@ class Ticks:
         self._leaped = 0
         self._leap = 0
 
-    def read(self, name: str, instructions: int) -> np.generic:
+    def read(self, name: str, instructions: int) -> np.uint32 | np.uint64:
         """A register when so many instructions have run."""
         self.reads += 1
         kind, first = CLOCKS[name]

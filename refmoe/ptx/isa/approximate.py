@@ -1,5 +1,7 @@
 """The approximate instructions: ex2, lg2, rcp, rsqrt, sqrt, sin, cos, tanh, div.approx and div.full.
 
+Those of FP64 are in `seeds64`.
+
 The result is the double-precision estimate rounded to nearest. `exact_when` names the lanes in which hardware is known
 to give just that: the corner cases of the manual's tables, and arguments measured exhaustively on an SM90 GPU (all
 2^32 inputs of ex2.approx.f32 and rcp.approx.f32).
@@ -11,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from refmoe.ptx.isa import seeds64
 from refmoe.ptx.isa.floating import exact_quotient, lift
 from refmoe.ptx.isa.floats import F32, FLOATS, Float, decode, flush
 from refmoe.ptx.isa.operation import Array, Function, Operation, kind
@@ -78,6 +81,8 @@ def _unary(spelling: Spelling) -> Operation:
         halves = ("bf16", "bf16x2") if ftz else ("f16", "f16x2")
     elif name == "tanh" and not ftz:
         halves = ("f16", "f16x2", "bf16", "bf16x2")
+    if name in ("rcp", "rsqrt") and spelling.last == "f64" and (ftz or name == "rsqrt"):
+        return seeds64.estimate(spelling, name, ftz)
     type_name = spelling.type(*halves, *(() if name == "tanh" and ftz else ("f32",)))
     format = FLOATS[type_name.removesuffix("x2")]
     function = _rounded_estimate(_ESTIMATES[name], format, ftz)

@@ -1,7 +1,12 @@
-"""Video instructions: arithmetic on bytes and halves of registers, alone (`vadd`) or two and four at once (`vadd2`, `vadd4`).
+"""Video instructions: arithmetic on bytes and halves of registers, one, two (`vadd2`) or four (`vadd4`) at once.
 
 The functions follow the pseudo-code of the PTX ISA, chapters "Scalar Video Instructions" and "SIMD Video Instructions".
 Which parts of its operands an instruction takes stands behind the operands (`r1.b0`), not in the opcode: a `Selection`.
+
+1368 forms were held against an H200, for which ptxas spells these instructions out in others. SIMD, comparisons and
+plain arithmetic agree in every bit. It departs from the manual where a scalar instruction writes a part of its
+destination, has `.min` or `.max` behind it, or saturates what 32 bits do not hold, and in `vmad.u32.u32` with `.sat`
+or a scale. `exact_when` leaves those lanes out.
 """
 
 from __future__ import annotations
@@ -73,17 +78,22 @@ def resolve_video(opcode: str, selection: Selection, sources: int) -> Operation:
     name = spelling.mnemonic
     if any(selection.negated) and name != "vmad":
         raise ValueError("only vmad takes a negated operand")
+    exact: Function | None = None
     if name == "vmad":
-        needed, function = 3, _multiply_add(spelling, selection)
+        needed, (function, exact) = 3, _multiply_add(spelling, selection)
     elif name[-1] in "24":
         needed, function = 3, _simd(spelling, selection, int(name[-1]))
     elif name in MNEMONICS:
-        function, needed = _scalar(spelling, selection)
+        function, needed, exact = _scalar(spelling, selection)
     else:
         raise spelling.unknown()
     if sources != needed:
         raise ValueError(f"{needed} sources needed")
-    return Operation(opcode, function, ("b32",) * needed, ("b32",))
+    return Operation(opcode, function, ("b32",) * needed, ("b32",), exact_when=exact)
+
+
+def _nowhere(*sources: Array) -> Array:
+    return np.zeros(np.broadcast_shapes(*map(np.shape, sources)), np.bool_)
 
 
 # Parts
@@ -126,8 +136,8 @@ def _low(x: Array) -> Array:
 # One operation
 
 
-def _scalar(spelling: Spelling, selection: Selection) -> tuple[Function, int]:
-    """(function, number of sources) of everything but vmad and SIMD."""
+def _scalar(spelling: Spelling, selection: Selection) -> tuple[Function, int, Function | None]:
+    """(function, number of sources, where it is exact) of everything but vmad and SIMD."""
     name = spelling.mnemonic
     signed = False if name == "vset" else spelling.need(*_TYPES) == "s32"
     a_signed = spelling.need(*_TYPES) == "s32"
@@ -148,8 +158,15 @@ def _scalar(spelling: Spelling, selection: Selection) -> tuple[Function, int]:
         raise ValueError("a second operation and a part of the destination")
     a_place, b_place, d_place = _place(selection.a), _place(selection.b), _place(selection.d)
 
+    def raw(a: Array, b: Array) -> Array:
+        return operate(_part(a, a_signed, *a_place), _part(b, b_signed, *b_place))
+
+    def fits(a: Array, b: Array, *c: Array) -> Array:
+        result = raw(a, b)
+        return (result >= -(1 << 31)) & (result <= _WORD)
+
     def two(a: Array, b: Array) -> Array:
-        result = operate(_part(a, a_signed, *a_place), _part(b, b_signed, *b_place))
+        result = raw(a, b)
         return _bits33(_clamped(result, signed, d_place[1]) if saturate else result)
 
     def with_secondary(a: Array, b: Array, c: Array) -> Array:
@@ -161,11 +178,12 @@ def _scalar(spelling: Spelling, selection: Selection) -> tuple[Function, int]:
         mask = ((1 << bits) - 1) << first
         return _low(((two(a, b) << first) & mask) | (c.astype(np.int64) & ~mask))
 
+    exact = fits if saturate else None
     if secondary:
-        return with_secondary, 3
+        return with_secondary, 3, exact if secondary == "add" else _nowhere
     if selection.d:
-        return merged, 3
-    return (lambda a, b: _low(two(a, b))), 2
+        return merged, 3, _nowhere
+    return (lambda a, b: _low(two(a, b))), 2, exact
 
 
 def _shift(name: str, wraps: bool) -> Callable[[Array, Array], Array]:
@@ -189,7 +207,8 @@ def _exact(x: Array) -> Array:
     return np.asarray(x).astype(object)[()]
 
 
-def _multiply_add(spelling: Spelling, selection: Selection) -> Function:
+def _multiply_add(spelling: Spelling, selection: Selection) -> tuple[Function, Function | None]:
+    """(function, where it is exact)."""
     spelling.need(*_TYPES)
     a_signed, b_signed = spelling.need(*_TYPES) == "s32", spelling.need(*_TYPES) == "s32"
     plus_one = spelling.flag("po")
@@ -216,7 +235,7 @@ def _multiply_add(spelling: Spelling, selection: Selection) -> Function:
             result = np.minimum(np.maximum(result, low), high)
         return np.asarray(result & _WORD, object).astype(np.uint32)[()]
 
-    return function
+    return function, _nowhere if (saturate or shift) and not (a_signed or b_signed) else None
 
 
 # Two halves or four bytes
@@ -269,7 +288,7 @@ def _mask(selector: str, letter: str, count: int) -> tuple[bool, ...]:
     """Which parts of the destination are computed: `h10`, or bytes with the highest first, `b310`."""
     digits = selector[1:] if selector else "".join(str(number) for number in reversed(range(count)))
     numbers = [int(digit) for digit in digits if digit.isdigit()]
-    falling = all(high > low for high, low in zip(numbers, numbers[1:], strict=False))
+    falling = numbers == sorted(set(numbers), reverse=True)
     if (selector and selector[0] != letter) or not digits.isdigit() or not falling or numbers[0] >= count:
         raise ValueError(f"no mask .{selector} of {count} parts")
     return tuple(number in numbers for number in range(count))

@@ -87,7 +87,8 @@ PRINT = """
 extern "C" __global__ void k(int* out, const float* in, int n) {
     int t = threadIdx.x;
     if (t == 1) { out[0] = printf("nothing\\n"); return; }
-    out[t] = printf("block %d lane %2d: %.3f %lld %s%c\\n", blockIdx.x, t, in[t], (long long)t << 40, t & 1 ? "odd" : "even", '!');
+    const char* word = t & 1 ? "odd" : "even";
+    out[t] = printf("block %d lane %2d: %.3f %lld %s%c\\n", blockIdx.x, t, in[t], (long long)t << 40, word, '!');
 }
 """
 
@@ -144,7 +145,8 @@ def test_an_assertion_of_the_device(tmp_path) -> None:
     assert "assertion `threadIdx.x < n" in str(error)
 
 
-FORMAT = ".global .align 1 .b8 format[4] = {37, 100, 10, 0};\n.extern .func (.param .b32 r) vprintf (.param .b64 f, .param .b64 a);"
+FORMAT = """.global .align 1 .b8 format[4] = {37, 100, 10, 0};
+.extern .func (.param .b32 r) vprintf (.param .b64 f, .param .b64 a);"""
 BODY = """
     .local .align 8 .b8 values[8];
     {{ .param .b64 f; .param .b64 a; .param .b32 r;

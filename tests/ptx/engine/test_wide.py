@@ -79,7 +79,7 @@ def test_vector_registers() -> None:
     source = np.arange(128, dtype=np.uint32).reshape(32, 4) ** 2
     out = np.zeros((32, 4), np.uint32)
     run(body, out, source, declarations=".reg .v4 .u32 v; .reg .v4 .b32 w<2>; .reg .v2 .b32 pair;")
-    x, y, z, w = source.T
+    _, y, z, w = source.T
     np.testing.assert_array_equal(out, np.stack([w, y + z + THREADS, y, z + 9], axis=1))
 
 

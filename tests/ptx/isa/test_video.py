@@ -152,7 +152,7 @@ def average(a: int, b: int) -> int:
 
 
 def simd(a: int, b: int, c: int, count: int, operate, signs: tuple[bool, bool, bool], form: str, selection) -> int:
-    """The manual's loop over the parts of a SIMD instruction; `selection` is mask, parts of a, parts of b, lowest first."""
+    """The manual's loop over the parts of a SIMD instruction; `selection`: mask, parts of a and of b, lowest first."""
     bits = 32 // count
     mask, a_parts, b_parts = selection
     letter = "h" if count == 2 else "b"
@@ -216,8 +216,8 @@ def test_simd_comparisons(name: str, count: int) -> None:
     "opcode",
     [
         "vadd.u32.u32", "vadd.u16.u32.u32", "vadd.u32.u32.u32.clamp", "vshl.u32.u32.u32", "vshl.u32.u32.s32.clamp",
-        "vadd2.u32.u32.u32.min", "vadd4.u32.u32.u32.sat.add", "vavrg.u32.u32.u32", "vset.u32.u32", "vset2.u32.u32.u32.eq",
-        "vmad.u32.u32.u32.shr8", "vmad.u32.u32.u32.sat.po", "vadd3.u32.u32.u32",
+        "vadd2.u32.u32.u32.min", "vadd4.u32.u32.u32.sat.add", "vavrg.u32.u32.u32", "vset.u32.u32",
+        "vset2.u32.u32.u32.eq", "vmad.u32.u32.u32.shr8", "vmad.u32.u32.u32.sat.po", "vadd3.u32.u32.u32",
     ],
 )  # fmt: skip
 def test_spellings_that_do_not_exist(opcode: str) -> None:
@@ -244,7 +244,7 @@ def test_spellings_that_do_not_exist(opcode: str) -> None:
     ],
 )
 def test_operands_that_do_not_fit(opcode: str, selection: Selection, sources: int) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"part|source|operand|mask"):
         resolve_video(opcode, selection, sources)
 
 
@@ -283,6 +283,36 @@ def test_parts_and_signs_in_a_kernel() -> None:
 
 def test_a_part_that_does_not_fit_is_refused_before_anything_runs() -> None:
     body = "ret; vadd.u32.u32.u32 %r3, %r1.h10, %r1; ret;"
-    with pytest.raises(ptx.UnknownOpcode, match="no part .h10 of 32 bits") as caught:
+    with pytest.raises(ptx.UnknownOpcode, match=r"no part \.h10 of 32 bits") as caught:
         run(body, np.zeros(1, np.uint32))
     assert caught.value.line == line_of(body, "vadd")
+
+
+def test_where_an_h200_departs_from_the_manual_nothing_is_claimed() -> None:
+    # Found on an H200: (opcode, selection, a, b, c, its result).
+    for opcode, selection, a, b, c, silicon in (
+        ("vadd.u32.u32.u32", Selection("h1", "b0", "b0"), 0, 1, 0x20, 0x20),
+        ("vadd.u32.u32.u32.min", Selection("", "h0"), 0, 0x80000000, 0xE9A1AC70, 0xE9A1AC70),
+        ("vadd.u32.s32.u32.sat", Selection("", "b3"), 0x7FFFFFFF, 0xFFFFFFFF, None, 0x7E),
+        ("vshl.u32.u32.u32.sat.clamp", Selection(), 2, 0x20, None, 0),
+        ("vmad.u32.u32.u32.shr7", Selection(), 0, 0, 0xA9000618, 0xFF52000C),
+    ):
+        given = [np.uint32([x]) for x in (a, b, c) if x is not None]
+        operation = resolve_video(opcode, selection, len(given))
+        assert operation.exact_when is not None
+        assert not operation.exact_when(*given)[0]
+        assert operation.function(*given)[0] != silicon
+    for opcode in (
+        "vabsdiff4.u32.u32.u32.add",
+        "vset.u32.s32.lt.add",
+        "vmad.s32.s32.s32.sat.shr15",
+        "vadd.u32.u32.u32.add",
+    ):
+        assert resolve_video(opcode, Selection(), 3).exact_when is None
+    sat = resolve_video("vadd.u32.u32.u32.sat", Selection(), 2).exact_when
+    assert sat is not None
+    assert sat(np.uint32([1, 1]), np.uint32([5, 0xFFFFFFFF])).tolist() == [True, False]
+    assert (
+        run("vadd.u32.u32.u32.min %r3, %r1, %r1, 5; ret;", np.zeros(32, np.uint32)).approximate[0][0]
+        == "vadd.u32.u32.u32.min"
+    )
