@@ -19,6 +19,7 @@ from refmoe.ptx.errors import (
 )
 from refmoe.ptx.launcher import LaunchResult, Module, launch, run_ptx
 from refmoe.ptx.machine import Checks
+from refmoe.ptx.profile import KernelProfile, Profile
 from refmoe.ptx.tensormap import encode_tensor_map
 from refmoe.ptx.trace import Trace, TraceEvent
 from refmoe.ptx.watch import Watch, Write
@@ -30,11 +31,13 @@ __all__ = [
     "Contraction",
     "Deadlock",
     "DeviceMemory",
+    "KernelProfile",
     "LaunchResult",
     "MemoryFault",
     "MisuseError",
     "Module",
     "ParseError",
+    "Profile",
     "PtxError",
     "RaceError",
     "StepBudgetExceeded",

@@ -267,8 +267,17 @@ def run_ptx(
         for number, each in enumerate(args)
     ]
     return launch(
-        module, entry, _sizes(grid), _sizes(threads), buffers, shared, checks, step_budget, trace, watch=watch,
-        profile=profile
+        module,
+        entry,
+        _sizes(grid),
+        _sizes(threads),
+        buffers,
+        shared,
+        checks,
+        step_budget,
+        trace,
+        watch=watch,
+        profile=profile,
     )
 
 

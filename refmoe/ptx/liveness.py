@@ -35,7 +35,7 @@ class Live:
 
 
 def most_live(program: Program) -> Live:
-    """The most registers that are live at any instruction that can be reached: its operands and what lives across it."""
+    """The most registers that are live at an instruction that can be reached: its results and what lives across it."""
     numbers: dict[str, int] = {}
     words: list[int] = []
 

@@ -475,7 +475,7 @@ class Machine:
         """(state, instruction that comes next, lanes) of all lanes but those of the step that is `running`.
 
         States are `"ready"`, `"gathering"` (for a warp-level instruction), `"parked"` (at `mbarrier.try_wait`),
-        `"at a barrier"` and `"at the cluster barrier"`. The instruction is None where lanes fall off the end of the entry.
+        `"at a barrier"` and `"at the cluster barrier"`. The instruction is None where lanes fall off the entry's end.
         """
         found = [("ready", self._next(place), lanes) for place, (_, lanes) in sorted(self._groups.items())]
         found += [("gathering", self._next(place), lanes) for place, lanes in sorted(self._gathering.items())]
