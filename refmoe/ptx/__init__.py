@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from refmoe.ptx.arguments import Buffer, DeviceMemory
+from refmoe.ptx.debugger import Bytes, Debugger, Stop, StopPoint, WarpPlace
 from refmoe.ptx.errors import (
     ArgumentMismatch,
     Contraction,
@@ -27,9 +28,11 @@ from refmoe.ptx.watch import Watch, Write
 __all__ = [
     "ArgumentMismatch",
     "Buffer",
+    "Bytes",
     "Checks",
     "Contraction",
     "Deadlock",
+    "Debugger",
     "DeviceMemory",
     "KernelProfile",
     "LaunchResult",
@@ -41,11 +44,14 @@ __all__ = [
     "PtxError",
     "RaceError",
     "StepBudgetExceeded",
+    "Stop",
+    "StopPoint",
     "Trace",
     "TraceEvent",
     "Trap",
     "UnknownOpcode",
     "WarpError",
+    "WarpPlace",
     "Watch",
     "Write",
     "encode_tensor_map",
