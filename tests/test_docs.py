@@ -247,11 +247,22 @@ def test_the_testing_guide_shows_kernels_that_pass(capsys: pytest.CaptureFixture
 def test_the_ptx_guide_shows_a_launch() -> None:
     from refmoe.ptx import MemoryFault
 
-    (shown,) = blocks(DOCS / "guides" / "ptx.md")
+    shown, _ = blocks(DOCS / "guides" / "ptx.md")
     exec(shown, {})
     assert "x, y, 100]" in shown
     with pytest.raises(MemoryFault, match=r"ld\.global"):
         exec(shown.replace("x, y, 100]", "x, y, 101]"), {})
+
+
+def test_the_ptx_guide_shows_a_debugger(capsys: pytest.CaptureFixture[str]) -> None:
+    launched, debugged = blocks(DOCS / "guides" / "ptx.md")
+    names: dict[str, Any] = {}
+    exec(launched, names)
+    exec(debugged, names)
+    said = capsys.readouterr().out
+    # Four blocks of one warp each, the last of which has lanes beyond the end.
+    assert said.count(" here, line ") == 4
+    assert said.count(" ready, line ") == 1
 
 
 def test_the_guide_on_checkpoints_shows_one_that_opens(capsys: pytest.CaptureFixture[str]) -> None:

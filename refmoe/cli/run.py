@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from refmoe.cli.common import JsonOption, ReportOption, app, finish, usage, usage_errors
+from refmoe.cli.observing import ProfileOption, WatchOption, open_profile, open_watch, watched, write_profile
 from refmoe.cli.tracing import TraceBlockOption, TraceOption, open_trace, write_trace
 from refmoe.errors import ArgumentError
 
 if TYPE_CHECKING:
     from refmoe.cli.kernel_arguments import Argument
-    from refmoe.ptx import Checks, LaunchResult, Module, PtxError
+    from refmoe.ptx import Checks, LaunchResult, Module, PtxError, Watch
     from refmoe.ptx.syntax import Function
 
 _CHECKS = ("bounds", "uninitialised", "alignment", "races")
@@ -29,7 +30,8 @@ _AROUND = 2
     epilog="Examples:\n\n"
     "refmoe run kernel.ptx --list\n\n"
     "refmoe run saxpy.ptx --grid 8 --block 128 --args 'f32:2 in:x.npy inout:y.npy:result.npy i32:1000'\n\n"
-    "refmoe run dot.ptx --grid 2,2 --shared 12544 --args 'in:a.npy in:b.npy out:c.npy:f32:70x40 i32:256 null'"
+    "refmoe run dot.ptx --grid 2,2 --shared 12544 --args 'in:a.npy in:b.npy out:c.npy:f32:70x40 i32:256 null'\n\n"
+    "refmoe run saxpy.ptx --grid 8 --block 128 --args '...' --profile - --watch y:12:4"
 )
 def run(
     kernel: Annotated[Path, typer.Argument(metavar="KERNEL.ptx", help="The PTX file; '-' for standard input.")],
@@ -64,6 +66,8 @@ def run(
     ] = False,
     trace: TraceOption = None,
     trace_block: TraceBlockOption = "0,0,0",
+    watch: WatchOption = None,
+    profile: ProfileOption = None,
     report: ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -95,21 +99,28 @@ def run(
             name = _choose(module, entry)
             shape = _block(module.function(name), block)
             _check_types(module.function(name), arguments)
+            watchpoint, values = open_watch(watch, module.function(name), arguments)
+            counts = open_profile(profile, as_json)
         except ArgumentMismatch as error:
             usage(str(error))
         except ParseError as error:
             _fault(document, error, text, report=report, as_json=as_json)
-    values = [argument.value for argument in arguments]
     document.update(entry=name, target=module.target, grid=size, block=shape, shared_bytes=shared)
     document.update(checks=[check for check, on in asdict(checks).items() if on])
     try:
-        result = launch(module, name, size, shape, values, shared, checks, step_budget, trace=recorder)
+        result = launch(
+            module, name, size, shape, values, shared, checks, step_budget, recorder, watch=watchpoint, profile=counts
+        )
     except ArgumentMismatch as error:
         usage(str(error))
     except PtxError as error:
         write_trace(recorder, trace)
+        write_profile(counts, profile)
+        _saw(document, watchpoint)
         _fault(document, error, text, report=report, as_json=as_json)
     write_trace(recorder, trace)
+    write_profile(counts, profile)
+    _saw(document, watchpoint)
     document.update(result=_outcome(result, text), outputs=write_outputs(arguments))
     finish(document, lambda: _show(document), report=report, as_json=as_json)
 
@@ -203,6 +214,13 @@ def _outcome(result: LaunchResult, text: str) -> dict[str, Any]:
     }
 
 
+def _saw(document: dict[str, Any], watch: Watch | None) -> None:
+    """Put into the document who wrote the bytes that were watched."""
+    if watch is not None:
+        writes = [{**asdict(write), "value": write.value.hex()} for write in watch.writes]
+        document["watch"] = {"array": watch.buffer, "first": watch.first, "size": watch.size, "writes": writes}
+
+
 def _fault(document: dict[str, Any], error: PtxError, text: str, *, report: Path | None, as_json: bool) -> NoReturn:
     """End with what went wrong and the PTX around it."""
     line = getattr(error, "line", None)
@@ -225,6 +243,7 @@ def _show_fault(document: dict[str, Any]) -> None:
     for line in fault["excerpt"]:
         typer.echo(line)
     typer.echo("no output was written")
+    _show_watch(document)
 
 
 def _show_entries(document: dict[str, Any]) -> None:
@@ -260,3 +279,9 @@ def _show(document: dict[str, Any]) -> None:
         shape = "x".join(map(str, output["shape"]))
         left = f", {output['unwritten']:,} elements never written" if output["unwritten"] else ""
         typer.echo(f"  wrote          {output['file']}  {output['dtype']} {shape}{left}")
+    _show_watch(document)
+
+
+def _show_watch(document: dict[str, Any]) -> None:
+    if "watch" in document:
+        typer.echo(watched(document["watch"]), nl=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from refmoe.ptx.arguments import Buffer, DeviceMemory
+from refmoe.ptx.debugger import Bytes, Debugger, Stop, StopPoint, WarpPlace
 from refmoe.ptx.errors import (
     ArgumentMismatch,
     AssertionFailed,
@@ -20,6 +21,7 @@ from refmoe.ptx.errors import (
 )
 from refmoe.ptx.launcher import LaunchResult, Module, launch, run_ptx
 from refmoe.ptx.machine import Checks
+from refmoe.ptx.profile import KernelProfile, Profile
 from refmoe.ptx.tensormap import encode_tensor_map
 from refmoe.ptx.trace import Trace, TraceEvent
 from refmoe.ptx.watch import Watch, Write
@@ -28,23 +30,30 @@ __all__ = [
     "ArgumentMismatch",
     "AssertionFailed",
     "Buffer",
+    "Bytes",
     "Checks",
     "Contraction",
     "Deadlock",
+    "Debugger",
     "DeviceMemory",
+    "KernelProfile",
     "LaunchResult",
     "MemoryFault",
     "MisuseError",
     "Module",
     "ParseError",
+    "Profile",
     "PtxError",
     "RaceError",
     "StepBudgetExceeded",
+    "Stop",
+    "StopPoint",
     "Trace",
     "TraceEvent",
     "Trap",
     "UnknownOpcode",
     "WarpError",
+    "WarpPlace",
     "Watch",
     "Write",
     "encode_tensor_map",

@@ -213,6 +213,10 @@ class Barriers:
                 value = {"popc": np.uint32(total), "and": np.bool_(total == count), "or": np.bool_(total > 0)}
                 machine.write(code.destination, waiting & (self._origin == place), value[code.reduction])
 
+    def places(self) -> Array:
+        """int64 [lanes], the block at whose end each lane waits, or came to arrive; -1 for none."""
+        return np.where(self.at >= 0, self._origin, -1)
+
     def report(self) -> list[str]:
         """One sentence for each barrier of each CTA at which lanes wait."""
         machine = self.machine

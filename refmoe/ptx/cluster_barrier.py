@@ -112,6 +112,10 @@ class ClusterBarrier:
         self._place[lanes] = -1
         self.machine.resume_each(origin, lanes)
 
+    def places(self) -> Array:
+        """int64 [lanes], the block at whose end each lane waits, -1 for none."""
+        return self._place
+
     def report(self) -> list[str]:
         """One sentence for each CTA whose lanes wait."""
         machine = self.machine

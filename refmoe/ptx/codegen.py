@@ -21,6 +21,7 @@ from refmoe.ptx.layout import Layout, lay_out
 from refmoe.ptx.mbarrier_issue import Wait
 from refmoe.ptx.native.kernel import Kernel, compile_pieces, is_native
 from refmoe.ptx.native.mma import WarpMma
+from refmoe.ptx.observe import PLAIN, View, announce
 from refmoe.ptx.parser import ParsedModule
 from refmoe.ptx.pieces import Homes, Piece, cut
 from refmoe.ptx.program import Block, Program, build
@@ -87,6 +88,7 @@ class Code:
         contractions: lines of FP instructions that ptxas may fuse.
         models: accumulation models of its tensor-core instructions, and what they rest on.
         source: the generated text.
+        homes: number and kind of each register that lives across pieces, by name.
     """
 
     entry: Function
@@ -106,9 +108,10 @@ class Code:
     contractions: tuple[int, ...]
     models: dict[str, str]
     source: str
+    homes: dict[str, tuple[int, str]]
 
 
-def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
+def compile_entry(module: ParsedModule, entry: Function, strict: bool, view: View = PLAIN) -> Code:
     """Compile an entry, instructions that nothing reaches included.
 
     An opcode that does not exist becomes a `Refusal`: an error of the lanes that reach it.
@@ -117,6 +120,7 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
         module: where it stands.
         entry: it.
         strict: refuse FP add, sub and mul without a rounding suffix, which ptxas may fuse.
+        view: how, for an observer.
 
     Raises:
         UnknownOpcode: operands that do not fit their opcode.
@@ -128,13 +132,13 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
     emitter = Emitter(module, layout)
     checked = [_checked(emitter, block, module.name) for block in program.blocks]
     refused = emitter.refused
-    homes = cut(program, lambda each: each not in refused and is_native(each))
+    homes = cut(program, lambda each: each not in refused and view.native(each) and is_native(each), view.alone)
     shared = homes.registers
     kernel = compile_pieces(program, homes, layout, emitter.approximate, _native(emitter.products))
     emitter.names["N"] = Invoker(kernel)
     parts = []
     for block, (statements, result) in zip(program.blocks, checked, strict=True):
-        parts.append(_function(block, homes, emitter, statements, result))
+        parts.append(_function(block, homes, emitter, statements, result, view.alone))
         if block.index in emitter.waits:
             parts.append(_probe(block, homes.pieces[block.index][0].usage, shared, emitter))
     if strict and emitter.contractions:
@@ -146,7 +150,7 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
             text=first.text,
         )
     source = "\n".join(parts)
-    names: dict[str, Any] = dict(emitter.names)
+    names: dict[str, Any] = {name: view.seen(work) for name, work in emitter.names.items()}
     exec(compile(source, f"<{module.name}:{entry.name}>", "exec"), names)
     count = len(program.blocks)
     return Code(
@@ -177,6 +181,7 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool) -> Code:
         tuple(sorted({instruction.line for instruction in emitter.contractions})),
         dict(emitter.models),
         source,
+        shared,
     )
 
 
@@ -306,13 +311,17 @@ def _probe(block: Block, usage: Usage, shared: dict[str, tuple[int, str]], emitt
     return "\n".join([*lines, f"    return {emitter.waits[block.index][1]}"]) + "\n"
 
 
-def _function(block: Block, homes: Homes, emitter: Emitter, statements: list[list[str]], result: str | None) -> str:
+def _function(
+    block: Block, homes: Homes, emitter: Emitter, statements: list[list[str]], result: str | None, announced: bool
+) -> str:
     lines = [f"def step_{block.index}(R, F):"]
     taken = 0
     for piece in homes.pieces[block.index]:
         count = sum(instruction is not block.terminator.instruction for instruction in piece.instructions)
         own = [line for each in statements[taken : taken + count] for line in each]
         taken += count
+        if announced:
+            lines.append(f"    {emitter.call(announce, emitter.bind('i', piece.instructions[0]))}")
         if piece.native:
             lines.append(f"    N({piece.block}, {piece.number}, F)")
         else:

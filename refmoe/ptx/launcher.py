@@ -15,6 +15,7 @@ from refmoe.ptx.arguments import Buffer, DeviceMemory, bind
 from refmoe.ptx.errors import ArgumentMismatch, Deadlock, Index3
 from refmoe.ptx.machine import Checks, Launch, Machine
 from refmoe.ptx.memory import Arena
+from refmoe.ptx.observe import PLAIN, Observer, View
 from refmoe.ptx.parser import ParsedModule, parse
 from refmoe.ptx.races import RaceShadow
 from refmoe.ptx.records import MAX_THREADS
@@ -69,7 +70,7 @@ class Module:
     target: str
     strict: bool
     _parsed: ParsedModule = field(repr=False)
-    _codes: dict[str, Code] = field(default_factory=dict, repr=False)
+    _codes: dict[tuple[str, str], Code] = field(default_factory=dict, repr=False)
 
     @classmethod
     def parse(cls, text: str, name: str = "module.ptx", strict: bool = False) -> Module:
@@ -86,8 +87,8 @@ class Module:
         """Names of the kernels."""
         return tuple(name for name, function in self._parsed.declared.items() if function.is_entry)
 
-    def compile(self, entry: str) -> Code:
-        """The code of an entry; compiled once.
+    def compile(self, entry: str, view: View = PLAIN) -> Code:
+        """The code of an entry; compiled once for each view.
 
         Raises:
             ArgumentMismatch: there is no such entry.
@@ -95,12 +96,12 @@ class Module:
             UnknownOpcode: it has an instruction that the executor does not define.
             Contraction: the module is strict and it has arithmetic that ptxas may fuse.
         """
-        if entry not in self._codes:
+        if (entry, view.name) not in self._codes:
             # LLVM comes with it: who runs nothing here needs none.
             from refmoe.ptx.codegen import compile_entry
 
-            self._codes[entry] = compile_entry(self._parsed, self.function(entry), self.strict)
-        return self._codes[entry]
+            self._codes[entry, view.name] = compile_entry(self._parsed, self.function(entry), self.strict, view)
+        return self._codes[entry, view.name]
 
     def function(self, entry: str) -> Function:
         """An entry as it was parsed: its parameters and directives.
@@ -128,6 +129,7 @@ def launch(
     memory: DeviceMemory | None = None,
     watch: Watch | None = None,
     stdout: TextIO | None = None,
+    profile: Observer | None = None,
 ) -> LaunchResult:
     """Run an entry and write its buffers back.
 
@@ -146,6 +148,7 @@ def launch(
         watch: takes down who writes some bytes of a buffer.
         stdout: gets what the kernel prints with `printf`, all at once when the launch ends, well or not; by default
             `sys.stdout`.
+        profile: a `Profile`, which counts what the launch does, or another observer.
 
     Raises:
         ArgumentMismatch: the launch does not fit the entry.
@@ -153,7 +156,7 @@ def launch(
         PtxError: what went wrong in it. The caller's arrays are then as they were, as after KeyboardInterrupt.
     """
     checks = Checks() if checks is None else checks
-    code = module.compile(entry)
+    code = module.compile(entry, PLAIN if profile is None else profile.view)
     size, shape = _triple("grid", grid), _triple("block", block)
     warps = -(-math.prod(shape) // 32)
     _check_shape(module, code, size, shape, warps)
@@ -176,9 +179,11 @@ def launch(
     ctas = math.prod(size)
     state = Launch(
         module.name, code, size, shape, checks, arena, addresses, shared_bytes, shared, warps,
-        np.zeros(ctas * warps if checks.races else 0, np.int64), step_budget, set(), trace,
+        np.zeros(ctas * warps if checks.races else 0, np.int64), step_budget, set(), trace, profile,
         proxied=np.zeros(ctas * warps, np.int64),
     )  # fmt: skip
+    if profile is not None:
+        profile.attach(state)
     _keep_freed_memory()
     start = time.perf_counter()
     try:
@@ -216,6 +221,7 @@ def run_ptx(
     trace: Trace | None = None,
     watch: Watch | None = None,
     stdout: TextIO | None = None,
+    profile: Observer | None = None,
 ) -> LaunchResult:
     """Run a kernel of a PTX text on NumPy arrays, every access checked; `refmoe run` does the same with files.
 
@@ -254,6 +260,7 @@ def run_ptx(
         trace: likewise.
         watch: likewise.
         stdout: likewise.
+        profile: likewise.
 
     Raises:
         ParseError: no PTX, with the line.
@@ -286,6 +293,7 @@ def run_ptx(
         trace,
         watch=watch,
         stdout=stdout,
+        profile=profile,
     )
 
 

@@ -27,6 +27,7 @@ from refmoe.ptx.frame import Frame
 from refmoe.ptx.mbarrier import Mbarriers
 from refmoe.ptx.memory import Arena, owned_region
 from refmoe.ptx.native_state import NativeState
+from refmoe.ptx.observe import Observer
 from refmoe.ptx.races import Clocks, RaceShadow
 from refmoe.ptx.spaces import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.specials import Ticks
@@ -83,6 +84,7 @@ class Launch:
         steps, lane_instructions, instructions: counted so far.
         approximate: indices into `code.approximate` that were not provably exact.
         trace: what records who waited for whom, or None.
+        observer: who is told of steps, or None.
         maps: edits of tensor maps.
         spare: memory of machines that have ended, for the registers of others.
         proxied: int64, by warp of the grid, the step of its last proxy fence for global memory.
@@ -104,6 +106,7 @@ class Launch:
     step_budget: int | None
     approximate: set[int]
     trace: Trace | None = None
+    observer: Observer | None = None
     spare: list[Array] = field(default_factory=list)
     maps: MapHistory = field(default_factory=MapHistory)
     proxied: Array = None
@@ -291,6 +294,8 @@ class Machine:
         if self.clocks is not None:
             self.clocks.now = launch.steps
         frame = Frame(self, mask, active, active < _COMPACT_BELOW * self.lanes)
+        if launch.observer is not None:
+            launch.observer.step(place, frame)
         self._leave(place, turn, mask, frame, code.steps[place](self.registers, frame))
 
     def _leave(self, place: int, turn: int, mask: Array, frame: Frame, result: Any) -> None:
@@ -476,6 +481,38 @@ class Machine:
             return False
         self._gave_up = self.mbarriers.give_up()
         return True
+
+    # Where lanes are
+
+    def whereabouts(self, running: Array) -> list[tuple[str, Instruction | None, Array]]:
+        """(state, instruction that comes next, lanes) of all lanes but those of the step that is `running`.
+
+        States are `"ready"`, `"gathering"` (for a warp-level instruction), `"parked"` (at `mbarrier.try_wait`),
+        `"at a barrier"` and `"at the cluster barrier"`. The instruction is None where lanes fall off the entry's end.
+        """
+        found = [("ready", self._next(place), lanes) for place, (_, lanes) in sorted(self._groups.items())]
+        found += [("gathering", self._next(place), lanes) for place, lanes in sorted(self._gathering.items())]
+        rest = self.alive & ~running
+        for _, _, lanes in found:
+            rest = rest & ~lanes
+        # Lanes that only arrived at a barrier are on their way.
+        waits: dict[str, Any] = {"parked": self.mbarriers} if self.code.has_mbarriers else {}
+        waits |= {"at a barrier": self.barriers, "at the cluster barrier": self.cluster_barrier}
+        for state, waiting in waits.items():
+            places = waiting.places()
+            for place in np.unique(places[rest & (places >= 0)]).tolist():
+                lanes = rest & (places == place)
+                block = self.code.program.blocks[place]
+                next_ = block.instructions[0] if state == "parked" else block.terminator.instruction
+                found.append((state, next_, lanes))
+        return found
+
+    def _next(self, place: int) -> Instruction | None:
+        """The first instruction from the start of block `place` on."""
+        block = self.code.program.blocks[place]
+        while not block.instructions and block.terminator.instruction is None and block.terminator.targets:
+            block = self.code.program.blocks[block.terminator.targets[0]]
+        return block.instructions[0] if block.instructions else block.terminator.instruction
 
     # Standing still
 

@@ -419,6 +419,10 @@ class Mbarriers:
         self._send(parked)
         return parked
 
+    def places(self) -> Array:
+        """int64 [lanes], the block of the wait at which each lane is parked, -1 for none."""
+        return np.where(self.at > 0, self._place, -1)
+
     def report(self) -> list[str]:
         """One sentence for each object and place at which lanes are parked."""
         machine = self.machine

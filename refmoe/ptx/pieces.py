@@ -41,23 +41,26 @@ class Homes:
     registers: dict[str, tuple[int, str]]
 
 
-def cut(program: Program, is_native: Callable[[Instruction], bool]) -> Homes:
-    """The pieces of every block, and the registers that live across pieces."""
-    pieces = tuple(_pieces(block, is_native) for block in program.blocks)
-    return Homes(pieces, _homes(program, pieces))
+def cut(program: Program, is_native: Callable[[Instruction], bool], alone: bool = False) -> Homes:
+    """The pieces of every block, and the registers that live across pieces.
+
+    `alone`: each instruction is a piece, and all registers have homes.
+    """
+    pieces = tuple(_pieces(block, is_native, alone) for block in program.blocks)
+    return Homes(pieces, _homes(program, pieces, alone))
 
 
-def _pieces(block: Block, is_native: Callable[[Instruction], bool]) -> tuple[Piece, ...]:
+def _pieces(block: Block, is_native: Callable[[Instruction], bool], alone: bool) -> tuple[Piece, ...]:
     runs: list[tuple[bool, list[Instruction]]] = []
     for instruction in block.instructions:
         native = is_native(instruction)
-        if not runs or runs[-1][0] != native:
+        if not runs or alone or runs[-1][0] != native:
             runs.append((native, []))
         runs[-1][1].append(instruction)
     last = block.terminator.instruction
     if last is not None:
         # What the terminator reads is read by the scheduler, and what a barrier gives arrives when it completes.
-        if not runs or runs[-1][0]:
+        if not runs or alone or runs[-1][0]:
             runs.append((False, []))
         runs[-1][1].append(last)
     return tuple(
@@ -65,7 +68,7 @@ def _pieces(block: Block, is_native: Callable[[Instruction], bool]) -> tuple[Pie
     )
 
 
-def _homes(program: Program, pieces: tuple[tuple[Piece, ...], ...]) -> dict[str, tuple[int, str]]:
+def _homes(program: Program, pieces: tuple[tuple[Piece, ...], ...], every: bool) -> dict[str, tuple[int, str]]:
     homes: dict[str, tuple[int, str]] = {}
     writers: dict[str, tuple[int, int]] = {}
 
@@ -78,7 +81,7 @@ def _homes(program: Program, pieces: tuple[tuple[Piece, ...], ...]) -> dict[str,
                 settle(register)
             for register in piece.usage.writes.values():
                 place = (piece.block, piece.number)
-                if writers.setdefault(register.name, place) != place:
+                if writers.setdefault(register.name, place) != place or every:
                     settle(register)
     for block in program.blocks:
         if block.terminator.kind == "barrier" and block.terminator.instruction is not None:

@@ -1,0 +1,127 @@
+"""The options `--watch` and `--profile`: who wrote some bytes, and what a launch did, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from refmoe.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from refmoe.cli.kernel_arguments import Argument
+    from refmoe.ptx import Profile, Watch
+    from refmoe.ptx.syntax import Function
+
+# Writes that are printed; JSON has all.
+_SHOWN = 50
+# Bytes that are watched: each write is kept with what they hold after it.
+_MOST = 4096
+
+WatchOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME[:BYTE[:SIZE]]",
+        help="Print who wrote SIZE bytes of an array from BYTE on; left out are one element, and byte 0. NAME is a "
+        "parameter of the kernel, its number counted from 0, or the file of an argument.",
+    ),
+]
+ProfileOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Count instructions by line and opcode, lanes at work, bank conflicts, sectors and live registers, into "
+        "FILE: .json for JSON, otherwise text, '-' for standard output.",
+    ),
+]
+
+
+def open_watch(text: str | None, function: Function, arguments: Sequence[Argument]) -> tuple[Watch | None, list[Any]]:
+    """The watchpoint to give to a launch, None if there is no `text`, and the launch's arguments.
+
+    Raises:
+        ArgumentError: there is no such array, or it has no such bytes.
+    """
+    from refmoe.ptx import Buffer, Watch
+
+    values = [argument.value for argument in arguments]
+    if text is None:
+        return None, values
+    name, *numbers = text.rsplit(":", min(2, text.count(":")))
+    while numbers and not numbers[0].isdecimal():
+        # The colon belongs to the name.
+        name = f"{name}:{numbers.pop(0)}"
+    called = {str(position): position for position in range(len(values))}
+    called |= {buffer.name: position for position, buffer in enumerate(values) if isinstance(buffer, Buffer)}
+    called |= {parameter.name: position for position, parameter in enumerate(function.parameters[: len(values)])}
+    position = called.get(name)
+    buffer = None if position is None else values[position]
+    if not isinstance(buffer, Buffer):
+        arrays = [
+            parameter.name
+            for parameter, value in zip(function.parameters, values, strict=False)
+            if isinstance(value, Buffer)
+        ]
+        raise ArgumentError("--watch", repr(text), f"NAME[:BYTE[:SIZE]] of an array: {', '.join(arrays) or 'none'}")
+    first, size = int(numbers[0]) if numbers else 0, int(numbers[1]) if len(numbers) == 2 else buffer.array.itemsize
+    if not 0 < size <= buffer.array.nbytes - first:
+        raise ArgumentError("--watch", repr(text), f"bytes of {name}, which has {buffer.array.nbytes}")
+    if size > _MOST:
+        raise ArgumentError("--watch", repr(text), f"at most {_MOST} bytes")
+    # Two arguments may have one file's name; the one that is watched gets the name that it was asked for by.
+    renamed = replace(buffer, name=name)
+    return Watch(name, first, size), [renamed if value is buffer else value for value in values]
+
+
+def watched(document: Mapping[str, Any]) -> str:
+    """Who wrote the bytes, for people."""
+    last, writes = document["first"] + document["size"] - 1, document["writes"]
+    lines = [f"bytes {document['first']}..{last} of {document['array']}: {_times(len(writes))}"]
+    for write in writes[:_SHOWN]:
+        source = f" ({write['source']})" if write["source"] else ""
+        where = f"step {write['step']}, block {tuple(write['block'])} thread {tuple(write['thread'])}"
+        bytes_ = f"bytes {write['offset']}..{write['offset'] + write['size'] - 1}"
+        # What many bytes hold would hide the rest.
+        value = f", then {write['value']}" if document["size"] <= 16 else ""
+        lines.append(f"  {where} writes {bytes_}{value}; line {write['line']}{source}: {write['text']}")
+    if len(writes) > _SHOWN:
+        lines.append(f"  and {len(writes) - _SHOWN:,} more; --json has all")
+    return "\n".join(lines) + "\n"
+
+
+def _times(count: int) -> str:
+    return {0: "never written", 1: "written once"}.get(count, f"written {count:,} times")
+
+
+def open_profile(path: Path | None, as_json: bool) -> Profile | None:
+    """The counts to give to a launch; None if there is no `path`.
+
+    Raises:
+        ArgumentError: a file that cannot take them.
+    """
+    from refmoe.ptx import Profile
+
+    if path is None:
+        return None
+    if path.is_dir():
+        raise ArgumentError("--profile", f"the folder {path}", "a file")
+    if as_json and str(path) == "-":
+        raise ArgumentError("--profile", "- with --json, which prints one document", "a file")
+    return Profile()
+
+
+def write_profile(profile: Profile | None, path: Path | None) -> None:
+    """Write the counts to `path`."""
+    from refmoe.files import write_atomic
+
+    if profile is None or path is None:
+        return
+    text = profile.json() if path.suffix == ".json" else profile.text()
+    if str(path) == "-":
+        typer.echo(text, nl=False)
+    else:
+        write_atomic(path, text)
+        typer.echo(f"profile: {path}", err=True)
