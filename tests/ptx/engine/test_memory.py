@@ -465,3 +465,53 @@ def test_numbers_past_float32() -> None:
     out = np.zeros(1, np.uint32)
     run("ld.global.u32 %r3, [x]; st.global.u32 [%d0], %r3; ret;", out, module_scope=".global .f32 x = 1e39;")
     assert out[0] == 0x7F800000
+
+
+def test_signed_results_in_wider_registers_are_extended() -> None:
+    # %r1 - 2 as 8 and as 16 bits, in registers of 32 and of 64.
+    body = """
+        sub.s32 %r3, %r1, 2;
+        cvt.s8.s32 %r4, %r3;
+        cvt.u8.s32 %r5, %r3;
+        cvt.s16.s32 %r6, %r3;
+        cvt.s32.s32 %d4, %r3;
+        shr.u64 %d4, %d4, 32;
+        cvt.u32.u64 %r7, %d4;
+        mul.wide.u32 %d3, %r1, 16; add.s64 %d3, %d3, %d0;
+        st.global.v4.u32 [%d3], {%r4, %r5, %r6, %r7};
+        ret;
+    """
+    out = np.zeros((4, 4), np.uint32)
+    run(body, out, block=(4, 1, 1))
+    ones = 0xFFFFFFFF
+    assert out.tolist() == [[ones - 1, 0xFE, ones - 1, ones], [ones, 0xFF, ones, ones], [0, 0, 0, 0], [1, 1, 1, 0]]
+
+
+def test_an_offset_is_added_in_the_width_of_its_register() -> None:
+    body = """
+        mov.u32 %r3, sh; sub.u32 %r4, 16, %r3; neg.s32 %r4, %r4;
+        mov.u32 %r5, 77; st.shared.u32 [%r4+16], %r5;
+        sub.u32 %r6, %r3, 2000; ld.shared.u32 %r7, [%r6+2000];
+        st.global.u32 [%d2], %r7;
+        ret;
+    """
+    out = np.zeros(1, np.uint32)
+    run(body, out, block=(1, 1, 1), declarations=".shared .align 4 .b8 sh[4];")
+    assert out.tolist() == [77]
+
+
+@pytest.mark.parametrize("space", ["shared", "local"])
+def test_generic_addresses_and_back(space: str) -> None:
+    body = f"""
+        mov.u64 %d3, mine; cvta.{space}.u64 %d4, %d3;
+        st.u32 [%d4], %r1;
+        cvta.to.{space}.u64 %d5, %d4;
+        ld.{space}.u32 %r3, [%d5];
+        sub.u64 %d6, %d5, %d3; cvt.u32.u64 %r4, %d6;
+        add.u32 %r3, %r3, %r4; add.u32 %r3, %r3, 5;
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out = np.zeros(1, np.uint32)
+    run(body, out, block=(1, 1, 1), declarations=f".{space} .align 4 .b8 mine[4];")
+    assert out.tolist() == [5]

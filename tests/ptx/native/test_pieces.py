@@ -131,3 +131,16 @@ def test_predefined_registers_lie_behind_the_homes() -> None:
     inside, lane = t % 64, t % 32
     expected = [lane, inside // 32, (1 << lane) - 1, t // 64, inside + 3 + (inside < 5)]
     np.testing.assert_array_equal(out[:, :5], np.stack(expected, 1))
+
+
+def test_a_guarded_write_keeps_what_an_earlier_piece_wrote() -> None:
+    body = f"""
+        add.u32 %r3, %r1, 50; setp.lt.u32 %p1, %r1, 2;
+        {CUT}
+        @%p1 mov.u32 %r3, 9;
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out = np.zeros(4, np.uint32)
+    run(body, out, block=(4, 1, 1))
+    assert out.tolist() == [9, 9, 52, 53]
