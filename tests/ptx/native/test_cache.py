@@ -63,7 +63,9 @@ def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: p
 
 
 def test_parts_of_a_key_are_told_apart() -> None:
-    keys = [cache.key_of(*parts) for parts in (("ab", "c"), ("a", "bc"), ("abc",), ("abc", ""), ("", "abc"), ("c", "ab"))]
+    keys = [
+        cache.key_of(*parts) for parts in (("ab", "c"), ("a", "bc"), ("abc",), ("abc", ""), ("", "abc"), ("c", "ab"))
+    ]
     assert len(set(keys)) == len(keys)
 
 

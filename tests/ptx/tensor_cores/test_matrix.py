@@ -22,8 +22,8 @@ FILL = """
     bar.sync 0;
     mul.lo.u32 %r6, %r1, 5; rem.u32 %r6, %r6, 128; mad.lo.u32 %r5, %r6, 16, %r3;
 """
-# Each lane writes the first word of its own: accesses of four bytes are remembered from now on, without which native code
-# leaves the words of a row to Python.
+# Each lane writes the first word of its own: from now on accesses of four bytes are remembered, without which native
+# code leaves the words of a row to Python.
 WORDS = "mov.u32 %r3, cell; mad.lo.u32 %r4, %r1, 64, %r3; st.shared.u32 [%r4], %r1;"
 VECTOR = {1: "{%r20}", 2: "{%r20, %r21}", 4: "{%r20, %r21, %r22, %r23}"}
 
