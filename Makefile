@@ -25,7 +25,7 @@ PARITY_all := --level full
 # A machine may forbid compiled modules; every command here would then compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup parity cutlass full mutants drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench clean
+.PHONY: help setup parity cutlass full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench clean
 
 help:
 	@echo "Prove"
@@ -37,6 +37,7 @@ help:
 	@echo "  make test-gpu   every case, the GPU tests and benchmarks on the GPU of this machine, into reports/"
 	@echo "Check"
 	@echo "  make test       run the tests"
+	@echo "  make executor-faults  plant faults in the PTX executor: the tests that each one names must find it (minutes)"
 	@echo "  make lint       ruff, mypy, and the floors that pyproject.toml lists"
 	@echo "  make notebooks  execute the notebooks into out/notebooks, with their pictures"
 	@echo "  make gate       hold the committed reports against the sources, and README's figures against the reports"
@@ -105,6 +106,9 @@ full: $(VENV)/.cutlass $(VENV)/.test
 
 mutants: $(VENV)/.core
 	$(BIN)/refmoe parity --jobs $(JOBS) --mutants --report $(MUTANTS_REPORT)
+
+executor-faults: $(VENV)/.test
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow tests/ptx/test_faults.py
 
 drift: $(VENV)/.core
 	$(BIN)/refmoe drift --report reports/drift.json --plot docs/drift.png

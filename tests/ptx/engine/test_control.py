@@ -341,6 +341,22 @@ def test_guards_keep_the_old_value() -> None:
     np.testing.assert_array_equal(out, np.where(np.arange(32) < 16, 2, 6))
 
 
+def test_accesses_are_done_where_their_guard_is_on() -> None:
+    body = """
+        setp.lt.u32 %p1, %r1, 10;
+        selp.b64 %d3, %d2, 0, %p1;
+        mov.u32 %r3, 5;
+        @%p1 ld.global.u32 %r3, [%d3];
+        add.u32 %r3, %r3, 1;
+        @!%p1 st.global.u32 [%d2], %r3;
+        @%p1 st.global.u32 [%d3], %r3;
+        ret;
+    """
+    out = np.arange(100, 132, dtype=np.uint32)
+    run(body, out)
+    assert out.tolist() == [*range(101, 111), *[6] * 22]
+
+
 def test_a_guard_that_its_own_instruction_overwrites() -> None:
     body = """
         setp.lt.u32 %p1, %r1, 16;

@@ -267,6 +267,17 @@ def test_approximate_instructions_are_reported_where_they_are_not_exact() -> Non
     assert run(body, np.zeros(1, np.uint32), n=4).approximate == (("rcp.approx.f32", line_of(body, "rcp.approx")),)
 
 
+def test_an_approximate_instruction_is_not_reported_for_lanes_whose_guard_is_off() -> None:
+    body = """
+        setp.eq.u32 %p1, %r1, %r0;
+        cvt.rn.f32.u32 %r3, %r1;
+        @%p1 rcp.approx.f32 %r4, %r3;
+        ret;
+    """
+    assert run(body, np.zeros(1, np.uint32), n=4).approximate == ()
+    assert run(body, np.zeros(1, np.uint32), n=5).approximate == (("rcp.approx.f32", line_of(body, "rcp.approx")),)
+
+
 def test_errors_survive_pickling() -> None:
     with pytest.raises(ptx.MemoryFault) as caught:
         run("ld.global.u32 %r3, [%d1]; ret;", np.zeros(1, np.uint32))

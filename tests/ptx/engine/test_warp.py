@@ -237,7 +237,8 @@ def test_match() -> None:
         ("xor.b32", lambda v: int(np.bitwise_xor.reduce(v))),
     ],
 )
-def test_redux_over_halves(operation: str, reduce) -> None:
+@pytest.mark.parametrize(("clear", "set_"), [(0, 0), (1 << 31, 0), (0, 1 << 31)], ids=["any", "positive", "negative"])
+def test_redux_over_halves(operation: str, reduce, clear: int, set_: int) -> None:
     body = f"""
         mul.wide.u32 %d3, %r1, 4; add.s64 %d3, %d3, %d1;
         ld.global.u32 %r3, [%d3];
@@ -247,7 +248,7 @@ def test_redux_over_halves(operation: str, reduce) -> None:
         st.global.u32 [%d2], %r5;
         ret;
     """
-    source = np.random.default_rng(4).integers(0, 1 << 32, 32, dtype=np.uint64)
+    source = np.random.default_rng(4).integers(0, 1 << 32, 32, dtype=np.uint64) & (FULL ^ clear) | set_
     out = np.zeros(32, np.uint32)
     run(body, out, source.astype(np.uint32))
     low, high = reduce(source[:10]), reduce(source[10:])

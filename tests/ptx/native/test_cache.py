@@ -1,0 +1,163 @@
+"""Machine code on disk: found by what it was made of and by nothing less."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import llvmlite
+import numpy as np
+import pytest
+from support.ptx_kernel import line_of, run
+
+from refmoe import ptx
+from refmoe.native import cache, compiler
+from refmoe.ptx.native import kernel
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of each test's own."""
+    monkeypatch.setenv("REFMOE_CACHE_DIR", str(tmp_path))
+    return tmp_path / "native"
+
+
+def test_code_is_found_by_its_own_key() -> None:
+    cache.store("one", b"first")
+    cache.store("other", b"second")
+    assert (cache.load("one"), cache.load("other"), cache.load("third")) == (b"first", b"second", None)
+
+
+@pytest.mark.parametrize("place", [0, 31, 32, -1])
+def test_a_damaged_file_is_removed(folder: Path, place: int) -> None:
+    cache.store("key", b"some code")
+    content = bytearray((folder / "key").read_bytes())
+    content[place] ^= 1
+    (folder / "key").write_bytes(content)
+    assert cache.load("key") is None
+    assert not (folder / "key").exists()
+
+
+@pytest.mark.parametrize("size", [0, 16, 32, 40])
+def test_a_file_that_ends_early_is_removed(folder: Path, size: int) -> None:
+    cache.store("key", b"some code")
+    (folder / "key").write_bytes((folder / "key").read_bytes()[:size])
+    assert cache.load("key") is None
+    assert not (folder / "key").exists()
+
+
+def test_a_write_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", full)
+    cache.store("key", b"some code")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("REFMOE_CACHE_DIR", str(tmp_path / "file"))
+    cache.store("key", b"some code")
+    assert cache.load("key") is None
+
+
+def test_parts_of_a_key_are_told_apart() -> None:
+    keys = [
+        cache.key_of(*parts) for parts in (("ab", "c"), ("a", "bc"), ("abc",), ("abc", ""), ("", "abc"), ("c", "ab"))
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_key_holds_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = cache.key_of("part")
+    monkeypatch.setattr(cache, "_sources", lambda: "other sources")
+    assert cache.key_of("part") != before
+
+
+@pytest.mark.parametrize("changed", ["native/a.py", "ptx/a.py", "ptx/deep/a.py", "reference/mma/a.py"])
+def test_every_writer_of_code_is_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
+    for name in ("native/a.py", "ptx/a.py", "ptx/deep/a.py", "reference/mma/a.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("value = 1\n")
+    monkeypatch.setattr(cache, "__file__", str(tmp_path / "native" / "cache.py"))
+    digest = cache._sources.__wrapped__
+    before = digest()
+    (tmp_path / changed).write_text("value = 2\n")
+    edited = digest()
+    (tmp_path / changed).write_text("value = 1\n")
+    (tmp_path / changed).rename((tmp_path / changed).with_name("b.py"))
+    assert len({before, edited, digest()}) == 3
+
+
+def test_a_key_holds_level_host_and_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [compiler.key_of("part", level=0), compiler.key_of("part", level=2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "_host", lambda: ("another processor", compiler.llvm.get_host_cpu_features().flatten()))
+        keys.append(compiler.key_of("part", level=0))
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "_host", lambda: (compiler.llvm.get_host_cpu_name(), "+other,-features"))
+        keys.append(compiler.key_of("part", level=0))
+    with monkeypatch.context() as patch:
+        patch.setattr(llvmlite, "__version__", "0.0")
+        keys.append(compiler.key_of("part", level=0))
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler.llvm, "llvm_version_info", (0, 0, 0))
+        keys.append(compiler.key_of("part", level=0))
+    assert len(set(keys)) == len(keys)
+
+
+# What runs between the prelude and the store of %r3, declarations, and what the store leaves.
+BASE = "setp.lt.u32 %p1, %r1, 2; mov.u32 %r3, 7; mov.u32 %r4, sh; @%p1 add.u32 %r3, %r1, 1; "
+PADDED = ".shared .align 4 .b8 pad[64]; .shared .align 4 .b8 sh[4];"
+UNPADDED = ".shared .align 4 .b8 sh[4]; .shared .align 4 .b8 pad[64];"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("add.u32", "sub.u32", [0xFFFFFFFF, 0, 7, 7]),
+        ("%r1, 1;", "%r1, 3;", [3, 4, 7, 7]),
+        ("%r1, 1;", "%r0, 1;", [1, 1, 7, 7]),
+        ("@%p1", "@!%p1", [7, 7, 3, 4]),
+        ("@%p1", "", [1, 2, 3, 4]),
+    ],
+)
+def test_kernels_that_differ_in_one_thing(old: str, new: str, expected: list[int]) -> None:
+    end = "st.global.u32 [%d2], %r3; ret;"
+    out = np.zeros(4, np.uint32)
+    run(BASE + end, out, block=(4, 1, 1), declarations=PADDED)
+    assert out.tolist() == [1, 2, 7, 7]
+    run(BASE.replace(old, new) + end, out, block=(4, 1, 1), declarations=PADDED)
+    assert out.tolist() == expected
+
+
+def test_kernels_that_differ_in_where_a_variable_lies() -> None:
+    body, out = BASE + "st.global.u32 [%d2], %r4; ret;", np.zeros(4, np.uint32)
+    run(body, out, block=(4, 1, 1), declarations=PADDED)
+    padded = out.copy()
+    run(body, out, block=(4, 1, 1), declarations=UNPADDED)
+    assert (padded - out).tolist() == [64] * 4
+
+
+def test_the_same_kernel_at_other_lines_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, texts = kernel.compiled, []
+
+    def counting(text: str) -> bytes:
+        texts.append(text)
+        return compiled(text)
+
+    monkeypatch.setattr(kernel, "compiled", counting)
+    body, out = BASE + "st.global.u32 [%d2], %r3; ret;", np.zeros(4, np.uint32)
+    run(body, out, block=(4, 1, 1), declarations=PADDED)
+    run("\n\n" + body.replace("; ", ";\n"), out, block=(4, 1, 1), declarations=PADDED)
+    assert len(texts) == 1
+
+
+def test_code_that_is_found_names_its_own_lines() -> None:
+    body = "mov.u32 %r3, 1; st.global.u32 [%d2+4], %r3; ret;"
+    for lines in (0, 3):
+        own = "\n" * lines + body
+        with pytest.raises(ptx.MemoryFault, match="out of bounds") as caught:
+            run(own, np.zeros(4, np.uint32), block=(4, 1, 1))
+        assert caught.value.line == line_of(own, "st.global.u32 [%d2+4]")
