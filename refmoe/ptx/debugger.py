@@ -309,7 +309,18 @@ class Debugger:
 
         def run() -> LaunchResult:
             return launch(
-                module, entry, grid, block, args, shared_bytes, checks, None, trace, memory, watch, self._control
+                module,
+                entry,
+                grid,
+                block,
+                args,
+                shared_bytes,
+                checks,
+                None,
+                trace,
+                memory,
+                watch,
+                profile=self._control,
             )
 
         self._launch = run
