@@ -76,7 +76,9 @@ class Ticks:
         self.reads += 1
         kind, first = CLOCKS[name]
         count = instructions + self.reads + self._leaped
-        return np.uint64(count & (1 << 64) - 1) if kind == "b64" else np.uint32(count >> first & 0xFFFFFFFF)
+        if kind == "b64":
+            return np.uint64(count & (1 << 64) - 1)
+        return np.uint32(count >> first & 0xFFFFFFFF)
 
     def leap(self) -> bool:
         """Leap, twice as far as the last time. False if it did so until 64 bits were full: time helps nobody."""
