@@ -93,7 +93,7 @@ class Module:
         Raises:
             ArgumentMismatch: there is no such entry.
             ParseError: its body is no PTX, with the line.
-            UnknownOpcode: it has an instruction that the executor does not define.
+            UnknownOpcode: it has operands that do not fit their opcode.
             Contraction: the module is strict and it has arithmetic that ptxas may fuse.
         """
         if (entry, view.name) not in self._codes:
