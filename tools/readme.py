@@ -94,16 +94,19 @@ def _tiles() -> str:
 
 
 def _silicon() -> str:
-    conformance, stress = _load("bench/conformance.json"), _load("stress.json")
+    conformance = _load("bench/conformance.json")
     compared = f"{conformance['opcodes']:,} instructions on {conformance['lanes']:,} lanes"
     differ = conformance["differing_opcodes"]
+    found = f"- The executor against an {conformance['gpu']}: {compared}; {differ} differ where exactness is claimed."
+    if not (REPORTS / "stress.json").exists():
+        return f"{found}\n- Many runs of one launch, and compute-sanitizer: to be run again (`refmoe stress`)."
+    stress = _load("stress.json")
     tools = ", ".join(f"{tool['tool']} {tool['verdict']}" for tool in stress["sanitizers"])
     same = sum(rerun["different_outputs"] == 1 for rerun in stress["reruns"])
     runs = stress["reruns"][0]["runs"]
     return (
-        f"- The executor against an {conformance['gpu']}: {compared}; {differ} differ where exactness is claimed.\n"
-        f"- {same} of {len(stress['reruns'])} kernels gave the same bytes in {runs} runs on an {stress['gpu']}; "
-        f"compute-sanitizer: {tools}."
+        f"{found}\n- {same} of {len(stress['reruns'])} kernels gave the same bytes in {runs} runs on an "
+        f"{stress['gpu']}; compute-sanitizer: {tools}."
     )
 
 

@@ -109,8 +109,10 @@ def run(
     document.update(checks=[check for check, on in asdict(checks).items() if on])
     try:
         result = launch(
-            module, name, size, shape, values, shared, checks, step_budget, recorder, watch=watchpoint, profile=counts
-        )
+            module, name, size, shape, values, shared, checks, step_budget, recorder, watch=watchpoint, profile=counts,
+            # What the kernel prints is no part of the JSON.
+            stdout=sys.stderr if as_json else sys.stdout,
+        )  # fmt: skip
     except ArgumentMismatch as error:
         usage(str(error))
     except PtxError as error:
