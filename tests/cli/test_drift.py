@@ -101,7 +101,7 @@ def test_the_committed_document_is_what_the_sources_compute() -> None:
     """Its first steps, by its own paths, prompts and seed; integers only, since a sum may round otherwise elsewhere."""
     document = json.loads(COMMITTED.read_text())
     assert DRIFT.check(COMMITTED, document, str) == []
-    assert (document["steps"], len(document["paths"])) == (64, 6)
+    assert (document["steps"], len(document["paths"])) == (64, 7)
     with open_or_write(None, document["seed"]) as checkpoint:
         names = [path["name"] for path in document["paths"]]
         paths = [drift_path(name) for name in names]
