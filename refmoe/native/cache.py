@@ -14,8 +14,8 @@ from pathlib import Path
 
 from refmoe.version import __version__
 
-# Folders of the modules that write code, or say what it computes.
-_WRITERS = ("native", "ptx", "reference/mma")
+# Modules that write code, or say what it computes.
+_WRITERS = ("native/**/*.py", "ptx/**/*.py", "reference/mma/**/*.py", "formats.py")
 _DIGEST = hashlib.sha256().digest_size
 
 
@@ -40,7 +40,7 @@ def _sources() -> str:
     """A digest of the modules that write code: a changed one must not find what another one wrote."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
-    for path in sorted(each for part in _WRITERS for each in (root / part).rglob("*.py")):
+    for path in sorted(each for part in _WRITERS for each in root.glob(part)):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0")
         digest.update(path.read_bytes())
     return digest.hexdigest()
