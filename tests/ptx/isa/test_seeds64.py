@@ -47,8 +47,9 @@ def test_estimates_are_close_and_claim_little(opcode: str) -> None:
     a = np.random.default_rng(3).uniform(0.01, 100, 4096)
     true = 1 / a if opcode.startswith("rcp") else 1 / np.sqrt(a)
     found = operation.function(a.view(np.uint64)).view(np.float64)
-    # A seed cuts its operand and its result to 20 fraction bits. The method of third order leaves 5/16 h^3 of h < 2^-18,
-    # the rounding of the square and its own, and the true value here has two: 3.1 units of 2^-53 in all.
+    # A seed cuts its operand and its result to 20 fraction bits. The method of third order leaves
+    # 5/16 h^3 of h < 2^-18, the rounding of the square and its own, and the true value here has two:
+    # 3.1 units of 2^-53 in all.
     bound = 2.0**-20 * (1 + 2.0**-18) if ".ftz" in opcode else 2.0**-51
     assert (np.abs(found / true - 1) < bound).all()
     assert operation.exact_when is not None
