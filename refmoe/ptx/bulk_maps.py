@@ -47,7 +47,7 @@ class MapHistory:
     def time(self, frame: Frame) -> tuple[int, int]:
         """Now."""
         self._events += 1
-        return frame.machine.launch.steps, self._events
+        return frame.machine.launch.clock, self._events
 
 
 def _word_index(begin: Array) -> Array:

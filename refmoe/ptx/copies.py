@@ -210,7 +210,7 @@ class CopyAsync:
                 some = part if which is None else part[which]
                 copies.add(
                     Flight(
-                        self, copies.issued, frame.machine.launch.steps, lanes[some], groups[some], index[some],
+                        self, copies.issued, frame.machine.launch.clock, lanes[some], groups[some], index[some],
                         int(count), buffer, begin,
                     )
                 )  # fmt: skip

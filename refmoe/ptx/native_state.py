@@ -9,7 +9,22 @@ import numpy as np
 
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.memory import Region
-from refmoe.ptx.native.context import HOME_BYTES, LOCAL_ROW, SHARED_ROW, SLOW, Context, Row, starts
+from refmoe.ptx.native.context import (
+    HOME_BYTES,
+    LOCAL_ROW,
+    MASKS,
+    NOBODY,
+    QUEUE_FIELDS,
+    SHARED_ROW,
+    SLOW,
+    TURN,
+    WAITING,
+    Context,
+    Queue,
+    Row,
+    starts,
+)
+from refmoe.ptx.native.scheduler import Status, functions
 from refmoe.ptx.spaces import LOCAL_WINDOW, SHARED_WINDOW
 
 if TYPE_CHECKING:
@@ -19,6 +34,10 @@ if TYPE_CHECKING:
 Array = Any
 _ALIGN = 256
 _LANES = 32
+# Steps of a launch that has no limit.
+_ENDLESS = 1 << 62
+# What native code counts from zero in each call.
+_NOTHING = np.zeros(Context.EXITED + 1 - Context.STEPS, np.int64).data
 
 
 class NativeState:
@@ -27,12 +46,14 @@ class NativeState:
     Attributes:
         registers: an array [warps, 32] for each home.
         error: what Python code that native code called raised, or None.
+        yielded: whether warps may go on natively that did not yet.
     """
 
     def __init__(self, machine: Machine) -> None:
         code, lanes = machine.code, machine.lanes
         self.machine = machine
         self.error: BaseException | None = None
+        self.yielded = False
         begins = starts(code.kinds)
         specials = code.kernel.specials
         size = (begins[-1] + 4 * len(specials)) * lanes
@@ -61,6 +82,11 @@ class NativeState:
         self._regions = [machine.shared, machine.local, *machine.arena.regions]
         self._rows = np.zeros((len(self._regions), len(Row)), np.int64)
         self._context = np.zeros(len(Context), np.int64)
+        self._fields = self._context.data
+        self._address = self._context.ctypes.data
+        self._queues = np.zeros((lanes // _LANES, QUEUE_FIELDS), np.int64)
+        self._masks = np.zeros(lanes // _LANES, np.uint32)
+        self._scheduler = functions()
         self._functions = np.array(code.kernel.variants, np.int64)
         self._symbols = np.array([int(machine.addresses[name]) for name in code.kernel.symbols], np.int64)
         self._approximate = np.zeros(max(len(code.approximate), 1), np.uint8)
@@ -90,6 +116,10 @@ class NativeState:
         context[Context.REFUSE_UNWRITTEN] = machine.checks.uninitialised
         context[Context.FIRST_THREAD] = machine.first_thread
         context[Context.WARPS] = machine.warps
+        context[Context.ALL_WARPS] = len(self._queues)
+        context[Context.PLACES] = machine.code.places.ctypes.data
+        context[Context.QUEUES] = self._queues.ctypes.data
+        self._queues[:, Queue.ALIVE] = _bits(machine.alive)
         clocks = machine.clocks
         if clocks is not None:
             context[Context.FIRST_WARP] = clocks.first_warp
@@ -122,27 +152,107 @@ class NativeState:
     def leave(self) -> None:
         """No lane of these CTAs runs any more."""
         self.machine.launch.spare.append(self._held)
+        self.machine.approximate.update(np.flatnonzero(self._approximate).tolist())
 
     def copy(self) -> Array:
         """The registers as they are now."""
         return self._changing.copy()
 
-    def run(self, function: Any, frame: Frame) -> None:
+    # Where lanes are
+
+    def advance(self) -> None:
+        """Run all warps natively until each has to wait for Python.
+
+        Raises:
+            PtxError: what an access found.
+        """
+        machine, fields = self.machine, self._fields
+        launch = machine.launch
+        launch.clock += 1
+        self._begin()
+        budget = launch.step_budget
+        fields[Context.STEPS_LEFT] = _ENDLESS if budget is None else max(budget - launch.steps, 0)
+        status = self._scheduler.advance(self._address)
+        launch.steps += fields[Context.STEPS]
+        launch.instructions += fields[Context.INSTRUCTIONS]
+        launch.lane_instructions += fields[Context.LANE_INSTRUCTIONS]
+        self._end(status == Status.FAILED)
+        if status == Status.SPENT:
+            raise machine.spent()
+        self.yielded = bool(fields[Context.YIELDED])
+        if fields[Context.POLLED]:
+            machine.poll()
+        if fields[Context.EXITED]:
+            machine.leave(self.alive())
+        fields[Context.STEPS : Context.EXITED + 1] = _NOTHING
+
+    def pick(self) -> tuple[int, int, Array] | None:
+        """Take the lanes that come next in Python: their turn, their place, and which they are, bool [lanes]."""
+        key = self._scheduler.pick(self._address, self._masks.ctypes.data)
+        if key == NOBODY:
+            return None
+        return key // TURN, key % TURN, _lanes_of(self._masks)
+
+    def arrive(self, place: int, turn: int, mask: Array, waits: bool = False) -> None:
+        """Lanes come to a place. If they wait there they go on when others come, or by `wake`."""
+        masks = _bits(mask)
+        self._scheduler.arrive(self._address, WAITING + place if waits else turn * TURN + place, masks.ctypes.data)
+
+    def wake(self, mask: Array) -> None:
+        """The waiting groups that have some of these lanes look again."""
+        masks = _bits(mask)
+        self._scheduler.wake(self._address, masks.ctypes.data)
+
+    def exit(self, mask: Array) -> None:
+        """Lanes have exited."""
+        self._queues[:, Queue.ALIVE] &= ~_bits(mask).astype(np.int64)
+
+    def alive(self) -> Array:
+        """The lanes that exist and have not exited, bool [lanes]."""
+        return _lanes_of(self._queues[:, Queue.ALIVE].astype(np.uint32))
+
+    def groups(self, waiting: bool) -> dict[int, Array]:
+        """The lanes at each place, bool [lanes]: those that wait there, or those that may go on."""
+        found: dict[int, Array] = {}
+        for warp, queue in enumerate(self._queues):
+            for group in range(queue[Queue.COUNT]):
+                key, lanes = int(queue[Queue.KEYS + group]), int(queue[MASKS + group])
+                if (key >= WAITING) == waiting:
+                    masks = found.setdefault(key % TURN, np.zeros(len(self._queues), np.uint32))
+                    masks[warp] = lanes
+        return {place: _lanes_of(masks) for place, masks in sorted(found.items())}
+
+    # One piece
+
+    def run(self, function: int, frame: Frame) -> Array:
         """Run a native piece for the lanes of a frame.
+
+        Returns:
+            The lanes that take the branch at its end, bool [lanes].
 
         Raises:
             PtxError: what an access found.
         """
         numbers, masks = frame.warps()
-        context = self._context
-        machine = self.machine
-        if machine.clocks is not None:
-            context[Context.NOW] = machine.clocks.now
-        failed = function(context.ctypes.data, numbers.ctypes.data, masks.ctypes.data, len(numbers))
-        if self._approximate.any():
-            machine.approximate.update(np.flatnonzero(self._approximate).tolist())
-        if context[Context.CHANGED]:
-            context[Context.CHANGED] = 0
+        taken = np.zeros(len(numbers), np.uint32)
+        self._begin()
+        failed = self._scheduler.each(
+            function, self._address, numbers.ctypes.data, masks.ctypes.data, len(numbers), taken.ctypes.data
+        )
+        self._end(bool(failed))
+        whole = np.zeros(len(self._queues), np.uint32)
+        whole[numbers] = taken
+        return _lanes_of(whole)
+
+    def _begin(self) -> None:
+        self._fields[Context.NOW] = self.machine.launch.clock
+
+    def _end(self, failed: bool) -> None:
+        """What native code changed."""
+        machine, fields = self.machine, self._fields
+        machine.tick(fields[Context.NOW])
+        if fields[Context.CHANGED]:
+            fields[Context.CHANGED] = 0
             machine.progress()
         if failed:
             error, self.error = self.error, None
@@ -152,9 +262,20 @@ class NativeState:
     def _access(self, site: int, warp: int, mask: int, addresses: int, values: int) -> int:
         """An access of one warp, in Python."""
         try:
+            self.machine.tick(self._fields[Context.NOW])
             self.machine.code.sites[site](self.machine, warp, mask, addresses, values)
         except BaseException as error:
-            # It goes on in `run`: nothing can be raised through native code.
+            # It goes on in `_end`: nothing can be raised through native code.
             self.error = error
             return 1
         return 0
+
+
+def _bits(mask: Array) -> Array:
+    """bool [lanes] to uint32 [warps], bit i for lane i."""
+    return np.packbits(mask, bitorder="little").view(np.uint32)
+
+
+def _lanes_of(masks: Array) -> Array:
+    """uint32 [warps] to bool [lanes]."""
+    return np.unpackbits(masks.view(np.uint8), bitorder="little").view(np.bool_)
