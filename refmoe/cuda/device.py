@@ -69,7 +69,7 @@ class Device(Protocol):
 class PtxDevice:
     """Runs the compiler's PTX for `arch` on the executor, with all its checks on unless `checks` says otherwise.
 
-    A launch that takes more than `step_budget` steps counts as endless: the kernels' largest take a few thousand.
+    A launch in which a warp takes more than `step_budget` steps counts as endless: the kernels' take a few thousand.
     `trace` takes down who waited on which barrier, `watch` who writes some bytes of a buffer of each launch.
     With `entry_by_entry`, a changed source is compiled for each entry that is launched, without its other entries.
     """

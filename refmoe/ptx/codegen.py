@@ -18,6 +18,7 @@ from refmoe.ptx.emit import Emitter
 from refmoe.ptx.errors import Contraction, UnknownOpcode
 from refmoe.ptx.inline import inline_calls
 from refmoe.ptx.layout import Layout, lay_out
+from refmoe.ptx.liveness import reads_unwritten
 from refmoe.ptx.mbarrier_issue import Wait
 from refmoe.ptx.native.context import EDGE_BITS, Edge, End, Meeting, Place, starts
 from refmoe.ptx.native.kernel import Kernel, compile_pieces, is_native
@@ -90,6 +91,7 @@ class Code:
         contractions: lines of FP instructions that ptxas may fuse.
         models: accumulation models of its tensor-core instructions, and what they rest on.
         source: the generated text.
+        reads_unwritten: whether a register may be read that nothing wrote, which is then zero.
         homes: number and kind of each register that lives across pieces, by name.
         places: int64 [blocks, fields], what the native scheduler knows of each, see `Place`.
     """
@@ -111,6 +113,7 @@ class Code:
     contractions: tuple[int, ...]
     models: dict[str, str]
     source: str
+    reads_unwritten: bool
     homes: dict[str, tuple[int, str]]
     places: Any
 
@@ -194,6 +197,7 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool, view: Vie
         tuple(sorted({instruction.line for instruction in emitter.contractions})),
         dict(emitter.models),
         source,
+        reads_unwritten(program),
         shared,
         _places(program, homes, kernel, gathers, runs=view is PLAIN),
     )

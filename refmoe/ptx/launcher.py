@@ -142,7 +142,7 @@ def launch(
             pointer, a number for a scalar, bytes for a struct. One array passed twice is one buffer.
         shared_bytes: dynamic shared memory of a CTA.
         checks: what is looked for; all by default.
-        step_budget: most steps (one group of lanes through one basic block); None for no limit.
+        step_budget: most steps of a warp, each through one block of code; None for no limit.
         trace: takes down who waited on which barrier, and when.
         memory: further buffers, to whose addresses arguments and buffers may refer.
         watch: takes down who writes some bytes of a buffer.
@@ -321,10 +321,11 @@ def _run(state: Launch, ctas: int) -> None:
     while pending or stalled:
         if pending:
             first = pending.pop(0)
-            machine = Machine(state, first, min(at_once, ctas - first))
+            machine = state.machine(first, min(at_once, ctas - first))
             if not machine.run():
                 stalled.append(machine)
                 continue
+            state.put_back(machine)
         before, reads = len(stalled), state.ticks.reads
         changed = state.arena.changes
         stalled = [machine for machine in stalled if not machine.run()]

@@ -81,7 +81,7 @@ class Launch:
         dynamic_bytes, shared_bytes: dynamic shared memory, and all of it.
         warps: of a CTA.
         published: see `Clocks`.
-        step_budget: most block steps, or None.
+        step_budget: most blocks of code that a warp may run, or None.
         steps, lane_instructions, instructions: counted so far.
         clock: of race records; it ticks wherever accesses before and after have to be told apart.
         approximate: indices into `code.approximate` that were not provably exact.
@@ -118,6 +118,20 @@ class Launch:
     instructions: int = 0
     printed: list[bytes] = field(default_factory=list)
     ticks: Ticks = field(default_factory=Ticks)
+    _idle: Machine | None = None
+
+    def machine(self, first_cta: int, ctas: int) -> Machine:
+        """Some CTAs at their start."""
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            if idle.ctas == ctas and idle.restart(first_cta):
+                return idle
+            self.spare.append(idle.native.memory)
+        return Machine(self, first_cta, ctas)
+
+    def put_back(self, machine: Machine) -> None:
+        """All CTAs of a machine have exited."""
+        self._idle = machine
 
 
 class Machine:
@@ -146,11 +160,11 @@ class Machine:
         self.lane_in_warp = self.all_lanes & 31
         self.warp_start = self.all_lanes & ~31
         self.lane_cta = self.all_lanes // per_cta
-        self.alive = self.all_lanes % per_cta < int(np.prod(launch.block))
+        self._exist = self.all_lanes % per_cta < int(np.prod(launch.block))
+        self.alive = self._exist
         self._living = int(self.alive.sum())
-        self.specials = special_values(
-            launch.grid, launch.block, first_cta, ctas, self.warps, launch.dynamic_bytes, launch.shared_bytes
-        )
+        self._stepped = False
+        self.specials = self._specials()
         self.shared = owned_region("shared memory", "shared", launch.shared_bytes, ctas)
         self.local = owned_region("local memory", "local", self.code.layout.local_bytes, self.lanes)
         self.clocks: Any = None
@@ -176,6 +190,29 @@ class Machine:
         self._snapshot: Any = None
         self._reads = 0
         self._laps: dict[int, int] = {}
+
+    def restart(self, first_cta: int) -> bool:
+        """Become as many other CTAs, if these have exited without a step in Python. False if they have not."""
+        if self._stepped or self._living:
+            return False
+        self.first_cta, self.first_thread = first_cta, first_cta * self.warps * 32
+        self.alive = self._exist
+        self._living = int(np.count_nonzero(self.alive))
+        self.specials = self._specials()
+        for region in (self.shared, self.local):
+            region.clear()
+        if self.clocks is not None:
+            self.clocks.restart(first_cta)
+            self.shared.shadow = type(self.shared.shadow)(self.shared.data.size, self.warps)
+        self.native.restart()
+        self._arrive(0, 0, self.alive)
+        return True
+
+    def _specials(self) -> dict[str, Any]:
+        launch = self.launch
+        return special_values(
+            launch.grid, launch.block, self.first_cta, self.ctas, self.warps, launch.dynamic_bytes, launch.shared_bytes
+        )
 
     # What instructions ask
 
@@ -270,6 +307,7 @@ class Machine:
                     continue
                 break
             turn, place, mask = picked
+            self._stepped = True
             self._tick()
             if place in self.code.gathers:
                 mask = self._gather(place, mask)
@@ -303,14 +341,17 @@ class Machine:
         """The error of a launch that needs more steps than it has."""
         budget, places = self.launch.step_budget, tuple(self.waiting())
         return StepBudgetExceeded(
-            f"more than {budget} steps; lanes are at:\n  " + "\n  ".join(places), steps=budget, places=places
+            f"a warp took more than {budget} steps; lanes are at:\n  " + "\n  ".join(places),
+            steps=budget,
+            places=places,
         )
 
     def _step(self, place: int, turn: int, mask: Array) -> None:
         launch, code = self.launch, self.code
         active = int(np.count_nonzero(mask))
         launch.steps += 1
-        if launch.step_budget is not None and launch.steps > launch.step_budget:
+        budget = launch.step_budget
+        if budget is not None and launch.steps > budget and self.native.most_steps() > budget:
             self._arrive(place, turn, mask)
             raise self.spent()
         launch.instructions += code.lengths[place]

@@ -50,6 +50,13 @@ class Region:
     watch: Watch | None = None
     _views: dict[tuple[bool, int], Any] = field(default_factory=dict, repr=False)
 
+    def clear(self) -> None:
+        """Forget what was written."""
+        if self.size:
+            self.data[:] = POISON
+            if self.valid is not None:
+                self.valid[:] = 0
+
     def words(self, width: int, of_valid: bool = False) -> Any:
         """`data` (or `valid`) as words of `width` bytes: [n] unsigned integers, or [n, width / 8] uint64 above 8."""
         view = self._views.get((of_valid, width))

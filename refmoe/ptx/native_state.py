@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Array = Any
 _ALIGN = 256
 _LANES = 32
-# Steps of a launch that has no limit.
+# Blocks that a warp may run in a launch without a limit.
 _ENDLESS = 1 << 62
 # What native code counts from zero in each call.
 _NOTHING = np.zeros(Context.EXITED + 1 - Context.STEPS, np.int64).data
@@ -45,6 +45,7 @@ class NativeState:
 
     Attributes:
         registers: an array [warps, 32] for each home.
+        memory: in which they lie.
         error: what Python code that native code called raised, or None.
         yielded: whether warps may go on natively that did not yet.
     """
@@ -60,12 +61,12 @@ class NativeState:
         spare = machine.launch.spare
         if spare and len(spare[-1]) == size + _ALIGN:
             # Pages that were touched before: fresh ones would cost more than what runs on them.
-            self._held = spare.pop()
-            self._held[:] = 0
+            self.memory = spare.pop()
+            self.memory[:] = 0
         else:
-            self._held = np.zeros(size + _ALIGN, np.uint8)
-        start = -self._held.ctypes.data % _ALIGN
-        block = self._held[start : start + size]
+            self.memory = np.zeros(size + _ALIGN, np.uint8)
+        start = -self.memory.ctypes.data % _ALIGN
+        block = self.memory[start : start + size]
         # Of each warp its homes, one behind the other.
         rows = block.reshape(lanes // _LANES, -1)
         self.registers = [
@@ -74,11 +75,10 @@ class NativeState:
         ]
         # What changes while lanes run: predefined registers do not.
         self._changing = rows[:, : begins[-1] * _LANES]
-        for number, name in enumerate(specials):
-            begin = (begins[-1] + 4 * number) * _LANES
-            value = machine.specials[name]
-            held = rows[:, begin : begin + 4 * _LANES].view(np.uint32)
-            held[:] = value.reshape(-1, _LANES) if np.ndim(value) else value
+        self._specials = {
+            name: rows[:, begin * _LANES : (begin + 4) * _LANES].view(np.uint32)
+            for name, begin in zip(specials, range(begins[-1], begins[-1] + 4 * len(specials), 4), strict=True)
+        }
         self._regions = [machine.shared, machine.local, *machine.arena.regions]
         self._rows = np.zeros((len(self._regions), len(Row)), np.int64)
         self._context = np.zeros(len(Context), np.int64)
@@ -92,6 +92,25 @@ class NativeState:
         self._approximate = np.zeros(max(len(code.approximate), 1), np.uint8)
         self._slow = SLOW(self._access)
         self._fill(block)
+        self._start()
+
+    def restart(self) -> None:
+        """The machine became other CTAs, see `Machine.restart`."""
+        if self.machine.code.reads_unwritten:
+            self._changing[:] = 0
+        self._start()
+
+    def _start(self) -> None:
+        """What depends on which CTAs these are, and where their lanes begin."""
+        machine, context = self.machine, self._context
+        for name, held in self._specials.items():
+            value = machine.specials[name]
+            held[:] = value.reshape(-1, _LANES) if np.ndim(value) else value
+        self._queues[:, : Queue.KEYS] = 0
+        self._queues[:, Queue.ALIVE] = _bits(machine.alive)
+        context[Context.FIRST_THREAD] = machine.first_thread
+        if machine.clocks is not None:
+            context[Context.FIRST_WARP] = machine.clocks.first_warp
 
     def enter(self) -> None:
         """These CTAs run from now on: others may have moved the records of buffers."""
@@ -114,15 +133,14 @@ class NativeState:
         context[Context.REGION_COUNT] = len(self._rows)
         context[Context.SHARED_OFFSET] = self._shared_offset.ctypes.data
         context[Context.REFUSE_UNWRITTEN] = machine.checks.uninitialised
-        context[Context.FIRST_THREAD] = machine.first_thread
         context[Context.WARPS] = machine.warps
+        budget = machine.launch.step_budget
+        context[Context.BUDGET] = _ENDLESS if budget is None else budget
         context[Context.ALL_WARPS] = len(self._queues)
         context[Context.PLACES] = machine.code.places.ctypes.data
         context[Context.QUEUES] = self._queues.ctypes.data
-        self._queues[:, Queue.ALIVE] = _bits(machine.alive)
         clocks = machine.clocks
         if clocks is not None:
-            context[Context.FIRST_WARP] = clocks.first_warp
             context[Context.SEEN] = clocks.seen.ctypes.data
             context[Context.SEEN_COLUMNS] = clocks.columns
             context[Context.PUBLISHED] = clocks.published.ctypes.data
@@ -151,7 +169,6 @@ class NativeState:
 
     def leave(self) -> None:
         """No lane of these CTAs runs any more."""
-        self.machine.launch.spare.append(self._held)
         self.machine.approximate.update(np.flatnonzero(self._approximate).tolist())
 
     def copy(self) -> Array:
@@ -170,8 +187,6 @@ class NativeState:
         launch = machine.launch
         launch.clock += 1
         self._begin()
-        budget = launch.step_budget
-        fields[Context.STEPS_LEFT] = _ENDLESS if budget is None else max(budget - launch.steps, 0)
         status = self._scheduler.advance(self._address)
         launch.steps += fields[Context.STEPS]
         launch.instructions += fields[Context.INSTRUCTIONS]
@@ -192,6 +207,10 @@ class NativeState:
         if key == NOBODY:
             return None
         return key // TURN, key % TURN, _lanes_of(self._masks)
+
+    def most_steps(self) -> int:
+        """Of the warps: the blocks that the one ran that ran the most."""
+        return int(self._queues[:, Queue.RAN].max())
 
     def arrive(self, place: int, turn: int, mask: Array, waits: bool = False) -> None:
         """Lanes come to a place. If they wait there they go on when others come, or by `wake`."""

@@ -76,6 +76,11 @@ class Clocks:
         self.acquired = np.zeros(ctas * warps, np.int64)
         self._fenced = np.zeros_like(self.seen)
 
+    def restart(self, first_cta: int) -> None:
+        """Become the clocks of as many other CTAs, whose warps know nothing yet."""
+        self.first_warp = first_cta * self.warps
+        self.seen[:], self.acquired[:], self._fenced[:] = 0, 0, 0
+
     def acquire(self, lanes: Array) -> None:
         """The warps of `lanes` read what others may have published."""
         self.acquired[np.unique(lanes >> 5)] = self.now

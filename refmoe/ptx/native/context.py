@@ -54,10 +54,10 @@ class Context(IntEnum):
     """Pointer to the queue of each warp, see `Queue`."""
     ALL_WARPS = auto()
     """Of the machine."""
+    BUDGET = auto()
+    """Blocks that one warp may run."""
     STEPS = auto()
     """Blocks that warps ran natively; each counts once for a warp."""
-    STEPS_LEFT = auto()
-    """How many more may run."""
     INSTRUCTIONS = auto()
     """Of those blocks."""
     LANE_INSTRUCTIONS = auto()
@@ -162,6 +162,8 @@ class Queue(IntEnum):
     """Its key if it can run natively now; else WAITING, and where a group was chosen Python must run it."""
     PATIENCE = auto()
     """Back edges that the warp may still take before others run."""
+    RAN = auto()
+    """Blocks that it ran."""
     KEYS = auto()
     """Of each of up to 32 groups: WAITING if it waits for other lanes, its turn, its place (32 bits)."""
 

@@ -56,7 +56,7 @@ class Status(IntEnum):
     FAILED = 1
     """Python code that was called raised."""
     SPENT = 2
-    """No more steps are left."""
+    """A warp has run as many blocks as it may."""
 
 
 class Functions:
@@ -204,7 +204,9 @@ def _step(module: Any, arrival: Any) -> Any:
     queue, places = _queue(code, context, warp), _table(code, context, Context.PLACES)
     group, key = _field(code, queue, Queue.CHOSEN), _field(code, queue, Queue.NEXT)
     lanes, place = _lanes(code, queue, group), places + (key & (TURN - 1)) * _PLACE_ROW
-    code.done_if(_field(code, context, Context.STEPS_LEFT).equals(0), code.constant(I32, Status.SPENT))
+    ran = _field(code, queue, Queue.RAN)
+    code.done_if((ran < _field(code, context, Context.BUDGET)) ^ True, code.constant(I32, Status.SPENT))
+    _set(code, queue, Queue.RAN, ran + 1)
     _count(code, context, place, lanes)
     _remove(code, queue, group)
     function = code.load(POINTER, _at(place, 0, Place.FUNCTION), align=8)
@@ -261,7 +263,6 @@ def _count(code: Code, context: Value, place: Value, lanes: Value) -> None:
     """One block more has run."""
     length = _field(code, place, Place.LENGTH)
     _add(code, context, Context.STEPS, 1)
-    _add(code, context, Context.STEPS_LEFT, -1)
     _add(code, context, Context.INSTRUCTIONS, length)
     _add(code, context, Context.LANE_INSTRUCTIONS, length * code.intrinsic("ctpop", lanes))
 
@@ -361,6 +362,7 @@ def _pick(module: Any) -> None:
             key = _key(code, queue, chosen)
             with code.when(((key ^ best.get()) & (TURN - 1)).equals(0)):
                 found.set(_lanes(code, queue, chosen))
+                _add(code, queue, Queue.RAN, 1)
                 _remove(code, queue, chosen)
                 _set(code, queue, Queue.CHOSEN, NOBODY)
         code.store(found.get().to(I32), masks + warp * 4, align=4)
