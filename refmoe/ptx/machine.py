@@ -203,6 +203,7 @@ class Machine:
             region.clear()
         if self.clocks is not None:
             self.clocks.restart(first_cta)
+        if self.shared.shadow is not None:
             self.shared.shadow = type(self.shared.shadow)(self.shared.data.size, self.warps)
         self.native.restart()
         self._arrive(0, 0, self.alive)
