@@ -10,7 +10,7 @@ from typing import Any
 from llvmlite import ir
 
 from refmoe.ptx.native.context import Row
-from refmoe.ptx.native.scalar import BYTE, POINTER, WORD, at, counted, field, word
+from refmoe.ptx.native.scalar import POINTER, WORD, at, counted, field, word
 from refmoe.ptx.pages import PAGE, PAGE_SHIFT
 
 Value = Any
@@ -27,9 +27,9 @@ def _function(module: Any, name: str) -> tuple[Any, Any, Value, Value]:
     return function, ir.IRBuilder(function.append_basic_block("entry")), *function.args
 
 
-def _element(build: Any, base: Value, index: Value, kind: Any) -> Value:
-    """The address of an element behind a pointer."""
-    return build.gep(base, [index], source_etype=kind)
+def _word(build: Any, base: Value, index: Value) -> Value:
+    """The address of a word behind a pointer."""
+    return build.gep(base, [index], source_etype=WORD)
 
 
 def _pointer(build: Any, row: Value, number: Row) -> Value:
@@ -46,7 +46,7 @@ def refine(module: Any, width: int) -> Any:
     """`refine(row, page)`: granules of at most `width` bytes."""
     function, build, row, page = _function(module, "refine")
     own = width.bit_length()
-    state = _element(build, _pointer(build, row, Row.PAGE_STATES), page, WORD)
+    state = _word(build, _pointer(build, row, Row.PAGE_STATES), page)
     old = build.load(state, typ=WORD)
     with build.if_then(build.icmp_unsigned("<=", build.sub(old, word(1)), word(own - 1))):
         # The call of another lane came first.
@@ -62,8 +62,8 @@ def refine(module: Any, width: int) -> Any:
             with counted(build, room) as number:
                 # From the last part on: none lies in front of its granule's place.
                 part = build.sub(build.sub(room, word(1)), number)
-                place = _element(build, records, part, WORD)
-                record = build.load(_element(build, records, build.lshr(part, before), WORD), typ=WORD)
+                place = _word(build, records, part)
+                record = build.load(_word(build, records, build.lshr(part, before)), typ=WORD)
                 # Writing what is there would make pages resident that hold no record.
                 with build.if_then(build.icmp_unsigned("!=", record, build.load(place, typ=WORD))):
                     build.store(record, place)
@@ -75,21 +75,16 @@ def refine(module: Any, width: int) -> Any:
 def keep(module: Any) -> Any:
     """`keep(row, page)`: keep the bytes of a page, unless they are kept."""
     function, build, row, page = _function(module, "keep")
-    kept = _element(build, _pointer(build, row, Row.KEPT), page, WORD)
+    kept = _word(build, _pointer(build, row, Row.KEPT), page)
     with build.if_then(build.icmp_unsigned("!=", build.load(kept, typ=WORD), word(0))):
         build.ret_void()
     first = build.shl(page, word(PAGE_SHIFT))
     source = at(build, _pointer(build, row, Row.DATA), first)
     target = at(build, _pointer(build, row, Row.BEFORE), first)
-    room = _room(build, field(build, row, Row.SIZE), page)
-    for kind, begin, count in (
-        (WORD, word(0), build.lshr(room, word(_WORD_SHIFT))),
-        (BYTE, build.and_(room, word(-8)), build.and_(room, word(7))),
-    ):
-        with build.if_then(build.icmp_unsigned("!=", count, word(0))), counted(build, count) as number:
-            place = number if kind is WORD else build.add(begin, number)
-            # Volatile, for else it becomes a call of the C library.
-            build.store(build.load(_element(build, source, place, kind), typ=kind), _element(build, target, place, kind))
+    signature = ir.FunctionType(ir.VoidType(), [POINTER, POINTER, WORD, ir.IntType(1)])
+    # The C library's, which is in every process.
+    copy = ir.Function(module, signature, "llvm.memcpy.p0.p0.i64")
+    build.call(copy, [target, source, _room(build, field(build, row, Row.SIZE), page), ir.Constant(ir.IntType(1), 0)])
     build.store(word(1), kept)
     build.ret_void()
     return function
