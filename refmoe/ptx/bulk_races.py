@@ -45,6 +45,11 @@ class BulkShadow(RaceShadow):
         self._write_steps = untouched((lines, warps), np.int64)
         self._bulk_writes = untouched((lines,), np.int64)
 
+    @property
+    def tables(self) -> tuple[Array, ...]:
+        """See `RaceShadow.tables`."""
+        return *super().tables, self._read_steps, self._write_steps, self._bulk_writes
+
     def enter(self, row: Array) -> None:
         """See `RaceShadow.enter`."""
         super().enter(row)

@@ -117,6 +117,16 @@ class Granules:
                 yield number, slice(slot, slot + (stop - begin >> shift))
                 begin = stop
 
+    @property
+    def accessed(self) -> int:
+        """How many bytes somebody accessed."""
+        total = 0
+        for page in np.flatnonzero(self.states).tolist():
+            begin = page << PAGE_SHIFT
+            slots = self.records[:, begin : begin + PAGE].any(axis=0)
+            total += int(np.count_nonzero(slots)) << int(self.states[page]) - 1
+        return total
+
     def byte(self, slot: int) -> int:
         """The first byte of a granule."""
         page = slot >> PAGE_SHIFT

@@ -12,6 +12,11 @@ import numpy as np
 Array = Any
 PAGE_SHIFT = 12
 PAGE = 1 << PAGE_SHIFT
+# Of Linux's pagemap (Documentation/admin-guide/mm/pagemap.rst): a page is present, and mapped by nobody else.
+_ENTRY = np.dtype(np.uint64)
+_RESIDENT = np.uint64(1 << 63 | 1 << 56)
+# Entries that are read together.
+_ENTRIES = 1 << 17
 # What a heap hands out faster than the system does.
 _SMALL = 64 << 10
 # Python names these since 3.13 and 3.8. Without the first, Linux refuses more address space than there is memory.
@@ -41,6 +46,25 @@ def untouched(shape: tuple[int, ...], kind: Any = np.uint8) -> Array:
         # Records lie far apart: of a huge page most would be empty.
         pages.madvise(_NO_HUGE_PAGES)
     return np.frombuffer(pages, dtype).reshape(shape)
+
+
+def resident_bytes(array: Array) -> int:
+    """Bytes of the system's pages that hold a part of a contiguous array and are resident for this process alone.
+
+    A page that was only read is not: until it is written it is the system's page of zeros.
+
+    Raises:
+        OSError: the system has no /proc/self/pagemap.
+    """
+    size = mmap.PAGESIZE
+    first, last = array.ctypes.data // size, -(-(array.ctypes.data + array.nbytes) // size)
+    total = 0
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        for begin in range(first, last, _ENTRIES):
+            pagemap.seek(begin * _ENTRY.itemsize)
+            entries = np.frombuffer(pagemap.read(min(_ENTRIES, last - begin) * _ENTRY.itemsize), _ENTRY)
+            total += int(np.count_nonzero(entries & _RESIDENT == _RESIDENT))
+    return total * size
 
 
 class Journal:

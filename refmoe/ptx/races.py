@@ -178,6 +178,11 @@ class RaceShadow:
         self.granules = Granules(size, columns or readers or _LAST_READERS)
         self._writes, self._reads = self.granules.writes, self.granules.reads
 
+    @property
+    def tables(self) -> tuple[Array, ...]:
+        """All memory of this."""
+        return self.granules.states, self.granules.records
+
     def enter(self, row: Array) -> None:
         """Write into a region's row where the records lie, see `Row`."""
         self.granules.enter(row)
