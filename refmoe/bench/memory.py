@@ -24,12 +24,13 @@ from refmoe.cuda.quantize import mxfp8_quantize
 from refmoe.cuda.routing import route
 from refmoe.errors import RefmoeError
 from refmoe.ptx.observe import PLAIN, View
-from refmoe.ptx.pages import PAGE, resident_bytes
+from refmoe.ptx.pages import PAGE, Journal, resident_bytes
 
 if TYPE_CHECKING:
     from refmoe.ptx.frame import Frame
     from refmoe.ptx.machine import Launch
     from refmoe.ptx.memory import Region
+    from refmoe.ptx.races import RaceShadow
     from refmoe.ptx.syntax import Instruction
 
 TARGETS = {"resident_bytes": 2 << 30, "bytes_per_byte_touched": 8.0}
@@ -83,8 +84,8 @@ def run(*, buffers: int = _BUFFERS, touched: int = _TOUCHED, rows: int = 2048, e
     The kernels: MXFP8 quantization of BF16 [rows, 2880]; the GEMM sm12x_gemm, `experts` of 5760 x 2880, MXFP8 by
     MXFP4, with 8 tokens an expert, in the tile 128x8x512; routing of float32 logits [rows, 128] to 4 experts each. A
     kernel touches the distinct bytes that it accesses, in all buffers and in the shared memory of all blocks, each
-    counted once. The checks cost what became resident of three things: records of accesses, the mask of initialised
-    bytes, and what pages held before they were written.
+    counted once. The checks cost the most that was resident at one time of three things: records of accesses, the mask
+    of initialised bytes, and what pages held before they were written. Blocks that end give theirs back.
 
     Returns:
         JSON-able: `buffers`, `touched`, `resident_bytes` of the first launch, in `rows` for each kernel its bytes
@@ -140,15 +141,52 @@ def sparse_launch(buffers: int, touched: int) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-@dataclass
-class Keeper:
-    """An observer of launches that keeps their memory.
+@dataclass(frozen=True)
+class Kept:
+    """Memory that checks need for a region; it outlives the region.
 
     Attributes:
-        regions: all buffers, and the shared and local memory of all blocks.
+        region: it.
+        shadow: its records of accesses, or None.
+        valid: its mask of initialised bytes, or None.
+        journal: what its pages held before, or None.
     """
 
-    regions: list[Region] = field(default_factory=list)
+    region: Region
+    shadow: RaceShadow | None
+    valid: Any
+    journal: Journal | None
+
+    @property
+    def accessed(self) -> int:
+        """Distinct bytes that somebody accessed."""
+        if self.shadow is not None:
+            return self.shadow.granules.accessed
+        # Parameters and constants have no checks that cost anything.
+        return int(np.count_nonzero(self.valid)) if self.region.space == "local" else 0
+
+    @property
+    def cost(self) -> Any:
+        """Resident bytes, int64 [3]: records, mask, pages that were kept."""
+        tables = () if self.shadow is None else self.shadow.tables
+        mask = () if self.valid is None else (self.valid,)
+        pages = () if self.journal is None else (self.journal.kept, self.journal.before)
+        return np.array([sum(map(resident_bytes, arrays)) for arrays in (tables, mask, pages)])
+
+
+@dataclass
+class Keeper:
+    """An observer of launches that keeps what their checks need.
+
+    Attributes:
+        buffers: device memory.
+        owned: shared and local memory of blocks.
+        together: numbers of those of `owned` that were there at one time.
+    """
+
+    buffers: list[Kept] = field(default_factory=list)
+    owned: list[Kept] = field(default_factory=list)
+    together: list[list[int]] = field(default_factory=list)
     _known: set[int] = field(default_factory=set)
 
     @property
@@ -158,20 +196,23 @@ class Keeper:
 
     def attach(self, launch: Launch) -> None:
         """A launch begins."""
-        self._keep(launch.arena.regions)
+        self.buffers += map(_kept, launch.arena.regions)
 
     def step(self, place: int, frame: Frame) -> None:
         """Blocks run."""
-        self._keep([frame.machine.shared, frame.machine.local])
+        machine = frame.machine
+        if id(machine.shared) not in self._known:
+            # These objects stay, so that their numbers stay theirs.
+            self._known.add(id(machine.shared))
+            self.owned += _kept(machine.shared), _kept(machine.local)
+            self.together.append([number for number, kept in enumerate(self.owned) if kept.region.data.size])
 
     def at(self, frame: Frame, instruction: Instruction) -> None:
         """Not called: the view does not ask for it."""
 
-    def _keep(self, regions: list[Region]) -> None:
-        for region in regions:
-            if id(region) not in self._known:
-                self._known.add(id(region))
-                self.regions.append(region)
+
+def _kept(region: Region) -> Kept:
+    return Kept(region, region.shadow, region.valid, region.journal)
 
 
 class _AllWatched(PtxDevice):
@@ -187,30 +228,18 @@ def bytes_touched(kernel: str, rows: int, experts: int) -> int:
     keeper, device = Keeper(), executors()["all checks"]
     watched = _AllWatched(device.arch, device.multiprocessors, observer=keeper)
     _kernels(rows, experts)[kernel](watched)
-    return sum(_accessed(region) for region in keeper.regions)
-
-
-def _accessed(region: Region) -> int:
-    if region.shadow is not None:
-        return region.shadow.granules.accessed
-    # Local memory; parameters and constants have no checks that cost anything.
-    return int(np.count_nonzero(region.valid)) if region.space == "local" else 0
+    return sum(kept.accessed for kept in (*keeper.buffers, *keeper.owned))
 
 
 def bytes_of_checks(kernel: str, rows: int, experts: int) -> dict[str, int]:
-    """Bytes that became resident for the checks of a kernel: `records`, `initialised` and `kept`, see `run`."""
+    """Most bytes resident at one time for the checks of a kernel: `records`, `initialised` and `kept`, see `run`."""
     keeper, device = Keeper(), executors()["all checks"]
     device.observer = keeper
     _kernels(rows, experts)[kernel](device)
-    found = {"records": 0, "initialised": 0, "kept": 0}
-    for region in keeper.regions:
-        if region.shadow is not None:
-            found["records"] += sum(map(resident_bytes, region.shadow.tables))
-        if region.valid is not None:
-            found["initialised"] += resident_bytes(region.valid)
-        if region.journal is not None:
-            found["kept"] += sum(map(resident_bytes, (region.journal.kept, region.journal.before)))
-    return found
+    costs = [kept.cost for kept in keeper.owned]
+    blocks = max((sum(costs[number] for number in numbers) for numbers in keeper.together), key=sum)
+    total = blocks + sum(kept.cost for kept in keeper.buffers)
+    return dict(zip(("records", "initialised", "kept"), total.tolist(), strict=True))
 
 
 def _kernels(rows: int, experts: int) -> dict[str, Callable[[PtxDevice], Any]]:

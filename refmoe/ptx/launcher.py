@@ -329,7 +329,7 @@ def _run(state: Launch, ctas: int) -> None:
             state.put_back(machine)
         before, reads = len(stalled), state.ticks.reads
         changed = state.arena.changes
-        stalled = [machine for machine in stalled if not machine.run()]
+        stalled = [machine for machine in stalled if not _ends(machine)]
         if pending or len(stalled) != before or not stalled or state.arena.changes != changed:
             state.ticks.settle()
         elif state.ticks.reads == reads or not state.ticks.leap():
@@ -337,6 +337,14 @@ def _run(state: Launch, ctas: int) -> None:
             raise Deadlock(
                 "lanes poll memory that nothing will change:\n  " + "\n  ".join(waiting), waiting=tuple(waiting)
             )
+
+
+def _ends(machine: Machine) -> bool:
+    """Run CTAs that had to wait for others; if they end, their memory goes at once."""
+    ended = machine.run()
+    if ended:
+        machine.release()
+    return ended
 
 
 def _triple(name: str, value: Sequence[int]) -> Index3:

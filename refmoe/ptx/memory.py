@@ -115,6 +115,12 @@ class Region:
             valid = self.words(width, of_valid=True)
             valid[place] = np.iinfo(valid.dtype).max
 
+    def release(self) -> None:
+        """Give its memory back: whoever owned it has ended, and objects that refer to it may live on."""
+        nothing = np.zeros(0, np.uint8)
+        self.data, self.valid, self.shadow = nothing, nothing, None
+        self._views.clear()
+
 
 def padded(size: int) -> int:
     """Bytes for `size`, with which every view has whole words."""
