@@ -204,6 +204,31 @@ def test_a_warp_whose_lanes_are_in_pages_of_different_granules(ordered: bool, wa
 
 
 @ways
+def test_a_race_in_the_page_of_a_later_lane(way: Way) -> None:
+    # Block 0 makes page 0 byte-fine and writes word 20 of page 1; lane 20 of block 1 reads it, the others page 0.
+    body = """
+        setp.ne.u32 %p1, %r60, 0;
+        setp.eq.u32 %p2, %r1, 20;
+        mul.wide.u32 %d3, %r1, 4;
+        add.s64 %d3, %d3, %d0;
+        @%p1 bra READ;
+        @!%p2 bra END;
+        st.global.u8 [%d0], 1;
+        st.global.u32 [%d0 + 4176], 1;
+        bra END;
+    READ:
+        @%p2 add.s64 %d3, %d3, 4096;
+        @!%p2 add.s64 %d3, %d3, 2048;
+        ld.global.u32 %r3, [%d3];
+    END: ret;
+    """
+    with pytest.raises(ptx.RaceError) as caught:
+        launch(body, np.zeros(2 * PAGE, np.uint8), 0, 2, 32, way)
+    race = caught.value
+    assert (race.kind, race.block, race.thread, race.offset) == ("write-read", (1, 0, 0), (20, 0, 0), 4176)
+
+
+@ways
 def test_reads_survive_the_split_of_their_page(way: Way) -> None:
     # Two blocks read a vector, a third writes a byte of it: the second reader's record has to be in every part.
     body = """
