@@ -19,7 +19,8 @@ from refmoe.ptx import bulk_races
 from refmoe.ptx.access import Access
 from refmoe.ptx.bulk_races import BulkShadow
 from refmoe.ptx.copies import split
-from refmoe.ptx.memory import POISON, Region
+from refmoe.ptx.memory import Region
+from refmoe.ptx.pages import POISON
 from refmoe.ptx.records import AGENTS
 from refmoe.ptx.syntax import Instruction
 

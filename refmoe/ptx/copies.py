@@ -17,7 +17,8 @@ import numpy as np
 
 from refmoe.ptx.access import Access, Store
 from refmoe.ptx.errors import MisuseError
-from refmoe.ptx.memory import POISON, Region
+from refmoe.ptx.memory import Region
+from refmoe.ptx.pages import POISON
 from refmoe.ptx.syntax import Instruction
 
 if TYPE_CHECKING:

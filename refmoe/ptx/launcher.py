@@ -14,8 +14,9 @@ import numpy as np
 from refmoe.ptx.arguments import Buffer, DeviceMemory, bind, write_back
 from refmoe.ptx.errors import ArgumentMismatch, Deadlock, Index3
 from refmoe.ptx.machine import Checks, Launch, Machine
-from refmoe.ptx.memory import POISON, Arena, padded
+from refmoe.ptx.memory import Arena, padded
 from refmoe.ptx.observe import PLAIN, Observer, View
+from refmoe.ptx.pages import POISON
 from refmoe.ptx.parser import ParsedModule, parse
 from refmoe.ptx.races import RaceShadow
 from refmoe.ptx.records import MAX_THREADS

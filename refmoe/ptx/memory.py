@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from refmoe.ptx.pages import PAGE, Journal, untouched
+from refmoe.ptx.pages import PAGE, POISON, Journal, untouched
 from refmoe.ptx.spaces import OWN_BASE, WINDOW_BITS
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Array = Any
 
-# What memory that nobody has written holds, where reading it is not refused.
-POISON = 0xCD
 _WIDEST = 32
 _EVERY_BYTE = 0x0101010101010101
 # What arrays have to be aligned to for their bytes to be used where they lie.

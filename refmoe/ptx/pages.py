@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 Array = Any
+# What memory that nobody has written holds, where reading it is not refused.
+POISON = 0xCD
 PAGE_SHIFT = 12
 PAGE = 1 << PAGE_SHIFT
 # Of Linux's pagemap (Documentation/admin-guide/mm/pagemap.rst): a page is present, and mapped by nobody else.

@@ -17,7 +17,6 @@ from llvmlite import ir
 
 from refmoe.native.compiler import Native
 from refmoe.ptx import records
-from refmoe.ptx.memory import POISON
 from refmoe.ptx.native.context import (
     FIRST_BUFFER_ROW,
     LOCAL_ROW,
@@ -29,7 +28,7 @@ from refmoe.ptx.native.context import (
 from refmoe.ptx.native.pages import keep, refine
 from refmoe.ptx.native.scalar import POINTER, WARP_MASK, WORD, at, counted, field, leave_if, room, word
 from refmoe.ptx.ops.lanes import LANES, Lanes, Value, vector
-from refmoe.ptx.pages import PAGE, PAGE_SHIFT
+from refmoe.ptx.pages import PAGE, PAGE_SHIFT, POISON
 from refmoe.ptx.spaces import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDOW_BITS
 
 # The bits of records, as Python integers.
