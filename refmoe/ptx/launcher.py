@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from refmoe.ptx.arguments import Buffer, DeviceMemory, bind
+from refmoe.ptx.arguments import Buffer, DeviceMemory, bind, write_back
 from refmoe.ptx.errors import ArgumentMismatch, Deadlock, Index3
 from refmoe.ptx.machine import Checks, Launch, Machine
-from refmoe.ptx.memory import Arena
+from refmoe.ptx.memory import Arena, padded
 from refmoe.ptx.observe import PLAIN, Observer, View
+from refmoe.ptx.pages import POISON
 from refmoe.ptx.parser import ParsedModule, parse
 from refmoe.ptx.races import RaceShadow
 from refmoe.ptx.records import MAX_THREADS
@@ -167,7 +168,8 @@ def launch(
     if shared_bytes < 0 or shared > limit:
         raise ArgumentMismatch(f"{shared} bytes of shared memory; {module.target} has {limit} for a block")
     arena = Arena()
-    parameters = arena.add("kernel parameters", "param", None, code.layout.parameter_bytes, writable=False)
+    poison = np.full(code.layout.parameter_bytes, POISON, np.uint8)
+    parameters = arena.add("kernel parameters", "param", poison, poison.size, writable=False)
     bound = bind(code.entry, args, memory, arena, parameters, code.layout.parameters)
     addresses = _variables(code, arena)
     if watch is not None:
@@ -175,7 +177,7 @@ def launch(
     if checks.races:
         for region in arena.regions:
             if region.writable:
-                region.shadow = RaceShadow(region.data.size, 0)
+                region.shadow = RaceShadow(padded(region.size), 0)
     ctas = math.prod(size)
     state = Launch(
         module.name, code, size, shape, checks, arena, addresses, shared_bytes, shared, warps,
@@ -189,15 +191,15 @@ def launch(
     try:
         with np.errstate(all="ignore"):
             _run(state, ctas)
+    except BaseException:
+        arena.undo()
+        raise
     finally:
         if state.printed:
             (sys.stdout if stdout is None else stdout).write(b"".join(state.printed).decode(errors="replace"))
     for buffer, region in bound:
         if buffer.writable:
-            buffer.array.reshape(-1).view(np.uint8)[:] = region.data[: buffer.array.nbytes]
-            if isinstance(buffer.initialised, np.ndarray) and region.valid is not None:
-                written = region.valid[: buffer.array.nbytes].reshape(buffer.array.size, buffer.array.itemsize)
-                buffer.initialised.reshape(-1)[:] = (written != 0).all(axis=1)
+            write_back(buffer, region)
     return LaunchResult(
         state.lane_instructions,
         state.instructions,
@@ -328,7 +330,7 @@ def _run(state: Launch, ctas: int) -> None:
             state.put_back(machine)
         before, reads = len(stalled), state.ticks.reads
         changed = state.arena.changes
-        stalled = [machine for machine in stalled if not machine.run()]
+        stalled = [machine for machine in stalled if not _ends(machine)]
         if pending or len(stalled) != before or not stalled or state.arena.changes != changed:
             state.ticks.settle()
         elif state.ticks.reads == reads or not state.ticks.leap():
@@ -336,6 +338,14 @@ def _run(state: Launch, ctas: int) -> None:
             raise Deadlock(
                 "lanes poll memory that nothing will change:\n  " + "\n  ".join(waiting), waiting=tuple(waiting)
             )
+
+
+def _ends(machine: Machine) -> bool:
+    """Run CTAs that had to wait for others; if they end, their memory goes at once."""
+    ended = machine.run()
+    if ended:
+        machine.release()
+    return ended
 
 
 def _triple(name: str, value: Sequence[int]) -> Index3:
@@ -371,11 +381,12 @@ def _variables(code: Code, arena: Arena) -> dict[str, Any]:
     """Module variables as buffers, and their addresses."""
     regions = {}
     for variable in code.layout.buffers:
-        content = bytes(variable.size) if variable.initial is None else variable.initial.ljust(variable.size, b"\0")
+        content = None
+        if variable.initial is not None:
+            content = np.frombuffer(variable.initial.ljust(variable.size, b"\0"), np.uint8)
         regions[variable.name] = arena.add(
-            variable.name, variable.space, np.frombuffer(content, np.uint8), variable.size,
-            writable=variable.space == "global",
-        )  # fmt: skip
+            variable.name, variable.space, content, variable.size, writable=variable.space == "global"
+        )
     for variable in code.layout.buffers:
         for offset, size, symbol in variable.relocations:
             if symbol.name in regions:

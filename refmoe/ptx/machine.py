@@ -165,8 +165,9 @@ class Machine:
         self._living = int(self.alive.sum())
         self._stepped = False
         self.specials = self._specials()
-        self.shared = owned_region("shared memory", "shared", launch.shared_bytes, ctas)
-        self.local = owned_region("local memory", "local", self.code.layout.local_bytes, self.lanes)
+        refused = self.checks.uninitialised
+        self.shared = owned_region("shared memory", "shared", launch.shared_bytes, ctas, refused)
+        self.local = owned_region("local memory", "local", self.code.layout.local_bytes, self.lanes, refused)
         self.clocks: Any = None
         if self.checks.races:
             self.clocks = Clocks(

@@ -113,11 +113,9 @@ class NativeState:
             context[Context.FIRST_WARP] = machine.clocks.first_warp
 
     def enter(self) -> None:
-        """These CTAs run from now on: others may have moved the records of buffers."""
+        """These CTAs run from now on: tell native code where everything lies."""
         for region in self._regions:
             self._refresh(region)
-            if region.shadow is not None:
-                region.shadow.changed = self._refresh_all
 
     def _fill(self, block: Array) -> None:
         machine, context = self.machine, self._context
@@ -148,11 +146,6 @@ class NativeState:
             context[Context.BY_LANE] = clocks.by_lane
             context[Context.BULK] = clocks.bulk
 
-    def _refresh_all(self) -> None:
-        """Records of accesses moved."""
-        for region in self._regions:
-            self._refresh(region)
-
     def _refresh(self, region: Region) -> None:
         """Enter a region as it is now."""
         number = next(i for i, each in enumerate(self._regions) if each is region)
@@ -161,6 +154,10 @@ class NativeState:
         row[Row.SIZE] = region.size
         row[Row.DATA] = region.data.ctypes.data
         row[Row.VALID] = 0 if region.valid is None else region.valid.ctypes.data
+        row[Row.POISONED] = row[Row.VALID] if region.poisoned and not self.machine.checks.uninitialised else 0
+        if region.journal is not None:
+            row[Row.KEPT] = region.journal.kept.ctypes.data
+            row[Row.BEFORE] = region.journal.before.ctypes.data
         row[Row.WRITABLE] = region.writable and region.space != "const" and region.watch is None
         row[Row.STRIDE] = region.stride if number == LOCAL_ROW else 0
         shadow = region.shadow

@@ -84,13 +84,21 @@ class Row(IntEnum):
     """Whether native code may store here: not where somebody watches."""
     STRIDE = auto()
     """Local memory: bytes from one lane's to the next; else 0."""
+    POISONED = auto()
+    """As `VALID`, where bytes that nobody wrote read as poison, whatever lies there; else 0."""
+    KEPT = auto()
+    """Pointer to one word for each page whose bytes are kept before they are written, or 0 where none are."""
+    BEFORE = auto()
+    """Pointer to the kept bytes, each as far from the first as in the data."""
+    PAGE_STATES = auto()
+    """Pointer to one word for each page: its granules, see `Granules`."""
     WRITES = auto()
     """Pointer to the records of last writes, or 0 where races are not looked for."""
     READS = auto()
-    SHIFT = auto()
-    """Binary logarithm of the bytes of a granule; -1 before the first access."""
     COLUMNS = auto()
     """Records of reads of a granule."""
+    COLUMN_BYTES = auto()
+    """From a column of records to the next: eight for each byte of the region."""
     READERS = auto()
     """Warps whose reads are kept apart, 0 for none."""
     READ_STEPS = auto()
