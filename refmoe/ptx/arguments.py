@@ -135,13 +135,14 @@ def bind(
 
 
 def _region(buffer: Buffer, arena: Arena) -> Region:
-    initialised, valid = buffer.initialised, None
+    initialised, valid, unwritten = buffer.initialised, None, False
     if isinstance(initialised, np.ndarray):
+        unwritten = not initialised.any()
         valid = None if initialised.all() else _bytes_of_mask(initialised.reshape(-1), buffer.array.itemsize)
         initialised = True
     return arena.add(
         buffer.name, "global", _bytes(buffer.array), buffer.array.nbytes, valid, initialised, buffer.writable,
-        in_place=True,
+        in_place=True, unwritten=unwritten,
     )  # fmt: skip
 
 

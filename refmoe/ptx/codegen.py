@@ -145,7 +145,9 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool, view: Vie
     refused = emitter.refused
     homes = cut(program, natively, refused, view.alone)
     shared = homes.registers
-    kernel = compile_pieces(program, homes, layout, emitter.approximate, _native(emitter.products))
+    kernel = compile_pieces(
+        program, homes, layout, emitter.approximate, _native(emitter.products), chained=view is PLAIN
+    )
     emitter.names["N"] = Invoker(kernel)
     parts = []
     for block, (statements, result) in zip(program.blocks, checked, strict=True):
@@ -376,7 +378,6 @@ def _places(program: Program, homes: Homes, kernel: Kernel, gathers: Mapping[int
         end = block.terminator
         row[Place.FUNCTION] = kernel.functions[block.index, 0]
         row[Place.END] = End[end.kind.upper()]
-        row[Place.LENGTH] = len(block.instructions) + (end.instruction is not None)
         for number, (field, target) in enumerate(zip((Place.TARGET, Place.OTHER), end.targets, strict=False)):
             row[field] = target
             edge = Edge.BACK * (target in block.back_edges) | Edge.POLLS * (target in block.polling_edges)

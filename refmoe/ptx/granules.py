@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.ptx.native import pages as native
 from refmoe.ptx.native.context import Row
-from refmoe.ptx.pages import PAGE, PAGE_SHIFT, untouched
+from refmoe.ptx.pages import PAGE, PAGE_SHIFT, cleared, untouched
 
 Array = Any
 
@@ -34,6 +35,7 @@ class Granules:
     Attributes:
         states: int64 [pages], one more than the binary logarithm of the bytes of a granule; 0 for a page that nobody
             accessed.
+        used: int64 [pages], a bit for each column in which a page may have records; the others need not be read.
         records: int64 [1 + columns, size].
         writes: the first column.
         reads: the others.
@@ -42,12 +44,23 @@ class Granules:
     def __init__(self, size: int, columns: int) -> None:
         self.size = size
         self.states = untouched((-(-size // PAGE),), np.int64)
+        self.used = untouched((-(-size // PAGE),), np.int64)
         self.records = untouched((1 + columns, size), np.int64)
         self.writes, self.reads = self.records[0], self.records[1:]
 
+    def release(self) -> None:
+        """Give memory back: nobody asks any more who accessed what."""
+        row = np.zeros(len(Row), np.int64)
+        self.enter(row)
+        resident = native.functions().forget(row.ctypes.data, len(self.states))
+        self.states[:], self.used[:] = 0, 0
+        cleared(self.states, self.states.nbytes)
+        cleared(self.used, self.used.nbytes)
+        cleared(self.records, resident)
+
     def enter(self, row: Array) -> None:
         """Write into a region's row where the records lie, see `Row`."""
-        row[Row.PAGE_STATES] = self.states.ctypes.data
+        row[Row.PAGE_STATES], row[Row.PAGE_COLUMNS] = self.states.ctypes.data, self.used.ctypes.data
         row[Row.WRITES], row[Row.READS] = self.writes.ctypes.data, self.reads.ctypes.data
         row[Row.COLUMNS], row[Row.COLUMN_BYTES] = len(self.reads), self.records.strides[0]
 
@@ -62,6 +75,8 @@ class Granules:
         own = width.bit_length()
         if not held.size:
             return held, None
+        # Whoever asks may write records in any column.
+        self.used[page] = -1
         low, high = int(held.min()), int(held.max())
         if low == 0 or high > own:
             self.refine(page, own)
@@ -104,7 +119,9 @@ class Granules:
             for begin in np.unique(first).tolist()
         ]
         if pages:
-            self.refine(np.concatenate(pages), width.bit_length())
+            whole = np.concatenate(pages)
+            self.used[whole] = -1
+            self.refine(whole, width.bit_length())
 
     def ranges(self, first: Array, span: int) -> Iterator[tuple[int, slice]]:
         """(number of the range, its slots in one page) of ranges of `span` bytes from `first` [n] on."""

@@ -200,6 +200,7 @@ def launch(
     for buffer, region in bound:
         if buffer.writable:
             write_back(buffer, region)
+    arena.release()
     return LaunchResult(
         state.lane_instructions,
         state.instructions,

@@ -88,7 +88,6 @@ class Launch:
         trace: what records who waited for whom, or None.
         observer: who is told of steps, or None.
         maps: edits of tensor maps.
-        spare: memory of machines that have ended, for the registers of others.
         proxied: int64, by warp of the grid, the step of its last proxy fence for global memory.
         printed: what `vprintf` wrote so far.
         ticks: the clock.
@@ -109,7 +108,6 @@ class Launch:
     approximate: set[int]
     trace: Trace | None = None
     observer: Observer | None = None
-    spare: list[Array] = field(default_factory=list)
     maps: MapHistory = field(default_factory=MapHistory)
     proxied: Array = None
     steps: int = 0
@@ -126,12 +124,13 @@ class Launch:
         if idle is not None:
             if idle.ctas == ctas and idle.restart(first_cta):
                 return idle
-            self.spare.append(idle.native.memory)
             idle.release()
         return Machine(self, first_cta, ctas)
 
-    def put_back(self, machine: Machine) -> None:
-        """All CTAs of a machine have exited."""
+    def put_back(self, machine: Machine | None) -> None:
+        """All CTAs of a machine have exited; None where no others will take the place of the last ones."""
+        if self._idle is not None:
+            self._idle.release()
         self._idle = machine
 
 
@@ -213,6 +212,7 @@ class Machine:
 
     def release(self) -> None:
         """Give memory back: all CTAs have exited, and others do not take their place."""
+        self.native.release()
         for region in (self.shared, self.local):
             region.release()
 

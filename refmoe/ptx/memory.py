@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from refmoe.ptx.pages import PAGE, POISON, Journal, untouched
+from refmoe.ptx.pages import PAGE, POISON, Journal, cleared, untouched
 from refmoe.ptx.spaces import OWN_BASE, WINDOW_BITS
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Region:
     writable: bool
     poisoned: bool = False
     journal: Journal | None = None
+    unwritten: bool = False
     shadow: RaceShadow | None = None
     watch: Watch | None = None
     _views: dict[tuple[bool, int], Any] = field(default_factory=dict, repr=False)
@@ -114,6 +115,15 @@ class Region:
             valid = self.words(width, of_valid=True)
             valid[place] = np.iinfo(valid.dtype).max
 
+    def release_valid(self) -> None:
+        """Give the memory back that says which bytes are initialised: all that are were written by this launch."""
+        assert self.valid is not None
+        assert self.journal is not None
+        for begin, end in self.journal.written:
+            self.valid[begin:end] = 0
+        cleared(self.valid, sum(end - begin for begin, end in self.journal.written))
+        self.valid = None
+
     def release(self) -> None:
         """Give its memory back: whoever owned it has ended, and objects that refer to it may live on."""
         nothing = np.zeros(0, np.uint8)
@@ -164,6 +174,7 @@ class Arena:
         initialised: bool = True,
         writable: bool = True,
         in_place: bool = False,
+        unwritten: bool = False,
     ) -> Region:
         """A new buffer with its own window.
 
@@ -177,6 +188,7 @@ class Arena:
             writable: whether stores are allowed.
             in_place: whether `content` is the caller's, to be used where it lies; what is shorter than a page, or not
                 aligned, is copied nevertheless.
+            unwritten: whether `valid` says so of all bytes.
         """
         journal = None
         if content is None:
@@ -190,9 +202,21 @@ class Arena:
         if poisoned:
             valid = untouched((padded(size),))
         base = (len(self.regions) + 1) << WINDOW_BITS
-        region = Region(name, space, base, size, 0, data, valid, writable, poisoned, journal)
+        unwritten |= poisoned
+        region = Region(name, space, base, size, 0, data, valid, writable, poisoned, journal, unwritten)
         self.regions.append(region)
         return region
+
+    def release(self) -> None:
+        """The launch has ended well: give memory back in which it kept what it had to know."""
+        for region in self.regions:
+            if region.journal is not None:
+                if region.unwritten:
+                    region.release_valid()
+                region.journal.release()
+            if region.shadow is not None:
+                region.shadow.granules.release()
+                region.shadow = None
 
     def undo(self) -> None:
         """Put back what the caller's arrays held."""

@@ -25,6 +25,7 @@ from refmoe.ptx.native.context import (
     starts,
 )
 from refmoe.ptx.native.scheduler import Status, functions
+from refmoe.ptx.pages import Spare
 from refmoe.ptx.spaces import LOCAL_WINDOW, SHARED_WINDOW
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 Array = Any
 _ALIGN = 256
 _LANES = 32
+# Of machines that have ended: fresh pages would cost more than what runs on them.
+_REGISTERS = Spare()
 # Blocks that a warp may run in a launch without a limit.
 _ENDLESS = 1 << 62
 # What native code counts from zero in each call.
@@ -58,13 +61,8 @@ class NativeState:
         begins = starts(code.kinds)
         specials = code.kernel.specials
         size = (begins[-1] + 4 * len(specials)) * lanes
-        spare = machine.launch.spare
-        if spare and len(spare[-1]) == size + _ALIGN:
-            # Pages that were touched before: fresh ones would cost more than what runs on them.
-            self.memory = spare.pop()
-            self.memory[:] = 0
-        else:
-            self.memory = np.zeros(size + _ALIGN, np.uint8)
+        spare = _REGISTERS.take(size + _ALIGN)
+        self.memory = np.zeros(size + _ALIGN, np.uint8) if spare is None else spare
         start = -self.memory.ctypes.data % _ALIGN
         block = self.memory[start : start + size]
         # Of each warp its homes, one behind the other.
@@ -92,7 +90,7 @@ class NativeState:
         self._approximate = np.zeros(max(len(code.approximate), 1), np.uint8)
         self._slow = SLOW(self._access)
         self._fill(block)
-        self._start()
+        self.restart()
 
     def restart(self) -> None:
         """The machine became other CTAs, see `Machine.restart`."""
@@ -163,6 +161,10 @@ class NativeState:
         shadow = region.shadow
         if shadow is not None:
             shadow.enter(row)
+
+    def release(self) -> None:
+        """Give the memory of the registers back."""
+        _REGISTERS.give(self.memory, self.memory.nbytes)
 
     def leave(self) -> None:
         """No lane of these CTAs runs any more."""

@@ -25,6 +25,38 @@ _SMALL = 64 << 10
 _LINUX = sys.platform == "linux"
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _LINUX else 0)
 _NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
+# Most bytes that are kept for later, of each kind.
+_MOST_SPARE = 64 << 20
+
+
+class Spare:
+    """Memory of launches that have ended, for whoever asks for as much: its pages are resident already."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, list[tuple[Array, int]]] = {}
+        self._resident = 0
+
+    def take(self, size: int) -> Array | None:
+        """So many bytes, or None if there are none of that size."""
+        if not (held := self._held.get(size)):
+            return None
+        array, resident = held.pop()
+        self._resident -= resident
+        return array
+
+    def give(self, array: Array, resident: int) -> None:
+        """Keep an array that nobody else uses any more, of which at most `resident` bytes are resident."""
+        if array.nbytes <= _SMALL or resident > _MOST_SPARE:
+            return
+        if self._resident + resident > _MOST_SPARE:
+            self._held.clear()
+            self._resident = 0
+        self._resident += resident
+        self._held.setdefault(array.nbytes, []).append((array.reshape(-1).view(np.uint8), resident))
+
+
+# All zeros; and whatever was there before.
+_ZEROS, _SCRATCH = Spare(), Spare()
 
 
 def untouched(shape: tuple[int, ...], kind: Any = np.uint8) -> Array:
@@ -39,6 +71,8 @@ def untouched(shape: tuple[int, ...], kind: Any = np.uint8) -> Array:
     size = math.prod(shape) * dtype.itemsize
     if size <= _SMALL or not hasattr(mmap, "MAP_ANONYMOUS"):
         return np.zeros(shape, dtype)
+    if (spare := _ZEROS.take(size)) is not None:
+        return spare.view(dtype).reshape(shape)
     try:
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     except OSError as error:
@@ -48,6 +82,11 @@ def untouched(shape: tuple[int, ...], kind: Any = np.uint8) -> Array:
         # Records lie far apart: of a huge page most would be empty.
         pages.madvise(_NO_HUGE_PAGES)
     return np.frombuffer(pages, dtype).reshape(shape)
+
+
+def cleared(array: Array, resident: int) -> None:
+    """Give memory back that came from `untouched`, is all zeros again, and of which `resident` bytes are resident."""
+    _ZEROS.give(array, min(resident, array.nbytes))
 
 
 def resident_bytes(array: Array) -> int:
@@ -83,7 +122,8 @@ class Journal:
     def __init__(self, data: Array) -> None:
         self.data = data
         self.kept = untouched((-(-data.size // PAGE),), np.int64)
-        self.before = untouched((data.size,))
+        spare = _SCRATCH.take(data.size)
+        self.before = untouched((data.size,)) if spare is None else spare
 
     def keep(self, index: Array) -> None:
         """Words at byte `index` [n], none of which lies in two pages, are about to be written."""
@@ -100,6 +140,13 @@ class Journal:
         breaks = np.flatnonzero(np.diff(pages) != 1) + 1
         runs = np.split(pages, breaks) if pages.size else []
         return [(int(run[0]) << PAGE_SHIFT, min((int(run[-1]) + 1) << PAGE_SHIFT, self.data.size)) for run in runs]
+
+    def release(self) -> None:
+        """Give memory back: nobody asks any more what was there before."""
+        held = np.flatnonzero(self.kept)
+        self.kept[held] = 0
+        cleared(self.kept, self.kept.nbytes)
+        _SCRATCH.give(self.before, held.size << PAGE_SHIFT)
 
     def undo(self) -> None:
         """Put back what was there before the launch."""

@@ -182,7 +182,7 @@ class RaceShadow:
     @property
     def tables(self) -> tuple[Array, ...]:
         """All memory of this."""
-        return self.granules.states, self.granules.records
+        return self.granules.states, self.granules.used, self.granules.records
 
     def enter(self, row: Array) -> None:
         """Write into a region's row where the records lie, see `Row`."""

@@ -143,31 +143,51 @@ class Consecutive:
 
     def _order_load(self, slot: Value) -> None:
         build, of = self.build_, self.of
-        mine = of.mine()
-        writes = build.load(self._records(field(build, self.row, Row.WRITES), slot), typ=vector(64), align=8)
-        of.refuse_unordered(writes, mine, self.here)
-        reads = of.own_reads(self.row)
+        mine, used, reads = of.mine(), self._used(), of.own_reads(self.row)
+        columns = build.load(used, typ=WORD)
+        with build.if_then(build.trunc(columns, ir.IntType(1))):
+            writes = build.load(self._records(field(build, self.row, Row.WRITES), slot), typ=vector(64), align=8)
+            of.refuse_unordered(writes, mine, self.here)
         place = self._records(reads.column, slot)
-        previous = build.load(place, typ=vector(64), align=8)
-        elsewhere, record = of.reader(previous, mine)
-        with build.if_then(build.and_(build.not_(reads.apart), of.any(elsewhere))):
-            other = self._records(reads.next, slot)
-            kept = build.load(other, typ=vector(64), align=8)
-            build.store(build.select(elsewhere, previous, kept), other, align=8)
-        build.store(record, place, align=8)
+        own = of.columns_of_loads(reads)
+        first = build.icmp_unsigned("==", build.and_(columns, own), word(0))
+        with build.if_else(first) as (nobody_read, somebody_read):
+            with nobody_read:
+                build.store(mine, place, align=8)
+                build.store(build.or_(columns, own), used)
+            with somebody_read:
+                previous = build.load(place, typ=vector(64), align=8)
+                elsewhere, record = of.reader(previous, mine)
+                with build.if_then(build.and_(build.not_(reads.apart), of.any(elsewhere))):
+                    other = self._records(reads.next, slot)
+                    kept = build.load(other, typ=vector(64), align=8)
+                    build.store(build.select(elsewhere, previous, kept), other, align=8)
+                build.store(record, place, align=8)
         self._note_lines(Row.READ_STEPS)
 
     def _order_store(self, slot: Value) -> None:
         build, of = self.build_, self.of
-        mine = of.mine()
+        mine, used = of.mine(), self._used()
+        columns = build.load(used, typ=WORD)
         place = self._records(field(build, self.row, Row.WRITES), slot)
-        of.refuse_unordered(build.load(place, typ=vector(64), align=8), mine, self.here)
+        with build.if_then(build.trunc(columns, ir.IntType(1))):
+            of.refuse_unordered(build.load(place, typ=vector(64), align=8), mine, self.here)
         reads, stride = field(build, self.row, Row.READS), field(build, self.row, Row.COLUMN_BYTES)
-        with counted(build, field(build, self.row, Row.COLUMNS)) as column:
-            held = self._records(build.add(reads, build.mul(column, stride)), slot)
-            of.refuse_unordered(build.load(held, typ=vector(64), align=8), mine, self.here)
+        somebody_read = build.icmp_unsigned("!=", build.lshr(columns, word(1)), word(0))
+        with build.if_then(somebody_read), counted(build, field(build, self.row, Row.COLUMNS)) as column:
+            in_use = build.and_(build.lshr(columns, build.add(column, word(1))), word(1))
+            with build.if_then(build.icmp_unsigned("!=", in_use, word(0))):
+                held = self._records(build.add(reads, build.mul(column, stride)), slot)
+                of.refuse_unordered(build.load(held, typ=vector(64), align=8), mine, self.here)
         build.store(mine, place, align=8)
+        build.store(build.or_(columns, word(1)), used)
         self._note_lines(Row.WRITE_STEPS)
+
+    def _used(self) -> Value:
+        """Where the columns in use of the page are noted."""
+        build = self.build_
+        used = build.inttoptr(field(build, self.row, Row.PAGE_COLUMNS), POINTER)
+        return build.gep(used, [build.lshr(self.first, word(PAGE_SHIFT))], source_etype=WORD)
 
     def _note_lines(self, steps: Row) -> None:
         """Where bulk copies look whole lines up: this warp accessed these lines now."""

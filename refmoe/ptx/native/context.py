@@ -61,8 +61,8 @@ class Context(IntEnum):
     INSTRUCTIONS = auto()
     """Of those blocks."""
     LANE_INSTRUCTIONS = auto()
-    LAPS = auto()
-    """Back edges of loops that do not poll."""
+    PATIENCE = auto()
+    """Back edges that the warp that runs may still take before others run."""
     POLLED = auto()
     """Set to one by a back edge of a loop that may wait for another lane's write."""
     YIELDED = auto()
@@ -92,6 +92,8 @@ class Row(IntEnum):
     """Pointer to the kept bytes, each as far from the first as in the data."""
     PAGE_STATES = auto()
     """Pointer to one word for each page: its granules, see `Granules`."""
+    PAGE_COLUMNS = auto()
+    """Pointer to one word for each page: the columns that may have records, a bit each, that of writes first."""
     WRITES = auto()
     """Pointer to the records of last writes, or 0 where races are not looked for."""
     READS = auto()
@@ -120,8 +122,6 @@ class Place(IntEnum):
     """Where those go on that do not."""
     EDGES = auto()
     """`Edge`s to the target, and to the other `EDGE_BITS` higher."""
-    LENGTH = auto()
-    """Instructions."""
     GATHER = auto()
     """What lanes wait for at its start, see `Meeting`."""
     MEMBERS = auto()
@@ -169,7 +169,7 @@ class Queue(IntEnum):
     NEXT = auto()
     """Its key if it can run natively now; else WAITING, and where a group was chosen Python must run it."""
     PATIENCE = auto()
-    """Back edges that the warp may still take before others run."""
+    """Back edges that the warp may still take before others run, while it does not run."""
     RAN = auto()
     """Blocks that it ran."""
     KEYS = auto()

@@ -1,8 +1,11 @@
 """Pieces of an entry as native code: each a function of one warp.
 
-`piece_<block>_<number>(context, warp, mask) -> taken`: the lanes of `mask` that take the branch at the piece's end, or
-`FAILED` if Python code that it called raised. A warp's lanes are computed together; what those that do not act compute
-is thrown away when registers are written back.
+`piece_<block>_<number>(context, warp, mask)` returns the block at whose end it is and the lanes of `mask` that take the
+branch there, or `FAILED` if Python code that it called raised. A warp's lanes are computed together; what those that do
+not act compute is thrown away when registers are written back.
+
+A whole block goes on to the next one by itself as long as all its lanes do, and as nobody can tell when they do: the
+next block neither accesses memory that others see nor waits for other lanes.
 """
 
 from __future__ import annotations
@@ -25,12 +28,24 @@ from refmoe.ptx.native import exchange, matrix, memory
 from refmoe.ptx.native.context import FIELD_BYTES, Context, starts
 from refmoe.ptx.native.memory import Variant
 from refmoe.ptx.native.mma import WarpMma
-from refmoe.ptx.native.scalar import BYTE, FAILED, PIECE, POINTER, WARP_MASK, WORD, at, call_pointer, room, word
+from refmoe.ptx.native.scalar import (
+    BYTE,
+    FAILED,
+    PIECE,
+    PLACE_SHIFT,
+    POINTER,
+    WARP_MASK,
+    WORD,
+    at,
+    call_pointer,
+    room,
+    word,
+)
 from refmoe.ptx.native.scalar import field as table_field
 from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, Value, vector
 from refmoe.ptx.ops.table import exactness, lowering
 from refmoe.ptx.pieces import Homes, Piece
-from refmoe.ptx.program import Program
+from refmoe.ptx.program import Block, Program
 from refmoe.ptx.registers import CARRY, destinations_and_sources
 from refmoe.ptx.spaces import LOCAL_WINDOW, SHARED_WINDOW
 from refmoe.ptx.specials import CLOCKS, SPECIALS
@@ -119,6 +134,7 @@ def compile_pieces(
     layout: Layout,
     approximate: Sequence[Instruction],
     products: Mapping[Instruction, WarpMma],
+    chained: bool,
 ) -> Kernel:
     """Native code of all pieces that are to be native.
 
@@ -128,12 +144,13 @@ def compile_pieces(
         layout: where variables lie.
         approximate: the approximate instructions, in the order in which their use is noted.
         products: the native code of tensor-core instructions.
+        chained: whether whole blocks count themselves and go on to others; if not, Python does both.
     """
     instructions = [each for block in program.blocks for each in block.instructions]
-    name = key_of("kernel", _content(instructions, homes, layout, products), level=LEVEL)
+    name = key_of("kernel", _content(program, homes, layout, products, chained), level=LEVEL)
     held = kept.load(name)
     if held is None:
-        held = _compiled(instructions, homes, layout, approximate, products)
+        held = _compiled(program, homes, layout, approximate, products, chained)
         kept.store(name, held)
     size = int.from_bytes(held[:_SIZE], "little")
     head, native = json.loads(held[_SIZE : _SIZE + size]), Native(held[_SIZE + size :])
@@ -155,32 +172,36 @@ def compile_pieces(
 
 
 def _content(
-    instructions: Sequence[Instruction], homes: Homes, layout: Layout, products: Mapping[Instruction, WarpMma]
+    program: Program, homes: Homes, layout: Layout, products: Mapping[Instruction, WarpMma], chained: bool
 ) -> str:
     """A digest of all that the code of an entry depends on; lines are no part of it."""
-    forms = [repr(products[each]) for each in instructions if each in products]
-    branches = [piece.branch for of_block in homes.pieces for piece in of_block if piece.branch is not None]
-    body = [(each.opcode, each.operands, each.guard, each.negated) for each in (*instructions, *branches)]
-    cuts = [
-        [(len(piece.instructions), piece.native, piece.branch is not None) for piece in of_block]
-        for of_block in homes.pieces
-    ]
-    return hashlib.sha256(pickle.dumps((body, cuts, homes.registers, layout, forms))).hexdigest()
+    forms, blocks = [], []
+    for block in program.blocks:
+        end = block.terminator
+        whole = (*block.instructions, *(() if end.instruction is None else (end.instruction,)))
+        forms += [repr(products[each]) for each in whole if each in products]
+        body = [(each.opcode, each.operands, each.guard, each.negated) for each in whole]
+        edges = (end.kind, end.targets, sorted(block.back_edges), sorted(block.polling_edges), block.gathers)
+        cuts = [(len(piece.instructions), piece.native) for piece in homes.pieces[block.index]]
+        blocks.append((body, edges, cuts, homes.native[block.index]))
+    return hashlib.sha256(pickle.dumps((blocks, homes.registers, layout, forms, chained))).hexdigest()
 
 
 def _compiled(
-    instructions: Sequence[Instruction],
+    program: Program,
     homes: Homes,
     layout: Layout,
     approximate: Sequence[Instruction],
     products: Mapping[Instruction, WarpMma],
+    chained: bool,
 ) -> bytes:
     """An object file, and before it, behind its length, what `compile_pieces` must know of it."""
-    made = _Module(homes, layout, approximate, products)
+    made = _Module(program, homes, layout, approximate, products, chained)
     for of_block in homes.pieces:
         for piece in of_block:
             if piece.native:
                 _Piece(made, piece).build()
+    instructions = [each for block in program.blocks for each in block.instructions]
     numbers = {id(each): number for number, each in enumerate(instructions)}
     head = json.dumps(
         {
@@ -197,9 +218,16 @@ class _Module:
     """What the pieces of an entry share."""
 
     def __init__(
-        self, homes: Homes, layout: Layout, approximate: Sequence[Instruction], products: Mapping[Instruction, WarpMma]
+        self,
+        program: Program,
+        homes: Homes,
+        layout: Layout,
+        approximate: Sequence[Instruction],
+        products: Mapping[Instruction, WarpMma],
+        chained: bool,
     ) -> None:
         self.module = ir.Module()
+        self.program = program
         self.products = products
         self.approximate = approximate
         self.layout = layout
@@ -213,6 +241,23 @@ class _Module:
         self.starts = starts([kind for _, kind in self.homes.values()])
         self.begin_of_specials = self.starts[-1]
         self.access = access_function(self.module)
+        self.functions = {
+            piece.block: ir.Function(self.module, PIECE, f"piece_{piece.block}_0")
+            for (piece, *_), native in zip(homes.pieces, homes.native, strict=True)
+            if native
+        }
+        self.chained = chained
+        self.quiet = {block for block in self.functions if chained and _is_quiet(program.blocks[block])}
+
+
+def _is_quiet(block: Block) -> bool:
+    """Whether nobody can tell when lanes run a block: it accesses no memory of others, and waits for nobody."""
+    return not block.gathers and not any(map(_is_seen, block.instructions))
+
+
+def _is_seen(instruction: Instruction) -> bool:
+    stem, *parts = instruction.opcode.split(".")
+    return stem in ("st", "ldmatrix", "stmatrix", "bar") or (stem == "ld" and parts[0] not in ("param", "const"))
 
 
 def call_slow(build: Any, context: Value, arguments: list[Value]) -> Value:
@@ -246,9 +291,14 @@ class _Piece:
 
     def __init__(self, made: _Module, piece: Piece) -> None:
         self.made, self.piece = made, piece
-        function = ir.Function(made.module, PIECE, f"piece_{piece.block}_{piece.number}")
+        self.whole = piece.block in made.functions
+        if self.whole:
+            function = made.functions[piece.block]
+        else:
+            function = ir.Function(made.module, PIECE, f"piece_{piece.block}_{piece.number}")
         self.function = function
-        self.context, self.warp, bits = function.args
+        self.context, self.warp, self.bits = function.args
+        bits = self.bits
         build = ir.IRBuilder(function.append_basic_block("entry"))
         self.build_ = build
         self.scratch = room(build, ir.ArrayType(BYTE, LANES * 32))
@@ -275,13 +325,67 @@ class _Piece:
         for register in self.piece.usage.writes.values():
             if register.name in homes:
                 self._store(register.name, register.kind, self.values[register.name])
-        branch = self.piece.branch
-        taken: Value = word(0)
-        if branch is not None:
-            guard = self._guard(branch)
-            assert guard is not None
-            taken = build.zext(build.bitcast(build.and_(guard, self.mask), WARP_MASK), WORD)
-        build.ret(taken)
+        if self.whole:
+            self._end(self.made.program.blocks[self.piece.block])
+        else:
+            build.ret(word(0))
+
+    # The end of a whole block
+
+    def _end(self, block: Block) -> None:
+        """Count the block, and go on to the next one or return to the scheduler."""
+        build = self.build_
+        if self.made.chained:
+            self._count(len(block.instructions) + (block.terminator.instruction is not None))
+        everyone = build.zext(self.bits, WORD)
+        if self.piece.branch is None:
+            self._go_on(block, block.terminator.targets[0] if block.terminator.targets else None)
+            if not build.block.is_terminated:
+                self._return(everyone)
+            return
+        guard = self._guard(self.piece.branch)
+        assert guard is not None
+        taken = build.zext(build.bitcast(build.and_(guard, self.mask), WARP_MASK), WORD)
+        for lanes, target in zip((everyone, word(0)), block.terminator.targets, strict=True):
+            if target in self.made.quiet:
+                with build.if_then(build.icmp_unsigned("==", taken, lanes)):
+                    self._go_on(block, target)
+        self._return(taken)
+
+    def _return(self, taken: Value) -> None:
+        """Return to the scheduler, with the lanes that take the branch."""
+        self.build_.ret(self.build_.or_(word(self.piece.block << PLACE_SHIFT), taken))
+
+    def _go_on(self, block: Block, target: int | None) -> None:
+        """All lanes run the next block, if they need not return to the scheduler before."""
+        build = self.build_
+        if target not in self.made.quiet or target in block.polling_edges:
+            return
+        if target not in block.back_edges:
+            self._jump(target)
+            return
+        patience = at(build, self.context, Context.PATIENCE * FIELD_BYTES)
+        left = build.sub(build.load(patience, typ=WORD), word(1))
+        with build.if_then(build.icmp_signed(">", left, word(0))):
+            build.store(left, patience)
+            self._jump(target)
+
+    def _jump(self, target: int) -> None:
+        build = self.build_
+        arguments = [self.context, self.warp, self.bits]
+        build.ret(build.call(self.made.functions[target], arguments, tail="musttail"))
+
+    def _count(self, length: int) -> None:
+        build = self.build_
+        lanes = build.zext(build.ctpop(self.bits), WORD)
+        counted = (
+            (Context.STEPS, word(1)),
+            (Context.INSTRUCTIONS, word(length)),
+            (Context.LANE_INSTRUCTIONS, build.mul(lanes, word(length))),
+        )
+        for number, value in counted:
+            place = at(build, self.context, number * FIELD_BYTES)
+            build.store(build.add(build.load(place, typ=WORD), value), place)
 
     # Registers
 

@@ -127,11 +127,13 @@ class Reads:
 
     Attributes:
         apart: whether each warp has a column of its own.
+        number: of that column.
         column: address of the warp's, or of the last reads.
         next: address of the column behind: without columns of their own, the last reads of other warps.
     """
 
     apart: Value
+    number: Value
     column: Value
     next: Value
 
@@ -455,6 +457,7 @@ class Access:
         first, counts, most = self._granules(row, index, here)
         mine = self.mine()
         writes, reads = field(build, row, Row.WRITES), self.own_reads(row)
+        self._use_columns(row, index, here, self.columns_of_loads(reads))
         eight = lanes.constant(3, 64)
         with counted(build, most) as number:
             active = self._with(number, counts, here)
@@ -472,6 +475,22 @@ class Access:
                 self._scatter(reads.column, slot, many, lost)
         self._note_line(row, Row.READ_STEPS, index, here)
 
+    def columns_of_loads(self, reads: Reads) -> Value:
+        """The columns that loads of this warp write, a bit each."""
+        build = self.build_
+        # A first column of last reads, and a second one of other warps' reads.
+        return build.select(reads.apart, build.shl(word(2), reads.number), word(2 | 4))
+
+    def _use_columns(self, row: Value, index: Value, here: Value, columns: Value) -> None:
+        """Say that these pages have records in some columns."""
+        build, lanes = self.build_, self.lanes
+        used = field(build, row, Row.PAGE_COLUMNS)
+        place = build.shl(build.lshr(index, lanes.constant(PAGE_SHIFT, 64)), lanes.constant(3, 64))
+        held = self._gather(used, place, 64, here, otherwise=-1)
+        more = build.or_(held, self.splat(columns))
+        with build.if_then(self.any(build.icmp_unsigned("!=", held, more)), likely=False):
+            self._scatter(used, place, more, here)
+
     def own_reads(self, row: Value) -> Reads:
         """Where the reads of this warp are recorded."""
         build = self.build_
@@ -479,7 +498,7 @@ class Access:
         apart = build.icmp_unsigned("!=", field(build, row, Row.READERS), word(0))
         own = build.urem(self.warp, field(build, self.context, Context.WARPS))
         column = build.add(reads, build.mul(build.select(apart, own, word(0)), column_bytes))
-        return Reads(apart, column, build.add(column, column_bytes))
+        return Reads(apart, own, column, build.add(column, column_bytes))
 
     def _has(self, value: Value, bits: int) -> Value:
         build, lanes = self.build_, self.lanes
@@ -506,6 +525,7 @@ class Access:
         mine = self.mine()
         writes, reads = field(build, row, Row.WRITES), field(build, row, Row.READS)
         columns, column_bytes = field(build, row, Row.COLUMNS), field(build, row, Row.COLUMN_BYTES)
+        self._use_columns(row, index, here, word(1))
         eight = lanes.constant(3, 64)
         with counted(build, most) as number:
             active = self._with(number, counts, here)

@@ -5,10 +5,13 @@ These are the native forms of `Granules.refine` and `Journal.keep`, for one page
 
 from __future__ import annotations
 
+import ctypes
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
 
+from refmoe.native.compiler import Native
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.native.scalar import POINTER, WORD, at, counted, field, word
 from refmoe.ptx.pages import PAGE, PAGE_SHIFT
@@ -57,9 +60,11 @@ def refine(module: Any, width: int) -> Any:
         before = build.sub(old, word(own))
         first = build.shl(page, word(PAGE_SHIFT + _WORD_SHIFT))
         begin = build.add(field(build, row, Row.WRITES), first)
+        used = build.load(_word(build, _pointer(build, row, Row.PAGE_COLUMNS), page), typ=WORD)
         with counted(build, build.add(field(build, row, Row.COLUMNS), word(1))) as column:
             records = build.inttoptr(build.add(begin, build.mul(column, stride)), POINTER)
-            with counted(build, room) as number:
+            in_use = build.and_(build.lshr(used, column), word(1))
+            with build.if_then(build.icmp_unsigned("!=", in_use, word(0))), counted(build, room) as number:
                 # From the last part on: none lies in front of its granule's place.
                 part = build.sub(build.sub(room, word(1)), number)
                 place = _word(build, records, part)
@@ -88,3 +93,51 @@ def keep(module: Any) -> Any:
     build.store(word(1), kept)
     build.ret_void()
     return function
+
+
+class Functions:
+    """What Python calls, with addresses: `forget(row, pages) -> bytes` clears all records of a region.
+
+    The result is how much of them is resident.
+    """
+
+    def __init__(self) -> None:
+        self._native = Native.of(_text, "pages", level=2)
+        number = ctypes.c_int64
+        self.forget = ctypes.CFUNCTYPE(number, ctypes.c_void_p, number)(self._native.address("forget"))
+
+
+@cache
+def functions() -> Functions:
+    """The one instance, made when first asked for."""
+    return Functions()
+
+
+def _text() -> str:
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(WORD, [POINTER, WORD]), "forget")
+    row, pages = function.args
+    build = ir.IRBuilder(function.append_basic_block())
+    byte, bit = ir.IntType(8), ir.IntType(1)
+    signature = ir.FunctionType(ir.VoidType(), [POINTER, byte, WORD, bit])
+    fill = ir.Function(module, signature, "llvm.memset.p0.i64")
+    resident = build.alloca(WORD)
+    build.store(word(0), resident)
+    stride = field(build, row, Row.COLUMN_BYTES)
+    with counted(build, pages) as page:
+        state = build.load(_word(build, _pointer(build, row, Row.PAGE_STATES), page), typ=WORD)
+        with build.if_then(build.icmp_unsigned("!=", state, word(0))):
+            used = build.load(_word(build, _pointer(build, row, Row.PAGE_COLUMNS), page), typ=WORD)
+            room = _room(build, build.lshr(stride, word(_WORD_SHIFT)), page)
+            size = build.shl(build.lshr(room, build.sub(state, word(1))), word(_WORD_SHIFT))
+            first = build.add(field(build, row, Row.WRITES), build.shl(page, word(PAGE_SHIFT + _WORD_SHIFT)))
+            with counted(build, build.add(field(build, row, Row.COLUMNS), word(1))) as column:
+                in_use = build.icmp_unsigned("!=", build.and_(build.lshr(used, column), word(1)), word(0))
+                with build.if_then(in_use):
+                    records = build.inttoptr(build.add(first, build.mul(column, stride)), POINTER)
+                    build.call(fill, [records, ir.Constant(byte, 0), size, ir.Constant(bit, 0)])
+                    # Pages of the system's are as large, or larger.
+                    whole = build.and_(build.add(size, word(PAGE - 1)), word(-PAGE))
+                    build.store(build.add(build.load(resident, typ=WORD), whole), resident)
+    build.ret(build.load(resident, typ=WORD))
+    return str(module)

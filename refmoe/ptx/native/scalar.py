@@ -13,9 +13,10 @@ from refmoe.ptx.native.context import FIELD_BYTES
 
 Value = Any
 WORD, WARP_MASK, POINTER, BYTE = ir.IntType(64), ir.IntType(32), ir.PointerType(), ir.IntType(8)
-# (context, warp, mask) -> the lanes that take the branch at the end, or FAILED.
+# (context, warp, mask) -> the place whose end was reached (PLACE_SHIFT) and the lanes that take its branch, or FAILED.
 PIECE = ir.FunctionType(WORD, [POINTER, WORD, WARP_MASK])
-FAILED = 1 << 32
+PLACE_SHIFT = 32
+FAILED = 1 << 62
 
 
 def word(value: int) -> Value:

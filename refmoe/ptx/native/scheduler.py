@@ -40,7 +40,7 @@ from refmoe.ptx.native.context import (
     Place,
     Queue,
 )
-from refmoe.ptx.native.scalar import FAILED, PIECE, call_pointer
+from refmoe.ptx.native.scalar import FAILED, PIECE, PLACE_SHIFT, call_pointer
 from refmoe.ptx.ops.lanes import LANES
 
 # Back edges of an ordinary loop before its lanes lose a turn: it may wait for a plain load after all.
@@ -198,22 +198,23 @@ def _prepare(module: Any) -> Any:
 
 
 def _step(module: Any, arrival: Any) -> Any:
-    """`step(context, warp) -> status`: run the chosen group of a warp through its block."""
+    """`step(context, warp) -> status`: run the chosen group of a warp through its block, and those that follow it."""
     code = Code(module, "step", [POINTER, I64], inner=True, result=I32)
     context, warp = code.arguments
     queue, places = _queue(code, context, warp), _table(code, context, Context.PLACES)
     group, key = _field(code, queue, Queue.CHOSEN), _field(code, queue, Queue.NEXT)
     lanes, place = _lanes(code, queue, group), places + (key & (TURN - 1)) * _PLACE_ROW
-    ran = _field(code, queue, Queue.RAN)
+    ran, steps = _field(code, queue, Queue.RAN), _field(code, context, Context.STEPS)
     code.done_if((ran < _field(code, context, Context.BUDGET)) ^ True, code.constant(I32, Status.SPENT))
-    _set(code, queue, Queue.RAN, ran + 1)
-    _count(code, context, place, lanes)
-    _remove(code, queue, group)
+    _set(code, context, Context.PATIENCE, _field(code, queue, Queue.PATIENCE))
     function = code.load(POINTER, _at(place, 0, Place.FUNCTION), align=8)
     held = [context.held, warp.held, lanes.to(I32).held]
-    taken = Value(code, call_pointer(code.build, function.held, PIECE, held))
-    code.done_if((taken & FAILED).differs(0), code.constant(I32, Status.FAILED))
-    _end(code, _Going(code, context, arrival, queue, key), place, lanes, taken)
+    found = Value(code, call_pointer(code.build, function.held, PIECE, held))
+    code.done_if((found & FAILED).differs(0), code.constant(I32, Status.FAILED))
+    _set(code, queue, Queue.RAN, ran + _field(code, context, Context.STEPS) - steps)
+    _set(code, queue, Queue.PATIENCE, _field(code, context, Context.PATIENCE))
+    last = places + (found >> PLACE_SHIFT) * _PLACE_ROW
+    _end(code, _Going(code, context, arrival, queue, group, key), last, lanes, found & 0xFFFFFFFF)
     code.done(code.constant(I32, Status.DONE))
     return code.function
 
@@ -259,23 +260,15 @@ def _lowest(code: Code, lanes: Value) -> Value:
     return Value(code, code.build.cttz(lanes.held, code.constant(I1, 1).held))
 
 
-def _count(code: Code, context: Value, place: Value, lanes: Value) -> None:
-    """One block more has run."""
-    length = _field(code, place, Place.LENGTH)
-    _add(code, context, Context.STEPS, 1)
-    _add(code, context, Context.INSTRUCTIONS, length)
-    _add(code, context, Context.LANE_INSTRUCTIONS, length * code.intrinsic("ctpop", lanes))
-
-
 class _Going:
-    """How lanes leave a place."""
+    """How a group leaves a place."""
 
-    def __init__(self, code: Code, context: Value, arrival: Any, queue: Value, key: Value) -> None:
+    def __init__(self, code: Code, context: Value, arrival: Any, queue: Value, group: Value, key: Value) -> None:
         self.code, self.context, self.arrival = code, context, arrival
-        self.queue, self.key = queue, key
+        self.queue, self.group, self.key = queue, group, key
 
-    def go(self, target: Value, edges: Value, lanes: Value) -> None:
-        """Lanes go on at `target`, by an edge of which `edges` tells in its lowest bits."""
+    def turned(self, target: Value, edges: Value) -> Value:
+        """The key of lanes that go on at `target`, by an edge of which `edges` tells in its lowest bits."""
         code = self.code
         turn = code.variable(I64, self.key & -TURN)
         polls, back = (edges & Edge.POLLS).differs(0), (edges & Edge.BACK).differs(0)
@@ -285,25 +278,46 @@ class _Going:
             turn.set(code.select(patience.equals(0), turn.get() + TURN, turn.get()))
             with code.when(polls):
                 _set(code, self.context, Context.POLLED, 1)
-        code.call(self.arrival, self.queue, turn.get() + target, lanes)
+        return turn.get() + target
+
+    def together(self, target: Value, edges: Value, lanes: Value) -> None:
+        """The whole group goes on."""
+        code, key = self.code, self.turned(target, edges)
+        alone = _field(code, self.queue, Queue.COUNT).equals(1)
+        with code.when(alone):
+            code.store(key, _at(self.queue, self.group, Queue.KEYS), align=8)
+        with code.when(alone ^ True):
+            _remove(code, self.queue, self.group)
+            code.call(self.arrival, self.queue, key, lanes)
+
+    def apart(self, target: Value, edges: Value, lanes: Value) -> None:
+        """A part of a group that is no longer in the queue goes on."""
+        self.code.call(self.arrival, self.queue, self.turned(target, edges), lanes)
 
 
 def _end(code: Code, going: _Going, place: Value, lanes: Value, taken: Value) -> None:
     """The lanes of a block leave it."""
-    end, edges = _field(code, place, Place.END), _field(code, place, Place.EDGES)
-    with code.when(end.equals(End.JUMP)):
-        going.go(_field(code, place, Place.TARGET), edges, lanes)
-    with code.when(end.equals(End.BRANCH)):
-        other = lanes & (taken ^ -1)
-        with code.when(taken.differs(0)):
-            going.go(_field(code, place, Place.TARGET), edges, taken)
-        with code.when(other.differs(0)):
-            going.go(_field(code, place, Place.OTHER), edges >> EDGE_BITS, other)
+    end, edges, queue = _field(code, place, Place.END), _field(code, place, Place.EDGES), going.queue
+    target, other = _field(code, place, Place.TARGET), _field(code, place, Place.OTHER)
+    leave = code.build.append_basic_block("left")
     with code.when(end.equals(End.EXIT)):
-        queue = going.queue
+        _remove(code, queue, going.group)
         _set(code, queue, Queue.ALIVE, _field(code, queue, Queue.ALIVE) & (lanes ^ -1))
         _set(code, going.context, Context.EXITED, 1)
         _wake_groups(code, queue, code.constant(I64, -1))
+        code.build.branch(leave)
+    all_take = end.equals(End.JUMP) | taken.equals(lanes)
+    with code.when(all_take):
+        going.together(target, edges, lanes)
+        code.build.branch(leave)
+    with code.when(taken.equals(0)):
+        going.together(other, edges >> EDGE_BITS, lanes)
+        code.build.branch(leave)
+    _remove(code, queue, going.group)
+    going.apart(target, edges, taken)
+    going.apart(other, edges >> EDGE_BITS, lanes & (taken ^ -1))
+    code.build.branch(leave)
+    code.build.position_at_end(leave)
 
 
 def _wake_groups(code: Code, queue: Value, lanes: Value) -> None:
