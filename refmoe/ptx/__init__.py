@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from refmoe.ptx.arguments import Buffer, DeviceMemory
+from refmoe.ptx.arguments import Buffer
 from refmoe.ptx.debugger import Bytes, Debugger, Stop, StopPoint, WarpPlace
+from refmoe.ptx.device_memory import DeviceMemory
 from refmoe.ptx.errors import (
     ArgumentMismatch,
     AssertionFailed,

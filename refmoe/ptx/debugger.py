@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.ptx.arguments import DeviceMemory
+from refmoe.ptx.device_memory import DeviceMemory
 from refmoe.ptx.errors import Index3
 from refmoe.ptx.launcher import LaunchResult, Module, launch
 from refmoe.ptx.machine import Checks

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from refmoe.ptx.arguments import Buffer, DeviceMemory, bind
+from refmoe.ptx.arguments import Buffer, bind
+from refmoe.ptx.device_memory import DeviceMemory, initial_bytes
 from refmoe.ptx.errors import ArgumentMismatch, Deadlock, Index3
 from refmoe.ptx.machine import Checks, Launch, Machine
 from refmoe.ptx.memory import Arena
@@ -19,7 +20,7 @@ from refmoe.ptx.observe import PLAIN, Observer, View
 from refmoe.ptx.parser import ParsedModule, parse
 from refmoe.ptx.races import RaceShadow
 from refmoe.ptx.records import MAX_THREADS
-from refmoe.ptx.syntax import Function
+from refmoe.ptx.syntax import Function, Variable
 from refmoe.ptx.trace import Trace
 from refmoe.ptx.watch import Watch
 
@@ -87,6 +88,16 @@ class Module:
         """Names of the kernels."""
         return tuple(name for name, function in self._parsed.declared.items() if function.is_entry)
 
+    @property
+    def variables(self) -> dict[str, Variable]:
+        """The module's `.global` and `.const` variables by their names."""
+        return {name: v for name, v in self._parsed.variables.items() if v.space in ("global", "const")}
+
+    @property
+    def declared(self) -> Mapping[str, Function]:
+        """Its functions by their names, kernels too, without their bodies."""
+        return self._parsed.declared
+
     def compile(self, entry: str, view: View = PLAIN) -> Code:
         """The code of an entry; compiled once for each view.
 
@@ -139,12 +150,14 @@ def launch(
         grid: blocks (x, y, z).
         block: threads (x, y, z).
         args: one for each parameter: a `Buffer` or a NumPy array (initialised, writable) or None (a null pointer) for a
-            pointer, a number for a scalar, bytes for a struct. One array passed twice is one buffer.
+            pointer, a number for a scalar and, with `memory`, for a pointer, bytes for a struct. One array passed twice
+            is one buffer.
         shared_bytes: dynamic shared memory of a CTA.
         checks: what is looked for; all by default.
         step_budget: most steps (one group of lanes through one basic block); None for no limit.
         trace: takes down who waited on which barrier, and when.
-        memory: further buffers, to whose addresses arguments and buffers may refer.
+        memory: buffers that live on, to whose addresses arguments, as numbers, and buffers may refer. The variables of
+            the module live in it too; without it they have their first values in every launch.
         watch: takes down who writes some bytes of a buffer.
         stdout: gets what the kernel prints with `printf`, all at once when the launch ends, well or not; by default
             `sys.stdout`.
@@ -168,8 +181,11 @@ def launch(
         raise ArgumentMismatch(f"{shared} bytes of shared memory; {module.target} has {limit} for a block")
     arena = Arena()
     parameters = arena.add("kernel parameters", "param", None, code.layout.parameter_bytes, writable=False)
+    # Variables that live on have their places in the memory before it enters the arena.
+    addresses = None if memory is None else memory.variables(module, code.layout.buffers)
     bound = bind(code.entry, args, memory, arena, parameters, code.layout.parameters)
-    addresses = _variables(code, arena)
+    if addresses is None:
+        addresses = _variables(code, arena)
     if watch is not None:
         watch.attach(arena)
     if checks.races:
@@ -370,9 +386,8 @@ def _variables(code: Code, arena: Arena) -> dict[str, Any]:
     """Module variables as buffers, and their addresses."""
     regions = {}
     for variable in code.layout.buffers:
-        content = bytes(variable.size) if variable.initial is None else variable.initial.ljust(variable.size, b"\0")
         regions[variable.name] = arena.add(
-            variable.name, variable.space, np.frombuffer(content, np.uint8), variable.size,
+            variable.name, variable.space, np.frombuffer(initial_bytes(variable), np.uint8), variable.size,
             writable=variable.space == "global",
         )  # fmt: skip
     for variable in code.layout.buffers:
