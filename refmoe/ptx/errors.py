@@ -79,6 +79,18 @@ class ArgumentMismatch(PtxError):
     """The launch does not fit the entry: its arguments, its grid, its block or its shared memory."""
 
 
+class CooperativeLaunchTooLarge(ArgumentMismatch):
+    """A cooperative launch has more blocks than can be resident, as cudaErrorCooperativeLaunchTooLarge.
+
+    Attributes:
+        blocks: of the grid.
+        resident: the most that can be.
+    """
+
+    blocks: int
+    resident: int
+
+
 class LaneError(PtxError):
     """A fault of one lane.
 
@@ -165,6 +177,24 @@ class Deadlock(PtxError):
     """No lane can run any more. Attributes: `waiting`, one sentence for each place where lanes wait."""
 
     waiting: tuple[str, ...]
+
+
+class CoResidencyError(PtxError):
+    """Blocks poll for a block that cannot start before they end: the launch needs co-residency, and is not cooperative.
+
+    Attributes:
+        line, source, text: of the instruction that polls, as for a `LaneError`; None where no block is in a loop.
+        blocks: those that poll, as indices (x, y, z).
+        resident: how many can be resident.
+        waiting: how many have not started.
+    """
+
+    line: int | None
+    source: str | None
+    text: str | None
+    blocks: tuple[Index3, ...]
+    resident: int
+    waiting: int
 
 
 class StepBudgetExceeded(PtxError):

@@ -13,13 +13,15 @@ import numpy as np
 
 from refmoe.ptx.arguments import Buffer, bind
 from refmoe.ptx.device_memory import DeviceMemory, initial_bytes
-from refmoe.ptx.errors import ArgumentMismatch, Deadlock, Index3
-from refmoe.ptx.machine import Checks, Launch, Machine
+from refmoe.ptx.errors import ArgumentMismatch, CooperativeLaunchTooLarge, Index3
+from refmoe.ptx.grid import Grid, Queue
+from refmoe.ptx.machine import Checks, Launch
 from refmoe.ptx.memory import Arena
 from refmoe.ptx.observe import PLAIN, Observer, View
 from refmoe.ptx.parser import ParsedModule, parse
 from refmoe.ptx.races import RaceShadow
 from refmoe.ptx.records import MAX_THREADS
+from refmoe.ptx.residency import Residency, chip_of, fewest_multiprocessors, residency, run_blocks
 from refmoe.ptx.syntax import Function, Variable
 from refmoe.ptx.trace import Trace
 from refmoe.ptx.watch import Watch
@@ -33,6 +35,9 @@ LANES_AT_ONCE = 24576
 _SHARED_AT_ONCE = 8 << 20
 _SHARED_LIMITS = {"sm_12": 101_376}
 _SHARED_LIMIT = 232_448
+# What %envreg1 and %envreg2 point to in a cooperative launch, uint32: its size in bytes, and the barrier of the grid
+# (cooperative_groups, details/helpers.h, `grid_workspace`).
+_WORKSPACE = np.array([8, 0], np.uint32).view(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -141,6 +146,10 @@ def launch(
     watch: Watch | None = None,
     stdout: TextIO | None = None,
     profile: Observer | None = None,
+    blocks: Sequence[int | Sequence[int]] | None = None,
+    cluster: Sequence[int] | None = None,
+    cooperative: bool = False,
+    multiprocessors: int | None = None,
 ) -> LaunchResult:
     """Run an entry and write its buffers back.
 
@@ -162,9 +171,15 @@ def launch(
         stdout: gets what the kernel prints with `printf`, all at once when the launch ends, well or not; by default
             `sys.stdout`.
         profile: a `Profile`, which counts what the launch does, or another observer.
+        blocks: those of the grid that run, each x or (x, y, z); all by default. The others do nothing, and for those
+            that run the grid is as large as ever.
+        cluster: blocks of a cluster (x, y, z); what the kernel's .reqnctapercluster says by default, else one.
+        cooperative: all blocks are resident together, so that they may wait for one another, and `grid.sync()` works.
+        multiprocessors: of the chip, on which it depends how many blocks are resident; by default those of the smallest
+            chip in `refmoe.chips` that the module's target names.
 
     Raises:
-        ArgumentMismatch: the launch does not fit the entry.
+        ArgumentMismatch: the launch does not fit the entry, or a cooperative one the chip.
         ArgumentError: the watch is on bytes that no buffer has.
         PtxError: what went wrong in it. The caller's arrays are then as they were, as after KeyboardInterrupt.
     """
@@ -173,6 +188,8 @@ def launch(
     size, shape = _triple("grid", grid), _triple("block", block)
     warps = -(-math.prod(shape) // 32)
     _check_shape(module, code, size, shape, warps)
+    plan = Grid(size)
+    ranges = plan.ranges(blocks)
     shared = code.layout.shared_bytes
     if shared_bytes:
         shared = code.layout.dynamic_offset + shared_bytes
@@ -186,6 +203,18 @@ def launch(
     bound = bind(code.entry, args, memory, arena, parameters, code.layout.parameters)
     if addresses is None:
         addresses = _variables(code, arena)
+    resident = _residency(module, code, warps, shared, multiprocessors)
+    workspace = 0
+    if cooperative:
+        if blocks is not None:
+            raise ArgumentMismatch("blocks: a cooperative launch runs all blocks of its grid")
+        if plan.count > resident.most:
+            raise CooperativeLaunchTooLarge(
+                f"a cooperative launch of {plan.count} blocks; resident can be {resident}",
+                blocks=plan.count,
+                resident=resident.most,
+            )
+        workspace = arena.add("the workspace of the cooperative launch", "global", _WORKSPACE, _WORKSPACE.nbytes).base
     if watch is not None:
         watch.attach(arena)
     if checks.races:
@@ -194,9 +223,9 @@ def launch(
                 region.shadow = RaceShadow(region.data.size, 0)
     ctas = math.prod(size)
     state = Launch(
-        module.name, code, size, shape, checks, arena, addresses, shared_bytes, shared, warps,
+        module.name, code, plan, shape, checks, arena, addresses, shared_bytes, shared, warps,
         np.zeros(ctas * warps if checks.races else 0, np.int64), step_budget, set(), trace, profile,
-        proxied=np.zeros(ctas * warps, np.int64),
+        proxied=np.zeros(ctas * warps, np.int64), workspace=workspace,
     )  # fmt: skip
     if profile is not None:
         profile.attach(state)
@@ -204,7 +233,7 @@ def launch(
     start = time.perf_counter()
     try:
         with np.errstate(all="ignore"):
-            _run(state, ctas)
+            run_blocks(state, Queue(ranges), resident, _blocks_at_once(state))
     finally:
         if state.printed:
             (sys.stdout if stdout is None else stdout).write(b"".join(state.printed).decode(errors="replace"))
@@ -329,28 +358,23 @@ def _keep_freed_memory() -> None:
     np.empty((32 << 20) - 65536, np.uint8)
 
 
-def _run(state: Launch, ctas: int) -> None:
-    """Run chunks of CTAs; those that only wait for memory to change let the next ones start."""
-    at_once = max(1, min(LANES_AT_ONCE // (state.warps * 32), _SHARED_AT_ONCE // max(state.shared_bytes, 1)))
-    pending = list(range(0, ctas, at_once))
-    stalled: list[Machine] = []
-    while pending or stalled:
-        if pending:
-            first = pending.pop(0)
-            machine = Machine(state, first, min(at_once, ctas - first))
-            if not machine.run():
-                stalled.append(machine)
-                continue
-        before, reads = len(stalled), state.ticks.reads
-        changed = state.arena.changes
-        stalled = [machine for machine in stalled if not machine.run()]
-        if pending or len(stalled) != before or not stalled or state.arena.changes != changed:
-            state.ticks.settle()
-        elif state.ticks.reads == reads or not state.ticks.leap():
-            waiting = [line for machine in stalled for line in machine.waiting()]
-            raise Deadlock(
-                "lanes poll memory that nothing will change:\n  " + "\n  ".join(waiting), waiting=tuple(waiting)
-            )
+def _blocks_at_once(state: Launch) -> int:
+    """Blocks that one machine runs together."""
+    return max(1, min(LANES_AT_ONCE // (state.warps * 32), _SHARED_AT_ONCE // max(state.shared_bytes, 1)))
+
+
+def _residency(module: Module, code: Code, warps: int, shared_bytes: int, multiprocessors: int | None) -> Residency:
+    """How many blocks are resident.
+
+    Raises:
+        ArgumentMismatch: a chip without multiprocessors.
+    """
+    chip = chip_of(module.target)
+    count = fewest_multiprocessors(chip) if multiprocessors is None else multiprocessors
+    if count < 1:
+        raise ArgumentMismatch(f"multiprocessors {count}: at least 1 needed")
+    registers = code.entry.directives.get("maxnreg", (None,))[0]
+    return residency(chip, warps, shared_bytes, registers, count)
 
 
 def _triple(name: str, value: Sequence[int]) -> Index3:

@@ -24,6 +24,7 @@ from refmoe.ptx.cluster_barrier import ClusterBarrier
 from refmoe.ptx.copies import Copies
 from refmoe.ptx.errors import Deadlock, Index3, LaneError, MisuseError, StepBudgetExceeded, Trap, WarpError
 from refmoe.ptx.frame import Frame
+from refmoe.ptx.grid import Grid, index_in
 from refmoe.ptx.mbarrier import Mbarriers
 from refmoe.ptx.memory import Arena, owned_region
 from refmoe.ptx.native_state import NativeState
@@ -74,6 +75,7 @@ class Launch:
         name: of the module.
         code: of the entry.
         grid, block: as launched.
+        workspace: address of what a cooperative launch has for its barrier, else 0.
         checks: what is looked for.
         arena: global memory.
         addresses: of module variables, uint64 scalars.
@@ -94,7 +96,7 @@ class Launch:
 
     name: str
     code: Code
-    grid: Index3
+    grid: Grid
     block: Index3
     checks: Checks
     arena: Arena
@@ -110,6 +112,7 @@ class Launch:
     spare: list[Array] = field(default_factory=list)
     maps: MapHistory = field(default_factory=MapHistory)
     proxied: Array = None
+    workspace: int = 0
     steps: int = 0
     lane_instructions: int = 0
     instructions: int = 0
@@ -146,8 +149,9 @@ class Machine:
         self.alive = self.all_lanes % per_cta < int(np.prod(launch.block))
         self._living = int(self.alive.sum())
         self.specials = special_values(
-            launch.grid, launch.block, first_cta, ctas, self.warps, launch.dynamic_bytes, launch.shared_bytes
-        )
+            launch.grid, launch.block, first_cta, ctas, self.warps, launch.dynamic_bytes, launch.shared_bytes,
+            launch.workspace,
+        )  # fmt: skip
         self.shared = owned_region("shared memory", "shared", launch.shared_bytes, ctas)
         self.local = owned_region("local memory", "local", self.code.layout.local_bytes, self.lanes)
         self.clocks: Any = None
@@ -184,7 +188,7 @@ class Machine:
     def place_of_thread(self, number: int) -> tuple[Index3, Index3]:
         """(block, thread) of a thread of the launch, counted in whole warps."""
         cta, thread = divmod(number, self.warps * 32)
-        return _index(cta, self.launch.grid), _index(thread, self.launch.block)
+        return self.launch.grid.index(cta), index_in(thread, self.launch.block)
 
     def describe(self, instruction: Instruction) -> str:
         """`module.ptx:57 (kernel.cu:14): st.shared.f32 [%r12], %f18;`."""
@@ -547,10 +551,6 @@ class Machine:
 def _all(frame: Frame, value: Any) -> Any:
     """A frame's value over all lanes; scalars stay scalars."""
     return frame.to_all(value) if isinstance(value, np.ndarray) and value.ndim else value
-
-
-def _index(number: int, size: Index3) -> Index3:
-    return number % size[0], number // size[0] % size[1], number // (size[0] * size[1])
 
 
 def _same(before: Any, after: Any) -> bool:
