@@ -166,9 +166,10 @@ class Bulk:
     # Agents
 
     def agents(self, ids: Array) -> Array:
-        """The agent of each barrier, numbered inside its CTA."""
+        """The agent of each barrier, numbered inside its cluster."""
         machine = self.machine
-        offsets = machine.mbarriers.slot[ids] * _BARRIER_BYTES % machine.shared.stride
+        span = machine.shared.stride * machine.launch.grid.cluster_blocks
+        offsets = machine.mbarriers.slot[ids] * _BARRIER_BYTES % span
         most = min(AGENTS, machine.warps * 32) - 1
         numbers = np.empty(len(ids), np.int64)
         for offset in np.unique(offsets):
@@ -177,9 +178,11 @@ class Bulk:
 
     def agent_name(self, thread: int) -> str:
         """For messages: the barrier of an agent, by the number in a race record."""
-        number = thread % (self.machine.warps * 32)
+        number = thread % (self.machine.clocks.warps * 32)
         found = [offset for offset, agent in self._agents.items() if agent == number]
-        return f"the mbarrier at byte {found[0]} of shared memory" if found else "an mbarrier"
+        return (
+            f"the mbarrier at byte {found[0] % self.machine.shared.stride} of shared memory" if found else "an mbarrier"
+        )
 
     # Loads
 
@@ -341,7 +344,7 @@ class Bulk:
         machine = self.machine
         alive: Array = machine.alive.reshape(machine.ctas, -1).any(axis=1)
         for load in self.loads:
-            over = ~alive[machine.lane_cta[load.lanes]]
+            over = ~alive[load.target // machine.shared.stride]
             if over.any():
                 row = int(np.argmax(over))
                 name = machine.mbarriers.name(int(machine.mbarriers.slot[load.ids[row]]))

@@ -171,9 +171,9 @@ class BulkShadow(RaceShadow):
 
 
 def agent_records(frame: Frame, lanes: Array, own: Array) -> Array:
-    """Records, without a step, of the agents `own` [n] in the CTAs of `lanes` [n]."""
-    per_cta = frame.machine.warps * 32
-    return frame.machine.first_thread + lanes // per_cta * per_cta + own + int(BULK)
+    """Records, without a step, of the agents `own` [n] in the clusters of `lanes` [n]."""
+    threads = frame.machine.clocks.warps * 32
+    return frame.machine.first_thread + lanes // threads * threads + own + int(BULK)
 
 
 def _pending(frame: Frame, lanes: Array) -> Array:

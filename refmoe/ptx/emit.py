@@ -11,6 +11,7 @@ import numpy as np
 
 from refmoe.ptx import emit_async, emit_bulk, emit_call, emit_cluster, emit_tensor, emit_video, isa, warp
 from refmoe.ptx.access import Load, Store, atomic
+from refmoe.ptx.cluster import is_own_shared
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.layout import Layout
 from refmoe.ptx.mbarrier_issue import Wait
@@ -331,8 +332,13 @@ class Emitter:
         self.assign(instruction, destination, expression, "b64")
 
     def _isspacep(self, instruction: Instruction) -> None:
-        space = matched(_ISSPACEP, instruction)["space"].split("::")[0]
+        space = matched(_ISSPACEP, instruction)["space"]
         destination, source = instruction.operands
+        if space in ("shared", "shared::cta"):
+            call = self.call(is_own_shared, self.value(source, "b64"))
+            self.assign(instruction, destination, call, "pred")
+            return
+        space = space.split("::")[0]
         self.assign(instruction, destination, f"F.machine.in_space({space!r}, {self.value(source, 'b64')})", "pred")
 
     # Memory

@@ -113,7 +113,8 @@ class MemoryFault(LaneError):
     """A memory access that the machine refuses.
 
     Attributes:
-        kind: `"out of bounds"`, `"uninitialised"`, `"misaligned"`, `"read only"` or `"unmapped"`.
+        kind: `"out of bounds"`, `"uninitialised"`, `"misaligned"`, `"read only"`, `"unmapped"` or `"gone"` (shared
+            memory of a block of the cluster that has exited).
         space: state space of the access.
         address: the address the lane used, in that space.
         buffer: name of the buffer or variable, or None where the address belongs to none.
@@ -134,7 +135,8 @@ class RaceError(LaneError):
 
     Attributes:
         kind: `"write-write"`, `"read-write"` (the later access writes), `"write-read"` (the later access reads) or
-            `"proxy"` (a bulk copy reads what was written in order, but through another proxy and without its fence).
+            `"proxy"` (a bulk copy reads what was written in order, but through another proxy and without its fence) or
+            `"exit"` (a block ends while another block of its cluster may still access its shared memory).
         space, buffer, offset: where.
         other_block, other_thread: the lane of the earlier access; the thread is None where several lanes read.
     """

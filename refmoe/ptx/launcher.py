@@ -35,8 +35,10 @@ LANES_AT_ONCE = 24576
 _SHARED_AT_ONCE = 8 << 20
 _SHARED_LIMITS = {"sm_12": 101_376}
 _SHARED_LIMIT = 232_448
+# Blocks of a cluster, with cudaFuncAttributeNonPortableClusterSizeAllowed.
+_CLUSTER_LIMIT = 16
 # What %envreg1 and %envreg2 point to in a cooperative launch, uint32: its size in bytes, and the barrier of the grid
-# (cooperative_groups, details/helpers.h, `grid_workspace`).
+# (cooperative_groups, details/driver_abi.h, `grid_workspace`).
 _WORKSPACE = np.array([8, 0], np.uint32).view(np.uint8)
 
 
@@ -188,7 +190,7 @@ def launch(
     size, shape = _triple("grid", grid), _triple("block", block)
     warps = -(-math.prod(shape) // 32)
     _check_shape(module, code, size, shape, warps)
-    plan = Grid(size)
+    plan = _grid(module, code, size, cluster)
     ranges = plan.ranges(blocks)
     shared = code.layout.shared_bytes
     if shared_bytes:
@@ -358,6 +360,32 @@ def _keep_freed_memory() -> None:
     np.empty((32 << 20) - 65536, np.uint8)
 
 
+def _grid(module: Module, code: Code, size: Index3, cluster: Sequence[int] | None) -> Grid:
+    """The grid with its clusters.
+
+    Raises:
+        ArgumentMismatch: a cluster that neither the kernel nor the grid has room for.
+    """
+    directives, name = code.entry.directives, f"{code.entry.name} in {module.name}"
+    required = directives.get("reqnctapercluster")
+    shape = None if cluster is None else _triple("cluster", cluster)
+    if required:
+        wanted = _triple("cluster", (*required, 1, 1)[:3])
+        if shape is not None and shape != wanted:
+            raise ArgumentMismatch(f"cluster {shape}; .reqnctapercluster {wanted} of {name}")
+        shape = wanted
+    if shape is None:
+        if "explicitcluster" in directives:
+            raise ArgumentMismatch(f"{name} is .explicitcluster: a cluster is needed, and none is given")
+        return Grid(size)
+    most = min((_CLUSTER_LIMIT, *directives.get("maxclusterrank", ())))
+    if math.prod(shape) > most:
+        raise ArgumentMismatch(f"cluster {shape} has {math.prod(shape)} blocks; {name} may have {most}")
+    if any(whole % part for whole, part in zip(size, shape, strict=True)):
+        raise ArgumentMismatch(f"cluster {shape}: the grid {size} is no multiple of it along every axis")
+    return Grid(size, shape, explicit=True)
+
+
 def _blocks_at_once(state: Launch) -> int:
     """Blocks that one machine runs together."""
     return max(1, min(LANES_AT_ONCE // (state.warps * 32), _SHARED_AT_ONCE // max(state.shared_bytes, 1)))
@@ -395,11 +423,6 @@ def _check_shape(module: Module, code: Code, grid: Index3, block: Index3, warps:
     if most and threads > math.prod(most):
         raise ArgumentMismatch(
             f"block {block} has {threads} threads; .maxntid {most} of {code.entry.name} in {module.name}"
-        )
-    blocks = math.prod(directives.get("reqnctapercluster", ()))
-    if blocks > 1:
-        raise ArgumentMismatch(
-            f"{code.entry.name} in {module.name} needs clusters of {blocks} blocks; here they have one"
         )
     exact = directives.get("reqntid")
     if exact and block != (*exact, 1, 1)[:3]:

@@ -20,6 +20,7 @@ from refmoe.ptx.barriers import Barriers
 from refmoe.ptx.bulk import Bulk
 from refmoe.ptx.bulk_maps import MapHistory
 from refmoe.ptx.bulk_races import BulkShadow
+from refmoe.ptx.cluster import refuse_early_exit
 from refmoe.ptx.cluster_barrier import ClusterBarrier
 from refmoe.ptx.copies import Copies
 from refmoe.ptx.errors import Deadlock, Index3, LaneError, MisuseError, StepBudgetExceeded, Trap, WarpError
@@ -156,11 +157,14 @@ class Machine:
         self.local = owned_region("local memory", "local", self.code.layout.local_bytes, self.lanes)
         self.clocks: Any = None
         if self.checks.races:
+            # The blocks of a cluster know of each other what the warps of a block do.
+            blocks = launch.grid.cluster_blocks
             self.clocks = Clocks(
-                self.warps, ctas, first_cta, launch.published, self.code.has_mbarriers, self.code.has_bulk
-            )
+                self.warps * blocks, ctas // blocks, first_cta // blocks, launch.published,
+                self.code.has_mbarriers, self.code.has_bulk,
+            )  # fmt: skip
             shadow = BulkShadow if self.code.has_bulk else RaceShadow
-            self.shared.shadow = shadow(self.shared.data.size, self.warps)
+            self.shared.shadow = shadow(self.shared.data.size, self.clocks.warps)
         self._groups: dict[int, tuple[int, Array]] = {0: (0, self.alive)}
         self._gathering: dict[int, Array] = {}
         self._passed: Array | None = None
@@ -312,6 +316,8 @@ class Machine:
         elif kind == "index":
             self._index(place, turn, mask, frame, result)
         elif kind == "exit":
+            if self.launch.grid.cluster_blocks > 1:
+                refuse_early_exit(self, terminator.instruction, mask)
             self._exit(mask)
         elif kind == "barrier":
             self.progress()

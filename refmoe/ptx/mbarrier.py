@@ -340,7 +340,7 @@ class Mbarriers:
                 coming.append((numbers, lanes))
                 if machine.clocks is not None:
                     warps = lanes >> 5
-                    column = machine.warps + warps % machine.warps
+                    column = machine.clocks.warps + warps % machine.clocks.warps
                     np.maximum.at(self._coming, (numbers, column), arrival.step)
             if not which.all():
                 arrival.lanes, arrival.ids = arrival.lanes[~which], arrival.ids[~which]
@@ -386,11 +386,22 @@ class Mbarriers:
     def look(self, frame: Frame, work: Wait, address: Array, lanes: Array, asked: Array) -> tuple[Array, Array]:
         """(objects, whether their phases are complete) of lanes that need them, copies landed where they alone lack."""
         ids = self.objects(frame, work.access, address, lanes)
+        self._check_own(work, ids, lanes)
         ready = self.complete(work, ids, lanes, asked)
         if (self._arrivals or self.machine.bulk.loads) and not ready.all():
             self.land(frame, np.unique(ids[~ready]), work.access.instruction)
             ready = self.complete(work, ids, lanes, asked)
         return ids, ready
+
+    def _check_own(self, work: Wait, ids: Array, lanes: Array) -> None:
+        """A wait is for a barrier of the own block (PTX ISA, "mbarrier.test_wait": `.shared::cta`)."""
+        machine = self.machine
+        if machine.launch.grid.cluster_blocks > 1:
+            other = self.slot[ids] * _BYTES // machine.shared.stride != machine.lane_cta[lanes]
+            if other.any():
+                bad = int(np.argmax(other))
+                what = f"a wait for {self.name(self.slot[ids[bad]])}, another block of the cluster"
+                raise machine.misuse(work.access.instruction, lanes[bad], what)
 
     def acquire(self, ids: Array, lanes: Array) -> None:
         """Lanes have seen the last phase of their objects complete."""
@@ -455,16 +466,15 @@ class Mbarriers:
         warps, numbers = _runs(lanes >> 5, ids)
         np.maximum.at(self._coming, numbers, clocks.seen[warps])
         np.maximum.at(self._coming_acquired, numbers, clocks.acquired[warps])
-        per_cta = self.machine.warps * 32
-        self._coming[ids, 2 * self.machine.warps + lanes % per_cta] = clocks.now
+        self._coming[ids, 2 * clocks.warps + lanes % (clocks.warps * 32)] = clocks.now
 
     def _together(self, ids: Array) -> Array:
         """What arrivals released, where a warp all of whose lanes arrived is known as a whole."""
         machine = self.machine
         known = self._coming[ids]
-        warps = machine.warps
-        cta = self.slot[ids] * _BYTES // machine.shared.stride
-        alive = machine.alive.reshape(machine.ctas, warps, 32)[cta]
+        warps = machine.clocks.warps
+        cluster = self.slot[ids] * _BYTES // (machine.shared.stride * machine.launch.grid.cluster_blocks)
+        alive = machine.alive.reshape(-1, warps, 32)[cluster]
         lanes = np.where(alive, known[:, 2 * warps : 34 * warps].reshape(-1, warps, 32), _FOREVER).min(axis=2)
         known[:, :warps] = np.maximum(known[:, :warps], np.where(lanes < _FOREVER, lanes, 0))
         return known

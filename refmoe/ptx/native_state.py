@@ -89,9 +89,9 @@ class NativeState:
         context[Context.SHARED_OFFSET] = self._shared_offset.ctypes.data
         context[Context.REFUSE_UNWRITTEN] = machine.checks.uninitialised
         context[Context.FIRST_THREAD] = machine.first_thread
-        context[Context.WARPS] = machine.warps
         clocks = machine.clocks
         if clocks is not None:
+            context[Context.WARPS] = clocks.warps
             context[Context.FIRST_WARP] = clocks.first_warp
             context[Context.SEEN] = clocks.seen.ctypes.data
             context[Context.SEEN_COLUMNS] = clocks.columns

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from refmoe.ptx.cluster import whose
 from refmoe.ptx.errors import RaceError
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.records import AGENTS, ASYNCHRONOUS, BULK, LANE, MANY, PENDING, STEP_SHIFT, STRONG, THREAD
@@ -46,7 +47,8 @@ class Clocks:
     """What each warp of some CTAs knows about the others.
 
     Args:
-        warps: of one CTA.
+        warps: of one CTA. What is said of CTAs here holds for whole clusters, where they have several: all their warps
+            can synchronise with each other.
         ctas: that run together.
         first_cta: number of the first of them in the grid.
         published: int64 [warps of the grid], shared by all CTAs of the launch.
@@ -236,7 +238,8 @@ class RaceShadow:
             if bad.size:
                 self._report(frame, access, region, index, lanes, bad[0], count, previous[bad[0]], "write-read")
         warp = who >> 5
-        known = frame.machine.clocks.seen[warp, warp % frame.machine.warps]
+        clocks = frame.machine.clocks
+        known = clocks.seen[warp, warp % clocks.warps]
         self._record_reads(at, who, mine, known)
 
     def read_rows(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, words: Words) -> None:
@@ -349,6 +352,16 @@ class RaceShadow:
         at, _, _ = self._cover(index, np.zeros_like(index), width)
         return self._writes[at]
 
+    def records(self, begin: int, end: int) -> tuple[Array, Array]:
+        """(byte index [n], record [n]) of all that is known of the bytes from `begin` to `end`."""
+        if not self.granule:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        first, last = begin // self.granule, end // self.granule
+        written = np.flatnonzero(self._writes[first:last])
+        read, columns = np.nonzero(self._reads[first:last])
+        found = np.r_[self._writes[first:last][written], self._reads[first:last][read, columns]]
+        return begin + np.r_[written, read] * self.granule, found
+
     @staticmethod
     def thread_of(record: int) -> int:
         """The thread of the launch in a record."""
@@ -380,6 +393,7 @@ class RaceShadow:
         offset = int(index[row])
         if count > 1:
             offset += granule * self.granule
+        owner = whose(machine, region, offset)
         if region.stride:
             offset %= region.stride
         fields = machine.at(lanes[row], access.instruction)
@@ -401,7 +415,7 @@ class RaceShadow:
         if record >> STEP_SHIFT == PENDING:
             whom += ", not known to be complete,"
         raise RaceError(
-            f"{kind} race on byte {offset} of {region.name} ({region.space}): block {fields['block']} thread "
+            f"{kind} race on byte {offset} of {region.name} ({region.space}){owner}: block {fields['block']} thread "
             f"{fields['thread']} {verbs[kind]} {whom} of block {other_block}, and {missing}; "
             f"{machine.describe(access.instruction)}",
             kind=kind,
