@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -291,15 +291,11 @@ class Store(Access):
         where, lanes, chosen = frame.select(address, guard)
         if chosen.size == 0:
             return
-        dtype = np.dtype(f"u{self.size}")
-        block = np.empty((len(lanes), self.count), dtype)
-        for column, value in enumerate(values):
-            if where is not None and isinstance(value, np.ndarray) and value.ndim:
-                value = value[where]
-            # Assignment keeps the low bits of a register wider than the element.
-            block[:, column] = value
-        words = block.view(np.dtype(f"u{min(self.width, 8)}"))
-        words = words[:, 0] if self.width <= 8 else words
+        chosen_values = [
+            value[where] if where is not None and isinstance(value, np.ndarray) and value.ndim else value
+            for value in values
+        ]
+        words = self.words(chosen_values, len(lanes))
         machine = frame.machine
         machine.progress()
         for region, which, index in self._parts(frame, chosen, lanes):
@@ -309,6 +305,15 @@ class Store(Access):
                 region.watch.wrote(machine, self.instruction, region, index, self.width, theirs)
         if self.strong and machine.clocks is not None:
             machine.clocks.release(lanes, self.releases)
+
+    def words(self, values: Sequence[Array], lanes: int) -> Array:
+        """`values` of the elements as words of the access's width: [lanes], or [lanes, width / 8] above 8 bytes."""
+        block = np.empty((lanes, self.count), np.dtype(f"u{self.size}"))
+        for column, value in enumerate(values):
+            # Assignment keeps the low bits of a register wider than the element.
+            block[:, column] = value
+        words = block.view(np.dtype(f"u{min(self.width, 8)}"))
+        return words[:, 0] if self.width <= 8 else words
 
     def put(self, frame: Frame, region: Region, index: Array, lanes: Array, words: Array) -> None:
         """`lanes` [n] write `words` [n] at byte `index` [n] of a region."""

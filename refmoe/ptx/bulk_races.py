@@ -131,10 +131,12 @@ class BulkShadow(RaceShadow):
         for begin, end, value in self._granules(first, span, record):
             self._reads[begin:end, self.readers] = value
 
-    def drained(self, frame: Frame, first: Array, span: int, lanes: Array) -> None:
-        """Those copies have read, and their threads have waited for it: the reads count as these threads'."""
+    def drained(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array | None = None) -> None:
+        """Those copies have read: the reads count as their threads', which have waited, or as those of agents `own`."""
         self._prepare()
         mine = self._mine(frame, lanes, np.int64(0))
+        if own is not None:
+            mine = agent_records(frame, lanes, own) + np.int64(frame.machine.clocks.now << STEP_SHIFT)
         pending = _pending(frame, lanes)
         for row, (begin, end, value) in enumerate(self._granules(first, span, pending)):
             column = self._reads[begin:end, self.readers]

@@ -271,10 +271,24 @@ class Mbarriers:
         """`mbarrier.expect_tx` and, with negative bytes, `mbarrier.complete_tx`."""
         ids = self.objects(frame, work.access, address, lanes)
         self.machine.tracer.mbarrier("expect", work.access.instruction, lanes, ids, owed)
+        self._owe(frame, work.access, ids, lanes, owed)
+
+    def _owe(self, frame: Frame, access: Access, ids: Array, lanes: Array, owed: Array) -> None:
         np.add.at(self.transactions, ids, owed)
-        self._check_owed(work.access.instruction, ids, lanes)
+        self._check_owed(access.instruction, ids, lanes)
         self.machine.progress()
-        self._settle(frame, ids, work.access.instruction, "")
+        self._settle(frame, ids, access.instruction, "")
+
+    def complete_bytes(self, frame: Frame, access: Access, address: Array, lanes: Array, size: int) -> None:
+        """Each lane wrote `size` bytes asynchronously: the transaction owes as many less."""
+        ids = self.objects(frame, access, address, lanes)
+        clocks = self.machine.clocks
+        if clocks is not None:
+            column = clocks.warps + (lanes >> 5) % clocks.warps
+            np.maximum.at(self._coming, (ids, column), clocks.now)
+        owed = np.full(len(lanes), -size, np.int64)
+        self.machine.tracer.mbarrier("expect", access.instruction, lanes, ids, owed)
+        self._owe(frame, access, ids, lanes, owed)
 
     def announce(self, frame: Frame, work: CopyArrive, address: Array, lanes: Array) -> None:
         """`cp.async.mbarrier.arrive`: one arrival for each lane, once its copies have landed."""

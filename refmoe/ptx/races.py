@@ -316,9 +316,14 @@ class RaceShadow:
         """An atomic: it must not race with an earlier plain access."""
         self._modify(frame, access, region, index, lanes, STRONG)
 
-    def copy(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
-        """A copy to here is issued: it must not race with an earlier access. What it will write is not known yet."""
-        self._modify(frame, access, region, index, lanes, ASYNCHRONOUS)
+    def copy(
+        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, strong: bool = False
+    ) -> None:
+        """A copy to here is issued: it must not race with an earlier access. What it will write is not known yet.
+
+        `strong`: it is an atomic, which does not race with others.
+        """
+        self._modify(frame, access, region, index, lanes, ASYNCHRONOUS | STRONG if strong else ASYNCHRONOUS)
 
     def _modify(
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, flags: np.int64

@@ -360,3 +360,86 @@ def test_a_histogram_without_a_barrier(tmp_path, which: int) -> None:
         ptx.launch(
             compile_cuda(body, tmp_path), "k", (8, 1, 1), (64, 1, 1), arguments, shared_bytes=64, cluster=(4, 1, 1)
         )
+
+
+# Asynchronous stores
+
+ASYNC = """
+    mov.u32 %r3, cell; mad.lo.u32 %r3, %r1, 8, %r3; mov.u32 %r9, %cluster_ctarank;
+    st.shared.v2.u32 [%r3], {{5, 5}};
+    setp.ne.u32 %p1, %r1, 0; @!%p1 mbarrier.init.shared::cta.b64 [bar], 1;
+    @!%p1 mbarrier.init.shared::cta.b64 [bar+8], 1;
+    fence.mbarrier_init.release.cluster;
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    @!%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [bar], {bytes};
+    setp.eq.u32 %p2, %r9, 0; @%p2 bra CONSUME;
+    mapa.shared::cluster.u32 %r5, %r3, 0; mov.u32 %r6, bar; mapa.shared::cluster.u32 %r7, %r6, {rank};
+    add.u32 %r8, %r1, 100;
+    {write}
+    bra DONE;
+CONSUME:
+    {wait}
+    ld.shared.u32 %r20, [%r3]; st.global.u32 [%d2], %r20;
+DONE:
+    barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; ret;
+"""
+WAIT = "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p3, [bar], 0; @!%p3 bra CONSUME;"
+BYTES = ".mbarrier::complete_tx::bytes"
+
+
+def asynchronous(write: str, size: int, wait: str = WAIT, rank: int = 0) -> list[int]:
+    out = np.zeros((2, 32), np.uint32)
+    declarations = ".shared .align 16 .b8 cell[256]; .shared .align 8 .b64 bar[2];"
+    body = ASYNC.format(write=write, bytes=32 * size, wait=wait, rank=rank)
+    module = ptx.Module.parse(text(body, declarations=declarations), name="test.ptx")
+    ptx.launch(module, "k", (2, 1, 1), (32, 1, 1), [out, None, 0], step_budget=20000, cluster=(2, 1, 1))
+    return out[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("write", "size", "expected"),
+    [
+        (f"st.async.shared::cluster{BYTES}.u32 [%r5], %r8, [%r7];", 4, lambda i: i + 100),
+        (f"st.async.weak.shared::cluster{BYTES}.v2.b32 [%r5], {{%r1, %r8}}, [%r7];", 8, lambda i: i),
+        (f"mov.u64 %d5, 7; st.async.shared::cluster{BYTES}.b64 [%r5], %d5, [%r7];", 8, lambda i: 7),
+        (f"red.async.relaxed.cluster.shared::cluster{BYTES}.add.u32 [%r5], %r8, [%r7];", 4, lambda i: i + 105),
+        (f"red.async.relaxed.cluster.shared::cluster{BYTES}.max.s32 [%r5], -3, [%r7];", 4, lambda i: 5),
+        (f"red.async.relaxed.cluster.shared::cluster{BYTES}.xor.b32 [%r5], %r1, [%r7];", 4, lambda i: i ^ 5),
+    ],
+)
+def test_asynchronous_writes(write: str, size: int, expected) -> None:
+    assert asynchronous(write, size) == [expected(i) for i in range(32)]
+    with pytest.raises((ptx.RaceError, ptx.MemoryFault)):
+        asynchronous(write, size, wait="")
+    with pytest.raises(ptx.Deadlock, match="bytes pending"):
+        asynchronous(write, size + 4)
+
+
+def test_atomics_of_all_lanes_meet_at_one_word() -> None:
+    write = f"mapa.shared::cluster.u32 %r5, cell, 0; red.async.relaxed.cluster.shared::cluster{BYTES}.add.u32 [%r5], %r1, [%r7];"
+    assert asynchronous(write, 4) == [5 + 496] + [5] * 31
+
+
+def test_the_writer_does_not_see_its_own_bytes_early() -> None:
+    write = f"st.async.shared::cluster{BYTES}.u32 [%r5], %r8, [%r7]; ld.shared::cluster.u32 %r20, [%r5];"
+    with pytest.raises(ptx.RaceError, match=r"an asynchronous copy of thread \(0, 0, 0\)"):
+        asynchronous(write, 4)
+
+
+def test_two_values_for_one_word_race() -> None:
+    write = f"mapa.shared::cluster.u32 %r5, cell, 0; st.async.shared::cluster{BYTES}.u32 [%r5], %r8, [%r7];"
+    with pytest.raises(ptx.RaceError, match="write-write race"):
+        asynchronous(write, 4)
+
+
+def test_the_barrier_lies_beside_the_bytes() -> None:
+    write = f"st.async.shared::cluster{BYTES}.u32 [%r5], %r8, [%r7];"
+    with pytest.raises(ptx.MisuseError, match=r"bytes of block \(0, 0, 0\), which complete on .* of block \(1, 0, 0\)"):
+        asynchronous(write, 4, rank=1)
+
+
+def test_a_wait_for_another_barrier_orders_nothing() -> None:
+    write = f"""st.async.shared::cluster{BYTES}.u32 [%r5], %r8, [%r7];
+        @!%p1 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r7+8];"""
+    with pytest.raises(ptx.RaceError, match="write-read"):
+        asynchronous(write, 4, wait=WAIT.replace("[bar]", "[bar+8]"))
