@@ -198,9 +198,7 @@ class Bulk:
         if machine.clocks is not None:
             if region is shared:
                 begin = flight.cut.index[:, 0]
-                self._shadow.drain(
-                    frame, flight.cut.access, shared, begin, flight.span, flight.lanes, flight.cut.index
-                )
+                self._shadow.drain(frame, flight.cut.access, shared, begin, flight.span, flight.lanes, flight.cut.index)
             self._shadow.fill(frame, access, shared, flight.target, flight.span, flight.lanes, self.agents(flight.ids))
             if region is not None and region is not shared and region.shadow is not None:
                 bulk_races.global_read(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes))
@@ -211,7 +209,7 @@ class Bulk:
         self.loads.append(flight)
 
     def _check_beside(self, flight: Load) -> None:
-        """The barrier of a copy must lie in the block into which it copies."""
+        """The barrier of a copy must lie in the block into which it copies, and shared memory that it reads in the own."""
         machine = self.machine
         stride = machine.shared.stride
         apart = machine.mbarriers.slot[flight.ids] * _BARRIER_BYTES // stride != flight.target // stride
@@ -221,6 +219,11 @@ class Bulk:
             name = machine.mbarriers.name(int(machine.mbarriers.slot[flight.ids[bad]]))
             what = f"a copy into shared memory of block {block}, which completes on {name}"
             raise machine.misuse(flight.instruction, flight.lanes[bad], what)
+        if flight.cut.region is machine.shared:
+            foreign = flight.cut.index[:, 0] // stride != machine.lane_cta[flight.lanes]
+            if foreign.any():
+                what = "a copy out of shared memory of another block, which only that block can copy"
+                raise machine.misuse(flight.instruction, flight.lanes[np.argmax(foreign)], what)
 
     def owed(self, ids: Array) -> Array:
         """Bytes under way to each barrier."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refmoe.ptx.errors import RaceError
-from refmoe.ptx.records import ASYNCHRONOUS, BULK, MANY, THREAD
+from refmoe.ptx.records import ASYNCHRONOUS, BULK, MANY, PENDING, STEP_SHIFT, THREAD
 from refmoe.ptx.spaces import RANK_SHIFT, SHARED_WINDOW
 from refmoe.ptx.syntax import Instruction
 
@@ -140,8 +140,10 @@ def refuse_early_exit(machine: Machine, instruction: Instruction | None, leaving
     for cta in np.flatnonzero(ended).tolist():
         begin = cta * machine.shared.stride
         index, records = shadow.records(begin, begin + machine.shared.stride)
-        plain = records & (BULK | ASYNCHRONOUS) == 0
-        foreign = plain & ((records & THREAD) // per_cta != machine.first_cta + cta)
+        # Copies that have not landed are for `Bulk.leave` to find.
+        landed = records >> STEP_SHIFT != PENDING
+        agents = records & (BULK | ASYNCHRONOUS) == BULK
+        foreign = landed & (agents | ((records & THREAD) // per_cta != machine.first_cta + cta))
         index, records = index[foreign], records[foreign]
         unordered = np.ones(len(records), bool)
         for warp in range(cta * machine.warps, (cta + 1) * machine.warps):
@@ -153,16 +155,18 @@ def refuse_early_exit(machine: Machine, instruction: Instruction | None, leaving
         lane = int(np.flatnonzero(leaving & (machine.lane_cta == cta))[-1])
         other_block, other_thread = machine.place_of_thread(int(record & THREAD))
         fields = machine.at(lane, instruction)
-        many = bool(record & MANY)
+        agent, many = bool(agents[foreign][bad]), bool(record & MANY)
+        whom = f"thread {other_thread} of block {other_block}"
+        if agent:
+            whom = f"a bulk copy that completes on {machine.bulk.agent_name(int(record & THREAD))}"
         raise RaceError(
             f"exit race on byte {byte} of shared memory (shared): block {fields['block']} exits, and nothing orders an "
-            f"access to its shared memory by thread {other_thread} of block {other_block} before that; "
-            f"{machine.describe(instruction)}",
+            f"access to its shared memory by {whom} before that; {machine.describe(instruction)}",
             kind="exit",
             space="shared",
             buffer=machine.shared.name,
             offset=byte,
             other_block=other_block,
-            other_thread=None if many else other_thread,
+            other_thread=None if many or agent else other_thread,
             **fields,
         )
