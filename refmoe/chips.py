@@ -2,9 +2,10 @@
 
 To add a chip, add one `Chip` to `CHIPS`: everything that runs on a chip, or tells of one, reads this table.
 
-Sources: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability", for shared memory and for what is resident; CUTLASS
-`arch/arch.h` (`sm120_smem_capacity_bytes`) and `sm120_blockscaled_mma_builder.inl` ("no programmatic multicast on this
-arch") for SM12x; the PTX ISA for the instructions. `Product.source` says where a bandwidth is from.
+Sources: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability", for shared memory and for
+what is resident; CUTLASS `arch/arch.h` (`sm120_smem_capacity_bytes`) and `sm120_blockscaled_mma_builder.inl` ("no
+programmatic multicast on this arch") for SM12x; the PTX ISA for the instructions. `Product.source` says where a
+bandwidth is from.
 """
 
 from __future__ import annotations

@@ -104,7 +104,8 @@ class Access:
 
     def _check_present(self, frame: Frame, region: Region, address: Array, lanes: Array, owners: Array) -> None:
         machine = frame.machine
-        present = machine.alive.reshape(machine.ctas, -1).any(axis=1)[owners]
+        alive: Array = machine.alive.reshape(machine.ctas, -1).any(axis=1)
+        present = alive[owners]
         if not present.all():
             bad = int(np.argmin(present))
             block, _ = machine.place_of(int(owners[bad]) * machine.warps * 32)

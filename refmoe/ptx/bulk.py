@@ -209,7 +209,7 @@ class Bulk:
         self.loads.append(flight)
 
     def _check_beside(self, flight: Load) -> None:
-        """The barrier of a copy must lie in the block into which it copies, and shared memory that it reads in the own."""
+        """A barrier must lie in the block into which is copied, and shared memory that is read in the lane's own."""
         machine = self.machine
         stride = machine.shared.stride
         apart = machine.mbarriers.slot[flight.ids] * _BARRIER_BYTES // stride != flight.target // stride

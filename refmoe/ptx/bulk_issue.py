@@ -253,7 +253,7 @@ def _plain(
 
 @dataclass(frozen=True)
 class BulkLoad:
-    """`cp.async.bulk` from global to shared memory, or from the own to another block's. Attributes as of `TensorLoad`."""
+    """`cp.async.bulk` to shared memory, from global memory or from the block's own. Attributes as of `TensorLoad`."""
 
     target: StoreAccess
     source: Access

@@ -296,6 +296,10 @@ class Debugger:
         trace: Trace | None = None,
         memory: DeviceMemory | None = None,
         watch: Watch | None = None,
+        blocks: Sequence[int | Sequence[int]] | None = None,
+        cluster: Sequence[int] | None = None,
+        cooperative: bool = False,
+        multiprocessors: int | None = None,
     ) -> None:
         """Nothing runs yet: arguments are checked when it does.
 
@@ -321,6 +325,10 @@ class Debugger:
                 memory,
                 watch,
                 profile=self._control,
+                blocks=blocks,
+                cluster=cluster,
+                cooperative=cooperative,
+                multiprocessors=multiprocessors,
             )
 
         self._launch = run

@@ -31,8 +31,8 @@ class DeviceMemory:
 
     Every buffer has an address window of 2^40 bytes of its own, and its address, a multiple of 2^40, stays for the life
     of the memory: it may lie inside structs, arrays and tensor maps. A launch reads all buffers when it begins, and
-    writes those that a kernel may write when it ends well; a launch that fails leaves everything as it was. Launches run
-    one after another, so that each sees what the earlier ones wrote, and there is no race between two of them.
+    writes those that a kernel may write when it ends well; a launch that fails leaves everything as it was. Launches
+    run one after another, so that each sees what the earlier ones wrote, and there is no race between two of them.
 
     A buffer is a caller's array (`place`), an allocation (`allocate`) or a variable of a module (`variable`). The
     `.global` variables of a module keep their values from launch to launch, and which bytes of an allocation were
@@ -196,7 +196,8 @@ def initial_bytes(variable: Variable) -> bytes:
 
 
 def _bytes(buffer: Buffer) -> Bytes:
-    return buffer.array.reshape(-1).view(np.uint8)
+    raw: Bytes = buffer.array.reshape(-1).view(np.uint8)
+    return raw
 
 
 def _address(place: int) -> int:

@@ -269,6 +269,11 @@ def run_ptx(
     watch: Watch | None = None,
     stdout: TextIO | None = None,
     profile: Observer | None = None,
+    memory: DeviceMemory | None = None,
+    blocks: Sequence[int | Sequence[int]] | None = None,
+    cluster: int | Sequence[int] | None = None,
+    cooperative: bool = False,
+    multiprocessors: int | None = None,
 ) -> LaunchResult:
     """Run a kernel of a PTX text on NumPy arrays, every access checked; `refmoe run` does the same with files.
 
@@ -308,6 +313,11 @@ def run_ptx(
         watch: likewise.
         stdout: likewise.
         profile: likewise.
+        memory: likewise; the variables of a module live on with the module, which is another one in every call.
+        blocks: likewise.
+        cluster: blocks of a cluster, x or (x, y, z); what the kernel's .reqnctapercluster says if left out.
+        cooperative: see `launch`.
+        multiprocessors: likewise.
 
     Raises:
         ParseError: no PTX, with the line.
@@ -338,9 +348,14 @@ def run_ptx(
         checks,
         step_budget,
         trace,
+        memory,
         watch=watch,
         stdout=stdout,
         profile=profile,
+        blocks=blocks,
+        cluster=None if cluster is None else _sizes(cluster),
+        cooperative=cooperative,
+        multiprocessors=multiprocessors,
     )
 
 

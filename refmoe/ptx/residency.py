@@ -206,7 +206,7 @@ def _polling_error(launch: Launch, stalled: list[Machine], resident: Residency, 
             blocks += [machine.place_of(cta * per_cta)[0] for cta in np.unique(machine.lane_cta[lanes]).tolist()]
     blocks = sorted(set(blocks), key=launch.grid.number)
     where = "" if polling is None else f" at {stalled[0].describe(polling)}"
-    shown = ", ".join(map(str, blocks[:_SHOWN])) + (f", ... and {str(blocks[-1])}" if len(blocks) > _SHOWN else "")
+    shown = ", ".join(map(str, blocks[:_SHOWN])) + (f", ... and {blocks[-1]}" if len(blocks) > _SHOWN else "")
     are = f"{len(blocks)} blocks poll" if len(blocks) != 1 else "1 block polls"
     return CoResidencyError(
         f"needs co-residency, not launched cooperatively: {are}{where}; they need one of {waiting} blocks that cannot "

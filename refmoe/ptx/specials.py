@@ -1,9 +1,10 @@
 """Predefined registers.
 
 Clocks count what the launch has run: see `Ticks`. Where a chip would say something about itself, these registers
-describe one with a single multiprocessor on which this launch is alone: `%smid` 0 of `%nsmid` 1, `%gridid` 1, nothing
-in `%envreg<n>` but for a cooperative launch, and 1024 bytes of shared memory that the system keeps, below the block's own. Performance counters
-(`%pm<n>`) do not exist here.
+describe one with a single multiprocessor on which this launch is alone: `%smid` 0 of `%nsmid` 1, `%gridid` 1, and 1024
+bytes of shared memory that the system keeps, below the block's own. `%envreg1` and `%envreg2` are the address of a
+cooperative launch's workspace, and the other `%envreg<n>` are 0, as these are in a launch that is not cooperative.
+Performance counters (`%pm<n>`) do not exist here.
 """
 
 from __future__ import annotations

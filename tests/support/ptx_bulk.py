@@ -124,8 +124,8 @@ def run(
     start = [*coordinates, *[0] * (5 - len(coordinates))]
     args = [out, tensor_map, other, *start]
     return ptx.launch(
-        module, "k", (grid, 1, 1), (threads, 1, 1), args, checks=checks, step_budget=200_000, memory=memory, trace=trace,
-        cluster=None if cluster is None else (cluster, 1, 1),
+        module, "k", (grid, 1, 1), (threads, 1, 1), args, checks=checks, step_budget=200_000, memory=memory,
+        trace=trace, cluster=None if cluster is None else (cluster, 1, 1),
     )  # fmt: skip
 
 

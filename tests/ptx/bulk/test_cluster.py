@@ -11,7 +11,10 @@ from refmoe import ptx
 DONE = ".mbarrier::complete_tx::bytes"
 SYNC = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
 # %r9: rank; %p3: thread 0 of rank 0; out moves on by the bytes of a block.
-RANK = "mov.u32 %r9, %cluster_ctarank; setp.eq.and.u32 %p3, %r9, 0, %p0; mul.wide.u32 %d5, %r9, 256; add.s64 %d0, %d0, %d5;"
+RANK = """
+    mov.u32 %r9, %cluster_ctarank; setp.eq.and.u32 %p3, %r9, 0, %p0;
+    mul.wide.u32 %d5, %r9, 256; add.s64 %d0, %d0, %d5;
+"""
 MULTICAST = f"@%p3 cp.async.bulk.shared::cluster.global{DONE}.multicast::cluster [%r8], [%d3], 256, [%r7], {{mask}};"
 
 
@@ -33,7 +36,7 @@ def test_a_copy_into_several_blocks(mask: int) -> None:
 
 
 def test_every_block_waits_for_its_own_bytes() -> None:
-    with pytest.raises((ptx.RaceError, ptx.MemoryFault), match="bulk copy|uninitialised"):
+    with pytest.raises((ptx.RaceError, ptx.MemoryFault), match=r"bulk copy|uninitialised"):
         multicast("15", waits="")
 
 

@@ -112,7 +112,7 @@ def test_constants_are_set_by_the_host_alone() -> None:
     memory.write(memory.variable(code, "factor") + 4, np.array([9], np.uint32))
     step(memory, code, address)
     assert words(memory, address, 3) == [0, 9, 18]
-    with pytest.raises(ptx.MemoryFault, match="read only: .* of factor"):
+    with pytest.raises(ptx.MemoryFault, match=r"read only: .* of factor"):
         ptx.launch(code, "spoil", (1, 1, 1), (1, 1, 1), [address], memory=memory)
 
 
@@ -194,7 +194,7 @@ def test_ranges_outside_every_buffer() -> None:
         memory.write(0, b"1")
     with pytest.raises(ArgumentError, match="one in a buffer of this memory"):
         memory.written(address + (1 << 41), 1)
-    with pytest.raises(ArgumentError, match="a variable of several.ptx, which has count, where, table, factor"):
+    with pytest.raises(ArgumentError, match=r"a variable of several\.ptx, which has count, where, table, factor"):
         memory.variable(code, "missing")
 
 

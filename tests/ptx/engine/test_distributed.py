@@ -172,7 +172,8 @@ def test_a_rank_that_the_cluster_has_not() -> None:
 
 
 def test_an_access_to_the_own_block_takes_no_address_of_another() -> None:
-    body = f"{NEXT} st.shared.u32 [%r3], 0; {SYNC} mapa.shared::cluster.u32 %r5, %r3, %r10; ld.shared.u32 %r20, [%r5]; ret;"
+    map_it = "mapa.shared::cluster.u32 %r5, %r3, %r10;"
+    body = f"{NEXT} st.shared.u32 [%r3], 0; {SYNC} {map_it} ld.shared.u32 %r20, [%r5]; ret;"
     with pytest.raises(ptx.MemoryFault, match="out of bounds: shared read"):
         run(body)
 
@@ -416,7 +417,8 @@ def test_asynchronous_writes(write: str, size: int, expected) -> None:
 
 
 def test_atomics_of_all_lanes_meet_at_one_word() -> None:
-    write = f"mapa.shared::cluster.u32 %r5, cell, 0; red.async.relaxed.cluster.shared::cluster{BYTES}.add.u32 [%r5], %r1, [%r7];"
+    write = f"""mapa.shared::cluster.u32 %r5, cell, 0;
+        red.async.relaxed.cluster.shared::cluster{BYTES}.add.u32 [%r5], %r1, [%r7];"""
     assert asynchronous(write, 4) == [5 + 496] + [5] * 31
 
 
