@@ -108,6 +108,18 @@ def test_the_barrier_of_a_grid(tmp_path, monkeypatch: pytest.MonkeyPatch, at_onc
     assert out[0] == 0
 
 
+def test_where_the_barrier_of_a_grid_is() -> None:
+    """At %envreg1 and %envreg2, in the second word; a launch that is not cooperative has a null pointer there."""
+    body = """
+        mov.u32 %r3, %envreg2; mov.u32 %r4, %envreg1; mov.b64 %d3, {%r3, %r4}; setp.eq.u64 %p1, %d3, 0;
+        mov.u32 %r20, 99; @!%p1 ld.volatile.u32 %r20, [%d3+4]; st.global.u32 [%d2], %r20; ret;
+    """
+    module, out = ptx.Module.parse(text(body)), np.ones(64, np.uint32)
+    for cooperative, expected in ((True, 0), (False, 99)):
+        ptx.launch(module, "k", (2, 1, 1), (32, 1, 1), [out, None, 0], cooperative=cooperative)
+        assert set(out.tolist()) == {expected}
+
+
 def test_a_launch_that_is_not_cooperative_traps(tmp_path) -> None:
     with pytest.raises(ptx.Trap):
         sums(compile_cuda(SUMS, tmp_path), 5)
@@ -119,12 +131,11 @@ def test_a_grid_without_its_barrier_races(tmp_path) -> None:
         sums(module, 5, cooperative=True)
 
 
-def test_a_cooperative_launch_has_to_fit(tmp_path) -> None:
-    module = compile_cuda(SUMS, tmp_path)
+def test_a_cooperative_launch_has_to_fit() -> None:
     # 24 blocks of one warp share a multiprocessor of an sm_120a.
-    sums(module, 48, cooperative=True, multiprocessors=2)
+    assert len(marked(None, grid=(48, 1, 1), cooperative=True, multiprocessors=2)) == 48
     with pytest.raises(ptx.CooperativeLaunchTooLarge, match=r"of 49 blocks; resident can be 48 \(2 multip") as caught:
-        sums(module, 49, cooperative=True, multiprocessors=2)
+        marked(None, grid=(49, 1, 1), cooperative=True, multiprocessors=2)
     assert (caught.value.blocks, caught.value.resident) == (49, 48)
     with pytest.raises(ptx.ArgumentMismatch, match="a cooperative launch runs all blocks"):
         marked([0], cooperative=True)
