@@ -60,7 +60,9 @@ def run(
     no_check: Annotated[
         list[str] | None, typer.Option(metavar="CHECK", help=f"Turn a check off: {', '.join(_CHECKS)}; repeatable.")
     ] = None,
-    step_budget: Annotated[int | None, typer.Option(min=1, help="Stop with an error after this many steps.")] = None,
+    step_budget: Annotated[
+        int | None, typer.Option(min=1, help="Stop with an error when a warp has run so many blocks of code.")
+    ] = None,
     list_entries: Annotated[
         bool, typer.Option("--list", help="List the file's kernels and their parameters, and run nothing.")
     ] = False,

@@ -23,6 +23,7 @@ from refmoe.chips import CHIPS, DEFAULT_ARCH, KERNEL_ARCHS, kernel_chip
 from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build, entries_of, source_sha256
 from refmoe.errors import ArgumentError, RefmoeError, describe
+from refmoe.ptx.observe import Observer
 
 DEFAULT_SHARED_BYTES = 48 * 1024  # a CTA gets more only after asking for it
 
@@ -69,8 +70,9 @@ class Device(Protocol):
 class PtxDevice:
     """Runs the compiler's PTX for `arch` on the executor, with all its checks on unless `checks` says otherwise.
 
-    A launch that takes more than `step_budget` steps counts as endless: the kernels' largest take a few thousand.
-    `trace` takes down who waited on which barrier, `watch` who writes some bytes of a buffer of each launch.
+    A launch in which a warp takes more than `step_budget` steps counts as endless: the kernels' take a few thousand.
+    `trace` takes down who waited on which barrier, `watch` who writes some bytes of a buffer of each launch, and
+    `observer` is told of each launch and its steps.
     With `entry_by_entry`, a changed source is compiled for each entry that is launched, without its other entries.
     """
 
@@ -81,6 +83,7 @@ class PtxDevice:
     step_budget: int | None = 1_000_000
     trace: ptx.Trace | None = None
     watch: ptx.Watch | None = None
+    observer: Observer | None = None
     entry_by_entry: bool = False
     name: str = "ptx"
     launches: list[LaunchRecord] = field(default_factory=list)
@@ -110,6 +113,7 @@ class PtxDevice:
             step_budget=self.step_budget,
             trace=self.trace,
             watch=self.watch,
+            profile=self.observer,
         )
         self.launches.append(LaunchRecord(plan.kernel, plan.grid, plan.block, result))
 

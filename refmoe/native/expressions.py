@@ -198,22 +198,32 @@ class Code:
         arguments: of the function.
     """
 
-    def __init__(self, module: Any, name: str, arguments: list[Type], *, inner: bool = False) -> None:
+    def __init__(
+        self, module: Any, name: str, arguments: list[Type], *, inner: bool = False, result: Type = None
+    ) -> None:
         """A function of those arguments; an `inner` one is called by others of the module alone."""
         self.module = module
-        self.function = ir.Function(module, ir.FunctionType(ir.VoidType(), arguments), name)
+        self.function = ir.Function(module, ir.FunctionType(result or ir.VoidType(), arguments), name)
         if inner:
             self.function.linkage = "internal"
         self.build = ir.IRBuilder(self.function.append_basic_block("entry"))
         self.arguments = [Value(self, argument) for argument in self.function.args]
 
-    def done(self) -> None:
-        """The end of the function."""
-        self.build.ret_void()
+    def done(self, result: Value | None = None) -> None:
+        """The end of the function, with what it returns."""
+        if result is None:
+            self.build.ret_void()
+        else:
+            self.build.ret(result.held)
 
-    def call(self, function: Any, *arguments: Value) -> None:
-        """Call another function of the module."""
-        self.build.call(function, [argument.held for argument in arguments])
+    def done_if(self, condition: Value, result: Value) -> None:
+        """Return here where a condition holds, which is rare."""
+        with self.build.if_then(condition.held, likely=False):
+            self.build.ret(result.held)
+
+    def call(self, function: Any, *arguments: Value) -> Value:
+        """Call another function of the module: what it returns."""
+        return Value(self, self.build.call(function, [argument.held for argument in arguments]))
 
     def constant(self, kind: Type, value: int | float) -> Value:
         """A constant, in every lane of a vector."""
@@ -303,10 +313,41 @@ class Code:
         self.build.position_at_end(after)
 
     @contextmanager
+    def loop(self) -> Iterator[Loop]:
+        """What is done again and again, until `leave_if`."""
+        body, after = self.build.append_basic_block("again"), self.build.append_basic_block("after")
+        self.build.branch(body)
+        self.build.position_at_end(body)
+        yield Loop(self, body, after)
+        self.build.branch(body)
+        self.build.position_at_end(after)
+
+    @contextmanager
     def when(self, condition: Value, *, likely: bool | None = None) -> Iterator[None]:
         """What is done where a condition, a single bit, holds."""
         with self.build.if_then(condition.held, likely=likely):
             yield
+
+
+class Loop:
+    """A loop that is being written."""
+
+    def __init__(self, code: Code, body: Any, after: Any) -> None:
+        self._code, self._body, self._after = code, body, after
+
+    def leave_if(self, condition: Value) -> None:
+        """Go on behind the loop where a condition holds."""
+        self._jump_if(condition, self._after)
+
+    def again_if(self, condition: Value) -> None:
+        """Begin the loop's next turn where a condition holds."""
+        self._jump_if(condition, self._body)
+
+    def _jump_if(self, condition: Value, target: Any) -> None:
+        build = self._code.build
+        following = build.append_basic_block()
+        build.cbranch(condition.held, target, following)
+        build.position_at_end(following)
 
 
 def double_bits(value: float) -> int:

@@ -250,7 +250,7 @@ class Load(Access):
             self._check_valid(frame, region, index, theirs)
             if region.shadow is not None:
                 region.shadow.read(frame, self, region, index, theirs)
-            words = region.words(self.width).take(index // self.width, axis=0)
+            words = region.read(self.width, index // self.width)
             if self.count == 1:
                 elements = words[None]
             else:
@@ -374,17 +374,16 @@ class Atomic(Access):
         return tuple(results)
 
     def _apply(self, region: Region, at: Array, place: Array, sources: list[Array], old: Array) -> bool:
-        view = region.words(self.size)
         function = self.global_function if region.space == "global" else self.function
         changed = False
         for turn in _turns(at):
-            before = view[at[turn]]
+            before = region.read(self.size, at[turn])
             who = place[turn]
             old[who] = before
             values = [source[who] for source in sources]
             after = function(before, *values)
             changed = changed or bool((after != before).any())
-            view[at[turn]] = after
+            region.write(self.size, at[turn], after)
         return changed
 
 

@@ -11,12 +11,16 @@ import numpy as np
 
 from refmoe.errors import describe
 from refmoe.ptx.errors import ArgumentMismatch
-from refmoe.ptx.memory import Arena, Region
+from refmoe.ptx.memory import Arena, Region, padded
+from refmoe.ptx.pages import untouched
 from refmoe.ptx.scopes import type_bits
 from refmoe.ptx.syntax import Function, Variable
 
 if TYPE_CHECKING:
     from refmoe.ptx.device_memory import DeviceMemory
+
+# Elements of a mask that are looked at together.
+_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -24,10 +28,13 @@ class Buffer:
     """Device memory for a pointer parameter.
 
     Attributes:
-        array: C-contiguous; read before the launch and, if `writable`, written after it.
+        array: C-contiguous; the launch reads it where it lies and, if it is `writable`, writes there too, page by page,
+            and puts back what was there if it fails. (What is shorter than a page, or does not begin at a multiple of
+            16 bytes, is copied, and written after the launch.)
         name: for messages.
-        initialised: whether its bytes hold what the kernel may read: True, False, or bool of the array's shape, which
-            a launch that ends well brings up to date, so that the next one may read what this one wrote.
+        initialised: whether its bytes hold what the kernel may read: True; False, and then they read as poison where
+            reading them is not refused; or bool of the array's shape, which a launch that ends well brings up to date,
+            so that the next one may read what this one wrote.
         writable: whether the kernel may write it.
         space: `"global"`, or `"const"` for constant memory, which no kernel may write.
     """
@@ -101,13 +108,47 @@ def bind(
 
 
 def _region(buffer: Buffer, arena: Arena) -> Region:
-    array, mask = buffer.array, None
-    if isinstance(buffer.initialised, np.ndarray):
-        mask = np.repeat(buffer.initialised.reshape(-1), array.itemsize).astype(np.uint8) * np.uint8(255)
+    initialised, valid = buffer.initialised, None
+    if isinstance(initialised, np.ndarray):
+        valid = None if initialised.all() else _bytes_of_mask(initialised.reshape(-1), buffer.array.itemsize)
+        initialised = True
     return arena.add(
-        buffer.name, buffer.space, array.reshape(-1).view(np.uint8), array.nbytes, mask,
-        mask is not None or bool(buffer.initialised), buffer.writable,
+        buffer.name, buffer.space, _bytes(buffer.array), buffer.array.nbytes, valid, initialised, buffer.writable,
+        in_place=True,
     )  # fmt: skip
+
+
+def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The bytes of a C-contiguous array, without copying them."""
+    return np.asarray(array).reshape(-1).view(np.uint8)
+
+
+def _bytes_of_mask(mask: np.ndarray[Any, np.dtype[np.bool_]], size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """0xFF for each byte of the elements, of `size` bytes, at which bool [n] is on; 0 costs nothing."""
+    valid = untouched((padded(mask.size * size),))
+    for begin in range(0, mask.size, _AT_ONCE):
+        part = mask[begin : begin + _AT_ONCE]
+        if part.any():
+            of_bytes = np.repeat(part, size).view(np.uint8) * np.uint8(255)
+            valid[begin * size : begin * size + of_bytes.size] = of_bytes
+    return valid
+
+
+def write_back(buffer: Buffer, region: Region) -> None:
+    """Give the caller what a launch that ended well wrote in a buffer: its bytes, if they are a copy, and its mask."""
+    array, mask = _bytes(buffer.array), buffer.initialised
+    parts = [(0, array.size)]
+    if region.journal is None:
+        array[:] = region.data[: array.size]
+    else:
+        parts = region.journal.written
+    if not isinstance(mask, np.ndarray) or region.valid is None:
+        return
+    flat, size = mask.reshape(-1), buffer.array.itemsize
+    for begin, end in parts:
+        for first in range(begin // size, -(-end // size), _AT_ONCE):
+            last = min(first + _AT_ONCE, -(-end // size))
+            flat[first:last] = (region.valid[first * size : last * size].reshape(-1, size) != 0).all(axis=1)
 
 
 def _scalar(variable: Variable, argument: Any, where: str, by_address: bool) -> bytes:

@@ -19,7 +19,8 @@ from refmoe.ptx import bulk_races
 from refmoe.ptx.access import Access
 from refmoe.ptx.bulk_races import BulkShadow
 from refmoe.ptx.copies import split
-from refmoe.ptx.memory import POISON, Region
+from refmoe.ptx.memory import Region
+from refmoe.ptx.pages import POISON
 from refmoe.ptx.records import AGENTS
 from refmoe.ptx.syntax import Instruction
 
@@ -397,7 +398,7 @@ def _fetch(frame: Frame, cut: Cut, lanes: Array) -> Array:
     if region.valid is not None:
         cut.access._check_valid(frame, region, *cut.chosen(lanes))
     if cut.inside is None:
-        return region.words(width).take((cut.index // width).ravel(), axis=0)
-    found = region.words(width).take((np.where(cut.inside, cut.index, 0) // width).ravel(), axis=0)
+        return region.read(width, (cut.index // width).ravel())
+    found = region.read(width, (np.where(cut.inside, cut.index, 0) // width).ravel())
     found[~cut.inside.ravel()] = fill
     return found

@@ -47,7 +47,7 @@ class MapHistory:
     def time(self, frame: Frame) -> tuple[int, int]:
         """Now."""
         self._events += 1
-        return frame.machine.launch.steps, self._events
+        return frame.machine.launch.clock, self._events
 
 
 def _word_index(begin: Array) -> Array:
@@ -61,7 +61,7 @@ def _read(frame: Frame, access: Access, region: Region, begin: Array, lanes: Arr
     access._check_valid(frame, region, index, who)
     if region.shadow is not None:
         region.shadow.read(frame, access, region, index, who)
-    rows = region.words(_WORD).take(index // _WORD, axis=0).reshape(len(begin), -1)
+    rows = region.read(_WORD, index // _WORD).reshape(len(begin), -1)
     return [row.tobytes() for row in rows]
 
 
@@ -97,7 +97,7 @@ class MapUse:
                 what = f"a tensor map in {region.name}"
                 raise frame.machine.misuse(self.whole.instruction, lanes[rows[0]], what)
             contents = _read(frame, self.word, region, begin, lanes[rows])
-            if region.shadow is not None and region.shadow.written:
+            if region.shadow is not None:
                 self._check_fresh(frame, region, begin, lanes[rows])
             for row, content in zip(rows, contents, strict=True):
                 try:

@@ -7,12 +7,13 @@ has no race; only where a line is not are its granules looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from refmoe.ptx.native.context import Row
+from refmoe.ptx.pages import untouched
 from refmoe.ptx.races import RaceShadow
 from refmoe.ptx.records import ASYNCHRONOUS, BULK, PENDING, STEP_SHIFT, THREAD
 
@@ -38,12 +39,16 @@ class BulkShadow(RaceShadow):
     """
 
     def __init__(self, size: int, warps: int) -> None:
-        super().__init__(size, warps)
-        self.columns = warps + 1
+        super().__init__(size, warps, warps + 1)
         lines = -(-size // _LINE)
-        self._read_steps = np.zeros((lines, warps + 1), np.int64)
-        self._write_steps = np.zeros((lines, warps), np.int64)
-        self._bulk_writes = np.zeros(lines, np.int64)
+        self._read_steps = untouched((lines, warps + 1), np.int64)
+        self._write_steps = untouched((lines, warps), np.int64)
+        self._bulk_writes = untouched((lines,), np.int64)
+
+    @property
+    def tables(self) -> tuple[Array, ...]:
+        """See `RaceShadow.tables`."""
+        return *super().tables, self._read_steps, self._write_steps, self._bulk_writes
 
     def enter(self, row: Array) -> None:
         """See `RaceShadow.enter`."""
@@ -85,7 +90,7 @@ class BulkShadow(RaceShadow):
         Raises:
             RaceError: somebody else's access is not ordered before one of them.
         """
-        self._prepare()
+        self.granules.prepare(first, span, _CHUNK)
         clocks, lines = frame.machine.clocks, self._lines(first, span)
         seen = clocks.seen[lanes >> 5, : self.readers]
         fine = self._bulk_ordered(frame, lines, lanes)
@@ -100,13 +105,11 @@ class BulkShadow(RaceShadow):
         if overlaps.size:
             one, other = order[overlaps[0]], order[overlaps[0] + 1]
             record = _pending(frame, lanes[one : one + 1])[0]
-            self._report(frame, access, region, first, lanes, other, 1, record, "write-write")
+            self._report(frame, access, region, int(first[other]), lanes[other], record, "write-write")
         self._set_writes(first, span, agent_records(frame, lanes, own) + np.int64(_PENDING_BITS))
-        self.written = True
 
     def filled(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array) -> None:
         """Those copies have landed."""
-        self._prepare()
         now = np.int64(frame.machine.clocks.now << STEP_SHIFT)
         self._set_writes(first, span, agent_records(frame, lanes, own) + now)
 
@@ -118,7 +121,7 @@ class BulkShadow(RaceShadow):
         Raises:
             RaceError: a write that is not ordered before them, or one without a proxy fence between.
         """
-        self._prepare()
+        self.granules.prepare(first, span, _CHUNK)
         clocks, lines = frame.machine.clocks, self._lines(first, span)
         row, half = lanes >> 5, clocks.crossed
         known = np.minimum(clocks.seen[row, : self.readers], clocks.seen[row, half : half + self.readers])
@@ -128,23 +131,18 @@ class BulkShadow(RaceShadow):
             _refuse_read(self, frame, access, region, index, np.full(len(index), lanes[one]), clocks.has_crossed)
         self._read_steps[lines, self.readers] = PENDING
         record = _pending(frame, lanes)
-        for begin, end, value in self._granules(first, span, record):
-            self._reads[begin:end, self.readers] = value
+        for row, slots in self.granules.ranges(first, span):
+            self._reads[self.readers, slots] = record[row]
 
     def drained(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array | None = None) -> None:
         """Those copies have read: the reads count as their threads', which have waited, or as those of agents `own`."""
-        self._prepare()
         mine = self._mine(frame, lanes, np.int64(0))
         if own is not None:
             mine = agent_records(frame, lanes, own) + np.int64(frame.machine.clocks.now << STEP_SHIFT)
         pending = _pending(frame, lanes)
-        for row, (begin, end, value) in enumerate(self._granules(first, span, pending)):
-            column = self._reads[begin:end, self.readers]
-            column[column == value] = mine[row]
-
-    def _prepare(self) -> None:
-        nobody = np.zeros(0, np.int64)
-        self._cover(nobody, nobody, _CHUNK)
+        for row, slots in self.granules.ranges(first, span):
+            column = self._reads[self.readers, slots]
+            column[column == pending[row]] = mine[row]
 
     def _lines(self, first: Array, span: int) -> Array:
         """Lines [n, k] of each range."""
@@ -158,14 +156,9 @@ class BulkShadow(RaceShadow):
         ordered: Array = (records == 0) | frame.machine.clocks.ordered(who, records)
         return ordered.all(axis=1)
 
-    def _granules(self, first: Array, span: int, values: Array) -> Iterator[tuple[int, int, int]]:
-        count = span // self.granule
-        for begin, value in zip((first // self.granule).tolist(), values.tolist(), strict=True):
-            yield begin, begin + count, value
-
     def _set_writes(self, first: Array, span: int, records: Array) -> None:
-        for begin, end, value in self._granules(first, span, records):
-            self._writes[begin:end] = value
+        for row, slots in self.granules.ranges(first, span):
+            self._writes[slots] = records[row]
         lines = self._lines(first, span)
         whole = span % _LINE == 0 and not (first & (_LINE - 1)).any()
         # A line of which a copy writes a part has no one record: it is looked at by granules ever after.
@@ -194,19 +187,17 @@ def _refuse_read(
 ) -> tuple[Array, Array]:
     """Report a write that is not ordered before bulk reads at `index` [n], or lacks a proxy fence.
 
-    `fenced(lanes, records)` says where there is one. Returns (the reads' granules, the lane of each).
+    `fenced(lanes, records)` says where there is one. Returns (the reads' slots, the lane of each).
     """
-    at, who, count = shadow._cover(index, lanes, access.width)
-    if not shadow.written:
-        return at, who
+    at, who = shadow._cover(index, lanes, access.width)
     previous = shadow._writes[at]
     bad = shadow._conflicts(frame, who, previous, shadow._mine(frame, who, np.int64(0)))
     if bad.size:
-        shadow._report(frame, access, region, index, lanes, bad[0], count, previous[bad[0]], "write-read")
+        shadow._report_granule(frame, access, region, at, who, bad[0], previous[bad[0]], "write-read")
     plain = (previous != 0) & (previous & (BULK | ASYNCHRONOUS) == 0)
     bad = np.flatnonzero(plain & ~fenced(who, previous))
     if bad.size:
-        shadow._report(frame, access, region, index, lanes, bad[0], count, previous[bad[0]], "proxy")
+        shadow._report_granule(frame, access, region, at, who, bad[0], previous[bad[0]], "proxy")
     return at, who
 
 
@@ -229,19 +220,23 @@ def global_read(frame: Frame, access: Access, region: Region, index: Array, lane
         return (fences[reader] >= step) | (fences[writer] >= step)
 
     at, who = _refuse_read(shadow, frame, access, region, index, lanes, fenced)
-    shadow._reads[at, 1] = np.where(shadow._reads[at, 0] != 0, shadow._reads[at, 0], shadow._reads[at, 1])
-    shadow._reads[at, 0] = _pending(frame, who)
+    last = shadow._reads[0, at]
+    known = np.flatnonzero(last)
+    shadow._reads[1, at[known]] = last[known]
+    shadow._reads[0, at] = _pending(frame, who)
 
 
 def global_read_done(frame: Frame, access: Access, region: Region, index: Array, lanes: Array, own: Array) -> None:
     """Those copies have read and landed: who waits for their agents `own` [n] comes after the reads."""
     shadow = region.shadow
     assert shadow is not None
-    at, who, count = shadow._cover(index, lanes, access.width)
-    landed = agent_records(frame, who, np.repeat(own, count)) + np.int64(frame.machine.clocks.now << STEP_SHIFT)
-    for column in range(shadow.columns):
-        found = shadow._reads[at, column]
-        shadow._reads[at, column] = np.where(found == _pending(frame, who), landed, found)
+    at, row = shadow.granules.cover(index, access.width)
+    who, own = (lanes, own) if row is None else (lanes[row], own[row])
+    landed = agent_records(frame, who, own) + np.int64(frame.machine.clocks.now << STEP_SHIFT)
+    pending = _pending(frame, who)
+    for column in shadow._reads:
+        mine = np.flatnonzero(column[at] == pending)
+        column[at[mine]] = landed[mine]
 
 
 def global_write(frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
@@ -257,15 +252,13 @@ def global_write(frame: Frame, access: Access, region: Region, index: Array, lan
     shadow._writes[at] = pending
     lost = np.flatnonzero(shadow._writes[at] != pending)
     if lost.size:
-        count, record = len(at) // len(index), shadow._writes[at[lost[0]]]
-        shadow._report(frame, access, region, index, lanes, lost[0], count, record, "write-write")
-    shadow.written = True
+        shadow._report_granule(frame, access, region, at, who, lost[0], shadow._writes[at[lost[0]]], "write-write")
 
 
 def global_write_done(frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
     """Those copies are complete, and their threads have waited for them."""
     shadow = region.shadow
     assert shadow is not None
-    at, who, _ = shadow._cover(index, lanes, access.width)
+    at, who = shadow._cover(index, lanes, access.width)
     found = shadow._writes[at]
     shadow._writes[at] = np.where(found == _pending(frame, who), shadow._mine(frame, who, np.int64(0)), found)

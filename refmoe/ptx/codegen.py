@@ -18,10 +18,13 @@ from refmoe.ptx.emit import Emitter
 from refmoe.ptx.errors import Contraction, UnknownOpcode
 from refmoe.ptx.inline import inline_calls
 from refmoe.ptx.layout import Layout, lay_out
+from refmoe.ptx.liveness import reads_unwritten
 from refmoe.ptx.mbarrier_issue import Wait
+from refmoe.ptx.native.context import EDGE_BITS, Edge, End, Meeting, Place, starts
 from refmoe.ptx.native.kernel import Kernel, compile_pieces, is_native
 from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.observe import PLAIN, View, announce
+from refmoe.ptx.ops.lanes import LANES
 from refmoe.ptx.parser import ParsedModule
 from refmoe.ptx.pieces import Homes, Piece, cut
 from refmoe.ptx.program import Block, Program, build
@@ -88,7 +91,9 @@ class Code:
         contractions: lines of FP instructions that ptxas may fuse.
         models: accumulation models of its tensor-core instructions, and what they rest on.
         source: the generated text.
+        reads_unwritten: whether a register may be read that nothing wrote, which is then zero.
         homes: number and kind of each register that lives across pieces, by name.
+        places: int64 [blocks, fields], what the native scheduler knows of each, see `Place`.
     """
 
     entry: Function
@@ -108,7 +113,9 @@ class Code:
     contractions: tuple[int, ...]
     models: dict[str, str]
     source: str
+    reads_unwritten: bool
     homes: dict[str, tuple[int, str]]
+    places: Any
 
 
 def compile_entry(module: ParsedModule, entry: Function, strict: bool, view: View = PLAIN) -> Code:
@@ -127,18 +134,23 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool, view: Vie
         Contraction: see `strict`.
     """
     flat = inline_calls(entry, module)
-    program = build(flat)
+
+    def natively(instruction: Instruction) -> bool:
+        return view.native(instruction) and is_native(instruction)
+
+    program = build(flat, natively)
     layout = lay_out(flat, module)
     emitter = Emitter(module, layout)
     checked = [_checked(emitter, block, module.name) for block in program.blocks]
     refused = emitter.refused
-    homes = cut(program, lambda each: each not in refused and view.native(each) and is_native(each), view.alone)
+    homes = cut(program, natively, refused, view.alone)
     shared = homes.registers
     kernel = compile_pieces(program, homes, layout, emitter.approximate, _native(emitter.products))
     emitter.names["N"] = Invoker(kernel)
     parts = []
     for block, (statements, result) in zip(program.blocks, checked, strict=True):
-        parts.append(_function(block, homes, emitter, statements, result, view.alone))
+        if not homes.native[block.index]:
+            parts.append(_function(block, homes, emitter, statements, result, view.alone))
         if block.index in emitter.waits:
             parts.append(_probe(block, homes.pieces[block.index][0].usage, shared, emitter))
     if strict and emitter.contractions:
@@ -152,20 +164,24 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool, view: Vie
     source = "\n".join(parts)
     names: dict[str, Any] = {name: view.seen(work) for name, work in emitter.names.items()}
     exec(compile(source, f"<{module.name}:{entry.name}>", "exec"), names)
-    count = len(program.blocks)
+    steps = [
+        NativeBlock(kernel.functions[index, 0]) if native else names[f"step_{index}"]
+        for index, native in enumerate(homes.native)
+    ]
+    gathers = {
+        block.index: _gather(block, shared)
+        for block in program.blocks
+        if block.gathers and block.instructions[0] not in refused
+    }
     return Code(
         flat,
         program,
         layout,
-        tuple(names[f"step_{i}"] for i in range(count)),
+        tuple(steps),
         kernel,
         tuple(slow_form(instruction, layout, emitter.products) for instruction in kernel.sites),
         tuple(kind for _, kind in shared.values()),
-        {
-            block.index: _gather(block, shared)
-            for block in program.blocks
-            if block.gathers and block.instructions[0] not in refused
-        },
+        gathers,
         {
             block.index: _barrier(block.terminator.instruction, shared)
             for block in program.blocks
@@ -181,7 +197,9 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool, view: Vie
         tuple(sorted({instruction.line for instruction in emitter.contractions})),
         dict(emitter.models),
         source,
+        reads_unwritten(program),
         shared,
+        _places(program, homes, kernel, gathers, runs=view is PLAIN),
     )
 
 
@@ -348,6 +366,32 @@ def _native(products: Mapping[Instruction, Mma]) -> dict[Instruction, WarpMma]:
     }
 
 
+def _places(program: Program, homes: Homes, kernel: Kernel, gathers: Mapping[int, Gather], runs: bool) -> Any:
+    """The rows of places; without `runs` all are left to Python."""
+    rows = np.zeros((len(program.blocks), len(Place)), np.int64)
+    begins = starts([kind for _, kind in homes.registers.values()])
+    for block, row in zip(program.blocks, rows, strict=True):
+        if not runs or not homes.native[block.index]:
+            continue
+        end = block.terminator
+        row[Place.FUNCTION] = kernel.functions[block.index, 0]
+        row[Place.END] = End[end.kind.upper()]
+        row[Place.LENGTH] = len(block.instructions) + (end.instruction is not None)
+        for number, (field, target) in enumerate(zip((Place.TARGET, Place.OTHER), end.targets, strict=False)):
+            row[field] = target
+            edge = Edge.BACK * (target in block.back_edges) | Edge.POLLS * (target in block.polling_edges)
+            row[Place.EDGES] |= edge << EDGE_BITS * number
+        if (gather := gathers.get(block.index)) is not None:
+            kinds = (Meeting.CONSTANT, Meeting.REGISTER)
+            if gather.is_barrier:
+                kinds = (Meeting.BARRIER_CONSTANT, Meeting.BARRIER_REGISTER)
+            if gather.register is None:
+                row[Place.GATHER], row[Place.MEMBERS] = kinds[0], gather.constant
+            else:
+                row[Place.GATHER], row[Place.MEMBERS] = kinds[1], begins[gather.register] * LANES
+    return rows
+
+
 class Invoker:
     """Calls a native piece for the lanes of a frame."""
 
@@ -357,3 +401,14 @@ class Invoker:
     def __call__(self, block: int, number: int, frame: Any) -> None:
         """Raises whatever an access that Python did for a warp raised."""
         frame.machine.native.run(self._functions[block, number], frame)
+
+
+@dataclass(frozen=True)
+class NativeBlock:
+    """A native block as a step, for a launch that somebody observes."""
+
+    function: int
+
+    def __call__(self, registers: Any, frame: Any) -> Any:
+        """The lanes that take its branch, bool; see `Invoker`."""
+        return frame.from_all(frame.machine.native.run(self.function, frame))

@@ -17,7 +17,8 @@ import numpy as np
 
 from refmoe.ptx.access import Access, Store
 from refmoe.ptx.errors import MisuseError
-from refmoe.ptx.memory import POISON, Region
+from refmoe.ptx.memory import Region
+from refmoe.ptx.pages import POISON
 from refmoe.ptx.syntax import Instruction
 
 if TYPE_CHECKING:
@@ -147,13 +148,13 @@ class Copies:
         self.machine.tracer.copies("land", work.instruction, flight.lanes, flight.size)
         if flight.source is not None and flight.size == width:
             work.source._check_valid(frame, flight.source, flight.index, flight.lanes)
-            words = flight.source.words(width).take(flight.index // width, axis=0)
+            words = flight.source.read(width, flight.index // width)
         else:
             block = np.zeros((len(flight.lanes), width), np.uint8)
             if flight.source is not None:
                 access, index, who = work.reading(flight.size, flight.index, flight.lanes)
                 access._check_valid(frame, flight.source, index, who)
-                block[:, : flight.size] = flight.source.data[index].reshape(-1, flight.size)
+                block[:, : flight.size] = flight.source.read(1, index).reshape(-1, flight.size)
             words = block.view(np.dtype(f"u{min(width, 8)}"))
             words = words[:, 0] if width <= 8 else words
         shared.write(width, flight.target // width, words)
@@ -210,7 +211,7 @@ class CopyAsync:
                 some = part if which is None else part[which]
                 copies.add(
                     Flight(
-                        self, copies.issued, frame.machine.launch.steps, lanes[some], groups[some], index[some],
+                        self, copies.issued, frame.machine.launch.clock, lanes[some], groups[some], index[some],
                         int(count), buffer, begin,
                     )
                 )  # fmt: skip

@@ -549,7 +549,7 @@ def _bytes(region: Region, owner: int, name: str, first: int, size: int | None) 
     if not 0 <= first <= region.size - count or count < 0:
         raise ArgumentError("bytes", f"{count} from {first} on", f"bytes of {name}, which has {region.size}")
     begin = owner * region.stride + first
-    data = region.data[begin : begin + count].copy()
+    data = region.bytes(begin, count)
     written = np.ones(count, bool) if region.valid is None else region.valid[begin : begin + count] != 0
     return Bytes(data, written)
 

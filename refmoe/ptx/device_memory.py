@@ -10,7 +10,7 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.ptx.arguments import Buffer, fit
 from refmoe.ptx.errors import ArgumentMismatch
 from refmoe.ptx.layout import code_address
-from refmoe.ptx.memory import POISON
+from refmoe.ptx.pages import POISON, untouched
 from refmoe.ptx.spaces import PARAM_BASE, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.syntax import Variable
 
@@ -78,8 +78,7 @@ class DeviceMemory:
         """
         if not 0 < size <= _WINDOW // 2:
             raise ArgumentError("size", f"{size} bytes", f"1 to {_WINDOW // 2}")
-        array, written = np.full(size, POISON, np.uint8), np.zeros(size, bool)
-        address = self._add(Buffer(array, name, initialised=written))
+        address = self._add(Buffer(untouched((size,)), name, initialised=untouched((size,), np.bool_)))
         self._allocations.add(address)
         return address
 
@@ -153,13 +152,16 @@ class DeviceMemory:
             buffer.initialised.reshape(-1)[begin:end] = True
 
     def read(self, address: int, size: int) -> Bytes:
-        """A copy of `size` bytes from an address on, uint8 [size], as cudaMemcpyDeviceToHost; see `written`.
+        """A copy of `size` bytes from an address on, uint8 [size], as cudaMemcpyDeviceToHost.
+
+        What nobody has written is poison (0xCD), see `written`.
 
         Raises:
             ArgumentError: they do not lie in one buffer.
         """
         buffer, first = self._find(address, size)
-        return _bytes(buffer)[first : first + size].copy()
+        content: Bytes = np.where(self.written(address, size), _bytes(buffer)[first : first + size], POISON)
+        return content.astype(np.uint8)
 
     def written(self, address: int, size: int) -> Bools:
         """Which of `size` bytes from an address on are initialised, bool [size].

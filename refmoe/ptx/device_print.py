@@ -60,7 +60,7 @@ class _Bytes:
         lanes = np.array([lane])
         where = np.array([address & 0xFFFFFFFFFFFFFFFF], np.uint64)
         for region, _, index in access.places(frame, where, lanes):
-            return bytes(region.data[index].tobytes())
+            return bytes(region.read(1, index).tobytes())
         raise AssertionError("an access without a place")
 
 

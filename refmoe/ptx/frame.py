@@ -136,7 +136,7 @@ class Frame:
         if space != "global":
             machine.clocks.cross(lanes, machine.alive)
         if space != "shared":
-            machine.launch.proxied[np.unique(lanes >> 5) + machine.clocks.first_warp] = machine.launch.steps
+            machine.launch.proxied[np.unique(lanes >> 5) + machine.clocks.first_warp] = machine.launch.clock
 
     def warp_sync(self) -> None:
         """`bar.warp.sync`: the active lanes of each warp have met."""

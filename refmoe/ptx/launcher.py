@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from refmoe.ptx.arguments import Buffer, bind
-from refmoe.ptx.device_memory import DeviceMemory, initial_bytes
+from refmoe.ptx.arguments import Buffer, bind, write_back
+from refmoe.ptx.device_memory import DeviceMemory
 from refmoe.ptx.errors import ArgumentMismatch, CooperativeLaunchTooLarge, Index3
 from refmoe.ptx.grid import Grid, Queue
 from refmoe.ptx.machine import Checks, Launch
-from refmoe.ptx.memory import Arena
+from refmoe.ptx.memory import Arena, padded
 from refmoe.ptx.observe import PLAIN, Observer, View
+from refmoe.ptx.pages import POISON
 from refmoe.ptx.parser import ParsedModule, parse
 from refmoe.ptx.races import RaceShadow
 from refmoe.ptx.records import MAX_THREADS
@@ -165,7 +166,7 @@ def launch(
             is one buffer.
         shared_bytes: dynamic shared memory of a CTA.
         checks: what is looked for; all by default.
-        step_budget: most steps (one group of lanes through one basic block); None for no limit.
+        step_budget: most steps of a warp, each through one block of code; None for no limit.
         trace: takes down who waited on which barrier, and when.
         memory: buffers that live on, to whose addresses arguments, as numbers, and buffers may refer. The variables of
             the module live in it too; without it they have their first values in every launch.
@@ -199,9 +200,10 @@ def launch(
     if shared_bytes < 0 or shared > limit:
         raise ArgumentMismatch(f"{shared} bytes of shared memory; {module.target} has {limit} for a block")
     arena = Arena()
-    parameters = arena.add("kernel parameters", "param", None, code.layout.parameter_bytes, writable=False)
     # Variables that live on have their places in the memory before it enters the arena.
     addresses = None if memory is None else memory.variables(module, code.layout.buffers)
+    poison = np.full(code.layout.parameter_bytes, POISON, np.uint8)
+    parameters = arena.add("kernel parameters", "param", poison, poison.size, writable=False)
     bound = bind(code.entry, args, memory, arena, parameters, code.layout.parameters)
     if addresses is None:
         addresses = _variables(code, arena)
@@ -222,7 +224,7 @@ def launch(
     if checks.races:
         for region in arena.regions:
             if region.writable:
-                region.shadow = RaceShadow(region.data.size, 0)
+                region.shadow = RaceShadow(padded(region.size), 0)
     ctas = math.prod(size)
     state = Launch(
         module.name, code, plan, shape, checks, arena, addresses, shared_bytes, shared, warps,
@@ -236,15 +238,15 @@ def launch(
     try:
         with np.errstate(all="ignore"):
             run_blocks(state, Queue(ranges), resident, _blocks_at_once(state))
+    except BaseException:
+        arena.undo()
+        raise
     finally:
         if state.printed:
             (sys.stdout if stdout is None else stdout).write(b"".join(state.printed).decode(errors="replace"))
     for buffer, region in bound:
         if buffer.writable:
-            buffer.array.reshape(-1).view(np.uint8)[:] = region.data[: buffer.array.nbytes]
-            if isinstance(buffer.initialised, np.ndarray) and region.valid is not None:
-                written = region.valid[: buffer.array.nbytes].reshape(buffer.array.size, buffer.array.itemsize)
-                buffer.initialised.reshape(-1)[:] = (written != 0).all(axis=1)
+            write_back(buffer, region)
     return LaunchResult(
         state.lane_instructions,
         state.instructions,
@@ -448,10 +450,12 @@ def _variables(code: Code, arena: Arena) -> dict[str, Any]:
     """Module variables as buffers, and their addresses."""
     regions = {}
     for variable in code.layout.buffers:
+        content = None
+        if variable.initial is not None:
+            content = np.frombuffer(variable.initial.ljust(variable.size, b"\0"), np.uint8)
         regions[variable.name] = arena.add(
-            variable.name, variable.space, np.frombuffer(initial_bytes(variable), np.uint8), variable.size,
-            writable=variable.space == "global",
-        )  # fmt: skip
+            variable.name, variable.space, content, variable.size, writable=variable.space == "global"
+        )
     for variable in code.layout.buffers:
         for offset, size, symbol in variable.relocations:
             if symbol.name in regions:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from refmoe.ptx.program import Program
 from refmoe.ptx.registers import operands_of
-from refmoe.ptx.syntax import Instruction
+from refmoe.ptx.syntax import Instruction, Register
 
 # Registers of 32 bits that a register takes; those of 8 and 16 bits take one.
 _WORDS = {"pred": 0, "b64": 2, "b128": 4}
@@ -34,37 +34,19 @@ class Live:
     predicates: int = 0
 
 
+def reads_unwritten(program: Program) -> bool:
+    """Whether some way through an entry reads a register that nothing has written, as far as blocks tell."""
+    bodies, _ = _bodies(program)
+    return _live_into(program, bodies)[0] != 0
+
+
 def most_live(program: Program) -> Live:
     """The most registers that are live at an instruction that can be reached: its results and what lives across it."""
-    numbers: dict[str, int] = {}
-    words: list[int] = []
-
-    def bits(instruction: Instruction) -> tuple[int, int]:
-        """Registers that an instruction writes, and those that it reads, a bit each."""
-        result = []
-        for registers in operands_of(instruction):
-            found = 0
-            for register in registers:
-                number = numbers.setdefault(register.name, len(numbers))
-                if number == len(words):
-                    words.append(_WORDS.get(register.kind, 1))
-                found |= 1 << number
-            result.append(found)
-        return result[0], result[1]
-
-    reached = _reached(program)
-    bodies = {
-        place: [
-            (each, *bits(each))
-            for each in (*program.blocks[place].instructions, program.blocks[place].terminator.instruction)
-            if each is not None
-        ]
-        for place in reached
-    }
-    into = _live_into(program, {place: [(w, r) for _, w, r in body] for place, body in bodies.items()})
+    bodies, words = _bodies(program)
+    into = _live_into(program, bodies)
     weights = {size: sum(1 << n for n, word in enumerate(words) if word == size) for size in set(words)}
     best, predicates = Live(), 0
-    for place in sorted(reached):
+    for place in sorted(bodies):
         live = 0
         for target in program.blocks[place].terminator.targets:
             live |= into[target]
@@ -80,6 +62,35 @@ def most_live(program: Program) -> Live:
     return Live(best.registers, best.line, best.source, best.text, predicates)
 
 
+# An instruction, the registers that it writes and those that it reads, a bit each.
+_Body = list[tuple[Instruction, int, int]]
+
+
+def _bodies(program: Program) -> tuple[dict[int, _Body], list[int]]:
+    """The instructions of the blocks that can be reached, and of each register its 32-bit words."""
+    numbers: dict[str, int] = {}
+    words: list[int] = []
+
+    def bits(registers: list[Register]) -> int:
+        found = 0
+        for register in registers:
+            number = numbers.setdefault(register.name, len(numbers))
+            if number == len(words):
+                words.append(_WORDS.get(register.kind, 1))
+            found |= 1 << number
+        return found
+
+    bodies: dict[int, _Body] = {}
+    for place in _reached(program):
+        block = program.blocks[place]
+        bodies[place] = []
+        for each in (*block.instructions, block.terminator.instruction):
+            if each is not None:
+                written, read = operands_of(each)
+                bodies[place].append((each, bits(written), bits(read)))
+    return bodies, words
+
+
 def _reached(program: Program) -> set[int]:
     found, ahead = {0}, [0]
     while ahead:
@@ -90,12 +101,12 @@ def _reached(program: Program) -> set[int]:
     return found
 
 
-def _live_into(program: Program, bodies: dict[int, list[tuple[int, int]]]) -> dict[int, int]:
+def _live_into(program: Program, bodies: dict[int, _Body]) -> dict[int, int]:
     """The registers that are live at the start of each block, a bit each, from what its instructions write and read."""
     reads, writes = {}, {}
     for place, body in bodies.items():
         read = written = 0
-        for out, into in body:
+        for _, out, into in body:
             read |= into & ~written
             written |= out
         reads[place], writes[place] = read, written

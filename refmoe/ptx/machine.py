@@ -1,12 +1,14 @@
 """The scheduler: lanes of some CTAs, where each is, and which run next.
 
-Lanes are kept as groups by place (block index). A step runs one group through one block; lanes of different warps and
-CTAs that are at one place always run together. The group with the lowest (turn, place) runs: places are numbered so
-that divergent lanes meet again, and a turn is lost at every back edge of a loop that may be waiting for another lane's
-write, so that such a loop cannot starve the lane it waits for. Lanes wait in three ways: gathering at a warp-level
-instruction for the other members of its mask, at a named barrier, or parked at `mbarrier.try_wait` for a phase. When
-no lane can run, the parked ones give up as after the time limit of that instruction, unless they did so before and
-came back to the same state: that is a deadlock.
+A warp's lanes are kept as groups by place (block index). The group with the lowest (turn, place) runs: places are
+numbered so that divergent lanes meet again, and a turn is lost at every back edge of a loop that may be waiting for
+another lane's write, so that such a loop cannot starve the lane it waits for. Each warp runs through native blocks by
+itself, see `refmoe.ptx.native.scheduler`. When all have come to blocks of Python's, the lowest (turn, place) of all
+warps runs next: one step takes the lanes of every warp that waits there.
+
+Lanes wait in three ways: gathering at a warp-level instruction for the other members of its mask, at a named barrier,
+or parked at `mbarrier.try_wait` for a phase. When no lane can run, the parked ones give up as after the time limit of
+that instruction, unless they did so before and came back to the same state: that is a deadlock.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from refmoe.ptx.frame import Frame
 from refmoe.ptx.grid import Grid, index_in
 from refmoe.ptx.mbarrier import Mbarriers
 from refmoe.ptx.memory import Arena, owned_region
+from refmoe.ptx.native.scheduler import PATIENCE
 from refmoe.ptx.native_state import NativeState
 from refmoe.ptx.observe import Observer
 from refmoe.ptx.races import Clocks, RaceShadow
@@ -43,8 +46,6 @@ if TYPE_CHECKING:
 
 Array = Any
 E = TypeVar("E", bound=LaneError)
-# Back edges of an ordinary loop before its lanes lose a turn: it may wait for a plain load after all.
-_PATIENCE = 4096
 # Back edges of polling loops without any progress before the machine asks whether anything can still change.
 _IDLE = 512
 # A compact frame pays for gathering registers; a dense one for computing what is thrown away.
@@ -83,8 +84,9 @@ class Launch:
         dynamic_bytes, shared_bytes: dynamic shared memory, and all of it.
         warps: of a CTA.
         published: see `Clocks`.
-        step_budget: most block steps, or None.
+        step_budget: most blocks of code that a warp may run, or None.
         steps, lane_instructions, instructions: counted so far.
+        clock: of race records; it ticks wherever accesses before and after have to be told apart.
         approximate: indices into `code.approximate` that were not provably exact.
         trace: what records who waited for whom, or None.
         observer: who is told of steps, or None.
@@ -115,10 +117,25 @@ class Launch:
     proxied: Array = None
     workspace: int = 0
     steps: int = 0
+    clock: int = 0
     lane_instructions: int = 0
     instructions: int = 0
     printed: list[bytes] = field(default_factory=list)
     ticks: Ticks = field(default_factory=Ticks)
+    _idle: Machine | None = None
+
+    def machine(self, first_cta: int, ctas: int) -> Machine:
+        """Some CTAs at their start."""
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            if idle.ctas == ctas and idle.restart(first_cta):
+                return idle
+            self.spare.append(idle.native.memory)
+        return Machine(self, first_cta, ctas)
+
+    def put_back(self, machine: Machine) -> None:
+        """All CTAs of a machine have exited."""
+        self._idle = machine
 
 
 class Machine:
@@ -147,14 +164,14 @@ class Machine:
         self.lane_in_warp = self.all_lanes & 31
         self.warp_start = self.all_lanes & ~31
         self.lane_cta = self.all_lanes // per_cta
-        self.alive = self.all_lanes % per_cta < int(np.prod(launch.block))
+        self._exist = self.all_lanes % per_cta < int(np.prod(launch.block))
+        self.alive = self._exist
         self._living = int(self.alive.sum())
-        self.specials = special_values(
-            launch.grid, launch.block, first_cta, ctas, self.warps, launch.dynamic_bytes, launch.shared_bytes,
-            launch.workspace,
-        )  # fmt: skip
-        self.shared = owned_region("shared memory", "shared", launch.shared_bytes, ctas)
-        self.local = owned_region("local memory", "local", self.code.layout.local_bytes, self.lanes)
+        self._stepped = False
+        self.specials = self._specials()
+        refused = self.checks.uninitialised
+        self.shared = owned_region("shared memory", "shared", launch.shared_bytes, ctas, refused)
+        self.local = owned_region("local memory", "local", self.code.layout.local_bytes, self.lanes, refused)
         self.clocks: Any = None
         if self.checks.races:
             # The blocks of a cluster know of each other what the warps of a block do.
@@ -165,8 +182,6 @@ class Machine:
             )  # fmt: skip
             shadow = BulkShadow if self.code.has_bulk else RaceShadow
             self.shared.shadow = shadow(self.shared.data.size, self.clocks.warps)
-        self._groups: dict[int, tuple[int, Array]] = {0: (0, self.alive)}
-        self._gathering: dict[int, Array] = {}
         self._passed: Array | None = None
         self.tracer = Tracer() if launch.trace is None else launch.trace.tracer(self)
         self.barriers = Barriers(self)
@@ -176,12 +191,38 @@ class Machine:
         self.mbarriers = Mbarriers(self)
         self.native = NativeState(self)
         self.registers = self.native.registers
+        self._arrive(0, 0, self.alive)
         self._gave_up: Array | None = None
         self._at_standstill: Any = None
         self._idle = 0
         self._snapshot: Any = None
         self._reads = 0
         self._laps: dict[int, int] = {}
+
+    def restart(self, first_cta: int) -> bool:
+        """Become as many other CTAs, if these have exited without a step in Python. False if they have not."""
+        if self._stepped or self._living:
+            return False
+        self.first_cta, self.first_thread = first_cta, first_cta * self.warps * 32
+        self.alive = self._exist
+        self._living = int(np.count_nonzero(self.alive))
+        self.specials = self._specials()
+        for region in (self.shared, self.local):
+            region.clear()
+        if self.clocks is not None:
+            self.clocks.restart(first_cta // self.launch.grid.cluster_blocks)
+        if self.shared.shadow is not None:
+            self.shared.shadow = type(self.shared.shadow)(self.shared.data.size, self.clocks.warps)
+        self.native.restart()
+        self._arrive(0, 0, self.alive)
+        return True
+
+    def _specials(self) -> dict[str, Any]:
+        launch = self.launch
+        return special_values(
+            launch.grid, launch.block, self.first_cta, self.ctas, self.warps, launch.dynamic_bytes, launch.shared_bytes,
+            launch.workspace,
+        )  # fmt: skip
 
     # What instructions ask
 
@@ -264,10 +305,20 @@ class Machine:
         """
         self._idle = 0
         self._snapshot = None
-        self.native.enter()
-        while self._groups or self._give_up():
-            place = min(self._groups, key=lambda key: (self._groups[key][0], key))
-            turn, mask = self._groups.pop(place)
+        native = self.native
+        native.enter()
+        while True:
+            native.advance()
+            if self._idle >= _IDLE and self._stuck():
+                return False
+            picked = native.pick()
+            if picked is None:
+                if native.yielded or self._give_up():
+                    continue
+                break
+            turn, place, mask = picked
+            self._stepped = True
+            self._tick()
             if place in self.code.gathers:
                 mask = self._gather(place, mask)
                 if mask is None:
@@ -277,30 +328,44 @@ class Machine:
                 if mask is None:
                     continue
             self._step(place, turn, mask)
-            if self._idle >= _IDLE and self._stuck():
-                return False
         self.native.leave()
         if self._living:
             waiting = self.waiting()
             raise Deadlock("no lane can run:\n  " + "\n  ".join(waiting), waiting=tuple(waiting))
         return True
 
+    def _tick(self) -> None:
+        self.tick(self.launch.clock + 1)
+
+    def tick(self, now: int) -> None:
+        """It is `now`, for race records."""
+        self.launch.clock = now
+        if self.clocks is not None:
+            self.clocks.now = now
+
+    def poll(self) -> None:
+        """A loop that may wait for another lane's write came round."""
+        self._idle += 1
+
+    def spent(self) -> StepBudgetExceeded:
+        """The error of a launch that needs more steps than it has."""
+        budget, places = self.launch.step_budget, tuple(self.waiting())
+        return StepBudgetExceeded(
+            f"a warp took more than {budget} steps; lanes are at:\n  " + "\n  ".join(places),
+            steps=budget,
+            places=places,
+        )
+
     def _step(self, place: int, turn: int, mask: Array) -> None:
         launch, code = self.launch, self.code
         active = int(np.count_nonzero(mask))
         launch.steps += 1
-        if launch.step_budget is not None and launch.steps > launch.step_budget:
+        budget = launch.step_budget
+        if budget is not None and launch.steps > budget and self.native.most_steps() > budget:
             self._arrive(place, turn, mask)
-            places = tuple(self.waiting())
-            raise StepBudgetExceeded(
-                f"more than {launch.step_budget} steps; lanes are at:\n  " + "\n  ".join(places),
-                steps=launch.step_budget,
-                places=places,
-            )
+            raise self.spent()
         launch.instructions += code.lengths[place]
         launch.lane_instructions += code.lengths[place] * active
-        if self.clocks is not None:
-            self.clocks.now = launch.steps
         frame = Frame(self, mask, active, active < _COMPACT_BELOW * self.lanes)
         if launch.observer is not None:
             launch.observer.step(place, frame)
@@ -364,29 +429,29 @@ class Machine:
         block = self.code.program.blocks[place]
         if target in block.polling_edges:
             turn += 1
-            self._idle += 1
+            self.poll()
         elif target in block.back_edges:
             laps = self._laps[target] = self._laps.get(target, 0) + 1
-            turn += laps % _PATIENCE == 0
+            turn += laps % PATIENCE == 0
         self._arrive(target, turn, mask)
 
     def _arrive(self, place: int, turn: int, mask: Array) -> None:
-        waiting = self._gathering.pop(place, None)
-        if waiting is not None:
-            mask = mask | waiting
-        if place in self._groups:
-            other, lanes = self._groups[place]
-            turn, mask = min(turn, other), mask | lanes
-        self._groups[place] = (turn, mask)
+        self.native.arrive(place, turn, mask)
 
     def _exit(self, mask: Array) -> None:
-        self.alive = self.alive & ~mask
-        self._living = int(np.count_nonzero(self.alive))
-        self.bulk.leave(mask)
-        self.progress()
+        self.native.exit(mask)
         # Those who waited for the lanes that are gone need not wait any longer.
-        for place in list(self._gathering):
-            self._arrive(place, 0, self._gathering.pop(place))
+        warps = mask.reshape(-1, 32).any(axis=1)
+        self.native.wake(np.repeat(warps, 32))
+        self.leave(self.alive & ~mask)
+
+    def leave(self, alive: Array) -> None:
+        """Lanes have exited: these are left, bool [lanes]."""
+        gone = self.alive & ~alive
+        self.alive = alive
+        self._living = int(np.count_nonzero(alive))
+        self.bulk.leave(gone)
+        self.progress()
         if (self.barriers.expected != 0).any():
             self.barriers.settle()
         self.cluster_barrier.settle()
@@ -422,7 +487,7 @@ class Machine:
             self._let_pass(others & complete & np.repeat(bits_of_warps(here) != 0, 32))
         rest = mask & ~go
         if rest.any():
-            self._gathering[place] = rest
+            self.native.arrive(place, 0, rest, waits=True)
         return go if go.any() else None
 
     def _waiting_alike(self, place: int, gather: Gather) -> list[tuple[Array, Array]]:
@@ -430,7 +495,7 @@ class Machine:
         if not gather.is_barrier:
             return []
         found = []
-        for other, lanes in self._gathering.items():
+        for other, lanes in self.native.groups(waiting=True).items():
             theirs = self.code.gathers[other]
             if other != place and theirs.is_barrier:
                 value = theirs.constant if theirs.register is None else self.registers[theirs.register].reshape(-1)
@@ -439,11 +504,9 @@ class Machine:
 
     def _let_pass(self, lanes: Array) -> None:
         """Lanes that wait at other `bar.warp.sync` instructions may go on."""
-        if not lanes.any():
-            return
-        self._passed = lanes if self._passed is None else self._passed | lanes
-        for place in [p for p, waiting in self._gathering.items() if (waiting & lanes).any()]:
-            self._arrive(place, 0, self._gathering.pop(place))
+        if lanes.any():
+            self._passed = lanes if self._passed is None else self._passed | lanes
+            self.native.wake(lanes)
 
     # Barriers in memory
 
@@ -451,8 +514,6 @@ class Machine:
         """The lanes whose phase is complete, or who have given up; the others are parked."""
         wait = self.code.waits[place]
         frame = Frame(self, mask, int(np.count_nonzero(mask)), False)
-        if self.clocks is not None:
-            self.clocks.now = self.launch.steps
         address, asked = wait.probe(self.registers, frame)
         _, lanes, chosen = frame.select(address, None)
         asked = np.broadcast_to(asked, mask.shape)[lanes].astype(np.uint64)
@@ -479,7 +540,7 @@ class Machine:
         if not parked.any():
             return False
         ticks = self.launch.ticks
-        state = ({0: (0, parked)}, self.native.copy(), self.arena.changes, ticks.reads)
+        state = ({0: parked}, self.native.copy(), self.arena.changes, ticks.reads)
         before, self._at_standstill = self._at_standstill, state
         if before is None or before[2] != state[2]:
             ticks.settle()
@@ -500,8 +561,11 @@ class Machine:
         States are `"ready"`, `"gathering"` (for a warp-level instruction), `"parked"` (at `mbarrier.try_wait`),
         `"at a barrier"` and `"at the cluster barrier"`. The instruction is None where lanes fall off the entry's end.
         """
-        found = [("ready", self._next(place), lanes) for place, (_, lanes) in sorted(self._groups.items())]
-        found += [("gathering", self._next(place), lanes) for place, lanes in sorted(self._gathering.items())]
+        found = [
+            (state, self._next(place), lanes)
+            for state, waiting in (("ready", False), ("gathering", True))
+            for place, lanes in self.native.groups(waiting).items()
+        ]
         rest = self.alive & ~running
         for _, _, lanes in found:
             rest = rest & ~lanes
@@ -534,18 +598,22 @@ class Machine:
         passing = self.launch.ticks.reads > self._reads
         if self._snapshot is None or self._idle % _IDLE == 0:
             passing &= self._snapshot is not None
-            self._snapshot, self._reads = (dict(self._groups), self.native.copy()), self.launch.ticks.reads
+            self._snapshot, self._reads = self._state(), self.launch.ticks.reads
             return passing
-        return not passing and _same(self._snapshot, (dict(self._groups), self.native.copy()))
+        return not passing and _same(self._snapshot, self._state())
+
+    def _state(self) -> tuple[dict[int, Array], Array]:
+        """Where lanes are that may go on, and the registers."""
+        return self.native.groups(waiting=False), self.native.copy()
 
     def waiting(self) -> list[str]:
         """One sentence for each place where lanes are."""
         lines = self.barriers.report() + self.cluster_barrier.report() + self.mbarriers.report()
         blocks = self.code.program.blocks
-        for place, lanes in sorted(self._gathering.items()):
+        for place, lanes in self.native.groups(waiting=True).items():
             gather = self.code.gathers[place]
             lines.append(f"gathering for {self.describe(gather.instruction)}: {self._who(lanes)}")
-        for place, (_, lanes) in sorted(self._groups.items()):
+        for place, lanes in self.native.groups(waiting=False).items():
             lines.append(f"running at {self.launch.name}:{blocks[place].line}: {self._who(lanes)}")
         return lines
 
@@ -562,6 +630,6 @@ def _all(frame: Frame, value: Any) -> Any:
 def _same(before: Any, after: Any) -> bool:
     groups, registers = before
     now, values = after
-    if groups.keys() != now.keys() or not all(np.array_equal(groups[p][1], now[p][1]) for p in groups):
+    if groups.keys() != now.keys() or not all(np.array_equal(groups[p], now[p]) for p in groups):
         return False
     return bool(np.array_equal(registers, values))

@@ -149,7 +149,7 @@ class LoadMatrix:
                 self.word._check_valid(frame, region, at, np.repeat(theirs, self.packing.words))
             if region.shadow is not None:
                 region.shadow.read_rows(frame, self.word, region, index, theirs, self._words)
-            rows[slice(None) if which is None else which] = region.words(16).take(index // 16, axis=0)
+            rows[slice(None) if which is None else which] = region.read(16, index // 16)
         return rows.view(np.uint16)
 
     def _words(self, index: Array, lanes: Array) -> tuple[Array, Array]:

@@ -300,7 +300,7 @@ class Mbarriers:
         np.add.at(self.announced, ids, 1)
         machine = self.machine
         machine.tracer.mbarrier("announce", work.access.instruction, lanes, ids, 1)
-        self._arrivals.append(_Arrival(machine.copies.issued, machine.launch.steps, lanes, ids))
+        self._arrivals.append(_Arrival(machine.copies.issued, machine.launch.clock, lanes, ids))
         machine.progress()
         self._settle(frame, ids, work.access.instruction, "")
 

@@ -1,4 +1,10 @@
-"""Memory: buffers in the global arena, and the shared and local memory of the CTAs that run together."""
+"""Memory: buffers in the global arena, and the shared and local memory of the CTAs that run together.
+
+A buffer over an array of the caller's is that array, not a copy of it: a launch writes in place, keeps what each page
+held before, and puts it back if it fails. Nothing becomes resident but what a launch touches. Memory that nobody has
+written reads as poison, where reading it is not refused: without a byte of poison being stored, if a buffer says that
+nothing in it is initialised.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from refmoe.ptx.pages import PAGE, POISON, Journal, untouched
 from refmoe.ptx.spaces import OWN_BASE, WINDOW_BITS
 
 if TYPE_CHECKING:
@@ -16,9 +23,10 @@ if TYPE_CHECKING:
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Array = Any
 
-# What memory that nobody has written holds, where reading it is not refused.
-POISON = 0xCD
 _WIDEST = 32
+_EVERY_BYTE = 0x0101010101010101
+# What arrays have to be aligned to for their bytes to be used where they lie.
+_ALIGNED = 16
 
 
 @dataclass
@@ -34,6 +42,8 @@ class Region:
         data: the bytes of all owners.
         valid: 0xFF for each byte of `data` that was written, or None where all are.
         writable: whether stores are allowed.
+        poisoned: whether bytes of `data` that are not valid are to be read as poison, whatever they hold.
+        journal: what takes down what `data` held before, where it is the caller's own array, or None.
         shadow: who accessed what, or None where races are not looked for.
         watch: what takes down who writes some of its bytes, or None.
     """
@@ -46,45 +56,93 @@ class Region:
     data: Bytes
     valid: Bytes | None
     writable: bool
+    poisoned: bool = False
+    journal: Journal | None = None
     shadow: RaceShadow | None = None
     watch: Watch | None = None
     _views: dict[tuple[bool, int], Any] = field(default_factory=dict, repr=False)
 
+    def clear(self) -> None:
+        """Forget what was written."""
+        if self.size:
+            self.data[:] = POISON
+            if self.valid is not None:
+                self.valid[:] = 0
+
     def words(self, width: int, of_valid: bool = False) -> Any:
         """`data` (or `valid`) as words of `width` bytes: [n] unsigned integers, or [n, width / 8] uint64 above 8."""
+        view = self._view(width, of_valid)
+        if self.journal is not None and not of_valid:
+            # Only `write` may write: it keeps what was there.
+            view = view.view()
+            view.flags.writeable = False
+        return view
+
+    def _view(self, width: int, of_valid: bool) -> Any:
         view = self._views.get((of_valid, width))
         if view is None:
             source = self.valid if of_valid else self.data
             assert source is not None
             dtype = np.dtype(f"u{min(width, 8)}")
-            view = source.view(dtype) if width <= 8 else source.view(dtype).reshape(-1, width // 8)
+            whole = source[: source.size // width * width].view(dtype)
+            view = whole if width <= 8 else whole.reshape(-1, width // 8)
             self._views[of_valid, width] = view
         return view
 
+    def read(self, width: int, place: Array) -> Any:
+        """Words of `width` bytes, numbers `place` [n], as a lane sees them: `words`, and poison where nobody wrote."""
+        found = self.words(width).take(place, axis=0)
+        if not self.poisoned:
+            return found
+        valid = self.words(width, of_valid=True).take(place, axis=0)
+        return found & valid | ~valid & found.dtype.type(POISON * _EVERY_BYTE & int(np.iinfo(found.dtype).max))
+
+    def bytes(self, begin: int, count: int) -> Bytes:
+        """A copy of some bytes, as a lane sees them."""
+        found: Bytes = self.data[begin : begin + count].copy()
+        if self.valid is not None and (self.poisoned or self.stride):
+            found[self.valid[begin : begin + count] == 0] = POISON
+        return found
+
     def write(self, width: int, place: Array, words: Array) -> None:
         """Write words of `width` bytes, numbers `place` [n], which are initialised from now on."""
-        self.words(width)[place] = words
+        if self.journal is not None:
+            self.journal.keep(place * width)
+        self._view(width, False)[place] = words
         if self.valid is not None:
             valid = self.words(width, of_valid=True)
             valid[place] = np.iinfo(valid.dtype).max
 
+    def release(self) -> None:
+        """Give its memory back: whoever owned it has ended, and objects that refer to it may live on."""
+        nothing = np.zeros(0, np.uint8)
+        self.data, self.valid, self.shadow = nothing, nothing, None
+        self._views.clear()
 
-def _aligned(size: int, fill: int, content: Bytes | None = None) -> Bytes:
-    """`content` and then `fill`, padded to the widest access, so that every view has whole words."""
-    data = np.empty(-(-max(size, 1) // _WIDEST) * _WIDEST, np.uint8)
-    held = 0 if content is None else content.size
-    if content is not None:
-        data[:held] = content
-    data[held:] = fill
+
+def padded(size: int) -> int:
+    """Bytes for `size`, with which every view has whole words."""
+    return -(-max(size, 1) // _WIDEST) * _WIDEST
+
+
+def _copied(content: Bytes) -> Bytes:
+    """`content` and then poison, padded to the widest access."""
+    data = np.empty(padded(content.size), np.uint8)
+    data[: content.size] = content
+    data[content.size :] = POISON
     return data
 
 
-def owned_region(name: str, space: str, size: int, owners: int) -> Region:
-    """Shared or local memory, `size` bytes for each of `owners`, nothing of it initialised."""
+def owned_region(name: str, space: str, size: int, owners: int, refused: bool = False) -> Region:
+    """Shared or local memory, `size` bytes for each of `owners`, nothing of it initialised.
+
+    `refused` says that nobody may read what was not written: then it holds zeros that cost nothing, else poison.
+    """
     # Lines of 128 bytes of which each belongs to one owner: see `BulkShadow`.
     stride = -(-size // 128) * 128 if space == "shared" else -(-size // _WIDEST) * _WIDEST
-    data = np.full(max(owners * stride, _WIDEST), POISON, np.uint8)
-    return Region(name, space, OWN_BASE, size, stride, data, np.zeros_like(data), True)
+    bytes_ = max(owners * stride, _WIDEST)
+    data = untouched((bytes_,)) if refused else np.full(bytes_, POISON, np.uint8)
+    return Region(name, space, OWN_BASE, size, stride, data, untouched((bytes_,)), True)
 
 
 class Arena:
@@ -104,24 +162,42 @@ class Arena:
         valid: Bytes | None = None,
         initialised: bool = True,
         writable: bool = True,
+        in_place: bool = False,
     ) -> Region:
         """A new buffer with its own window.
 
         Args:
             name: for messages.
             space: `"global"`, `"const"` or `"param"`.
-            content: its first bytes, copied; None for poison.
+            content: its bytes [size]; None for zeros.
             size: bytes.
-            valid: 0xFF for each initialised byte [size], copied; takes the place of `initialised`.
-            initialised: whether all bytes are.
+            valid: 0xFF for each initialised byte [at least `padded(size)`], kept; takes the place of `initialised`.
+            initialised: whether all bytes are; if not, all that is not written reads as poison.
             writable: whether stores are allowed.
+            in_place: whether `content` is the caller's, to be used where it lies; what is shorter than a page, or not
+                aligned, is copied nevertheless.
         """
-        data = _aligned(size, POISON, content)
-        shadow = None if valid is None and initialised else _aligned(size, 0, valid)
+        journal = None
+        if content is None:
+            data = untouched((padded(size),))
+        elif in_place and content.size >= PAGE and content.ctypes.data % _ALIGNED == 0:
+            data = content
+            journal = Journal(data) if writable else None
+        else:
+            data = _copied(content)
+        poisoned = valid is None and not initialised
+        if poisoned:
+            valid = untouched((padded(size),))
         base = (len(self.regions) + 1) << WINDOW_BITS
-        region = Region(name, space, base, size, 0, data, shadow, writable)
+        region = Region(name, space, base, size, 0, data, valid, writable, poisoned, journal)
         self.regions.append(region)
         return region
+
+    def undo(self) -> None:
+        """Put back what the caller's arrays held."""
+        for region in self.regions:
+            if region.journal is not None:
+                region.journal.undo()
 
     def window(self, address: int) -> Region | None:
         """The buffer in whose window `address` lies."""

@@ -6,12 +6,15 @@ live and die in their piece.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from refmoe.ptx.program import Block, Program
 from refmoe.ptx.registers import Usage, operands_of, usage_of
 from refmoe.ptx.syntax import Instruction, Register
+
+# How a block of machine code may end.
+_NATIVE_ENDS = ("jump", "branch", "exit")
 
 
 @dataclass(frozen=True)
@@ -21,9 +24,10 @@ class Piece:
     Attributes:
         block: index of the block.
         number: of the piece in it.
-        instructions: of which the last may be the block's terminator.
+        instructions: of which the last may be the block's terminator, unless they are native.
         native: whether they become machine code.
         usage: the registers that they read and write.
+        branch: the block's conditional branch, where it is part of machine code.
     """
 
     block: int
@@ -31,23 +35,61 @@ class Piece:
     instructions: tuple[Instruction, ...]
     native: bool
     usage: Usage
+    branch: Instruction | None = None
 
 
 @dataclass(frozen=True)
 class Homes:
-    """Where registers that leave their piece live: name to (number, kind), and the pieces of each block."""
+    """Where registers that leave their piece live, and the pieces of each block.
+
+    Attributes:
+        pieces: of each block.
+        registers: name to (number, kind).
+        native: of each block, whether all of it is one piece of machine code, its end included.
+    """
 
     pieces: tuple[tuple[Piece, ...], ...]
     registers: dict[str, tuple[int, str]]
+    native: tuple[bool, ...]
 
 
-def cut(program: Program, is_native: Callable[[Instruction], bool], alone: bool = False) -> Homes:
+def cut(
+    program: Program,
+    is_native: Callable[[Instruction], bool],
+    refused: Container[Instruction] = (),
+    alone: bool = False,
+) -> Homes:
     """The pieces of every block, and the registers that live across pieces.
 
-    `alone`: each instruction is a piece, and all registers have homes.
+    Args:
+        program: the blocks.
+        is_native: whether an instruction that is not refused has native code.
+        refused: instructions that are errors where they are reached.
+        alone: each instruction is a piece, and all registers have homes.
     """
-    pieces = tuple(_pieces(block, is_native, alone) for block in program.blocks)
-    return Homes(pieces, _homes(program, pieces, alone))
+
+    def native_here(instruction: Instruction) -> bool:
+        return instruction not in refused and is_native(instruction)
+
+    native = tuple(
+        not alone
+        and block.terminator.kind in _NATIVE_ENDS
+        and block.terminator.instruction not in refused
+        and all(map(native_here, block.instructions))
+        for block in program.blocks
+    )
+    pieces = tuple(
+        (_whole(block),) if whole else _pieces(block, native_here, alone)
+        for block, whole in zip(program.blocks, native, strict=True)
+    )
+    return Homes(pieces, _homes(program, pieces, alone), native)
+
+
+def _whole(block: Block) -> Piece:
+    """A block as one piece of machine code."""
+    branch = block.terminator.instruction if block.terminator.kind == "branch" else None
+    run = (*block.instructions, *(() if branch is None else (branch,)))
+    return Piece(block.index, 0, block.instructions, True, usage_of(run, branch), branch)
 
 
 def _pieces(block: Block, is_native: Callable[[Instruction], bool], alone: bool) -> tuple[Piece, ...]:

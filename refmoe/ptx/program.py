@@ -1,4 +1,7 @@
-"""An entry as basic blocks in scheduling order.
+"""An entry as blocks in scheduling order.
+
+A block is straight-line code, cut where native code ends or begins: a warp runs natively from one native block to the
+next, and the scheduler sees the others.
 
 A block's index is its priority: reverse post-order, in which a loop's body comes before what follows the loop, so that
 lanes which leave a loop early wait for the others. The order of the text would not do: nvcc puts cold blocks behind
@@ -7,6 +10,7 @@ lanes which leave a loop early wait for the others. The order of the text would 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from refmoe.ptx.errors import UnknownOpcode
@@ -77,11 +81,17 @@ class _Draft:
     gathers: bool = False
     whole_warp: bool = False
     waits: bool = False
+    native: bool = False
 
 
-def build(function: Function) -> Program:
-    """Blocks of `function`, which must have no calls."""
-    drafts, places = _split(_lower_guards(function), function.tables)
+def build(function: Function, is_native: Callable[[Instruction], bool]) -> Program:
+    """Blocks of `function`, which must have no calls.
+
+    Args:
+        function: an entry or what became of one.
+        is_native: whether an instruction has native code; all of a block's have it, or none.
+    """
+    drafts, places = _split(_lower_guards(function), function.tables, is_native)
     successors = [[places[target] if isinstance(target, str) else target for target in d.targets] for d in drafts]
     order = _schedule(successors)
     number = {draft: index for index, draft in enumerate(order)}
@@ -151,7 +161,9 @@ def _parks(instruction: Instruction) -> bool:
 
 
 def _split(
-    statements: list[Instruction | Label], tables: dict[str, tuple[str, ...]]
+    statements: list[Instruction | Label],
+    tables: dict[str, tuple[str, ...]],
+    is_native: Callable[[Instruction], bool],
 ) -> tuple[list[_Draft], dict[str, int]]:
     drafts = [_Draft()]
     places: dict[str, int] = {}
@@ -172,12 +184,17 @@ def _split(
         if closed:
             current, closed = fresh(), False
         stem = statement.opcode.split(".")[0]
-        if _takes_warp(statement) and current.whole_warp:
-            current.instructions.append(statement)
-        elif _gathers(statement) or _takes_warp(statement) or statement.opcode == "bar.warp.sync" or _parks(statement):
-            if current.instructions:
-                current.targets = [len(drafts)]
-                current = fresh()
+        native = is_native(statement)
+        gathers = _gathers(statement) or _takes_warp(statement) or statement.opcode == "bar.warp.sync"
+        begins = (gathers or _parks(statement)) and not (_takes_warp(statement) and current.whole_warp)
+        # Branches and exits go with whatever stands before them.
+        leaves_native = current.native != native and stem not in ("bra", "ret", "exit")
+        if current.instructions and (begins or leaves_native):
+            current.targets = [len(drafts)]
+            current = fresh()
+        if not current.instructions:
+            current.native = native
+        if begins:
             current.waits = _parks(statement)
             current.gathers = not current.waits
             current.whole_warp = _takes_warp(statement)

@@ -25,6 +25,7 @@ import numpy as np
 
 from refmoe.ptx.cluster import whose
 from refmoe.ptx.errors import RaceError
+from refmoe.ptx.granules import Granules
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.records import AGENTS, ASYNCHRONOUS, BULK, LANE, MANY, PENDING, STEP_SHIFT, STRONG, THREAD
 
@@ -77,6 +78,11 @@ class Clocks:
         self.seen = np.zeros((ctas * warps, self.columns), np.int64)
         self.acquired = np.zeros(ctas * warps, np.int64)
         self._fenced = np.zeros_like(self.seen)
+
+    def restart(self, first_cta: int) -> None:
+        """Become the clocks of as many other CTAs, whose warps know nothing yet."""
+        self.first_warp = first_cta * self.warps
+        self.seen[:], self.acquired[:], self._fenced[:] = 0, 0, 0
 
     def acquire(self, lanes: Array) -> None:
         """The warps of `lanes` read what others may have published."""
@@ -158,61 +164,36 @@ class Clocks:
 
 
 class RaceShadow:
-    """The last write, and reads, of each granule of a region.
+    """The last write, and reads, of each granule of a region, see `Granules`.
 
-    A granule is the smallest access met so far. Shared memory remembers the last read of every warp of its CTA, global
-    memory only the last read of all and the last of another warp.
+    Shared memory remembers the last read of every warp of its CTA, global memory only the last read of all and the last
+    of another warp.
 
     Args:
         size: bytes.
         readers: warps of a CTA whose reads are kept apart; 0 keeps the last two only.
+        columns: records of reads that a granule has, where that is not what `readers` needs.
     """
 
-    def __init__(self, size: int, readers: int) -> None:
-        self.size = size
+    def __init__(self, size: int, readers: int, columns: int | None = None) -> None:
         self.readers = readers
-        self.columns = readers or _LAST_READERS
-        self.granule = 0
-        self.written = False
-        self._writes: Array = None
-        self._reads: Array = None
-        # Called when the records have moved.
-        self.changed: Callable[[], None] | None = None
+        self.granules = Granules(size, columns or readers or _LAST_READERS)
+        self._writes, self._reads = self.granules.writes, self.granules.reads
+
+    @property
+    def tables(self) -> tuple[Array, ...]:
+        """All memory of this."""
+        return self.granules.states, self.granules.records
 
     def enter(self, row: Array) -> None:
         """Write into a region's row where the records lie, see `Row`."""
-        row[Row.SHIFT] = self.granule.bit_length() - 1
-        row[Row.COLUMNS], row[Row.READERS] = self.columns, self.readers
-        if self.granule:
-            # Native code does not say that it wrote.
-            self.written = True
-            row[Row.WRITES], row[Row.READS] = self._writes.ctypes.data, self._reads.ctypes.data
-        else:
-            # No access was met yet: a pointer that is not followed says that there will be records.
-            row[Row.WRITES] = 1
+        self.granules.enter(row)
+        row[Row.READERS] = self.readers
 
-    def _cover(self, index: Array, lanes: Array, width: int) -> tuple[Array, Array, int]:
-        """Granules touched, the lane of each, and how many an access has."""
-        if not self.granule:
-            self.granule = width
-            self._writes = np.zeros(self.size // width, np.int64)
-            self._reads = np.zeros((self.size // width, self.columns), np.int64)
-            self._moved()
-        elif width < self.granule:
-            factor = self.granule // width
-            self.granule = width
-            self._writes = np.repeat(self._writes, factor)
-            self._reads = np.repeat(self._reads, factor, axis=0)
-            self._moved()
-        count = width // self.granule
-        first = index // self.granule
-        if count == 1:
-            return first, lanes, 1
-        return (first[:, None] + np.arange(count)).ravel(), np.repeat(lanes, count), count
-
-    def _moved(self) -> None:
-        if self.changed is not None:
-            self.changed()
+    def _cover(self, index: Array, lanes: Array, width: int) -> tuple[Array, Array]:
+        """Slots of the granules touched, and the lane of each."""
+        at, row = self.granules.cover(index, width)
+        return at, lanes if row is None else lanes[row]
 
     def _mine(self, frame: Frame, lanes: Array, flags: np.int64) -> Array:
         base = (frame.machine.clocks.now << STEP_SHIFT) + frame.machine.first_thread
@@ -230,13 +211,12 @@ class RaceShadow:
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, asynchronous: bool = False
     ) -> None:
         """A load, or the load of a copy that is issued: it must not race with an earlier write."""
-        at, who, count = self._cover(index, lanes, access.width)
+        at, who = self._cover(index, lanes, access.width)
         mine = self._mine(frame, who, ASYNCHRONOUS if asynchronous else _strong(access))
-        if self.written:
-            previous = self._writes[at]
-            bad = self._conflicts(frame, who, previous, mine)
-            if bad.size:
-                self._report(frame, access, region, index, lanes, bad[0], count, previous[bad[0]], "write-read")
+        previous = self._writes[at]
+        bad = self._conflicts(frame, who, previous, mine)
+        if bad.size:
+            self._report_granule(frame, access, region, at, who, bad[0], previous[bad[0]], "write-read")
         warp = who >> 5
         clocks = frame.machine.clocks
         known = clocks.seen[warp, warp % clocks.warps]
@@ -253,35 +233,34 @@ class RaceShadow:
         """Enter reads of granules `at` by lanes `who`; `known` is what each one's warp knows of its own lanes."""
         warp = who >> 5
         column = warp % self.readers if self.readers else np.zeros(len(who), np.int64)
-        previous = self._reads[at, column]
+        previous = self._reads[column, at]
         if not self.readers:
             elsewhere = np.flatnonzero((previous != 0) & ((previous ^ mine) & _OTHER_WARP != 0))
-            self._reads[at[elsewhere], 1] = previous[elsewhere]
+            self._reads[1, at[elsewhere]] = previous[elsewhere]
         # Another lane of the same warp read since the last warp-level sync: no single lane stands for both.
         differs = previous ^ mine
         shared = (previous >> STEP_SHIFT > known) & (differs & _OTHER_WARP == 0) & (differs & (LANE | MANY) != 0)
         record = np.where(shared, mine | MANY, mine)
-        self._reads[at, column] = record
-        differs = self._reads[at, column] ^ record
+        self._reads[column, at] = record
+        differs = self._reads[column, at] ^ record
         lost = np.flatnonzero((differs & _OTHER_WARP == 0) & (differs & LANE != 0))
-        self._reads[at[lost], column[lost]] |= MANY
+        self._reads[column[lost], at[lost]] |= MANY
         if not self.readers:
             # Of several warps in this step one is now the last reader; another comes before it.
             others = np.flatnonzero(differs & _OTHER_WARP != 0)
-            self._reads[at[others], 1] = record[others]
+            self._reads[1, at[others]] = record[others]
 
     def _unordered(self, frame: Frame, at: Array, who: Array, mine: Array) -> list[tuple[Array, Array, str]]:
         """Conflicts of a write: (positions, their previous records, kind of race)."""
-        found = []
-        if self.written:
-            previous = self._writes[at]
-            bad = self._conflicts(frame, who, previous, mine)
-            found.append((bad, previous[bad], "write-write"))
-        previous = self._reads[at]
-        rows, columns = np.nonzero(previous)
+        previous = self._writes[at]
+        bad = self._conflicts(frame, who, previous, mine)
+        found = [(bad, previous[bad], "write-write")]
+        previous = self._reads[:, at]
+        columns, rows = np.nonzero(previous)
         if rows.size:
-            records = previous[rows, columns]
+            records = previous[columns, rows]
             bad = self._conflicts(frame, who[rows], records, mine[rows])
+            bad = bad[np.argsort(rows[bad], kind="stable")]
             found.append((rows[bad], records[bad], "read-write"))
         return [item for item in found if item[0].size]
 
@@ -289,17 +268,17 @@ class RaceShadow:
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, words: Array
     ) -> None:
         """A store: it must not race with an earlier access, unless it writes what is there already."""
-        at, who, count = self._cover(index, lanes, access.width)
+        at, rows = self.granules.cover(index, access.width)
+        who = lanes if rows is None else lanes[rows]
         mine = self._mine(frame, who, _strong(access))
         for bad, previous, kind in self._unordered(frame, at, who, mine):
-            row = bad // count
+            row = bad if rows is None else rows[bad]
             differs = region.words(access.width)[index[row] // access.width] != words[row]
             differs = differs if differs.ndim == 1 else differs.any(axis=1)
             if differs.any():
                 first = int(np.argmax(differs))
-                self._report(frame, access, region, index, lanes, bad[first], count, previous[first], kind)
+                self._report_granule(frame, access, region, at, who, bad[first], previous[first], kind)
         self._writes[at] = mine
-        self.written = True
 
     def after_write(
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, words: Array
@@ -309,8 +288,8 @@ class RaceShadow:
         differs = differs if differs.ndim == 1 else differs.any(axis=1)
         if differs.any():
             row = int(np.argmax(differs))
-            record = self._writes[index[row] // self.granule]
-            self._report(frame, access, region, index, lanes, row, 1, record, "write-write")
+            at, _ = self.granules.cover(index[row : row + 1], access.width)
+            self._report(frame, access, region, int(index[row]), lanes[row], self._writes[at[0]], "write-write")
 
     def atomic(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
         """An atomic: it must not race with an earlier plain access."""
@@ -330,15 +309,14 @@ class RaceShadow:
     ) -> None:
         at, who = self._refuse_write(frame, access, region, index, lanes, access.width, flags)
         self._writes[at] = self._mine(frame, who, flags)
-        self.written = True
 
     def _refuse_write(
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, width: int, flags: np.int64
     ) -> tuple[Array, Array]:
-        """Report an access that is not ordered before writes of `width` bytes: (their granules, the lane of each)."""
-        at, who, count = self._cover(index, lanes, width)
+        """Report an access that is not ordered before writes of `width` bytes: (their slots, the lane of each)."""
+        at, who = self._cover(index, lanes, width)
         for bad, previous, kind in self._unordered(frame, at, who, self._mine(frame, who, flags)):
-            self._report(frame, access, region, index, lanes, bad[0], count, previous[0], kind)
+            self._report_granule(frame, access, region, at, who, bad[0], previous[0], kind)
         return at, who
 
     def ordered_after(
@@ -348,24 +326,19 @@ class RaceShadow:
         mine = self._mine(frame, lanes, _WEAK)
         bad = self._conflicts(frame, lanes, records, mine)
         if bad.size:
-            self._report(frame, access, region, index, lanes, bad[0], 1, records[bad[0]], "write-read")
+            first = bad[0]
+            self._report(frame, access, region, int(index[first]), lanes[first], records[first], "write-read")
 
     def last_writes(self, index: Array, width: int) -> Array:
-        """Records of the last writes of the granules of accesses at `index`; 0 where nothing wrote."""
-        if not self.granule:
-            return np.zeros(len(index), np.int64)
-        at, _, _ = self._cover(index, np.zeros_like(index), width)
-        return self._writes[at]
+        """The record of the last write of each access at `index` [n]; 0 where nothing wrote."""
+        at, row = self.granules.cover(index, width)
+        latest = np.zeros(len(index), np.int64)
+        np.maximum.at(latest, np.arange(len(index)) if row is None else row, self._writes[at])
+        return latest
 
     def records(self, begin: int, end: int) -> tuple[Array, Array]:
         """(byte index [n], record [n]) of all that is known of the bytes from `begin` to `end`."""
-        if not self.granule:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        first, last = begin // self.granule, end // self.granule
-        written = np.flatnonzero(self._writes[first:last])
-        read, columns = np.nonzero(self._reads[first:last])
-        found = np.r_[self._writes[first:last][written], self._reads[first:last][read, columns]]
-        return begin + np.r_[written, read] * self.granule, found
+        return self.granules.within(begin, end)
 
     @staticmethod
     def thread_of(record: int) -> int:
@@ -374,34 +347,41 @@ class RaceShadow:
 
     def waited(self, frame: Frame, access: Access, index: Array, lanes: Array) -> None:
         """`lanes` have waited for their copies, which from now on count as accesses of their own."""
-        at, who, _ = self._cover(index, lanes, access.width)
+        at, who = self._cover(index, lanes, access.width)
         mine = self._mine(frame, who, _WEAK)
-        columns = [who // 32 % self.readers] if self.readers else range(self.columns)
-        for records, place in ((self._writes, (at,)), *((self._reads, (at, column)) for column in columns)):
-            copied = (records[place] & ASYNCHRONOUS != 0) & ((records[place] ^ mine) & THREAD == 0)
-            records[place] = np.where(copied, mine, records[place])
+        columns = [who // 32 % self.readers] if self.readers else range(len(self._reads))
+        for records, place in ((self._writes, at), *((self._reads, (column, at)) for column in columns)):
+            held = records[place]
+            copied = (held & ASYNCHRONOUS != 0) & ((held ^ mine) & THREAD == 0)
+            if copied.all():
+                records[place] = mine
+            elif copied.any():
+                records[place] = np.where(copied, mine, held)
 
-    def _report(
+    def _report_granule(
         self,
         frame: Frame,
         access: Access,
         region: Region,
-        index: Array,
-        lanes: Array,
+        at: Array,
+        who: Array,
         position: int,
-        count: int,
         record: Any,
         kind: str,
     ) -> None:
+        """`_report` of the granule at slot `at[position]`, which lane `who[position]` accesses."""
+        offset = self.granules.byte(int(at[position]))
+        self._report(frame, access, region, offset, who[position], record, kind)
+
+    def _report(
+        self, frame: Frame, access: Access, region: Region, offset: int, lane: Any, record: Any, kind: str
+    ) -> None:
+        """Raise the error of a race on byte `offset` of all owners' bytes."""
         machine = frame.machine
-        row, granule = divmod(int(position), count)
-        offset = int(index[row])
-        if count > 1:
-            offset += granule * self.granule
         owner = whose(machine, region, offset)
         if region.stride:
             offset %= region.stride
-        fields = machine.at(lanes[row], access.instruction)
+        fields = machine.at(lane, access.instruction)
         record = np.int64(record)
         other_block, other_thread = machine.place_of_thread(int(record & THREAD))
         many = bool(record & MANY)

@@ -121,8 +121,9 @@ def run_blocks(launch: Launch, queue: Queue, resident: Residency, at_once: int) 
             if not machine.run():
                 stalled.append(machine)
                 continue
+            launch.put_back(machine)
         before, reads, changed = list(map(_unfinished, stalled)), ticks.reads, launch.arena.changes
-        stalled = [machine for machine in stalled if not machine.run()]
+        stalled = [machine for machine in stalled if not _ends(machine)]
         after = list(map(_unfinished, stalled))
         can_start = len(queue) and most - sum(after) >= grid.cluster_blocks
         if can_start or after != before or not stalled or launch.arena.changes != changed:
@@ -146,9 +147,18 @@ def _unfinished(machine: Machine) -> int:
     return int(machine.alive.reshape(machine.ctas, -1).any(axis=1).sum())
 
 
+def _ends(machine: Machine) -> bool:
+    """Run blocks that had to wait for others; if they end, their memory goes at once."""
+    ended = machine.run()
+    if ended:
+        for region in (machine.shared, machine.local):
+            region.release()
+    return ended
+
+
 def _start(launch: Launch, queue: Queue, most: int) -> Machine:
     part = queue.take(most)
-    return Machine(launch, part.start, len(part))
+    return launch.machine(part.start, len(part))
 
 
 def _refuse_waiting_for_later_blocks(
@@ -171,7 +181,7 @@ def _come_on(launch: Launch, queue: Queue, stalled: list[Machine], at_once: int)
             before = launch.arena.changes
             if len(queue):
                 later.append(_start(launch, queue, at_once))
-            later = [machine for machine in later if not machine.run()]
+            later = [machine for machine in later if not _ends(machine)]
             for waiting in stalled:
                 changes = launch.arena.changes
                 if waiting.run() or launch.arena.changes != changes:

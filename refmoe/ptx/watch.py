@@ -106,7 +106,7 @@ class Watch:
                     instruction.text,
                     int(index[position]),
                     width,
-                    region.data[self.first : self.first + self.size].tobytes(),
+                    region.bytes(self.first, self.size).tobytes(),
                 )
             )
 

@@ -52,9 +52,9 @@ class _CountingShadow(RaceShadow):
         _SHADOWS.append(self)
 
     def enter(self, row: Any) -> None:
-        # Accesses of a size that native code knows nothing of are left to Python, so that all are seen here.
+        # Native code leaves what it takes for out of bounds to Python, so that all accesses are seen here.
         super().enter(row)
-        row[Row.WRITES], row[Row.SHIFT] = 1, -1
+        row[Row.SIZE] = 0
 
     def _mark(self, masks: dict[str, Any], access: Any, region: Any, index: Any) -> None:
         mask = masks.setdefault(region.name, np.zeros(region.data.size, bool))

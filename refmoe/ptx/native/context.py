@@ -48,6 +48,27 @@ class Context(IntEnum):
     ACQUIRED = auto()
     BY_LANE = auto()
     BULK = auto()
+    PLACES = auto()
+    """Pointer to the rows of places, see `Place`."""
+    QUEUES = auto()
+    """Pointer to the queue of each warp, see `Queue`."""
+    ALL_WARPS = auto()
+    """Of the machine."""
+    BUDGET = auto()
+    """Blocks that one warp may run."""
+    STEPS = auto()
+    """Blocks that warps ran natively; each counts once for a warp."""
+    INSTRUCTIONS = auto()
+    """Of those blocks."""
+    LANE_INSTRUCTIONS = auto()
+    LAPS = auto()
+    """Back edges of loops that do not poll."""
+    POLLED = auto()
+    """Set to one by a back edge of a loop that may wait for another lane's write."""
+    YIELDED = auto()
+    """Set to one where a warp has lanes that may go on natively, but did not yet."""
+    EXITED = auto()
+    """Set to one where lanes exited."""
 
 
 class Row(IntEnum):
@@ -63,13 +84,21 @@ class Row(IntEnum):
     """Whether native code may store here: not where somebody watches."""
     STRIDE = auto()
     """Local memory: bytes from one lane's to the next; else 0."""
+    POISONED = auto()
+    """As `VALID`, where bytes that nobody wrote read as poison, whatever lies there; else 0."""
+    KEPT = auto()
+    """Pointer to one word for each page whose bytes are kept before they are written, or 0 where none are."""
+    BEFORE = auto()
+    """Pointer to the kept bytes, each as far from the first as in the data."""
+    PAGE_STATES = auto()
+    """Pointer to one word for each page: its granules, see `Granules`."""
     WRITES = auto()
     """Pointer to the records of last writes, or 0 where races are not looked for."""
     READS = auto()
-    SHIFT = auto()
-    """Binary logarithm of the bytes of a granule; -1 before the first access."""
     COLUMNS = auto()
     """Records of reads of a granule."""
+    COLUMN_BYTES = auto()
+    """From a column of records to the next: eight for each byte of the region."""
     READERS = auto()
     """Warps whose reads are kept apart, 0 for none."""
     READ_STEPS = auto()
@@ -77,6 +106,82 @@ class Row(IntEnum):
     WRITE_STEPS = auto()
     READ_STEP_COLUMNS = auto()
 
+
+class Place(IntEnum):
+    """Fields of a place's row: a block as the scheduler knows it."""
+
+    FUNCTION = 0
+    """Address of its native code, of type `PIECE`; 0 where Python runs it."""
+    END = auto()
+    """How it ends, see `End`."""
+    TARGET = auto()
+    """Where lanes go on: those that take the branch."""
+    OTHER = auto()
+    """Where those go on that do not."""
+    EDGES = auto()
+    """`Edge`s to the target, and to the other `EDGE_BITS` higher."""
+    LENGTH = auto()
+    """Instructions."""
+    GATHER = auto()
+    """What lanes wait for at its start, see `Meeting`."""
+    MEMBERS = auto()
+    """The mask of that meeting, or the bytes from a warp's registers to the register that holds it."""
+
+
+class End(IntEnum):
+    """How a native block ends."""
+
+    JUMP = 0
+    BRANCH = auto()
+    EXIT = auto()
+
+
+class Edge(IntEnum):
+    """What is known of an edge, as bits."""
+
+    BACK = 1
+    POLLS = 2
+
+
+EDGE_BITS = 2
+
+
+class Meeting(IntEnum):
+    """Where the member mask of a warp-level instruction comes from."""
+
+    NONE = 0
+    CONSTANT = auto()
+    REGISTER = auto()
+    BARRIER_CONSTANT = auto()
+    """Of `bar.warp.sync`, at which lanes may meet at different places."""
+    BARRIER_REGISTER = auto()
+
+
+class Queue(IntEnum):
+    """Fields of a warp's queue: its lanes as groups, each at one place. Groups have no order."""
+
+    COUNT = 0
+    """Of groups."""
+    ALIVE = auto()
+    """Lanes that exist and have not exited, a bit each."""
+    CHOSEN = auto()
+    """The group that comes next; NOBODY for none."""
+    NEXT = auto()
+    """Its key if it can run natively now; else WAITING, and where a group was chosen Python must run it."""
+    PATIENCE = auto()
+    """Back edges that the warp may still take before others run."""
+    RAN = auto()
+    """Blocks that it ran."""
+    KEYS = auto()
+    """Of each of up to 32 groups: WAITING if it waits for other lanes, its turn, its place (32 bits)."""
+
+
+# Of each group its lanes.
+MASKS = Queue.KEYS + 32
+QUEUE_FIELDS = MASKS + 32
+NOBODY = -1
+WAITING = 1 << 62
+TURN = 1 << 32
 
 SHARED_ROW, LOCAL_ROW, FIRST_BUFFER_ROW = 0, 1, 2
 FIELD_BYTES = 8

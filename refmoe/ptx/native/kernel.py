@@ -1,13 +1,12 @@
-"""Pieces of an entry as native code: each a function over the warps of a step.
+"""Pieces of an entry as native code: each a function of one warp.
 
-`piece_<block>_<number>(context, warps, masks, count) -> 0`, or 1 if Python code that it called raised. A warp's lanes
-are computed together, one warp after another; what a warp's lanes that do not act compute is thrown away when registers
-are written back.
+`piece_<block>_<number>(context, warp, mask) -> taken`: the lanes of `mask` that take the branch at the piece's end, or
+`FAILED` if Python code that it called raised. A warp's lanes are computed together; what those that do not act compute
+is thrown away when registers are written back.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import pickle
@@ -23,10 +22,10 @@ from refmoe.ptx import isa
 from refmoe.ptx.layout import Layout
 from refmoe.ptx.memory_ops import memory_opcode
 from refmoe.ptx.native import exchange, matrix, memory
-from refmoe.ptx.native.context import Context, starts
+from refmoe.ptx.native.context import FIELD_BYTES, Context, starts
 from refmoe.ptx.native.memory import Variant
 from refmoe.ptx.native.mma import WarpMma
-from refmoe.ptx.native.scalar import BYTE, POINTER, WARP_MASK, WORD, at, call_pointer, room, word
+from refmoe.ptx.native.scalar import BYTE, FAILED, PIECE, POINTER, WARP_MASK, WORD, at, call_pointer, room, word
 from refmoe.ptx.native.scalar import field as table_field
 from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, Value, vector
 from refmoe.ptx.ops.table import exactness, lowering
@@ -55,8 +54,6 @@ from refmoe.ptx.values import literal_bits
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 # Bytes of the length of a kernel's head in the cache.
 _SIZE = 8
-_PIECE = ir.FunctionType(WARP_MASK, [POINTER, POINTER, POINTER, WORD])
-_CALL = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class Kernel:
     """Native code of an entry.
 
     Attributes:
-        functions: of each native piece, by (block, number).
+        functions: address of the code of each native piece, by (block, number).
         specials: predefined registers that it reads, whose values lie in the homes behind those of `homes`.
         symbols: module variables whose addresses it takes, in the order of the table.
         variants: addresses of the functions for memory, in the order of the table.
@@ -72,7 +69,7 @@ class Kernel:
         kept: what keeps the pieces alive; what they call lives as long as the process.
     """
 
-    functions: dict[tuple[int, int], Any]
+    functions: dict[tuple[int, int], int]
     specials: tuple[str, ...]
     symbols: tuple[str, ...]
     variants: tuple[int, ...]
@@ -84,7 +81,7 @@ def is_native(instruction: Instruction) -> bool:
     """Whether an instruction, whose operands are known to fit, has native code."""
     stem = instruction.opcode.split(".")[0]
     specials = (part.name for operand in instruction.operands for part in parts(operand) if isinstance(part, Special))
-    if any(name in CLOCKS or SPECIALS[name] == "b64" for name in specials):
+    if any(name in CLOCKS or SPECIALS.get(name, "b64") == "b64" for name in specials):
         # Native code has a home of 32 bits for each, which is filled when the CTA starts.
         return False
     if stem == "mma":
@@ -94,8 +91,8 @@ def is_native(instruction: Instruction) -> bool:
     if stem in ("ld", "st"):
         opcode = memory_opcode(instruction.opcode)
         return opcode is not None and not opcode.strong and opcode.size * opcode.count <= LANES
-    if stem in ("cvta", "shfl", "vote", "redux", "elect", "activemask", "bar"):
-        # Their guards are branches, and what a block ends with is no part of it: of `bar` only bar.warp.sync is met.
+    if stem in ("cvta", "shfl", "vote", "redux", "elect", "activemask") or instruction.opcode == "bar.warp.sync":
+        # Their guards are branches.
         return True
     if stem == "mov" and any(isinstance(operand, Vector) for operand in instruction.operands):
         return True
@@ -141,7 +138,7 @@ def compile_pieces(
     size = int.from_bytes(held[:_SIZE], "little")
     head, native = json.loads(held[_SIZE : _SIZE + size]), Native(held[_SIZE + size :])
     functions = {
-        (piece.block, piece.number): _CALL(native.address(f"piece_{piece.block}_{piece.number}"))
+        (piece.block, piece.number): native.address(f"piece_{piece.block}_{piece.number}")
         for of_block in homes.pieces
         for piece in of_block
         if piece.native
@@ -162,8 +159,12 @@ def _content(
 ) -> str:
     """A digest of all that the code of an entry depends on; lines are no part of it."""
     forms = [repr(products[each]) for each in instructions if each in products]
-    body = [(each.opcode, each.operands, each.guard, each.negated) for each in instructions]
-    cuts = [[(len(piece.instructions), piece.native) for piece in of_block] for of_block in homes.pieces]
+    branches = [piece.branch for of_block in homes.pieces for piece in of_block if piece.branch is not None]
+    body = [(each.opcode, each.operands, each.guard, each.negated) for each in (*instructions, *branches)]
+    cuts = [
+        [(len(piece.instructions), piece.native, piece.branch is not None) for piece in of_block]
+        for of_block in homes.pieces
+    ]
     return hashlib.sha256(pickle.dumps((body, cuts, homes.registers, layout, forms))).hexdigest()
 
 
@@ -245,11 +246,10 @@ class _Piece:
 
     def __init__(self, made: _Module, piece: Piece) -> None:
         self.made, self.piece = made, piece
-        function = ir.Function(made.module, _PIECE, f"piece_{piece.block}_{piece.number}")
+        function = ir.Function(made.module, PIECE, f"piece_{piece.block}_{piece.number}")
         self.function = function
-        self.context, self.warps, self.masks, count = function.args
-        entry = function.append_basic_block("entry")
-        build = ir.IRBuilder(entry)
+        self.context, self.warp, bits = function.args
+        build = ir.IRBuilder(function.append_basic_block("entry"))
         self.build_ = build
         self.scratch = room(build, ir.ArrayType(BYTE, LANES * 32))
         self.places = room(build, vector(64))
@@ -258,21 +258,11 @@ class _Piece:
         self.fragments = room(build, ir.ArrayType(BYTE, 4 * LANES * 10))
         registers = build.inttoptr(table_field(build, self.context, Context.REGISTERS), POINTER)
         warp_bytes = table_field(build, self.context, Context.WARP_BYTES)
-        loop, done = function.append_basic_block("warp"), function.append_basic_block("done")
         self.failed = function.append_basic_block("failed")
-        ir.IRBuilder(self.failed).ret(ir.Constant(WARP_MASK, 1))
-        build.cbranch(build.icmp_signed(">", count, word(0)), loop, done)
-        build.position_at_end(loop)
-        self.number = build.phi(WORD)
-        self.number.add_incoming(word(0), entry)
-        self.warp = build.zext(
-            build.load(build.gep(self.warps, [self.number], source_etype=WARP_MASK), typ=WARP_MASK), WORD
-        )
+        ir.IRBuilder(self.failed).ret(word(FAILED))
         self.registers = at(build, registers, build.mul(self.warp, warp_bytes))
-        bits = build.load(build.gep(self.masks, [self.number], source_etype=WARP_MASK), typ=WARP_MASK)
         self.mask = build.bitcast(bits, vector(1))
         self.lanes = Lanes(made.module, build, self.mask)
-        self.count, self.loop, self.done = count, loop, done
         self.values: dict[str, Value] = {}
 
     def build(self) -> None:
@@ -285,11 +275,13 @@ class _Piece:
         for register in self.piece.usage.writes.values():
             if register.name in homes:
                 self._store(register.name, register.kind, self.values[register.name])
-        following = build.add(self.number, word(1))
-        self.number.add_incoming(following, build.block)
-        build.cbranch(build.icmp_signed("<", following, self.count), self.loop, self.done)
-        build.position_at_end(self.done)
-        build.ret(ir.Constant(WARP_MASK, 0))
+        branch = self.piece.branch
+        taken: Value = word(0)
+        if branch is not None:
+            guard = self._guard(branch)
+            assert guard is not None
+            taken = build.zext(build.bitcast(build.and_(guard, self.mask), WARP_MASK), WORD)
+        build.ret(taken)
 
     # Registers
 
@@ -484,8 +476,9 @@ class _Piece:
             warps = table_field(build, self.context, Context.WARPS)
             row = build.mul(self.warp, table_field(build, self.context, Context.SEEN_COLUMNS))
             own = build.add(row, build.urem(self.warp, warps))
-            before = build.sub(table_field(build, self.context, Context.NOW), word(1))
-            build.store(before, build.gep(build.inttoptr(seen, POINTER), [own], source_etype=WORD))
+            now = table_field(build, self.context, Context.NOW)
+            build.store(now, build.gep(build.inttoptr(seen, POINTER), [own], source_etype=WORD))
+            build.store(build.add(now, word(1)), at(build, self.context, Context.NOW * FIELD_BYTES))
 
     def _move_parts(self, instruction: Instruction) -> None:
         """`mov` of a vector into a register, or of a register into a vector."""

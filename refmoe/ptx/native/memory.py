@@ -25,8 +25,10 @@ from refmoe.ptx.native.context import (
     Context,
     Row,
 )
+from refmoe.ptx.native.pages import keep, refine
 from refmoe.ptx.native.scalar import POINTER, WARP_MASK, WORD, at, counted, field, leave_if, room, word
 from refmoe.ptx.ops.lanes import LANES, Lanes, Value, vector
+from refmoe.ptx.pages import PAGE, PAGE_SHIFT, POISON
 from refmoe.ptx.spaces import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDOW_BITS
 
 # The bits of records, as Python integers.
@@ -81,7 +83,7 @@ def _text(variant: Variant) -> str:
     module = ir.Module()
     ordered = _ordered(module)
     built = ir.Function(module, SIGNATURE, variant.name)
-    _Access(variant, built, ordered).build()
+    _Access(variant, built, ordered, refine(module, variant.width), keep(module)).build()
     return str(module)
 
 
@@ -158,9 +160,9 @@ def _ordered(module: Any) -> Any:
 class _Access:
     """The body of one variant. Values of all lanes are vectors; `here` is the mask of the lanes of one region."""
 
-    def __init__(self, variant: Variant, function: Any, ordered: Any) -> None:
+    def __init__(self, variant: Variant, function: Any, ordered: Any, refine: Any, keep: Any) -> None:
         self.variant = variant
-        self.ordered = ordered
+        self.ordered, self.refine, self.keep = ordered, refine, keep
         self.context, self.warp, self.mask, self.addresses, self.values = function.args
         self.function = function
         build = self.build_ = ir.IRBuilder(function.append_basic_block("entry"))
@@ -309,6 +311,8 @@ class _Access:
         watched = build.icmp_unsigned("!=", field(build, row, Row.WRITES), word(0))
         with build.if_then(watched):
             (self._order_store if variant.stores else self._order_load)(row, index, here)
+        if variant.stores:
+            self._keep_pages(row, index, here)
         data = field(build, row, Row.DATA)
         bits = variant.size * 8
         for element in range(variant.count):
@@ -322,6 +326,46 @@ class _Access:
         if variant.stores:
             self._mark_written(row, index, here)
             self._check_kept(data, index, here, watched)
+        elif variant.space == "generic":
+            self._poison_unwritten(row, index, here)
+
+    def _poison_unwritten(self, row: Value, index: Value, here: Value) -> None:
+        build, bits = self.build_, self.variant.size * 8
+        valid = field(build, row, Row.POISONED)
+        poison = self.lanes.constant(int.from_bytes(bytes([POISON]) * self.variant.size, "little"), bits)
+        with build.if_then(build.icmp_unsigned("!=", valid, word(0))):
+            for element in range(self.variant.count):
+                at_ = self._element(element)
+                place = build.add(index, self.lanes.constant(element * self.variant.size, 64))
+                # The other lanes may have values of another region.
+                written = self._gather(valid, place, bits, here, otherwise=-1)
+                found = build.and_(build.load(at_, typ=vector(bits), align=32), written)
+                build.store(build.or_(found, build.and_(poison, build.not_(written))), at_, align=32)
+
+    def _keep_pages(self, row: Value, index: Value, here: Value) -> None:
+        """Keep the bytes of pages that a store is the first to write."""
+        build, lanes = self.build_, self.lanes
+        kept = field(build, row, Row.KEPT)
+        with build.if_then(build.icmp_unsigned("!=", kept, word(0))):
+            page = build.lshr(index, lanes.constant(PAGE_SHIFT, 64))
+            held = self._gather(kept, build.shl(page, lanes.constant(3, 64)), 64, here, otherwise=1)
+            self._each_page(row, page, build.icmp_unsigned("==", held, lanes.constant(0, 64)), self.keep)
+
+    def _each_page(self, row: Value, page: Value, wanted: Value, function: Any) -> None:
+        """Call `function(row, page)` for the lanes `wanted`, if there are any."""
+        build = self.build_
+        before = build.bitcast(wanted, WARP_MASK)
+        with build.if_then(build.icmp_unsigned("!=", before, ir.Constant(WARP_MASK, 0)), likely=False):
+            above, loop, after = build.block, build.append_basic_block(), build.append_basic_block()
+            build.branch(loop)
+            build.position_at_end(loop)
+            left = build.phi(WARP_MASK)
+            left.add_incoming(before, above)
+            build.call(function, [row, build.extract_element(page, _lane(build, left))])
+            rest = build.and_(left, build.sub(left, ir.Constant(WARP_MASK, 1)))
+            left.add_incoming(rest, loop)
+            build.cbranch(build.icmp_unsigned("!=", rest, ir.Constant(WARP_MASK, 0)), loop, after)
+            build.position_at_end(after)
 
     def _check_written(self, row: Value, index: Value, here: Value) -> None:
         build, bits = self.build_, self.variant.size * 8
@@ -353,14 +397,52 @@ class _Access:
 
     # Races
 
-    def _granules(self, row: Value, index: Value) -> tuple[Value, Value]:
-        """(number of the first granule of each lane, how many an access has); leaves if an access is smaller."""
-        build = self.build_
-        shift = field(build, row, Row.SHIFT)
-        unknown = build.icmp_signed("<", shift, word(0))
-        count = build.lshr(word(self.variant.width), build.select(unknown, word(63), shift))
-        leave_if(build, build.icmp_unsigned("==", count, word(0)), 1)
-        return build.lshr(index, self._splat(shift)), count
+    def _granules(self, row: Value, index: Value, here: Value) -> tuple[Value, Value, Value]:
+        """(slot of the first granule of each lane, how many each access has, and most of all), see `Granules`."""
+        build, lanes, own = self.build_, self.lanes, self.variant.width.bit_length()
+        states = field(build, row, Row.PAGE_STATES)
+        page = build.lshr(index, lanes.constant(PAGE_SHIFT, 64))
+        first = build.extract_element(page, _lane(build, build.bitcast(here, WARP_MASK)))
+        elsewhere = self._any(build.and_(build.icmp_unsigned("!=", page, self._splat(first)), here))
+        with build.if_else(elsewhere, likely=False) as (several, one):
+            with several:
+                place = build.shl(page, lanes.constant(3, 64))
+                held = self._gather(states, place, 64, here, otherwise=own)
+                known = build.sub(held, lanes.constant(1, 64))
+                self._each_page(row, page, build.icmp_unsigned(">=", known, lanes.constant(own, 64)), self.refine)
+                # The others' have as many granules as one of these.
+                held = self._gather(states, place, 64, here, otherwise=own)
+                shifts = build.sub(held, lanes.constant(1, 64))
+                fewest = self._least(shifts)
+                end_of_several = build.block
+            with one:
+                slot = build.inttoptr(build.add(states, build.shl(first, word(3))), POINTER)
+                known = build.sub(build.load(slot, typ=WORD), word(1))
+                with build.if_then(build.icmp_unsigned(">=", known, word(own)), likely=False):
+                    build.call(self.refine, [row, first])
+                shift = build.sub(build.load(slot, typ=WORD), word(1))
+                same = self._splat(shift)
+                end_of_one = build.block
+        vectors, scalar = build.phi(vector(64)), build.phi(WORD)
+        for phi, values in ((vectors, (shifts, same)), (scalar, (fewest, shift))):
+            for value, block in zip(values, (end_of_several, end_of_one), strict=True):
+                phi.add_incoming(value, block)
+        within = build.lshr(build.and_(index, lanes.constant(PAGE - 1, 64)), vectors)
+        slots = build.or_(build.and_(index, lanes.constant(-PAGE, 64)), within)
+        counts = build.lshr(lanes.constant(self.variant.width, 64), vectors)
+        return slots, counts, build.lshr(word(self.variant.width), scalar)
+
+    def _least(self, value: Value) -> Value:
+        """The least of the lanes' values of 64 bits, without signs."""
+        name = f"llvm.vector.reduce.umin.v{LANES}i64"
+        function = self.function.module.globals.get(name)
+        if function is None:
+            function = ir.Function(self.function.module, ir.FunctionType(WORD, [vector(64)]), name)
+        return self.build_.call(function, [value])
+
+    def _with(self, number: Value, counts: Value, here: Value) -> Value:
+        """The lanes whose access has a granule of that number."""
+        return self.build_.and_(here, self.build_.icmp_unsigned(">", counts, self._splat(number)))
 
     def _mine(self) -> Value:
         build = self.build_
@@ -384,13 +466,13 @@ class _Access:
 
     def _order_load(self, row: Value, index: Value, here: Value) -> None:
         build, lanes = self.build_, self.lanes
-        first, count = self._granules(row, index)
+        first, counts, most = self._granules(row, index, here)
         mine = self._mine()
         writes, reads = field(build, row, Row.WRITES), field(build, row, Row.READS)
-        columns = self._splat(field(build, row, Row.COLUMNS))
+        column_bytes = field(build, row, Row.COLUMN_BYTES)
         apart = build.icmp_unsigned("!=", field(build, row, Row.READERS), word(0))
         own = build.urem(self.warp, field(build, self.context, Context.WARPS))
-        column = self._splat(build.select(apart, own, word(0)))
+        column = build.add(reads, build.mul(build.select(apart, own, word(0)), column_bytes))
         seen = build.inttoptr(field(build, self.context, Context.SEEN), POINTER)
         place = build.add(build.mul(self.warp, field(build, self.context, Context.SEEN_COLUMNS)), own)
         known = self._splat(build.load(build.gep(seen, [place], source_etype=WORD), typ=WORD))
@@ -399,45 +481,45 @@ class _Access:
         def has(value: Value, bits: int) -> Value:
             return build.icmp_unsigned("!=", build.and_(value, lanes.constant(bits, 64)), lanes.constant(0, 64))
 
-        with counted(build, count) as number:
-            granule = build.add(first, self._splat(number))
-            self._refuse_unordered(self._gather(writes, build.shl(granule, eight), 64, here), mine, here)
-            slot = build.shl(build.add(build.mul(granule, columns), column), eight)
-            previous = self._gather(reads, slot, 64, here)
+        with counted(build, most) as number:
+            active = self._with(number, counts, here)
+            slot = build.shl(build.add(first, self._splat(number)), eight)
+            self._refuse_unordered(self._gather(writes, slot, 64, active), mine, active)
+            previous = self._gather(column, slot, 64, active)
             differs = build.xor(previous, mine)
             elsewhere = has(differs, _THREAD & ~_LANE)
             with build.if_then(build.not_(apart)):
-                moved = build.and_(build.and_(elsewhere, here), has(previous, -1))
-                self._scatter(reads, build.add(slot, lanes.constant(8, 64)), previous, moved)
+                moved = build.and_(build.and_(elsewhere, active), has(previous, -1))
+                self._scatter(build.add(reads, column_bytes), slot, previous, moved)
             # Another lane of the same warp read since the last warp-level sync: no single lane stands for both.
             later = build.icmp_signed(">", build.lshr(previous, lanes.constant(_STEP_SHIFT, 64)), known)
             together = build.and_(build.and_(later, build.not_(elsewhere)), has(differs, _LANE | _MANY))
             many = build.or_(mine, lanes.constant(_MANY, 64))
             record = build.select(together, many, mine)
-            self._scatter(reads, slot, record, here)
-            differs = build.xor(self._gather(reads, slot, 64, here), record)
-            lost = build.and_(has(differs, _LANE), here)
+            self._scatter(column, slot, record, active)
+            differs = build.xor(self._gather(column, slot, 64, active), record)
+            lost = build.and_(has(differs, _LANE), active)
             with build.if_then(self._any(lost)):
-                self._scatter(reads, slot, many, lost)
+                self._scatter(column, slot, many, lost)
         self._note_line(row, Row.READ_STEPS, index, here)
 
     def _order_store(self, row: Value, index: Value, here: Value) -> None:
         build, lanes = self.build_, self.lanes
-        first, count = self._granules(row, index)
+        first, counts, most = self._granules(row, index, here)
         mine = self._mine()
         writes, reads = field(build, row, Row.WRITES), field(build, row, Row.READS)
-        columns = field(build, row, Row.COLUMNS)
+        columns, column_bytes = field(build, row, Row.COLUMNS), field(build, row, Row.COLUMN_BYTES)
         eight = lanes.constant(3, 64)
-        with counted(build, count) as number:
-            granule = build.add(first, self._splat(number))
-            self._refuse_unordered(self._gather(writes, build.shl(granule, eight), 64, here), mine, here)
-            slot = build.mul(granule, self._splat(columns))
+        with counted(build, most) as number:
+            active = self._with(number, counts, here)
+            slot = build.shl(build.add(first, self._splat(number)), eight)
+            self._refuse_unordered(self._gather(writes, slot, 64, active), mine, active)
             with counted(build, columns) as column:
-                place = build.shl(build.add(slot, self._splat(column)), eight)
-                self._refuse_unordered(self._gather(reads, place, 64, here), mine, here)
-        with counted(build, count) as number:
-            granule = build.add(first, self._splat(number))
-            self._scatter(writes, build.shl(granule, eight), mine, here)
+                begin = build.add(reads, build.mul(column, column_bytes))
+                self._refuse_unordered(self._gather(begin, slot, 64, active), mine, active)
+        with counted(build, most) as number:
+            slot = build.shl(build.add(first, self._splat(number)), eight)
+            self._scatter(writes, slot, mine, self._with(number, counts, here))
         self._note_line(row, Row.WRITE_STEPS, index, here)
 
     def _note_line(self, row: Value, steps: Row, index: Value, here: Value) -> None:

@@ -13,6 +13,9 @@ from refmoe.ptx.native.context import FIELD_BYTES
 
 Value = Any
 WORD, WARP_MASK, POINTER, BYTE = ir.IntType(64), ir.IntType(32), ir.PointerType(), ir.IntType(8)
+# (context, warp, mask) -> the lanes that take the branch at the end, or FAILED.
+PIECE = ir.FunctionType(WORD, [POINTER, WORD, WARP_MASK])
+FAILED = 1 << 32
 
 
 def word(value: int) -> Value:

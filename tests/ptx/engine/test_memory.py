@@ -214,10 +214,10 @@ def test_arrays_are_written_only_when_the_launch_ends_well() -> None:
 def test_keyboard_interrupt_leaves_arrays_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     from refmoe.ptx.machine import Machine
 
-    def interrupted(self, mask):
+    def interrupted(self, alive):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Machine, "_exit", interrupted)
+    monkeypatch.setattr(Machine, "leave", interrupted)
     out = np.full(32, 7, np.uint32)
     with pytest.raises(KeyboardInterrupt):
         run("st.global.u32 [%d2], %r1; ret;", out)

@@ -1,0 +1,260 @@
+"""What launches on the executor keep in memory: buffers that are hardly touched, and the checks of three kernels.
+
+Every launch has a process of its own, whose resident memory the system counts.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+
+from refmoe import ptx
+from refmoe.bench.executor import executors, gemm_operands
+from refmoe.bench.timing import machine
+from refmoe.cuda.device import PtxDevice
+from refmoe.cuda.gemm.kernel import grouped_gemm
+from refmoe.cuda.quantize import mxfp8_quantize
+from refmoe.cuda.routing import route
+from refmoe.errors import RefmoeError
+from refmoe.ptx.observe import PLAIN, View
+from refmoe.ptx.pages import PAGE, Journal, resident_bytes
+
+if TYPE_CHECKING:
+    from refmoe.ptx.frame import Frame
+    from refmoe.ptx.machine import Launch
+    from refmoe.ptx.memory import Region
+    from refmoe.ptx.races import RaceShadow
+    from refmoe.ptx.syntax import Instruction
+
+TARGETS = {"resident_bytes": 2 << 30, "bytes_per_byte_touched": 8.0}
+"""At most so many bytes resident with 1 GiB of buffers of which 64 MiB are touched; at most so many bytes of checks for
+each byte that a kernel touches, on average over the kernels."""
+
+_SEED = 20250917
+_HIDDEN = 2880
+_BUFFERS, _TOUCHED = 1 << 30, 64 << 20
+# Thread t of block b doubles words t, t + 256, ... of page `spread` * b of `from`, into the same words of `to`.
+_SPARSE = """
+.version 8.7
+.target sm_120a
+.address_size 64
+.visible .entry sparse(.param .u64 from, .param .u64 to, .param .u64 spread) {
+    .reg .pred %p<2>;
+    .reg .b32 %r<5>;
+    .reg .b64 %rd<8>;
+    ld.param.u64 %rd1, [from];
+    ld.param.u64 %rd2, [to];
+    ld.param.u64 %rd3, [spread];
+    mov.u32 %r1, %ctaid.x;
+    mov.u32 %r2, %tid.x;
+    cvt.u64.u32 %rd4, %r1;
+    mul.lo.u64 %rd4, %rd4, %rd3;
+    mad.wide.u32 %rd4, %r2, 4, %rd4;
+    add.u64 %rd5, %rd1, %rd4;
+    add.u64 %rd6, %rd2, %rd4;
+    mov.u32 %r3, 0;
+MORE:
+    ld.global.u32 %r4, [%rd5];
+    shl.b32 %r4, %r4, 1;
+    st.global.u32 [%rd6], %r4;
+    add.u64 %rd5, %rd5, 1024;
+    add.u64 %rd6, %rd6, 1024;
+    add.u32 %r3, %r3, 1;
+    setp.lt.u32 %p1, %r3, 4;
+    @%p1 bra MORE;
+    ret;
+}
+"""
+
+
+def run(*, buffers: int = _BUFFERS, touched: int = _TOUCHED, rows: int = 2048, experts: int = 2) -> dict[str, Any]:
+    """A launch with few pages of large buffers touched; quantization, the grouped GEMM and routing at sizes of gpt-oss.
+
+    The first launch reads pages that lie far apart of one array, which its caller has filled, and writes those of
+    another, which counts as uninitialised; each has half of `buffers` bytes, and half of `touched` bytes are touched in
+    each. What is held against its target is the most that the process ever had resident.
+
+    The kernels: MXFP8 quantization of BF16 [rows, 2880]; the GEMM sm12x_gemm, `experts` of 5760 x 2880, MXFP8 by
+    MXFP4, with 8 tokens an expert, in the tile 128x8x512; routing of float32 logits [rows, 128] to 4 experts each. A
+    kernel touches the distinct bytes that it accesses, in all buffers and in the shared memory of all blocks, each
+    counted once. The checks cost the most that was resident at one time of three things: records of accesses, the mask
+    of initialised bytes, and what pages held before they were written. Blocks that end give theirs back.
+
+    Returns:
+        JSON-able: `buffers`, `touched`, `resident_bytes` of the first launch, in `rows` for each kernel its bytes
+        `touched`, those of the `records`, of the mask (`initialised`) and those `kept`, and `bytes_per_byte_touched`,
+        the average of that, `cores`, `versions`, `targets`, `reached` by target, and `all_reached`.
+
+    Raises:
+        RefmoeError: no nvcc, or a system that does not tell what is resident.
+    """
+    if not Path("/proc/self/pagemap").exists():
+        raise RefmoeError("bench memory needs Linux: it reads /proc/self/pagemap")
+    resident = _in_child(sparse_launch, buffers, touched)
+    measured = []
+    for kernel in _kernels(rows, experts):
+        accessed = _in_child(bytes_touched, kernel, rows, experts)
+        cost = _in_child(bytes_of_checks, kernel, rows, experts)
+        ratio = sum(cost.values()) / accessed
+        measured.append({"kernel": kernel, "touched": accessed, **cost, "bytes_per_byte_touched": ratio})
+    average = sum(row["bytes_per_byte_touched"] for row in measured) / len(measured)
+    reached = {
+        "resident_bytes": resident <= TARGETS["resident_bytes"],
+        "bytes_per_byte_touched": average <= TARGETS["bytes_per_byte_touched"],
+    }
+    return {
+        "buffers": buffers,
+        "touched": touched,
+        "resident_bytes": resident,
+        "rows": measured,
+        "bytes_per_byte_touched": average,
+        **machine(),
+        "targets": dict(TARGETS),
+        "reached": reached,
+        "all_reached": all(reached.values()),
+    }
+
+
+def _in_child(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns in a process of its own, which nothing else has made larger."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(function, arguments)
+
+
+def sparse_launch(buffers: int, touched: int) -> int:
+    """Most bytes that this process had resident, after the first launch of `run`."""
+    half, blocks = buffers // 2, touched // 2 // PAGE
+    source, target = np.ones(half // 4, np.uint32), np.empty(half // 4, np.uint32)
+    spread = half // blocks // PAGE * PAGE
+    arguments = [source, ptx.Buffer(target, "to", initialised=False), spread]
+    ptx.run_ptx(_SPARSE, grid=blocks, block=256, args=arguments)
+    first = target[: blocks * spread // 4].reshape(blocks, -1)[:, : PAGE // 4]
+    if not (first == 2).all():
+        raise RefmoeError("bench memory: the launch did not double what it was to touch")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Memory that checks need for a region; it outlives the region.
+
+    Attributes:
+        region: it.
+        shadow: its records of accesses, or None.
+        valid: its mask of initialised bytes, or None.
+        journal: what its pages held before, or None.
+    """
+
+    region: Region
+    shadow: RaceShadow | None
+    valid: Any
+    journal: Journal | None
+
+    @property
+    def accessed(self) -> int:
+        """Distinct bytes that somebody accessed."""
+        if self.shadow is not None:
+            return self.shadow.granules.accessed
+        # Parameters and constants have no checks that cost anything.
+        return int(np.count_nonzero(self.valid)) if self.region.space == "local" else 0
+
+    @property
+    def cost(self) -> Any:
+        """Resident bytes, int64 [3]: records, mask, pages that were kept."""
+        tables = () if self.shadow is None else self.shadow.tables
+        mask = () if self.valid is None else (self.valid,)
+        pages = () if self.journal is None else (self.journal.kept, self.journal.before)
+        return np.array([sum(map(resident_bytes, arrays)) for arrays in (tables, mask, pages)])
+
+
+@dataclass
+class Keeper:
+    """An observer of launches that keeps what their checks need.
+
+    Attributes:
+        buffers: device memory.
+        owned: shared and local memory of blocks.
+        together: numbers of those of `owned` that were there at one time.
+    """
+
+    buffers: list[Kept] = field(default_factory=list)
+    owned: list[Kept] = field(default_factory=list)
+    together: list[list[int]] = field(default_factory=list)
+    _known: set[int] = field(default_factory=set)
+
+    @property
+    def view(self) -> View:
+        """Code as it runs without an observer."""
+        return PLAIN
+
+    def attach(self, launch: Launch) -> None:
+        """A launch begins."""
+        self.buffers += map(_kept, launch.arena.regions)
+
+    def step(self, place: int, frame: Frame) -> None:
+        """Blocks run."""
+        machine = frame.machine
+        if id(machine.shared) not in self._known:
+            # These objects stay, so that their numbers stay theirs.
+            self._known.add(id(machine.shared))
+            self.owned += _kept(machine.shared), _kept(machine.local)
+            self.together.append([number for number, kept in enumerate(self.owned) if kept.region.data.size])
+
+    def at(self, frame: Frame, instruction: Instruction) -> None:
+        """Not called: the view does not ask for it."""
+
+
+def _kept(region: Region) -> Kept:
+    return Kept(region, region.shadow, region.valid, region.journal)
+
+
+class _AllWatched(PtxDevice):
+    """A device on which all buffers may be written: those that may not have no records of accesses."""
+
+    def upload(self, name: str, array: Any) -> Any:
+        """See `PtxDevice.upload`."""
+        return ptx.Buffer(array.view(np.uint8).copy(), name=name, initialised=True, writable=True)
+
+
+def bytes_touched(kernel: str, rows: int, experts: int) -> int:
+    """Distinct bytes that a kernel accesses."""
+    keeper, device = Keeper(), executors()["all checks"]
+    watched = _AllWatched(device.arch, device.multiprocessors, observer=keeper)
+    _kernels(rows, experts)[kernel](watched)
+    return sum(kept.accessed for kept in (*keeper.buffers, *keeper.owned))
+
+
+def bytes_of_checks(kernel: str, rows: int, experts: int) -> dict[str, int]:
+    """Most bytes resident at one time for the checks of a kernel: `records`, `initialised` and `kept`, see `run`."""
+    keeper, device = Keeper(), executors()["all checks"]
+    device.observer = keeper
+    _kernels(rows, experts)[kernel](device)
+    costs = [kept.cost for kept in keeper.owned]
+    blocks = max((sum(costs[number] for number in numbers) for numbers in keeper.together), key=sum)
+    total = blocks + sum(kept.cost for kept in keeper.buffers)
+    return dict(zip(("records", "initialised", "kept"), total.tolist(), strict=True))
+
+
+def _kernels(rows: int, experts: int) -> dict[str, Callable[[PtxDevice], Any]]:
+    """The kernels of `run`, each a call that makes its operands."""
+    rng = np.random.default_rng(_SEED)
+
+    def quantize(device: PtxDevice) -> Any:
+        x = rng.standard_normal((rows, _HIDDEN), np.float32).astype(ml_dtypes.bfloat16)
+        return mxfp8_quantize(x, device=device)
+
+    def gemm(device: PtxDevice) -> Any:
+        operands = gemm_operands(np.arange(experts + 1, dtype=np.int64) * 8, 2 * _HIDDEN, _HIDDEN)
+        return grouped_gemm(**operands, device=device, tile="128x8x512", out_dtype="f32")
+
+    def routing(device: PtxDevice) -> Any:
+        return route(rng.standard_normal((rows, 128), np.float32), 4, 128, device=device)
+
+    return {"quantize": quantize, "gemm": gemm, "routing": routing}

@@ -1,0 +1,90 @@
+"""What happens to a page once: its granules are set or split, its bytes are kept before they are written.
+
+These are the native forms of `Granules.refine` and `Journal.keep`, for one page.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from refmoe.ptx.native.context import Row
+from refmoe.ptx.native.scalar import POINTER, WORD, at, counted, field, word
+from refmoe.ptx.pages import PAGE, PAGE_SHIFT
+
+Value = Any
+_SIGNATURE = ir.FunctionType(ir.VoidType(), [POINTER, WORD])
+_WORD_SHIFT = 3
+
+
+def _function(module: Any, name: str) -> tuple[Any, Any, Value, Value]:
+    """(function, builder, row, page) of an internal function that is seldom called."""
+    function = ir.Function(module, _SIGNATURE, name)
+    function.linkage = "internal"
+    for attribute in ("noinline", "cold"):
+        function.attributes.add(attribute)
+    return function, ir.IRBuilder(function.append_basic_block("entry")), *function.args
+
+
+def _word(build: Any, base: Value, index: Value) -> Value:
+    """The address of a word behind a pointer."""
+    return build.gep(base, [index], source_etype=WORD)
+
+
+def _pointer(build: Any, row: Value, number: Row) -> Value:
+    return build.inttoptr(field(build, row, number), POINTER)
+
+
+def _room(build: Any, size: Value, page: Value) -> Value:
+    """How many of `size` bytes lie in a page."""
+    left = build.sub(size, build.shl(page, word(PAGE_SHIFT)))
+    return build.select(build.icmp_unsigned("<", left, word(PAGE)), left, word(PAGE))
+
+
+def refine(module: Any, width: int) -> Any:
+    """`refine(row, page)`: granules of at most `width` bytes."""
+    function, build, row, page = _function(module, "refine")
+    own = width.bit_length()
+    state = _word(build, _pointer(build, row, Row.PAGE_STATES), page)
+    old = build.load(state, typ=WORD)
+    with build.if_then(build.icmp_unsigned("<=", build.sub(old, word(1)), word(own - 1))):
+        # The call of another lane came first.
+        build.ret_void()
+    with build.if_then(build.icmp_unsigned("!=", old, word(0))):
+        stride = field(build, row, Row.COLUMN_BYTES)
+        room = build.lshr(_room(build, build.lshr(stride, word(_WORD_SHIFT)), page), word(own - 1))
+        before = build.sub(old, word(own))
+        first = build.shl(page, word(PAGE_SHIFT + _WORD_SHIFT))
+        begin = build.add(field(build, row, Row.WRITES), first)
+        with counted(build, build.add(field(build, row, Row.COLUMNS), word(1))) as column:
+            records = build.inttoptr(build.add(begin, build.mul(column, stride)), POINTER)
+            with counted(build, room) as number:
+                # From the last part on: none lies in front of its granule's place.
+                part = build.sub(build.sub(room, word(1)), number)
+                place = _word(build, records, part)
+                record = build.load(_word(build, records, build.lshr(part, before)), typ=WORD)
+                # Writing what is there would make pages resident that hold no record.
+                with build.if_then(build.icmp_unsigned("!=", record, build.load(place, typ=WORD))):
+                    build.store(record, place)
+    build.store(word(own), state)
+    build.ret_void()
+    return function
+
+
+def keep(module: Any) -> Any:
+    """`keep(row, page)`: keep the bytes of a page, unless they are kept."""
+    function, build, row, page = _function(module, "keep")
+    kept = _word(build, _pointer(build, row, Row.KEPT), page)
+    with build.if_then(build.icmp_unsigned("!=", build.load(kept, typ=WORD), word(0))):
+        build.ret_void()
+    first = build.shl(page, word(PAGE_SHIFT))
+    source = at(build, _pointer(build, row, Row.DATA), first)
+    target = at(build, _pointer(build, row, Row.BEFORE), first)
+    signature = ir.FunctionType(ir.VoidType(), [POINTER, POINTER, WORD, ir.IntType(1)])
+    # The C library's, which is in every process.
+    copy = ir.Function(module, signature, "llvm.memcpy.p0.p0.i64")
+    build.call(copy, [target, source, _room(build, field(build, row, Row.SIZE), page), ir.Constant(ir.IntType(1), 0)])
+    build.store(word(1), kept)
+    build.ret_void()
+    return function

@@ -1,0 +1,398 @@
+"""The scheduler of one machine's warps as native code: which block a warp runs next.
+
+Each warp has a queue of groups of lanes, each at one place. The group with the lowest (turn, place) runs, as described
+in `refmoe.ptx.machine`. The warps of a CTA take turns, until the group that comes next in each is at a place of
+Python's.
+
+    advance(context) -> status      run all warps until each has to wait for Python, see `Status`
+    pick(context, masks) -> key     take the groups of the lowest (turn, place) out of the queues; NOBODY if there are
+                                    none
+    arrive(context, key, masks)     lanes come to a place, or wait there if the key says so
+    wake(context, masks)            waiting groups that have lanes of the masks may look again
+    each(function, context, warps, masks, count, taken) -> status     run one piece for some warps
+
+`masks` and `taken` are uint32, one for each warp of the machine, or for `each` one for each of `count` warps.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+
+from refmoe.native.compiler import Native
+from refmoe.native.expressions import I1, I32, I64, POINTER, Code, Loop, Value, vector
+from refmoe.ptx.native.context import (
+    EDGE_BITS,
+    FIELD_BYTES,
+    MASKS,
+    NOBODY,
+    QUEUE_FIELDS,
+    TURN,
+    WAITING,
+    Context,
+    Edge,
+    End,
+    Meeting,
+    Place,
+    Queue,
+)
+from refmoe.ptx.native.scalar import FAILED, PIECE, call_pointer
+from refmoe.ptx.ops.lanes import LANES
+
+# Back edges of an ordinary loop before its lanes lose a turn: it may wait for a plain load after all.
+PATIENCE = 4096
+_PLACE_ROW = len(Place) * FIELD_BYTES
+_QUEUE = QUEUE_FIELDS * FIELD_BYTES
+
+
+class Status(IntEnum):
+    """How a call ended."""
+
+    DONE = 0
+    FAILED = 1
+    """Python code that was called raised."""
+    SPENT = 2
+    """A warp has run as many blocks as it may."""
+
+
+class Functions:
+    """The functions of the module, called with addresses."""
+
+    def __init__(self) -> None:
+        self._native = Native.of(_text, "scheduler", level=2)
+        pointer, number, key = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+        self.advance = self._function("advance", number, pointer)
+        self.pick = self._function("pick", key, pointer, pointer)
+        self.arrive = self._function("arrive", None, pointer, key, pointer)
+        self.wake = self._function("wake", None, pointer, pointer)
+        self.each = self._function("each", number, pointer, pointer, pointer, pointer, key, pointer)
+
+    def _function(self, name: str, result: Any, *arguments: Any) -> Any:
+        return ctypes.CFUNCTYPE(result, *arguments)(self._native.address(name))
+
+
+@cache
+def functions() -> Functions:
+    """The one instance, made when first asked for."""
+    return Functions()
+
+
+def _text() -> str:
+    module = ir.Module()
+    arrival = _arrival(module)
+    _advance(module, _prepare(module), _step(module, arrival))
+    _pick(module)
+    _arrive(module, arrival)
+    _wake(module)
+    _each(module)
+    return str(module)
+
+
+# Tables
+
+
+def _at(table: Value, index: Value | int, first: IntEnum | int = 0) -> Value:
+    """The address of a field."""
+    if isinstance(index, int):
+        return table + (index + int(first)) * FIELD_BYTES
+    return table + int(first) * FIELD_BYTES + index * FIELD_BYTES
+
+
+def _field(code: Code, table: Value, number: IntEnum) -> Value:
+    return code.load(I64, _at(table, 0, number), align=8)
+
+
+def _set(code: Code, table: Value, number: IntEnum, value: Value | int) -> None:
+    held = code.constant(I64, value) if isinstance(value, int) else value
+    code.store(held, _at(table, 0, number), align=8)
+
+
+def _add(code: Code, table: Value, number: IntEnum, value: Value | int) -> None:
+    _set(code, table, number, _field(code, table, number) + value)
+
+
+def _table(code: Code, context: Value, number: Context) -> Value:
+    return code.load(POINTER, _at(context, 0, number), align=8)
+
+
+def _queue(code: Code, context: Value, warp: Value) -> Value:
+    return _table(code, context, Context.QUEUES) + warp * _QUEUE
+
+
+def _mask(code: Code, masks: Value, warp: Value) -> Value:
+    """The mask of a warp, 64 bits wide."""
+    return code.load(I32, masks + warp * 4, align=4).to(I64, signed=False)
+
+
+def _key(code: Code, queue: Value, group: Value) -> Value:
+    return code.load(I64, _at(queue, group, Queue.KEYS), align=8)
+
+
+def _lanes(code: Code, queue: Value, group: Value) -> Value:
+    return code.load(I64, _at(queue, group, MASKS), align=8)
+
+
+def _put(code: Code, queue: Value, group: Value, key: Value, lanes: Value) -> None:
+    code.store(key, _at(queue, group, Queue.KEYS), align=8)
+    code.store(lanes, _at(queue, group, MASKS), align=8)
+
+
+def _remove(code: Code, queue: Value, group: Value) -> None:
+    """Take a group out: the last one takes its place."""
+    last = _field(code, queue, Queue.COUNT) - 1
+    _put(code, queue, group, _key(code, queue, last), _lanes(code, queue, last))
+    _set(code, queue, Queue.COUNT, last)
+
+
+# Functions that others call
+
+
+def _arrival(module: Any) -> Any:
+    """`arrival(queue, key, lanes)`: lanes of a warp come to a place, and join those that are there or wait there."""
+    code = Code(module, "arrival", [POINTER, I64, I64], inner=True)
+    queue, key, lanes = code.arguments
+    count = _field(code, queue, Queue.COUNT)
+    group = code.variable(I64, 0)
+    with code.loop() as search:
+        at = group.get()
+        search.leave_if((at < count) ^ True)
+        there = _key(code, queue, at)
+        with code.when(((there ^ key) & (TURN - 1)).equals(0)):
+            # A waiting key is higher than any other: those who come wake those who wait.
+            _put(code, queue, at, code.min(there, key), _lanes(code, queue, at) | lanes)
+            code.build.ret_void()
+        group.set(at + 1)
+    _put(code, queue, count, key, lanes)
+    _set(code, queue, Queue.COUNT, count + 1)
+    code.done()
+    return code.function
+
+
+def _prepare(module: Any) -> Any:
+    """`prepare(context, warp)`: choose the group of a warp that comes next, and say whether it can run natively."""
+    code = Code(module, "prepare", [POINTER, I64], inner=True)
+    context, warp = code.arguments
+    queue, places = _queue(code, context, warp), _table(code, context, Context.PLACES)
+    _set(code, queue, Queue.NEXT, WAITING)
+    with code.loop() as turns:
+        group = _choose(code, queue)
+        _set(code, queue, Queue.CHOSEN, group)
+        turns.leave_if(group < 0)
+        key = _key(code, queue, group)
+        place = places + (key & (TURN - 1)) * _PLACE_ROW
+        turns.leave_if(_field(code, place, Place.FUNCTION).equals(0))
+        _gather(code, turns, context, warp, queue, group)
+        impatient = (_field(code, queue, Queue.PATIENCE) > 0) ^ True
+        with code.when(impatient, likely=False):
+            _set(code, queue, Queue.CHOSEN, NOBODY)
+            _set(code, context, Context.YIELDED, 1)
+            turns.leave_if(code.constant(I1, 1))
+        _set(code, queue, Queue.NEXT, key)
+        turns.leave_if(code.constant(I1, 1))
+    code.done()
+    return code.function
+
+
+def _step(module: Any, arrival: Any) -> Any:
+    """`step(context, warp) -> status`: run the chosen group of a warp through its block."""
+    code = Code(module, "step", [POINTER, I64], inner=True, result=I32)
+    context, warp = code.arguments
+    queue, places = _queue(code, context, warp), _table(code, context, Context.PLACES)
+    group, key = _field(code, queue, Queue.CHOSEN), _field(code, queue, Queue.NEXT)
+    lanes, place = _lanes(code, queue, group), places + (key & (TURN - 1)) * _PLACE_ROW
+    ran = _field(code, queue, Queue.RAN)
+    code.done_if((ran < _field(code, context, Context.BUDGET)) ^ True, code.constant(I32, Status.SPENT))
+    _set(code, queue, Queue.RAN, ran + 1)
+    _count(code, context, place, lanes)
+    _remove(code, queue, group)
+    function = code.load(POINTER, _at(place, 0, Place.FUNCTION), align=8)
+    held = [context.held, warp.held, lanes.to(I32).held]
+    taken = Value(code, call_pointer(code.build, function.held, PIECE, held))
+    code.done_if((taken & FAILED).differs(0), code.constant(I32, Status.FAILED))
+    _end(code, _Going(code, context, arrival, queue, key), place, lanes, taken)
+    code.done(code.constant(I32, Status.DONE))
+    return code.function
+
+
+def _choose(code: Code, queue: Value) -> Value:
+    """The group with the lowest (turn, place) of those that do not wait, or NOBODY."""
+    best, chosen = code.variable(I64, WAITING), code.variable(I64, NOBODY)
+    with code.range(_field(code, queue, Queue.COUNT)) as group:
+        key = _key(code, queue, group)
+        lower = key < best.get()
+        best.set(code.select(lower, key, best.get()))
+        chosen.set(code.select(lower, group, chosen.get()))
+    return chosen.get()
+
+
+def _gather(code: Code, turns: Loop, context: Value, warp: Value, queue: Value, group: Value) -> None:
+    """Let a group wait at a warp-level instruction until all living lanes of its mask are there.
+
+    Python decides where lanes have different masks, are not in their own, or meet at different places.
+    """
+    key, lanes = _key(code, queue, group), _lanes(code, queue, group)
+    place = _table(code, context, Context.PLACES) + (key & (TURN - 1)) * _PLACE_ROW
+    kind = _field(code, place, Place.GATHER)
+    with code.when(kind.differs(Meeting.NONE)):
+        members = code.variable(I64, _field(code, place, Place.MEMBERS))
+        with code.when((kind & 1).equals(0)):
+            offset = warp * _field(code, context, Context.WARP_BYTES) + members.get()
+            registers = _table(code, context, Context.REGISTERS) + offset
+            first = code.load(I32, registers + _lowest(code, lanes) * 4, align=4)
+            differs = code.load(vector(I32, LANES), registers, align=32).differs(first.lanes(LANES))
+            turns.leave_if((differs.as_bits(I32).to(I64, signed=False) & lanes).differs(0))
+            members.set(first.to(I64, signed=False))
+        turns.leave_if((lanes & (members.get() ^ -1)).differs(0))
+        missing = members.get() & _field(code, queue, Queue.ALIVE) & (lanes ^ -1)
+        with code.when(missing.differs(0)):
+            turns.leave_if(kind > Meeting.REGISTER)
+            _put(code, queue, group, (key & (TURN - 1)) | WAITING, lanes)
+            turns.again_if(code.constant(I1, 1))
+
+
+def _lowest(code: Code, lanes: Value) -> Value:
+    """The number of the lowest lane of a mask that is not 0."""
+    return Value(code, code.build.cttz(lanes.held, code.constant(I1, 1).held))
+
+
+def _count(code: Code, context: Value, place: Value, lanes: Value) -> None:
+    """One block more has run."""
+    length = _field(code, place, Place.LENGTH)
+    _add(code, context, Context.STEPS, 1)
+    _add(code, context, Context.INSTRUCTIONS, length)
+    _add(code, context, Context.LANE_INSTRUCTIONS, length * code.intrinsic("ctpop", lanes))
+
+
+class _Going:
+    """How lanes leave a place."""
+
+    def __init__(self, code: Code, context: Value, arrival: Any, queue: Value, key: Value) -> None:
+        self.code, self.context, self.arrival = code, context, arrival
+        self.queue, self.key = queue, key
+
+    def go(self, target: Value, edges: Value, lanes: Value) -> None:
+        """Lanes go on at `target`, by an edge of which `edges` tells in its lowest bits."""
+        code = self.code
+        turn = code.variable(I64, self.key & -TURN)
+        polls, back = (edges & Edge.POLLS).differs(0), (edges & Edge.BACK).differs(0)
+        with code.when(back):
+            patience = code.select(polls, 0, _field(code, self.queue, Queue.PATIENCE) - 1, I64)
+            _set(code, self.queue, Queue.PATIENCE, patience)
+            turn.set(code.select(patience.equals(0), turn.get() + TURN, turn.get()))
+            with code.when(polls):
+                _set(code, self.context, Context.POLLED, 1)
+        code.call(self.arrival, self.queue, turn.get() + target, lanes)
+
+
+def _end(code: Code, going: _Going, place: Value, lanes: Value, taken: Value) -> None:
+    """The lanes of a block leave it."""
+    end, edges = _field(code, place, Place.END), _field(code, place, Place.EDGES)
+    with code.when(end.equals(End.JUMP)):
+        going.go(_field(code, place, Place.TARGET), edges, lanes)
+    with code.when(end.equals(End.BRANCH)):
+        other = lanes & (taken ^ -1)
+        with code.when(taken.differs(0)):
+            going.go(_field(code, place, Place.TARGET), edges, taken)
+        with code.when(other.differs(0)):
+            going.go(_field(code, place, Place.OTHER), edges >> EDGE_BITS, other)
+    with code.when(end.equals(End.EXIT)):
+        queue = going.queue
+        _set(code, queue, Queue.ALIVE, _field(code, queue, Queue.ALIVE) & (lanes ^ -1))
+        _set(code, going.context, Context.EXITED, 1)
+        _wake_groups(code, queue, code.constant(I64, -1))
+
+
+def _wake_groups(code: Code, queue: Value, lanes: Value) -> None:
+    """The waiting groups of a warp that have some of these lanes go on."""
+    with code.range(_field(code, queue, Queue.COUNT)) as group:
+        key, own = _key(code, queue, group), _lanes(code, queue, group)
+        wakes = (key > WAITING - 1) & (own & lanes).differs(0)
+        _put(code, queue, group, code.select(wakes, key & (TURN - 1), key), own)
+
+
+# Functions that Python calls
+
+
+def _advance(module: Any, prepare: Any, step: Any) -> None:
+    """CTA after CTA. Its warps take turns at the lowest place, so that they stay together as far as they can."""
+    code = Code(module, "advance", [POINTER], result=I32)
+    (context,) = code.arguments
+    warps = _field(code, context, Context.WARPS)
+    with code.range(_field(code, context, Context.ALL_WARPS).quotient(warps)) as cta:
+        first = cta * warps
+        with code.range(warps) as number:
+            _set(code, _queue(code, context, first + number), Queue.PATIENCE, PATIENCE)
+            code.call(prepare, context, first + number)
+        with code.loop() as turns:
+            best = code.variable(I64, WAITING)
+            with code.range(warps) as number:
+                best.set(code.min(best.get(), _field(code, _queue(code, context, first + number), Queue.NEXT)))
+            turns.leave_if(best.get().equals(WAITING))
+            with code.range(warps) as number:
+                warp = first + number
+                next_ = _field(code, _queue(code, context, warp), Queue.NEXT)
+                here = next_.differs(WAITING) & ((next_ ^ best.get()) & (TURN - 1)).equals(0)
+                with code.when(here):
+                    status = code.call(step, context, warp)
+                    code.done_if(status.differs(Status.DONE), status)
+                    code.call(prepare, context, warp)
+    code.done(code.constant(I32, Status.DONE))
+
+
+def _pick(module: Any) -> None:
+    code = Code(module, "pick", [POINTER, POINTER], result=I64)
+    context, masks = code.arguments
+    warps = _field(code, context, Context.ALL_WARPS)
+    best = code.variable(I64, WAITING)
+    with code.range(warps) as warp:
+        queue = _queue(code, context, warp)
+        chosen = _field(code, queue, Queue.CHOSEN)
+        with code.when(chosen > NOBODY):
+            best.set(code.min(best.get(), _key(code, queue, chosen)))
+    code.done_if(best.get().equals(WAITING), code.constant(I64, NOBODY))
+    with code.range(warps) as warp:
+        queue = _queue(code, context, warp)
+        chosen = _field(code, queue, Queue.CHOSEN)
+        found = code.variable(I64, 0)
+        with code.when(chosen > NOBODY):
+            key = _key(code, queue, chosen)
+            with code.when(((key ^ best.get()) & (TURN - 1)).equals(0)):
+                found.set(_lanes(code, queue, chosen))
+                _add(code, queue, Queue.RAN, 1)
+                _remove(code, queue, chosen)
+                _set(code, queue, Queue.CHOSEN, NOBODY)
+        code.store(found.get().to(I32), masks + warp * 4, align=4)
+    code.done(best.get())
+
+
+def _arrive(module: Any, arrival: Any) -> None:
+    code = Code(module, "arrive", [POINTER, I64, POINTER])
+    context, key, masks = code.arguments
+    with code.range(_field(code, context, Context.ALL_WARPS)) as warp:
+        lanes = _mask(code, masks, warp)
+        with code.when(lanes.differs(0)):
+            code.call(arrival, _queue(code, context, warp), key, lanes)
+    code.done()
+
+
+def _wake(module: Any) -> None:
+    code = Code(module, "wake", [POINTER, POINTER])
+    context, masks = code.arguments
+    with code.range(_field(code, context, Context.ALL_WARPS)) as warp:
+        _wake_groups(code, _queue(code, context, warp), _mask(code, masks, warp))
+    code.done()
+
+
+def _each(module: Any) -> None:
+    code = Code(module, "each", [POINTER, POINTER, POINTER, POINTER, I64, POINTER], result=I32)
+    function, context, warps, masks, count, taken = code.arguments
+    with code.range(count) as number:
+        warp, lanes = _mask(code, warps, number), code.load(I32, masks + number * 4, align=4)
+        found = Value(code, call_pointer(code.build, function.held, PIECE, [context.held, warp.held, lanes.held]))
+        code.done_if((found & FAILED).differs(0), code.constant(I32, Status.FAILED))
+        code.store(found.to(I32), taken + number * 4, align=4)
+    code.done(code.constant(I32, Status.DONE))

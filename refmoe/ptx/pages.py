@@ -1,0 +1,108 @@
+"""Memory that costs nothing until it is touched, and what its pages held before a launch wrote them."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import sys
+from typing import Any
+
+import numpy as np
+
+Array = Any
+# What memory that nobody has written holds, where reading it is not refused.
+POISON = 0xCD
+PAGE_SHIFT = 12
+PAGE = 1 << PAGE_SHIFT
+# Of Linux's pagemap (Documentation/admin-guide/mm/pagemap.rst): a page is present, and mapped by nobody else.
+_ENTRY = np.dtype(np.uint64)
+_RESIDENT = np.uint64(1 << 63 | 1 << 56)
+# Entries that are read together.
+_ENTRIES = 1 << 17
+# What a heap hands out faster than the system does.
+_SMALL = 64 << 10
+# Python names these since 3.13 and 3.8. Without the first, Linux refuses more address space than there is memory.
+_LINUX = sys.platform == "linux"
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _LINUX else 0)
+_NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
+
+
+def untouched(shape: tuple[int, ...], kind: Any = np.uint8) -> Array:
+    """Zeros of which each page of the system's becomes resident when it is first written.
+
+    `np.zeros` does not promise that: it clears memory of the heap, and asks for huge pages.
+
+    Raises:
+        MemoryError: the system gives no such range of addresses.
+    """
+    dtype = np.dtype(kind)
+    size = math.prod(shape) * dtype.itemsize
+    if size <= _SMALL or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return np.zeros(shape, dtype)
+    try:
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    except OSError as error:
+        limits = "see the limits of the process (ulimit -v) and vm.overcommit_memory"
+        raise MemoryError(f"{size} bytes of address space needed, of which few become resident; {limits}") from error
+    if _NO_HUGE_PAGES is not None:
+        # Records lie far apart: of a huge page most would be empty.
+        pages.madvise(_NO_HUGE_PAGES)
+    return np.frombuffer(pages, dtype).reshape(shape)
+
+
+def resident_bytes(array: Array) -> int:
+    """Bytes of the system's pages that hold a part of a contiguous array and are resident for this process alone.
+
+    A page that was only read is not: until it is written it is the system's page of zeros.
+
+    Raises:
+        OSError: the system has no /proc/self/pagemap.
+    """
+    size = mmap.PAGESIZE
+    first, last = array.ctypes.data // size, -(-(array.ctypes.data + array.nbytes) // size)
+    total = 0
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        for begin in range(first, last, _ENTRIES):
+            pagemap.seek(begin * _ENTRY.itemsize)
+            entries = np.frombuffer(pagemap.read(min(_ENTRIES, last - begin) * _ENTRY.itemsize), _ENTRY)
+            total += int(np.count_nonzero(entries & _RESIDENT == _RESIDENT))
+    return total * size
+
+
+class Journal:
+    """What a buffer held before a launch, of the pages that the launch has written.
+
+    Args:
+        data: uint8 [n], the buffer, which is written in place.
+
+    Attributes:
+        kept: int64 [pages], 1 for each page whose bytes are kept.
+        before: uint8 [n], the bytes of those pages.
+    """
+
+    def __init__(self, data: Array) -> None:
+        self.data = data
+        self.kept = untouched((-(-data.size // PAGE),), np.int64)
+        self.before = untouched((data.size,))
+
+    def keep(self, index: Array) -> None:
+        """Words at byte `index` [n], none of which lies in two pages, are about to be written."""
+        pages = index >> PAGE_SHIFT
+        for page in np.unique(pages[self.kept[pages] == 0]).tolist():
+            place = slice(page << PAGE_SHIFT, (page + 1) << PAGE_SHIFT)
+            self.before[place] = self.data[place]
+            self.kept[page] = 1
+
+    @property
+    def written(self) -> list[tuple[int, int]]:
+        """(first byte, byte behind the last) of runs of pages that may have been written, in order."""
+        pages = np.flatnonzero(self.kept)
+        breaks = np.flatnonzero(np.diff(pages) != 1) + 1
+        runs = np.split(pages, breaks) if pages.size else []
+        return [(int(run[0]) << PAGE_SHIFT, min((int(run[-1]) + 1) << PAGE_SHIFT, self.data.size)) for run in runs]
+
+    def undo(self) -> None:
+        """Put back what was there before the launch."""
+        for begin, end in self.written:
+            self.data[begin:end] = self.before[begin:end]
+        self.kept[np.flatnonzero(self.kept)] = 0
