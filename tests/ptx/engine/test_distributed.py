@@ -126,6 +126,8 @@ def test_exchange(monkeypatch: pytest.MonkeyPatch, blocks: int, cluster: int, at
     rank = np.arange(blocks) % cluster
     expected = (rank[:, None] + 1) % cluster * 1000 + np.arange(32)
     assert (run(EXCHANGE.format(first=SYNC, second=SYNC), blocks, cluster) == expected).all()
+    unchecked = ptx.Checks(races=False, uninitialised=False)
+    assert (run(EXCHANGE.format(first=SYNC, second=SYNC), blocks, cluster, checks=unchecked) == expected).all()
     required = f".reqnctapercluster {cluster}"
     assert (run(EXCHANGE.format(first=SYNC, second=SYNC), blocks, directives=required) == expected).all()
 
