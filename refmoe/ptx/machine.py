@@ -131,6 +131,7 @@ class Launch:
             if idle.ctas == ctas and idle.restart(first_cta):
                 return idle
             self.spare.append(idle.native.memory)
+            idle.release()
         return Machine(self, first_cta, ctas)
 
     def put_back(self, machine: Machine) -> None:
@@ -216,6 +217,11 @@ class Machine:
         self.native.restart()
         self._arrive(0, 0, self.alive)
         return True
+
+    def release(self) -> None:
+        """Give memory back: all CTAs have exited, and others do not take their place."""
+        for region in (self.shared, self.local):
+            region.release()
 
     def _specials(self) -> dict[str, Any]:
         launch = self.launch

@@ -64,10 +64,11 @@ class Region:
 
     def clear(self) -> None:
         """Forget what was written."""
-        if self.size:
-            self.data[:] = POISON
-            if self.valid is not None:
-                self.valid[:] = 0
+        if self.size and self.valid is not None:
+            if not self.poisoned:
+                self.data[:] = POISON
+            self.valid = untouched(self.valid.shape)
+            self._views.clear()
 
     def words(self, width: int, of_valid: bool = False) -> Any:
         """`data` (or `valid`) as words of `width` bytes: [n] unsigned integers, or [n, width / 8] uint64 above 8."""
@@ -100,7 +101,7 @@ class Region:
     def bytes(self, begin: int, count: int) -> Bytes:
         """A copy of some bytes, as a lane sees them."""
         found: Bytes = self.data[begin : begin + count].copy()
-        if self.valid is not None and (self.poisoned or self.stride):
+        if self.valid is not None and self.poisoned:
             found[self.valid[begin : begin + count] == 0] = POISON
         return found
 
@@ -142,7 +143,7 @@ def owned_region(name: str, space: str, size: int, owners: int, refused: bool = 
     stride = -(-size // 128) * 128 if space == "shared" else -(-size // _WIDEST) * _WIDEST
     bytes_ = max(owners * stride, _WIDEST)
     data = untouched((bytes_,)) if refused else np.full(bytes_, POISON, np.uint8)
-    return Region(name, space, OWN_BASE, size, stride, data, untouched((bytes_,)), True)
+    return Region(name, space, OWN_BASE, size, stride, data, untouched((bytes_,)), True, poisoned=refused)
 
 
 class Arena:

@@ -242,6 +242,23 @@ class NativeState:
                     masks[warp] = lanes
         return {place: _lanes_of(masks) for place, masks in sorted(found.items())}
 
+    # Races
+
+    def orders(self, function: Any, region: Region, slots: Array, lanes: Array, flags: np.int64) -> bool:
+        """Record accesses of granules by lanes, unless something is wrong with one: see `refmoe.ptx.native.order`.
+
+        Args:
+            function: of that module.
+            region: what is accessed.
+            slots: int64 [n], of granules.
+            lanes: int64 [n], who accesses each.
+            flags: for their records.
+        """
+        row = next(row for row, each in zip(self._rows, self._regions, strict=True) if each is region)
+        self._begin()
+        wrong = function(self._address, row.ctypes.data, slots.ctypes.data, lanes.ctypes.data, len(slots), int(flags))
+        return not wrong
+
     # One piece
 
     def run(self, function: int, frame: Frame) -> Array:

@@ -26,6 +26,7 @@ import numpy as np
 from refmoe.ptx.cluster import whose
 from refmoe.ptx.errors import RaceError
 from refmoe.ptx.granules import Granules
+from refmoe.ptx.native import order
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.records import AGENTS, ASYNCHRONOUS, BULK, LANE, MANY, PENDING, STEP_SHIFT, STRONG, THREAD
 
@@ -212,7 +213,10 @@ class RaceShadow:
     ) -> None:
         """A load, or the load of a copy that is issued: it must not race with an earlier write."""
         at, who = self._cover(index, lanes, access.width)
-        mine = self._mine(frame, who, ASYNCHRONOUS if asynchronous else _strong(access))
+        flags = ASYNCHRONOUS if asynchronous else _strong(access)
+        if frame.machine.native.orders(order.functions().reads, region, at, who, flags):
+            return
+        mine = self._mine(frame, who, flags)
         previous = self._writes[at]
         bad = self._conflicts(frame, who, previous, mine)
         if bad.size:
@@ -270,6 +274,8 @@ class RaceShadow:
         """A store: it must not race with an earlier access, unless it writes what is there already."""
         at, rows = self.granules.cover(index, access.width)
         who = lanes if rows is None else lanes[rows]
+        if frame.machine.native.orders(order.functions().writes, region, at, who, _strong(access)):
+            return
         mine = self._mine(frame, who, _strong(access))
         for bad, previous, kind in self._unordered(frame, at, who, mine):
             row = bad if rows is None else rows[bad]
@@ -307,7 +313,10 @@ class RaceShadow:
     def _modify(
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, flags: np.int64
     ) -> None:
-        at, who = self._refuse_write(frame, access, region, index, lanes, access.width, flags)
+        at, who = self._cover(index, lanes, access.width)
+        if frame.machine.native.orders(order.functions().writes, region, at, who, flags):
+            return
+        self._refuse_write(frame, access, region, index, lanes, access.width, flags)
         self._writes[at] = self._mine(frame, who, flags)
 
     def _refuse_write(

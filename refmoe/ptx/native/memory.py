@@ -17,6 +17,7 @@ from llvmlite import ir
 
 from refmoe.native.compiler import Native
 from refmoe.ptx import records
+from refmoe.ptx.native.consecutive import Consecutive
 from refmoe.ptx.native.context import (
     FIRST_BUFFER_ROW,
     LOCAL_ROW,
@@ -25,6 +26,7 @@ from refmoe.ptx.native.context import (
     Context,
     Row,
 )
+from refmoe.ptx.native.order import is_ordered
 from refmoe.ptx.native.pages import keep, refine
 from refmoe.ptx.native.scalar import POINTER, WARP_MASK, WORD, at, counted, field, leave_if, room, word
 from refmoe.ptx.ops.lanes import LANES, Lanes, Value, vector
@@ -83,7 +85,7 @@ def _text(variant: Variant) -> str:
     module = ir.Module()
     ordered = _ordered(module)
     built = ir.Function(module, SIGNATURE, variant.name)
-    _Access(variant, built, ordered, refine(module, variant.width), keep(module)).build()
+    Access(variant, built, ordered, refine(module, variant.width), keep(module)).build()
     return str(module)
 
 
@@ -93,59 +95,21 @@ def _lane(build: Any, mask: Value) -> Value:
 
 
 def _ordered(module: Any) -> Any:
-    """`ordered(context, warp, lanes, records) -> lanes` that are not ordered: `Clocks.ordered`, one after another."""
+    """`ordered(context, warp, lanes, records) -> lanes` that are not ordered: `is_ordered`, one after another."""
+    one = is_ordered(module)
     function = ir.Function(module, ir.FunctionType(WARP_MASK, [POINTER, WORD, WARP_MASK, POINTER]), "ordered")
     function.linkage = "internal"
     context, warp, lanes, held = function.args
     entry, loop, done = (function.append_basic_block(name) for name in ("entry", "loop", "done"))
     build = ir.IRBuilder(entry)
-    warps = field(build, context, Context.WARPS)
-    first = field(build, context, Context.FIRST_WARP)
-    own_cta = build.udiv(build.add(warp, first), warps)
-    seen = build.inttoptr(field(build, context, Context.SEEN), POINTER)
-    row = build.mul(warp, field(build, context, Context.SEEN_COLUMNS))
     build.branch(loop)
     build.position_at_end(loop)
-    left = build.phi(WARP_MASK)
+    left, unordered = build.phi(WARP_MASK), build.phi(WARP_MASK)
     left.add_incoming(lanes, entry)
-    unordered = build.phi(WARP_MASK)
     unordered.add_incoming(ir.Constant(WARP_MASK, 0), entry)
     lane = _lane(build, left)
     record = build.load(build.gep(held, [build.zext(lane, WORD)], source_etype=WORD), typ=WORD)
-    step = build.lshr(record, word(_STEP_SHIFT))
-    thread = build.and_(record, word(_THREAD))
-    other = build.lshr(thread, word(5))
-
-    def is_set(bits: int) -> Value:
-        return build.icmp_unsigned("!=", build.and_(record, word(bits)), word(0))
-
-    def reached(column: Value) -> Value:
-        held = build.load(build.gep(seen, [build.add(row, column)], source_etype=WORD), typ=WORD)
-        return build.icmp_signed(">=", held, step)
-
-    def is_on(number: Context) -> Value:
-        return build.icmp_unsigned("!=", field(build, context, number), word(0))
-
-    by_copy = is_set(_ASYNCHRONOUS)
-    column = build.add(build.urem(other, warps), build.select(by_copy, warps, word(0)))
-    number = build.urem(thread, build.mul(warps, word(LANES)))
-    twice = build.mul(warps, word(2))
-    # Columns that this kind of kernel does not have are replaced by the first.
-    one = build.and_(is_on(Context.BY_LANE), build.not_(is_set(_MANY | _ASYNCHRONOUS)))
-    by_lane = build.and_(one, reached(build.select(one, build.add(twice, number), word(0))))
-    before = build.or_(reached(column), by_lane)
-    agent = build.select(build.icmp_unsigned("<", number, word(records.AGENTS - 1)), number, word(records.AGENTS - 1))
-    is_agent = build.and_(is_on(Context.BULK), is_set(_BULK))
-    agents = build.add(build.mul(warps, word(34)), agent)
-    before = build.select(is_agent, reached(build.select(is_agent, agents, word(0))), before)
-    same_cta = build.icmp_unsigned("==", build.udiv(other, warps), own_cta)
-
-    def clock(number: Context, index: Value) -> Value:
-        held = build.inttoptr(field(build, context, number), POINTER)
-        return build.icmp_signed(">=", build.load(build.gep(held, [index], source_etype=WORD), typ=WORD), step)
-
-    through_memory = build.and_(clock(Context.PUBLISHED, other), clock(Context.ACQUIRED, warp))
-    fine = build.or_(build.and_(before, same_cta), through_memory)
+    fine = build.call(one, [context, warp, record])
     bit = build.shl(ir.Constant(WARP_MASK, 1), lane)
     found = build.or_(unordered, build.select(fine, ir.Constant(WARP_MASK, 0), bit))
     rest = build.and_(left, build.not_(bit))
@@ -157,7 +121,22 @@ def _ordered(module: Any) -> Any:
     return function
 
 
-class _Access:
+@dataclass(frozen=True)
+class Reads:
+    """Where the reads of a warp are recorded.
+
+    Attributes:
+        apart: whether each warp has a column of its own.
+        column: address of the warp's, or of the last reads.
+        next: address of the column behind: without columns of their own, the last reads of other warps.
+    """
+
+    apart: Value
+    column: Value
+    next: Value
+
+
+class Access:
     """The body of one variant. Values of all lanes are vectors; `here` is the mask of the lanes of one region."""
 
     def __init__(self, variant: Variant, function: Any, ordered: Any, refine: Any, keep: Any) -> None:
@@ -171,11 +150,11 @@ class _Access:
     def build(self) -> None:
         """Region after region, until all lanes are served."""
         build, lanes, variant = self.build_, self.lanes, self.variant
-        self.records = room(build, vector(64))
+        self.records, self.state = room(build, vector(64)), room(build, WORD)
         address = build.load(self.addresses, typ=vector(64), align=32)
         if not variant.stores:
             for element in range(variant.count):
-                build.store(lanes.constant(0, variant.size * 8), self._element(element), align=32)
+                build.store(lanes.constant(0, variant.size * 8), self.element(element), align=32)
         loop, done = (self.function.append_basic_block(name) for name in ("region", "done"))
         before = build.block
         build.branch(loop)
@@ -195,18 +174,19 @@ class _Access:
 
     # Vectors
 
-    def _splat(self, value: Value) -> Value:
+    def splat(self, value: Value) -> Value:
         """A scalar of 64 bits in every lane."""
         build = self.build_
         one = build.insert_element(ir.Constant(vector(64), ir.Undefined), value, ir.Constant(WARP_MASK, 0))
         return build.shuffle_vector(one, ir.Constant(vector(64), ir.Undefined), ir.Constant(vector(32), [0] * LANES))
 
-    def _any(self, lanes: Value) -> Value:
+    def any(self, lanes: Value) -> Value:
+        """Whether a condition holds in some lane."""
         return self.build_.icmp_unsigned("!=", self.build_.bitcast(lanes, WARP_MASK), ir.Constant(WARP_MASK, 0))
 
     def _pointers(self, base: Value, offset: Value) -> Value:
         """Addresses of all lanes."""
-        return self.build_.inttoptr(self.build_.add(self._splat(base), offset), _POINTERS)
+        return self.build_.inttoptr(self.build_.add(self.splat(base), offset), _POINTERS)
 
     def _gather(self, base: Value, offset: Value, bits: int, here: Value, otherwise: int = 0) -> Value:
         """What lies `offset` [lanes] bytes behind the address `base`, `otherwise` in the other lanes."""
@@ -233,7 +213,7 @@ class _Access:
             function = ir.Function(self.function.module, signature, name)
         self.build_.call(function, [value, self._pointers(base, offset), ir.Constant(WARP_MASK, bits // 8), here])
 
-    def _element(self, number: int) -> Value:
+    def element(self, number: int) -> Value:
         """Where the values of an element lie, one for each lane."""
         return at(self.build_, self.values, number * LANES * self.variant.size)
 
@@ -258,7 +238,7 @@ class _Access:
         """The address of a region's first byte in the space of the access."""
         if self.variant.space != "generic":
             return self.lanes.constant(OWN_BASE, 64)
-        return self._splat(field(self.build_, row, Row.BASE))
+        return self.splat(field(self.build_, row, Row.BASE))
 
     def _inside(self, row: Value, address: Value, left: Value) -> Value:
         """The lanes of `left` whose access lies in this region; leaves if there is none, or one is misaligned."""
@@ -266,13 +246,13 @@ class _Access:
         size = field(build, row, Row.SIZE)
         leave_if(build, build.icmp_unsigned("<", size, word(width)), 1)
         offset = build.sub(address, self._base(row))
-        fits = build.icmp_unsigned("<=", offset, self._splat(build.sub(size, word(width))))
+        fits = build.icmp_unsigned("<=", offset, self.splat(build.sub(size, word(width))))
         here = build.and_(fits, build.bitcast(left, vector(1)))
-        wrong = build.not_(self._any(here))
+        wrong = build.not_(self.any(here))
         if width > 1:
             low = build.and_(offset, self.lanes.constant(width - 1, 64))
             crooked = build.icmp_unsigned("!=", low, self.lanes.constant(0, 64))
-            wrong = build.or_(wrong, self._any(build.and_(crooked, here)))
+            wrong = build.or_(wrong, self.any(build.and_(crooked, here)))
         leave_if(build, wrong, 1)
         return here
 
@@ -282,22 +262,22 @@ class _Access:
         shared = build.inttoptr(field(build, self.context, Context.SHARED_OFFSET), POINTER)
         of_cta = build.load(build.gep(shared, [self.warp], source_etype=WORD), typ=WORD)
         if self.variant.space == "shared":
-            return build.add(offset, self._splat(of_cta))
+            return build.add(offset, self.splat(of_cta))
         stride = field(build, row, Row.STRIDE)
-        own = build.mul(self._threads(word(0)), self._splat(stride))
+        own = build.mul(self._threads(word(0)), self.splat(stride))
         if self.variant.space == "local":
             return build.add(offset, own)
         regions = field(build, self.context, Context.REGIONS)
         is_shared = build.icmp_unsigned(
             "==", build.ptrtoint(row, WORD), build.add(regions, word(SHARED_ROW * ROW_BYTES))
         )
-        return build.add(build.add(offset, own), self._splat(build.select(is_shared, of_cta, word(0))))
+        return build.add(build.add(offset, own), self.splat(build.select(is_shared, of_cta, word(0))))
 
     def _threads(self, first: Value) -> Value:
         """`first` plus the lane number among all lanes of the machine."""
         build = self.build_
         lane = ir.Constant(vector(64), list(range(LANES)))
-        return build.add(self._splat(build.add(first, build.mul(self.warp, word(LANES)))), lane)
+        return build.add(self.splat(build.add(first, build.mul(self.warp, word(LANES)))), lane)
 
     # The access
 
@@ -306,7 +286,16 @@ class _Access:
         index = self._index(row, offset)
         if variant.stores:
             leave_if(build, build.icmp_unsigned("==", field(build, row, Row.WRITABLE), word(0)), 1)
-        else:
+        done = self.function.append_basic_block("done_here")
+        if variant.space != "local":
+            Consecutive(self, row, index, here).build(done)
+        self._scattered(row, index, here)
+        build.branch(done)
+        build.position_at_end(done)
+
+    def _scattered(self, row: Value, index: Value, here: Value) -> None:
+        build, variant = self.build_, self.variant
+        if not variant.stores:
             self._check_written(row, index, here)
         watched = build.icmp_unsigned("!=", field(build, row, Row.WRITES), word(0))
         with build.if_then(watched):
@@ -317,7 +306,7 @@ class _Access:
         bits = variant.size * 8
         for element in range(variant.count):
             place = build.add(index, self.lanes.constant(element * variant.size, 64))
-            at_ = self._element(element)
+            at_ = self.element(element)
             if variant.stores:
                 self._scatter(data, place, build.load(at_, typ=vector(bits), align=32), here)
             else:
@@ -335,7 +324,7 @@ class _Access:
         poison = self.lanes.constant(int.from_bytes(bytes([POISON]) * self.variant.size, "little"), bits)
         with build.if_then(build.icmp_unsigned("!=", valid, word(0))):
             for element in range(self.variant.count):
-                at_ = self._element(element)
+                at_ = self.element(element)
                 place = build.add(index, self.lanes.constant(element * self.variant.size, 64))
                 # The other lanes may have values of another region.
                 written = self._gather(valid, place, bits, here, otherwise=-1)
@@ -375,7 +364,7 @@ class _Access:
             for element in range(self.variant.count):
                 place = build.add(index, self.lanes.constant(element * self.variant.size, 64))
                 held = self._gather(valid, place, bits, here, otherwise=-1)
-                leave_if(build, self._any(build.icmp_unsigned("!=", held, self.lanes.constant(-1, bits))), 1)
+                leave_if(build, self.any(build.icmp_unsigned("!=", held, self.lanes.constant(-1, bits))), 1)
 
     def _mark_written(self, row: Value, index: Value, here: Value) -> None:
         build, bits = self.build_, self.variant.size * 8
@@ -391,9 +380,9 @@ class _Access:
         with build.if_then(watched):
             for element in range(self.variant.count):
                 place = build.add(index, self.lanes.constant(element * self.variant.size, 64))
-                mine = build.load(self._element(element), typ=vector(bits), align=32)
+                mine = build.load(self.element(element), typ=vector(bits), align=32)
                 differs = build.icmp_unsigned("!=", self._gather(data, place, bits, here), mine)
-                leave_if(build, self._any(build.and_(differs, here)), 1)
+                leave_if(build, self.any(build.and_(differs, here)), 1)
 
     # Races
 
@@ -403,7 +392,7 @@ class _Access:
         states = field(build, row, Row.PAGE_STATES)
         page = build.lshr(index, lanes.constant(PAGE_SHIFT, 64))
         first = build.extract_element(page, _lane(build, build.bitcast(here, WARP_MASK)))
-        elsewhere = self._any(build.and_(build.icmp_unsigned("!=", page, self._splat(first)), here))
+        elsewhere = self.any(build.and_(build.icmp_unsigned("!=", page, self.splat(first)), here))
         with build.if_else(elsewhere, likely=False) as (several, one):
             with several:
                 place = build.shl(page, lanes.constant(3, 64))
@@ -421,7 +410,7 @@ class _Access:
                 with build.if_then(build.icmp_unsigned(">=", known, word(own)), likely=False):
                     build.call(self.refine, [row, first])
                 shift = build.sub(build.load(slot, typ=WORD), word(1))
-                same = self._splat(shift)
+                same = self.splat(shift)
                 end_of_one = build.block
         vectors, scalar = build.phi(vector(64)), build.phi(WORD)
         for phi, values in ((vectors, (shifts, same)), (scalar, (fewest, shift))):
@@ -442,21 +431,18 @@ class _Access:
 
     def _with(self, number: Value, counts: Value, here: Value) -> Value:
         """The lanes whose access has a granule of that number."""
-        return self.build_.and_(here, self.build_.icmp_unsigned(">", counts, self._splat(number)))
+        return self.build_.and_(here, self.build_.icmp_unsigned(">", counts, self.splat(number)))
 
-    def _mine(self) -> Value:
+    def mine(self) -> Value:
+        """The record of an access by each lane now."""
         build = self.build_
         step = build.shl(field(build, self.context, Context.NOW), word(_STEP_SHIFT))
         return self._threads(build.add(step, field(build, self.context, Context.FIRST_THREAD)))
 
-    def _refuse_unordered(self, previous: Value, mine: Value, here: Value) -> None:
+    def refuse_unordered(self, previous: Value, mine: Value, here: Value) -> None:
         """Leave if a record of somebody else's access is not ordered before this one."""
         build, lanes = self.build_, self.lanes
-
-        def has(value: Value, bits: int) -> Value:
-            return build.icmp_unsigned("!=", build.and_(value, lanes.constant(bits, 64)), lanes.constant(0, 64))
-
-        other = build.or_(has(build.xor(previous, mine), _THREAD), has(previous, _APART))
+        other = build.or_(self._has(build.xor(previous, mine), _THREAD), self._has(previous, _APART))
         some = build.icmp_unsigned("!=", previous, lanes.constant(0, 64))
         suspects = build.bitcast(build.and_(build.and_(some, other), here), WARP_MASK)
         with build.if_then(build.icmp_unsigned("!=", suspects, ir.Constant(WARP_MASK, 0))):
@@ -467,58 +453,69 @@ class _Access:
     def _order_load(self, row: Value, index: Value, here: Value) -> None:
         build, lanes = self.build_, self.lanes
         first, counts, most = self._granules(row, index, here)
-        mine = self._mine()
-        writes, reads = field(build, row, Row.WRITES), field(build, row, Row.READS)
-        column_bytes = field(build, row, Row.COLUMN_BYTES)
+        mine = self.mine()
+        writes, reads = field(build, row, Row.WRITES), self.own_reads(row)
+        eight = lanes.constant(3, 64)
+        with counted(build, most) as number:
+            active = self._with(number, counts, here)
+            slot = build.shl(build.add(first, self.splat(number)), eight)
+            self.refuse_unordered(self._gather(writes, slot, 64, active), mine, active)
+            previous = self._gather(reads.column, slot, 64, active)
+            elsewhere, record = self.reader(previous, mine)
+            with build.if_then(build.not_(reads.apart)):
+                self._scatter(reads.next, slot, previous, build.and_(elsewhere, active))
+            self._scatter(reads.column, slot, record, active)
+            differs = build.xor(self._gather(reads.column, slot, 64, active), record)
+            lost = build.and_(self._has(differs, _LANE), active)
+            with build.if_then(self.any(lost)):
+                many = build.or_(mine, lanes.constant(_MANY, 64))
+                self._scatter(reads.column, slot, many, lost)
+        self._note_line(row, Row.READ_STEPS, index, here)
+
+    def own_reads(self, row: Value) -> Reads:
+        """Where the reads of this warp are recorded."""
+        build = self.build_
+        reads, column_bytes = field(build, row, Row.READS), field(build, row, Row.COLUMN_BYTES)
         apart = build.icmp_unsigned("!=", field(build, row, Row.READERS), word(0))
         own = build.urem(self.warp, field(build, self.context, Context.WARPS))
         column = build.add(reads, build.mul(build.select(apart, own, word(0)), column_bytes))
+        return Reads(apart, column, build.add(column, column_bytes))
+
+    def _has(self, value: Value, bits: int) -> Value:
+        build, lanes = self.build_, self.lanes
+        return build.icmp_unsigned("!=", build.and_(value, lanes.constant(bits, 64)), lanes.constant(0, 64))
+
+    def reader(self, previous: Value, mine: Value) -> tuple[Value, Value]:
+        """(the lanes before whom a lane of another warp read, the record of their read)."""
+        build, lanes = self.build_, self.lanes
+        own = build.urem(self.warp, field(build, self.context, Context.WARPS))
         seen = build.inttoptr(field(build, self.context, Context.SEEN), POINTER)
         place = build.add(build.mul(self.warp, field(build, self.context, Context.SEEN_COLUMNS)), own)
-        known = self._splat(build.load(build.gep(seen, [place], source_etype=WORD), typ=WORD))
-        eight = lanes.constant(3, 64)
-
-        def has(value: Value, bits: int) -> Value:
-            return build.icmp_unsigned("!=", build.and_(value, lanes.constant(bits, 64)), lanes.constant(0, 64))
-
-        with counted(build, most) as number:
-            active = self._with(number, counts, here)
-            slot = build.shl(build.add(first, self._splat(number)), eight)
-            self._refuse_unordered(self._gather(writes, slot, 64, active), mine, active)
-            previous = self._gather(column, slot, 64, active)
-            differs = build.xor(previous, mine)
-            elsewhere = has(differs, _THREAD & ~_LANE)
-            with build.if_then(build.not_(apart)):
-                moved = build.and_(build.and_(elsewhere, active), has(previous, -1))
-                self._scatter(build.add(reads, column_bytes), slot, previous, moved)
-            # Another lane of the same warp read since the last warp-level sync: no single lane stands for both.
-            later = build.icmp_signed(">", build.lshr(previous, lanes.constant(_STEP_SHIFT, 64)), known)
-            together = build.and_(build.and_(later, build.not_(elsewhere)), has(differs, _LANE | _MANY))
-            many = build.or_(mine, lanes.constant(_MANY, 64))
-            record = build.select(together, many, mine)
-            self._scatter(column, slot, record, active)
-            differs = build.xor(self._gather(column, slot, 64, active), record)
-            lost = build.and_(has(differs, _LANE), active)
-            with build.if_then(self._any(lost)):
-                self._scatter(column, slot, many, lost)
-        self._note_line(row, Row.READ_STEPS, index, here)
+        known = self.splat(build.load(build.gep(seen, [place], source_etype=WORD), typ=WORD))
+        differs = build.xor(previous, mine)
+        elsewhere = self._has(differs, _THREAD & ~_LANE)
+        # Another lane of the same warp read since the last warp-level sync: no single lane stands for both.
+        later = build.icmp_signed(">", build.lshr(previous, lanes.constant(_STEP_SHIFT, 64)), known)
+        together = build.and_(build.and_(later, build.not_(elsewhere)), self._has(differs, _LANE | _MANY))
+        record = build.select(together, build.or_(mine, lanes.constant(_MANY, 64)), mine)
+        return build.and_(elsewhere, self._has(previous, -1)), record
 
     def _order_store(self, row: Value, index: Value, here: Value) -> None:
         build, lanes = self.build_, self.lanes
         first, counts, most = self._granules(row, index, here)
-        mine = self._mine()
+        mine = self.mine()
         writes, reads = field(build, row, Row.WRITES), field(build, row, Row.READS)
         columns, column_bytes = field(build, row, Row.COLUMNS), field(build, row, Row.COLUMN_BYTES)
         eight = lanes.constant(3, 64)
         with counted(build, most) as number:
             active = self._with(number, counts, here)
-            slot = build.shl(build.add(first, self._splat(number)), eight)
-            self._refuse_unordered(self._gather(writes, slot, 64, active), mine, active)
+            slot = build.shl(build.add(first, self.splat(number)), eight)
+            self.refuse_unordered(self._gather(writes, slot, 64, active), mine, active)
             with counted(build, columns) as column:
                 begin = build.add(reads, build.mul(column, column_bytes))
-                self._refuse_unordered(self._gather(begin, slot, 64, active), mine, active)
+                self.refuse_unordered(self._gather(begin, slot, 64, active), mine, active)
         with counted(build, most) as number:
-            slot = build.shl(build.add(first, self._splat(number)), eight)
+            slot = build.shl(build.add(first, self.splat(number)), eight)
             self._scatter(writes, slot, mine, self._with(number, counts, here))
         self._note_line(row, Row.WRITE_STEPS, index, here)
 
@@ -527,9 +524,14 @@ class _Access:
         build, lanes = self.build_, self.lanes
         table = field(build, row, steps)
         with build.if_then(build.icmp_unsigned("!=", table, word(0))):
-            warps = field(build, self.context, Context.WARPS)
-            own = build.urem(self.warp, warps)
-            columns = field(build, row, Row.READ_STEP_COLUMNS) if steps is Row.READ_STEPS else warps
-            line = build.mul(build.lshr(index, lanes.constant(_LINE_SHIFT, 64)), self._splat(columns))
-            slot = build.shl(build.add(line, self._splat(own)), lanes.constant(3, 64))
-            self._scatter(table, slot, self._splat(field(build, self.context, Context.NOW)), here)
+            own, columns = self.line_columns(row, steps)
+            line = build.mul(build.lshr(index, lanes.constant(_LINE_SHIFT, 64)), self.splat(columns))
+            slot = build.shl(build.add(line, self.splat(own)), lanes.constant(3, 64))
+            self._scatter(table, slot, self.splat(field(build, self.context, Context.NOW)), here)
+
+    def line_columns(self, row: Value, steps: Row) -> tuple[Value, Value]:
+        """(column of this warp in a table of lines, columns of that table)."""
+        build = self.build_
+        warps = field(build, self.context, Context.WARPS)
+        columns = field(build, row, Row.READ_STEP_COLUMNS) if steps is Row.READ_STEPS else warps
+        return build.urem(self.warp, warps), columns

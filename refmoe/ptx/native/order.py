@@ -1,7 +1,7 @@
 """What orders accesses, for many lanes in one call: the native forms of `RaceShadow.read` and of its writes.
 
-    reads(context, table, at, who, count, flags) -> 0
-    writes(context, table, at, who, count, flags) -> 0
+    reads(context, row, at, who, count, flags) -> 0
+    writes(context, row, at, who, count, flags) -> 0
 
 Lane `who[i]` of the machine reads or writes the granule in slot `at[i]`, int64 [count] both; `flags` go into its
 record, see `refmoe.ptx.records`. If nothing is wrong the accesses are recorded. Otherwise the result is 1 and no record
@@ -11,7 +11,7 @@ has changed: Python finds out what is wrong. `table` has the fields of `Table`.
 from __future__ import annotations
 
 import ctypes
-from enum import IntEnum, auto
+from enum import IntEnum
 from functools import cache
 from typing import Any
 
@@ -20,24 +20,11 @@ from llvmlite import ir
 from refmoe.native.compiler import Native
 from refmoe.native.expressions import I1, I32, I64, POINTER, Code, Value
 from refmoe.ptx import records
-from refmoe.ptx.native.context import FIELD_BYTES, Context
+from refmoe.ptx.native.context import FIELD_BYTES, Context, Row
 
 _THREAD, _LANE, _MANY = int(records.THREAD), int(records.LANE), int(records.MANY)
 _ASYNCHRONOUS, _BULK, _STRONG = int(records.ASYNCHRONOUS), int(records.BULK), int(records.STRONG)
 _LANES = 32
-
-
-class Table(IntEnum):
-    """Where the records of a region lie, in fields of 64 bits."""
-
-    WRITES = 0
-    """Pointer to the last writes."""
-    READS = auto()
-    COLUMN_BYTES = auto()
-    """From one column of reads to the next."""
-    COLUMNS = auto()
-    READERS = auto()
-    """Warps whose reads are kept apart, 0 for none."""
 
 
 class Functions:
@@ -63,6 +50,10 @@ def _text() -> str:
     _reads(module, ordered)
     _writes(module, ordered)
     return str(module)
+
+
+# (context, row, at, who, count, flags)
+_ARGUMENTS = [POINTER, POINTER, POINTER, POINTER, I64, I64]
 
 
 def _field(code: Code, table: Value, number: IntEnum) -> Value:
@@ -120,7 +111,7 @@ class _Accesses:
 
     def __init__(self, code: Code, ordered: Any) -> None:
         self.code, self.ordered = code, ordered
-        self.context, self.table, self.slots, self.lanes, self.count, self.flags = code.arguments
+        self.context, self.row, self.slots, self.lanes, self.count, self.flags = code.arguments
         now = _field(code, self.context, Context.NOW) << records.STEP_SHIFT
         self.base = now + _field(code, self.context, Context.FIRST_THREAD) + self.flags
 
@@ -139,17 +130,17 @@ class _Accesses:
 
 
 def _begin(module: Any, name: str, ordered: Any) -> _Accesses:
-    return _Accesses(Code(module, name, [POINTER, POINTER, POINTER, POINTER, I64, I64], result=I32), ordered)
+    return _Accesses(Code(module, name, _ARGUMENTS, result=I32), ordered)
 
 
 def _reads(module: Any, ordered: Any) -> None:
     of = _begin(module, "reads", ordered)
     code = of.code
-    writes, reads = _pointer(code, of.table, Table.WRITES), _pointer(code, of.table, Table.READS)
+    writes, reads = _pointer(code, of.row, Row.WRITES), _pointer(code, of.row, Row.READS)
     with code.range(of.count) as number:
         slot, lane = of.access(number)
         of.refuse(_word(code, writes, slot), lane)
-    readers, stride = _field(code, of.table, Table.READERS), _field(code, of.table, Table.COLUMN_BYTES)
+    readers, stride = _field(code, of.row, Row.READERS), _field(code, of.row, Row.COLUMN_BYTES)
     warps, seen = _field(code, of.context, Context.WARPS), _pointer(code, of.context, Context.SEEN)
     columns = _field(code, of.context, Context.SEEN_COLUMNS)
     with code.range(of.count) as number:
@@ -172,8 +163,8 @@ def _reads(module: Any, ordered: Any) -> None:
 def _writes(module: Any, ordered: Any) -> None:
     of = _begin(module, "writes", ordered)
     code = of.code
-    writes, reads = _pointer(code, of.table, Table.WRITES), _pointer(code, of.table, Table.READS)
-    columns, stride = _field(code, of.table, Table.COLUMNS), _field(code, of.table, Table.COLUMN_BYTES)
+    writes, reads = _pointer(code, of.row, Row.WRITES), _pointer(code, of.row, Row.READS)
+    columns, stride = _field(code, of.row, Row.COLUMNS), _field(code, of.row, Row.COLUMN_BYTES)
     with code.range(of.count) as number:
         slot, lane = of.access(number)
         of.refuse(_word(code, writes, slot), lane)
