@@ -151,8 +151,7 @@ def _ends(machine: Machine) -> bool:
     """Run blocks that had to wait for others; if they end, their memory goes at once."""
     ended = machine.run()
     if ended:
-        for region in (machine.shared, machine.local):
-            region.release()
+        machine.release()
     return ended
 
 
