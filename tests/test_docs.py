@@ -247,15 +247,24 @@ def test_the_testing_guide_shows_kernels_that_pass(capsys: pytest.CaptureFixture
 def test_the_ptx_guide_shows_a_launch() -> None:
     from refmoe.ptx import MemoryFault
 
-    shown, _ = blocks(DOCS / "guides" / "ptx.md")
+    shown, _, _ = blocks(DOCS / "guides" / "ptx.md")
     exec(shown, {})
     assert "x, y, 100]" in shown
     with pytest.raises(MemoryFault, match=r"ld\.global"):
         exec(shown.replace("x, y, 100]", "x, y, 101]"), {})
 
 
+def test_the_ptx_guide_shows_several_launches() -> None:
+    launched, several, _ = blocks(DOCS / "guides" / "ptx.md")
+    names: dict[str, Any] = {}
+    exec(launched, names)
+    exec(several, names)
+    written = names["memory"].read(names["y"], 400).view("f4")
+    assert set(written.tolist()) == {7.0}
+
+
 def test_the_ptx_guide_shows_a_debugger(capsys: pytest.CaptureFixture[str]) -> None:
-    launched, debugged = blocks(DOCS / "guides" / "ptx.md")
+    launched, _, debugged = blocks(DOCS / "guides" / "ptx.md")
     names: dict[str, Any] = {}
     exec(launched, names)
     exec(debugged, names)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from refmoe.ptx.arguments import Buffer, DeviceMemory
+from refmoe.ptx.arguments import Buffer
 from refmoe.ptx.debugger import Bytes, Debugger, Stop, StopPoint, WarpPlace
+from refmoe.ptx.device_memory import DeviceMemory
 from refmoe.ptx.errors import (
     ArgumentMismatch,
     AssertionFailed,
     Contraction,
+    CooperativeLaunchTooLarge,
+    CoResidencyError,
     Deadlock,
     MemoryFault,
     MisuseError,
@@ -32,7 +35,9 @@ __all__ = [
     "Buffer",
     "Bytes",
     "Checks",
+    "CoResidencyError",
     "Contraction",
+    "CooperativeLaunchTooLarge",
     "Deadlock",
     "Debugger",
     "DeviceMemory",

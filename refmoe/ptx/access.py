@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from refmoe.ptx import isa
+from refmoe.ptx.cluster import owners_of, whose
 from refmoe.ptx.errors import MemoryFault
 from refmoe.ptx.memory import Region
 from refmoe.ptx.memory_ops import MemoryOpcode
-from refmoe.ptx.spaces import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDOW_BITS
+from refmoe.ptx.spaces import LOCAL_WINDOW, OWN_BASE, RANK_SHIFT, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.syntax import Instruction
 
 if TYPE_CHECKING:
@@ -82,6 +83,10 @@ class Access:
     def _own(
         self, frame: Frame, region: Region, address: Array, lanes: Array, owner: Array | None, which: Array | None
     ) -> tuple[Region, Array | None, Array]:
+        owners = lanes if owner is None else owner[lanes]
+        if owner is not None and int(address.max()) >> RANK_SHIFT and self._reaches_others:
+            owners, address = owners_of(frame.machine, address, lanes)
+            self._check_present(frame, region, address, lanes, owners)
         offset = address - np.uint64(OWN_BASE)
         checks = frame.machine.checks
         if checks.bounds and (region.size < self.width or int(offset.max()) > region.size - self.width):
@@ -90,8 +95,22 @@ class Access:
         self._check_alignment(frame, offset, address, lanes, region)
         if not checks.bounds:
             offset = np.minimum(offset, np.uint64(max(region.size - self.width, 0)))
-        owners = lanes if owner is None else owner[lanes]
         return region, which, offset.view(np.int64) + owners * region.stride
+
+    @property
+    def _reaches_others(self) -> bool:
+        """Whether it may access the shared memory of other blocks of the cluster."""
+        return self.space == "generic" or "shared::cluster" in self.instruction.opcode
+
+    def _check_present(self, frame: Frame, region: Region, address: Array, lanes: Array, owners: Array) -> None:
+        machine = frame.machine
+        alive: Array = machine.alive.reshape(machine.ctas, -1).any(axis=1)
+        present = alive[owners]
+        if not present.all():
+            bad = int(np.argmin(present))
+            block, _ = machine.place_of(int(owners[bad]) * machine.warps * 32)
+            what = f", gone with block {block}, which has exited"
+            self._fault(frame, "gone", lanes[bad], int(address[bad]), region, int(address[bad]) - OWN_BASE, what)
 
     def _buffers(
         self, frame: Frame, address: Array, lanes: Array, which: Array | None
@@ -143,24 +162,32 @@ class Access:
             offset = int(index[bad]) % region.stride if region.stride else int(index[bad])
             first = index[bad] + np.arange(self.width)
             offset += int(np.argmin(region.valid[first]))
-            self._fault(frame, "uninitialised", lanes[bad], region.base + offset, region, offset)
+            owner = whose(frame.machine, region, int(index[bad]))
+            self._fault(frame, "uninitialised", lanes[bad], region.base + offset, region, offset, owner)
 
     def _check_writable(self, frame: Frame, region: Region, index: Array, lanes: Array) -> None:
         if not region.writable or region.space == "const":
             self._fault(frame, "read only", lanes[0], region.base + int(index[0]), region, int(index[0]))
 
     def _fault(
-        self, frame: Frame, kind: str, lane: int, address: int, region: Region | None, offset: int | None
+        self,
+        frame: Frame,
+        kind: str,
+        lane: int,
+        address: int,
+        region: Region | None,
+        offset: int | None,
+        detail: str = "",
     ) -> None:
         machine = frame.machine
         fields = machine.at(lane, self.instruction)
         name = None if region is None else region.name
         where = f"address 0x{address:X}" if region is None else f"byte {offset} of {name} ({region.size} bytes)"
-        flight = ""
+        flight = detail
         if kind == "uninitialised" and region is machine.shared and offset is not None:
             byte = int(machine.lane_cta[lane]) * region.stride + offset
             if machine.copies.covers(byte) or machine.bulk.covers(byte):
-                flight = ", to which an asynchronous copy that nobody has waited for is under way"
+                flight += ", to which an asynchronous copy that nobody has waited for is under way"
         raise MemoryFault(
             f"{kind}: {self.space} {self.verb} of {self.width} bytes at {where}{flight}, "
             f"block {fields['block']} thread {fields['thread']}, {machine.describe(self.instruction)}",
@@ -265,15 +292,11 @@ class Store(Access):
         where, lanes, chosen = frame.select(address, guard)
         if chosen.size == 0:
             return
-        dtype = np.dtype(f"u{self.size}")
-        block = np.empty((len(lanes), self.count), dtype)
-        for column, value in enumerate(values):
-            if where is not None and isinstance(value, np.ndarray) and value.ndim:
-                value = value[where]
-            # Assignment keeps the low bits of a register wider than the element.
-            block[:, column] = value
-        words = block.view(np.dtype(f"u{min(self.width, 8)}"))
-        words = words[:, 0] if self.width <= 8 else words
+        chosen_values = [
+            value[where] if where is not None and isinstance(value, np.ndarray) and value.ndim else value
+            for value in values
+        ]
+        words = self.words(chosen_values, len(lanes))
         machine = frame.machine
         machine.progress()
         for region, which, index in self._parts(frame, chosen, lanes):
@@ -283,6 +306,15 @@ class Store(Access):
                 region.watch.wrote(machine, self.instruction, region, index, self.width, theirs)
         if self.strong and machine.clocks is not None:
             machine.clocks.release(lanes, self.releases)
+
+    def words(self, values: Sequence[Array], lanes: int) -> Array:
+        """`values` of the elements as words of the access's width: [lanes], or [lanes, width / 8] above 8 bytes."""
+        block = np.empty((lanes, self.count), np.dtype(f"u{self.size}"))
+        for column, value in enumerate(values):
+            # Assignment keeps the low bits of a register wider than the element.
+            block[:, column] = value
+        words = block.view(np.dtype(f"u{min(self.width, 8)}"))
+        return words[:, 0] if self.width <= 8 else words
 
     def put(self, frame: Frame, region: Region, index: Array, lanes: Array, words: Array) -> None:
         """`lanes` [n] write `words` [n] at byte `index` [n] of a region."""

@@ -1,21 +1,23 @@
-"""What a launch is given: buffers, memory with addresses of its own, and arguments as bytes of the parameters."""
+"""What a launch is given: buffers, and arguments as bytes of the parameters."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from refmoe.errors import ArgumentError, describe
+from refmoe.errors import describe
 from refmoe.ptx.errors import ArgumentMismatch
 from refmoe.ptx.memory import Arena, Region, padded
 from refmoe.ptx.pages import untouched
 from refmoe.ptx.scopes import type_bits
-from refmoe.ptx.spaces import PARAM_BASE, WINDOW_BITS
 from refmoe.ptx.syntax import Function, Variable
+
+if TYPE_CHECKING:
+    from refmoe.ptx.device_memory import DeviceMemory
 
 # Elements of a mask that are looked at together.
 _AT_ONCE = 1 << 20
@@ -34,43 +36,14 @@ class Buffer:
             reading them is not refused; or bool of the array's shape, which a launch that ends well brings up to date,
             so that the next one may read what this one wrote.
         writable: whether the kernel may write it.
+        space: `"global"`, or `"const"` for constant memory, which no kernel may write.
     """
 
     array: np.ndarray[Any, Any]
     name: str = "buffer"
     initialised: bool | np.ndarray[Any, Any] = True
     writable: bool = True
-
-
-class DeviceMemory:
-    """Buffers whose addresses are known before a launch, for pointers inside structs, arrays and tensor maps.
-
-    Every buffer has an address window of 2^40 bytes of its own, and its address, a multiple of 2^40, stays for the life
-    of the memory. A launch reads the arrays, and writes those of writable buffers; one that fails puts them back.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: list[Buffer] = []
-
-    @property
-    def buffers(self) -> tuple[Buffer, ...]:
-        """The buffers, in the order in which they were placed."""
-        return tuple(self._buffers)
-
-    def place(self, buffer: Buffer) -> int:
-        """The address of a buffer; the same array placed twice has one address.
-
-        Raises:
-            ArgumentError: it is not C-contiguous, read-only though writable, or overlaps another one.
-        """
-        try:
-            place, known = fit(buffer, "buffer", self._buffers)
-        except ArgumentMismatch as error:
-            raise ArgumentError("buffer", error.message.removeprefix("buffer: "), "an array of its own") from error
-        if not known:
-            self._buffers.append(buffer)
-        # The window of the kernel parameters comes first.
-        return PARAM_BASE + ((place + 1) << WINDOW_BITS)
+    space: str = "global"
 
 
 def fit(buffer: Buffer, where: str, placed: Sequence[Buffer]) -> tuple[int, bool]:
@@ -128,7 +101,7 @@ def bind(
                 bound.append((argument, _region(argument, arena)))
             content = bound[place][1].base.to_bytes(8, "little")
         else:
-            content = _scalar(variable, argument, where)
+            content = _scalar(variable, argument, where, memory is not None)
         offset = offsets[variable.name]
         parameters.data[offset : offset + variable.size] = np.frombuffer(content, np.uint8)
     return bound
@@ -141,7 +114,7 @@ def _region(buffer: Buffer, arena: Arena) -> Region:
         valid = None if initialised.all() else _bytes_of_mask(initialised.reshape(-1), buffer.array.itemsize)
         initialised = True
     return arena.add(
-        buffer.name, "global", _bytes(buffer.array), buffer.array.nbytes, valid, initialised, buffer.writable,
+        buffer.name, buffer.space, _bytes(buffer.array), buffer.array.nbytes, valid, initialised, buffer.writable,
         in_place=True, unwritten=unwritten,
     )  # fmt: skip
 
@@ -179,7 +152,8 @@ def write_back(buffer: Buffer, region: Region) -> None:
             flat[first:last] = (region.valid[first * size : last * size].reshape(-1, size) != 0).all(axis=1)
 
 
-def _scalar(variable: Variable, argument: Any, where: str) -> bytes:
+def _scalar(variable: Variable, argument: Any, where: str, by_address: bool) -> bytes:
+    """The bytes of an argument that is no buffer. `by_address`: a pointer may be a number, the address of memory."""
     if argument is None:
         if variable.size != 8:
             raise ArgumentMismatch(f"{where}: None for a parameter of {variable.size} bytes")
@@ -190,7 +164,8 @@ def _scalar(variable: Variable, argument: Any, where: str) -> bytes:
         return bytes(argument)
     bits = type_bits(variable.type)
     number = argument.item() if isinstance(argument, np.generic | np.ndarray) else argument
-    if not isinstance(number, bool | int | float) or variable.size * 8 != bits or variable.pointer:
+    refused = variable.pointer and not (by_address and isinstance(number, int))
+    if not isinstance(number, bool | int | float) or variable.size * 8 != bits or refused:
         kind = "pointer" if variable.pointer else f".{variable.type} of {variable.size} bytes"
         raise ArgumentMismatch(f"{where}: {describe(argument)} for a {kind}")
     if isinstance(number, float) or variable.type in ("f32", "f64"):

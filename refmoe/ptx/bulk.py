@@ -167,9 +167,10 @@ class Bulk:
     # Agents
 
     def agents(self, ids: Array) -> Array:
-        """The agent of each barrier, numbered inside its CTA."""
+        """The agent of each barrier, numbered inside its cluster."""
         machine = self.machine
-        offsets = machine.mbarriers.slot[ids] * _BARRIER_BYTES % machine.shared.stride
+        span = machine.shared.stride * machine.launch.grid.cluster_blocks
+        offsets = machine.mbarriers.slot[ids] * _BARRIER_BYTES % span
         most = min(AGENTS, machine.warps * 32) - 1
         numbers = np.empty(len(ids), np.int64)
         for offset in np.unique(offsets):
@@ -178,9 +179,11 @@ class Bulk:
 
     def agent_name(self, thread: int) -> str:
         """For messages: the barrier of an agent, by the number in a race record."""
-        number = thread % (self.machine.warps * 32)
+        number = thread % (self.machine.clocks.warps * 32)
         found = [offset for offset, agent in self._agents.items() if agent == number]
-        return f"the mbarrier at byte {found[0]} of shared memory" if found else "an mbarrier"
+        return (
+            f"the mbarrier at byte {found[0] % self.machine.shared.stride} of shared memory" if found else "an mbarrier"
+        )
 
     # Loads
 
@@ -189,16 +192,39 @@ class Bulk:
         machine, shared = self.machine, self.machine.shared
         machine.progress()
         machine.tracer.copies("copy", flight.instruction, flight.lanes, flight.bytes)
+        self._check_beside(flight)
+        region = flight.cut.region
+        if region is shared:
+            flight.cut.access._check_valid(frame, shared, *flight.cut.chosen(flight.lanes))
         if machine.clocks is not None:
+            if region is shared:
+                begin = flight.cut.index[:, 0]
+                self._shadow.drain(frame, flight.cut.access, shared, begin, flight.span, flight.lanes, flight.cut.index)
             self._shadow.fill(frame, access, shared, flight.target, flight.span, flight.lanes, self.agents(flight.ids))
-            region = flight.cut.region
-            if region is not None and region.shadow is not None:
+            if region is not None and region is not shared and region.shadow is not None:
                 bulk_races.global_read(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes))
         valid = shared.words(1, of_valid=True)
         for begin in flight.target.tolist():
             shared.data[begin : begin + flight.span] = POISON
             valid[begin : begin + flight.span] = 0
         self.loads.append(flight)
+
+    def _check_beside(self, flight: Load) -> None:
+        """A barrier must lie in the block into which is copied, and shared memory that is read in the lane's own."""
+        machine = self.machine
+        stride = machine.shared.stride
+        apart = machine.mbarriers.slot[flight.ids] * _BARRIER_BYTES // stride != flight.target // stride
+        if apart.any():
+            bad = int(np.argmax(apart))
+            block, _ = machine.place_of(int(flight.target[bad]) // stride * machine.warps * 32)
+            name = machine.mbarriers.name(int(machine.mbarriers.slot[flight.ids[bad]]))
+            what = f"a copy into shared memory of block {block}, which completes on {name}"
+            raise machine.misuse(flight.instruction, flight.lanes[bad], what)
+        if flight.cut.region is machine.shared:
+            foreign = flight.cut.index[:, 0] // stride != machine.lane_cta[flight.lanes]
+            if foreign.any():
+                what = "a copy out of shared memory of another block, which only that block can copy"
+                raise machine.misuse(flight.instruction, flight.lanes[np.argmax(foreign)], what)
 
     def owed(self, ids: Array) -> Array:
         """Bytes under way to each barrier."""
@@ -246,7 +272,9 @@ class Bulk:
         if machine.clocks is not None:
             own = self.agents(flight.ids)
             self._shadow.filled(frame, flight.target, flight.span, flight.lanes, own)
-            if cut.region is not None and cut.region.shadow is not None:
+            if cut.region is shared:
+                self._shadow.drained(frame, cut.index[:, 0], flight.span, flight.lanes, own)
+            elif cut.region is not None and cut.region.shadow is not None:
                 agents = cut.chosen(own)[1]
                 bulk_races.global_read_done(frame, cut.access, cut.region, *cut.chosen(flight.lanes), agents)
         machine.progress()
@@ -342,7 +370,12 @@ class Bulk:
         machine = self.machine
         alive: Array = machine.alive.reshape(machine.ctas, -1).any(axis=1)
         for load in self.loads:
-            over = ~alive[machine.lane_cta[load.lanes]]
+            if load.cut.region is machine.shared:
+                lost = ~alive[load.cut.index[:, 0] // machine.shared.stride]
+                if lost.any():
+                    what = "the block exits while its shared memory is read by a bulk copy that nobody has waited for"
+                    raise machine.misuse(load.instruction, load.lanes[np.argmax(lost)], what)
+            over = ~alive[load.target // machine.shared.stride]
             if over.any():
                 row = int(np.argmax(over))
                 name = machine.mbarriers.name(int(machine.mbarriers.slot[load.ids[row]]))

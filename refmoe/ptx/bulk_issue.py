@@ -13,7 +13,8 @@ from refmoe.ptx.access import Store as StoreAccess
 from refmoe.ptx.bulk import Cut, Load, Store
 from refmoe.ptx.bulk_boxes import SHARED_ALIGN, Box, box_of, check_store, words
 from refmoe.ptx.bulk_maps import MapUse
-from refmoe.ptx.spaces import WINDOW_BITS
+from refmoe.ptx.spaces import RANK_SHIFT, WINDOW_BITS
+from refmoe.ptx.syntax import Instruction
 from refmoe.ptx.tensormap import TensorMap
 
 if TYPE_CHECKING:
@@ -130,6 +131,35 @@ def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], start: A
     return cut
 
 
+def _copies(
+    frame: Frame, instruction: Instruction, mask: Array | None, to: Array, bars: Array, lanes: Array
+) -> Iterator[tuple[Array, Array, Array]]:
+    """(which of `lanes`, where they copy to, their barriers): once, or with `.multicast::cluster` for each block.
+
+    Into every block of a mask the same bytes are copied, to the same offset, and its barrier at the same offset counts
+    them (PTX ISA, "cp.async.bulk").
+
+    Raises:
+        MisuseError: a mask without a block, or with one that the cluster has not.
+    """
+    if mask is None:
+        yield np.ones(len(lanes), bool), to, bars
+        return
+    machine = frame.machine
+    blocks = machine.launch.grid.cluster_blocks
+    wrong = (mask == 0) | (mask >> blocks != 0)
+    if wrong.any():
+        bad = int(np.argmax(wrong))
+        what = f"a mask 0x{int(mask[bad]):04X} of blocks in a cluster of {blocks}"
+        raise machine.misuse(instruction, lanes[bad], what)
+    low, shift = np.uint64((1 << RANK_SHIFT) - 1), np.uint64(RANK_SHIFT)
+    for rank in range(blocks):
+        which = mask >> rank & 1 != 0
+        if which.any():
+            upper = np.uint64(rank + 1) << shift
+            yield which, (to[which] & low) | upper, (bars[which] & low) | upper
+
+
 @dataclass(frozen=True)
 class TensorLoad:
     """`cp.async.bulk.tensor` from global to shared memory.
@@ -147,9 +177,16 @@ class TensorLoad:
     use: MapUse
 
     def __call__(
-        self, frame: Frame, target: Array, tensor: Array, start: tuple[Array, ...], barrier: Array, guard: Array | None
+        self,
+        frame: Frame,
+        target: Array,
+        tensor: Array,
+        start: tuple[Array, ...],
+        barrier: Array,
+        mask: Array | None,
+        guard: Array | None,
     ) -> None:
-        """Issue loads of boxes that begin at coordinates `start`.
+        """Issue loads of boxes that begin at coordinates `start`, with a `mask` into those blocks of the cluster.
 
         Raises:
             MemoryFault, MisuseError, RaceError: a box that cannot be loaded.
@@ -159,9 +196,13 @@ class TensorLoad:
             return
         _, _, maps = frame.select(tensor, guard)
         _, _, bars = frame.select(barrier, guard)
-        ids = frame.machine.mbarriers.objects(frame, self.barrier, bars, lanes)
         begin = tuple(frame.acting(where, value) for value in start)
-        _load(frame, _boxes(frame, self.use, self.target, self.source, maps, begin, to, lanes), lanes, ids)
+        chosen = None if mask is None else frame.acting(where, mask).astype(np.int64)
+        for which, there, phases in _copies(frame, self.barrier.instruction, chosen, to, bars, lanes):
+            who, first = lanes[which], tuple(value[which] for value in begin)
+            ids = frame.machine.mbarriers.objects(frame, self.barrier, phases, who)
+            parts = _boxes(frame, self.use, self.target, self.source, maps[which], first, there, who)
+            _load(frame, parts, who, ids)
 
 
 @dataclass(frozen=True)
@@ -212,16 +253,23 @@ def _plain(
 
 @dataclass(frozen=True)
 class BulkLoad:
-    """`cp.async.bulk` from global to shared memory. Attributes as of `TensorLoad`."""
+    """`cp.async.bulk` to shared memory, from global memory or from the block's own. Attributes as of `TensorLoad`."""
 
     target: StoreAccess
     source: Access
     barrier: Access
 
     def __call__(
-        self, frame: Frame, target: Array, source: Array, size: Array, barrier: Array, guard: Array | None
+        self,
+        frame: Frame,
+        target: Array,
+        source: Array,
+        size: Array,
+        barrier: Array,
+        mask: Array | None,
+        guard: Array | None,
     ) -> None:
-        """Issue loads of `size` bytes.
+        """Issue loads of `size` bytes, with a `mask` into those blocks of the cluster.
 
         Raises:
             MemoryFault, MisuseError, RaceError: bytes that cannot be loaded.
@@ -231,9 +279,12 @@ class BulkLoad:
             return
         _, _, origin = frame.select(source, guard)
         _, _, bars = frame.select(barrier, guard)
-        ids = frame.machine.mbarriers.objects(frame, self.barrier, bars, lanes)
         sizes = frame.acting(where, size).astype(np.int64)
-        _load(frame, _plain(frame, self.target, self.source, to, origin, sizes, lanes), lanes, ids)
+        chosen = None if mask is None else frame.acting(where, mask).astype(np.int64)
+        for which, there, phases in _copies(frame, self.barrier.instruction, chosen, to, bars, lanes):
+            who = lanes[which]
+            ids = frame.machine.mbarriers.objects(frame, self.barrier, phases, who)
+            _load(frame, _plain(frame, self.target, self.source, there, origin[which], sizes[which], who), who, ids)
 
 
 @dataclass(frozen=True)

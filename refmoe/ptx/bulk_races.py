@@ -134,9 +134,11 @@ class BulkShadow(RaceShadow):
         for row, slots in self.granules.ranges(first, span):
             self._reads[self.readers, slots] = record[row]
 
-    def drained(self, frame: Frame, first: Array, span: int, lanes: Array) -> None:
-        """Those copies have read, and their threads have waited for it: the reads count as these threads'."""
+    def drained(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array | None = None) -> None:
+        """Those copies have read: the reads count as their threads', which have waited, or as those of agents `own`."""
         mine = self._mine(frame, lanes, np.int64(0))
+        if own is not None:
+            mine = agent_records(frame, lanes, own) + np.int64(frame.machine.clocks.now << STEP_SHIFT)
         pending = _pending(frame, lanes)
         for row, slots in self.granules.ranges(first, span):
             column = self._reads[self.readers, slots]
@@ -164,9 +166,9 @@ class BulkShadow(RaceShadow):
 
 
 def agent_records(frame: Frame, lanes: Array, own: Array) -> Array:
-    """Records, without a step, of the agents `own` [n] in the CTAs of `lanes` [n]."""
-    per_cta = frame.machine.warps * 32
-    return frame.machine.first_thread + lanes // per_cta * per_cta + own + int(BULK)
+    """Records, without a step, of the agents `own` [n] in the clusters of `lanes` [n]."""
+    threads = frame.machine.clocks.warps * 32
+    return frame.machine.first_thread + lanes // threads * threads + own + int(BULK)
 
 
 def _pending(frame: Frame, lanes: Array) -> Array:

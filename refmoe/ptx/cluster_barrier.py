@@ -1,6 +1,7 @@
-"""`barrier.cluster` in a cluster of one CTA: arriving and waiting are two instructions.
+"""`barrier.cluster`: arriving and waiting are two instructions.
 
-Every lane arrives and then waits, in turns; a phase is complete when all lanes that have not exited have arrived. As
+Every lane arrives and then waits, in turns; a phase is complete when all lanes of the cluster that have not exited have
+arrived. As
 with the named barriers, a warp arrives, and goes on from a wait, with all its lanes that have not exited.
 """
 
@@ -22,7 +23,7 @@ Array = Any
 
 
 class ClusterBarrier:
-    """The cluster barrier of each CTA, and the lanes parked at it."""
+    """The barrier of each cluster, and the lanes parked at it."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -30,9 +31,11 @@ class ClusterBarrier:
         self._met = False
         # What those who arrived know, of the phase under way and of the one before: a lane is never further ahead.
         columns = 0 if machine.clocks is None else machine.clocks.columns
-        self._known = np.zeros((machine.ctas, 2, columns), np.int64)
-        self._acquired = np.zeros((machine.ctas, 2), np.int64)
-        self._phase = np.zeros((machine.ctas, 2), np.int64)
+        self._warps = machine.warps * machine.launch.grid.cluster_blocks
+        self._clusters = machine.lanes // (32 * self._warps)
+        self._known = np.zeros((self._clusters, 2, columns), np.int64)
+        self._acquired = np.zeros((self._clusters, 2), np.int64)
+        self._phase = np.zeros((self._clusters, 2), np.int64)
 
     @cached_property
     def _place(self) -> Array:
@@ -68,9 +71,9 @@ class ClusterBarrier:
         machine = self.machine
         self._arrive(self._whole_warps((self._place >= 0) & (self._arrivals == self._waits)))
         living = np.where(machine.alive, self._arrivals, np.iinfo(np.int64).max)
-        complete = living.reshape(machine.ctas, -1).min(axis=1)
+        complete = np.repeat(living.reshape(self._clusters, -1).min(axis=1), 32 * self._warps)
         waiting = (self._place >= 0) & (self._arrivals > self._waits)
-        self._leave(self._whole_warps(waiting & (self._arrivals <= complete[machine.lane_cta])))
+        self._leave(self._whole_warps(waiting & (self._arrivals <= complete)))
 
     def _whole_warps(self, lanes: Array) -> Array:
         """Those of `lanes` in whose warp every lane is one of them or has exited."""
@@ -85,7 +88,7 @@ class ClusterBarrier:
         if clocks is not None:
             known, acquired = clocks.knowledge(warps)
             phase = np.where(lanes, self._arrivals, 0).reshape(-1, 32).max(axis=1)[warps]
-            owner, slot = warps // self.machine.warps, phase % 2
+            owner, slot = warps // self._warps, phase % 2
             stale = self._phase[owner, slot] != phase
             self._known[owner[stale], slot[stale]] = 0
             self._acquired[owner[stale], slot[stale]] = 0
@@ -102,7 +105,7 @@ class ClusterBarrier:
         warps = np.flatnonzero(lanes.reshape(-1, 32).any(axis=1))
         if clocks is not None:
             slot = np.where(lanes, self._waits, 0).reshape(-1, 32).max(axis=1)[warps] % 2
-            owner = warps // self.machine.warps
+            owner = warps // self._warps
             clocks.learn(warps, self._known[owner, slot], self._acquired[owner, slot])
         self._waits[lanes] += 1
         self._send(lanes)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refmoe.errors import ArgumentError, describe
-from refmoe.ptx.arguments import DeviceMemory
+from refmoe.ptx.device_memory import DeviceMemory
 from refmoe.ptx.errors import Index3
 from refmoe.ptx.launcher import LaunchResult, Module, launch
 from refmoe.ptx.machine import Checks
@@ -296,6 +296,10 @@ class Debugger:
         trace: Trace | None = None,
         memory: DeviceMemory | None = None,
         watch: Watch | None = None,
+        blocks: Sequence[int | Sequence[int]] | None = None,
+        cluster: Sequence[int] | None = None,
+        cooperative: bool = False,
+        multiprocessors: int | None = None,
     ) -> None:
         """Nothing runs yet: arguments are checked when it does.
 
@@ -321,6 +325,10 @@ class Debugger:
                 memory,
                 watch,
                 profile=self._control,
+                blocks=blocks,
+                cluster=cluster,
+                cooperative=cooperative,
+                multiprocessors=multiprocessors,
             )
 
         self._launch = run

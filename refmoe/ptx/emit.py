@@ -11,6 +11,7 @@ import numpy as np
 
 from refmoe.ptx import emit_async, emit_bulk, emit_call, emit_cluster, emit_tensor, emit_video, isa, warp
 from refmoe.ptx.access import Load, Store, atomic
+from refmoe.ptx.cluster import is_own_shared
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.layout import Layout
 from refmoe.ptx.mbarrier_issue import Wait
@@ -331,8 +332,13 @@ class Emitter:
         self.assign(instruction, destination, expression, "b64")
 
     def _isspacep(self, instruction: Instruction) -> None:
-        space = matched(_ISSPACEP, instruction)["space"].split("::")[0]
+        space = matched(_ISSPACEP, instruction)["space"]
         destination, source = instruction.operands
+        if space in ("shared", "shared::cta"):
+            call = self.call(is_own_shared, self.value(source, "b64"))
+            self.assign(instruction, destination, call, "pred")
+            return
+        space = space.split("::")[0]
         self.assign(instruction, destination, f"F.machine.in_space({space!r}, {self.value(source, 'b64')})", "pred")
 
     # Memory
@@ -366,7 +372,8 @@ class Emitter:
             return self.local(base), space
         return f"({self.local(base)} + {self.constant(operand.offset, base.kind)})", space
 
-    def _elements(self, operand: Operand, count: int) -> tuple[Operand, ...]:
+    def elements(self, operand: Operand, count: int) -> tuple[Operand, ...]:
+        """The elements of an operand, which must be `count`."""
         elements = operand.elements if isinstance(operand, Vector) else (operand,)
         if len(elements) != count:
             raise ValueError(f"{count} elements needed")
@@ -376,7 +383,7 @@ class Emitter:
         opcode = self._opcode(instruction)
         if len(instruction.operands) != 2 + opcode.hinted:
             raise ValueError("wrong number of operands")
-        elements = self._elements(instruction.operands[0], opcode.count)
+        elements = self.elements(instruction.operands[0], opcode.count)
         address, space = self.address(instruction.operands[1], opcode.space)
         dtypes: list[Any] = []
         for element in elements:
@@ -400,6 +407,9 @@ class Emitter:
             self.lines.append(call)
 
     def _store(self, instruction: Instruction) -> None:
+        if instruction.opcode.startswith("st.async."):
+            emit_cluster.write_async(self, instruction)
+            return
         opcode = self._opcode(instruction)
         if len(instruction.operands) != 2 + opcode.hinted:
             raise ValueError("wrong number of operands")
@@ -407,7 +417,7 @@ class Emitter:
         if space == "param":
             raise ValueError("a store to a kernel parameter")
         values = []
-        for element in self._elements(instruction.operands[1], opcode.count):
+        for element in self.elements(instruction.operands[1], opcode.count):
             if isinstance(element, Register):
                 if element.kind == "pred" or BITS[element.kind] < opcode.size * 8:
                     raise ValueError("a source register narrower than the element")
@@ -419,6 +429,9 @@ class Emitter:
         self.run(store, address, self.guard(instruction), f"({', '.join(values)},)")
 
     def _atomic(self, instruction: Instruction) -> None:
+        if instruction.opcode.startswith("red.async."):
+            emit_cluster.write_async(self, instruction)
+            return
         opcode = self._opcode(instruction)
         operands = list(instruction.operands)
         destination = operands.pop(0) if opcode.stem == "atom" else None
@@ -428,7 +441,7 @@ class Emitter:
         if len(operands) != count + opcode.hinted or (opcode.stem == "red" and opcode.operation in ("cas", "exch")):
             raise ValueError("wrong number of operands")
         kind = f"b{opcode.size * 8}"
-        columns = [self._elements(source, opcode.count) for source in sources]
+        columns = [self.elements(source, opcode.count) for source in sources]
         values = [
             f"({', '.join(self.value(column[element], kind) for column in columns)},)"
             for element in range(opcode.count)
@@ -437,7 +450,7 @@ class Emitter:
         if destination is None or isinstance(destination, Sink):
             self.lines.append(call)
             return
-        targets = [(element, kind) for element in self._elements(destination, opcode.count)]
+        targets = [(element, kind) for element in self.elements(destination, opcode.count)]
         self.assign_all(instruction, targets, call, opcode.type.startswith("s"))
 
     def _fence(self, instruction: Instruction) -> None:

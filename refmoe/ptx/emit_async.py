@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _HINTS = r"(?P<hints>(\.L2::(cache_hint|64B|128B|256B))*)"
 _COPY = re.compile(rf"cp\.async\.(?P<cache>ca|cg)\.shared(::cta)?\.global{_HINTS}")
 _OWN = r"(?P<space>\.shared(::cta)?)?"
-# A cluster has one CTA here, so that its shared memory is the own.
 _ANY = r"(?P<space>\.shared(::cta|::cluster)?)?"
 _SCOPE = r"\.(cta|cluster)"
 _RELEASE = rf"((?P<order>\.release|\.relaxed){_SCOPE})?"

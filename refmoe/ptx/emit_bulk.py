@@ -15,15 +15,17 @@ from refmoe.ptx.tensormap import MAP_BYTES
 if TYPE_CHECKING:
     from refmoe.ptx.emit import Emitter
 
-# A cluster has one CTA here, so that its shared memory is the own.
 _LOAD_FORM = r"shared::(cluster|cta)\.global"
 _STORE_FORM = r"global\.shared::cta"
 _DONE = r"mbarrier::complete_tx::bytes"
 _HINT = r"(?P<hint>\.L2::cache_hint)?"
 _TENSOR = r"cp\.async\.bulk\.tensor\.(?P<rank>[1-5])d"
-_TENSOR_LOAD = re.compile(rf"{_TENSOR}\.{_LOAD_FORM}(\.tile)?\.{_DONE}{_HINT}")
+_MULTICAST = r"(?P<multicast>\.multicast::cluster)?"
+_TENSOR_LOAD = re.compile(rf"{_TENSOR}\.{_LOAD_FORM}(\.tile)?\.{_DONE}{_MULTICAST}{_HINT}")
 _TENSOR_STORE = re.compile(rf"{_TENSOR}\.{_STORE_FORM}(\.tile)?\.bulk_group{_HINT}")
-_LOAD = re.compile(rf"cp\.async\.bulk\.{_LOAD_FORM}\.{_DONE}{_HINT}")
+_LOAD = re.compile(
+    rf"cp\.async\.bulk\.({_LOAD_FORM}\.{_DONE}{_MULTICAST}|(?P<send>shared::cluster\.shared::cta)\.{_DONE}){_HINT}"
+)
 _STORE = re.compile(rf"cp\.async\.bulk\.{_STORE_FORM}\.bulk_group{_HINT}")
 _WAIT = re.compile(r"cp\.async\.bulk\.wait_group(?P<read>\.read)?")
 _PREFETCH = re.compile(rf"cp\.async\.bulk\.prefetch\.(tensor\.[1-5]d\.L2\.global(\.tile)?|L2\.global){_HINT}")
@@ -46,7 +48,7 @@ def bulk(emitter: Emitter, instruction: Instruction) -> None:
     """`cp.async.bulk` and `cp.async.bulk.tensor`.
 
     Raises:
-        isa.UnknownOpcode: another spelling; `cp.reduce.async.bulk`, multicast, im2col and byte masks among them.
+        isa.UnknownOpcode: another spelling; `cp.reduce.async.bulk`, im2col and byte masks among them.
         ValueError: its operands do not fit.
     """
     emitter.has_bulk = emitter.has_mbarriers = True
@@ -61,22 +63,25 @@ def bulk(emitter: Emitter, instruction: Instruction) -> None:
         count_operands(operands, 1)
         emitter.run(BulkWait(integer(operands[0]), match["read"] is not None), guard)
     elif (match := _TENSOR_LOAD.fullmatch(opcode)) is not None:
-        target, tensor, barrier = _operands(operands, 3, match)
+        (target, tensor, barrier), mask = _operands(operands, 3, match), _mask(emitter, operands, 3, match)
         map_address, start = _tensor(emitter, tensor, int(match["rank"]))
         shared, bar = _shared(emitter, target), _shared(emitter, barrier)
         load = TensorLoad(Store(*own), Access(*there), phase, _use(instruction))
-        emitter.run(load, shared, map_address, start, bar, guard)
+        emitter.run(load, shared, map_address, start, bar, mask, guard)
     elif (match := _TENSOR_STORE.fullmatch(opcode)) is not None:
         tensor, source = _operands(operands, 2, match)
         map_address, start = _tensor(emitter, tensor, int(match["rank"]))
         store = TensorStore(Access(*own), Store(*there), _use(instruction))
         emitter.run(store, map_address, start, _shared(emitter, source), guard)
     elif (match := _LOAD.fullmatch(opcode)) is not None:
-        target, source, size, barrier = _operands(operands, 4, match)
+        (target, source, size, barrier), mask = _operands(operands, 4, match), _mask(emitter, operands, 4, match)
         shared, bar = _shared(emitter, target), _shared(emitter, barrier)
-        origin, _ = emitter.address(source, "global")
+        origin, _ = emitter.address(source, "shared" if match["send"] else "global")
         count = emitter.value(size, "b32")
-        emitter.run(BulkLoad(Store(*own), Access(*there), phase), shared, origin, count, bar, guard)
+        if match["send"] and match["hint"]:
+            raise isa.UnknownOpcode(opcode)
+        read = Access(*own) if match["send"] else Access(*there)
+        emitter.run(BulkLoad(Store(*own), read, phase), shared, origin, count, bar, mask, guard)
     elif (match := _STORE.fullmatch(opcode)) is not None:
         target, source, size = _operands(operands, 3, match)
         shared = _shared(emitter, source)
@@ -153,9 +158,15 @@ def proxy_fence(emitter: Emitter, instruction: Instruction) -> bool:
 
 
 def _operands(operands: tuple[Operand, ...], needed: int, match: re.Match[str]) -> tuple[Operand, ...]:
-    """The operands but for the cache policy."""
-    count_operands(operands, needed + (match["hint"] is not None))
+    """The operands but for the mask of blocks and the cache policy."""
+    multicast = match.groupdict().get("multicast") is not None
+    count_operands(operands, needed + multicast + (match["hint"] is not None))
     return operands[:needed]
+
+
+def _mask(emitter: Emitter, operands: tuple[Operand, ...], position: int, match: re.Match[str]) -> str:
+    """Expression for the blocks of a multicast, None without."""
+    return "None" if match["multicast"] is None else emitter.value(operands[position], "b16")
 
 
 def _tensor(emitter: Emitter, operand: Operand, rank: int) -> tuple[str, str]:

@@ -1,14 +1,19 @@
-"""Statements of the instructions on clusters, `mapa` and `getctarank`, and of those that only advise the chip."""
+"""Statements of the instructions on clusters, and of those that only advise the chip."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from refmoe.ptx import isa
+from refmoe.ptx.access import Access, Atomic, Store
 from refmoe.ptx.cluster import MapAddress, RankOf
 from refmoe.ptx.emit_bulk import count_operands
 from refmoe.ptx.matrix import WholeWarp
+from refmoe.ptx.remote_async import WriteAsync
+from refmoe.ptx.scopes import type_bits
 from refmoe.ptx.syntax import Immediate, Instruction
 
 if TYPE_CHECKING:
@@ -27,6 +32,14 @@ _ADVICE = re.compile(
 )
 # Operands of those that do not take one address, or one number.
 _ADVISED = {"applypriority": 2, "griddepcontrol": 0}
+_COMPLETES = r"\.shared::cluster\.mbarrier::complete_tx::bytes"
+_STORE_ASYNC = re.compile(
+    rf"st\.async(\.weak)?{_COMPLETES}(\.v(?P<count>[24]))?\.(?P<type>b32|b64|u32|u64|s32|s64|f32|f64)"
+)
+_REDUCE_ASYNC = re.compile(
+    rf"red\.async\.relaxed\.cluster{_COMPLETES}\.(?P<operation>inc|dec|min|max|add|and|or|xor)"
+    r"\.(?P<type>u32|s32|u64|b32)"
+)
 _REGISTERS = re.compile(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32")
 
 
@@ -64,6 +77,37 @@ def _parts(instruction: Instruction, operands: int) -> tuple[str, bool]:
         raise isa.UnknownOpcode(instruction.opcode)
     count_operands(instruction.operands, operands)
     return f"b{match['bits']}", match["shared"] is None
+
+
+def write_async(emitter: Emitter, instruction: Instruction) -> None:
+    """`st.async [a], b, [mbar]` and `red.async`.
+
+    Raises:
+        isa.UnknownOpcode: another spelling; without `.shared::cluster` it would write global memory, or anywhere.
+        ValueError: its operands do not fit.
+    """
+    opcode = instruction.opcode
+    count_operands(instruction.operands, 3)
+    target, value, barrier = instruction.operands
+    work: Store | Atomic
+    if (match := _STORE_ASYNC.fullmatch(opcode)) is not None:
+        count, size = int(match["count"] or 1), type_bits(match["type"]) // 8
+        work = Store(instruction, "shared", size, count)
+    elif (match := _REDUCE_ASYNC.fullmatch(opcode)) is not None:
+        count, size = 1, type_bits(match["type"]) // 8
+        function = isa.resolve_atomic(match["operation"], match["type"])
+        work = Atomic(
+            instruction, "shared", size, 1, strong=True, function=function, global_function=function,
+            dtype=np.dtype(f"u{size}"),
+        )  # fmt: skip
+    else:
+        raise isa.UnknownOpcode(opcode)
+    emitter.has_mbarriers = True
+    values = [emitter.value(element, f"b{size * 8}") for element in emitter.elements(value, count)]
+    address, _ = emitter.address(target, "shared")
+    phase, _ = emitter.address(barrier, "shared")
+    write = WriteAsync(work, Access(instruction, "shared", 8, 1, strong=True))
+    emitter.run(write, address, f"({', '.join(values)},)", phase, emitter.guard(instruction))
 
 
 def advise(emitter: Emitter, instruction: Instruction) -> None:

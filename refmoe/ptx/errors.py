@@ -79,6 +79,18 @@ class ArgumentMismatch(PtxError):
     """The launch does not fit the entry: its arguments, its grid, its block or its shared memory."""
 
 
+class CooperativeLaunchTooLarge(ArgumentMismatch):
+    """A cooperative launch has more blocks than can be resident, as cudaErrorCooperativeLaunchTooLarge.
+
+    Attributes:
+        blocks: of the grid.
+        resident: the most that can be.
+    """
+
+    blocks: int
+    resident: int
+
+
 class LaneError(PtxError):
     """A fault of one lane.
 
@@ -101,7 +113,8 @@ class MemoryFault(LaneError):
     """A memory access that the machine refuses.
 
     Attributes:
-        kind: `"out of bounds"`, `"uninitialised"`, `"misaligned"`, `"read only"` or `"unmapped"`.
+        kind: `"out of bounds"`, `"uninitialised"`, `"misaligned"`, `"read only"`, `"unmapped"` or `"gone"` (shared
+            memory of a block of the cluster that has exited).
         space: state space of the access.
         address: the address the lane used, in that space.
         buffer: name of the buffer or variable, or None where the address belongs to none.
@@ -122,7 +135,8 @@ class RaceError(LaneError):
 
     Attributes:
         kind: `"write-write"`, `"read-write"` (the later access writes), `"write-read"` (the later access reads) or
-            `"proxy"` (a bulk copy reads what was written in order, but through another proxy and without its fence).
+            `"proxy"` (a bulk copy reads what was written in order, but through another proxy and without its fence) or
+            `"exit"` (a block ends while another block of its cluster may still access its shared memory).
         space, buffer, offset: where.
         other_block, other_thread: the lane of the earlier access; the thread is None where several lanes read.
     """
@@ -165,6 +179,24 @@ class Deadlock(PtxError):
     """No lane can run any more. Attributes: `waiting`, one sentence for each place where lanes wait."""
 
     waiting: tuple[str, ...]
+
+
+class CoResidencyError(PtxError):
+    """Blocks poll for a block that cannot start before they end: the launch needs co-residency, and is not cooperative.
+
+    Attributes:
+        line, source, text: of the instruction that polls, as for a `LaneError`; None where no block is in a loop.
+        blocks: those that poll, as indices (x, y, z).
+        resident: how many can be resident.
+        waiting: how many have not started.
+    """
+
+    line: int | None
+    source: str | None
+    text: str | None
+    blocks: tuple[Index3, ...]
+    resident: int
+    waiting: int
 
 
 class StepBudgetExceeded(PtxError):

@@ -134,6 +134,21 @@ class Granules:
                 yield number, slice(slot, slot + (stop - begin >> shift))
                 begin = stop
 
+    def within(self, begin: int, end: int) -> tuple[Array, Array]:
+        """(first byte of its granule [n], record [n]) of all records of the bytes from `begin` to `end`."""
+        indices, found = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for page in range(begin >> PAGE_SHIFT, (end - 1 >> PAGE_SHIFT) + 1):
+            shift = int(self.states[page]) - 1
+            if shift < 0:
+                continue
+            first, last = max(begin, page << PAGE_SHIFT), min(end, (page + 1) << PAGE_SHIFT)
+            slot = (page << PAGE_SHIFT) + ((first & PAGE - 1) >> shift)
+            held = self.records[:, slot : slot + (last - first >> shift)]
+            columns, places = np.nonzero(held)
+            indices.append(first + (places << shift))
+            found.append(held[columns, places])
+        return np.concatenate(indices), np.concatenate(found)
+
     @property
     def accessed(self) -> int:
         """How many bytes somebody accessed."""

@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
-from refmoe.ptx.arguments import Buffer, DeviceMemory, bind, write_back
-from refmoe.ptx.errors import ArgumentMismatch, Deadlock, Index3
-from refmoe.ptx.machine import Checks, Launch, Machine
+from refmoe.ptx.arguments import Buffer, bind, write_back
+from refmoe.ptx.device_memory import DeviceMemory
+from refmoe.ptx.errors import ArgumentMismatch, CooperativeLaunchTooLarge, Index3
+from refmoe.ptx.grid import Grid, Queue
+from refmoe.ptx.machine import Checks, Launch
 from refmoe.ptx.memory import Arena, padded
 from refmoe.ptx.observe import PLAIN, Observer, View
 from refmoe.ptx.pages import POISON
 from refmoe.ptx.parser import ParsedModule, parse
 from refmoe.ptx.races import RaceShadow
 from refmoe.ptx.records import MAX_THREADS
-from refmoe.ptx.syntax import Function
+from refmoe.ptx.residency import Residency, chip_of, fewest_multiprocessors, residency, run_blocks
+from refmoe.ptx.syntax import Function, Variable
 from refmoe.ptx.trace import Trace
 from refmoe.ptx.watch import Watch
 
@@ -33,6 +36,11 @@ LANES_AT_ONCE = 24576
 _SHARED_AT_ONCE = 8 << 20
 _SHARED_LIMITS = {"sm_12": 101_376}
 _SHARED_LIMIT = 232_448
+# Blocks of a cluster, with cudaFuncAttributeNonPortableClusterSizeAllowed.
+_CLUSTER_LIMIT = 16
+# What %envreg1 and %envreg2 point to in a cooperative launch, uint32: its size in bytes, and the barrier of the grid
+# (cooperative_groups, details/driver_abi.h, `grid_workspace`).
+_WORKSPACE = np.array([8, 0], np.uint32).view(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,16 @@ class Module:
         """Names of the kernels."""
         return tuple(name for name, function in self._parsed.declared.items() if function.is_entry)
 
+    @property
+    def variables(self) -> dict[str, Variable]:
+        """The module's `.global` and `.const` variables by their names."""
+        return {name: v for name, v in self._parsed.variables.items() if v.space in ("global", "const")}
+
+    @property
+    def declared(self) -> Mapping[str, Function]:
+        """Its functions by their names, kernels too, without their bodies."""
+        return self._parsed.declared
+
     def compile(self, entry: str, view: View = PLAIN) -> Code:
         """The code of an entry; compiled once for each view.
 
@@ -131,6 +149,10 @@ def launch(
     watch: Watch | None = None,
     stdout: TextIO | None = None,
     profile: Observer | None = None,
+    blocks: Sequence[int | Sequence[int]] | None = None,
+    cluster: Sequence[int] | None = None,
+    cooperative: bool = False,
+    multiprocessors: int | None = None,
 ) -> LaunchResult:
     """Run an entry and write its buffers back.
 
@@ -140,19 +162,27 @@ def launch(
         grid: blocks (x, y, z).
         block: threads (x, y, z).
         args: one for each parameter: a `Buffer` or a NumPy array (initialised, writable) or None (a null pointer) for a
-            pointer, a number for a scalar, bytes for a struct. One array passed twice is one buffer.
+            pointer, a number for a scalar and, with `memory`, for a pointer, bytes for a struct. One array passed twice
+            is one buffer.
         shared_bytes: dynamic shared memory of a CTA.
         checks: what is looked for; all by default.
         step_budget: most steps of a warp, each through one block of code; None for no limit.
         trace: takes down who waited on which barrier, and when.
-        memory: further buffers, to whose addresses arguments and buffers may refer.
+        memory: buffers that live on, to whose addresses arguments, as numbers, and buffers may refer. The variables of
+            the module live in it too; without it they have their first values in every launch.
         watch: takes down who writes some bytes of a buffer.
         stdout: gets what the kernel prints with `printf`, all at once when the launch ends, well or not; by default
             `sys.stdout`.
         profile: a `Profile`, which counts what the launch does, or another observer.
+        blocks: those of the grid that run, each x or (x, y, z); all by default. The others do nothing, and for those
+            that run the grid is as large as ever.
+        cluster: blocks of a cluster (x, y, z); what the kernel's .reqnctapercluster says by default, else one.
+        cooperative: all blocks are resident together, so that they may wait for one another, and `grid.sync()` works.
+        multiprocessors: of the chip, on which it depends how many blocks are resident; by default those of the smallest
+            chip in `refmoe.chips` that the module's target names.
 
     Raises:
-        ArgumentMismatch: the launch does not fit the entry.
+        ArgumentMismatch: the launch does not fit the entry, or a cooperative one the chip.
         ArgumentError: the watch is on bytes that no buffer has.
         PtxError: what went wrong in it. The caller's arrays are then as they were, as after KeyboardInterrupt.
     """
@@ -161,6 +191,8 @@ def launch(
     size, shape = _triple("grid", grid), _triple("block", block)
     warps = -(-math.prod(shape) // 32)
     _check_shape(module, code, size, shape, warps)
+    plan = _grid(module, code, size, cluster)
+    ranges = plan.ranges(blocks)
     shared = code.layout.shared_bytes
     if shared_bytes:
         shared = code.layout.dynamic_offset + shared_bytes
@@ -168,10 +200,25 @@ def launch(
     if shared_bytes < 0 or shared > limit:
         raise ArgumentMismatch(f"{shared} bytes of shared memory; {module.target} has {limit} for a block")
     arena = Arena()
+    # Variables that live on have their places in the memory before it enters the arena.
+    addresses = None if memory is None else memory.variables(module, code.layout.buffers)
     poison = np.full(code.layout.parameter_bytes, POISON, np.uint8)
     parameters = arena.add("kernel parameters", "param", poison, poison.size, writable=False)
     bound = bind(code.entry, args, memory, arena, parameters, code.layout.parameters)
-    addresses = _variables(code, arena)
+    if addresses is None:
+        addresses = _variables(code, arena)
+    resident = _residency(module, code, warps, shared, multiprocessors)
+    workspace = 0
+    if cooperative:
+        if blocks is not None:
+            raise ArgumentMismatch("blocks: a cooperative launch runs all blocks of its grid")
+        if plan.count > resident.most:
+            raise CooperativeLaunchTooLarge(
+                f"a cooperative launch of {plan.count} blocks; resident can be {resident}",
+                blocks=plan.count,
+                resident=resident.most,
+            )
+        workspace = arena.add("the workspace of the cooperative launch", "global", _WORKSPACE, _WORKSPACE.nbytes).base
     if watch is not None:
         watch.attach(arena)
     if checks.races:
@@ -180,9 +227,9 @@ def launch(
                 region.shadow = RaceShadow(padded(region.size), 0)
     ctas = math.prod(size)
     state = Launch(
-        module.name, code, size, shape, checks, arena, addresses, shared_bytes, shared, warps,
+        module.name, code, plan, shape, checks, arena, addresses, shared_bytes, shared, warps,
         np.zeros(ctas * warps if checks.races else 0, np.int64), step_budget, set(), trace, profile,
-        proxied=np.zeros(ctas * warps, np.int64),
+        proxied=np.zeros(ctas * warps, np.int64), workspace=workspace,
     )  # fmt: skip
     if profile is not None:
         profile.attach(state)
@@ -190,7 +237,7 @@ def launch(
     start = time.perf_counter()
     try:
         with np.errstate(all="ignore"):
-            _run(state, ctas)
+            run_blocks(state, Queue(ranges), resident, _blocks_at_once(state))
     except BaseException:
         arena.undo()
         raise
@@ -200,6 +247,7 @@ def launch(
     for buffer, region in bound:
         if buffer.writable:
             write_back(buffer, region)
+    state.put_back(None)
     arena.release()
     return LaunchResult(
         state.lane_instructions,
@@ -225,6 +273,11 @@ def run_ptx(
     watch: Watch | None = None,
     stdout: TextIO | None = None,
     profile: Observer | None = None,
+    memory: DeviceMemory | None = None,
+    blocks: Sequence[int | Sequence[int]] | None = None,
+    cluster: int | Sequence[int] | None = None,
+    cooperative: bool = False,
+    multiprocessors: int | None = None,
 ) -> LaunchResult:
     """Run a kernel of a PTX text on NumPy arrays, every access checked; `refmoe run` does the same with files.
 
@@ -264,6 +317,11 @@ def run_ptx(
         watch: likewise.
         stdout: likewise.
         profile: likewise.
+        memory: likewise; the variables of a module live on with the module, which is another one in every call.
+        blocks: likewise.
+        cluster: blocks of a cluster, x or (x, y, z); what the kernel's .reqnctapercluster says if left out.
+        cooperative: see `launch`.
+        multiprocessors: likewise.
 
     Raises:
         ParseError: no PTX, with the line.
@@ -294,9 +352,14 @@ def run_ptx(
         checks,
         step_budget,
         trace,
+        memory,
         watch=watch,
         stdout=stdout,
         profile=profile,
+        blocks=blocks,
+        cluster=None if cluster is None else _sizes(cluster),
+        cooperative=cooperative,
+        multiprocessors=multiprocessors,
     )
 
 
@@ -316,37 +379,49 @@ def _keep_freed_memory() -> None:
     np.empty((32 << 20) - 65536, np.uint8)
 
 
-def _run(state: Launch, ctas: int) -> None:
-    """Run chunks of CTAs; those that only wait for memory to change let the next ones start."""
-    at_once = max(1, min(LANES_AT_ONCE // (state.warps * 32), _SHARED_AT_ONCE // max(state.shared_bytes, 1)))
-    pending = list(range(0, ctas, at_once))
-    stalled: list[Machine] = []
-    while pending or stalled:
-        if pending:
-            first = pending.pop(0)
-            machine = state.machine(first, min(at_once, ctas - first))
-            if not machine.run():
-                stalled.append(machine)
-                continue
-            state.put_back(machine)
-        before, reads = len(stalled), state.ticks.reads
-        changed = state.arena.changes
-        stalled = [machine for machine in stalled if not _ends(machine)]
-        if pending or len(stalled) != before or not stalled or state.arena.changes != changed:
-            state.ticks.settle()
-        elif state.ticks.reads == reads or not state.ticks.leap():
-            waiting = [line for machine in stalled for line in machine.waiting()]
-            raise Deadlock(
-                "lanes poll memory that nothing will change:\n  " + "\n  ".join(waiting), waiting=tuple(waiting)
-            )
+def _grid(module: Module, code: Code, size: Index3, cluster: Sequence[int] | None) -> Grid:
+    """The grid with its clusters.
+
+    Raises:
+        ArgumentMismatch: a cluster that neither the kernel nor the grid has room for.
+    """
+    directives, name = code.entry.directives, f"{code.entry.name} in {module.name}"
+    required = directives.get("reqnctapercluster")
+    shape = None if cluster is None else _triple("cluster", cluster)
+    if required:
+        wanted = _triple("cluster", (*required, 1, 1)[:3])
+        if shape is not None and shape != wanted:
+            raise ArgumentMismatch(f"cluster {shape}; .reqnctapercluster {wanted} of {name}")
+        shape = wanted
+    if shape is None:
+        if "explicitcluster" in directives:
+            raise ArgumentMismatch(f"{name} is .explicitcluster: a cluster is needed, and none is given")
+        return Grid(size)
+    most = min((_CLUSTER_LIMIT, *directives.get("maxclusterrank", ())))
+    if math.prod(shape) > most:
+        raise ArgumentMismatch(f"cluster {shape} has {math.prod(shape)} blocks; {name} may have {most}")
+    if any(whole % part for whole, part in zip(size, shape, strict=True)):
+        raise ArgumentMismatch(f"cluster {shape}: the grid {size} is no multiple of it along every axis")
+    return Grid(size, shape, explicit=True)
 
 
-def _ends(machine: Machine) -> bool:
-    """Run CTAs that had to wait for others; if they end, their memory goes at once."""
-    ended = machine.run()
-    if ended:
-        machine.release()
-    return ended
+def _blocks_at_once(state: Launch) -> int:
+    """Blocks that one machine runs together."""
+    return max(1, min(LANES_AT_ONCE // (state.warps * 32), _SHARED_AT_ONCE // max(state.shared_bytes, 1)))
+
+
+def _residency(module: Module, code: Code, warps: int, shared_bytes: int, multiprocessors: int | None) -> Residency:
+    """How many blocks are resident.
+
+    Raises:
+        ArgumentMismatch: a chip without multiprocessors.
+    """
+    chip = chip_of(module.target)
+    count = fewest_multiprocessors(chip) if multiprocessors is None else multiprocessors
+    if count < 1:
+        raise ArgumentMismatch(f"multiprocessors {count}: at least 1 needed")
+    registers = code.entry.directives.get("maxnreg", (None,))[0]
+    return residency(chip, warps, shared_bytes, registers, count)
 
 
 def _triple(name: str, value: Sequence[int]) -> Index3:
@@ -367,11 +442,6 @@ def _check_shape(module: Module, code: Code, grid: Index3, block: Index3, warps:
     if most and threads > math.prod(most):
         raise ArgumentMismatch(
             f"block {block} has {threads} threads; .maxntid {most} of {code.entry.name} in {module.name}"
-        )
-    blocks = math.prod(directives.get("reqnctapercluster", ()))
-    if blocks > 1:
-        raise ArgumentMismatch(
-            f"{code.entry.name} in {module.name} needs clusters of {blocks} blocks; here they have one"
         )
     exact = directives.get("reqntid")
     if exact and block != (*exact, 1, 1)[:3]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from refmoe.ptx.parser import ParsedModule
@@ -66,9 +66,10 @@ def lay_out(entry: Function, module: ParsedModule) -> Layout:
     for name in wanted:
         wanted.extend(s.name for _, _, s in buffers[name].relocations if s.name in buffers and s.name not in wanted)
     used |= {symbol.name for name in wanted for _, _, symbol in buffers[name].relocations}
-    for number, (name, function) in enumerate(module.declared.items(), 1):
-        if name in used and name not in addresses and not function.is_entry:
-            addresses[name] = CODE_WINDOW + CODE_BYTES * number
+    for name in module.declared:
+        address = code_address(module.declared, name) if name in used and name not in addresses else None
+        if address is not None:
+            addresses[name] = address
             spaces[name] = "code"
     return Layout(
         addresses,
@@ -80,6 +81,13 @@ def lay_out(entry: Function, module: ParsedModule) -> Layout:
         dynamic_offset,
         tuple(buffers[name] for name in wanted),
     )
+
+
+def code_address(declared: Mapping[str, Function], name: str) -> int | None:
+    """The address of a function of a module; None for an entry, and for what is no function."""
+    if name not in declared or declared[name].is_entry:
+        return None
+    return CODE_WINDOW + CODE_BYTES * (list(declared).index(name) + 1)
 
 
 def _named(entry: Function) -> set[str]:

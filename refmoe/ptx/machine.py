@@ -22,10 +22,12 @@ from refmoe.ptx.barriers import Barriers
 from refmoe.ptx.bulk import Bulk
 from refmoe.ptx.bulk_maps import MapHistory
 from refmoe.ptx.bulk_races import BulkShadow
+from refmoe.ptx.cluster import refuse_early_exit
 from refmoe.ptx.cluster_barrier import ClusterBarrier
 from refmoe.ptx.copies import Copies
 from refmoe.ptx.errors import Deadlock, Index3, LaneError, MisuseError, StepBudgetExceeded, Trap, WarpError
 from refmoe.ptx.frame import Frame
+from refmoe.ptx.grid import Grid, index_in
 from refmoe.ptx.mbarrier import Mbarriers
 from refmoe.ptx.memory import Arena, owned_region
 from refmoe.ptx.native.scheduler import PATIENCE
@@ -75,6 +77,7 @@ class Launch:
         name: of the module.
         code: of the entry.
         grid, block: as launched.
+        workspace: address of what a cooperative launch has for its barrier, else 0.
         checks: what is looked for.
         arena: global memory.
         addresses: of module variables, uint64 scalars.
@@ -95,7 +98,7 @@ class Launch:
 
     name: str
     code: Code
-    grid: Index3
+    grid: Grid
     block: Index3
     checks: Checks
     arena: Arena
@@ -110,6 +113,7 @@ class Launch:
     observer: Observer | None = None
     maps: MapHistory = field(default_factory=MapHistory)
     proxied: Array = None
+    workspace: int = 0
     steps: int = 0
     clock: int = 0
     lane_instructions: int = 0
@@ -170,11 +174,14 @@ class Machine:
         self.local = owned_region("local memory", "local", self.code.layout.local_bytes, self.lanes, refused)
         self.clocks: Any = None
         if self.checks.races:
+            # The blocks of a cluster know of each other what the warps of a block do.
+            blocks = launch.grid.cluster_blocks
             self.clocks = Clocks(
-                self.warps, ctas, first_cta, launch.published, self.code.has_mbarriers, self.code.has_bulk
-            )
+                self.warps * blocks, ctas // blocks, first_cta // blocks, launch.published,
+                self.code.has_mbarriers, self.code.has_bulk,
+            )  # fmt: skip
             shadow = BulkShadow if self.code.has_bulk else RaceShadow
-            self.shared.shadow = shadow(self.shared.data.size, self.warps)
+            self.shared.shadow = shadow(self.shared.data.size, self.clocks.warps)
         self._passed: Array | None = None
         self.tracer = Tracer() if launch.trace is None else launch.trace.tracer(self)
         self.barriers = Barriers(self)
@@ -203,9 +210,9 @@ class Machine:
         for region in (self.shared, self.local):
             region.clear()
         if self.clocks is not None:
-            self.clocks.restart(first_cta)
+            self.clocks.restart(first_cta // self.launch.grid.cluster_blocks)
         if self.shared.shadow is not None:
-            self.shared.shadow = type(self.shared.shadow)(self.shared.data.size, self.warps)
+            self.shared.shadow = type(self.shared.shadow)(self.shared.data.size, self.clocks.warps)
         self.native.restart()
         self._arrive(0, 0, self.alive)
         return True
@@ -219,8 +226,9 @@ class Machine:
     def _specials(self) -> dict[str, Any]:
         launch = self.launch
         return special_values(
-            launch.grid, launch.block, self.first_cta, self.ctas, self.warps, launch.dynamic_bytes, launch.shared_bytes
-        )
+            launch.grid, launch.block, self.first_cta, self.ctas, self.warps, launch.dynamic_bytes, launch.shared_bytes,
+            launch.workspace,
+        )  # fmt: skip
 
     # What instructions ask
 
@@ -231,7 +239,7 @@ class Machine:
     def place_of_thread(self, number: int) -> tuple[Index3, Index3]:
         """(block, thread) of a thread of the launch, counted in whole warps."""
         cta, thread = divmod(number, self.warps * 32)
-        return _index(cta, self.launch.grid), _index(thread, self.launch.block)
+        return self.launch.grid.index(cta), index_in(thread, self.launch.block)
 
     def describe(self, instruction: Instruction) -> str:
         """`module.ptx:57 (kernel.cu:14): st.shared.f32 [%r12], %f18;`."""
@@ -379,6 +387,8 @@ class Machine:
         elif kind == "index":
             self._index(place, turn, mask, frame, result)
         elif kind == "exit":
+            if self.launch.grid.cluster_blocks > 1:
+                refuse_early_exit(self, terminator.instruction, mask)
             self._exit(mask)
         elif kind == "barrier":
             self.progress()
@@ -621,10 +631,6 @@ class Machine:
 def _all(frame: Frame, value: Any) -> Any:
     """A frame's value over all lanes; scalars stay scalars."""
     return frame.to_all(value) if isinstance(value, np.ndarray) and value.ndim else value
-
-
-def _index(number: int, size: Index3) -> Index3:
-    return number % size[0], number // size[0] % size[1], number // (size[0] * size[1])
 
 
 def _same(before: Any, after: Any) -> bool:

@@ -271,10 +271,24 @@ class Mbarriers:
         """`mbarrier.expect_tx` and, with negative bytes, `mbarrier.complete_tx`."""
         ids = self.objects(frame, work.access, address, lanes)
         self.machine.tracer.mbarrier("expect", work.access.instruction, lanes, ids, owed)
+        self._owe(frame, work.access, ids, lanes, owed)
+
+    def _owe(self, frame: Frame, access: Access, ids: Array, lanes: Array, owed: Array) -> None:
         np.add.at(self.transactions, ids, owed)
-        self._check_owed(work.access.instruction, ids, lanes)
+        self._check_owed(access.instruction, ids, lanes)
         self.machine.progress()
-        self._settle(frame, ids, work.access.instruction, "")
+        self._settle(frame, ids, access.instruction, "")
+
+    def complete_bytes(self, frame: Frame, access: Access, address: Array, lanes: Array, size: int) -> None:
+        """Each lane wrote `size` bytes asynchronously: the transaction owes as many less."""
+        ids = self.objects(frame, access, address, lanes)
+        clocks = self.machine.clocks
+        if clocks is not None:
+            column = clocks.warps + (lanes >> 5) % clocks.warps
+            np.maximum.at(self._coming, (ids, column), clocks.now)
+        owed = np.full(len(lanes), -size, np.int64)
+        self.machine.tracer.mbarrier("expect", access.instruction, lanes, ids, owed)
+        self._owe(frame, access, ids, lanes, owed)
 
     def announce(self, frame: Frame, work: CopyArrive, address: Array, lanes: Array) -> None:
         """`cp.async.mbarrier.arrive`: one arrival for each lane, once its copies have landed."""
@@ -340,7 +354,7 @@ class Mbarriers:
                 coming.append((numbers, lanes))
                 if machine.clocks is not None:
                     warps = lanes >> 5
-                    column = machine.warps + warps % machine.warps
+                    column = machine.clocks.warps + warps % machine.clocks.warps
                     np.maximum.at(self._coming, (numbers, column), arrival.step)
             if not which.all():
                 arrival.lanes, arrival.ids = arrival.lanes[~which], arrival.ids[~which]
@@ -386,11 +400,22 @@ class Mbarriers:
     def look(self, frame: Frame, work: Wait, address: Array, lanes: Array, asked: Array) -> tuple[Array, Array]:
         """(objects, whether their phases are complete) of lanes that need them, copies landed where they alone lack."""
         ids = self.objects(frame, work.access, address, lanes)
+        self._check_own(work, ids, lanes)
         ready = self.complete(work, ids, lanes, asked)
         if (self._arrivals or self.machine.bulk.loads) and not ready.all():
             self.land(frame, np.unique(ids[~ready]), work.access.instruction)
             ready = self.complete(work, ids, lanes, asked)
         return ids, ready
+
+    def _check_own(self, work: Wait, ids: Array, lanes: Array) -> None:
+        """A wait is for a barrier of the own block (PTX ISA, "mbarrier.test_wait": `.shared::cta`)."""
+        machine = self.machine
+        if machine.launch.grid.cluster_blocks > 1:
+            other = self.slot[ids] * _BYTES // machine.shared.stride != machine.lane_cta[lanes]
+            if other.any():
+                bad = int(np.argmax(other))
+                what = f"a wait for {self.name(self.slot[ids[bad]])}, another block of the cluster"
+                raise machine.misuse(work.access.instruction, lanes[bad], what)
 
     def acquire(self, ids: Array, lanes: Array) -> None:
         """Lanes have seen the last phase of their objects complete."""
@@ -455,16 +480,15 @@ class Mbarriers:
         warps, numbers = _runs(lanes >> 5, ids)
         np.maximum.at(self._coming, numbers, clocks.seen[warps])
         np.maximum.at(self._coming_acquired, numbers, clocks.acquired[warps])
-        per_cta = self.machine.warps * 32
-        self._coming[ids, 2 * self.machine.warps + lanes % per_cta] = clocks.now
+        self._coming[ids, 2 * clocks.warps + lanes % (clocks.warps * 32)] = clocks.now
 
     def _together(self, ids: Array) -> Array:
         """What arrivals released, where a warp all of whose lanes arrived is known as a whole."""
         machine = self.machine
         known = self._coming[ids]
-        warps = machine.warps
-        cta = self.slot[ids] * _BYTES // machine.shared.stride
-        alive = machine.alive.reshape(machine.ctas, warps, 32)[cta]
+        warps = machine.clocks.warps
+        cluster = self.slot[ids] * _BYTES // (machine.shared.stride * machine.launch.grid.cluster_blocks)
+        alive = machine.alive.reshape(-1, warps, 32)[cluster]
         lanes = np.where(alive, known[:, 2 * warps : 34 * warps].reshape(-1, warps, 32), _FOREVER).min(axis=2)
         known[:, :warps] = np.maximum(known[:, :warps], np.where(lanes < _FOREVER, lanes, 0))
         return known

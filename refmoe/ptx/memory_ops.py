@@ -12,7 +12,7 @@ _SPACES = {
     "local": "local",
     "shared": "shared",
     "shared::cta": "shared",
-    "shared::cluster": "shared",  # a cluster has one CTA here
+    "shared::cluster": "shared",  # the address says whose
     "param": "param",
     "param::entry": "param",
     "param::func": "param",

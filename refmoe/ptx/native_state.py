@@ -20,6 +20,8 @@ from refmoe.ptx.native.context import (
     TURN,
     WAITING,
     Context,
+    End,
+    Place,
     Queue,
     Row,
     starts,
@@ -129,11 +131,13 @@ class NativeState:
         context[Context.REGION_COUNT] = len(self._rows)
         context[Context.SHARED_OFFSET] = self._shared_offset.ctypes.data
         context[Context.REFUSE_UNWRITTEN] = machine.checks.uninitialised
-        context[Context.WARPS] = machine.warps
+        # Those that know of each other, and take turns.
+        context[Context.WARPS] = machine.warps * machine.launch.grid.cluster_blocks
         budget = machine.launch.step_budget
         context[Context.BUDGET] = _ENDLESS if budget is None else budget
         context[Context.ALL_WARPS] = len(self._queues)
-        context[Context.PLACES] = machine.code.places.ctypes.data
+        self._places = places_of(machine)
+        context[Context.PLACES] = self._places.ctypes.data
         context[Context.QUEUES] = self._queues.ctypes.data
         clocks = machine.clocks
         if clocks is not None:
@@ -304,6 +308,15 @@ class NativeState:
             self.error = error
             return 1
         return 0
+
+
+def places_of(machine: Machine) -> Array:
+    """The table of places: in clusters Python sees every exit, because others may still use the block's memory."""
+    places: Array = machine.code.places
+    if machine.launch.grid.cluster_blocks > 1:
+        places = places.copy()
+        places[places[:, Place.END] == End.EXIT, Place.FUNCTION] = 0
+    return places
 
 
 def _bits(mask: Array) -> Array:

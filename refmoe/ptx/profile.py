@@ -328,7 +328,7 @@ class Profile:
             self.kernels += known
         self._now = known[0]
         self._now.launches += 1
-        self._now.blocks, self._now.threads = launch.grid, launch.block
+        self._now.blocks, self._now.threads = launch.grid.size, launch.block
 
     def step(self, place: int, frame: Frame) -> None:
         """The lanes of a frame run block `place`."""

@@ -111,9 +111,19 @@ def build(function: Function, is_native: Callable[[Instruction], bool]) -> Progr
     return Program(tuple(blocks))
 
 
+def polling_instruction(program: Program, place: int) -> Instruction | None:
+    """The first instruction from block `place` on that reads what another lane may write meanwhile."""
+    instructions = (each for block in program.blocks[place:] for each in block.instructions)
+    return next((each for each in instructions if _reads_anew(each)), None)
+
+
+def _reads_anew(instruction: Instruction) -> bool:
+    return any(part in _POLLS for part in instruction.opcode.split("."))
+
+
 def _polls(blocks: list[Block], loop: frozenset[int]) -> bool:
     instructions = [instruction for index in loop for instruction in blocks[index].instructions]
-    return any(part in _POLLS for each in instructions for part in each.opcode.split(".")) or any(
+    return any(map(_reads_anew, instructions)) or any(
         isinstance(operand, Special) and operand.name in CLOCKS for each in instructions for operand in each.operands
     )
 

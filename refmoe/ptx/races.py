@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from refmoe.ptx.cluster import whose
 from refmoe.ptx.errors import RaceError
 from refmoe.ptx.granules import Granules
 from refmoe.ptx.native import order
@@ -48,7 +49,8 @@ class Clocks:
     """What each warp of some CTAs knows about the others.
 
     Args:
-        warps: of one CTA.
+        warps: of one CTA. What is said of CTAs here holds for whole clusters, where they have several: all their warps
+            can synchronise with each other.
         ctas: that run together.
         first_cta: number of the first of them in the grid.
         published: int64 [warps of the grid], shared by all CTAs of the launch.
@@ -220,7 +222,8 @@ class RaceShadow:
         if bad.size:
             self._report_granule(frame, access, region, at, who, bad[0], previous[bad[0]], "write-read")
         warp = who >> 5
-        known = frame.machine.clocks.seen[warp, warp % frame.machine.warps]
+        clocks = frame.machine.clocks
+        known = clocks.seen[warp, warp % clocks.warps]
         self._record_reads(at, who, mine, known)
 
     def read_rows(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, words: Words) -> None:
@@ -298,9 +301,14 @@ class RaceShadow:
         """An atomic: it must not race with an earlier plain access."""
         self._modify(frame, access, region, index, lanes, STRONG)
 
-    def copy(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
-        """A copy to here is issued: it must not race with an earlier access. What it will write is not known yet."""
-        self._modify(frame, access, region, index, lanes, ASYNCHRONOUS)
+    def copy(
+        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, strong: bool = False
+    ) -> None:
+        """A copy to here is issued: it must not race with an earlier access. What it will write is not known yet.
+
+        `strong`: it is an atomic, which does not race with others.
+        """
+        self._modify(frame, access, region, index, lanes, ASYNCHRONOUS | STRONG if strong else ASYNCHRONOUS)
 
     def _modify(
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, flags: np.int64
@@ -336,6 +344,10 @@ class RaceShadow:
         latest = np.zeros(len(index), np.int64)
         np.maximum.at(latest, np.arange(len(index)) if row is None else row, self._writes[at])
         return latest
+
+    def records(self, begin: int, end: int) -> tuple[Array, Array]:
+        """(byte index [n], record [n]) of all that is known of the bytes from `begin` to `end`."""
+        return self.granules.within(begin, end)
 
     @staticmethod
     def thread_of(record: int) -> int:
@@ -375,6 +387,7 @@ class RaceShadow:
     ) -> None:
         """Raise the error of a race on byte `offset` of all owners' bytes."""
         machine = frame.machine
+        owner = whose(machine, region, offset)
         if region.stride:
             offset %= region.stride
         fields = machine.at(lane, access.instruction)
@@ -396,7 +409,7 @@ class RaceShadow:
         if record >> STEP_SHIFT == PENDING:
             whom += ", not known to be complete,"
         raise RaceError(
-            f"{kind} race on byte {offset} of {region.name} ({region.space}): block {fields['block']} thread "
+            f"{kind} race on byte {offset} of {region.name} ({region.space}){owner}: block {fields['block']} thread "
             f"{fields['thread']} {verbs[kind]} {whom} of block {other_block}, and {missing}; "
             f"{machine.describe(access.instruction)}",
             kind=kind,

@@ -11,6 +11,8 @@ WINDOW_BITS = 40
 PARAM_BASE = 1 << WINDOW_BITS
 SHARED_WINDOW = 1 << 56
 LOCAL_WINDOW = 1 << 57
+# An address in shared memory: above this bit stands whose it is, 0 for the own block, else its rank and one.
+RANK_SHIFT = 24
 # Functions have addresses that only a call can use.
 CODE_WINDOW = 1 << 58
 CODE_BYTES = 16

@@ -1,9 +1,10 @@
 """Predefined registers.
 
 Clocks count what the launch has run: see `Ticks`. Where a chip would say something about itself, these registers
-describe one with a single multiprocessor on which this launch is alone: `%smid` 0 of `%nsmid` 1, `%gridid` 1, nothing
-in `%envreg<n>`, and 1024 bytes of shared memory that the system keeps, below the block's own. Performance counters
-(`%pm<n>`) do not exist here.
+describe one with a single multiprocessor on which this launch is alone: `%smid` 0 of `%nsmid` 1, `%gridid` 1, and 1024
+bytes of shared memory that the system keeps, below the block's own. `%envreg1` and `%envreg2` are the address of a
+cooperative launch's workspace, and the other `%envreg<n>` are 0, as these are in a launch that is not cooperative.
+Performance counters (`%pm<n>`) do not exist here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.ptx.grid import Grid
 from refmoe.ptx.spaces import OWN_BASE
 
 _AXES = "xyz"
@@ -92,28 +94,40 @@ class Ticks:
 
 
 def values(
-    grid: tuple[int, int, int],
+    grid: Grid,
     block: tuple[int, int, int],
     first_cta: int,
     ctas: int,
     warps: int,
     dynamic_bytes: int,
     shared_bytes: int,
+    workspace: int = 0,
 ) -> dict[str, Any]:
-    """Each predefined register over the lanes of some CTAs: an array [lanes], or a scalar where all lanes agree."""
+    """Each predefined register over the lanes of some CTAs: an array [lanes], or a scalar where all lanes agree.
+
+    `workspace` is the address of what a cooperative launch has, in `%envreg1` (upper half) and `%envreg2`; else 0.
+    """
     result = dict(_of_any_ctas(grid, block, ctas, warps, dynamic_bytes, shared_bytes))
-    cta = first_cta + np.arange(ctas)
+    result["%envreg1"], result["%envreg2"] = np.uint32(workspace >> 32), np.uint32(workspace & 0xFFFFFFFF)
+
+    def spread(values: Any) -> Any:
+        same = ctas == 1 or bool((values == values[0]).all())
+        return np.uint32(values[0]) if same else np.repeat(values.astype(np.uint32), warps * 32)
+
+    cluster, rank = np.divmod(first_cta + np.arange(ctas), grid.cluster_blocks)
+    result["%cluster_ctarank"] = spread(rank)
     for axis, name in enumerate(_AXES):
-        ctaid = cta // int(np.prod(grid[:axis])) % grid[axis]
-        same = ctas == 1 or bool((ctaid == ctaid[0]).all())
-        spread = np.uint32(ctaid[0]) if same else np.repeat(ctaid.astype(np.uint32), warps * 32)
-        result[f"%ctaid.{name}"] = result[f"%clusterid.{name}"] = spread
+        corner = cluster // int(np.prod(grid.clusters[:axis])) % grid.clusters[axis]
+        inside = rank // int(np.prod(grid.cluster[:axis])) % grid.cluster[axis]
+        result[f"%clusterid.{name}"] = spread(corner)
+        result[f"%cluster_ctaid.{name}"] = spread(inside)
+        result[f"%ctaid.{name}"] = spread(corner * grid.cluster[axis] + inside)
     return result
 
 
 @lru_cache(maxsize=8)
 def _of_any_ctas(
-    grid: tuple[int, int, int],
+    grid: Grid,
     block: tuple[int, int, int],
     ctas: int,
     warps: int,
@@ -135,19 +149,18 @@ def _of_any_ctas(
         "%lanemask_le": lower | eq,
         "%lanemask_ge": ~lower,
         "%lanemask_gt": ~(lower | eq),
-        "%cluster_ctarank": np.uint32(0),
-        "%cluster_nctarank": np.uint32(1),
+        "%cluster_nctarank": np.uint32(grid.cluster_blocks),
         "%dynamic_smem_size": np.uint32(dynamic_bytes),
         "%total_smem_size": np.uint32(shared_bytes),
         "%aggr_smem_size": np.uint32(shared_bytes + OWN_BASE),
-        "%is_explicit_cluster": np.bool_(False),
+        "%is_explicit_cluster": np.bool_(grid.explicit),
         **_CONSTANTS,
     }
     for axis, name in enumerate(_AXES):
         tid = threads // int(np.prod(block[:axis])) % block[axis]
         result[f"%tid.{name}"] = np.uint32(0) if block[axis] == 1 else np.tile(tid.astype(np.uint32), ctas)
         result[f"%ntid.{name}"] = np.uint32(block[axis])
-        result[f"%nctaid.{name}"] = result[f"%nclusterid.{name}"] = np.uint32(grid[axis])
-        result[f"%cluster_ctaid.{name}"] = np.uint32(0)
-        result[f"%cluster_nctaid.{name}"] = np.uint32(1)
+        result[f"%nctaid.{name}"] = np.uint32(grid.size[axis])
+        result[f"%nclusterid.{name}"] = np.uint32(grid.clusters[axis])
+        result[f"%cluster_nctaid.{name}"] = np.uint32(grid.cluster[axis])
     return result

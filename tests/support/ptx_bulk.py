@@ -117,14 +117,16 @@ def run(
     checks: ptx.Checks | None = None,
     threads: int = THREADS,
     trace: ptx.Trace | None = None,
+    cluster: int | None = None,
 ) -> ptx.LaunchResult:
     """Launch a body."""
     module = ptx.Module.parse(TEXT.format(body=body, tile=TILE_BYTES), name="bulk.ptx")
     start = [*coordinates, *[0] * (5 - len(coordinates))]
     args = [out, tensor_map, other, *start]
     return ptx.launch(
-        module, "k", (grid, 1, 1), (threads, 1, 1), args, checks=checks, step_budget=200_000, memory=memory, trace=trace
-    )
+        module, "k", (grid, 1, 1), (threads, 1, 1), args, checks=checks, step_budget=200_000, memory=memory,
+        trace=trace, cluster=None if cluster is None else (cluster, 1, 1),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

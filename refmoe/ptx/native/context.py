@@ -40,7 +40,7 @@ class Context(IntEnum):
     """Of the grid, counted in whole warps: the thread of lane 0."""
     FIRST_WARP = auto()
     WARPS = auto()
-    """Of a CTA."""
+    """Of a cluster: those that have columns of their own in what `Clocks` holds."""
     SEEN = auto()
     """Pointers to what `Clocks` holds."""
     SEEN_COLUMNS = auto()

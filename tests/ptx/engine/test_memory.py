@@ -481,15 +481,6 @@ def test_launches_that_do_not_fit(grid, block, message: str) -> None:
         ptx.launch(module, "k", (1, 1, 1), (32, 1, 1), [np.zeros(1, np.uint8), None, 0], shared_bytes=101_377)
 
 
-def test_a_cluster_of_several_blocks_is_refused() -> None:
-    arguments = [np.zeros(1, np.uint8), None, 0]
-    one = ptx.Module.parse(text("ret;", directives=".reqnctapercluster 1, 1, 1"))
-    ptx.launch(one, "k", (2, 1, 1), (32, 1, 1), arguments)
-    two = ptx.Module.parse(text("ret;", directives=".reqnctapercluster 2"))
-    with pytest.raises(ptx.ArgumentMismatch, match="clusters of 2 blocks"):
-        ptx.launch(two, "k", (2, 1, 1), (32, 1, 1), arguments)
-
-
 def test_numbers_past_float32() -> None:
     module = ptx.Module.parse(".version 9.0\n.target sm_120a\n.visible .entry k(.param .f32 x) { ret; }")
     ptx.launch(module, "k", (1, 1, 1), (1, 1, 1), [float("inf")])
