@@ -22,6 +22,9 @@ I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F32, F64, POINTER = ir.FloatType(), ir.DoubleType(), ir.PointerType()
 Type = Any
 
+# As AVX-512 encodes it: round toward zero, and raise no exception.
+_TOWARD_ZERO = 3 | 8
+
 
 def vector(element: Type, lanes: int) -> Type:
     """So many lanes of a type."""
@@ -265,6 +268,17 @@ class Code:
     def fma(self, x: Value, y: Value, z: Value) -> Value:
         """X * y + z, rounded once."""
         return self.intrinsic("fma", x, y, z)
+
+    def fma_toward_zero(self, x: Value, y: Value, z: Value) -> Value:
+        """X * y + z of eight float64, rounded once, toward zero, by a host with AVX-512."""
+        kind = vector(F64, 8)
+        assert str(x.type) == str(kind), f"{x.type}"
+        name = "llvm.x86.avx512.vfmadd.pd.512"
+        function = self.module.globals.get(name)
+        if function is None:
+            function = ir.Function(self.module, ir.FunctionType(kind, [kind, kind, kind, I32]), name)
+        mode = ir.Constant(I32, _TOWARD_ZERO)
+        return Value(self, self.build.call(function, [x.held, y.held, z.held, mode]))
 
     def max(self, x: Value, y: Operand) -> Value:
         """Of signed integers."""
