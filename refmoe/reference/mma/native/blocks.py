@@ -43,7 +43,6 @@ from refmoe.reference.mma.native.shape import (
 from refmoe.reference.mma.native.sums import Columns, Sums
 
 _CHUNK = 16  # bytes of a row that are transposed at once
-_FAR = 1 << 13  # above every exponent of a unit
 
 
 class Blocks:
@@ -62,7 +61,7 @@ class Blocks:
         self.module = module
         self.shape = shape
         self.sums = Sums(module, shape)
-        self.fused = Fused(module, shape)
+        self.fused = Fused(module, shape) if shape.cuts_products else None
         self.pack = self._pack()
         self.add = self._add()
 
@@ -78,14 +77,16 @@ class Blocks:
             step = panel + t * shape.step_bytes
             for chunk in range(0, step_bytes, _CHUNK):
                 self._transpose(code, [row + (t * step_bytes + chunk) for row in pointers], transposed + chunk * ROWS)
-            unit, top = code.variable(INTEGERS, _FAR), code.variable(INTEGERS, shape.a.format.emin)
+            # Of a row of zeros, what no element is beyond.
+            most, least = shape.a.format.emax, shape.a.format.emin
+            unit, top = code.variable(INTEGERS, most), code.variable(INTEGERS, least)
             with code.range(shape.span // 2) as pair:
                 exponents = []
                 for k in (pair * 2, pair * 2 + 1):
                     stored = code.load(vector(ir.IntType(shape.a.width), ROWS), transposed + k * (ROWS * shape.a.bytes))
                     value, exponent = decode(code, shape.a, widened(stored))
                     code.store(value, step + (k * (ROWS * DOUBLE) + shape.values), align=64)
-                    unit.set(code.min(unit.get(), code.select(exponent.equals(ABSENT), _FAR, exponent)))
+                    unit.set(code.min(unit.get(), code.select(exponent.equals(ABSENT), most, exponent)))
                     top.set(code.max(top.get(), exponent))
                     exponents.append(exponent)
                 both = (exponents[0] & 0xFFFF) | (exponents[1] << 16)
@@ -104,7 +105,7 @@ class Blocks:
                     code.store(of_scale, step + (shape.scale_exponents + scale * ROWS * WORD), align=64)
                     if scale == 0:
                         units, tops = units + of_scale, tops + of_scale
-            if shape.cuts_products:
+            if self.fused is not None:
                 self.fused.store_row_bounds(code, step, units, tops)
         code.done()
         return code.function
@@ -131,6 +132,8 @@ class Blocks:
         decoded = Columns(
             stored=code.space(COLUMNS * WORD),
             values=code.space(COLUMNS * shape.span * DOUBLE),
+            largest=code.space(COLUMNS * WORD),
+            least=code.space(COLUMNS * WORD),
             negative=code.space(COLUMNS * WORD),
             finite=code.space(COLUMNS * WORD),
             limits=code.space(COLUMNS * DOUBLE),
@@ -138,39 +141,38 @@ class Blocks:
             scale_values=code.space(wide * DOUBLE),
             scale_exponents=code.space(wide * WORD),
         )
+        scale_codes = code.space(wide * 4)
         with code.range(steps) as t:
             step = panel + t * shape.step_bytes
             with code.range(COLUMNS) as column:
                 number = code.min(column, last)
                 stored = columns + (number * stride + t * (shape.span * shape.b.bytes))
                 code.store(stored, decoded.stored + column * WORD)
-                scale = scales + (number * scale_stride + t * shape.stored_scales)
-                self._decode_column(code, step, decoded, column, stored, scale)
+                self._decode_column(code, decoded, column, stored)
+                for scale in range(shape.scales):
+                    at = number * scale_stride + t * shape.stored_scales + scale * shape.stored_scales // shape.scales
+                    byte = code.load(I8, scales + at).to(I32, signed=False)
+                    code.store(byte, scale_codes + (column * shape.scales + scale) * 4)
+            if shape.scales:
+                stored = code.load(vector(I32, wide), scale_codes)
+                value, exponent = decode_scale(code, shape.scale_format, stored)
+                code.store(value, decoded.scale_values, align=64)
+                code.store(exponent, decoded.scale_exponents, align=64)
+            if self.fused is not None:
+                self.fused.store_column_bounds(code, decoded, step)
             self._step(code, step, decoded, sums)
         code.done()
         return code.function
 
-    def _decode_column(
-        self, code: Code, step: Value, decoded: Columns, column: Value, stored: Value, scales: Value
-    ) -> None:
+    def _decode_column(self, code: Code, decoded: Columns, column: Value, stored: Value) -> None:
         shape = self.shape
         count = min(shape.span, ROWS)
         for chunk in range(shape.span // count):
             kind = vector(ir.IntType(shape.b.width), count)
             value, _ = decode(code, shape.b, widened(code.load(kind, stored + chunk * (count * shape.b.bytes))))
             code.store(value, decoded.values + (column * shape.span + chunk * count) * DOUBLE)
-        first_exponent = None
-        place = column * shape.scales
-        for scale in range(shape.scales):
-            byte = code.load(I8, scales + scale * shape.stored_scales // shape.scales).to(I32, signed=False)
-            value, exponents = decode_scale(code, shape.scale_format, byte.lanes(2))
-            exponent = _first(code, exponents)
-            code.store(_first(code, value), decoded.scale_values + (place + scale) * DOUBLE)
-            code.store(exponent, decoded.scale_exponents + (place + scale) * WORD)
-            if scale == 0:
-                first_exponent = exponent
-        if shape.cuts_products:
-            self.fused.store_column_bounds(code, decoded, column, step, first_exponent)
+        if self.fused is not None:
+            self.fused.look_at_column(code, decoded, column, stored)
 
     def _step(self, code: Code, step: Value, decoded: Columns, sums: Value) -> None:
         kind = self.shape.rule.kind
@@ -181,7 +183,12 @@ class Blocks:
         elif kind is Kind.FMA:
             self._multiply_add(code, step, decoded, sums)
         else:
-            self.fused.add(code, step, decoded, sums, self.shape.parts[0])
+            self._fused(code, step, decoded, sums, self.shape.parts[0])
+
+    def _fused(self, code: Code, step: Value, decoded: Columns, sums: Value, part: tuple[int, ...]) -> None:
+        """One fused block onto the sums."""
+        assert self.fused is not None
+        self.fused.add(code, step, decoded, sums, part)
 
     def _unpacked(self, code: Code, step: Value, decoded: Columns, sums: Value) -> None:
         """The parts chained from zero, and one addition in FP32."""
@@ -190,7 +197,7 @@ class Blocks:
         for number in range(COLUMNS):
             code.store(code.constant(DOUBLES, 0.0), partial + number * size, align=64)
         for part in self.shape.parts:
-            self.fused.add(code, step, decoded, partial, part)
+            self._fused(code, step, decoded, partial, part)
         floats = vector(F32, ROWS)
         with code.range(COLUMNS) as column:
             pair = [code.load(DOUBLES, place + column * size, align=64).to(floats) for place in (sums, partial)]
@@ -256,8 +263,3 @@ def _sum_to_odd(code: Code, x: Value, y: Value) -> Value:
     step = code.select(grows, 1, -1, WORDS)
     even = (bits & 1).equals(0)
     return code.select(inexact & even, bits + step, bits).as_bits(DOUBLES)
-
-
-def _first(code: Code, value: Value) -> Value:
-    """The first lane."""
-    return Value(code, code.build.extract_element(value.held, ir.Constant(I32, 0)))

@@ -8,7 +8,7 @@ from refmoe.formats import E8M0, Format, Specials
 from refmoe.native.expressions import F32, F64, I32, I64, Code, Value, vector
 
 # Of float64 and of float32.
-_FRACTION, F64_BIAS, _SPECIAL = 52, 1023, 0x7FF
+_FRACTION, _BIAS, _SPECIAL = 52, 1023, 0x7FF
 _SINGLE_FRACTION, _SINGLE_BIAS, _SINGLE_SPECIAL = 23, 127, 0xFF
 
 ABSENT = -(1 << 13)
@@ -82,18 +82,18 @@ def decode_scale(code: Code, fmt: Format, stored: Value) -> tuple[Value, Value]:
         value, exponent = decode(code, Element(fmt, 8, 0, fmt.emin), stored & ((1 << (fmt.bits - 1)) - 1))
         return value, exponent.to(words)
     exponent = stored.to(words) - fmt.bias
-    value = code.select(stored.equals(fmt.nan_code or 0), _SPECIAL << 1 | 1, (stored + (F64_BIAS - fmt.bias)) << 1)
+    value = code.select(stored.equals(fmt.nan_code or 0), _SPECIAL << 1 | 1, (stored + (_BIAS - fmt.bias)) << 1)
     return (value.to(words) << (_FRACTION - 1)).as_bits(vector(F64, count)), exponent
 
 
 def power_of_two(exponent: Value) -> Value:
     """2^exponent as float64, of exponents of 64 bits from -1022 to 1023."""
-    return ((exponent + F64_BIAS) << _FRACTION).as_bits(vector(F64, exponent.type.count))
+    return ((exponent + _BIAS) << _FRACTION).as_bits(vector(F64, exponent.type.count))
 
 
 def exponent_of(value: Value) -> Value:
     """The exponents, 64 bits, of float64 values: -1023 of a zero, 1024 of what is not finite."""
-    return ((value.as_bits(vector(I64, value.type.count)) >> _FRACTION) & _SPECIAL) - F64_BIAS
+    return ((value.as_bits(vector(I64, value.type.count)) >> _FRACTION) & _SPECIAL) - _BIAS
 
 
 def widened(stored: Value) -> Value:

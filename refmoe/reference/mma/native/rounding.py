@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from refmoe.formats import FP32
 from refmoe.native.expressions import F32, I32, Code, Value, vector
 from refmoe.reference.mma.native.decode import exponent_of, power_of_two
 from refmoe.reference.mma.native.shape import DOUBLES, F64_FRACTION, WORDS, Rule
@@ -24,37 +23,25 @@ def rounded(code: Code, rule: Rule, total: Value) -> Value:
     exponent = exponent_of(total)
     if rule.to_nearest:
         return _rounded_anywhere(code, rule, total, exponent)
-    result = code.variable(DOUBLES, cut_to_result(rule, total))
+    # A normal number that is no infinity loses its last bits.
+    kept = -1 << (F64_FRACTION - rule.result_bits)
+    result = code.variable(DOUBLES, (total.as_bits(WORDS) & kept).as_bits(DOUBLES))
     unusual = (exponent < accumulator.emin) | (exponent > accumulator.emax)
     with code.when(code.any(unusual), likely=False):
         result.set(_rounded_anywhere(code, rule, total, exponent))
     return result.get()
 
 
-def sums_need_no_range(rule: Rule) -> bool:
-    """Whether `cut_to_result` is right for every multiple of FP32's least unit; what it leaves may be beyond FP32."""
-    return rule.accumulator is FP32 and rule.result_bits == FP32.mantissa_bits and not rule.to_nearest
-
-
-def cut_to_result(rule: Rule, total: Value) -> Value:
-    """A sum in the range of the accumulator's normal numbers without its last bits."""
-    return (total.as_bits(WORDS) & (-1 << (F64_FRACTION - rule.result_bits))).as_bits(DOUBLES)
-
-
 def _rounded_anywhere(code: Code, rule: Rule, total: Value, exponent: Value) -> Value:
     unit = code.max(exponent, rule.accumulator.emin) - rule.result_bits
     whole = code.intrinsic("roundeven" if rule.to_nearest else "trunc", total * power_of_two(-unit))
-    return in_range(code, rule, whole * power_of_two(unit) + 0.0)
-
-
-def in_range(code: Code, rule: Rule, value: Value) -> Value:
-    """Infinite where it is beyond the accumulator's largest number."""
+    value = whole * power_of_two(unit) + 0.0
     infinity = code.intrinsic("copysign", code.constant(DOUBLES, float("inf")), value)
     return code.select(code.intrinsic("fabs", value) > float(rule.accumulator.max), infinity, value)
 
 
 def canonical(code: Code, value: Value) -> Value:
-    """The bits of float64 values that float32 has: every NaN becomes 0x7FFFFFFF, what is beyond float32 infinite."""
+    """The bits of float64 values that float32 has: every NaN becomes 0x7FFFFFFF."""
     count = value.type.count
     bits = value.to(vector(F32, count)).as_bits(vector(I32, count))
     return code.select(value.differs(value), NAN_BITS, bits)

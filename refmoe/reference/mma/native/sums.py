@@ -35,8 +35,10 @@ class Columns:
     Attributes:
         stored: pointers to the elements of each column, as they are stored.
         values: of the elements.
+        largest: the largest code of an element, sign bit aside, 64 bits.
+        least: the least that is not zero, 0 if all are.
         negative: bit k is the sign of element k, 64 bits.
-        finite: 1 where no element is infinite or NaN, or where none can be infinite, otherwise 0; 64 bits.
+        finite: 1 where no element is infinite or NaN, otherwise 0, 64 bits; of formats that have infinities.
         limits: see `Fused`; 0 where products may be cut whatever C is.
         grids: see `Fused`.
         scale_values: float64.
@@ -45,6 +47,8 @@ class Columns:
 
     stored: Value
     values: Value
+    largest: Value
+    least: Value
     negative: Value
     finite: Value
     limits: Value
