@@ -150,12 +150,17 @@ class Value:
         return Value(self.code, self.code.build.bitcast(self.held, kind))
 
     def to(self, kind: Type, *, signed: bool = True) -> Value:
-        """The same numbers in another type: integers cut or extended, floats rounded, widened or made of integers."""
+        """The same numbers in another type: integers cut or extended, floats rounded, widened or made of integers.
+
+        Floats become integers toward zero, if they are in range; others become any integer.
+        """
         build, here, there = self.code.build, _element(self.type), _element(kind)
         if _is_float(self.type) and _is_float(kind):
             convert = build.fptrunc if there == F32 else build.fpext
         elif _is_float(kind):
             convert = build.sitofp
+        elif _is_float(self.type):
+            convert = build.fptosi
         elif here.width > there.width:
             convert = build.trunc
         else:

@@ -36,6 +36,8 @@ from refmoe.reference.mma.native.shape import (
     INTEGERS,
     PAIR,
     ROWS,
+    SINGLE,
+    SINGLES,
     WORD,
     WORDS,
     Shape,
@@ -80,12 +82,17 @@ class Blocks:
             # Of a row of zeros, what no element is beyond.
             most, least = shape.a.format.emax, shape.a.format.emin
             unit, top = code.variable(INTEGERS, most), code.variable(INTEGERS, least)
+            # NaN where an element is infinite or NaN.
+            lost, zero = code.variable(DOUBLES, 0.0), code.constant(DOUBLES, 0.0)
             with code.range(shape.span // 2) as pair:
                 exponents = []
                 for k in (pair * 2, pair * 2 + 1):
                     stored = code.load(vector(ir.IntType(shape.a.width), ROWS), transposed + k * (ROWS * shape.a.bytes))
                     value, exponent = decode(code, shape.a, widened(stored))
                     code.store(value, step + (k * (ROWS * DOUBLE) + shape.values), align=64)
+                    lost.set(code.fma(value, zero, lost.get()))
+                    if shape.fits_integers:
+                        code.store(value.to(SINGLES), step + (k * (ROWS * SINGLE) + shape.singles), align=64)
                     unit.set(code.min(unit.get(), code.select(exponent.equals(ABSENT), most, exponent)))
                     top.set(code.max(top.get(), exponent))
                     exponents.append(exponent)
@@ -106,7 +113,7 @@ class Blocks:
                     if scale == 0:
                         units, tops = units + of_scale, tops + of_scale
             if self.fused is not None:
-                self.fused.store_row_bounds(code, step, units, tops)
+                self.fused.store_row_bounds(code, step, units, tops, lost.get())
         code.done()
         return code.function
 
@@ -132,6 +139,7 @@ class Blocks:
         decoded = Columns(
             stored=code.space(COLUMNS * WORD),
             values=code.space(COLUMNS * shape.span * DOUBLE),
+            singles=code.space(COLUMNS * shape.span * SINGLE),
             largest=code.space(COLUMNS * WORD),
             least=code.space(COLUMNS * WORD),
             negative=code.space(COLUMNS * WORD),
@@ -170,7 +178,10 @@ class Blocks:
         for chunk in range(shape.span // count):
             kind = vector(ir.IntType(shape.b.width), count)
             value, _ = decode(code, shape.b, widened(code.load(kind, stored + chunk * (count * shape.b.bytes))))
-            code.store(value, decoded.values + (column * shape.span + chunk * count) * DOUBLE)
+            first = column * shape.span + chunk * count
+            code.store(value, decoded.values + first * DOUBLE)
+            if shape.fits_integers:
+                code.store(value.to(vector(F32, count)), decoded.singles + first * SINGLE)
         if self.fused is not None:
             self.fused.look_at_column(code, decoded, column, stored)
 

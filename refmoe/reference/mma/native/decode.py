@@ -36,6 +36,11 @@ class Element:
         """That an element takes."""
         return self.width // 8
 
+    @property
+    def least_unit(self) -> int:
+        """The exponent of the least positive number, of which all others are multiples."""
+        return self.format.emin - self.format.mantissa_bits
+
 
 def decode(code: Code, element: Element, stored: Value) -> tuple[Value, Value]:
     """Values, float64, and exponents, 32 bits, of stored elements, as integers of 32 bits.

@@ -61,14 +61,19 @@ class Fused:
         least_of_c = FP32.emin - FP32.mantissa_bits
         assert rule.floor - rule.align_bits <= least_of_c or shape.a.format.emin + shape.b.format.emin >= rule.floor
 
-    def store_row_bounds(self, code: Code, step: Value, units: Value, tops: Value) -> None:
-        """Put what is known of 16 rows into the panel, from the exponents, 64 bits [16], of their units and largest."""
+    def store_row_bounds(self, code: Code, step: Value, units: Value, tops: Value, lost: Value) -> None:
+        """Put what is known of 16 rows into the panel.
+
+        Known are the exponents, 64 bits [16], of their units and largest elements; `lost` [16] is NaN where an element
+        is not finite.
+        """
         shape, rule = self.shape, self.shape.rule
         code.store(power_of_two(units + (rule.align_bits + 1)), step + shape.limits, align=64)
         grid = power_of_two(tops + (F64_FRACTION - rule.align_bits)) * 1.5
         code.store(grid, step + shape.grids, align=64)
         code.store(code.intrinsic("vector.reduce.smin", units, result=I64), step + shape.least)
         code.store(code.intrinsic("vector.reduce.smax", tops - units, result=I64), step + shape.reach)
+        code.store((code.any(lost.differs(lost)) ^ 1).to(I64, signed=False), step + shape.finite)
 
     def look_at_column(self, code: Code, decoded: Columns, column: Value, stored: Value) -> None:
         """Put the extreme codes and the signs of a column's stored elements beside its values."""
@@ -90,9 +95,11 @@ class Fused:
         rule, fmt = self.shape.rule, self.shape.b.format
         # Codes of one sign are in the order of their numbers.
         largest, least = (code.load(_BOUNDS, place, align=64) for place in (decoded.largest, decoded.least))
-        if fmt.specials is Specials.IEEE:
-            infinite = ((1 << fmt.exponent_bits) - 1) << fmt.mantissa_bits
-            code.store((largest < infinite).to(_BOUNDS, signed=False), decoded.finite, align=64)
+        finite = code.load(I64, step + self.shape.finite).lanes(COLUMNS)
+        if fmt.specials is not Specials.NONE:
+            most = fmt.max_code >> fmt.unused_low_bits
+            finite = finite & (largest < most + 1).to(_BOUNDS, signed=False)
+        code.store(finite, decoded.finite, align=64)
         top = code.max(largest >> fmt.mantissa_bits, 1) - fmt.bias
         unit = code.max(least >> fmt.mantissa_bits, 1) - (fmt.bias + fmt.mantissa_bits)
         near = (top - unit) + code.load(I64, step + self.shape.reach).lanes(COLUMNS) < rule.align_bits + 1
@@ -120,7 +127,7 @@ class Fused:
             with code.range(COLUMNS) as column, code.when(((whole.get() >> column) & 1).equals(0)):
                 self._align(code, step, decoded, column, part, sums + column * size, units + column * (ROWS * WORD))
             split = None
-            if self.shape.rounds_toward_zero:
+            if self.shape.rounds_toward_zero and not self.shape.fits_integers:
                 split = code.space(2 * self.shape.span * size)
                 self.sums.split(code, step, split)
             with code.range(COLUMNS) as column, code.when(((whole.get() >> column) & 1).equals(0)):
@@ -186,15 +193,15 @@ class Fused:
         place: Value,
     ) -> None:
         """Put the sum [16] of a column's products, cut to units, to a place."""
-        if split is None:
-            code.store(self.sums.cut_then_add(code, step, decoded, column, part, unit), place, align=64)
-            return
-        if self.shape.b.format.specials is not Specials.IEEE:
-            code.store(self.sums.cut_while_adding(code, split, decoded, column, part, unit), place, align=64)
-            return
         finite = code.load(I64, decoded.finite + column * WORD).differs(0)
         with code.when(finite):
-            code.store(self.sums.cut_while_adding(code, split, decoded, column, part, unit), place, align=64)
+            if self.shape.fits_integers:
+                products = self.sums.cut_to_integers(code, step, decoded, column, part, unit)
+            elif split is not None:
+                products = self.sums.cut_while_adding(code, split, decoded, column, part, unit)
+            else:
+                products = self.sums.cut_then_add(code, step, decoded, column, part, unit)
+            code.store(products, place, align=64)
         with code.when(finite ^ 1):
             code.store(self.sums.cut_then_add(code, step, decoded, column, part, unit), place, align=64)
 

@@ -7,16 +7,16 @@ from functools import cached_property
 
 from refmoe.formats import E8M0, FP16, MX_BLOCK, Format
 from refmoe.native.compiler import has_feature
-from refmoe.native.expressions import F64, I16, I32, I64, vector
+from refmoe.native.expressions import F32, F64, I16, I32, I64, vector
 from refmoe.reference.mma.models import AccumulationModel, Kind
 from refmoe.reference.mma.native.decode import Element
 
 ROWS, COLUMNS = 16, 8
-DOUBLES, WORDS, INTEGERS = (vector(kind, ROWS) for kind in (F64, I64, I32))
+DOUBLES, SINGLES, WORDS, INTEGERS = (vector(kind, ROWS) for kind in (F64, F32, I64, I32))
 PAIRS = vector(I16, 2 * ROWS)
 """Exponents are of 16 bits, and those of two neighbours along K stand in one word of 32."""
-DOUBLE, WORD, SHORT, PAIR = 8, 8, 2, 4
-"""Bytes of a float64, of an integer of 64 bits, of one of 16, of a pair of those."""
+DOUBLE, SINGLE, WORD, SHORT, PAIR = 8, 4, 8, 2, 4
+"""Bytes of a float64, of a float32, of an integer of 64 bits, of one of 16, of a pair of those."""
 F64_FRACTION = 52
 FMA_SPAN = 16
 """Elements of K in a step of a chain of FMAs that has no scales."""
@@ -66,6 +66,16 @@ class Shape:
         return self.rule.kind in (Kind.FUSED, Kind.UNPACKED)
 
     @property
+    def units(self) -> range:
+        """Exponents of units from the least that a product can be a multiple of to the first that leaves nothing."""
+        return range(self.a.least_unit + self.b.least_unit, self.a.format.emax + self.b.format.emax + 2 + 1)
+
+    @property
+    def fits_integers(self) -> bool:
+        """Whether a sum of products is an integer of 32 bits, in the least unit, and no element infinite."""
+        return self.cuts_products and len(self.units) + self.span.bit_length() < 32
+
+    @property
     def values(self) -> int:
         """Where the values of a step lie in the panel of 16 rows."""
         return 0
@@ -76,9 +86,14 @@ class Shape:
         return self.span * ROWS * DOUBLE
 
     @property
+    def singles(self) -> int:
+        """Where the values do as float32, if `fits_integers`."""
+        return self.exponents + self.span * ROWS * SHORT
+
+    @property
     def limits(self) -> int:
         """Where the limits that C has to stay below do, float64 [16]: see `Fused`."""
-        return self.exponents + self.span * ROWS * SHORT
+        return self.singles + (self.span * ROWS * SINGLE if self.fits_integers else 0)
 
     @property
     def grids(self) -> int:
@@ -94,6 +109,11 @@ class Shape:
     def reach(self) -> int:
         """Where the most does that a row's largest exponent lies above its least unit, 64 bits."""
         return self.least + WORD
+
+    @property
+    def finite(self) -> int:
+        """Where 1 lies if no element is infinite or NaN, otherwise 0, 64 bits."""
+        return self.reach + WORD
 
     @property
     def scale_values(self) -> int:

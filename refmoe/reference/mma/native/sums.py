@@ -7,17 +7,20 @@ from typing import Any
 
 from llvmlite import ir
 
-from refmoe.native.expressions import F64, I32, I64, POINTER, Code, Value, vector
+from refmoe.native.expressions import F32, F64, I32, I64, POINTER, Code, Value, vector
 from refmoe.reference.mma.native.decode import ABSENT, power_of_two
 from refmoe.reference.mma.native.shape import (
     COLUMNS,
     DOUBLE,
     DOUBLES,
     F64_FRACTION,
+    INTEGERS,
     PAIR,
     PAIRS,
     ROWS,
     SHORT,
+    SINGLE,
+    SINGLES,
     WORD,
     WORDS,
     Shape,
@@ -26,6 +29,7 @@ from refmoe.reference.mma.native.shape import (
 # Lanes of a multiply-add that rounds toward zero.
 _LANES = 8
 _HALVES = ROWS // _LANES
+_F32_FRACTION, _F32_BIAS = 23, 127
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,11 @@ class Columns:
     Attributes:
         stored: pointers to the elements of each column, as they are stored.
         values: of the elements.
+        singles: the same as float32, if the shape `fits_integers`.
         largest: the largest code of an element, sign bit aside, 64 bits.
         least: the least that is not zero, 0 if all are.
         negative: bit k is the sign of element k, 64 bits.
-        finite: 1 where no element is infinite or NaN, otherwise 0, 64 bits; of formats that have infinities.
+        finite: 1 where no element of the column and of the 16 rows is infinite or NaN, otherwise 0, 64 bits.
         limits: see `Fused`; 0 where products may be cut whatever C is.
         grids: see `Fused`.
         scale_values: float64.
@@ -47,6 +52,7 @@ class Columns:
 
     stored: Value
     values: Value
+    singles: Value
     largest: Value
     least: Value
     negative: Value
@@ -154,6 +160,23 @@ class Sums:
             for half in range(_HALVES)
         ]
         return code.shuffle(*halves, list(range(ROWS)))
+
+    def cut_to_integers(
+        self, code: Code, step: Value, decoded: Columns, column: Value, part: tuple[int, ...], unit: Value
+    ) -> Value:
+        """The same for a shape that `fits_integers`, of finite elements: each product in units, as an integer."""
+        # What is below the least unit cuts no more than that, and what is above the last leaves no more.
+        units = self.shape.units
+        unit = code.min(code.max(unit, units[0]), units[-1])
+        total = code.variable(INTEGERS, 0)
+        to_units = (((-unit).to(INTEGERS) + _F32_BIAS) << _F32_FRACTION).as_bits(SINGLES)
+        with code.range(len(part) // 2) as number:
+            pair = self._pair(code, part, number)
+            for k in (pair * 2, pair * 2 + 1):
+                values = code.load(SINGLES, step + (k * (ROWS * SINGLE) + self.shape.singles), align=64)
+                other = code.load(F32, decoded.singles + (column * self.shape.span + k) * SINGLE).lanes(ROWS)
+                total.set(total.get() + (values * to_units * other).to(INTEGERS))
+        return total.get().to(DOUBLES) * power_of_two(unit)
 
     def cut_then_add(
         self, code: Code, step: Value, decoded: Columns, column: Value, part: tuple[int, ...], unit: Value
