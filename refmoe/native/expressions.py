@@ -251,6 +251,17 @@ class Code:
         """Put a value at an address."""
         self.build.store(value.held, pointer.held, align=align)
 
+    def prefetch(self, pointer: Value) -> None:
+        """Begin to load the cache line at an address, which need not be one that may be read."""
+        name = "llvm.prefetch.p0"
+        function = self.module.globals.get(name)
+        if function is None:
+            kinds = [POINTER, I32, I32, I32]
+            function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), kinds), name)
+        # To read data, into the caches from the second level on.
+        hints = [ir.Constant(I32, hint) for hint in (0, 2, 1)]
+        self.build.call(function, [pointer.held, *hints])
+
     def space(self, size: int) -> Value:
         """So many bytes of the function's own, 64-byte aligned."""
         with self.build.goto_entry_block():

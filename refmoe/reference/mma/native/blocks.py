@@ -156,6 +156,8 @@ class Blocks:
                 number = code.min(column, last)
                 stored = columns + (number * stride + t * (shape.span * shape.b.bytes))
                 code.store(stored, decoded.stored + column * WORD)
+                # What the next 8 columns begin with is far away for the processor to foresee.
+                code.prefetch(stored + stride * COLUMNS)
                 self._decode_column(code, decoded, column, stored)
                 for scale in range(shape.scales):
                     at = number * scale_stride + t * shape.stored_scales + scale * shape.stored_scales // shape.scales
