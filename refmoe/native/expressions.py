@@ -296,6 +296,17 @@ class Code:
         mode = ir.Constant(I32, _TOWARD_ZERO)
         return Value(self, self.build.call(function, [x.held, y.held, z.held, mode]))
 
+    def look_up(self, table: list[float], index: Value) -> Value:
+        """Sixteen float32, by the low 4 bits of sixteen integers of 32 bits, on a host with AVX-512."""
+        assert len(table) == index.type.count == 16, f"{len(table)} and {index.type}"
+        kind = vector(F32, 16)
+        name = "llvm.x86.avx512.permvar.sf.512"
+        function = self.module.globals.get(name)
+        if function is None:
+            function = ir.Function(self.module, ir.FunctionType(kind, [kind, vector(I32, 16)]), name)
+        held = ir.Constant(kind, [ir.Constant(F32, value) for value in table])
+        return Value(self, self.build.call(function, [held, index.held]))
+
     def max(self, x: Value, y: Operand) -> Value:
         """Of signed integers."""
         return self.intrinsic("smax", x, self.constant(x.type, y) if isinstance(y, (int, float)) else y)

@@ -26,7 +26,7 @@ from llvmlite import ir
 
 from refmoe.native.expressions import F32, F64, I8, I32, I64, POINTER, Code, Value, vector
 from refmoe.reference.mma.models import Kind
-from refmoe.reference.mma.native.decode import ABSENT, decode, decode_scale, power_of_two, widened
+from refmoe.reference.mma.native.decode import ABSENT, decode, decode_scale, decode_singles, power_of_two, widened
 from refmoe.reference.mma.native.fused import Fused
 from refmoe.reference.mma.native.rounding import own_exponent, rounded
 from refmoe.reference.mma.native.shape import (
@@ -179,11 +179,12 @@ class Blocks:
         count = min(shape.span, ROWS)
         for chunk in range(shape.span // count):
             kind = vector(ir.IntType(shape.b.width), count)
-            value, _ = decode(code, shape.b, widened(code.load(kind, stored + chunk * (count * shape.b.bytes))))
+            elements = widened(code.load(kind, stored + chunk * (count * shape.b.bytes)))
             first = column * shape.span + chunk * count
-            code.store(value, decoded.values + first * DOUBLE)
             if shape.fits_integers:
-                code.store(value.to(vector(F32, count)), decoded.singles + first * SINGLE)
+                code.store(decode_singles(code, shape.b, elements, shape.has_avx512), decoded.singles + first * SINGLE)
+            else:
+                code.store(decode(code, shape.b, elements)[0], decoded.values + first * DOUBLE)
         if self.fused is not None:
             self.fused.look_at_column(code, decoded, column, stored)
 

@@ -79,6 +79,15 @@ def decode(code: Code, element: Element, stored: Value) -> tuple[Value, Value]:
     return signed.to(vector(F64, kind.count)), code.select(absent, ABSENT, exponent)
 
 
+def decode_singles(code: Code, element: Element, stored: Value, has_avx512: bool) -> Value:
+    """Values, float32, of stored elements, as integers of 32 bits."""
+    fmt = element.format
+    if has_avx512 and fmt.bits == 4 and stored.type.count == 1 << fmt.bits:
+        table = [float(fmt.decode(each)) for each in range(8)]
+        return code.look_up(table + [-value for value in table], stored >> element.shift)
+    return decode(code, element, stored)[0].to(vector(F32, stored.type.count))
+
+
 def decode_scale(code: Code, fmt: Format, stored: Value) -> tuple[Value, Value]:
     """Values, float64, and exponents, 64 bits, of scales, as integers of 32 bits; the sign bit of UE4M3 is ignored."""
     count = stored.type.count

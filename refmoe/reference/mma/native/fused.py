@@ -121,13 +121,16 @@ class Fused:
             cut = code.any(self._may_cut(code, step, decoded, column, c))
             whole.set(whole.get() | ((cut ^ 1).to(I64, signed=False) << column))
         with code.when(whole.get().differs(0)):
+            if self.shape.fits_integers:
+                with code.range(COLUMNS) as column:
+                    self.sums.widen(code, decoded, column)
             self.sums.dot(code, step, decoded, part, products)
         with code.when(whole.get().differs(_EVERY_COLUMN)):
             # In loops of their own, so that one column does not wait for the other.
             with code.range(COLUMNS) as column, code.when(((whole.get() >> column) & 1).equals(0)):
                 self._align(code, step, decoded, column, part, sums + column * size, units + column * (ROWS * WORD))
             split = None
-            if self.shape.rounds_toward_zero and not self.shape.fits_integers:
+            if self.shape.has_avx512 and not self.shape.fits_integers:
                 split = code.space(2 * self.shape.span * size)
                 self.sums.split(code, step, split)
             with code.range(COLUMNS) as column, code.when(((whole.get() >> column) & 1).equals(0)):
@@ -203,6 +206,8 @@ class Fused:
                 products = self.sums.cut_then_add(code, step, decoded, column, part, unit)
             code.store(products, place, align=64)
         with code.when(finite ^ 1):
+            if self.shape.fits_integers:
+                self.sums.widen(code, decoded, column)
             code.store(self.sums.cut_then_add(code, step, decoded, column, part, unit), place, align=64)
 
     def _top(self, code: Code, step: Value, decoded: Columns, column: Value, part: tuple[int, ...]) -> Value:

@@ -47,7 +47,7 @@ class Shape:
         scales: how many scales a row has for a step: 0, or one, or of a GROUPED model one a part.
         scale_format: of the scales.
         stored_scales: how many of them are stored; each serves `scales / stored_scales` parts.
-        rounds_toward_zero: whether the host has multiply-adds of eight float64 that do.
+        has_avx512: whether the host has it: lanes by number, and multiply-adds that round toward zero.
     """
 
     rule: Rule
@@ -58,7 +58,7 @@ class Shape:
     scales: int
     scale_format: Format
     stored_scales: int
-    rounds_toward_zero: bool
+    has_avx512: bool
 
     @property
     def cuts_products(self) -> bool:
@@ -141,15 +141,15 @@ def shape_of(
     scaled: bool,
     a_shift: int = 0,
     b_shift: int = 0,
-    rounds_toward_zero: bool | None = None,
+    has_avx512: bool | None = None,
 ) -> Shape:
     """The shape of a model's step, for elements that lie `shift` bits above the low end of what stores them.
 
-    `block` is the pair's; `scaled` says whether a FUSED or an FMA model has scales. `rounds_toward_zero` is of the
+    `block` is the pair's; `scaled` says whether a FUSED or an FMA model has scales. `has_avx512` is of the
     shape, None for what this host has.
     """
-    if rounds_toward_zero is None:
-        rounds_toward_zero = has_feature("avx512f")
+    if has_avx512 is None:
+        has_avx512 = has_feature("avx512f")
     if model.kind is Kind.FMA:
         block = MX_BLOCK if scaled else FMA_SPAN
     span, scales, stored = block, int(scaled), int(scaled)
@@ -172,4 +172,4 @@ def shape_of(
     )
     rule = Rule(model.kind, model.align_bits or 0, model.result_bits, model.accumulator, model.to_nearest, model.floor)
     scale_format = model.scaling.scale if model.scaling else E8M0
-    return Shape(rule, rows, columns, span, parts, scales, scale_format, stored, rounds_toward_zero)
+    return Shape(rule, rows, columns, span, parts, scales, scale_format, stored, has_avx512)

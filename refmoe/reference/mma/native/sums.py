@@ -38,7 +38,7 @@ class Columns:
 
     Attributes:
         stored: pointers to the elements of each column, as they are stored.
-        values: of the elements.
+        values: of the elements; if the shape `fits_integers` after `Sums.widen` only.
         singles: the same as float32, if the shape `fits_integers`.
         largest: the largest code of an element, sign bit aside, 64 bits.
         least: the least that is not zero, 0 if all are.
@@ -86,6 +86,13 @@ class Sums:
             held.initializer = ir.Constant(kind, [k // 2 for k in firsts])
             held.type = POINTER
         return code.load(I64, Value(code, held) + number * WORD)
+
+    def widen(self, code: Code, decoded: Columns, column: Value) -> None:
+        """Make the values of a column of its `singles`."""
+        for k in range(0, self.shape.span, ROWS):
+            place = column * self.shape.span + k
+            singles = code.load(SINGLES, decoded.singles + place * SINGLE)
+            code.store(singles.to(DOUBLES), decoded.values + place * DOUBLE)
 
     def dot(self, code: Code, step: Value, decoded: Columns, part: tuple[int, ...], products: Value) -> None:
         """The sums of a part's products [8, 16] of all 8 columns, nothing cut."""
