@@ -173,12 +173,18 @@ class Fused:
         grid = self._bound(code, step + shape.grids, decoded.grids, column)
         top = exponent_of(grid) - (F64_FRACTION - rule.align_bits)
         alignment = code.variable(WORDS, code.max(own, top))
-        unknown = self._may_cut(code, step, decoded, column, c) & (own < top)
-        with code.when(code.any(unknown)):
-            alignment.set(code.max(own, self._top(code, step, decoded, column, part)))
+        behind = own < top
+        # With so many bits C is cut only where another exponent is the alignment.
+        keeps_c = rule.align_bits >= rule.accumulator.mantissa_bits
+        with code.when(code.any(behind)):
+            unknown = self._may_cut(code, step, decoded, column, c) & behind
+            with code.when(code.any(unknown)):
+                alignment.set(code.max(own, self._top(code, step, decoded, column, part)))
+                if keeps_c:
+                    code.store(_multiple(code, c, alignment.get() - rule.align_bits), place, align=64)
         unit = alignment.get() - rule.align_bits
-        whole_c = code.intrinsic("trunc", c * power_of_two(-unit)) * power_of_two(unit)
-        code.store(whole_c, place, align=64)
+        if not keeps_c:
+            code.store(_multiple(code, c, unit), place, align=64)
         if shape.scales:
             other = code.load(I64, decoded.scale_exponents + column * WORD).lanes(ROWS)
             unit = unit - (code.load(WORDS, step + shape.scale_exponents, align=64) + other)
@@ -225,3 +231,8 @@ class Fused:
             other = code.load(I64, decoded.scale_exponents + column * WORD).lanes(ROWS)
             top = top + code.load(WORDS, step + shape.scale_exponents, align=64) + other
         return top
+
+
+def _multiple(code: Code, value: Value, unit: Value) -> Value:
+    """A value cut to a multiple of 2^unit."""
+    return code.intrinsic("trunc", value * power_of_two(-unit)) * power_of_two(unit)
