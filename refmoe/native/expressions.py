@@ -364,6 +364,21 @@ class Code:
         self.build.position_at_end(after)
 
     @contextmanager
+    def each_bit(self, bits: Value) -> Iterator[Value]:
+        """A loop over the places of the bits that are set, the lowest first."""
+        left = self.variable(bits.type, bits)
+        test, body, after = (self.build.append_basic_block(name) for name in ("test", "body", "after"))
+        self.build.branch(test)
+        self.build.position_at_end(test)
+        now = left.get()
+        self.build.cbranch(now.differs(0).held, body, after)
+        self.build.position_at_end(body)
+        yield Value(self, self.build.cttz(now.held, ir.Constant(I1, 1)))
+        left.set(now & (now - 1))
+        self.build.branch(test)
+        self.build.position_at_end(after)
+
+    @contextmanager
     def when(self, condition: Value, *, likely: bool | None = None) -> Iterator[None]:
         """What is done where a condition, a single bit, holds."""
         with self.build.if_then(condition.held, likely=likely):

@@ -87,6 +87,8 @@ class Fused:
         least = code.intrinsic("vector.reduce.umin", magnitudes - 1, result=scalar) + 1
         for code_of, place in ((largest, decoded.largest), (least, decoded.least)):
             code.store(code_of.to(I64, signed=False), place + column * WORD)
+        if self.shape.fits_integers:
+            return
         negative = (codes & (1 << (top + element.shift))).differs(0)
         code.store(negative.as_bits(ir.IntType(span)).to(I64, signed=False), decoded.negative + column * WORD)
 
@@ -115,25 +117,25 @@ class Fused:
         rule = self.shape.rule
         size = ROWS * DOUBLE
         products, units = code.space(COLUMNS * size), code.space(COLUMNS * ROWS * WORD)
-        whole = code.variable(I64, 0)
+        cut = code.variable(I64, 0)
         with code.range(COLUMNS) as column:
             c = code.load(DOUBLES, sums + column * size, align=64)
-            cut = code.any(self._may_cut(code, step, decoded, column, c))
-            whole.set(whole.get() | ((cut ^ 1).to(I64, signed=False) << column))
-        with code.when(whole.get().differs(0)):
+            found = code.any(self._may_cut(code, step, decoded, column, c))
+            cut.set(cut.get() | (found.to(I64, signed=False) << column))
+        with code.when(cut.get().differs(_EVERY_COLUMN)):
             if self.shape.fits_integers:
                 with code.range(COLUMNS) as column:
                     self.sums.widen(code, decoded, column)
             self.sums.dot(code, step, decoded, part, products)
-        with code.when(whole.get().differs(_EVERY_COLUMN)):
+        with code.when(cut.get().differs(0)):
             # In loops of their own, so that one column does not wait for the other.
-            with code.range(COLUMNS) as column, code.when(((whole.get() >> column) & 1).equals(0)):
+            with code.each_bit(cut.get()) as column:
                 self._align(code, step, decoded, column, part, sums + column * size, units + column * (ROWS * WORD))
             split = None
             if self.shape.has_avx512 and not self.shape.fits_integers:
                 split = code.space(2 * self.shape.span * size)
                 self.sums.split(code, step, split)
-            with code.range(COLUMNS) as column, code.when(((whole.get() >> column) & 1).equals(0)):
+            with code.each_bit(cut.get()) as column:
                 unit = code.load(WORDS, units + column * (ROWS * WORD), align=64)
                 self._cut(code, step, split, decoded, column, part, unit, products + column * size)
         with code.range(COLUMNS) as column:

@@ -42,7 +42,7 @@ class Columns:
         singles: the same as float32, if the shape `fits_integers`.
         largest: the largest code of an element, sign bit aside, 64 bits.
         least: the least that is not zero, 0 if all are.
-        negative: bit k is the sign of element k, 64 bits.
+        negative: bit k is the sign of element k, 64 bits; of no shape that `fits_integers`.
         finite: 1 where no element of the column and of the 16 rows is infinite or NaN, otherwise 0, 64 bits.
         limits: see `Fused`; 0 where products may be cut whatever C is.
         grids: see `Fused`.
