@@ -166,7 +166,7 @@ class Sums:
             (positive[0][half].get() + negative[0][half].get()) + (positive[1][half].get() + negative[1][half].get())
             for half in range(_HALVES)
         ]
-        return code.shuffle(*halves, list(range(ROWS)))
+        return code.shuffle(halves[0], halves[1], list(range(ROWS)))
 
     def cut_to_integers(
         self, code: Code, step: Value, decoded: Columns, column: Value, part: tuple[int, ...], unit: Value
