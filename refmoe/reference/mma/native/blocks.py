@@ -4,12 +4,7 @@ The 16 rows lie in the lanes of vectors, and each of the 8 columns multiplies al
 at once: `span` elements of K, of one part (a fused block), of two that are chained (an unpacked instruction) or of four
 (the groups of a grouped block).
 
-How a fused block is exact. The sum of the products is taken in float64, and the largest exponent E of the products that
-are not zero beside it, both without regard to scales, which are powers of two. Where the least unit of an element of
-the row times the least of the column is not below 2^(E - F), no product is cut, all of them are multiples of that unit
-below 2^(E + 2), and the sum is exact in any order. Where it is, every product is scaled by 2^(F - E), cut to an integer
-and added again: integers below 2^(F + 2) add up exactly. C is cut either way. Infinities and NaNs follow float64
-arithmetic: whatever finite unit they are aligned to, they come out as they are.
+Fused blocks are in `fused`, and the sums of products in `sums`.
 
 A grouped block cuts groups, whose products are quarters: their sum is exact in any case.
 

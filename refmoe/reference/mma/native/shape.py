@@ -72,7 +72,7 @@ class Shape:
 
     @property
     def fits_integers(self) -> bool:
-        """Whether a sum of products is an integer of 32 bits, in the least unit, and no element infinite."""
+        """Whether every sum of finite products, in the least unit, is an integer of 32 bits."""
         return self.cuts_products and len(self.units) + self.span.bit_length() < 32
 
     @property

@@ -171,8 +171,11 @@ class Sums:
     def cut_to_integers(
         self, code: Code, step: Value, decoded: Columns, column: Value, part: tuple[int, ...], unit: Value
     ) -> Value:
-        """The same for a shape that `fits_integers`, of finite elements: each product in units, as an integer."""
-        # What is below the least unit cuts no more than that, and what is above the last leaves no more.
+        """The same for a shape that `fits_integers`, of finite elements: each product in units, as an integer.
+
+        Products are exact in float32: two significands have fewer bits, and units are near those of the elements.
+        """
+        # A unit below the first cuts no more than that, and one above the last leaves no more.
         units = self.shape.units
         unit = code.min(code.max(unit, units[0]), units[-1])
         total = code.variable(INTEGERS, 0)
