@@ -71,6 +71,11 @@ def compiled(text: str, level: int = LEVEL) -> bytes:
     return bytes(machine.emit_object(module))
 
 
+def has_feature(name: str) -> bool:
+    """Whether code is made for a host with this feature, by LLVM's name for it: `avx512f`."""
+    return f"+{name}" in _host()[1].split(",")
+
+
 @cache
 def _host() -> tuple[str, str]:
     """(processor, its features) that code is made for."""

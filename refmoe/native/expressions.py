@@ -22,6 +22,9 @@ I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F32, F64, POINTER = ir.FloatType(), ir.DoubleType(), ir.PointerType()
 Type = Any
 
+# As AVX-512 encodes it: round toward zero, and raise no exception.
+_TOWARD_ZERO = 3 | 8
+
 
 def vector(element: Type, lanes: int) -> Type:
     """So many lanes of a type."""
@@ -147,12 +150,17 @@ class Value:
         return Value(self.code, self.code.build.bitcast(self.held, kind))
 
     def to(self, kind: Type, *, signed: bool = True) -> Value:
-        """The same numbers in another type: integers cut or extended, floats rounded, widened or made of integers."""
+        """The same numbers in another type: integers cut or extended, floats rounded, widened or made of integers.
+
+        Floats become integers toward zero, if they are in range; others become any integer.
+        """
         build, here, there = self.code.build, _element(self.type), _element(kind)
         if _is_float(self.type) and _is_float(kind):
             convert = build.fptrunc if there == F32 else build.fpext
         elif _is_float(kind):
             convert = build.sitofp
+        elif _is_float(self.type):
+            convert = build.fptosi
         elif here.width > there.width:
             convert = build.trunc
         else:
@@ -243,6 +251,17 @@ class Code:
         """Put a value at an address."""
         self.build.store(value.held, pointer.held, align=align)
 
+    def prefetch(self, pointer: Value) -> None:
+        """Begin to load the cache line at an address, which need not be one that may be read."""
+        name = "llvm.prefetch.p0"
+        function = self.module.globals.get(name)
+        if function is None:
+            kinds = [POINTER, I32, I32, I32]
+            function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), kinds), name)
+        # To read data, into the caches from the second level on.
+        hints = [ir.Constant(I32, hint) for hint in (0, 2, 1)]
+        self.build.call(function, [pointer.held, *hints])
+
     def space(self, size: int) -> Value:
         """So many bytes of the function's own, 64-byte aligned."""
         with self.build.goto_entry_block():
@@ -265,6 +284,28 @@ class Code:
     def fma(self, x: Value, y: Value, z: Value) -> Value:
         """X * y + z, rounded once."""
         return self.intrinsic("fma", x, y, z)
+
+    def fma_toward_zero(self, x: Value, y: Value, z: Value) -> Value:
+        """X * y + z of eight float64, rounded once, toward zero, by a host with AVX-512."""
+        kind = vector(F64, 8)
+        assert str(x.type) == str(kind), f"{x.type}"
+        name = "llvm.x86.avx512.vfmadd.pd.512"
+        function = self.module.globals.get(name)
+        if function is None:
+            function = ir.Function(self.module, ir.FunctionType(kind, [kind, kind, kind, I32]), name)
+        mode = ir.Constant(I32, _TOWARD_ZERO)
+        return Value(self, self.build.call(function, [x.held, y.held, z.held, mode]))
+
+    def look_up(self, table: list[float], index: Value) -> Value:
+        """Sixteen float32, by the low 4 bits of sixteen integers of 32 bits, on a host with AVX-512."""
+        assert len(table) == index.type.count == 16, f"{len(table)} and {index.type}"
+        kind = vector(F32, 16)
+        name = "llvm.x86.avx512.permvar.sf.512"
+        function = self.module.globals.get(name)
+        if function is None:
+            function = ir.Function(self.module, ir.FunctionType(kind, [kind, vector(I32, 16)]), name)
+        held = ir.Constant(kind, [ir.Constant(F32, value) for value in table])
+        return Value(self, self.build.call(function, [held, index.held]))
 
     def max(self, x: Value, y: Operand) -> Value:
         """Of signed integers."""
@@ -320,6 +361,21 @@ class Code:
         self.build.position_at_end(body)
         yield Loop(self, body, after)
         self.build.branch(body)
+        self.build.position_at_end(after)
+
+    @contextmanager
+    def each_bit(self, bits: Value) -> Iterator[Value]:
+        """A loop over the places of the bits that are set, the lowest first."""
+        left = self.variable(bits.type, bits)
+        test, body, after = (self.build.append_basic_block(name) for name in ("test", "body", "after"))
+        self.build.branch(test)
+        self.build.position_at_end(test)
+        now = left.get()
+        self.build.cbranch(now.differs(0).held, body, after)
+        self.build.position_at_end(body)
+        yield Value(self, self.build.cttz(now.held, ir.Constant(I1, 1)))
+        left.set(now & (now - 1))
+        self.build.branch(test)
         self.build.position_at_end(after)
 
     @contextmanager

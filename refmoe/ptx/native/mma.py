@@ -26,8 +26,10 @@ from refmoe.formats import E8M0, FP32, Format, Specials
 from refmoe.native.compiler import Native
 from refmoe.native.expressions import F32, F64, I1, I8, I32, I64, POINTER, Code, Value, vector
 from refmoe.reference.mma.models import ELEMENT_FORMATS, as_model
-from refmoe.reference.mma.native.blocks import COLUMNS, ROWS, Blocks, Shape, canonical, shape_of
+from refmoe.reference.mma.native.blocks import Blocks
 from refmoe.reference.mma.native.decode import Element
+from refmoe.reference.mma.native.rounding import canonical
+from refmoe.reference.mma.native.shape import COLUMNS, ROWS, Shape, shape_of
 
 Array = Any
 _LANES, _QUADS, _QUAD = 32, 8, 4

@@ -16,6 +16,8 @@ from refmoe.reference.scalar.mma import accumulate
 
 pytest.importorskip("llvmlite")
 
+from refmoe.native.compiler import has_feature
+from refmoe.reference.mma.native import shape
 from refmoe.reference.mma.native.product import native_chain
 
 PRODUCTS, M, N = 2, 19, 11
@@ -133,6 +135,41 @@ def test_native_equals_numpy_and_specification(name, a_format, b_format, scaled)
                 None if a_scales is None else a_scales[p, row].tolist(),
                 None if b_scales is None else b_scales[p, column].tolist(),
             ), (fill, number)  # fmt: skip
+
+
+@pytest.mark.parametrize("avx512", [True, False], ids=["avx512", "any-host"])
+@pytest.mark.parametrize(("name", "a_format", "b_format", "scaled"), CASES)
+def test_long_chains_of_blocks_far_apart(name, a_format, b_format, scaled, avx512, monkeypatch):
+    """Blocks of all sizes follow each other, so that of 8 columns some cut products, some C, some nothing."""
+    if avx512 and not has_feature("avx512f"):
+        pytest.skip("this host has no AVX-512")
+    monkeypatch.setattr(shape, "has_feature", lambda name: avx512)
+    model = MODELS[name]
+    rng = np.random.default_rng([11, *name.encode(), *a_format.encode(), *b_format.encode(), scaled])
+    blocks = 12
+    step = steps(model, a_format, b_format) // 2
+    operands = []
+    for rows, fmt in ((M, a_format), (N, b_format)):
+        spreads = rng.choice([1, 2] if model.accumulator is FP16 else [1, 3, 9, 20], blocks)
+        parts = [near_codes(rng, fmt, (PRODUCTS, rows, step), spread) for spread in spreads]
+        operands.append(np.concatenate(parts, axis=2))
+    a, b = operands
+    # The second product has what is no number, in a few places.
+    for codes, fmt in ((a, a_format), (b, b_format)):
+        places = tuple(rng.integers((1, codes.shape[1], codes.shape[2]), size=(3, 3)).T)
+        codes[1:][places] = every_code(rng, fmt, 3)
+    scales = [None, None]
+    if scaled:
+        block = model.scaling.block if model.scaling else MX_BLOCK
+        low, high = (0x08, 0x78) if name == "sm120_nvf4" else (0x70, 0x90)
+        scales = [rng.integers(low, high, (PRODUCTS, rows, a.shape[2] // block)).astype(np.uint8) for rows in (M, N)]
+    c = held_c(rng, model, (PRODUCTS, M, N), -10, 10)
+    c[..., ::3] = 0.0
+    operands = checked_operands(a, b, c, model, a_format, b_format, *scales)
+    block = model.pair(a_format, b_format).block
+    found, wanted = bits(native_chain(*operands, model, block)), bits(numpy_product(*operands, model, block))
+    assert (found == wanted).all(), np.argwhere(found != wanted)[:4]
+    assert np.isfinite(found[0].view(np.float32)).any()
 
 
 @pytest.mark.parametrize(("name", "a_format", "b_format"), sorted({case.values[:3] for case in CASES}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from refmoe.formats import E8M0, Format, Specials
-from refmoe.native.expressions import F32, F64, I64, Code, Value, vector
+from refmoe.native.expressions import F32, F64, I32, I64, Code, Value, vector
 
 # Of float64 and of float32.
 _FRACTION, _BIAS, _SPECIAL = 52, 1023, 0x7FF
@@ -35,6 +35,11 @@ class Element:
     def bytes(self) -> int:
         """That an element takes."""
         return self.width // 8
+
+    @property
+    def least_unit(self) -> int:
+        """The exponent of the least positive number, of which all others are multiples."""
+        return self.format.emin - self.format.mantissa_bits
 
 
 def decode(code: Code, element: Element, stored: Value) -> tuple[Value, Value]:
@@ -74,6 +79,15 @@ def decode(code: Code, element: Element, stored: Value) -> tuple[Value, Value]:
     return signed.to(vector(F64, kind.count)), code.select(absent, ABSENT, exponent)
 
 
+def decode_singles(code: Code, element: Element, stored: Value, has_avx512: bool) -> Value:
+    """Values, float32, of stored elements, as integers of 32 bits."""
+    fmt = element.format
+    if has_avx512 and fmt.bits == 4 and stored.type.count == 1 << fmt.bits:
+        table = [float(fmt.decode(each)) for each in range(8)]
+        return code.look_up(table + [-value for value in table], stored >> element.shift)
+    return decode(code, element, stored)[0].to(vector(F32, stored.type.count))
+
+
 def decode_scale(code: Code, fmt: Format, stored: Value) -> tuple[Value, Value]:
     """Values, float64, and exponents, 64 bits, of scales, as integers of 32 bits; the sign bit of UE4M3 is ignored."""
     count = stored.type.count
@@ -94,3 +108,9 @@ def power_of_two(exponent: Value) -> Value:
 def exponent_of(value: Value) -> Value:
     """The exponents, 64 bits, of float64 values: -1023 of a zero, 1024 of what is not finite."""
     return ((value.as_bits(vector(I64, value.type.count)) >> _FRACTION) & _SPECIAL) - _BIAS
+
+
+def widened(stored: Value) -> Value:
+    """Stored elements as integers of 32 bits."""
+    kind = vector(I32, stored.type.count)
+    return stored if str(stored.type) == str(kind) else stored.to(kind, signed=False)

@@ -20,7 +20,9 @@ from refmoe.native.compiler import Native
 from refmoe.native.expressions import F32, F64, I64, POINTER, Code, Value, vector
 from refmoe.reference.chunks import for_each_chunk
 from refmoe.reference.mma.models import AccumulationModel
-from refmoe.reference.mma.native.blocks import COLUMNS, ROWS, Blocks, Shape, canonical, shape_of
+from refmoe.reference.mma.native.blocks import Blocks
+from refmoe.reference.mma.native.rounding import canonical
+from refmoe.reference.mma.native.shape import COLUMNS, ROWS, Shape, shape_of
 from refmoe.reference.mma.operands import Operand
 
 # So many columns a unit that decoding its rows again costs a few percent, and that threads have several units each.
