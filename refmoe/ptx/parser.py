@@ -39,6 +39,12 @@ from refmoe.ptx.wide import found, narrowed, selected, vector_kind
 
 _SPACES = ("global", "const", "shared", "local", "param")
 _LINKAGE = (".visible", ".extern", ".weak", ".common")
+# What begins the next statement of a module: a function that is only declared may have no semicolon behind it.
+_OUTSIDE = frozenset(
+    (*_LINKAGE, ".entry", ".func", ".file", ".loc", ".section", ".version", *(f".{space}" for space in _SPACES))
+)
+# Types whose values only the driver makes.
+_OPAQUE = ("texref", "samplerref", "surfref")
 # Operands of a branch in front of its label.
 _BRANCHES = {"bra": 0, "brx": 1}
 
@@ -184,8 +190,8 @@ class _Parser(Cursor):
                 align = self.integer() if not pointer else (self.integer(), align)[1]
             elif directive == "ptr":
                 pointer = True
-            elif directive in KINDS:
-                kind = directive
+            elif directive in KINDS or directive in _OPAQUE:
+                kind = "u64" if directive in _OPAQUE else directive
             elif directive == "attribute":
                 self.expect("(")
                 while not self.accept(")"):
@@ -254,26 +260,32 @@ class _Parser(Cursor):
             return ()
         while not self.accept(")"):
             if self.accept(".reg"):
-                result.append(self.register_parameter(scope))
+                result += self.register_parameters(scope)
             else:
                 self.expect(".param")
                 result.append(self.declare(self.variable("param"), scope))
             self.accept(",")
         return tuple(result)
 
-    def register_parameter(self, scope: Scope) -> Variable:
+    def register_parameters(self, scope: Scope) -> list[Variable]:
+        """A parameter in a register; one in a vector register is as many as it has elements."""
+        count = self.vector_length()
         kind = self.take().text[1:]
-        if kind not in KINDS or KINDS[kind] in ("b8", "b128"):
+        if kind not in KINDS or KINDS[kind] in ("b8", "b128") or (count > 1 and kind == "pred"):
             self.fail(
                 f"a parameter in a register of type .{kind} is not supported", self.tokens[self.position - 1].line
             )
         name = self.word()
-        if not scope.declare_register(name, KINDS[kind]):
+        if not scope.declare_register(name, vector_kind(count, KINDS[kind]) if count > 1 else KINDS[kind]):
             self.fail(f"register {name} is declared twice")
-        register = scope.register(name)
-        assert register is not None
+        register = found(scope, name)
+        elements = register.elements if isinstance(register, Vector) else (register,)
         size = type_bits(kind) // 8
-        return Variable(register.name, "reg", size, size, kind)
+        return [Variable(each.name, "reg", size, size, kind) for each in elements if isinstance(each, Register)]
+
+    def vector_length(self) -> int:
+        """The elements of each register of a declaration: `.v2`, `.v4` or `.v8`, or 1."""
+        return int(self.take().text[2:]) if self.at(".v2", ".v4", ".v8") else 1
 
     # Functions
 
@@ -285,7 +297,7 @@ class _Parser(Cursor):
         name = self.word()
         parameters = self.parameters(scope)
         directives: dict[str, tuple[int, ...]] = {}
-        while self.token.kind == "directive":
+        while self.token.kind == "directive" and self.token.text not in _OUTSIDE:
             directive = self.take().text[1:]
             values = []
             while self.token.kind == "number" or self.at(","):
@@ -307,13 +319,16 @@ class _Parser(Cursor):
     def body(self, function: Function, scope: Scope, place: lexer.Token) -> Function:
         """`function` with the body that stands at `place`: as an earlier process read it, if one did."""
         text, files = self.text[place.start : place.end], self.result.files
-        key = kept.key_of("body", text, str(place.line), repr(function), repr(files))
+        outside = " ".join(self.result.variables)
+        key = kept.key_of("body", text, str(place.line), repr(function), repr(files), outside)
         held = kept.load(key)
         if held is not None:
             return cast("Function", pickle.loads(held))
         tokens = lexer.tokenize(self.text, self.name, place.line, place.start, place.end)
         # A scope of its own: whoever asks again after an error finds no name declared twice.
-        read = _Body(_Parser(self.text, self.name, tokens, self.result), function, Scope(scope)).parse()
+        own = Scope(scope)
+        own.reserve(self.result.variables)
+        read = _Body(_Parser(self.text, self.name, tokens, self.result), function, own).parse()
         kept.store(key, pickle.dumps(read))
         return read
 
@@ -402,9 +417,7 @@ class _Body:
     def registers(self, scope: Scope) -> None:
         parser = self.parser
         parser.take()
-        count = 1
-        if parser.at(".v2", ".v4"):
-            count = int(parser.take().text[2:])
+        count = parser.vector_length()
         kind = KINDS.get(parser.token.text[1:])
         if kind is None or (count > 1 and kind in ("pred", "b128")):
             parser.fail(f"registers of type {parser.token.text} are not supported")
@@ -462,7 +475,7 @@ class _Body:
                 # A label: which one is meant is not known before the end of its scope.
                 operands.append(Symbol(parser.word()))
             else:
-                operands.append(self.operand(scope))
+                operands.append(self.sum(self.operand(scope), first.line, scope))
             # `[a].unified` is a hint on the operand.
             parser.accept(".unified")
             if not parser.accept(",") and not parser.at(";"):
@@ -486,6 +499,16 @@ class _Body:
         if not isinstance(register, Register):
             self.parser.fail(f"{name} is no register")
         return register
+
+    def sum(self, operand: Operand, line: int, scope: Scope) -> Operand:
+        """A register, or one to which a constant is added where it is read: `r+4`."""
+        if not self.parser.at("+", "-") or not isinstance(operand, Register) or not operand.kind.startswith("b"):
+            return operand
+        offset = self.parser.signed_integer()
+        result = replace(operand, name=f"{operand.name}@plus{len(self.statements)}")
+        opcode, text = f"add.u{operand.kind[1:]}", f"{operand.name} + {offset}"
+        self.add(Instruction(opcode, (result, operand, Immediate(offset)), None, False, line, None, text), scope)
+        return result
 
     def operand(self, scope: Scope) -> Operand:
         parser = self.parser
@@ -522,11 +545,11 @@ class _Body:
         register = found(scope, name) or selected(scope, name)
         if register is not None:
             return register
-        if name.startswith("%"):
+        if name.startswith("%") and scope.symbol(name) is None and name not in parser.result.variables:
             return Special(name)
         if name == "WARP_SZ":
             return Immediate(32)
-        return Symbol(scope.symbol(name) or name, self.signed_offset())
+        return Symbol(scope.symbol(name) or name, parser.signed_integer() if parser.at("+", "-") else 0)
 
     def until(self, closing: str, scope: Scope) -> tuple[Operand, ...]:
         elements: list[Operand] = []
@@ -550,12 +573,6 @@ class _Body:
             return Immediate(-value.value)
         return Immediate(value.value ^ (1 << (31 if value.form == "f32" else 63)), value.form)
 
-    def signed_offset(self) -> int:
-        # `a+4`, `a+-8`, `a-8`
-        if self.parser.accept("+"):
-            return self.parser.integer()
-        return self.parser.integer() if self.parser.at("-") else 0
-
     def address(self, scope: Scope) -> Address:
         parser = self.parser
         base: Register | Symbol | Immediate
@@ -564,7 +581,7 @@ class _Body:
         else:
             name = parser.word()
             base = scope.register(name) or Symbol(scope.symbol(name) or name)
-        offset = self.signed_offset()
+        offset = parser.signed_integer() if parser.at("+", "-") else 0
         coordinates: tuple[Operand, ...] = ()
         if parser.accept(","):
             parser.expect("{")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from refmoe.ptx.syntax import Register
 
@@ -39,6 +40,10 @@ class Scope:
         self._registers: dict[str, Register] = {}
         self._families: dict[str, tuple[int, str, str]] = {}
         self._symbols: dict[str, str] = {}
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Keep names from becoming unique names here: those of the module, which this function may hide."""
+        self._taken.update(names)
 
     def _unique(self, name: str) -> str:
         candidate, count = name, 1

@@ -11,9 +11,14 @@ LEGACY = ("shfl", "vote")
 
 
 def synchronised(instruction: Instruction) -> Instruction:
-    """`shfl` and `vote` without `.sync` as they are with it, for a member mask of all lanes; others as they are."""
+    """`shfl` and `vote` as the manual has them; others as they are.
+
+    Without `.sync` they have a member mask of all lanes. ptxas takes `.sync` behind the mode too.
+    """
     stem, *parts = instruction.opcode.split(".")
-    if stem not in LEGACY or "sync" in parts:
+    if stem not in LEGACY or parts[:1] == ["sync"]:
         return instruction
-    opcode = ".".join([stem, "sync", *parts])
+    opcode = ".".join([stem, "sync", *(part for part in parts if part != "sync")])
+    if "sync" in parts:
+        return replace(instruction, opcode=opcode)
     return replace(instruction, opcode=opcode, operands=(*instruction.operands, Immediate(0xFFFFFFFF)))
