@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from refmoe.ptx import isa
+from refmoe.ptx import emit_plain, isa
 from refmoe.ptx.access import Access, Store
 from refmoe.ptx.matrix import PACKINGS, LoadMatrix, StoreMatrix
 from refmoe.ptx.syntax import Instruction, Operand, Register, Sink, Vector
-from refmoe.ptx.tensor import Mma
+from refmoe.ptx.tensor import Mma, accumulates_single
 from refmoe.reference.mma import MODELS, Evidence
 
 if TYPE_CHECKING:
@@ -170,12 +170,15 @@ _FORMS = (
 
 
 def multiply(emitter: Emitter, instruction: Instruction) -> None:
-    """`mma.sync.aligned` in the forms that have an accumulation model.
+    """`mma.sync.aligned`: with FP32 accumulators in the forms that have an accumulation model.
 
     Raises:
         isa.UnknownOpcode: another spelling, or no model of it for this chip.
         ValueError: its operands do not fit.
     """
+    if not accumulates_single(instruction):
+        emit_plain.multiply(emitter, instruction)
+        return
     form, a_format, b_format, model = _resolve(emitter, instruction)
     operands = instruction.operands
     if len(operands) != (8 if form.scales else 4):

@@ -64,6 +64,7 @@ from refmoe.ptx.syntax import (
     Vector,
     parts,
 )
+from refmoe.ptx.tensor import accumulates_single
 from refmoe.ptx.values import literal_bits
 
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
@@ -100,7 +101,7 @@ def is_native(instruction: Instruction) -> bool:
         # Native code has a home of 32 bits for each, which is filled when the CTA starts.
         return False
     if stem == "mma":
-        return True
+        return accumulates_single(instruction)
     if stem in ("ldmatrix", "stmatrix"):
         return "b6x16_p32" not in instruction.opcode and "m16n8" not in instruction.opcode
     if stem in ("ld", "st"):
