@@ -133,6 +133,7 @@ _SM120 = {"sm_120": "sm120", "sm_121": "sm120"}
 _FORMS = (
     Form("m16n8k16", _PLAIN, ("bf16", "f16"), {"sm_90": "sm90_mma", "": "sm90_mma"}),
     Form("m16n8k8", _PLAIN, ("bf16", "f16", "tf32"), {"sm_90": "sm90_mma_k8", "": "sm90_mma_k8"}),
+    Form("m16n8k4", _PLAIN, ("tf32",), {"": "sm90_mma_k4"}),
     Form("m16n8k32", _PLAIN, ("e4m3", "e5m2"), {"sm_90": "sm90_mma_fp8", **_SM120}),
     Form("m16n8k32", _MIXED, ("e4m3", "e5m2", "e2m1"), _SM120),
     Form(

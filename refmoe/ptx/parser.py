@@ -36,6 +36,7 @@ from refmoe.ptx.syntax import (
 )
 from refmoe.ptx.values import literal_bits
 from refmoe.ptx.wide import found, narrowed, selected, vector_kind
+from refmoe.ptx.wmma import lowered
 
 _SPACES = ("global", "const", "shared", "local", "param")
 _LINKAGE = (".visible", ".extern", ".weak", ".common")
@@ -383,7 +384,7 @@ class _Body:
 
     def add(self, statement: Instruction | Label, scope: Scope) -> None:
         if isinstance(statement, Instruction):
-            for each in narrowed(statement):
+            for each in (part for whole in lowered(statement) for part in narrowed(whole)):
                 self.statements.append(each)
                 self.scopes.append(scope)
             return
