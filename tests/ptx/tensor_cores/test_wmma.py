@@ -151,3 +151,117 @@ def test_single_bits_and_integers_of_four_bits() -> None:
         else:
             expected = (x[:, None] != y[None]).sum(axis=2) + 3
         np.testing.assert_array_equal(out, expected)
+
+
+def problem(name: str, shape: str, sums: str) -> list[np.ndarray]:
+    m, n, k = sizes(shape)
+    rng = np.random.default_rng(4)
+    values = [rng.standard_normal(size) for size in ((m, k), (n, k), (m, n))]
+    return [value.astype(DTYPES[dtype]) for value, dtype in zip(values, (name, name, sums), strict=True)]
+
+
+def launched(text: str, arrays: list[np.ndarray], threads: int = 32, wide: int = 0) -> ptx.LaunchResult:
+    return ptx.launch(ptx.Module.parse(text), "k", (1, 1, 1), (threads, 1, 1), [*arrays, wide])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "sums", "model", "evidence"),
+    [
+        ("f16", "m16n16k16", "f32", "sm90_mma", "hardware-checked"),
+        ("bf16", "m8n32k16", "f32", "sm90_mma", "hardware-checked"),
+        ("f16", "m32n8k16", "f16", "sm90_mma_f16acc", "hardware-checked"),
+        ("tf32", "m16n16k8", "f32", "sm90_mma_k4", "extrapolated"),
+    ],
+)
+def test_products_follow_their_model(name: str, shape: str, sums: str, model: str, evidence: str) -> None:
+    a, b, c = problem(name, shape, sums)
+    codes = [each.view(f"u{each.itemsize}") for each in (a, b)]
+    expected = tensor_core_mma(*codes, c.astype(np.float32), model=model, a_format=name, b_format=name)
+    result = launched(kernel(name, shape, sums, ("row", "col", "row"), ("", "", "")), [a, b, c])
+    assert c.tobytes() == expected.astype(c.dtype).tobytes()
+    assert dict(result.models) == {model: evidence}
+
+
+def test_two_halves_of_tf32_are_not_one_step() -> None:
+    # 2^-26 is lost in a step that has a 1 too, and kept in the next one.
+    a, b, c = np.zeros((16, 8), np.float32), np.zeros((16, 8), np.float32), np.zeros((16, 16), np.float32)
+    a[0], b[0] = [1, -1, 0, 0, 2.0**-26, 0, 0, 0], 1
+    codes = a.view(np.uint32), b.view(np.uint32)
+    whole = tensor_core_mma(*codes, c, model="sm90_mma_k8", a_format="tf32", b_format="tf32")
+    halves = tensor_core_mma(*codes, c, model="sm90_mma_k4", a_format="tf32", b_format="tf32")
+    launched(kernel("tf32", "m16n16k8", "f32", ("row", "col", "row"), ("", "", "")), [a, b, c])
+    assert c.tobytes() == halves.tobytes()
+    assert (float(c[0, 0]), float(whole[0, 0])) == (2.0**-26, 0.0)
+
+
+def test_a_part_of_a_warp_is_refused() -> None:
+    arrays = problem("f16", "m16n16k16", "f32")
+    text = kernel("f16", "m16n16k16", "f32", ("row", "col", "row"), ("", "", ""), "setp.eq.u32 %p1, %r1, 9; @%p1 exit;")
+    with pytest.raises(ptx.WarpError, match="31 lanes of its warp"):
+        launched(text, arrays)
+
+
+def test_a_guard_that_is_off_everywhere_leaves_all_as_it_was() -> None:
+    arrays = problem("bf16", "m16n16k16", "f32")
+    before = arrays[2].copy()
+    text = kernel("bf16", "m16n16k16", "f32", ("row", "col", "row"), ("", "", ""), "setp.eq.u32 %p1, 1, 2;")
+    launched(text.replace("wmma.store", "@%p1 wmma.store"), arrays)
+    np.testing.assert_array_equal(arrays[2], before)
+    launched(text.replace("wmma.store", "@!%p1 wmma.store"), arrays)
+    assert (arrays[2] != before).any()
+
+
+def test_a_matrix_that_leaves_its_buffer_is_reported() -> None:
+    a, b, c = problem("f16", "m16n16k16", "f32")
+    with pytest.raises(ptx.MemoryFault, match="out of bounds") as caught:
+        launched(kernel("f16", "m16n16k16", "f32", ("row", "col", "row"), (", 24", "", "")), [a, b, c])
+    assert "wmma.load.a" in caught.value.text
+
+
+def test_elements_that_nobody_wrote_are_reported() -> None:
+    a, b, c = problem("f16", "m16n16k16", "f32")
+    initialised = np.ones(a.shape, bool)
+    initialised[3, 7] = False
+    buffer = ptx.Buffer(a, "a", initialised=initialised)
+    text = kernel("f16", "m16n16k16", "f32", ("row", "col", "row"), ("", "", ""))
+    with pytest.raises(ptx.MemoryFault, match="uninitialised"):
+        ptx.launch(ptx.Module.parse(text), "k", (1, 1, 1), (32, 1, 1), [buffer, b, c, 0])
+
+
+def test_every_accumulator_has_a_lane_of_its_own() -> None:
+    # What a program does with each register of C, it does with each element once.
+    arrays = problem("f16", "m16n16k16", "f32")
+    arrays[0][:] = 0
+    before = arrays[2].copy()
+    scaled = "".join(f"mul.rn.f32 %c{number}, %c{number}, 0f40400000;" for number in range(8))
+    launched(kernel("f16", "m16n16k16", "f32", ("row", "col", "row"), ("", "", ""), "@@" + scaled), arrays)
+    np.testing.assert_array_equal(arrays[2], before * np.float32(3))
+
+
+def test_results_may_lie_where_factors_were() -> None:
+    a, b, c = problem("f16", "m16n16k16", "f32")
+    expected = [a, b, c.copy()]
+    launched(kernel("f16", "m16n16k16", "f32", ("row", "col", "row"), ("", "", "")), expected)
+    text = kernel("f16", "m16n16k16", "f32", ("row", "col", "row"), ("", "", ""))
+    text = text.replace("f32.f32 {%c0, %c1, %c2, %c3, %c4", "f32.f32 {%a0, %a1, %a2, %a3, %b0")
+    text = text.replace("%b0, %c5, %c6, %c7}", "%b0, %b1, %b2, %b3}")
+    places = "{%a0, %a1, %a2, %a3, %b0, %b1, %b2, %b3}"
+    text = text.replace("[%d2], {%c0, %c1, %c2, %c3, %c4, %c5, %c6, %c7}", f"[%d2], {places}")
+    launched(text, [a, b, c])
+    assert c.tobytes() == expected[2].tobytes()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("wmma.load.a.sync.aligned.row.m16n16k16", "wmma.load.a.sync.aligned.row.m16n16k8"),
+        ("wmma.mma.sync.aligned", "wmma.mma.sync"),
+        ("f32.f32 {", "f32.f16 {"),
+    ],
+)
+def test_other_spellings_are_refused_where_they_are_reached(wrong: tuple[str, str]) -> None:
+    arrays = problem("f16", "m16n16k16", "f32")
+    text = kernel("f16", "m16n16k16", "f32", ("row", "col", "row"), ("", "", "")).replace(*wrong)
+    with pytest.raises(ptx.UnknownOpcode, match="wmma"):
+        launched(text, arrays)
+    launched(text.replace("mov.u32 %r1, %tid.x;", "ret;"), arrays)
