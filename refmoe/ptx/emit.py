@@ -44,6 +44,7 @@ _FENCES = re.compile(
 _CVTA = re.compile(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|shared::cta|shared::cluster|local|const|param)\.u64")
 _ISSPACEP = re.compile(r"isspacep\.(?P<space>global|shared|shared::cta|shared::cluster|local)")
 _ADVICE = ("prefetch", "prefetchu", "nanosleep", "createpolicy", "applypriority", "setmaxnreg", "griddepcontrol")
+_TEXTURES = ("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep")
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
 
@@ -115,6 +116,7 @@ class Emitter:
             "wmma": partial(emit_plain.whole_warp, self),
             "call": partial(emit_call.call, self),
             **dict.fromkeys(isa.VIDEO, partial(emit_video.video, self)),
+            **dict.fromkeys(_TEXTURES, self._texture),
         }
 
     def start_block(self, block: int) -> None:
@@ -285,6 +287,10 @@ class Emitter:
             self.assign(instruction, targets[0][0], call, targets[0][1], operation.sign_extend)
         else:
             self.assign_all(instruction, targets, call, operation.sign_extend)
+
+    def _texture(self, instruction: Instruction) -> None:
+        """Always raises isa.UnknownOpcode."""
+        raise isa.UnknownOpcode(instruction.opcode, "there are no textures and no surfaces here")
 
     # Moves and addresses
 

@@ -85,8 +85,8 @@ def lay_out(entry: Function, module: ParsedModule) -> Layout:
 
 
 def code_address(declared: Mapping[str, Function], name: str) -> int | None:
-    """The address of a function of a module; None for an entry, and for what is no function."""
-    if name not in declared or declared[name].is_entry:
+    """The address of a function of a module; None for what is no function."""
+    if name not in declared:
         return None
     return CODE_WINDOW + CODE_BYTES * (list(declared).index(name) + 1)
 

@@ -126,7 +126,7 @@ class _Parser(Cursor):
             self.fail("a .section without braces")
         elif text == ".pragma":
             self.skip_to_semicolon()
-        elif text[1:] in _SPACES and text[0] == ".":
+        elif (text[1:] in _SPACES and text[0] == ".") or text == ".tex":
             for variable in self.variables(Scope()):
                 self.result.variables[variable.name] = variable
         elif not self.accept(";"):
@@ -585,8 +585,12 @@ class _Body:
         offset = parser.signed_integer() if parser.at("+", "-") else 0
         coordinates: tuple[Operand, ...] = ()
         if parser.accept(","):
-            parser.expect("{")
-            coordinates = self.until("}", scope)
+            # A texture may have its sampler in front of the coordinates.
+            sampler = () if parser.at("{") else (self.single(scope),)
+            if not sampler or parser.accept(","):
+                parser.expect("{")
+                coordinates = self.until("}", scope)
+            coordinates = (*sampler, *coordinates)
         parser.expect("]")
         return Address(base, offset, coordinates)
 
