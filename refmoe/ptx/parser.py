@@ -15,6 +15,7 @@ from typing import cast
 from refmoe.native import cache as kept
 from refmoe.ptx import lexer
 from refmoe.ptx.cursor import Cursor
+from refmoe.ptx.legacy import modernised
 from refmoe.ptx.scopes import KINDS, Scope, type_bits
 from refmoe.ptx.syntax import (
     Address,
@@ -52,7 +53,7 @@ _BRANCHES = {"bra": 0, "brx": 1}
 
 @dataclass
 class ParsedModule:
-    """A whole module. `target` is as written, `"sm_120a"`.
+    """A whole module. `target` is as written, `"sm_120a"`, and `options` are what stands behind it.
 
     `declared` has every function without its body, and `unread` what reads the bodies that nobody has asked for.
     """
@@ -60,6 +61,7 @@ class ParsedModule:
     name: str
     version: str = ""
     target: str = ""
+    options: tuple[str, ...] = ()
     declared: dict[str, Function] = field(default_factory=dict)
     unread: dict[str, Callable[[], Function]] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)
@@ -109,7 +111,7 @@ class _Parser(Cursor):
             self.take()
             self.result.target = self.word()
             while self.accept(","):
-                self.word()
+                self.result.options = (*self.result.options, self.word())
         elif text == ".address_size":
             self.take()
             if self.integer() != 64:
@@ -320,7 +322,7 @@ class _Parser(Cursor):
     def body(self, function: Function, scope: Scope, place: lexer.Token) -> Function:
         """`function` with the body that stands at `place`: as an earlier process read it, if one did."""
         text, files = self.text[place.start : place.end], self.result.files
-        outside = " ".join(self.result.variables)
+        outside = " ".join((self.result.target, *self.result.options, *self.result.variables))
         key = kept.key_of("body", text, str(place.line), repr(function), repr(files), outside)
         held = kept.load(key)
         if held is not None:
@@ -384,7 +386,11 @@ class _Body:
 
     def add(self, statement: Instruction | Label, scope: Scope) -> None:
         if isinstance(statement, Instruction):
-            for each in (part for whole in lowered(statement) for part in narrowed(whole)):
+            module = self.parser.result
+            if "map_f64_to_f32" in module.options and "f64" in statement.opcode.split("."):
+                self.parser.fail("double precision in a module with map_f64_to_f32 is not supported", statement.line)
+            today = modernised(statement, module.target)
+            for each in (part for whole in lowered(today) for part in narrowed(whole)):
                 self.statements.append(each)
                 self.scopes.append(scope)
             return
