@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from refmoe.ptx import isa
-from refmoe.ptx.syntax import Instruction, Operand, Register, Vector
 from refmoe.ptx.matrix import WholeWarp
+from refmoe.ptx.syntax import Instruction, Operand, Register, Vector
 from refmoe.ptx.tensor_plain import DoubleMma, HalfMma, IntegerMma
 from refmoe.ptx.wmma import ALIGNED
 from refmoe.reference.mma import MODELS, Evidence

@@ -1,4 +1,4 @@
-"""`mma.sync` whose arithmetic needs no accumulation model, or one that other precisions have: integers, bits, FP64, FP16.
+"""`mma.sync` that needs no accumulation model of its own: of integers, bits, FP64, and of FP16 with FP16 accumulators.
 
 D [M, 8] = A [M, K] * B [K, 8] + C [M, 8], M 8 or 16. With g = lane / 4, t = lane % 4, and p elements in a register (8
 of 4 bits, 4 of 8, 32 single bits, 2 of FP16, one of FP64), the element in the low bits first, register i holds

@@ -41,8 +41,22 @@ _LANE = Special("%laneid")
 _SHAPE = re.compile(r"m(8|16|32)n(8|16|32)k(\d+)")
 _SPACES = ("global", "shared", "shared::cta")
 # Bits of an element in memory, and of the register that holds one or several.
-_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1, "f64": 64, "f32": 32, "s32": 32}
+_BITS = {
+    "f16": 16,
+    "bf16": 16,
+    "tf32": 32,
+    "s8": 8,
+    "u8": 8,
+    "s4": 4,
+    "u4": 4,
+    "b1": 1,
+    "f64": 64,
+    "f32": 32,
+    "s32": 32,
+}
 _HALF_REGISTERS = 8
+# Instructions behind which lanes may be apart.
+_PARTS = ("bra", "brx", "call", "ret", "exit", "trap", "bar", "barrier", "mbarrier")
 _SQUARE = ("m16n16", "m32n8", "m8n32")
 # Shapes of each type of A and B, as (rows and columns, K).
 _SHAPES: dict[str, tuple[tuple[str, ...], int]] = {
@@ -115,6 +129,12 @@ def lowered(instruction: Instruction) -> list[Instruction]:
     return [instruction]
 
 
+def stays_together(instruction: Instruction) -> bool:
+    """Whether lanes that ran the instruction in front of this one together also run the one behind it together."""
+    # A guard may become a branch.
+    return instruction.guard is None and instruction.opcode.split(".")[0] not in _PARTS
+
+
 def _temporary(name: str, kind: str) -> Register:
     return Register(f"@wmma:{name}", kind)
 
@@ -130,9 +150,7 @@ class _Sequence:
         """Append an instruction; one that touches memory or a register of the program has the guard."""
         guard = self.instruction.guard if guarded else None
         negated = self.instruction.negated and guarded
-        self.made.append(
-            replace(self.instruction, opcode=opcode, operands=operands, guard=guard, negated=negated)
-        )
+        self.made.append(replace(self.instruction, opcode=opcode, operands=operands, guard=guard, negated=negated))
 
 
 class _Pointers(_Sequence):
@@ -143,43 +161,47 @@ class _Pointers(_Sequence):
         self.space = f".{space}" if space else ""
         self.strided = strided
         self.bits = bits
+        self.pitch: Operand = Immediate(0)
+        self.offset = 0
         self._lines: dict[int, Register] = {}
 
     def begin(self, address: Address, pitch: Operand, per_register: int) -> None:
         """Compute where a lane's first element lies. `strided`: g counts lines, and t elements of one."""
-        base, lane, step = _temporary("base", "b64"), _temporary("lane", "b32"), _temporary("pitch", "b64")
-        part, wide = _temporary("part", "b32"), _temporary("wide", "b64")
+        base, step = _temporary("base", "b64"), _temporary("pitch", "b64")
+        g, t, wide = _temporary("g", "b32"), _temporary("t", "b32"), _temporary("wide", "b64")
         self.add(ALIGNED, guarded=True)
-        narrow = isinstance(address.base, Register) and address.base.kind == "b32"
-        self.add("cvt.u64.u32" if narrow else "mov.u64", base, address.base)
-        self.add("add.u64", base, base, Immediate(address.offset))
+        self.add("shr.u32", g, _LANE, Immediate(2))
+        self.add("and.b32", t, _LANE, Immediate(3))
+        lines, elements = (g, t) if self.strided else (t, g)
+        # Lanes that differ in t lie as many elements apart, or as many lines, as a register has elements.
+        apart, bytes_of = (1, per_register) if self.strided else (per_register, 1)
         if isinstance(pitch, Immediate):
-            self.add("mov.u64", step, Immediate(pitch.value * self.bits // 8))
+            self.add("mul.wide.u32", wide, lines, Immediate(apart * pitch.value * self.bits // 8))
         else:
             self.add("mul.wide.u32", step, pitch, Immediate(self.bits))
             self.add("shr.u64", step, step, Immediate(3))
-        self.add("mov.u32", lane, _LANE)
-        self.add("shr.u32", part, lane, Immediate(2))
-        self.add("and.b32", lane, lane, Immediate(3))
-        # The part of the lane's number that counts lines, and the one that counts elements.
-        lines, elements = (part, lane) if self.strided else (lane, part)
-        lines_of = 1 if self.strided else per_register
-        bytes_of = (per_register if self.strided else 1) * self.bits // 8
-        self.add("cvt.u64.u32", wide, lines)
-        self.add("mul.lo.u64", wide, wide, Immediate(lines_of))
-        self.add("mad.lo.u64", base, wide, step, base)
-        self.add("mul.wide.u32", wide, elements, Immediate(bytes_of))
-        self.add("add.u64", base, base, wide)
+            self.add("mul.wide.u32", wide, lines, Immediate(apart))
+            self.add("mul.lo.u64", wide, wide, step)
+        self.add("mad.wide.u32", wide, elements, Immediate(bytes_of * self.bits // 8), wide)
+        if isinstance(address.base, Register) and address.base.kind == "b32":
+            self.add("cvt.u64.u32", base, address.base)
+            self.add("add.u64", base, base, wide)
+        else:
+            self.add("add.u64", base, wide, address.base)
+        self.pitch, self.offset = pitch, address.offset
         self._lines = {0: base}
 
     def place(self, u: int, v: int) -> Address:
         """The address of the element that lies `u` along g and `v` along t from the lane's first."""
         line, element = (u, v) if self.strided else (v, u)
+        within = self.offset + element * self.bits // 8
+        if isinstance(self.pitch, Immediate):
+            return Address(self._lines[0], within + line * self.pitch.value * self.bits // 8)
         if line not in self._lines:
             self._lines[line] = _temporary(f"line{line}", "b64")
             step = _temporary("pitch", "b64")
             self.add("mad.lo.u64", self._lines[line], step, Immediate(line), self._lines[0])
-        return Address(self._lines[line], element * self.bits // 8)
+        return Address(self._lines[line], within)
 
     def load(self, register: Operand, u: int, v: int, count: int) -> None:
         """Load `count` neighbours along t into a register."""
@@ -248,8 +270,11 @@ def _transfer(instruction: Instruction, parts: list[str]) -> list[Instruction] |
     work = _Pointers(instruction, space, strided=strided, bits=bits)
     pitch = operands[2] if len(operands) == 3 else Immediate(lines)
     work.begin(address, pitch, 2 if operand in ("c", "d") else count)
-    for register, (u, v) in zip(registers, places * repeats, strict=True):
+    for register, (u, v) in zip(registers, places, strict=False):
         (work.load if loads else work.store)(register, u, v, count)
+    for register, first in zip(registers[len(places) :], registers * repeats, strict=False):
+        if isinstance(register, Register):
+            work.add("mov.b32", register, first if isinstance(first, Register) else Immediate(0), guarded=True)
     return work.made
 
 
@@ -293,11 +318,13 @@ def _tiles(
     tiles, short = of_rows * of_columns, "m8n8" if shape.outline == "m8n8" else "m16n8"
     kind = "b64" if bits == 64 else "b32"
     work = _Sequence(instruction)
-    made = [_temporary(f"sum{each}", kind) for each in range(count)]
+    # D may lie where A or B do, or where another tile finds its part of C.
+    moved = any(each in (*a, *b, *(c[:at] + c[at + 1 :])) or isinstance(each, Sink) for at, each in enumerate(d))
+    made = tuple(_temporary(f"sum{each}", kind) for each in range(count)) if moved else d
     for tile in range(tiles):
         left = _part(rows, tile if of_rows == 2 else 0, of_rows)
         right = _part(columns, tile if of_columns == 2 else 0, of_columns)
-        before, after = _part(c, tile, tiles), Vector(_part(tuple(made), tile, tiles))
+        before, after = _part(c, tile, tiles), Vector(_part(made, tile, tiles))
         halves = 2 if a_type == "tf32" else 1
         for half in range(halves):
             opcode = f"mma.sync.aligned.{short}k{shape.k // halves}.row.col"
@@ -305,9 +332,8 @@ def _tiles(
             factors = [Vector(_part(each, half, halves)) for each in (left, right)]
             work.add(opcode, after, *factors, Vector(before), guarded=True)
             before = after.elements
-    # Last, because D may lie where A, B or C do.
     for register, value in zip(d, made, strict=True):
-        if not isinstance(register, Sink):
+        if moved and not isinstance(register, Sink):
             work.add(f"mov.{kind}", register, value, guarded=True)
     return work.made
 

@@ -43,7 +43,10 @@ def registers_of(a: np.ndarray, b: np.ndarray, c: np.ndarray, bits: int) -> list
     per_register = 32 // bits
     lanes = [(lane // 4, lane % 4) for lane in range(32)]
     of_a = [
-        [a[row_of_a(rows, per_register, g, i), column_of_a(rows, per_register, t, i)] for i in range(rows * length // 32)]
+        [
+            a[row_of_a(rows, per_register, g, i), column_of_a(rows, per_register, t, i)]
+            for i in range(rows * length // 32)
+        ]
         for g, t in lanes
     ]
     of_b = [[b[row_of_b(per_register, t, i), g] for i in range(8 * length // 32)] for g, t in lanes]

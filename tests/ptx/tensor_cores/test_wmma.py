@@ -1,4 +1,4 @@
-"""wmma: matrices that come from memory, are multiplied and go back, against products that no order of addition changes."""
+"""wmma: matrices from memory, multiplied and stored again, against products that no order of addition changes."""
 
 from __future__ import annotations
 
