@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx import emit_async, emit_bulk, emit_call, emit_cluster, emit_plain, emit_tensor, emit_video, isa, warp
+from refmoe.ptx import emit_async, emit_bulk, emit_call, emit_cluster, emit_tensor, emit_video, emit_wmma, isa, warp
 from refmoe.ptx.access import Load, Store, atomic
 from refmoe.ptx.cluster import is_own_shared
 from refmoe.ptx.isa import DTYPES
@@ -113,7 +113,7 @@ class Emitter:
             "ldmatrix": partial(emit_tensor.load_matrix, self),
             "stmatrix": partial(emit_tensor.store_matrix, self),
             "mma": partial(emit_tensor.multiply, self),
-            "wmma": partial(emit_plain.whole_warp, self),
+            "wmma": partial(emit_wmma.move, self),
             "call": partial(emit_call.call, self),
             **dict.fromkeys(isa.VIDEO, partial(emit_video.video, self)),
             **dict.fromkeys(_TEXTURES, self._texture),

@@ -6,10 +6,8 @@ import re
 from typing import TYPE_CHECKING
 
 from refmoe.ptx import isa
-from refmoe.ptx.matrix import WholeWarp
 from refmoe.ptx.syntax import Instruction, Operand, Register, Vector
 from refmoe.ptx.tensor_plain import DoubleMma, HalfMma, IntegerMma
-from refmoe.ptx.wmma import ALIGNED
 from refmoe.reference.mma import MODELS, Evidence
 
 if TYPE_CHECKING:
@@ -47,17 +45,6 @@ def multiply(emitter: Emitter, instruction: Instruction) -> None:
     operands = [_registers(each, n, kind) for each, n in zip(instruction.operands, counts, strict=True)]
     values = [f"({', '.join(emitter.value(each, kind) for each in elements)},)" for elements in operands[1:]]
     emitter.assign_all(instruction, [(each, kind) for each in operands[0]], emitter.call(work, *values))
-
-
-def whole_warp(emitter: Emitter, instruction: Instruction) -> None:
-    """What is left of `wmma` behind the loads, stores and products that stand for it: that the whole warp is here.
-
-    Raises:
-        isa.UnknownOpcode: a `wmma` that could not be taken apart.
-    """
-    if instruction.opcode != ALIGNED:
-        raise isa.UnknownOpcode(instruction.opcode)
-    emitter.run(WholeWarp(instruction))
 
 
 def _resolve(emitter: Emitter, instruction: Instruction) -> tuple[IntegerMma | DoubleMma | HalfMma, int, int, int]:

@@ -37,7 +37,7 @@ from refmoe.ptx.syntax import (
 )
 from refmoe.ptx.values import literal_bits
 from refmoe.ptx.wide import found, narrowed, selected, vector_kind
-from refmoe.ptx.wmma import ALIGNED, lowered, stays_together
+from refmoe.ptx.wmma import lowered
 
 _SPACES = ("global", "const", "shared", "local", "param")
 _LINKAGE = (".visible", ".extern", ".weak", ".common")
@@ -347,8 +347,6 @@ class _Body:
         self.scopes: list[Scope] = []
         self.tables: dict[str, tuple[tuple[str, ...], Scope]] = {}
         self.places: set[str] = set()
-        # Whether the whole warp was seen to be here since lanes could last part.
-        self.together = False
 
     def parse(self) -> Function:
         parser = self.parser
@@ -393,13 +391,9 @@ class _Body:
                 self.parser.fail("double precision in a module with map_f64_to_f32 is not supported", statement.line)
             today = modernised(statement, module.target)
             for each in (part for whole in lowered(today) for part in narrowed(whole)):
-                if each.opcode == ALIGNED and self.together and each.guard is None:
-                    continue
-                self.together = each.guard is None if each.opcode == ALIGNED else self.together & stays_together(each)
                 self.statements.append(each)
                 self.scopes.append(scope)
             return
-        self.together = False
         self.statements.append(statement)
         self.scopes.append(scope)
 

@@ -1,4 +1,4 @@
-"""`wmma.load`, `wmma.store` and `wmma.mma` as the loads, stores and `mma.sync` that they stand for.
+"""`wmma`: how the lanes of a warp share matrices, and `wmma.mma` as the `mma.sync` that it stands for.
 
 PTX leaves open how the lanes of a warp share a matrix. Here they do as ptxas 13.0 has it for sm_90: a matrix is one or
 two tiles of `mma.sync`, and a lane holds of each what that instruction wants of it (`refmoe.ptx.tensor`). With g = lane
@@ -14,9 +14,6 @@ two tiles of `mma.sync`, and a lane holds of each what that instruction wants of
 
 Of FP16 an operand always has eight registers: those that a tile leaves over repeat the first. TF32 is multiplied in two
 halves of K, by `mma.m16n8k4` (HMMA.1684), and everything else by one instruction a tile.
-
-The lanes of a warp must take part together; a pseudo-instruction, `wmma.aligned`, sees to it in front of loads and
-stores. That addresses are aligned as PTX asks is not checked beyond the words that a lane loads.
 """
 
 from __future__ import annotations
@@ -25,19 +22,13 @@ import re
 from dataclasses import dataclass, replace
 
 from refmoe.ptx.syntax import (
-    Address,
-    Immediate,
     Instruction,
     Operand,
     Register,
     Sink,
-    Special,
-    Symbol,
     Vector,
 )
 
-ALIGNED = "wmma.aligned"
-_LANE = Special("%laneid")
 _SHAPE = re.compile(r"m(8|16|32)n(8|16|32)k(\d+)")
 _SPACES = ("global", "shared", "shared::cta")
 # Bits of an element in memory, and of the register that holds one or several.
@@ -55,8 +46,6 @@ _BITS = {
     "s32": 32,
 }
 _HALF_REGISTERS = 8
-# Instructions behind which lanes may be apart.
-_PARTS = ("bra", "brx", "call", "ret", "exit", "trap", "bar", "barrier", "mbarrier")
 _SQUARE = ("m16n16", "m32n8", "m8n32")
 # Shapes of each type of A and B, as (rows and columns, K).
 _SHAPES: dict[str, tuple[tuple[str, ...], int]] = {
@@ -118,21 +107,11 @@ class Shape:
 
 
 def lowered(instruction: Instruction) -> list[Instruction]:
-    """The instructions that a `wmma` instruction stands for; any other, and one that is not known here, as it is."""
+    """The instructions that a `wmma.mma` stands for; any other, and one that is not known here, as it is."""
     parts = instruction.opcode.split(".")
     if parts[0] != "wmma":
         return [instruction]
-    if parts[1:2] == ["mma"]:
-        return _product(instruction, parts[2:]) or [instruction]
-    if parts[1:2] in (["load"], ["store"]) and parts[3:5] == ["sync", "aligned"]:
-        return _transfer(instruction, parts) or [instruction]
-    return [instruction]
-
-
-def stays_together(instruction: Instruction) -> bool:
-    """Whether lanes that ran the instruction in front of this one together also run the one behind it together."""
-    # A guard may become a branch.
-    return instruction.guard is None and instruction.opcode.split(".")[0] not in _PARTS
+    return (_product(instruction, parts[2:]) if parts[1:2] == ["mma"] else None) or [instruction]
 
 
 def _temporary(name: str, kind: str) -> Register:
@@ -153,129 +132,63 @@ class _Sequence:
         self.made.append(replace(self.instruction, opcode=opcode, operands=operands, guard=guard, negated=negated))
 
 
-class _Pointers(_Sequence):
-    """Loads or stores of a lane: `base` is its first element, and `pitch` the bytes from a line to the next."""
+@dataclass(frozen=True)
+class Transfer:
+    """What a `wmma.load` or `wmma.store` moves.
 
-    def __init__(self, instruction: Instruction, space: str, *, strided: bool, bits: int) -> None:
-        super().__init__(instruction)
-        self.space = f".{space}" if space else ""
-        self.strided = strided
-        self.bits = bits
-        self.pitch: Operand = Immediate(0)
-        self.offset = 0
-        self._lines: dict[int, Register] = {}
+    Attributes:
+        loads: whether it is a load.
+        space: as written, `""` for generic addresses.
+        bits: of an element.
+        lines_along_g: whether g counts lines of memory, and t elements of one, or the other way round.
+        count: elements of a register.
+        apart: elements, or lines, from one t to the next.
+        pitch: elements from a line to the next where the instruction does not say.
+        places: what each register adds to its lane's first element, (along g, along t).
+        registers: of a fragment; those behind `places` repeat the first.
+    """
 
-    def begin(self, address: Address, pitch: Operand, per_register: int) -> None:
-        """Compute where a lane's first element lies. `strided`: g counts lines, and t elements of one."""
-        base, step = _temporary("base", "b64"), _temporary("pitch", "b64")
-        g, t, wide = _temporary("g", "b32"), _temporary("t", "b32"), _temporary("wide", "b64")
-        self.add(ALIGNED, guarded=True)
-        self.add("shr.u32", g, _LANE, Immediate(2))
-        self.add("and.b32", t, _LANE, Immediate(3))
-        lines, elements = (g, t) if self.strided else (t, g)
-        # Lanes that differ in t lie as many elements apart, or as many lines, as a register has elements.
-        apart, bytes_of = (1, per_register) if self.strided else (per_register, 1)
-        if isinstance(pitch, Immediate):
-            self.add("mul.wide.u32", wide, lines, Immediate(apart * pitch.value * self.bits // 8))
-        else:
-            self.add("mul.wide.u32", step, pitch, Immediate(self.bits))
-            self.add("shr.u64", step, step, Immediate(3))
-            self.add("mul.wide.u32", wide, lines, Immediate(apart))
-            self.add("mul.lo.u64", wide, wide, step)
-        self.add("mad.wide.u32", wide, elements, Immediate(bytes_of * self.bits // 8), wide)
-        if isinstance(address.base, Register) and address.base.kind == "b32":
-            self.add("cvt.u64.u32", base, address.base)
-            self.add("add.u64", base, base, wide)
-        else:
-            self.add("add.u64", base, wide, address.base)
-        self.pitch, self.offset = pitch, address.offset
-        self._lines = {0: base}
-
-    def place(self, u: int, v: int) -> Address:
-        """The address of the element that lies `u` along g and `v` along t from the lane's first."""
-        line, element = (u, v) if self.strided else (v, u)
-        within = self.offset + element * self.bits // 8
-        if isinstance(self.pitch, Immediate):
-            return Address(self._lines[0], within + line * self.pitch.value * self.bits // 8)
-        if line not in self._lines:
-            self._lines[line] = _temporary(f"line{line}", "b64")
-            step = _temporary("pitch", "b64")
-            self.add("mad.lo.u64", self._lines[line], step, Immediate(line), self._lines[0])
-        return Address(self._lines[line], within)
-
-    def load(self, register: Operand, u: int, v: int, count: int) -> None:
-        """Load `count` neighbours along t into a register."""
-        if isinstance(register, Sink):
-            register = _temporary("unused", "b64" if self.bits == 64 else "b32")
-        if self.strided or count == 1:
-            self.add(f"ld{self.space}.b{self.bits * count}", register, self.place(u, v), guarded=True)
-            return
-        kind = "b16" if self.bits == 16 else "b32"
-        held = [_temporary(f"element{each}", kind) for each in range(count)]
-        for each, element in enumerate(held):
-            self.add(f"ld{self.space}.u{self.bits}", element, self.place(u, v + each), guarded=True)
-        if self.bits == 16:
-            self.add("mov.b32", register, Vector(tuple(held)), guarded=True)
-            return
-        whole = held.pop()
-        while held:
-            self.add("mad.lo.u32", whole, whole, Immediate(1 << self.bits), held.pop())
-        self.add("mov.b32", register, whole, guarded=True)
-
-    def store(self, register: Operand, u: int, v: int, count: int) -> None:
-        """Store `count` neighbours along t from a register."""
-        if self.strided or count == 1:
-            self.add(f"st{self.space}.b{self.bits * count}", self.place(u, v), register, guarded=True)
-            return
-        held = [_temporary(f"element{each}", "b16") for each in range(count)]
-        self.add("mov.b32", Vector(tuple(held)), register)
-        for each, element in enumerate(held):
-            self.add(f"st{self.space}.b{self.bits}", self.place(u, v + each), element, guarded=True)
+    loads: bool
+    space: str
+    bits: int
+    lines_along_g: bool
+    count: int
+    apart: int
+    pitch: int
+    places: tuple[tuple[int, int], ...]
+    registers: int
 
 
-def _transfer(instruction: Instruction, parts: list[str]) -> list[Instruction] | None:
-    """`wmma.load.a`, `.b`, `.c` or `wmma.store.d`; None for another spelling."""
-    loads, operand = parts[1] == "load", parts[2]
-    rest, name = parts[5:-1], parts[-1]
+def transfer(opcode: str) -> Transfer | None:
+    """What `wmma.load.a`, `.b`, `.c` or `wmma.store.d` moves; None for another spelling."""
+    parts = opcode.split(".")
+    if len(parts) < 6 or parts[0] != "wmma" or parts[3:5] != ["sync", "aligned"]:
+        return None
+    operand, rest, name = parts[2], parts[5:-1], parts[-1]
     shape = next((found for part in rest if (found := Shape.of(part))), None)
     layouts = [part for part in rest if part in ("row", "col")]
     spaces = [part for part in rest if part in _SPACES]
-    operands = instruction.operands
-    if shape is None or len(layouts) != 1 or len(spaces) > 1 or len(rest) != 2 + len(spaces):
+    if shape is None or len(layouts) != 1 or len(spaces) > 1 or len(rest) != 2 + len(spaces) or name not in _BITS:
         return None
-    if operand not in (("a", "b", "c") if loads else ("d",)) or not 2 <= len(operands) <= 3 or name not in _BITS:
+    if operand not in {"load": ("a", "b", "c"), "store": ("d",)}.get(parts[1], ()):
         return None
-    by_row, space, bits = layouts[0] == "row", "".join(spaces), _BITS[name]
-    address, fragment = (operands[1], operands[0]) if loads else (operands[0], operands[1])
-    registers = fragment.elements if isinstance(fragment, Vector) else (fragment,)
-    if not isinstance(address, Address) or (isinstance(address.base, Symbol) and not space):
-        return None
+    by_row, bits = layouts[0] == "row", _BITS[name]
     if operand in ("a", "b"):
-        if not shape.fits(name):
-            return None
         # Along K lies t: a line is a row of A, or a column of B, where K runs along it.
-        strided, count, places = by_row == (operand == "a"), max(1, 32 // bits), shape.places(operand, bits)
-        lines = (shape.k if strided else shape.m) if operand == "a" else (shape.k if strided else shape.n)
-        if bits < 8 and not strided:
+        along_g, count = by_row == (operand == "a"), max(1, 32 // bits)
+        if not shape.fits(name) or (bits < 8 and not along_g):
             return None
+        places, apart = shape.places(operand, bits), count
+        pitch = shape.k if along_g else (shape.m if operand == "a" else shape.n)
+        registers = _HALF_REGISTERS if name == "f16" else len(places)
     else:
         if not any(shape.fits(each) and name in _SUMS.get(each, ("s32",)) for each in _SHAPES):
             return None
-        strided, count = by_row != shape.transposed, 32 // bits if bits < 32 else 1
-        places = shape.sums()[::count]
-        lines = shape.n if by_row else shape.m
-    repeats = _HALF_REGISTERS // len(places) if name == "f16" and operand in ("a", "b") else 1
-    if len(registers) != len(places) * repeats:
-        return None
-    work = _Pointers(instruction, space, strided=strided, bits=bits)
-    pitch = operands[2] if len(operands) == 3 else Immediate(lines)
-    work.begin(address, pitch, 2 if operand in ("c", "d") else count)
-    for register, (u, v) in zip(registers, places, strict=False):
-        (work.load if loads else work.store)(register, u, v, count)
-    for register, first in zip(registers[len(places) :], registers * repeats, strict=False):
-        if isinstance(register, Register):
-            work.add("mov.b32", register, first if isinstance(first, Register) else Immediate(0), guarded=True)
-    return work.made
+        along_g, count, apart = by_row != shape.transposed, 32 // bits if bits < 32 else 1, 2
+        places, pitch = shape.sums()[::count], shape.n if by_row else shape.m
+        registers = len(places)
+    space = "".join(spaces).split("::")[0]
+    return Transfer(parts[1] == "load", space, bits, along_g, count, apart, pitch, tuple(places), registers)
 
 
 def _product(instruction: Instruction, parts: list[str]) -> list[Instruction] | None:
