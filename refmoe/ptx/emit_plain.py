@@ -17,7 +17,7 @@ _SHAPE = re.compile(r"m(?P<m>8|16)n8k(?P<k>\d+)")
 _INTEGER = re.compile(r"s32\.(?P<a>[su](?P<bits>8|4))\.(?P<b>[su](?P=bits))\.s32")
 _ROUNDINGS = ("rn", "rz", "rm", "rp")
 # Elements of K by the bits of an element, for 8 and for 16 rows.
-_LENGTHS = {
+_LENGTHS: dict[int, dict[int, tuple[int, ...]]] = {
     8: {8: (16,), 16: (16, 32)},
     4: {8: (32,), 16: (32, 64)},
     1: {8: (128,), 16: (128, 256)},

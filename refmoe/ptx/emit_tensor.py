@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from refmoe.ptx import emit_plain, isa
 from refmoe.ptx.access import Access, Store
 from refmoe.ptx.matrix import PACKINGS, LoadMatrix, StoreMatrix
+from refmoe.ptx.spellings import accumulates_single
 from refmoe.ptx.syntax import Instruction, Operand, Register, Sink, Vector
-from refmoe.ptx.tensor import Mma, accumulates_single
+from refmoe.ptx.tensor import Mma
 from refmoe.reference.mma import MODELS, Evidence
 
 if TYPE_CHECKING:

@@ -331,9 +331,11 @@ class _Renamer:
         self.own = labels | set(callee.tables)
         # What is on the stack is each call's own; the rest lies where it lay at the call before.
         self.variables = {
-            name: f"{prefix if variable.space in ('local', 'param') else callee.name + ':'}{name}"
+            name: f"{callee.name}:{name}" if variable.space == "shared" else prefix + name
             for name, variable in callee.variables.items()
         }
+        # Those in device memory have names of their own already.
+        self.variables |= {name: name for name, each in callee.variables.items() if each.space in ("global", "const")}
 
     def instruction(self, instruction: Instruction, extra: tuple[Operand, ...] = ()) -> Instruction:
         operands = tuple(self.operand(operand) for operand in instruction.operands) + extra

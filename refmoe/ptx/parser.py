@@ -168,7 +168,7 @@ class _Parser(Cursor):
 
     # Variables and parameters
 
-    def variables(self, scope: Scope) -> list[Variable]:
+    def variables(self, scope: Scope, owner: str = "") -> list[Variable]:
         space = self.take().text[1:]
         declared = [self.variable(space)]
         while self.accept(","):
@@ -176,10 +176,11 @@ class _Parser(Cursor):
             first = declared[0]
             declared.append(self.declarator(space, first.align, first.type, first.pointer))
         self.expect(";")
-        return [self.declare(variable, scope) for variable in declared]
+        return [self.declare(variable, scope, owner) for variable in declared]
 
-    def declare(self, variable: Variable, scope: Scope) -> Variable:
-        unique = scope.declare_symbol(variable.name)
+    def declare(self, variable: Variable, scope: Scope, owner: str = "") -> Variable:
+        # What lies in device memory outlives the function, beside the variables of others.
+        unique = scope.declare_symbol(variable.name, owner if variable.space in ("global", "const") else "")
         if unique is None:
             self.fail(f"{variable.name} is declared twice")
         return replace(variable, name=unique)
@@ -414,7 +415,7 @@ class _Body:
             elif token.text in (".pragma", ".callprototype", ".calltargets"):
                 parser.skip_to_semicolon()
             elif token.kind == "directive" and token.text[1:] in _SPACES:
-                for variable in parser.variables(scope):
+                for variable in parser.variables(scope, self.function.name):
                     self.function.variables[variable.name] = variable
             elif token.kind == "word" and parser.tokens[parser.position + 1].text == ":":
                 self.labelled(scope)

@@ -67,11 +67,15 @@ class Scope:
         self._families[prefix] = (count, kind, self._unique(f"{prefix}<>")[len(prefix) + 2 :])
         return True
 
-    def declare_symbol(self, name: str) -> str | None:
-        """Declare a label or a variable: its unique name, or None if this scope has it already."""
+    def declare_symbol(self, name: str, owner: str = "") -> str | None:
+        """Declare a label or a variable: its unique name, or None if this scope has it already.
+
+        With an `owner`, the function that it is in, the name is unique in the module.
+        """
         if name in self._symbols:
             return None
-        self._symbols[name] = self._unique(name)
+        unique = self._unique(name)
+        self._symbols[name] = f"{owner}:{unique}" if owner else unique
         return self._symbols[name]
 
     def register(self, name: str) -> Register | None:

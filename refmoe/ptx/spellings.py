@@ -1,4 +1,4 @@
-"""Old spellings of instructions in terms of the new ones."""
+"""What spellings say: old ones in terms of the new, and which accumulators a product has."""
 
 from __future__ import annotations
 
@@ -22,3 +22,8 @@ def synchronised(instruction: Instruction) -> Instruction:
     if "sync" in parts:
         return replace(instruction, opcode=opcode)
     return replace(instruction, opcode=opcode, operands=(*instruction.operands, Immediate(0xFFFFFFFF)))
+
+
+def accumulates_single(instruction: Instruction) -> bool:
+    """Whether an `mma` has FP32 accumulators: the others are in `tensor_plain`."""
+    return "f32" in instruction.opcode.split(".")

@@ -49,11 +49,6 @@ _LANES = 32
 _MANTISSA_BITS = 23
 
 
-def accumulates_single(instruction: Instruction) -> bool:
-    """Whether an `mma` has FP32 accumulators: the others are in `tensor_plain`."""
-    return "f32" in instruction.opcode.split(".")
-
-
 def a_matrix(registers: tuple[Array, ...], bits: int) -> Array:
     """Fragments uint32 [lanes] of A to [warps, 16, K] unsigned integers of `bits`."""
     elements = _elements(registers, bits)

@@ -49,7 +49,7 @@ from refmoe.ptx.program import Block, Program
 from refmoe.ptx.registers import CARRY, destinations_and_sources
 from refmoe.ptx.spaces import LOCAL_WINDOW, SHARED_WINDOW
 from refmoe.ptx.specials import CLOCKS, SPECIALS
-from refmoe.ptx.spellings import synchronised
+from refmoe.ptx.spellings import accumulates_single, synchronised
 from refmoe.ptx.syntax import (
     Address,
     Immediate,
@@ -64,7 +64,6 @@ from refmoe.ptx.syntax import (
     Vector,
     parts,
 )
-from refmoe.ptx.tensor import accumulates_single
 from refmoe.ptx.values import literal_bits
 
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}

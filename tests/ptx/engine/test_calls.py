@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.ptx_kernel import compile_cuda, line_of, run
+from support.ptx_kernel import compile_cuda, line_of, run, text
 
 from refmoe import ptx
 
@@ -293,3 +293,22 @@ def test_a_stack_is_every_calls_own() -> None:
     body = "call (%r3), first, (1); call (%r4), first, (0); st.global.u32 [%d2], %r4; ret;"
     with pytest.raises(ptx.MemoryFault, match="uninitialised"):
         run(body, np.zeros(32, np.uint32), module_scope=callee)
+
+
+def test_variables_of_a_function_live_as_long_as_the_memory() -> None:
+    body = """
+        .global .u32 hits = 3;
+        ld.global.u32 %r3, [hits];
+        add.u32 %r3, %r3, 1;
+        st.global.u32 [hits], %r3;
+        st.global.u32 [%d0], %r3;
+        ret;
+    """
+    other = text("ret;").replace("entry k(", "entry other(").split(".address_size 64")[1].replace("ret;", body, 1)
+    module = ptx.Module.parse(text(body, module_scope=other + ".global .u32 hits = 90;"))
+    memory, out = ptx.DeviceMemory(), np.zeros(1, np.uint32)
+    found = []
+    for entry in ("k", "k", "other", "k"):
+        ptx.launch(module, entry, (1, 1, 1), (1, 1, 1), [out, out, 0], memory=memory)
+        found.append(int(out[0]))
+    assert found == [4, 5, 4, 6]
