@@ -63,6 +63,11 @@ class Cursor:
             self.fail(f"expected {wanted}, found {self.token.text!r}")
         return lexer.immediate(self.take().text)
 
+    def signed_integer(self) -> int:
+        """Take an offset behind a name: `+4`, `+-8` or `-8`."""
+        self.accept("+")
+        return self.integer()
+
     def integer(self) -> int:
         """Take an integer with its sign."""
         negative = self.accept("-")

@@ -102,14 +102,18 @@ class DeviceMemory:
         Raises:
             ArgumentError: the module has no such variable.
         """
-        key = (id(module), name)
-        if key in self._variables:
-            return self._variables[key]
         variables = module.variables
         if name not in variables:
             known = ", ".join(variables) or "none"
             raise ArgumentError("name", describe(name), f"a variable of {module.name}, which has {known}")
-        variable = variables[name]
+        return self._variable(module, variables[name])
+
+    def _variable(self, module: Module, variable: Variable) -> int:
+        """The address of a variable of a module, or of one of its functions."""
+        name, variables = variable.name, module.variables
+        key = (id(module), name)
+        if key in self._variables:
+            return self._variables[key]
         array = np.frombuffer(initial_bytes(variable), np.uint8).copy()
         constant = variable.space == "const"
         address = self._add(Buffer(array, name, writable=not constant, space="const" if constant else "global"))
@@ -130,7 +134,7 @@ class DeviceMemory:
 
     def variables(self, module: Module, wanted: Sequence[Variable]) -> dict[str, Any]:
         """Addresses of variables of a module by their names, uint64 scalars."""
-        return {variable.name: np.uint64(self.variable(module, variable.name)) for variable in wanted}
+        return {variable.name: np.uint64(self._variable(module, variable)) for variable in wanted}
 
     def write(self, address: int, data: Any) -> None:
         """Write bytes, or those of an array in C order, from an address on, as cudaMemcpyHostToDevice.

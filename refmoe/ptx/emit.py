@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx import emit_async, emit_bulk, emit_call, emit_cluster, emit_tensor, emit_video, isa, warp
+from refmoe.ptx import emit_async, emit_bulk, emit_call, emit_cluster, emit_tensor, emit_video, emit_wmma, isa, warp
 from refmoe.ptx.access import Load, Store, atomic
 from refmoe.ptx.cluster import is_own_shared
 from refmoe.ptx.isa import DTYPES
@@ -44,6 +44,7 @@ _FENCES = re.compile(
 _CVTA = re.compile(r"cvta(?P<to>\.to)?\.(?P<space>global|shared|shared::cta|shared::cluster|local|const|param)\.u64")
 _ISSPACEP = re.compile(r"isspacep\.(?P<space>global|shared|shared::cta|shared::cluster|local)")
 _ADVICE = ("prefetch", "prefetchu", "nanosleep", "createpolicy", "applypriority", "setmaxnreg", "griddepcontrol")
+_TEXTURES = ("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep")
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
 
@@ -112,8 +113,10 @@ class Emitter:
             "ldmatrix": partial(emit_tensor.load_matrix, self),
             "stmatrix": partial(emit_tensor.store_matrix, self),
             "mma": partial(emit_tensor.multiply, self),
+            "wmma": partial(emit_wmma.move, self),
             "call": partial(emit_call.call, self),
             **dict.fromkeys(isa.VIDEO, partial(emit_video.video, self)),
+            **dict.fromkeys(_TEXTURES, self._texture),
         }
 
     def start_block(self, block: int) -> None:
@@ -284,6 +287,10 @@ class Emitter:
             self.assign(instruction, targets[0][0], call, targets[0][1], operation.sign_extend)
         else:
             self.assign_all(instruction, targets, call, operation.sign_extend)
+
+    def _texture(self, instruction: Instruction) -> None:
+        """Always raises isa.UnknownOpcode."""
+        raise isa.UnknownOpcode(instruction.opcode, "there are no textures and no surfaces here")
 
     # Moves and addresses
 

@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from refmoe.ptx import isa
+from refmoe.ptx import emit_plain, isa
 from refmoe.ptx.access import Access, Store
 from refmoe.ptx.matrix import PACKINGS, LoadMatrix, StoreMatrix
+from refmoe.ptx.spellings import accumulates_single
 from refmoe.ptx.syntax import Instruction, Operand, Register, Sink, Vector
 from refmoe.ptx.tensor import Mma
 from refmoe.reference.mma import MODELS, Evidence
@@ -133,6 +134,7 @@ _SM120 = {"sm_120": "sm120", "sm_121": "sm120"}
 _FORMS = (
     Form("m16n8k16", _PLAIN, ("bf16", "f16"), {"sm_90": "sm90_mma", "": "sm90_mma"}),
     Form("m16n8k8", _PLAIN, ("bf16", "f16", "tf32"), {"sm_90": "sm90_mma_k8", "": "sm90_mma_k8"}),
+    Form("m16n8k4", _PLAIN, ("tf32",), {"": "sm90_mma_k4"}),
     Form("m16n8k32", _PLAIN, ("e4m3", "e5m2"), {"sm_90": "sm90_mma_fp8", **_SM120}),
     Form("m16n8k32", _MIXED, ("e4m3", "e5m2", "e2m1"), _SM120),
     Form(
@@ -170,12 +172,15 @@ _FORMS = (
 
 
 def multiply(emitter: Emitter, instruction: Instruction) -> None:
-    """`mma.sync.aligned` in the forms that have an accumulation model.
+    """`mma.sync.aligned`: with FP32 accumulators in the forms that have an accumulation model.
 
     Raises:
         isa.UnknownOpcode: another spelling, or no model of it for this chip.
         ValueError: its operands do not fit.
     """
+    if not accumulates_single(instruction):
+        emit_plain.multiply(emitter, instruction)
+        return
     form, a_format, b_format, model = _resolve(emitter, instruction)
     operands = instruction.operands
     if len(operands) != (8 if form.scales else 4):

@@ -24,6 +24,7 @@ from refmoe.ptx.syntax import (
     Sink,
     Symbol,
     Variable,
+    Vector,
     mapped,
     parts,
 )
@@ -125,7 +126,8 @@ class _Inliner:
             after += self.passed(instruction, formal, given, prefix, actual, into=False)
         rename = _Renamer(prefix, callee, actual)
         for name, variable in callee.variables.items():
-            self.variables[prefix + name] = replace(variable, name=prefix + name)
+            unique = rename.variables[name]
+            self.variables[unique] = replace(variable, name=unique)
         for name, labels in callee.tables.items():
             self.tables[prefix + name] = tuple(prefix + label for label in labels)
         end = Label(prefix + "return")
@@ -289,7 +291,9 @@ def _parts(instruction: Instruction) -> tuple[tuple[Operand, ...], Symbol | Regi
 
     def group() -> tuple[Operand, ...]:
         first = operands.pop(0) if operands and isinstance(operands[0], Group) else None
-        return first.elements if isinstance(first, Group) else ()
+        elements = first.elements if isinstance(first, Group) else ()
+        # A vector register is passed element by element.
+        return tuple(each for one in elements for each in (one.elements if isinstance(one, Vector) else (one,)))
 
     results = group()
     target = operands.pop(0) if operands else None
@@ -324,7 +328,14 @@ class _Renamer:
         self.actual = actual
         body = callee.body or ()
         labels = {statement.name for statement in body if isinstance(statement, Label)}
-        self.own = labels | set(callee.variables) | set(callee.tables)
+        self.own = labels | set(callee.tables)
+        # What is on the stack is each call's own; the rest lies where it lay at the call before.
+        self.variables = {
+            name: f"{callee.name}:{name}" if variable.space == "shared" else prefix + name
+            for name, variable in callee.variables.items()
+        }
+        # Those in device memory have names of their own already.
+        self.variables |= {name: name for name, each in callee.variables.items() if each.space in ("global", "const")}
 
     def instruction(self, instruction: Instruction, extra: tuple[Operand, ...] = ()) -> Instruction:
         operands = tuple(self.operand(operand) for operand in instruction.operands) + extra
@@ -343,4 +354,6 @@ class _Renamer:
         if operand.name in self.actual:
             target = self.actual[operand.name]
             return Symbol(target.name, target.offset + operand.offset)
+        if operand.name in self.variables:
+            return Symbol(self.variables[operand.name], operand.offset)
         return Symbol(self.prefix + operand.name, operand.offset) if operand.name in self.own else operand

@@ -50,18 +50,19 @@ def lay_out(entry: Function, module: ParsedModule) -> Layout:
     used = _named(entry)
     module_shared = [v for name, v in module.variables.items() if v.space == "shared" and name in used]
     own = list(entry.variables.values())
+    module_local = [v for name, v in module.variables.items() if v.space == "local" and name in used]
     shared = [v for v in own + module_shared if v.space == "shared"]
     parameter_bytes = place(entry.parameters, PARAM_BASE, "param")
     shared_bytes = place((v for v in shared if v.size), OWN_BASE, "shared")
     # A device function's parameters are local: each lane has its own.
-    local_bytes = place((v for v in own if v.space in ("local", "param")), OWN_BASE, "local")
+    local_bytes = place((v for v in own + module_local if v.space in ("local", "param")), OWN_BASE, "local")
     dynamic = [v for v in shared if not v.size]
     align = max([16, *(v.align for v in dynamic)])
     dynamic_offset = -(-shared_bytes // align) * align
     for variable in dynamic:
         addresses[variable.name] = OWN_BASE + dynamic_offset
         spaces[variable.name] = "shared"
-    buffers = {name: v for name, v in module.variables.items() if v.space in ("global", "const")}
+    buffers = {v.name: v for v in (*module.variables.values(), *own) if v.space in ("global", "const")}
     wanted = [name for name in buffers if name in used]
     for name in wanted:
         wanted.extend(s.name for _, _, s in buffers[name].relocations if s.name in buffers and s.name not in wanted)
@@ -84,8 +85,8 @@ def lay_out(entry: Function, module: ParsedModule) -> Layout:
 
 
 def code_address(declared: Mapping[str, Function], name: str) -> int | None:
-    """The address of a function of a module; None for an entry, and for what is no function."""
-    if name not in declared or declared[name].is_entry:
+    """The address of a function of a module; None for what is no function."""
+    if name not in declared:
         return None
     return CODE_WINDOW + CODE_BYTES * (list(declared).index(name) + 1)
 

@@ -15,6 +15,7 @@ from typing import cast
 from refmoe.native import cache as kept
 from refmoe.ptx import lexer
 from refmoe.ptx.cursor import Cursor
+from refmoe.ptx.legacy import modernised
 from refmoe.ptx.scopes import KINDS, Scope, type_bits
 from refmoe.ptx.syntax import (
     Address,
@@ -36,16 +37,23 @@ from refmoe.ptx.syntax import (
 )
 from refmoe.ptx.values import literal_bits
 from refmoe.ptx.wide import found, narrowed, selected, vector_kind
+from refmoe.ptx.wmma import lowered
 
 _SPACES = ("global", "const", "shared", "local", "param")
 _LINKAGE = (".visible", ".extern", ".weak", ".common")
+# What begins the next statement of a module: a function that is only declared may have no semicolon behind it.
+_OUTSIDE = frozenset(
+    (*_LINKAGE, ".entry", ".func", ".file", ".loc", ".section", ".version", *(f".{space}" for space in _SPACES))
+)
+# Types whose values only the driver makes.
+_OPAQUE = ("texref", "samplerref", "surfref")
 # Operands of a branch in front of its label.
 _BRANCHES = {"bra": 0, "brx": 1}
 
 
 @dataclass
 class ParsedModule:
-    """A whole module. `target` is as written, `"sm_120a"`.
+    """A whole module. `target` is as written, `"sm_120a"`, and `options` are what stands behind it.
 
     `declared` has every function without its body, and `unread` what reads the bodies that nobody has asked for.
     """
@@ -53,6 +61,7 @@ class ParsedModule:
     name: str
     version: str = ""
     target: str = ""
+    options: tuple[str, ...] = ()
     declared: dict[str, Function] = field(default_factory=dict)
     unread: dict[str, Callable[[], Function]] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)
@@ -102,7 +111,7 @@ class _Parser(Cursor):
             self.take()
             self.result.target = self.word()
             while self.accept(","):
-                self.word()
+                self.result.options = (*self.result.options, self.word())
         elif text == ".address_size":
             self.take()
             if self.integer() != 64:
@@ -119,7 +128,7 @@ class _Parser(Cursor):
             self.fail("a .section without braces")
         elif text == ".pragma":
             self.skip_to_semicolon()
-        elif text[1:] in _SPACES and text[0] == ".":
+        elif (text[1:] in _SPACES and text[0] == ".") or text == ".tex":
             for variable in self.variables(Scope()):
                 self.result.variables[variable.name] = variable
         elif not self.accept(";"):
@@ -159,7 +168,7 @@ class _Parser(Cursor):
 
     # Variables and parameters
 
-    def variables(self, scope: Scope) -> list[Variable]:
+    def variables(self, scope: Scope, owner: str = "") -> list[Variable]:
         space = self.take().text[1:]
         declared = [self.variable(space)]
         while self.accept(","):
@@ -167,10 +176,11 @@ class _Parser(Cursor):
             first = declared[0]
             declared.append(self.declarator(space, first.align, first.type, first.pointer))
         self.expect(";")
-        return [self.declare(variable, scope) for variable in declared]
+        return [self.declare(variable, scope, owner) for variable in declared]
 
-    def declare(self, variable: Variable, scope: Scope) -> Variable:
-        unique = scope.declare_symbol(variable.name)
+    def declare(self, variable: Variable, scope: Scope, owner: str = "") -> Variable:
+        # What lies in device memory outlives the function, beside the variables of others.
+        unique = scope.declare_symbol(variable.name, owner if variable.space in ("global", "const") else "")
         if unique is None:
             self.fail(f"{variable.name} is declared twice")
         return replace(variable, name=unique)
@@ -184,8 +194,8 @@ class _Parser(Cursor):
                 align = self.integer() if not pointer else (self.integer(), align)[1]
             elif directive == "ptr":
                 pointer = True
-            elif directive in KINDS:
-                kind = directive
+            elif directive in KINDS or directive in _OPAQUE:
+                kind = "u64" if directive in _OPAQUE else directive
             elif directive == "attribute":
                 self.expect("(")
                 while not self.accept(")"):
@@ -254,26 +264,32 @@ class _Parser(Cursor):
             return ()
         while not self.accept(")"):
             if self.accept(".reg"):
-                result.append(self.register_parameter(scope))
+                result += self.register_parameters(scope)
             else:
                 self.expect(".param")
                 result.append(self.declare(self.variable("param"), scope))
             self.accept(",")
         return tuple(result)
 
-    def register_parameter(self, scope: Scope) -> Variable:
+    def register_parameters(self, scope: Scope) -> list[Variable]:
+        """A parameter in a register; one in a vector register is as many as it has elements."""
+        count = self.vector_length()
         kind = self.take().text[1:]
-        if kind not in KINDS or KINDS[kind] in ("b8", "b128"):
+        if kind not in KINDS or KINDS[kind] in ("b8", "b128") or (count > 1 and kind == "pred"):
             self.fail(
                 f"a parameter in a register of type .{kind} is not supported", self.tokens[self.position - 1].line
             )
         name = self.word()
-        if not scope.declare_register(name, KINDS[kind]):
+        if not scope.declare_register(name, vector_kind(count, KINDS[kind]) if count > 1 else KINDS[kind]):
             self.fail(f"register {name} is declared twice")
-        register = scope.register(name)
-        assert register is not None
+        register = found(scope, name)
+        elements = register.elements if isinstance(register, Vector) else (register,)
         size = type_bits(kind) // 8
-        return Variable(register.name, "reg", size, size, kind)
+        return [Variable(each.name, "reg", size, size, kind) for each in elements if isinstance(each, Register)]
+
+    def vector_length(self) -> int:
+        """The elements of each register of a declaration: `.v2`, `.v4` or `.v8`, or 1."""
+        return int(self.take().text[2:]) if self.at(".v2", ".v4", ".v8") else 1
 
     # Functions
 
@@ -285,7 +301,7 @@ class _Parser(Cursor):
         name = self.word()
         parameters = self.parameters(scope)
         directives: dict[str, tuple[int, ...]] = {}
-        while self.token.kind == "directive":
+        while self.token.kind == "directive" and self.token.text not in _OUTSIDE:
             directive = self.take().text[1:]
             values = []
             while self.token.kind == "number" or self.at(","):
@@ -307,13 +323,16 @@ class _Parser(Cursor):
     def body(self, function: Function, scope: Scope, place: lexer.Token) -> Function:
         """`function` with the body that stands at `place`: as an earlier process read it, if one did."""
         text, files = self.text[place.start : place.end], self.result.files
-        key = kept.key_of("body", text, str(place.line), repr(function), repr(files))
+        outside = " ".join((self.result.target, *self.result.options, *self.result.variables))
+        key = kept.key_of("body", text, str(place.line), repr(function), repr(files), outside)
         held = kept.load(key)
         if held is not None:
             return cast("Function", pickle.loads(held))
         tokens = lexer.tokenize(self.text, self.name, place.line, place.start, place.end)
         # A scope of its own: whoever asks again after an error finds no name declared twice.
-        read = _Body(_Parser(self.text, self.name, tokens, self.result), function, Scope(scope)).parse()
+        own = Scope(scope)
+        own.reserve(self.result.variables)
+        read = _Body(_Parser(self.text, self.name, tokens, self.result), function, own).parse()
         kept.store(key, pickle.dumps(read))
         return read
 
@@ -368,7 +387,11 @@ class _Body:
 
     def add(self, statement: Instruction | Label, scope: Scope) -> None:
         if isinstance(statement, Instruction):
-            for each in narrowed(statement):
+            module = self.parser.result
+            if "map_f64_to_f32" in module.options and "f64" in statement.opcode.split("."):
+                self.parser.fail("double precision in a module with map_f64_to_f32 is not supported", statement.line)
+            today = modernised(statement, module.target)
+            for each in (part for whole in lowered(today) for part in narrowed(whole)):
                 self.statements.append(each)
                 self.scopes.append(scope)
             return
@@ -392,7 +415,7 @@ class _Body:
             elif token.text in (".pragma", ".callprototype", ".calltargets"):
                 parser.skip_to_semicolon()
             elif token.kind == "directive" and token.text[1:] in _SPACES:
-                for variable in parser.variables(scope):
+                for variable in parser.variables(scope, self.function.name):
                     self.function.variables[variable.name] = variable
             elif token.kind == "word" and parser.tokens[parser.position + 1].text == ":":
                 self.labelled(scope)
@@ -402,9 +425,7 @@ class _Body:
     def registers(self, scope: Scope) -> None:
         parser = self.parser
         parser.take()
-        count = 1
-        if parser.at(".v2", ".v4"):
-            count = int(parser.take().text[2:])
+        count = parser.vector_length()
         kind = KINDS.get(parser.token.text[1:])
         if kind is None or (count > 1 and kind in ("pred", "b128")):
             parser.fail(f"registers of type {parser.token.text} are not supported")
@@ -462,7 +483,7 @@ class _Body:
                 # A label: which one is meant is not known before the end of its scope.
                 operands.append(Symbol(parser.word()))
             else:
-                operands.append(self.operand(scope))
+                operands.append(self.sum(self.operand(scope), first.line, scope))
             # `[a].unified` is a hint on the operand.
             parser.accept(".unified")
             if not parser.accept(",") and not parser.at(";"):
@@ -486,6 +507,16 @@ class _Body:
         if not isinstance(register, Register):
             self.parser.fail(f"{name} is no register")
         return register
+
+    def sum(self, operand: Operand, line: int, scope: Scope) -> Operand:
+        """A register, or one to which a constant is added where it is read: `r+4`."""
+        if not self.parser.at("+", "-") or not isinstance(operand, Register) or not operand.kind.startswith("b"):
+            return operand
+        offset = self.parser.signed_integer()
+        result = replace(operand, name=f"{operand.name}@plus{len(self.statements)}")
+        opcode, text = f"add.u{operand.kind[1:]}", f"{operand.name} + {offset}"
+        self.add(Instruction(opcode, (result, operand, Immediate(offset)), None, False, line, None, text), scope)
+        return result
 
     def operand(self, scope: Scope) -> Operand:
         parser = self.parser
@@ -522,11 +553,11 @@ class _Body:
         register = found(scope, name) or selected(scope, name)
         if register is not None:
             return register
-        if name.startswith("%"):
+        if name.startswith("%") and scope.symbol(name) is None and name not in parser.result.variables:
             return Special(name)
         if name == "WARP_SZ":
             return Immediate(32)
-        return Symbol(scope.symbol(name) or name, self.signed_offset())
+        return Symbol(scope.symbol(name) or name, parser.signed_integer() if parser.at("+", "-") else 0)
 
     def until(self, closing: str, scope: Scope) -> tuple[Operand, ...]:
         elements: list[Operand] = []
@@ -550,12 +581,6 @@ class _Body:
             return Immediate(-value.value)
         return Immediate(value.value ^ (1 << (31 if value.form == "f32" else 63)), value.form)
 
-    def signed_offset(self) -> int:
-        # `a+4`, `a+-8`, `a-8`
-        if self.parser.accept("+"):
-            return self.parser.integer()
-        return self.parser.integer() if self.parser.at("-") else 0
-
     def address(self, scope: Scope) -> Address:
         parser = self.parser
         base: Register | Symbol | Immediate
@@ -564,11 +589,15 @@ class _Body:
         else:
             name = parser.word()
             base = scope.register(name) or Symbol(scope.symbol(name) or name)
-        offset = self.signed_offset()
+        offset = parser.signed_integer() if parser.at("+", "-") else 0
         coordinates: tuple[Operand, ...] = ()
         if parser.accept(","):
-            parser.expect("{")
-            coordinates = self.until("}", scope)
+            # A texture may have its sampler in front of the coordinates.
+            sampler = () if parser.at("{") else (self.single(scope),)
+            if not sampler or parser.accept(","):
+                parser.expect("{")
+                coordinates = self.until("}", scope)
+            coordinates = (*sampler, *coordinates)
         parser.expect("]")
         return Address(base, offset, coordinates)
 

@@ -24,7 +24,7 @@ _STOPS = {"ret": "exit", "exit": "exit", "trap": "trap", "bar": "barrier", "barr
 # the lanes that are there.
 _GATHERS = ("shfl", "vote", "match", "redux", "elect")
 # Those that every lane of the warp runs: they have no mask, and need not gather again after one another.
-_WHOLE_WARP = ("mma", "ldmatrix", "stmatrix", "setmaxnreg")
+_WHOLE_WARP = ("mma", "wmma", "ldmatrix", "stmatrix", "setmaxnreg")
 # A loop that holds one of these may wait for another lane's write; one that reads a clock waits for time to pass.
 _POLLS = ("volatile", "relaxed", "acquire", "mmio", "atom", "nanosleep", "test_wait")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from refmoe.ptx.syntax import Register
 
@@ -40,6 +41,10 @@ class Scope:
         self._families: dict[str, tuple[int, str, str]] = {}
         self._symbols: dict[str, str] = {}
 
+    def reserve(self, names: Iterable[str]) -> None:
+        """Keep names from becoming unique names here: those of the module, which this function may hide."""
+        self._taken.update(names)
+
     def _unique(self, name: str) -> str:
         candidate, count = name, 1
         while candidate in self._taken:
@@ -62,11 +67,15 @@ class Scope:
         self._families[prefix] = (count, kind, self._unique(f"{prefix}<>")[len(prefix) + 2 :])
         return True
 
-    def declare_symbol(self, name: str) -> str | None:
-        """Declare a label or a variable: its unique name, or None if this scope has it already."""
+    def declare_symbol(self, name: str, owner: str = "") -> str | None:
+        """Declare a label or a variable: its unique name, or None if this scope has it already.
+
+        With an `owner`, the function that it is in, the name is unique in the module.
+        """
         if name in self._symbols:
             return None
-        self._symbols[name] = self._unique(name)
+        unique = self._unique(name)
+        self._symbols[name] = f"{owner}:{unique}" if owner else unique
         return self._symbols[name]
 
     def register(self, name: str) -> Register | None:

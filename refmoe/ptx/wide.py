@@ -50,7 +50,9 @@ def selected(scope: Scope, name: str) -> Selected | None:
 
 def _elements(vector: Register) -> Vector:
     count, kind = vector.kind[1:].split(".")
-    return Vector(tuple(Register(f"{vector.name}.{'xyzw'[number]}", kind) for number in range(int(count))))
+    # The manual has names for four elements; those behind them are met in whole vectors only.
+    names = ("x", "y", "z", "w", *(f"@{number}" for number in range(4, int(count))))
+    return Vector(tuple(Register(f"{vector.name}.{names[number]}", kind) for number in range(int(count))))
 
 
 def _halves(register: Register) -> tuple[Register, Register]:
@@ -61,7 +63,7 @@ def _halves(register: Register) -> tuple[Register, Register]:
 def narrowed(instruction: Instruction) -> list[Instruction]:
     """Instructions on parts that do what one on vectors or on 128 bits does; any other instruction as it is."""
     stem, *modifiers = instruction.opcode.split(".")
-    if stem == "mov" and modifiers[:1] in (["v2"], ["v4"]):
+    if stem == "mov" and modifiers[:1] in (["v2"], ["v4"], ["v8"]):
         return _moves_of_vector(instruction, int(modifiers[0][1]), modifiers[1:])
     if modifiers[-1:] != [_WIDE]:
         return [replace(instruction, operands=tuple(map(_pair_inside, instruction.operands)))]

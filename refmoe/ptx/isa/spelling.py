@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from refmoe.ptx.isa.errors import UnknownOpcode
 
+# The order in which the manual has the modifiers of floating-point instructions.
+_RANKS = {
+    **dict.fromkeys(("rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi", "approx"), 0),
+    "ftz": 1,
+    **dict.fromkeys(("NaN", "sat"), 2),
+}
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
+_COMPARING = {**dict.fromkeys((*_COMPARISONS, "and", "or", "xor"), 0), "ftz": 1}
+
 
 class Spelling:
     """The dot-separated parts of an opcode, taken one after another.
@@ -14,6 +23,10 @@ class Spelling:
     def __init__(self, opcode: str) -> None:
         self.opcode = opcode
         self.mnemonic, *self._parts = opcode.split(".")
+        ranks = _COMPARING if self.mnemonic in ("set", "setp") else _RANKS
+        count = next((place for place, part in enumerate(self._parts) if part not in ranks), len(self._parts))
+        # ptxas takes `div.ftz.rn.f32` for `div.rn.ftz.f32`, and so every other order.
+        self._parts[:count] = sorted(self._parts[:count], key=ranks.__getitem__)
 
     @property
     def last(self) -> str:

@@ -49,7 +49,7 @@ from refmoe.ptx.program import Block, Program
 from refmoe.ptx.registers import CARRY, destinations_and_sources
 from refmoe.ptx.spaces import LOCAL_WINDOW, SHARED_WINDOW
 from refmoe.ptx.specials import CLOCKS, SPECIALS
-from refmoe.ptx.spellings import synchronised
+from refmoe.ptx.spellings import accumulates_single, synchronised
 from refmoe.ptx.syntax import (
     Address,
     Immediate,
@@ -100,7 +100,7 @@ def is_native(instruction: Instruction) -> bool:
         # Native code has a home of 32 bits for each, which is filled when the CTA starts.
         return False
     if stem == "mma":
-        return True
+        return accumulates_single(instruction)
     if stem in ("ldmatrix", "stmatrix"):
         return "b6x16_p32" not in instruction.opcode and "m16n8" not in instruction.opcode
     if stem in ("ld", "st"):

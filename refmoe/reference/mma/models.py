@@ -229,6 +229,13 @@ def _models() -> dict[str, AccumulationModel]:
             align_bits=25,
         ),
         AccumulationModel(
+            "sm90_mma_k4",
+            "SM90 mma.sync m16n8k4 of TF32, FP32 accumulators",
+            Kind.FUSED,
+            _same(("tf32",), 4, Evidence.EXTRAPOLATED),
+            align_bits=25,
+        ),
+        AccumulationModel(
             "sm90_mma_fp8",
             "SM90 mma.sync m16n8k32 of FP8: no instruction of its own, ptxas lowers it to FP16",
             Kind.UNPACKED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.ptx_kernel import compile_cuda, line_of, run
+from support.ptx_kernel import compile_cuda, line_of, run, text
 
 from refmoe import ptx
 
@@ -217,3 +217,98 @@ def test_virtual_functions(tmp_path) -> None:
     out, which = np.zeros(32, np.int32), (THREADS % 3 == 0).astype(np.int32)
     ptx.launch(compile_cuda(VIRTUAL, tmp_path), "k", (1, 1, 1), (32, 1, 1), [out, which, 100])
     np.testing.assert_array_equal(out, np.where(which, THREADS * THREADS, THREADS + 100))
+
+
+def test_parameters_in_vector_registers() -> None:
+    callee = """
+    .func (.reg .v2 .u32 pair) turned (.reg .v4 .u16 four, .reg .u32 more)
+    {
+        .reg .u32 x, y;
+        cvt.u32.u16 x, four.x;
+        cvt.u32.u16 y, four.w;
+        add.u32 pair.x, y, more;
+        mov.u32 pair.y, x;
+        ret;
+    }
+    """
+    body = """
+        cvt.u16.u32 %h1, %r1;
+        mov.v4.u16 four, {%h1, 7, 8, 9};
+        call (pair), turned, (four, 100);
+        mov.b64 %d4, pair;
+        cvt.u32.u64 %r3, %d4;
+        shr.u64 %d4, %d4, 32;
+        cvt.u32.u64 %r4, %d4;
+        mad.lo.u32 %r3, %r4, 1000, %r3;
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out = np.zeros(32, np.uint32)
+    run(body, out, module_scope=callee, declarations=".reg .v4 .u16 four; .reg .v2 .u32 pair;")
+    np.testing.assert_array_equal(out, 109 + THREADS * 1000)
+
+
+def test_variables_of_a_function_outlive_its_calls() -> None:
+    callee = """
+    .global .u32 hits = 50;
+    .func (.reg .u32 result) count ()
+    {
+        .global .u32 hits = 3;
+        .shared .u32 calls[4];
+        .local .u32 own;
+        .reg .u32 x;
+        ld.global.u32 x, [hits];
+        add.u32 x, x, 1;
+        st.global.u32 [hits], x;
+        st.shared.u32 [calls+4], x;
+        st.local.u32 [own], x;
+        ld.shared.u32 result, [calls+4];
+        ret;
+    }
+    """
+    body = """
+        call (%r3), count, ();
+        call (%r4), count, ();
+        ld.global.u32 %r5, [hits];
+        st.global.v4.u32 [%d0], {%r3, %r4, %r5, %r0};
+        ret;
+    """
+    out = np.zeros(4, np.uint32)
+    run(body, out, n=9, block=(1, 1, 1), module_scope=callee)
+    assert out.tolist() == [4, 5, 50, 9]
+
+
+def test_a_stack_is_every_calls_own() -> None:
+    callee = """
+    .func (.reg .u32 result) first (.reg .u32 set)
+    {
+        .local .u32 own;
+        .reg .pred p;
+        setp.eq.u32 p, set, 0;
+        @!p st.local.u32 [own], 5;
+        ld.local.u32 result, [own];
+        ret;
+    }
+    """
+    body = "call (%r3), first, (1); call (%r4), first, (0); st.global.u32 [%d2], %r4; ret;"
+    with pytest.raises(ptx.MemoryFault, match="uninitialised"):
+        run(body, np.zeros(32, np.uint32), module_scope=callee)
+
+
+def test_variables_of_a_function_live_as_long_as_the_memory() -> None:
+    body = """
+        .global .u32 hits = 3;
+        ld.global.u32 %r3, [hits];
+        add.u32 %r3, %r3, 1;
+        st.global.u32 [hits], %r3;
+        st.global.u32 [%d0], %r3;
+        ret;
+    """
+    other = text("ret;").replace("entry k(", "entry other(").split(".address_size 64")[1].replace("ret;", body, 1)
+    module = ptx.Module.parse(text(body, module_scope=other + ".global .u32 hits = 90;"))
+    memory, out = ptx.DeviceMemory(), np.zeros(1, np.uint32)
+    found = []
+    for entry in ("k", "k", "other", "k"):
+        ptx.launch(module, entry, (1, 1, 1), (1, 1, 1), [out, out, 0], memory=memory)
+        found.append(int(out[0]))
+    assert found == [4, 5, 4, 6]

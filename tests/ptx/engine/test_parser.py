@@ -174,7 +174,7 @@ def test_text_that_is_no_ptx(body: str, message: str) -> None:
 UNKNOWN = [
     "frobnicate.u32 %r3, %r1;",
     "mma.sync.aligned.m16n8k9.row.col.f32.tf32.tf32.f32 {%r3}, {%r2}, {%r3}, {%r4};",
-    "wmma.load.a.sync.aligned.m16n16k16.row.f16 {%r3, %r4}, [%d1], 16;",
+    "wmma.load.a.sync.aligned.m16n16k8.row.f16 {%r3, %r4}, [%d1], 16;",
     "ld.texture.u32 %r3, [%d1];",
     "st.const.u32 [%d1], %r1;",
     "atom.global.min.f32 %r3, [%d1], %r1;",

@@ -386,3 +386,17 @@ def test_a_shuffle_without_sync_from_a_lane_that_is_not_there() -> None:
     with pytest.raises(ptx.WarpError, match="reads lane 16, which does not take part") as caught:
         run(body, np.zeros(32, np.uint32))
     assert (caught.value.thread, caught.value.line) == ((15, 0, 0), line_of(body, "shfl.down"))
+
+
+def test_sync_may_stand_behind_the_mode() -> None:
+    body = """
+        setp.lt.u32 %p1, %r1, 5;
+        vote.ballot.sync.b32 %r3, %p1, -1;
+        shfl.idx.sync.b32 %r4, %r1, 3, 31, -1;
+        mad.lo.u32 %r3, %r4, 1000, %r3;
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out = np.zeros(32, np.uint32)
+    run(body, out)
+    assert (out == 3031).all()

@@ -104,3 +104,29 @@ def test_the_predefined_vectors() -> None:
 def test_elements_that_do_not_exist(operand: str) -> None:
     with pytest.raises(ptx.PtxError):
         run(f"add.u32 {operand}, %r1, 1; ret;", np.zeros(1, np.uint32), declarations=".reg .v2 .u32 v;")
+
+
+def test_eight_elements_are_moved_together() -> None:
+    body = """
+        ld.global.v8.u8 {%h0, %h1, %h2, %h3, %h4, %h5, %h6, %h7}, [%d1];
+        mov.v8.u16 {%h4, %h5, %h6, %h7, %h0, %h1, %h2, %h3}, {%h7, %h0, %h1, %h2, %h3, %h4, %h5, %h6};
+        st.global.v8.u8 [%d0], {%h0, %h1, %h2, %h3, %h4, %h5, %h6, %h7};
+        ret;
+    """
+    out = np.zeros(8, np.uint8)
+    run(body, out, np.arange(8, dtype=np.uint8) + np.uint8(10), block=(1, 1, 1))
+    # What stood at 7 is now first among those at 4 .. 7, and so on.
+    assert out.tolist() == [13, 14, 15, 16, 17, 10, 11, 12]
+
+
+def test_a_register_and_a_constant_are_added_where_they_are_read() -> None:
+    body = """
+        setp.gt.u32 %p1, %r1, 20;
+        mov.u32 %r3, %r1+7;
+        @%p1 add.u32 %r3, %r3 + -2, %r1-1;
+        st.global.u32 [%d2], %r3+100;
+        ret;
+    """
+    out = np.zeros(32, np.uint32)
+    run(body, out)
+    np.testing.assert_array_equal(out, np.where(THREADS > 20, 2 * THREADS + 4, THREADS + 7) + 100)

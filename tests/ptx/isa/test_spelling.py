@@ -180,3 +180,26 @@ def test_two_destinations_only_where_the_instruction_has_them() -> None:
     for opcode, destinations in (("add.u32", 2), ("lop3.b32", 2), ("setp.lt.u32", 3), ("setp.lt.u32", 0)):
         with pytest.raises(isa.UnknownOpcode):
             isa.resolve(opcode, destinations)
+
+
+@pytest.mark.parametrize(
+    ("written", "manual"),
+    [
+        ("div.ftz.rn.f32", "div.rn.ftz.f32"),
+        ("add.sat.ftz.rz.f32", "add.rz.ftz.sat.f32"),
+        ("sqrt.ftz.approx.f32", "sqrt.approx.ftz.f32"),
+        ("fma.sat.rn.f32", "fma.rn.sat.f32"),
+        ("min.NaN.ftz.f32", "min.ftz.NaN.f32"),
+        ("setp.ftz.lt.f32", "setp.lt.ftz.f32"),
+        ("cvt.ftz.rni.f32.f32", "cvt.rni.ftz.f32.f32"),
+    ],
+)
+def test_modifiers_in_another_order(written: str, manual: str) -> None:
+    rng = np.random.default_rng(1)
+    operation, other = isa.resolve(written), isa.resolve(manual)
+    assert (operation.sources, operation.destinations) == (other.sources, other.destinations)
+    values = [rng.integers(0, 1 << 32, 4096, dtype=np.uint64).astype(np.uint32) for _ in operation.sources]
+    for value in values:
+        value[:64] &= np.uint32(0x80FFFFFF)
+    with np.errstate(all="ignore"):
+        assert operation.function(*values).tobytes() == other.function(*values).tobytes()

@@ -14,8 +14,8 @@ from refmoe.formats import E2M1, E4M3, FP32
 from refmoe.reference.mma import ELEMENT_FORMATS, MODELS, Evidence, as_model, split_k_sum, tensor_core_mma
 
 NAMES = {
-    "exact", "fp32", "sm120", "sm100", "sm90_wgmma_fp8", "sm90_mma", "sm90_wgmma", "sm90_mma_k8", "sm90_mma_fp8",
-    "sm90_mma_f16acc", "sm120_nvf4", "sm120_mxf4",
+    "exact", "fp32", "sm120", "sm100", "sm90_wgmma_fp8", "sm90_mma", "sm90_wgmma", "sm90_mma_k4", "sm90_mma_k8",
+    "sm90_mma_fp8", "sm90_mma_f16acc", "sm120_nvf4", "sm120_mxf4",
 }  # fmt: skip
 
 # L, F, m by instruction; the SM100 and SM120 rows are the published model's.
@@ -23,6 +23,7 @@ ROWS = {
     ("sm90_mma", "bf16", "bf16"): (16, 25, 23, Evidence.HARDWARE),
     ("sm90_mma", "f16", "f16"): (16, 25, 23, Evidence.HARDWARE),
     ("sm90_mma_f16acc", "f16", "f16"): (16, 25, 10, Evidence.HARDWARE),
+    ("sm90_mma_k4", "tf32", "tf32"): (4, 25, 23, Evidence.EXTRAPOLATED),
     ("sm90_mma_k8", "bf16", "bf16"): (8, 25, 23, Evidence.HARDWARE),
     ("sm90_mma_k8", "f16", "f16"): (8, 25, 23, Evidence.HARDWARE),
     ("sm90_mma_k8", "tf32", "tf32"): (8, 25, 23, Evidence.HARDWARE),
