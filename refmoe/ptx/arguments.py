@@ -126,7 +126,7 @@ def _bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 def _bytes_of_mask(mask: np.ndarray[Any, np.dtype[np.bool_]], size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """0xFF for each byte of the elements, of `size` bytes, at which bool [n] is on; 0 costs nothing."""
-    valid = untouched((padded(mask.size * size),))
+    valid: np.ndarray[Any, np.dtype[np.uint8]] = untouched((padded(mask.size * size),))
     for begin in range(0, mask.size, _AT_ONCE):
         part = mask[begin : begin + _AT_ONCE]
         if part.any():
