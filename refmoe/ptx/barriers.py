@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refmoe.ptx.errors import WarpError
+from refmoe.ptx.records import raise_rows
 
 if TYPE_CHECKING:
     from refmoe.ptx.codegen import BarrierCode
@@ -134,11 +135,12 @@ class Barriers:
                 self._count(number, np.array([warp]))
                 cta = int(warp) // machine.warps
                 if self.threads[cta, number] == self.expected[cta, number]:
-                    self._complete(cta, number)
+                    self._complete(np.array([cta]), number)
         live: Array = living.reshape(machine.ctas, machine.warps, 32).any(axis=2)
         full = (self._came | ~live[:, None, :]).all(axis=2) & self._came.any(axis=2)
-        for cta, number in np.argwhere(full & (self.expected == _ALL)):
-            self._complete(int(cta), int(number))
+        ctas, numbers = np.nonzero(full & (self.expected == _ALL))
+        for number in np.unique(numbers).tolist():
+            self._complete(ctas[numbers == number], number)
 
     def _count_fitting(self, number: int, warps: Array) -> Array:
         """Count the warps of CTAs whose barrier they do not fill beyond its count; returns the others."""
@@ -146,9 +148,8 @@ class Barriers:
         threads = self.threads[:, number] + 32 * np.bincount(owner, minlength=self.machine.ctas)
         fitting = threads[owner] <= self.expected[owner, number]
         self._count(number, warps[fitting])
-        for cta in np.unique(owner[fitting]):
-            if self.threads[cta, number] == self.expected[cta, number]:
-                self._complete(int(cta), number)
+        ctas = np.unique(owner[fitting])
+        self._complete(ctas[self.threads[ctas, number] == self.expected[ctas, number]], number)
         return warps[~fitting]
 
     def _count(self, number: int, warps: Array) -> None:
@@ -165,8 +166,8 @@ class Barriers:
         self._counted[lanes] = True
         if machine.clocks is not None:
             known, acquired = machine.clocks.knowledge(warps)
-            np.maximum.at(self._known[:, number], owner, known)
-            np.maximum.at(self._acquired[:, number], owner, acquired)
+            raise_rows(self._known[:, number], owner, known)
+            raise_rows(self._acquired[:, number], owner, acquired)
         going = np.zeros(machine.lanes, bool)
         going[lanes] = ~self._stays[lanes]
         if going.any():
@@ -183,35 +184,40 @@ class Barriers:
             if code.instruction.opcode.startswith("bar.") or ".aligned" in code.instruction.opcode:
                 raise self._error(code, lane, "other lanes of its warp are at another barrier instruction")
 
-    def _complete(self, cta: int, number: int) -> None:
-        """Lanes that wait at a barrier go on, and it starts anew."""
+    def _complete(self, ctas: Array, number: int) -> None:
+        """Lanes that wait at a barrier of those CTAs go on, and it starts anew."""
         machine = self.machine
-        own = machine.lane_cta == cta
-        waiting = own & (self.at == number) & self._counted
+        if not ctas.size:
+            return
+        chosen = np.zeros(machine.ctas, bool)
+        chosen[ctas] = True
+        waiting = np.repeat(chosen, machine.warps * 32) & (self.at == number) & self._counted
         machine.tracer.named("leave", None, waiting, number)
         self._reduce(waiting)
         warps = np.flatnonzero(waiting.reshape(-1, 32).any(axis=1))
         if machine.clocks is not None and warps.size:
-            machine.clocks.learn(warps, self._known[cta, number][None], self._acquired[cta, number][None])
+            owner = warps // machine.warps
+            machine.clocks.learn(warps, self._known[owner, number], self._acquired[owner, number])
         self.at[waiting] = -1
-        self.threads[cta, number] = 0
-        if not (own & (self.at == number)).any():
-            self.expected[cta, number] = 0
-        self._came[cta, number] = False
-        self._known[cta, number] = 0
-        self._acquired[cta, number] = 0
+        still: Array = (self.at == number).reshape(machine.ctas, -1).any(axis=1)
+        self.threads[ctas, number] = 0
+        self.expected[ctas[~still[ctas]], number] = 0
+        self._came[ctas, number] = False
+        self._known[ctas, number] = 0
+        self._acquired[ctas, number] = 0
         machine.resume_each(self._origin, waiting)
 
     def _reduce(self, waiting: Array) -> None:
-        """Results of `.red` to the lanes that wait."""
+        """Results of `.red` to the lanes that wait, of each CTA by itself."""
         machine = self.machine
-        total = int((self._vote & waiting).sum())
-        count = int(waiting.sum())
-        for place in np.unique(self._origin[waiting]):
-            code = machine.code.barriers[int(place)]
-            if code.destination is not None:
-                value = {"popc": np.uint32(total), "and": np.bool_(total == count), "or": np.bool_(total > 0)}
-                machine.write(code.destination, waiting & (self._origin == place), value[code.reduction])
+        for place in np.unique(self._origin[waiting]).tolist():
+            code = machine.code.barriers[place]
+            if code.destination is None:
+                continue
+            total = (self._vote & waiting).reshape(machine.ctas, -1).sum(axis=1)
+            count = waiting.reshape(machine.ctas, -1).sum(axis=1)
+            value = {"popc": total.astype(np.uint32), "and": total == count, "or": total > 0}[code.reduction]
+            machine.write(code.destination, waiting & (self._origin == place), np.repeat(value, machine.warps * 32))
 
     def places(self) -> Array:
         """int64 [lanes], the block at whose end each lane waits, or came to arrive; -1 for none."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from refmoe.ptx.access import Access
 from refmoe.ptx.barriers import ranges
+from refmoe.ptx.records import raise_rows
 from refmoe.ptx.spaces import OWN_BASE
 from refmoe.ptx.syntax import Instruction
 
@@ -423,8 +424,8 @@ class Mbarriers:
         if clocks is None or not lanes.size:
             return
         warps, numbers = _runs(lanes >> 5, ids)
-        np.maximum.at(clocks.seen, warps, self._known[numbers])
-        np.maximum.at(clocks.acquired, warps, self._known_acquired[numbers])
+        raise_rows(clocks.seen, warps, self._known[numbers])
+        raise_rows(clocks.acquired, warps, self._known_acquired[numbers])
 
     def park(self, place: int, lanes: Array, ids: Array, asked: Array) -> None:
         """Lanes wait at the instruction that begins block `place`."""
@@ -478,8 +479,8 @@ class Mbarriers:
         if clocks is None:
             return
         warps, numbers = _runs(lanes >> 5, ids)
-        np.maximum.at(self._coming, numbers, clocks.seen[warps])
-        np.maximum.at(self._coming_acquired, numbers, clocks.acquired[warps])
+        raise_rows(self._coming, numbers, clocks.seen[warps])
+        raise_rows(self._coming_acquired, numbers, clocks.acquired[warps])
         self._coming[ids, 2 * clocks.warps + lanes % (clocks.warps * 32)] = clocks.now
 
     def _together(self, ids: Array) -> Array:
