@@ -332,6 +332,8 @@ class RaceShadow:
         self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, records: Array
     ) -> None:
         """Each lane's use of an object must come after the write `records` [n] that made it."""
+        if frame.machine.native.orders(order.functions().follows, region, records, lanes, _WEAK):
+            return
         mine = self._mine(frame, lanes, _WEAK)
         bad = self._conflicts(frame, lanes, records, mine)
         if bad.size:

@@ -2,10 +2,12 @@
 
     reads(context, row, at, who, count, flags) -> 0
     writes(context, row, at, who, count, flags) -> 0
+    follows(context, row, records, who, count, flags) -> 0
 
 Lane `who[i]` of the machine reads or writes the granule in slot `at[i]`, int64 [count] both; `flags` go into its
 record, see `refmoe.ptx.records`. If nothing is wrong the accesses are recorded. Otherwise the result is 1 and no record
-has changed: Python finds out what is wrong. `table` has the fields of `Table`.
+has changed: Python finds out what is wrong. `row` is the region's, see `Row`.
+`follows` records nothing: what lane `who[i]` does must come after the access of `records[i]`, int64 [count].
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class Functions:
         call = ctypes.CFUNCTYPE(ctypes.c_int32, pointer, pointer, pointer, pointer, number, number)
         self.reads = call(self._native.address("reads"))
         self.writes = call(self._native.address("writes"))
+        self.follows = call(self._native.address("follows"))
 
 
 @cache
@@ -49,6 +52,7 @@ def _text() -> str:
     ordered = is_ordered(module)
     _reads(module, ordered)
     _writes(module, ordered)
+    _follows(module, ordered)
     return str(module)
 
 
@@ -158,6 +162,14 @@ def _reads(module: Any, ordered: Any) -> None:
         together = later & (elsewhere ^ True) & (differs & (_LANE | _MANY)).differs(0)
         code.store(code.select(together, mine | _MANY, mine), place, align=8)
     code.done(code.constant(I32, 0))
+
+
+def _follows(module: Any, ordered: Any) -> None:
+    of = _begin(module, "follows", ordered)
+    with of.code.range(of.count) as number:
+        record, lane = of.access(number)
+        of.refuse(record, lane)
+    of.code.done(of.code.constant(I32, 0))
 
 
 def _writes(module: Any, ordered: Any) -> None:
