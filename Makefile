@@ -161,6 +161,7 @@ bench: $(VENV)/.test $(VENV)/.cutlass
 	$(BIN)/refmoe bench models --report reports/bench/models.json
 	$(BIN)/refmoe bench executor --report reports/bench/executor.json
 	$(BIN)/refmoe bench memory --report reports/bench/memory.json
+	$(BIN)/refmoe bench layer --report reports/bench/layer.json
 	$(BIN)/refmoe cutlass --build one
 	$(BIN)/refmoe bench cutlass --report reports/bench/cutlass.json
 	$(BIN)/refmoe bench exponential --report reports/bench/exponential.json
