@@ -23,15 +23,15 @@ from refmoe.cuda.gemm.kernel import grouped_gemm
 from refmoe.cuda.quantize import mxfp8_quantize
 from refmoe.cuda.routing import route
 from refmoe.errors import RefmoeError
-from refmoe.ptx.observe import View
-from refmoe.ptx.pages import PAGE, Journal, resident_bytes
+from refmoe.ptx.engine.view import View
+from refmoe.ptx.state.pages import PAGE, Journal, resident_bytes
 
 if TYPE_CHECKING:
-    from refmoe.ptx.frame import Frame
-    from refmoe.ptx.machine import Launch
-    from refmoe.ptx.memory import Region
-    from refmoe.ptx.races import RaceShadow
-    from refmoe.ptx.syntax import Instruction
+    from refmoe.ptx.engine.frame import Frame
+    from refmoe.ptx.engine.machine import Launch
+    from refmoe.ptx.engine.races import RaceShadow
+    from refmoe.ptx.state.memory import Region
+    from refmoe.ptx.text.syntax import Instruction
 
 TARGETS = {"resident_bytes": 2 << 30, "bytes_per_byte_touched": 8.0}
 """At most so many bytes resident with 1 GiB of buffers of which 64 MiB are touched; at most so many bytes of checks for

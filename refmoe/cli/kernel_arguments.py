@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from refmoe.errors import ArgumentError
 from refmoe.files import read_npy, write_atomic
 from refmoe.ptx import Buffer
-from refmoe.ptx.pages import POISON
+from refmoe.ptx.state.pages import POISON
 
 Array = NDArray[Any]
 TYPES: dict[str, type[np.generic]] = {

@@ -14,7 +14,7 @@ from refmoe.errors import ArgumentError
 if TYPE_CHECKING:
     from refmoe.cli.kernel_arguments import Argument
     from refmoe.ptx import Profile, Watch
-    from refmoe.ptx.syntax import Function
+    from refmoe.ptx.text.syntax import Function
 
 # Writes that are printed; JSON has all.
 _SHOWN = 50

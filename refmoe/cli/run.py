@@ -19,7 +19,7 @@ from refmoe.errors import ArgumentError
 if TYPE_CHECKING:
     from refmoe.cli.kernel_arguments import Argument
     from refmoe.ptx import Checks, LaunchResult, Module, PtxError, Watch
-    from refmoe.ptx.syntax import Function
+    from refmoe.ptx.text.syntax import Function
 
 _CHECKS = ("bounds", "uninitialised", "alignment", "races")
 # Lines of PTX around one that is at fault.

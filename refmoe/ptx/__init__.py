@@ -5,6 +5,7 @@ from __future__ import annotations
 from refmoe.ptx.arguments import Buffer
 from refmoe.ptx.debugger import Bytes, Debugger, Stop, StopPoint, WarpPlace
 from refmoe.ptx.device_memory import DeviceMemory
+from refmoe.ptx.engine.machine import Checks
 from refmoe.ptx.errors import (
     ArgumentMismatch,
     AssertionFailed,
@@ -23,11 +24,10 @@ from refmoe.ptx.errors import (
     WarpError,
 )
 from refmoe.ptx.launcher import LaunchResult, Module, launch, run_ptx
-from refmoe.ptx.machine import Checks
-from refmoe.ptx.profile import KernelProfile, Profile
-from refmoe.ptx.tensormap import encode_tensor_map
-from refmoe.ptx.trace import Trace, TraceEvent
-from refmoe.ptx.watch import Watch, Write
+from refmoe.ptx.observe.profile import KernelProfile, Profile
+from refmoe.ptx.observe.trace import Trace, TraceEvent
+from refmoe.ptx.observe.watch import Watch, Write
+from refmoe.ptx.state.tensormap import encode_tensor_map
 
 __all__ = [
     "ArgumentMismatch",

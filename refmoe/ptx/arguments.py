@@ -11,10 +11,10 @@ import numpy as np
 
 from refmoe.errors import describe
 from refmoe.ptx.errors import ArgumentMismatch
-from refmoe.ptx.memory import Arena, Region, padded
-from refmoe.ptx.pages import untouched
-from refmoe.ptx.scopes import type_bits
-from refmoe.ptx.syntax import Function, Variable
+from refmoe.ptx.state.memory import Arena, Region, padded
+from refmoe.ptx.state.pages import untouched
+from refmoe.ptx.text.scopes import type_bits
+from refmoe.ptx.text.syntax import Function, Variable
 
 if TYPE_CHECKING:
     from refmoe.ptx.device_memory import DeviceMemory

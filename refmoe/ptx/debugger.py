@@ -27,20 +27,20 @@ import numpy as np
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.ptx.device_memory import DeviceMemory
+from refmoe.ptx.engine.machine import Checks
+from refmoe.ptx.engine.view import View
 from refmoe.ptx.errors import Index3
 from refmoe.ptx.launcher import LaunchResult, Module, launch
-from refmoe.ptx.machine import Checks
-from refmoe.ptx.observe import View
-from refmoe.ptx.spaces import OWN_BASE
-from refmoe.ptx.syntax import Instruction
-from refmoe.ptx.trace import Trace
-from refmoe.ptx.watch import Watch
+from refmoe.ptx.observe.trace import Trace
+from refmoe.ptx.observe.watch import Watch
+from refmoe.ptx.state.spaces import OWN_BASE
+from refmoe.ptx.text.syntax import Instruction
 
 if TYPE_CHECKING:
-    from refmoe.ptx.codegen import Code
-    from refmoe.ptx.frame import Frame
-    from refmoe.ptx.machine import Launch, Machine
-    from refmoe.ptx.memory import Region
+    from refmoe.ptx.emit.codegen import Code
+    from refmoe.ptx.engine.frame import Frame
+    from refmoe.ptx.engine.machine import Launch, Machine
+    from refmoe.ptx.state.memory import Region
 
 Array = Any
 _WARP = 32

@@ -9,10 +9,10 @@ import numpy as np
 from refmoe.errors import ArgumentError, describe
 from refmoe.ptx.arguments import Buffer, fit
 from refmoe.ptx.errors import ArgumentMismatch
-from refmoe.ptx.layout import code_address
-from refmoe.ptx.pages import POISON, untouched
-from refmoe.ptx.spaces import PARAM_BASE, SHARED_WINDOW, WINDOW_BITS
-from refmoe.ptx.syntax import Variable
+from refmoe.ptx.program.layout import code_address
+from refmoe.ptx.state.pages import POISON, untouched
+from refmoe.ptx.state.spaces import PARAM_BASE, SHARED_WINDOW, WINDOW_BITS
+from refmoe.ptx.text.syntax import Variable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from refmoe.errors import RefmoeError
 
 if TYPE_CHECKING:
-    from refmoe.ptx.syntax import Instruction
+    from refmoe.ptx.text.syntax import Instruction
 
 Index3 = tuple[int, int, int]
 

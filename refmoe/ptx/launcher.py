@@ -13,22 +13,22 @@ import numpy as np
 
 from refmoe.ptx.arguments import Buffer, bind, write_back
 from refmoe.ptx.device_memory import DeviceMemory
+from refmoe.ptx.engine.machine import Checks, Launch
+from refmoe.ptx.engine.races import RaceShadow
+from refmoe.ptx.engine.view import PLAIN, Observer, View
 from refmoe.ptx.errors import ArgumentMismatch, CooperativeLaunchTooLarge, Index3
 from refmoe.ptx.grid import Grid, Queue
-from refmoe.ptx.machine import Checks, Launch
-from refmoe.ptx.memory import Arena, padded
-from refmoe.ptx.observe import PLAIN, Observer, View
-from refmoe.ptx.pages import POISON
-from refmoe.ptx.parser import ParsedModule, parse
-from refmoe.ptx.races import RaceShadow
-from refmoe.ptx.records import MAX_THREADS
+from refmoe.ptx.observe.trace import Trace
+from refmoe.ptx.observe.watch import Watch
 from refmoe.ptx.residency import Residency, chip_of, fewest_multiprocessors, residency, run_blocks
-from refmoe.ptx.syntax import Function, Variable
-from refmoe.ptx.trace import Trace
-from refmoe.ptx.watch import Watch
+from refmoe.ptx.state.memory import Arena, padded
+from refmoe.ptx.state.pages import POISON
+from refmoe.ptx.state.records import MAX_THREADS
+from refmoe.ptx.text.parser import ParsedModule, parse
+from refmoe.ptx.text.syntax import Function, Variable
 
 if TYPE_CHECKING:
-    from refmoe.ptx.codegen import Code
+    from refmoe.ptx.emit.codegen import Code
 
 # Lanes that run together: enough to make NumPy's overhead small, few enough that their registers stay in cache.
 LANES_AT_ONCE = 24576
@@ -117,7 +117,7 @@ class Module:
         """
         if (entry, view.name) not in self._codes:
             # LLVM comes with it: who runs nothing here needs none.
-            from refmoe.ptx.codegen import compile_entry
+            from refmoe.ptx.emit.codegen import compile_entry
 
             self._codes[entry, view.name] = compile_entry(self._parsed, self.function(entry), self.strict, view)
         return self._codes[entry, view.name]

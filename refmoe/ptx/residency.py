@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refmoe.chips import CHIPS, Chip
+from refmoe.ptx.engine.machine import Launch, Machine
 from refmoe.ptx.errors import CoResidencyError, Deadlock, Index3, PtxError
 from refmoe.ptx.grid import Grid, Queue
-from refmoe.ptx.machine import Launch, Machine
-from refmoe.ptx.program import Program, polling_instruction
+from refmoe.ptx.program.blocks import Program, polling_instruction
 
 if TYPE_CHECKING:
-    from refmoe.ptx.syntax import Instruction
+    from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
 _REGISTERS = 65536

@@ -11,7 +11,7 @@ from support.ptx_bulk import Tensor, dump, expect, load, loaded, run, wait
 
 from refmoe import ptx
 from refmoe.errors import ArgumentError
-from refmoe.ptx.tensormap import decode_tensor_map, replace_field
+from refmoe.ptx.state.tensormap import decode_tensor_map, replace_field
 
 BASE = 5 << 40
 GOOD: dict[str, Any] = {

@@ -11,8 +11,8 @@ from refmoe import ptx
 from refmoe.chips import CHIPS
 from refmoe.cuda.device import PtxDevice
 from refmoe.ptx import launcher
+from refmoe.ptx.engine.races import RaceShadow
 from refmoe.ptx.native.context import Row
-from refmoe.ptx.races import RaceShadow
 
 __all__ = ["Meter", "meter"]
 

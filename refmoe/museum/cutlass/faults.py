@@ -240,8 +240,8 @@ def _one_less(column: int, by: int) -> Callable[[Any], Any]:
     return change
 
 
-# The 128 bytes of a tensor map begin with these (refmoe.ptx.tensormap); the swizzle is byte 111, NONE 0, 32B 1, 64B 2,
-# 128B 3.
+# The 128 bytes of a tensor map begin with these (refmoe.ptx.state.tensormap); the swizzle is byte 111, NONE 0, 32B 1,
+# 64B 2, 128B 3.
 _MAP, _SWIZZLE = b"refmoeTM", 111
 
 

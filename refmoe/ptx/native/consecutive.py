@@ -16,7 +16,7 @@ from llvmlite import ir
 from refmoe.ptx.native.context import Context, Row
 from refmoe.ptx.native.scalar import POINTER, WARP_MASK, WORD, at, counted, field, leave_if, word
 from refmoe.ptx.ops.lanes import LANES, vector
-from refmoe.ptx.pages import PAGE, PAGE_SHIFT
+from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT
 
 if TYPE_CHECKING:
     from refmoe.ptx.native.memory import Access

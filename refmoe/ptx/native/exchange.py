@@ -1,7 +1,7 @@
 """Values that go between the lanes of a warp, as native code: `shfl`, `vote`, `elect`, `activemask`, `redux`.
 
 The lanes of a member mask have met when such an instruction runs: those of the step are those that take part. The
-specification is `refmoe.ptx.warp`.
+specification is `refmoe.ptx.engine.warp`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llvmlite import ir
 
 from refmoe.ptx.native.scalar import WARP_MASK
 from refmoe.ptx.ops.lanes import LANES, Lanes, Value, vector
-from refmoe.ptx.syntax import Immediate, Instruction
+from refmoe.ptx.text.syntax import Immediate, Instruction
 
 _NUMBERS = ir.Constant(vector(32), list(range(LANES)))
 

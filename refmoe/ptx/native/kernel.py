@@ -22,8 +22,6 @@ from llvmlite import ir
 from refmoe.native import cache as kept
 from refmoe.native.compiler import LEVEL, Native, compiled, key_of
 from refmoe.ptx import isa
-from refmoe.ptx.layout import Layout
-from refmoe.ptx.memory_ops import memory_opcode
 from refmoe.ptx.native import exchange, matrix, memory
 from refmoe.ptx.native.context import FIELD_BYTES, Context, starts
 from refmoe.ptx.native.memory import Variant
@@ -44,13 +42,15 @@ from refmoe.ptx.native.scalar import (
 from refmoe.ptx.native.scalar import field as table_field
 from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, Value, vector
 from refmoe.ptx.ops.table import exactness, lowering
-from refmoe.ptx.pieces import Homes, Piece
-from refmoe.ptx.program import Block, Program
-from refmoe.ptx.registers import CARRY, destinations_and_sources
-from refmoe.ptx.spaces import LOCAL_WINDOW, SHARED_WINDOW
-from refmoe.ptx.specials import CLOCKS, SPECIALS
-from refmoe.ptx.spellings import accumulates_single, synchronised
-from refmoe.ptx.syntax import (
+from refmoe.ptx.program.blocks import Block, Program
+from refmoe.ptx.program.layout import Layout
+from refmoe.ptx.program.pieces import Homes, Piece
+from refmoe.ptx.program.registers import CARRY, destinations_and_sources
+from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW
+from refmoe.ptx.state.specials import CLOCKS, SPECIALS
+from refmoe.ptx.text.memory_ops import memory_opcode
+from refmoe.ptx.text.spellings import accumulates_single, synchronised
+from refmoe.ptx.text.syntax import (
     Address,
     Immediate,
     Instruction,
@@ -64,7 +64,7 @@ from refmoe.ptx.syntax import (
     Vector,
     parts,
 )
-from refmoe.ptx.values import literal_bits
+from refmoe.ptx.text.values import literal_bits
 
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 # Bytes of the length of a kernel's head in the cache.

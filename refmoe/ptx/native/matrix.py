@@ -1,7 +1,8 @@
 """`ldmatrix`, `stmatrix` and `mma.sync` of one warp as native code.
 
-`refmoe.ptx.matrix` draws the fragments. With g = lane / 4 and t = lane % 4 a matrix of 8 x 8 cells of 16 bits is 8 rows
-of 4 words, and lane 8 j + r passes the address of row r of matrix j. Each word is an access of 4 bytes by one lane:
+`refmoe.ptx.engine.tensor.matrix` draws the fragments. With g = lane / 4 and t = lane % 4 a matrix of 8 x 8 cells of 16
+bits is 8 rows of 4 words, and lane 8 j + r passes the address of row r of matrix j. Each word is an access of 4 bytes
+by one lane:
 
     as stored     word t of row g                        by lane 4g + t, which keeps it
     transposed    word w of rows 2q and 2q + 1           by lane 8w + q, q < 4; then the cells are dealt out

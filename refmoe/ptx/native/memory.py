@@ -2,9 +2,9 @@
 
 A function does an access only if all of it is in order: addresses inside one buffer each, aligned, initialised, and
 ordered after whatever touched the bytes before. Otherwise it returns 1 and the warp does the whole access in Python, by
-`refmoe.ptx.access`, which knows what to report. What is left behind then is what that access writes again.
+`refmoe.ptx.engine.access`, which knows what to report. What is left behind then is what that access writes again.
 
-The race rules are those of `refmoe.ptx.races`, whose records these functions read and write.
+The race rules are those of `refmoe.ptx.engine.races`, whose records these functions read and write.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 from llvmlite import ir
 
 from refmoe.native.compiler import Native
-from refmoe.ptx import records
 from refmoe.ptx.native.consecutive import Consecutive
 from refmoe.ptx.native.context import (
     FIRST_BUFFER_ROW,
@@ -30,8 +29,9 @@ from refmoe.ptx.native.order import is_ordered
 from refmoe.ptx.native.pages import keep, refine
 from refmoe.ptx.native.scalar import POINTER, WARP_MASK, WORD, at, counted, field, leave_if, room, word
 from refmoe.ptx.ops.lanes import LANES, Lanes, Value, vector
-from refmoe.ptx.pages import PAGE, PAGE_SHIFT, POISON
-from refmoe.ptx.spaces import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDOW_BITS
+from refmoe.ptx.state import records
+from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT, POISON
+from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDOW_BITS
 
 # The bits of records, as Python integers.
 _THREAD, _LANE, _MANY = int(records.THREAD), int(records.LANE), int(records.MANY)

@@ -1,8 +1,8 @@
 """`mma.sync` of one warp as native code, from registers to registers.
 
 The arithmetic is that of `refmoe.reference.mma.native`, one step of K. What is here moves fragments, which
-`refmoe.ptx.tensor` draws. Four neighbouring lanes hold sixteen bytes of a row that lie side by side along K, so that of
-register i
+`refmoe.ptx.engine.tensor.mma` draws. Four neighbouring lanes hold sixteen bytes of a row that lie side by side along K,
+so that of register i
 
     A  lanes 4g .. 4g+3 are bytes 16 (i / 2) .. of row g + 8 (i % 2)
     B  lanes 4g .. 4g+3 are bytes 16 i .. of column g

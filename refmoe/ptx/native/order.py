@@ -5,7 +5,7 @@
     follows(context, row, records, who, count, flags) -> 0
 
 Lane `who[i]` of the machine reads or writes the granule in slot `at[i]`, int64 [count] both; `flags` go into its
-record, see `refmoe.ptx.records`. If nothing is wrong the accesses are recorded. Otherwise the result is 1 and no record
+record, see `refmoe.ptx.state.records`. If nothing is wrong the accesses are recorded. Otherwise the result is 1 and no record
 has changed: Python finds out what is wrong. `row` is the region's, see `Row`.
 `follows` records nothing: what lane `who[i]` does must come after the access of `records[i]`, int64 [count].
 """
@@ -21,8 +21,8 @@ from llvmlite import ir
 
 from refmoe.native.compiler import Native
 from refmoe.native.expressions import I1, I32, I64, POINTER, Code, Value
-from refmoe.ptx import records
 from refmoe.ptx.native.context import FIELD_BYTES, Context, Row
+from refmoe.ptx.state import records
 
 _THREAD, _LANE, _MANY = int(records.THREAD), int(records.LANE), int(records.MANY)
 _ASYNCHRONOUS, _BULK, _STRONG = int(records.ASYNCHRONOUS), int(records.BULK), int(records.STRONG)

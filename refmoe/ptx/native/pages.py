@@ -14,7 +14,7 @@ from llvmlite import ir
 from refmoe.native.compiler import Native
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.native.scalar import POINTER, WORD, at, counted, field, word
-from refmoe.ptx.pages import PAGE, PAGE_SHIFT
+from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT
 
 Value = Any
 _SIGNATURE = ir.FunctionType(ir.VoidType(), [POINTER, WORD])

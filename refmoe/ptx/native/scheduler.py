@@ -1,7 +1,7 @@
 """The scheduler of one machine's warps as native code: which block a warp runs next.
 
 Each warp has a queue of groups of lanes, each at one place. The group with the lowest (turn, place) runs, as described
-in `refmoe.ptx.machine`. The warps of a CTA take turns, until the group that comes next in each is at a place of
+in `refmoe.ptx.engine.machine`. The warps of a CTA take turns, until the group that comes next in each is at a place of
 Python's.
 
     advance(context) -> status      run all warps until each has to wait for Python, see `Status`

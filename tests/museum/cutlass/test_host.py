@@ -27,7 +27,7 @@ from refmoe.museum.cutlass import (
     host_launch,
     prepare,
 )
-from refmoe.ptx.tensormap import TensorMap, decode_tensor_map
+from refmoe.ptx.state.tensormap import TensorMap, decode_tensor_map
 from refmoe.reference import MXTensor
 from refmoe.reference import grouped_gemm as reference_gemm
 from refmoe.reference.layout import (

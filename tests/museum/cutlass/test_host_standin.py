@@ -15,7 +15,7 @@ from support.tensor_map_cases import BAD, BYTES, GOOD, Map
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain, include_directory
 from refmoe.errors import ArgumentError
 from refmoe.museum.cutlass.builds import STANDIN
-from refmoe.ptx.tensormap import DATA_TYPES, encode_tensor_map
+from refmoe.ptx.state.tensormap import DATA_TYPES, encode_tensor_map
 
 # What CUTLASS does, in C: it looks cuTensorMapEncodeTiled up, and launches through what nvcc puts behind <<<>>>.
 CALLER = r"""

@@ -9,7 +9,7 @@ from refmoe.cuda.toolchain import ToolchainError
 from refmoe.errors import ArgumentError
 from refmoe.museum.cutlass import CutlassMissing, fragment_layouts, scale_layouts
 from refmoe.museum.cutlass.layouts import layout_program
-from refmoe.ptx.tensor import Scales, a_matrix, b_matrix, c_matrix, c_registers
+from refmoe.ptx.engine.tensor.mma import Scales, a_matrix, b_matrix, c_matrix, c_registers
 from refmoe.reference.layout import SCALE_LAYOUTS, scale_buffer_size, swizzle_scales, swizzle_weight_scales
 
 LANES = np.arange(32)

@@ -36,7 +36,7 @@ from support.ptx_bulk import (
 
 from refmoe import ptx
 from refmoe.cuda.device import CudaDevice, DeviceUnavailable, open_device
-from refmoe.ptx.tensormap import DATA_TYPES
+from refmoe.ptx.state.tensormap import DATA_TYPES
 
 pytestmark = pytest.mark.gpu
 SWIZZLES = ("none", "32B", "64B", "128B")

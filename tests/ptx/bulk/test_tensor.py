@@ -32,7 +32,7 @@ from support.ptx_bulk import (
 )
 
 from refmoe import ptx
-from refmoe.ptx import tensormap
+from refmoe.ptx.state import tensormap
 
 
 def load_box(tensor: Tensor, start: tuple[int, ...], size: int, spelling: str = "shared::cluster.global.tile") -> None:

@@ -7,8 +7,8 @@ import pytest
 
 import refmoe
 from refmoe import ptx
-from refmoe.ptx.legacy import modernised
-from refmoe.ptx.syntax import Instruction
+from refmoe.ptx.text.legacy import modernised
+from refmoe.ptx.text.syntax import Instruction
 
 
 def spelled(opcode: str, target: str = "sm_10") -> str:

@@ -212,7 +212,7 @@ def test_arrays_are_written_only_when_the_launch_ends_well() -> None:
 
 
 def test_keyboard_interrupt_leaves_arrays_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from refmoe.ptx.machine import Machine
+    from refmoe.ptx.engine.machine import Machine
 
     def interrupted(self, alive):
         raise KeyboardInterrupt

@@ -11,8 +11,8 @@ from support.ptx_kernel import text
 from support.ptx_ways import Way, ways
 
 from refmoe import ptx
-from refmoe.ptx.memory import Arena, owned_region
-from refmoe.ptx.pages import PAGE, POISON, Journal, resident_bytes, untouched
+from refmoe.ptx.state.memory import Arena, owned_region
+from refmoe.ptx.state.pages import PAGE, POISON, Journal, resident_bytes, untouched
 
 LAX = ptx.Checks(uninitialised=False)
 

@@ -10,9 +10,9 @@ import pytest
 from support.ptx_kernel import line_of, run, text
 
 from refmoe import ptx
-from refmoe.ptx.inline import inline_calls
-from refmoe.ptx.parser import parse
-from refmoe.ptx.syntax import (
+from refmoe.ptx.program.inline import inline_calls
+from refmoe.ptx.text.parser import parse
+from refmoe.ptx.text.syntax import (
     Address,
     Group,
     Immediate,

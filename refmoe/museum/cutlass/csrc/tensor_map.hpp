@@ -1,7 +1,7 @@
 // A tensor map in a format of ours, and the checks with which the driver's cuTensorMapEncodeTiled refuses one.
 //
 // The driver's 128 bytes are opaque; a kernel edits them only through tensormap.replace. So the executor is free to
-// read this format instead (little endian, see also refmoe/ptx/tensormap.py):
+// read this format instead (little endian, see also refmoe/ptx/state/tensormap.py):
 //
 //     0  char[8]  "refmoeTM"
 //     8  u64      global address

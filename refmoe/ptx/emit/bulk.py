@@ -1,0 +1,200 @@
+"""Statements of bulk copies, of the instructions on tensor maps, and of proxy fences."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from refmoe.ptx import isa
+from refmoe.ptx.engine.access import Access, Store
+from refmoe.ptx.engine.bulk.issue import BulkCommit, BulkLoad, BulkStore, BulkWait, TensorLoad, TensorStore
+from refmoe.ptx.engine.bulk.maps import MapAcquire, MapCopy, MapRelease, MapReplace, MapUse
+from refmoe.ptx.state.tensormap import MAP_BYTES
+from refmoe.ptx.text.syntax import Address, Immediate, Instruction, Operand
+
+if TYPE_CHECKING:
+    from refmoe.ptx.emit.emitter import Emitter
+
+_LOAD_FORM = r"shared::(cluster|cta)\.global"
+_STORE_FORM = r"global\.shared::cta"
+_DONE = r"mbarrier::complete_tx::bytes"
+_HINT = r"(?P<hint>\.L2::cache_hint)?"
+_TENSOR = r"cp\.async\.bulk\.tensor\.(?P<rank>[1-5])d"
+_MULTICAST = r"(?P<multicast>\.multicast::cluster)?"
+_TENSOR_LOAD = re.compile(rf"{_TENSOR}\.{_LOAD_FORM}(\.tile)?\.{_DONE}{_MULTICAST}{_HINT}")
+_TENSOR_STORE = re.compile(rf"{_TENSOR}\.{_STORE_FORM}(\.tile)?\.bulk_group{_HINT}")
+_LOAD = re.compile(
+    rf"cp\.async\.bulk\.({_LOAD_FORM}\.{_DONE}{_MULTICAST}|(?P<send>shared::cluster\.shared::cta)\.{_DONE}){_HINT}"
+)
+_STORE = re.compile(rf"cp\.async\.bulk\.{_STORE_FORM}\.bulk_group{_HINT}")
+_WAIT = re.compile(r"cp\.async\.bulk\.wait_group(?P<read>\.read)?")
+_PREFETCH = re.compile(rf"cp\.async\.bulk\.prefetch\.(tensor\.[1-5]d\.L2\.global(\.tile)?|L2\.global){_HINT}")
+_REPLACE = re.compile(
+    r"tensormap\.replace\.tile\.(?P<field>global_address|rank|box_dim|global_dim|global_stride|element_stride|elemtype"
+    r"|interleave_layout|swizzle_mode|fill_mode)\.(?P<space>global|shared::cta)\.b1024\.(?P<type>b32|b64)"
+)
+_COPY = re.compile(
+    r"tensormap\.cp_fenceproxy\.global\.shared::cta\.tensormap::generic\.release\.(cta|cluster|gpu|sys)\.sync\.aligned"
+)
+_ASYNC_FENCE = re.compile(r"fence\.proxy\.async(\.(?P<space>global|shared::cta|shared::cluster))?")
+_MAP_FENCE = re.compile(r"fence\.proxy\.tensormap::generic\.(?P<order>acquire|release)\.(cta|cluster|gpu|sys)")
+_WITH_ORDINAL = ("box_dim", "global_dim", "global_stride", "element_stride")
+_WIDE = ("global_address", "global_stride")
+# The driver's rule for a CUtensorMap; instructions on 1024 bits need their natural alignment.
+_MAP_ALIGN = 64
+
+
+def bulk(emitter: Emitter, instruction: Instruction) -> None:
+    """`cp.async.bulk` and `cp.async.bulk.tensor`.
+
+    Raises:
+        isa.UnknownOpcode: another spelling; `cp.reduce.async.bulk`, im2col and byte masks among them.
+        ValueError: its operands do not fit.
+    """
+    emitter.has_bulk = emitter.has_mbarriers = True
+    opcode, operands = instruction.opcode, instruction.operands
+    guard = emitter.guard(instruction)
+    own, there = (instruction, "shared", 8, 2), (instruction, "global", 8, 2)
+    phase = Access(instruction, "shared", 8, 1, strong=True)
+    if opcode == "cp.async.bulk.commit_group":
+        count_operands(operands, 0)
+        emitter.run(BulkCommit(), guard)
+    elif (match := _WAIT.fullmatch(opcode)) is not None:
+        count_operands(operands, 1)
+        emitter.run(BulkWait(integer(operands[0]), match["read"] is not None), guard)
+    elif (match := _TENSOR_LOAD.fullmatch(opcode)) is not None:
+        (target, tensor, barrier), mask = _operands(operands, 3, match), _mask(emitter, operands, 3, match)
+        map_address, start = _tensor(emitter, tensor, int(match["rank"]))
+        shared, bar = _shared(emitter, target), _shared(emitter, barrier)
+        load = TensorLoad(Store(*own), Access(*there), phase, _use(instruction))
+        emitter.run(load, shared, map_address, start, bar, mask, guard)
+    elif (match := _TENSOR_STORE.fullmatch(opcode)) is not None:
+        tensor, source = _operands(operands, 2, match)
+        map_address, start = _tensor(emitter, tensor, int(match["rank"]))
+        store = TensorStore(Access(*own), Store(*there), _use(instruction))
+        emitter.run(store, map_address, start, _shared(emitter, source), guard)
+    elif (match := _LOAD.fullmatch(opcode)) is not None:
+        (target, source, size, barrier), mask = _operands(operands, 4, match), _mask(emitter, operands, 4, match)
+        shared, bar = _shared(emitter, target), _shared(emitter, barrier)
+        origin, _ = emitter.address(source, "shared" if match["send"] else "global")
+        count = emitter.value(size, "b32")
+        if match["send"] and match["hint"]:
+            raise isa.UnknownOpcode(opcode)
+        read = Access(*own) if match["send"] else Access(*there)
+        emitter.run(BulkLoad(Store(*own), read, phase), shared, origin, count, bar, mask, guard)
+    elif (match := _STORE.fullmatch(opcode)) is not None:
+        target, source, size = _operands(operands, 3, match)
+        shared = _shared(emitter, source)
+        to, _ = emitter.address(target, "global")
+        emitter.run(BulkStore(Access(*own), Store(*there)), to, shared, emitter.value(size, "b32"), guard)
+    elif (match := _PREFETCH.fullmatch(opcode)) is not None:
+        # It reads nothing that the program sees.
+        _operands(operands, 1 if "tensor" in match[1] else 2, match)
+    else:
+        raise isa.UnknownOpcode(opcode)
+
+
+def tensor_map(emitter: Emitter, instruction: Instruction) -> None:
+    """`tensormap.replace` and `tensormap.cp_fenceproxy`.
+
+    Raises:
+        isa.UnknownOpcode: another spelling.
+        ValueError: its operands do not fit.
+    """
+    emitter.has_bulk = emitter.has_mbarriers = True
+    opcode, operands = instruction.opcode, instruction.operands
+    if _COPY.fullmatch(opcode) is not None:
+        count_operands(operands, 3)
+        if integer(operands[2]) != MAP_BYTES:
+            raise ValueError(f"a size of {integer(operands[2])}, not {MAP_BYTES}")
+        copy = MapCopy(
+            Access(instruction, "shared", 8, MAP_BYTES // 8), Access(instruction, "shared", 8, 2),
+            Store(instruction, "global", 8, MAP_BYTES // 8), Store(instruction, "global", 8, 2),
+        )  # fmt: skip
+        to, _ = emitter.address(operands[0], "global")
+        emitter.run(copy, to, _shared(emitter, operands[1]))
+        return
+    match = _REPLACE.fullmatch(opcode)
+    if match is None or match["type"] != ("b64" if match["field"] in _WIDE else "b32"):
+        raise isa.UnknownOpcode(opcode)
+    numbered = match["field"] in _WITH_ORDINAL
+    count_operands(operands, 2 + numbered)
+    space = match["space"].split("::")[0]
+    work = MapReplace(Access(instruction, space, 8, MAP_BYTES // 8), Store(instruction, space, 8, 2), match["field"])
+    address, _ = emitter.address(operands[0], space)
+    ordinal = integer(operands[1]) if numbered else 0
+    value = emitter.value(operands[-1], match["type"])
+    guard = emitter.guard(instruction)
+    emitter.run(work, address, str(ordinal), value, guard)
+
+
+def proxy_fence(emitter: Emitter, instruction: Instruction) -> bool:
+    """`fence.proxy`; False for any other fence.
+
+    Raises:
+        isa.UnknownOpcode: another spelling of it.
+        ValueError: its operands do not fit.
+    """
+    opcode, operands = instruction.opcode, instruction.operands
+    if not opcode.startswith("fence.proxy."):
+        return False
+    guard = emitter.guard(instruction)
+    if (match := _ASYNC_FENCE.fullmatch(opcode)) is not None:
+        count_operands(operands, 0)
+        space = "both" if match["space"] is None else match["space"].split("::")[0]
+        emitter.lines.append(f"F.proxy_fence({space!r}, {guard})")
+    elif (match := _MAP_FENCE.fullmatch(opcode)) is None:
+        raise isa.UnknownOpcode(opcode)
+    elif match["order"] == "release":
+        count_operands(operands, 0)
+        emitter.run(MapRelease(), guard)
+    else:
+        count_operands(operands, 2)
+        if integer(operands[1]) != MAP_BYTES:
+            raise ValueError(f"a size of {integer(operands[1])}, not {MAP_BYTES}")
+        address, _ = emitter.address(operands[0], "generic")
+        emitter.run(MapAcquire(), address, guard)
+    return True
+
+
+def _operands(operands: tuple[Operand, ...], needed: int, match: re.Match[str]) -> tuple[Operand, ...]:
+    """The operands but for the mask of blocks and the cache policy."""
+    multicast = match.groupdict().get("multicast") is not None
+    count_operands(operands, needed + multicast + (match["hint"] is not None))
+    return operands[:needed]
+
+
+def _mask(emitter: Emitter, operands: tuple[Operand, ...], position: int, match: re.Match[str]) -> str:
+    """Expression for the blocks of a multicast, None without."""
+    return "None" if match["multicast"] is None else emitter.value(operands[position], "b16")
+
+
+def _tensor(emitter: Emitter, operand: Operand, rank: int) -> tuple[str, str]:
+    """(address of the tensor map, coordinates) of `[map, {c0, ...}]`."""
+    if not isinstance(operand, Address) or len(operand.coordinates) != rank:
+        raise ValueError(f"a tensor map with {rank} coordinates needed")
+    values = ", ".join(emitter.value(coordinate, "b32") for coordinate in operand.coordinates)
+    address, _ = emitter.address(Address(operand.base, operand.offset), "generic")
+    return address, f"({values},)"
+
+
+def _shared(emitter: Emitter, operand: Operand) -> str:
+    return emitter.address(operand, "shared")[0]
+
+
+def _use(instruction: Instruction) -> MapUse:
+    whole = Access(instruction, "generic", 8, MAP_BYTES // 8, align=_MAP_ALIGN)
+    return MapUse(whole, Access(instruction, "generic", 8, 2))
+
+
+def count_operands(operands: tuple[Operand, ...], needed: int) -> None:
+    """ValueError unless there are `needed` operands."""
+    if len(operands) != needed:
+        raise ValueError(f"{needed} operands needed")
+
+
+def integer(operand: Operand) -> int:
+    """The value of a constant; ValueError for anything else, and below 0."""
+    if not isinstance(operand, Immediate) or operand.form != "int" or operand.value < 0:
+        raise ValueError("a constant of at least 0 needed")
+    return operand.value

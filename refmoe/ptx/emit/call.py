@@ -1,0 +1,47 @@
+"""Statements of the calls that are left: of `vprintf` and `__assertfail`, and those that the executor refuses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from refmoe.ptx import isa
+from refmoe.ptx.engine.device_print import AssertFail, Print
+from refmoe.ptx.program.inline import BUILTINS
+from refmoe.ptx.text.syntax import Instruction, Register, Sink, Symbol
+
+if TYPE_CHECKING:
+    from refmoe.ptx.emit.emitter import Emitter
+
+
+def call(emitter: Emitter, instruction: Instruction) -> None:
+    """A call that is not inlined.
+
+    Raises:
+        isa.UnknownOpcode: the executor does not have what it calls; the reason says why.
+        ValueError: its operands do not fit.
+    """
+    emitter_of = {"vprintf": Print, "__assertfail": AssertFail}
+    operands = instruction.operands
+    target = operands[1] if len(operands) > 1 else None
+    if not isinstance(operands[0], Register | Sink) or not isinstance(target, Symbol) or target.name not in BUILTINS:
+        raise isa.UnknownOpcode(instruction.opcode, _reason(emitter, instruction))
+    result, kinds = BUILTINS[target.name]
+    values = [emitter.value(operand, kind) for operand, kind in zip(operands[2:], kinds, strict=True)]
+    work = emitter.call(emitter_of[target.name](instruction), *values, emitter.guard(instruction))
+    if result is None:
+        emitter.lines.append(work)
+    else:
+        emitter.assign(instruction, operands[0], work, result)
+
+
+def _reason(emitter: Emitter, instruction: Instruction) -> str:
+    """Why a call was not replaced by a body."""
+    declared = emitter.module.declared
+    named = [operand.name for operand in instruction.operands if isinstance(operand, Symbol)]
+    called = next((name for name in named if name in declared), named[0] if named else "")
+    if any(isinstance(operand, Register) for operand in instruction.operands):
+        return "an indirect call of an address that is no known function's"
+    function = emitter.module.function(called)
+    if function is None or function.body is None:
+        return f"{called} has no body here"
+    return f"a recursive call of {called}"

@@ -1,0 +1,132 @@
+"""Statements of the instructions on clusters, and of those that only advise the chip."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from refmoe.ptx import isa
+from refmoe.ptx.emit.bulk import count_operands
+from refmoe.ptx.engine.access import Access, Atomic, Store
+from refmoe.ptx.engine.cluster import MapAddress, RankOf
+from refmoe.ptx.engine.remote_async import WriteAsync
+from refmoe.ptx.engine.tensor.matrix import WholeWarp
+from refmoe.ptx.text.scopes import type_bits
+from refmoe.ptx.text.syntax import Immediate, Instruction
+
+if TYPE_CHECKING:
+    from refmoe.ptx.emit.emitter import Emitter
+
+_MAPA = re.compile(r"(mapa|getctarank)(?P<shared>\.shared::cluster)?\.u(?P<bits>32|64)")
+_PRIMARY = r"L2::evict_(last|normal|first|unchanged)"
+_SECONDARY = r"(\.L2::evict_(first|unchanged))?"
+# Where data lie in caches, how many registers a warp may use, when the next grid may start: no result depends on them.
+_POLICY = re.compile(
+    rf"createpolicy\.(fractional\.{_PRIMARY}{_SECONDARY}|range(\.global)?\.{_PRIMARY}{_SECONDARY}|cvt\.L2)\.b64"
+)
+_ADVICE = re.compile(
+    r"prefetch(\.(global|local))?\.(L1|L2|L2::evict_(last|normal))|prefetchu\.L1|prefetch(\.(const|param))?\.tensormap"
+    r"|nanosleep\.u32|applypriority(\.global)?\.L2::evict_normal|griddepcontrol\.(launch_dependents|wait)"
+)
+# Operands of those that do not take one address, or one number.
+_ADVISED = {"applypriority": 2, "griddepcontrol": 0}
+_COMPLETES = r"\.shared::cluster\.mbarrier::complete_tx::bytes"
+_STORE_ASYNC = re.compile(
+    rf"st\.async(\.weak)?{_COMPLETES}(\.v(?P<count>[24]))?\.(?P<type>b32|b64|u32|u64|s32|s64|f32|f64)"
+)
+_REDUCE_ASYNC = re.compile(
+    rf"red\.async\.relaxed\.cluster{_COMPLETES}\.(?P<operation>inc|dec|min|max|add|and|or|xor)"
+    r"\.(?P<type>u32|s32|u64|b32)"
+)
+_REGISTERS = re.compile(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32")
+
+
+def map_address(emitter: Emitter, instruction: Instruction) -> None:
+    """`mapa d, address, rank`.
+
+    Raises:
+        isa.UnknownOpcode: another spelling.
+        ValueError: its operands do not fit.
+    """
+    kind, generic = _parts(instruction, 3)
+    destination, source, rank = instruction.operands
+    values = emitter.value(source, kind), emitter.value(rank, "b32"), emitter.guard(instruction)
+    emitter.assign(instruction, destination, emitter.call(MapAddress(instruction, generic), *values), kind)
+
+
+def rank_of(emitter: Emitter, instruction: Instruction) -> None:
+    """`getctarank d, address`: the type is that of the address, the rank has 32 bits.
+
+    Raises:
+        isa.UnknownOpcode: another spelling.
+        ValueError: its operands do not fit.
+    """
+    kind, generic = _parts(instruction, 2)
+    destination, source = instruction.operands
+    call = emitter.call(RankOf(instruction, generic), emitter.value(source, kind), emitter.guard(instruction))
+    emitter.assign(instruction, destination, call, "b32")
+
+
+def _parts(instruction: Instruction, operands: int) -> tuple[str, bool]:
+    """(register kind of the address, whether it is generic)."""
+    match = _MAPA.fullmatch(instruction.opcode)
+    # A generic address has 64 bits in this address size.
+    if match is None or (match["shared"] is None and match["bits"] == "32"):
+        raise isa.UnknownOpcode(instruction.opcode)
+    count_operands(instruction.operands, operands)
+    return f"b{match['bits']}", match["shared"] is None
+
+
+def write_async(emitter: Emitter, instruction: Instruction) -> None:
+    """`st.async [a], b, [mbar]` and `red.async`.
+
+    Raises:
+        isa.UnknownOpcode: another spelling; without `.shared::cluster` it would write global memory, or anywhere.
+        ValueError: its operands do not fit.
+    """
+    opcode = instruction.opcode
+    count_operands(instruction.operands, 3)
+    target, value, barrier = instruction.operands
+    work: Store | Atomic
+    if (match := _STORE_ASYNC.fullmatch(opcode)) is not None:
+        count, size = int(match["count"] or 1), type_bits(match["type"]) // 8
+        work = Store(instruction, "shared", size, count)
+    elif (match := _REDUCE_ASYNC.fullmatch(opcode)) is not None:
+        count, size = 1, type_bits(match["type"]) // 8
+        function = isa.resolve_atomic(match["operation"], match["type"])
+        work = Atomic(
+            instruction, "shared", size, 1, strong=True, function=function, global_function=function,
+            dtype=np.dtype(f"u{size}"),
+        )  # fmt: skip
+    else:
+        raise isa.UnknownOpcode(opcode)
+    emitter.has_mbarriers = True
+    values = [emitter.value(element, f"b{size * 8}") for element in emitter.elements(value, count)]
+    address, _ = emitter.address(target, "shared")
+    phase, _ = emitter.address(barrier, "shared")
+    write = WriteAsync(work, Access(instruction, "shared", 8, 1, strong=True))
+    emitter.run(write, address, f"({', '.join(values)},)", phase, emitter.guard(instruction))
+
+
+def advise(emitter: Emitter, instruction: Instruction) -> None:
+    """Instructions that change no result: prefetches, cache policies, register counts, dependent grids.
+
+    Raises:
+        isa.UnknownOpcode: another spelling.
+        ValueError: its operands do not fit.
+    """
+    opcode = instruction.opcode
+    if _POLICY.fullmatch(opcode):
+        # An opaque word that only cache hints read: any value does.
+        emitter.assign(instruction, instruction.operands[0], emitter.constant(0, "b64"), "b64")
+    elif _REGISTERS.fullmatch(opcode):
+        (count,) = instruction.operands
+        if not isinstance(count, Immediate) or not 24 <= count.value <= 256 or count.value % 8:
+            raise ValueError("a multiple of 8 from 24 to 256 registers needed")
+        emitter.run(WholeWarp(instruction))
+    elif _ADVICE.fullmatch(opcode) is None:
+        raise isa.UnknownOpcode(opcode)
+    elif len(instruction.operands) != _ADVISED.get(opcode.split(".")[0], 1):
+        raise ValueError("wrong number of operands")

@@ -1,0 +1,415 @@
+"""Code of each basic block: native functions for most instructions, and Python source for the rest.
+
+`step_N(R, F)` runs the pieces of block N one after another for the lanes of a frame, and returns what the scheduler
+needs of its end: a predicate, an index, or the operands of a barrier. A Python piece takes registers from their homes
+through the frame and puts back those that it wrote; a native piece does that by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from refmoe.ptx import isa
+from refmoe.ptx.emit.emitter import Emitter
+from refmoe.ptx.engine.mbarrier_issue import Wait
+from refmoe.ptx.engine.refusal import Refusal
+from refmoe.ptx.engine.slow import Slow, slow_form
+from refmoe.ptx.engine.tensor.mma import Mma
+from refmoe.ptx.engine.view import PLAIN, View, announce
+from refmoe.ptx.errors import Contraction, UnknownOpcode
+from refmoe.ptx.native.context import EDGE_BITS, Edge, End, Meeting, Place, starts
+from refmoe.ptx.native.kernel import Kernel, compile_pieces, is_native
+from refmoe.ptx.native.mma import WarpMma
+from refmoe.ptx.ops.lanes import LANES
+from refmoe.ptx.program.blocks import Block, Program, build
+from refmoe.ptx.program.inline import inline_calls
+from refmoe.ptx.program.layout import Layout, lay_out
+from refmoe.ptx.program.liveness import reads_unwritten
+from refmoe.ptx.program.pieces import Homes, Piece, cut
+from refmoe.ptx.program.registers import Usage, destinations_and_sources
+from refmoe.ptx.text.parser import ParsedModule
+from refmoe.ptx.text.syntax import Function, Immediate, Instruction, Not, Operand, Register
+
+
+@dataclass(frozen=True)
+class BarrierCode:
+    """The barrier instruction that ends a block. `kind` is `"sync" "arrive" "red" "cluster.arrive" "cluster.wait"`."""
+
+    instruction: Instruction
+    kind: str
+    reduction: str
+    destination: int | None
+
+
+@dataclass(frozen=True)
+class Gather:
+    """The warp-level instruction that begins a block. Its member mask is a register number or a constant.
+
+    `is_barrier`: `bar.warp.sync`, which lanes may meet at different places.
+    """
+
+    instruction: Instruction
+    register: int | None
+    constant: Any
+    is_barrier: bool
+
+
+@dataclass(frozen=True)
+class WaitCode:
+    """The `mbarrier.try_wait` that begins a block.
+
+    Attributes:
+        work: what it does.
+        probe: its operands before it runs: (address, parity or state), from the registers and a frame of all lanes.
+    """
+
+    work: Wait
+    probe: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Code:
+    """A compiled entry.
+
+    Attributes:
+        entry: without calls.
+        program: its blocks.
+        layout: where its variables lie.
+        steps: the function of each block.
+        kernel: the native code that they call.
+        sites: what Python does for the instructions that native code may leave to it.
+        kinds: register kind of each register that lives across pieces.
+        gathers, barriers, waits: by block.
+        has_mbarriers: whether lanes may synchronise through barriers in memory.
+        has_bulk: whether there are bulk copies or edits of tensor maps.
+        lengths: instructions of each block, its terminator included.
+        approximate: the instructions that `Frame.note` refers to by index.
+        contractions: lines of FP instructions that ptxas may fuse.
+        models: accumulation models of its tensor-core instructions, and what they rest on.
+        source: the generated text.
+        reads_unwritten: whether a register may be read that nothing wrote, which is then zero.
+        homes: number and kind of each register that lives across pieces, by name.
+        places: int64 [blocks, fields], what the native scheduler knows of each, see `Place`.
+    """
+
+    entry: Function
+    program: Program
+    layout: Layout
+    steps: tuple[Callable[..., Any], ...]
+    kernel: Kernel
+    sites: tuple[Slow, ...]
+    kinds: tuple[str, ...]
+    gathers: dict[int, Gather]
+    barriers: dict[int, BarrierCode]
+    waits: dict[int, WaitCode]
+    has_mbarriers: bool
+    has_bulk: bool
+    lengths: tuple[int, ...]
+    approximate: tuple[Instruction, ...]
+    contractions: tuple[int, ...]
+    models: dict[str, str]
+    source: str
+    reads_unwritten: bool
+    homes: dict[str, tuple[int, str]]
+    places: Any
+
+
+def compile_entry(module: ParsedModule, entry: Function, strict: bool, view: View = PLAIN) -> Code:
+    """Compile an entry, instructions that nothing reaches included.
+
+    An opcode that does not exist becomes a `Refusal`: an error of the lanes that reach it.
+
+    Args:
+        module: where it stands.
+        entry: it.
+        strict: refuse FP add, sub and mul without a rounding suffix, which ptxas may fuse.
+        view: how, for an observer.
+
+    Raises:
+        UnknownOpcode: operands that do not fit their opcode.
+        Contraction: see `strict`.
+    """
+    flat = inline_calls(entry, module)
+
+    def natively(instruction: Instruction) -> bool:
+        return view.native(instruction) and is_native(instruction)
+
+    program = build(flat, natively)
+    layout = lay_out(flat, module)
+    emitter = Emitter(module, layout)
+    checked = [_checked(emitter, block, module.name) for block in program.blocks]
+    refused = emitter.refused
+    homes = cut(program, natively, refused, view.alone)
+    shared = homes.registers
+    kernel = compile_pieces(
+        program, homes, layout, emitter.approximate, _native(emitter.products), chained=view is PLAIN
+    )
+    emitter.names["N"] = Invoker(kernel)
+    parts = []
+    for block, (statements, result) in zip(program.blocks, checked, strict=True):
+        if not homes.native[block.index]:
+            parts.append(_function(block, homes, emitter, statements, result, view.alone))
+        if block.index in emitter.waits:
+            parts.append(_probe(block, homes.pieces[block.index][0].usage, shared, emitter))
+    if strict and emitter.contractions:
+        first = emitter.contractions[0]
+        raise Contraction(
+            f"{module.name}:{first.line}: ptxas may fuse {first.opcode}; write the rounding out: {first.text}",
+            opcode=first.opcode,
+            line=first.line,
+            text=first.text,
+        )
+    source = "\n".join(parts)
+    names: dict[str, Any] = {name: view.seen(work) for name, work in emitter.names.items()}
+    exec(compile(source, f"<{module.name}:{entry.name}>", "exec"), names)
+    steps = [
+        NativeBlock(kernel.functions[index, 0]) if native else names[f"step_{index}"]
+        for index, native in enumerate(homes.native)
+    ]
+    gathers = {
+        block.index: _gather(block, shared)
+        for block in program.blocks
+        if block.gathers and block.instructions[0] not in refused
+    }
+    return Code(
+        flat,
+        program,
+        layout,
+        tuple(steps),
+        kernel,
+        tuple(slow_form(instruction, layout, emitter.products) for instruction in kernel.sites),
+        tuple(kind for _, kind in shared.values()),
+        gathers,
+        {
+            block.index: _barrier(block.terminator.instruction, shared)
+            for block in program.blocks
+            if block.terminator.kind == "barrier"
+            and block.terminator.instruction is not None
+            and block.terminator.instruction not in refused
+        },
+        {index: WaitCode(work, names[f"probe_{index}"]) for index, (work, _) in emitter.waits.items()},
+        emitter.has_mbarriers,
+        emitter.has_bulk,
+        tuple(len(b.instructions) + (b.terminator.instruction is not None) for b in program.blocks),
+        tuple(emitter.approximate),
+        tuple(sorted({instruction.line for instruction in emitter.contractions})),
+        dict(emitter.models),
+        source,
+        reads_unwritten(program),
+        shared,
+        _places(program, homes, kernel, gathers, runs=view is PLAIN),
+    )
+
+
+def unknown(instruction: Instruction, name: str, reason: str = "") -> UnknownOpcode:
+    """The error for an instruction whose operands do not fit."""
+    detail = f" ({reason})" if reason else ""
+    where = f" ({instruction.source})" if instruction.source else ""
+    what = f"unknown opcode {instruction.opcode}{detail}: {instruction.text}"
+    return UnknownOpcode.of(instruction, f"{name}:{instruction.line}{where}: {what}")
+
+
+def _checked(emitter: Emitter, block: Block, name: str) -> tuple[list[list[str]], str | None]:
+    """The Python statements of each instruction of a block, and the expression that it returns."""
+    emitter.start_block(block.index)
+    statements = []
+    current = block.terminator.instruction
+    try:
+        for current in block.instructions:
+            emitter.lines = []
+            try:
+                emitter.instruction(current)
+            except isa.UnknownOpcode as error:
+                emitter.lines = [_refuse(emitter, current, error.reason)]
+            statements.append(emitter.lines)
+        current = block.terminator.instruction
+        try:
+            return statements, None if current is None else _terminator(emitter, block, current)
+        except isa.UnknownOpcode as error:
+            assert current is not None
+            return statements, _refuse(emitter, current, error.reason)
+    except (ValueError, IndexError) as error:
+        assert current is not None
+        # Too few operands end in an IndexError.
+        raise unknown(current, name, "too few operands" if isinstance(error, IndexError) else str(error)) from error
+
+
+def _refuse(emitter: Emitter, instruction: Instruction, reason: str) -> str:
+    """Expression that raises in the lanes whose guard is on; where it raises in none it is a branch not taken."""
+    emitter.refused.add(instruction)
+    return emitter.call(Refusal(instruction, reason), emitter.guard(instruction))
+
+
+def _terminator(emitter: Emitter, block: Block, instruction: Instruction) -> str | None:
+    kind = block.terminator.kind
+    if kind == "branch":
+        emitter.spelled(instruction, "bra", "bra.uni")
+        assert instruction.guard is not None
+        return emitter.predicate(instruction.guard, instruction.negated)
+    if kind == "jump":
+        emitter.spelled(instruction, "bra", "bra.uni")
+        return None
+    if kind == "index":
+        emitter.spelled(instruction, "brx.idx", "brx.idx.uni")
+        return emitter.value(instruction.operands[0], "b32")
+    if kind == "barrier":
+        return _barrier_operands(emitter, instruction)
+    emitter.spelled(instruction, "ret", "ret.uni", "exit", "trap")
+    return None
+
+
+def _barrier_operands(emitter: Emitter, instruction: Instruction) -> str:
+    code = _barrier_parts(instruction)
+    operands = list(destinations_and_sources(instruction)[1])
+    vote = "None"
+    if code[0] == "red":
+        last = operands.pop()
+        if not isinstance(last, Register | Not):
+            raise ValueError("a reduction needs a predicate")
+        vote = emitter.value(last, "pred")
+    if code[0].startswith("cluster"):
+        if operands:
+            raise ValueError("no operands needed")
+        return "(None, None, None)"
+    if not 1 <= len(operands) <= 2 or (code[0] == "arrive" and len(operands) != 2):
+        raise ValueError("wrong number of operands")
+    values = [emitter.value(operand, "b32") for operand in operands]
+    return f"({values[0]}, {values[1] if len(values) == 2 else None}, {vote})"
+
+
+def _barrier_parts(instruction: Instruction) -> tuple[str, str]:
+    """(kind, reduction) of a barrier's spelling.
+
+    Raises:
+        isa.UnknownOpcode: there is no such spelling.
+    """
+    parts = [part for part in instruction.opcode.split(".")[1:] if part not in ("cta", "aligned")]
+    known = {
+        ("sync",): ("sync", ""),
+        ("arrive",): ("arrive", ""),
+        ("red", "popc", "u32"): ("red", "popc"),
+        ("red", "and", "pred"): ("red", "and"),
+        ("red", "or", "pred"): ("red", "or"),
+        # A relaxed arrival is taken for one that releases: that its fence is missing is not seen.
+        **{("cluster", "arrive", *order): ("cluster.arrive", "") for order in ((), ("release",), ("relaxed",))},
+        **{("cluster", "wait", *order): ("cluster.wait", "") for order in ((), ("acquire",))},
+    }
+    if tuple(parts) not in known:
+        raise isa.UnknownOpcode(instruction.opcode)
+    return known[tuple(parts)]
+
+
+def _barrier(instruction: Instruction, shared: dict[str, tuple[int, str]]) -> BarrierCode:
+    kind, reduction = _barrier_parts(instruction)
+    destination = None
+    if kind == "red" and isinstance(instruction.operands[0], Register):
+        destination = shared[instruction.operands[0].name][0]
+    return BarrierCode(instruction, kind, reduction, destination)
+
+
+def _gather(block: Block, shared: dict[str, tuple[int, str]]) -> Gather:
+    instruction = block.instructions[0]
+    if block.whole_warp:
+        return Gather(instruction, None, np.uint32(0xFFFFFFFF), False)
+    member: Operand = instruction.operands[-1]
+    is_barrier = instruction.opcode == "bar.warp.sync"
+    if isinstance(member, Immediate):
+        return Gather(instruction, None, np.uint32(member.value & 0xFFFFFFFF), is_barrier)
+    if not isinstance(member, Register):
+        raise unknown(instruction, "", "a member mask must be a register or a constant")
+    return Gather(instruction, shared[member.name][0], None, is_barrier)
+
+
+def _probe(block: Block, usage: Usage, shared: dict[str, tuple[int, str]], emitter: Emitter) -> str:
+    lines = [f"def probe_{block.index}(R, F):"]
+    for register in usage.loads.values():
+        lines.append(f"    {emitter.local(register)} = F.get(R, {shared[register.name][0]})")
+    return "\n".join([*lines, f"    return {emitter.waits[block.index][1]}"]) + "\n"
+
+
+def _function(
+    block: Block, homes: Homes, emitter: Emitter, statements: list[list[str]], result: str | None, announced: bool
+) -> str:
+    lines = [f"def step_{block.index}(R, F):"]
+    taken = 0
+    for piece in homes.pieces[block.index]:
+        count = sum(instruction is not block.terminator.instruction for instruction in piece.instructions)
+        own = [line for each in statements[taken : taken + count] for line in each]
+        taken += count
+        if announced:
+            lines.append(f"    {emitter.call(announce, emitter.bind('i', piece.instructions[0]))}")
+        if piece.native:
+            lines.append(f"    N({piece.block}, {piece.number}, F)")
+        else:
+            lines += [f"    {line}" for line in _in_python(piece, homes, emitter, own)]
+    return "\n".join([*lines, f"    return {result}"]) + "\n"
+
+
+def _in_python(piece: Piece, homes: Homes, emitter: Emitter, body: list[str]) -> list[str]:
+    shared, usage = homes.registers, piece.usage
+    loads = [f"{emitter.local(each)} = F.get(R, {shared[each.name][0]})" for each in usage.loads.values()]
+    stores = [
+        f"F.put(R, {shared[each.name][0]}, {emitter.local(each)})"
+        for each in usage.writes.values()
+        if each.name in shared
+    ]
+    return [*loads, *body, *stores]
+
+
+def _native(products: Mapping[Instruction, Mma]) -> dict[Instruction, WarpMma]:
+    """The native code of tensor-core instructions."""
+    return {
+        instruction: WarpMma(work.model, work.a_format, work.b_format, work.scales, work.packed)
+        for instruction, work in products.items()
+    }
+
+
+def _places(program: Program, homes: Homes, kernel: Kernel, gathers: Mapping[int, Gather], runs: bool) -> Any:
+    """The rows of places; without `runs` all are left to Python."""
+    rows = np.zeros((len(program.blocks), len(Place)), np.int64)
+    begins = starts([kind for _, kind in homes.registers.values()])
+    for block, row in zip(program.blocks, rows, strict=True):
+        if not runs or not homes.native[block.index]:
+            continue
+        end = block.terminator
+        row[Place.FUNCTION] = kernel.functions[block.index, 0]
+        row[Place.END] = End[end.kind.upper()]
+        for number, (field, target) in enumerate(zip((Place.TARGET, Place.OTHER), end.targets, strict=False)):
+            row[field] = target
+            edge = Edge.BACK * (target in block.back_edges) | Edge.POLLS * (target in block.polling_edges)
+            row[Place.EDGES] |= edge << EDGE_BITS * number
+        if (gather := gathers.get(block.index)) is not None:
+            kinds = (Meeting.CONSTANT, Meeting.REGISTER)
+            if gather.is_barrier:
+                kinds = (Meeting.BARRIER_CONSTANT, Meeting.BARRIER_REGISTER)
+            if gather.register is None:
+                row[Place.GATHER], row[Place.MEMBERS] = kinds[0], gather.constant
+            else:
+                row[Place.GATHER], row[Place.MEMBERS] = kinds[1], begins[gather.register] * LANES
+    return rows
+
+
+class Invoker:
+    """Calls a native piece for the lanes of a frame."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._functions = kernel.functions
+
+    def __call__(self, block: int, number: int, frame: Any) -> None:
+        """Raises whatever an access that Python did for a warp raised."""
+        frame.machine.native.run(self._functions[block, number], frame)
+
+
+@dataclass(frozen=True)
+class NativeBlock:
+    """A native block as a step, for a launch that somebody observes."""
+
+    function: int
+
+    def __call__(self, registers: Any, frame: Any) -> Any:
+        """The lanes that take its branch, bool; see `Invoker`."""
+        return frame.from_all(frame.machine.native.run(self.function, frame))

@@ -1,0 +1,251 @@
+"""Statements of the tensor-core instructions: `ldmatrix`, `stmatrix`, `mma`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from refmoe.ptx import isa
+from refmoe.ptx.emit import plain
+from refmoe.ptx.engine.access import Access, Store
+from refmoe.ptx.engine.tensor.matrix import PACKINGS, LoadMatrix, StoreMatrix
+from refmoe.ptx.engine.tensor.mma import Mma
+from refmoe.ptx.text.spellings import accumulates_single
+from refmoe.ptx.text.syntax import Instruction, Operand, Register, Sink, Vector
+from refmoe.reference.mma import MODELS, Evidence
+
+if TYPE_CHECKING:
+    from refmoe.ptx.emit.emitter import Emitter
+
+_COUNTS = {"x1": 1, "x2": 2, "x4": 4}
+_SPACES = ("shared", "shared::cta")
+
+
+def load_matrix(emitter: Emitter, instruction: Instruction) -> None:
+    """`ldmatrix` of 8 x 8 cells of 16 bits, and of 8 rows of 16 packed elements of 4 or 6 bits.
+
+    The 16 x 16 bytes of .m16n16 are not here: no chip at hand shows how its lanes share them.
+
+    Raises:
+        isa.UnknownOpcode: another spelling.
+        ValueError: its operands do not fit.
+    """
+    count, transposed, space, cells = _matrix(instruction)
+    packing = PACKINGS.get(cells.removeprefix("m8n16.b8x16."))
+    if cells != "m8n8.b16" and (packing is None or transposed):
+        raise isa.UnknownOpcode(instruction.opcode)
+    destinations = _elements(instruction.operands[0], count)
+    address, space = emitter.address(instruction.operands[1], space)
+    work = LoadMatrix(Access(instruction, space, 8, 2), Access(instruction, space, 4, 1), count, transposed, packing)
+    emitter.assign_all(instruction, [(register, "b32") for register in destinations], emitter.call(work, address))
+
+
+def store_matrix(emitter: Emitter, instruction: Instruction) -> None:
+    """`stmatrix` of 8 x 8 cells of 16 bits, and of 16 x 8 bytes stored by columns.
+
+    Raises:
+        isa.UnknownOpcode: another spelling.
+        ValueError: its operands do not fit.
+    """
+    count, transposed, space, cells = _matrix(instruction)
+    if cells != "m8n8.b16" and (cells != "m16n8.b8" or not transposed):
+        raise isa.UnknownOpcode(instruction.opcode)
+    address, space = emitter.address(instruction.operands[0], space)
+    sources = _registers(instruction.operands[1], count)
+    row, word = Store(instruction, space, 8, 2), Store(instruction, space, 4, 1)
+    work = StoreMatrix(row, word, count, transposed, cells == "m16n8.b8")
+    values = ", ".join(emitter.value(register, "b32") for register in sources)
+    emitter.run(work, address, f"({values},)")
+
+
+def _matrix(instruction: Instruction) -> tuple[int, bool, str, str]:
+    """(matrices, transposed, space, shape and type) of a spelling.
+
+    Behind `.sync.aligned` and in front of the type ptxas takes the parts in any order (CUTLASS: `.x4.trans.m8n8`).
+    """
+    parts = instruction.opcode.split(".")
+    counts = [part for part in parts if part in _COUNTS]
+    spaces = [part for part in parts if part in _SPACES]
+    rest = [part for part in parts[3:] if part not in (*_COUNTS, *_SPACES, "trans")]
+    if (
+        parts[1:3] != ["sync", "aligned"]
+        or len(counts) != 1
+        or len(spaces) > 1
+        or parts.count("trans") > 1
+        or rest[-1:] != parts[-1:]
+    ):
+        raise isa.UnknownOpcode(instruction.opcode)
+    if len(instruction.operands) != 2:
+        raise ValueError("two operands needed")
+    return _COUNTS[counts[0]], "trans" in parts, "shared" if spaces else "generic", ".".join(rest)
+
+
+def _elements(operand: Operand, count: int) -> tuple[Operand, ...]:
+    """Destinations, each a register or `_`."""
+    elements = operand.elements if isinstance(operand, Vector) else ()
+    kept = tuple(element for element in elements if not isinstance(element, Sink))
+    if len(elements) != count:
+        raise ValueError(f"a vector of {count} registers of 32 bits needed")
+    _registers(Vector(kept), len(kept))
+    return elements
+
+
+def _registers(operand: Operand, count: int) -> tuple[Operand, ...]:
+    elements = operand.elements if isinstance(operand, Vector) else ()
+    if len(elements) != count or not all(isinstance(e, Register) and e.kind == "b32" for e in elements):
+        raise ValueError(f"a vector of {count} registers of 32 bits needed")
+    return elements
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a family of `mma` spellings means.
+
+    Attributes:
+        shape: `m16n8k<K>`.
+        kinds: the sets of modifiers that it may have besides.
+        formats: what the element formats may be.
+        models: name of the model by the first letters of the target; "" stands for every other chip, which is taken to
+            compute alike without evidence.
+        scales: block scales of a row that follow, 0 for none.
+        scale_format: of these.
+        packed: whether a byte holds two elements of 4 bits.
+    """
+
+    shape: str
+    kinds: tuple[frozenset[str], ...]
+    formats: tuple[str, ...]
+    models: dict[str, str]
+    scales: int = 0
+    scale_format: str = ""
+    packed: bool = False
+
+    @property
+    def k(self) -> int:
+        """Elements of K."""
+        return int(self.shape.removeprefix("m16n8k"))
+
+
+_MMA = re.compile(r"(?P<shape>m16n8k\d+)\.row\.col\.f32\.(?P<a>\w+)\.(?P<b>\w+)\.f32(\.(?P<scale>ue8m0|ue4m3))?")
+_PLAIN = (frozenset[str](),)
+_MIXED = (frozenset({"kind::f8f6f4"}),)
+_BLOCK_SCALED = frozenset({"kind::mxf8f6f4", "block_scale"})
+_SM120 = {"sm_120": "sm120", "sm_121": "sm120"}
+_FORMS = (
+    Form("m16n8k16", _PLAIN, ("bf16", "f16"), {"sm_90": "sm90_mma", "": "sm90_mma"}),
+    Form("m16n8k8", _PLAIN, ("bf16", "f16", "tf32"), {"sm_90": "sm90_mma_k8", "": "sm90_mma_k8"}),
+    Form("m16n8k4", _PLAIN, ("tf32",), {"": "sm90_mma_k4"}),
+    Form("m16n8k32", _PLAIN, ("e4m3", "e5m2"), {"sm_90": "sm90_mma_fp8", **_SM120}),
+    Form("m16n8k32", _MIXED, ("e4m3", "e5m2", "e2m1"), _SM120),
+    Form(
+        "m16n8k32",
+        (_BLOCK_SCALED, _BLOCK_SCALED | {"scale_vec::1X"}),
+        ("e4m3", "e5m2", "e2m1"),
+        _SM120,
+        scales=1,
+        scale_format="ue8m0",
+    ),
+    # kind::mxf4nvf4 has to name its scale_vec, kind::mxf4 has only one.
+    Form(
+        "m16n8k64",
+        (
+            frozenset({"kind::mxf4nvf4", "block_scale", "scale_vec::2X"}),
+            frozenset({"kind::mxf4", "block_scale", "scale_vec::2X"}),
+            frozenset({"kind::mxf4", "block_scale"}),
+        ),
+        ("e2m1",),
+        {"sm_120": "sm120_mxf4", "sm_121": "sm120_mxf4"},
+        scales=2,
+        scale_format="ue8m0",
+        packed=True,
+    ),
+    Form(
+        "m16n8k64",
+        (frozenset({"kind::mxf4nvf4", "block_scale", "scale_vec::4X"}),),
+        ("e2m1",),
+        {"sm_120": "sm120_nvf4", "sm_121": "sm120_nvf4"},
+        scales=4,
+        scale_format="ue4m3",
+        packed=True,
+    ),
+)
+
+
+def multiply(emitter: Emitter, instruction: Instruction) -> None:
+    """`mma.sync.aligned`: with FP32 accumulators in the forms that have an accumulation model.
+
+    Raises:
+        isa.UnknownOpcode: another spelling, or no model of it for this chip.
+        ValueError: its operands do not fit.
+    """
+    if not accumulates_single(instruction):
+        plain.multiply(emitter, instruction)
+        return
+    form, a_format, b_format, model = _resolve(emitter, instruction)
+    operands = instruction.operands
+    if len(operands) != (8 if form.scales else 4):
+        raise ValueError("wrong number of operands")
+    per_register = {"bf16": 2, "f16": 2, "tf32": 1}.get(a_format, 8 if form.packed else 4)
+    count = form.k // per_register // 4
+    destinations = _registers(operands[0], 4)
+    parts = [
+        _tuple(emitter, _registers(operand, size))
+        for operand, size in zip(operands[1:4], (2 * count, count, 4), strict=True)
+    ]
+    scales = "()"
+    if form.scales:
+        words = [_scale(emitter, operands[4]), *_selectors(emitter, operands[5])]
+        words += [_scale(emitter, operands[6]), *_selectors(emitter, operands[7])]
+        scales = f"({', '.join(words)})"
+    work = Mma(instruction, model, a_format, b_format, form.scales, form.packed, form.scale_format)
+    emitter.products[instruction] = work
+    targets = [(register, "b32") for register in destinations]
+    emitter.assign_all(instruction, targets, emitter.call(work, *parts, scales))
+
+
+def _resolve(emitter: Emitter, instruction: Instruction) -> tuple[Form, str, str, str]:
+    """(form, format of A, format of B, model); what the model rests on here is noted."""
+    parts = instruction.opcode.split(".")
+    # ptxas takes the kind before the shape, after it, and behind the layouts.
+    kind = [part for part in parts[3:] if "::" in part or part == "block_scale"]
+    match = _MMA.fullmatch(".".join(part for part in parts[3:] if part not in kind))
+    for form in _FORMS:
+        if match is None or parts[1:3] != ["sync", "aligned"] or len(kind) != len(set(kind)):
+            break
+        a_format, b_format = match["a"], match["b"]
+        family = next((name for name in form.models if emitter.module.target.startswith(name)), None)
+        fits = match["shape"] == form.shape and frozenset(kind) in form.kinds
+        fits &= {a_format, b_format} <= set(form.formats) and (match["scale"] or "") == form.scale_format
+        if not fits or family is None or (form.k < 32 and a_format != b_format):
+            continue
+        model = form.models[family]
+        # A model of another chip's instruction is no more than a guess at this one's.
+        evidence = MODELS[model].pair(a_format, b_format).evidence if family else Evidence.EXTRAPOLATED
+        emitter.models[model] = weakest(evidence.value, emitter.models.get(model))
+        return form, a_format, b_format, model
+    raise isa.UnknownOpcode(instruction.opcode)
+
+
+def weakest(word: str, other: str | None) -> str:
+    """The evidence that claims less."""
+    order = [evidence.value for evidence in Evidence]
+    return word if other is None or order.index(word) > order.index(other) else other
+
+
+def _tuple(emitter: Emitter, registers: tuple[Operand, ...]) -> str:
+    return f"({', '.join(emitter.value(register, 'b32') for register in registers)},)"
+
+
+def _scale(emitter: Emitter, operand: Operand) -> str:
+    """A register, or, as nvcc writes it, a vector of one."""
+    if isinstance(operand, Vector):
+        (operand,) = _registers(operand, 1)
+    return emitter.value(operand, "b32")
+
+
+def _selectors(emitter: Emitter, operand: Operand) -> tuple[str, str]:
+    if not isinstance(operand, Vector) or len(operand.elements) != 2:
+        raise ValueError("a pair {byte-id, thread-id} needed")
+    byte, thread = (emitter.value(element, "b16") for element in operand.elements)
+    return byte, thread

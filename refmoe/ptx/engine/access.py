@@ -1,0 +1,430 @@
+"""Loads, stores and atomics of one instruction: addresses to bytes, every lane checked before anything is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from refmoe.ptx import isa
+from refmoe.ptx.engine.cluster import owners_of, whose
+from refmoe.ptx.errors import MemoryFault
+from refmoe.ptx.state.memory import Region
+from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, RANK_SHIFT, SHARED_WINDOW, WINDOW_BITS
+from refmoe.ptx.text.memory_ops import MemoryOpcode
+from refmoe.ptx.text.syntax import Instruction
+
+if TYPE_CHECKING:
+    from refmoe.ptx.engine.frame import Frame
+
+Array = Any
+_SPACE_SHIFT = np.uint64(56)
+_WINDOW_SHIFT = np.uint64(WINDOW_BITS)
+
+
+@dataclass(frozen=True)
+class Access:
+    """What every memory instruction has.
+
+    Attributes:
+        instruction: for messages.
+        space: `"generic" "global" "const" "param" "shared" "local"`.
+        size: bytes of one element.
+        count: elements.
+        strong: a `.volatile`, `.relaxed`, `.acquire` or `.release` access or an atomic: two of them do not race.
+        releases: whether the access by itself orders earlier ones before it (`.release`); else a fence must.
+        align: bytes of which addresses must be multiples; 0 for the width.
+    """
+
+    instruction: Instruction
+    space: str
+    size: int
+    count: int
+    strong: bool = False
+    releases: bool = False
+    align: int = 0
+    verb: ClassVar[str] = "read"
+
+    @property
+    def width(self) -> int:
+        """Bytes."""
+        return self.size * self.count
+
+    def _parts(self, frame: Frame, address: Array, lanes: Array) -> Iterator[tuple[Region, Array | None, Array]]:
+        """Split lanes by the memory they address: (region, which lanes or None for all, byte index in its data)."""
+        machine = frame.machine
+        if self.space == "shared":
+            yield self._own(frame, machine.shared, address, lanes, machine.lane_cta, None)
+        elif self.space == "local":
+            yield self._own(frame, machine.local, address, lanes, None, None)
+        elif self.space != "generic" or not (address >> _SPACE_SHIFT).any():
+            yield from self._buffers(frame, address, lanes, None)
+        else:
+            kinds = address >> _SPACE_SHIFT
+            for kind in np.unique(kinds):
+                which = kinds == kind
+                chosen, theirs = address[which], lanes[which]
+                if kind == SHARED_WINDOW >> 56:
+                    offset = chosen - np.uint64(SHARED_WINDOW)
+                    yield self._own(frame, machine.shared, offset, theirs, machine.lane_cta, which)
+                elif kind == LOCAL_WINDOW >> 56:
+                    yield self._own(frame, machine.local, chosen - np.uint64(LOCAL_WINDOW), theirs, None, which)
+                else:
+                    yield from self._buffers(frame, chosen, theirs, which)
+
+    def places(self, frame: Frame, address: Array, lanes: Array) -> Iterator[tuple[Region, Array | None, Array]]:
+        """`_parts` for a read without effect on what is known of races."""
+        for region, which, index in self._parts(frame, address, lanes):
+            self._check_valid(frame, region, index, _pick(lanes, which))
+            yield region, which, index
+
+    def _own(
+        self, frame: Frame, region: Region, address: Array, lanes: Array, owner: Array | None, which: Array | None
+    ) -> tuple[Region, Array | None, Array]:
+        owners = lanes if owner is None else owner[lanes]
+        if owner is not None and int(address.max()) >> RANK_SHIFT and self._reaches_others:
+            owners, address = owners_of(frame.machine, address, lanes)
+            self._check_present(frame, region, address, lanes, owners)
+        offset = address - np.uint64(OWN_BASE)
+        checks = frame.machine.checks
+        if checks.bounds and (region.size < self.width or int(offset.max()) > region.size - self.width):
+            bad = int(np.argmax(offset > region.size - self.width)) if region.size >= self.width else 0
+            self._fault(frame, "out of bounds", lanes[bad], int(address[bad]), region, int(offset[bad].view(np.int64)))
+        self._check_alignment(frame, offset, address, lanes, region)
+        if not checks.bounds:
+            offset = np.minimum(offset, np.uint64(max(region.size - self.width, 0)))
+        return region, which, offset.view(np.int64) + owners * region.stride
+
+    @property
+    def _reaches_others(self) -> bool:
+        """Whether it may access the shared memory of other blocks of the cluster."""
+        return self.space == "generic" or "shared::cluster" in self.instruction.opcode
+
+    def _check_present(self, frame: Frame, region: Region, address: Array, lanes: Array, owners: Array) -> None:
+        machine = frame.machine
+        alive: Array = machine.alive.reshape(machine.ctas, -1).any(axis=1)
+        present = alive[owners]
+        if not present.all():
+            bad = int(np.argmin(present))
+            block, _ = machine.place_of(int(owners[bad]) * machine.warps * 32)
+            what = f", gone with block {block}, which has exited"
+            self._fault(frame, "gone", lanes[bad], int(address[bad]), region, int(address[bad]) - OWN_BASE, what)
+
+    def _buffers(
+        self, frame: Frame, address: Array, lanes: Array, which: Array | None
+    ) -> Iterator[tuple[Region, Array | None, Array]]:
+        arena = frame.machine.arena
+        region = arena.window(int(address[0]))
+        if region is not None:
+            offset = address - np.uint64(region.base)
+            if region.size >= self.width and int(offset.max()) <= region.size - self.width:
+                self._check_alignment(frame, offset, address, lanes, region)
+                yield region, which, offset.view(np.int64)
+                return
+        windows = address >> _WINDOW_SHIFT
+        if windows.min() != windows.max():
+            for window in np.unique(windows):
+                part = windows == window
+                inner = part
+                if which is not None:
+                    inner = which.copy()
+                    inner[which] = part
+                yield from self._buffers(frame, address[part], lanes[part], inner)
+            return
+        if region is None or frame.machine.checks.bounds:
+            bad = 0
+            if region is not None and region.size >= self.width:
+                bad = int(np.argmax(address - np.uint64(region.base) > region.size - self.width))
+            near, near_offset = arena.nearest(int(address[bad]))
+            kind = "unmapped" if near is None else "out of bounds"
+            self._fault(frame, kind, lanes[bad], int(address[bad]), near, near_offset)
+            return
+        yield region, which, np.clip(offset, 0, max(region.size - self.width, 0)).view(np.int64)
+
+    def _check_alignment(self, frame: Frame, offset: Array, address: Array, lanes: Array, region: Region) -> None:
+        # The bases of all regions are multiples of every access width.
+        align = self.align or self.width
+        if align > 1 and frame.machine.checks.alignment:
+            low = np.uint64(align - 1)
+            if int(np.bitwise_or.reduce(offset)) & int(low):
+                bad = int(np.argmax((offset & low) != 0))
+                self._fault(frame, "misaligned", lanes[bad], int(address[bad]), region, int(offset[bad].view(np.int64)))
+
+    def _check_valid(self, frame: Frame, region: Region, index: Array, lanes: Array) -> None:
+        if region.valid is None or not frame.machine.checks.uninitialised:
+            return
+        written = region.words(self.width, of_valid=True).take(index // self.width, axis=0)
+        if written.size and int(np.bitwise_and.reduce(written, axis=None)) != (1 << min(self.width, 8) * 8) - 1:
+            complete = written == np.iinfo(written.dtype).max
+            bad = int(np.argmin(complete if complete.ndim == 1 else complete.all(axis=1)))
+            offset = int(index[bad]) % region.stride if region.stride else int(index[bad])
+            first = index[bad] + np.arange(self.width)
+            offset += int(np.argmin(region.valid[first]))
+            owner = whose(frame.machine, region, int(index[bad]))
+            self._fault(frame, "uninitialised", lanes[bad], region.base + offset, region, offset, owner)
+
+    def _check_writable(self, frame: Frame, region: Region, index: Array, lanes: Array) -> None:
+        if not region.writable or region.space == "const":
+            self._fault(frame, "read only", lanes[0], region.base + int(index[0]), region, int(index[0]))
+
+    def _fault(
+        self,
+        frame: Frame,
+        kind: str,
+        lane: int,
+        address: int,
+        region: Region | None,
+        offset: int | None,
+        detail: str = "",
+    ) -> None:
+        machine = frame.machine
+        fields = machine.at(lane, self.instruction)
+        name = None if region is None else region.name
+        where = f"address 0x{address:X}" if region is None else f"byte {offset} of {name} ({region.size} bytes)"
+        flight = detail
+        if kind == "uninitialised" and region is machine.shared and offset is not None:
+            byte = int(machine.lane_cta[lane]) * region.stride + offset
+            if machine.copies.covers(byte) or machine.bulk.covers(byte):
+                flight += ", to which an asynchronous copy that nobody has waited for is under way"
+        raise MemoryFault(
+            f"{kind}: {self.space} {self.verb} of {self.width} bytes at {where}{flight}, "
+            f"block {fields['block']} thread {fields['thread']}, {machine.describe(self.instruction)}",
+            kind=kind,
+            space=self.space,
+            address=address,
+            buffer=name,
+            offset=offset,
+            size=self.width,
+            **fields,
+        )
+
+
+def _pick(array: Array, which: Array | None) -> Array:
+    return array if which is None else array[which]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load(Access):
+    """A load. `signed`: elements are sign-extended; `dtypes`: of the destination registers, None for a sink."""
+
+    signed: bool
+    dtypes: tuple[Any, ...]
+
+    def __call__(self, frame: Frame, address: Array, guard: Array | None) -> tuple[Array, ...]:
+        """The values of the destination registers; what inactive lanes get is never seen."""
+        if not isinstance(address, np.ndarray) and self.space in ("global", "const", "param"):
+            return self._uniform(frame, address, guard)
+        where, lanes, chosen = frame.select(address, guard)
+        raw = self._read(frame, chosen, lanes)
+        if where is None:
+            return tuple(self._registers(raw))
+        results = []
+        for value in self._registers(raw):
+            spread = np.zeros(frame.count, value.dtype)
+            spread[where] = value
+            results.append(spread)
+        return tuple(results)
+
+    def _uniform(self, frame: Frame, address: Array, guard: Array | None) -> tuple[Array, ...]:
+        lane = frame.first_active(guard)
+        if lane is None:
+            return tuple(np.dtype(dtype).type(0) for dtype in self.dtypes if dtype is not None)
+        region = frame.machine.arena.window(int(address))
+        lanes = np.array([lane])
+        if self.strong or (region is not None and region.shadow is not None):
+            # One read gives the value, but every lane that reads has its own place in the order of things.
+            lanes = frame.select(address, guard)[1]
+        raw = self._read(frame, np.full(len(lanes), address, np.uint64), lanes)
+        return tuple(value[0] for value in self._registers(raw))
+
+    def _read(self, frame: Frame, address: Array, lanes: Array) -> Array:
+        """Elements [count, lanes] of the access type."""
+        dtype = np.dtype(f"u{self.size}")
+        result = None
+        if address.size == 0:
+            return np.zeros((self.count, 0), dtype)
+        for region, which, index in self._parts(frame, address, lanes):
+            theirs = _pick(lanes, which)
+            self._check_valid(frame, region, index, theirs)
+            if region.shadow is not None:
+                region.shadow.read(frame, self, region, index, theirs)
+            words = region.read(self.width, index // self.width)
+            if self.count == 1:
+                elements = words[None]
+            else:
+                elements = np.ascontiguousarray(words.view(dtype).reshape(-1, self.count).T)
+            if which is None:
+                return self._strong(frame, lanes, elements)
+            if result is None:
+                result = np.zeros((self.count, len(lanes)), dtype)
+            result[:, which] = elements
+        assert result is not None
+        return self._strong(frame, lanes, result)
+
+    def _strong(self, frame: Frame, lanes: Array, elements: Array) -> Array:
+        if self.strong and frame.machine.clocks is not None:
+            frame.machine.clocks.acquire(lanes)
+        return elements
+
+    def _registers(self, raw: Array) -> Iterator[Array]:
+        for element, dtype in zip(raw, self.dtypes, strict=True):
+            if dtype is None:
+                continue
+            if element.dtype == dtype:
+                yield element
+            elif self.signed:
+                wide = np.dtype(f"i{np.dtype(dtype).itemsize}")
+                yield element.view(np.dtype(f"i{self.size}")).astype(wide).view(dtype)
+            else:
+                yield element.astype(dtype)
+
+
+@dataclass(frozen=True)
+class Store(Access):
+    """A store of the low bits of its source registers."""
+
+    verb = "write"
+
+    def __call__(self, frame: Frame, address: Array, guard: Array | None, values: tuple[Array, ...]) -> None:
+        """Write `values`, one for each element."""
+        where, lanes, chosen = frame.select(address, guard)
+        if chosen.size == 0:
+            return
+        chosen_values = [
+            value[where] if where is not None and isinstance(value, np.ndarray) and value.ndim else value
+            for value in values
+        ]
+        words = self.words(chosen_values, len(lanes))
+        machine = frame.machine
+        machine.progress()
+        for region, which, index in self._parts(frame, chosen, lanes):
+            theirs = _pick(lanes, which)
+            self.put(frame, region, index, theirs, _pick(words, which))
+            if region.watch is not None:
+                region.watch.wrote(machine, self.instruction, region, index, self.width, theirs)
+        if self.strong and machine.clocks is not None:
+            machine.clocks.release(lanes, self.releases)
+
+    def words(self, values: Sequence[Array], lanes: int) -> Array:
+        """`values` of the elements as words of the access's width: [lanes], or [lanes, width / 8] above 8 bytes."""
+        block = np.empty((lanes, self.count), np.dtype(f"u{self.size}"))
+        for column, value in enumerate(values):
+            # Assignment keeps the low bits of a register wider than the element.
+            block[:, column] = value
+        words = block.view(np.dtype(f"u{min(self.width, 8)}"))
+        return words[:, 0] if self.width <= 8 else words
+
+    def put(self, frame: Frame, region: Region, index: Array, lanes: Array, words: Array) -> None:
+        """`lanes` [n] write `words` [n] at byte `index` [n] of a region."""
+        self._check_writable(frame, region, index, lanes)
+        if region.shadow is not None:
+            region.shadow.before_write(frame, self, region, index, lanes, words)
+        region.write(self.width, index // self.width, words)
+        if region.shadow is not None:
+            region.shadow.after_write(frame, self, region, index, lanes, words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Atomic(Access):
+    """`atom` and `red`: lanes that meet at one address take their turns in lane order.
+
+    `function(old, b[, c]) -> new` is the arithmetic, `global_function` that in global memory.
+    """
+
+    function: Callable[..., Any]
+    global_function: Callable[..., Any]
+    dtype: Any
+    verb = "atomic"
+
+    def __call__(
+        self, frame: Frame, address: Array, guard: Array | None, operands: tuple[tuple[Array, ...], ...]
+    ) -> tuple[Array, ...]:
+        """Old values of the elements. `operands[element]` are the sources of that element's operation."""
+        where, lanes, chosen = frame.select(address, guard)
+        results = [np.zeros(frame.count, self.dtype) for _ in range(self.count)]
+        if chosen.size == 0:
+            return tuple(results)
+        sources = [[np.broadcast_to(frame.spread(value), (frame.count,)) for value in element] for element in operands]
+        if where is not None:
+            sources = [[value[where] for value in element] for element in sources]
+        old = [np.zeros(len(lanes), self.dtype) for _ in range(self.count)]
+        changed = False
+        for region, which, index in self._parts(frame, chosen, lanes):
+            theirs = _pick(lanes, which)
+            self._check_writable(frame, region, index, theirs)
+            self._check_valid(frame, region, index, theirs)
+            if region.shadow is not None:
+                region.shadow.atomic(frame, self, region, index, theirs)
+            place = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
+            for element in range(self.count):
+                at = index // self.size + element
+                changed |= self._apply(region, at, place, sources[element], old[element])
+            if region.watch is not None:
+                region.watch.wrote(frame.machine, self.instruction, region, index, self.width, theirs)
+        machine = frame.machine
+        if changed:
+            machine.progress()
+        if machine.clocks is not None:
+            machine.clocks.acquire(lanes)
+            machine.clocks.release(lanes, self.releases)
+        for result, values in zip(results, old, strict=True):
+            result[slice(None) if where is None else where] = values
+        return tuple(results)
+
+    def _apply(self, region: Region, at: Array, place: Array, sources: list[Array], old: Array) -> bool:
+        function = self.global_function if region.space == "global" else self.function
+        changed = False
+        for turn in _turns(at):
+            before = region.read(self.size, at[turn])
+            who = place[turn]
+            old[who] = before
+            values = [source[who] for source in sources]
+            after = function(before, *values)
+            changed = changed or bool((after != before).any())
+            region.write(self.size, at[turn], after)
+        return changed
+
+
+def _turns(at: Array) -> Iterator[Array]:
+    """Groups of positions without a repeated address; repeats of one address keep their order."""
+    order = np.argsort(at, kind="stable")
+    ordered = at[order]
+    starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+    counts = np.diff(np.r_[starts, len(at)])
+    rank = np.arange(len(at)) - np.repeat(starts, counts)
+    if counts.max() == 1:
+        yield order
+        return
+    by_rank = np.argsort(rank, kind="stable")
+    ends = np.cumsum(np.bincount(rank))
+    begin = 0
+    for end in ends:
+        yield order[by_rank[begin:end]]
+        begin = int(end)
+
+
+def atomic(instruction: Instruction, opcode: MemoryOpcode) -> Atomic:
+    """The access of an `atom` or `red`.
+
+    Raises:
+        isa.UnknownOpcode: the operation does not exist for the type.
+    """
+    assert opcode.operation is not None
+    operation, kind = opcode.operation, opcode.type
+    if operation in ("min", "max") and kind == "f32":
+        raise isa.UnknownOpcode(instruction.opcode)
+    # PTX ISA, "atom": on global memory atom.add.f32 flushes subnormal inputs and results, on shared it does not.
+    flush = (operation, kind) == ("add", "f32")
+    return Atomic(
+        instruction,
+        opcode.space,
+        opcode.size,
+        opcode.count,
+        strong=True,
+        releases=opcode.semantics in ("release", "acq_rel"),
+        function=isa.resolve_atomic(operation, kind),
+        global_function=isa.resolve_atomic(operation, kind, flush),
+        dtype=np.dtype(f"u{opcode.size}"),
+    )

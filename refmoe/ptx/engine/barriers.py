@@ -1,0 +1,253 @@
+"""Named barriers of CTAs: `bar` and `barrier`, `.sync`, `.arrive` and `.red`.
+
+A warp arrives when all of its lanes that have not exited have; a barrier without a thread count waits for all warps
+that have not exited (PTX ISA, "bar, barrier").
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refmoe.ptx.errors import WarpError
+from refmoe.ptx.state.records import raise_rows
+
+if TYPE_CHECKING:
+    from refmoe.ptx.emit.codegen import BarrierCode
+    from refmoe.ptx.engine.machine import Machine
+
+Array = Any
+COUNT = 16
+_ALL = -1
+
+
+class Barriers:
+    """The sixteen barriers of each CTA, and the lanes parked at them."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        ctas, warps = machine.ctas, machine.warps
+        self.threads = np.zeros((ctas, COUNT), np.int64)
+        # 0: nobody has come yet; _ALL: every warp; else a number of threads.
+        self.expected = np.zeros((ctas, COUNT), np.int64)
+        self._came = np.zeros((ctas, COUNT, warps), bool)
+        columns = 0 if machine.clocks is None else machine.clocks.columns
+        self._known = np.zeros((ctas, COUNT, columns), np.int64)
+        self._acquired = np.zeros((ctas, COUNT), np.int64)
+
+    @cached_property
+    def at(self) -> Array:
+        """int64 [lanes], the barrier at which each lane is parked, -1 for none."""
+        return np.full(self.machine.lanes, -1, np.int64)
+
+    @cached_property
+    def _origin(self) -> Array:
+        return np.zeros(self.machine.lanes, np.int64)
+
+    @cached_property
+    def _stays(self) -> Array:
+        return np.zeros(self.machine.lanes, bool)
+
+    @cached_property
+    def _counted(self) -> Array:
+        return np.zeros(self.machine.lanes, bool)
+
+    @cached_property
+    def _vote(self) -> Array:
+        return np.zeros(self.machine.lanes, bool)
+
+    def arrive(self, code: BarrierCode, place: int, mask: Array, values: tuple[Any, Any, Any]) -> None:
+        """Lanes of `mask` come to the barrier instruction that ends block `place`.
+
+        `values` are its operands over all lanes or as scalars: barrier number, thread count or None, predicate or None.
+        """
+        machine = self.machine
+        number, count, vote = values
+        machine.tracer.named("bar", code.instruction, mask, number)
+        if (
+            code.kind == "sync"
+            and count is None
+            and not isinstance(number, np.ndarray)
+            and machine.everyone(mask)
+            and int(number) < COUNT
+            and not self.expected[:, int(number)].any()
+        ):
+            self._all_at_once(mask)
+            machine.tracer.named("leave", code.instruction, mask, number)
+            machine.resume(place, mask)
+            return
+        lanes = np.flatnonzero(mask)
+        numbers = np.broadcast_to(np.asarray(number, np.int64), mask.shape)[lanes]
+        if numbers.max() >= COUNT:
+            raise self._error(code, lanes[int(np.argmax(numbers))], f"barrier {int(numbers.max())} of 16")
+        wanted = np.full(len(lanes), _ALL, np.int64)
+        if count is not None:
+            wanted[:] = np.broadcast_to(np.asarray(count, np.int64), mask.shape)[lanes]
+            odd = (wanted % 32 != 0) | (wanted == 0)
+            if odd.any():
+                bad = int(np.argmax(odd))
+                raise self._error(code, lanes[bad], f"a thread count of {int(wanted[bad])}, no multiple of 32")
+        ctas = machine.lane_cta[lanes]
+        expected = self.expected[ctas, numbers]
+        self.expected[ctas, numbers] = wanted
+        # Against those that came before, and against others of this step.
+        clash = ((expected != 0) & (expected != wanted)) | (self.expected[ctas, numbers] != wanted)
+        if clash.any():
+            bad = int(np.argmax(clash))
+            raise self._error(code, lanes[bad], f"barrier {int(numbers[bad])} in use with another thread count")
+        self.at[lanes] = numbers
+        self._origin[lanes] = place
+        self._stays[lanes] = code.kind != "arrive"
+        self._counted[lanes] = False
+        if vote is not None:
+            self._vote[lanes] = np.broadcast_to(vote, mask.shape)[lanes]
+        self.settle()
+
+    def _error(self, code: BarrierCode, lane: int, what: str) -> WarpError:
+        return self.machine.error(WarpError, code.instruction, lane, what)
+
+    def _all_at_once(self, mask: Array) -> None:
+        clocks = self.machine.clocks
+        if clocks is None:
+            return
+        warps = np.flatnonzero(mask.reshape(-1, 32).any(axis=1))
+        known, acquired = clocks.knowledge(warps)
+        owner = warps // self.machine.warps
+        first = np.r_[True, owner[1:] != owner[:-1]]
+        starts, group = np.flatnonzero(first), np.cumsum(first) - 1
+        joined = np.maximum.reduceat(known, starts, axis=0)
+        joined_acquired = np.maximum.reduceat(acquired, starts)
+        clocks.learn(warps, joined[group], joined_acquired[group])
+
+    def settle(self) -> None:
+        """Count warps whose lanes have all come or exited, and complete the barriers whose warps have all come."""
+        machine = self.machine
+        living = machine.alive.reshape(-1, 32)
+        for number in map(int, np.unique(self.at[self.at >= 0])):
+            gathered = ((self.at == number) & ~self._counted).reshape(-1, 32)
+            warps = np.flatnonzero(gathered.any(axis=1) & (gathered | ~living).all(axis=1))
+            everyone = self.expected[warps // machine.warps, number] == _ALL
+            self._count(number, warps[everyone])
+            # Warps that come together are counted one after another where a count may be reached in between.
+            for warp in self._count_fitting(number, warps[~everyone]):
+                self._count(number, np.array([warp]))
+                cta = int(warp) // machine.warps
+                if self.threads[cta, number] == self.expected[cta, number]:
+                    self._complete(np.array([cta]), number)
+        live: Array = living.reshape(machine.ctas, machine.warps, 32).any(axis=2)
+        full = (self._came | ~live[:, None, :]).all(axis=2) & self._came.any(axis=2)
+        ctas, numbers = np.nonzero(full & (self.expected == _ALL))
+        for number in np.unique(numbers).tolist():
+            self._complete(ctas[numbers == number], number)
+
+    def _count_fitting(self, number: int, warps: Array) -> Array:
+        """Count the warps of CTAs whose barrier they do not fill beyond its count; returns the others."""
+        owner = warps // self.machine.warps
+        threads = self.threads[:, number] + 32 * np.bincount(owner, minlength=self.machine.ctas)
+        fitting = threads[owner] <= self.expected[owner, number]
+        self._count(number, warps[fitting])
+        ctas = np.unique(owner[fitting])
+        self._complete(ctas[self.threads[ctas, number] == self.expected[ctas, number]], number)
+        return warps[~fitting]
+
+    def _count(self, number: int, warps: Array) -> None:
+        """Warps arrive; lanes that only announce themselves go on."""
+        machine = self.machine
+        if not warps.size:
+            return
+        owner = warps // machine.warps
+        self._came[owner, number, warps % machine.warps] = True
+        np.add.at(self.threads[:, number], owner, 32)
+        lanes = (warps[:, None] * 32 + np.arange(32)).ravel()
+        lanes = lanes[machine.alive[lanes]]
+        self._check_aligned(lanes)
+        self._counted[lanes] = True
+        if machine.clocks is not None:
+            known, acquired = machine.clocks.knowledge(warps)
+            raise_rows(self._known[:, number], owner, known)
+            raise_rows(self._acquired[:, number], owner, acquired)
+        going = np.zeros(machine.lanes, bool)
+        going[lanes] = ~self._stays[lanes]
+        if going.any():
+            machine.tracer.named("leave", None, going, number)
+            self.at[going] = -1
+            machine.resume_each(self._origin, going)
+
+    def _check_aligned(self, lanes: Array) -> None:
+        """The lanes of a warp must come by one instruction, if that is `.aligned` (as every `bar` is)."""
+        machine = self.machine
+        split = np.flatnonzero((np.diff(lanes >> 5) == 0) & (np.diff(self._origin[lanes]) != 0))
+        for lane in lanes[np.union1d(split, split + 1)]:
+            code = machine.code.barriers[int(self._origin[lane])]
+            if code.instruction.opcode.startswith("bar.") or ".aligned" in code.instruction.opcode:
+                raise self._error(code, lane, "other lanes of its warp are at another barrier instruction")
+
+    def _complete(self, ctas: Array, number: int) -> None:
+        """Lanes that wait at a barrier of those CTAs go on, and it starts anew."""
+        machine = self.machine
+        if not ctas.size:
+            return
+        chosen = np.zeros(machine.ctas, bool)
+        chosen[ctas] = True
+        waiting = np.repeat(chosen, machine.warps * 32) & (self.at == number) & self._counted
+        machine.tracer.named("leave", None, waiting, number)
+        self._reduce(waiting)
+        warps = np.flatnonzero(waiting.reshape(-1, 32).any(axis=1))
+        if machine.clocks is not None and warps.size:
+            owner = warps // machine.warps
+            machine.clocks.learn(warps, self._known[owner, number], self._acquired[owner, number])
+        self.at[waiting] = -1
+        still: Array = (self.at == number).reshape(machine.ctas, -1).any(axis=1)
+        self.threads[ctas, number] = 0
+        self.expected[ctas[~still[ctas]], number] = 0
+        self._came[ctas, number] = False
+        self._known[ctas, number] = 0
+        self._acquired[ctas, number] = 0
+        machine.resume_each(self._origin, waiting)
+
+    def _reduce(self, waiting: Array) -> None:
+        """Results of `.red` to the lanes that wait, of each CTA by itself."""
+        machine = self.machine
+        for place in np.unique(self._origin[waiting]).tolist():
+            code = machine.code.barriers[place]
+            if code.destination is None:
+                continue
+            total = (self._vote & waiting).reshape(machine.ctas, -1).sum(axis=1)
+            count = waiting.reshape(machine.ctas, -1).sum(axis=1)
+            value = {"popc": total.astype(np.uint32), "and": total == count, "or": total > 0}[code.reduction]
+            machine.write(code.destination, waiting & (self._origin == place), np.repeat(value, machine.warps * 32))
+
+    def places(self) -> Array:
+        """int64 [lanes], the block at whose end each lane waits, or came to arrive; -1 for none."""
+        return np.where(self.at >= 0, self._origin, -1)
+
+    def report(self) -> list[str]:
+        """One sentence for each barrier of each CTA at which lanes wait."""
+        machine = self.machine
+        lines = []
+        parked = np.flatnonzero(self.at >= 0)
+        for cta, number in sorted(set(zip(machine.lane_cta[parked].tolist(), self.at[parked].tolist(), strict=True))):
+            lanes = np.flatnonzero((machine.lane_cta == cta) & (self.at == number))
+            own = machine.alive & (machine.lane_cta == cta)
+            expected = int(self.expected[cta, number])
+            need = int(own.sum()) if expected == _ALL else expected
+            came = len(lanes) if expected == _ALL else int(self.threads[cta, number])
+            block, _ = machine.place_of(int(lanes[0]))
+            instruction = machine.code.barriers[int(self._origin[lanes[0]])].instruction
+            lines.append(
+                f"barrier {number} of block {block}: {came} of {need} threads came; "
+                f"waiting are {ranges(machine, lanes)}; {machine.describe(instruction)}"
+            )
+        return lines
+
+
+def ranges(machine: Machine, lanes: Array) -> str:
+    """`threads 0-31, 64-95` (linear thread indices)."""
+    threads = lanes % (machine.warps * 32)
+    breaks = np.flatnonzero(np.diff(threads) != 1)
+    firsts = threads[np.r_[0, breaks + 1]]
+    lasts = threads[np.r_[breaks, len(threads) - 1]]
+    parts = [f"{a}" if a == b else f"{a}-{b}" for a, b in zip(firsts, lasts, strict=True)]
+    return "threads " + ", ".join(parts[:8]) + (", ..." if len(parts) > 8 else "")

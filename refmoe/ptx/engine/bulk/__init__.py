@@ -1,0 +1,1 @@
+"""Bulk copies (`cp.async.bulk`) and tensor maps."""

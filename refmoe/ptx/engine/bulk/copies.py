@@ -1,0 +1,404 @@
+"""Bulk copies under way (`cp.async.bulk`), which land as late as the manual allows.
+
+A load into shared memory is issued: its destination is poisoned, counts as uninitialised, and belongs to the copy. It
+lands when somebody needs the phase of the barrier on which it completes, and only if with it that phase can end: when
+all arrivals have come and bytes are still owed. A store reads its source when its thread waits for its group, and its
+bytes reach global memory when the thread waits for more than the reading, or exits. So a kernel that does not wait,
+that waits for something else, or that overwrites a source too early computes garbage or is stopped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refmoe.ptx.engine.access import Access
+from refmoe.ptx.engine.bulk import races
+from refmoe.ptx.engine.bulk.races import BulkShadow
+from refmoe.ptx.engine.copies import split
+from refmoe.ptx.state.memory import Region
+from refmoe.ptx.state.pages import POISON
+from refmoe.ptx.state.records import AGENTS
+from refmoe.ptx.text.syntax import Instruction
+
+if TYPE_CHECKING:
+    from refmoe.ptx.engine.frame import Frame
+    from refmoe.ptx.engine.machine import Machine
+
+Array = Any
+_BARRIER_BYTES = 8
+_EVERY_16_BITS = 0x0001_0001_0001_0001
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Words of n copies between a buffer in global memory and shared memory.
+
+    Attributes:
+        access: of one word in global memory.
+        region: the buffer, or None where no word lies in its tensor.
+        index: int64 [n, m], bytes into the buffer.
+        inside: bool [n, m], the words that lie in the tensor, or None for all.
+        place: int64 [m], bytes from the begin of each copy in shared memory.
+        fill: what every 16 bits outside the tensor are loaded as.
+    """
+
+    access: Access
+    region: Region | None
+    index: Array
+    inside: Array | None
+    place: Array
+    fill: int = 0
+
+    def some(self, which: Array) -> Cut:
+        """The copies at which bool [n] is on."""
+        return replace(self, index=self.index[which], inside=None if self.inside is None else self.inside[which])
+
+    def chosen(self, lanes: Array) -> tuple[Array, Array]:
+        """(byte index, lane) of every word in the tensor, one after another."""
+        who = np.broadcast_to(lanes[:, None], self.index.shape)
+        if self.inside is None:
+            return self.index.ravel(), who.ravel()
+        return self.index[self.inside], who[self.inside]
+
+    def targets(self, begin: Array) -> Array:
+        """Word numbers [n * m] in shared memory of copies that begin at bytes `begin` [n]."""
+        return ((begin[:, None] + self.place) // self.access.width).ravel()
+
+
+@dataclass(frozen=True)
+class Load:
+    """Loads of some lanes by one instruction.
+
+    Attributes:
+        instruction: it.
+        lanes: int64 [n].
+        ids: int64 [n], barriers on which they complete.
+        target: int64 [n], byte index into shared memory.
+        span: bytes of shared memory of each.
+        bytes: what each counts as in its transaction.
+        cut: their words.
+    """
+
+    instruction: Instruction
+    lanes: Array
+    ids: Array
+    target: Array
+    span: int
+    bytes: int
+    cut: Cut
+
+    def some(self, which: Array) -> Load:
+        """The loads at which bool [n] is on."""
+        return replace(
+            self, lanes=self.lanes[which], ids=self.ids[which], target=self.target[which], cut=self.cut.some(which)
+        )
+
+
+@dataclass(frozen=True)
+class Store:
+    """Stores of some lanes by one instruction.
+
+    Attributes:
+        instruction: it.
+        access: of one word in shared memory.
+        lanes: int64 [n].
+        groups: int64 [n], the bulk group of each, counted by lane.
+        source: int64 [n], byte index into shared memory.
+        span: bytes of shared memory of each.
+        cut: their words.
+        data: the words [n, m, ...] once they are read, or None.
+    """
+
+    instruction: Instruction
+    access: Access
+    lanes: Array
+    groups: Array
+    source: Array
+    span: int
+    cut: Cut
+    data: Array = None
+
+    def some(self, which: Array) -> Store:
+        """The stores at which bool [n] is on."""
+        return replace(
+            self,
+            lanes=self.lanes[which],
+            groups=self.groups[which],
+            source=self.source[which],
+            cut=self.cut.some(which),
+            data=None if self.data is None else self.data[which],
+        )
+
+    def read(self) -> tuple[Array, Array]:
+        """(byte index in shared memory, lane) of every word that is read."""
+        index = self.source[:, None] + self.cut.place
+        who = np.broadcast_to(self.lanes[:, None], index.shape)
+        inside = self.cut.inside
+        return (index.ravel(), who.ravel()) if inside is None else (index[inside], who[inside])
+
+
+class Bulk:
+    """The bulk copies of some CTAs that are not complete."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.loads: list[Load] = []
+        # Stores that have not read their source, and those that have, but are not known to be complete.
+        self._unread: list[Store] = []
+        self._unwritten: list[Store] = []
+        # Barriers as agents: number by byte of shared memory.
+        self._agents: dict[int, int] = {}
+
+    @cached_property
+    def group(self) -> Array:
+        """int64 [lanes], the bulk group that each lane's next store is in."""
+        return np.zeros(self.machine.lanes, np.int64)
+
+    @property
+    def _shadow(self) -> BulkShadow:
+        shadow = self.machine.shared.shadow
+        assert isinstance(shadow, BulkShadow)
+        return shadow
+
+    # Agents
+
+    def agents(self, ids: Array) -> Array:
+        """The agent of each barrier, numbered inside its cluster."""
+        machine = self.machine
+        span = machine.shared.stride * machine.launch.grid.cluster_blocks
+        offsets = machine.mbarriers.slot[ids] * _BARRIER_BYTES % span
+        most = min(AGENTS, machine.warps * 32) - 1
+        numbers = np.empty(len(ids), np.int64)
+        for offset in np.unique(offsets):
+            numbers[offsets == offset] = min(self._agents.setdefault(int(offset), len(self._agents)), most)
+        return numbers
+
+    def agent_name(self, thread: int) -> str:
+        """For messages: the barrier of an agent, by the number in a race record."""
+        number = thread % (self.machine.clocks.warps * 32)
+        found = [offset for offset, agent in self._agents.items() if agent == number]
+        return (
+            f"the mbarrier at byte {found[0] % self.machine.shared.stride} of shared memory" if found else "an mbarrier"
+        )
+
+    # Loads
+
+    def load(self, frame: Frame, flight: Load, access: Access) -> None:
+        """Loads are issued; `access` is that of a whole one's destination."""
+        machine, shared = self.machine, self.machine.shared
+        machine.progress()
+        machine.tracer.copies("copy", flight.instruction, flight.lanes, flight.bytes)
+        self._check_beside(flight)
+        region = flight.cut.region
+        if region is shared:
+            flight.cut.access._check_valid(frame, shared, *flight.cut.chosen(flight.lanes))
+        if machine.clocks is not None:
+            if region is shared:
+                begin = flight.cut.index[:, 0]
+                self._shadow.drain(frame, flight.cut.access, shared, begin, flight.span, flight.lanes, flight.cut.index)
+            self._shadow.fill(frame, access, shared, flight.target, flight.span, flight.lanes, self.agents(flight.ids))
+            if region is not None and region is not shared and region.shadow is not None:
+                races.global_read(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes))
+        valid = shared.words(1, of_valid=True)
+        for begin in flight.target.tolist():
+            shared.data[begin : begin + flight.span] = POISON
+            valid[begin : begin + flight.span] = 0
+        self.loads.append(flight)
+
+    def _check_beside(self, flight: Load) -> None:
+        """A barrier must lie in the block into which is copied, and shared memory that is read in the lane's own."""
+        machine = self.machine
+        stride = machine.shared.stride
+        apart = machine.mbarriers.slot[flight.ids] * _BARRIER_BYTES // stride != flight.target // stride
+        if apart.any():
+            bad = int(np.argmax(apart))
+            block, _ = machine.place_of(int(flight.target[bad]) // stride * machine.warps * 32)
+            name = machine.mbarriers.name(int(machine.mbarriers.slot[flight.ids[bad]]))
+            what = f"a copy into shared memory of block {block}, which completes on {name}"
+            raise machine.misuse(flight.instruction, flight.lanes[bad], what)
+        if flight.cut.region is machine.shared:
+            foreign = flight.cut.index[:, 0] // stride != machine.lane_cta[flight.lanes]
+            if foreign.any():
+                what = "a copy out of shared memory of another block, which only that block can copy"
+                raise machine.misuse(flight.instruction, flight.lanes[np.argmax(foreign)], what)
+
+    def owed(self, ids: Array) -> Array:
+        """Bytes under way to each barrier."""
+        total = np.zeros(self.machine.mbarriers.count, np.int64)
+        for flight in self.loads:
+            np.add.at(total, flight.ids, flight.bytes)
+        return total[ids]
+
+    def land(self, frame: Frame, ids: Array, transactions: Array) -> Array:
+        """Land loads, in the order of their issue, as long as their barriers are owed bytes.
+
+        Args:
+            frame: the step.
+            ids: barriers [k] whose phase somebody needs.
+            transactions: int64, by barrier: bytes that it is owed; those that land are taken off.
+
+        Returns:
+            bool [barriers], those on which something landed.
+        """
+        wanted = np.zeros(len(transactions), bool)
+        wanted[ids] = True
+        touched = np.zeros(len(transactions), bool)
+        left = []
+        for flight in self.loads:
+            which = wanted[flight.ids] & (transactions[flight.ids] > 0)
+            if not which.any():
+                left.append(flight)
+                continue
+            part = flight
+            if not which.all():
+                left.append(flight.some(~which))
+                part = flight.some(which)
+            self._land(frame, part)
+            np.add.at(transactions, part.ids, -part.bytes)
+            touched[part.ids] = True
+        self.loads = left
+        return touched
+
+    def _land(self, frame: Frame, flight: Load) -> None:
+        machine, cut, shared = self.machine, flight.cut, self.machine.shared
+        machine.tracer.copies("land", flight.instruction, flight.lanes, flight.bytes)
+        machine.tracer.mbarrier("expect", flight.instruction, flight.lanes, flight.ids, -flight.bytes)
+        width = cut.access.width
+        shared.write(width, cut.targets(flight.target), _fetch(frame, cut, flight.lanes))
+        if machine.clocks is not None:
+            own = self.agents(flight.ids)
+            self._shadow.filled(frame, flight.target, flight.span, flight.lanes, own)
+            if cut.region is shared:
+                self._shadow.drained(frame, cut.index[:, 0], flight.span, flight.lanes, own)
+            elif cut.region is not None and cut.region.shadow is not None:
+                agents = cut.chosen(own)[1]
+                races.global_read_done(frame, cut.access, cut.region, *cut.chosen(flight.lanes), agents)
+        machine.progress()
+
+    def covers(self, byte: int) -> bool:
+        """Whether a load to byte `byte` of shared memory, that of all CTAs, is under way."""
+        return any(bool(((f.target <= byte) & (byte < f.target + f.span)).any()) for f in self.loads)
+
+    # Stores
+
+    def store(self, frame: Frame, flight: Store) -> None:
+        """Stores are issued.
+
+        Raises:
+            MemoryFault: their source is not initialised.
+        """
+        machine, shared = self.machine, self.machine.shared
+        machine.progress()
+        machine.tracer.copies("copy", flight.instruction, flight.lanes, flight.span)
+        index, who = flight.read()
+        flight.access._check_valid(frame, shared, index, who)
+        if machine.clocks is not None:
+            used = flight.source[:, None] + flight.cut.place
+            inside = flight.cut.inside
+            rows = list(used) if inside is None else [row[on] for row, on in zip(used, inside, strict=True)]
+            self._shadow.drain(frame, flight.access, shared, flight.source, flight.span, flight.lanes, rows)
+            region = flight.cut.region
+            if region is not None and region.shadow is not None:
+                races.global_write(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes))
+        self._unread.append(flight)
+
+    def wait(self, frame: Frame, lanes: Array, keep: int, reads_only: bool) -> None:
+        """`lanes` wait for all their groups but the last `keep`, to have read their sources or to be complete."""
+        limit = np.full(self.machine.lanes, -1, np.int64)
+        limit[lanes] = self.group[lanes] - keep
+        reading, self._unread = _split(self._unread, limit)
+        for flight in reading:
+            self._unwritten.append(self._read(frame, flight))
+        if reads_only:
+            return
+        writing, self._unwritten = _split(self._unwritten, limit)
+        for flight in writing:
+            self._write(flight)
+            region = flight.cut.region
+            if region is not None and region.shadow is not None:
+                races.global_write_done(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes))
+
+    def _read(self, frame: Frame, flight: Store) -> Store:
+        machine, shared = self.machine, self.machine.shared
+        machine.tracer.copies("land", flight.instruction, flight.lanes, flight.span)
+        flight.access._check_valid(frame, shared, *flight.read())
+        data = shared.words(flight.access.width).take(flight.cut.targets(flight.source), axis=0)
+        if machine.clocks is not None:
+            self._shadow.drained(frame, flight.source, flight.span, flight.lanes)
+        return replace(flight, data=data.reshape(*flight.cut.index.shape, *data.shape[1:]))
+
+    def _write(self, flight: Store) -> None:
+        cut = flight.cut
+        if cut.region is None:
+            return
+        width = cut.access.width
+        index, data = cut.index, flight.data
+        if cut.inside is not None:
+            index, data = index[cut.inside], data[cut.inside]
+        cut.region.write(width, index // width, data)
+        if cut.region.watch is not None:
+            places, lanes = cut.chosen(flight.lanes)
+            cut.region.watch.wrote(self.machine, flight.instruction, cut.region, places, width, lanes)
+        self.machine.progress()
+
+    # The end
+
+    def leave(self, lanes: Array) -> None:
+        """`lanes` (bool of all lanes) exit.
+
+        Shared memory is another CTA's once a CTA has ended, and nobody but the thread that issued a store can wait for
+        its group (PTX ISA, `cp.async.bulk.wait_group`). If it exits without, nothing orders the read before that end.
+
+        Raises:
+            MisuseError: a store of theirs has not read its source, or a load into a CTA that ends is under way.
+        """
+        if not (self._unread or self._unwritten or self.loads):
+            return
+        for flight in self._unread:
+            gone = lanes[flight.lanes]
+            if gone.any():
+                what = "the thread exits without having waited until its bulk copy has read shared memory"
+                raise self.machine.misuse(flight.instruction, flight.lanes[np.argmax(gone)], what)
+        limit = np.where(lanes, np.iinfo(np.int64).max, -1)
+        writing, self._unwritten = _split(self._unwritten, limit)
+        for flight in writing:
+            self._write(flight)
+        machine = self.machine
+        alive: Array = machine.alive.reshape(machine.ctas, -1).any(axis=1)
+        for load in self.loads:
+            if load.cut.region is machine.shared:
+                lost = ~alive[load.cut.index[:, 0] // machine.shared.stride]
+                if lost.any():
+                    what = "the block exits while its shared memory is read by a bulk copy that nobody has waited for"
+                    raise machine.misuse(load.instruction, load.lanes[np.argmax(lost)], what)
+            over = ~alive[load.target // machine.shared.stride]
+            if over.any():
+                row = int(np.argmax(over))
+                name = machine.mbarriers.name(int(machine.mbarriers.slot[load.ids[row]]))
+                what = f"the block ends while {load.bytes} bytes are under way to it, which complete on {name}"
+                raise machine.misuse(load.instruction, load.lanes[row], what)
+
+
+def _split(flights: list[Store], limit: Array) -> tuple[list[Store], list[Store]]:
+    """Stores of groups below the limit of their lane, and the others."""
+    return split(flights, lambda flight: flight.groups < limit[flight.lanes])
+
+
+def _fetch(frame: Frame, cut: Cut, lanes: Array) -> Array:
+    """The words of a load [n * m, ...], the fill outside the tensor."""
+    width, region = cut.access.width, cut.region
+    dtype = np.dtype(f"u{min(width, 8)}")
+    fill = dtype.type(cut.fill * (_EVERY_16_BITS & np.iinfo(dtype).max))
+    if region is None:
+        return np.full((cut.index.size, 2) if width > 8 else cut.index.size, fill, dtype)
+    if region.valid is not None:
+        cut.access._check_valid(frame, region, *cut.chosen(lanes))
+    if cut.inside is None:
+        return region.read(width, (cut.index // width).ravel())
+    found = region.read(width, (np.where(cut.inside, cut.index, 0) // width).ravel())
+    found[~cut.inside.ravel()] = fill
+    return found

@@ -1,0 +1,332 @@
+"""What `cp.async.bulk` instructions do when they are issued: addresses to words, all checked before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refmoe.ptx.engine.access import Access
+from refmoe.ptx.engine.access import Store as StoreAccess
+from refmoe.ptx.engine.bulk.boxes import SHARED_ALIGN, Box, box_of, check_store, words
+from refmoe.ptx.engine.bulk.copies import Cut, Load, Store
+from refmoe.ptx.engine.bulk.maps import MapUse
+from refmoe.ptx.state.spaces import RANK_SHIFT, WINDOW_BITS
+from refmoe.ptx.state.tensormap import TensorMap
+from refmoe.ptx.text.syntax import Instruction
+
+if TYPE_CHECKING:
+    from refmoe.ptx.engine.frame import Frame
+
+Array = Any
+# Of addresses and sizes of plain bulk copies, and the widest word.
+_CHUNK = 16
+
+
+def _sized(access: Access, width: int, align: int = 0) -> Any:
+    """The access with another width."""
+    size = min(width, 8)
+    return replace(access, size=size, count=width // size, align=align)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Copies of equal shape between one buffer and shared memory.
+
+    Attributes:
+        rows: which lanes make them.
+        whole: the access of all bytes of one in shared memory.
+        index: int64 [n], byte index of each in shared memory.
+        bytes: what each counts as in its transaction.
+        cut: their words.
+    """
+
+    rows: Array
+    whole: Access
+    index: Array
+    bytes: int
+    cut: Cut
+
+
+def _load(frame: Frame, parts: Iterator[_Part], lanes: Array, ids: Array) -> None:
+    """Issue loads of `lanes` that complete on barriers `ids`."""
+    for part in parts:
+        rows, whole, cut = part.rows, part.whole, part.cut
+        flight = Load(whole.instruction, lanes[rows], ids[rows], part.index, whole.width, part.bytes, cut)
+        frame.machine.bulk.load(frame, flight, whole)
+
+
+def _store(frame: Frame, parts: Iterator[_Part], lanes: Array) -> None:
+    """Issue stores of `lanes`."""
+    bulk = frame.machine.bulk
+    for part in parts:
+        who, whole, cut = lanes[part.rows], part.whole, part.cut
+        word = _sized(whole, cut.access.width)
+        bulk.store(frame, Store(whole.instruction, word, who, bulk.group[who], part.index, whole.width, cut))
+
+
+def _boxes(
+    frame: Frame,
+    use: MapUse,
+    own: Access,
+    access: Access,
+    address: Array,
+    coordinates: tuple[Array, ...],
+    shared: Array,
+    lanes: Array,
+) -> Iterator[_Part]:
+    """Group the boxes of lanes, which begin at addresses `shared`; every word in its tensor must lie in the buffer."""
+    storing = isinstance(access, StoreAccess)
+    machine, instruction = frame.machine, access.instruction
+    groups: dict[tuple[Box, int, int], list[int]] = {}
+    maps = use.maps(frame, address, lanes)
+    for row, found in enumerate(maps):
+        try:
+            if found.rank != len(coordinates):
+                raise ValueError(f"a tensor map of rank {found.rank} and {len(coordinates)} coordinates")
+            box = box_of(found, storing)
+        except ValueError as error:
+            raise machine.misuse(instruction, lanes[row], str(error)) from error
+        groups.setdefault((box, found.address >> WINDOW_BITS, box.phase(int(shared[row]))), []).append(row)
+    start = np.stack([value.astype(np.uint32).view(np.int32).astype(np.int64) for value in coordinates], axis=1)
+    for (box, _, phase), chosen in groups.items():
+        rows = np.array(chosen)
+        some = [maps[row] for row in chosen]
+        cut = _cut(frame, access, box, some, start[rows], phase, lanes[rows])
+        whole = _sized(own, box.span, SHARED_ALIGN)
+        _, _, index = next(whole._parts(frame, shared[rows], lanes[rows]))
+        yield _Part(rows, whole, index, box.bytes, cut)
+
+
+def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], start: Array, phase: int, lanes: Array) -> Cut:
+    machine = frame.machine
+    address = np.array([found.address for found in maps], np.uint64)
+    dims = np.array([found.dims[: box.rank] for found in maps], np.int64)
+    try:
+        if isinstance(access, StoreAccess):
+            check_store(box, dims, start)
+        found = words(box, (address & np.uint64(0xFFFF)).view(np.int64), dims, start, phase)
+    except ValueError as error:
+        raise machine.misuse(access.instruction, lanes[0], str(error)) from error
+    access = _sized(access, found.width)
+    region = machine.arena.window(int(address[0]))
+    inside = found.inside
+    if inside is not None and not inside.any():
+        return Cut(access, None, found.index, inside, found.place, box.fill)
+    if region is None or region.space != "global":
+        access._fault(frame, "unmapped", int(lanes[0]), int(address[0]), region, None)
+    assert region is not None
+    index = found.index + (address - np.uint64(region.base)).view(np.int64)[:, None]
+    beyond = (index < 0) | (index > region.size - found.width)
+    beyond = beyond if inside is None else beyond & inside
+    if beyond.any():
+        row, column = np.unravel_index(int(np.argmax(beyond)), beyond.shape)
+        offset = int(index[row, column])
+        access._fault(frame, "out of bounds", int(lanes[row]), region.base + offset, region, offset)
+    cut = Cut(access, region, index, inside, found.place, box.fill)
+    if isinstance(access, StoreAccess):
+        access._check_writable(frame, region, index[:, 0], lanes)
+    return cut
+
+
+def _copies(
+    frame: Frame, instruction: Instruction, mask: Array | None, to: Array, bars: Array, lanes: Array
+) -> Iterator[tuple[Array, Array, Array]]:
+    """(which of `lanes`, where they copy to, their barriers): once, or with `.multicast::cluster` for each block.
+
+    Into every block of a mask the same bytes are copied, to the same offset, and its barrier at the same offset counts
+    them (PTX ISA, "cp.async.bulk").
+
+    Raises:
+        MisuseError: a mask without a block, or with one that the cluster has not.
+    """
+    if mask is None:
+        yield np.ones(len(lanes), bool), to, bars
+        return
+    machine = frame.machine
+    blocks = machine.launch.grid.cluster_blocks
+    wrong = (mask == 0) | (mask >> blocks != 0)
+    if wrong.any():
+        bad = int(np.argmax(wrong))
+        what = f"a mask 0x{int(mask[bad]):04X} of blocks in a cluster of {blocks}"
+        raise machine.misuse(instruction, lanes[bad], what)
+    low, shift = np.uint64((1 << RANK_SHIFT) - 1), np.uint64(RANK_SHIFT)
+    for rank in range(blocks):
+        which = mask >> rank & 1 != 0
+        if which.any():
+            upper = np.uint64(rank + 1) << shift
+            yield which, (to[which] & low) | upper, (bars[which] & low) | upper
+
+
+@dataclass(frozen=True)
+class TensorLoad:
+    """`cp.async.bulk.tensor` from global to shared memory.
+
+    Attributes:
+        target: any access to shared memory that writes.
+        source: any access to global memory.
+        barrier: the access of an mbarrier.
+        use: the tensor map.
+    """
+
+    target: StoreAccess
+    source: Access
+    barrier: Access
+    use: MapUse
+
+    def __call__(
+        self,
+        frame: Frame,
+        target: Array,
+        tensor: Array,
+        start: tuple[Array, ...],
+        barrier: Array,
+        mask: Array | None,
+        guard: Array | None,
+    ) -> None:
+        """Issue loads of boxes that begin at coordinates `start`, with a `mask` into those blocks of the cluster.
+
+        Raises:
+            MemoryFault, MisuseError, RaceError: a box that cannot be loaded.
+        """
+        where, lanes, to = frame.select(target, guard)
+        if not lanes.size:
+            return
+        _, _, maps = frame.select(tensor, guard)
+        _, _, bars = frame.select(barrier, guard)
+        begin = tuple(frame.acting(where, value) for value in start)
+        chosen = None if mask is None else frame.acting(where, mask).astype(np.int64)
+        for which, there, phases in _copies(frame, self.barrier.instruction, chosen, to, bars, lanes):
+            who, first = lanes[which], tuple(value[which] for value in begin)
+            ids = frame.machine.mbarriers.objects(frame, self.barrier, phases, who)
+            parts = _boxes(frame, self.use, self.target, self.source, maps[which], first, there, who)
+            _load(frame, parts, who, ids)
+
+
+@dataclass(frozen=True)
+class TensorStore:
+    """`cp.async.bulk.tensor` from shared to global memory. Attributes as of `TensorLoad`."""
+
+    source: Access
+    target: StoreAccess
+    use: MapUse
+
+    def __call__(
+        self, frame: Frame, tensor: Array, start: tuple[Array, ...], source: Array, guard: Array | None
+    ) -> None:
+        """Issue stores of boxes that begin at coordinates `start`.
+
+        Raises:
+            MemoryFault, MisuseError, RaceError: a box that cannot be stored.
+        """
+        where, lanes, origin = frame.select(source, guard)
+        if not lanes.size:
+            return
+        _, _, maps = frame.select(tensor, guard)
+        begin = tuple(frame.acting(where, value) for value in start)
+        _store(frame, _boxes(frame, self.use, self.source, self.target, maps, begin, origin, lanes), lanes)
+
+
+def _plain(
+    frame: Frame, shared: Access, other: Access, own: Array, address: Array, size: Array, lanes: Array
+) -> Iterator[_Part]:
+    """Group copies that are no boxes by their size and buffer."""
+    wrong = (size % _CHUNK != 0) | (size == 0)
+    if wrong.any():
+        bad = int(np.argmax(wrong))
+        what = f"a bulk copy of {int(size[bad])} bytes, not a multiple of {_CHUNK} above 0"
+        raise frame.machine.misuse(shared.instruction, lanes[bad], what)
+    for count in map(int, np.unique(size)):
+        rows = np.flatnonzero(size == count)
+        whole, there = _sized(shared, count, _CHUNK), _sized(other, count, _CHUNK)
+        _, _, index = next(whole._parts(frame, own[rows], lanes[rows]))
+        place = np.arange(0, count, _CHUNK)
+        for region, which, begin in there._parts(frame, address[rows], lanes[rows]):
+            some = slice(None) if which is None else which
+            cut = Cut(_sized(other, _CHUNK), region, begin[:, None] + place, None, place)
+            if isinstance(other, StoreAccess):
+                other._check_writable(frame, region, begin, lanes[rows][some])
+            yield _Part(rows[some], whole, index[some], count, cut)
+
+
+@dataclass(frozen=True)
+class BulkLoad:
+    """`cp.async.bulk` to shared memory, from global memory or from the block's own. Attributes as of `TensorLoad`."""
+
+    target: StoreAccess
+    source: Access
+    barrier: Access
+
+    def __call__(
+        self,
+        frame: Frame,
+        target: Array,
+        source: Array,
+        size: Array,
+        barrier: Array,
+        mask: Array | None,
+        guard: Array | None,
+    ) -> None:
+        """Issue loads of `size` bytes, with a `mask` into those blocks of the cluster.
+
+        Raises:
+            MemoryFault, MisuseError, RaceError: bytes that cannot be loaded.
+        """
+        where, lanes, to = frame.select(target, guard)
+        if not lanes.size:
+            return
+        _, _, origin = frame.select(source, guard)
+        _, _, bars = frame.select(barrier, guard)
+        sizes = frame.acting(where, size).astype(np.int64)
+        chosen = None if mask is None else frame.acting(where, mask).astype(np.int64)
+        for which, there, phases in _copies(frame, self.barrier.instruction, chosen, to, bars, lanes):
+            who = lanes[which]
+            ids = frame.machine.mbarriers.objects(frame, self.barrier, phases, who)
+            _load(frame, _plain(frame, self.target, self.source, there, origin[which], sizes[which], who), who, ids)
+
+
+@dataclass(frozen=True)
+class BulkStore:
+    """`cp.async.bulk` from shared to global memory. Attributes as of `TensorLoad`."""
+
+    source: Access
+    target: StoreAccess
+
+    def __call__(self, frame: Frame, target: Array, source: Array, size: Array, guard: Array | None) -> None:
+        """Issue stores of `size` bytes.
+
+        Raises:
+            MemoryFault, MisuseError, RaceError: bytes that cannot be stored.
+        """
+        where, lanes, origin = frame.select(source, guard)
+        if not lanes.size:
+            return
+        _, _, to = frame.select(target, guard)
+        sizes = frame.acting(where, size).astype(np.int64)
+        _store(frame, _plain(frame, self.source, self.target, origin, to, sizes, lanes), lanes)
+
+
+@dataclass(frozen=True)
+class BulkCommit:
+    """`cp.async.bulk.commit_group`: the stores that a lane issued since the last one are a group."""
+
+    def __call__(self, frame: Frame, guard: Array | None) -> None:
+        """Close the group of each lane."""
+        _, lanes, _ = frame.select(np.uint64(0), guard)
+        frame.machine.bulk.group[lanes] += 1
+
+
+@dataclass(frozen=True)
+class BulkWait:
+    """`cp.async.bulk.wait_group keep`; `reads_only`: `.read`."""
+
+    keep: int
+    reads_only: bool
+
+    def __call__(self, frame: Frame, guard: Array | None) -> None:
+        """Complete the groups that are waited for."""
+        _, lanes, _ = frame.select(np.uint64(0), guard)
+        if lanes.size:
+            frame.machine.bulk.wait(frame, lanes, self.keep, self.reads_only)

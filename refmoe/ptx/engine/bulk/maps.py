@@ -1,0 +1,231 @@
+"""Tensor maps in memory: how instructions read and edit them, and when an edit is seen.
+
+Copies read tensor maps through a proxy of their own. A map that a launch wrote may be used once its writer has released
+it (`tensormap.cp_fenceproxy`, or `fence.proxy.tensormap::generic.release`) and the using warp has since acquired it
+(`fence.proxy.tensormap::generic.acquire`, on its address); in between it is stale, whatever its bytes are. A copy reads
+its map when it is issued: CUTLASS edits the map of the next group while copies of the last are under way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refmoe.ptx.engine.access import Access, Store
+from refmoe.ptx.state.memory import Region
+from refmoe.ptx.state.tensormap import MAP_BYTES, TensorMap, decode_tensor_map, replace_field
+
+if TYPE_CHECKING:
+    from refmoe.ptx.engine.frame import Frame
+
+Array = Any
+_WORD = 16
+_WORDS = MAP_BYTES // _WORD
+_STEP_SHIFT = 32
+_NEVER = (0, 0)
+
+
+@dataclass
+class MapHistory:
+    """Of one launch. A time is (step, number of the event): one step may hold several events.
+
+    Attributes:
+        edited: time of the last edit of the map at an address by an instruction for that.
+        released: that of its last release.
+        fenced: by warp of the grid, the time of its last release of everything it wrote.
+        acquired: by (warp of the grid, address), the time of the last acquire.
+    """
+
+    edited: dict[int, tuple[int, int]] = field(default_factory=dict)
+    released: dict[int, tuple[int, int]] = field(default_factory=dict)
+    fenced: dict[int, tuple[int, int]] = field(default_factory=dict)
+    acquired: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    _events: int = 0
+
+    def time(self, frame: Frame) -> tuple[int, int]:
+        """Now."""
+        self._events += 1
+        return frame.machine.launch.clock, self._events
+
+
+def _word_index(begin: Array) -> Array:
+    """Byte index of the 16-byte words [n * 8] of maps that begin at [n]."""
+    return (begin[:, None] + np.arange(0, MAP_BYTES, _WORD)).ravel()
+
+
+def _read(frame: Frame, access: Access, region: Region, begin: Array, lanes: Array) -> list[bytes]:
+    """The bytes of the maps at `begin` [n], as their lanes read them."""
+    index, who = _word_index(begin), np.repeat(lanes, _WORDS)
+    access._check_valid(frame, region, index, who)
+    if region.shadow is not None:
+        region.shadow.read(frame, access, region, index, who)
+    rows = region.read(_WORD, index // _WORD).reshape(len(begin), -1)
+    return [row.tobytes() for row in rows]
+
+
+def _write(frame: Frame, access: Store, region: Region, begin: Array, lanes: Array, contents: list[bytes]) -> None:
+    words = np.frombuffer(b"".join(contents), np.uint64).reshape(-1, 2)
+    access.put(frame, region, _word_index(begin), np.repeat(lanes, _WORDS), words)
+    frame.machine.progress()
+
+
+@dataclass(frozen=True)
+class MapUse:
+    """The tensor map that a copy goes by.
+
+    Attributes:
+        whole: the access of all its bytes.
+        word: that of 16 of them.
+    """
+
+    whole: Access
+    word: Access
+
+    def maps(self, frame: Frame, address: Array, lanes: Array) -> list[TensorMap]:
+        """The maps at `address` [n].
+
+        Raises:
+            MemoryFault: an address where none can be.
+            MisuseError: what is there is no tensor map, or a stale one.
+        """
+        found: list[TensorMap] = [None] * len(lanes)  # type: ignore[list-item]
+        for region, which, begin in self.whole._parts(frame, address, lanes):
+            rows = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
+            if region is frame.machine.shared or region is frame.machine.local:
+                what = f"a tensor map in {region.name}"
+                raise frame.machine.misuse(self.whole.instruction, lanes[rows[0]], what)
+            contents = _read(frame, self.word, region, begin, lanes[rows])
+            if region.shadow is not None:
+                self._check_fresh(frame, region, begin, lanes[rows])
+            for row, content in zip(rows, contents, strict=True):
+                try:
+                    found[row] = decode_tensor_map(content)
+                except ValueError as error:
+                    what = f"at 0x{int(address[row]):X}: {error}"
+                    raise frame.machine.misuse(self.whole.instruction, lanes[row], what) from error
+        return found
+
+    def _check_fresh(self, frame: Frame, region: Region, begin: Array, lanes: Array) -> None:
+        machine, shadow = frame.machine, region.shadow
+        assert shadow is not None
+        history = machine.launch.maps
+        records = shadow.last_writes(_word_index(begin), _WORD).reshape(len(begin), -1).max(axis=1)
+        for lane, at, record in zip(lanes.tolist(), begin.tolist(), records.tolist(), strict=True):
+            if not record:
+                continue
+            address, writer = region.base + at, shadow.thread_of(record)
+            written = max((record >> _STEP_SHIFT, 0), history.edited.get(address, _NEVER))
+            released = max(history.released.get(address, _NEVER), history.fenced.get(writer >> 5, _NEVER))
+            acquired = history.acquired.get(((lane + machine.first_thread) >> 5, address), _NEVER)
+            if written < released < acquired:
+                continue
+            block, thread = machine.place_of_thread(writer)
+            missing = "released it" if released < written else "acquired it since"
+            who = "nobody has" if released < written else "its own warp has not"
+            what = (
+                f"a stale tensor map: that at byte {at} of {region.name} (0x{address:X}) was written by block {block} "
+                f"thread {thread}, and {who} {missing} (fence.proxy.tensormap::generic)"
+            )
+            raise machine.misuse(self.whole.instruction, lane, what)
+
+
+@dataclass(frozen=True)
+class MapReplace:
+    """`tensormap.replace.tile.<name>`: a weak read and write of the whole map."""
+
+    whole: Access
+    word: Store
+    name: str
+
+    def __call__(self, frame: Frame, address: Array, ordinal: int, value: Array, guard: Array | None) -> None:
+        """Edit the map of each acting lane."""
+        where, lanes, chosen = frame.select(address, guard)
+        if not lanes.size:
+            return
+        values = frame.acting(where, value)
+        for region, which, begin in self.whole._parts(frame, chosen, lanes):
+            rows = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
+            changed = []
+            for row, content in zip(rows, _read(frame, self.word, region, begin, lanes[rows]), strict=True):
+                try:
+                    found = decode_tensor_map(content)
+                    changed.append(replace_field(found, self.name, ordinal, int(values[row])).encode())
+                except ValueError as error:
+                    raise frame.machine.misuse(self.whole.instruction, lanes[row], str(error)) from error
+            _write(frame, self.word, region, begin, lanes[rows], changed)
+            if region is not frame.machine.shared:
+                history = frame.machine.launch.maps
+                now = history.time(frame)
+                history.edited.update(dict.fromkeys((begin + region.base).tolist(), now))
+
+
+@dataclass(frozen=True)
+class MapCopy:
+    """`tensormap.cp_fenceproxy`: a warp copies 128 bytes from shared to global memory, and releases the map there."""
+
+    source: Access
+    source_word: Access
+    target: Store
+    target_word: Store
+
+    def __call__(self, frame: Frame, target: Array, source: Array) -> None:
+        """Copy once for each warp.
+
+        Raises:
+            MisuseError: lanes of one warp with different addresses.
+        """
+        machine = frame.machine
+        _, lanes, to = frame.select(target, None)
+        _, _, origin = frame.select(source, None)
+        first = np.r_[True, lanes[1:] >> 5 != lanes[:-1] >> 5]
+        group = np.cumsum(first) - 1
+        differs = (to != to[first][group]) | (origin != origin[first][group])
+        if differs.any():
+            lane = lanes[np.argmax(differs)]
+            raise machine.misuse(self.target.instruction, lane, "addresses that differ in the warp")
+        lanes, to, origin = lanes[first], to[first], origin[first]
+        region, _, begin = next(self.source._parts(frame, origin, lanes))
+        contents = _read(frame, self.source_word, region, begin, lanes)
+        for region, which, begin in self.target._parts(frame, to, lanes):
+            rows = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
+            _write(frame, self.target_word, region, begin, lanes[rows], [contents[row] for row in rows])
+            history = machine.launch.maps
+            for times in (history.edited, history.released):
+                times.update(dict.fromkeys((begin + region.base).tolist(), history.time(frame)))
+
+
+@dataclass(frozen=True)
+class MapAcquire:
+    """`fence.proxy.tensormap::generic.acquire`: no access, so that the address may be anything.
+
+    (CUTLASS's warps that store nothing execute it on a null pointer.)
+    """
+
+    def __call__(self, frame: Frame, address: Array, guard: Array | None) -> None:
+        """The warps of the acting lanes will see what was released of the maps at `address`."""
+        machine = frame.machine
+        _, lanes, chosen = frame.select(address, guard)
+        if not lanes.size:
+            return
+        first = machine.first_thread
+        keys = {((lane + first) >> 5, at) for lane, at in zip(lanes.tolist(), chosen.tolist(), strict=True)}
+        history = machine.launch.maps
+        history.acquired.update(dict.fromkeys(keys, history.time(frame)))
+        if machine.clocks is not None:
+            machine.clocks.acquire(lanes)
+
+
+@dataclass(frozen=True)
+class MapRelease:
+    """`fence.proxy.tensormap::generic.release`."""
+
+    def __call__(self, frame: Frame, guard: Array | None) -> None:
+        """What the warps of the acting lanes have written may be acquired as tensor maps."""
+        machine = frame.machine
+        _, lanes, _ = frame.select(np.uint64(0), guard)
+        warps = np.unique((lanes + machine.first_thread) >> 5)
+        history = machine.launch.maps
+        history.fenced.update(dict.fromkeys(warps.tolist(), history.time(frame)))
+        frame.fence(guard)

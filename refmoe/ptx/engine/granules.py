@@ -1,0 +1,165 @@
+"""Where the records of accesses lie: by granules, whose size each page of 4096 bytes has for itself.
+
+A granule of a page is the smallest access that the page has met: words of four bytes need a quarter of the records that
+bytes need, and byte stores in one place do not make the records of a whole buffer byte-fine. Every page has room for
+byte-fine records, of which only those in use become resident. Those of byte b, in page p with granules of 2^s bytes,
+lie in *slot*
+
+    4096 p + ((b mod 4096) >> s)
+
+of each column: one column of last writes, and some of last reads. So records never move to another page's room, and a
+page whose granules split keeps what it knows: each part of a granule gets the records of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from refmoe.ptx.native import pages as native
+from refmoe.ptx.native.context import Row
+from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT, cleared, untouched
+
+Array = Any
+
+
+class Granules:
+    """The records of a region.
+
+    Args:
+        size: bytes of the region, a multiple of its widest access.
+        columns: records of reads that a granule has.
+
+    Attributes:
+        states: int64 [pages], one more than the binary logarithm of the bytes of a granule; 0 for a page that nobody
+            accessed.
+        used: int64 [pages], a bit for each column in which a page may have records; the others need not be read.
+        records: int64 [1 + columns, size].
+        writes: the first column.
+        reads: the others.
+    """
+
+    def __init__(self, size: int, columns: int) -> None:
+        self.size = size
+        self.states = untouched((-(-size // PAGE),), np.int64)
+        self.used = untouched((-(-size // PAGE),), np.int64)
+        self.records = untouched((1 + columns, size), np.int64)
+        self.writes, self.reads = self.records[0], self.records[1:]
+
+    def release(self) -> None:
+        """Give memory back: nobody asks any more who accessed what."""
+        row = np.zeros(len(Row), np.int64)
+        self.enter(row)
+        resident = native.functions().forget(row.ctypes.data, len(self.states))
+        self.states[:], self.used[:] = 0, 0
+        cleared(self.states, self.states.nbytes)
+        cleared(self.used, self.used.nbytes)
+        cleared(self.records, resident)
+
+    def enter(self, row: Array) -> None:
+        """Write into a region's row where the records lie, see `Row`."""
+        row[Row.PAGE_STATES], row[Row.PAGE_COLUMNS] = self.states.ctypes.data, self.used.ctypes.data
+        row[Row.WRITES], row[Row.READS] = self.writes.ctypes.data, self.reads.ctypes.data
+        row[Row.COLUMNS], row[Row.COLUMN_BYTES] = len(self.reads), self.records.strides[0]
+
+    def cover(self, index: Array, width: int) -> tuple[Array, Array | None]:
+        """Slots of accesses of `width` bytes at byte `index` [n], one after another, and whose they are.
+
+        Returns:
+            slots [m], and the number of the access that each belongs to, or None where each access has one.
+        """
+        page = index >> PAGE_SHIFT
+        held = self.states[page]
+        own = width.bit_length()
+        if not held.size:
+            return held, None
+        # Whoever asks may write records in any column.
+        self.used[page] = -1
+        low, high = int(held.min()), int(held.max())
+        if low == 0 or high > own:
+            self.refine(page, own)
+            held = self.states[page]
+            low, high = int(held.min()), int(held.max())
+        within = index & (PAGE - width)
+        if low == high:
+            first = (index & -PAGE) + (within >> low - 1)
+            count = 1 << own - low
+            if count == 1:
+                return first, None
+            return (first[:, None] + np.arange(count)).ravel(), np.repeat(np.arange(len(index)), count)
+        first = (index & -PAGE) + (within >> held - 1)
+        counts = np.int64(1) << own - held
+        row = np.repeat(np.arange(len(index)), counts)
+        begins = np.cumsum(counts) - counts
+        return first[row] + np.arange(len(row)) - begins[row], row
+
+    def refine(self, pages: Array, own: int) -> None:
+        """Give pages [n] granules of at most 2^(own - 1) bytes."""
+        held = self.states[pages]
+        self.states[pages[held == 0]] = own
+        for page in np.unique(pages[held > own]).tolist():
+            self._split(page, own)
+
+    def _split(self, page: int, own: int) -> None:
+        begin, old = page << PAGE_SHIFT, int(self.states[page])
+        room = min(PAGE, self.size - begin)
+        for column in self.records:
+            coarse = column[begin : begin + (room >> old - 1)]
+            # Writing zeros would make pages resident that hold no record.
+            if coarse.any():
+                column[begin : begin + (room >> own - 1)] = np.repeat(coarse, 1 << old - own)
+        self.states[page] = own
+
+    def prepare(self, first: Array, span: int, width: int) -> None:
+        """Give the pages of ranges of `span` bytes from `first` [n] on granules of at most `width` bytes."""
+        pages = [
+            np.arange(begin >> PAGE_SHIFT, ((begin + span - 1) >> PAGE_SHIFT) + 1)
+            for begin in np.unique(first).tolist()
+        ]
+        if pages:
+            whole = np.concatenate(pages)
+            self.used[whole] = -1
+            self.refine(whole, width.bit_length())
+
+    def ranges(self, first: Array, span: int) -> Iterator[tuple[int, slice]]:
+        """(number of the range, its slots in one page) of ranges of `span` bytes from `first` [n] on."""
+        for number, begin in enumerate(first.tolist()):
+            end = begin + span
+            while begin < end:
+                page = begin >> PAGE_SHIFT
+                stop, shift = min(end, (page + 1) << PAGE_SHIFT), int(self.states[page]) - 1
+                slot = (page << PAGE_SHIFT) + ((begin & PAGE - 1) >> shift)
+                yield number, slice(slot, slot + (stop - begin >> shift))
+                begin = stop
+
+    def within(self, begin: int, end: int) -> tuple[Array, Array]:
+        """(first byte of its granule [n], record [n]) of all records of the bytes from `begin` to `end`."""
+        indices, found = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for page in range(begin >> PAGE_SHIFT, (end - 1 >> PAGE_SHIFT) + 1):
+            shift = int(self.states[page]) - 1
+            if shift < 0:
+                continue
+            first, last = max(begin, page << PAGE_SHIFT), min(end, (page + 1) << PAGE_SHIFT)
+            slot = (page << PAGE_SHIFT) + ((first & PAGE - 1) >> shift)
+            held = self.records[:, slot : slot + (last - first >> shift)]
+            columns, places = np.nonzero(held)
+            indices.append(first + (places << shift))
+            found.append(held[columns, places])
+        return np.concatenate(indices), np.concatenate(found)
+
+    @property
+    def accessed(self) -> int:
+        """How many bytes somebody accessed."""
+        total = 0
+        for page in np.flatnonzero(self.states).tolist():
+            begin = page << PAGE_SHIFT
+            slots = self.records[:, begin : begin + PAGE].any(axis=0)
+            total += int(np.count_nonzero(slots)) << int(self.states[page]) - 1
+        return total
+
+    def byte(self, slot: int) -> int:
+        """The first byte of a granule."""
+        page = slot >> PAGE_SHIFT
+        return (page << PAGE_SHIFT) + ((slot & PAGE - 1) << int(self.states[page]) - 1)

@@ -1,0 +1,641 @@
+"""The scheduler: lanes of some CTAs, where each is, and which run next.
+
+A warp's lanes are kept as groups by place (block index). The group with the lowest (turn, place) runs: places are
+numbered so that divergent lanes meet again, and a turn is lost at every back edge of a loop that may be waiting for
+another lane's write, so that such a loop cannot starve the lane it waits for. Each warp runs through native blocks by
+itself, see `refmoe.ptx.native.scheduler`. When all have come to blocks of Python's, the lowest (turn, place) of all
+warps runs next: one step takes the lanes of every warp that waits there.
+
+Lanes wait in three ways: gathering at a warp-level instruction for the other members of its mask, at a named barrier,
+or parked at `mbarrier.try_wait` for a phase. When no lane can run, the parked ones give up as after the time limit of
+that instruction, unless they did so before and came back to the same state: that is a deadlock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from refmoe.ptx.engine.barriers import Barriers
+from refmoe.ptx.engine.bulk.copies import Bulk
+from refmoe.ptx.engine.bulk.maps import MapHistory
+from refmoe.ptx.engine.bulk.races import BulkShadow
+from refmoe.ptx.engine.cluster import refuse_early_exit
+from refmoe.ptx.engine.cluster_barrier import ClusterBarrier
+from refmoe.ptx.engine.copies import Copies
+from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.mbarrier import Mbarriers
+from refmoe.ptx.engine.native_state import NativeState
+from refmoe.ptx.engine.races import Clocks, RaceShadow
+from refmoe.ptx.engine.view import Observer
+from refmoe.ptx.engine.warp import bits_of_warps
+from refmoe.ptx.errors import Deadlock, Index3, LaneError, MisuseError, StepBudgetExceeded, Trap, WarpError
+from refmoe.ptx.grid import Grid, index_in
+from refmoe.ptx.native.scheduler import PATIENCE
+from refmoe.ptx.observe.trace import Trace, Tracer
+from refmoe.ptx.state.memory import Arena, owned_region
+from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS
+from refmoe.ptx.state.specials import Ticks
+from refmoe.ptx.state.specials import values as special_values
+from refmoe.ptx.text.syntax import Instruction
+
+if TYPE_CHECKING:
+    from refmoe.ptx.emit.codegen import Code, Gather
+
+Array = Any
+E = TypeVar("E", bound=LaneError)
+# Back edges of polling loops without any progress before the machine asks whether anything can still change.
+_IDLE = 512
+# A compact frame pays for gathering registers; a dense one for computing what is thrown away.
+_COMPACT_BELOW = 0.375
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What a launch looks for.
+
+    Attributes:
+        bounds: accesses outside every buffer, and outside shared and local memory.
+        uninitialised: reads of bytes that nobody wrote.
+        alignment: addresses that are no multiple of the access's size.
+        races: unordered accesses of one byte by different lanes, in shared and in global memory.
+    """
+
+    bounds: bool = True
+    uninitialised: bool = True
+    alignment: bool = True
+    races: bool = True
+
+
+@dataclass
+class Launch:
+    """What all CTAs of a launch have in common.
+
+    Attributes:
+        name: of the module.
+        code: of the entry.
+        grid, block: as launched.
+        workspace: address of what a cooperative launch has for its barrier, else 0.
+        checks: what is looked for.
+        arena: global memory.
+        addresses: of module variables, uint64 scalars.
+        dynamic_bytes, shared_bytes: dynamic shared memory, and all of it.
+        warps: of a CTA.
+        published: see `Clocks`.
+        step_budget: most blocks of code that a warp may run, or None.
+        steps, lane_instructions, instructions: counted so far.
+        clock: of race records; it ticks wherever accesses before and after have to be told apart.
+        approximate: indices into `code.approximate` that were not provably exact.
+        trace: what records who waited for whom, or None.
+        observer: who is told of steps, or None.
+        maps: edits of tensor maps.
+        proxied: int64, by warp of the grid, the step of its last proxy fence for global memory.
+        printed: what `vprintf` wrote so far.
+        ticks: the clock.
+    """
+
+    name: str
+    code: Code
+    grid: Grid
+    block: Index3
+    checks: Checks
+    arena: Arena
+    addresses: dict[str, Any]
+    dynamic_bytes: int
+    shared_bytes: int
+    warps: int
+    published: Array
+    step_budget: int | None
+    approximate: set[int]
+    trace: Trace | None = None
+    observer: Observer | None = None
+    maps: MapHistory = field(default_factory=MapHistory)
+    proxied: Array = None
+    workspace: int = 0
+    steps: int = 0
+    clock: int = 0
+    lane_instructions: int = 0
+    instructions: int = 0
+    printed: list[bytes] = field(default_factory=list)
+    ticks: Ticks = field(default_factory=Ticks)
+    _idle: Machine | None = None
+
+    def machine(self, first_cta: int, ctas: int) -> Machine:
+        """Some CTAs at their start."""
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            if idle.ctas == ctas and idle.restart(first_cta):
+                return idle
+            idle.release()
+        return Machine(self, first_cta, ctas)
+
+    def put_back(self, machine: Machine | None) -> None:
+        """All CTAs of a machine have exited; None where no others will take the place of the last ones."""
+        if self._idle is not None:
+            self._idle.release()
+        self._idle = machine
+
+
+class Machine:
+    """Some CTAs, from start to end.
+
+    Attributes:
+        lanes: whole warps, so a multiple of 32 for each CTA.
+        alive: bool [lanes], those that exist and have not exited.
+        lane_cta: CTA of each lane, counted from the first here.
+        lane_in_warp, warp_start: int64 [lanes].
+        registers: an array [warps, 32] for each register that lives across pieces of blocks, written in place.
+    """
+
+    def __init__(self, launch: Launch, first_cta: int, ctas: int) -> None:
+        self.launch = launch
+        self.code = launch.code
+        self.checks = launch.checks
+        self.arena = launch.arena
+        self.addresses = launch.addresses
+        self.approximate = launch.approximate
+        self.first_cta, self.ctas, self.warps = first_cta, ctas, launch.warps
+        per_cta = self.warps * 32
+        self.lanes = ctas * per_cta
+        self.first_thread = first_cta * per_cta
+        self.all_lanes = np.arange(self.lanes)
+        self.lane_in_warp = self.all_lanes & 31
+        self.warp_start = self.all_lanes & ~31
+        self.lane_cta = self.all_lanes // per_cta
+        self._exist = self.all_lanes % per_cta < int(np.prod(launch.block))
+        self.alive = self._exist
+        self._living = int(self.alive.sum())
+        self._stepped = False
+        self.specials = self._specials()
+        refused = self.checks.uninitialised
+        self.shared = owned_region("shared memory", "shared", launch.shared_bytes, ctas, refused)
+        self.local = owned_region("local memory", "local", self.code.layout.local_bytes, self.lanes, refused)
+        self.clocks: Any = None
+        if self.checks.races:
+            # The blocks of a cluster know of each other what the warps of a block do.
+            blocks = launch.grid.cluster_blocks
+            self.clocks = Clocks(
+                self.warps * blocks, ctas // blocks, first_cta // blocks, launch.published,
+                self.code.has_mbarriers, self.code.has_bulk,
+            )  # fmt: skip
+            shadow = BulkShadow if self.code.has_bulk else RaceShadow
+            self.shared.shadow = shadow(self.shared.data.size, self.clocks.warps)
+        self._passed: Array | None = None
+        self.tracer = Tracer() if launch.trace is None else launch.trace.tracer(self)
+        self.barriers = Barriers(self)
+        self.cluster_barrier = ClusterBarrier(self)
+        self.copies = Copies(self)
+        self.bulk = Bulk(self)
+        self.mbarriers = Mbarriers(self)
+        self.native = NativeState(self)
+        self.registers = self.native.registers
+        self._arrive(0, 0, self.alive)
+        self._gave_up: Array | None = None
+        self._at_standstill: Any = None
+        self._idle = 0
+        self._snapshot: Any = None
+        self._reads = 0
+        self._laps: dict[int, int] = {}
+
+    def restart(self, first_cta: int) -> bool:
+        """Become as many other CTAs, if these have exited without a step in Python. False if they have not."""
+        if self._stepped or self._living:
+            return False
+        self.first_cta, self.first_thread = first_cta, first_cta * self.warps * 32
+        self.alive = self._exist
+        self._living = int(np.count_nonzero(self.alive))
+        self.specials = self._specials()
+        for region in (self.shared, self.local):
+            region.clear()
+        if self.clocks is not None:
+            self.clocks.restart(first_cta // self.launch.grid.cluster_blocks)
+        if self.shared.shadow is not None:
+            self.shared.shadow = type(self.shared.shadow)(self.shared.data.size, self.clocks.warps)
+        self.native.restart()
+        self._arrive(0, 0, self.alive)
+        return True
+
+    def release(self) -> None:
+        """Give memory back: all CTAs have exited, and others do not take their place."""
+        self.native.release()
+        for region in (self.shared, self.local):
+            region.release()
+
+    def _specials(self) -> dict[str, Any]:
+        launch = self.launch
+        return special_values(
+            launch.grid, launch.block, self.first_cta, self.ctas, self.warps, launch.dynamic_bytes, launch.shared_bytes,
+            launch.workspace,
+        )  # fmt: skip
+
+    # What instructions ask
+
+    def place_of(self, lane: int) -> tuple[Index3, Index3]:
+        """(block, thread) of a lane of this machine."""
+        return self.place_of_thread(lane + self.first_thread)
+
+    def place_of_thread(self, number: int) -> tuple[Index3, Index3]:
+        """(block, thread) of a thread of the launch, counted in whole warps."""
+        cta, thread = divmod(number, self.warps * 32)
+        return self.launch.grid.index(cta), index_in(thread, self.launch.block)
+
+    def describe(self, instruction: Instruction) -> str:
+        """`module.ptx:57 (kernel.cu:14): st.shared.f32 [%r12], %f18;`."""
+        source = f" ({instruction.source})" if instruction.source else ""
+        return f"{self.launch.name}:{instruction.line}{source}: {instruction.text}"
+
+    def at(self, lane: int, instruction: Instruction) -> dict[str, Any]:
+        """The fields of a `LaneError`."""
+        block, thread = self.place_of(int(lane))
+        return {
+            "block": block, "thread": thread,
+            "line": instruction.line, "source": instruction.source, "text": instruction.text,
+        }  # fmt: skip
+
+    def error(self, kind: type[E], instruction: Instruction, lane: int, what: str, link: str = ":") -> E:
+        """The error of a lane: `block (0, 0, 0) thread (5, 0, 0): <what>; module.ptx:57: <instruction>`."""
+        fields = self.at(lane, instruction)
+        where = f"block {fields['block']} thread {fields['thread']}"
+        return kind(f"{where}{link} {what}; {self.describe(instruction)}", **fields)
+
+    def misuse(self, instruction: Instruction, lane: int, what: str) -> MisuseError:
+        """The error of a lane that does what the manual leaves undefined."""
+        return self.error(MisuseError, instruction, lane, what)
+
+    def in_space(self, space: str, address: Array) -> Array:
+        """Whether generic addresses lie in a state space's window."""
+        top = address >> np.uint64(56)
+        if space == "shared":
+            return top == np.uint64(SHARED_WINDOW >> 56)
+        if space == "local":
+            return top == np.uint64(LOCAL_WINDOW >> 56)
+        other = [region.base >> WINDOW_BITS for region in self.arena.regions if region.space != "global"]
+        return (top == 0) & ~np.isin(address >> np.uint64(WINDOW_BITS), np.array(other, np.uint64))
+
+    def progress(self) -> None:
+        """Memory changed, or lanes left: a polling loop may see something new."""
+        self.arena.changes += 1
+        self._idle = 0
+        self._snapshot = None
+
+    def everyone(self, mask: Array) -> bool:
+        """Whether `mask` holds all lanes that have not exited."""
+        return int(np.count_nonzero(mask)) == self._living
+
+    def write(self, number: int, mask: Array, value: Any) -> None:
+        """Write a register of the lanes of `mask`, outside a step."""
+        Frame(self, mask, int(np.count_nonzero(mask)), False).put(self.registers, number, value)
+
+    def resume(self, place: int, mask: Array) -> None:
+        """Lanes leave the barrier that ends block `place`."""
+        self._arrive(self.code.program.blocks[place].terminator.targets[0], 0, mask)
+
+    def resume_each(self, places: Array, lanes: Array) -> None:
+        """`lanes` leave the barriers that end the blocks `places` [lanes of the machine]."""
+        for place in np.unique(places[lanes]):
+            self.resume(int(place), lanes & (places == place))
+
+    def resume_at(self, place: int, mask: Array) -> None:
+        """Parked lanes look again, at block `place`."""
+        self._arrive(place, 0, mask)
+
+    # Steps
+
+    def run(self) -> bool:
+        """Run until all lanes have exited (True), or until the CTAs here only wait for memory to change (False).
+
+        Raises:
+            PtxError: whatever went wrong.
+        """
+        self._idle = 0
+        self._snapshot = None
+        native = self.native
+        native.enter()
+        while True:
+            native.advance()
+            if self._idle >= _IDLE and self._stuck():
+                return False
+            picked = native.pick()
+            if picked is None:
+                if native.yielded or self._give_up():
+                    continue
+                break
+            turn, place, mask = picked
+            self._stepped = True
+            self._tick()
+            if place in self.code.gathers:
+                mask = self._gather(place, mask)
+                if mask is None:
+                    continue
+            elif place in self.code.waits:
+                mask = self._await(place, mask)
+                if mask is None:
+                    continue
+            self._step(place, turn, mask)
+        self.native.leave()
+        if self._living:
+            waiting = self.waiting()
+            raise Deadlock("no lane can run:\n  " + "\n  ".join(waiting), waiting=tuple(waiting))
+        return True
+
+    def _tick(self) -> None:
+        self.tick(self.launch.clock + 1)
+
+    def tick(self, now: int) -> None:
+        """It is `now`, for race records."""
+        self.launch.clock = now
+        if self.clocks is not None:
+            self.clocks.now = now
+
+    def poll(self) -> None:
+        """A loop that may wait for another lane's write came round."""
+        self._idle += 1
+
+    def spent(self) -> StepBudgetExceeded:
+        """The error of a launch that needs more steps than it has."""
+        budget, places = self.launch.step_budget, tuple(self.waiting())
+        return StepBudgetExceeded(
+            f"a warp took more than {budget} steps; lanes are at:\n  " + "\n  ".join(places),
+            steps=budget,
+            places=places,
+        )
+
+    def _step(self, place: int, turn: int, mask: Array) -> None:
+        launch, code = self.launch, self.code
+        active = int(np.count_nonzero(mask))
+        launch.steps += 1
+        budget = launch.step_budget
+        if budget is not None and launch.steps > budget and self.native.most_steps() > budget:
+            self._arrive(place, turn, mask)
+            raise self.spent()
+        launch.instructions += code.lengths[place]
+        launch.lane_instructions += code.lengths[place] * active
+        frame = Frame(self, mask, active, active < _COMPACT_BELOW * self.lanes)
+        if launch.observer is not None:
+            launch.observer.step(place, frame)
+        self._leave(place, turn, mask, frame, code.steps[place](self.registers, frame))
+
+    def _leave(self, place: int, turn: int, mask: Array, frame: Frame, result: Any) -> None:
+        terminator = self.code.program.blocks[place].terminator
+        kind = terminator.kind
+        if kind == "jump":
+            self._go(place, terminator.targets[0], turn, mask)
+        elif kind == "branch":
+            self._branch(place, turn, mask, frame, result)
+        elif kind == "index":
+            self._index(place, turn, mask, frame, result)
+        elif kind == "exit":
+            if self.launch.grid.cluster_blocks > 1:
+                refuse_early_exit(self, terminator.instruction, mask)
+            self._exit(mask)
+        elif kind == "barrier":
+            self.progress()
+            number, count, vote = (None if value is None else _all(frame, value) for value in result)
+            code = self.code.barriers[place]
+            if code.kind.startswith("cluster"):
+                self.cluster_barrier.come(code, place, mask)
+            else:
+                self.barriers.arrive(code, place, mask, (number, count, vote))
+        else:
+            assert terminator.instruction is not None
+            fields = self.at(int(np.argmax(mask)), terminator.instruction)
+            where = f"block {fields['block']} thread {fields['thread']}"
+            raise Trap(f"trap in {where}; {self.describe(terminator.instruction)}", **fields)
+
+    def _branch(self, place: int, turn: int, mask: Array, frame: Frame, result: Any) -> None:
+        targets = self.code.program.blocks[place].terminator.targets
+        if not isinstance(result, np.ndarray) or result.ndim == 0:
+            self._go(place, targets[0] if result else targets[1], turn, mask)
+            return
+        taken = frame.to_all(result) & mask
+        count = int(np.count_nonzero(taken))
+        if count == frame.active:
+            self._go(place, targets[0], turn, mask)
+        elif count == 0:
+            self._go(place, targets[1], turn, mask)
+        else:
+            self._go(place, targets[0], turn, taken)
+            self._go(place, targets[1], turn, mask & ~taken)
+
+    def _index(self, place: int, turn: int, mask: Array, frame: Frame, result: Any) -> None:
+        terminator = self.code.program.blocks[place].terminator
+        index = frame.to_all(result)
+        beyond = mask & (index >= len(terminator.targets))
+        if beyond.any():
+            assert terminator.instruction is not None
+            lane = int(np.argmax(beyond))
+            what = f"branch index {int(index[lane])} beyond the table"
+            raise self.error(WarpError, terminator.instruction, lane, what)
+        for value in np.unique(index[mask]):
+            self._go(place, terminator.targets[int(value)], turn, mask & (index == value))
+
+    def _go(self, place: int, target: int, turn: int, mask: Array) -> None:
+        block = self.code.program.blocks[place]
+        if target in block.polling_edges:
+            turn += 1
+            self.poll()
+        elif target in block.back_edges:
+            laps = self._laps[target] = self._laps.get(target, 0) + 1
+            turn += laps % PATIENCE == 0
+        self._arrive(target, turn, mask)
+
+    def _arrive(self, place: int, turn: int, mask: Array) -> None:
+        self.native.arrive(place, turn, mask)
+
+    def _exit(self, mask: Array) -> None:
+        self.native.exit(mask)
+        # Those who waited for the lanes that are gone need not wait any longer.
+        warps = mask.reshape(-1, 32).any(axis=1)
+        self.native.wake(np.repeat(warps, 32))
+        self.leave(self.alive & ~mask)
+
+    def leave(self, alive: Array) -> None:
+        """Lanes have exited: these are left, bool [lanes]."""
+        gone = self.alive & ~alive
+        self.alive = alive
+        self._living = int(np.count_nonzero(alive))
+        self.bulk.leave(gone)
+        self.progress()
+        if (self.barriers.expected != 0).any():
+            self.barriers.settle()
+        self.cluster_barrier.settle()
+
+    # Warp-level instructions
+
+    def _gather(self, place: int, mask: Array) -> Array | None:
+        """The lanes whose whole member mask is here; the others go on waiting."""
+        gather = self.code.gathers[place]
+        value = gather.constant if gather.register is None else self.registers[gather.register].reshape(-1)
+        member = np.broadcast_to(value, mask.shape)
+        own = (member >> self.lane_in_warp.astype(np.uint32)) & np.uint32(1) == 0
+        if (own & mask).any():
+            lane = int(np.argmax(own & mask))
+            what = f"the lane is not in its own member mask 0x{int(member[lane]):08X}"
+            raise self.error(WarpError, gather.instruction, lane, what)
+        if self.everyone(mask) and np.ndim(value) == 0:
+            return mask
+        go = np.zeros_like(mask)
+        if self._passed is not None:
+            go = mask & self._passed
+            self._passed = self._passed & ~go
+        living = bits_of_warps(self.alive)
+        elsewhere = self._waiting_alike(place, gather)
+        for one in np.unique(member[mask]):
+            here = mask & (member == one)
+            others = np.zeros_like(mask)
+            for lanes, theirs in elsewhere:
+                others |= lanes & (theirs == one)
+            missing = one & living & ~bits_of_warps(here | others)
+            complete = np.repeat(missing == 0, 32)
+            go |= here & complete
+            self._let_pass(others & complete & np.repeat(bits_of_warps(here) != 0, 32))
+        rest = mask & ~go
+        if rest.any():
+            self.native.arrive(place, 0, rest, waits=True)
+        return go if go.any() else None
+
+    def _waiting_alike(self, place: int, gather: Gather) -> list[tuple[Array, Array]]:
+        """Lanes that wait at other places for the same meeting, and their member masks: `bar.warp.sync` only."""
+        if not gather.is_barrier:
+            return []
+        found = []
+        for other, lanes in self.native.groups(waiting=True).items():
+            theirs = self.code.gathers[other]
+            if other != place and theirs.is_barrier:
+                value = theirs.constant if theirs.register is None else self.registers[theirs.register].reshape(-1)
+                found.append((lanes, np.broadcast_to(value, lanes.shape)))
+        return found
+
+    def _let_pass(self, lanes: Array) -> None:
+        """Lanes that wait at other `bar.warp.sync` instructions may go on."""
+        if lanes.any():
+            self._passed = lanes if self._passed is None else self._passed | lanes
+            self.native.wake(lanes)
+
+    # Barriers in memory
+
+    def _await(self, place: int, mask: Array) -> Array | None:
+        """The lanes whose phase is complete, or who have given up; the others are parked."""
+        wait = self.code.waits[place]
+        frame = Frame(self, mask, int(np.count_nonzero(mask)), False)
+        address, asked = wait.probe(self.registers, frame)
+        _, lanes, chosen = frame.select(address, None)
+        asked = np.broadcast_to(asked, mask.shape)[lanes].astype(np.uint64)
+        ids, ready = self.mbarriers.look(frame, wait.work, chosen, lanes, asked)
+        if self._gave_up is not None:
+            go = ready | self._gave_up[lanes]
+            self._gave_up = self._gave_up & ~mask
+            self._gave_up = self._gave_up if self._gave_up.any() else None
+        else:
+            go = ready
+        if go.all():
+            return mask
+        self.mbarriers.park(place, lanes[~go], ids[~go], asked[~go])
+        self.tracer.mbarrier("park", wait.work.access.instruction, lanes[~go], ids[~go])
+        if not go.any():
+            return None
+        going = np.zeros_like(mask)
+        going[lanes[go]] = True
+        return going
+
+    def _give_up(self) -> bool:
+        """Let parked lanes go on without their phase; False where there are none, or they would only come back."""
+        parked = self.mbarriers.at > 0 if self.code.has_mbarriers else np.zeros(0, bool)
+        if not parked.any():
+            return False
+        ticks = self.launch.ticks
+        state = ({0: parked}, self.native.copy(), self.arena.changes, ticks.reads)
+        before, self._at_standstill = self._at_standstill, state
+        if before is None or before[2] != state[2]:
+            ticks.settle()
+        elif before[3] == state[3]:
+            if _same(before[:2], state[:2]):
+                return False
+        elif not ticks.leap():
+            # They look at the clock in between, but no time is long enough.
+            return False
+        self._gave_up = self.mbarriers.give_up()
+        return True
+
+    # Where lanes are
+
+    def whereabouts(self, running: Array) -> list[tuple[str, Instruction | None, Array]]:
+        """(state, instruction that comes next, lanes) of all lanes but those of the step that is `running`.
+
+        States are `"ready"`, `"gathering"` (for a warp-level instruction), `"parked"` (at `mbarrier.try_wait`),
+        `"at a barrier"` and `"at the cluster barrier"`. The instruction is None where lanes fall off the entry's end.
+        """
+        found = [
+            (state, self._next(place), lanes)
+            for state, waiting in (("ready", False), ("gathering", True))
+            for place, lanes in self.native.groups(waiting).items()
+        ]
+        rest = self.alive & ~running
+        for _, _, lanes in found:
+            rest = rest & ~lanes
+        # Lanes that only arrived at a barrier are on their way.
+        waits: dict[str, Any] = {"parked": self.mbarriers} if self.code.has_mbarriers else {}
+        waits |= {"at a barrier": self.barriers, "at the cluster barrier": self.cluster_barrier}
+        for state, waiting in waits.items():
+            places = waiting.places()
+            for place in np.unique(places[rest & (places >= 0)]).tolist():
+                lanes = rest & (places == place)
+                block = self.code.program.blocks[place]
+                next_ = block.instructions[0] if state == "parked" else block.terminator.instruction
+                found.append((state, next_, lanes))
+        return found
+
+    def _next(self, place: int) -> Instruction | None:
+        """The first instruction from the start of block `place` on."""
+        block = self.code.program.blocks[place]
+        while not block.instructions and block.terminator.instruction is None and block.terminator.targets:
+            block = self.code.program.blocks[block.terminator.targets[0]]
+        return block.instructions[0] if block.instructions else block.terminator.instruction
+
+    # Standing still
+
+    def _stuck(self) -> bool:
+        """Whether lanes came round to a state that they were in before, with memory unchanged since.
+
+        Lanes that read a clock are in a new state each time; they stand still if nothing else happens for long.
+        """
+        passing = self.launch.ticks.reads > self._reads
+        if self._snapshot is None or self._idle % _IDLE == 0:
+            passing &= self._snapshot is not None
+            self._snapshot, self._reads = self._state(), self.launch.ticks.reads
+            return passing
+        return not passing and _same(self._snapshot, self._state())
+
+    def _state(self) -> tuple[dict[int, Array], Array]:
+        """Where lanes are that may go on, and the registers."""
+        return self.native.groups(waiting=False), self.native.copy()
+
+    def waiting(self) -> list[str]:
+        """One sentence for each place where lanes are."""
+        lines = self.barriers.report() + self.cluster_barrier.report() + self.mbarriers.report()
+        blocks = self.code.program.blocks
+        for place, lanes in self.native.groups(waiting=True).items():
+            gather = self.code.gathers[place]
+            lines.append(f"gathering for {self.describe(gather.instruction)}: {self._who(lanes)}")
+        for place, lanes in self.native.groups(waiting=False).items():
+            lines.append(f"running at {self.launch.name}:{blocks[place].line}: {self._who(lanes)}")
+        return lines
+
+    def _who(self, lanes: Array) -> str:
+        block, thread = self.place_of(int(np.argmax(lanes)))
+        return f"{int(np.count_nonzero(lanes))} lanes, the first block {block} thread {thread}"
+
+
+def _all(frame: Frame, value: Any) -> Any:
+    """A frame's value over all lanes; scalars stay scalars."""
+    return frame.to_all(value) if isinstance(value, np.ndarray) and value.ndim else value
+
+
+def _same(before: Any, after: Any) -> bool:
+    groups, registers = before
+    now, values = after
+    if groups.keys() != now.keys() or not all(np.array_equal(groups[p], now[p]) for p in groups):
+        return False
+    return bool(np.array_equal(registers, values))

@@ -1,0 +1,501 @@
+"""Barriers in shared memory: `mbarrier` objects, their phases, and the lanes parked at them.
+
+An object counts down the arrivals of its current phase and the bytes that transactions still owe; when both are zero
+the phase is complete, and the next one begins with the count that the object was initialised for. Its eight bytes
+are opaque: they count as uninitialised, and a store to them destroys the object.
+
+For races, an arrival releases what its lane did and saw, and a wait that finds its phase complete acquires what the
+arrivals of that phase released. `cp.async.mbarrier.arrive` arrives for copies, so it releases these alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refmoe.ptx.engine.access import Access
+from refmoe.ptx.engine.barriers import ranges
+from refmoe.ptx.state.records import raise_rows
+from refmoe.ptx.state.spaces import OWN_BASE
+from refmoe.ptx.text.syntax import Instruction
+
+if TYPE_CHECKING:
+    from refmoe.ptx.engine.frame import Frame
+    from refmoe.ptx.engine.machine import Machine
+    from refmoe.ptx.engine.mbarrier_issue import Arrive, CopyArrive, Expect, Wait
+
+Array = Any
+_BYTES = 8
+# Both counts have 20 bits (PTX ISA, "Contents of the mbarrier object").
+MOST = (1 << 20) - 1
+# A state token: phase << 24 | pending count.
+_PHASE_SHIFT = 24
+_FOREVER = np.int64(1) << np.int64(62)
+
+
+@dataclass
+class _Arrival:
+    """Arrivals on barriers `ids` [n] once all that `lanes` [n] copied before number `number` has landed."""
+
+    number: int
+    step: int
+    lanes: Array
+    ids: Array
+
+
+class Mbarriers:
+    """The objects of some CTAs, numbered from 1 in the order of their initialisation."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._numbers: Array = None
+        self.count = 1
+        columns = 0 if machine.clocks is None else machine.clocks.columns
+        self._room(64, columns)
+        self._arrivals: list[_Arrival] = []
+
+    @cached_property
+    def at(self) -> Array:
+        """int64 [lanes], where lanes are parked: number of the object, 0 where they are not."""
+        return np.zeros(self.machine.lanes, np.int64)
+
+    @cached_property
+    def _place(self) -> Array:
+        """int64 [lanes], block of the wait at which they are."""
+        return np.zeros(self.machine.lanes, np.int64)
+
+    @cached_property
+    def _asked(self) -> Array:
+        return np.zeros(self.machine.lanes, np.uint64)
+
+    def _room(self, size: int, columns: int) -> None:
+        self.slot = np.zeros(size, np.int64)
+        self.expected = np.zeros(size, np.int64)
+        self.pending = np.zeros(size, np.int64)
+        self.transactions = np.zeros(size, np.int64)
+        self.phase = np.zeros(size, np.int64)
+        # Arrivals that copies under way will make.
+        self.announced = np.zeros(size, np.int64)
+        self._creation = np.zeros(size, np.int64)
+        # What the arrivals of this phase, and those of the last, have released.
+        self._coming = np.zeros((size, columns), np.int64)
+        self._known = np.zeros((size, columns), np.int64)
+        self._coming_acquired = np.zeros(size, np.int64)
+        self._known_acquired = np.zeros(size, np.int64)
+
+    def _grow(self) -> None:
+        for name in (
+            "slot", "expected", "pending", "transactions", "phase", "announced", "_creation", "_coming", "_known",
+            "_coming_acquired", "_known_acquired",
+        ):  # fmt: skip
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
+
+    # Objects by address
+
+    def slots(self, frame: Frame, access: Access, address: Array, lanes: Array) -> Array:
+        """Index of each lane's address in shared memory, in units of an object."""
+        shared = self.machine.shared
+        if self._numbers is None:
+            self._numbers = np.zeros(shared.data.size // _BYTES, np.int64)
+        found = np.zeros(len(lanes), np.int64)
+        for region, which, index in access._parts(frame, address, lanes):
+            if region is not shared:
+                lane = lanes[0] if which is None else lanes[which][0]
+                raise self.machine.misuse(access.instruction, lane, "a barrier that is not in shared memory")
+            found[slice(None) if which is None else which] = index // _BYTES
+        return found
+
+    def objects(self, frame: Frame, access: Access, address: Array, lanes: Array) -> Array:
+        """Number of each lane's object.
+
+        Raises:
+            MisuseError: there is none.
+            RaceError: nothing orders its initialisation before this.
+        """
+        slots = self.slots(frame, access, address, lanes)
+        ids = self._numbers[slots]
+        if not ids.all():
+            bad = int(np.argmin(ids))
+            raise self.machine.misuse(access.instruction, lanes[bad], f"{self.name(slots[bad])} is not initialised")
+        shared = self.machine.shared
+        written = shared.words(_BYTES, of_valid=True)[slots] != 0
+        if written.any():
+            bad = int(np.argmax(written))
+            what = f"{self.name(slots[bad])} was overwritten by a store"
+            raise self.machine.misuse(access.instruction, lanes[bad], what)
+        if shared.shadow is not None:
+            shared.shadow.ordered_after(frame, access, shared, slots * _BYTES, lanes, self._creation[ids])
+        return ids
+
+    def place_of(self, number: int) -> tuple[int, int]:
+        """(CTA, byte of its shared memory) of an object."""
+        return divmod(int(self.slot[number]) * _BYTES, self.machine.shared.stride)
+
+    def awaited(self, lanes: Array) -> Iterator[tuple[Instruction, Array, Array]]:
+        """(instruction, lanes [n], their objects [n]) of parked lanes, by the place of their wait."""
+        for place in np.unique(self._place[lanes]):
+            which = np.flatnonzero(lanes & (self._place == place))
+            yield self.machine.code.waits[int(place)].work.access.instruction, which, self.at[which]
+
+    def name(self, slot: int) -> str:
+        """The object in a slot of shared memory, for messages."""
+        shared = self.machine.shared
+        cta, byte = divmod(int(slot) * _BYTES, shared.stride)
+        block, _ = self.machine.place_of(cta * self.machine.warps * 32)
+        return f"the mbarrier at byte {byte} of {shared.name} (address 0x{OWN_BASE + byte:X}) of block {block}"
+
+    # Life
+
+    def create(self, frame: Frame, access: Access, address: Array, lanes: Array, counts: Array) -> None:
+        """`mbarrier.init`, one object a lane.
+
+        Raises:
+            MisuseError: a count out of range, or an object that is in use.
+        """
+        slots = self.slots(frame, access, address, lanes)
+        self._check_counts(access.instruction, lanes, counts)
+        shared = self.machine.shared
+        alive = (self._numbers[slots] != 0) & (shared.words(_BYTES, of_valid=True)[slots] == 0)
+        if alive.any():
+            bad = int(np.argmax(alive))
+            what = f"{self.name(slots[bad])} is initialised already"
+            raise self.machine.misuse(access.instruction, lanes[bad], what)
+        _, first, times = np.unique(slots, return_index=True, return_counts=True)
+        if (times > 1).any():
+            bad = int(first[np.argmax(times > 1)])
+            what = f"{self.name(slots[bad])} is initialised by {int(times.max())} threads at once"
+            raise self.machine.misuse(access.instruction, lanes[bad], what)
+        if shared.shadow is not None:
+            shared.shadow.atomic(frame, access, shared, slots * _BYTES, lanes)
+        while self.count + len(slots) > len(self.slot):
+            self._grow()
+        ids = self.count + np.arange(len(slots))
+        self.count += len(slots)
+        self._numbers[slots] = ids
+        self.slot[ids] = slots
+        self.expected[ids] = self.pending[ids] = counts
+        if self.machine.clocks is not None:
+            self._creation[ids] = self.machine.clocks.record(lanes)
+        shared.words(_BYTES, of_valid=True)[slots] = 0
+        self.machine.tracer.mbarrier("init", access.instruction, lanes, ids, counts)
+
+    def destroy(self, frame: Frame, access: Access, address: Array, lanes: Array) -> None:
+        """`mbarrier.inval`.
+
+        Raises:
+            MisuseError: no object, or one at which lanes wait or on which copies will arrive.
+        """
+        ids = self.objects(frame, access, address, lanes)
+        used = np.isin(ids, self.at[self.at > 0]) | (self.announced[ids] > 0) | (self.machine.bulk.owed(ids) > 0)
+        if used.any():
+            bad = int(np.argmax(used))
+            raise self.machine.misuse(access.instruction, lanes[bad], f"{self.name(self.slot[ids[bad]])} is in use")
+        self._numbers[self.slot[ids]] = 0
+
+    # Counting
+
+    def _check_counts(self, instruction: Instruction, lanes: Array, counts: Array) -> None:
+        wrong = (counts < 1) | (counts > MOST)
+        if wrong.any():
+            bad = int(np.argmax(wrong))
+            raise self.machine.misuse(instruction, lanes[bad], f"a count of {int(counts[bad])}, not 1 to {MOST}")
+
+    def arrive(self, frame: Frame, work: Arrive, address: Array, lanes: Array, counts: Array, owed: Array) -> Array:
+        """Arrivals, lane after lane. Returns the state before each.
+
+        Args:
+            frame: the step.
+            work: the instruction.
+            address: uint64 [n].
+            lanes: int64 [n].
+            counts: int64 [n], how often each lane arrives.
+            owed: int64 [n], bytes that each adds to what transactions owe, before it arrives.
+        """
+        ids = self.objects(frame, work.access, address, lanes)
+        self._check_counts(work.access.instruction, lanes, counts)
+        totals = np.bincount(ids, counts, self.count)
+        if (totals[ids] > self.pending[ids]).any() and len(lanes) > 1:
+            # The phase may end between two of them.
+            states = [
+                self.arrive(frame, work, address[i : i + 1], lanes[i : i + 1], counts[i : i + 1], owed[i : i + 1])
+                for i in range(len(lanes))
+            ]
+            return np.concatenate(states)
+        state = self._states(ids, counts)
+        self.machine.tracer.mbarrier("expect", work.access.instruction, lanes, ids, owed)
+        self.machine.tracer.mbarrier("arrive", work.access.instruction, lanes, ids, counts)
+        np.add.at(self.transactions, ids, owed)
+        self._check_owed(work.access.instruction, ids, lanes)
+        if work.releases:
+            self._release(lanes, ids)
+        self._count_down(frame, work.access.instruction, ids, lanes, counts)
+        if work.drops:
+            np.add.at(self.expected, ids, -counts)
+        self._settle(frame, ids, work.access.instruction, "" if work.completes else "may not complete the phase")
+        return state
+
+    def _states(self, ids: Array, counts: Array) -> Array:
+        """The state that each of the arrivals finds."""
+        order = np.argsort(ids, kind="stable")
+        ordered, taken = ids[order], counts[order]
+        before = np.cumsum(taken) - taken
+        first = np.r_[True, ordered[1:] != ordered[:-1]]
+        before -= np.maximum.accumulate(np.where(first, before, 0))
+        state = np.empty(len(ids), np.int64)
+        state[order] = (self.phase[ordered] << _PHASE_SHIFT) + self.pending[ordered] - before
+        return state.view(np.uint64)
+
+    def _count_down(self, frame: Frame, instruction: Instruction, ids: Array, lanes: Array, counts: Array) -> None:
+        np.add.at(self.pending, ids, -counts)
+        below = self.pending[ids] < 0
+        if below.any():
+            bad = int(np.argmax(below))
+            number = ids[bad]
+            phase = f"phase {int(self.phase[number])} of {self.name(self.slot[number])}"
+            what = f"{-int(self.pending[number])} arrivals more than {phase} expects"
+            raise self.machine.misuse(instruction, lanes[bad], what)
+        self.machine.progress()
+
+    def _check_owed(self, instruction: Instruction, ids: Array, lanes: Array) -> None:
+        beyond = np.abs(self.transactions[ids]) > MOST
+        if beyond.any():
+            bad = int(np.argmax(beyond))
+            owed = int(self.transactions[ids[bad]])
+            raise self.machine.misuse(instruction, lanes[bad], f"a transaction count of {owed}, beyond {MOST}")
+
+    def expect(self, frame: Frame, work: Expect, address: Array, lanes: Array, owed: Array) -> None:
+        """`mbarrier.expect_tx` and, with negative bytes, `mbarrier.complete_tx`."""
+        ids = self.objects(frame, work.access, address, lanes)
+        self.machine.tracer.mbarrier("expect", work.access.instruction, lanes, ids, owed)
+        self._owe(frame, work.access, ids, lanes, owed)
+
+    def _owe(self, frame: Frame, access: Access, ids: Array, lanes: Array, owed: Array) -> None:
+        np.add.at(self.transactions, ids, owed)
+        self._check_owed(access.instruction, ids, lanes)
+        self.machine.progress()
+        self._settle(frame, ids, access.instruction, "")
+
+    def complete_bytes(self, frame: Frame, access: Access, address: Array, lanes: Array, size: int) -> None:
+        """Each lane wrote `size` bytes asynchronously: the transaction owes as many less."""
+        ids = self.objects(frame, access, address, lanes)
+        clocks = self.machine.clocks
+        if clocks is not None:
+            column = clocks.warps + (lanes >> 5) % clocks.warps
+            np.maximum.at(self._coming, (ids, column), clocks.now)
+        owed = np.full(len(lanes), -size, np.int64)
+        self.machine.tracer.mbarrier("expect", access.instruction, lanes, ids, owed)
+        self._owe(frame, access, ids, lanes, owed)
+
+    def announce(self, frame: Frame, work: CopyArrive, address: Array, lanes: Array) -> None:
+        """`cp.async.mbarrier.arrive`: one arrival for each lane, once its copies have landed."""
+        ids = self.objects(frame, work.access, address, lanes)
+        if work.increments:
+            np.add.at(self.pending, ids, 1)
+            if (self.pending[ids] > MOST).any():
+                raise self.machine.misuse(work.access.instruction, lanes[0], "a pending count beyond its 20 bits")
+        np.add.at(self.announced, ids, 1)
+        machine = self.machine
+        machine.tracer.mbarrier("announce", work.access.instruction, lanes, ids, 1)
+        self._arrivals.append(_Arrival(machine.copies.issued, machine.launch.clock, lanes, ids))
+        machine.progress()
+        self._settle(frame, ids, work.access.instruction, "")
+
+    def _settle(self, frame: Frame, ids: Array, instruction: Instruction, refusal: str) -> None:
+        """Complete phases that have all they expect; land copies that alone keep parked lanes waiting."""
+        ids = np.unique(ids)
+        self._complete(ids, instruction, refusal)
+        if self._arrivals or self.machine.bulk.loads:
+            awaited = ids[np.isin(ids, self.at[self.at > 0])]
+            if awaited.size:
+                self.land(frame, awaited, instruction)
+
+    def _complete(self, ids: Array, instruction: Instruction, refusal: str) -> None:
+        done = ids[(self.pending[ids] == 0) & (self.transactions[ids] == 0)]
+        if not done.size:
+            return
+        if refusal:
+            cta = int(self.slot[done[0]]) * _BYTES // self.machine.shared.stride
+            lane = cta * self.machine.warps * 32
+            raise self.machine.misuse(instruction, lane, f"an arrival that {refusal} completes it")
+        self.machine.tracer.completed(done)
+        self.phase[done] += 1
+        self.pending[done] = self.expected[done]
+        if self.machine.clocks is not None:
+            self._known[done] = self._together(done)
+            self._known_acquired[done] = self._coming_acquired[done]
+            self._coming[done] = 0
+            self._coming_acquired[done] = 0
+        woken = np.isin(self.at, done)
+        if woken.any():
+            self.machine.tracer.woken("wake", woken)
+            self._send(woken)
+        self.machine.progress()
+
+    def land(self, frame: Frame, ids: Array, instruction: Instruction) -> None:
+        """Land the copies of those objects' arrivals and transactions for which nothing else is missing."""
+        self._land_bulk(frame, ids, instruction)
+        ready = ids[
+            (self.announced[ids] > 0) & (self.announced[ids] >= self.pending[ids]) & (self.transactions[ids] == 0)
+        ]
+        if not ready.size:
+            return
+        machine = self.machine
+        before = np.zeros(machine.lanes, np.int64)
+        left, coming = [], []
+        for arrival in self._arrivals:
+            which = np.isin(arrival.ids, ready)
+            if which.any():
+                lanes, numbers = arrival.lanes[which], arrival.ids[which]
+                before[lanes] = np.maximum(before[lanes], arrival.number)
+                coming.append((numbers, lanes))
+                if machine.clocks is not None:
+                    warps = lanes >> 5
+                    column = machine.clocks.warps + warps % machine.clocks.warps
+                    np.maximum.at(self._coming, (numbers, column), arrival.step)
+            if not which.all():
+                arrival.lanes, arrival.ids = arrival.lanes[~which], arrival.ids[~which]
+                left.append(arrival)
+        self._arrivals = left
+        machine.copies.announce(frame, before)
+        for numbers, lanes in coming:
+            np.add.at(self.announced, numbers, -1)
+            machine.tracer.mbarrier("arrive", instruction, lanes, numbers, 1)
+            self._count_down(frame, instruction, numbers, lanes, np.ones(len(lanes), np.int64))
+        self._complete(ready, instruction, "")
+
+    def _land_bulk(self, frame: Frame, ids: Array, instruction: Instruction) -> None:
+        """Land bulk copies that complete on those objects, where all arrivals have come or come with other copies."""
+        bulk, clocks = self.machine.bulk, self.machine.clocks
+        ready = ids[(self.pending[ids] <= self.announced[ids]) & (self.transactions[ids] > 0)]
+        if not ready.size or not bulk.loads:
+            return
+        touched = np.flatnonzero(bulk.land(frame, ready, self.transactions))
+        if clocks is not None and touched.size:
+            self._coming[touched, clocks.agents + bulk.agents(touched)] = clocks.now
+        self._complete(touched, instruction, "")
+
+    # Waiting
+
+    def complete(self, work: Wait, ids: Array, lanes: Array, asked: Array) -> Array:
+        """Whether the phase that each lane asks for is complete; `asked` is a parity or a state."""
+        phase = self.phase[ids]
+        if work.parity:
+            odd = asked > 1
+            if odd.any():
+                bad = int(np.argmax(odd))
+                raise self.machine.misuse(work.access.instruction, lanes[bad], f"a parity of {int(asked[bad])}")
+            return (phase & 1) != asked.view(np.int64)
+        wanted = (asked >> np.uint64(_PHASE_SHIFT)).view(np.int64)
+        stale = (phase - wanted > 1) | (phase < wanted)
+        if stale.any():
+            bad = int(np.argmax(stale))
+            what = f"the state of phase {int(wanted[bad])}, in phase {int(phase[bad])}"
+            raise self.machine.misuse(work.access.instruction, lanes[bad], what)
+        return phase > wanted
+
+    def look(self, frame: Frame, work: Wait, address: Array, lanes: Array, asked: Array) -> tuple[Array, Array]:
+        """(objects, whether their phases are complete) of lanes that need them, copies landed where they alone lack."""
+        ids = self.objects(frame, work.access, address, lanes)
+        self._check_own(work, ids, lanes)
+        ready = self.complete(work, ids, lanes, asked)
+        if (self._arrivals or self.machine.bulk.loads) and not ready.all():
+            self.land(frame, np.unique(ids[~ready]), work.access.instruction)
+            ready = self.complete(work, ids, lanes, asked)
+        return ids, ready
+
+    def _check_own(self, work: Wait, ids: Array, lanes: Array) -> None:
+        """A wait is for a barrier of the own block (PTX ISA, "mbarrier.test_wait": `.shared::cta`)."""
+        machine = self.machine
+        if machine.launch.grid.cluster_blocks > 1:
+            other = self.slot[ids] * _BYTES // machine.shared.stride != machine.lane_cta[lanes]
+            if other.any():
+                bad = int(np.argmax(other))
+                what = f"a wait for {self.name(self.slot[ids[bad]])}, another block of the cluster"
+                raise machine.misuse(work.access.instruction, lanes[bad], what)
+
+    def acquire(self, ids: Array, lanes: Array) -> None:
+        """Lanes have seen the last phase of their objects complete."""
+        clocks = self.machine.clocks
+        if clocks is None or not lanes.size:
+            return
+        warps, numbers = _runs(lanes >> 5, ids)
+        raise_rows(clocks.seen, warps, self._known[numbers])
+        raise_rows(clocks.acquired, warps, self._known_acquired[numbers])
+
+    def park(self, place: int, lanes: Array, ids: Array, asked: Array) -> None:
+        """Lanes wait at the instruction that begins block `place`."""
+        self.at[lanes] = ids
+        self._place[lanes] = place
+        self._asked[lanes] = asked
+
+    def _send(self, lanes: Array) -> None:
+        for place in np.unique(self._place[lanes]):
+            self.machine.resume_at(int(place), lanes & (self._place == place))
+        self.at[lanes] = 0
+
+    def give_up(self) -> Array:
+        """Send all parked lanes on, as after the time limit of `try_wait`. Returns who they are."""
+        parked = self.at > 0
+        self.machine.tracer.woken("give up", parked)
+        self._send(parked)
+        return parked
+
+    def places(self) -> Array:
+        """int64 [lanes], the block of the wait at which each lane is parked, -1 for none."""
+        return np.where(self.at > 0, self._place, -1)
+
+    def report(self) -> list[str]:
+        """One sentence for each object and place at which lanes are parked."""
+        machine = self.machine
+        lines: list[str] = []
+        if not machine.code.has_mbarriers:
+            return lines
+        owed = machine.bulk.owed(np.arange(self.count))
+        parked = np.flatnonzero(self.at > 0)
+        for number, place in sorted(set(zip(self.at[parked].tolist(), self._place[parked].tolist(), strict=True))):
+            lanes = np.flatnonzero((self.at == number) & (self._place == place))
+            work = machine.code.waits[place].work
+            asked = int(self._asked[lanes[0]])
+            what = f"parity {asked}" if work.parity else f"phase {asked >> _PHASE_SHIFT}"
+            lines.append(
+                f"{self.name(self.slot[number])}: phase {int(self.phase[number])} (parity "
+                f"{int(self.phase[number]) & 1}) is not complete, {int(self.pending[number])} of "
+                f"{int(self.expected[number])} arrivals and {int(self.transactions[number])} bytes pending, "
+                f"{int(self.announced[number])} arrivals by copies under way, {int(owed[number])} bytes by bulk "
+                f"copies under way; waiting for {what} are {ranges(machine, lanes)}; "
+                f"{machine.describe(work.access.instruction)}"
+            )
+        return lines
+
+    # Races
+
+    def _release(self, lanes: Array, ids: Array) -> None:
+        clocks = self.machine.clocks
+        if clocks is None:
+            return
+        warps, numbers = _runs(lanes >> 5, ids)
+        raise_rows(self._coming, numbers, clocks.seen[warps])
+        raise_rows(self._coming_acquired, numbers, clocks.acquired[warps])
+        self._coming[ids, 2 * clocks.warps + lanes % (clocks.warps * 32)] = clocks.now
+
+    def _together(self, ids: Array) -> Array:
+        """What arrivals released, where a warp all of whose lanes arrived is known as a whole."""
+        machine = self.machine
+        known = self._coming[ids]
+        warps = machine.clocks.warps
+        cluster = self.slot[ids] * _BYTES // (machine.shared.stride * machine.launch.grid.cluster_blocks)
+        alive = machine.alive.reshape(-1, warps, 32)[cluster]
+        lanes = np.where(alive, known[:, 2 * warps : 34 * warps].reshape(-1, warps, 32), _FOREVER).min(axis=2)
+        known[:, :warps] = np.maximum(known[:, :warps], np.where(lanes < _FOREVER, lanes, 0))
+        return known
+
+
+def _runs(warps: Array, ids: Array) -> tuple[Array, Array]:
+    """Pairs (warp, object) without neighbouring repeats."""
+    first = np.r_[True, (warps[1:] != warps[:-1]) | (ids[1:] != ids[:-1])]
+    return warps[first], ids[first]

@@ -1,0 +1,329 @@
+"""The machine as native code sees it: registers in one block of memory, and the tables of `context`."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refmoe.ptx.isa import DTYPES
+from refmoe.ptx.native.context import (
+    HOME_BYTES,
+    LOCAL_ROW,
+    MASKS,
+    NOBODY,
+    QUEUE_FIELDS,
+    SHARED_ROW,
+    SLOW,
+    TURN,
+    WAITING,
+    Context,
+    End,
+    Place,
+    Queue,
+    Row,
+    starts,
+)
+from refmoe.ptx.native.scheduler import Status, functions
+from refmoe.ptx.state.memory import Region
+from refmoe.ptx.state.pages import Spare
+from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW
+
+if TYPE_CHECKING:
+    from refmoe.ptx.engine.frame import Frame
+    from refmoe.ptx.engine.machine import Machine
+
+Array = Any
+_ALIGN = 256
+_LANES = 32
+# Of machines that have ended: fresh pages would cost more than what runs on them.
+_REGISTERS = Spare()
+# Blocks that a warp may run in a launch without a limit.
+_ENDLESS = 1 << 62
+# What native code counts from zero in each call.
+_NOTHING = np.zeros(Context.EXITED + 1 - Context.STEPS, np.int64).data
+
+
+class NativeState:
+    """Registers and tables of one machine.
+
+    Attributes:
+        registers: an array [warps, 32] for each home.
+        memory: in which they lie.
+        error: what Python code that native code called raised, or None.
+        yielded: whether warps may go on natively that did not yet.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        code, lanes = machine.code, machine.lanes
+        self.machine = machine
+        self.error: BaseException | None = None
+        self.yielded = False
+        begins = starts(code.kinds)
+        specials = code.kernel.specials
+        size = (begins[-1] + 4 * len(specials)) * lanes
+        spare = _REGISTERS.take(size + _ALIGN)
+        self.memory = np.zeros(size + _ALIGN, np.uint8) if spare is None else spare
+        start = -self.memory.ctypes.data % _ALIGN
+        block = self.memory[start : start + size]
+        # Of each warp its homes, one behind the other.
+        rows = block.reshape(lanes // _LANES, -1)
+        self.registers = [
+            rows[:, begin * _LANES : (begin + HOME_BYTES[kind]) * _LANES].view(DTYPES[kind])
+            for begin, kind in zip(begins, code.kinds, strict=False)
+        ]
+        # What changes while lanes run: predefined registers do not.
+        self._changing = rows[:, : begins[-1] * _LANES]
+        self._specials = {
+            name: rows[:, begin * _LANES : (begin + 4) * _LANES].view(np.uint32)
+            for name, begin in zip(specials, range(begins[-1], begins[-1] + 4 * len(specials), 4), strict=True)
+        }
+        self._regions = [machine.shared, machine.local, *machine.arena.regions]
+        self._rows = np.zeros((len(self._regions), len(Row)), np.int64)
+        self._context = np.zeros(len(Context), np.int64)
+        self._fields = self._context.data
+        self._address = self._context.ctypes.data
+        self._queues = np.zeros((lanes // _LANES, QUEUE_FIELDS), np.int64)
+        self._masks = np.zeros(lanes // _LANES, np.uint32)
+        self._scheduler = functions()
+        self._functions = np.array(code.kernel.variants, np.int64)
+        self._symbols = np.array([int(machine.addresses[name]) for name in code.kernel.symbols], np.int64)
+        self._approximate = np.zeros(max(len(code.approximate), 1), np.uint8)
+        self._slow = SLOW(self._access)
+        self._fill(block)
+        self.restart()
+
+    def restart(self) -> None:
+        """The machine became other CTAs, see `Machine.restart`."""
+        if self.machine.code.reads_unwritten:
+            self._changing[:] = 0
+        self._start()
+
+    def _start(self) -> None:
+        """What depends on which CTAs these are, and where their lanes begin."""
+        machine, context = self.machine, self._context
+        for name, held in self._specials.items():
+            value = machine.specials[name]
+            held[:] = value.reshape(-1, _LANES) if np.ndim(value) else value
+        self._queues[:, : Queue.KEYS] = 0
+        self._queues[:, Queue.ALIVE] = _bits(machine.alive)
+        context[Context.FIRST_THREAD] = machine.first_thread
+        if machine.clocks is not None:
+            context[Context.FIRST_WARP] = machine.clocks.first_warp
+
+    def enter(self) -> None:
+        """These CTAs run from now on: tell native code where everything lies."""
+        for region in self._regions:
+            self._refresh(region)
+
+    def _fill(self, block: Array) -> None:
+        machine, context = self.machine, self._context
+        shared_offset = np.arange(machine.lanes // 32) // machine.warps * machine.shared.stride
+        self._shared_offset = shared_offset.astype(np.int64)
+        context[Context.REGISTERS] = block.ctypes.data
+        context[Context.WARP_BYTES] = block.size // (machine.lanes // _LANES)
+        context[Context.SLOW] = ctypes.cast(self._slow, ctypes.c_void_p).value or 0
+        context[Context.FUNCTIONS] = self._functions.ctypes.data
+        context[Context.SYMBOLS] = self._symbols.ctypes.data
+        context[Context.APPROXIMATE] = self._approximate.ctypes.data
+        context[Context.REGIONS] = self._rows.ctypes.data
+        context[Context.REGION_COUNT] = len(self._rows)
+        context[Context.SHARED_OFFSET] = self._shared_offset.ctypes.data
+        context[Context.REFUSE_UNWRITTEN] = machine.checks.uninitialised
+        # Those that know of each other, and take turns.
+        context[Context.WARPS] = machine.warps * machine.launch.grid.cluster_blocks
+        budget = machine.launch.step_budget
+        context[Context.BUDGET] = _ENDLESS if budget is None else budget
+        context[Context.ALL_WARPS] = len(self._queues)
+        self._places = places_of(machine)
+        context[Context.PLACES] = self._places.ctypes.data
+        context[Context.QUEUES] = self._queues.ctypes.data
+        clocks = machine.clocks
+        if clocks is not None:
+            context[Context.SEEN] = clocks.seen.ctypes.data
+            context[Context.SEEN_COLUMNS] = clocks.columns
+            context[Context.PUBLISHED] = clocks.published.ctypes.data
+            context[Context.ACQUIRED] = clocks.acquired.ctypes.data
+            context[Context.BY_LANE] = clocks.by_lane
+            context[Context.BULK] = clocks.bulk
+
+    def _refresh(self, region: Region) -> None:
+        """Enter a region as it is now."""
+        number = next(i for i, each in enumerate(self._regions) if each is region)
+        row = self._rows[number]
+        row[Row.BASE] = region.base + {SHARED_ROW: SHARED_WINDOW, LOCAL_ROW: LOCAL_WINDOW}.get(number, 0)
+        row[Row.SIZE] = region.size
+        row[Row.DATA] = region.data.ctypes.data
+        row[Row.VALID] = 0 if region.valid is None else region.valid.ctypes.data
+        row[Row.POISONED] = row[Row.VALID] if region.poisoned and not self.machine.checks.uninitialised else 0
+        if region.journal is not None:
+            row[Row.KEPT] = region.journal.kept.ctypes.data
+            row[Row.BEFORE] = region.journal.before.ctypes.data
+        row[Row.WRITABLE] = region.writable and region.space != "const" and region.watch is None
+        row[Row.STRIDE] = region.stride if number == LOCAL_ROW else 0
+        shadow = region.shadow
+        if shadow is not None:
+            shadow.enter(row)
+
+    def release(self) -> None:
+        """Give the memory of the registers back."""
+        _REGISTERS.give(self.memory, self.memory.nbytes)
+
+    def leave(self) -> None:
+        """No lane of these CTAs runs any more."""
+        self.machine.approximate.update(np.flatnonzero(self._approximate).tolist())
+
+    def copy(self) -> Array:
+        """The registers as they are now."""
+        return self._changing.copy()
+
+    # Where lanes are
+
+    def advance(self) -> None:
+        """Run all warps natively until each has to wait for Python.
+
+        Raises:
+            PtxError: what an access found.
+        """
+        machine, fields = self.machine, self._fields
+        launch = machine.launch
+        launch.clock += 1
+        self._begin()
+        status = self._scheduler.advance(self._address)
+        launch.steps += fields[Context.STEPS]
+        launch.instructions += fields[Context.INSTRUCTIONS]
+        launch.lane_instructions += fields[Context.LANE_INSTRUCTIONS]
+        self._end(status == Status.FAILED)
+        if status == Status.SPENT:
+            raise machine.spent()
+        self.yielded = bool(fields[Context.YIELDED])
+        if fields[Context.POLLED]:
+            machine.poll()
+        if fields[Context.EXITED]:
+            machine.leave(self.alive())
+        fields[Context.STEPS : Context.EXITED + 1] = _NOTHING
+
+    def pick(self) -> tuple[int, int, Array] | None:
+        """Take the lanes that come next in Python: their turn, their place, and which they are, bool [lanes]."""
+        key = self._scheduler.pick(self._address, self._masks.ctypes.data)
+        if key == NOBODY:
+            return None
+        return key // TURN, key % TURN, _lanes_of(self._masks)
+
+    def most_steps(self) -> int:
+        """Of the warps: the blocks that the one ran that ran the most."""
+        return int(self._queues[:, Queue.RAN].max())
+
+    def arrive(self, place: int, turn: int, mask: Array, waits: bool = False) -> None:
+        """Lanes come to a place. If they wait there they go on when others come, or by `wake`."""
+        masks = _bits(mask)
+        self._scheduler.arrive(self._address, WAITING + place if waits else turn * TURN + place, masks.ctypes.data)
+
+    def wake(self, mask: Array) -> None:
+        """The waiting groups that have some of these lanes look again."""
+        masks = _bits(mask)
+        self._scheduler.wake(self._address, masks.ctypes.data)
+
+    def exit(self, mask: Array) -> None:
+        """Lanes have exited."""
+        self._queues[:, Queue.ALIVE] &= ~_bits(mask).astype(np.int64)
+
+    def alive(self) -> Array:
+        """The lanes that exist and have not exited, bool [lanes]."""
+        return _lanes_of(self._queues[:, Queue.ALIVE].astype(np.uint32))
+
+    def groups(self, waiting: bool) -> dict[int, Array]:
+        """The lanes at each place, bool [lanes]: those that wait there, or those that may go on."""
+        found: dict[int, Array] = {}
+        for warp, queue in enumerate(self._queues):
+            for group in range(queue[Queue.COUNT]):
+                key, lanes = int(queue[Queue.KEYS + group]), int(queue[MASKS + group])
+                if (key >= WAITING) == waiting:
+                    masks = found.setdefault(key % TURN, np.zeros(len(self._queues), np.uint32))
+                    masks[warp] = lanes
+        return {place: _lanes_of(masks) for place, masks in sorted(found.items())}
+
+    # Races
+
+    def orders(self, function: Any, region: Region, slots: Array, lanes: Array, flags: np.int64) -> bool:
+        """Record accesses of granules by lanes, unless something is wrong with one: see `refmoe.ptx.native.order`.
+
+        Args:
+            function: of that module.
+            region: what is accessed.
+            slots: int64 [n], of granules.
+            lanes: int64 [n], who accesses each.
+            flags: for their records.
+        """
+        row = next(row for row, each in zip(self._rows, self._regions, strict=True) if each is region)
+        self._begin()
+        wrong = function(self._address, row.ctypes.data, slots.ctypes.data, lanes.ctypes.data, len(slots), int(flags))
+        return not wrong
+
+    # One piece
+
+    def run(self, function: int, frame: Frame) -> Array:
+        """Run a native piece for the lanes of a frame.
+
+        Returns:
+            The lanes that take the branch at its end, bool [lanes].
+
+        Raises:
+            PtxError: what an access found.
+        """
+        numbers, masks = frame.warps()
+        taken = np.zeros(len(numbers), np.uint32)
+        self._begin()
+        failed = self._scheduler.each(
+            function, self._address, numbers.ctypes.data, masks.ctypes.data, len(numbers), taken.ctypes.data
+        )
+        self._end(bool(failed))
+        whole = np.zeros(len(self._queues), np.uint32)
+        whole[numbers] = taken
+        return _lanes_of(whole)
+
+    def _begin(self) -> None:
+        self._fields[Context.NOW] = self.machine.launch.clock
+
+    def _end(self, failed: bool) -> None:
+        """What native code changed."""
+        machine, fields = self.machine, self._fields
+        machine.tick(fields[Context.NOW])
+        if fields[Context.CHANGED]:
+            fields[Context.CHANGED] = 0
+            machine.progress()
+        if failed:
+            error, self.error = self.error, None
+            assert error is not None
+            raise error
+
+    def _access(self, site: int, warp: int, mask: int, addresses: int, values: int) -> int:
+        """An access of one warp, in Python."""
+        try:
+            self.machine.tick(self._fields[Context.NOW])
+            self.machine.code.sites[site](self.machine, warp, mask, addresses, values)
+        except BaseException as error:
+            # It goes on in `_end`: nothing can be raised through native code.
+            self.error = error
+            return 1
+        return 0
+
+
+def places_of(machine: Machine) -> Array:
+    """The table of places: in clusters Python sees every exit, because others may still use the block's memory."""
+    places: Array = machine.code.places
+    if machine.launch.grid.cluster_blocks > 1:
+        places = places.copy()
+        places[places[:, Place.END] == End.EXIT, Place.FUNCTION] = 0
+    return places
+
+
+def _bits(mask: Array) -> Array:
+    """bool [lanes] to uint32 [warps], bit i for lane i."""
+    return np.packbits(mask, bitorder="little").view(np.uint32)
+
+
+def _lanes_of(masks: Array) -> Array:
+    """uint32 [warps] to bool [lanes]."""
+    return np.unpackbits(masks.view(np.uint8), bitorder="little").view(np.bool_)

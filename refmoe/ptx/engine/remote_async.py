@@ -1,0 +1,74 @@
+"""`st.async` and `red.async`: a lane writes shared memory of its cluster, and an mbarrier there counts the bytes.
+
+The bytes are there at once. For races they belong to an asynchronous copy of the lane: nobody may touch them before a
+wait for the phase of the mbarrier that they complete, the lane itself neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from refmoe.ptx.engine.access import Access, Atomic, Store
+from refmoe.ptx.state.memory import Region
+
+if TYPE_CHECKING:
+    from refmoe.ptx.engine.frame import Frame
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class WriteAsync:
+    """A store, or an atomic without a result, in shared memory that completes on an mbarrier.
+
+    Attributes:
+        access: what is done.
+        barrier: the access of the mbarrier, which lies in the same block as the bytes.
+    """
+
+    access: Store | Atomic
+    barrier: Access
+
+    def __call__(
+        self, frame: Frame, address: Array, values: tuple[Array, ...], barrier: Array, guard: Array | None
+    ) -> None:
+        """Write `values`, one for each element, and count their bytes off.
+
+        Raises:
+            MemoryFault, MisuseError, RaceError: bytes that cannot be written, or an mbarrier that cannot count them.
+        """
+        where, lanes, chosen = frame.select(address, guard)
+        if not lanes.size:
+            return
+        machine, access = frame.machine, self.access
+        _, _, bars = frame.select(barrier, guard)
+        ((region, _, index),) = access._parts(frame, chosen, lanes)
+        mbarriers = machine.mbarriers
+        ids = mbarriers.objects(frame, self.barrier, bars, lanes)
+        apart = mbarriers.slot[ids] * 8 // region.stride != index // region.stride
+        if apart.any():
+            bad = int(np.argmax(apart))
+            block, _ = machine.place_of(int(index[bad]) // region.stride * machine.warps * 32)
+            what = f"bytes of block {block}, which complete on {mbarriers.name(int(mbarriers.slot[ids[bad]]))}"
+            raise machine.misuse(access.instruction, lanes[bad], what)
+        self._write(frame, region, index, lanes, [frame.acting(where, value) for value in values])
+        machine.progress()
+        mbarriers.complete_bytes(frame, self.barrier, bars, lanes, access.width)
+
+    def _write(self, frame: Frame, region: Region, index: Array, lanes: Array, values: list[Array]) -> None:
+        access = self.access
+        if isinstance(access, Store):
+            words = access.words(values, len(lanes))
+            if region.shadow is not None:
+                region.shadow.copy(frame, access, region, index, lanes)
+            region.write(access.width, index // access.width, words)
+            if region.shadow is not None:
+                region.shadow.after_write(frame, access, region, index, lanes, words)
+            return
+        access._check_valid(frame, region, index, lanes)
+        if region.shadow is not None:
+            region.shadow.copy(frame, access, region, index, lanes, strong=True)
+        access._apply(region, index // access.size, np.arange(len(lanes)), values, np.zeros(len(lanes), access.dtype))

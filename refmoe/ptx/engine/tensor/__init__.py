@@ -1,0 +1,1 @@
+"""Tensor cores: fragments and products."""

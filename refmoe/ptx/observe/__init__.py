@@ -1,0 +1,1 @@
+"""Who watches a launch: traces, profiles, watchpoints."""

@@ -1,0 +1,1 @@
+"""Functions to basic blocks, and what is known of their registers."""

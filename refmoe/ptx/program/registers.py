@@ -1,0 +1,83 @@
+"""Which registers instructions read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from refmoe.ptx.text.syntax import Address, Instruction, Operand, Pair, Register, Vector, parts
+
+# The condition code register of add.cc and its kin.
+CARRY = Register("%cc.cf", "pred")
+# Instructions whose first operand is not a destination.
+_NO_DESTINATION = frozenset((
+    "st", "red", "bra", "brx", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu", "nanosleep",
+    "applypriority", "setmaxnreg", "griddepcontrol", "ret", "exit", "trap", "cp",
+))  # fmt: skip
+
+
+def destinations_and_sources(instruction: Instruction) -> tuple[tuple[Operand, ...], tuple[Operand, ...]]:
+    """The operands that an instruction writes, flattened, and those it reads, as written."""
+    operands = instruction.operands
+    stem = instruction.opcode.split(".")[0]
+    takes_result = stem not in _NO_DESTINATION or (stem in ("bar", "barrier") and ".red." in instruction.opcode)
+    if not operands or not takes_result:
+        return (), operands
+    first = operands[0]
+    if isinstance(first, Address):
+        # What is written there is memory.
+        return (), operands
+    if isinstance(first, Pair):
+        return (first.first, first.second), operands[1:]
+    if isinstance(first, Vector):
+        return first.elements, operands[1:]
+    return (first,), operands[1:]
+
+
+@dataclass
+class Usage:
+    """Registers of some neighbouring instructions.
+
+    Attributes:
+        loads: read before they are written there, in order of first use.
+        writes: written there, in order.
+    """
+
+    loads: dict[str, Register] = field(default_factory=dict)
+    writes: dict[str, Register] = field(default_factory=dict)
+
+
+def _registers(operands: Iterable[Operand]) -> list[Register]:
+    return [part for operand in operands for part in parts(operand) if isinstance(part, Register)]
+
+
+def operands_of(instruction: Instruction) -> tuple[list[Register], list[Register]]:
+    """The registers that an instruction writes, and those that it reads, its guard and the carry included."""
+    destinations, sources = destinations_and_sources(instruction)
+    read, written = _registers(sources), _registers(destinations)
+    stem = instruction.opcode.split(".")[0]
+    if stem in ("addc", "subc", "madc"):
+        read.append(CARRY)
+    if stem in ("add", "sub", "mad", "addc", "subc", "madc") and ".cc." in instruction.opcode:
+        written.append(CARRY)
+    if instruction.guard is not None:
+        # Lanes whose guard is off keep the old value.
+        read += [instruction.guard, *written]
+    return written, read
+
+
+def usage_of(instructions: Iterable[Instruction], terminator: Instruction | None) -> Usage:
+    """What instructions of one block read before they write it, and what they write.
+
+    Results of a barrier, which is a `terminator`, arrive when it completes: nothing here writes them.
+    """
+    usage = Usage()
+    for instruction in instructions:
+        written, read = operands_of(instruction)
+        for register in read:
+            if register.name not in usage.writes:
+                usage.loads.setdefault(register.name, register)
+        if instruction is not terminator:
+            for register in written:
+                usage.writes.setdefault(register.name, register)
+    return usage

@@ -1,0 +1,1 @@
+"""The world of lanes: memory, address spaces, predefined registers, tensor maps."""

@@ -1,0 +1,166 @@
+"""Predefined registers.
+
+Clocks count what the launch has run: see `Ticks`. Where a chip would say something about itself, these registers
+describe one with a single multiprocessor on which this launch is alone: `%smid` 0 of `%nsmid` 1, `%gridid` 1, and 1024
+bytes of shared memory that the system keeps, below the block's own. `%envreg1` and `%envreg2` are the address of a
+cooperative launch's workspace, and the other `%envreg<n>` are 0, as these are in a launch that is not cooperative.
+Performance counters (`%pm<n>`) do not exist here.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from refmoe.ptx.grid import Grid
+from refmoe.ptx.state.spaces import OWN_BASE
+
+_AXES = "xyz"
+_FIRST_LEAP, _LAST_LEAP = 1 << 16, 1 << 62
+_VECTORS = ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
+_MASKS = ("lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt")
+
+_ENVIRONMENT = 32
+# Registers that change while lanes run: (kind, first bit of the counter).
+CLOCKS: dict[str, tuple[str, int]] = {
+    "%clock": ("b32", 0),
+    "%clock_hi": ("b32", 32),
+    "%clock64": ("b64", 0),
+    "%globaltimer": ("b64", 0),
+    "%globaltimer_lo": ("b32", 0),
+    "%globaltimer_hi": ("b32", 32),
+}
+# Those that are the same everywhere.
+_CONSTANTS: dict[str, np.generic] = {
+    "%smid": np.uint32(0),
+    "%nsmid": np.uint32(1),
+    "%gridid": np.uint64(1),
+    "%current_graph_exec": np.uint64(0),
+    "%reserved_smem_offset_begin": np.uint32(0),
+    "%reserved_smem_offset_end": np.uint32(OWN_BASE),
+    "%reserved_smem_offset_cap": np.uint32(OWN_BASE),
+    "%reserved_smem_offset_0": np.uint32(0),
+    "%reserved_smem_offset_1": np.uint32(0),
+    **{f"%envreg{number}": np.uint32(0) for number in range(_ENVIRONMENT)},
+}
+
+# Register kind of each, as PTX spells it.
+SPECIALS: dict[str, str] = {
+    **{f"%{name}.{axis}": "b32" for name in _VECTORS for axis in _AXES},
+    **{f"%{name}": "b32" for name in ("laneid", "warpid", "nwarpid", *_MASKS)},
+    **{f"%{name}": "b32" for name in ("cluster_ctarank", "cluster_nctarank")},
+    **{f"%{name}": "b32" for name in ("dynamic_smem_size", "total_smem_size", "aggr_smem_size")},
+    "%is_explicit_cluster": "pred",
+    **{name: f"b{value.dtype.itemsize * 8}" for name, value in _CONSTANTS.items()},
+    **{name: kind for name, (kind, _) in CLOCKS.items()},
+}
+
+
+class Ticks:
+    """The clock of a launch, one for all multiprocessors and for `%globaltimer`.
+
+    It grows with every instruction that runs and with every read, so that two reads never give the same. When lanes
+    only wait for time to pass, it leaps: what waits for a time-out need not run for so long.
+
+    Attributes:
+        reads: how often it was read.
+    """
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self._leaped = 0
+        self._leap = 0
+
+    def read(self, name: str, instructions: int) -> Any:
+        """A register when so many instructions have run."""
+        self.reads += 1
+        kind, first = CLOCKS[name]
+        count = instructions + self.reads + self._leaped
+        if kind == "b64":
+            return np.uint64(count & (1 << 64) - 1)
+        return np.uint32(count >> first & 0xFFFFFFFF)
+
+    def leap(self) -> bool:
+        """Leap, twice as far as the last time. False if it did so until 64 bits were full: time helps nobody."""
+        self._leap = max(2 * self._leap, _FIRST_LEAP)
+        self._leaped += self._leap
+        return self._leap < _LAST_LEAP
+
+    def settle(self) -> None:
+        """Something else happened: the next leap is short again."""
+        self._leap = 0
+
+
+def values(
+    grid: Grid,
+    block: tuple[int, int, int],
+    first_cta: int,
+    ctas: int,
+    warps: int,
+    dynamic_bytes: int,
+    shared_bytes: int,
+    workspace: int = 0,
+) -> dict[str, Any]:
+    """Each predefined register over the lanes of some CTAs: an array [lanes], or a scalar where all lanes agree.
+
+    `workspace` is the address of what a cooperative launch has, in `%envreg1` (upper half) and `%envreg2`; else 0.
+    """
+    result = dict(_of_any_ctas(grid, block, ctas, warps, dynamic_bytes, shared_bytes))
+    result["%envreg1"], result["%envreg2"] = np.uint32(workspace >> 32), np.uint32(workspace & 0xFFFFFFFF)
+
+    def spread(values: Any) -> Any:
+        same = ctas == 1 or bool((values == values[0]).all())
+        return np.uint32(values[0]) if same else np.repeat(values.astype(np.uint32), warps * 32)
+
+    cluster, rank = np.divmod(first_cta + np.arange(ctas), grid.cluster_blocks)
+    result["%cluster_ctarank"] = spread(rank)
+    for axis, name in enumerate(_AXES):
+        corner = cluster // int(np.prod(grid.clusters[:axis])) % grid.clusters[axis]
+        inside = rank // int(np.prod(grid.cluster[:axis])) % grid.cluster[axis]
+        result[f"%clusterid.{name}"] = spread(corner)
+        result[f"%cluster_ctaid.{name}"] = spread(inside)
+        result[f"%ctaid.{name}"] = spread(corner * grid.cluster[axis] + inside)
+    return result
+
+
+@lru_cache(maxsize=8)
+def _of_any_ctas(
+    grid: Grid,
+    block: tuple[int, int, int],
+    ctas: int,
+    warps: int,
+    dynamic_bytes: int,
+    shared_bytes: int,
+) -> dict[str, Any]:
+    """Those that do not depend on which CTAs they are."""
+    threads = np.arange(warps * 32)
+    lane = np.tile(np.arange(32, dtype=np.uint32), ctas * warps)
+    one = np.uint32(1)
+    lower = (one << lane) - one
+    eq = one << lane
+    result: dict[str, Any] = {
+        "%laneid": lane,
+        "%warpid": np.tile((threads // 32).astype(np.uint32), ctas),
+        "%nwarpid": np.uint32(warps),
+        "%lanemask_eq": eq,
+        "%lanemask_lt": lower,
+        "%lanemask_le": lower | eq,
+        "%lanemask_ge": ~lower,
+        "%lanemask_gt": ~(lower | eq),
+        "%cluster_nctarank": np.uint32(grid.cluster_blocks),
+        "%dynamic_smem_size": np.uint32(dynamic_bytes),
+        "%total_smem_size": np.uint32(shared_bytes),
+        "%aggr_smem_size": np.uint32(shared_bytes + OWN_BASE),
+        "%is_explicit_cluster": np.bool_(grid.explicit),
+        **_CONSTANTS,
+    }
+    for axis, name in enumerate(_AXES):
+        tid = threads // int(np.prod(block[:axis])) % block[axis]
+        result[f"%tid.{name}"] = np.uint32(0) if block[axis] == 1 else np.tile(tid.astype(np.uint32), ctas)
+        result[f"%ntid.{name}"] = np.uint32(block[axis])
+        result[f"%nctaid.{name}"] = np.uint32(grid.size[axis])
+        result[f"%nclusterid.{name}"] = np.uint32(grid.clusters[axis])
+        result[f"%cluster_nctaid.{name}"] = np.uint32(grid.cluster[axis])
+    return result
