@@ -23,13 +23,13 @@ from refmoe.cuda.gemm.kernel import grouped_gemm
 from refmoe.cuda.quantize import mxfp8_quantize
 from refmoe.cuda.routing import route
 from refmoe.errors import RefmoeError
+from refmoe.ptx.engine.races import RaceShadow, shadow_of
 from refmoe.ptx.engine.view import View
 from refmoe.ptx.state.pages import PAGE, Journal, resident_bytes
 
 if TYPE_CHECKING:
     from refmoe.ptx.engine.frame import Frame
     from refmoe.ptx.engine.machine import Launch
-    from refmoe.ptx.engine.races import RaceShadow
     from refmoe.ptx.state.memory import Region
     from refmoe.ptx.text.syntax import Instruction
 
@@ -213,7 +213,8 @@ class Keeper:
 
 
 def _kept(region: Region) -> Kept:
-    return Kept(region, region.shadow, region.valid, region.journal)
+    shadow = None if region.shadow is None else shadow_of(region)
+    return Kept(region, shadow, region.valid, region.journal)
 
 
 class _AllWatched(PtxDevice):

@@ -23,7 +23,7 @@ from refmoe.chips import CHIPS, DEFAULT_ARCH, KERNEL_ARCHS, kernel_chip
 from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build, entries_of, source_sha256
 from refmoe.errors import ArgumentError, RefmoeError, describe
-from refmoe.ptx.engine.view import Observer
+from refmoe.ptx.engine.machine import Observer
 
 DEFAULT_SHARED_BYTES = 48 * 1024  # a CTA gets more only after asking for it
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from refmoe.ptx.arguments import Buffer
 from refmoe.ptx.debugger import Bytes, Debugger, Stop, StopPoint, WarpPlace
 from refmoe.ptx.device_memory import DeviceMemory
-from refmoe.ptx.engine.machine import Checks
+from refmoe.ptx.engine.lanes import Checks
 from refmoe.ptx.errors import (
     ArgumentMismatch,
     AssertionFailed,

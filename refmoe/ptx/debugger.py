@@ -27,7 +27,8 @@ import numpy as np
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.ptx.device_memory import DeviceMemory
-from refmoe.ptx.engine.machine import Checks
+from refmoe.ptx.engine.lanes import Checks, Lanes
+from refmoe.ptx.engine.machine import Launch, Machine
 from refmoe.ptx.engine.view import View
 from refmoe.ptx.errors import Index3
 from refmoe.ptx.launcher import LaunchResult, Module, launch
@@ -37,9 +38,8 @@ from refmoe.ptx.state.spaces import OWN_BASE
 from refmoe.ptx.text.syntax import Instruction
 
 if TYPE_CHECKING:
-    from refmoe.ptx.emit.codegen import Code
+    from refmoe.ptx.engine.code import Code
     from refmoe.ptx.engine.frame import Frame
-    from refmoe.ptx.engine.machine import Launch, Machine
     from refmoe.ptx.state.memory import Region
 
 Array = Any
@@ -149,7 +149,9 @@ class Stop:
     def _machine(self) -> Machine:
         if self._debugger.stopped is not self:
             raise ArgumentError("stop", "one that the launch has left", "the one at which it stands")
-        return self._frame.machine
+        machine = self._frame.machine
+        assert isinstance(machine, Machine)
+        return machine
 
     # Registers
 
@@ -476,8 +478,8 @@ class _Control:
         self.orders: SimpleQueue[str] = SimpleQueue()
         self._number = {id(each): number for number, each in enumerate(self.instructions)}
         # Of each lane of a machine, the number of the instruction that it ran last, or -1.
-        self._before: dict[Machine, Array] = {}
-        self._focus: tuple[Machine, int, Instruction] | None = None
+        self._before: dict[Lanes, Array] = {}
+        self._focus: tuple[Lanes, int, Instruction] | None = None
 
     def attach(self, launch: Launch) -> None:
         """The launch begins."""

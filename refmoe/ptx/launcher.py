@@ -13,9 +13,10 @@ import numpy as np
 
 from refmoe.ptx.arguments import Buffer, bind, write_back
 from refmoe.ptx.device_memory import DeviceMemory
-from refmoe.ptx.engine.machine import Checks, Launch
+from refmoe.ptx.engine.lanes import Checks
+from refmoe.ptx.engine.machine import Launch, Observer
 from refmoe.ptx.engine.races import RaceShadow
-from refmoe.ptx.engine.view import PLAIN, Observer, View
+from refmoe.ptx.engine.view import PLAIN, View
 from refmoe.ptx.errors import ArgumentMismatch, CooperativeLaunchTooLarge, Index3
 from refmoe.ptx.grid import Grid, Queue
 from refmoe.ptx.observe.trace import Trace
@@ -28,7 +29,7 @@ from refmoe.ptx.text.parser import ParsedModule, parse
 from refmoe.ptx.text.syntax import Function, Variable
 
 if TYPE_CHECKING:
-    from refmoe.ptx.emit.codegen import Code
+    from refmoe.ptx.engine.code import Code
 
 # Lanes that run together: enough to make NumPy's overhead small, few enough that their registers stay in cache.
 LANES_AT_ONCE = 24576
@@ -227,10 +228,24 @@ def launch(
                 region.shadow = RaceShadow(padded(region.size), 0)
     ctas = math.prod(size)
     state = Launch(
-        module.name, code, plan, shape, checks, arena, addresses, shared_bytes, shared, warps,
-        np.zeros(ctas * warps if checks.races else 0, np.int64), step_budget, set(), trace, profile,
-        proxied=np.zeros(ctas * warps, np.int64), workspace=workspace,
-    )  # fmt: skip
+        name=module.name,
+        code=code,
+        grid=plan,
+        block=shape,
+        checks=checks,
+        arena=arena,
+        addresses=addresses,
+        dynamic_bytes=shared_bytes,
+        shared_bytes=shared,
+        warps=warps,
+        published=np.zeros(ctas * warps if checks.races else 0, np.int64),
+        proxied=np.zeros(ctas * warps, np.int64),
+        step_budget=step_budget,
+        approximate=set(),
+        trace=trace,
+        observer=profile,
+        workspace=workspace,
+    )
     if profile is not None:
         profile.attach(state)
     _keep_freed_memory()

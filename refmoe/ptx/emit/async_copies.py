@@ -10,7 +10,7 @@ from refmoe.ptx.emit import bulk
 from refmoe.ptx.emit.bulk import count_operands, integer
 from refmoe.ptx.engine.access import Access, Store
 from refmoe.ptx.engine.copies import CopyAsync, CopyCommit, CopyWait
-from refmoe.ptx.engine.mbarrier_issue import Arrive, CopyArrive, Create, Destroy, Expect, Wait, pending_count
+from refmoe.ptx.engine.mbarrier import Arrive, CopyArrive, Create, Destroy, Expect, Wait, pending_count
 from refmoe.ptx.text.syntax import Instruction, Not, Operand, Register
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ through the frame and puts back those that it wrote; a native piece does that by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,15 @@ import numpy as np
 
 from refmoe.ptx import isa
 from refmoe.ptx.emit.emitter import Emitter
-from refmoe.ptx.engine.mbarrier_issue import Wait
+from refmoe.ptx.engine.barriers import BarrierCode
+from refmoe.ptx.engine.code import Code, Gather, WaitCode
+from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.machine import announce
+from refmoe.ptx.engine.native_state import NativeState
 from refmoe.ptx.engine.refusal import Refusal
-from refmoe.ptx.engine.slow import Slow, slow_form
+from refmoe.ptx.engine.slow import slow_form
 from refmoe.ptx.engine.tensor.mma import Mma
-from refmoe.ptx.engine.view import PLAIN, View, announce
+from refmoe.ptx.engine.view import PLAIN, View
 from refmoe.ptx.errors import Contraction, UnknownOpcode
 from refmoe.ptx.native.context import EDGE_BITS, Edge, End, Meeting, Place, starts
 from refmoe.ptx.native.kernel import Kernel, compile_pieces, is_native
@@ -27,95 +31,12 @@ from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.ops.lanes import LANES
 from refmoe.ptx.program.blocks import Block, Program, build
 from refmoe.ptx.program.inline import inline_calls
-from refmoe.ptx.program.layout import Layout, lay_out
+from refmoe.ptx.program.layout import lay_out
 from refmoe.ptx.program.liveness import reads_unwritten
 from refmoe.ptx.program.pieces import Homes, Piece, cut
 from refmoe.ptx.program.registers import Usage, destinations_and_sources
 from refmoe.ptx.text.parser import ParsedModule
 from refmoe.ptx.text.syntax import Function, Immediate, Instruction, Not, Operand, Register
-
-
-@dataclass(frozen=True)
-class BarrierCode:
-    """The barrier instruction that ends a block. `kind` is `"sync" "arrive" "red" "cluster.arrive" "cluster.wait"`."""
-
-    instruction: Instruction
-    kind: str
-    reduction: str
-    destination: int | None
-
-
-@dataclass(frozen=True)
-class Gather:
-    """The warp-level instruction that begins a block. Its member mask is a register number or a constant.
-
-    `is_barrier`: `bar.warp.sync`, which lanes may meet at different places.
-    """
-
-    instruction: Instruction
-    register: int | None
-    constant: Any
-    is_barrier: bool
-
-
-@dataclass(frozen=True)
-class WaitCode:
-    """The `mbarrier.try_wait` that begins a block.
-
-    Attributes:
-        work: what it does.
-        probe: its operands before it runs: (address, parity or state), from the registers and a frame of all lanes.
-    """
-
-    work: Wait
-    probe: Callable[..., Any]
-
-
-@dataclass(frozen=True)
-class Code:
-    """A compiled entry.
-
-    Attributes:
-        entry: without calls.
-        program: its blocks.
-        layout: where its variables lie.
-        steps: the function of each block.
-        kernel: the native code that they call.
-        sites: what Python does for the instructions that native code may leave to it.
-        kinds: register kind of each register that lives across pieces.
-        gathers, barriers, waits: by block.
-        has_mbarriers: whether lanes may synchronise through barriers in memory.
-        has_bulk: whether there are bulk copies or edits of tensor maps.
-        lengths: instructions of each block, its terminator included.
-        approximate: the instructions that `Frame.note` refers to by index.
-        contractions: lines of FP instructions that ptxas may fuse.
-        models: accumulation models of its tensor-core instructions, and what they rest on.
-        source: the generated text.
-        reads_unwritten: whether a register may be read that nothing wrote, which is then zero.
-        homes: number and kind of each register that lives across pieces, by name.
-        places: int64 [blocks, fields], what the native scheduler knows of each, see `Place`.
-    """
-
-    entry: Function
-    program: Program
-    layout: Layout
-    steps: tuple[Callable[..., Any], ...]
-    kernel: Kernel
-    sites: tuple[Slow, ...]
-    kinds: tuple[str, ...]
-    gathers: dict[int, Gather]
-    barriers: dict[int, BarrierCode]
-    waits: dict[int, WaitCode]
-    has_mbarriers: bool
-    has_bulk: bool
-    lengths: tuple[int, ...]
-    approximate: tuple[Instruction, ...]
-    contractions: tuple[int, ...]
-    models: dict[str, str]
-    source: str
-    reads_unwritten: bool
-    homes: dict[str, tuple[int, str]]
-    places: Any
 
 
 def compile_entry(module: ParsedModule, entry: Function, strict: bool, view: View = PLAIN) -> Code:
@@ -399,9 +320,9 @@ class Invoker:
     def __init__(self, kernel: Kernel) -> None:
         self._functions = kernel.functions
 
-    def __call__(self, block: int, number: int, frame: Any) -> None:
+    def __call__(self, block: int, number: int, frame: Frame) -> None:
         """Raises whatever an access that Python did for a warp raised."""
-        frame.machine.native.run(self._functions[block, number], frame)
+        frame.machine.part(NativeState).run(self._functions[block, number], frame)
 
 
 @dataclass(frozen=True)
@@ -410,6 +331,6 @@ class NativeBlock:
 
     function: int
 
-    def __call__(self, registers: Any, frame: Any) -> Any:
+    def __call__(self, registers: Any, frame: Frame) -> Any:
         """The lanes that take its branch, bool; see `Invoker`."""
-        return frame.from_all(frame.machine.native.run(self.function, frame))
+        return frame.from_all(frame.machine.part(NativeState).run(self.function, frame))

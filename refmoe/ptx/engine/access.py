@@ -10,6 +10,7 @@ import numpy as np
 
 from refmoe.ptx import isa
 from refmoe.ptx.engine.cluster import owners_of, whose
+from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import MemoryFault
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, RANK_SHIFT, SHARED_WINDOW, WINDOW_BITS
@@ -18,6 +19,7 @@ from refmoe.ptx.text.syntax import Instruction
 
 if TYPE_CHECKING:
     from refmoe.ptx.engine.frame import Frame
+    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 _SPACE_SHIFT = np.uint64(56)
@@ -186,7 +188,7 @@ class Access:
         flight = detail
         if kind == "uninitialised" and region is machine.shared and offset is not None:
             byte = int(machine.lane_cta[lane]) * region.stride + offset
-            if machine.copies.covers(byte) or machine.bulk.covers(byte):
+            if machine.under_way(byte):
                 flight += ", to which an asynchronous copy that nobody has waited for is under way"
         raise MemoryFault(
             f"{kind}: {self.space} {self.verb} of {self.width} bytes at {where}{flight}, "
@@ -249,7 +251,7 @@ class Load(Access):
             theirs = _pick(lanes, which)
             self._check_valid(frame, region, index, theirs)
             if region.shadow is not None:
-                region.shadow.read(frame, self, region, index, theirs)
+                shadow_of(region).read(frame, self, region, index, theirs)
             words = region.read(self.width, index // self.width)
             if self.count == 1:
                 elements = words[None]
@@ -302,8 +304,7 @@ class Store(Access):
         for region, which, index in self._parts(frame, chosen, lanes):
             theirs = _pick(lanes, which)
             self.put(frame, region, index, theirs, _pick(words, which))
-            if region.watch is not None:
-                region.watch.wrote(machine, self.instruction, region, index, self.width, theirs)
+            tell_watch(machine, self.instruction, region, index, self.width, theirs)
         if self.strong and machine.clocks is not None:
             machine.clocks.release(lanes, self.releases)
 
@@ -320,10 +321,10 @@ class Store(Access):
         """`lanes` [n] write `words` [n] at byte `index` [n] of a region."""
         self._check_writable(frame, region, index, lanes)
         if region.shadow is not None:
-            region.shadow.before_write(frame, self, region, index, lanes, words)
+            shadow_of(region).before_write(frame, self, region, index, lanes, words)
         region.write(self.width, index // self.width, words)
         if region.shadow is not None:
-            region.shadow.after_write(frame, self, region, index, lanes, words)
+            shadow_of(region).after_write(frame, self, region, index, lanes, words)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,13 +357,12 @@ class Atomic(Access):
             self._check_writable(frame, region, index, theirs)
             self._check_valid(frame, region, index, theirs)
             if region.shadow is not None:
-                region.shadow.atomic(frame, self, region, index, theirs)
+                shadow_of(region).atomic(frame, self, region, index, theirs)
             place = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
             for element in range(self.count):
                 at = index // self.size + element
                 changed |= self._apply(region, at, place, sources[element], old[element])
-            if region.watch is not None:
-                region.watch.wrote(frame.machine, self.instruction, region, index, self.width, theirs)
+            tell_watch(frame.machine, self.instruction, region, index, self.width, theirs)
         machine = frame.machine
         if changed:
             machine.progress()
@@ -385,6 +385,14 @@ class Atomic(Access):
             changed = changed or bool((after != before).any())
             region.write(self.size, at[turn], after)
         return changed
+
+
+def tell_watch(
+    machine: Lanes, instruction: Instruction, region: Region, index: Array, width: int, lanes: Array
+) -> None:
+    """Tell who watches a region that `lanes` [n] have written `width` bytes each at byte `index` [n]."""
+    if region.watch is not None:
+        region.watch.wrote(machine.launch.steps, machine.place_of, instruction, region, index, width, lanes)
 
 
 def _turns(at: Array) -> Iterator[Array]:

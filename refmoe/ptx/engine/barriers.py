@@ -6,6 +6,8 @@ that have not exited (PTX ISA, "bar, barrier").
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,21 +15,32 @@ import numpy as np
 
 from refmoe.ptx.errors import WarpError
 from refmoe.ptx.state.records import raise_rows
+from refmoe.ptx.text.syntax import Instruction
 
 if TYPE_CHECKING:
-    from refmoe.ptx.emit.codegen import BarrierCode
-    from refmoe.ptx.engine.machine import Machine
+    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 COUNT = 16
 _ALL = -1
 
 
+@dataclass(frozen=True)
+class BarrierCode:
+    """The barrier instruction that ends a block. `kind` is `"sync" "arrive" "red" "cluster.arrive" "cluster.wait"`."""
+
+    instruction: Instruction
+    kind: str
+    reduction: str
+    destination: int | None
+
+
 class Barriers:
     """The sixteen barriers of each CTA, and the lanes parked at them."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Lanes, codes: Mapping[int, BarrierCode]) -> None:
         self.machine = machine
+        self._codes = codes
         ctas, warps = machine.ctas, machine.warps
         self.threads = np.zeros((ctas, COUNT), np.int64)
         # 0: nobody has come yet; _ALL: every warp; else a number of threads.
@@ -177,10 +190,9 @@ class Barriers:
 
     def _check_aligned(self, lanes: Array) -> None:
         """The lanes of a warp must come by one instruction, if that is `.aligned` (as every `bar` is)."""
-        machine = self.machine
         split = np.flatnonzero((np.diff(lanes >> 5) == 0) & (np.diff(self._origin[lanes]) != 0))
         for lane in lanes[np.union1d(split, split + 1)]:
-            code = machine.code.barriers[int(self._origin[lane])]
+            code = self._codes[int(self._origin[lane])]
             if code.instruction.opcode.startswith("bar.") or ".aligned" in code.instruction.opcode:
                 raise self._error(code, lane, "other lanes of its warp are at another barrier instruction")
 
@@ -211,7 +223,7 @@ class Barriers:
         """Results of `.red` to the lanes that wait, of each CTA by itself."""
         machine = self.machine
         for place in np.unique(self._origin[waiting]).tolist():
-            code = machine.code.barriers[place]
+            code = self._codes[place]
             if code.destination is None:
                 continue
             total = (self._vote & waiting).reshape(machine.ctas, -1).sum(axis=1)
@@ -235,7 +247,7 @@ class Barriers:
             need = int(own.sum()) if expected == _ALL else expected
             came = len(lanes) if expected == _ALL else int(self.threads[cta, number])
             block, _ = machine.place_of(int(lanes[0]))
-            instruction = machine.code.barriers[int(self._origin[lanes[0]])].instruction
+            instruction = self._codes[int(self._origin[lanes[0]])].instruction
             lines.append(
                 f"barrier {number} of block {block}: {came} of {need} threads came; "
                 f"waiting are {ranges(machine, lanes)}; {machine.describe(instruction)}"
@@ -243,7 +255,7 @@ class Barriers:
         return lines
 
 
-def ranges(machine: Machine, lanes: Array) -> str:
+def ranges(machine: Lanes, lanes: Array) -> str:
     """`threads 0-31, 64-95` (linear thread indices)."""
     threads = lanes % (machine.warps * 32)
     breaks = np.flatnonzero(np.diff(threads) != 1)

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from refmoe.ptx.errors import RaceError
-from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, MANY, PENDING, STEP_SHIFT, THREAD
 from refmoe.ptx.state.spaces import RANK_SHIFT, SHARED_WINDOW
 from refmoe.ptx.text.syntax import Instruction
 
 if TYPE_CHECKING:
     from refmoe.ptx.engine.frame import Frame
-    from refmoe.ptx.engine.machine import Machine
+    from refmoe.ptx.engine.lanes import Lanes
     from refmoe.ptx.state.memory import Region
 
 Array = Any
@@ -29,7 +27,7 @@ _SHIFT = np.uint64(RANK_SHIFT)
 _OFFSET = np.uint64((1 << RANK_SHIFT) - 1)
 
 
-def owners_of(machine: Machine, address: Array, lanes: Array) -> tuple[Array, Array]:
+def owners_of(machine: Lanes, address: Array, lanes: Array) -> tuple[Array, Array]:
     """(CTA of the machine, address there) of addresses in shared memory, uint64 [n], which `lanes` [n] use.
 
     An address that no block of the cluster has stays as it is.
@@ -40,7 +38,7 @@ def owners_of(machine: Machine, address: Array, lanes: Array) -> tuple[Array, Ar
     return np.where(mapped, own // blocks * blocks + rank, own), np.where(mapped, address & _OFFSET, address)
 
 
-def whose(machine: Machine, region: Region, index: int) -> str:
+def whose(machine: Lanes, region: Region, index: int) -> str:
     """` of block (x, y, z)` where byte `index` of all shared memory lies in one of several blocks of a cluster."""
     if region is not machine.shared or machine.launch.grid.cluster_blocks == 1:
         return ""
@@ -123,50 +121,3 @@ def _shared(frame: Frame, instruction: Instruction, address: Array, guard: Array
         bad = int(np.argmax(outside))
         where = f"address 0x{int(addresses[bad]):X}, which is not in shared memory"
         raise frame.machine.misuse(instruction, lanes[bad], where)
-
-
-def refuse_early_exit(machine: Machine, instruction: Instruction | None, leaving: Array) -> None:
-    """Blocks whose last lanes are `leaving` (bool of all lanes) must not take away what others still use.
-
-    Raises:
-        RaceError: an access of another block to their shared memory is not ordered before any of their exits.
-    """
-    clocks, shadow = machine.clocks, machine.shared.shadow
-    if clocks is None or shadow is None or instruction is None:
-        return
-    per_cta = machine.warps * 32
-    staying = (machine.alive & ~leaving).reshape(machine.ctas, per_cta).any(axis=1)
-    ended = leaving.reshape(machine.ctas, per_cta).any(axis=1) & ~staying
-    for cta in np.flatnonzero(ended).tolist():
-        begin = cta * machine.shared.stride
-        index, records = shadow.records(begin, begin + machine.shared.stride)
-        # Copies that have not landed are for `Bulk.leave` to find.
-        landed = records >> STEP_SHIFT != PENDING
-        agents = records & (BULK | ASYNCHRONOUS) == BULK
-        foreign = landed & (agents | ((records & THREAD) // per_cta != machine.first_cta + cta))
-        index, records = index[foreign], records[foreign]
-        unordered = np.ones(len(records), bool)
-        for warp in range(cta * machine.warps, (cta + 1) * machine.warps):
-            unordered &= ~clocks.ordered(np.full(len(records), warp * 32), records)
-        if not unordered.any():
-            continue
-        bad = int(np.argmax(unordered))
-        record, byte = records[bad], int(index[bad]) - begin
-        lane = int(np.flatnonzero(leaving & (machine.lane_cta == cta))[-1])
-        other_block, other_thread = machine.place_of_thread(int(record & THREAD))
-        fields = machine.at(lane, instruction)
-        agent, many = bool(agents[foreign][bad]), bool(record & MANY)
-        whom = f"thread {other_thread} of block {other_block}"
-        if agent:
-            whom = f"a bulk copy that completes on {machine.bulk.agent_name(int(record & THREAD))}"
-        raise RaceError(
-            f"exit race on byte {byte} of shared memory (shared): block {fields['block']} exits, and nothing orders an "
-            f"access to its shared memory by {whom} before that; {machine.describe(instruction)}",
-            kind="exit",
-            space="shared",
-            buffer=machine.shared.name,
-            offset=byte,
-            other_block=other_block,
-            other_thread=None if many or agent else other_thread,
-            **fields,
-        )

@@ -7,17 +7,17 @@ with the named barriers, a warp arrives, and goes on from a wait, with all its l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from refmoe.ptx.engine.barriers import ranges
+from refmoe.ptx.engine.barriers import BarrierCode, ranges
 from refmoe.ptx.errors import MisuseError
 
 if TYPE_CHECKING:
-    from refmoe.ptx.emit.codegen import BarrierCode
-    from refmoe.ptx.engine.machine import Machine
+    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 
@@ -25,8 +25,9 @@ Array = Any
 class ClusterBarrier:
     """The barrier of each cluster, and the lanes parked at it."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Lanes, codes: Mapping[int, BarrierCode]) -> None:
         self.machine = machine
+        self._codes = codes
         # Most kernels have no such barrier: what is as long as the lanes is made when one comes.
         self._met = False
         # What those who arrived know, of the phase under way and of the one before: a lane is never further ahead.
@@ -128,7 +129,7 @@ class ClusterBarrier:
         for cta in np.unique(machine.lane_cta[self._place >= 0]):
             lanes = np.flatnonzero((machine.lane_cta == cta) & (self._place >= 0))
             block, _ = machine.place_of(int(lanes[0]))
-            instruction = machine.code.barriers[int(self._place[lanes[0]])].instruction
+            instruction = self._codes[int(self._place[lanes[0]])].instruction
             lines.append(
                 f"the cluster barrier of block {block}: waiting are {ranges(machine, lanes)}; "
                 f"{machine.describe(instruction)}"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from refmoe.ptx.engine.access import Access, Store
+from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import MisuseError
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.pages import POISON
@@ -23,7 +24,7 @@ from refmoe.ptx.text.syntax import Instruction
 
 if TYPE_CHECKING:
     from refmoe.ptx.engine.frame import Frame
-    from refmoe.ptx.engine.machine import Machine
+    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 # A word with the value 1 in each byte.
@@ -93,7 +94,7 @@ def split(flights: list[F], chosen: Callable[[F], Array]) -> tuple[list[F], list
 class Copies:
     """The copies of some CTAs that have not landed."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Lanes) -> None:
         self.machine = machine
         self.issued = 0
         self._flights: list[Flight] = []
@@ -123,14 +124,15 @@ class Copies:
         landed, self._flights = split(self._flights, lambda flight: flight.groups < limit[flight.lanes])
         for flight in landed:
             self._land(frame, flight)
-        clocks, shadow = self.machine.clocks, self.machine.shared.shadow
-        if clocks is None or shadow is None:
+        clocks = self.machine.clocks
+        if clocks is None:
             return
+        shadow = shadow_of(self.machine.shared)
         for flight in landed:
             shadow.waited(frame, flight.work.target, flight.target, flight.lanes)
             if flight.source is not None and flight.source.shadow is not None:
                 access, index, who = flight.work.reading(flight.size, flight.index, flight.lanes)
-                flight.source.shadow.waited(frame, access, index, who)
+                shadow_of(flight.source).waited(frame, access, index, who)
         announced = self._announced[lanes]
         if announced.any():
             clocks.copies_seen(lanes, announced)
@@ -159,7 +161,7 @@ class Copies:
             words = words[:, 0] if width <= 8 else words
         shared.write(width, flight.target // width, words)
         if shared.shadow is not None:
-            shared.shadow.after_write(frame, work.target, shared, flight.target, flight.lanes, words)
+            shadow_of(shared).after_write(frame, work.target, shared, flight.target, flight.lanes, words)
         self.machine.progress()
 
 
@@ -200,10 +202,10 @@ class CopyAsync:
         machine.tracer.copies("copy", self.instruction, lanes, sizes)
         region, _, index = next(self.target._parts(frame, to, lanes))
         if region.shadow is not None:
-            region.shadow.copy(frame, self.target, region, index, lanes)
+            shadow_of(region).copy(frame, self.target, region, index, lanes)
         region.words(width)[index // width] = np.uint8(POISON) * _ONES[min(width, 8)]
         region.words(width, of_valid=True)[index // width] = 0
-        copies = machine.copies
+        copies = machine.part(Copies)
         groups = copies.group[lanes]
         for count in np.unique(sizes):
             part = np.flatnonzero(sizes == count)
@@ -231,7 +233,7 @@ class CopyAsync:
             parts.append((region, which, index))
             if region.shadow is not None:
                 access, at, who = self.reading(count, index, lanes if which is None else lanes[which])
-                region.shadow.read(frame, access, region, at, who, asynchronous=True)
+                shadow_of(region).read(frame, access, region, at, who, asynchronous=True)
         return parts
 
     def reading(self, size: int, index: Array, lanes: Array) -> tuple[Access, Array, Array]:
@@ -249,7 +251,7 @@ class CopyCommit:
     def __call__(self, frame: Frame, guard: Array | None) -> None:
         """Close the group of each lane."""
         _, lanes, _ = frame.select(np.uint64(0), guard)
-        frame.machine.copies.group[lanes] += 1
+        frame.machine.part(Copies).group[lanes] += 1
 
 
 @dataclass(frozen=True)
@@ -263,5 +265,5 @@ class CopyWait:
         """Land the groups that are waited for."""
         _, lanes, _ = frame.select(np.uint64(0), guard)
         if self.everything:
-            frame.machine.copies.group[lanes] += 1
-        frame.machine.copies.wait(frame, lanes, self.keep)
+            frame.machine.part(Copies).group[lanes] += 1
+        frame.machine.part(Copies).wait(frame, lanes, self.keep)

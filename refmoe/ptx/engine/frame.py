@@ -14,7 +14,7 @@ import numpy as np
 from refmoe.ptx.state.specials import CLOCKS
 
 if TYPE_CHECKING:
-    from refmoe.ptx.engine.machine import Machine
+    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 not_ = np.logical_not
@@ -34,7 +34,7 @@ class Frame:
 
     __slots__ = ("_warps", "active", "count", "index", "inner", "machine", "mask")
 
-    def __init__(self, machine: Machine, mask: Array, active: int, compact: bool) -> None:
+    def __init__(self, machine: Lanes, mask: Array, active: int, compact: bool) -> None:
         self.machine = machine
         self.mask = mask
         self.active = active

@@ -13,113 +13,79 @@ that instruction, unless they did so before and came back to the same state: tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from refmoe.ptx.engine.barriers import Barriers
 from refmoe.ptx.engine.bulk.copies import Bulk
-from refmoe.ptx.engine.bulk.maps import MapHistory
 from refmoe.ptx.engine.bulk.races import BulkShadow
-from refmoe.ptx.engine.cluster import refuse_early_exit
 from refmoe.ptx.engine.cluster_barrier import ClusterBarrier
+from refmoe.ptx.engine.code import Code, Gather
 from refmoe.ptx.engine.copies import Copies
 from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.lanes import Lanes, LaunchState
 from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.engine.native_state import NativeState
-from refmoe.ptx.engine.races import Clocks, RaceShadow
-from refmoe.ptx.engine.view import Observer
+from refmoe.ptx.engine.races import Clocks, RaceShadow, refuse_early_exit
+from refmoe.ptx.engine.tracer import Tracer
+from refmoe.ptx.engine.view import View
 from refmoe.ptx.engine.warp import bits_of_warps
-from refmoe.ptx.errors import Deadlock, Index3, LaneError, MisuseError, StepBudgetExceeded, Trap, WarpError
-from refmoe.ptx.grid import Grid, index_in
+from refmoe.ptx.errors import Deadlock, StepBudgetExceeded, Trap, WarpError
 from refmoe.ptx.native.scheduler import PATIENCE
-from refmoe.ptx.observe.trace import Trace, Tracer
-from refmoe.ptx.state.memory import Arena, owned_region
-from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS
-from refmoe.ptx.state.specials import Ticks
-from refmoe.ptx.state.specials import values as special_values
+from refmoe.ptx.state.memory import Region
 from refmoe.ptx.text.syntax import Instruction
 
-if TYPE_CHECKING:
-    from refmoe.ptx.emit.codegen import Code, Gather
-
 Array = Any
-E = TypeVar("E", bound=LaneError)
 # Back edges of polling loops without any progress before the machine asks whether anything can still change.
 _IDLE = 512
 # A compact frame pays for gathering registers; a dense one for computing what is thrown away.
 _COMPACT_BELOW = 0.375
 
 
-@dataclass(frozen=True)
-class Checks:
-    """What a launch looks for.
+class Observer(Protocol):
+    """Somebody who is told what a launch does."""
+
+    @property
+    def view(self) -> View:
+        """How the code is to be made."""
+        ...
+
+    def attach(self, launch: Launch) -> None:
+        """A launch begins."""
+        ...
+
+    def step(self, place: int, frame: Frame) -> None:
+        """The lanes of a frame are about to run block `place`."""
+        ...
+
+    def at(self, frame: Frame, instruction: Instruction) -> None:
+        """The lanes of a frame are about to run an instruction; only where the view says so."""
+        ...
+
+
+class Tracing(Protocol):
+    """What takes down who waited for whom."""
+
+    def tracer(self, machine: Machine) -> Tracer:
+        """What a machine reports to."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Launch(LaunchState):
+    """A launch, with the code that its CTAs run.
 
     Attributes:
-        bounds: accesses outside every buffer, and outside shared and local memory.
-        uninitialised: reads of bytes that nobody wrote.
-        alignment: addresses that are no multiple of the access's size.
-        races: unordered accesses of one byte by different lanes, in shared and in global memory.
-    """
-
-    bounds: bool = True
-    uninitialised: bool = True
-    alignment: bool = True
-    races: bool = True
-
-
-@dataclass
-class Launch:
-    """What all CTAs of a launch have in common.
-
-    Attributes:
-        name: of the module.
         code: of the entry.
-        grid, block: as launched.
-        workspace: address of what a cooperative launch has for its barrier, else 0.
-        checks: what is looked for.
-        arena: global memory.
-        addresses: of module variables, uint64 scalars.
-        dynamic_bytes, shared_bytes: dynamic shared memory, and all of it.
-        warps: of a CTA.
-        published: see `Clocks`.
-        step_budget: most blocks of code that a warp may run, or None.
-        steps, lane_instructions, instructions: counted so far.
-        clock: of race records; it ticks wherever accesses before and after have to be told apart.
-        approximate: indices into `code.approximate` that were not provably exact.
         trace: what records who waited for whom, or None.
         observer: who is told of steps, or None.
-        maps: edits of tensor maps.
-        proxied: int64, by warp of the grid, the step of its last proxy fence for global memory.
-        printed: what `vprintf` wrote so far.
-        ticks: the clock.
     """
 
-    name: str
     code: Code
-    grid: Grid
-    block: Index3
-    checks: Checks
-    arena: Arena
-    addresses: dict[str, Any]
-    dynamic_bytes: int
-    shared_bytes: int
-    warps: int
-    published: Array
-    step_budget: int | None
-    approximate: set[int]
-    trace: Trace | None = None
+    trace: Tracing | None = None
     observer: Observer | None = None
-    maps: MapHistory = field(default_factory=MapHistory)
-    proxied: Array = None
-    workspace: int = 0
-    steps: int = 0
-    clock: int = 0
-    lane_instructions: int = 0
-    instructions: int = 0
-    printed: list[bytes] = field(default_factory=list)
-    ticks: Ticks = field(default_factory=Ticks)
     _idle: Machine | None = None
 
     def machine(self, first_cta: int, ctas: int) -> Machine:
@@ -138,41 +104,18 @@ class Launch:
         self._idle = machine
 
 
-class Machine:
+class Machine(Lanes):
     """Some CTAs, from start to end.
 
     Attributes:
-        lanes: whole warps, so a multiple of 32 for each CTA.
-        alive: bool [lanes], those that exist and have not exited.
-        lane_cta: CTA of each lane, counted from the first here.
-        lane_in_warp, warp_start: int64 [lanes].
         registers: an array [warps, 32] for each register that lives across pieces of blocks, written in place.
     """
 
     def __init__(self, launch: Launch, first_cta: int, ctas: int) -> None:
-        self.launch = launch
+        super().__init__(launch, first_cta, ctas, launch.code.layout.local_bytes)
+        self.launch: Launch = launch
         self.code = launch.code
-        self.checks = launch.checks
-        self.arena = launch.arena
-        self.addresses = launch.addresses
-        self.approximate = launch.approximate
-        self.first_cta, self.ctas, self.warps = first_cta, ctas, launch.warps
-        per_cta = self.warps * 32
-        self.lanes = ctas * per_cta
-        self.first_thread = first_cta * per_cta
-        self.all_lanes = np.arange(self.lanes)
-        self.lane_in_warp = self.all_lanes & 31
-        self.warp_start = self.all_lanes & ~31
-        self.lane_cta = self.all_lanes // per_cta
-        self._exist = self.all_lanes % per_cta < int(np.prod(launch.block))
-        self.alive = self._exist
-        self._living = int(self.alive.sum())
         self._stepped = False
-        self.specials = self._specials()
-        refused = self.checks.uninitialised
-        self.shared = owned_region("shared memory", "shared", launch.shared_bytes, ctas, refused)
-        self.local = owned_region("local memory", "local", self.code.layout.local_bytes, self.lanes, refused)
-        self.clocks: Any = None
         if self.checks.races:
             # The blocks of a cluster know of each other what the warps of a block do.
             blocks = launch.grid.cluster_blocks
@@ -180,16 +123,17 @@ class Machine:
                 self.warps * blocks, ctas // blocks, first_cta // blocks, launch.published,
                 self.code.has_mbarriers, self.code.has_bulk,
             )  # fmt: skip
-            shadow = BulkShadow if self.code.has_bulk else RaceShadow
-            self.shared.shadow = shadow(self.shared.data.size, self.clocks.warps)
+            self._watch_shared()
         self._passed: Array | None = None
-        self.tracer = Tracer() if launch.trace is None else launch.trace.tracer(self)
-        self.barriers = Barriers(self)
-        self.cluster_barrier = ClusterBarrier(self)
-        self.copies = Copies(self)
-        self.bulk = Bulk(self)
-        self.mbarriers = Mbarriers(self)
-        self.native = NativeState(self)
+        if launch.trace is not None:
+            self.tracer = launch.trace.tracer(self)
+        waits = {place: wait.work for place, wait in self.code.waits.items()}
+        self.barriers = Barriers(self, self.code.barriers)
+        self.cluster_barrier = ClusterBarrier(self, self.code.barriers)
+        self.copies = self.add(Copies(self))
+        self.bulk = self.add(Bulk(self))
+        self.mbarriers = self.add(Mbarriers(self, waits, self.bulk))
+        self.native = self.add(NativeState(self, self.code))
         self.registers = self.native.registers
         self._arrive(0, 0, self.alive)
         self._gave_up: Array | None = None
@@ -211,11 +155,15 @@ class Machine:
             region.clear()
         if self.clocks is not None:
             self.clocks.restart(first_cta // self.launch.grid.cluster_blocks)
-        if self.shared.shadow is not None:
-            self.shared.shadow = type(self.shared.shadow)(self.shared.data.size, self.clocks.warps)
+            self._watch_shared()
         self.native.restart()
         self._arrive(0, 0, self.alive)
         return True
+
+    def _watch_shared(self) -> None:
+        """Records of who accessed shared memory begin."""
+        shadow = BulkShadow if self.code.has_bulk else RaceShadow
+        self.shared.shadow = shadow(self.shared.data.size, self.clocks.warps)
 
     def release(self) -> None:
         """Give memory back: all CTAs have exited, and others do not take their place."""
@@ -223,82 +171,36 @@ class Machine:
         for region in (self.shared, self.local):
             region.release()
 
-    def _specials(self) -> dict[str, Any]:
-        launch = self.launch
-        return special_values(
-            launch.grid, launch.block, self.first_cta, self.ctas, self.warps, launch.dynamic_bytes, launch.shared_bytes,
-            launch.workspace,
-        )  # fmt: skip
-
     # What instructions ask
 
-    def place_of(self, lane: int) -> tuple[Index3, Index3]:
-        """(block, thread) of a lane of this machine."""
-        return self.place_of_thread(lane + self.first_thread)
-
-    def place_of_thread(self, number: int) -> tuple[Index3, Index3]:
-        """(block, thread) of a thread of the launch, counted in whole warps."""
-        cta, thread = divmod(number, self.warps * 32)
-        return self.launch.grid.index(cta), index_in(thread, self.launch.block)
-
-    def describe(self, instruction: Instruction) -> str:
-        """`module.ptx:57 (kernel.cu:14): st.shared.f32 [%r12], %f18;`."""
-        source = f" ({instruction.source})" if instruction.source else ""
-        return f"{self.launch.name}:{instruction.line}{source}: {instruction.text}"
-
-    def at(self, lane: int, instruction: Instruction) -> dict[str, Any]:
-        """The fields of a `LaneError`."""
-        block, thread = self.place_of(int(lane))
-        return {
-            "block": block, "thread": thread,
-            "line": instruction.line, "source": instruction.source, "text": instruction.text,
-        }  # fmt: skip
-
-    def error(self, kind: type[E], instruction: Instruction, lane: int, what: str, link: str = ":") -> E:
-        """The error of a lane: `block (0, 0, 0) thread (5, 0, 0): <what>; module.ptx:57: <instruction>`."""
-        fields = self.at(lane, instruction)
-        where = f"block {fields['block']} thread {fields['thread']}"
-        return kind(f"{where}{link} {what}; {self.describe(instruction)}", **fields)
-
-    def misuse(self, instruction: Instruction, lane: int, what: str) -> MisuseError:
-        """The error of a lane that does what the manual leaves undefined."""
-        return self.error(MisuseError, instruction, lane, what)
-
-    def in_space(self, space: str, address: Array) -> Array:
-        """Whether generic addresses lie in a state space's window."""
-        top = address >> np.uint64(56)
-        if space == "shared":
-            return top == np.uint64(SHARED_WINDOW >> 56)
-        if space == "local":
-            return top == np.uint64(LOCAL_WINDOW >> 56)
-        other = [region.base >> WINDOW_BITS for region in self.arena.regions if region.space != "global"]
-        return (top == 0) & ~np.isin(address >> np.uint64(WINDOW_BITS), np.array(other, np.uint64))
-
     def progress(self) -> None:
-        """Memory changed, or lanes left: a polling loop may see something new."""
+        """See `Lanes.progress`."""
         self.arena.changes += 1
         self._idle = 0
         self._snapshot = None
 
-    def everyone(self, mask: Array) -> bool:
-        """Whether `mask` holds all lanes that have not exited."""
-        return int(np.count_nonzero(mask)) == self._living
-
     def write(self, number: int, mask: Array, value: Any) -> None:
-        """Write a register of the lanes of `mask`, outside a step."""
+        """See `Lanes.write`."""
         Frame(self, mask, int(np.count_nonzero(mask)), False).put(self.registers, number, value)
 
+    def agent_name(self, thread: int) -> str:
+        """See `Lanes.agent_name`."""
+        return self.bulk.agent_name(thread)
+
+    def under_way(self, byte: int) -> bool:
+        """See `Lanes.under_way`."""
+        return self.copies.covers(byte) or self.bulk.covers(byte)
+
+    def orders(self, function: Any, region: Region, slots: Array, lanes: Array, flags: np.int64) -> bool:
+        """See `Lanes.orders`."""
+        return self.native.orders(function, region, slots, lanes, flags)
+
     def resume(self, place: int, mask: Array) -> None:
-        """Lanes leave the barrier that ends block `place`."""
+        """See `Lanes.resume`."""
         self._arrive(self.code.program.blocks[place].terminator.targets[0], 0, mask)
 
-    def resume_each(self, places: Array, lanes: Array) -> None:
-        """`lanes` leave the barriers that end the blocks `places` [lanes of the machine]."""
-        for place in np.unique(places[lanes]):
-            self.resume(int(place), lanes & (places == place))
-
     def resume_at(self, place: int, mask: Array) -> None:
-        """Parked lanes look again, at block `place`."""
+        """See `Lanes.resume_at`."""
         self._arrive(place, 0, mask)
 
     # Steps
@@ -344,17 +246,17 @@ class Machine:
         self.tick(self.launch.clock + 1)
 
     def tick(self, now: int) -> None:
-        """It is `now`, for race records."""
+        """See `Lanes.tick`."""
         self.launch.clock = now
         if self.clocks is not None:
             self.clocks.now = now
 
     def poll(self) -> None:
-        """A loop that may wait for another lane's write came round."""
+        """See `Lanes.poll`."""
         self._idle += 1
 
     def spent(self) -> StepBudgetExceeded:
-        """The error of a launch that needs more steps than it has."""
+        """See `Lanes.spent`."""
         budget, places = self.launch.step_budget, tuple(self.waiting())
         return StepBudgetExceeded(
             f"a warp took more than {budget} steps; lanes are at:\n  " + "\n  ".join(places),
@@ -452,7 +354,7 @@ class Machine:
         self.leave(self.alive & ~mask)
 
     def leave(self, alive: Array) -> None:
-        """Lanes have exited: these are left, bool [lanes]."""
+        """See `Lanes.leave`."""
         gone = self.alive & ~alive
         self.alive = alive
         self._living = int(np.count_nonzero(alive))
@@ -639,3 +541,16 @@ def _same(before: Any, after: Any) -> bool:
     if groups.keys() != now.keys() or not all(np.array_equal(groups[p], now[p]) for p in groups):
         return False
     return bool(np.array_equal(registers, values))
+
+
+def announce(frame: Frame, instruction: Instruction) -> None:
+    """What generated code calls in front of an instruction."""
+    observer = observer_of(frame)
+    assert observer is not None
+    observer.at(frame, instruction)
+
+
+def observer_of(frame: Frame) -> Observer | None:
+    """Who is told of the steps of a frame's launch."""
+    assert isinstance(frame.machine, Machine)
+    return frame.machine.launch.observer

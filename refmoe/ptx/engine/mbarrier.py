@@ -10,23 +10,24 @@ arrivals of that phase released. `cp.async.mbarrier.arrive` arrives for copies, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from refmoe.ptx.engine.access import Access
 from refmoe.ptx.engine.barriers import ranges
+from refmoe.ptx.engine.copies import Copies
+from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.state.records import raise_rows
 from refmoe.ptx.state.spaces import OWN_BASE
 from refmoe.ptx.text.syntax import Instruction
 
 if TYPE_CHECKING:
     from refmoe.ptx.engine.frame import Frame
-    from refmoe.ptx.engine.machine import Machine
-    from refmoe.ptx.engine.mbarrier_issue import Arrive, CopyArrive, Expect, Wait
+    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 _BYTES = 8
@@ -47,11 +48,44 @@ class _Arrival:
     ids: Array
 
 
-class Mbarriers:
-    """The objects of some CTAs, numbered from 1 in the order of their initialisation."""
+class Transactions(Protocol):
+    """Bulk copies under way, whose bytes the objects count."""
 
-    def __init__(self, machine: Machine) -> None:
+    @property
+    def pending(self) -> bool:
+        """Whether there are loads that have not landed."""
+        ...
+
+    def owed(self, ids: Array) -> Array:
+        """Bytes under way to each object."""
+        ...
+
+    def land(self, frame: Frame, ids: Array, transactions: Array) -> Array:
+        """Land loads that complete on objects `ids` [k], as long as those are owed bytes.
+
+        `transactions`, int64 by object, are those bytes; what lands is taken off. Returns on which something landed,
+        bool by object.
+        """
+        ...
+
+    def agents(self, ids: Array) -> Array:
+        """The agent of each object, see `refmoe.ptx.engine.races`."""
+        ...
+
+
+class Mbarriers:
+    """The objects of some CTAs, numbered from 1 in the order of their initialisation.
+
+    Args:
+        machine: the lanes.
+        waits: the wait that begins each block which begins with one.
+        transactions: the bulk copies of these lanes.
+    """
+
+    def __init__(self, machine: Lanes, waits: Mapping[int, Wait], transactions: Transactions) -> None:
         self.machine = machine
+        self._waits = waits
+        self._bulk = transactions
         self._numbers: Array = None
         self.count = 1
         columns = 0 if machine.clocks is None else machine.clocks.columns
@@ -129,7 +163,7 @@ class Mbarriers:
             what = f"{self.name(slots[bad])} was overwritten by a store"
             raise self.machine.misuse(access.instruction, lanes[bad], what)
         if shared.shadow is not None:
-            shared.shadow.ordered_after(frame, access, shared, slots * _BYTES, lanes, self._creation[ids])
+            shadow_of(shared).ordered_after(frame, access, shared, slots * _BYTES, lanes, self._creation[ids])
         return ids
 
     def place_of(self, number: int) -> tuple[int, int]:
@@ -140,7 +174,7 @@ class Mbarriers:
         """(instruction, lanes [n], their objects [n]) of parked lanes, by the place of their wait."""
         for place in np.unique(self._place[lanes]):
             which = np.flatnonzero(lanes & (self._place == place))
-            yield self.machine.code.waits[int(place)].work.access.instruction, which, self.at[which]
+            yield self._waits[int(place)].access.instruction, which, self.at[which]
 
     def name(self, slot: int) -> str:
         """The object in a slot of shared memory, for messages."""
@@ -171,7 +205,7 @@ class Mbarriers:
             what = f"{self.name(slots[bad])} is initialised by {int(times.max())} threads at once"
             raise self.machine.misuse(access.instruction, lanes[bad], what)
         if shared.shadow is not None:
-            shared.shadow.atomic(frame, access, shared, slots * _BYTES, lanes)
+            shadow_of(shared).atomic(frame, access, shared, slots * _BYTES, lanes)
         while self.count + len(slots) > len(self.slot):
             self._grow()
         ids = self.count + np.arange(len(slots))
@@ -191,7 +225,7 @@ class Mbarriers:
             MisuseError: no object, or one at which lanes wait or on which copies will arrive.
         """
         ids = self.objects(frame, access, address, lanes)
-        used = np.isin(ids, self.at[self.at > 0]) | (self.announced[ids] > 0) | (self.machine.bulk.owed(ids) > 0)
+        used = np.isin(ids, self.at[self.at > 0]) | (self.announced[ids] > 0) | (self._bulk.owed(ids) > 0)
         if used.any():
             bad = int(np.argmax(used))
             raise self.machine.misuse(access.instruction, lanes[bad], f"{self.name(self.slot[ids[bad]])} is in use")
@@ -301,7 +335,7 @@ class Mbarriers:
         np.add.at(self.announced, ids, 1)
         machine = self.machine
         machine.tracer.mbarrier("announce", work.access.instruction, lanes, ids, 1)
-        self._arrivals.append(_Arrival(machine.copies.issued, machine.launch.clock, lanes, ids))
+        self._arrivals.append(_Arrival(machine.part(Copies).issued, machine.launch.clock, lanes, ids))
         machine.progress()
         self._settle(frame, ids, work.access.instruction, "")
 
@@ -309,7 +343,7 @@ class Mbarriers:
         """Complete phases that have all they expect; land copies that alone keep parked lanes waiting."""
         ids = np.unique(ids)
         self._complete(ids, instruction, refusal)
-        if self._arrivals or self.machine.bulk.loads:
+        if self._arrivals or self._bulk.pending:
             awaited = ids[np.isin(ids, self.at[self.at > 0])]
             if awaited.size:
                 self.land(frame, awaited, instruction)
@@ -361,7 +395,7 @@ class Mbarriers:
                 arrival.lanes, arrival.ids = arrival.lanes[~which], arrival.ids[~which]
                 left.append(arrival)
         self._arrivals = left
-        machine.copies.announce(frame, before)
+        machine.part(Copies).announce(frame, before)
         for numbers, lanes in coming:
             np.add.at(self.announced, numbers, -1)
             machine.tracer.mbarrier("arrive", instruction, lanes, numbers, 1)
@@ -370,9 +404,9 @@ class Mbarriers:
 
     def _land_bulk(self, frame: Frame, ids: Array, instruction: Instruction) -> None:
         """Land bulk copies that complete on those objects, where all arrivals have come or come with other copies."""
-        bulk, clocks = self.machine.bulk, self.machine.clocks
+        bulk, clocks = self._bulk, self.machine.clocks
         ready = ids[(self.pending[ids] <= self.announced[ids]) & (self.transactions[ids] > 0)]
-        if not ready.size or not bulk.loads:
+        if not ready.size or not bulk.pending:
             return
         touched = np.flatnonzero(bulk.land(frame, ready, self.transactions))
         if clocks is not None and touched.size:
@@ -403,7 +437,7 @@ class Mbarriers:
         ids = self.objects(frame, work.access, address, lanes)
         self._check_own(work, ids, lanes)
         ready = self.complete(work, ids, lanes, asked)
-        if (self._arrivals or self.machine.bulk.loads) and not ready.all():
+        if (self._arrivals or self._bulk.pending) and not ready.all():
             self.land(frame, np.unique(ids[~ready]), work.access.instruction)
             ready = self.complete(work, ids, lanes, asked)
         return ids, ready
@@ -453,13 +487,13 @@ class Mbarriers:
         """One sentence for each object and place at which lanes are parked."""
         machine = self.machine
         lines: list[str] = []
-        if not machine.code.has_mbarriers:
+        if not self._waits:
             return lines
-        owed = machine.bulk.owed(np.arange(self.count))
+        owed = self._bulk.owed(np.arange(self.count))
         parked = np.flatnonzero(self.at > 0)
         for number, place in sorted(set(zip(self.at[parked].tolist(), self._place[parked].tolist(), strict=True))):
             lanes = np.flatnonzero((self.at == number) & (self._place == place))
-            work = machine.code.waits[place].work
+            work = self._waits[place]
             asked = int(self._asked[lanes[0]])
             what = f"parity {asked}" if work.parity else f"phase {asked >> _PHASE_SHIFT}"
             lines.append(
@@ -499,3 +533,116 @@ def _runs(warps: Array, ids: Array) -> tuple[Array, Array]:
     """Pairs (warp, object) without neighbouring repeats."""
     first = np.r_[True, (warps[1:] != warps[:-1]) | (ids[1:] != ids[:-1])]
     return warps[first], ids[first]
+
+
+# Instructions
+
+
+@dataclass(frozen=True)
+class Create:
+    """`mbarrier.init`."""
+
+    access: Access
+
+    def __call__(self, frame: Frame, address: Array, count: Array, guard: Array | None) -> None:
+        """Initialise the objects of the acting lanes."""
+        where, lanes, chosen = frame.select(address, guard)
+        if lanes.size:
+            counts = frame.acting(where, count).astype(np.int64)
+            frame.machine.part(Mbarriers).create(frame, self.access, chosen, lanes, counts)
+
+
+@dataclass(frozen=True)
+class Destroy:
+    """`mbarrier.inval`."""
+
+    access: Access
+
+    def __call__(self, frame: Frame, address: Array, guard: Array | None) -> None:
+        """End the objects of the acting lanes."""
+        _, lanes, chosen = frame.select(address, guard)
+        if lanes.size:
+            frame.machine.part(Mbarriers).destroy(frame, self.access, chosen, lanes)
+
+
+@dataclass(frozen=True)
+class Arrive:
+    """`mbarrier.arrive`, `arrive_drop`, with `.expect_tx` or `.noComplete`.
+
+    Attributes:
+        access: the object.
+        releases: not `.relaxed`.
+        drops: the arrivals are missing from all later phases too.
+        completes: the phase may end here.
+    """
+
+    access: Access
+    releases: bool = True
+    drops: bool = False
+    completes: bool = True
+
+    def __call__(self, frame: Frame, address: Array, count: Array, owed: Array, guard: Array | None) -> Array:
+        """Arrive `count` times, after adding `owed` bytes. The states before, uint64 [lanes of the frame]."""
+        where, lanes, chosen = frame.select(address, guard)
+        result = np.zeros(frame.count, np.uint64)
+        if lanes.size:
+            counts, bytes_ = (frame.acting(where, value).astype(np.int64) for value in (count, owed))
+            states = frame.machine.part(Mbarriers).arrive(frame, self, chosen, lanes, counts, bytes_)
+            result[slice(None) if where is None else where] = states
+        return result
+
+
+@dataclass(frozen=True)
+class Expect:
+    """`mbarrier.expect_tx`, and with `sign` -1 `mbarrier.complete_tx`."""
+
+    access: Access
+    sign: int
+
+    def __call__(self, frame: Frame, address: Array, owed: Array, guard: Array | None) -> None:
+        """Change what transactions owe."""
+        where, lanes, chosen = frame.select(address, guard)
+        if lanes.size:
+            owed = frame.acting(where, owed).astype(np.int64) * self.sign
+            frame.machine.part(Mbarriers).expect(frame, self, chosen, lanes, owed)
+
+
+@dataclass(frozen=True)
+class CopyArrive:
+    """`cp.async.mbarrier.arrive`; `increments`: not `.noinc`, the phase expects one arrival more."""
+
+    access: Access
+    increments: bool
+
+    def __call__(self, frame: Frame, address: Array, guard: Array | None) -> None:
+        """Announce the arrivals."""
+        _, lanes, chosen = frame.select(address, guard)
+        if lanes.size:
+            frame.machine.part(Mbarriers).announce(frame, self, chosen, lanes)
+
+
+@dataclass(frozen=True)
+class Wait:
+    """`mbarrier.test_wait` and `try_wait`; `parity`: for a parity, not for a state. `acquires`: not `.relaxed`."""
+
+    access: Access
+    parity: bool
+    acquires: bool = True
+
+    def __call__(self, frame: Frame, address: Array, asked: Array, guard: Array | None) -> Array:
+        """Whether the phase is complete, bool [lanes of the frame]."""
+        where, lanes, chosen = frame.select(address, guard)
+        result = np.zeros(frame.count, bool)
+        if lanes.size:
+            mbarriers = frame.machine.part(Mbarriers)
+            ids, ready = mbarriers.look(frame, self, chosen, lanes, frame.acting(where, asked).astype(np.uint64))
+            frame.machine.tracer.mbarrier("pass", self.access.instruction, lanes[ready], ids[ready])
+            if self.acquires:
+                mbarriers.acquire(ids[ready], lanes[ready])
+            result[slice(None) if where is None else where] = ready
+        return result
+
+
+def pending_count(state: Array) -> Array:
+    """`mbarrier.pending_count`: of the state that an arrival found."""
+    return (state & np.uint64(MOST)).astype(np.uint32)

@@ -31,8 +31,9 @@ from refmoe.ptx.state.pages import Spare
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW
 
 if TYPE_CHECKING:
+    from refmoe.ptx.engine.code import Code
     from refmoe.ptx.engine.frame import Frame
-    from refmoe.ptx.engine.machine import Machine
+    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 _ALIGN = 256
@@ -55,9 +56,10 @@ class NativeState:
         yielded: whether warps may go on natively that did not yet.
     """
 
-    def __init__(self, machine: Machine) -> None:
-        code, lanes = machine.code, machine.lanes
+    def __init__(self, machine: Lanes, code: Code) -> None:
+        lanes = machine.lanes
         self.machine = machine
+        self.code = code
         self.error: BaseException | None = None
         self.yielded = False
         begins = starts(code.kinds)
@@ -96,7 +98,7 @@ class NativeState:
 
     def restart(self) -> None:
         """The machine became other CTAs, see `Machine.restart`."""
-        if self.machine.code.reads_unwritten:
+        if self.code.reads_unwritten:
             self._changing[:] = 0
         self._start()
 
@@ -136,7 +138,7 @@ class NativeState:
         budget = machine.launch.step_budget
         context[Context.BUDGET] = _ENDLESS if budget is None else budget
         context[Context.ALL_WARPS] = len(self._queues)
-        self._places = places_of(machine)
+        self._places = places_of(machine, self.code)
         context[Context.PLACES] = self._places.ctypes.data
         context[Context.QUEUES] = self._queues.ctypes.data
         clocks = machine.clocks
@@ -247,15 +249,7 @@ class NativeState:
     # Races
 
     def orders(self, function: Any, region: Region, slots: Array, lanes: Array, flags: np.int64) -> bool:
-        """Record accesses of granules by lanes, unless something is wrong with one: see `refmoe.ptx.native.order`.
-
-        Args:
-            function: of that module.
-            region: what is accessed.
-            slots: int64 [n], of granules.
-            lanes: int64 [n], who accesses each.
-            flags: for their records.
-        """
+        """See `Lanes.orders`."""
         row = next(row for row, each in zip(self._rows, self._regions, strict=True) if each is region)
         self._begin()
         wrong = function(self._address, row.ctypes.data, slots.ctypes.data, lanes.ctypes.data, len(slots), int(flags))
@@ -302,7 +296,7 @@ class NativeState:
         """An access of one warp, in Python."""
         try:
             self.machine.tick(self._fields[Context.NOW])
-            self.machine.code.sites[site](self.machine, warp, mask, addresses, values)
+            self.code.sites[site](self.machine, warp, mask, addresses, values)
         except BaseException as error:
             # It goes on in `_end`: nothing can be raised through native code.
             self.error = error
@@ -310,9 +304,9 @@ class NativeState:
         return 0
 
 
-def places_of(machine: Machine) -> Array:
+def places_of(machine: Lanes, code: Code) -> Array:
     """The table of places: in clusters Python sees every exit, because others may still use the block's memory."""
-    places: Array = machine.code.places
+    places: Array = code.places
     if machine.launch.grid.cluster_blocks > 1:
         places = places.copy()
         places[places[:, Place.END] == End.EXIT, Place.FUNCTION] = 0

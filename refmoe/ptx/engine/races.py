@@ -19,7 +19,7 @@ of the same columns: the step up to which what that column did lies before a pro
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -28,12 +28,13 @@ from refmoe.ptx.engine.granules import Granules
 from refmoe.ptx.errors import RaceError
 from refmoe.ptx.native import order
 from refmoe.ptx.native.context import Row
+from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import AGENTS, ASYNCHRONOUS, BULK, LANE, MANY, PENDING, STEP_SHIFT, STRONG, THREAD
+from refmoe.ptx.text.syntax import Instruction
 
 if TYPE_CHECKING:
-    from refmoe.ptx.engine.access import Access
     from refmoe.ptx.engine.frame import Frame
-    from refmoe.ptx.state.memory import Region
+    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 # (byte index, lane) of the words of rows, from those of the rows.
@@ -164,6 +165,25 @@ class Clocks:
         return by_warp | (self.seen[row, half + 2 * self.warps + thread % (32 * self.warps)] >= step)
 
 
+class Accessing(Protocol):
+    """What records need of an access."""
+
+    @property
+    def instruction(self) -> Instruction:
+        """For messages."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Bytes."""
+        ...
+
+    @property
+    def strong(self) -> bool:
+        """Whether it does not race with other strong ones."""
+        ...
+
+
 class RaceShadow:
     """The last write, and reads, of each granule of a region, see `Granules`.
 
@@ -191,6 +211,10 @@ class RaceShadow:
         self.granules.enter(row)
         row[Row.READERS] = self.readers
 
+    def release(self) -> None:
+        """Give memory back: nobody asks any more who accessed what."""
+        self.granules.release()
+
     def _cover(self, index: Array, lanes: Array, width: int) -> tuple[Array, Array]:
         """Slots of the granules touched, and the lane of each."""
         at, row = self.granules.cover(index, width)
@@ -209,12 +233,12 @@ class RaceShadow:
         return suspects[~frame.machine.clocks.ordered(lanes[suspects], previous[suspects])]
 
     def read(
-        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, asynchronous: bool = False
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, asynchronous: bool = False
     ) -> None:
         """A load, or the load of a copy that is issued: it must not race with an earlier write."""
         at, who = self._cover(index, lanes, access.width)
         flags = ASYNCHRONOUS if asynchronous else _strong(access)
-        if frame.machine.native.orders(order.functions().reads, region, at, who, flags):
+        if frame.machine.orders(order.functions().reads, region, at, who, flags):
             return
         mine = self._mine(frame, who, flags)
         previous = self._writes[at]
@@ -226,7 +250,9 @@ class RaceShadow:
         known = clocks.seen[warp, warp % clocks.warps]
         self._record_reads(at, who, mine, known)
 
-    def read_rows(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, words: Words) -> None:
+    def read_rows(
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, words: Words
+    ) -> None:
         """Loads of rows at `index` [n], whose addresses `lanes` pass: `read` of the words `words(index, lanes)`.
 
         A row's words belong to lanes of one warp.
@@ -269,12 +295,12 @@ class RaceShadow:
         return [item for item in found if item[0].size]
 
     def before_write(
-        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, words: Array
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, words: Array
     ) -> None:
         """A store: it must not race with an earlier access, unless it writes what is there already."""
         at, rows = self.granules.cover(index, access.width)
         who = lanes if rows is None else lanes[rows]
-        if frame.machine.native.orders(order.functions().writes, region, at, who, _strong(access)):
+        if frame.machine.orders(order.functions().writes, region, at, who, _strong(access)):
             return
         mine = self._mine(frame, who, _strong(access))
         for bad, previous, kind in self._unordered(frame, at, who, mine):
@@ -287,7 +313,7 @@ class RaceShadow:
         self._writes[at] = mine
 
     def after_write(
-        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, words: Array
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, words: Array
     ) -> None:
         """Two lanes of one step must not have written different values to one place."""
         differs = region.words(access.width)[index // access.width] != words
@@ -297,12 +323,12 @@ class RaceShadow:
             at, _ = self.granules.cover(index[row : row + 1], access.width)
             self._report(frame, access, region, int(index[row]), lanes[row], self._writes[at[0]], "write-write")
 
-    def atomic(self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
+    def atomic(self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array) -> None:
         """An atomic: it must not race with an earlier plain access."""
         self._modify(frame, access, region, index, lanes, STRONG)
 
     def copy(
-        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, strong: bool = False
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, strong: bool = False
     ) -> None:
         """A copy to here is issued: it must not race with an earlier access. What it will write is not known yet.
 
@@ -311,16 +337,16 @@ class RaceShadow:
         self._modify(frame, access, region, index, lanes, ASYNCHRONOUS | STRONG if strong else ASYNCHRONOUS)
 
     def _modify(
-        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, flags: np.int64
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, flags: np.int64
     ) -> None:
         at, who = self._cover(index, lanes, access.width)
-        if frame.machine.native.orders(order.functions().writes, region, at, who, flags):
+        if frame.machine.orders(order.functions().writes, region, at, who, flags):
             return
         self._refuse_write(frame, access, region, index, lanes, access.width, flags)
         self._writes[at] = self._mine(frame, who, flags)
 
     def _refuse_write(
-        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, width: int, flags: np.int64
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, width: int, flags: np.int64
     ) -> tuple[Array, Array]:
         """Report an access that is not ordered before writes of `width` bytes: (their slots, the lane of each)."""
         at, who = self._cover(index, lanes, width)
@@ -329,10 +355,10 @@ class RaceShadow:
         return at, who
 
     def ordered_after(
-        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, records: Array
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, records: Array
     ) -> None:
         """Each lane's use of an object must come after the write `records` [n] that made it."""
-        if frame.machine.native.orders(order.functions().follows, region, records, lanes, _WEAK):
+        if frame.machine.orders(order.functions().follows, region, records, lanes, _WEAK):
             return
         mine = self._mine(frame, lanes, _WEAK)
         bad = self._conflicts(frame, lanes, records, mine)
@@ -356,7 +382,7 @@ class RaceShadow:
         """The thread of the launch in a record."""
         return int(record & int(THREAD))
 
-    def waited(self, frame: Frame, access: Access, index: Array, lanes: Array) -> None:
+    def waited(self, frame: Frame, access: Accessing, index: Array, lanes: Array) -> None:
         """`lanes` have waited for their copies, which from now on count as accesses of their own."""
         at, who = self._cover(index, lanes, access.width)
         mine = self._mine(frame, who, _WEAK)
@@ -372,7 +398,7 @@ class RaceShadow:
     def _report_granule(
         self,
         frame: Frame,
-        access: Access,
+        access: Accessing,
         region: Region,
         at: Array,
         who: Array,
@@ -385,7 +411,7 @@ class RaceShadow:
         self._report(frame, access, region, offset, who[position], record, kind)
 
     def _report(
-        self, frame: Frame, access: Access, region: Region, offset: int, lane: Any, record: Any, kind: str
+        self, frame: Frame, access: Accessing, region: Region, offset: int, lane: Any, record: Any, kind: str
     ) -> None:
         """Raise the error of a race on byte `offset` of all owners' bytes."""
         machine = frame.machine
@@ -407,7 +433,7 @@ class RaceShadow:
         if record & ASYNCHRONOUS:
             whom = f"an asynchronous {'bulk ' if record & BULK else ''}copy of {whom}"
         elif record & BULK:
-            whom = f"a bulk copy that completes on {machine.bulk.agent_name(int(record & THREAD))}"
+            whom = f"a bulk copy that completes on {machine.agent_name(int(record & THREAD))}"
         if record >> STEP_SHIFT == PENDING:
             whom += ", not known to be complete,"
         raise RaceError(
@@ -424,5 +450,60 @@ class RaceShadow:
         )
 
 
-def _strong(access: Access) -> np.int64:
+def _strong(access: Accessing) -> np.int64:
     return STRONG if access.strong else _WEAK
+
+
+def shadow_of(region: Region) -> RaceShadow:
+    """Who accessed what in a region where races are looked for."""
+    shadow = region.shadow
+    assert isinstance(shadow, RaceShadow)
+    return shadow
+
+
+def refuse_early_exit(machine: Lanes, instruction: Instruction | None, leaving: Array) -> None:
+    """Blocks whose last lanes are `leaving` (bool of all lanes) must not take away what others still use.
+
+    Raises:
+        RaceError: an access of another block to their shared memory is not ordered before any of their exits.
+    """
+    clocks = machine.clocks
+    if clocks is None or instruction is None:
+        return
+    shadow = shadow_of(machine.shared)
+    per_cta = machine.warps * 32
+    staying = (machine.alive & ~leaving).reshape(machine.ctas, per_cta).any(axis=1)
+    ended = leaving.reshape(machine.ctas, per_cta).any(axis=1) & ~staying
+    for cta in np.flatnonzero(ended).tolist():
+        begin = cta * machine.shared.stride
+        index, records = shadow.records(begin, begin + machine.shared.stride)
+        # Copies that have not landed are for the bulk copies' own check to find.
+        landed = records >> STEP_SHIFT != PENDING
+        agents = records & (BULK | ASYNCHRONOUS) == BULK
+        foreign = landed & (agents | ((records & THREAD) // per_cta != machine.first_cta + cta))
+        index, records = index[foreign], records[foreign]
+        unordered = np.ones(len(records), bool)
+        for warp in range(cta * machine.warps, (cta + 1) * machine.warps):
+            unordered &= ~clocks.ordered(np.full(len(records), warp * 32), records)
+        if not unordered.any():
+            continue
+        bad = int(np.argmax(unordered))
+        record, byte = records[bad], int(index[bad]) - begin
+        lane = int(np.flatnonzero(leaving & (machine.lane_cta == cta))[-1])
+        other_block, other_thread = machine.place_of_thread(int(record & THREAD))
+        fields = machine.at(lane, instruction)
+        agent, many = bool(agents[foreign][bad]), bool(record & MANY)
+        whom = f"thread {other_thread} of block {other_block}"
+        if agent:
+            whom = f"a bulk copy that completes on {machine.agent_name(int(record & THREAD))}"
+        raise RaceError(
+            f"exit race on byte {byte} of shared memory (shared): block {fields['block']} exits, and nothing orders an "
+            f"access to its shared memory by {whom} before that; {machine.describe(instruction)}",
+            kind="exit",
+            space="shared",
+            buffer=machine.shared.name,
+            offset=byte,
+            other_block=other_block,
+            other_thread=None if many or agent else other_thread,
+            **fields,
+        )

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refmoe.ptx.engine.access import Access, Atomic, Store
+from refmoe.ptx.engine.mbarrier import Mbarriers
+from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.state.memory import Region
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class WriteAsync:
         machine, access = frame.machine, self.access
         _, _, bars = frame.select(barrier, guard)
         ((region, _, index),) = access._parts(frame, chosen, lanes)
-        mbarriers = machine.mbarriers
+        mbarriers = machine.part(Mbarriers)
         ids = mbarriers.objects(frame, self.barrier, bars, lanes)
         apart = mbarriers.slot[ids] * 8 // region.stride != index // region.stride
         if apart.any():
@@ -63,12 +65,12 @@ class WriteAsync:
         if isinstance(access, Store):
             words = access.words(values, len(lanes))
             if region.shadow is not None:
-                region.shadow.copy(frame, access, region, index, lanes)
+                shadow_of(region).copy(frame, access, region, index, lanes)
             region.write(access.width, index // access.width, words)
             if region.shadow is not None:
-                region.shadow.after_write(frame, access, region, index, lanes, words)
+                shadow_of(region).after_write(frame, access, region, index, lanes, words)
             return
         access._check_valid(frame, region, index, lanes)
         if region.shadow is not None:
-            region.shadow.copy(frame, access, region, index, lanes, strong=True)
+            shadow_of(region).copy(frame, access, region, index, lanes, strong=True)
         access._apply(region, index // access.size, np.arange(len(lanes)), values, np.zeros(len(lanes), access.dtype))

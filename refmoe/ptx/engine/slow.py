@@ -19,7 +19,7 @@ from refmoe.ptx.text.memory_ops import memory_opcode
 from refmoe.ptx.text.syntax import Address, Instruction, Symbol
 
 if TYPE_CHECKING:
-    from refmoe.ptx.engine.machine import Machine
+    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 _LANES = 32
@@ -31,7 +31,7 @@ class SlowShuffle:
 
     instruction: Instruction
 
-    def __call__(self, machine: Machine, warp: int, mask: int, addresses: int, values: int) -> None:
+    def __call__(self, machine: Lanes, warp: int, mask: int, addresses: int, values: int) -> None:
         """`addresses` are the lanes that are read, and `values` the members present, uint32 [32].
 
         Raises:
@@ -65,7 +65,7 @@ class SlowAccess:
         dtypes = (np.dtype(f"u{opcode.size}"),) * opcode.count
         return cls(Load(instruction, space, opcode.size, opcode.count, signed=False, dtypes=dtypes))
 
-    def __call__(self, machine: Machine, warp: int, mask: int, addresses: int, values: int) -> None:
+    def __call__(self, machine: Lanes, warp: int, mask: int, addresses: int, values: int) -> None:
         """Do it.
 
         Args:
@@ -109,7 +109,7 @@ class SlowMatrix:
         row, word = Access(instruction, space, 8, 2), Access(instruction, space, 4, 1)
         return cls(LoadMatrix(row, word, count, transposed, packing))
 
-    def __call__(self, machine: Machine, warp: int, mask: int, addresses: int, values: int) -> None:
+    def __call__(self, machine: Lanes, warp: int, mask: int, addresses: int, values: int) -> None:
         """Do it: `values` are the registers, uint32 [count, 32].
 
         Raises:
@@ -132,7 +132,7 @@ class SlowProduct:
 
     work: Mma
 
-    def __call__(self, machine: Machine, warp: int, mask: int, addresses: int, values: int) -> None:
+    def __call__(self, machine: Lanes, warp: int, mask: int, addresses: int, values: int) -> None:
         """`values` are the selectors, A's byte and thread and then B's, uint32 [4, 32].
 
         Raises:
@@ -158,7 +158,7 @@ def slow_form(instruction: Instruction, layout: Layout, products: Mapping[Instru
     return SlowProduct(products[instruction]) if stem == "mma" else SlowAccess.of(instruction, layout)
 
 
-def _frame(machine: Machine, warp: int, mask: int) -> Frame:
+def _frame(machine: Lanes, warp: int, mask: int) -> Frame:
     """Some lanes of one warp."""
     acting = np.zeros(machine.lanes, bool)
     bits = np.array([mask], np.uint32).view(np.uint8)

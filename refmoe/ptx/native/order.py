@@ -5,8 +5,8 @@
     follows(context, row, records, who, count, flags) -> 0
 
 Lane `who[i]` of the machine reads or writes the granule in slot `at[i]`, int64 [count] both; `flags` go into its
-record, see `refmoe.ptx.state.records`. If nothing is wrong the accesses are recorded. Otherwise the result is 1 and no record
-has changed: Python finds out what is wrong. `row` is the region's, see `Row`.
+record, see `refmoe.ptx.state.records`. If nothing is wrong the accesses are recorded. Otherwise the result is 1 and no
+record has changed: Python finds out what is wrong. `row` is the region's, see `Row`.
 `follows` records nothing: what lane `who[i]` does must come after the access of `records[i]`, int64 [count].
 """
 

@@ -33,6 +33,7 @@ import numpy as np
 
 from refmoe.ptx.engine.access import Access, Atomic, Load, Store
 from refmoe.ptx.engine.copies import CopyAsync
+from refmoe.ptx.engine.machine import Launch, observer_of
 from refmoe.ptx.engine.tensor.matrix import LoadMatrix, StoreMatrix
 from refmoe.ptx.engine.view import View
 from refmoe.ptx.program.liveness import Live, most_live
@@ -40,9 +41,8 @@ from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW
 from refmoe.ptx.text.syntax import Instruction
 
 if TYPE_CHECKING:
-    from refmoe.ptx.emit.codegen import Code
+    from refmoe.ptx.engine.code import Code
     from refmoe.ptx.engine.frame import Frame
-    from refmoe.ptx.engine.machine import Launch
 
 Array = Any
 BANKS = 32
@@ -404,7 +404,7 @@ class _SeenCopy:
 
 
 def _profile(frame: Frame) -> Profile:
-    observer = frame.machine.launch.observer
+    observer = observer_of(frame)
     assert isinstance(observer, Profile)
     return observer
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refmoe.errors import ArgumentError
+from refmoe.ptx.engine.tracer import Tracer
 from refmoe.ptx.errors import Index3
 from refmoe.ptx.state.spaces import OWN_BASE
 
@@ -160,25 +161,6 @@ class Trace:
         if not self._launches or self._launches[-1] is not machine.launch:
             self._launches.append(machine.launch)
         return Recorder(self, machine)
-
-
-class Tracer:
-    """What a machine reports to when nobody listens."""
-
-    def mbarrier(self, kind: str, instruction: Instruction, lanes: Array, ids: Array, amounts: Array | int = 0) -> None:
-        """Each of `lanes` [n] did something to the object `ids` [n]."""
-
-    def completed(self, ids: Array) -> None:
-        """The present phases of objects `ids` [n] are complete."""
-
-    def woken(self, kind: str, lanes: Array) -> None:
-        """The parked lanes at which bool `lanes` [lanes of the machine] is on go on."""
-
-    def named(self, kind: str, instruction: Instruction | None, lanes: Array, numbers: Array | int) -> None:
-        """Lanes at which bool `lanes` [lanes of the machine] is on come to the named barrier `numbers`, or go on."""
-
-    def copies(self, kind: str, instruction: Instruction, lanes: Array, amounts: Array | int = 0) -> None:
-        """Copies of each of `lanes` [n], of so many bytes each."""
 
 
 class Recorder(Tracer):

@@ -10,6 +10,7 @@ waited for, as a write of the thread that issued it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.ptx.errors import Index3
 
 if TYPE_CHECKING:
-    from refmoe.ptx.engine.machine import Machine
     from refmoe.ptx.state.memory import Arena, Region
     from refmoe.ptx.text.syntax import Instruction
 
@@ -90,15 +90,22 @@ class Watch:
         region.watch = self
 
     def wrote(
-        self, machine: Machine, instruction: Instruction, region: Region, index: Array, width: int, lanes: Array
+        self,
+        step: int,
+        place_of: Callable[[int], tuple[Index3, Index3]],
+        instruction: Instruction,
+        region: Region,
+        index: Array,
+        width: int,
+        lanes: Array,
     ) -> None:
-        """`lanes` [n] of a machine have written `width` bytes each at byte `index` [n] of the buffer."""
+        """See `refmoe.ptx.state.memory.Watching`."""
         hits = (index < self.first + self.size) & (index + width > self.first)
         for position in np.flatnonzero(hits).tolist():
-            block, thread = machine.place_of(int(lanes[position]))
+            block, thread = place_of(int(lanes[position]))
             self.writes.append(
                 Write(
-                    machine.launch.steps,
+                    step,
                     block,
                     thread,
                     instruction.line,

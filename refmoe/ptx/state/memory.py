@@ -8,17 +8,16 @@ nothing in it is initialised.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from refmoe.ptx.errors import Index3
 from refmoe.ptx.state.pages import PAGE, POISON, Journal, cleared, untouched
 from refmoe.ptx.state.spaces import OWN_BASE, WINDOW_BITS
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.races import RaceShadow
-    from refmoe.ptx.observe.watch import Watch
+from refmoe.ptx.text.syntax import Instruction
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Array = Any
@@ -27,6 +26,38 @@ _WIDEST = 32
 _EVERY_BYTE = 0x0101010101010101
 # What arrays have to be aligned to for their bytes to be used where they lie.
 _ALIGNED = 16
+
+
+class Shadow(Protocol):
+    """Who accessed what, of a region; `refmoe.ptx.engine.races` has the rules."""
+
+    def enter(self, row: Array) -> None:
+        """Write into a region's row where the records lie, see `refmoe.ptx.native.context.Row`."""
+        ...
+
+    def release(self) -> None:
+        """Give memory back: nobody asks any more who accessed what."""
+        ...
+
+
+class Watching(Protocol):
+    """What takes down who writes some bytes of a region."""
+
+    def wrote(
+        self,
+        step: int,
+        place_of: Callable[[int], tuple[Index3, Index3]],
+        instruction: Instruction,
+        region: Region,
+        index: Array,
+        width: int,
+        lanes: Array,
+    ) -> None:
+        """In a step, `lanes` [n] have written `width` bytes each at byte `index` [n] of the region.
+
+        `place_of` gives the (block, thread) of a lane.
+        """
+        ...
 
 
 @dataclass
@@ -59,8 +90,8 @@ class Region:
     poisoned: bool = False
     journal: Journal | None = None
     unwritten: bool = False
-    shadow: RaceShadow | None = None
-    watch: Watch | None = None
+    shadow: Shadow | None = None
+    watch: Watching | None = None
     _views: dict[tuple[bool, int], Any] = field(default_factory=dict, repr=False)
 
     def clear(self) -> None:
@@ -215,7 +246,7 @@ class Arena:
                     region.release_valid()
                 region.journal.release()
             if region.shadow is not None:
-                region.shadow.granules.release()
+                region.shadow.release()
                 region.shadow = None
 
     def undo(self) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -251,3 +251,26 @@ def replace_field(found: TensorMap, field: str, ordinal: int, value: int) -> Ten
     elif field == "elemtype":
         new = _REPLACED_TYPES[value]
     return replace(found, **{name: new})
+
+
+@dataclass
+class MapHistory:
+    """Of one launch. A time is (step, number of the event): one step may hold several events.
+
+    Attributes:
+        edited: time of the last edit of the map at an address by an instruction for that.
+        released: that of its last release.
+        fenced: by warp of the grid, the time of its last release of everything it wrote.
+        acquired: by (warp of the grid, address), the time of the last acquire.
+    """
+
+    edited: dict[int, tuple[int, int]] = field(default_factory=dict)
+    released: dict[int, tuple[int, int]] = field(default_factory=dict)
+    fenced: dict[int, tuple[int, int]] = field(default_factory=dict)
+    acquired: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    _events: int = 0
+
+    def time(self, step: int) -> tuple[int, int]:
+        """Now, in step `step` of the launch."""
+        self._events += 1
+        return step, self._events

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from refmoe.ptx.engine.access import Access
+from refmoe.ptx.engine.access import Access, tell_watch
 from refmoe.ptx.engine.bulk import races
 from refmoe.ptx.engine.bulk.races import BulkShadow
 from refmoe.ptx.engine.copies import split
+from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.pages import POISON
 from refmoe.ptx.state.records import AGENTS
@@ -26,7 +27,7 @@ from refmoe.ptx.text.syntax import Instruction
 
 if TYPE_CHECKING:
     from refmoe.ptx.engine.frame import Frame
-    from refmoe.ptx.engine.machine import Machine
+    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 _BARRIER_BYTES = 8
@@ -144,7 +145,7 @@ class Store:
 class Bulk:
     """The bulk copies of some CTAs that are not complete."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Lanes) -> None:
         self.machine = machine
         self.loads: list[Load] = []
         # Stores that have not read their source, and those that have, but are not known to be complete.
@@ -164,13 +165,18 @@ class Bulk:
         assert isinstance(shadow, BulkShadow)
         return shadow
 
+    @property
+    def pending(self) -> bool:
+        """Whether there are loads that have not landed."""
+        return bool(self.loads)
+
     # Agents
 
     def agents(self, ids: Array) -> Array:
         """The agent of each barrier, numbered inside its cluster."""
         machine = self.machine
         span = machine.shared.stride * machine.launch.grid.cluster_blocks
-        offsets = machine.mbarriers.slot[ids] * _BARRIER_BYTES % span
+        offsets = machine.part(Mbarriers).slot[ids] * _BARRIER_BYTES % span
         most = min(AGENTS, machine.warps * 32) - 1
         numbers = np.empty(len(ids), np.int64)
         for offset in np.unique(offsets):
@@ -213,11 +219,11 @@ class Bulk:
         """A barrier must lie in the block into which is copied, and shared memory that is read in the lane's own."""
         machine = self.machine
         stride = machine.shared.stride
-        apart = machine.mbarriers.slot[flight.ids] * _BARRIER_BYTES // stride != flight.target // stride
+        apart = machine.part(Mbarriers).slot[flight.ids] * _BARRIER_BYTES // stride != flight.target // stride
         if apart.any():
             bad = int(np.argmax(apart))
             block, _ = machine.place_of(int(flight.target[bad]) // stride * machine.warps * 32)
-            name = machine.mbarriers.name(int(machine.mbarriers.slot[flight.ids[bad]]))
+            name = machine.part(Mbarriers).name(int(machine.part(Mbarriers).slot[flight.ids[bad]]))
             what = f"a copy into shared memory of block {block}, which completes on {name}"
             raise machine.misuse(flight.instruction, flight.lanes[bad], what)
         if flight.cut.region is machine.shared:
@@ -228,7 +234,7 @@ class Bulk:
 
     def owed(self, ids: Array) -> Array:
         """Bytes under way to each barrier."""
-        total = np.zeros(self.machine.mbarriers.count, np.int64)
+        total = np.zeros(self.machine.part(Mbarriers).count, np.int64)
         for flight in self.loads:
             np.add.at(total, flight.ids, flight.bytes)
         return total[ids]
@@ -342,7 +348,7 @@ class Bulk:
         cut.region.write(width, index // width, data)
         if cut.region.watch is not None:
             places, lanes = cut.chosen(flight.lanes)
-            cut.region.watch.wrote(self.machine, flight.instruction, cut.region, places, width, lanes)
+            tell_watch(self.machine, flight.instruction, cut.region, places, width, lanes)
         self.machine.progress()
 
     # The end
@@ -378,7 +384,7 @@ class Bulk:
             over = ~alive[load.target // machine.shared.stride]
             if over.any():
                 row = int(np.argmax(over))
-                name = machine.mbarriers.name(int(machine.mbarriers.slot[load.ids[row]]))
+                name = machine.part(Mbarriers).name(int(machine.part(Mbarriers).slot[load.ids[row]]))
                 what = f"the block ends while {load.bytes} bytes are under way to it, which complete on {name}"
                 raise machine.misuse(load.instruction, load.lanes[row], what)
 

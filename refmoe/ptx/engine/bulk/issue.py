@@ -11,8 +11,9 @@ import numpy as np
 from refmoe.ptx.engine.access import Access
 from refmoe.ptx.engine.access import Store as StoreAccess
 from refmoe.ptx.engine.bulk.boxes import SHARED_ALIGN, Box, box_of, check_store, words
-from refmoe.ptx.engine.bulk.copies import Cut, Load, Store
+from refmoe.ptx.engine.bulk.copies import Bulk, Cut, Load, Store
 from refmoe.ptx.engine.bulk.maps import MapUse
+from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.state.spaces import RANK_SHIFT, WINDOW_BITS
 from refmoe.ptx.state.tensormap import TensorMap
 from refmoe.ptx.text.syntax import Instruction
@@ -55,12 +56,12 @@ def _load(frame: Frame, parts: Iterator[_Part], lanes: Array, ids: Array) -> Non
     for part in parts:
         rows, whole, cut = part.rows, part.whole, part.cut
         flight = Load(whole.instruction, lanes[rows], ids[rows], part.index, whole.width, part.bytes, cut)
-        frame.machine.bulk.load(frame, flight, whole)
+        frame.machine.part(Bulk).load(frame, flight, whole)
 
 
 def _store(frame: Frame, parts: Iterator[_Part], lanes: Array) -> None:
     """Issue stores of `lanes`."""
-    bulk = frame.machine.bulk
+    bulk = frame.machine.part(Bulk)
     for part in parts:
         who, whole, cut = lanes[part.rows], part.whole, part.cut
         word = _sized(whole, cut.access.width)
@@ -200,7 +201,7 @@ class TensorLoad:
         chosen = None if mask is None else frame.acting(where, mask).astype(np.int64)
         for which, there, phases in _copies(frame, self.barrier.instruction, chosen, to, bars, lanes):
             who, first = lanes[which], tuple(value[which] for value in begin)
-            ids = frame.machine.mbarriers.objects(frame, self.barrier, phases, who)
+            ids = frame.machine.part(Mbarriers).objects(frame, self.barrier, phases, who)
             parts = _boxes(frame, self.use, self.target, self.source, maps[which], first, there, who)
             _load(frame, parts, who, ids)
 
@@ -283,7 +284,7 @@ class BulkLoad:
         chosen = None if mask is None else frame.acting(where, mask).astype(np.int64)
         for which, there, phases in _copies(frame, self.barrier.instruction, chosen, to, bars, lanes):
             who = lanes[which]
-            ids = frame.machine.mbarriers.objects(frame, self.barrier, phases, who)
+            ids = frame.machine.part(Mbarriers).objects(frame, self.barrier, phases, who)
             _load(frame, _plain(frame, self.target, self.source, there, origin[which], sizes[which], who), who, ids)
 
 
@@ -315,7 +316,7 @@ class BulkCommit:
     def __call__(self, frame: Frame, guard: Array | None) -> None:
         """Close the group of each lane."""
         _, lanes, _ = frame.select(np.uint64(0), guard)
-        frame.machine.bulk.group[lanes] += 1
+        frame.machine.part(Bulk).group[lanes] += 1
 
 
 @dataclass(frozen=True)
@@ -329,4 +330,4 @@ class BulkWait:
         """Complete the groups that are waited for."""
         _, lanes, _ = frame.select(np.uint64(0), guard)
         if lanes.size:
-            frame.machine.bulk.wait(frame, lanes, self.keep, self.reads_only)
+            frame.machine.part(Bulk).wait(frame, lanes, self.keep, self.reads_only)

@@ -8,12 +8,13 @@ its map when it is issued: CUTLASS edits the map of the next group while copies 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from refmoe.ptx.engine.access import Access, Store
+from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.tensormap import MAP_BYTES, TensorMap, decode_tensor_map, replace_field
 
@@ -27,29 +28,6 @@ _STEP_SHIFT = 32
 _NEVER = (0, 0)
 
 
-@dataclass
-class MapHistory:
-    """Of one launch. A time is (step, number of the event): one step may hold several events.
-
-    Attributes:
-        edited: time of the last edit of the map at an address by an instruction for that.
-        released: that of its last release.
-        fenced: by warp of the grid, the time of its last release of everything it wrote.
-        acquired: by (warp of the grid, address), the time of the last acquire.
-    """
-
-    edited: dict[int, tuple[int, int]] = field(default_factory=dict)
-    released: dict[int, tuple[int, int]] = field(default_factory=dict)
-    fenced: dict[int, tuple[int, int]] = field(default_factory=dict)
-    acquired: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    _events: int = 0
-
-    def time(self, frame: Frame) -> tuple[int, int]:
-        """Now."""
-        self._events += 1
-        return frame.machine.launch.clock, self._events
-
-
 def _word_index(begin: Array) -> Array:
     """Byte index of the 16-byte words [n * 8] of maps that begin at [n]."""
     return (begin[:, None] + np.arange(0, MAP_BYTES, _WORD)).ravel()
@@ -60,7 +38,7 @@ def _read(frame: Frame, access: Access, region: Region, begin: Array, lanes: Arr
     index, who = _word_index(begin), np.repeat(lanes, _WORDS)
     access._check_valid(frame, region, index, who)
     if region.shadow is not None:
-        region.shadow.read(frame, access, region, index, who)
+        shadow_of(region).read(frame, access, region, index, who)
     rows = region.read(_WORD, index // _WORD).reshape(len(begin), -1)
     return [row.tobytes() for row in rows]
 
@@ -108,8 +86,7 @@ class MapUse:
         return found
 
     def _check_fresh(self, frame: Frame, region: Region, begin: Array, lanes: Array) -> None:
-        machine, shadow = frame.machine, region.shadow
-        assert shadow is not None
+        machine, shadow = frame.machine, shadow_of(region)
         history = machine.launch.maps
         records = shadow.last_writes(_word_index(begin), _WORD).reshape(len(begin), -1).max(axis=1)
         for lane, at, record in zip(lanes.tolist(), begin.tolist(), records.tolist(), strict=True):
@@ -157,7 +134,7 @@ class MapReplace:
             _write(frame, self.word, region, begin, lanes[rows], changed)
             if region is not frame.machine.shared:
                 history = frame.machine.launch.maps
-                now = history.time(frame)
+                now = history.time(frame.machine.launch.clock)
                 history.edited.update(dict.fromkeys((begin + region.base).tolist(), now))
 
 
@@ -193,7 +170,7 @@ class MapCopy:
             _write(frame, self.target_word, region, begin, lanes[rows], [contents[row] for row in rows])
             history = machine.launch.maps
             for times in (history.edited, history.released):
-                times.update(dict.fromkeys((begin + region.base).tolist(), history.time(frame)))
+                times.update(dict.fromkeys((begin + region.base).tolist(), history.time(frame.machine.launch.clock)))
 
 
 @dataclass(frozen=True)
@@ -212,7 +189,7 @@ class MapAcquire:
         first = machine.first_thread
         keys = {((lane + first) >> 5, at) for lane, at in zip(lanes.tolist(), chosen.tolist(), strict=True)}
         history = machine.launch.maps
-        history.acquired.update(dict.fromkeys(keys, history.time(frame)))
+        history.acquired.update(dict.fromkeys(keys, history.time(frame.machine.launch.clock)))
         if machine.clocks is not None:
             machine.clocks.acquire(lanes)
 
@@ -227,5 +204,5 @@ class MapRelease:
         _, lanes, _ = frame.select(np.uint64(0), guard)
         warps = np.unique((lanes + machine.first_thread) >> 5)
         history = machine.launch.maps
-        history.fenced.update(dict.fromkeys(warps.tolist(), history.time(frame)))
+        history.fenced.update(dict.fromkeys(warps.tolist(), history.time(frame.machine.launch.clock)))
         frame.fence(guard)

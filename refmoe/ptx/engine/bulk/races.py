@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from refmoe.ptx.engine.races import RaceShadow
+from refmoe.ptx.engine.races import Accessing, RaceShadow, shadow_of
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.pages import untouched
 from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, PENDING, STEP_SHIFT, THREAD
 
 if TYPE_CHECKING:
-    from refmoe.ptx.engine.access import Access
     from refmoe.ptx.engine.frame import Frame
     from refmoe.ptx.state.memory import Region
 
@@ -59,21 +58,21 @@ class BulkShadow(RaceShadow):
     # Accesses of lanes, and copies of theirs
 
     def read(
-        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, asynchronous: bool = False
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, asynchronous: bool = False
     ) -> None:
         """See `RaceShadow.read`."""
         super().read(frame, access, region, index, lanes, asynchronous)
         self._read_steps[index >> _LINE_SHIFT, (lanes >> 5) % self.readers] = frame.machine.clocks.now
 
     def before_write(
-        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, words: Array
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, words: Array
     ) -> None:
         """See `RaceShadow.before_write`."""
         super().before_write(frame, access, region, index, lanes, words)
         self._write_steps[index >> _LINE_SHIFT, (lanes >> 5) % self.readers] = frame.machine.clocks.now
 
     def _modify(
-        self, frame: Frame, access: Access, region: Region, index: Array, lanes: Array, flags: np.int64
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, flags: np.int64
     ) -> None:
         super()._modify(frame, access, region, index, lanes, flags)
         # What a copy writes is not ordered by what its warp does: a step of the far future sends it to the granules.
@@ -83,7 +82,7 @@ class BulkShadow(RaceShadow):
     # Bulk copies of n ranges, each of `span` bytes from index `first` [n]
 
     def fill(
-        self, frame: Frame, access: Access, region: Region, first: Array, span: int, lanes: Array, own: Array
+        self, frame: Frame, access: Accessing, region: Region, first: Array, span: int, lanes: Array, own: Array
     ) -> None:
         """Copies into ranges are issued; they complete on the agents `own` [n].
 
@@ -114,7 +113,7 @@ class BulkShadow(RaceShadow):
         self._set_writes(first, span, agent_records(frame, lanes, own) + now)
 
     def drain(
-        self, frame: Frame, access: Access, region: Region, first: Array, span: int, lanes: Array, used: Array
+        self, frame: Frame, access: Accessing, region: Region, first: Array, span: int, lanes: Array, used: Array
     ) -> None:
         """Copies out of ranges are issued; of copy i they read the words of `access` at `used[i]`.
 
@@ -179,7 +178,7 @@ def _pending(frame: Frame, lanes: Array) -> Array:
 def _refuse_read(
     shadow: RaceShadow,
     frame: Frame,
-    access: Access,
+    access: Accessing,
     region: Region,
     index: Array,
     lanes: Array,
@@ -204,14 +203,13 @@ def _refuse_read(
 # Global memory
 
 
-def global_read(frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
+def global_read(frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array) -> None:
     """Words at `index` [n] will be read by bulk copies of `lanes` [n].
 
     Raises:
         RaceError: a write that is not ordered before them, or one without a proxy fence between.
     """
-    shadow, machine = region.shadow, frame.machine
-    assert shadow is not None
+    shadow, machine = shadow_of(region), frame.machine
     fences = machine.launch.proxied
 
     def fenced(lanes: Array, record: Array) -> Array:
@@ -226,10 +224,9 @@ def global_read(frame: Frame, access: Access, region: Region, index: Array, lane
     shadow._reads[0, at] = _pending(frame, who)
 
 
-def global_read_done(frame: Frame, access: Access, region: Region, index: Array, lanes: Array, own: Array) -> None:
+def global_read_done(frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, own: Array) -> None:
     """Those copies have read and landed: who waits for their agents `own` [n] comes after the reads."""
-    shadow = region.shadow
-    assert shadow is not None
+    shadow = shadow_of(region)
     at, row = shadow.granules.cover(index, access.width)
     who, own = (lanes, own) if row is None else (lanes[row], own[row])
     landed = agent_records(frame, who, own) + np.int64(frame.machine.clocks.now << STEP_SHIFT)
@@ -239,14 +236,13 @@ def global_read_done(frame: Frame, access: Access, region: Region, index: Array,
         column[at[mine]] = landed[mine]
 
 
-def global_write(frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
+def global_write(frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array) -> None:
     """Words at `index` [n] will be written by bulk copies of `lanes` [n].
 
     Raises:
         RaceError: an access that is not ordered before them.
     """
-    shadow = region.shadow
-    assert shadow is not None
+    shadow = shadow_of(region)
     at, who = shadow._refuse_write(frame, access, region, index, lanes, access.width, np.int64(0))
     pending = _pending(frame, who)
     shadow._writes[at] = pending
@@ -255,10 +251,9 @@ def global_write(frame: Frame, access: Access, region: Region, index: Array, lan
         shadow._report_granule(frame, access, region, at, who, lost[0], shadow._writes[at[lost[0]]], "write-write")
 
 
-def global_write_done(frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> None:
+def global_write_done(frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array) -> None:
     """Those copies are complete, and their threads have waited for them."""
-    shadow = region.shadow
-    assert shadow is not None
+    shadow = shadow_of(region)
     at, who = shadow._cover(index, lanes, access.width)
     found = shadow._writes[at]
     shadow._writes[at] = np.where(found == _pending(frame, who), shadow._mine(frame, who, np.int64(0)), found)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refmoe.ptx.engine.access import Access, Store
+from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import WarpError
 from refmoe.ptx.text.syntax import Instruction
 
@@ -148,7 +149,7 @@ class LoadMatrix:
                 at, _ = self._words(index, theirs)
                 self.word._check_valid(frame, region, at, np.repeat(theirs, self.packing.words))
             if region.shadow is not None:
-                region.shadow.read_rows(frame, self.word, region, index, theirs, self._words)
+                shadow_of(region).read_rows(frame, self.word, region, index, theirs, self._words)
             rows[slice(None) if which is None else which] = region.read(16, index // 16)
         return rows.view(np.uint16)
 
@@ -203,7 +204,7 @@ class StoreMatrix:
             at, who = _words(theirs, index, self.transposed)
             words = mine.view(np.uint32).ravel()
             if region.shadow is not None:
-                region.shadow.before_write(frame, self.word, region, at, who, words)
+                shadow_of(region).before_write(frame, self.word, region, at, who, words)
             region.write(16, index // 16, mine)
             if region.shadow is not None:
-                region.shadow.after_write(frame, self.word, region, at, who, words)
+                shadow_of(region).after_write(frame, self.word, region, at, who, words)

@@ -1,0 +1,260 @@
+"""The lanes of some CTAs: where each is, what it may address, and what its instructions ask of whatever runs it.
+
+What instructions do (barriers, copies, accesses) knows this class. What runs them, `refmoe.ptx.engine.machine`, builds
+on both.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+
+from refmoe.ptx.engine.tracer import Tracer
+from refmoe.ptx.errors import Index3, LaneError, MisuseError, StepBudgetExceeded
+from refmoe.ptx.grid import Grid, index_in
+from refmoe.ptx.state.memory import Arena, Region, owned_region
+from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS
+from refmoe.ptx.state.specials import Ticks
+from refmoe.ptx.state.specials import values as special_values
+from refmoe.ptx.state.tensormap import MapHistory
+from refmoe.ptx.text.syntax import Instruction
+
+Array = Any
+E = TypeVar("E", bound=LaneError)
+P = TypeVar("P")
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What a launch looks for.
+
+    Attributes:
+        bounds: accesses outside every buffer, and outside shared and local memory.
+        uninitialised: reads of bytes that nobody wrote.
+        alignment: addresses that are no multiple of the access's size.
+        races: unordered accesses of one byte by different lanes, in shared and in global memory.
+    """
+
+    bounds: bool = True
+    uninitialised: bool = True
+    alignment: bool = True
+    races: bool = True
+
+
+@dataclass(kw_only=True)
+class LaunchState:
+    """What all CTAs of a launch have in common, whatever code they run.
+
+    Attributes:
+        name: of the module.
+        grid, block: as launched.
+        workspace: address of what a cooperative launch has for its barrier, else 0.
+        checks: what is looked for.
+        arena: global memory.
+        addresses: of module variables, uint64 scalars.
+        dynamic_bytes, shared_bytes: dynamic shared memory, and all of it.
+        warps: of a CTA.
+        published: see `Clocks`.
+        step_budget: most blocks of code that a warp may run, or None.
+        steps, lane_instructions, instructions: counted so far.
+        clock: of race records; it ticks wherever accesses before and after have to be told apart.
+        approximate: indices into the code's approximate instructions that were not provably exact.
+        maps: edits of tensor maps.
+        proxied: int64, by warp of the grid, the step of its last proxy fence for global memory.
+        printed: what `vprintf` wrote so far.
+        ticks: the clock.
+    """
+
+    name: str
+    grid: Grid
+    block: Index3
+    checks: Checks
+    arena: Arena
+    addresses: dict[str, Any]
+    dynamic_bytes: int
+    shared_bytes: int
+    warps: int
+    published: Array
+    proxied: Array
+    step_budget: int | None
+    approximate: set[int]
+    maps: MapHistory = field(default_factory=MapHistory)
+    workspace: int = 0
+    steps: int = 0
+    clock: int = 0
+    lane_instructions: int = 0
+    instructions: int = 0
+    printed: list[bytes] = field(default_factory=list)
+    ticks: Ticks = field(default_factory=Ticks)
+
+
+class Lanes(ABC):
+    """The lanes of some CTAs.
+
+    Attributes:
+        launch: whose CTAs.
+        lanes: how many, whole warps, so a multiple of 32 for each CTA.
+        alive: bool [lanes], those that exist and have not exited.
+        lane_cta: CTA of each lane, counted from the first here.
+        lane_in_warp, warp_start: int64 [lanes].
+        first_cta, first_thread: numbers in the launch of the first CTA and the first lane here.
+        specials: predefined registers by name, see `refmoe.ptx.state.specials`.
+        shared, local: the memory of all CTAs, and of all lanes.
+        clocks: what orders accesses, or None where races are not looked for.
+        tracer: what is told who waits for whom.
+    """
+
+    def __init__(self, launch: LaunchState, first_cta: int, ctas: int, local_bytes: int) -> None:
+        self.launch = launch
+        self.checks = launch.checks
+        self.arena = launch.arena
+        self.addresses = launch.addresses
+        self.approximate = launch.approximate
+        self.first_cta, self.ctas, self.warps = first_cta, ctas, launch.warps
+        per_cta = self.warps * 32
+        self.lanes = ctas * per_cta
+        self.first_thread = first_cta * per_cta
+        self.all_lanes = np.arange(self.lanes)
+        self.lane_in_warp = self.all_lanes & 31
+        self.warp_start = self.all_lanes & ~31
+        self.lane_cta = self.all_lanes // per_cta
+        self._exist = self.all_lanes % per_cta < int(np.prod(launch.block))
+        self.alive = self._exist
+        self._living = int(self.alive.sum())
+        self.specials = self._specials()
+        refused = self.checks.uninitialised
+        self.shared = owned_region("shared memory", "shared", launch.shared_bytes, ctas, refused)
+        self.local = owned_region("local memory", "local", local_bytes, self.lanes, refused)
+        self.clocks: Any = None
+        self.tracer = Tracer()
+        self._parts: dict[type[object], object] = {}
+
+    def _specials(self) -> dict[str, Any]:
+        launch = self.launch
+        return special_values(
+            launch.grid, launch.block, self.first_cta, self.ctas, self.warps, launch.dynamic_bytes, launch.shared_bytes,
+            launch.workspace,
+        )  # fmt: skip
+
+    # Parts
+
+    def add(self, part: P) -> P:
+        """Give the lanes a part, which `part` finds by its class."""
+        self._parts[type(part)] = part
+        return part
+
+    def part(self, kind: type[P]) -> P:
+        """The part of a class: the barriers in memory of these lanes, their copies under way, and so on."""
+        part = self._parts[kind]
+        assert isinstance(part, kind)
+        return part
+
+    # Where lanes are
+
+    def place_of(self, lane: int) -> tuple[Index3, Index3]:
+        """(block, thread) of a lane here."""
+        return self.place_of_thread(lane + self.first_thread)
+
+    def place_of_thread(self, number: int) -> tuple[Index3, Index3]:
+        """(block, thread) of a thread of the launch, counted in whole warps."""
+        cta, thread = divmod(number, self.warps * 32)
+        return self.launch.grid.index(cta), index_in(thread, self.launch.block)
+
+    def describe(self, instruction: Instruction) -> str:
+        """`module.ptx:57 (kernel.cu:14): st.shared.f32 [%r12], %f18;`."""
+        source = f" ({instruction.source})" if instruction.source else ""
+        return f"{self.launch.name}:{instruction.line}{source}: {instruction.text}"
+
+    def at(self, lane: int, instruction: Instruction) -> dict[str, Any]:
+        """The fields of a `LaneError`."""
+        block, thread = self.place_of(int(lane))
+        return {
+            "block": block, "thread": thread,
+            "line": instruction.line, "source": instruction.source, "text": instruction.text,
+        }  # fmt: skip
+
+    def error(self, kind: type[E], instruction: Instruction, lane: int, what: str, link: str = ":") -> E:
+        """The error of a lane: `block (0, 0, 0) thread (5, 0, 0): <what>; module.ptx:57: <instruction>`."""
+        fields = self.at(lane, instruction)
+        where = f"block {fields['block']} thread {fields['thread']}"
+        return kind(f"{where}{link} {what}; {self.describe(instruction)}", **fields)
+
+    def misuse(self, instruction: Instruction, lane: int, what: str) -> MisuseError:
+        """The error of a lane that does what the manual leaves undefined."""
+        return self.error(MisuseError, instruction, lane, what)
+
+    def in_space(self, space: str, address: Array) -> Array:
+        """Whether generic addresses lie in a state space's window."""
+        top = address >> np.uint64(56)
+        if space == "shared":
+            return top == np.uint64(SHARED_WINDOW >> 56)
+        if space == "local":
+            return top == np.uint64(LOCAL_WINDOW >> 56)
+        other = [region.base >> WINDOW_BITS for region in self.arena.regions if region.space != "global"]
+        return (top == 0) & ~np.isin(address >> np.uint64(WINDOW_BITS), np.array(other, np.uint64))
+
+    def everyone(self, mask: Array) -> bool:
+        """Whether `mask` holds all lanes that have not exited."""
+        return int(np.count_nonzero(mask)) == self._living
+
+    def resume_each(self, places: Array, lanes: Array) -> None:
+        """`lanes` leave the barriers that end the blocks `places` [lanes of the machine]."""
+        for place in np.unique(places[lanes]):
+            self.resume(int(place), lanes & (places == place))
+
+    # What whatever runs the lanes does for their instructions
+
+    @abstractmethod
+    def progress(self) -> None:
+        """Memory changed, or lanes left: a polling loop may see something new."""
+
+    @abstractmethod
+    def write(self, number: int, mask: Array, value: Any) -> None:
+        """Write a register of the lanes of `mask`, outside a step."""
+
+    @abstractmethod
+    def agent_name(self, thread: int) -> str:
+        """For messages: the barrier on which a bulk copy completes, by the number in a race record."""
+
+    @abstractmethod
+    def under_way(self, byte: int) -> bool:
+        """Whether an asynchronous copy to byte `byte` of shared memory, that of all CTAs, is under way."""
+
+    @abstractmethod
+    def orders(self, function: Any, region: Region, slots: Array, lanes: Array, flags: np.int64) -> bool:
+        """Record accesses of granules by lanes, unless something is wrong with one: see `refmoe.ptx.native.order`.
+
+        Args:
+            function: of that module.
+            region: what is accessed.
+            slots: int64 [n], of granules.
+            lanes: int64 [n], who accesses each.
+            flags: for their records.
+        """
+
+    @abstractmethod
+    def resume(self, place: int, mask: Array) -> None:
+        """Lanes leave the barrier that ends block `place`."""
+
+    @abstractmethod
+    def resume_at(self, place: int, mask: Array) -> None:
+        """Parked lanes look again, at block `place`."""
+
+    @abstractmethod
+    def tick(self, now: int) -> None:
+        """It is `now`, for race records."""
+
+    @abstractmethod
+    def poll(self) -> None:
+        """A loop that may wait for another lane's write came round."""
+
+    @abstractmethod
+    def leave(self, alive: Array) -> None:
+        """Lanes have exited: these are left, bool [lanes]."""
+
+    @abstractmethod
+    def spent(self) -> StepBudgetExceeded:
+        """The error of a launch that needs more steps than it has."""
