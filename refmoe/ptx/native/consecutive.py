@@ -9,7 +9,8 @@ data, of their validity and of their records.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from llvmlite import ir
 
@@ -18,18 +19,114 @@ from refmoe.ptx.native.scalar import POINTER, WARP_MASK, WORD, at, counted, fiel
 from refmoe.ptx.ops.lanes import LANES, vector
 from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT
 
-if TYPE_CHECKING:
-    from refmoe.ptx.native.memory import Access
-
 Value = Any
 _RECORD_SHIFT = 3
 _LINE_SHIFT = 7
 
 
+@dataclass(frozen=True)
+class Reads:
+    """Where the reads of a warp are recorded.
+
+    Attributes:
+        apart: whether each warp has a column of its own.
+        number: of that column.
+        column: address of the warp's, or of the last reads.
+        next: address of the column behind: without columns of their own, the last reads of other warps.
+    """
+
+    apart: Value
+    number: Value
+    column: Value
+    next: Value
+
+
+class Kind(Protocol):
+    """What is accessed; see `refmoe.ptx.native.memory.Variant`."""
+
+    @property
+    def stores(self) -> bool:
+        """Else it loads."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Elements."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Bytes."""
+        ...
+
+
+class Whole(Protocol):
+    """The code for one variant: what it shares with that for consecutive places.
+
+    Attributes:
+        build_: what appends its instructions.
+        context: address of the tables, see `Context`.
+        state: where the state of the page of an access is kept.
+        refine, keep: functions of `refmoe.ptx.native.pages`.
+    """
+
+    build_: Any
+    context: Value
+    state: Value
+    refine: Any
+    keep: Any
+
+    @property
+    def variant(self) -> Kind:
+        """What is accessed."""
+        ...
+
+    def splat(self, value: Value) -> Value:
+        """A scalar of 64 bits in every lane."""
+        ...
+
+    def any(self, lanes: Value) -> Value:
+        """Whether a condition holds in some lane."""
+        ...
+
+    def element(self, number: int) -> Value:
+        """Where the values of an element lie, one for each lane."""
+        ...
+
+    def mine(self) -> Value:
+        """The record of an access by each lane now."""
+        ...
+
+    def refuse_unordered(self, previous: Value, mine: Value, here: Value) -> None:
+        """Leave if a record of somebody else's access is not ordered before this one."""
+        ...
+
+    def columns_of_loads(self, reads: Reads) -> Value:
+        """The columns that loads of this warp write, a bit each."""
+        ...
+
+    def own_reads(self, row: Value) -> Reads:
+        """Where the reads of this warp are recorded."""
+        ...
+
+    def reader(self, previous: Value, mine: Value) -> tuple[Value, Value]:
+        """(the lanes before whom a lane of another warp read, the record of their read)."""
+        ...
+
+    def line_columns(self, row: Value, steps: Row) -> tuple[Value, Value]:
+        """(column of this warp in a table of lines, columns of that table)."""
+        ...
+
+
 class Consecutive:
     """The code for one variant; `of` has what it shares with the code for scattered places."""
 
-    def __init__(self, of: Access, row: Value, index: Value, here: Value) -> None:
+    def __init__(self, of: Whole, row: Value, index: Value, here: Value) -> None:
         self.of, self.row, self.here = of, row, here
         self.build_, self.variant = of.build_, of.variant
         self.bits, self.count = of.variant.size * 8, of.variant.count

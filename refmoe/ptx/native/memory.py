@@ -16,7 +16,7 @@ from typing import Any
 from llvmlite import ir
 
 from refmoe.native.compiler import Native
-from refmoe.ptx.native.consecutive import Consecutive
+from refmoe.ptx.native.consecutive import Consecutive, Reads
 from refmoe.ptx.native.context import (
     FIRST_BUFFER_ROW,
     LOCAL_ROW,
@@ -119,23 +119,6 @@ def _ordered(module: Any) -> Any:
     build.position_at_end(done)
     build.ret(found)
     return function
-
-
-@dataclass(frozen=True)
-class Reads:
-    """Where the reads of a warp are recorded.
-
-    Attributes:
-        apart: whether each warp has a column of its own.
-        number: of that column.
-        column: address of the warp's, or of the last reads.
-        next: address of the column behind: without columns of their own, the last reads of other warps.
-    """
-
-    apart: Value
-    number: Value
-    column: Value
-    next: Value
 
 
 class Access:
