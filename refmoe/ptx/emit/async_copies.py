@@ -14,7 +14,7 @@ from refmoe.ptx.engine.mbarrier import Arrive, CopyArrive, Create, Destroy, Expe
 from refmoe.ptx.text.syntax import Instruction, Not, Operand, Register
 
 if TYPE_CHECKING:
-    from refmoe.ptx.emit.emitter import Emitter
+    from refmoe.ptx.emit.builder import Builder
 
 _HINTS = r"(?P<hints>(\.L2::(cache_hint|64B|128B|256B))*)"
 _COPY = re.compile(rf"cp\.async\.(?P<cache>ca|cg)\.shared(::cta)?\.global{_HINTS}")
@@ -33,7 +33,7 @@ _WAIT = re.compile(
 )
 
 
-def copy(emitter: Emitter, instruction: Instruction) -> None:
+def copy(emitter: Builder, instruction: Instruction) -> None:
     """`cp.async`, the bulk forms included.
 
     Raises:
@@ -80,14 +80,14 @@ def copy(emitter: Emitter, instruction: Instruction) -> None:
     emitter.run(CopyAsync(instruction, written, read), target, source, size, guard)
 
 
-def _copy_size(emitter: Emitter, operand: Operand, whole: str) -> str:
+def _copy_size(emitter: Builder, operand: Operand, whole: str) -> str:
     """Expression for the bytes that a copy reads: `src-size`, or none of them where `ignore-src` is on."""
     if isinstance(operand, Not) or (isinstance(operand, Register) and operand.kind == "pred"):
         return f"select({emitter.value(operand, 'pred')}, {emitter.constant(0, 'b32')}, {whole})"
     return emitter.value(operand, "b32")
 
 
-def mbarrier(emitter: Emitter, instruction: Instruction) -> None:
+def mbarrier(emitter: Builder, instruction: Instruction) -> None:
     """Every `mbarrier` instruction.
 
     Raises:
@@ -121,7 +121,7 @@ def mbarrier(emitter: Emitter, instruction: Instruction) -> None:
         raise isa.UnknownOpcode(opcode)
 
 
-def _arrive(emitter: Emitter, instruction: Instruction, match: re.Match[str]) -> None:
+def _arrive(emitter: Builder, instruction: Instruction, match: re.Match[str]) -> None:
     destination, place, *rest = instruction.operands
     form = match["form"] or match["late"]
     if match["form"] and match["late"]:
@@ -145,7 +145,7 @@ def _arrive(emitter: Emitter, instruction: Instruction, match: re.Match[str]) ->
     emitter.assign(instruction, destination, call, "b64")
 
 
-def _wait(emitter: Emitter, instruction: Instruction, match: re.Match[str]) -> None:
+def _wait(emitter: Builder, instruction: Instruction, match: re.Match[str]) -> None:
     # The last operand may be a time limit; lanes wait here as long as it takes.
     destination, place, token, *rest = instruction.operands
     if len(rest) > (match["verb"] == "try_wait"):
@@ -159,7 +159,7 @@ def _wait(emitter: Emitter, instruction: Instruction, match: re.Match[str]) -> N
     emitter.assign(instruction, destination, call, "pred")
 
 
-def _object(emitter: Emitter, instruction: Instruction, space: str | None, operand: Operand) -> tuple[Access, str]:
+def _object(emitter: Builder, instruction: Instruction, space: str | None, operand: Operand) -> tuple[Access, str]:
     """The access of a barrier, and its address; without a space the address is generic."""
     address, _ = emitter.address(operand, "shared" if space else "generic")
     return Access(instruction, "shared" if space else "generic", 8, 1, strong=True), address

@@ -13,7 +13,7 @@ from refmoe.ptx.state.tensormap import MAP_BYTES
 from refmoe.ptx.text.syntax import Address, Immediate, Instruction, Operand
 
 if TYPE_CHECKING:
-    from refmoe.ptx.emit.emitter import Emitter
+    from refmoe.ptx.emit.builder import Builder
 
 _LOAD_FORM = r"shared::(cluster|cta)\.global"
 _STORE_FORM = r"global\.shared::cta"
@@ -44,7 +44,7 @@ _WIDE = ("global_address", "global_stride")
 _MAP_ALIGN = 64
 
 
-def bulk(emitter: Emitter, instruction: Instruction) -> None:
+def bulk(emitter: Builder, instruction: Instruction) -> None:
     """`cp.async.bulk` and `cp.async.bulk.tensor`.
 
     Raises:
@@ -94,7 +94,7 @@ def bulk(emitter: Emitter, instruction: Instruction) -> None:
         raise isa.UnknownOpcode(opcode)
 
 
-def tensor_map(emitter: Emitter, instruction: Instruction) -> None:
+def tensor_map(emitter: Builder, instruction: Instruction) -> None:
     """`tensormap.replace` and `tensormap.cp_fenceproxy`.
 
     Raises:
@@ -128,7 +128,7 @@ def tensor_map(emitter: Emitter, instruction: Instruction) -> None:
     emitter.run(work, address, str(ordinal), value, guard)
 
 
-def proxy_fence(emitter: Emitter, instruction: Instruction) -> bool:
+def proxy_fence(emitter: Builder, instruction: Instruction) -> bool:
     """`fence.proxy`; False for any other fence.
 
     Raises:
@@ -164,12 +164,12 @@ def _operands(operands: tuple[Operand, ...], needed: int, match: re.Match[str]) 
     return operands[:needed]
 
 
-def _mask(emitter: Emitter, operands: tuple[Operand, ...], position: int, match: re.Match[str]) -> str:
+def _mask(emitter: Builder, operands: tuple[Operand, ...], position: int, match: re.Match[str]) -> str:
     """Expression for the blocks of a multicast, None without."""
     return "None" if match["multicast"] is None else emitter.value(operands[position], "b16")
 
 
-def _tensor(emitter: Emitter, operand: Operand, rank: int) -> tuple[str, str]:
+def _tensor(emitter: Builder, operand: Operand, rank: int) -> tuple[str, str]:
     """(address of the tensor map, coordinates) of `[map, {c0, ...}]`."""
     if not isinstance(operand, Address) or len(operand.coordinates) != rank:
         raise ValueError(f"a tensor map with {rank} coordinates needed")
@@ -178,7 +178,7 @@ def _tensor(emitter: Emitter, operand: Operand, rank: int) -> tuple[str, str]:
     return address, f"({values},)"
 
 
-def _shared(emitter: Emitter, operand: Operand) -> str:
+def _shared(emitter: Builder, operand: Operand) -> str:
     return emitter.address(operand, "shared")[0]
 
 

@@ -10,10 +10,10 @@ from refmoe.ptx.program.inline import BUILTINS
 from refmoe.ptx.text.syntax import Instruction, Register, Sink, Symbol
 
 if TYPE_CHECKING:
-    from refmoe.ptx.emit.emitter import Emitter
+    from refmoe.ptx.emit.builder import Builder
 
 
-def call(emitter: Emitter, instruction: Instruction) -> None:
+def call(emitter: Builder, instruction: Instruction) -> None:
     """A call that is not inlined.
 
     Raises:
@@ -34,7 +34,7 @@ def call(emitter: Emitter, instruction: Instruction) -> None:
         emitter.assign(instruction, operands[0], work, result)
 
 
-def _reason(emitter: Emitter, instruction: Instruction) -> str:
+def _reason(emitter: Builder, instruction: Instruction) -> str:
     """Why a call was not replaced by a body."""
     declared = emitter.module.declared
     named = [operand.name for operand in instruction.operands if isinstance(operand, Symbol)]

@@ -17,7 +17,7 @@ from refmoe.ptx.text.scopes import type_bits
 from refmoe.ptx.text.syntax import Immediate, Instruction
 
 if TYPE_CHECKING:
-    from refmoe.ptx.emit.emitter import Emitter
+    from refmoe.ptx.emit.builder import Builder
 
 _MAPA = re.compile(r"(mapa|getctarank)(?P<shared>\.shared::cluster)?\.u(?P<bits>32|64)")
 _PRIMARY = r"L2::evict_(last|normal|first|unchanged)"
@@ -43,7 +43,7 @@ _REDUCE_ASYNC = re.compile(
 _REGISTERS = re.compile(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32")
 
 
-def map_address(emitter: Emitter, instruction: Instruction) -> None:
+def map_address(emitter: Builder, instruction: Instruction) -> None:
     """`mapa d, address, rank`.
 
     Raises:
@@ -56,7 +56,7 @@ def map_address(emitter: Emitter, instruction: Instruction) -> None:
     emitter.assign(instruction, destination, emitter.call(MapAddress(instruction, generic), *values), kind)
 
 
-def rank_of(emitter: Emitter, instruction: Instruction) -> None:
+def rank_of(emitter: Builder, instruction: Instruction) -> None:
     """`getctarank d, address`: the type is that of the address, the rank has 32 bits.
 
     Raises:
@@ -79,7 +79,7 @@ def _parts(instruction: Instruction, operands: int) -> tuple[str, bool]:
     return f"b{match['bits']}", match["shared"] is None
 
 
-def write_async(emitter: Emitter, instruction: Instruction) -> None:
+def write_async(emitter: Builder, instruction: Instruction) -> None:
     """`st.async [a], b, [mbar]` and `red.async`.
 
     Raises:
@@ -110,7 +110,7 @@ def write_async(emitter: Emitter, instruction: Instruction) -> None:
     emitter.run(write, address, f"({', '.join(values)},)", phase, emitter.guard(instruction))
 
 
-def advise(emitter: Emitter, instruction: Instruction) -> None:
+def advise(emitter: Builder, instruction: Instruction) -> None:
     """Instructions that change no result: prefetches, cache policies, register counts, dependent grids.
 
     Raises:

@@ -11,7 +11,7 @@ from refmoe.ptx.text.syntax import Instruction, Operand, Register, Vector
 from refmoe.reference.mma import MODELS, Evidence
 
 if TYPE_CHECKING:
-    from refmoe.ptx.emit.emitter import Emitter
+    from refmoe.ptx.emit.builder import Builder
 
 _SHAPE = re.compile(r"m(?P<m>8|16)n8k(?P<k>\d+)")
 _INTEGER = re.compile(r"s32\.(?P<a>[su](?P<bits>8|4))\.(?P<b>[su](?P=bits))\.s32")
@@ -28,7 +28,7 @@ _HALF_MODEL = "sm90_mma_f16acc"
 DOUBLE_MODEL = "fp64_fma"
 
 
-def multiply(emitter: Emitter, instruction: Instruction) -> None:
+def multiply(emitter: Builder, instruction: Instruction) -> None:
     """`mma.sync.aligned` without FP32 accumulators.
 
     Raises:
@@ -47,7 +47,7 @@ def multiply(emitter: Emitter, instruction: Instruction) -> None:
     emitter.assign_all(instruction, [(each, kind) for each in operands[0]], emitter.call(work, *values))
 
 
-def _resolve(emitter: Emitter, instruction: Instruction) -> tuple[IntegerMma | DoubleMma | HalfMma, int, int, int]:
+def _resolve(emitter: Builder, instruction: Instruction) -> tuple[IntegerMma | DoubleMma | HalfMma, int, int, int]:
     """(what it computes, M, K, bits of an element)."""
     unknown = isa.UnknownOpcode(instruction.opcode)
     parts = instruction.opcode.split(".")
@@ -85,7 +85,7 @@ def _resolve(emitter: Emitter, instruction: Instruction) -> tuple[IntegerMma | D
     return work, rows, length, bits
 
 
-def _note_model(emitter: Emitter, work: IntegerMma | DoubleMma | HalfMma) -> None:
+def _note_model(emitter: Builder, work: IntegerMma | DoubleMma | HalfMma) -> None:
     """What the order of additions rests on; integers have none."""
     if isinstance(work, DoubleMma):
         emitter.models[DOUBLE_MODEL] = Evidence.EXTRAPOLATED.value

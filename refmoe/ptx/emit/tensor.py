@@ -16,13 +16,13 @@ from refmoe.ptx.text.syntax import Instruction, Operand, Register, Sink, Vector
 from refmoe.reference.mma import MODELS, Evidence
 
 if TYPE_CHECKING:
-    from refmoe.ptx.emit.emitter import Emitter
+    from refmoe.ptx.emit.builder import Builder
 
 _COUNTS = {"x1": 1, "x2": 2, "x4": 4}
 _SPACES = ("shared", "shared::cta")
 
 
-def load_matrix(emitter: Emitter, instruction: Instruction) -> None:
+def load_matrix(emitter: Builder, instruction: Instruction) -> None:
     """`ldmatrix` of 8 x 8 cells of 16 bits, and of 8 rows of 16 packed elements of 4 or 6 bits.
 
     The 16 x 16 bytes of .m16n16 are not here: no chip at hand shows how its lanes share them.
@@ -41,7 +41,7 @@ def load_matrix(emitter: Emitter, instruction: Instruction) -> None:
     emitter.assign_all(instruction, [(register, "b32") for register in destinations], emitter.call(work, address))
 
 
-def store_matrix(emitter: Emitter, instruction: Instruction) -> None:
+def store_matrix(emitter: Builder, instruction: Instruction) -> None:
     """`stmatrix` of 8 x 8 cells of 16 bits, and of 16 x 8 bytes stored by columns.
 
     Raises:
@@ -172,7 +172,7 @@ _FORMS = (
 )
 
 
-def multiply(emitter: Emitter, instruction: Instruction) -> None:
+def multiply(emitter: Builder, instruction: Instruction) -> None:
     """`mma.sync.aligned`: with FP32 accumulators in the forms that have an accumulation model.
 
     Raises:
@@ -204,7 +204,7 @@ def multiply(emitter: Emitter, instruction: Instruction) -> None:
     emitter.assign_all(instruction, targets, emitter.call(work, *parts, scales))
 
 
-def _resolve(emitter: Emitter, instruction: Instruction) -> tuple[Form, str, str, str]:
+def _resolve(emitter: Builder, instruction: Instruction) -> tuple[Form, str, str, str]:
     """(form, format of A, format of B, model); what the model rests on here is noted."""
     parts = instruction.opcode.split(".")
     # ptxas takes the kind before the shape, after it, and behind the layouts.
@@ -233,18 +233,18 @@ def weakest(word: str, other: str | None) -> str:
     return word if other is None or order.index(word) > order.index(other) else other
 
 
-def _tuple(emitter: Emitter, registers: tuple[Operand, ...]) -> str:
+def _tuple(emitter: Builder, registers: tuple[Operand, ...]) -> str:
     return f"({', '.join(emitter.value(register, 'b32') for register in registers)},)"
 
 
-def _scale(emitter: Emitter, operand: Operand) -> str:
+def _scale(emitter: Builder, operand: Operand) -> str:
     """A register, or, as nvcc writes it, a vector of one."""
     if isinstance(operand, Vector):
         (operand,) = _registers(operand, 1)
     return emitter.value(operand, "b32")
 
 
-def _selectors(emitter: Emitter, operand: Operand) -> tuple[str, str]:
+def _selectors(emitter: Builder, operand: Operand) -> tuple[str, str]:
     if not isinstance(operand, Vector) or len(operand.elements) != 2:
         raise ValueError("a pair {byte-id, thread-id} needed")
     byte, thread = (emitter.value(element, "b16") for element in operand.elements)

@@ -8,10 +8,10 @@ from refmoe.ptx import isa
 from refmoe.ptx.text.syntax import Instruction, Operand, Selected
 
 if TYPE_CHECKING:
-    from refmoe.ptx.emit.emitter import Emitter
+    from refmoe.ptx.emit.builder import Builder
 
 
-def video(emitter: Emitter, instruction: Instruction) -> None:
+def video(emitter: Builder, instruction: Instruction) -> None:
     """`vadd`, `vset4` and their kin.
 
     Raises:

@@ -17,7 +17,7 @@ from refmoe.ptx.text.syntax import Immediate, Instruction, Operand, Register, Si
 from refmoe.ptx.text.wmma import Transfer, transfer
 
 if TYPE_CHECKING:
-    from refmoe.ptx.emit.emitter import Emitter
+    from refmoe.ptx.emit.builder import Builder
     from refmoe.ptx.engine.frame import Frame
 
 Array = Any
@@ -52,7 +52,7 @@ class Bytes:
         return frame.spread(elements).astype(np.uint64) * np.uint64(self.bits) // np.uint64(8)
 
 
-def move(emitter: Emitter, instruction: Instruction) -> None:
+def move(emitter: Builder, instruction: Instruction) -> None:
     """`wmma.load` and `wmma.store`; what is left of `wmma.mma` has a spelling that is not known.
 
     Raises:
@@ -82,7 +82,7 @@ def move(emitter: Emitter, instruction: Instruction) -> None:
     (_load if form.loads else _store)(emitter, instruction, form, space, elements)
 
 
-def _place(emitter: Emitter, form: Transfer, u: int, v: int) -> str:
+def _place(emitter: Builder, form: Transfer, u: int, v: int) -> str:
     """Expression for the addresses of what lies `u` along g and `v` along t from each lane's first element."""
     line, element = (u, v) if form.lines_along_g else (v, u)
     offset = emitter.constant(element * form.bits // 8, "b64")
@@ -90,7 +90,7 @@ def _place(emitter: Emitter, form: Transfer, u: int, v: int) -> str:
 
 
 def _load(
-    emitter: Emitter, instruction: Instruction, form: Transfer, space: str, elements: tuple[Operand, ...]
+    emitter: Builder, instruction: Instruction, form: Transfer, space: str, elements: tuple[Operand, ...]
 ) -> None:
     kind = "b64" if form.bits == 64 else "b32"
     dtypes = (np.dtype(isa.DTYPES[kind]),)
@@ -109,7 +109,7 @@ def _load(
 
 
 def _store(
-    emitter: Emitter, instruction: Instruction, form: Transfer, space: str, elements: tuple[Operand, ...]
+    emitter: Builder, instruction: Instruction, form: Transfer, space: str, elements: tuple[Operand, ...]
 ) -> None:
     kind = "b64" if form.bits == 64 else "b32"
     whole = form.lines_along_g or form.count == 1
