@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from refmoe.ptx.observe.profile import Executed, KernelProfile
+    from refmoe.ptx.observe.kernel_profile import Executed, KernelProfile
     from refmoe.ptx.program.liveness import Live
     from refmoe.ptx.text.syntax import Instruction
 

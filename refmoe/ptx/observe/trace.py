@@ -20,6 +20,8 @@ import numpy as np
 from refmoe.errors import ArgumentError
 from refmoe.ptx.engine.tracer import Tracer
 from refmoe.ptx.errors import Index3
+from refmoe.ptx.observe.events import KINDS, TraceEvent
+from refmoe.ptx.observe.trace_view import render, render_timeline
 from refmoe.ptx.state.spaces import OWN_BASE
 
 if TYPE_CHECKING:
@@ -27,57 +29,6 @@ if TYPE_CHECKING:
     from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
-
-#: What an event says happened.
-KINDS: Mapping[str, str] = {
-    "init": "the mbarrier is initialised for `amount` arrivals a phase",
-    "park": "its lanes wait: the phase is not complete",
-    "wake": "the phase is complete, its lanes look again",
-    "give up": "nothing else can run: its lanes go on as after the time limit of try_wait",
-    "pass": "its lanes see the phase complete",
-    "arrive": "it arrives `amount` times, or copies of its do",
-    "announce": "its copies will arrive `amount` times, once they have landed",
-    "expect": "transactions of this phase owe `amount` bytes more",
-    "complete": "transactions of this phase owe `amount` bytes less",
-    "phase": "all that the phase expects has come; no warp's doing",
-    "bar": "it comes to a named barrier",
-    "leave": "it goes on from a named barrier",
-    "copy": "it issues asynchronous copies of `amount` bytes",
-    "land": "`amount` bytes of its copies land",
-}
-
-
-@dataclass(frozen=True)
-class TraceEvent:
-    """One thing that one warp did, or that happened to one barrier.
-
-    Attributes:
-        launch: which of the launches that the trace was given to, from 0.
-        step: of the launch, counted from 1.
-        block: index of the CTA in the grid, (x, y, z).
-        warp: of the CTA; None where no warp acts.
-        lanes: how many of its lanes take part, 0 where no warp acts.
-        kind: a key of `KINDS`.
-        barrier: name of the barrier, or None.
-        address: of an mbarrier, in shared memory; None otherwise.
-        phase: of that mbarrier, counted from 0: the one awaited, seen complete, arrived in, or complete now.
-        amount: arrivals, or bytes; see `KINDS`.
-        line: of the instruction in the PTX text; 0 where none is.
-        text: the instruction.
-    """
-
-    launch: int
-    step: int
-    block: Index3
-    warp: int | None
-    lanes: int
-    kind: str
-    barrier: str | None
-    address: int | None
-    phase: int | None
-    amount: int
-    line: int
-    text: str
 
 
 @dataclass
@@ -145,14 +96,10 @@ class Trace:
         Raises:
             ArgumentError: the trace does not tell of it.
         """
-        from refmoe.ptx.observe.trace_view import render
-
         return render(self.of(block, launch), width)
 
     def timeline(self, block: Index3 | None = None, launch: int = 0, *, width: int = 100) -> str:
         """The timeline of `text` and what its letters mean, without the table."""
-        from refmoe.ptx.observe.trace_view import render_timeline
-
         return render_timeline(self.of(block, launch), width)
 
     def tracer(self, machine: Machine) -> Recorder:

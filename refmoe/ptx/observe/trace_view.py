@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from string import ascii_lowercase
 
-from refmoe.ptx.observe.trace import TraceEvent
+from refmoe.ptx.observe.events import TraceEvent
 
 _SIGNS = (
     ("a lower-case letter", "the warp waits for that mbarrier"),
