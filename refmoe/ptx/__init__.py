@@ -23,9 +23,12 @@ from refmoe.ptx.errors import (
     UnknownOpcode,
     WarpError,
 )
-from refmoe.ptx.launcher import LaunchResult, Module, launch, run_ptx
-from refmoe.ptx.observe.profile import KernelProfile, Profile
-from refmoe.ptx.observe.trace import Trace, TraceEvent
+from refmoe.ptx.launcher import LaunchResult, launch, run_ptx
+from refmoe.ptx.module import Module
+from refmoe.ptx.observe.events import TraceEvent
+from refmoe.ptx.observe.kernel_profile import KernelProfile
+from refmoe.ptx.observe.profile import Profile
+from refmoe.ptx.observe.trace import Trace
 from refmoe.ptx.observe.watch import Watch, Write
 from refmoe.ptx.state.tensormap import encode_tensor_map
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from refmoe.ptx.state.memory import Arena, Region, padded
 from refmoe.ptx.state.pages import untouched
 from refmoe.ptx.text.scopes import type_bits
 from refmoe.ptx.text.syntax import Function, Variable
-
-if TYPE_CHECKING:
-    from refmoe.ptx.device_memory import DeviceMemory
 
 # Elements of a mask that are looked at together.
 _AT_ONCE = 1 << 20
@@ -76,19 +73,19 @@ def fit(buffer: Buffer, where: str, placed: Sequence[Buffer]) -> tuple[int, bool
 def bind(
     entry: Function,
     args: Sequence[Any],
-    memory: DeviceMemory | None,
+    living: Sequence[Buffer] | None,
     arena: Arena,
     parameters: Region,
     offsets: dict[str, int],
 ) -> list[tuple[Buffer, Region]]:
-    """Put `memory`, and then the buffers among `args`, into the arena, and all arguments into the parameters.
+    """Put the buffers that live on, and then those among `args`, into the arena, and all arguments into the parameters.
 
     Raises:
         ArgumentMismatch: an argument that does not fit its parameter.
     """
     if len(args) != len(entry.parameters):
         raise ArgumentMismatch(f"{entry.name} has {len(entry.parameters)} parameters; {len(args)} arguments given")
-    bound = [(buffer, _region(buffer, arena)) for buffer in (() if memory is None else memory.buffers)]
+    bound = [(buffer, _region(buffer, arena)) for buffer in living or ()]
     for position, (variable, argument) in enumerate(zip(entry.parameters, args, strict=True)):
         where = f"argument {position} ({variable.name}) of {entry.name}"
         if isinstance(argument, np.ndarray) and argument.ndim:
@@ -101,7 +98,7 @@ def bind(
                 bound.append((argument, _region(argument, arena)))
             content = bound[place][1].base.to_bytes(8, "little")
         else:
-            content = _scalar(variable, argument, where, memory is not None)
+            content = _scalar(variable, argument, where, living is not None)
         offset = offsets[variable.name]
         parameters.data[offset : offset + variable.size] = np.frombuffer(content, np.uint8)
     return bound

@@ -31,7 +31,8 @@ from refmoe.ptx.engine.lanes import Checks, Lanes
 from refmoe.ptx.engine.machine import Launch, Machine
 from refmoe.ptx.engine.view import View
 from refmoe.ptx.errors import Index3
-from refmoe.ptx.launcher import LaunchResult, Module, launch
+from refmoe.ptx.launcher import LaunchResult, launch
+from refmoe.ptx.module import Module
 from refmoe.ptx.observe.trace import Trace
 from refmoe.ptx.observe.watch import Watch
 from refmoe.ptx.state.spaces import OWN_BASE

@@ -17,7 +17,7 @@ from refmoe.ptx.text.syntax import Variable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from refmoe.ptx.launcher import Module
+    from refmoe.ptx.module import Module
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]

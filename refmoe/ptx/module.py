@@ -1,0 +1,82 @@
+"""A PTX module: its entries, its variables, and the code of its entries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from refmoe.ptx.engine.code import Code
+from refmoe.ptx.engine.view import PLAIN, View
+from refmoe.ptx.errors import ArgumentMismatch
+from refmoe.ptx.text.parser import ParsedModule, parse
+from refmoe.ptx.text.syntax import Function, Variable
+
+
+@dataclass
+class Module:
+    """A parsed PTX module. Its entries are compiled at their first launch.
+
+    Attributes:
+        name: for messages.
+        target: as written in the text, `"sm_120a"`.
+        strict: refuse entries with FP arithmetic that ptxas may fuse.
+    """
+
+    name: str
+    target: str
+    strict: bool
+    _parsed: ParsedModule = field(repr=False)
+    _codes: dict[tuple[str, str], Code] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def parse(cls, text: str, name: str = "module.ptx", strict: bool = False) -> Module:
+        """Parse PTX text; the body of an entry is read when it is first asked for.
+
+        Raises:
+            ParseError: with the line.
+        """
+        parsed = parse(text, name)
+        return cls(name, parsed.target, strict, parsed)
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """Names of the kernels."""
+        return tuple(name for name, function in self._parsed.declared.items() if function.is_entry)
+
+    @property
+    def variables(self) -> dict[str, Variable]:
+        """The module's `.global` and `.const` variables by their names."""
+        return {name: v for name, v in self._parsed.variables.items() if v.space in ("global", "const")}
+
+    @property
+    def declared(self) -> Mapping[str, Function]:
+        """Its functions by their names, kernels too, without their bodies."""
+        return self._parsed.declared
+
+    def compile(self, entry: str, view: View = PLAIN) -> Code:
+        """The code of an entry; compiled once for each view.
+
+        Raises:
+            ArgumentMismatch: there is no such entry.
+            ParseError: its body is no PTX, with the line.
+            UnknownOpcode: it has operands that do not fit their opcode.
+            Contraction: the module is strict and it has arithmetic that ptxas may fuse.
+        """
+        if (entry, view.name) not in self._codes:
+            # LLVM comes with it: who runs nothing here needs none.
+            from refmoe.ptx.emit.codegen import compile_entry
+
+            self._codes[entry, view.name] = compile_entry(self._parsed, self.function(entry), self.strict, view)
+        return self._codes[entry, view.name]
+
+    def function(self, entry: str) -> Function:
+        """An entry as it was parsed: its parameters and directives.
+
+        Raises:
+            ArgumentMismatch: there is no such entry.
+            ParseError: its body is no PTX, with the line.
+        """
+        function = self._parsed.function(entry)
+        if function is None or not function.is_entry or function.body is None:
+            raise ArgumentMismatch(f"{self.name} has no entry {entry!r}; it has {', '.join(self.entries) or 'none'}")
+        return function
