@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from refmoe.errors import RefmoeError
 
-if TYPE_CHECKING:
-    from refmoe.ptx.text.syntax import Instruction
-
 Index3 = tuple[int, int, int]
+
+
+class Written(Protocol):
+    """What an error says of an instruction, see `refmoe.ptx.text.syntax.Instruction`."""
+
+    @property
+    def opcode(self) -> str:
+        """Its full spelling."""
+        ...
+
+    @property
+    def line(self) -> int:
+        """In the PTX text, 1-based."""
+        ...
+
+    @property
+    def source(self) -> str | None:
+        """`file:line` of the `.loc` directive in force, or None."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """As it stands there."""
+        ...
 
 
 class PtxError(RefmoeError):
@@ -59,7 +80,7 @@ class UnknownOpcode(PtxError):
 
     @classmethod
     def of(
-        cls, instruction: Instruction, message: str, block: Index3 | None = None, thread: Index3 | None = None
+        cls, instruction: Written, message: str, block: Index3 | None = None, thread: Index3 | None = None
     ) -> UnknownOpcode:
         """The error of an instruction."""
         names = ("opcode", "line", "source", "text")
