@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from refmoe import ptx
-from refmoe.ptx.observe.profile import bank_conflicts, sectors
+from refmoe.ptx.observe.kernel_profile import bank_conflicts, sectors
 from refmoe.ptx.program.liveness import most_live
 
 HEAD = ".version 9.0\n.target sm_90a\n.address_size 64\n"

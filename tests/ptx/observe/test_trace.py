@@ -11,7 +11,7 @@ import pytest
 
 from refmoe import ptx
 from refmoe.errors import ArgumentError
-from refmoe.ptx.observe.trace import KINDS
+from refmoe.ptx.observe.events import KINDS
 
 #: Warp 0 writes a word after a round of its own and arrives; warp 1 waits for it, then reads.
 HANDSHAKE = """
