@@ -21,12 +21,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.ptx.device_memory import DeviceMemory
+from refmoe.ptx.engine.code import Code
+from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Checks, Lanes
 from refmoe.ptx.engine.machine import Launch, Machine
 from refmoe.ptx.engine.view import View
@@ -35,13 +37,9 @@ from refmoe.ptx.launcher import LaunchResult, launch
 from refmoe.ptx.module import Module
 from refmoe.ptx.observe.trace import Trace
 from refmoe.ptx.observe.watch import Watch
+from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.spaces import OWN_BASE
 from refmoe.ptx.text.syntax import Instruction
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.code import Code
-    from refmoe.ptx.engine.frame import Frame
-    from refmoe.ptx.state.memory import Region
 
 Array = Any
 _WARP = 32

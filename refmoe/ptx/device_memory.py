@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.ptx.arguments import Buffer, fit
 from refmoe.ptx.errors import ArgumentMismatch
+from refmoe.ptx.module import Module
 from refmoe.ptx.program.layout import code_address
 from refmoe.ptx.state.pages import POISON, untouched
 from refmoe.ptx.state.spaces import PARAM_BASE, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.text.syntax import Variable
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from refmoe.ptx.module import Module
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]

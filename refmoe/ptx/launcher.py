@@ -7,12 +7,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 
 from refmoe.ptx.arguments import Buffer, bind, write_back
 from refmoe.ptx.device_memory import DeviceMemory
+from refmoe.ptx.engine.code import Code
 from refmoe.ptx.engine.lanes import Checks
 from refmoe.ptx.engine.machine import Launch, Observer
 from refmoe.ptx.engine.races import RaceShadow
@@ -26,9 +27,6 @@ from refmoe.ptx.residency import Residency, chip_of, fewest_multiprocessors, res
 from refmoe.ptx.state.memory import Arena, padded
 from refmoe.ptx.state.pages import POISON
 from refmoe.ptx.state.records import MAX_THREADS
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.code import Code
 
 # Lanes that run together: enough to make NumPy's overhead small, few enough that their registers stay in cache.
 LANES_AT_ONCE = 24576

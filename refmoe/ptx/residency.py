@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +22,7 @@ from refmoe.ptx.engine.machine import Launch, Machine
 from refmoe.ptx.errors import CoResidencyError, Deadlock, Index3, PtxError
 from refmoe.ptx.grid import Grid, Queue
 from refmoe.ptx.program.blocks import Program, polling_instruction
-
-if TYPE_CHECKING:
-    from refmoe.ptx.text.syntax import Instruction
+from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
 _REGISTERS = 65536

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from refmoe.ptx import isa
 from refmoe.ptx.emit import bulk
+from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.emit.bulk import count_operands, integer
 from refmoe.ptx.engine.access import Access, Store
 from refmoe.ptx.engine.copies import CopyAsync, CopyCommit, CopyWait
 from refmoe.ptx.engine.mbarrier import Arrive, CopyArrive, Create, Destroy, Expect, Wait, pending_count
 from refmoe.ptx.text.syntax import Instruction, Not, Operand, Register
-
-if TYPE_CHECKING:
-    from refmoe.ptx.emit.builder import Builder
 
 _HINTS = r"(?P<hints>(\.L2::(cache_hint|64B|128B|256B))*)"
 _COPY = re.compile(rf"cp\.async\.(?P<cache>ca|cg)\.shared(::cta)?\.global{_HINTS}")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from refmoe.ptx import isa
+from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.engine.access import Access, Store
 from refmoe.ptx.engine.bulk.issue import BulkCommit, BulkLoad, BulkStore, BulkWait, TensorLoad, TensorStore
 from refmoe.ptx.engine.bulk.maps import MapAcquire, MapCopy, MapRelease, MapReplace, MapUse
 from refmoe.ptx.state.tensormap import MAP_BYTES
 from refmoe.ptx.text.syntax import Address, Immediate, Instruction, Operand
-
-if TYPE_CHECKING:
-    from refmoe.ptx.emit.builder import Builder
 
 _LOAD_FORM = r"shared::(cluster|cta)\.global"
 _STORE_FORM = r"global\.shared::cta"

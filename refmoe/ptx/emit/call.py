@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from refmoe.ptx import isa
+from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.engine.device_print import AssertFail, Print
 from refmoe.ptx.program.inline import BUILTINS
 from refmoe.ptx.text.syntax import Instruction, Register, Sink, Symbol
-
-if TYPE_CHECKING:
-    from refmoe.ptx.emit.builder import Builder
 
 
 def call(emitter: Builder, instruction: Instruction) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from refmoe.ptx import isa
+from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.emit.bulk import count_operands
 from refmoe.ptx.engine.access import Access, Atomic, Store
 from refmoe.ptx.engine.cluster import MapAddress, RankOf
@@ -15,9 +15,6 @@ from refmoe.ptx.engine.remote_async import WriteAsync
 from refmoe.ptx.engine.tensor.matrix import WholeWarp
 from refmoe.ptx.text.scopes import type_bits
 from refmoe.ptx.text.syntax import Immediate, Instruction
-
-if TYPE_CHECKING:
-    from refmoe.ptx.emit.builder import Builder
 
 _MAPA = re.compile(r"(mapa|getctarank)(?P<shared>\.shared::cluster)?\.u(?P<bits>32|64)")
 _PRIMARY = r"L2::evict_(last|normal|first|unchanged)"

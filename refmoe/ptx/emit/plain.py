@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from refmoe.ptx import isa
+from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.engine.tensor.plain import DoubleMma, HalfMma, IntegerMma
 from refmoe.ptx.text.syntax import Instruction, Operand, Register, Vector
 from refmoe.reference.mma import MODELS, Evidence
-
-if TYPE_CHECKING:
-    from refmoe.ptx.emit.builder import Builder
 
 _SHAPE = re.compile(r"m(?P<m>8|16)n8k(?P<k>\d+)")
 _INTEGER = re.compile(r"s32\.(?P<a>[su](?P<bits>8|4))\.(?P<b>[su](?P=bits))\.s32")

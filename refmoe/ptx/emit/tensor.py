@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from refmoe.ptx import isa
 from refmoe.ptx.emit import plain
+from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.engine.access import Access, Store
 from refmoe.ptx.engine.tensor.matrix import PACKINGS, LoadMatrix, StoreMatrix
 from refmoe.ptx.engine.tensor.mma import Mma
 from refmoe.ptx.text.spellings import accumulates_single
 from refmoe.ptx.text.syntax import Instruction, Operand, Register, Sink, Vector
 from refmoe.reference.mma import MODELS, Evidence
-
-if TYPE_CHECKING:
-    from refmoe.ptx.emit.builder import Builder
 
 _COUNTS = {"x1": 1, "x2": 2, "x4": 4}
 _SPACES = ("shared", "shared::cta")

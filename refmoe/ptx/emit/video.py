@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from refmoe.ptx import isa
+from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.text.syntax import Instruction, Operand, Selected
-
-if TYPE_CHECKING:
-    from refmoe.ptx.emit.builder import Builder
 
 
 def video(emitter: Builder, instruction: Instruction) -> None:

@@ -6,19 +6,17 @@ That addresses are aligned as PTX asks is not checked beyond the words that a la
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from refmoe.ptx import isa
+from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.engine.access import Load, Store
+from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.tensor.matrix import WholeWarp
 from refmoe.ptx.text.syntax import Immediate, Instruction, Operand, Register, Sink, Vector
 from refmoe.ptx.text.wmma import Transfer, transfer
-
-if TYPE_CHECKING:
-    from refmoe.ptx.emit.builder import Builder
-    from refmoe.ptx.engine.frame import Frame
 
 Array = Any
 _QUAD, _LANES = 4, 32

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from refmoe.ptx import isa
 from refmoe.ptx.engine.cluster import owners_of, whose
+from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import MemoryFault
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, RANK_SHIFT, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.text.memory_ops import MemoryOpcode
 from refmoe.ptx.text.syntax import Instruction
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.frame import Frame
-    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 _SPACE_SHIFT = np.uint64(56)

@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.errors import WarpError
 from refmoe.ptx.state.records import raise_rows
 from refmoe.ptx.text.syntax import Instruction
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 COUNT = 16

@@ -10,17 +10,15 @@ memory is ordered before the exit of one of its threads, for example by a barrie
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.spaces import RANK_SHIFT, SHARED_WINDOW
 from refmoe.ptx.text.syntax import Instruction
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.frame import Frame
-    from refmoe.ptx.engine.lanes import Lanes
-    from refmoe.ptx.state.memory import Region
 
 Array = Any
 _SHIFT = np.uint64(RANK_SHIFT)

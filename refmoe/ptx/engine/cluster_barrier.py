@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from refmoe.ptx.engine.barriers import BarrierCode, ranges
+from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.errors import MisuseError
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 

@@ -11,16 +11,14 @@ import math
 import re
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from refmoe.ptx.engine.access import Access
+from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.errors import AssertionFailed, MemoryFault
 from refmoe.ptx.text.syntax import Instruction
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.frame import Frame
 
 Array = Any
 _CONVERSION = re.compile(

@@ -7,14 +7,12 @@ Native code takes a frame's warps one after another. For what runs in Python the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.state.specials import CLOCKS
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 not_ = np.logical_not

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from refmoe.ptx.engine.code import Code
+from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.native.context import (
     HOME_BYTES,
@@ -29,11 +32,6 @@ from refmoe.ptx.native.scheduler import Status, functions
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.pages import Spare
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.code import Code
-    from refmoe.ptx.engine.frame import Frame
-    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 _ALIGN = 256

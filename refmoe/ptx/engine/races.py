@@ -19,22 +19,20 @@ of the same columns: the step up to which what that column did lies before a pro
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from refmoe.ptx.engine.cluster import whose
+from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.granules import Granules
+from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.errors import RaceError
 from refmoe.ptx.native import order
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import AGENTS, ASYNCHRONOUS, BULK, LANE, MANY, PENDING, STEP_SHIFT, STRONG, THREAD
 from refmoe.ptx.text.syntax import Instruction
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.frame import Frame
-    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 # (byte index, lane) of the words of rows, from those of the rows.

@@ -7,17 +7,15 @@ wait for the phase of the mbarrier that they complete, the lane itself neither.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from refmoe.ptx.engine.access import Access, Atomic, Store
+from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.state.memory import Region
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.frame import Frame
 
 Array = Any
 

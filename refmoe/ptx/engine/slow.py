@@ -5,21 +5,19 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from refmoe.ptx.engine.access import Access, Load, Store
 from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.tensor.matrix import PACKINGS, LoadMatrix, StoreMatrix, whole_warps
 from refmoe.ptx.engine.tensor.mma import Mma
 from refmoe.ptx.errors import WarpError
 from refmoe.ptx.program.layout import Layout
 from refmoe.ptx.text.memory_ops import memory_opcode
 from refmoe.ptx.text.syntax import Address, Instruction, Symbol
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 _LANES = 32

@@ -17,19 +17,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from refmoe.ptx.engine.access import Access, Atomic, Load, Store
 from refmoe.ptx.engine.copies import CopyAsync
+from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.machine import Launch, observer_of
 from refmoe.ptx.engine.tensor.matrix import LoadMatrix, StoreMatrix
 from refmoe.ptx.engine.view import View
 from refmoe.ptx.observe.kernel_profile import KernelProfile
 from refmoe.ptx.observe.profile_view import text_of
 from refmoe.ptx.text.syntax import Instruction
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.frame import Frame
 
 Array = Any
 _WARP = 32

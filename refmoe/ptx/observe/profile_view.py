@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from refmoe.ptx.observe.kernel_profile import Executed, KernelProfile
-    from refmoe.ptx.program.liveness import Live
-    from refmoe.ptx.text.syntax import Instruction
+from refmoe.ptx.observe.kernel_profile import Executed, KernelProfile
+from refmoe.ptx.program.liveness import Live
+from refmoe.ptx.text.syntax import Instruction
 
 _LONGEST = 60
 

@@ -13,20 +13,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from refmoe.errors import ArgumentError
+from refmoe.ptx.engine.machine import Launch, Machine
 from refmoe.ptx.engine.tracer import Tracer
 from refmoe.ptx.errors import Index3
 from refmoe.ptx.observe.events import KINDS, TraceEvent
 from refmoe.ptx.observe.trace_view import render, render_timeline
 from refmoe.ptx.state.spaces import OWN_BASE
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.machine import Launch, Machine
-    from refmoe.ptx.text.syntax import Instruction
+from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
 

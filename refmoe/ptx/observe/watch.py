@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.ptx.errors import Index3
-
-if TYPE_CHECKING:
-    from refmoe.ptx.state.memory import Arena, Region
-    from refmoe.ptx.text.syntax import Instruction
+from refmoe.ptx.state.memory import Arena, Region
+from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
 

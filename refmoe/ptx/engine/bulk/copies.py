@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,15 +19,13 @@ from refmoe.ptx.engine.access import Access, tell_watch
 from refmoe.ptx.engine.bulk import races
 from refmoe.ptx.engine.bulk.races import BulkShadow
 from refmoe.ptx.engine.copies import split
+from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.pages import POISON
 from refmoe.ptx.state.records import AGENTS
 from refmoe.ptx.text.syntax import Instruction
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.frame import Frame
-    from refmoe.ptx.engine.lanes import Lanes
 
 Array = Any
 _BARRIER_BYTES = 8

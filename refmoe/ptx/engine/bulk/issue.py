@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,13 +13,11 @@ from refmoe.ptx.engine.access import Store as StoreAccess
 from refmoe.ptx.engine.bulk.boxes import SHARED_ALIGN, Box, box_of, check_store, words
 from refmoe.ptx.engine.bulk.copies import Bulk, Cut, Load, Store
 from refmoe.ptx.engine.bulk.maps import MapUse
+from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.state.spaces import RANK_SHIFT, WINDOW_BITS
 from refmoe.ptx.state.tensormap import TensorMap
 from refmoe.ptx.text.syntax import Instruction
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.frame import Frame
 
 Array = Any
 # Of addresses and sizes of plain bulk copies, and the widest word.

@@ -9,17 +9,15 @@ its map when it is issued: CUTLASS edits the map of the next group while copies 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from refmoe.ptx.engine.access import Access, Store
+from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.tensormap import MAP_BYTES, TensorMap, decode_tensor_map, replace_field
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.frame import Frame
 
 Array = Any
 _WORD = 16

@@ -8,18 +8,16 @@ has no race; only where a line is not are its granules looked at.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.races import Accessing, RaceShadow, shadow_of
 from refmoe.ptx.native.context import Row
+from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.pages import untouched
 from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, PENDING, STEP_SHIFT, THREAD
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.frame import Frame
-    from refmoe.ptx.state.memory import Region
 
 Array = Any
 _LINE_SHIFT = 7

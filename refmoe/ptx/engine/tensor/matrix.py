@@ -21,17 +21,15 @@ that passes its address; where lanes share a word, the first of them stands for 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from refmoe.ptx.engine.access import Access, Store
+from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import WarpError
 from refmoe.ptx.text.syntax import Instruction
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.frame import Frame
 
 Array = Any
 _ROWS = 8

@@ -29,18 +29,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from refmoe.formats import Specials
+from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.tensor.matrix import whole_warps
 from refmoe.ptx.text.syntax import Instruction
 from refmoe.reference.mma import ELEMENT_FORMATS, as_model, tensor_core_mma
 from refmoe.reference.mma.product import NAN_BITS
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.frame import Frame
 
 Array = Any
 ROWS, COLUMNS, QUADS, QUAD = 16, 8, 8, 4

@@ -13,18 +13,16 @@ of 4 bits, 4 of 8, 32 single bits, 2 of FP16, one of FP64), the element in the l
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from refmoe.ptx import isa
+from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.tensor.matrix import whole_warps
 from refmoe.ptx.engine.tensor.mma import a_matrix, b_matrix
 from refmoe.ptx.text.syntax import Instruction
 from refmoe.reference.mma import tensor_core_mma
-
-if TYPE_CHECKING:
-    from refmoe.ptx.engine.frame import Frame
 
 Array = Any
 _QUADS, _QUAD, _COLUMNS = 8, 4, 8
