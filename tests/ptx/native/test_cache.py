@@ -8,11 +8,13 @@ from pathlib import Path
 import llvmlite
 import numpy as np
 import pytest
-from support.ptx_kernel import line_of, run
+from support.ptx_kernel import line_of, run, text
+from support.ptx_ways import Way
 
 from refmoe import ptx
 from refmoe.native import cache, compiler
 from refmoe.ptx.native import kernel
+from refmoe.ptx.observe import View
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +112,8 @@ def test_a_key_holds_level_host_and_compiler(monkeypatch: pytest.MonkeyPatch) ->
 # What runs between the prelude and the store of %r3, declarations, and what the store leaves.
 BASE = "setp.lt.u32 %p1, %r1, 2; mov.u32 %r3, 7; mov.u32 %r4, sh; @%p1 add.u32 %r3, %r1, 1; "
 PADDED = ".shared .align 4 .b8 pad[64]; .shared .align 4 .b8 sh[4];"
+# Whole blocks, natively, for an observer.
+ALONE = Way(View("observed", lambda _: True, False, lambda work: work))
 UNPADDED = ".shared .align 4 .b8 sh[4]; .shared .align 4 .b8 pad[64];"
 
 
@@ -152,6 +156,16 @@ def test_the_same_kernel_at_other_lines_is_compiled_once(monkeypatch: pytest.Mon
     run(body, out, block=(4, 1, 1), declarations=PADDED)
     run("\n\n" + body.replace("; ", ";\n"), out, block=(4, 1, 1), declarations=PADDED)
     assert len(texts) == 1
+
+
+@pytest.mark.parametrize("ways", [[None, ALONE], [ALONE, None]], ids=["plain first", "observed first"])
+def test_code_for_an_observer_is_other_code(ways: list[Way | None]) -> None:
+    # A block that native code counts itself must not be counted by who observes it, nor the other way round.
+    module, out = ptx.Module.parse(text(BASE + "st.global.u32 [%d2], %r3; ret;", declarations=PADDED)), np.zeros(4, int)
+    counts = [
+        ptx.launch(module, "k", (1, 1, 1), (4, 1, 1), [out, None, 0], profile=way).lane_instructions for way in ways
+    ]
+    assert counts == [4 * (9 + 4 + 2)] * 2
 
 
 def test_code_that_is_found_names_its_own_lines() -> None:
