@@ -31,12 +31,14 @@ COUNT = "add.u32 %r3, %r3, 1; setp.lt.u32 %p4, %r3, {trips};"
 PATIENT = {
     "one block": f"L: {COUNT} @%p4 bra L;",
     "two blocks": f"L: {COUNT} @!%p4 bra TICKET; M: add.u32 %r5, %r5, 1; bra L;",
+    "falls into its head": f"bra HEAD; CHECK: @!%p4 bra TICKET; HEAD: {COUNT} bra CHECK;",
     "stores": f"L: {COUNT} st.global.u32 [%d2], %r3; @%p4 bra L;",
     "ends in Python": f"L: {COUNT} membar.cta; @%p4 bra L;",
 }
 POLLING = {
     "ends natively": f"L: ld.volatile.global.u32 %r5, [%d1]; {COUNT} @%p4 bra L;",
     "begins natively": f"L: {COUNT} M: ld.volatile.global.u32 %r5, [%d1]; add.u32 %r6, %r5, 1; @%p4 bra L;",
+    "falls into its head": f"bra HEAD; CHECK: @!%p4 bra TICKET; HEAD: ld.volatile.u32 %r5, [%d1]; {COUNT} bra CHECK;",
     "two blocks": f"L: {COUNT} ld.volatile.global.u32 %r5, [%d1]; @!%p4 bra TICKET; add.u32 %r5, %r5, 1; bra L;",
     "ends in Python": f"L: {COUNT} ld.volatile.global.u32 %r5, [%d1]; @%p4 bra L;",
     "leaves by a branch": f"L: ld.volatile.global.u32 %r5, [%d1]; {COUNT} @!%p4 bra TICKET; bra L;",
@@ -57,6 +59,15 @@ def tickets(loop: str, trips: int, other: int) -> list[int]:
 def test_a_long_loop_loses_its_turn(loop: str, other: int, trips: int, expected: list[int]) -> None:
     # A loop of n trips takes its back edge n - 1 times.
     assert tickets(PATIENT[loop], trips, other) == expected
+
+
+@pytest.mark.parametrize("body", ["", "st.global.u32 [%d2], %r3;"])
+def test_who_lost_a_turn_goes_on_alone(body: str) -> None:
+    # Nobody else may run meanwhile, natively or in Python.
+    out = np.zeros(64, np.uint32)
+    loop = f"mov.u32 %r3, 0; L: {COUNT.format(trips=3 * PATIENCE)} {body} @%p4 bra L; st.global.u32 [%d2], %r3; ret;"
+    run(loop, out, block=(64, 1, 1))
+    assert out.tolist() == [3 * PATIENCE] * 64
 
 
 @pytest.mark.parametrize("other", [1, 32])
@@ -104,21 +115,36 @@ def test_the_lowest_place_runs_first(shift: int, taken: int) -> None:
     assert out.tolist() == [200]
 
 
-@pytest.mark.parametrize("access", ["st.global.u32 [%d1], %r3;", "ld.global.u32 %r3, [%d1];"])
-def test_warps_stay_together_where_others_may_see_it(access: str) -> None:
+def test_warps_store_together() -> None:
     # Warp 1 writes in the first block, warp 0 in the second, which no warp may enter before.
-    body = f"""
+    body = """
         shr.u32 %r3, %r1, 5;
         setp.eq.u32 %p1, %r3, 1;
         @%p1 st.global.u32 [%d0], 1;
     SECOND:
-        {access}
         @!%p1 st.global.u32 [%d0], 2;
         ret;
     """
     out = np.zeros(1, np.uint32)
-    run(body, out, np.zeros(1, np.uint32), block=(64, 1, 1), checks=NO_RACES)
+    run(body, out, block=(64, 1, 1), checks=NO_RACES)
     assert out.tolist() == [2]
+
+
+def test_warps_load_together() -> None:
+    # What warp 1 writes in the first block is there when warp 0 loads in the second.
+    body = """
+        shr.u32 %r3, %r1, 5;
+        setp.eq.u32 %p1, %r3, 1;
+        @%p1 st.global.u32 [%d1], 7;
+    SECOND:
+        ld.global.u32 %r4, [%d1];
+    THIRD:
+        st.global.u32 [%d2], %r4;
+        ret;
+    """
+    out = np.zeros(64, np.uint32)
+    run(body, out, np.zeros(1, np.uint32), block=(64, 1, 1), checks=NO_RACES)
+    assert out.tolist() == [7] * 64
 
 
 # Lanes of different trip counts, in a loop that does not leave native code's own chain, and in one that does.
@@ -213,25 +239,45 @@ def test_lanes_that_wait_go_on_when_the_others_have_left(leave: str) -> None:
 
 
 @pytest.mark.parametrize("mask", ["-1", "%r7"])
-def test_groups_of_three_places_meet_one_after_another(mask: str) -> None:
-    # Lanes come to the first meeting from three places; the second one is left together.
+@pytest.mark.parametrize("factor", [1, 2])
+def test_groups_come_to_a_meeting_one_after_another(factor: int, mask: str) -> None:
+    # Lanes 0, 3, .. poll once and wait at the first meeting, where the others come turns later, in two groups.
     body = f"""
         mov.u32 %r7, -1;
-        rem.u32 %r3, %r1, 3;
-        setp.eq.u32 %p1, %r3, 1;
-        setp.eq.u32 %p2, %r3, 2;
-        mov.u32 %r5, 1;
-        @%p1 bra MEET;
-        mov.u32 %r5, 10;
-        @%p2 bra MEET;
-        mov.u32 %r5, 100;
-    MEET:
-        redux.sync.add.u32 %r6, %r5, {mask};
+        mul.lo.u32 %r3, %r1, {factor};
+        rem.u32 %r3, %r3, 3;
+        mov.u32 %r4, %r3;
+    POLL:
+        ld.volatile.global.u32 %r5, [%d1];
+        setp.ne.u32 %p1, %r4, 0;
+        sub.u32 %r4, %r4, 1;
+        @%p1 bra POLL;
+        redux.sync.add.u32 %r6, %r3, {mask};
         add.u32 %r6, %r6, %r1;
-        shfl.sync.idx.b32 %r6, %r6, 0, 31, {mask};
+        shfl.sync.idx.b32 %r6, %r6, 4, 31, {mask};
         st.global.u32 [%d2], %r6;
         ret;
     """
     out = np.zeros(32, np.uint32)
-    run(body, out)
-    assert out.tolist() == [11 * 100 + 11 * 1 + 10 * 10] * 32
+    run(body, out, np.zeros(1, np.uint32))
+    assert out.tolist() == [sum(factor * lane % 3 for lane in range(32)) + 4] * 32
+
+
+def test_every_warp_has_member_masks_of_its_own() -> None:
+    # All lanes of warp 0 come to the first meeting; of warp 1 the upper half goes straight to the second one.
+    body = """
+        setp.lt.u32 %p1, %r1, 32;
+        selp.b32 %r3, -1, 0x0000FFFF, %p1;
+        mov.u32 %r4, %r1;
+        setp.ge.u32 %p2, %r1, 48;
+        @%p2 bra ALL;
+        shfl.sync.bfly.b32 %r4, %r4, 1, 31, %r3;
+    ALL:
+        shfl.sync.bfly.b32 %r4, %r4, 2, 31, -1;
+        st.global.u32 [%d2], %r4;
+        ret;
+    """
+    out = np.zeros(64, np.uint32)
+    run(body, out, block=(64, 1, 1))
+    t = np.arange(64)
+    np.testing.assert_array_equal(out, np.where(t < 48, t ^ 3, t ^ 2))
