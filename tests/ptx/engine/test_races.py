@@ -430,3 +430,26 @@ def test_an_atomic_after_what_a_lane_of_its_warp_wrote(at_once: int, monkeypatch
     out = np.zeros(96, np.uint32)
     run(body, out, grid=(3, 1, 1))
     np.testing.assert_array_equal(out, np.arange(96) + 1000)
+
+
+@pytest.mark.parametrize(
+    "access", ["st.global.u32 [%d3], 1;", "ld.global.u32 %r4, [%d3];", "red.global.add.u32 [%d3], 1;"]
+)
+@pytest.mark.parametrize("at_once", [32, 1024])
+def test_what_a_warp_knows_of_itself_says_nothing_of_other_blocks(
+    at_once: int, access: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("refmoe.ptx.launcher.LANES_AT_ONCE", at_once)
+    body = f"""
+        mul.wide.u32 %d3, %r1, 4;
+        add.s64 %d3, %d3, %d0;
+        setp.eq.u32 %p1, %r60, 0;
+        @%p1 st.global.u32 [%d3], 5;
+        @%p1 ret;
+        bar.warp.sync -1;
+        {access};
+        ret;
+    """
+    with pytest.raises(ptx.RaceError) as caught:
+        run(body, np.zeros(32, np.uint32), grid=(2, 1, 1))
+    assert (caught.value.block, caught.value.other_block) == ((1, 0, 0), (0, 0, 0))

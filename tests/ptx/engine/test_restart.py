@@ -233,20 +233,19 @@ STORE = "mul.wide.u32 %d3, %r1, 512; add.s64 %d3, %d3, %d0; st.global.u32 [%d3 +
 
 
 def test_what_an_earlier_launch_wrote_is_uninitialised() -> None:
-    run(STORE.format(then=""), ptx.Buffer(untouched((1 << 20,)), "out", initialised=False))
+    run(STORE.format(then=""), ptx.Buffer(np.zeros(1 << 20, np.uint8), "out", initialised=False))
     with pytest.raises(ptx.MemoryFault, match="uninitialised"):
-        run("ld.global.u32 %r3, [%d0 + 8192]; ret;", ptx.Buffer(untouched((1 << 20,)), "out", initialised=False))
+        run("ld.global.u32 %r3, [%d0 + 8192]; ret;", ptx.Buffer(np.zeros(1 << 20, np.uint8), "out", initialised=False))
 
 
 def test_what_the_launch_before_wrote_is_kept_again() -> None:
-    # Of so many pages the words that say what is kept are more than a heap gives.
-    size = PAGE << 14
-    run(STORE.format(then=""), untouched((size,)))
-    out = untouched((size,))
-    out[8192 : 8192 + PAGE] = 3
+    # Of so many pages the words that say what is kept are more than a heap gives; records have none as large.
+    arrays, no_races = [np.zeros(PAGE << 14, np.uint8) for _ in range(2)], ptx.Checks(races=False)
+    run(STORE.format(then=""), arrays[0], checks=no_races)
+    assert arrays[0][8192] == 7
     with pytest.raises(ptx.Trap):
-        run(STORE.format(then="trap;"), out)
-    assert (out[8192 : 8192 + PAGE] == 3).all()
+        run(STORE.format(then="trap;"), arrays[1], checks=no_races)
+    assert not arrays[1][8192 : 8192 + 32 * 512].any()
 
 
 # Whole warps at consecutive places
@@ -289,20 +288,20 @@ def test_consecutive_stores_are_put_back(words: int, begin: int, way: Way) -> No
 @ways
 @pytest.mark.parametrize("kinds", [("st", "ld"), ("ld", "st"), ("st", "st"), ("ld", "ld")], ids="-".join)
 @pytest.mark.parametrize("begin", [128, PAGE - 64])
-def test_consecutive_accesses_across_a_page_race(begin: int, kinds: tuple[str, str], way: Way) -> None:
-    # Block 0 accesses 32 words, block 1 the twentieth of them.
+@pytest.mark.parametrize("whole", [True, False], ids=["warp", "lane"])
+def test_consecutive_accesses_race(whole: bool, begin: int, kinds: tuple[str, str], way: Way) -> None:
+    # Block 0 accesses 32 words, block 1 the same ones, or its lane 3 the twentieth of them.
     first, second = ({"st": "st.global.u32 [%d3], %r3;", "ld": "ld.global.u32 %r3, [%d3];"}[kind] for kind in kinds)
+    one = f"setp.ne.u32 %p1, %r1, 3; @%p1 ret; add.s64 %d3, %d0, {begin + 80};"
     body = f"""
         mov.u32 %r3, %r2;
+        mul.wide.u32 %d3, %r1, 4; add.s64 %d3, %d3, %d0; add.s64 %d3, %d3, {begin};
         setp.ne.u32 %p1, %r60, 0;
         @%p1 bra SECOND;
-        mul.wide.u32 %d3, %r1, 4; add.s64 %d3, %d3, %d0; add.s64 %d3, %d3, {begin};
         {first}
         ret;
     SECOND:
-        setp.ne.u32 %p1, %r1, 3;
-        @%p1 ret;
-        add.s64 %d3, %d0, {begin + 80};
+        {"" if whole else one}
         {second}
         ret;
     """
@@ -316,8 +315,9 @@ def test_consecutive_accesses_across_a_page_race(begin: int, kinds: tuple[str, s
         return
     with pytest.raises(ptx.RaceError) as caught:
         launch()
-    assert {caught.value.thread, caught.value.other_thread} == {(20, 0, 0), (3, 0, 0)}
-    assert caught.value.offset == begin + 80
+    lanes = (0, 0) if whole else (3, 20)
+    assert (caught.value.thread, caught.value.other_thread) == tuple((lane, 0, 0) for lane in lanes)
+    assert caught.value.offset == begin + 4 * lanes[1]
 
 
 @ways
@@ -337,6 +337,27 @@ def test_consecutive_stores_initialise(begin: int, way: Way) -> None:
     ptx.launch(module, "k", (1, 1, 1), (32, 1, 1), [buffer, None, 0], profile=way)
     assert out[begin : begin + 256].view(np.uint32)[::2].tolist() == list(range(5, 37))
     assert np.flatnonzero(mask).tolist() == list(range(begin, begin + 256))
-    module = ptx.Module.parse(text("ld.global.u8 %r3, [%d0 + 1024]; ret;"), name="test.ptx")
-    with pytest.raises(ptx.MemoryFault, match="uninitialised"):
+    # Of the words behind, the last one was not written.
+    body = f"mul.wide.u32 %d3, %r1, 4; add.s64 %d3, %d3, %d0; ld.global.u32 %r3, [%d3 + {begin + 132}]; ret;"
+    module = ptx.Module.parse(text(body), name="test.ptx")
+    with pytest.raises(ptx.MemoryFault, match="uninitialised") as caught:
         ptx.launch(module, "k", (1, 1, 1), (32, 1, 1), [buffer, None, 0], profile=way)
+    assert caught.value.thread == (31, 0, 0)
+
+
+@ways
+@pytest.mark.parametrize("words", [1, 2])
+def test_consecutive_loads_of_poison(words: int, way: Way) -> None:
+    kind, values = ("u32", "%r3") if words == 1 else ("v2.u32", "{%r3, %r4}")
+    body = f"""
+        mov.u32 %r4, 0;
+        mul.wide.u32 %d3, %r1, {4 * words}; add.s64 %d3, %d3, %d1;
+        ld.global.{kind} {values}, [%d3];
+        sub.u32 %r3, %r3, %r4;
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    module, out = ptx.Module.parse(text(body), name="test.ptx"), np.full(32, 99, np.uint32)
+    held = ptx.Buffer(np.arange(PAGE, dtype=np.uint32), "held", initialised=False)
+    ptx.launch(module, "k", (1, 1, 1), (32, 1, 1), [out, held, 0], checks=LAX, profile=way)
+    assert out.tolist() == [0xCDCDCDCD if words == 1 else 0] * 32

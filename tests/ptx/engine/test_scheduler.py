@@ -252,15 +252,16 @@ def test_groups_come_to_a_meeting_one_after_another(factor: int, mask: str) -> N
         setp.ne.u32 %p1, %r4, 0;
         sub.u32 %r4, %r4, 1;
         @%p1 bra POLL;
+        add.u32 %r8, %r1, 1;
         redux.sync.add.u32 %r6, %r3, {mask};
-        add.u32 %r6, %r6, %r1;
+        add.u32 %r6, %r6, %r8;
         shfl.sync.idx.b32 %r6, %r6, 4, 31, {mask};
         st.global.u32 [%d2], %r6;
         ret;
     """
     out = np.zeros(32, np.uint32)
     run(body, out, np.zeros(1, np.uint32))
-    assert out.tolist() == [sum(factor * lane % 3 for lane in range(32)) + 4] * 32
+    assert out.tolist() == [sum(factor * lane % 3 for lane in range(32)) + 5] * 32
 
 
 def test_every_warp_has_member_masks_of_its_own() -> None:
