@@ -453,3 +453,24 @@ def test_what_a_warp_knows_of_itself_says_nothing_of_other_blocks(
     with pytest.raises(ptx.RaceError) as caught:
         run(body, np.zeros(32, np.uint32), grid=(2, 1, 1))
     assert (caught.value.block, caught.value.other_block) == ((1, 0, 0), (0, 0, 0))
+
+
+@pytest.mark.parametrize("writer", [0, 7, 31])
+@pytest.mark.parametrize("access", ["st.global.u32 [%d0], 1", "red.global.add.u32 [%d0], 1"])
+@pytest.mark.parametrize("load", ["ld", "ld.volatile"])
+def test_one_of_several_readers_writes(load: str, access: str, writer: int) -> None:
+    # Whoever of them it is, the others read before it too.
+    body = f"""
+        {load}.global.u32 %r3, [%d0];
+        {{sync}}
+        setp.eq.u32 %p1, %r1, {writer};
+        @%p1 {access};
+        ret;
+    """
+    run(body.replace("{sync}", "bar.warp.sync -1;"), np.zeros(1, np.uint32))
+    if load == "ld.volatile" and access.startswith("red"):
+        run(body.replace("{sync}", ""), np.zeros(1, np.uint32))
+        return
+    with pytest.raises(ptx.RaceError) as caught:
+        run(body.replace("{sync}", ""), np.zeros(1, np.uint32))
+    assert (caught.value.kind, caught.value.thread) == ("read-write", (writer, 0, 0))

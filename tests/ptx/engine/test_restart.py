@@ -243,9 +243,10 @@ def test_what_the_launch_before_wrote_is_kept_again() -> None:
     arrays, no_races = [np.zeros(PAGE << 14, np.uint8) for _ in range(2)], ptx.Checks(races=False)
     run(STORE.format(then=""), arrays[0], checks=no_races)
     assert arrays[0][8192] == 7
+    arrays[1][8192 : 8192 + 32 * 512] = 3
     with pytest.raises(ptx.Trap):
         run(STORE.format(then="trap;"), arrays[1], checks=no_races)
-    assert not arrays[1][8192 : 8192 + 32 * 512].any()
+    assert (arrays[1][8192 : 8192 + 32 * 512] == 3).all()
 
 
 # Whole warps at consecutive places
