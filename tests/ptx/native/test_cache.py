@@ -158,6 +158,27 @@ def test_the_same_kernel_at_other_lines_is_compiled_once(monkeypatch: pytest.Mon
     assert len(texts) == 1
 
 
+# FP8 in one pass of 32 products on sm_120, in two of 16 on sm_90, which cut the sum twice: the last bit differs.
+PRODUCT = """
+    mov.b32 %r3, 0xB8811050;
+    mov.b32 %r4, 0x010101B8;
+    mov.b32 %r5, 0x3EAAAAAB;
+    mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32
+        {%r6, %r7, %r8, %r9}, {%r3, %r3, %r4, %r4}, {%r3, %r4}, {%r5, %r5, %r5, %r5};
+    st.global.u32 [%d2], %r6;
+    ret;
+"""
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_tensor_cores_of_two_chips(order: list[int]) -> None:
+    chips = [("sm_120a", 0x43842B2C), ("sm_90a", 0x43842B2B)]
+    for target, expected in [chips[number] for number in order]:
+        module, out = ptx.Module.parse(text(PRODUCT).replace("sm_120a", target)), np.zeros(32, np.uint32)
+        ptx.launch(module, "k", (1, 1, 1), (32, 1, 1), [out, None, 0])
+        assert out.tolist() == [expected] * 32
+
+
 @pytest.mark.parametrize("ways", [[None, ALONE], [ALONE, None]], ids=["plain first", "observed first"])
 def test_code_for_an_observer_is_other_code(ways: list[Way | None]) -> None:
     # A block that native code counts itself must not be counted by who observes it, nor the other way round.
