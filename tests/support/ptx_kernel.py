@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from refmoe import ptx
@@ -56,7 +55,7 @@ def line_of(body: str, fragment: str, **scopes: str) -> int:
 
 def run(
     body: str,
-    out: np.ndarray[Any, Any],
+    out: Any,
     source: Any = None,
     n: int = 0,
     grid: tuple[int, int, int] = (1, 1, 1),

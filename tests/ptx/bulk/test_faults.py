@@ -284,3 +284,27 @@ def test_lanes_of_a_warp_copy_each_their_own() -> None:
     body += expect(32 * 16) + f"@%p1 {PLAIN} [%r21], [%d9], 16, [%r7];" + wait() + dump(512)
     out, content = launch(body)
     np.testing.assert_array_equal(out[:512], content[:512])
+
+
+@pytest.mark.parametrize("kind", ["st.shared.u64 [%r20], %d9;", "ld.shared.u64 %d9, [%r20];"], ids=["store", "load"])
+@pytest.mark.parametrize("offset", [0, 128])
+def test_a_bulk_copy_over_one_of_several_lines_of_a_warp(offset: int, kind: str) -> None:
+    # Warp 1 accesses 256 bytes at once; nothing orders it before the copy into 128 of them.
+    def body(sync: str) -> str:
+        return f"""
+            mov.u64 %d9, 0;
+            sub.u32 %r19, %r1, 32;
+            shl.b32 %r19, %r19, 3;
+            add.u32 %r20, %r8, %r19;
+            @!%p1 st.shared.u64 [%r20], %d9;
+            @!%p1 {kind}
+            {sync}
+            add.u32 %r21, %r8, {offset};
+            @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r7], 128;
+            @%p0 {PLAIN} [%r21], [%d3], 128, [%r7];
+            {wait()}
+        """
+
+    launch(body("fence.proxy.async; bar.sync 0;"))
+    with pytest.raises(ptx.RaceError):
+        launch(body(""))

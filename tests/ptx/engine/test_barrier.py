@@ -7,6 +7,7 @@ import pytest
 from support.ptx_kernel import line_of, run
 
 from refmoe import ptx
+from refmoe.ptx.records import raise_rows
 
 CELLS = ".shared .align 4 .b8 cell[512];"
 
@@ -337,3 +338,54 @@ def test_a_count_that_one_warp_reaches_does_not_hold_the_next() -> None:
     out = np.zeros(64, np.uint32)
     run("bar.sync 0, 32; bar.arrive 1, 32; bar.sync 1, 32; st.global.u32 [%d2], %r1; ret;", out, block=(64, 1, 1))
     np.testing.assert_array_equal(out, np.arange(64))
+
+
+@pytest.mark.parametrize("polls", [0, 3], ids=["together", "one after another"])
+def test_barriers_of_several_blocks(polls: int) -> None:
+    # Block b has b + 1 votes; block 1 comes to its barrier with the others, or before their second warps.
+    body = f"""
+        setp.le.u32 %p1, %r1, %r60;
+        setp.eq.u32 %p2, %r60, 1;
+        st.global.u32 [%d2], %r2;
+        selp.u32 %r10, 0, {polls}, %p2;
+        setp.lt.u32 %p6, %r1, 32;
+        selp.u32 %r10, 0, %r10, %p6;
+    POLL:
+        ld.volatile.global.u32 %r11, [%d1];
+        sub.s32 %r10, %r10, 1;
+        setp.gt.s32 %p5, %r10, 0;
+        @%p5 bra POLL;
+        bar.red.popc.u32 %r3, 0, %p1;
+        bar.red.and.pred %p3, 0, %p2;
+        bar.red.or.pred %p4, 0, %p2;
+        selp.u32 %r4, 100, 0, %p3;
+        selp.u32 %r5, 1000, 0, %p4;
+        add.u32 %r3, %r3, %r4;
+        add.u32 %r3, %r3, %r5;
+        xor.b32 %r6, %r2, 32;
+        mul.wide.u32 %d3, %r6, 4;
+        add.s64 %d3, %d3, %d0;
+        ld.global.u32 %r7, [%d3];
+        bar.sync 0;
+        mad.lo.u32 %r7, %r7, 10000, %r3;
+        st.global.u32 [%d2], %r7;
+        ret;
+    """
+    out = np.zeros(192, np.uint32)
+    run(body, out, np.zeros(1, np.uint32), block=(64, 1, 1), grid=(3, 1, 1))
+    t = np.arange(192)
+    np.testing.assert_array_equal(out, (t ^ 32) * 10000 + t // 64 + 1 + np.where(t // 64 == 1, 1100, 0))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_are_raised_as_by_maximum_at(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for count in (0, 1, 2, 40):
+        keys = rng.integers(0, 6, count)
+        for shape in ((), (5,)):
+            for order in (keys, np.sort(keys)):
+                rows, table = rng.integers(0, 99, (count, *shape)), rng.integers(0, 60, (6, *shape))
+                wanted = table.copy()
+                np.maximum.at(wanted, order, rows)
+                raise_rows(table, order, rows)
+                np.testing.assert_array_equal(table, wanted)

@@ -47,6 +47,26 @@ def test_lanes_meet_again_after_a_loop() -> None:
     assert (out == 0xFFFFFFFF).all()
 
 
+@pytest.mark.parametrize("leave", ["@%p1 bra DONE;", "@!%p1 bra BODY; bra DONE;"])
+def test_lanes_meet_again_after_a_loop_of_two_blocks(leave: str) -> None:
+    body = f"""
+        mov.u32 %r4, 0;
+    HEAD:
+        setp.ge.u32 %p1, %r4, %r1;
+        {leave}
+    BODY:
+        add.u32 %r4, %r4, 1;
+        bra HEAD;
+    DONE:
+        activemask.b32 %r5;
+        st.global.u32 [%d2], %r5;
+        ret;
+    """
+    out = np.zeros(32, np.uint32)
+    run(body, out)
+    assert (out == 0xFFFFFFFF).all()
+
+
 def test_cold_block_behind_ret_meets_again() -> None:
     # nvcc lays unlikely code behind ret: its position in the text says nothing about its priority.
     body = """

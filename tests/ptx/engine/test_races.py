@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.ptx_kernel import compile_cuda, line_of, run
+from support.ptx_kernel import compile_cuda, line_of, run, text
+from support.ptx_ways import Way, ways
 
 from refmoe import ptx
 
@@ -367,3 +368,109 @@ def test_a_write_after_the_read_of_another_warp_in_global_memory(partner_first: 
     with pytest.raises(ptx.RaceError, match="write-read race") as caught:
         run(body, out, block=(64, 1, 1))
     assert caught.value.buffer == "argument 0"
+
+
+@ways
+@pytest.mark.parametrize("load", ["ld", "ld.volatile"])
+def test_readers_of_two_blocks_are_remembered(load: str, way: Way) -> None:
+    # Block 1 reads after block 0 and then writes: its own read must not hide that of block 0.
+    body = f"""
+        mul.wide.u32 %d3, %r1, 4;
+        add.s64 %d3, %d3, %d0;
+        {load}.global.u32 %r3, [%d3];
+        setp.eq.u32 %p1, %r60, 0;
+        @%p1 ret;
+        st.global.u32 [%d3], 1;
+        ret;
+    """
+    module = ptx.Module.parse(text(body), name="test.ptx")
+    with pytest.raises(ptx.RaceError) as caught:
+        ptx.launch(module, "k", (2, 1, 1), (32, 1, 1), [np.zeros(32, np.uint32), None, 0], profile=way)
+    assert (caught.value.kind, caught.value.other_block) == ("read-write", (0, 0, 0))
+
+
+@ways
+@pytest.mark.parametrize("meet", ["bar.warp.sync -1;", ""])
+def test_lanes_of_every_warp_meet(meet: str, way: Way) -> None:
+    body = f"""
+        st.global.u32 [%d2], %r2;
+        {meet}
+        xor.b32 %r3, %r2, 9;
+        mul.wide.u32 %d3, %r3, 4;
+        add.s64 %d3, %d3, %d0;
+        ld.global.u32 %r4, [%d3];
+        st.global.u32 [%d2 + 512], %r4;
+        ret;
+    """
+    module, out = ptx.Module.parse(text(body), name="test.ptx"), np.zeros(256, np.uint32)
+
+    def launch() -> None:
+        ptx.launch(module, "k", (2, 1, 1), (64, 1, 1), [out, None, 0], profile=way)
+
+    if meet:
+        launch()
+        np.testing.assert_array_equal(out[128:], np.arange(128) ^ 9)
+    else:
+        with pytest.raises(ptx.RaceError):
+            launch()
+
+
+@pytest.mark.parametrize("at_once", [32, 1024])
+def test_an_atomic_after_what_a_lane_of_its_warp_wrote(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refmoe.ptx.launcher.LANES_AT_ONCE", at_once)
+    body = """
+        st.global.u32 [%d2], %r2;
+        bar.warp.sync -1;
+        xor.b32 %r3, %r2, 9;
+        mul.wide.u32 %d3, %r3, 4;
+        add.s64 %d3, %d3, %d0;
+        red.global.add.u32 [%d3], 1000;
+        ret;
+    """
+    out = np.zeros(96, np.uint32)
+    run(body, out, grid=(3, 1, 1))
+    np.testing.assert_array_equal(out, np.arange(96) + 1000)
+
+
+@pytest.mark.parametrize(
+    "access", ["st.global.u32 [%d3], 1;", "ld.global.u32 %r4, [%d3];", "red.global.add.u32 [%d3], 1;"]
+)
+@pytest.mark.parametrize("at_once", [32, 1024])
+def test_what_a_warp_knows_of_itself_says_nothing_of_other_blocks(
+    at_once: int, access: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("refmoe.ptx.launcher.LANES_AT_ONCE", at_once)
+    body = f"""
+        mul.wide.u32 %d3, %r1, 4;
+        add.s64 %d3, %d3, %d0;
+        setp.eq.u32 %p1, %r60, 0;
+        @%p1 st.global.u32 [%d3], 5;
+        @%p1 ret;
+        bar.warp.sync -1;
+        {access};
+        ret;
+    """
+    with pytest.raises(ptx.RaceError) as caught:
+        run(body, np.zeros(32, np.uint32), grid=(2, 1, 1))
+    assert (caught.value.block, caught.value.other_block) == ((1, 0, 0), (0, 0, 0))
+
+
+@pytest.mark.parametrize("writer", [0, 7, 31])
+@pytest.mark.parametrize("access", ["st.global.u32 [%d0], 1", "red.global.add.u32 [%d0], 1"])
+@pytest.mark.parametrize("load", ["ld", "ld.volatile"])
+def test_one_of_several_readers_writes(load: str, access: str, writer: int) -> None:
+    # Whoever of them it is, the others read before it too.
+    body = f"""
+        {load}.global.u32 %r3, [%d0];
+        {{sync}}
+        setp.eq.u32 %p1, %r1, {writer};
+        @%p1 {access};
+        ret;
+    """
+    run(body.replace("{sync}", "bar.warp.sync -1;"), np.zeros(1, np.uint32))
+    if load == "ld.volatile" and access.startswith("red"):
+        run(body.replace("{sync}", ""), np.zeros(1, np.uint32))
+        return
+    with pytest.raises(ptx.RaceError) as caught:
+        run(body.replace("{sync}", ""), np.zeros(1, np.uint32))
+    assert (caught.value.kind, caught.value.thread) == ("read-write", (writer, 0, 0))

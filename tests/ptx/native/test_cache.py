@@ -8,11 +8,13 @@ from pathlib import Path
 import llvmlite
 import numpy as np
 import pytest
-from support.ptx_kernel import line_of, run
+from support.ptx_kernel import line_of, run, text
+from support.ptx_ways import Way
 
 from refmoe import ptx
 from refmoe.native import cache, compiler
 from refmoe.ptx.native import kernel
+from refmoe.ptx.observe import View
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +112,8 @@ def test_a_key_holds_level_host_and_compiler(monkeypatch: pytest.MonkeyPatch) ->
 # What runs between the prelude and the store of %r3, declarations, and what the store leaves.
 BASE = "setp.lt.u32 %p1, %r1, 2; mov.u32 %r3, 7; mov.u32 %r4, sh; @%p1 add.u32 %r3, %r1, 1; "
 PADDED = ".shared .align 4 .b8 pad[64]; .shared .align 4 .b8 sh[4];"
+# Whole blocks, natively, for an observer.
+ALONE = Way(View("observed", lambda _: True, False, lambda work: work))
 UNPADDED = ".shared .align 4 .b8 sh[4]; .shared .align 4 .b8 pad[64];"
 
 
@@ -152,6 +156,37 @@ def test_the_same_kernel_at_other_lines_is_compiled_once(monkeypatch: pytest.Mon
     run(body, out, block=(4, 1, 1), declarations=PADDED)
     run("\n\n" + body.replace("; ", ";\n"), out, block=(4, 1, 1), declarations=PADDED)
     assert len(texts) == 1
+
+
+# FP8 in one pass of 32 products on sm_120, in two of 16 on sm_90, which cut the sum twice: the last bit differs.
+PRODUCT = """
+    mov.b32 %r3, 0xB8811050;
+    mov.b32 %r4, 0x010101B8;
+    mov.b32 %r5, 0x3EAAAAAB;
+    mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32
+        {%r6, %r7, %r8, %r9}, {%r3, %r3, %r4, %r4}, {%r3, %r4}, {%r5, %r5, %r5, %r5};
+    st.global.u32 [%d2], %r6;
+    ret;
+"""
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_tensor_cores_of_two_chips(order: list[int]) -> None:
+    chips = [("sm_120a", 0x43842B2C), ("sm_90a", 0x43842B2B)]
+    for target, expected in [chips[number] for number in order]:
+        module, out = ptx.Module.parse(text(PRODUCT).replace("sm_120a", target)), np.zeros(32, np.uint32)
+        ptx.launch(module, "k", (1, 1, 1), (32, 1, 1), [out, None, 0])
+        assert out.tolist() == [expected] * 32
+
+
+@pytest.mark.parametrize("ways", [[None, ALONE], [ALONE, None]], ids=["plain first", "observed first"])
+def test_code_for_an_observer_is_other_code(ways: list[Way | None]) -> None:
+    # A block that native code counts itself must not be counted by who observes it, nor the other way round.
+    module, out = ptx.Module.parse(text(BASE + "st.global.u32 [%d2], %r3; ret;", declarations=PADDED)), np.zeros(4, int)
+    counts = [
+        ptx.launch(module, "k", (1, 1, 1), (4, 1, 1), [out, None, 0], profile=way).lane_instructions for way in ways
+    ]
+    assert counts == [4 * (9 + 4 + 2)] * 2
 
 
 def test_code_that_is_found_names_its_own_lines() -> None:

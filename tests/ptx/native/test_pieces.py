@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.ptx_kernel import run
+from support.ptx_kernel import run, text
+from support.ptx_ways import Way
+
+from refmoe import ptx
+from refmoe.ptx.observe import View
 
 # Python code between two native pieces; it touches no memory that others use.
 CUT = "membar.cta;"
@@ -144,3 +148,28 @@ def test_a_guarded_write_keeps_what_an_earlier_piece_wrote() -> None:
     out = np.zeros(4, np.uint32)
     run(body, out, block=(4, 1, 1))
     assert out.tolist() == [9, 9, 52, 53]
+
+
+def test_warps_of_a_step_that_is_observed() -> None:
+    # A step runs native code for some warps, not the first ones alone, and for other lanes of each.
+    body = """
+        shr.u32 %r3, %r1, 5;
+        setp.eq.u32 %p1, %r3, 1;
+        and.b32 %r4, %r1, 3;
+        setp.gt.u32 %p2, %r4, %r3;
+        or.pred %p1, %p1, %p2;
+        mov.u32 %r5, 0;
+        @%p1 bra END;
+        mul.lo.u32 %r5, %r1, 3;
+        add.u32 %r5, %r5, 1;
+    END:
+        st.global.u32 [%d2], %r5;
+        ret;
+    """
+    observed = Way(View("observed", lambda _: True, False, lambda work: work))
+    module = ptx.Module.parse(text(body))
+    t = np.arange(128)
+    for way in (None, observed):
+        out = np.full(128, 77, np.uint32)
+        ptx.launch(module, "k", (1, 1, 1), (128, 1, 1), [out, None, 0], profile=way)
+        np.testing.assert_array_equal(out, np.where((t // 32 == 1) | (t % 4 > t // 32), 0, 3 * t + 1))

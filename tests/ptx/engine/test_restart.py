@@ -1,0 +1,248 @@
+"""Memory and machines that are used again: blocks after other blocks, launches after other launches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.ptx_kernel import run, text
+
+from refmoe import ptx
+from refmoe.ptx import launcher, pages
+from refmoe.ptx.granules import Granules
+from refmoe.ptx.pages import PAGE, Spare, untouched
+
+LAX = ptx.Checks(uninitialised=False)
+SHARED = ".shared .align 4 .b8 sh[256]; .local .align 4 .b8 mine[16];"
+BLOCKS = 3
+
+
+@pytest.fixture
+def one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block takes the place of the one before."""
+    monkeypatch.setattr(launcher, "LANES_AT_ONCE", 32)
+
+
+# Blocks after other blocks
+
+
+@pytest.mark.usefixtures("one_after_another")
+@pytest.mark.parametrize("where", [("shared", "sh"), ("local", "mine")], ids=" ".join)
+def test_what_an_earlier_block_wrote_is_uninitialised(where: tuple[str, str]) -> None:
+    space, name = where
+    body = f"""
+        setp.eq.u32 %p1, %r60, 0;
+        @%p1 st.{space}.u32 [{name}], 5;
+        @!%p1 ld.{space}.u32 %r3, [{name}];
+        ret;
+    """
+    with pytest.raises(ptx.MemoryFault, match="uninitialised") as caught:
+        run(body, np.zeros(96, np.uint32), grid=(BLOCKS, 1, 1), declarations=SHARED)
+    assert caught.value.block == (1, 0, 0)
+
+
+@pytest.mark.usefixtures("one_after_another")
+def test_what_an_earlier_block_wrote_is_poison() -> None:
+    body = """
+        setp.eq.u32 %p1, %r60, 0;
+        mov.u32 %r3, 0; mov.u32 %r4, 0;
+        @%p1 st.shared.u32 [sh], 5;
+        @%p1 st.local.u32 [mine], 5;
+        bar.warp.sync -1;
+        ld.shared.u32 %r3, [sh];
+        ld.local.u32 %r4, [mine];
+        xor.b32 %r3, %r3, %r4;
+        add.u32 %r3, %r3, %r4;
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out = np.zeros(96, np.uint32)
+    run(body, out, grid=(BLOCKS, 1, 1), declarations=SHARED, checks=LAX)
+    assert out.reshape(BLOCKS, 32)[:, 7].tolist() == [5, 0xCDCDCDCD, 0xCDCDCDCD]
+
+
+@pytest.mark.usefixtures("one_after_another")
+def test_who_accessed_shared_memory_before_is_forgotten() -> None:
+    # The same word, in each block another lane's.
+    body = """
+        setp.eq.u32 %p1, %r1, %r60;
+        @%p1 st.shared.u32 [sh], %r1;
+        @%p1 ld.shared.u32 %r3, [sh];
+        @%p1 st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out = np.zeros(96, np.uint32)
+    run(body, out, grid=(BLOCKS, 1, 1), declarations=SHARED)
+    assert np.flatnonzero(out).tolist() == [33, 66]
+
+
+@pytest.mark.usefixtures("one_after_another")
+def test_lanes_of_a_later_block_know_of_each_other() -> None:
+    body = """
+        st.global.u32 [%d2], %r2;
+        bar.warp.sync -1;
+        xor.b32 %r3, %r2, 5;
+        mul.wide.u32 %d3, %r3, 4;
+        add.s64 %d3, %d3, %d0;
+        ld.global.u32 %r4, [%d3];
+        st.global.u32 [%d2 + 384], %r4;
+        ret;
+    """
+    out = np.zeros(192, np.uint32)
+    run(body, out, grid=(BLOCKS, 1, 1))
+    np.testing.assert_array_equal(out[96:], np.arange(96) ^ 5)
+
+
+@pytest.mark.usefixtures("one_after_another")
+def test_blocks_one_after_another_race() -> None:
+    body = "mul.wide.u32 %d3, %r1, 4; add.s64 %d3, %d3, %d0; st.global.u32 [%d3], %r60; ret;"
+    with pytest.raises(ptx.RaceError) as caught:
+        run(body, np.zeros(32, np.uint32), grid=(BLOCKS, 1, 1))
+    assert (caught.value.block, caught.value.other_block) == ((1, 0, 0), (0, 0, 0))
+
+
+@pytest.mark.usefixtures("one_after_another")
+def test_a_register_that_nobody_wrote_is_zero() -> None:
+    body = """
+        setp.eq.u32 %p1, %r60, 0;
+        @%p1 mov.u32 %r5, 7;
+        @%p1 bra L;
+        add.u32 %r6, %r6, 1;
+    L:
+        st.global.u32 [%d2], %r5;
+        ret;
+    """
+    # A second launch gets the registers of the first.
+    for _ in range(2):
+        out = np.full(96, 99, np.uint32)
+        run(body, out, grid=(BLOCKS, 1, 1))
+        assert out.reshape(BLOCKS, 32)[:, 3].tolist() == [7, 0, 0]
+        run("mov.u32 %r5, 99; L: add.u32 %r5, %r5, %r1; st.global.u32 [%d2], %r5; ret;", out, grid=(BLOCKS, 1, 1))
+
+
+@pytest.mark.usefixtures("one_after_another")
+def test_a_barrier_of_an_earlier_block_is_gone() -> None:
+    body = """
+        setp.ne.u32 %p1, %r1, 0;
+        @%p1 bra END;
+        mov.u32 %r3, bar;
+        mbarrier.init.shared.b64 [%r3], 1;
+        mbarrier.arrive.shared.b64 %d3, [%r3];
+    WAIT:
+        mbarrier.try_wait.shared.b64 %p2, [%r3], %d3;
+        @!%p2 bra WAIT;
+    END:
+        st.global.u32 [%d2], %r60;
+        ret;
+    """
+    out = np.full(96, 99, np.uint32)
+    run(body, out, grid=(BLOCKS, 1, 1), declarations=".shared .align 8 .b8 bar[8];")
+    np.testing.assert_array_equal(out, np.arange(96) // 32)
+
+
+@pytest.mark.usefixtures("one_after_another")
+@pytest.mark.parametrize("loud", range(BLOCKS))
+def test_approximate_results_of_every_block_are_reported(loud: int) -> None:
+    # Only one block runs them; the first one is exact, and the last one is not.
+    body = f"""
+        setp.ne.u32 %p1, %r60, {loud};
+        @%p1 ret;
+        mov.f32 %r3, 0f40000000;
+        rcp.approx.f32 %r4, %r3;
+        mov.f32 %r3, 0f40400000;
+        ex2.approx.f32 %r4, %r3;
+        rcp.approx.f32 %r4, %r3;
+        st.global.u32 [%d2], %r4;
+        ret;
+    """
+    lines = text(body).splitlines()
+    last = max(number for number, line in enumerate(lines, 1) if "rcp" in line)
+    result = run(body, np.zeros(96, np.uint32), grid=(BLOCKS, 1, 1))
+    assert result.approximate == (("rcp.approx.f32", last),)
+
+
+# Memory that was given back
+
+
+def test_spare_memory_has_one_owner() -> None:
+    spare, size = Spare(), 1 << 17
+    arrays = [np.zeros(size // 8, np.uint64) for _ in range(2)]
+    for array in arrays:
+        spare.give(array, size)
+    taken = [spare.take(size) for _ in range(3)]
+    assert taken[2] is None
+    assert {each.ctypes.data for each in taken[:2]} == {each.ctypes.data for each in arrays}
+    assert [(each.dtype, each.shape) for each in taken[:2]] == [(np.uint8, (size,))] * 2
+
+
+def test_spare_memory_is_of_the_size_that_is_wanted() -> None:
+    spare = Spare()
+    spare.give(np.zeros(1 << 17, np.uint8), 1 << 17)
+    assert spare.take(1 << 16) is None
+    assert spare.take(1 << 18) is None
+    # What a heap gives is not kept.
+    spare.give(np.zeros(1 << 16, np.uint8), 1 << 16)
+    assert spare.take(1 << 16) is None
+
+
+def test_spare_memory_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_MOST_SPARE", 1 << 20)
+    spare, size = Spare(), 1 << 18
+    # What is taken counts no more, so that the limit is never reached.
+    for _ in range(9):
+        spare.give(np.zeros(size, np.uint8), size)
+        assert spare.take(size) is not None
+    for _ in range(4):
+        spare.give(np.zeros(size, np.uint8), size)
+    # The fifth is one too many: those before it go.
+    spare.give(np.zeros(size, np.uint8), size)
+    assert spare.take(size) is not None
+    assert spare.take(size) is None
+    spare.give(np.zeros(2 << 20, np.uint8), 2 << 20)
+    assert spare.take(2 << 20) is None
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("columns", [1, 3])
+def test_records_that_are_given_back_are_zeros(width: int, columns: int) -> None:
+    size = (1 << 20) + 4 * PAGE - 32
+    granules = Granules(size, columns)
+    index = np.arange(0, size, 32)
+    at, _ = granules.cover(index, width)
+    granules.records[:, at] = 77
+    assert granules.records.any(axis=1).all()
+    shapes = [granules.records.shape, granules.states.shape]
+    places = {granules.records.ctypes.data}
+    granules.release()
+    found = untouched(shapes[0], np.int64)
+    assert {found.ctypes.data} == places
+    assert not found.any()
+
+
+def test_what_is_known_of_pages_is_given_back_as_zeros() -> None:
+    # Words of so many pages are more than a heap gives.
+    granules = Granules(PAGE << 14, 1)
+    granules.cover(np.array([5 * PAGE, 9 * PAGE]), 4)
+    assert np.flatnonzero(granules.states).tolist() == [5, 9]
+    granules.release()
+    for _ in range(2):
+        assert not untouched((1 << 14,), np.int64).any()
+
+
+STORE = "mul.wide.u32 %d3, %r1, 512; add.s64 %d3, %d3, %d0; st.global.u32 [%d3 + 8192], 7; {then} ret;"
+
+
+def test_what_an_earlier_launch_wrote_is_uninitialised() -> None:
+    run(STORE.format(then=""), ptx.Buffer(np.zeros(1 << 20, np.uint8), "out", initialised=False))
+    with pytest.raises(ptx.MemoryFault, match="uninitialised"):
+        run("ld.global.u32 %r3, [%d0 + 8192]; ret;", ptx.Buffer(np.zeros(1 << 20, np.uint8), "out", initialised=False))
+
+
+def test_what_the_launch_before_wrote_is_kept_again() -> None:
+    # Of so many pages the words that say what is kept are more than a heap gives; records have none as large.
+    arrays, no_races = [np.zeros(PAGE << 14, np.uint8) for _ in range(2)], ptx.Checks(races=False)
+    run(STORE.format(then=""), arrays[0], checks=no_races)
+    assert arrays[0][8192] == 7
+    arrays[1][8192 : 8192 + 32 * 512] = 3
+    with pytest.raises(ptx.Trap):
+        run(STORE.format(then="trap;"), arrays[1], checks=no_races)
+    assert (arrays[1][8192 : 8192 + 32 * 512] == 3).all()
