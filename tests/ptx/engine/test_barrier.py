@@ -7,7 +7,7 @@ import pytest
 from support.ptx_kernel import line_of, run
 
 from refmoe import ptx
-from refmoe.ptx.records import raise_rows
+from refmoe.ptx.state.records import raise_rows
 
 CELLS = ".shared .align 4 .b8 cell[512];"
 

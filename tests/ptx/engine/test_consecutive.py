@@ -8,7 +8,7 @@ from support.ptx_kernel import text
 from support.ptx_ways import Way, ways
 
 from refmoe import ptx
-from refmoe.ptx.pages import PAGE
+from refmoe.ptx.state.pages import PAGE
 
 LAX = ptx.Checks(uninitialised=False)
 

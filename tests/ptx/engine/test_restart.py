@@ -7,9 +7,10 @@ import pytest
 from support.ptx_kernel import run, text
 
 from refmoe import ptx
-from refmoe.ptx import launcher, pages
-from refmoe.ptx.granules import Granules
-from refmoe.ptx.pages import PAGE, Spare, untouched
+from refmoe.ptx import launcher
+from refmoe.ptx.engine.granules import Granules
+from refmoe.ptx.state import pages
+from refmoe.ptx.state.pages import PAGE, Spare, untouched
 
 LAX = ptx.Checks(uninitialised=False)
 SHARED = ".shared .align 4 .b8 sh[256]; .local .align 4 .b8 mine[16];"

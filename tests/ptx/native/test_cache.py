@@ -13,8 +13,8 @@ from support.ptx_ways import Way
 
 from refmoe import ptx
 from refmoe.native import cache, compiler
+from refmoe.ptx.engine.view import View
 from refmoe.ptx.native import kernel
-from refmoe.ptx.observe import View
 
 
 @pytest.fixture(autouse=True)
