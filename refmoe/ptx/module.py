@@ -66,7 +66,11 @@ class Module:
             # LLVM comes with it: who runs nothing here needs none.
             from refmoe.ptx.emit.codegen import compile_entry
 
-            self._codes[entry, view.name] = compile_entry(self._parsed, self.function(entry), self.strict, view)
+            if entry not in self.entries:
+                self.function(entry)
+            self._codes[entry, view.name] = compile_entry(
+                self._parsed, entry, lambda: self.function(entry), self.strict, view
+            )
         return self._codes[entry, view.name]
 
     def function(self, entry: str) -> Function:

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 
 from refmoe.ptx import isa
-
-# async_copies, bulk, call, cluster, tensor, video, wmma
 from refmoe.ptx.engine.mbarrier import Wait
 from refmoe.ptx.engine.tensor.mma import Mma
 from refmoe.ptx.isa import DTYPES
@@ -197,10 +195,11 @@ class Builder:
     def note(self, instruction: Instruction, exact_when: Callable[..., Any], arguments: Sequence[str]) -> None:
         """Remember an instruction if its result is not provably exact in every acting lane."""
         exact = self.bind("e", exact_when)
-        self.lines.append(
-            f"F.note({len(self.approximate)}, {exact}({', '.join(arguments)}), {self.guard(instruction)})"
-        )
-        self.approximate.append(instruction)
+        # One that was compiled before has its number already.
+        if instruction not in self.approximate:
+            self.approximate.append(instruction)
+        number = self.approximate.index(instruction)
+        self.lines.append(f"F.note({number}, {exact}({', '.join(arguments)}), {self.guard(instruction)})")
 
     # Memory
 

@@ -7,7 +7,7 @@ through the frame and puts back those that it wrote; a native piece does that by
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from refmoe.ptx import isa
 from refmoe.ptx.emit.emitter import Emitter
+from refmoe.ptx.emit.plan import Plan, kept
 from refmoe.ptx.engine.barriers import BarrierCode
 from refmoe.ptx.engine.code import Code, Gather, WaitCode
 from refmoe.ptx.engine.frame import Frame
@@ -26,7 +27,7 @@ from refmoe.ptx.engine.tensor.mma import Mma
 from refmoe.ptx.engine.view import PLAIN, View
 from refmoe.ptx.errors import Contraction, UnknownOpcode
 from refmoe.ptx.native.context import EDGE_BITS, Edge, End, Meeting, Place, starts
-from refmoe.ptx.native.kernel import Kernel, compile_pieces, is_native
+from refmoe.ptx.native.kernel import Kernel, compile_pieces, content_of, is_native
 from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.ops.lanes import LANES
 from refmoe.ptx.program.blocks import Block, Program, build
@@ -39,14 +40,17 @@ from refmoe.ptx.text.parser import ParsedModule
 from refmoe.ptx.text.syntax import Function, Immediate, Instruction, Not, Operand, Register
 
 
-def compile_entry(module: ParsedModule, entry: Function, strict: bool, view: View = PLAIN) -> Code:
+def compile_entry(
+    module: ParsedModule, name: str, read: Callable[[], Function], strict: bool, view: View = PLAIN
+) -> Code:
     """Compile an entry, instructions that nothing reaches included.
 
     An opcode that does not exist becomes a `Refusal`: an error of the lanes that reach it.
 
     Args:
         module: where it stands.
-        entry: it.
+        name: of the entry.
+        read: gives the entry with its body, if that is needed.
         strict: refuse FP add, sub and mul without a rounding suffix, which ptxas may fuse.
         view: how, for an observer.
 
@@ -54,39 +58,32 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool, view: Vie
         UnknownOpcode: operands that do not fit their opcode.
         Contraction: see `strict`.
     """
-    flat = inline_calls(entry, module)
-
-    def natively(instruction: Instruction) -> bool:
-        return view.native(instruction) and is_native(instruction)
-
-    program = build(flat, natively)
-    layout = lay_out(flat, module)
-    emitter = Emitter(module, layout)
-    checked = [_checked(emitter, block, module.name) for block in program.blocks]
-    refused = emitter.refused
-    homes = cut(program, natively, refused, view.alone)
-    shared = homes.registers
-    kernel = compile_pieces(
-        program, homes, layout, emitter.approximate, _native(emitter.products), chained=view is PLAIN
-    )
-    emitter.names["N"] = Invoker(kernel)
-    parts = []
-    for block, (statements, result) in zip(program.blocks, checked, strict=True):
-        if not homes.native[block.index]:
-            parts.append(_function(block, homes, emitter, statements, result, view.alone))
-        if block.index in emitter.waits:
-            parts.append(_probe(block, homes.pieces[block.index][0].usage, shared, emitter))
-    if strict and emitter.contractions:
-        first = emitter.contractions[0]
+    plan = kept(module, name, view.name, lambda: _plan(module, read(), view))
+    if strict and plan.contractions:
+        first = plan.contractions[0]
         raise Contraction(
             f"{module.name}:{first.line}: ptxas may fuse {first.opcode}; write the rounding out: {first.text}",
             opcode=first.opcode,
             line=first.line,
             text=first.text,
         )
+    program, layout, homes = plan.program, plan.layout, plan.homes
+    shared = homes.registers
+    emitter = Emitter(module, layout)
+    emitter.approximate = list(plan.approximate)
+    checked = {index: _checked(emitter, program.blocks[index], module.name) for index in sorted(plan.emitted)}
+    products = _native(emitter.products)
+    kernel = compile_pieces(plan.content, program, homes, layout, plan.approximate, products, chained=view is PLAIN)
+    emitter.names["N"] = Invoker(kernel)
+    parts = []
+    for index, (statements, result) in checked.items():
+        if not homes.native[index]:
+            parts.append(_function(program.blocks[index], homes, emitter, statements, result, view.alone))
+        if index in emitter.waits:
+            parts.append(_probe(program.blocks[index], homes.pieces[index][0].usage, shared, emitter))
     source = "\n".join(parts)
     names: dict[str, Any] = {name: view.seen(work) for name, work in emitter.names.items()}
-    exec(compile(source, f"<{module.name}:{entry.name}>", "exec"), names)
+    exec(compile(source, f"<{module.name}:{name}>", "exec"), names)
     steps = [
         NativeBlock(kernel.functions[index, 0]) if native else names[f"step_{index}"]
         for index, native in enumerate(homes.native)
@@ -94,10 +91,10 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool, view: Vie
     gathers = {
         block.index: _gather(block, shared)
         for block in program.blocks
-        if block.gathers and block.instructions[0] not in refused
+        if block.gathers and block.instructions[0] not in plan.refused
     }
     return Code(
-        flat,
+        plan.entry,
         program,
         layout,
         tuple(steps),
@@ -110,19 +107,51 @@ def compile_entry(module: ParsedModule, entry: Function, strict: bool, view: Vie
             for block in program.blocks
             if block.terminator.kind == "barrier"
             and block.terminator.instruction is not None
-            and block.terminator.instruction not in refused
+            and block.terminator.instruction not in plan.refused
         },
         {index: WaitCode(work, names[f"probe_{index}"]) for index, (work, _) in emitter.waits.items()},
         emitter.has_mbarriers,
         emitter.has_bulk,
         tuple(len(b.instructions) + (b.terminator.instruction is not None) for b in program.blocks),
-        tuple(emitter.approximate),
-        tuple(sorted({instruction.line for instruction in emitter.contractions})),
+        plan.approximate,
+        tuple(sorted({instruction.line for instruction in plan.contractions})),
         dict(emitter.models),
         source,
-        reads_unwritten(program),
+        plan.reads_unwritten,
         shared,
         _places(program, homes, kernel, gathers, runs=view is PLAIN),
+    )
+
+
+def _plan(module: ParsedModule, entry: Function, view: View) -> Plan:
+    """Check every instruction of an entry, and cut it into pieces."""
+    flat = inline_calls(entry, module)
+
+    def natively(instruction: Instruction) -> bool:
+        return view.native(instruction) and is_native(instruction)
+
+    program = build(flat, natively)
+    layout = lay_out(flat, module)
+    emitter = Emitter(module, layout)
+    for block in program.blocks:
+        _checked(emitter, block, module.name)
+    homes = cut(program, natively, emitter.refused, view.alone)
+    products = _native(emitter.products)
+    return Plan(
+        flat,
+        program,
+        layout,
+        homes,
+        frozenset(emitter.refused),
+        tuple(emitter.approximate),
+        tuple(emitter.contractions),
+        frozenset(
+            block.index
+            for block in program.blocks
+            if not homes.native[block.index] or not products.keys().isdisjoint(block.instructions)
+        ),
+        reads_unwritten(program),
+        content_of(program, homes, layout, products, chained=view is PLAIN),
     )
 
 

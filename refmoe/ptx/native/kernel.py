@@ -129,6 +129,7 @@ def _table(instruction: Instruction) -> Any:
 
 
 def compile_pieces(
+    content: str,
     program: Program,
     homes: Homes,
     layout: Layout,
@@ -139,6 +140,7 @@ def compile_pieces(
     """Native code of all pieces that are to be native.
 
     Args:
+        content: their `content_of`.
         program: the entry.
         homes: its pieces.
         layout: where variables lie.
@@ -147,7 +149,7 @@ def compile_pieces(
         chained: whether whole blocks count themselves and go on to others; if not, Python does both.
     """
     instructions = [each for block in program.blocks for each in block.instructions]
-    name = key_of("kernel", _content(program, homes, layout, products, chained), level=LEVEL)
+    name = key_of("kernel", content, level=LEVEL)
     held = kept.load(name)
     if held is None:
         held = _compiled(program, homes, layout, approximate, products, chained)
@@ -171,7 +173,7 @@ def compile_pieces(
     )
 
 
-def _content(
+def content_of(
     program: Program, homes: Homes, layout: Layout, products: Mapping[Instruction, WarpMma], chained: bool
 ) -> str:
     """A digest of all that the code of an entry depends on; lines are no part of it."""

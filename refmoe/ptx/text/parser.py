@@ -6,6 +6,7 @@ those that run.
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
@@ -53,12 +54,22 @@ _BRANCHES = {"bra": 0, "brx": 1}
 
 @dataclass
 class ParsedModule:
-    """A whole module. `target` is as written, `"sm_120a"`, and `options` are what stands behind it.
+    """A whole module.
 
-    `declared` has every function without its body, and `unread` what reads the bodies that nobody has asked for.
+    Attributes:
+        name: for messages.
+        digest: of the text.
+        version: of PTX.
+        target: as written, `"sm_120a"`.
+        options: what stands behind the target.
+        declared: every function, without its body as long as nobody asked for it.
+        unread: what reads those bodies.
+        variables: by name.
+        files: names of source files by number.
     """
 
     name: str
+    digest: str = ""
     version: str = ""
     target: str = ""
     options: tuple[str, ...] = ()
@@ -86,7 +97,8 @@ def parse(text: str, name: str) -> ParsedModule:
         ParseError: with the line of what is not PTX, or not of the PTX that the executor reads, outside of bodies.
     """
     tokens = lexer.tokenize(text, name, whole=lexer.outline(text))
-    return _Parser(text, name, tokens, ParsedModule(name)).module()
+    digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+    return _Parser(text, name, tokens, ParsedModule(name, digest)).module()
 
 
 class _Parser(Cursor):
