@@ -18,7 +18,7 @@ def isa_sha256() -> str:
     """SHA-256 over the sources that a run speaks for: what instructions, atomics and warps compute."""
     package = Path(ptx.__file__).parent
     digest = hashlib.sha256()
-    for file in (*sorted((package / "isa").glob("*.py")), package / "memory_ops.py", package / "warp.py"):
+    for file in (*sorted((package / "isa").glob("*.py")), package / "text/memory_ops.py", package / "engine/warp.py"):
         digest.update(f"{file.name}\0".encode() + file.read_bytes())
     return digest.hexdigest()
 

@@ -8,7 +8,7 @@ Instructions are counted by the block of code that a step ran and the lanes that
 nothing. Loads, stores, atomics, `ldmatrix`, `stmatrix` and `cp.async` run in Python then, so that their addresses are
 seen; results are the same.
 
-What is counted of single accesses says `refmoe.ptx.observe.kernel_profile`.
+`refmoe.ptx.observe.kernel_profile` says how single accesses are counted.
 
 Not counted: the traffic of bulk copies (`cp.async.bulk`), caches, and time.
 """
