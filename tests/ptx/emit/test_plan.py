@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.ptx_kernel import BEGIN
+from support.ptx_kernel import text as whole
 
 from refmoe import ptx
 from refmoe.native import cache
@@ -25,8 +25,8 @@ BODY = """
     setp.eq.u32 %p2, %r2, 40;
     @%p2 frobnicate.u32 %r5, %r2;
     ret;
-}
 """
+TEXT = whole(BODY, declarations=".reg .f32 %f<3>;")
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "native"
 
 
-def _run(text: str = BEGIN + BODY, profile: Profile | None = None) -> tuple[bytes, ptx.LaunchResult]:
+def _run(text: str = TEXT, profile: Profile | None = None) -> tuple[bytes, ptx.LaunchResult]:
     out = np.zeros(32, np.float32)
     module = ptx.Module.parse(text, "test.ptx")
     result = ptx.launch(module, "k", (1, 1, 1), (32, 1, 1), [out, np.zeros(32, np.uint32), 32], profile=profile)
@@ -58,7 +58,7 @@ def test_an_entry_that_is_known_is_neither_parsed_nor_checked(monkeypatch: pytes
 
 
 def test_what_is_refused_stays_refused() -> None:
-    text = (BEGIN + BODY).replace("40", "31")
+    text = TEXT.replace("40", "31")
     for _ in range(2):
         with pytest.raises(ptx.UnknownOpcode, match="frobnicate") as caught:
             _run(text)
@@ -67,7 +67,7 @@ def test_what_is_refused_stays_refused() -> None:
 
 def test_a_strict_module_refuses_what_is_known() -> None:
     _run()
-    module = ptx.Module.parse(BEGIN + BODY, "test.ptx", strict=True)
+    module = ptx.Module.parse(TEXT, "test.ptx", strict=True)
     with pytest.raises(ptx.Contraction, match=r"add\.f32"):
         module.compile("k")
 
@@ -84,7 +84,7 @@ def test_another_text_and_another_view_have_plans_of_their_own(monkeypatch: pyte
     _run()
     _run()
     assert len(made) == 1
-    _run((BEGIN + BODY).replace("0f3F800000", "0f40000000"))
+    _run(TEXT.replace("0f3F800000", "0f40000000"))
     assert len(made) == 2
     _run(profile=Profile())
     assert len(made) == 3
