@@ -2,10 +2,9 @@
 
 To add a chip, add one `Chip` to `CHIPS`: everything that runs on a chip, or tells of one, reads this table.
 
-Sources: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability", for shared memory and for
-what is resident; CUTLASS `arch/arch.h` (`sm120_smem_capacity_bytes`) and `sm120_blockscaled_mma_builder.inl` ("no
-programmatic multicast on this arch") for SM12x; the PTX ISA for the instructions. `Product.source` says where a
-bandwidth is from.
+Sources: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability", for shared memory; CUTLASS
+`arch/arch.h` (`sm120_smem_capacity_bytes`) and `sm120_blockscaled_mma_builder.inl` ("no programmatic multicast on this
+arch") for SM12x; the PTX ISA for the instructions. `Product.source` says where a bandwidth is from.
 """
 
 from __future__ import annotations
@@ -57,9 +56,6 @@ class Chip:
         arch: its name, as nvcc and the command line spell it. PTX may name it without the final letter.
         compute_capability: (major, minor).
         shared_bytes: shared memory that one block may use.
-        resident_threads: threads that a multiprocessor has room for at a time.
-        resident_blocks: blocks, likewise.
-        resident_shared_bytes: shared memory of a multiprocessor, of which each block takes its own and 1024 bytes more.
         cluster_blocks: the most blocks of a portable cluster; 1 where there is no multicast between blocks.
         instructions: the matrix instructions that it has.
         products: the first is the one whose multiprocessors count where no GPU is asked.
@@ -69,9 +65,6 @@ class Chip:
     arch: str
     compute_capability: tuple[int, int]
     shared_bytes: int
-    resident_threads: int
-    resident_blocks: int
-    resident_shared_bytes: int
     cluster_blocks: int
     instructions: frozenset[Mma]
     products: tuple[Product, ...]
@@ -104,9 +97,6 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "sm_90a",
                 (9, 0),
                 shared_bytes=227 * 1024,
-                resident_threads=2048,
-                resident_blocks=32,
-                resident_shared_bytes=228 * 1024,
                 cluster_blocks=8,
                 instructions=frozenset({Mma.SYNC_BF16, Mma.WGMMA_BF16}),
                 products=(
@@ -118,9 +108,6 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "sm_100a",
                 (10, 0),
                 shared_bytes=227 * 1024,
-                resident_threads=2048,
-                resident_blocks=32,
-                resident_shared_bytes=228 * 1024,
                 cluster_blocks=8,
                 instructions=frozenset({Mma.SYNC_BF16, Mma.TCGEN05_F16, Mma.TCGEN05_MX}),
                 products=(Product("B200", 148, 8000.0, "NVIDIA, DGX B200 data sheet: HBM3e, 64 TB/s for eight"),),
@@ -130,9 +117,6 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "sm_120a",
                 (12, 0),
                 shared_bytes=99 * 1024,
-                resident_threads=1536,
-                resident_blocks=24,
-                resident_shared_bytes=100 * 1024,
                 cluster_blocks=1,
                 instructions=_SM12X,
                 products=(Product("RTX 5090", 170, 1792.0, "NVIDIA, GeForce RTX 5090: GDDR7, 1792 GB/s"),),
@@ -141,9 +125,6 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
                 "sm_121a",
                 (12, 1),
                 shared_bytes=99 * 1024,
-                resident_threads=1536,
-                resident_blocks=24,
-                resident_shared_bytes=100 * 1024,
                 cluster_blocks=1,
                 instructions=_SM12X,
                 products=(Product("GB10", 48, 273.0, "NVIDIA, DGX Spark: LPDDR5x, 273 GB/s"),),

@@ -93,11 +93,17 @@ def _tiles() -> str:
     return "\n".join(rows)
 
 
-def _silicon() -> str:
+def _conformance() -> str:
+    if not (REPORTS / "bench/conformance.json").exists():
+        return "- The executor's instructions against a GPU: to be run again (`refmoe conformance`)."
     conformance = _load("bench/conformance.json")
     compared = f"{conformance['opcodes']:,} instructions on {conformance['lanes']:,} lanes"
     differ = conformance["differing_opcodes"]
-    found = f"- The executor against an {conformance['gpu']}: {compared}; {differ} differ where exactness is claimed."
+    return f"- The executor against an {conformance['gpu']}: {compared}; {differ} differ where exactness is claimed."
+
+
+def _silicon() -> str:
+    found = _conformance()
     if not (REPORTS / "stress.json").exists():
         return f"{found}\n- Many runs of one launch, and compute-sanitizer: to be run again (`refmoe stress`)."
     stress = _load("stress.json")

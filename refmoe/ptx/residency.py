@@ -7,6 +7,8 @@ but not for one that cannot start before it ends itself.
 How many blocks share a multiprocessor follows from their threads and their shared memory, and from the registers of a
 thread where `.maxnreg` states them. Clusters are counted by their blocks; that those of a cluster also have to lie
 near each other is left out.
+
+Source: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability".
 """
 
 from __future__ import annotations
@@ -25,6 +27,29 @@ from refmoe.ptx.program.blocks import Program, polling_instruction
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
+
+
+@dataclass(frozen=True)
+class Multiprocessor:
+    """What a multiprocessor has room for at a time.
+
+    Attributes:
+        threads: of all its blocks.
+        blocks: so many.
+        shared_bytes: shared memory, of which each block takes its own and 1024 bytes more.
+    """
+
+    threads: int
+    blocks: int
+    shared_bytes: int
+
+
+#: By the major number of the compute capability.
+MULTIPROCESSORS = {
+    9: Multiprocessor(2048, 32, 228 * 1024),
+    10: Multiprocessor(2048, 32, 228 * 1024),
+    12: Multiprocessor(1536, 24, 100 * 1024),
+}
 _REGISTERS = 65536
 # Registers are given to a warp in such pieces.
 _REGISTER_UNIT = 256
@@ -82,10 +107,11 @@ def residency(chip: Chip, warps: int, shared_bytes: int, registers: int | None, 
         registers: of a thread, or None where nobody states them.
         multiprocessors: of the chip.
     """
+    room = MULTIPROCESSORS[chip.compute_capability[0]]
     limits = [
-        chip.resident_blocks,
-        chip.resident_threads // (32 * warps),
-        chip.resident_shared_bytes // (shared_bytes + _RESERVED_BYTES),
+        room.blocks,
+        room.threads // (32 * warps),
+        room.shared_bytes // (shared_bytes + _RESERVED_BYTES),
     ]
     if registers is not None:
         of_a_warp = -(-registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
