@@ -10,12 +10,14 @@ from refmoe import ptx
 from refmoe.ptx import launcher
 
 
-def test_loops_with_different_trip_counts() -> None:
+@pytest.mark.parametrize("fence", ["", "membar.cta;"], ids=["native branch", "branch in Python"])
+def test_loops_with_different_trip_counts(fence: str) -> None:
     # Lane t adds 1 + 2 + ... + t: every lane leaves the loop at another time.
-    body = """
+    body = f"""
         mov.u32 %r3, 0; mov.u32 %r4, 0;
     LOOP:
         setp.ge.u32 %p1, %r4, %r1;
+        {fence}
         @%p1 bra DONE;
         add.u32 %r4, %r4, 1;
         add.u32 %r3, %r3, %r4;
