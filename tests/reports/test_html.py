@@ -24,6 +24,7 @@ from refmoe.reports.html.curves import curves_svg
 from refmoe.reports.html.heatmap import extent_text, heatmap_svg, key_text
 from refmoe.reports.html.section import Limits
 from refmoe.reports.parity import MismatchMapRecord, make_report
+from refmoe.silicon import conformance
 from refmoe.verify import kernel
 from refmoe.verify.compare import MismatchMap, mismatch_map
 from refmoe.verify.verdict import Result, Verdict
@@ -192,7 +193,11 @@ def test_each_kernel_gets_a_card_before_any_gets_a_second() -> None:
 
 def test_other_documents_are_shown_beside_reports(tmp_path: Path) -> None:
     write_document(tmp_path / "a.json", [result()])
-    paths = [tmp_path / "a.json", *sorted((ROOT / "reports" / "bench").glob("*.json"))]
+    same = conformance.Outcome("add.u32", 8, 0, 0, 0, ())
+    made = conformance.document_of([same], [], gpu="a GPU", arch="sm_90a")
+    (tmp_path / "conformance.json").write_text(json.dumps(made))
+    committed = sorted((ROOT / "reports" / "bench").glob("*.json"))
+    paths = [tmp_path / "a.json", tmp_path / "conformance.json", *committed]
     found = Page(page_text([read_source(path) for path in paths]))
     for path in paths:
         assert path.name in found.text
