@@ -27,8 +27,9 @@ from refmoe.ptx.engine.tensor.mma import Mma
 from refmoe.ptx.engine.view import PLAIN, View
 from refmoe.ptx.errors import Contraction, UnknownOpcode
 from refmoe.ptx.native.context import EDGE_BITS, Edge, End, Meeting, Place, starts
-from refmoe.ptx.native.kernel import Kernel, compile_pieces, content_of, is_native
+from refmoe.ptx.native.kernel import Kernel, compile_pieces, content_of
 from refmoe.ptx.native.mma import WarpMma
+from refmoe.ptx.native.piece import is_native
 from refmoe.ptx.ops.lanes import LANES
 from refmoe.ptx.program.blocks import Block, Program, build
 from refmoe.ptx.program.inline import inline_calls

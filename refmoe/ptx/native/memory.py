@@ -27,7 +27,7 @@ from refmoe.ptx.native.context import (
 )
 from refmoe.ptx.native.order import is_ordered
 from refmoe.ptx.native.pages import keep, refine
-from refmoe.ptx.native.scalar import POINTER, WARP_MASK, WORD, at, counted, field, leave_if, room, word
+from refmoe.ptx.native.scalar import POINTER, WARP_MASK, WORD, at, call_pointer, counted, field, leave_if, room, word
 from refmoe.ptx.ops.lanes import LANES, Lanes, Value, vector
 from refmoe.ptx.state import records
 from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT, POISON
@@ -118,6 +118,32 @@ def _ordered(module: Any) -> Any:
     build.cbranch(build.icmp_unsigned("!=", rest, ir.Constant(WARP_MASK, 0)), loop, done)
     build.position_at_end(done)
     build.ret(found)
+    return function
+
+
+def call_slow(build: Any, context: Value, arguments: list[Value]) -> Value:
+    """Call Python: (site, warp, mask, addresses, values) -> 0, or 1 if it raised."""
+    slow = build.inttoptr(field(build, context, Context.SLOW), POINTER)
+    signature = ir.FunctionType(WARP_MASK, [WORD, WORD, WARP_MASK, POINTER, POINTER])
+    return call_pointer(build, slow, signature, arguments)
+
+
+def access_function(module: Any) -> Any:
+    """`access(context, warp, mask, addresses, values, site, function)`: natively, or by Python; 1 if that raised."""
+    function = ir.Function(module, ir.FunctionType(WARP_MASK, [*SIGNATURE.args, WORD, WORD]), "access")
+    function.linkage = "internal"
+    function.attributes.add("noinline")
+    context, warp, bits, places, values, site, number = function.args
+    build = ir.IRBuilder(function.append_basic_block())
+    zero = ir.Constant(WARP_MASK, 0)
+    with build.if_then(build.icmp_unsigned("==", bits, zero)):
+        build.ret(zero)
+    table = build.inttoptr(field(build, context, Context.FUNCTIONS), POINTER)
+    native = build.load(build.gep(table, [number], source_etype=POINTER), typ=POINTER)
+    status = call_pointer(build, native, SIGNATURE, [context, warp, bits, places, values])
+    with build.if_then(build.icmp_unsigned("==", status, zero), likely=True):
+        build.ret(zero)
+    build.ret(call_slow(build, context, [site, warp, bits, places, values]))
     return function
 
 
