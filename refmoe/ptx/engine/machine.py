@@ -39,7 +39,7 @@ from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
 # Back edges of polling loops without any progress before the machine asks whether anything can still change.
-_IDLE = 512
+_IDLE = 64
 # A compact frame pays for gathering registers; a dense one for computing what is thrown away.
 _COMPACT_BELOW = 0.375
 
