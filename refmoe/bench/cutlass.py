@@ -13,7 +13,7 @@ from refmoe.cuda.gemm.kernel import grouped_gemm as our_grouped_gemm
 from refmoe.errors import RefmoeError
 from refmoe.museum.cutlass import Build, find_built, find_headers, grouped_gemm
 
-TARGETS = {"checked_s": 12.0}
+TARGETS = {"checked_s": 1.6}
 """At most so long with all checks on, compilation apart."""
 
 _N, _K = 2880, 2816
