@@ -6,7 +6,7 @@ Every launch has a process of its own, whose resident memory the system counts.
 from __future__ import annotations
 
 import multiprocessing
-import resource
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,6 +123,18 @@ def run(*, buffers: int = _BUFFERS, touched: int = _TOUCHED, rows: int = 2048, e
     }
 
 
+def most_resident() -> int:
+    """Most bytes that this process had resident: `getrusage` would count what its parent had when it began.
+
+    Raises:
+        RefmoeError: the system does not say, as Linux does in /proc/self/status.
+    """
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if found is None:
+        raise RefmoeError("bench memory: /proc/self/status has no VmHWM, the most that a process had resident")
+    return int(found[1]) * 1024
+
+
 def _in_child(function: Callable[..., Any], *arguments: Any) -> Any:
     """What a function returns in a process of its own, which nothing else has made larger."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
@@ -139,7 +151,7 @@ def sparse_launch(buffers: int, touched: int) -> int:
     first = target[: blocks * spread // 4].reshape(blocks, -1)[:, : PAGE // 4]
     if not (first == 2).all():
         raise RefmoeError("bench memory: the launch did not double what it was to touch")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return most_resident()
 
 
 @dataclass(frozen=True)
