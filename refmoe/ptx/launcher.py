@@ -190,9 +190,9 @@ def launch(
     for buffer, region in bound:
         if buffer.writable:
             write_back(buffer, region)
-    state.put_back(None)
     if profile is None:
         # An observer may go on looking at what the launch had to know.
+        state.put_back(None)
         arena.release()
     return LaunchResult(
         state.lane_instructions,

@@ -59,7 +59,8 @@ def compile_entry(
         UnknownOpcode: operands that do not fit their opcode.
         Contraction: see `strict`.
     """
-    plan = kept(module, name, view.name, lambda: _plan(module, read(), view))
+    # What another observer's view of that name saw in another process is not known here.
+    plan = kept(module, name, lambda: _plan(module, read(), view)) if view is PLAIN else _plan(module, read(), view)
     if strict and plan.contractions:
         first = plan.contractions[0]
         raise Contraction(
@@ -118,7 +119,8 @@ def compile_entry(
         tuple(sorted({instruction.line for instruction in plan.contractions})),
         dict(emitter.models),
         source,
-        plan.reads_unwritten,
+        # An observer may look at any register at any time.
+        plan.reads_unwritten or view is not PLAIN,
         shared,
         _places(program, homes, kernel, gathers, runs=view is PLAIN),
     )

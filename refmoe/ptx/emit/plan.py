@@ -46,9 +46,9 @@ class Plan:
     content: str
 
 
-def kept(module: ParsedModule, entry: str, view: str, make: Callable[[], Plan]) -> Plan:
-    """The plan of an entry for a view: as it was kept, else made and kept."""
-    key = cache.key_of("plan", module.digest, entry, view)
+def kept(module: ParsedModule, entry: str, make: Callable[[], Plan]) -> Plan:
+    """The plan of an entry for a launch that nobody observes: as it was kept, else made and kept."""
+    key = cache.key_of("plan", module.digest, entry)
     if (held := cache.load(key)) is not None:
         plan: Plan = pickle.loads(held)
         return plan

@@ -64,7 +64,7 @@ class Code:
         contractions: lines of FP instructions that ptxas may fuse.
         models: accumulation models of its tensor-core instructions, and what they rest on.
         source: the generated text.
-        reads_unwritten: whether a register may be read that nothing wrote, which is then zero.
+        reads_unwritten: whether somebody may read a register that nothing wrote, which is then zero.
         homes: number and kind of each register that lives across pieces, by name.
         places: int64 [blocks, fields], what the native scheduler knows of each, see `Place`.
     """

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from llvmlite import ir
 
 from refmoe.ptx.native.context import Context, Row
-from refmoe.ptx.native.scalar import POINTER, WARP_MASK, WORD, at, counted, field, leave_if, word
+from refmoe.ptx.native.scalar import POINTER, WARP_MASK, WORD, at, column_bit, counted, field, leave_if, word
 from refmoe.ptx.ops.lanes import LANES, vector
 from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT
 
@@ -272,7 +272,7 @@ class Consecutive:
         reads, stride = field(build, self.row, Row.READS), field(build, self.row, Row.COLUMN_BYTES)
         somebody_read = build.icmp_unsigned("!=", build.lshr(columns, word(1)), word(0))
         with build.if_then(somebody_read), counted(build, field(build, self.row, Row.COLUMNS)) as column:
-            in_use = build.and_(build.lshr(columns, build.add(column, word(1))), word(1))
+            in_use = build.and_(columns, column_bit(build, build.add(column, word(1))))
             with build.if_then(build.icmp_unsigned("!=", in_use, word(0))):
                 held = self._records(build.add(reads, build.mul(column, stride)), slot)
                 of.refuse_unordered(build.load(held, typ=vector(64), align=8), mine, self.here)

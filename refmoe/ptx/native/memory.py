@@ -27,7 +27,19 @@ from refmoe.ptx.native.context import (
 )
 from refmoe.ptx.native.order import is_ordered
 from refmoe.ptx.native.pages import keep, refine
-from refmoe.ptx.native.scalar import POINTER, WARP_MASK, WORD, at, call_pointer, counted, field, leave_if, room, word
+from refmoe.ptx.native.scalar import (
+    POINTER,
+    WARP_MASK,
+    WORD,
+    at,
+    call_pointer,
+    column_bit,
+    counted,
+    field,
+    leave_if,
+    room,
+    word,
+)
 from refmoe.ptx.ops.lanes import LANES, Lanes, Value, vector
 from refmoe.ptx.state import records
 from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT, POISON
@@ -488,7 +500,7 @@ class Access:
         """The columns that loads of this warp write, a bit each."""
         build = self.build_
         # A first column of last reads, and a second one of other warps' reads.
-        return build.select(reads.apart, build.shl(word(2), reads.number), word(2 | 4))
+        return build.select(reads.apart, column_bit(build, build.add(reads.number, word(1))), word(2 | 4))
 
     def _use_columns(self, row: Value, index: Value, here: Value, columns: Value) -> None:
         """Say that these pages have records in some columns."""

@@ -13,7 +13,7 @@ from llvmlite import ir
 
 from refmoe.native.compiler import Native
 from refmoe.ptx.native.context import Row
-from refmoe.ptx.native.scalar import POINTER, WORD, at, counted, field, word
+from refmoe.ptx.native.scalar import POINTER, WORD, at, column_bit, counted, field, word
 from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT
 
 Value = Any
@@ -63,7 +63,7 @@ def refine(module: Any, width: int) -> Any:
         used = build.load(_word(build, _pointer(build, row, Row.PAGE_COLUMNS), page), typ=WORD)
         with counted(build, build.add(field(build, row, Row.COLUMNS), word(1))) as column:
             records = build.inttoptr(build.add(begin, build.mul(column, stride)), POINTER)
-            in_use = build.and_(build.lshr(used, column), word(1))
+            in_use = build.and_(used, column_bit(build, column))
             with build.if_then(build.icmp_unsigned("!=", in_use, word(0))), counted(build, room) as number:
                 # From the last part on: none lies in front of its granule's place.
                 part = build.sub(build.sub(room, word(1)), number)
@@ -132,7 +132,7 @@ def _text() -> str:
             size = build.shl(build.lshr(room, build.sub(state, word(1))), word(_WORD_SHIFT))
             first = build.add(field(build, row, Row.WRITES), build.shl(page, word(PAGE_SHIFT + _WORD_SHIFT)))
             with counted(build, build.add(field(build, row, Row.COLUMNS), word(1))) as column:
-                in_use = build.icmp_unsigned("!=", build.and_(build.lshr(used, column), word(1)), word(0))
+                in_use = build.icmp_unsigned("!=", build.and_(used, column_bit(build, column)), word(0))
                 with build.if_then(in_use):
                     records = build.inttoptr(build.add(first, build.mul(column, stride)), POINTER)
                     build.call(fill, [records, ir.Constant(byte, 0), size, ir.Constant(bit, 0)])

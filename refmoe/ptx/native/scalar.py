@@ -34,6 +34,12 @@ def field(build: Any, table: Value, number: IntEnum | int, kind: Any = WORD) -> 
     return build.load(at(build, table, int(number) * FIELD_BYTES), typ=kind)
 
 
+def column_bit(build: Any, column: Value) -> Value:
+    """The bit of a page's word that says whether a column of records is in use: the last one is of all from 63 on."""
+    last = word(63)
+    return build.shl(word(1), build.select(build.icmp_unsigned("<", column, last), column, last))
+
+
 def room(build: Any, kind: Any) -> Value:
     """Memory of the function's own for a value of some type; vectors need 32 bytes of alignment."""
     held = build.alloca(kind)

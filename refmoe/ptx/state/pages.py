@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -30,29 +31,35 @@ _MOST_SPARE = 64 << 20
 
 
 class Spare:
-    """Memory of launches that have ended, for whoever asks for as much: its pages are resident already."""
+    """Memory of launches that have ended, for whoever asks for as much: its pages are resident already.
+
+    Several threads may launch at a time.
+    """
 
     def __init__(self) -> None:
         self._held: dict[int, list[tuple[Array, int]]] = {}
         self._resident = 0
+        self._lock = threading.Lock()
 
     def take(self, size: int) -> Array | None:
         """So many bytes, or None if there are none of that size."""
-        if not (held := self._held.get(size)):
-            return None
-        array, resident = held.pop()
-        self._resident -= resident
-        return array
+        with self._lock:
+            if not (held := self._held.get(size)):
+                return None
+            array, resident = held.pop()
+            self._resident -= resident
+            return array
 
     def give(self, array: Array, resident: int) -> None:
         """Keep an array that nobody else uses any more, of which at most `resident` bytes are resident."""
         if array.nbytes <= _SMALL or resident > _MOST_SPARE:
             return
-        if self._resident + resident > _MOST_SPARE:
-            self._held.clear()
-            self._resident = 0
-        self._resident += resident
-        self._held.setdefault(array.nbytes, []).append((array.reshape(-1).view(np.uint8), resident))
+        with self._lock:
+            if self._resident + resident > _MOST_SPARE:
+                self._held.clear()
+                self._resident = 0
+            self._resident += resident
+            self._held.setdefault(array.nbytes, []).append((array.reshape(-1).view(np.uint8), resident))
 
 
 # All zeros; and whatever was there before.

@@ -447,3 +447,32 @@ def test_a_wait_for_another_barrier_orders_nothing() -> None:
         @!%p1 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r7+8];"""
     with pytest.raises(ptx.RaceError, match="write-read"):
         asynchronous(write, 4, wait=WAIT.replace("[bar]", "[bar+8]"))
+
+
+@pytest.mark.parametrize("threads", [224, 256])
+@pytest.mark.parametrize("sync", ["", "bar.sync 0;"])
+def test_the_last_warps_of_a_large_cluster_are_watched_as_the_first(threads: int, sync: str) -> None:
+    # Of eight blocks with 256 threads the last warp is number 63 of its cluster. It reads; the one before it writes.
+    last = threads // 32 - 1
+    body = f"""
+        mov.u32 %r3, cell; and.b32 %r4, %r1, 31; mad.lo.u32 %r3, %r4, 4, %r3;
+        mov.u32 %r9, %cluster_ctarank; shr.u32 %r5, %r1, 5;
+        st.shared.u32 [%r3], 7;
+        {SYNC}
+        setp.ne.u32 %p1, %r9, 7; @%p1 bra END;
+        setp.ne.u32 %p2, %r5, {last}; @%p2 bra READ;
+        ld.shared.u32 %r20, [%r3];
+    READ:
+        {sync}
+        setp.ne.u32 %p3, %r5, {last - 1}; @%p3 bra END;
+        st.shared.u32 [%r3], 8;
+    END:
+        {SYNC}
+        ret;
+    """
+    if sync:
+        run(body, blocks=8, cluster=8, threads=threads)
+        return
+    with pytest.raises(ptx.RaceError) as caught:
+        run(body, blocks=8, cluster=8, threads=threads)
+    assert caught.value.kind in ("read-write", "write-read")
