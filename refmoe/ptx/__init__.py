@@ -18,11 +18,14 @@ from refmoe.ptx.errors import (
     ParseError,
     PtxError,
     RaceError,
+    ScheduleError,
     StepBudgetExceeded,
     Trap,
+    UndefinedError,
     UnknownOpcode,
     WarpError,
 )
+from refmoe.ptx.exploration import Redundant, Walk, every_walk
 from refmoe.ptx.launcher import LaunchResult, launch, run_ptx
 from refmoe.ptx.module import Module
 from refmoe.ptx.observe.events import TraceEvent
@@ -30,6 +33,8 @@ from refmoe.ptx.observe.kernel_profile import KernelProfile
 from refmoe.ptx.observe.profile import Profile
 from refmoe.ptx.observe.trace import Trace
 from refmoe.ptx.observe.watch import Watch, Write
+from refmoe.ptx.schedule import Schedule
+from refmoe.ptx.schedules import under_schedules
 from refmoe.ptx.state.tensormap import encode_tensor_map
 
 __all__ = [
@@ -53,18 +58,25 @@ __all__ = [
     "Profile",
     "PtxError",
     "RaceError",
+    "Redundant",
+    "Schedule",
+    "ScheduleError",
     "StepBudgetExceeded",
     "Stop",
     "StopPoint",
     "Trace",
     "TraceEvent",
     "Trap",
+    "UndefinedError",
     "UnknownOpcode",
+    "Walk",
     "WarpError",
     "WarpPlace",
     "Watch",
     "Write",
     "encode_tensor_map",
+    "every_walk",
     "launch",
     "run_ptx",
+    "under_schedules",
 ]

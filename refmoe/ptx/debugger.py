@@ -27,11 +27,10 @@ import numpy as np
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.ptx.device_memory import DeviceMemory
-from refmoe.ptx.engine.code import Code
+from refmoe.ptx.engine.code import Code, View
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Checks, Lanes
 from refmoe.ptx.engine.machine import Launch, Machine
-from refmoe.ptx.engine.view import View
 from refmoe.ptx.errors import Index3
 from refmoe.ptx.launcher import LaunchResult, launch
 from refmoe.ptx.module import Module

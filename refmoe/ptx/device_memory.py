@@ -107,6 +107,7 @@ class DeviceMemory:
 
     def _variable(self, module: Module, variable: Variable) -> int:
         """The address of a variable of a module, or of one of its functions."""
+        module = module.owner
         name, variables = variable.name, module.variables
         key = (id(module), name)
         if key in self._variables:

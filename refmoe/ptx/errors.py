@@ -33,8 +33,26 @@ class Written(Protocol):
         ...
 
 
+class Explained(Protocol):
+    """What is said of a race, see `refmoe.ptx.findings.Finding`."""
+
+    def lines(self) -> tuple[str, ...]:
+        """Sentences."""
+        ...
+
+    def document(self) -> dict[str, Any]:
+        """JSON-able."""
+        ...
+
+
 class PtxError(RefmoeError):
-    """Base class of the executor's errors. Keyword arguments of the constructor become attributes."""
+    """Base class of the executor's errors. Keyword arguments of the constructor become attributes.
+
+    Attributes:
+        schedule: number of the schedule under which it happened, see `refmoe.ptx.Schedule`.
+    """
+
+    schedule: int = 0
 
     def __init__(self, message: str, **fields: Any) -> None:
         super().__init__(message)
@@ -42,6 +60,10 @@ class PtxError(RefmoeError):
         self._fields = fields
         for name, value in fields.items():
             setattr(self, name, value)
+
+    def under(self, schedule: int, why: str) -> PtxError:
+        """The same error, with the schedule under which it happened, and what is to be said of that."""
+        return _rebuild(type(self), f"{self.message}; {why}", {**self._fields, "schedule": schedule})
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions pickle by their message alone, which would lose the fields between worker processes.
@@ -141,6 +163,7 @@ class MemoryFault(LaneError):
         buffer: name of the buffer or variable, or None where the address belongs to none.
         offset: byte offset from the buffer's start (it may be negative), or None.
         size: bytes accessed.
+        use: where a byte that nobody wrote is used, in words; empty where the access itself is the fault.
     """
 
     kind: str
@@ -149,6 +172,7 @@ class MemoryFault(LaneError):
     buffer: str | None
     offset: int | None
     size: int
+    use: str = ""
 
 
 class RaceError(LaneError):
@@ -157,9 +181,22 @@ class RaceError(LaneError):
     Attributes:
         kind: `"write-write"`, `"read-write"` (the later access writes), `"write-read"` (the later access reads) or
             `"proxy"` (a bulk copy reads what was written in order, but through another proxy and without its fence) or
-            `"exit"` (a block ends while another block of its cluster may still access its shared memory).
+            `"exit"` (a block ends while another block of its cluster may still access its shared memory) or
+            `"non-coherent"` (`ld.global.nc` reads what the grid wrote) or `"tensor map"` (a map is rewritten while a
+            copy that goes by it is under way) or `"previous grid"` (an access to what the grid before this one still
+            writes, without `griddepcontrol.wait`).
         space, buffer, offset: where.
         other_block, other_thread: the lane of the earlier access; the thread is None where several lanes read.
+        warning: empty for a fault: PTX gives no result, or another legal order gives another one. Otherwise the access
+            is against the letter of PTX, but is not known to go wrong: `"missing acquire"` (a strong read saw the
+            signal, without an acquire or a fence behind it), `"same value"` (both write the same bytes) or
+            `"warp-collective"` (the lanes of a warp read, an instruction of the whole warp took the values, and one
+            lane signalled for all).
+        certain: whether it is known which of several accesses is not ordered.
+        earlier: the instruction of the earlier access, or None where it is not known.
+        among: the thread of the earlier access, or one of several; of a bulk copy that completes on a barrier None.
+        finding: what is to be said of both accesses, and what would order them; None where the launch was not run
+            again for it, see `Checks.explain`.
     """
 
     kind: str
@@ -168,10 +205,52 @@ class RaceError(LaneError):
     offset: int
     other_block: Index3
     other_thread: Index3 | None
+    warning: str
+    certain: bool
+    earlier: Written | None = None
+    among: Index3 | None = None
+    finding: Explained | None = None
+
+    def __str__(self) -> str:
+        return self.message if self.finding is None else "\n  ".join((self.message, *self.finding.lines()))
+
+    def explained(self, finding: Explained, **fields: Any) -> RaceError:
+        """The same error with more to say."""
+        return RaceError(self.message, **{**self._fields, **fields, "finding": finding})
+
+
+class UndefinedError(LaneError):
+    """A result depends on a value that is undefined. The fields of `LaneError` say where it is used.
+
+    What comes from bytes that nobody wrote is a `MemoryFault` of kind `"uninitialised"`, which says where it is used.
+
+    Attributes:
+        sink: what it reaches: `"an address"`, `"a branch"`, `"an output byte"` and so on.
+        bits: the undefined ones of the value, a mask.
+        register: name of the register that nothing wrote, or None.
+        origin_block, origin_thread: the thread whose value was undefined first.
+        origin_line, origin_source, origin_text: the instruction that made it so; None for a register that nothing
+            wrote.
+    """
+
+    sink: str
+    bits: int
+    register: str | None
+    origin_block: Index3
+    origin_thread: Index3
+    origin_line: int | None
+    origin_source: str | None
+    origin_text: str | None
 
 
 class WarpError(LaneError):
-    """A warp-level instruction whose result the manual leaves undefined."""
+    """A warp-level instruction whose result the manual leaves undefined.
+
+    Attributes:
+        absent: whether a shuffle reads a lane that does not take part, where undefined values are not looked for.
+    """
+
+    absent: bool = False
 
 
 class MisuseError(LaneError):
@@ -225,3 +304,24 @@ class StepBudgetExceeded(PtxError):
 
     steps: int
     places: tuple[str, ...]
+
+
+class ScheduleError(PtxError):
+    """The result depends on the schedule: two legal ones give different bytes, or print different lines.
+
+    Attributes:
+        buffer: name of the buffer whose bytes differ, or None where only printed lines do.
+        offset: of the first byte that differs.
+        count: bytes that differ in all buffers, or lines.
+        schedules: the numbers of both.
+        values: of each, the element at `offset`, of a buffer of bytes what was written together, as bytes; None where
+            it is not initialised; or the line that only one of both prints.
+        writers: of each, who wrote that element last, in words; None where nobody did.
+    """
+
+    buffer: str | None
+    offset: int | None
+    count: int
+    schedules: tuple[int, int]
+    values: tuple[bytes | None, bytes | None]
+    writers: tuple[str | None, str | None]

@@ -1,7 +1,7 @@
 """How the blocks of a grid are numbered, and which of them a launch runs.
 
-Blocks are numbered cluster after cluster, so that those of a cluster follow one another; without clusters that is x
-first, then y, then z.
+Blocks are numbered in the order in which they start, cluster after cluster, so that those of a cluster follow one
+another. Clusters start x first, then y, then z, unless a schedule says otherwise.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from refmoe.errors import describe
 from refmoe.ptx.errors import ArgumentMismatch, Index3
+from refmoe.ptx.schedule import BlockOrder
 
 Array = Any
 
@@ -37,11 +38,13 @@ class Grid:
         size: blocks, (x, y, z).
         cluster: blocks of a cluster, (x, y, z); `size` is a multiple of it along every axis.
         explicit: whether the launch, or the kernel, names a cluster.
+        order: in which the clusters start; None for x first, then y, then z.
     """
 
     size: Index3
     cluster: Index3 = (1, 1, 1)
     explicit: bool = False
+    order: BlockOrder | None = None
 
     @property
     def count(self) -> int:
@@ -59,9 +62,14 @@ class Grid:
         x, y, z = (whole // part for whole, part in zip(self.size, self.cluster, strict=True))
         return x, y, z
 
+    def cluster_at(self, position: Array) -> Array:
+        """The clusters that start as the ones of these positions, counted x first, then y, then z; int64."""
+        return position if self.order is None else self.order.at(position)
+
     def index(self, number: int) -> Index3:
         """The index of block `number`."""
-        cluster, rank = divmod(number, self.cluster_blocks)
+        position, rank = divmod(number, self.cluster_blocks)
+        cluster = int(self.cluster_at(position))
         corner, inside = index_in(cluster, self.clusters), index_in(rank, self.cluster)
         x, y, z = (c * size + i for c, size, i in zip(corner, self.cluster, inside, strict=True))
         return x, y, z
@@ -70,7 +78,10 @@ class Grid:
         """The number of the block at an index."""
         x, y, z = (i // size for i, size in zip(index, self.cluster, strict=True))
         a, b, c = (i % size for i, size in zip(index, self.cluster, strict=True))
-        return number_in((x, y, z), self.clusters) * self.cluster_blocks + number_in((a, b, c), self.cluster)
+        position = number_in((x, y, z), self.clusters)
+        if self.order is not None:
+            position = int(self.order.where(position))
+        return position * self.cluster_blocks + number_in((a, b, c), self.cluster)
 
     def ranges(self, blocks: Sequence[int | Sequence[int]] | None) -> list[range]:
         """Numbers of the blocks that a launch runs, in ascending order: all, or those at the indices `blocks`.

@@ -2,38 +2,53 @@
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 import numpy as np
 
-from refmoe.ptx.arguments import Buffer, bind, write_back
+from refmoe.errors import describe
+from refmoe.ptx.arguments import Buffer, bind
 from refmoe.ptx.device_memory import DeviceMemory
-from refmoe.ptx.engine.code import Code
+from refmoe.ptx.engine.code import APART, PLAIN, Code, View
+from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.lanes import Checks
 from refmoe.ptx.engine.machine import Launch, Observer
+from refmoe.ptx.engine.order.strong import Order
+from refmoe.ptx.engine.order.witness import Witness
+from refmoe.ptx.engine.previous_grid import PreviousGrid
 from refmoe.ptx.engine.races import RaceShadow
-from refmoe.ptx.engine.view import PLAIN
-from refmoe.ptx.errors import ArgumentMismatch, CooperativeLaunchTooLarge, Index3
+from refmoe.ptx.engine.single.steps import MOST_WARPS
+from refmoe.ptx.engine.slow import Suspected
+from refmoe.ptx.errors import ArgumentMismatch, CooperativeLaunchTooLarge, Index3, PtxError, RaceError
+from refmoe.ptx.findings.explain import Shape, settled
 from refmoe.ptx.grid import Grid, Queue
 from refmoe.ptx.module import Module
+from refmoe.ptx.observe.events import Rewinds
 from refmoe.ptx.observe.trace import Trace
 from refmoe.ptx.observe.watch import Watch
+from refmoe.ptx.repeats import Repeats
 from refmoe.ptx.residency import Residency, chip_of, fewest_multiprocessors, residency, run_blocks
-from refmoe.ptx.state.memory import Arena, padded
+from refmoe.ptx.schedule import Schedule
+from refmoe.ptx.schedules import Attached, Ran, asked, run_all, under
+from refmoe.ptx.state.memory import Arena, Region, padded
 from refmoe.ptx.state.pages import POISON
 from refmoe.ptx.state.records import MAX_THREADS
 
 # Lanes that run together: enough to make NumPy's overhead small, few enough that their registers stay in cache.
-LANES_AT_ONCE = 24576
+LANES_AT_ONCE = 49152
 # Shared memory of CTAs that run together: what watches for races takes ten times as much and more.
 _SHARED_AT_ONCE = 8 << 20
 _SHARED_LIMITS = {"sm_12": 101_376}
 _SHARED_LIMIT = 232_448
+# A warp of a launch that is run again with a change may take so many steps, or so many times as many as warps took
+# before on the average.
+_FEWEST_STEPS, _MORE_STEPS = 4096, 8
 # Blocks of a cluster, with cudaFuncAttributeNonPortableClusterSizeAllowed.
 _CLUSTER_LIMIT = 16
 # What %envreg1 and %envreg2 point to in a cooperative launch, uint32: its size in bytes, and the barrier of the grid
@@ -53,6 +68,9 @@ class LaunchResult:
         seconds: of execution, without compilation.
         models: accumulation models that stand for the entry's tensor-core instructions, by name, and the weakest
             evidence that any of them rests on (`refmoe.reference.mma.Evidence`).
+        warnings: accesses against the letter of PTX that are not known to go wrong, see `RaceError.warning`.
+        schedules: legal schedules under which it ran, with the same bytes under all. What is counted here is of the
+            first.
     """
 
     lane_instructions: int
@@ -61,6 +79,32 @@ class LaunchResult:
     contraction_possible: tuple[int, ...]
     seconds: float
     models: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[RaceError, ...] = ()
+    schedules: int = 1
+
+
+@dataclass
+class _Tally:
+    """Steps that a launch took, however it ended."""
+
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class _Attempted:
+    """A launch that ended well, and whose bytes the caller does not have yet."""
+
+    ran: Ran
+    result: LaunchResult
+
+    @property
+    def warnings(self) -> tuple[RaceError, ...]:
+        """What it warned of."""
+        return self.result.warnings
+
+    def take_back(self) -> None:
+        """Leave the caller's arrays as they were."""
+        self.ran.take_back()
 
 
 def launch(
@@ -81,6 +125,10 @@ def launch(
     cluster: Sequence[int] | None = None,
     cooperative: bool = False,
     multiprocessors: int | None = None,
+    schedule: int | str | Schedule | None = None,
+    schedules: int | str | Sequence[int | str | Schedule] | None = None,
+    previous_grid_writes: Sequence[Any] = (),
+    lowest_leader: bool = False,
 ) -> LaunchResult:
     """Run an entry and write its buffers back.
 
@@ -108,18 +156,133 @@ def launch(
         cooperative: all blocks are resident together, so that they may wait for one another, and `grid.sync()` works.
         multiprocessors: of the chip, on which it depends how many blocks are resident; by default those of the smallest
             chip in `refmoe.chips` that the module's target names.
+        schedule: the one under which it runs, as 7 or `schedule=7`; by default 0, see `refmoe.ptx.Schedule`.
+        schedules: so many, 0 and those that follow it, or these, each from the memory as it is now; by default one, or
+            as `refmoe.ptx.under_schedules` says. Observers see the first, whose bytes the caller gets.
+        previous_grid_writes: buffers that the grid before this one may still be writing when this one starts
+            (programmatic dependent launch): every thread has to come after a `griddepcontrol.wait` before it touches
+            them. Each is a buffer of the launch, its name, its array, or an address in it.
+        lowest_leader: under every schedule `elect.sync` takes the lowest lane. PTX does not promise it, but CUTLASS's
+            kernels take it for granted.
 
     Raises:
         ArgumentMismatch: the launch does not fit the entry, or a cooperative one the chip.
         ArgumentError: the watch is on bytes that no buffer has.
+        ScheduleError: the schedules give different bytes, or print different lines.
         PtxError: what went wrong in it. The caller's arrays are then as they were, as after KeyboardInterrupt.
     """
-    checks = Checks() if checks is None else checks
-    code = module.compile(entry, PLAIN if profile is None else profile.view)
+    chosen = tuple(replace(one, lowest_leader=lowest_leader) for one in asked(schedule, schedules))
+    looked_for = Checks() if checks is None else checks
+    observed = (trace, watch, profile)
+    results: list[LaunchResult] = []
+
+    def run(one: Schedule, looking: Attached | None) -> Ran:
+        told, watching, observer = observed if not results else (None, None, None)
+        output = [io.StringIO()]
+        steps = 0
+
+        def attempt(running: Module, exact: frozenset[str], witness: Witness | None, aside: bool) -> _Attempted:
+            nonlocal steps
+            output[:] = [io.StringIO()] if not aside else output
+            budget = step_budget
+            if aside:
+                warps = math.prod(grid) * -(-math.prod(block) // 32)
+                most = max(_FEWEST_STEPS, _MORE_STEPS * steps // warps)
+                budget = most if budget is None else min(budget, most)
+            told_of = () if aside else (told, watching, observer)
+            marks = [each.mark() for each in told_of if isinstance(each, Rewinds)]
+            repeats = Repeats(looked_for, lambda: running.compile(entry, _view(one, None if aside else profile)))
+            while True:
+                tally = _Tally()
+                try:
+                    ran, result = _run(
+                        running, entry, grid, block, args, shared_bytes, looked_for, budget,
+                        None if aside else told, memory, looking or (None if aside else watching),
+                        io.StringIO() if aside else output[0], None if aside else observer, blocks, cluster,
+                        cooperative, multiprocessors, one,
+                        previous_grid_writes, exact=exact, witness=witness, tally=tally, repeats=repeats,
+                    )  # fmt: skip
+                    return _Attempted(ran, result)
+                except (PtxError, Suspected) as error:
+                    if not repeats.again(error):
+                        raise repeats.finding(error) from None
+                    for forget in marks:
+                        forget()
+                    output[:] = [io.StringIO()] if not aside else output
+                finally:
+                    steps = max(steps, tally.steps)
+
+        quiet = bool(results)
+        try:
+            code = module.compile(entry, _view(one, profile))
+            shape = Shape(_triple("block", block), _grid(module, code, _triple("grid", grid), cluster).cluster)
+            seen = quiet or any(each is not None for each in (*observed, looking))
+            outcome, warnings = settled(module, looked_for, shape, attempt, not code.has_bulk, seen, lambda: steps)
+        except BaseException:
+            quiet = False
+            raise
+        finally:
+            if not quiet and output[0].getvalue():
+                (sys.stdout if stdout is None else stdout).write(output[0].getvalue())
+        results.append(replace(outcome.result, warnings=warnings))
+        return outcome.ran
+
+    if len(chosen) > 1:
+        run_all(run, chosen)
+        warnings = {
+            (each.kind, each.warning, each.line, each.buffer): each for one in results[::-1] for each in one.warnings
+        }
+        return replace(
+            results[0],
+            schedules=len(chosen),
+            seconds=sum(each.seconds for each in results),
+            warnings=tuple(warnings.values()),
+        )
+    (one,) = chosen
+    try:
+        run(one, None).keep()
+    except PtxError as error:
+        raise under(error, one) from None
+    return results[0]
+
+
+def _run(
+    module: Module,
+    entry: str,
+    grid: Sequence[int],
+    block: Sequence[int],
+    args: Sequence[Any],
+    shared_bytes: int,
+    checks: Checks,
+    step_budget: int | None,
+    trace: Trace | None,
+    memory: DeviceMemory | None,
+    watch: Attached | None,
+    stdout: TextIO,
+    profile: Observer | None,
+    blocks: Sequence[int | Sequence[int]] | None,
+    cluster: Sequence[int] | None,
+    cooperative: bool,
+    multiprocessors: int | None,
+    schedule: Schedule,
+    previous_grid_writes: Sequence[Any],
+    exact: frozenset[str],
+    witness: Witness | None,
+    tally: _Tally,
+    repeats: Repeats,
+) -> tuple[Ran, LaunchResult]:
+    """`launch` under one schedule, without the end of it.
+
+    `exact`: names of regions of which all accesses are kept. `witness`: who takes down those of some regions. `tally`
+    is told of the steps, however it ends. `repeats`: whether undefined values are followed.
+    """
+    code = module.compile(entry, repeats.view(_view(schedule, profile)))
+    following = repeats.following()
     size, shape = _triple("grid", grid), _triple("block", block)
     warps = -(-math.prod(shape) // 32)
     _check_shape(module, code, size, shape, warps)
     plan = _grid(module, code, size, cluster)
+    plan = replace(plan, order=schedule.block_order(math.prod(plan.clusters)))
     ranges = plan.ranges(blocks)
     shared = code.layout.shared_bytes
     if shared_bytes:
@@ -150,11 +313,17 @@ def launch(
         workspace = arena.add("the workspace of the cooperative launch", "global", _WORKSPACE, _WORKSPACE.nbytes).base
     if watch is not None:
         watch.attach(arena)
+    before = [_region_of(each, bound) for each in previous_grid_writes]
+    previous = PreviousGrid() if before and checks.races else None
     if checks.races:
         for region in arena.regions:
-            if region.writable:
-                region.shadow = RaceShadow(padded(region.size), 0)
-    ctas = math.prod(size)
+            if region.writable or any(region is each for each in before):
+                kind = ExactShadow if region.name in exact else RaceShadow
+                region.shadow = kind(padded(region.size), 0)
+                if witness is not None and region.name in witness.regions:
+                    region.shadow.witness = witness
+                if any(region is each for each in before):
+                    region.shadow.previous = previous
     state = Launch(
         name=module.name,
         code=code,
@@ -166,41 +335,52 @@ def launch(
         dynamic_bytes=shared_bytes,
         shared_bytes=shared,
         warps=warps,
-        published=np.zeros(ctas * warps if checks.races else 0, np.int64),
-        proxied=np.zeros(ctas * warps, np.int64),
+        order=Order(math.prod(size) // plan.cluster_blocks),
+        proxied={},
         step_budget=step_budget,
         approximate=set(),
         trace=trace,
         observer=profile,
         workspace=workspace,
+        schedule=schedule,
+        by_steps=schedule.by_steps and profile is None and warps * math.prod(size) <= MOST_WARPS,
+        exact=exact,
+        witness=witness,
+        previous=previous,
+        following=following,
     )
     if profile is not None:
         profile.attach(state)
     _keep_freed_memory()
     start = time.perf_counter()
+    if schedule.walk is not None:
+        schedule.walk.begin()
+    at_once = _blocks_at_once(state)
+    if not state.by_steps:
+        at_once = schedule.blocks_together(sum(map(len, ranges)), at_once)
     try:
         with np.errstate(all="ignore"):
-            run_blocks(state, Queue(ranges), resident, _blocks_at_once(state))
+            run_blocks(state, Queue(ranges), resident, at_once)
+        if following is not None:
+            following.finish([region for buffer, region in bound if buffer.writable])
     except BaseException:
         arena.undo()
         raise
     finally:
+        tally.steps = state.steps
         if state.printed:
-            (sys.stdout if stdout is None else stdout).write(b"".join(state.printed).decode(errors="replace"))
-    for buffer, region in bound:
-        if buffer.writable:
-            write_back(buffer, region)
+            stdout.write(b"".join(state.printed).decode(errors="replace"))
     if profile is None:
         # An observer may go on looking at what the launch had to know.
         state.put_back(None)
-        arena.release()
-    return LaunchResult(
+    return Ran(arena, bound, tuple(state.printed), profile is not None), LaunchResult(
         state.lane_instructions,
         state.instructions,
         tuple((code.approximate[i].opcode, code.approximate[i].line) for i in sorted(state.approximate)),
         code.contractions,
         time.perf_counter() - start,
         dict(code.models),
+        tuple(state.warnings.values()),
     )
 
 
@@ -223,6 +403,9 @@ def run_ptx(
     cluster: int | Sequence[int] | None = None,
     cooperative: bool = False,
     multiprocessors: int | None = None,
+    schedule: int | str | Schedule | None = None,
+    schedules: int | str | Sequence[int | str | Schedule] | None = None,
+    previous_grid_writes: Sequence[Any] = (),
 ) -> LaunchResult:
     """Run a kernel of a PTX text on NumPy arrays, every access checked; `refmoe run` does the same with files.
 
@@ -267,6 +450,9 @@ def run_ptx(
         cluster: blocks of a cluster, x or (x, y, z); what the kernel's .reqnctapercluster says if left out.
         cooperative: see `launch`.
         multiprocessors: likewise.
+        schedule: likewise.
+        schedules: likewise.
+        previous_grid_writes: likewise.
 
     Raises:
         ParseError: no PTX, with the line.
@@ -305,13 +491,43 @@ def run_ptx(
         cluster=None if cluster is None else _sizes(cluster),
         cooperative=cooperative,
         multiprocessors=multiprocessors,
+        schedule=schedule,
+        schedules=schedules,
+        previous_grid_writes=previous_grid_writes,
     )
+
+
+def _region_of(wanted: Any, bound: list[tuple[Buffer, Region]]) -> Region:
+    """The buffer that somebody means by its name, by itself, by its array, or by an address in it.
+
+    Raises:
+        ArgumentMismatch: the launch has no such buffer.
+    """
+    for buffer, region in bound:
+        array = wanted.array if isinstance(wanted, Buffer) else wanted
+        if isinstance(wanted, str):
+            found = buffer.name == wanted
+        elif isinstance(wanted, int | np.integer):
+            found = region.base <= int(wanted) < region.base + max(region.size, 1)
+        else:
+            found = array is buffer.array
+        if found:
+            return region
+    names = ", ".join(buffer.name for buffer, _ in bound)
+    raise ArgumentMismatch(f"previous_grid_writes: {describe(wanted)}; the launch has the buffers {names or 'none'}")
 
 
 def _sizes(value: int | Sequence[int]) -> tuple[int, ...]:
     """Three sizes; those that are left out are 1."""
     sizes = (value,) if isinstance(value, int) else tuple(value)
     return (*sizes, *(1,) * (3 - len(sizes)))
+
+
+def _view(schedule: Schedule, profile: Observer | None) -> View:
+    """How the code of a launch is made."""
+    if profile is not None:
+        return profile.view
+    return PLAIN if schedule.default else APART
 
 
 def _keep_freed_memory() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from refmoe.ptx.engine.code import Code
-from refmoe.ptx.engine.view import PLAIN, View
+from refmoe.ptx.engine.code import PLAIN, Code, View
 from refmoe.ptx.errors import ArgumentMismatch
 from refmoe.ptx.text.parser import ParsedModule, parse
 from refmoe.ptx.text.syntax import Function, Variable
@@ -27,6 +26,7 @@ class Module:
     strict: bool
     _parsed: ParsedModule = field(repr=False)
     _codes: dict[tuple[str, str], Code] = field(default_factory=dict, repr=False)
+    _owner: Module | None = field(default=None, repr=False)
 
     @classmethod
     def parse(cls, text: str, name: str = "module.ptx", strict: bool = False) -> Module:
@@ -37,6 +37,25 @@ class Module:
         """
         parsed = parse(text, name)
         return cls(name, parsed.target, strict, parsed)
+
+    @property
+    def text(self) -> str:
+        """As it was parsed."""
+        return self._parsed.text
+
+    @property
+    def owner(self) -> Module:
+        """Whose variables these are: of an edited module the one that it was."""
+        return self if self._owner is None else self._owner
+
+    def edited(self, text: str) -> Module:
+        """The same module with another text, and with the same variables where they live on in a memory.
+
+        Raises:
+            ParseError: with the line.
+        """
+        parsed = parse(text, self.name)
+        return Module(self.name, parsed.target, self.strict, parsed, _owner=self.owner)
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -52,6 +71,14 @@ class Module:
     def declared(self) -> Mapping[str, Function]:
         """Its functions by their names, kernels too, without their bodies."""
         return self._parsed.declared
+
+    def read(self, name: str) -> Function | None:
+        """A function as it was parsed, kernel or not, with its body if it has one; None if there is no such function.
+
+        Raises:
+            ParseError: its body is no PTX, with the line.
+        """
+        return self._parsed.function(name)
 
     def compile(self, entry: str, view: View = PLAIN) -> Code:
         """The code of an entry; compiled once for each view.

@@ -11,6 +11,7 @@ from refmoe.ptx.emit.bulk import count_operands, integer
 from refmoe.ptx.engine.access import Access, Store
 from refmoe.ptx.engine.copies import CopyAsync, CopyCommit, CopyWait
 from refmoe.ptx.engine.mbarrier import Arrive, CopyArrive, Create, Destroy, Expect, Wait, pending_count
+from refmoe.ptx.state.records import GRID
 from refmoe.ptx.text.syntax import Instruction, Not, Operand, Register
 
 _HINTS = r"(?P<hints>(\.L2::(cache_hint|64B|128B|256B))*)"
@@ -40,6 +41,9 @@ def copy(emitter: Builder, instruction: Instruction) -> None:
     opcode, operands = instruction.opcode, instruction.operands
     if opcode.startswith("cp.async.bulk."):
         bulk.bulk(emitter, instruction)
+        return
+    if opcode.startswith("cp.reduce.async.bulk."):
+        bulk.reduce(emitter, instruction)
         return
     guard = emitter.guard(instruction)
     if opcode in ("cp.async.commit_group", "cp.async.wait_all"):
@@ -91,7 +95,7 @@ def mbarrier(emitter: Builder, instruction: Instruction) -> None:
         isa.UnknownOpcode: another spelling.
         ValueError: its operands do not fit.
     """
-    emitter.has_mbarriers = True
+    emitter.has_mbarriers = emitter.lanes_synchronise = True
     opcode, operands = instruction.opcode, instruction.operands
     guard = emitter.guard(instruction)
     if opcode == "mbarrier.pending_count.b64":
@@ -159,4 +163,4 @@ def _wait(emitter: Builder, instruction: Instruction, match: re.Match[str]) -> N
 def _object(emitter: Builder, instruction: Instruction, space: str | None, operand: Operand) -> tuple[Access, str]:
     """The access of a barrier, and its address; without a space the address is generic."""
     address, _ = emitter.address(operand, "shared" if space else "generic")
-    return Access(instruction, "shared" if space else "generic", 8, 1, strong=True), address
+    return Access(instruction, "shared" if space else "generic", 8, 1, strength=GRID), address

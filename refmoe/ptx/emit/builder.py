@@ -43,10 +43,14 @@ class Builder:
         block: the block begun last.
         waits: by block that begins with a wait for a barrier in memory: what it does, and its operands.
         has_mbarriers: whether there are barriers in memory.
-        has_bulk: whether there are bulk copies or edits of tensor maps.
+        has_bulk: whether there are bulk copies, edits of tensor maps, or products of warpgroups.
+        has_warpgroups: whether there are products of warpgroups.
+        lanes_synchronise: whether single lanes may synchronise.
+        fences_in_order: whether there are fences `.sc`.
         models: accumulation models of the tensor-core instructions met so far, and what each rests on.
         products: what each of these instructions computes.
         refused: instructions that do not exist here.
+        watched: instructions that report which registers they access, see `refmoe.ptx.program.warpgroup`.
     """
 
     def __init__(self, module: ParsedModule, layout: Layout) -> None:
@@ -57,9 +61,13 @@ class Builder:
         self.waits: dict[int, tuple[Wait, str]] = {}
         self.has_mbarriers = False
         self.has_bulk = False
+        self.lanes_synchronise = False
+        self.fences_in_order = False
+        self.has_warpgroups = False
         self.models: dict[str, str] = {}
         self.products: dict[Instruction, Mma] = {}
         self.refused: set[Instruction] = set()
+        self.watched: frozenset[Instruction] = frozenset()
         self.names: dict[str, Any] = {"select": select, "not_": np.logical_not}
         self.approximate: list[Instruction] = []
         self.contractions: list[Instruction] = []

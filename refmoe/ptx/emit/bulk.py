@@ -9,6 +9,8 @@ from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.engine.access import Access, Store
 from refmoe.ptx.engine.bulk.issue import BulkCommit, BulkLoad, BulkStore, BulkWait, TensorLoad, TensorStore
 from refmoe.ptx.engine.bulk.maps import MapAcquire, MapCopy, MapRelease, MapReplace, MapUse
+from refmoe.ptx.engine.bulk.reduce import SHARED_TYPES, TYPES, Reduction
+from refmoe.ptx.state.records import GRID
 from refmoe.ptx.state.tensormap import MAP_BYTES
 from refmoe.ptx.text.syntax import Address, Immediate, Instruction, Operand
 
@@ -26,6 +28,14 @@ _LOAD = re.compile(
 _STORE = re.compile(rf"cp\.async\.bulk\.{_STORE_FORM}\.bulk_group{_HINT}")
 _WAIT = re.compile(r"cp\.async\.bulk\.wait_group(?P<read>\.read)?")
 _PREFETCH = re.compile(rf"cp\.async\.bulk\.prefetch\.(tensor\.[1-5]d\.L2\.global(\.tile)?|L2\.global){_HINT}")
+_OPERATION = r"(?P<operation>add|min|max|inc|dec|and|or|xor)"
+_REDUCE = re.compile(
+    rf"cp\.reduce\.async\.bulk\.(global\.shared::cta\.bulk_group{_HINT}|(?P<send>shared::cluster\.shared::cta)\.{_DONE})"
+    rf"\.{_OPERATION}(?P<exact>\.noftz)?\.(?P<type>\w+)"
+)
+_TENSOR_REDUCE = re.compile(
+    rf"cp\.reduce\.async\.bulk\.tensor\.(?P<rank>[1-5])d\.{_STORE_FORM}\.{_OPERATION}(\.tile)?\.bulk_group{_HINT}"
+)
 _REPLACE = re.compile(
     r"tensormap\.replace\.tile\.(?P<field>global_address|rank|box_dim|global_dim|global_stride|element_stride|elemtype"
     r"|interleave_layout|swizzle_mode|fill_mode)\.(?P<space>global|shared::cta)\.b1024\.(?P<type>b32|b64)"
@@ -45,14 +55,14 @@ def bulk(emitter: Builder, instruction: Instruction) -> None:
     """`cp.async.bulk` and `cp.async.bulk.tensor`.
 
     Raises:
-        isa.UnknownOpcode: another spelling; `cp.reduce.async.bulk`, im2col and byte masks among them.
+        isa.UnknownOpcode: another spelling; im2col and byte masks among them.
         ValueError: its operands do not fit.
     """
-    emitter.has_bulk = emitter.has_mbarriers = True
+    emitter.has_bulk = emitter.has_mbarriers = emitter.lanes_synchronise = True
     opcode, operands = instruction.opcode, instruction.operands
     guard = emitter.guard(instruction)
     own, there = (instruction, "shared", 8, 2), (instruction, "global", 8, 2)
-    phase = Access(instruction, "shared", 8, 1, strong=True)
+    phase = Access(instruction, "shared", 8, 1, strength=GRID)
     if opcode == "cp.async.bulk.commit_group":
         count_operands(operands, 0)
         emitter.run(BulkCommit(), guard)
@@ -91,6 +101,46 @@ def bulk(emitter: Builder, instruction: Instruction) -> None:
         raise isa.UnknownOpcode(opcode)
 
 
+def reduce(emitter: Builder, instruction: Instruction) -> None:
+    """`cp.reduce.async.bulk` and `cp.reduce.async.bulk.tensor`.
+
+    Raises:
+        isa.UnknownOpcode: another spelling; im2col among them.
+        ValueError: its operands do not fit.
+    """
+    emitter.has_bulk = emitter.has_mbarriers = True
+    opcode, operands = instruction.opcode, instruction.operands
+    guard = emitter.guard(instruction)
+    own, there = (instruction, "shared", 8, 2), (instruction, "global", 8, 2)
+    if (match := _TENSOR_REDUCE.fullmatch(opcode)) is not None:
+        tensor, source = _operands(operands, 2, match)
+        map_address, start = _tensor(emitter, tensor, int(match["rank"]))
+        store = TensorStore(Access(*own), Store(*there), _use(instruction), match["operation"])
+        emitter.run(store, map_address, start, _shared(emitter, source), guard)
+        return
+    match = _REDUCE.fullmatch(opcode)
+    types = {} if match is None else SHARED_TYPES if match["send"] else TYPES
+    # The halves are added without flushing, and say so.
+    if match is None or match["type"] not in types[match["operation"]]:
+        raise isa.UnknownOpcode(opcode)
+    if (match["exact"] is not None) != (match["operation"] == "add" and match["type"] in ("f16", "bf16")):
+        raise isa.UnknownOpcode(opcode)
+    flushes = (match["operation"], match["type"]) == ("add", "f32")
+    reduction = Reduction(match["operation"], match["type"], flushes)
+    if match["send"]:
+        target, source, size, barrier = _operands(operands, 4, match)
+        phase = Access(instruction, "shared", 8, 1, strength=GRID)
+        origin, _ = emitter.address(source, "shared")
+        load = BulkLoad(Store(*own), Access(*own), phase, reduction)
+        count, shared, bar = emitter.value(size, "b32"), _shared(emitter, target), _shared(emitter, barrier)
+        emitter.run(load, shared, origin, count, bar, "None", guard)
+        return
+    target, source, size = _operands(operands, 3, match)
+    to, _ = emitter.address(target, "global")
+    write = BulkStore(Access(*own), Store(*there), reduction)
+    emitter.run(write, to, _shared(emitter, source), emitter.value(size, "b32"), guard)
+
+
 def tensor_map(emitter: Builder, instruction: Instruction) -> None:
     """`tensormap.replace` and `tensormap.cp_fenceproxy`.
 
@@ -98,7 +148,7 @@ def tensor_map(emitter: Builder, instruction: Instruction) -> None:
         isa.UnknownOpcode: another spelling.
         ValueError: its operands do not fit.
     """
-    emitter.has_bulk = emitter.has_mbarriers = True
+    emitter.has_bulk = emitter.has_mbarriers = emitter.lanes_synchronise = True
     opcode, operands = instruction.opcode, instruction.operands
     if _COPY.fullmatch(opcode) is not None:
         count_operands(operands, 3)

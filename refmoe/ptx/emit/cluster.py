@@ -11,8 +11,10 @@ from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.emit.bulk import count_operands
 from refmoe.ptx.engine.access import Access, Atomic, Store
 from refmoe.ptx.engine.cluster import MapAddress, RankOf
+from refmoe.ptx.engine.previous_grid import GridWait
 from refmoe.ptx.engine.remote_async import WriteAsync
 from refmoe.ptx.engine.tensor.matrix import WholeWarp
+from refmoe.ptx.state.records import GRID
 from refmoe.ptx.text.scopes import type_bits
 from refmoe.ptx.text.syntax import Immediate, Instruction
 
@@ -94,16 +96,16 @@ def write_async(emitter: Builder, instruction: Instruction) -> None:
         count, size = 1, type_bits(match["type"]) // 8
         function = isa.resolve_atomic(match["operation"], match["type"])
         work = Atomic(
-            instruction, "shared", size, 1, strong=True, function=function, global_function=function,
+            instruction, "shared", size, 1, strength=GRID, function=function, global_function=function,
             dtype=np.dtype(f"u{size}"),
         )  # fmt: skip
     else:
         raise isa.UnknownOpcode(opcode)
-    emitter.has_mbarriers = True
+    emitter.has_mbarriers = emitter.lanes_synchronise = True
     values = [emitter.value(element, f"b{size * 8}") for element in emitter.elements(value, count)]
     address, _ = emitter.address(target, "shared")
     phase, _ = emitter.address(barrier, "shared")
-    write = WriteAsync(work, Access(instruction, "shared", 8, 1, strong=True))
+    write = WriteAsync(work, Access(instruction, "shared", 8, 1, strength=GRID))
     emitter.run(write, address, f"({', '.join(values)},)", phase, emitter.guard(instruction))
 
 
@@ -125,5 +127,8 @@ def advise(emitter: Builder, instruction: Instruction) -> None:
         emitter.run(WholeWarp(instruction))
     elif _ADVICE.fullmatch(opcode) is None:
         raise isa.UnknownOpcode(opcode)
+    elif opcode == "griddepcontrol.wait":
+        count_operands(instruction.operands, 0)
+        emitter.run(GridWait(), emitter.guard(instruction))
     elif len(instruction.operands) != _ADVISED.get(opcode.split(".")[0], 1):
         raise ValueError("wrong number of operands")

@@ -16,20 +16,20 @@ import numpy as np
 from refmoe.ptx import isa
 from refmoe.ptx.emit.emitter import Emitter
 from refmoe.ptx.emit.plan import Plan, kept
+from refmoe.ptx.emit.shadowed import ShadowedBlocks
 from refmoe.ptx.engine.barriers import BarrierCode
-from refmoe.ptx.engine.code import Code, Gather, WaitCode
+from refmoe.ptx.engine.code import PLAIN, Code, Gather, View, WaitCode
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.machine import announce
 from refmoe.ptx.engine.native_state import NativeState
 from refmoe.ptx.engine.refusal import Refusal
-from refmoe.ptx.engine.slow import slow_form
+from refmoe.ptx.engine.slow import SlowSuspicion, Suspicion, slow_form
 from refmoe.ptx.engine.tensor.mma import Mma
-from refmoe.ptx.engine.view import PLAIN, View
 from refmoe.ptx.errors import Contraction, UnknownOpcode
 from refmoe.ptx.native.context import EDGE_BITS, Edge, End, Meeting, Place, starts
+from refmoe.ptx.native.forms import is_native
 from refmoe.ptx.native.kernel import Kernel, compile_pieces, content_of
 from refmoe.ptx.native.mma import WarpMma
-from refmoe.ptx.native.piece import is_native
 from refmoe.ptx.ops.lanes import LANES
 from refmoe.ptx.program.blocks import Block, Program, build
 from refmoe.ptx.program.inline import inline_calls
@@ -37,6 +37,8 @@ from refmoe.ptx.program.layout import lay_out
 from refmoe.ptx.program.liveness import reads_unwritten
 from refmoe.ptx.program.pieces import Homes, Piece, cut
 from refmoe.ptx.program.registers import Usage, destinations_and_sources
+from refmoe.ptx.program.unwritten import unwritten
+from refmoe.ptx.program.warpgroup import may_touch
 from refmoe.ptx.text.parser import ParsedModule
 from refmoe.ptx.text.syntax import Function, Immediate, Instruction, Not, Operand, Register
 
@@ -59,8 +61,12 @@ def compile_entry(
         UnknownOpcode: operands that do not fit their opcode.
         Contraction: see `strict`.
     """
+
+    def planned() -> Plan:
+        return _plan(module, read(), view)
+
     # What another observer's view of that name saw in another process is not known here.
-    plan = kept(module, name, lambda: _plan(module, read(), view)) if view is PLAIN else _plan(module, read(), view)
+    plan = planned() if view.observed else kept(module, name, view.name, planned)
     if strict and plan.contractions:
         first = plan.contractions[0]
         raise Contraction(
@@ -73,14 +79,17 @@ def compile_entry(
     shared = homes.registers
     emitter = Emitter(module, layout)
     emitter.approximate = list(plan.approximate)
+    emitter.watched = plan.watched
     checked = {index: _checked(emitter, program.blocks[index], module.name) for index in sorted(plan.emitted)}
     products = _native(emitter.products)
-    kernel = compile_pieces(plan.content, program, homes, layout, plan.approximate, products, chained=view is PLAIN)
+    kernel = compile_pieces(
+        plan.content, program, homes, layout, plan.approximate, products, plan.unwritten, chained=not view.observed
+    )
     emitter.names["N"] = Invoker(kernel)
     parts = []
     for index, (statements, result) in checked.items():
         if not homes.native[index]:
-            parts.append(_function(program.blocks[index], homes, emitter, statements, result, view.alone))
+            parts.append(_function(program.blocks[index], plan, emitter, statements, result, view.alone))
         if index in emitter.waits:
             parts.append(_probe(program.blocks[index], homes.pieces[index][0].usage, shared, emitter))
     source = "\n".join(parts)
@@ -101,7 +110,12 @@ def compile_entry(
         layout,
         tuple(steps),
         kernel,
-        tuple(slow_form(instruction, layout, emitter.products) for instruction in kernel.sites),
+        tuple(
+            SlowSuspicion(instruction)
+            if number in kernel.suspects
+            else slow_form(instruction, layout, emitter.products)
+            for number, instruction in enumerate(kernel.sites)
+        ),
         tuple(kind for _, kind in shared.values()),
         gathers,
         {
@@ -114,15 +128,21 @@ def compile_entry(
         {index: WaitCode(work, names[f"probe_{index}"]) for index, (work, _) in emitter.waits.items()},
         emitter.has_mbarriers,
         emitter.has_bulk,
+        emitter.lanes_synchronise
+        or any(_meets_in_part(instruction) for block in program.blocks for instruction in block.instructions),
+        emitter.fences_in_order,
+        emitter.has_warpgroups,
         tuple(len(b.instructions) + (b.terminator.instruction is not None) for b in program.blocks),
         plan.approximate,
         tuple(sorted({instruction.line for instruction in plan.contractions})),
         dict(emitter.models),
         source,
         # An observer may look at any register at any time.
-        plan.reads_unwritten or view is not PLAIN,
+        plan.reads_unwritten or view.observed,
+        frozenset(shared[name] for name in plan.unwritten.registers),
         shared,
-        _places(program, homes, kernel, gathers, runs=view is PLAIN),
+        _places(program, homes, kernel, gathers, runs=not view.observed),
+        ShadowedBlocks(plan, emitter, view, module.name, lambda block: _checked(emitter, block, module.name)),
     )
 
 
@@ -130,16 +150,22 @@ def _plan(module: ParsedModule, entry: Function, view: View) -> Plan:
     """Check every instruction of an entry, and cut it into pieces."""
     flat = inline_calls(entry, module)
 
-    def natively(instruction: Instruction) -> bool:
-        return view.native(instruction) and is_native(instruction)
+    watched: frozenset[Instruction] = frozenset()
 
-    program = build(flat, natively)
+    def natively(instruction: Instruction) -> bool:
+        return view.native(instruction) and is_native(instruction) and instruction not in watched
+
+    program = build(flat, natively, view.apart)
+    if watched := may_touch(program):
+        program = build(flat, natively, view.apart)
     layout = lay_out(flat, module)
     emitter = Emitter(module, layout)
+    emitter.watched = watched
     for block in program.blocks:
         _checked(emitter, block, module.name)
     homes = cut(program, natively, emitter.refused, view.alone)
     products = _native(emitter.products)
+    maybe = unwritten(program)
     return Plan(
         flat,
         program,
@@ -153,8 +179,10 @@ def _plan(module: ParsedModule, entry: Function, view: View) -> Plan:
             for block in program.blocks
             if not homes.native[block.index] or not products.keys().isdisjoint(block.instructions)
         ),
+        watched,
         reads_unwritten(program),
-        content_of(program, homes, layout, products, chained=view is PLAIN),
+        maybe,
+        content_of(program, homes, layout, products, maybe, chained=not view.observed),
     )
 
 
@@ -234,6 +262,14 @@ def _barrier_operands(emitter: Emitter, instruction: Instruction) -> str:
     return f"({values[0]}, {values[1] if len(values) == 2 else None}, {vote})"
 
 
+def _meets_in_part(instruction: Instruction) -> bool:
+    """Whether lanes of a warp may meet without the others."""
+    if instruction.opcode != "bar.warp.sync" or len(instruction.operands) != 1:
+        return False
+    member = instruction.operands[0]
+    return not isinstance(member, Immediate) or member.value & 0xFFFFFFFF != 0xFFFFFFFF
+
+
 def _barrier_parts(instruction: Instruction) -> tuple[str, str]:
     """(kind, reduction) of a barrier's spelling.
 
@@ -266,6 +302,8 @@ def _barrier(instruction: Instruction, shared: dict[str, tuple[int, str]]) -> Ba
 
 def _gather(block: Block, shared: dict[str, tuple[int, str]]) -> Gather:
     instruction = block.instructions[0]
+    if block.warpgroup:
+        return Gather(instruction, None, np.uint32(0xFFFFFFFF), False, warps=4)
     if block.whole_warp:
         return Gather(instruction, None, np.uint32(0xFFFFFFFF), False)
     member: Operand = instruction.operands[-1]
@@ -285,13 +323,17 @@ def _probe(block: Block, usage: Usage, shared: dict[str, tuple[int, str]], emitt
 
 
 def _function(
-    block: Block, homes: Homes, emitter: Emitter, statements: list[list[str]], result: str | None, announced: bool
+    block: Block, plan: Plan, emitter: Emitter, statements: list[list[str]], result: str | None, announced: bool
 ) -> str:
     lines = [f"def step_{block.index}(R, F):"]
-    taken = 0
+    homes, taken = plan.homes, 0
     for piece in homes.pieces[block.index]:
         count = sum(instruction is not block.terminator.instruction for instruction in piece.instructions)
-        own = [line for each in statements[taken : taken + count] for line in each]
+        own = []
+        for number, instruction in enumerate(piece.instructions, taken):
+            if names := plan.unwritten.reads.get((block.index, number)):
+                own.append(_suspect(emitter, instruction, names, homes))
+            own += statements[number] if number < taken + count else []
         taken += count
         if announced:
             lines.append(f"    {emitter.call(announce, emitter.bind('i', piece.instructions[0]))}")
@@ -300,6 +342,13 @@ def _function(
         else:
             lines += [f"    {line}" for line in _in_python(piece, homes, emitter, own)]
     return "\n".join([*lines, f"    return {result}"]) + "\n"
+
+
+def _suspect(emitter: Emitter, instruction: Instruction, names: tuple[str, ...], homes: Homes) -> str:
+    """A call in front of an instruction that may read registers that nothing wrote."""
+    kinds = tuple(homes.registers[name][1] for name in names)
+    held = ", ".join(emitter.local(Register(name, kind)) for name, kind in zip(names, kinds, strict=True))
+    return emitter.call(Suspicion(instruction, kinds), f"({held},)")
 
 
 def _in_python(piece: Piece, homes: Homes, emitter: Emitter, body: list[str]) -> list[str]:

@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 
 from refmoe.ptx import isa
-from refmoe.ptx.emit import async_copies, bulk, call, cluster, tensor, video, wmma
+from refmoe.ptx.emit import async_copies, bulk, call, cluster, tensor, video, wgmma, wmma
 from refmoe.ptx.emit.builder import WINDOWS, Builder
 from refmoe.ptx.engine import warp
 from refmoe.ptx.engine.access import Load, Store, atomic
 from refmoe.ptx.engine.cluster import is_own_shared
+from refmoe.ptx.engine.mbarrier import Publish
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.program.layout import Layout
 from refmoe.ptx.program.registers import CARRY, destinations_and_sources
+from refmoe.ptx.state.records import STRENGTHS
 from refmoe.ptx.text.memory_ops import MemoryOpcode, memory_opcode
 from refmoe.ptx.text.parser import ParsedModule
-from refmoe.ptx.text.spellings import synchronised
+from refmoe.ptx.text.spellings import fence_scope, synchronised
 from refmoe.ptx.text.syntax import (
     Immediate,
     Instruction,
@@ -81,6 +83,7 @@ class Emitter(Builder):
             "stmatrix": partial(tensor.store_matrix, self),
             "mma": partial(tensor.multiply, self),
             "wmma": partial(wmma.move, self),
+            "wgmma": partial(wgmma.warpgroup, self),
             "call": partial(call.call, self),
             **dict.fromkeys(isa.VIDEO, partial(video.video, self)),
             **dict.fromkeys(_TEXTURES, self._texture),
@@ -93,6 +96,8 @@ class Emitter(Builder):
             isa.UnknownOpcode: there is no such instruction.
             ValueError: its operands do not fit; the message says how.
         """
+        if instruction in self.watched:
+            wgmma.touch(self, instruction)
         owned = self._owned.get(instruction.opcode.split(".")[0])
         (owned or self._compute)(instruction)
 
@@ -208,7 +213,7 @@ class Emitter(Builder):
                 raise ValueError("a destination that is no register")
         signed = opcode.type.startswith("s")
         load = Load(
-            instruction, space, opcode.size, opcode.count, strong=opcode.strong, signed=signed, dtypes=tuple(dtypes)
+            instruction, space, opcode.size, opcode.count, signed=signed, dtypes=tuple(dtypes), **self._order(opcode)
         )
         call = self.call(load, address, self.guard(instruction))
         wanted = [(element, element.kind) for element in elements if isinstance(element, Register)]
@@ -235,15 +240,22 @@ class Emitter(Builder):
                 values.append(self.local(element))
             else:
                 values.append(self.value(element, f"b{opcode.size * 8}"))
-        releases = opcode.semantics == "release"
-        store = Store(instruction, space, opcode.size, opcode.count, strong=opcode.strong, releases=releases)
+        store = Store(instruction, space, opcode.size, opcode.count, **self._order(opcode))
         self.run(store, address, self.guard(instruction), f"({', '.join(values)},)")
+
+    def _order(self, opcode: MemoryOpcode) -> dict[str, Any]:
+        """What orders a load or a store."""
+        acquires, releases = opcode.semantics == "acquire", opcode.semantics == "release"
+        self.lanes_synchronise |= acquires or releases
+        strength = STRENGTHS[opcode.scope] if opcode.strong else 0
+        return {"strength": strength, "acquires": acquires, "releases": releases, "coherent": opcode.coherent}
 
     def _atomic(self, instruction: Instruction) -> None:
         if instruction.opcode.startswith("red.async."):
             cluster.write_async(self, instruction)
             return
         opcode = self._opcode(instruction)
+        self.lanes_synchronise |= opcode.semantics in ("acquire", "release", "acq_rel")
         operands = list(instruction.operands)
         destination = operands.pop(0) if opcode.stem == "atom" else None
         address, _ = self.address(operands.pop(0), opcode.space)
@@ -270,7 +282,13 @@ class Emitter(Builder):
         matched(_FENCES, instruction)
         if instruction.operands:
             raise ValueError("no operands needed")
-        self.lines.append(f"F.fence({self.guard(instruction)})")
+        self.lanes_synchronise = True
+        scope, sequential = fence_scope(instruction.opcode)
+        self.fences_in_order |= sequential
+        self.lines.append(f"F.fence({self.guard(instruction)}, {STRENGTHS[scope]}, {sequential})")
+        if instruction.opcode.startswith("fence.mbarrier_init"):
+            self.has_mbarriers = True
+            self.run(Publish(), self.guard(instruction))
 
     # Warp-level instructions: never guarded here, their guards are branches
 
@@ -334,4 +352,4 @@ class Emitter(Builder):
         self.spelled(instruction, "bar.warp.sync")
         if len(instruction.operands) != 1:
             raise ValueError("wrong number of operands")
-        self.lines.append("F.warp_sync()")
+        self.lines.append(f"F.warp_sync({self.value(instruction.operands[0], 'b32')})")

@@ -13,6 +13,7 @@ from refmoe.native import cache
 from refmoe.ptx.program.blocks import Program
 from refmoe.ptx.program.layout import Layout
 from refmoe.ptx.program.pieces import Homes
+from refmoe.ptx.program.unwritten import Unwritten
 from refmoe.ptx.text.parser import ParsedModule
 from refmoe.ptx.text.syntax import Function, Instruction
 
@@ -30,7 +31,9 @@ class Plan:
         approximate: instructions whose results may not be exact, in the order of their numbers.
         contractions: FP instructions that ptxas may fuse.
         emitted: blocks that need Python code, or whose tensor-core instructions have a model.
+        watched: instructions that report which registers they access.
         reads_unwritten: whether a register may be read that nothing wrote.
+        unwritten: the reads of such registers, those apart in which it only keeps what it holds.
         content: a digest of all that its machine code depends on, the host apart.
     """
 
@@ -42,13 +45,15 @@ class Plan:
     approximate: tuple[Instruction, ...]
     contractions: tuple[Instruction, ...]
     emitted: frozenset[int]
+    watched: frozenset[Instruction]
     reads_unwritten: bool
+    unwritten: Unwritten
     content: str
 
 
-def kept(module: ParsedModule, entry: str, make: Callable[[], Plan]) -> Plan:
-    """The plan of an entry for a launch that nobody observes: as it was kept, else made and kept."""
-    key = cache.key_of("plan", module.digest, entry)
+def kept(module: ParsedModule, entry: str, view: str, make: Callable[[], Plan]) -> Plan:
+    """The plan of an entry in a view of no observer, by its name: as it was kept, else made and kept."""
+    key = cache.key_of("plan", module.digest, entry, view)
     if (held := cache.load(key)) is not None:
         plan: Plan = pickle.loads(held)
         return plan

@@ -15,6 +15,7 @@ from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import MemoryFault
 from refmoe.ptx.state.memory import Region
+from refmoe.ptx.state.records import STRENGTHS
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, RANK_SHIFT, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.text.memory_ops import MemoryOpcode
 from refmoe.ptx.text.syntax import Instruction
@@ -33,8 +34,11 @@ class Access:
         space: `"generic" "global" "const" "param" "shared" "local"`.
         size: bytes of one element.
         count: elements.
-        strong: a `.volatile`, `.relaxed`, `.acquire` or `.release` access or an atomic: two of them do not race.
-        releases: whether the access by itself orders earlier ones before it (`.release`); else a fence must.
+        strength: with whom a strong access is morally strong, see `refmoe.ptx.state.records`; 0 for a weak one.
+        acquires, releases: whether the access by itself orders later ones after it, earlier ones before it; else a
+            fence must.
+        coherent: not `.nc`.
+        observes: whether it gives its thread what it reads: not a store, and not `red`.
         align: bytes of which addresses must be multiples; 0 for the width.
     """
 
@@ -42,8 +46,11 @@ class Access:
     space: str
     size: int
     count: int
-    strong: bool = False
+    strength: int = 0
+    acquires: bool = False
     releases: bool = False
+    coherent: bool = True
+    observes: bool = True
     align: int = 0
     verb: ClassVar[str] = "read"
 
@@ -159,11 +166,29 @@ class Access:
         if written.size and int(np.bitwise_and.reduce(written, axis=None)) != (1 << min(self.width, 8) * 8) - 1:
             complete = written == np.iinfo(written.dtype).max
             bad = int(np.argmin(complete if complete.ndim == 1 else complete.all(axis=1)))
-            offset = int(index[bad]) % region.stride if region.stride else int(index[bad])
-            first = index[bad] + np.arange(self.width)
-            offset += int(np.argmin(region.valid[first]))
-            owner = whose(frame.machine, region, int(index[bad]))
-            self._fault(frame, "uninitialised", lanes[bad], region.base + offset, region, offset, owner)
+            undefined = frame.machine.undefined
+            if undefined is not None and undefined.carries(self, region, index):
+                return
+            first = int(index[bad])
+            byte = first + int(np.argmin(region.valid[first : first + self.width]))
+            raise self.uninitialised(frame.machine, region, first, byte, int(lanes[bad]))
+
+    def uninitialised(
+        self, machine: Lanes, region: Region, index: int, byte: int, lane: int, use: str = ""
+    ) -> MemoryFault:
+        """The error of a lane that reads bytes of a region that nobody wrote.
+
+        Args:
+            machine: whose lane.
+            region: what is read.
+            index: of the first byte that is read.
+            byte: of the first one among them that nobody wrote.
+            lane: who reads it.
+            use: where the value is used, if it may be read.
+        """
+        offset = (index % region.stride if region.stride else index) + byte - index
+        owner = whose(machine, region, index)
+        return self._error(machine, "uninitialised", lane, region.base + offset, region, offset, owner, use)
 
     def _check_writable(self, frame: Frame, region: Region, index: Array, lanes: Array) -> None:
         if not region.writable or region.space == "const":
@@ -179,7 +204,19 @@ class Access:
         offset: int | None,
         detail: str = "",
     ) -> None:
-        machine = frame.machine
+        raise self._error(frame.machine, kind, lane, address, region, offset, detail)
+
+    def _error(
+        self,
+        machine: Lanes,
+        kind: str,
+        lane: int,
+        address: int,
+        region: Region | None,
+        offset: int | None,
+        detail: str = "",
+        use: str = "",
+    ) -> MemoryFault:
         fields = machine.at(lane, self.instruction)
         name = None if region is None else region.name
         where = f"address 0x{address:X}" if region is None else f"byte {offset} of {name} ({region.size} bytes)"
@@ -188,15 +225,17 @@ class Access:
             byte = int(machine.lane_cta[lane]) * region.stride + offset
             if machine.under_way(byte):
                 flight += ", to which an asynchronous copy that nobody has waited for is under way"
-        raise MemoryFault(
+        used = f"; its value {use}" if use else ""
+        return MemoryFault(
             f"{kind}: {self.space} {self.verb} of {self.width} bytes at {where}{flight}, "
-            f"block {fields['block']} thread {fields['thread']}, {machine.describe(self.instruction)}",
+            f"block {fields['block']} thread {fields['thread']}, {machine.describe(self.instruction)}{used}",
             kind=kind,
             space=self.space,
             address=address,
             buffer=name,
             offset=offset,
             size=self.width,
+            use=use,
             **fields,
         )
 
@@ -233,7 +272,7 @@ class Load(Access):
             return tuple(np.dtype(dtype).type(0) for dtype in self.dtypes if dtype is not None)
         region = frame.machine.arena.window(int(address))
         lanes = np.array([lane])
-        if self.strong or (region is not None and region.shadow is not None):
+        if self.strength or (region is not None and region.shadow is not None):
             # One read gives the value, but every lane that reads has its own place in the order of things.
             lanes = frame.select(address, guard)[1]
         raw = self._read(frame, np.full(len(lanes), address, np.uint64), lanes)
@@ -250,23 +289,37 @@ class Load(Access):
             self._check_valid(frame, region, index, theirs)
             if region.shadow is not None:
                 shadow_of(region).read(frame, self, region, index, theirs)
+            if frame.machine.undefined is not None:
+                frame.machine.undefined.loaded(self, region, index, theirs, which, len(lanes))
             words = region.read(self.width, index // self.width)
+            if region.shadow is not None and self.strength:
+                words = self._acquire(frame, region, index, theirs, words)
             if self.count == 1:
                 elements = words[None]
             else:
                 elements = np.ascontiguousarray(words.view(dtype).reshape(-1, self.count).T)
             if which is None:
-                return self._strong(frame, lanes, elements)
+                return elements
             if result is None:
                 result = np.zeros((self.count, len(lanes)), dtype)
             result[:, which] = elements
         assert result is not None
-        return self._strong(frame, lanes, result)
+        return result
 
-    def _strong(self, frame: Frame, lanes: Array, elements: Array) -> Array:
-        if self.strong and frame.machine.clocks is not None:
-            frame.machine.clocks.acquire(lanes)
-        return elements
+    def _acquire(self, frame: Frame, region: Region, index: Array, lanes: Array, words: Array) -> Array:
+        """What a strong load reads: `words`, or older ones. It learns what the write that it reads from passes on."""
+        machine, strong = frame.machine, frame.machine.strong
+        if strong.choices is not None:
+            records = shadow_of(region).written_by_one(index, self.width).tolist()
+            seen = [
+                strong.see(self, region, at, lane, record, machine.alive)
+                for at, lane, record in zip(index.tolist(), lanes.tolist(), records, strict=True)
+            ]
+            return np.frombuffer(b"".join(seen), words.dtype).reshape(words.shape)
+        if strong.is_busy:
+            records = shadow_of(region).written_by_one(index, self.width)
+            strong.read(self, region, index, lanes, records, machine.alive)
+        return words
 
     def _registers(self, raw: Array) -> Iterator[Array]:
         for element, dtype in zip(raw, self.dtypes, strict=True):
@@ -298,13 +351,18 @@ class Store(Access):
         ]
         words = self.words(chosen_values, len(lanes))
         machine = frame.machine
+        if self.strength and (order := machine.lane_order(lanes)) is not None:
+            # Of two lanes that write one byte in one instruction the last one wins. (Two weak writes are a race.)
+            lanes, chosen, words = lanes[order], chosen[order], words[order]
         machine.progress()
         for region, which, index in self._parts(frame, chosen, lanes):
             theirs = _pick(lanes, which)
             self.put(frame, region, index, theirs, _pick(words, which))
+            if machine.undefined is not None:
+                machine.undefined.stored(self, region, index, theirs, which)
             tell_watch(machine, self.instruction, region, index, self.width, theirs)
-        if self.strong and machine.clocks is not None:
-            machine.clocks.release(lanes, self.releases)
+        if self.strength and machine.clocks is not None:
+            machine.tick(machine.launch.clock + 1)
 
     def words(self, values: Sequence[Array], lanes: int) -> Array:
         """`values` of the elements as words of the access's width: [lanes], or [lanes, width / 8] above 8 bytes."""
@@ -318,16 +376,36 @@ class Store(Access):
     def put(self, frame: Frame, region: Region, index: Array, lanes: Array, words: Array) -> None:
         """`lanes` [n] write `words` [n] at byte `index` [n] of a region."""
         self._check_writable(frame, region, index, lanes)
+        if region.shadow is not None and self.strength and frame.machine.strong.choices is not None:
+            for row in range(len(index)):
+                self._put_anywhere(frame, region, index[row : row + 1], lanes[row : row + 1], words[row : row + 1])
+            return
         if region.shadow is not None:
             shadow_of(region).before_write(frame, self, region, index, lanes, words)
         region.write(self.width, index // self.width, words)
         if region.shadow is not None:
             shadow_of(region).after_write(frame, self, region, index, lanes, words)
+            if self.strength:
+                records = shadow_of(region).written_by_one(index, self.width)
+                frame.machine.strong.write(self, region, index, lanes, records)
+
+    def _put_anywhere(self, frame: Frame, region: Region, index: Array, lanes: Array, words: Array) -> None:
+        """One strong store, which under a schedule may come before others that are there already."""
+        shadow, strong = shadow_of(region), frame.machine.strong
+        at, lane = int(index[0]), int(lanes[0])
+        before = int(shadow.written_by_one(index, self.width)[0])
+        shadow.before_write(frame, self, region, index, lanes, words)
+        last = strong.put(self, region, at, lane, words.tobytes(), before)
+        if last:
+            region.write(self.width, index // self.width, words)
+        elif region.valid is not None:
+            region.words(self.width, of_valid=True)[index // self.width] = -1
+        strong.written(self, region, at, lane, int(shadow.written_by_one(index, self.width)[0]), last)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Atomic(Access):
-    """`atom` and `red`: lanes that meet at one address take their turns in lane order.
+    """`atom` and `red`: lanes that meet at one address take their turns in lane order, or as the schedule says.
 
     `function(old, b[, c]) -> new` is the arithmetic, `global_function` that in global memory.
     """
@@ -354,26 +432,50 @@ class Atomic(Access):
             theirs = _pick(lanes, which)
             self._check_writable(frame, region, index, theirs)
             self._check_valid(frame, region, index, theirs)
+            order = frame.machine.lane_order(theirs)
             if region.shadow is not None:
-                shadow_of(region).atomic(frame, self, region, index, theirs)
+                self._synchronise(frame, region, index, theirs, order)
             place = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
             for element in range(self.count):
                 at = index // self.size + element
-                changed |= self._apply(region, at, place, sources[element], old[element])
+                undefined = frame.machine.undefined
+                if undefined is None:
+                    changed |= self._apply(region, at, place, sources[element], old[element], order)
+                    continue
+                with undefined.modified(self, region, at, lanes, place, element):
+                    changed |= self._apply(region, at, place, sources[element], old[element], order)
+            if region.shadow is not None and frame.machine.strong.choices is not None:
+                records = shadow_of(region).written_by_one(index, self.width)
+                frame.machine.strong.modified(self, region, index, theirs, records)
             tell_watch(frame.machine, self.instruction, region, index, self.width, theirs)
         machine = frame.machine
         if changed:
             machine.progress()
         if machine.clocks is not None:
-            machine.clocks.acquire(lanes)
-            machine.clocks.release(lanes, self.releases)
+            machine.tick(machine.launch.clock + 1)
         for result, values in zip(results, old, strict=True):
             result[slice(None) if where is None else where] = values
         return tuple(results)
 
-    def _apply(self, region: Region, at: Array, place: Array, sources: list[Array], old: Array) -> bool:
+    def _synchronise(self, frame: Frame, region: Region, index: Array, lanes: Array, order: Array | None) -> None:
+        """Record the access, and pass on what it acquires and releases, as the lanes take their turns."""
+        machine, shadow = frame.machine, shadow_of(region)
+        if order is not None:
+            index, lanes = index[order], lanes[order]
+        busy = machine.strong.is_busy or self.releases
+        before = shadow.written_by_one(index, self.width) if busy else None
+        shadow.atomic(frame, self, region, index, lanes)
+        if busy:
+            records = shadow.written_by_one(index, self.width)
+            machine.strong.modify(self, region, index, lanes, before, records, machine.alive)
+
+    def _apply(
+        self, region: Region, at: Array, place: Array, sources: list[Array], old: Array, order: Array | None
+    ) -> bool:
         function = self.global_function if region.space == "global" else self.function
         changed = False
+        if order is not None:
+            at, place = at[order], place[order]
         for turn in _turns(at):
             before = region.read(self.size, at[turn])
             who = place[turn]
@@ -428,8 +530,10 @@ def atomic(instruction: Instruction, opcode: MemoryOpcode) -> Atomic:
         opcode.space,
         opcode.size,
         opcode.count,
-        strong=True,
+        strength=STRENGTHS[opcode.scope],
+        acquires=opcode.semantics in ("acquire", "acq_rel"),
         releases=opcode.semantics in ("release", "acq_rel"),
+        observes=opcode.stem == "atom",
         function=isa.resolve_atomic(operation, kind),
         global_function=isa.resolve_atomic(operation, kind, flush),
         dtype=np.dtype(f"u{opcode.size}"),

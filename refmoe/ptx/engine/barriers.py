@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.errors import WarpError
 from refmoe.ptx.state.records import raise_rows
 from refmoe.ptx.text.syntax import Instruction
@@ -46,7 +47,8 @@ class Barriers:
         self._came = np.zeros((ctas, COUNT, warps), bool)
         columns = 0 if machine.clocks is None else machine.clocks.columns
         self._known = np.zeros((ctas, COUNT, columns), np.int64)
-        self._acquired = np.zeros((ctas, COUNT), np.int64)
+        # What those who came know of other clusters, where they know something.
+        self._beyond: dict[tuple[int, int], Knowledge] = {}
 
     @cached_property
     def at(self) -> Array:
@@ -124,13 +126,18 @@ class Barriers:
         if clocks is None:
             return
         warps = np.flatnonzero(mask.reshape(-1, 32).any(axis=1))
-        known, acquired = clocks.knowledge(warps)
+        known, beyond = clocks.knowledge(warps)
         owner = warps // self.machine.warps
         first = np.r_[True, owner[1:] != owner[:-1]]
         starts, group = np.flatnonzero(first), np.cumsum(first) - 1
         joined = np.maximum.reduceat(known, starts, axis=0)
-        joined_acquired = np.maximum.reduceat(acquired, starts)
-        clocks.learn(warps, joined[group], joined_acquired[group])
+        if any(each is not None for each in beyond):
+            together: dict[int, Knowledge | None] = {}
+            for cta, each in zip(owner.tolist(), beyond, strict=True):
+                together[cta] = clocks.pool.join(together.get(cta), each)
+            beyond = [together[cta] for cta in owner.tolist()]
+        clocks.learn(warps, joined[group], beyond)
+        self.machine.tick(self.machine.launch.clock + 1)
 
     def settle(self) -> None:
         """Count warps whose lanes have all come or exited, and complete the barriers whose warps have all come."""
@@ -176,9 +183,13 @@ class Barriers:
         self._check_aligned(lanes)
         self._counted[lanes] = True
         if machine.clocks is not None:
-            known, acquired = machine.clocks.knowledge(warps)
-            raise_rows(self._known[:, number], owner, known)
-            raise_rows(self._acquired[:, number], owner, acquired)
+            known, beyond = machine.clocks.knowledge(warps)
+            raise_rows(self._known[:, number, : known.shape[1]], owner, known)
+            for cta, each in zip(owner.tolist(), beyond, strict=True):
+                if each is not None:
+                    together = machine.clocks.pool.join(self._beyond.get((cta, number)), each)
+                    self._beyond[cta, number] = together
+            machine.tick(machine.launch.clock + 1)
         going = np.zeros(machine.lanes, bool)
         going[lanes] = ~self._stays[lanes]
         if going.any():
@@ -207,14 +218,17 @@ class Barriers:
         warps = np.flatnonzero(waiting.reshape(-1, 32).any(axis=1))
         if machine.clocks is not None and warps.size:
             owner = warps // machine.warps
-            machine.clocks.learn(warps, self._known[owner, number], self._acquired[owner, number])
+            beyond = [self._beyond.get((cta, number)) for cta in owner.tolist()]
+            machine.clocks.learn(warps, self._known[owner, number, : machine.clocks.used], beyond)
         self.at[waiting] = -1
         still: Array = (self.at == number).reshape(machine.ctas, -1).any(axis=1)
         self.threads[ctas, number] = 0
         self.expected[ctas[~still[ctas]], number] = 0
         self._came[ctas, number] = False
-        self._known[ctas, number] = 0
-        self._acquired[ctas, number] = 0
+        used = 0 if machine.clocks is None else machine.clocks.used
+        self._known[ctas, number, :used] = 0
+        for cta in ctas.tolist():
+            self._beyond.pop((cta, number), None)
         machine.resume_each(self._origin, waiting)
 
     def _reduce(self, waiting: Array) -> None:

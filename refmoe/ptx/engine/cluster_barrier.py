@@ -15,6 +15,7 @@ import numpy as np
 
 from refmoe.ptx.engine.barriers import BarrierCode, ranges
 from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.errors import MisuseError
 
 Array = Any
@@ -33,7 +34,7 @@ class ClusterBarrier:
         self._warps = machine.warps * machine.launch.grid.cluster_blocks
         self._clusters = machine.lanes // (32 * self._warps)
         self._known = np.zeros((self._clusters, 2, columns), np.int64)
-        self._acquired = np.zeros((self._clusters, 2), np.int64)
+        self._beyond: dict[tuple[int, int], Knowledge] = {}
         self._phase = np.zeros((self._clusters, 2), np.int64)
 
     @cached_property
@@ -85,15 +86,19 @@ class ClusterBarrier:
         clocks = self.machine.clocks
         warps = np.flatnonzero(lanes.reshape(-1, 32).any(axis=1))
         if clocks is not None:
-            known, acquired = clocks.knowledge(warps)
+            known, beyond = clocks.knowledge(warps)
             phase = np.where(lanes, self._arrivals, 0).reshape(-1, 32).max(axis=1)[warps]
             owner, slot = warps // self._warps, phase % 2
             stale = self._phase[owner, slot] != phase
             self._known[owner[stale], slot[stale]] = 0
-            self._acquired[owner[stale], slot[stale]] = 0
+            for key in zip(owner[stale].tolist(), slot[stale].tolist(), strict=True):
+                self._beyond.pop(key, None)
             self._phase[owner, slot] = phase
-            np.maximum.at(self._known, (owner, slot), known)
-            np.maximum.at(self._acquired, (owner, slot), acquired)
+            np.maximum.at(self._known[:, :, : known.shape[1]], (owner, slot), known)
+            for key, each in zip(zip(owner.tolist(), slot.tolist(), strict=True), beyond, strict=True):
+                if each is not None:
+                    self._beyond[key] = clocks.pool.join(self._beyond.get(key), each)
+            self.machine.tick(self.machine.launch.clock + 1)
         self._arrivals[lanes] += 1
         self._send(lanes)
 
@@ -105,7 +110,8 @@ class ClusterBarrier:
         if clocks is not None:
             slot = np.where(lanes, self._waits, 0).reshape(-1, 32).max(axis=1)[warps] % 2
             owner = warps // self._warps
-            clocks.learn(warps, self._known[owner, slot], self._acquired[owner, slot])
+            beyond = [self._beyond.get(key) for key in zip(owner.tolist(), slot.tolist(), strict=True)]
+            clocks.learn(warps, self._known[owner, slot], beyond)
         self._waits[lanes] += 1
         self._send(lanes)
 

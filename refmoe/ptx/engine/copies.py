@@ -4,6 +4,9 @@ A copy is issued: its addresses are checked, its destination is poisoned and cou
 thread waits for the group that it is in, or when somebody needs the phase of a barrier that it arrives on. Only then
 are its bytes read and written, so that a kernel which does not wait, or writes the source too early, computes garbage
 or is stopped, whatever the hardware's timing would have made of it.
+
+Under a schedule some copies read and write at once instead, and those of one group land in any order. For races and
+for waits that changes nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import MisuseError
+from refmoe.ptx.native import copies as native
 from refmoe.ptx.state.memory import Region
-from refmoe.ptx.state.pages import POISON
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
-# A word with the value 1 in each byte.
-_ONES = {4: np.uint32(0x01010101), 8: np.uint64(0x0101010101010101)}
+# Bytes of the least that native code copies.
+_WORD = 4
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class Flight:
         size: bytes that are read; the rest is filled with zeros.
         source: the buffer, or None where nothing is read.
         index: int64 [n], byte index into it.
+        landed: whether its bytes are there already, though nobody has waited for them.
     """
 
     work: CopyAsync
@@ -54,6 +58,7 @@ class Flight:
     size: int
     source: Region | None
     index: Array
+    landed: bool = False
 
     def some(self, which: Array) -> Flight:
         """The copies at which bool [n] is on."""
@@ -64,6 +69,11 @@ class Flight:
             target=self.target[which],
             index=self.index[which],
         )
+
+
+def _different(sizes: Array) -> Array:
+    """The values of an array, each once: mostly it has one."""
+    return sizes[:1] if (sizes == sizes[0]).all() else np.unique(sizes)
 
 
 class Divisible(Protocol):
@@ -107,20 +117,27 @@ class Copies:
         """int64 [lanes], issue of the last copy of each lane that landed because a barrier needed it."""
         return np.zeros(self.machine.lanes, np.int64)
 
-    def add(self, flight: Flight) -> None:
+    def add(self, frame: Frame, flight: Flight) -> None:
         """A copy is issued."""
+        if self.machine.lands_at_once():
+            self._land(frame, flight)
+            flight = replace(flight, landed=True)
         self._flights.append(flight)
 
     def covers(self, byte: int) -> bool:
         """Whether a copy to byte `byte` of shared memory, that of all CTAs, is under way."""
-        return any(bool(((f.target <= byte) & (byte < f.target + f.work.target.width)).any()) for f in self._flights)
+        return any(
+            bool(((f.target <= byte) & (byte < f.target + f.work.target.width)).any())
+            for f in self._flights
+            if not f.landed
+        )
 
     def wait(self, frame: Frame, lanes: Array, keep: int) -> None:
         """`lanes` wait for all their groups but the last `keep`."""
         limit = np.zeros(self.machine.lanes, np.int64)
         limit[lanes] = self.group[lanes] - keep
         landed, self._flights = split(self._flights, lambda flight: flight.groups < limit[flight.lanes])
-        for flight in landed:
+        for flight in self._in_any_order(landed):
             self._land(frame, flight)
         clocks = self.machine.clocks
         if clocks is None:
@@ -133,19 +150,31 @@ class Copies:
                 shadow_of(flight.source).waited(frame, access, index, who)
         announced = self._announced[lanes]
         if announced.any():
-            clocks.copies_seen(lanes, announced)
+            clocks.copies_seen(lanes, announced, self.machine.alive)
 
     def announce(self, frame: Frame, before: Array) -> None:
         """A barrier needs what each lane issued before number `before` [lanes of the machine]."""
         landed, self._flights = split(self._flights, lambda flight: flight.number < before[flight.lanes])
-        for flight in landed:
+        for flight in self._in_any_order(landed):
             self._announced[flight.lanes] = np.maximum(self._announced[flight.lanes], flight.step)
             self._land(frame, flight)
 
+    def _in_any_order(self, flights: list[Flight]) -> list[Flight]:
+        """Copies of one group may land in any order, those of an earlier one come first."""
+        order = self.machine.any_order(len(flights))
+        if order is None:
+            return flights
+        return sorted((flights[number] for number in order), key=lambda flight: int(flight.groups.min()))
+
     def _land(self, frame: Frame, flight: Flight) -> None:
+        if flight.landed:
+            return
         shared, work = self.machine.shared, flight.work
         width = work.target.width
         self.machine.tracer.copies("land", work.instruction, flight.lanes, flight.size)
+        if self._land_natively(flight):
+            self.machine.progress()
+            return
         if flight.source is not None and flight.size == width:
             work.source._check_valid(frame, flight.source, flight.index, flight.lanes)
             words = flight.source.read(width, flight.index // width)
@@ -161,6 +190,25 @@ class Copies:
         if shared.shadow is not None:
             shadow_of(shared).after_write(frame, work.target, shared, flight.target, flight.lanes, words)
         self.machine.progress()
+
+    def _land_natively(self, flight: Flight) -> bool:
+        """Land copies that have nothing to report; False where Python has to do it, from the beginning."""
+        machine, source, width = self.machine, flight.source, flight.work.target.width
+        if source is None or flight.size % _WORD or machine.undefined is not None:
+            return False
+        asked = source.valid is not None and (machine.checks.uninitialised or source.poisoned)
+        target, origin = (np.ascontiguousarray(index, np.int64) for index in (flight.target, flight.index))
+        wrong = native.functions().land(
+            machine.shared.data.ctypes.data, _address(machine.shared.valid), target.ctypes.data,
+            source.data.ctypes.data, _address(source.valid) if asked else None, origin.ctypes.data,
+            len(target), width, flight.size,
+        )  # fmt: skip
+        return not wrong
+
+
+def _address(array: Array | None) -> int:
+    assert array is not None
+    return int(array.ctypes.data)
 
 
 @dataclass(frozen=True)
@@ -201,20 +249,20 @@ class CopyAsync:
         region, _, index = next(self.target._parts(frame, to, lanes))
         if region.shadow is not None:
             shadow_of(region).copy(frame, self.target, region, index, lanes)
-        region.words(width)[index // width] = np.uint8(POISON) * _ONES[min(width, 8)]
-        region.words(width, of_valid=True)[index // width] = 0
+        index = np.ascontiguousarray(index, np.int64)
+        places = region.data.ctypes.data, _address(region.valid), index.ctypes.data
+        native.functions().poison(*places, len(index), width)
         copies = machine.part(Copies)
         groups = copies.group[lanes]
-        for count in np.unique(sizes):
-            part = np.flatnonzero(sizes == count)
-            for buffer, which, begin in self._sources(frame, int(count), origin[part], lanes[part]):
-                some = part if which is None else part[which]
-                copies.add(
-                    Flight(
-                        self, copies.issued, frame.machine.launch.clock, lanes[some], groups[some], index[some],
-                        int(count), buffer, begin,
-                    )
-                )  # fmt: skip
+        whole = Flight(self, copies.issued, machine.launch.clock, lanes, groups, index, width, None, index)
+        for count in _different(sizes):
+            chosen = sizes == count
+            # Mostly all lanes copy as much, out of one buffer: then nothing is picked out.
+            flight = whole if chosen.all() else whole.some(chosen)
+            origins = origin if flight is whole else origin[chosen]
+            for buffer, which, begin in self._sources(frame, int(count), origins, flight.lanes):
+                part = flight if which is None else flight.some(which)
+                copies.add(frame, replace(part, size=int(count), source=buffer, index=begin))
         copies.issued += 1
 
     def _sources(

@@ -115,12 +115,14 @@ class Frame:
         if inexact.any():
             self.machine.approximate.add(number)
 
-    def fence(self, guard: Array | None) -> None:
-        """A memory fence of the acting lanes."""
-        clocks = self.machine.clocks
-        if clocks is not None:
+    def fence(self, guard: Array | None, strength: int, sequential: bool) -> None:
+        """A memory fence of the acting lanes, as strong as its scope, see `refmoe.ptx.state.records`."""
+        machine = self.machine
+        if machine.strong is not None:
             where = self.where(guard)
-            clocks.fence(self.lanes() if where is None else self.lanes()[where])
+            lanes = self.lanes() if where is None else self.lanes()[where]
+            machine.strong.fence(lanes, strength, sequential, machine.alive)
+            machine.tick(machine.launch.clock + 1)
 
     def proxy_fence(self, space: str, guard: Array | None) -> None:
         """`fence.proxy.async` of the acting lanes, for `"shared"` or `"global"` memory or `"both"`."""
@@ -134,12 +136,20 @@ class Frame:
         if space != "global":
             machine.clocks.cross(lanes, machine.alive)
         if space != "shared":
-            machine.launch.proxied[np.unique(lanes >> 5) + machine.clocks.first_warp] = machine.launch.clock
+            threads = (lanes + machine.first_thread).tolist()
+            machine.launch.proxied.update(dict.fromkeys(threads, machine.launch.clock))
+        machine.tick(machine.launch.clock + 1)
 
-    def warp_sync(self) -> None:
-        """`bar.warp.sync`: the active lanes of each warp have met."""
-        if self.machine.clocks is not None:
-            self.machine.clocks.warp_sync(self.mask)
+    def warp_sync(self, member: Array) -> None:
+        """`bar.warp.sync`: the active lanes of each warp, and the others of their member masks, have met."""
+        machine = self.machine
+        if machine.clocks is not None:
+            lanes = self.lanes()
+            members = np.broadcast_to(np.asarray(member, np.uint32), (self.count,))
+            if self.inner is not None:
+                lanes, members = lanes[self.inner], members[self.inner]
+            machine.clocks.meet(lanes, members, machine.alive_now(), machine.exist)
+            machine.tick(machine.launch.clock + 1)
 
     def special(self, name: str) -> Array:
         """A predefined register."""

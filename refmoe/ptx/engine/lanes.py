@@ -12,9 +12,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from refmoe.ptx.engine.order.strong import Order
+from refmoe.ptx.engine.order.witness import Witness
 from refmoe.ptx.engine.tracer import Tracer
-from refmoe.ptx.errors import Index3, LaneError, MisuseError, StepBudgetExceeded
+from refmoe.ptx.errors import Index3, LaneError, MisuseError, RaceError, StepBudgetExceeded
 from refmoe.ptx.grid import Grid, index_in
+from refmoe.ptx.native import order
+from refmoe.ptx.schedule import Schedule
 from refmoe.ptx.state.memory import Arena, Region, owned_region
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BITS
 from refmoe.ptx.state.specials import Ticks
@@ -35,13 +39,23 @@ class Checks:
         bounds: accesses outside every buffer, and outside shared and local memory.
         uninitialised: reads of bytes that nobody wrote.
         alignment: addresses that are no multiple of the access's size.
-        races: unordered accesses of one byte by different lanes, in shared and in global memory.
+        races: unordered accesses of one byte by different lanes, in shared and in global memory; and blocks that end
+            before a bulk copy of theirs has read their shared memory.
+        undefined: uses of undefined values: of registers that nothing wrote, of what a shuffle reads from a lane that
+            does not take part and, if `uninitialised` too, of bytes that nobody wrote, which may then be read as long
+            as no result depends on them.
+        strict: whether what is but a warning ends a launch too, see `RaceError.warning`, and whether the read of bytes
+            that nobody wrote does, used or not.
+        explain: whether a launch with a race is run again, to name both accesses and find out what would order them.
     """
 
     bounds: bool = True
     uninitialised: bool = True
     alignment: bool = True
     races: bool = True
+    undefined: bool = True
+    strict: bool = False
+    explain: bool = True
 
 
 @dataclass(kw_only=True)
@@ -57,15 +71,23 @@ class LaunchState:
         addresses: of module variables, uint64 scalars.
         dynamic_bytes, shared_bytes: dynamic shared memory, and all of it.
         warps: of a CTA.
-        published: see `Clocks`.
+        order: what CTAs pass to each other.
         step_budget: most blocks of code that a warp may run, or None.
         steps, lane_instructions, instructions: counted so far.
         clock: of race records; it ticks wherever accesses before and after have to be told apart.
         approximate: indices into the code's approximate instructions that were not provably exact.
         maps: edits of tensor maps.
-        proxied: int64, by warp of the grid, the step of its last proxy fence for global memory.
+        proxied: by thread of the grid, the step of its last proxy fence for global memory.
         printed: what `vprintf` wrote so far.
         ticks: the clock.
+        warnings: what was found that does not end the launch.
+        schedule: what decides where PTX leaves a choice.
+        by_steps: whether threads take their steps one by one, see `refmoe.ptx.engine.single.steps`.
+        following: what is known of undefined values, where they are followed, or None.
+        exact: names of regions of which every access is kept, see `refmoe.ptx.engine.exact_races`.
+        witness: who takes down all accesses of some regions, or None.
+        previous: what is known of the grid before this one, see `refmoe.ptx.engine.previous_grid`, or None.
+        map_reads: copies that go by tensor maps, see `refmoe.ptx.engine.bulk.map_reads`; None while there are none.
     """
 
     name: str
@@ -77,8 +99,8 @@ class LaunchState:
     dynamic_bytes: int
     shared_bytes: int
     warps: int
-    published: Array
-    proxied: Array
+    order: Order
+    proxied: dict[int, int]
     step_budget: int | None
     approximate: set[int]
     maps: MapHistory = field(default_factory=MapHistory)
@@ -89,6 +111,18 @@ class LaunchState:
     instructions: int = 0
     printed: list[bytes] = field(default_factory=list)
     ticks: Ticks = field(default_factory=Ticks)
+    warnings: dict[tuple[Any, ...], RaceError] = field(default_factory=dict)
+    by_steps: bool = False
+    schedule: Schedule = field(default_factory=Schedule)
+    exact: frozenset[str] = frozenset()
+    witness: Witness | None = None
+    previous: Any = None
+    map_reads: Any = None
+    following: Any = None
+
+    def warn(self, error: RaceError) -> None:
+        """Keep what is but a warning, one for each kind and pair of places."""
+        self.warnings.setdefault((error.kind, error.warning, error.line, error.buffer), error)
 
 
 class Lanes(ABC):
@@ -97,6 +131,7 @@ class Lanes(ABC):
     Attributes:
         launch: whose CTAs.
         lanes: how many, whole warps, so a multiple of 32 for each CTA.
+        exist: bool [lanes], those that the launch has: the last warp of a CTA may have less than 32.
         alive: bool [lanes], those that exist and have not exited.
         lane_cta: CTA of each lane, counted from the first here.
         lane_in_warp, warp_start: int64 [lanes].
@@ -104,7 +139,11 @@ class Lanes(ABC):
         specials: predefined registers by name, see `refmoe.ptx.state.specials`.
         shared, local: the memory of all CTAs, and of all lanes.
         clocks: what orders accesses, or None where races are not looked for.
+        strong: what strong accesses and fences pass on, or None likewise.
+        undefined: which bits of registers are undefined, or None where undefined values are not followed.
         tracer: what is told who waits for whom.
+        choices: what decides, under a schedule that is not the default one, where PTX leaves these lanes a choice;
+            else None.
     """
 
     def __init__(self, launch: LaunchState, first_cta: int, ctas: int, local_bytes: int) -> None:
@@ -121,15 +160,19 @@ class Lanes(ABC):
         self.lane_in_warp = self.all_lanes & 31
         self.warp_start = self.all_lanes & ~31
         self.lane_cta = self.all_lanes // per_cta
-        self._exist = self.all_lanes % per_cta < int(np.prod(launch.block))
-        self.alive = self._exist
+        self.exist = self.all_lanes % per_cta < int(np.prod(launch.block))
+        self.alive = self.exist
         self._living = int(self.alive.sum())
         self.specials = self._specials()
         refused = self.checks.uninitialised
         self.shared = owned_region("shared memory", "shared", launch.shared_bytes, ctas, refused)
         self.local = owned_region("local memory", "local", local_bytes, self.lanes, refused)
         self.clocks: Any = None
+        self.strong: Any = None
+        self.undefined: Any = None
         self.tracer = Tracer()
+        self.choices = None if launch.schedule.default else launch.schedule.choices("lanes of", first_cta)
+        self._looked_early = False
         self._parts: dict[type[object], object] = {}
 
     def _specials(self) -> dict[str, Any]:
@@ -176,11 +219,14 @@ class Lanes(ABC):
             "line": instruction.line, "source": instruction.source, "text": instruction.text,
         }  # fmt: skip
 
-    def error(self, kind: type[E], instruction: Instruction, lane: int, what: str, link: str = ":") -> E:
-        """The error of a lane: `block (0, 0, 0) thread (5, 0, 0): <what>; module.ptx:57: <instruction>`."""
+    def error(self, kind: type[E], instruction: Instruction, lane: int, what: str, link: str = ":", **more: Any) -> E:
+        """The error of a lane: `block (0, 0, 0) thread (5, 0, 0): <what>; module.ptx:57: <instruction>`.
+
+        `more`: attributes of the error besides those of a `LaneError`.
+        """
         fields = self.at(lane, instruction)
         where = f"block {fields['block']} thread {fields['thread']}"
-        return kind(f"{where}{link} {what}; {self.describe(instruction)}", **fields)
+        return kind(f"{where}{link} {what}; {self.describe(instruction)}", **fields, **more)
 
     def misuse(self, instruction: Instruction, lane: int, what: str) -> MisuseError:
         """The error of a lane that does what the manual leaves undefined."""
@@ -200,6 +246,41 @@ class Lanes(ABC):
         """Whether `mask` holds all lanes that have not exited."""
         return int(np.count_nonzero(mask)) == self._living
 
+    def any_order(self, count: int) -> Array | None:
+        """A permutation of `count` things that may be done in any order, int64 [count]; None where they keep theirs."""
+        if self.choices is None or count < 2:
+            return None
+        if self.launch.schedule.opposite:
+            return np.arange(count)[::-1]
+        return self.choices.order(count)
+
+    def lane_order(self, lanes: Array) -> Array | None:
+        """`any_order` of what `lanes` [n] do by one instruction."""
+        order = self.any_order(len(lanes))
+        if order is None or not self.launch.schedule.opposite:
+            return order
+        # Blocks are in the opposite order already.
+        return np.lexsort((-lanes, self.lane_cta[lanes]))
+
+    def looks_early(self) -> bool:
+        """Whether lanes look at a barrier in memory before what they wait for has happened; not for ever."""
+        if self.choices is None:
+            return False
+        if self.launch.schedule.walk is not None:
+            # Who looks again sees what it would have seen by looking later.
+            return False
+        if self.launch.schedule.opposite:
+            self._looked_early = not self._looked_early
+            return self._looked_early
+        return self.choices.below(2) == 0
+
+    def lands_at_once(self) -> bool:
+        """Whether an asynchronous copy does its work when it is issued; under the default schedule it never does."""
+        if self.choices is None or self.launch.schedule.walk is not None:
+            # Whoever could tell would be in a race with the copy.
+            return False
+        return self.launch.schedule.opposite or self.choices.below(2) == 0
+
     def resume_each(self, places: Array, lanes: Array) -> None:
         """`lanes` leave the barriers that end the blocks `places` [lanes of the machine]."""
         for place in np.unique(places[lanes]):
@@ -216,24 +297,39 @@ class Lanes(ABC):
         """Write a register of the lanes of `mask`, outside a step."""
 
     @abstractmethod
+    def home(self, name: str) -> Array:
+        """The values [warps, 32] of a register that lives across pieces of blocks, in place."""
+
+    @abstractmethod
     def agent_name(self, thread: int) -> str:
-        """For messages: the barrier on which a bulk copy completes, by the number in a race record."""
+        """For messages: a bulk copy and the barrier on which it completes, by the number in a race record."""
 
     @abstractmethod
     def under_way(self, byte: int) -> bool:
         """Whether an asynchronous copy to byte `byte` of shared memory, that of all CTAs, is under way."""
 
     @abstractmethod
-    def orders(self, function: Any, region: Region, slots: Array, lanes: Array, flags: np.int64) -> bool:
-        """Record accesses of granules by lanes, unless something is wrong with one: see `refmoe.ptx.native.order`.
+    def orders(
+        self, function: Any, region: Region, index: Array, lanes: Array, width: int, flags: np.int64
+    ) -> order.Status:
+        """Record accesses by lanes, unless something is wrong with one: see `refmoe.ptx.native.order`.
 
         Args:
             function: of that module.
             region: what is accessed.
-            slots: int64 [n], of granules.
-            lanes: int64 [n], who accesses each.
+            index: int64 [n], the first byte of each access.
+            lanes: int64 [n], who does each.
+            width: bytes.
             flags: for their records.
         """
+
+    @abstractmethod
+    def refresh(self, region: Region) -> None:
+        """Native code has to look at a region anew."""
+
+    @abstractmethod
+    def alive_now(self) -> Array:
+        """`alive`, without those that have exited natively since."""
 
     @abstractmethod
     def resume(self, place: int, mask: Array) -> None:

@@ -22,20 +22,28 @@ from refmoe.ptx.engine.barriers import Barriers
 from refmoe.ptx.engine.bulk.copies import Bulk
 from refmoe.ptx.engine.bulk.races import BulkShadow
 from refmoe.ptx.engine.cluster_barrier import ClusterBarrier
-from refmoe.ptx.engine.code import Code, Gather
+from refmoe.ptx.engine.code import Code, Gather, View
 from refmoe.ptx.engine.copies import Copies
+from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.frame import Frame
-from refmoe.ptx.engine.lanes import Lanes, LaunchState
+from refmoe.ptx.engine.lanes import LaunchState
 from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.engine.native_state import NativeState
-from refmoe.ptx.engine.races import Clocks, RaceShadow, refuse_early_exit
+from refmoe.ptx.engine.order.clocks import Clocks
+from refmoe.ptx.engine.order.strong import Strong
+from refmoe.ptx.engine.races import RaceShadow, refuse_early_exit
+from refmoe.ptx.engine.single.steps import Runner, Steps
+from refmoe.ptx.engine.tensor.wgmma import Warpgroups
 from refmoe.ptx.engine.tracer import Tracer
-from refmoe.ptx.engine.view import View
+from refmoe.ptx.engine.turns import Turns
+from refmoe.ptx.engine.undefined.follower import Follower
 from refmoe.ptx.engine.warp import bits_of_warps
 from refmoe.ptx.errors import Deadlock, StepBudgetExceeded, Trap, WarpError
+from refmoe.ptx.native import order
 from refmoe.ptx.native.scheduler import PATIENCE
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.text.syntax import Instruction
+from refmoe.ptx.text.wgmma import WARPS as WARPGROUP
 
 Array = Any
 # Back edges of polling loops without any progress before the machine asks whether anything can still change.
@@ -104,7 +112,7 @@ class Launch(LaunchState):
         self._idle = machine
 
 
-class Machine(Lanes):
+class Machine(Runner):
     """Some CTAs, from start to end.
 
     Attributes:
@@ -120,11 +128,15 @@ class Machine(Lanes):
             # The blocks of a cluster know of each other what the warps of a block do.
             blocks = launch.grid.cluster_blocks
             self.clocks = Clocks(
-                self.warps * blocks, ctas // blocks, first_cta // blocks, launch.published,
-                self.code.has_mbarriers, self.code.has_bulk,
+                self.warps * blocks, ctas // blocks, first_cta // blocks, launch.order.pool,
+                # Another schedule parts the lanes of a warp where nothing else does.
+                self.code.lanes_synchronise or not launch.schedule.default,
+                self.code.has_bulk, self.code.fences_in_order,
             )  # fmt: skip
+            self.strong = Strong(self.clocks, launch.order, self.warps, first_cta, blocks, self.choices)
             self._watch_shared()
         self._passed: Array | None = None
+        self.turns: Turns | None = None
         if launch.trace is not None:
             self.tracer = launch.trace.tracer(self)
         waits = {place: wait.work for place, wait in self.code.waits.items()}
@@ -133,8 +145,16 @@ class Machine(Lanes):
         self.copies = self.add(Copies(self))
         self.bulk = self.add(Bulk(self))
         self.mbarriers = self.add(Mbarriers(self, waits, self.bulk))
+        if launch.following is not None:
+            self.undefined = Follower(self, self.code, launch.following)
         self.native = self.add(NativeState(self, self.code))
         self.registers = self.native.registers
+        self.steps: Steps | None = None
+        if launch.by_steps:
+            self.steps = Steps(self, self.native, self.code, self.choices)
+        elif not launch.schedule.default:
+            self.turns = Turns(self, self.native, WARPGROUP if self.code.has_warpgroups else 1)
+        self.warpgroups = self.add(Warpgroups(self))
         self._arrive(0, 0, self.alive)
         self._gave_up: Array | None = None
         self._at_standstill: Any = None
@@ -148,22 +168,35 @@ class Machine(Lanes):
         if self._stepped or self._living:
             return False
         self.first_cta, self.first_thread = first_cta, first_cta * self.warps * 32
-        self.alive = self._exist
+        self.alive = self.exist
         self._living = int(np.count_nonzero(self.alive))
         self.specials = self._specials()
         for region in (self.shared, self.local):
             region.clear()
         if self.clocks is not None:
             self.clocks.restart(first_cta // self.launch.grid.cluster_blocks)
+            self.strong.restart(first_cta)
             self._watch_shared()
         self.native.restart()
+        if self.turns is not None:
+            self.turns.begin()
         self._arrive(0, 0, self.alive)
         return True
 
     def _watch_shared(self) -> None:
         """Records of who accessed shared memory begin."""
-        shadow = BulkShadow if self.code.has_bulk else RaceShadow
-        self.shared.shadow = shadow(self.shared.data.size, self.clocks.warps)
+        size, warps = self.shared.data.size, self.clocks.warps
+        shadow: RaceShadow
+        if self.code.has_bulk:
+            groups = -(-warps // WARPGROUP) if self.code.has_warpgroups else 0
+            shadow = BulkShadow(size, warps, groups)
+        else:
+            kind = ExactShadow if self.shared.name in self.launch.exact else RaceShadow
+            shadow = kind(size, warps)
+        self.shared.shadow = shadow
+        witness = self.launch.witness
+        if witness is not None and self.shared.name in witness.regions:
+            shadow.witness = witness
 
     def release(self) -> None:
         """Give memory back: all CTAs have exited, and others do not take their place."""
@@ -176,12 +209,19 @@ class Machine(Lanes):
     def progress(self) -> None:
         """See `Lanes.progress`."""
         self.arena.changes += 1
-        self._idle = 0
-        self._snapshot = None
+        self._idle, self._snapshot = 0, None
+        if self.turns is not None:
+            self.turns.progressed()
 
     def write(self, number: int, mask: Array, value: Any) -> None:
         """See `Lanes.write`."""
+        if self.undefined is not None:
+            self.undefined.write(number, mask)
         Frame(self, mask, int(np.count_nonzero(mask)), False).put(self.registers, number, value)
+
+    def home(self, name: str) -> Array:
+        """See `Lanes.home`."""
+        return self.registers[self.code.homes[name][0]]
 
     def agent_name(self, thread: int) -> str:
         """See `Lanes.agent_name`."""
@@ -191,12 +231,24 @@ class Machine(Lanes):
         """See `Lanes.under_way`."""
         return self.copies.covers(byte) or self.bulk.covers(byte)
 
-    def orders(self, function: Any, region: Region, slots: Array, lanes: Array, flags: np.int64) -> bool:
+    def orders(
+        self, function: Any, region: Region, index: Array, lanes: Array, width: int, flags: np.int64
+    ) -> order.Status:
         """See `Lanes.orders`."""
-        return self.native.orders(function, region, slots, lanes, flags)
+        return self.native.orders(function, region, index, lanes, width, flags)
+
+    def refresh(self, region: Region) -> None:
+        """See `Lanes.refresh`."""
+        self.native.refresh(region)
+
+    def alive_now(self) -> Array:
+        """See `Lanes.alive_now`."""
+        return self.native.alive()
 
     def resume(self, place: int, mask: Array) -> None:
         """See `Lanes.resume`."""
+        if self.turns is not None:
+            self.turns.met()
         self._arrive(self.code.program.blocks[place].terminator.targets[0], 0, mask)
 
     def resume_at(self, place: int, mask: Array) -> None:
@@ -211,22 +263,32 @@ class Machine(Lanes):
         Raises:
             PtxError: whatever went wrong.
         """
-        self._idle = 0
-        self._snapshot = None
+        self._idle, self._snapshot = 0, None
         native = self.native
         native.enter()
         while True:
-            native.advance()
-            if self._idle >= _IDLE and self._stuck():
+            turns = self.turns
+            if turns is not None and self._idle >= _IDLE and not turns.open:
+                # Those that poll may wait for lanes that are held back.
+                turns.let_all_run()
+            if self.steps is None:
+                native.advance()
+            policy = self.steps or turns
+            if self._idle >= _IDLE and (policy is None or policy.open) and self._stuck():
                 return False
-            picked = native.pick()
+            picked = native.pick() if self.steps is None else self._single(self.steps)
+            turns = self.turns
             if picked is None:
+                if turns is not None and turns.pass_on():
+                    continue
                 if native.yielded or self._give_up():
                     continue
                 break
             turn, place, mask = picked
             self._stepped = True
             self._tick()
+            if self.undefined is not None and (place in self.code.gathers or place in self.code.waits):
+                self.undefined.look(place, mask)
             if place in self.code.gathers:
                 mask = self._gather(place, mask)
                 if mask is None:
@@ -235,12 +297,35 @@ class Machine(Lanes):
                 mask = self._await(place, mask)
                 if mask is None:
                     continue
+            elif turns is not None:
+                mask = self._part(turns, place, turn, mask)
             self._step(place, turn, mask)
+            if turns is not None:
+                turns.stepped()
         self.native.leave()
         if self._living:
             waiting = self.waiting()
             raise Deadlock("no lane can run:\n  " + "\n  ".join(waiting), waiting=tuple(waiting))
         return True
+
+    def _single(self, steps: Steps) -> tuple[int, int, Array] | None:
+        """The next step of a single thread; once there were many, lanes run together from then on."""
+        if not steps.spent:
+            return steps.pick()
+        steps.give_back()
+        self.steps, self.turns = None, Turns(self, self.native, WARPGROUP if self.code.has_warpgroups else 1)
+        self.native.advance()
+        return self.native.pick()
+
+    def _part(self, turns: Turns, place: int, turn: int, mask: Array) -> Array:
+        """Of the lanes at a place those that run it first; the others stay there.
+
+        They lose a turn: else lanes that come round to them in a polling loop would have lost none.
+        """
+        first = turns.part(mask)
+        if first is not mask:
+            self._arrive(place, turn + 1, mask & ~first)
+        return first
 
     def _tick(self) -> None:
         self.tick(self.launch.clock + 1)
@@ -254,6 +339,8 @@ class Machine(Lanes):
     def poll(self) -> None:
         """See `Lanes.poll`."""
         self._idle += 1
+        if self.turns is not None:
+            self.turns.polled()
 
     def spent(self) -> StepBudgetExceeded:
         """See `Lanes.spent`."""
@@ -277,7 +364,18 @@ class Machine(Lanes):
         frame = Frame(self, mask, active, active < _COMPACT_BELOW * self.lanes)
         if launch.observer is not None:
             launch.observer.step(place, frame)
-        self._leave(place, turn, mask, frame, code.steps[place](self.registers, frame))
+        self._leave(place, turn, mask, frame, self._run_block(place, frame))
+
+    def perform(self, place: int, mask: Array) -> None:
+        """See `Runner.perform`."""
+        self._tick()
+        self.launch.steps += 1
+        self._run_block(place, Frame(self, mask, int(np.count_nonzero(mask)), True))
+
+    def _run_block(self, place: int, frame: Frame) -> Any:
+        if self.undefined is None:
+            return self.code.steps[place](self.registers, frame)
+        return self.undefined.step(place, frame, self.registers, self.code.steps[place])
 
     def _leave(self, place: int, turn: int, mask: Array, frame: Frame, result: Any) -> None:
         terminator = self.code.program.blocks[place].terminator
@@ -358,8 +456,13 @@ class Machine(Lanes):
         gone = self.alive & ~alive
         self.alive = alive
         self._living = int(np.count_nonzero(alive))
+        self.warpgroups.leave(gone)
         self.bulk.leave(gone)
         self.progress()
+        if self.code.has_warpgroups and gone.any():
+            # Those who gather for warps that are gone look again.
+            near = gone.reshape(self.ctas, -1)
+            self.native.wake(np.repeat(near.any(axis=1), near.shape[1]))
         if (self.barriers.expected != 0).any():
             self.barriers.settle()
         self.cluster_barrier.settle()
@@ -369,6 +472,8 @@ class Machine(Lanes):
     def _gather(self, place: int, mask: Array) -> Array | None:
         """The lanes whose whole member mask is here; the others go on waiting."""
         gather = self.code.gathers[place]
+        if gather.warps > 1:
+            return self._gather_warps(place, mask, gather)
         value = gather.constant if gather.register is None else self.registers[gather.register].reshape(-1)
         member = np.broadcast_to(value, mask.shape)
         own = (member >> self.lane_in_warp.astype(np.uint32)) & np.uint32(1) == 0
@@ -398,6 +503,42 @@ class Machine(Lanes):
             self.native.arrive(place, 0, rest, waits=True)
         return go if go.any() else None
 
+    def _gather_warps(self, place: int, mask: Array, gather: Gather) -> Array | None:
+        """The lanes all of whose neighbouring warps are here, as many as meet; the others go on waiting.
+
+        Raises:
+            WarpError: some of its warps are here, and others where they can only meet in another way.
+        """
+        numbers = np.arange(self.lanes // 32)
+        first = numbers - numbers % self.warps % gather.warps
+        starts = np.flatnonzero(first == numbers)
+
+        def complete(lanes: Array) -> Array:
+            """The lanes of those warps all of whose neighbours are among `lanes`."""
+            missing = np.bitwise_or.reduceat((self.alive & ~lanes).reshape(-1, 32).any(axis=1), starts)
+            return np.repeat(~missing[np.searchsorted(starts, first)], 32)
+
+        go = mask & complete(mask)
+        rest = mask & ~go
+        if rest.any():
+            others = self.native.groups(waiting=True)
+            together = complete(mask | others.get(place, mask))
+            self.native.arrive(place, 0, rest, waits=True)
+            # Those who came before and those who came now go on in one step.
+            if (rest & together).any():
+                self.native.wake(together)
+            waits = (rest & ~together).reshape(-1, 32).all(axis=1)
+            for other, lanes in others.items():
+                theirs = self.code.gathers[other]
+                if theirs.warps > 1 and other != place:
+                    apart = lanes.reshape(-1, 32).all(axis=1)
+                    meets = np.flatnonzero(waits & np.isin(first, first[apart]))
+                    if meets.size:
+                        one = self.describe(theirs.instruction)
+                        what = f"its warpgroup is divided: others of its warps are at {one}"
+                        raise self.error(WarpError, gather.instruction, int(meets[0]) * 32, what)
+        return go if go.any() else None
+
     def _waiting_alike(self, place: int, gather: Gather) -> list[tuple[Array, Array]]:
         """Lanes that wait at other places for the same meeting, and their member masks: `bar.warp.sync` only."""
         if not gather.is_barrier:
@@ -419,8 +560,12 @@ class Machine(Lanes):
     # Barriers in memory
 
     def _await(self, place: int, mask: Array) -> Array | None:
-        """The lanes whose phase is complete, or who have given up; the others are parked."""
+        """The lanes whose phase is complete, or who have given up; the others are parked.
+
+        The time limit of an instruction may be as short as one likes: under a schedule some lanes give up at once.
+        """
         wait = self.code.waits[place]
+        self.mbarriers.early = self.looks_early()
         frame = Frame(self, mask, int(np.count_nonzero(mask)), False)
         address, asked = wait.probe(self.registers, frame)
         _, lanes, chosen = frame.select(address, None)
@@ -432,7 +577,7 @@ class Machine(Lanes):
             self._gave_up = self._gave_up if self._gave_up.any() else None
         else:
             go = ready
-        if go.all():
+        if go.all() or self.mbarriers.early:
             return mask
         self.mbarriers.park(place, lanes[~go], ids[~go], asked[~go])
         self.tracer.mbarrier("park", wait.work.access.instruction, lanes[~go], ids[~go])
@@ -512,7 +657,8 @@ class Machine(Lanes):
 
     def _state(self) -> tuple[dict[int, Array], Array]:
         """Where lanes are that may go on, and the registers."""
-        return self.native.groups(waiting=False), self.native.copy()
+        groups = self.native.groups(waiting=False) if self.steps is None else self.steps.places()
+        return groups, self.native.copy()
 
     def waiting(self) -> list[str]:
         """One sentence for each place where lanes are."""

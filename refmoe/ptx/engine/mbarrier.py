@@ -22,8 +22,9 @@ from refmoe.ptx.engine.barriers import ranges
 from refmoe.ptx.engine.copies import Copies
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.engine.races import shadow_of
-from refmoe.ptx.state.records import raise_rows
+from refmoe.ptx.state.records import THREAD, raise_rows
 from refmoe.ptx.state.spaces import OWN_BASE
 from refmoe.ptx.text.syntax import Instruction
 
@@ -89,6 +90,8 @@ class Mbarriers:
         columns = 0 if machine.clocks is None else machine.clocks.columns
         self._room(64, columns)
         self._arrivals: list[_Arrival] = []
+        # Whether the lanes of this step look before what they wait for has happened, and go on without.
+        self.early = False
 
     @cached_property
     def at(self) -> Array:
@@ -113,16 +116,18 @@ class Mbarriers:
         # Arrivals that copies under way will make.
         self.announced = np.zeros(size, np.int64)
         self._creation = np.zeros(size, np.int64)
+        # Whether `fence.mbarrier_init` made the initialisation known to copies.
+        self._published = np.zeros(size, bool)
         # What the arrivals of this phase, and those of the last, have released.
         self._coming = np.zeros((size, columns), np.int64)
         self._known = np.zeros((size, columns), np.int64)
-        self._coming_acquired = np.zeros(size, np.int64)
-        self._known_acquired = np.zeros(size, np.int64)
+        self._coming_beyond: dict[int, Knowledge] = {}
+        self._known_beyond: dict[int, Knowledge] = {}
 
     def _grow(self) -> None:
         for name in (
-            "slot", "expected", "pending", "transactions", "phase", "announced", "_creation", "_coming", "_known",
-            "_coming_acquired", "_known_acquired",
+            "slot", "expected", "pending", "transactions", "phase", "announced", "_creation", "_published", "_coming",
+            "_known",
         ):  # fmt: skip
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
@@ -213,8 +218,35 @@ class Mbarriers:
         self.expected[ids] = self.pending[ids] = counts
         if self.machine.clocks is not None:
             self._creation[ids] = self.machine.clocks.record(lanes)
+            self._published[ids] = False
         shared.words(_BYTES, of_valid=True)[slots] = 0
         self.machine.tracer.mbarrier("init", access.instruction, lanes, ids, counts)
+
+    def publish(self, lanes: Array) -> None:
+        """`fence.mbarrier_init`: what `lanes` have initialised is known to the asynchronous proxy."""
+        made = np.isin(self._creation & THREAD, lanes + self.machine.first_thread)
+        self._published |= made & (self._creation != 0)
+
+    def check_published(self, instruction: Instruction, lanes: Array, ids: Array) -> None:
+        """Copies of `lanes` [n] are to complete on objects `ids` [n].
+
+        A copy updates the object through the asynchronous proxy, and `mbarrier.init` wrote it through the generic one
+        (PTX ISA, "Async proxy").
+
+        Raises:
+            MisuseError: no fence lies between the two.
+        """
+        clocks = self.machine.clocks
+        if clocks is None:
+            return
+        unknown = ~(self._published[ids] | clocks.has_crossed(lanes, self._creation[ids]))
+        if unknown.any():
+            bad = int(np.argmax(unknown))
+            what = (
+                f"the copy is to complete on {self.name(self.slot[ids[bad]])}, whose mbarrier.init the asynchronous "
+                "proxy does not know: neither fence.mbarrier_init nor fence.proxy.async lies between"
+            )
+            raise self.machine.misuse(instruction, lanes[bad], what)
 
     def destroy(self, frame: Frame, access: Access, address: Array, lanes: Array) -> None:
         """`mbarrier.inval`.
@@ -317,8 +349,7 @@ class Mbarriers:
         ids = self.objects(frame, access, address, lanes)
         clocks = self.machine.clocks
         if clocks is not None:
-            column = clocks.warps + (lanes >> 5) % clocks.warps
-            np.maximum.at(self._coming, (ids, column), clocks.now)
+            np.maximum.at(self._coming, (ids, clocks.copy_of(lanes)), clocks.now)
         owed = np.full(len(lanes), -size, np.int64)
         self.machine.tracer.mbarrier("expect", access.instruction, lanes, ids, owed)
         self._owe(frame, access, ids, lanes, owed)
@@ -336,6 +367,8 @@ class Mbarriers:
         self._arrivals.append(_Arrival(machine.part(Copies).issued, machine.launch.clock, lanes, ids))
         machine.progress()
         self._settle(frame, ids, work.access.instruction, "")
+        if machine.lands_at_once():
+            self.land(frame, np.unique(ids), work.access.instruction)
 
     def _settle(self, frame: Frame, ids: Array, instruction: Instruction, refusal: str) -> None:
         """Complete phases that have all they expect; land copies that alone keep parked lanes waiting."""
@@ -359,9 +392,11 @@ class Mbarriers:
         self.pending[done] = self.expected[done]
         if self.machine.clocks is not None:
             self._known[done] = self._together(done)
-            self._known_acquired[done] = self._coming_acquired[done]
             self._coming[done] = 0
-            self._coming_acquired[done] = 0
+            for number in done.tolist() if self._coming_beyond or self._known_beyond else ():
+                self._known_beyond.pop(number, None)
+                if number in self._coming_beyond:
+                    self._known_beyond[number] = self._coming_beyond.pop(number)
         woken = np.isin(self.at, done)
         if woken.any():
             self.machine.tracer.woken("wake", woken)
@@ -386,9 +421,7 @@ class Mbarriers:
                 before[lanes] = np.maximum(before[lanes], arrival.number)
                 coming.append((numbers, lanes))
                 if machine.clocks is not None:
-                    warps = lanes >> 5
-                    column = machine.clocks.warps + warps % machine.clocks.warps
-                    np.maximum.at(self._coming, (numbers, column), arrival.step)
+                    np.maximum.at(self._coming, (numbers, machine.clocks.copy_of(lanes)), arrival.step)
             if not which.all():
                 arrival.lanes, arrival.ids = arrival.lanes[~which], arrival.ids[~which]
                 left.append(arrival)
@@ -411,6 +444,14 @@ class Mbarriers:
             self._coming[touched, clocks.agents + bulk.agents(touched)] = clocks.now
         self._complete(touched, instruction, "")
 
+    def landed(self, frame: Frame, ids: Array, bytes_: int, instruction: Instruction) -> None:
+        """Bulk copies that complete on objects `ids` [n], of so many bytes each, landed as they were issued."""
+        np.add.at(self.transactions, ids, -bytes_)
+        clocks, touched = self.machine.clocks, np.unique(ids)
+        if clocks is not None:
+            self._coming[touched, clocks.agents + self._bulk.agents(touched)] = clocks.now
+        self._complete(touched, instruction, "")
+
     # Waiting
 
     def complete(self, work: Wait, ids: Array, lanes: Array, asked: Array) -> Array:
@@ -431,11 +472,14 @@ class Mbarriers:
         return phase > wanted
 
     def look(self, frame: Frame, work: Wait, address: Array, lanes: Array, asked: Array) -> tuple[Array, Array]:
-        """(objects, whether their phases are complete) of lanes that need them, copies landed where they alone lack."""
+        """(objects, whether their phases are complete) of lanes that need them, copies landed where they alone lack.
+
+        If lanes are `early`, nothing lands for their sake.
+        """
         ids = self.objects(frame, work.access, address, lanes)
         self._check_own(work, ids, lanes)
         ready = self.complete(work, ids, lanes, asked)
-        if (self._arrivals or self._bulk.pending) and not ready.all():
+        if (self._arrivals or self._bulk.pending) and not ready.all() and not self.early:
             self.land(frame, np.unique(ids[~ready]), work.access.instruction)
             ready = self.complete(work, ids, lanes, asked)
         return ids, ready
@@ -455,9 +499,7 @@ class Mbarriers:
         clocks = self.machine.clocks
         if clocks is None or not lanes.size:
             return
-        warps, numbers = _runs(lanes >> 5, ids)
-        raise_rows(clocks.seen, warps, self._known[numbers])
-        raise_rows(clocks.acquired, warps, self._known_acquired[numbers])
+        clocks.learn_rows(lanes, ids, self._known, self._known_beyond, self.machine.alive)
 
     def park(self, place: int, lanes: Array, ids: Array, asked: Array) -> None:
         """Lanes wait at the instruction that begins block `place`."""
@@ -510,19 +552,28 @@ class Mbarriers:
         clocks = self.machine.clocks
         if clocks is None:
             return
-        warps, numbers = _runs(lanes >> 5, ids)
-        raise_rows(self._coming, numbers, clocks.seen[warps])
-        raise_rows(self._coming_acquired, numbers, clocks.acquired[warps])
-        self._coming[ids, 2 * clocks.warps + lanes % (clocks.warps * 32)] = clocks.now
+        rows, numbers = _runs(clocks.rows(lanes), ids)
+        raise_rows(self._coming, numbers, clocks.seen[rows])
+        clocks.mark(self._coming, ids, lanes, clocks.now)
+        if clocks.beyond:
+            for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
+                theirs = clocks.beyond.get(row)
+                if theirs is not None:
+                    self._coming_beyond[number] = clocks.pool.join(self._coming_beyond.get(number), theirs)
+        self.machine.tick(self.machine.launch.clock + 1)
 
     def _together(self, ids: Array) -> Array:
-        """What arrivals released, where a warp all of whose lanes arrived is known as a whole."""
+        """What arrivals released, where a warp all of whose lanes arrived is known as a whole.
+
+        Lanes that have exited are lanes of their warp: nobody knows what they did unless they arrived, too.
+        """
         machine = self.machine
         known = self._coming[ids]
         warps = machine.clocks.warps
         cluster = self.slot[ids] * _BYTES // (machine.shared.stride * machine.launch.grid.cluster_blocks)
-        alive = machine.alive.reshape(-1, warps, 32)[cluster]
-        lanes = np.where(alive, known[:, 2 * warps : 34 * warps].reshape(-1, warps, 32), _FOREVER).min(axis=2)
+        exist = machine.exist.reshape(-1, warps, 32)[cluster]
+        lanes = known[:, machine.clocks.lane : machine.clocks.copy].reshape(-1, warps, 32)
+        lanes = np.where(exist, lanes, _FOREVER).min(axis=2)
         known[:, :warps] = np.maximum(known[:, :warps], np.where(lanes < _FOREVER, lanes, 0))
         return known
 
@@ -561,6 +612,16 @@ class Destroy:
         _, lanes, chosen = frame.select(address, guard)
         if lanes.size:
             frame.machine.part(Mbarriers).destroy(frame, self.access, chosen, lanes)
+
+
+@dataclass(frozen=True)
+class Publish:
+    """`fence.mbarrier_init`, as far as it concerns copies."""
+
+    def __call__(self, frame: Frame, guard: Array | None) -> None:
+        """What the acting lanes have initialised is known to the asynchronous proxy."""
+        where = frame.where(guard)
+        frame.machine.part(Mbarriers).publish(frame.lanes() if where is None else frame.lanes()[where])
 
 
 @dataclass(frozen=True)
@@ -633,6 +694,8 @@ class Wait:
         result = np.zeros(frame.count, bool)
         if lanes.size:
             mbarriers = frame.machine.part(Mbarriers)
+            if not self.access.instruction.opcode.startswith("mbarrier.try_wait"):
+                mbarriers.early = frame.machine.looks_early()
             ids, ready = mbarriers.look(frame, self, chosen, lanes, frame.acting(where, asked).astype(np.uint64))
             frame.machine.tracer.mbarrier("pass", self.access.instruction, lanes[ready], ids[ready])
             if self.acquires:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import numpy as np
 from refmoe.ptx.engine.code import Code
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.slow import looks_for_unwritten
 from refmoe.ptx.isa import DTYPES
+from refmoe.ptx.native import order as accesses
 from refmoe.ptx.native.context import (
     HOME_BYTES,
     LOCAL_ROW,
@@ -29,6 +32,7 @@ from refmoe.ptx.native.context import (
     starts,
 )
 from refmoe.ptx.native.scheduler import Status, functions
+from refmoe.ptx.program.unwritten import CANARIES
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.pages import Spare
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW
@@ -79,14 +83,20 @@ class NativeState:
             name: rows[:, begin * _LANES : (begin + 4) * _LANES].view(np.uint32)
             for name, begin in zip(specials, range(begins[-1], begins[-1] + 4 * len(specials), 4), strict=True)
         }
+        # What lies there, by name.
+        self._filled: dict[str, Any] = {}
         self._regions = [machine.shared, machine.local, *machine.arena.regions]
+        self._entered: list[tuple[Any, ...]] = [()] * len(self._regions)
         self._rows = np.zeros((len(self._regions), len(Row)), np.int64)
         self._context = np.zeros(len(Context), np.int64)
         self._fields = self._context.data
         self._address = self._context.ctypes.data
         self._queues = np.zeros((lanes // _LANES, QUEUE_FIELDS), np.int64)
         self._masks = np.zeros(lanes // _LANES, np.uint32)
-        self._scheduler = functions()
+        scheduler = self._scheduler = functions()
+        scheduled = not machine.launch.schedule.default
+        self._advance = scheduler.advance_scheduled if scheduled else scheduler.advance
+        self._pick = scheduler.pick_scheduled if scheduled else scheduler.pick
         self._functions = np.array(code.kernel.variants, np.int64)
         self._symbols = np.array([int(machine.addresses[name]) for name in code.kernel.symbols], np.int64)
         self._approximate = np.zeros(max(len(code.approximate), 1), np.uint8)
@@ -98,6 +108,10 @@ class NativeState:
         """The machine became other CTAs, see `Machine.restart`."""
         if self.code.reads_unwritten:
             self._changing[:] = 0
+        if self._context[Context.LOOK_UNWRITTEN]:
+            for number, kind in self.code.unwritten:
+                if kind != "pred":
+                    self.registers[number][:] = CANARIES[kind]
         self._start()
 
     def _start(self) -> None:
@@ -105,17 +119,20 @@ class NativeState:
         machine, context = self.machine, self._context
         for name, held in self._specials.items():
             value = machine.specials[name]
-            held[:] = value.reshape(-1, _LANES) if np.ndim(value) else value
+            # Those that are the same for all CTAs lie there since the machine's first ones.
+            if value is not self._filled.get(name):
+                held[:] = value.reshape(-1, _LANES) if np.ndim(value) else value
+                self._filled[name] = value
         self._queues[:, : Queue.KEYS] = 0
-        self._queues[:, Queue.ALIVE] = _bits(machine.alive)
+        self._queues[:, Queue.ALIVE] = self._queues[:, Queue.EXIST] = _bits(machine.alive)
         context[Context.FIRST_THREAD] = machine.first_thread
         if machine.clocks is not None:
             context[Context.FIRST_WARP] = machine.clocks.first_warp
 
     def enter(self) -> None:
         """These CTAs run from now on: tell native code where everything lies."""
-        for region in self._regions:
-            self._refresh(region)
+        for number, region in enumerate(self._regions):
+            self._enter(number, region)
 
     def _fill(self, block: Array) -> None:
         machine, context = self.machine, self._context
@@ -129,8 +146,11 @@ class NativeState:
         context[Context.APPROXIMATE] = self._approximate.ctypes.data
         context[Context.REGIONS] = self._rows.ctypes.data
         context[Context.REGION_COUNT] = len(self._rows)
+        parameters = next((each for each in machine.arena.regions if each.space == "param"), None)
+        context[Context.PARAMETERS] = 0 if parameters is None else parameters.data.ctypes.data
         context[Context.SHARED_OFFSET] = self._shared_offset.ctypes.data
         context[Context.REFUSE_UNWRITTEN] = machine.checks.uninitialised
+        context[Context.LOOK_UNWRITTEN] = looks_for_unwritten(machine)
         # Those that know of each other, and take turns.
         context[Context.WARPS] = machine.warps * machine.launch.grid.cluster_blocks
         budget = machine.launch.step_budget
@@ -139,18 +159,33 @@ class NativeState:
         self._places = places_of(machine, self.code)
         context[Context.PLACES] = self._places.ctypes.data
         context[Context.QUEUES] = self._queues.ctypes.data
+        context[Context.ELECTED] = machine.launch.schedule.elected
         clocks = machine.clocks
         if clocks is not None:
             context[Context.SEEN] = clocks.seen.ctypes.data
             context[Context.SEEN_COLUMNS] = clocks.columns
-            context[Context.PUBLISHED] = clocks.published.ctypes.data
-            context[Context.ACQUIRED] = clocks.acquired.ctypes.data
+            context[Context.APART] = clocks.apart.ctypes.data
+            context[Context.FOREIGN] = clocks.foreign.ctypes.data
+            context[Context.CTA_WARPS] = machine.warps
             context[Context.BY_LANE] = clocks.by_lane
             context[Context.BULK] = clocks.bulk
 
-    def _refresh(self, region: Region) -> None:
+    def refresh(self, region: Region) -> None:
         """Enter a region as it is now."""
         number = next(i for i, each in enumerate(self._regions) if each is region)
+        self._enter(number, region)
+
+    def _enter(self, number: int, region: Region) -> None:
+        shadow = region.shadow
+        # Most regions are for all CTAs of a launch what they were for the first ones.
+        state = (
+            region.data, region.valid, shadow, None if shadow is None else shadow.told, region.journal, region.watch,
+            region.poisoned, region.writable, region.base, region.size, region.stride,
+        )  # fmt: skip
+        entered = self._entered[number]
+        if len(entered) == len(state) and all(map(is_, entered, state)):
+            return
+        self._entered[number] = state
         row = self._rows[number]
         row[Row.BASE] = region.base + {SHARED_ROW: SHARED_WINDOW, LOCAL_ROW: LOCAL_WINDOW}.get(number, 0)
         row[Row.SIZE] = region.size
@@ -162,12 +197,12 @@ class NativeState:
             row[Row.BEFORE] = region.journal.before.ctypes.data
         row[Row.WRITABLE] = region.writable and region.space != "const" and region.watch is None
         row[Row.STRIDE] = region.stride if number == LOCAL_ROW else 0
-        shadow = region.shadow
         if shadow is not None:
             shadow.enter(row)
 
     def release(self) -> None:
-        """Give the memory of the registers back."""
+        """Give the memory of the registers back, and that of regions, which may outlive this."""
+        self._entered = [()] * len(self._regions)
         _REGISTERS.give(self.memory, self.memory.nbytes)
 
     def leave(self) -> None:
@@ -190,7 +225,7 @@ class NativeState:
         launch = machine.launch
         launch.clock += 1
         self._begin()
-        status = self._scheduler.advance(self._address)
+        status = self._advance(self._address)
         launch.steps += fields[Context.STEPS]
         launch.instructions += fields[Context.INSTRUCTIONS]
         launch.lane_instructions += fields[Context.LANE_INSTRUCTIONS]
@@ -206,10 +241,52 @@ class NativeState:
 
     def pick(self) -> tuple[int, int, Array] | None:
         """Take the lanes that come next in Python: their turn, their place, and which they are, bool [lanes]."""
-        key = self._scheduler.pick(self._address, self._masks.ctypes.data)
+        key = self._pick(self._address, self._masks.ctypes.data)
         if key == NOBODY:
             return None
         return key // TURN, key % TURN, _lanes_of(self._masks)
+
+    def take(self, place: int, mask: Array) -> int:
+        """Lanes of a place, bool [lanes], leave it to run it; returns the highest turn among them."""
+        turn = 0
+        for warp, lanes in enumerate(_bits(mask).tolist()):
+            queue = self._queues[warp]
+            for group in range(queue[Queue.COUNT]) if lanes else ():
+                key = int(queue[Queue.KEYS + group])
+                if key >= WAITING or key % TURN != place:
+                    continue
+                turn = max(turn, key // TURN)
+                left = int(queue[MASKS + group]) & ~lanes
+                if not left:
+                    # Groups have no order: the last one takes its place.
+                    last = queue[Queue.COUNT] = queue[Queue.COUNT] - 1
+                    queue[Queue.KEYS + group], left = queue[Queue.KEYS + last], queue[MASKS + last]
+                queue[MASKS + group] = left
+                queue[Queue.RAN] += 1
+                break
+        return turn
+
+    def order(self, warps: Array, blocks: int, preference: int, split: int, seed: int) -> None:
+        """How warps take turns under a schedule.
+
+        Args:
+            warps: int64 [warps], in the order of their turns.
+            blocks: most blocks of a turn; 0 for warps that stay together.
+            preference: bits of places that are flipped before they are compared.
+            split: lanes, a bit each, that run before the others of their warp.
+            seed: of what draws the blocks of each turn, 64 bits.
+        """
+        self._order = np.ascontiguousarray(warps, np.int64)
+        context = self._context
+        context[Context.ORDER] = self._order.ctypes.data
+        context[Context.TURN_BLOCKS] = blocks
+        context[Context.PREFERENCE] = preference
+        context[Context.RANDOM] = np.uint64(seed).astype(np.int64)
+        self._queues[:, Queue.SPLIT] = split
+
+    def hold(self, warps: Array) -> None:
+        """Only warps at which bool [warps] is off may run."""
+        self._queues[:, Queue.HELD] = warps
 
     def most_steps(self) -> int:
         """Of the warps: the blocks that the one ran that ran the most."""
@@ -246,12 +323,18 @@ class NativeState:
 
     # Races
 
-    def orders(self, function: Any, region: Region, slots: Array, lanes: Array, flags: np.int64) -> bool:
+    def row_of(self, region: Region) -> Array:
+        """The row of a region, see `Row`."""
+        return next(row for row, each in zip(self._rows, self._regions, strict=True) if each is region)
+
+    def orders(
+        self, function: Any, region: Region, index: Array, lanes: Array, width: int, flags: np.int64
+    ) -> accesses.Status:
         """See `Lanes.orders`."""
-        row = next(row for row, each in zip(self._rows, self._regions, strict=True) if each is region)
         self._begin()
-        wrong = function(self._address, row.ctypes.data, slots.ctypes.data, lanes.ctypes.data, len(slots), int(flags))
-        return not wrong
+        index, lanes = np.ascontiguousarray(index, np.int64), np.ascontiguousarray(lanes, np.int64)
+        places = self.row_of(region).ctypes.data, index.ctypes.data, lanes.ctypes.data
+        return accesses.Status(function(self._address, *places, len(lanes), width, int(flags)))
 
     # One piece
 
@@ -276,7 +359,11 @@ class NativeState:
         return _lanes_of(whole)
 
     def _begin(self) -> None:
-        self._fields[Context.NOW] = self.machine.launch.clock
+        machine, fields = self.machine, self._fields
+        fields[Context.NOW] = machine.launch.clock
+        if machine.clocks is not None:
+            # The pool moves when it grows.
+            fields[Context.POOL] = machine.clocks.pool.rows.ctypes.data
 
     def _end(self, failed: bool) -> None:
         """What native code changed."""
@@ -299,6 +386,9 @@ class NativeState:
             # It goes on in `_end`: nothing can be raised through native code.
             self.error = error
             return 1
+        self._fields[Context.NOW] = self.machine.launch.clock
+        if self.machine.clocks is not None:
+            self._fields[Context.POOL] = self.machine.clocks.pool.rows.ctypes.data
         return 0
 
 

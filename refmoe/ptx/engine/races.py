@@ -1,19 +1,12 @@
-"""Who accessed which byte when, and what orders the accesses of different lanes.
+"""Who accessed which byte when, and which accesses of different threads race.
 
-The clock is the launch's step counter. `seen[w, v]` is the step up to which everything that warp `v` did happens before
-what warp `w` does next: barriers raise it, `bar.warp.sync` raises a warp's view of its own lanes. Between CTAs, and
-between warps that synchronise through memory, an access is ordered if its warp published it (a fence, then an atomic or
-another strong write; barriers pass on what they ordered) and the later warp has since executed a strong read. That is
-generous (it does not ask for the same location), so that no ordered pair is ever reported.
+Two accesses of one byte, one of them a write, race unless one happens before the other, see
+`refmoe.ptx.engine.order.clocks`, or both are morally strong: strong, in scopes that have each other's thread, and of
+the very same bytes.
 
-An asynchronous copy is an agent of its own: what it writes or reads is ordered after its issue, but before nothing
-until its thread has waited for it (from then on it counts as that thread's access) or a barrier has announced it.
-Barriers in memory join single lanes, so where a kernel has them `seen` also tells the lanes of a warp apart.
-
-Bulk copies into shared memory complete on a barrier, so there each barrier is an agent, whose accesses are ordered
-before what follows a wait for its phase. Bulk copies also work in another proxy: what they read must have been written
-through the same one, or lie before a proxy fence. So with bulk copies every row of `seen` goes on with a second half,
-of the same columns: the step up to which what that column did lies before a proxy fence that is ordered before now.
+Memory keeps the last write and some last reads of each granule. Where one record has to stand for the accesses of
+several threads it is checked against all that these may have done. So what is kept here misses no race, but may suspect
+one where there is none; a race that is not certain is looked for again by a launch that keeps everything.
 """
 
 from __future__ import annotations
@@ -27,11 +20,29 @@ from refmoe.ptx.engine.cluster import whose
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.granules import Granules
 from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.order.clocks import LANES
+from refmoe.ptx.engine.order.witness import Witness
 from refmoe.ptx.errors import RaceError
 from refmoe.ptx.native import order
 from refmoe.ptx.native.context import Row
+from refmoe.ptx.native.order import Status
 from refmoe.ptx.state.memory import Region
-from refmoe.ptx.state.records import AGENTS, ASYNCHRONOUS, BULK, LANE, MANY, PENDING, STEP_SHIFT, STRONG, THREAD
+from refmoe.ptx.state.pages import PAGE_SHIFT, untouched
+from refmoe.ptx.state.records import (
+    ASYNCHRONOUS,
+    BULK,
+    GRID,
+    LANE,
+    PENDING,
+    SEVERAL,
+    SEVERAL_SHIFT,
+    STEP_SHIFT,
+    STRENGTH,
+    STRENGTH_SHIFT,
+    THREAD,
+    WEAK,
+    Several,
+)
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -39,128 +50,9 @@ Array = Any
 Words = Callable[[Array, Array], tuple[Array, Array]]
 
 _OTHER_WARP = THREAD & ~LANE
-_WEAK: np.int64 = np.int64(0)
-# Of global memory: the last reader and the last one of another warp.
+_AGENTS = ASYNCHRONOUS | BULK
+# Of global memory: the last reader, and the others.
 _LAST_READERS = 2
-
-
-class Clocks:
-    """What each warp of some CTAs knows about the others.
-
-    Args:
-        warps: of one CTA. What is said of CTAs here holds for whole clusters, where they have several: all their warps
-            can synchronise with each other.
-        ctas: that run together.
-        first_cta: number of the first of them in the grid.
-        published: int64 [warps of the grid], shared by all CTAs of the launch.
-        by_lane: whether single lanes may synchronise, as with mbarriers.
-        bulk: whether there are bulk copies; only with `by_lane`.
-
-    Attributes:
-        seen: int64 [warps here, columns], see the module. Columns are the warps of the CTA, then the copies of each
-            warp, then, with `by_lane`, each lane, then, with `bulk`, the agents, and all of these again.
-        acquired: int64 [warps here], the step of the last strong read.
-    """
-
-    def __init__(
-        self, warps: int, ctas: int, first_cta: int, published: Array, by_lane: bool = False, bulk: bool = False
-    ) -> None:
-        self.warps = warps
-        self.by_lane = by_lane
-        self.bulk = bulk
-        self.agents = warps * 34
-        # Where the second half begins.
-        self.crossed = self.agents + AGENTS
-        self.columns = 2 * self.crossed if bulk else warps * (34 if by_lane else 2)
-        self.first_warp = first_cta * warps
-        self.published = published
-        self.now = 0
-        self.seen = np.zeros((ctas * warps, self.columns), np.int64)
-        self.acquired = np.zeros(ctas * warps, np.int64)
-        self._fenced = np.zeros_like(self.seen)
-
-    def restart(self, first_cta: int) -> None:
-        """Become the clocks of as many other CTAs, whose warps know nothing yet."""
-        self.first_warp = first_cta * self.warps
-        self.seen[:], self.acquired[:], self._fenced[:] = 0, 0, 0
-
-    def acquire(self, lanes: Array) -> None:
-        """The warps of `lanes` read what others may have published."""
-        self.acquired[np.unique(lanes >> 5)] = self.now
-
-    def fence(self, lanes: Array) -> None:
-        """The warps of `lanes` executed a fence: what they know may be published."""
-        warps = np.unique(lanes >> 5)
-        self._fenced[warps] = self.seen[warps]
-        self._fenced[warps, warps % self.warps] = self.now
-
-    def cross(self, lanes: Array, alive: Array) -> None:
-        """`lanes` executed a proxy fence: what is ordered before it may be used through the other proxy."""
-        half, warps = self.crossed, np.unique(lanes >> 5)
-        self.seen[warps, half:] = np.maximum(self.seen[warps, half:], self.seen[warps, :half])
-        self.seen[lanes >> 5, half + 2 * self.warps + lanes % (32 * self.warps)] = self.now
-        acting = np.zeros(len(alive), bool)
-        acting[lanes] = True
-        whole = warps[(acting | ~alive).reshape(-1, 32)[warps].all(axis=1)]
-        self.seen[whole, half + whole % self.warps] = self.now
-
-    def release(self, lanes: Array, by_itself: bool) -> None:
-        """The warps of `lanes` wrote strongly: what their last fence covers is published."""
-        if by_itself:
-            self.fence(lanes)
-        warps = np.unique(lanes >> 5)
-        rows = self.published.reshape(-1, self.warps)
-        np.maximum.at(rows, (warps + self.first_warp) // self.warps, self._fenced[warps, : self.warps])
-
-    def warp_sync(self, mask: Array) -> None:
-        """Lanes of one warp meet, memory included."""
-        warps = np.flatnonzero(mask.reshape(-1, 32).any(axis=1))
-        self.seen[warps, warps % self.warps] = self.now - 1
-
-    def copies_seen(self, lanes: Array, step: Array) -> None:
-        """The warps of `lanes` have waited for their own copies up to `step` [n]."""
-        warps = lanes >> 5
-        np.maximum.at(self.seen, (warps, self.warps + warps % self.warps), step)
-
-    def record(self, lanes: Array) -> Array:
-        """A plain access by `lanes` now, in the form that `ordered` takes."""
-        return (self.now << STEP_SHIFT) + self.first_warp * 32 + lanes
-
-    def knowledge(self, warps: Array) -> tuple[Array, Array]:
-        """What warps, all of whose lanes are here, bring to a barrier now: ([n, columns], acquired [n])."""
-        known = self.seen[warps].copy()
-        known[np.arange(len(warps)), warps % self.warps] = self.now
-        return known, self.acquired[warps]
-
-    def learn(self, warps: Array, known: Array, acquired: Array) -> None:
-        """Warps leave a barrier with what all participants brought: `known` [n, columns], `acquired` [n]."""
-        self.seen[warps] = np.maximum(self.seen[warps], known)
-        self.acquired[warps] = np.maximum(self.acquired[warps], acquired)
-
-    def ordered(self, lanes: Array, record: Array) -> Array:
-        """Whether the access of `record` happens before what each of `lanes` does now; both int64 [n]."""
-        step = record >> STEP_SHIFT
-        warp = lanes >> 5
-        thread = record & THREAD
-        other = thread >> 5
-        own_cta = (warp + self.first_warp) // self.warps == other // self.warps
-        asynchronous = record & ASYNCHRONOUS != 0
-        ordered = self.seen[warp, other % self.warps + asynchronous * self.warps] >= step
-        if self.by_lane:
-            one = (record & (MANY | ASYNCHRONOUS)) == 0
-            ordered |= one & (self.seen[warp, 2 * self.warps + thread % (32 * self.warps)] >= step)
-        if self.bulk:
-            agent = np.minimum(thread % (32 * self.warps), AGENTS - 1)
-            ordered = np.where(record & BULK != 0, self.seen[warp, self.agents + agent] >= step, ordered)
-        ordered &= own_cta
-        return ordered | ((self.published[other] >= step) & (self.acquired[warp] >= step))
-
-    def has_crossed(self, lanes: Array, record: Array) -> Array:
-        """Whether a proxy fence lies between the plain write of `record` in the CTA and each of `lanes`; int64 [n]."""
-        step, thread = record >> STEP_SHIFT, record & THREAD
-        row, half = lanes >> 5, self.crossed
-        by_warp = self.seen[row, half + (thread >> 5) % self.warps] >= step
-        return by_warp | (self.seen[row, half + 2 * self.warps + thread % (32 * self.warps)] >= step)
 
 
 class Accessing(Protocol):
@@ -177,37 +69,115 @@ class Accessing(Protocol):
         ...
 
     @property
-    def strong(self) -> bool:
-        """Whether it does not race with other strong ones."""
+    def strength(self) -> int:
+        """With whom it is morally strong, see `refmoe.ptx.state.records`; 0 for a weak access."""
         ...
+
+    @property
+    def observes(self) -> bool:
+        """Whether an atomic gives its thread what it read: not `red`."""
+        ...
+
+    @property
+    def coherent(self) -> bool:
+        """False for `.nc`, which may read what was there before the launch."""
+        ...
+
+
+class Rewriting(Protocol):
+    """What knows of tensor maps in a region, see `refmoe.ptx.engine.bulk.map_reads`."""
+
+    def check(
+        self, frame: Frame, instruction: Instruction, region: Region, index: Array, lanes: Array, width: int
+    ) -> None:
+        """`lanes` [n] are about to write `width` bytes each at byte `index` [n] of a region."""
+        ...
+
+
+class Previous(Protocol):
+    """What knows of the grid before this one, see `refmoe.ptx.engine.previous_grid`."""
+
+    def check(self, frame: Frame, instruction: Instruction, region: Region, index: Array, lanes: Array) -> None:
+        """`lanes` [n] access bytes at `index` [n] of a region that it writes."""
+        ...
+
+
+def excused(record: Array, mine: Array, cta_threads: int, cluster_threads: int) -> Array:
+    """Whether the accesses of two records, int64 [n] each, are morally strong."""
+    strength = np.minimum(record & STRENGTH, mine & STRENGTH) >> STRENGTH_SHIFT
+    several = (record & SEVERAL) >> SEVERAL_SHIFT
+    one, other = record & THREAD, mine & THREAD
+    same_cta = (one // cta_threads == other // cta_threads) & (
+        (several < Several.WARPS) | (cta_threads == cluster_threads)
+    )
+    same_cluster = one // cluster_threads == other // cluster_threads
+    needed = np.where(same_cta, 1, np.where(same_cluster, 2, GRID))
+    needed = np.where(several == Several.CLUSTERS, GRID, needed)
+    return (strength != 0) & (strength >= needed)
+
+
+def never(record: Any) -> Any:
+    """The record of a read that may happen at any time: not even what its own thread does comes after it."""
+    return record & ~(np.int64(-1) << STEP_SHIFT) | np.int64(PENDING << STEP_SHIFT) | ASYNCHRONOUS
+
+
+def merge(before: int, mine: int, cluster_threads: int) -> int:
+    """A record that stands for the accesses of two others, the later of which is `mine`."""
+    different = (before ^ mine) & int(THREAD)
+    several = int(Several.LANES)
+    if different & ~int(LANE):
+        same = (before & int(THREAD)) // cluster_threads == (mine & int(THREAD)) // cluster_threads
+        several = Several.WARPS if same else Several.CLUSTERS
+    several = max(several, (before & int(SEVERAL)) >> SEVERAL_SHIFT)
+    strength = min(before & int(STRENGTH), mine & int(STRENGTH))
+    step = max(before >> STEP_SHIFT, mine >> STEP_SHIFT)
+    return (step << STEP_SHIFT) | (several << SEVERAL_SHIFT) | strength | (mine & int(THREAD | _AGENTS))
 
 
 class RaceShadow:
     """The last write, and reads, of each granule of a region, see `Granules`.
 
-    Shared memory remembers the last read of every warp of its CTA, global memory only the last read of all and the last
-    of another warp.
+    Shared memory remembers the last read of every warp of its CTA, global memory only the last read of all, and one
+    record for the others that are not ordered before it.
 
     Args:
         size: bytes.
         readers: warps of a CTA whose reads are kept apart; 0 keeps the last two only.
         columns: records of reads that a granule has, where that is not what `readers` needs.
+
+    Attributes:
+        witness: who takes down every access, or None.
+        maps: what is asked before a write, if there are tensor maps in the region that copies go by; else None.
+        previous: what is asked before an access, if the grid before this one writes the region; else None.
     """
 
     def __init__(self, size: int, readers: int, columns: int | None = None) -> None:
         self.readers = readers
         self.granules = Granules(size, columns or readers or _LAST_READERS)
         self._writes, self._reads = self.granules.writes, self.granules.reads
+        # Of bytes that were accessed strongly: one more than the binary logarithm of the access's width.
+        self._widths: Array | None = None
+        self.witness: Witness | None = None
+        self.maps: Rewriting | None = None
+        self.previous: Previous | None = None
 
     @property
     def tables(self) -> tuple[Array, ...]:
         """All memory of this."""
         return self.granules.states, self.granules.used, self.granules.records
 
+    @property
+    def told(self) -> bool:
+        """Whether somebody is told of every access, so that Python has to do it."""
+        return self.witness is not None or self.maps is not None or self.previous is not None
+
     def enter(self, row: Array) -> None:
         """Write into a region's row where the records lie, see `Row`."""
         self.granules.enter(row)
         row[Row.READERS] = self.readers
+        if self.told:
+            # For native code the region has no bytes, so that Python does every access.
+            row[Row.SIZE] = 0
 
     def release(self) -> None:
         """Give memory back: nobody asks any more who accessed what."""
@@ -222,31 +192,87 @@ class RaceShadow:
         base = (frame.machine.clocks.now << STEP_SHIFT) + frame.machine.first_thread
         return lanes + np.int64(base + int(flags))
 
+    def _flags(self, access: Accessing, index: Array) -> np.int64:
+        """Those of an access: a strong one that only overlaps another strong one is weak."""
+        if not access.strength:
+            return WEAK
+        if self._widths is None:
+            self._widths = untouched((self.granules.size,), np.uint8)
+        code = access.width.bit_length()
+        places = index[:, None] + np.arange(access.width)
+        held = self._widths[places]
+        overlaps = bool(((held != 0) & (held != code)).any())
+        self._widths[places] = code
+        return WEAK if overlaps else np.int64(access.strength << STRENGTH_SHIFT)
+
+    def _in_order(
+        self,
+        frame: Frame,
+        function: Any,
+        region: Region,
+        index: Array,
+        lanes: Array,
+        access: Accessing,
+        flags: np.int64,
+    ) -> bool:
+        """Record accesses by a function of `refmoe.ptx.native.order`; False if something is wrong with one."""
+        machine, width = frame.machine, access.width
+        status = machine.orders(function, region, index, lanes, width, flags)
+        if status == Status.COARSE:
+            self.granules.refine(index >> PAGE_SHIFT, width.bit_length())
+            status = machine.orders(function, region, index, lanes, width, flags)
+        return status == Status.DONE
+
     def _conflicts(self, frame: Frame, lanes: Array, previous: Array, mine: Array) -> Array:
-        """Positions whose previous access belongs to another lane and is not ordered before this one."""
-        other = ((previous ^ mine) & THREAD != 0) | (previous & (MANY | ASYNCHRONOUS | BULK) != 0)
-        suspects = np.flatnonzero((previous != 0) & other & (previous & mine & STRONG == 0))
+        """Positions whose previous access belongs to another lane and races with this one."""
+        machine = frame.machine
+        other = ((previous ^ mine) & THREAD != 0) | (previous & (SEVERAL | _AGENTS) != 0)
+        per_cta, per_cluster = machine.warps * LANES, machine.clocks.warps * LANES
+        suspects = np.flatnonzero((previous != 0) & other & ~excused(previous, mine, per_cta, per_cluster))
         if not suspects.size:
             return suspects
-        return suspects[~frame.machine.clocks.ordered(lanes[suspects], previous[suspects])]
+        return suspects[~machine.clocks.ordered(lanes[suspects], previous[suspects])]
+
+    def note(
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, width: int, does: str
+    ) -> None:
+        """There will be accesses of `width` bytes at `index` [n] that do `"read"`, `"write"` or `"both"`."""
+        if self.previous is not None:
+            self.previous.check(frame, access.instruction, region, index, lanes)
+        if self.maps is not None and does != "read":
+            self.maps.check(frame, access.instruction, region, index, lanes, width)
+        if self.witness is not None:
+            machine = frame.machine
+            first = machine.first_cta * region.stride
+            self.witness.note(
+                region.name, access.instruction, machine.clocks.now, index + first, width, lanes + machine.first_thread,
+                writes=does != "read", reads=does != "write",
+            )  # fmt: skip
+
+    # Reads
 
     def read(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, asynchronous: bool = False
     ) -> None:
         """A load, or the load of a copy that is issued: it must not race with an earlier write."""
-        at, who = self._cover(index, lanes, access.width)
-        flags = ASYNCHRONOUS if asynchronous else _strong(access)
-        if frame.machine.orders(order.functions().reads, region, at, who, flags):
+        self.note(frame, access, region, index, lanes, access.width, "read")
+        flags = ASYNCHRONOUS if asynchronous else self._flags(access, index)
+        if access.coherent and self._in_order(frame, order.functions().reads, region, index, lanes, access, flags):
             return
+        at, who = self._cover(index, lanes, access.width)
         mine = self._mine(frame, who, flags)
         previous = self._writes[at]
         bad = self._conflicts(frame, who, previous, mine)
         if bad.size:
-            self._report_granule(frame, access, region, at, who, bad[0], previous[bad[0]], "write-read")
-        warp = who >> 5
-        clocks = frame.machine.clocks
-        known = clocks.seen[warp, warp % clocks.warps]
-        self._record_reads(at, who, mine, known)
+            self._report_granules(frame, access, region, at, who, mine, bad, previous[bad], "write-read")
+        if not access.coherent:
+            stale = np.flatnonzero(previous)
+            if stale.size:
+                self._report_granules(frame, access, region, at, who, mine, stale, previous[stale], "non-coherent")
+            # Nothing comes after a read that may happen at any time.
+            mine = never(mine)
+        for place, lane, record in zip(at.tolist(), who.tolist(), mine.tolist(), strict=True):
+            self._record_read(frame, place, lane, record)
 
     def read_rows(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, words: Words
@@ -257,26 +283,36 @@ class RaceShadow:
         """
         self.read(frame, access, region, *words(index, lanes))
 
-    def _record_reads(self, at: Array, who: Array, mine: Array, known: Array) -> None:
-        """Enter reads of granules `at` by lanes `who`; `known` is what each one's warp knows of its own lanes."""
-        warp = who >> 5
-        column = warp % self.readers if self.readers else np.zeros(len(who), np.int64)
-        previous = self._reads[column, at]
-        if not self.readers:
-            elsewhere = np.flatnonzero((previous != 0) & ((previous ^ mine) & _OTHER_WARP != 0))
-            self._reads[1, at[elsewhere]] = previous[elsewhere]
-        # Another lane of the same warp read since the last warp-level sync: no single lane stands for both.
-        differs = previous ^ mine
-        shared = (previous >> STEP_SHIFT > known) & (differs & _OTHER_WARP == 0) & (differs & (LANE | MANY) != 0)
-        record = np.where(shared, mine | MANY, mine)
-        self._reads[column, at] = record
-        differs = self._reads[column, at] ^ record
-        lost = np.flatnonzero((differs & _OTHER_WARP == 0) & (differs & LANE != 0))
-        self._reads[column[lost], at[lost]] |= MANY
-        if not self.readers:
-            # Of several warps in this step one is now the last reader; another comes before it.
-            others = np.flatnonzero(differs & _OTHER_WARP != 0)
-            self._reads[1, at[others]] = record[others]
+    def _record_read(self, frame: Frame, at: int, lane: int, mine: int) -> None:
+        """Enter the read of granule `at` by a lane: what `refmoe.ptx.native.order` does for many."""
+        clocks = frame.machine.clocks
+        column = (lane >> 5) % self.readers if self.readers else 0
+        previous = int(self._reads[column, at])
+        if not self.readers and previous and (previous ^ mine) & int(_OTHER_WARP):
+            others = int(self._reads[1, at])
+            if others and not self._ordered(frame, lane, others):
+                previous = merge(others, previous, clocks.warps * LANES)
+            self._reads[1, at] = previous
+        else:
+            mine = self._last(frame, lane, previous, mine)
+        self._reads[column, at] = mine
+
+    def _ordered(self, frame: Frame, lane: int, record: int) -> bool:
+        return bool(frame.machine.clocks.ordered(np.array([lane]), np.array([record]))[0])
+
+    def _last(self, frame: Frame, lane: int, previous: int, mine: int) -> int:
+        """The record that takes the place of another one of the same warp's reads, or of the writes."""
+        if not previous:
+            return mine
+        other = (previous ^ mine) & int(THREAD) or previous & int(SEVERAL | _AGENTS)
+        if other and not self._ordered(frame, lane, previous):
+            return merge(previous, mine, frame.machine.clocks.warps * LANES)
+        if not other and previous & int(STRENGTH) < mine & int(STRENGTH):
+            # What a thread did weakly before is not forgotten.
+            return merge(previous, mine, frame.machine.clocks.warps * LANES)
+        return mine
+
+    # Writes
 
     def _unordered(self, frame: Frame, at: Array, who: Array, mine: Array) -> list[tuple[Array, Array, str]]:
         """Conflicts of a write: (positions, their previous records, kind of race)."""
@@ -292,23 +328,36 @@ class RaceShadow:
             found.append((rows[bad], records[bad], "read-write"))
         return [item for item in found if item[0].size]
 
+    def _record_writes(self, frame: Frame, at: Array, who: Array, mine: Array) -> None:
+        """Enter writes of granules `at`: what `refmoe.ptx.native.order` does for many."""
+        for place, lane, record in zip(at.tolist(), who.tolist(), mine.tolist(), strict=True):
+            previous = int(self._writes[place])
+            if previous and previous & int(STRENGTH) < record & int(STRENGTH):
+                column = (lane >> 5) % self.readers if self.readers else 0
+                held = int(self._reads[column, place])
+                both = merge(held, previous, frame.machine.clocks.warps * LANES) if held else previous
+                self._reads[column, place] = both
+            self._writes[place] = self._last(frame, lane, previous, record)
+
     def before_write(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, words: Array
     ) -> None:
-        """A store: it must not race with an earlier access, unless it writes what is there already."""
+        """A store: it must not race with an earlier access. One that writes what is there already is a warning."""
+        self.note(frame, access, region, index, lanes, access.width, "write")
+        self._refuse_among(frame, access, region, index, lanes)
+        flags = self._flags(access, index)
+        if self._in_order(frame, order.functions().writes, region, index, lanes, access, flags):
+            return
         at, rows = self.granules.cover(index, access.width)
         who = lanes if rows is None else lanes[rows]
-        if frame.machine.orders(order.functions().writes, region, at, who, _strong(access)):
-            return
-        mine = self._mine(frame, who, _strong(access))
+        mine = self._mine(frame, who, flags)
         for bad, previous, kind in self._unordered(frame, at, who, mine):
             row = bad if rows is None else rows[bad]
             differs = region.words(access.width)[index[row] // access.width] != words[row]
             differs = differs if differs.ndim == 1 else differs.any(axis=1)
-            if differs.any():
-                first = int(np.argmax(differs))
-                self._report_granule(frame, access, region, at, who, bad[first], previous[first], kind)
-        self._writes[at] = mine
+            for which, warning in ((differs, ""), (~differs, "same value")):
+                self._report_granules(frame, access, region, at, who, mine, bad[which], previous[which], kind, warning)
+        self._record_writes(frame, at, who, mine)
 
     def after_write(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, words: Array
@@ -316,14 +365,29 @@ class RaceShadow:
         """Two lanes of one step must not have written different values to one place."""
         differs = region.words(access.width)[index // access.width] != words
         differs = differs if differs.ndim == 1 else differs.any(axis=1)
-        if differs.any():
+        if differs.any() and not access.strength:
             row = int(np.argmax(differs))
             at, _ = self.granules.cover(index[row : row + 1], access.width)
             self._report(frame, access, region, int(index[row]), lanes[row], self._writes[at[0]], "write-write")
 
     def atomic(self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array) -> None:
-        """An atomic: it must not race with an earlier plain access."""
-        self._modify(frame, access, region, index, lanes, STRONG)
+        """An atomic: it must not race with an earlier access that is not morally strong with it."""
+        self.note(frame, access, region, index, lanes, access.width, "both")
+        self._refuse_among(frame, access, region, index, lanes)
+        self._modify(frame, access, region, index, lanes, self._flags(access, index))
+
+    def _refuse_among(self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array) -> None:
+        """Lanes that write one place in one step need scopes that have each other."""
+        if not 0 < access.strength < GRID:
+            return
+        order = np.argsort(index, kind="stable")
+        again = np.flatnonzero(index[order[1:]] == index[order[:-1]])
+        one, other = order[again], order[again + 1]
+        machine, mine = frame.machine, self._mine(frame, lanes, np.int64(access.strength << STRENGTH_SHIFT))
+        per_cta, per_cluster = machine.warps * LANES, machine.clocks.warps * LANES
+        for row in np.flatnonzero(~excused(mine[one], mine[other], per_cta, per_cluster)).tolist():
+            at = int(other[row])
+            self._report(frame, access, region, int(index[at]), lanes[at], mine[one[row]], "write-write")
 
     def copy(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, strong: bool = False
@@ -332,33 +396,35 @@ class RaceShadow:
 
         `strong`: it is an atomic, which does not race with others.
         """
-        self._modify(frame, access, region, index, lanes, ASYNCHRONOUS | STRONG if strong else ASYNCHRONOUS)
+        self.note(frame, access, region, index, lanes, access.width, "write")
+        flags = self._flags(access, index) if strong else WEAK
+        self._modify(frame, access, region, index, lanes, ASYNCHRONOUS | flags)
 
     def _modify(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, flags: np.int64
     ) -> None:
-        at, who = self._cover(index, lanes, access.width)
-        if frame.machine.orders(order.functions().writes, region, at, who, flags):
+        if self._in_order(frame, order.functions().writes, region, index, lanes, access, flags):
             return
-        self._refuse_write(frame, access, region, index, lanes, access.width, flags)
-        self._writes[at] = self._mine(frame, who, flags)
+        at, who = self._refuse_write(frame, access, region, index, lanes, access.width, flags)
+        self._record_writes(frame, at, who, self._mine(frame, who, flags))
 
     def _refuse_write(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, width: int, flags: np.int64
     ) -> tuple[Array, Array]:
         """Report an access that is not ordered before writes of `width` bytes: (their slots, the lane of each)."""
         at, who = self._cover(index, lanes, width)
-        for bad, previous, kind in self._unordered(frame, at, who, self._mine(frame, who, flags)):
-            self._report_granule(frame, access, region, at, who, bad[0], previous[0], kind)
+        mine = self._mine(frame, who, flags)
+        for bad, previous, kind in self._unordered(frame, at, who, mine):
+            self._report_granules(frame, access, region, at, who, mine, bad, previous, kind)
         return at, who
 
     def ordered_after(
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, records: Array
     ) -> None:
         """Each lane's use of an object must come after the write `records` [n] that made it."""
-        if frame.machine.orders(order.functions().follows, region, records, lanes, _WEAK):
+        if frame.machine.orders(order.functions().follows, region, records, lanes, access.width, WEAK) == Status.DONE:
             return
-        mine = self._mine(frame, lanes, _WEAK)
+        mine = self._mine(frame, lanes, WEAK)
         bad = self._conflicts(frame, lanes, records, mine)
         if bad.size:
             first = bad[0]
@@ -370,6 +436,16 @@ class RaceShadow:
         latest = np.zeros(len(index), np.int64)
         np.maximum.at(latest, np.arange(len(index)) if row is None else row, self._writes[at])
         return latest
+
+    def written_by_one(self, index: Array, width: int) -> Array:
+        """The record of the last write of each access at `index` [n], 0 where its bytes have several."""
+        at, row = self.granules.cover(index, width)
+        found = self._writes[at]
+        if row is None:
+            return found
+        first = np.flatnonzero(np.r_[True, row[1:] != row[:-1]])
+        same = np.minimum.reduceat(found, first) == np.maximum.reduceat(found, first)
+        return np.where(same, found[first], 0)
 
     def records(self, begin: int, end: int) -> tuple[Array, Array]:
         """(byte index [n], record [n]) of all that is known of the bytes from `begin` to `end`."""
@@ -383,73 +459,120 @@ class RaceShadow:
     def waited(self, frame: Frame, access: Accessing, index: Array, lanes: Array) -> None:
         """`lanes` have waited for their copies, which from now on count as accesses of their own."""
         at, who = self._cover(index, lanes, access.width)
-        mine = self._mine(frame, who, _WEAK)
-        columns = [who // 32 % self.readers] if self.readers else range(len(self._reads))
+        mine = self._mine(frame, who, WEAK)
+        columns = [who // LANES % self.readers] if self.readers else range(len(self._reads))
         for records, place in ((self._writes, at), *((self._reads, (column, at)) for column in columns)):
             held = records[place]
-            copied = (held & ASYNCHRONOUS != 0) & ((held ^ mine) & THREAD == 0)
+            copied = (held & ASYNCHRONOUS != 0) & ((held ^ mine) & THREAD == 0) & (held >> STEP_SHIFT != PENDING)
+            # A read that stands for other threads too is still theirs.
+            mine_now = mine | (held & SEVERAL)
             if copied.all():
-                records[place] = mine
+                records[place] = mine_now
             elif copied.any():
-                records[place] = np.where(copied, mine, held)
+                records[place] = np.where(copied, mine_now, held)
 
-    def _report_granule(
-        self,
-        frame: Frame,
-        access: Accessing,
-        region: Region,
-        at: Array,
-        who: Array,
-        position: int,
-        record: Any,
-        kind: str,
-    ) -> None:
-        """`_report` of the granule at slot `at[position]`, which lane `who[position]` accesses."""
-        offset = self.granules.byte(int(at[position]))
-        self._report(frame, access, region, offset, who[position], record, kind)
+    def _report_granules(
+        self, frame: Frame, access: Accessing, region: Region, at: Array, who: Array, mine: Array, bad: Array,
+        records: Array, kind: str, warning: str = "",
+    ) -> None:  # fmt: skip
+        """`_report` of granules at slots `at[bad]`, accessed by lanes `who[bad]`: of one, unless a witness counts."""
+        some = len(bad) if self.witness is not None else 1
+        for position, record in zip(bad[:some].tolist(), records[:some].tolist(), strict=True):
+            offset = self.granules.byte(int(at[position]))
+            self._report(frame, access, region, offset, who[position], record, kind, warning, int(mine[position]))
 
     def _report(
-        self, frame: Frame, access: Accessing, region: Region, offset: int, lane: Any, record: Any, kind: str
-    ) -> None:
-        """Raise the error of a race on byte `offset` of all owners' bytes."""
+        self, frame: Frame, access: Accessing, region: Region, offset: int, lane: Any, record: Any, kind: str,
+        warning: str = "", mine: int = 0,
+    ) -> None:  # fmt: skip
+        """Raise the error of a race on byte `offset` of all owners' bytes, or keep it where it is but a warning."""
         machine = frame.machine
-        owner = whose(machine, region, offset)
+        owner, earlier = whose(machine, region, offset), None
+        byte = offset + machine.first_cta * region.stride
+        if self.witness is not None:
+            earlier = self.witness.earlier(region.name, byte, int(record), kind)
         if region.stride:
             offset %= region.stride
         fields = machine.at(lane, access.instruction)
-        record = np.int64(record)
-        other_block, other_thread = machine.place_of_thread(int(record & THREAD))
-        many = bool(record & MANY)
-        verbs = {
-            "write-write": "writes after a write by",
-            "read-write": "writes after a read by",
-            "write-read": "reads after a write by",
-            "proxy": "copies, through the asynchronous proxy, what was written through the generic one by",
-        }
-        missing = "no fence.proxy.async lies between" if kind == "proxy" else "nothing orders the two"
-        whom = f"several threads of the warp of thread {other_thread}" if many else f"thread {other_thread}"
-        if record & ASYNCHRONOUS:
-            whom = f"an asynchronous {'bulk ' if record & BULK else ''}copy of {whom}"
-        elif record & BULK:
-            whom = f"a bulk copy that completes on {machine.agent_name(int(record & THREAD))}"
-        if record >> STEP_SHIFT == PENDING:
+        record = int(record)
+        other_block, other_thread = machine.place_of_thread(record & int(THREAD))
+        several = bool(record & int(SEVERAL))
+        certain = self._is_certain(frame, int(lane), access, record, mine, kind)
+        if not warning and kind in ("write-read", "read-write", "write-write") and certain:
+            alone = record & ~int(SEVERAL)
+            warning = "missing acquire" if machine.strong.would_order(int(lane), alone) else ""
+        verb, missing = _SENTENCES[kind]
+        missing = _MILDER.get(warning, missing)
+        whom = f"several threads, thread {other_thread} among them," if several else f"thread {other_thread}"
+        if record & ~int(THREAD | SEVERAL) == never(0):
+            whom = f"a non-coherent load (ld.global.nc) by {whom}"
+        elif record & int(ASYNCHRONOUS):
+            whom = f"an asynchronous {'bulk ' if record & int(BULK) else ''}copy of {whom}"
+        elif record & int(BULK):
+            whom = machine.agent_name(record & int(THREAD))
+        if record >> STEP_SHIFT == PENDING and record & int(_AGENTS) != int(ASYNCHRONOUS):
             whom += ", not known to be complete,"
-        raise RaceError(
+        error = RaceError(
             f"{kind} race on byte {offset} of {region.name} ({region.space}){owner}: block {fields['block']} thread "
-            f"{fields['thread']} {verbs[kind]} {whom} of block {other_block}, and {missing}; "
+            f"{fields['thread']} {verb} {whom} of block {other_block}, and {missing}; "
             f"{machine.describe(access.instruction)}",
             kind=kind,
             space=region.space,
             buffer=region.name,
             offset=offset,
             other_block=other_block,
-            other_thread=None if many or (record & BULK and not record & ASYNCHRONOUS) else other_thread,
+            other_thread=None if several or (record & int(_AGENTS) == int(BULK)) else other_thread,
+            warning=warning,
+            certain=certain,
+            earlier=earlier,
+            among=None if record & int(_AGENTS) == int(BULK) else other_thread,
             **fields,
         )
+        self.found(machine, error, byte, int(lane))
+
+    def found(self, machine: Lanes, error: RaceError, byte: int, lane: int) -> None:
+        """Raise an error, or keep what is but a warning; a witness goes on behind both."""
+        if self.witness is not None:
+            self.witness.met(error, byte, lane + machine.first_thread)
+        if error.warning and not machine.checks.strict:
+            machine.launch.warn(error)
+        elif self.witness is None:
+            raise error
+
+    def _is_certain(self, frame: Frame, lane: int, access: Accessing, record: int, mine: int, kind: str) -> bool:
+        """Whether an access races with one by the thread of a record, not only with others that it may stand for.
+
+        A strong write may come before by having been observed, which is not kept here.
+        """
+        if record & int(STRENGTH) and kind != "read-write":
+            return False
+        if access.strength and (record & int(SEVERAL) or not mine & int(STRENGTH)):
+            return False
+        alone = record & ~int(SEVERAL)
+        if not record & int(SEVERAL):
+            return True
+        own = alone & int(THREAD) == frame.machine.first_thread + lane
+        return not own and not self._ordered(frame, lane, alone)
 
 
-def _strong(access: Accessing) -> np.int64:
-    return STRONG if access.strong else _WEAK
+# What the later access does, and what is missing between the two.
+_SENTENCES = {
+    "write-write": ("writes after a write by", "nothing orders the two"),
+    "read-write": ("writes after a read by", "nothing orders the two"),
+    "write-read": ("reads after a write by", "nothing orders the two"),
+    "proxy": (
+        "copies, through the asynchronous proxy, what was written through the generic one by",
+        "no fence.proxy.async lies between",
+    ),
+    "non-coherent": (
+        "reads, through the non-coherent cache (ld.global.nc), after a write by",
+        "nothing orders such a read: the bytes may be those from before the launch",
+    ),
+}
+_MILDER = {
+    "missing acquire": "the strong read that saw its signal is no acquire, and no fence lies between",
+    "same value": "nothing orders the two, but both write the same bytes",
+}
 
 
 def shadow_of(region: Region) -> RaceShadow:
@@ -490,11 +613,15 @@ def refuse_early_exit(machine: Lanes, instruction: Instruction | None, leaving: 
         lane = int(np.flatnonzero(leaving & (machine.lane_cta == cta))[-1])
         other_block, other_thread = machine.place_of_thread(int(record & THREAD))
         fields = machine.at(lane, instruction)
-        agent, many = bool(agents[foreign][bad]), bool(record & MANY)
+        agent, several = bool(agents[foreign][bad]), bool(record & SEVERAL)
         whom = f"thread {other_thread} of block {other_block}"
         if agent:
-            whom = f"a bulk copy that completes on {machine.agent_name(int(record & THREAD))}"
-        raise RaceError(
+            whom = machine.agent_name(int(record & THREAD))
+        earlier = None
+        if shadow.witness is not None:
+            place = int(index[bad]) + machine.first_cta * machine.shared.stride
+            earlier = shadow.witness.earlier(machine.shared.name, place, int(record), "exit")
+        error = RaceError(
             f"exit race on byte {byte} of shared memory (shared): block {fields['block']} exits, and nothing orders an "
             f"access to its shared memory by {whom} before that; {machine.describe(instruction)}",
             kind="exit",
@@ -502,6 +629,11 @@ def refuse_early_exit(machine: Lanes, instruction: Instruction | None, leaving: 
             buffer=machine.shared.name,
             offset=byte,
             other_block=other_block,
-            other_thread=None if many or agent else other_thread,
+            other_thread=None if several or agent else other_thread,
+            warning="",
+            certain=True,
+            among=None if agent else other_thread,
+            earlier=earlier,
             **fields,
         )
+        shadow.found(machine, error, byte, lane)

@@ -71,4 +71,6 @@ class WriteAsync:
         access._check_valid(frame, region, index, lanes)
         if region.shadow is not None:
             shadow_of(region).copy(frame, access, region, index, lanes, strong=True)
-        access._apply(region, index // access.size, np.arange(len(lanes)), values, np.zeros(len(lanes), access.dtype))
+        old = np.zeros(len(lanes), access.dtype)
+        order = frame.machine.lane_order(lanes)
+        access._apply(region, index // access.size, np.arange(len(lanes)), values, old, order)

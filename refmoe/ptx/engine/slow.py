@@ -1,4 +1,8 @@
-"""What native code leaves to Python, for one warp: accesses with all that they can report, and errors of exchanges."""
+"""What native code leaves to Python, for one warp: accesses with all that they can report, and errors of exchanges.
+
+A launch runs at first as if no value were undefined. Where it meets what may be one, a `Suspected` ends it, and it runs
+again, with undefined values followed (`refmoe.ptx.engine.undefined`): they may never be used.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from refmoe.ptx.engine.tensor.matrix import PACKINGS, LoadMatrix, StoreMatrix, w
 from refmoe.ptx.engine.tensor.mma import Mma
 from refmoe.ptx.errors import WarpError
 from refmoe.ptx.program.layout import Layout
+from refmoe.ptx.program.unwritten import CANARIES
 from refmoe.ptx.text.memory_ops import memory_opcode
 from refmoe.ptx.text.syntax import Address, Instruction, Symbol
 
@@ -39,7 +44,7 @@ class SlowShuffle:
         source, present = _array(addresses, np.uint64, _LANES)[lane], _array(values, np.uint32, _LANES)[lane]
         members = f"(members present: 0x{int(present):08X})"
         what = f"reads lane {int(source)}, which does not take part {members}"
-        raise machine.error(WarpError, self.instruction, warp * _LANES + lane, what, link="")
+        raise machine.error(WarpError, self.instruction, warp * _LANES + lane, what, link="", absent=True)
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,9 @@ class SlowAccess:
         if not loads:
             return cls(Store(instruction, space, opcode.size, opcode.count))
         dtypes = (np.dtype(f"u{opcode.size}"),) * opcode.count
-        return cls(Load(instruction, space, opcode.size, opcode.count, signed=False, dtypes=dtypes))
+        return cls(
+            Load(instruction, space, opcode.size, opcode.count, coherent=opcode.coherent, signed=False, dtypes=dtypes)
+        )
 
     def __call__(self, machine: Lanes, warp: int, mask: int, addresses: int, values: int) -> None:
         """Do it.
@@ -143,12 +150,67 @@ class SlowProduct:
         self.work.check_selectors(frame, (None, *selectors[:2], None, *selectors[2:]))
 
 
-Slow = SlowAccess | SlowShuffle | SlowMatrix | SlowProduct
+@dataclass(frozen=True)
+class SlowMeeting:
+    """`bar.warp.sync` of a part of a warp, or of lanes that know different things."""
+
+    def __call__(self, machine: Lanes, warp: int, mask: int, addresses: int, values: int) -> None:
+        """The lanes of the mask have met; `values` are their member masks, uint32 [32]."""
+        frame = _frame(machine, warp, mask)
+        frame.warp_sync(_array(values, np.uint32, _LANES)[frame.lanes() % _LANES])
+
+
+class Suspected(Exception):
+    """A lane is about to read a register that nothing may have written."""
+
+
+def looks_for_unwritten(machine: Lanes) -> bool:
+    """Whether a read of an unwritten register ends the launch: not where undefined values are followed already."""
+    return machine.checks.undefined and machine.undefined is None
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """A look at the registers of Python code in front of an instruction, of these kinds."""
+
+    instruction: Instruction
+    kinds: tuple[str, ...]
+
+    def __call__(self, frame: Frame, values: tuple[Array, ...]) -> None:
+        """Raises Suspected where an acting lane may hold a register that nothing wrote."""
+        if not looks_for_unwritten(frame.machine):
+            return
+        where = frame.where(None)
+        for value, kind in zip(values, self.kinds, strict=True):
+            hits = (
+                np.full(frame.count, True)
+                if kind == "pred"
+                else frame.spread(value) == value.dtype.type(CANARIES[kind])
+            )
+            if (hits if where is None else hits & where).any():
+                raise Suspected(self.instruction.text)
+
+
+@dataclass(frozen=True)
+class SlowSuspicion:
+    """The same where native code found one."""
+
+    instruction: Instruction
+
+    def __call__(self, machine: Lanes, warp: int, mask: int, addresses: int, values: int) -> None:
+        """Raises Suspected."""
+        if looks_for_unwritten(machine):
+            raise Suspected(self.instruction.text)
+
+
+Slow = SlowSuspicion | SlowMeeting | SlowAccess | SlowShuffle | SlowMatrix | SlowProduct
 
 
 def slow_form(instruction: Instruction, layout: Layout, products: Mapping[Instruction, Mma]) -> Slow:
     """What Python does for an instruction that native code has."""
     stem = instruction.opcode.split(".")[0]
+    if stem == "bar":
+        return SlowMeeting()
     if stem == "shfl":
         return SlowShuffle(instruction)
     if stem in ("ldmatrix", "stmatrix"):

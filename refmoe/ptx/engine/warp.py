@@ -41,7 +41,23 @@ class Shuffle:
     def __call__(self, frame: Frame, a: Array, b: Array, c: Array, member: Array) -> tuple[Array, Array]:
         """Raises WarpError where a lane reads one that does not take part."""
         machine = frame.machine
-        lane = machine.lane_in_warp
+        source, within, absent, present = self.sources(frame, b, c, member)
+        if absent.any() and (machine.undefined is None or not machine.undefined.follows(self.instruction)):
+            bad = int(np.argmax(absent))
+            members = f"(members present: 0x{int(present[bad]):08X})"
+            what = f"reads lane {int(source[bad])}, which does not take part {members}"
+            raise machine.error(WarpError, self.instruction, bad, what, link="", absent=True)
+        values = frame.to_all(a)[machine.warp_start + source]
+        return frame.from_all(values), frame.from_all(within)
+
+    def sources(self, frame: Frame, b: Array, c: Array, member: Array) -> tuple[Array, Array, Array, Array]:
+        """Whom each lane of the machine reads.
+
+        Returns:
+            The lane of the warp int64 [lanes], whether it lies within its segment, whether it does not take part, bool,
+            and the members that do, uint32.
+        """
+        lane = frame.machine.lane_in_warp
         amount = (frame.to_all(b) & np.uint32(31)).astype(np.int64)
         control = frame.to_all(c).astype(np.int64)
         segment = (control >> 8) & 31
@@ -62,13 +78,7 @@ class Shuffle:
         source = np.where(within, source, lane)
         present = _present(frame, member)
         absent = frame.mask & ((present >> source.astype(np.uint32)) & np.uint32(1) == 0)
-        if absent.any():
-            bad = int(np.argmax(absent))
-            members = f"(members present: 0x{int(present[bad]):08X})"
-            what = f"reads lane {int(source[bad])}, which does not take part {members}"
-            raise machine.error(WarpError, self.instruction, bad, what, link="")
-        values = frame.to_all(a)[machine.warp_start + source]
-        return frame.from_all(values), frame.from_all(within)
+        return source, within, absent, present
 
 
 @dataclass(frozen=True)
@@ -131,11 +141,14 @@ class Redux:
 
 @dataclass(frozen=True)
 class Elect:
-    """`elect.sync`: the lowest member leads (the manual leaves the choice open but deterministic)."""
+    """`elect.sync`: the first member from a lane on leads (the manual leaves the choice open but deterministic)."""
 
     def __call__(self, frame: Frame, member: Array) -> tuple[Array, Array]:
         """(lane of the leader uint32, whether this lane leads)."""
         present = _present(frame, member)
-        lowest = present & (~present + np.uint32(1))
-        leader = np.bitwise_count(np.where(lowest, lowest - np.uint32(1), np.uint32(0))).astype(np.uint32)
+        begin = np.uint32(frame.machine.launch.schedule.elected)
+        turned = present >> begin | present << (np.uint32(32) - begin & np.uint32(31)) if begin else present
+        lowest = turned & (~turned + np.uint32(1))
+        count = np.bitwise_count(np.where(lowest, lowest - np.uint32(1), np.uint32(0))).astype(np.uint32)
+        leader = np.where(present, count + begin & np.uint32(31), np.uint32(0))
         return frame.from_all(leader), frame.from_all(leader == frame.machine.lane_in_warp)

@@ -1,10 +1,13 @@
-"""Accesses of whole warps to consecutive places: the most common ones, which need no gathers.
+"""Accesses of whole warps to places at equal distances: the most common ones, which need no gathers.
 
         lane    0      1      2           31
     memory   |width |width |width | ... |width |      in one page, whose granules are as wide as the access
 
 The rules are those of `refmoe.ptx.native.memory`; here lane i has the element i of each vector that lies in memory, of
 data, of their validity and of their records.
+
+At other distances (two loads of 16 bytes by each lane, or all lanes at one place) this loads where there is nothing to
+look up: from buffers that nobody writes.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any, Protocol
 
 from llvmlite import ir
 
+from refmoe.native.compiler import has_feature
 from refmoe.ptx.native.context import Context, Row
 from refmoe.ptx.native.scalar import POINTER, WARP_MASK, WORD, at, column_bit, counted, field, leave_if, word
 from refmoe.ptx.ops.lanes import LANES, vector
@@ -70,13 +74,19 @@ class Whole(Protocol):
 
     Attributes:
         build_: what appends its instructions.
+        function: of the variant, whose arguments are `context`, the warp, `mask`, `addresses` and the values.
         context: address of the tables, see `Context`.
+        mask: the acting lanes, a bit each.
+        addresses: where the addresses of all lanes lie.
         state: where the state of the page of an access is kept.
         refine, keep: functions of `refmoe.ptx.native.pages`.
     """
 
     build_: Any
+    function: Any
     context: Value
+    mask: Value
+    addresses: Value
     state: Value
     refine: Any
     keep: Any
@@ -84,6 +94,22 @@ class Whole(Protocol):
     @property
     def variant(self) -> Kind:
         """What is accessed."""
+        ...
+
+    def row(self, address: Value) -> Value:
+        """The row of the region that an address lies in; leaves if there is none."""
+        ...
+
+    def base(self, row: Value) -> Value:
+        """The address of a region's first byte in the space of the access."""
+        ...
+
+    def of_cta(self, row: Value) -> Value:
+        """Where the CTA's shared memory begins in the data, if that is what the row is of; else 0."""
+        ...
+
+    def finish(self) -> None:
+        """Return, after an access."""
         ...
 
     def splat(self, value: Value) -> Value:
@@ -118,6 +144,10 @@ class Whole(Protocol):
         """(the lanes before whom a lane of another warp read, the record of their read)."""
         ...
 
+    def displaced(self, others: Value, previous: Value, elsewhere: Value) -> Value:
+        """The records of the readers but the last one of each granule, of which `previous` was one."""
+        ...
+
     def line_columns(self, row: Value, steps: Row) -> tuple[Value, Value]:
         """(column of this warp in a table of lines, columns of that table)."""
         ...
@@ -126,43 +156,117 @@ class Whole(Protocol):
 class Consecutive:
     """The code for one variant; `of` has what it shares with the code for scattered places."""
 
-    def __init__(self, of: Whole, row: Value, index: Value, here: Value) -> None:
-        self.of, self.row, self.here = of, row, here
+    def __init__(self, of: Whole) -> None:
+        self.of = of
         self.build_, self.variant = of.build_, of.variant
         self.bits, self.count = of.variant.size * 8, of.variant.count
-        self.first = self.build_.extract_element(index, ir.Constant(WARP_MASK, 0))
-        self.index = index
+        # Some first lanes may act, where vectors can be loaded and stored in part; else all must.
+        self.in_part = has_feature("avx512bw")
+        self.here = ir.Constant(vector(1), [1] * LANES)
+        self.acting = word(LANES)
 
-    def build(self, done: Any) -> None:
-        """Do the access and go on at the block `done`, if it is of this kind; else go on behind this."""
+    def build(self, anywhere: Any) -> None:
+        """Do the access if it is of this kind; else call `anywhere`, with the same arguments, which does any."""
         build, of, own = self.build_, self.of, self.variant.width.bit_length()
-        with build.if_then(self._is_of_this_kind()):
-            watched = build.icmp_unsigned("!=", field(build, self.row, Row.WRITES), word(0))
-            page = build.lshr(self.first, word(PAGE_SHIFT))
-            build.store(word(own), of.state)
-            with build.if_then(watched):
-                states = build.inttoptr(field(build, self.row, Row.PAGE_STATES), POINTER)
-                state = build.gep(states, [page], source_etype=WORD)
-                before = build.sub(build.load(state, typ=WORD), word(1))
-                with build.if_then(build.icmp_unsigned(">=", before, word(own)), likely=False):
-                    build.call(of.refine, [self.row, page])
-                build.store(build.load(state, typ=WORD), of.state)
-            fits = build.icmp_unsigned("==", build.load(of.state, typ=WORD), word(own))
-            with build.if_then(fits):
-                self._do(page, watched)
-                build.branch(done)
+        with build.if_then(self._is_regular()):
+            self.row = of.row(self._address)
+            if not self.variant.stores:
+                apart = build.icmp_unsigned("!=", self._distance, word(self.variant.width))
+                with build.if_then(build.and_(apart, self._is_only_read())):
+                    self._load_apart()
+                    of.finish()
+            with build.if_then(self._lies_in_one_page()):
+                watched = build.icmp_unsigned("!=", field(build, self.row, Row.WRITES), word(0))
+                page = build.lshr(self.first, word(PAGE_SHIFT))
+                build.store(word(own), of.state)
+                with build.if_then(watched):
+                    states = build.inttoptr(field(build, self.row, Row.PAGE_STATES), POINTER)
+                    state = build.gep(states, [page], source_etype=WORD)
+                    before = build.sub(build.load(state, typ=WORD), word(1))
+                    with build.if_then(build.icmp_unsigned(">=", before, word(own)), likely=False):
+                        build.call(of.refine, [self.row, page])
+                    build.store(build.load(state, typ=WORD), of.state)
+                fits = build.icmp_unsigned("==", build.load(of.state, typ=WORD), word(own))
+                with build.if_then(fits):
+                    self._do(page, watched)
+                    of.finish()
+        build.ret(build.call(anywhere, of.function.args))
 
-    def _is_of_this_kind(self) -> Value:
-        build, width = self.build_, self.variant.width
-        expected = build.add(self.of.splat(self.first), _lanes_times(width))
-        apart = self.of.any(build.icmp_unsigned("!=", self.index, expected))
-        whole = build.icmp_unsigned("==", build.bitcast(self.here, WARP_MASK), ir.Constant(WARP_MASK, 0xFFFFFFFF))
+    def _is_regular(self) -> Value:
+        """Whether the lanes that act are the first ones, each as far from the lane before as the others."""
+        build, of = self.build_, self.of
+        whole = build.icmp_unsigned("==", of.mask, ir.Constant(WARP_MASK, 0xFFFFFFFF))
+        if self.in_part:
+            following = build.add(of.mask, ir.Constant(WARP_MASK, 1))
+            first_ones = build.icmp_unsigned("==", build.and_(of.mask, following), ir.Constant(WARP_MASK, 0))
+            whole = build.and_(first_ones, build.trunc(of.mask, ir.IntType(1)))
+            self.here = build.bitcast(of.mask, vector(1))
+            self.acting = build.zext(build.ctpop(of.mask), WORD)
+        addresses = build.load(of.addresses, typ=vector(64), align=32)
+        self._address, second = (build.extract_element(addresses, ir.Constant(WARP_MASK, each)) for each in (0, 1))
+        self._distance = word(self.variant.width)
+        expected = _lanes_times(self.variant.width)
+        if not self.variant.stores:
+            alone = build.icmp_unsigned("==", of.mask, ir.Constant(WARP_MASK, 1))
+            self._distance = build.select(alone, self._distance, build.sub(second, self._address))
+            expected = build.mul(of.splat(self._distance), _lanes_times(1))
+        differs = build.icmp_unsigned("!=", addresses, build.add(of.splat(self._address), expected))
+        return build.and_(whole, build.not_(of.any(build.and_(differs, self.here))))
+
+    def _is_only_read(self) -> Value:
+        """Whether all lies inside a region, aligned, of whose bytes nothing has to be known: all are initialised, and
+        nobody looks for races."""
+        build, of, row, width = self.build_, self.of, self.row, self.variant.width
+        size, offset = field(build, row, Row.SIZE), build.sub(self._address, of.base(row))
+        span = build.add(build.mul(self._distance, build.sub(self.acting, word(1))), word(width))
+        fine = build.icmp_unsigned("<=", self._distance, word(PAGE))
+        fine = build.and_(fine, build.icmp_unsigned(">=", size, span))
+        fine = build.and_(fine, build.icmp_unsigned("<=", offset, build.sub(size, span)))
+        low = build.and_(build.or_(offset, self._distance), word(width - 1))
+        known = build.or_(field(build, row, Row.WRITES), field(build, row, Row.VALID))
+        nothing = build.or_(build.or_(known, field(build, row, Row.STRIDE)), low)
+        self.first = build.add(offset, of.of_cta(row))
+        return build.and_(fine, build.icmp_unsigned("==", nothing, word(0)))
+
+    def _load_apart(self) -> None:
+        """Load each lane's elements, and give each vector its own; lanes that do not act get those of the last one."""
+        build, last = self.build_, self.build_.sub(self.acting, word(1))
+        begin = build.add(field(build, self.row, Row.DATA), self.first)
+        kind = ir.VectorType(ir.IntType(self.bits), self.count)
+        parts = []
+        for lane in range(LANES):
+            number = word(lane)
+            if self.in_part:
+                number = build.select(build.icmp_unsigned("<", number, last), number, last)
+            place = build.inttoptr(build.add(begin, build.mul(self._distance, number)), POINTER)
+            parts.append(build.load(place, typ=kind, align=self.variant.width))
+        while len(parts) > 1:
+            parts = [self._joined(*parts[number : number + 2]) for number in range(0, len(parts), 2)]
+        self._deal(parts[0])
+
+    def _joined(self, one: Value, other: Value) -> Value:
+        """Two vectors, one behind the other."""
+        size = 2 * one.type.count
+        order = ir.Constant(ir.VectorType(ir.IntType(32), size), list(range(size)))
+        return self.build_.shuffle_vector(one, other, order)
+
+    def _lies_in_one_page(self) -> Value:
+        """Whether all lies inside the region of the first lane, aligned, in one page, and may be accessed here."""
+        build, of, row, width = self.build_, self.of, self.row, self.variant.width
+        size, offset = field(build, row, Row.SIZE), build.sub(self._address, of.base(row))
+        all_bytes = build.mul(self.acting, word(width))
+        fine = build.icmp_unsigned("==", self._distance, word(width))
+        fine = build.and_(fine, build.icmp_unsigned(">=", size, all_bytes))
+        fine = build.and_(fine, build.icmp_unsigned("<=", offset, build.sub(size, all_bytes)))
+        # Local memory: neighbouring lanes have different bytes of it.
+        fine = build.and_(fine, build.icmp_unsigned("==", field(build, row, Row.STRIDE), word(0)))
+        fine = build.and_(fine, build.icmp_unsigned("==", build.and_(offset, word(width - 1)), word(0)))
+        self.first = build.add(offset, of.of_cta(row))
         within = build.and_(self.first, word(PAGE - 1))
-        fits = build.icmp_unsigned("<=", within, word(PAGE - LANES * width))
-        kind = build.and_(build.and_(whole, fits), build.not_(apart))
+        fine = build.and_(fine, build.icmp_unsigned("<=", within, build.sub(word(PAGE), all_bytes)))
         if self.variant.stores:
-            return kind
-        return build.and_(kind, build.icmp_unsigned("==", field(build, self.row, Row.POISONED), word(0)))
+            return build.and_(fine, build.icmp_unsigned("!=", field(build, row, Row.WRITABLE), word(0)))
+        return build.and_(fine, build.icmp_unsigned("==", field(build, row, Row.POISONED), word(0)))
 
     def _do(self, page: Value, watched: Value) -> None:
         build, of = self.build_, self.of
@@ -171,7 +275,7 @@ class Consecutive:
         if not self.variant.stores:
             wanted = build.icmp_unsigned("!=", field(build, of.context, Context.REFUSE_UNWRITTEN), word(0))
             with build.if_then(build.and_(has_valid, wanted)):
-                missing = build.icmp_unsigned("!=", self._load(valid), self._constant(-1))
+                missing = build.icmp_unsigned("!=", self._load(valid, otherwise=-1), self._constant(-1))
                 kind = ir.IntType(LANES * self.count)
                 leave_if(build, build.icmp_unsigned("!=", build.bitcast(missing, kind), ir.Constant(kind, 0)), 1)
         with build.if_then(watched):
@@ -203,11 +307,45 @@ class Consecutive:
     def _place(self, base: Value) -> Value:
         return self.build_.inttoptr(self.build_.add(base, self.first), POINTER)
 
-    def _load(self, base: Value) -> Value:
-        return self.build_.load(self._place(base), typ=self._kind, align=self.variant.width)
+    def _load(self, base: Value, otherwise: int = 0) -> Value:
+        """What lies there, `otherwise` for lanes that do not act."""
+        return self._loaded(self._place(base), self._kind, self.variant.width, otherwise)
 
     def _store(self, value: Value, base: Value) -> None:
-        self.build_.store(value, self._place(base), align=self.variant.width)
+        self._stored(value, self._place(base), self.variant.width)
+
+    def _loaded(self, place: Value, kind: Any, align: int, otherwise: int = 0) -> Value:
+        if not self.in_part:
+            return self.build_.load(place, typ=kind, align=align)
+        bits = kind.element.width
+        rest = ir.Constant(kind, [otherwise & ((1 << bits) - 1)] * kind.count)
+        function = self._masked("load", kind, [POINTER, WARP_MASK, _mask_of(kind), kind], kind)
+        return self.build_.call(function, [place, ir.Constant(WARP_MASK, align), self._some(kind), rest])
+
+    def _stored(self, value: Value, place: Value, align: int) -> None:
+        if not self.in_part:
+            self.build_.store(value, place, align=align)
+            return
+        kind = value.type
+        function = self._masked("store", kind, [kind, POINTER, WARP_MASK, _mask_of(kind)], ir.VoidType())
+        self.build_.call(function, [value, place, ir.Constant(WARP_MASK, align), self._some(kind)])
+
+    def _masked(self, verb: str, kind: Any, arguments: list[Any], result: Any) -> Any:
+        module, name = self.of.function.module, f"llvm.masked.{verb}.v{kind.count}i{kind.element.width}.p0"
+        held = module.globals.get(name)
+        return ir.Function(module, ir.FunctionType(result, arguments), name) if held is None else held
+
+    def _some(self, kind: Any) -> Value:
+        """The elements of a vector that belong to lanes that act: each has as many."""
+        if kind.count == LANES:
+            return self.here
+        build, narrow = self.build_, ir.IntType(16)
+        numbers = ir.VectorType(narrow, kind.count)
+        end = build.trunc(build.mul(self.acting, word(kind.count // LANES)), narrow)
+        one = build.insert_element(ir.Constant(numbers, ir.Undefined), end, ir.Constant(WARP_MASK, 0))
+        everywhere = ir.Constant(ir.VectorType(ir.IntType(32), kind.count), [0] * kind.count)
+        ends = build.shuffle_vector(one, ir.Constant(numbers, ir.Undefined), everywhere)
+        return build.icmp_unsigned("<", ir.Constant(numbers, list(range(kind.count))), ends)
 
     def _deal(self, whole: Value) -> None:
         """Give each lane its elements."""
@@ -243,23 +381,24 @@ class Consecutive:
         mine, used, reads = of.mine(), self._used(), of.own_reads(self.row)
         columns = build.load(used, typ=WORD)
         with build.if_then(build.trunc(columns, ir.IntType(1))):
-            writes = build.load(self._records(field(build, self.row, Row.WRITES), slot), typ=vector(64), align=8)
+            writes = self._loaded(self._records(field(build, self.row, Row.WRITES), slot), vector(64), 8)
             of.refuse_unordered(writes, mine, self.here)
         place = self._records(reads.column, slot)
         own = of.columns_of_loads(reads)
         first = build.icmp_unsigned("==", build.and_(columns, own), word(0))
         with build.if_else(first) as (nobody_read, somebody_read):
             with nobody_read:
-                build.store(mine, place, align=8)
+                self._stored(mine, place, 8)
                 build.store(build.or_(columns, own), used)
             with somebody_read:
-                previous = build.load(place, typ=vector(64), align=8)
+                previous = self._loaded(place, vector(64), 8)
                 elsewhere, record = of.reader(previous, mine)
                 with build.if_then(build.and_(build.not_(reads.apart), of.any(elsewhere))):
                     other = self._records(reads.next, slot)
-                    kept = build.load(other, typ=vector(64), align=8)
-                    build.store(build.select(elsewhere, previous, kept), other, align=8)
-                build.store(record, place, align=8)
+                    kept = self._loaded(other, vector(64), 8)
+                    others = of.displaced(kept, previous, elsewhere)
+                    self._stored(build.select(elsewhere, others, kept), other, 8)
+                self._stored(record, place, 8)
         self._note_lines(Row.READ_STEPS)
 
     def _order_store(self, slot: Value) -> None:
@@ -268,15 +407,15 @@ class Consecutive:
         columns = build.load(used, typ=WORD)
         place = self._records(field(build, self.row, Row.WRITES), slot)
         with build.if_then(build.trunc(columns, ir.IntType(1))):
-            of.refuse_unordered(build.load(place, typ=vector(64), align=8), mine, self.here)
+            of.refuse_unordered(self._loaded(place, vector(64), 8), mine, self.here)
         reads, stride = field(build, self.row, Row.READS), field(build, self.row, Row.COLUMN_BYTES)
         somebody_read = build.icmp_unsigned("!=", build.lshr(columns, word(1)), word(0))
         with build.if_then(somebody_read), counted(build, field(build, self.row, Row.COLUMNS)) as column:
             in_use = build.and_(columns, column_bit(build, build.add(column, word(1))))
             with build.if_then(build.icmp_unsigned("!=", in_use, word(0))):
                 held = self._records(build.add(reads, build.mul(column, stride)), slot)
-                of.refuse_unordered(build.load(held, typ=vector(64), align=8), mine, self.here)
-        build.store(mine, place, align=8)
+                of.refuse_unordered(self._loaded(held, vector(64), 8), mine, self.here)
+        self._stored(mine, place, 8)
         build.store(build.or_(columns, word(1)), used)
         self._note_lines(Row.WRITE_STEPS)
 
@@ -293,11 +432,17 @@ class Consecutive:
         with build.if_then(build.icmp_unsigned("!=", table, word(0))):
             own, columns = of.line_columns(self.row, steps)
             line = build.lshr(self.first, word(_LINE_SHIFT))
-            last = build.lshr(build.add(self.first, word(LANES * self.variant.width - 1)), word(_LINE_SHIFT))
+            width = build.mul(self.acting, word(self.variant.width))
+            last = build.lshr(build.add(self.first, build.sub(width, word(1))), word(_LINE_SHIFT))
             with counted(build, build.add(build.sub(last, line), word(1))) as number:
                 slot = build.add(build.mul(build.add(line, number), columns), own)
                 place = at(build, build.inttoptr(table, POINTER), build.shl(slot, word(3)))
                 build.store(field(build, of.context, Context.NOW), place)
+
+
+def _mask_of(kind: Any) -> Any:
+    """The type of a condition for each element of a vector."""
+    return ir.VectorType(ir.IntType(1), kind.count)
 
 
 def _lanes_times(factor: int) -> Value:

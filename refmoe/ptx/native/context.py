@@ -32,10 +32,14 @@ class Context(IntEnum):
     REGIONS = auto()
     """Pointer to the rows of regions: shared, local, then buffers by window."""
     REGION_COUNT = auto()
+    PARAMETERS = auto()
+    """Pointer to the bytes of the kernel's parameters."""
     SHARED_OFFSET = auto()
     """Pointer to int64 by warp: where its CTA's shared memory begins in that of all."""
     REFUSE_UNWRITTEN = auto()
     """Whether reads of bytes that nobody wrote are looked for."""
+    LOOK_UNWRITTEN = auto()
+    """Whether reads of registers that nothing wrote are looked for."""
     FIRST_THREAD = auto()
     """Of the grid, counted in whole warps: the thread of lane 0."""
     FIRST_WARP = auto()
@@ -44,8 +48,11 @@ class Context(IntEnum):
     SEEN = auto()
     """Pointers to what `Clocks` holds."""
     SEEN_COLUMNS = auto()
-    PUBLISHED = auto()
-    ACQUIRED = auto()
+    APART = auto()
+    FOREIGN = auto()
+    POOL = auto()
+    """Pointer to the rows that those refer to, see `refmoe.ptx.engine.order.knowledge`."""
+    CTA_WARPS = auto()
     BY_LANE = auto()
     BULK = auto()
     PLACES = auto()
@@ -69,6 +76,16 @@ class Context(IntEnum):
     """Set to one where a warp has lanes that may go on natively, but did not yet."""
     EXITED = auto()
     """Set to one where lanes exited."""
+    ELECTED = auto()
+    """The lane at which the search for the leader of `elect.sync` begins."""
+    PREFERENCE = auto()
+    """Under a schedule: the lowest place is the one whose number is lowest with these bits flipped, 32 bits."""
+    ORDER = auto()
+    """Under a schedule: pointer to the warps, int64, in the order in which they take turns."""
+    TURN_BLOCKS = auto()
+    """Under a schedule: most blocks of a warp's turn, at most 2^31; 0 where warps stay together."""
+    RANDOM = auto()
+    """Under a schedule: the state of what draws the blocks of each turn."""
 
 
 class Row(IntEnum):
@@ -164,6 +181,8 @@ class Queue(IntEnum):
     """Of groups."""
     ALIVE = auto()
     """Lanes that exist and have not exited, a bit each."""
+    EXIST = auto()
+    """Lanes that exist, exited or not."""
     CHOSEN = auto()
     """The group that comes next; NOBODY for none."""
     NEXT = auto()
@@ -172,6 +191,10 @@ class Queue(IntEnum):
     """Back edges that the warp may still take before others run, while it does not run."""
     RAN = auto()
     """Blocks that it ran."""
+    HELD = auto()
+    """Under a schedule: whether the warp may not run now."""
+    SPLIT = auto()
+    """Under a schedule: the lanes that run before the others where nothing keeps them together; 0 for none."""
     KEYS = auto()
     """Of each of up to 32 groups: WAITING if it waits for other lanes, its turn, its place (32 bits)."""
 

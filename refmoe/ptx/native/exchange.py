@@ -100,16 +100,16 @@ def vote(lanes: Lanes, mode: str, predicate: Value, member: Value) -> Value:
     return {"all": every, "any": some, "uni": build.or_(every, build.not_(some))}[mode]
 
 
-def elect(lanes: Lanes, member: Value) -> tuple[Value, Value]:
-    """(lane of the lowest member, whether this lane is it)."""
+def elect(lanes: Lanes, member: Value, begin: Value) -> tuple[Value, Value]:
+    """(lane of the first member from lane `begin` on, 32 bits [32], and round; whether this lane is it)."""
+    build = lanes.build
     here = present(lanes, member)
-    count = lanes.intrinsic(
-        "ctpop", lanes.build.and_(lanes.build.not_(here), lanes.build.sub(here, lanes.constant(1, 32)))
-    )
-    leader = lanes.build.select(
-        lanes.build.icmp_unsigned("==", here, lanes.constant(0, 32)), lanes.constant(0, 32), count
-    )
-    return leader, lanes.build.icmp_unsigned("==", leader, _NUMBERS)
+    turned = lanes.intrinsic("fshr", here, here, begin)
+    count = lanes.intrinsic("ctpop", build.and_(build.not_(turned), build.sub(turned, lanes.constant(1, 32))))
+    lane = build.and_(build.add(count, begin), lanes.constant(31, 32))
+    nobody = build.icmp_unsigned("==", here, lanes.constant(0, 32))
+    leader = build.select(nobody, lanes.constant(0, 32), lane)
+    return leader, build.icmp_unsigned("==", leader, _NUMBERS)
 
 
 _FOLDS: Mapping[str, tuple[str, Callable[[int], int]]] = {

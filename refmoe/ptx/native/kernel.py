@@ -16,6 +16,7 @@ from refmoe.ptx.native.piece import Pieces, PieceWriter
 from refmoe.ptx.program.blocks import Program
 from refmoe.ptx.program.layout import Layout
 from refmoe.ptx.program.pieces import Homes
+from refmoe.ptx.program.unwritten import Unwritten, instructions_of
 from refmoe.ptx.text.syntax import Instruction
 
 # Bytes of the length of a kernel's head in the cache.
@@ -32,6 +33,7 @@ class Kernel:
         symbols: module variables whose addresses it takes, in the order of the table.
         variants: addresses of the functions for memory, in the order of the table.
         sites: the instructions that native code may leave to Python, by number.
+        suspects: the numbers of those before which lanes may hold a register that nothing wrote.
         kept: what keeps the pieces alive; what they call lives as long as the process.
     """
 
@@ -40,6 +42,7 @@ class Kernel:
     symbols: tuple[str, ...]
     variants: tuple[int, ...]
     sites: tuple[Instruction, ...]
+    suspects: frozenset[int]
     kept: Native = field(repr=False)
 
 
@@ -50,6 +53,7 @@ def compile_pieces(
     layout: Layout,
     approximate: Sequence[Instruction],
     products: Mapping[Instruction, WarpMma],
+    unwritten: Unwritten,
     chained: bool,
 ) -> Kernel:
     """Native code of all pieces that are to be native.
@@ -61,13 +65,14 @@ def compile_pieces(
         layout: where variables lie.
         approximate: the approximate instructions, in the order in which their use is noted.
         products: the native code of tensor-core instructions.
+        unwritten: reads of registers that may be unwritten.
         chained: whether whole blocks count themselves and go on to others; if not, Python does both.
     """
-    instructions = [each for block in program.blocks for each in block.instructions]
+    instructions = [each for block in program.blocks for each in instructions_of(block)]
     name = key_of("kernel", content, level=LEVEL)
     held = kept.load(name)
     if held is None:
-        held = _compiled(program, homes, layout, approximate, products, chained)
+        held = _compiled(program, homes, layout, approximate, products, unwritten, chained)
         kept.store(name, held)
     size = int.from_bytes(held[:_SIZE], "little")
     head, native = json.loads(held[_SIZE : _SIZE + size]), Native(held[_SIZE + size :])
@@ -84,12 +89,18 @@ def compile_pieces(
         tuple(head["symbols"]),
         tuple(each.address for each in called),
         tuple(instructions[number] for number in head["sites"]),
+        frozenset(head["suspects"]),
         native,
     )
 
 
 def content_of(
-    program: Program, homes: Homes, layout: Layout, products: Mapping[Instruction, WarpMma], chained: bool
+    program: Program,
+    homes: Homes,
+    layout: Layout,
+    products: Mapping[Instruction, WarpMma],
+    unwritten: Unwritten,
+    chained: bool,
 ) -> str:
     """A digest of all that the code of an entry depends on; lines are no part of it."""
     forms, blocks = [], []
@@ -101,7 +112,8 @@ def content_of(
         edges = (end.kind, end.targets, sorted(block.back_edges), sorted(block.polling_edges), block.gathers)
         cuts = [(len(piece.instructions), piece.native) for piece in homes.pieces[block.index]]
         blocks.append((body, edges, cuts, homes.native[block.index]))
-    return hashlib.sha256(pickle.dumps((blocks, homes.registers, layout, forms, chained))).hexdigest()
+    reads = sorted(unwritten.reads.items())
+    return hashlib.sha256(pickle.dumps((blocks, homes.registers, layout, forms, reads, chained))).hexdigest()
 
 
 def _compiled(
@@ -110,15 +122,16 @@ def _compiled(
     layout: Layout,
     approximate: Sequence[Instruction],
     products: Mapping[Instruction, WarpMma],
+    unwritten: Unwritten,
     chained: bool,
 ) -> bytes:
     """An object file, and before it, behind its length, what `compile_pieces` must know of it."""
-    made = Pieces(program, homes, layout, approximate, products, chained)
+    made = Pieces(program, homes, layout, approximate, products, unwritten, chained)
     for of_block in homes.pieces:
         for piece in of_block:
             if piece.native:
                 PieceWriter(made, piece).build()
-    instructions = [each for block in program.blocks for each in block.instructions]
+    instructions = [each for block in program.blocks for each in instructions_of(block)]
     numbers = {id(each): number for number, each in enumerate(instructions)}
     head = json.dumps(
         {
@@ -126,6 +139,7 @@ def _compiled(
             "symbols": made.symbols,
             "called": [["mma" if isinstance(each, WarpMma) else "memory", *astuple(each)] for each in made.variants],
             "sites": [numbers[id(each)] for each in made.sites],
+            "suspects": sorted(made.suspects.sites),
         }
     ).encode()
     return len(head).to_bytes(_SIZE, "little") + head + compiled(str(made.module))

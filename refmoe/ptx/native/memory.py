@@ -16,6 +16,7 @@ from typing import Any
 from llvmlite import ir
 
 from refmoe.native.compiler import Native
+from refmoe.native.expressions import I32, I64, Code
 from refmoe.ptx.native.consecutive import Consecutive, Reads
 from refmoe.ptx.native.context import (
     FIRST_BUFFER_ROW,
@@ -25,8 +26,9 @@ from refmoe.ptx.native.context import (
     Context,
     Row,
 )
-from refmoe.ptx.native.order import is_ordered
+from refmoe.ptx.native.order import displaced, is_ordered, merged
 from refmoe.ptx.native.pages import keep, refine
+from refmoe.ptx.native.rows import Rows
 from refmoe.ptx.native.scalar import (
     POINTER,
     WARP_MASK,
@@ -46,9 +48,9 @@ from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT, POISON
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDOW_BITS
 
 # The bits of records, as Python integers.
-_THREAD, _LANE, _MANY = int(records.THREAD), int(records.LANE), int(records.MANY)
-_ASYNCHRONOUS, _BULK, _STEP_SHIFT = int(records.ASYNCHRONOUS), int(records.BULK), records.STEP_SHIFT
-_APART = _ASYNCHRONOUS | _BULK | _MANY
+_THREAD, _LANE, _SEVERAL = int(records.THREAD), int(records.LANE), int(records.SEVERAL)
+_APART, _STEP_SHIFT = int(records.ASYNCHRONOUS | records.BULK | records.SEVERAL), records.STEP_SHIFT
+_LANES_OF_A_WARP = int(records.Several.LANES) << records.SEVERAL_SHIFT
 _LINE_SHIFT = 7
 _POINTERS = ir.VectorType(POINTER, LANES)
 _BOOL = ir.IntType(1)
@@ -65,12 +67,14 @@ class Variant:
         size: bytes of an element: 1, 2, 4 or 8.
         count: elements.
         space: `"shared" "local" "generic"`; all buffers are "generic", their addresses tell them apart.
+        coherent: False for `ld.global.nc`, which must not read what the grid writes.
     """
 
     stores: bool
     size: int
     count: int
     space: str
+    coherent: bool = True
 
     @property
     def width(self) -> int:
@@ -80,7 +84,8 @@ class Variant:
     @property
     def name(self) -> str:
         """Of the function."""
-        return f"{'store' if self.stores else 'load'}_{self.space}_{self.count}x{self.size}"
+        verb = "store" if self.stores else "load" if self.coherent else "load_nc"
+        return f"{verb}_{self.space}_{self.count}x{self.size}"
 
     @property
     def address(self) -> int:
@@ -95,10 +100,40 @@ def _compiled(variant: Variant) -> Native:
 
 def _text(variant: Variant) -> str:
     module = ir.Module()
-    ordered = _ordered(module)
+    one = is_ordered(module)
+    rules = Rules(_ordered(module, one), _displace(module, displaced(module, one, merged(module))))
+    pages = refine(module, variant.width), keep(module)
     built = ir.Function(module, SIGNATURE, variant.name)
-    Access(variant, built, ordered, refine(module, variant.width), keep(module)).build()
+    if variant.space == "local":
+        # Neighbouring lanes have different bytes of it.
+        Access(variant, built, rules, *pages).build()
+        return str(module)
+    anywhere = ir.Function(module, SIGNATURE, "anywhere")
+    anywhere.linkage = "internal"
+    # The short way has few registers to save, and nothing to prepare.
+    anywhere.attributes.add("noinline")
+    Access(variant, anywhere, rules, *pages).build()
+    if not variant.stores and variant.coherent and (variant.size, variant.count) == (4, 1):
+        rows = ir.Function(module, SIGNATURE, "rows")
+        rows.linkage = "internal"
+        rows.attributes.add("noinline")
+        Rows(Access(variant, rows, rules, *pages)).build(anywhere)
+        anywhere = rows
+    Consecutive(Access(variant, built, rules, *pages)).build(anywhere)
     return str(module)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Functions of the module that say what orders accesses.
+
+    Attributes:
+        ordered: see `_ordered`.
+        displace: see `_displace`.
+    """
+
+    ordered: Any
+    displace: Any
 
 
 def _lane(build: Any, mask: Value) -> Value:
@@ -106,31 +141,33 @@ def _lane(build: Any, mask: Value) -> Value:
     return build.cttz(mask, ir.Constant(_BOOL, 1))
 
 
-def _ordered(module: Any) -> Any:
+def _ordered(module: Any, one: Any) -> Any:
     """`ordered(context, warp, lanes, records) -> lanes` that are not ordered: `is_ordered`, one after another."""
-    one = is_ordered(module)
-    function = ir.Function(module, ir.FunctionType(WARP_MASK, [POINTER, WORD, WARP_MASK, POINTER]), "ordered")
-    function.linkage = "internal"
-    context, warp, lanes, held = function.args
-    entry, loop, done = (function.append_basic_block(name) for name in ("entry", "loop", "done"))
-    build = ir.IRBuilder(entry)
-    build.branch(loop)
-    build.position_at_end(loop)
-    left, unordered = build.phi(WARP_MASK), build.phi(WARP_MASK)
-    left.add_incoming(lanes, entry)
-    unordered.add_incoming(ir.Constant(WARP_MASK, 0), entry)
-    lane = _lane(build, left)
-    record = build.load(build.gep(held, [build.zext(lane, WORD)], source_etype=WORD), typ=WORD)
-    fine = build.call(one, [context, warp, record])
-    bit = build.shl(ir.Constant(WARP_MASK, 1), lane)
-    found = build.or_(unordered, build.select(fine, ir.Constant(WARP_MASK, 0), bit))
-    rest = build.and_(left, build.not_(bit))
-    left.add_incoming(rest, loop)
-    unordered.add_incoming(found, loop)
-    build.cbranch(build.icmp_unsigned("!=", rest, ir.Constant(WARP_MASK, 0)), loop, done)
-    build.position_at_end(done)
-    build.ret(found)
-    return function
+    code = Code(module, "ordered", [POINTER, I64, I32, POINTER], inner=True, result=I32)
+    context, warp, lanes, held = code.arguments
+    unordered = code.variable(I32, 0)
+    with code.each_bit(lanes) as bit:
+        lane = bit.to(I64, signed=False)
+        record = code.load(I64, held + lane * 8, align=8)
+        fine = code.call(one, context, (warp << 5) + lane, record)
+        with code.when(fine ^ True):
+            unordered.set(unordered.get() | (code.constant(I32, 1) << bit))
+    code.done(unordered.get())
+    return code.function
+
+
+def _displace(module: Any, one: Any) -> Any:
+    """`displace(context, warp, lanes, others, previous)`: `displaced`, one after another, into `others`."""
+    code = Code(module, "displace", [POINTER, I64, I32, POINTER, POINTER], inner=True)
+    context, warp, lanes, others, previous = code.arguments
+    with code.each_bit(lanes) as bit:
+        lane = bit.to(I64, signed=False)
+        place = others + lane * 8
+        last = code.load(I64, previous + lane * 8, align=8)
+        kept = code.call(one, context, (warp << 5) + lane, code.load(I64, place, align=8), last)
+        code.store(kept, place, align=8)
+    code.done()
+    return code.function
 
 
 def call_slow(build: Any, context: Value, arguments: list[Value]) -> Value:
@@ -162,18 +199,18 @@ def access_function(module: Any) -> Any:
 class Access:
     """The body of one variant. Values of all lanes are vectors; `here` is the mask of the lanes of one region."""
 
-    def __init__(self, variant: Variant, function: Any, ordered: Any, refine: Any, keep: Any) -> None:
+    def __init__(self, variant: Variant, function: Any, rules: Rules, refine: Any, keep: Any) -> None:
         self.variant = variant
-        self.ordered, self.refine, self.keep = ordered, refine, keep
+        self.rules, self.refine, self.keep = rules, refine, keep
         self.context, self.warp, self.mask, self.addresses, self.values = function.args
         self.function = function
         build = self.build_ = ir.IRBuilder(function.append_basic_block("entry"))
         self.lanes = Lanes(function.module, build, build.bitcast(self.mask, vector(1)))
+        self.records, self.others, self.state = room(build, vector(64)), room(build, vector(64)), room(build, WORD)
 
     def build(self) -> None:
         """Region after region, until all lanes are served."""
         build, lanes, variant = self.build_, self.lanes, self.variant
-        self.records, self.state = room(build, vector(64)), room(build, WORD)
         address = build.load(self.addresses, typ=vector(64), align=32)
         if not variant.stores:
             for element in range(variant.count):
@@ -184,14 +221,19 @@ class Access:
         build.position_at_end(loop)
         left = build.phi(WARP_MASK)
         left.add_incoming(self.mask, before)
-        row = self._row(build.extract_element(address, _lane(build, left)))
+        row = self.row(build.extract_element(address, _lane(build, left)))
         here = self._inside(row, address, left)
-        self._access(row, build.sub(address, self._base(row)), here)
+        self._access(row, build.sub(address, self.splat(self.base(row))), here)
         rest = build.and_(left, build.not_(build.bitcast(here, WARP_MASK)))
         left.add_incoming(rest, build.block)
         build.cbranch(build.icmp_unsigned("!=", rest, ir.Constant(WARP_MASK, 0)), loop, done)
         build.position_at_end(done)
-        if variant.stores:
+        self.finish()
+
+    def finish(self) -> None:
+        """Return, after an access."""
+        build = self.build_
+        if self.variant.stores:
             build.store(word(1), at(build, self.context, Context.CHANGED * 8))
         build.ret(ir.Constant(WARP_MASK, 0))
 
@@ -242,7 +284,7 @@ class Access:
 
     # Where
 
-    def _row(self, address: Value) -> Value:
+    def row(self, address: Value) -> Value:
         """The row of the region that an address lies in."""
         build = self.build_
         regions = build.inttoptr(field(build, self.context, Context.REGIONS), POINTER)
@@ -257,18 +299,16 @@ class Access:
         leave_if(build, build.or_(low, beyond), 1)
         return at(build, regions, build.mul(number, word(ROW_BYTES)))
 
-    def _base(self, row: Value) -> Value:
+    def base(self, row: Value) -> Value:
         """The address of a region's first byte in the space of the access."""
-        if self.variant.space != "generic":
-            return self.lanes.constant(OWN_BASE, 64)
-        return self.splat(field(self.build_, row, Row.BASE))
+        return word(OWN_BASE) if self.variant.space != "generic" else field(self.build_, row, Row.BASE)
 
     def _inside(self, row: Value, address: Value, left: Value) -> Value:
         """The lanes of `left` whose access lies in this region; leaves if there is none, or one is misaligned."""
         build, width = self.build_, self.variant.width
         size = field(build, row, Row.SIZE)
         leave_if(build, build.icmp_unsigned("<", size, word(width)), 1)
-        offset = build.sub(address, self._base(row))
+        offset = build.sub(address, self.splat(self.base(row)))
         fits = build.icmp_unsigned("<=", offset, self.splat(build.sub(size, word(width))))
         here = build.and_(fits, build.bitcast(left, vector(1)))
         wrong = build.not_(self.any(here))
@@ -282,19 +322,25 @@ class Access:
     def _index(self, row: Value, offset: Value) -> Value:
         """Bytes into the data of a region: those of all CTAs, or of all lanes, lie one behind the other."""
         build = self.build_
-        shared = build.inttoptr(field(build, self.context, Context.SHARED_OFFSET), POINTER)
-        of_cta = build.load(build.gep(shared, [self.warp], source_etype=WORD), typ=WORD)
         if self.variant.space == "shared":
-            return build.add(offset, self.splat(of_cta))
-        stride = field(build, row, Row.STRIDE)
-        own = build.mul(self._threads(word(0)), self.splat(stride))
+            return build.add(offset, self.splat(self.of_cta(row)))
+        own = build.mul(self._threads(word(0)), self.splat(field(build, row, Row.STRIDE)))
         if self.variant.space == "local":
             return build.add(offset, own)
+        return build.add(build.add(offset, own), self.splat(self.of_cta(row)))
+
+    def of_cta(self, row: Value) -> Value:
+        """Where the CTA's shared memory begins in the data, if that is what the row is of; else 0."""
+        build = self.build_
+        shared = build.inttoptr(field(build, self.context, Context.SHARED_OFFSET), POINTER)
+        begin = build.load(build.gep(shared, [self.warp], source_etype=WORD), typ=WORD)
+        if self.variant.space == "shared":
+            return begin
         regions = field(build, self.context, Context.REGIONS)
         is_shared = build.icmp_unsigned(
             "==", build.ptrtoint(row, WORD), build.add(regions, word(SHARED_ROW * ROW_BYTES))
         )
-        return build.add(build.add(offset, own), self.splat(build.select(is_shared, of_cta, word(0))))
+        return build.select(is_shared, begin, word(0))
 
     def _threads(self, first: Value) -> Value:
         """`first` plus the lane number among all lanes of the machine."""
@@ -309,15 +355,6 @@ class Access:
         index = self._index(row, offset)
         if variant.stores:
             leave_if(build, build.icmp_unsigned("==", field(build, row, Row.WRITABLE), word(0)), 1)
-        done = self.function.append_basic_block("done_here")
-        if variant.space != "local":
-            Consecutive(self, row, index, here).build(done)
-        self._scattered(row, index, here)
-        build.branch(done)
-        build.position_at_end(done)
-
-    def _scattered(self, row: Value, index: Value, here: Value) -> None:
-        build, variant = self.build_, self.variant
         if not variant.stores:
             self._check_written(row, index, here)
         watched = build.icmp_unsigned("!=", field(build, row, Row.WRITES), word(0))
@@ -446,7 +483,11 @@ class Access:
 
     def _least(self, value: Value) -> Value:
         """The least of the lanes' values of 64 bits, without signs."""
-        name = f"llvm.vector.reduce.umin.v{LANES}i64"
+        return self._reduced("umin", value)
+
+    def _reduced(self, operation: str, value: Value) -> Value:
+        """The lanes' values of 64 bits, made one by an operation."""
+        name = f"llvm.vector.reduce.{operation}.v{LANES}i64"
         function = self.function.module.globals.get(name)
         if function is None:
             function = ir.Function(self.function.module, ir.FunctionType(WORD, [vector(64)]), name)
@@ -457,9 +498,12 @@ class Access:
         return self.build_.and_(here, self.build_.icmp_unsigned(">", counts, self.splat(number)))
 
     def mine(self) -> Value:
-        """The record of an access by each lane now."""
+        """The record of an access by each lane now, or at any time where it is not coherent."""
         build = self.build_
-        step = build.shl(field(build, self.context, Context.NOW), word(_STEP_SHIFT))
+        # Of `never` in `refmoe.ptx.engine.races`.
+        step = word((records.PENDING << _STEP_SHIFT) | int(records.ASYNCHRONOUS))
+        if self.variant.coherent:
+            step = build.shl(field(build, self.context, Context.NOW), word(_STEP_SHIFT))
         return self._threads(build.add(step, field(build, self.context, Context.FIRST_THREAD)))
 
     def refuse_unordered(self, previous: Value, mine: Value, here: Value) -> None:
@@ -467,11 +511,45 @@ class Access:
         build, lanes = self.build_, self.lanes
         other = build.or_(self._has(build.xor(previous, mine), _THREAD), self._has(previous, _APART))
         some = build.icmp_unsigned("!=", previous, lanes.constant(0, 64))
-        suspects = build.bitcast(build.and_(build.and_(some, other), here), WARP_MASK)
-        with build.if_then(build.icmp_unsigned("!=", suspects, ir.Constant(WARP_MASK, 0))):
-            build.store(previous, self.records, align=32)
-            found = build.call(self.ordered, [self.context, self.warp, suspects, self.records])
-            leave_if(build, build.icmp_unsigned("!=", found, ir.Constant(WARP_MASK, 0)), 1)
+        if not self.variant.coherent:
+            leave_if(build, self.any(build.and_(some, here)), 1)
+            return
+        suspects = build.and_(build.and_(some, other), here)
+        with build.if_then(self.any(suspects)):
+            left = build.bitcast(build.and_(suspects, build.not_(self._known(previous, suspects))), WARP_MASK)
+            with build.if_then(build.icmp_unsigned("!=", left, ir.Constant(WARP_MASK, 0))):
+                build.store(previous, self.records, align=32)
+                found = build.call(self.rules.ordered, [self.context, self.warp, left, self.records])
+                leave_if(build, build.icmp_unsigned("!=", found, ir.Constant(WARP_MASK, 0)), 1)
+
+    def _known(self, record: Value, asked: Value) -> Value:
+        """The lanes of `asked` that know the whole warp of a record, or the copies of its thread: the most common
+        records, all at once. What `is_ordered` says of the others is not known here."""
+        build, lanes = self.build_, self.lanes
+        by_lane = build.icmp_unsigned("!=", field(build, self.context, Context.BY_LANE), word(0))
+        # A lane may have a row of its own.
+        apart = build.inttoptr(field(build, self.context, Context.APART), POINTER)
+        bits = build.trunc(build.load(build.gep(apart, [self.warp], source_etype=WORD), typ=WORD), WARP_MASK)
+        theirs = self._threads(field(build, self.context, Context.ALL_WARPS))
+        row = build.select(build.bitcast(bits, vector(1)), theirs, self.splat(self.warp))
+        # Threads of the own cluster, from 0 on: others are beyond its width.
+        warps = field(build, self.context, Context.WARPS)
+        own = build.add(self.warp, field(build, self.context, Context.FIRST_WARP))
+        first = build.shl(build.sub(own, build.urem(own, warps)), word(5))
+        thread = build.sub(build.and_(record, lanes.constant(_THREAD, 64)), self.splat(first))
+        inside = build.icmp_unsigned("<", thread, self.splat(build.shl(warps, word(5))))
+        kind = build.and_(record, lanes.constant(_APART, 64))
+        plain = build.icmp_unsigned("==", kind, lanes.constant(0, 64))
+        copied = build.icmp_unsigned("==", kind, lanes.constant(int(records.ASYNCHRONOUS), 64))
+        copied = build.and_(copied, build.bitcast(build.sext(by_lane, WARP_MASK), vector(1)))
+        copies = build.add(thread, self.splat(build.mul(warps, word(1 + LANES))))
+        column = build.select(plain, build.lshr(thread, lanes.constant(5, 64)), copies)
+        fine = build.and_(build.and_(asked, inside), build.or_(plain, copied))
+        columns = self.splat(field(build, self.context, Context.SEEN_COLUMNS))
+        place = build.shl(build.add(build.mul(row, columns), column), lanes.constant(3, 64))
+        reached = self._gather(field(build, self.context, Context.SEEN), place, 64, fine)
+        step = build.lshr(record, lanes.constant(_STEP_SHIFT, 64))
+        return build.and_(fine, build.icmp_signed(">=", reached, step))
 
     def _order_load(self, row: Value, index: Value, here: Value) -> None:
         build, lanes = self.build_, self.lanes
@@ -486,14 +564,16 @@ class Access:
             self.refuse_unordered(self._gather(writes, slot, 64, active), mine, active)
             previous = self._gather(reads.column, slot, 64, active)
             elsewhere, record = self.reader(previous, mine)
-            with build.if_then(build.not_(reads.apart)):
-                self._scatter(reads.next, slot, previous, build.and_(elsewhere, active))
+            elsewhere = build.and_(elsewhere, active)
+            with build.if_then(build.and_(build.not_(reads.apart), self.any(elsewhere))):
+                others = self._gather(reads.next, slot, 64, elsewhere)
+                self._scatter(reads.next, slot, self.displaced(others, previous, elsewhere), elsewhere)
             self._scatter(reads.column, slot, record, active)
             differs = build.xor(self._gather(reads.column, slot, 64, active), record)
             lost = build.and_(self._has(differs, _LANE), active)
             with build.if_then(self.any(lost)):
-                many = build.or_(mine, lanes.constant(_MANY, 64))
-                self._scatter(reads.column, slot, many, lost)
+                several = build.or_(mine, lanes.constant(_LANES_OF_A_WARP, 64))
+                self._scatter(reads.column, slot, several, lost)
         self._note_line(row, Row.READ_STEPS, index, here)
 
     def columns_of_loads(self, reads: Reads) -> Value:
@@ -502,8 +582,8 @@ class Access:
         # A first column of last reads, and a second one of other warps' reads.
         return build.select(reads.apart, column_bit(build, build.add(reads.number, word(1))), word(2 | 4))
 
-    def _use_columns(self, row: Value, index: Value, here: Value, columns: Value) -> None:
-        """Say that these pages have records in some columns."""
+    def _use_columns(self, row: Value, index: Value, here: Value, columns: Value) -> Value:
+        """Say that these pages have records in some columns. Returns those that any of them had, a bit each."""
         build, lanes = self.build_, self.lanes
         used = field(build, row, Row.PAGE_COLUMNS)
         place = build.shl(build.lshr(index, lanes.constant(PAGE_SHIFT, 64)), lanes.constant(3, 64))
@@ -511,6 +591,8 @@ class Access:
         more = build.or_(held, self.splat(columns))
         with build.if_then(self.any(build.icmp_unsigned("!=", held, more)), likely=False):
             self._scatter(used, place, more, here)
+        nothing = lanes.constant(0, 64)
+        return self._reduced("or", build.select(here, held, nothing))
 
     def own_reads(self, row: Value) -> Reads:
         """Where the reads of this warp are recorded."""
@@ -536,9 +618,35 @@ class Access:
         elsewhere = self._has(differs, _THREAD & ~_LANE)
         # Another lane of the same warp read since the last warp-level sync: no single lane stands for both.
         later = build.icmp_signed(">", build.lshr(previous, lanes.constant(_STEP_SHIFT, 64)), known)
-        together = build.and_(build.and_(later, build.not_(elsewhere)), self._has(differs, _LANE | _MANY))
-        record = build.select(together, build.or_(mine, lanes.constant(_MANY, 64)), mine)
+        together = build.and_(build.and_(later, build.not_(elsewhere)), self._has(differs, _LANE | _SEVERAL))
+        together = build.bitcast(build.and_(together, self._has(previous, -1)), WARP_MASK)
+        by_lane = build.icmp_unsigned("!=", field(build, self.context, Context.BY_LANE), word(0))
+        some = build.icmp_unsigned("!=", together, ir.Constant(WARP_MASK, 0))
+        with build.if_else(build.and_(by_lane, some), likely=False) as (then, otherwise):
+            with then:
+                # Where lanes synchronise by themselves one may well come after the other.
+                build.store(previous, self.records, align=32)
+                apart = build.call(self.rules.ordered, [self.context, self.warp, together, self.records])
+                end_of_then = build.block
+            with otherwise:
+                end_of_otherwise = build.block
+        left = build.phi(WARP_MASK)
+        left.add_incoming(apart, end_of_then)
+        left.add_incoming(together, end_of_otherwise)
+        together = build.bitcast(left, vector(1))
+        record = build.select(together, build.or_(mine, lanes.constant(_LANES_OF_A_WARP, 64)), mine)
         return build.and_(elsewhere, self._has(previous, -1)), record
+
+    def displaced(self, others: Value, previous: Value, elsewhere: Value) -> Value:
+        """The records of the readers but the last one of each granule, of which `previous` was one."""
+        build = self.build_
+        somebody = build.bitcast(build.and_(elsewhere, self._has(others, -1)), WARP_MASK)
+        kept = build.select(self._has(others, -1), others, previous)
+        build.store(kept, self.others, align=32)
+        with build.if_then(build.icmp_unsigned("!=", somebody, ir.Constant(WARP_MASK, 0))):
+            build.store(previous, self.records, align=32)
+            build.call(self.rules.displace, [self.context, self.warp, somebody, self.others, self.records])
+        return build.load(self.others, typ=vector(64), align=32)
 
     def _order_store(self, row: Value, index: Value, here: Value) -> None:
         build, lanes = self.build_, self.lanes
@@ -546,15 +654,18 @@ class Access:
         mine = self.mine()
         writes, reads = field(build, row, Row.WRITES), field(build, row, Row.READS)
         columns, column_bytes = field(build, row, Row.COLUMNS), field(build, row, Row.COLUMN_BYTES)
-        self._use_columns(row, index, here, word(1))
+        used = self._use_columns(row, index, here, word(1))
+        somebody_read = build.icmp_unsigned("!=", build.lshr(used, word(1)), word(0))
         eight = lanes.constant(3, 64)
         with counted(build, most) as number:
             active = self._with(number, counts, here)
             slot = build.shl(build.add(first, self.splat(number)), eight)
             self.refuse_unordered(self._gather(writes, slot, 64, active), mine, active)
-            with counted(build, columns) as column:
-                begin = build.add(reads, build.mul(column, column_bytes))
-                self.refuse_unordered(self._gather(begin, slot, 64, active), mine, active)
+            with build.if_then(somebody_read), counted(build, columns) as column:
+                in_use = build.and_(used, column_bit(build, build.add(column, word(1))))
+                with build.if_then(build.icmp_unsigned("!=", in_use, word(0))):
+                    begin = build.add(reads, build.mul(column, column_bytes))
+                    self.refuse_unordered(self._gather(begin, slot, 64, active), mine, active)
         with counted(build, most) as number:
             slot = build.shl(build.add(first, self.splat(number)), eight)
             self._scatter(writes, slot, mine, self._with(number, counts, here))

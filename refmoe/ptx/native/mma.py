@@ -35,7 +35,7 @@ Array = Any
 _LANES, _QUADS, _QUAD = 32, 8, 4
 _REGISTER = 4 * _LANES
 _PIECE = 4 * _QUAD  # bytes that four lanes hold
-_ACCUMULATORS = 4
+ACCUMULATORS = 4
 _REGISTERS = vector(I32, _LANES)
 
 _SIGNATURE = [POINTER, POINTER, POINTER, POINTER, I64, POINTER, I64, I64, POINTER, I64, I64]
@@ -164,7 +164,7 @@ def _warp(module: Any, form: WarpMma, shape: Shape, blocks: Blocks) -> Any:
             lost = lost | _nan_scale(code, code.load(_REGISTERS, word), shape.scale_format)
         busy.set(lost)
         with code.when(lost ^ 1):
-            for i in range(_ACCUMULATORS):
+            for i in range(ACCUMULATORS):
                 value = code.load(vector(F32, _LANES), c + stride * i).to(vector(F64, _LANES))
                 # A zero is +0 in D.
                 code.store(canonical(code, value + 0.0), d + stride * i)
@@ -238,7 +238,7 @@ def _multiply(code: Code, form: WarpMma, shape: Shape, blocks: Blocks) -> None:
             place = columns + (quad * row_bytes + piece * spread * _PIECE)
             _copy(code, b + stride * piece + quad * _PIECE, place, packed=form.packed)
     sums = code.space(ROWS * COLUMNS * 8)
-    _from_fragment(code, c, stride, sums)
+    from_fragment(code, [c + stride * i for i in range(ACCUMULATORS)], sums)
     row_scales, column_scales = a_scales, b_scales
     if form.scales:
         row_scales = code.space(ROWS * form.scales)
@@ -253,7 +253,7 @@ def _multiply(code: Code, form: WarpMma, shape: Shape, blocks: Blocks) -> None:
     code.call(blocks.pack, rows, length, last_row, one, row_scales, code.constant(I64, form.scales), panel)
     stride_of_scales = code.constant(I64, _PIECE)
     code.call(blocks.add, panel, one, columns, length, last_column, column_scales, stride_of_scales, sums)
-    _to_fragment(code, sums, d, stride)
+    to_fragment(code, sums, [d + stride * i for i in range(ACCUMULATORS)])
 
 
 def _copy(code: Code, source: Value, place: Value, *, packed: bool) -> None:
@@ -265,18 +265,18 @@ def _copy(code: Code, source: Value, place: Value, *, packed: bool) -> None:
     code.store(held, place)
 
 
-def _from_fragment(code: Code, c: Value, stride: Value, sums: Value) -> None:
-    """Registers of C to sums [8, 16]: register i of lane 4g + t is row g + 8 (i / 2), column 2t + i % 2."""
-    for i in range(_ACCUMULATORS):
-        held = code.load(vector(F32, _LANES), c + stride * i)
+def from_fragment(code: Code, registers: list[Value], sums: Value) -> None:
+    """Four registers of C to sums [8, 16]: register i of lane 4g + t is row g + 8 (i / 2), column 2t + i % 2."""
+    for i, register in enumerate(registers):
+        held = code.load(vector(F32, _LANES), register)
         for t in range(_QUAD):
             rows = code.shuffle(held, held, list(range(t, _LANES, _QUAD))).to(vector(F64, _QUADS))
             code.store(rows, sums + ((2 * t + i % 2) * ROWS + i // 2 * _QUADS) * 8, align=64)
 
 
-def _to_fragment(code: Code, sums: Value, d: Value, stride: Value) -> None:
-    """The reverse of `_from_fragment`, with one NaN."""
-    for i in range(_ACCUMULATORS):
+def to_fragment(code: Code, sums: Value, registers: list[Value]) -> None:
+    """The reverse of `from_fragment`, with one NaN."""
+    for i, register in enumerate(registers):
         quads = [
             code.load(vector(F64, _QUADS), sums + ((2 * t + i % 2) * ROWS + i // 2 * _QUADS) * 8, align=64)
             for t in range(_QUAD)
@@ -284,7 +284,7 @@ def _to_fragment(code: Code, sums: Value, d: Value, stride: Value) -> None:
         bits = [canonical(code, quad) for quad in quads]
         low, high = (code.shuffle(bits[t], bits[t + 1], list(range(2 * _QUADS))) for t in (0, 2))
         lanes = [t * _QUADS + g for g in range(_QUADS) for t in range(_QUAD)]
-        code.store(code.shuffle(low, high, lanes), d + stride * i)
+        code.store(code.shuffle(low, high, lanes), register)
 
 
 def _warps(module: Any, form: WarpMma, function: Any) -> None:

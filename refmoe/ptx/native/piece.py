@@ -17,7 +17,8 @@ from llvmlite import ir
 
 from refmoe.ptx import isa
 from refmoe.ptx.native import exchange, matrix, memory
-from refmoe.ptx.native.context import FIELD_BYTES, Context, starts
+from refmoe.ptx.native.context import FIELD_BYTES, QUEUE_FIELDS, Context, Queue, starts
+from refmoe.ptx.native.forms import native_form
 from refmoe.ptx.native.memory import Variant
 from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.native.scalar import (
@@ -34,16 +35,18 @@ from refmoe.ptx.native.scalar import (
     word,
 )
 from refmoe.ptx.native.scalar import field as table_field
+from refmoe.ptx.native.suspicion import Looker, Suspects
 from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, Value, vector
-from refmoe.ptx.ops.table import exactness, lowering
+from refmoe.ptx.ops.table import exactness
 from refmoe.ptx.program.blocks import Block, Program
 from refmoe.ptx.program.layout import Layout
 from refmoe.ptx.program.pieces import Homes, Piece
 from refmoe.ptx.program.registers import CARRY, destinations_and_sources
+from refmoe.ptx.program.unwritten import Unwritten
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW
-from refmoe.ptx.state.specials import CLOCKS, SPECIALS
-from refmoe.ptx.text.memory_ops import memory_opcode
-from refmoe.ptx.text.spellings import accumulates_single, synchronised
+from refmoe.ptx.state.specials import SPECIALS
+from refmoe.ptx.text.memory_ops import MemoryOpcode, memory_opcode
+from refmoe.ptx.text.spellings import synchronised
 from refmoe.ptx.text.syntax import (
     Address,
     Immediate,
@@ -56,47 +59,11 @@ from refmoe.ptx.text.syntax import (
     Special,
     Symbol,
     Vector,
-    parts,
 )
 from refmoe.ptx.text.values import literal_bits
 
+_ALIVE, _EXIST = Queue.ALIVE * FIELD_BYTES, Queue.EXIST * FIELD_BYTES
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
-
-
-def is_native(instruction: Instruction) -> bool:
-    """Whether an instruction, whose operands are known to fit, has native code."""
-    stem = instruction.opcode.split(".")[0]
-    specials = (part.name for operand in instruction.operands for part in parts(operand) if isinstance(part, Special))
-    if any(name in CLOCKS or SPECIALS.get(name, "b64") == "b64" for name in specials):
-        # Native code has a home of 32 bits for each, which is filled when the CTA starts.
-        return False
-    if stem == "mma":
-        return accumulates_single(instruction)
-    if stem in ("ldmatrix", "stmatrix"):
-        return "b6x16_p32" not in instruction.opcode and "m16n8" not in instruction.opcode
-    if stem in ("ld", "st"):
-        opcode = memory_opcode(instruction.opcode)
-        return opcode is not None and not opcode.strong and opcode.size * opcode.count <= LANES
-    if stem in ("cvta", "shfl", "vote", "redux", "elect", "activemask") or instruction.opcode == "bar.warp.sync":
-        # Their guards are branches.
-        return True
-    if stem == "mov" and any(isinstance(operand, Vector) for operand in instruction.operands):
-        return True
-    return _table(instruction) is not None
-
-
-def _table(instruction: Instruction) -> Any:
-    """The native form of an opcode of the instruction table, or None."""
-    first = instruction.operands[0] if instruction.operands else None
-    _, sources = destinations_and_sources(instruction)
-    destinations = 2 if isinstance(first, Pair) else 1
-    try:
-        operation = isa.resolve(instruction.opcode, destinations, len(sources))
-    except isa.UnknownOpcode:
-        return None
-    if operation.exact_when is not None and exactness(instruction.opcode) is None:
-        return None
-    return lowering(instruction.opcode, destinations, len(sources))
 
 
 class Pieces:
@@ -109,6 +76,7 @@ class Pieces:
         layout: Layout,
         approximate: Sequence[Instruction],
         products: Mapping[Instruction, WarpMma],
+        unwritten: Unwritten,
         chained: bool,
     ) -> None:
         self.module = ir.Module()
@@ -122,6 +90,7 @@ class Pieces:
         # What is called by its address: functions for memory, and products.
         self.variants: list[Variant | WarpMma] = []
         self.sites: list[Instruction] = []
+        self.suspects = Suspects(homes, unwritten)
         # A warp's homes lie one behind the other: the bytes of those before, for one lane.
         self.starts = starts([kind for _, kind in self.homes.values()])
         self.begin_of_specials = self.starts[-1]
@@ -173,6 +142,7 @@ class PieceWriter:
         self.mask = build.bitcast(bits, vector(1))
         self.lanes = Lanes(made.module, build, self.mask)
         self.values: dict[str, Value] = {}
+        self.suspicion = Looker(self, made.suspects, made.sites, self._python)
 
     def build(self) -> None:
         """All of it."""
@@ -180,6 +150,7 @@ class PieceWriter:
         for register in self.piece.usage.loads.values():
             self.values[register.name] = self._load(register.name, register.kind)
         for instruction in self.piece.instructions:
+            self.suspicion.look(instruction)
             self._instruction(instruction)
         for register in self.piece.usage.writes.values():
             if register.name in homes:
@@ -202,6 +173,7 @@ class PieceWriter:
             if not build.block.is_terminated:
                 self._return(everyone)
             return
+        self.suspicion.look(self.piece.branch)
         guard = self._guard(self.piece.branch)
         assert guard is not None
         taken = build.zext(build.bitcast(build.and_(guard, self.mask), WARP_MASK), WORD)
@@ -327,13 +299,7 @@ class PieceWriter:
             symbols.append(name)
         table = self.build_.inttoptr(table_field(self.build_, self.context, Context.SYMBOLS), POINTER)
         base = table_field(self.build_, table, symbols.index(name))
-        return self.splat(self.build_.add(base, word(offset)))
-
-    def splat(self, value: Value) -> Value:
-        """A scalar of 64 bits in every lane."""
-        build, undefined = self.build_, ir.Constant(vector(64), ir.Undefined)
-        one = build.insert_element(undefined, value, ir.Constant(WARP_MASK, 0))
-        return build.shuffle_vector(one, undefined, ir.Constant(vector(32), [0] * LANES))
+        return exchange.splat(self.lanes, self.build_.add(base, word(offset)))
 
     # Instructions
 
@@ -350,7 +316,7 @@ class PieceWriter:
         elif stem in ("shfl", "vote", "redux", "elect", "activemask"):
             self._exchange(instruction)
         elif stem == "bar":
-            self._meet()
+            self._meet(instruction)
         elif stem in ("ldmatrix", "stmatrix"):
             self._matrix(instruction)
         elif stem == "mma":
@@ -367,7 +333,7 @@ class PieceWriter:
             values.append(self.values[CARRY.name])
         if operation.exact_when is not None:
             self._note(instruction, values)
-        results = list(_table(instruction)(self.lanes, values))
+        results = list(native_form(instruction)(self.lanes, values))
         targets: list[Operand] = list(destinations)
         if operation.carry_out:
             targets.append(CARRY)
@@ -403,7 +369,8 @@ class PieceWriter:
         elif stem == "vote":
             results = [exchange.vote(lanes, parts[1], *values)]
         elif stem == "elect":
-            results = exchange.elect(lanes, *values)
+            begin = self.build_.trunc(table_field(self.build_, self.context, Context.ELECTED), WARP_MASK)
+            results = exchange.elect(lanes, values[0], exchange.splat(lanes, begin))
         elif stem == "redux":
             results = [exchange.redux(lanes, self.scratch, ".".join(parts[1:]), *values)]
         else:
@@ -431,17 +398,37 @@ class PieceWriter:
             return matrix.dealt(lanes, value, known[0]), within
         return exchange.permuted(lanes, self.scratch, value, source), within
 
-    def _meet(self) -> None:
-        """`bar.warp.sync`: what the acting lanes of the warp did before comes before what they do next."""
+    def _meet(self, instruction: Instruction) -> None:
+        """`bar.warp.sync`: what the acting lanes of the warp did before comes before what they do next.
+
+        Python does it where some lanes do not take part, or know what others do not; and where some have exited, and
+        lanes are told apart, because what those did is not ordered before what the others do next.
+        """
         build = self.build_
         seen = table_field(build, self.context, Context.SEEN)
         with build.if_then(build.icmp_unsigned("!=", seen, word(0))):
-            warps = table_field(build, self.context, Context.WARPS)
-            row = build.mul(self.warp, table_field(build, self.context, Context.SEEN_COLUMNS))
-            own = build.add(row, build.urem(self.warp, warps))
-            now = table_field(build, self.context, Context.NOW)
-            build.store(now, build.gep(build.inttoptr(seen, POINTER), [own], source_etype=WORD))
-            build.store(build.add(now, word(1)), at(build, self.context, Context.NOW * FIELD_BYTES))
+            apart = build.inttoptr(table_field(build, self.context, Context.APART), POINTER)
+            queues = build.inttoptr(table_field(build, self.context, Context.QUEUES), POINTER)
+            queue = build.mul(self.warp, word(QUEUE_FIELDS * FIELD_BYTES))
+            alive, exist = (
+                build.load(at(build, queues, build.add(queue, word(field))), typ=WORD) for field in (_ALIVE, _EXIST)
+            )
+            by_lane = build.icmp_unsigned("!=", table_field(build, self.context, Context.BY_LANE), word(0))
+            alive = build.select(by_lane, exist, alive)
+            here = build.zext(build.bitcast(self.mask, WARP_MASK), WORD)
+            alike = build.load(build.gep(apart, [self.warp], source_etype=WORD), typ=WORD)
+            whole = build.and_(build.icmp_unsigned("==", here, alive), build.icmp_unsigned("==", alike, word(0)))
+            with build.if_else(whole) as (then, otherwise):
+                with then:
+                    warps = table_field(build, self.context, Context.WARPS)
+                    row = build.mul(self.warp, table_field(build, self.context, Context.SEEN_COLUMNS))
+                    own = build.add(row, build.urem(self.warp, warps))
+                    now = table_field(build, self.context, Context.NOW)
+                    build.store(now, build.gep(build.inttoptr(seen, POINTER), [own], source_etype=WORD))
+                    build.store(build.add(now, word(1)), at(build, self.context, Context.NOW * FIELD_BYTES))
+                with otherwise:
+                    build.store(self.value(instruction.operands[0], "b32"), self.scratch, align=32)
+                    self._python(instruction, build.bitcast(self.mask, WARP_MASK))
 
     def _move_parts(self, instruction: Instruction) -> None:
         """`mov` of a vector into a register, or of a register into a vector."""
@@ -646,17 +633,38 @@ class PieceWriter:
         build = self.build_
         opcode = memory_opcode(instruction.opcode)
         assert opcode is not None
-        address, space = self._address(instruction.operands[1], opcode.space)
-        variant = Variant(False, opcode.size, opcode.count, _family(space))
-        self._call(instruction, variant, address, self._guard(instruction))
-        kind, size = vector(opcode.size * 8), opcode.size * LANES
-        loaded = [
-            build.load(at(build, self.scratch, size * number), typ=kind, align=32) for number in range(opcode.count)
-        ]
+        parameter = self._parameter(instruction.operands[1], opcode)
+        if parameter is not None:
+            loaded = [self._of_parameters(parameter + opcode.size * each, opcode.size) for each in range(opcode.count)]
+        else:
+            address, space = self._address(instruction.operands[1], opcode.space)
+            variant = Variant(False, opcode.size, opcode.count, _family(space), opcode.coherent)
+            self._call(instruction, variant, address, self._guard(instruction))
+            kind, size = vector(opcode.size * 8), opcode.size * LANES
+            loaded = [
+                build.load(at(build, self.scratch, size * number), typ=kind, align=32) for number in range(opcode.count)
+            ]
         targets = list(zip(self._elements(instruction.operands[0]), loaded, strict=True))
         # Its own guard comes last: every assignment still reads it.
         targets.sort(key=lambda item: item[0] == instruction.guard)
         self._assign_all(instruction, targets, opcode.type.startswith("s"))
+
+    def _parameter(self, operand: Operand, opcode: MemoryOpcode) -> int | None:
+        """The byte of the kernel's parameters at which a load reads that has nothing to check, or None."""
+        assert isinstance(operand, Address)
+        base, layout = operand.base, self.made.layout
+        if opcode.space != "param" or not isinstance(base, Symbol) or base.name not in layout.parameters:
+            return None
+        first, width = layout.parameters[base.name] + base.offset + operand.offset, opcode.size * opcode.count
+        inside = 0 <= first <= layout.parameter_bytes - width
+        return first if inside and first % width == 0 else None
+
+    def _of_parameters(self, first: int, size: int) -> Value:
+        """The element at a byte of the kernel's parameters, in every lane: all are initialised, and nobody writes."""
+        build, kind = self.build_, ir.IntType(8 * size)
+        parameters = build.inttoptr(table_field(build, self.context, Context.PARAMETERS), POINTER)
+        element = build.load(at(build, parameters, first), typ=kind, align=size)
+        return exchange.splat(self.lanes, element)
 
     def _store_memory(self, instruction: Instruction) -> None:
         build = self.build_

@@ -11,6 +11,9 @@ Python's.
     wake(context, masks)            waiting groups that have lanes of the masks may look again
     each(function, context, warps, masks, count, taken) -> status     run one piece for some warps
 
+Under a schedule (`refmoe.ptx.schedule`) `advance_scheduled` and `pick_scheduled` take their place: another place counts
+as the lowest, some warps may not run, a warp may run ahead of others, and lanes of a warp may part.
+
 `masks` and `taken` are uint32, one for each warp of the machine, or for `each` one for each of `count` warps.
 """
 
@@ -66,7 +69,9 @@ class Functions:
         self._native = Native.of(_text, "scheduler", level=2)
         pointer, number, key = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
         self.advance = self._function("advance", number, pointer)
+        self.advance_scheduled = self._function("advance_scheduled", number, pointer)
         self.pick = self._function("pick", key, pointer, pointer)
+        self.pick_scheduled = self._function("pick_scheduled", key, pointer, pointer)
         self.arrive = self._function("arrive", None, pointer, key, pointer)
         self.wake = self._function("wake", None, pointer, pointer)
         self.each = self._function("each", number, pointer, pointer, pointer, pointer, key, pointer)
@@ -84,8 +89,11 @@ def functions() -> Functions:
 def _text() -> str:
     module = ir.Module()
     arrival = _arrival(module)
-    _advance(module, _prepare(module), _step(module, arrival))
-    _pick(module)
+    # Under the default schedule nothing is asked that only others need.
+    for scheduled in (False, True):
+        prepare, step = _prepare(module, scheduled), _step(module, arrival, scheduled)
+        _advance(module, prepare, step, scheduled)
+        _pick(module, scheduled)
     _arrive(module, arrival)
     _wake(module)
     _each(module)
@@ -172,14 +180,26 @@ def _arrival(module: Any) -> Any:
     return code.function
 
 
-def _prepare(module: Any) -> Any:
+def _named(name: str, scheduled: bool) -> str:
+    return f"{name}_scheduled" if scheduled else name
+
+
+def _ranked(code: Code, context: Value, key: Value, scheduled: bool) -> Value:
+    """A key as it is compared: the lowest one comes first. What waits stays the highest."""
+    return key ^ _field(code, context, Context.PREFERENCE) if scheduled else key
+
+
+def _prepare(module: Any, scheduled: bool) -> Any:
     """`prepare(context, warp)`: choose the group of a warp that comes next, and say whether it can run natively."""
-    code = Code(module, "prepare", [POINTER, I64], inner=True)
+    code = Code(module, _named("prepare", scheduled), [POINTER, I64], inner=True)
     context, warp = code.arguments
     queue, places = _queue(code, context, warp), _table(code, context, Context.PLACES)
     _set(code, queue, Queue.NEXT, WAITING)
     with code.loop() as turns:
-        group = _choose(code, queue)
+        if scheduled:
+            _set(code, queue, Queue.CHOSEN, NOBODY)
+            turns.leave_if(_field(code, queue, Queue.HELD).differs(0))
+        group = _choose(code, context, queue, scheduled)
         _set(code, queue, Queue.CHOSEN, group)
         turns.leave_if(group < 0)
         key = _key(code, queue, group)
@@ -197,13 +217,17 @@ def _prepare(module: Any) -> Any:
     return code.function
 
 
-def _step(module: Any, arrival: Any) -> Any:
+def _step(module: Any, arrival: Any, scheduled: bool) -> Any:
     """`step(context, warp) -> status`: run the chosen group of a warp through its block, and those that follow it."""
-    code = Code(module, "step", [POINTER, I64], inner=True, result=I32)
+    code = Code(module, _named("step", scheduled), [POINTER, I64], inner=True, result=I32)
     context, warp = code.arguments
     queue, places = _queue(code, context, warp), _table(code, context, Context.PLACES)
-    group, key = _field(code, queue, Queue.CHOSEN), _field(code, queue, Queue.NEXT)
-    lanes, place = _lanes(code, queue, group), places + (key & (TURN - 1)) * _PLACE_ROW
+    key = _field(code, queue, Queue.NEXT)
+    place = places + (key & (TURN - 1)) * _PLACE_ROW
+    if scheduled:
+        _split(code, queue, key, place)
+    group = _field(code, queue, Queue.CHOSEN)
+    lanes = _lanes(code, queue, group)
     ran, steps = _field(code, queue, Queue.RAN), _field(code, context, Context.STEPS)
     code.done_if((ran < _field(code, context, Context.BUDGET)) ^ True, code.constant(I32, Status.SPENT))
     _set(code, context, Context.PATIENCE, _field(code, queue, Queue.PATIENCE))
@@ -219,11 +243,29 @@ def _step(module: Any, arrival: Any) -> Any:
     return code.function
 
 
-def _choose(code: Code, queue: Value) -> Value:
+def _split(code: Code, queue: Value, key: Value, place: Value) -> None:
+    """Some lanes of the chosen group become a group of their own, which is chosen now; the next time the others do.
+
+    Those that stay run before Python does anything, so that nobody comes round to them.
+    """
+    group, split = _field(code, queue, Queue.CHOSEN), _field(code, queue, Queue.SPLIT)
+    lanes = _lanes(code, queue, group)
+    first = lanes & split
+    parts = first.differs(0) & first.differs(lanes) & _field(code, place, Place.GATHER).equals(Meeting.NONE)
+    with code.when(parts):
+        count = _field(code, queue, Queue.COUNT)
+        _put(code, queue, group, key, lanes & (split ^ -1))
+        _put(code, queue, count, key, first)
+        _set(code, queue, Queue.COUNT, count + 1)
+        _set(code, queue, Queue.CHOSEN, count)
+        _set(code, queue, Queue.SPLIT, split ^ 0xFFFFFFFF)
+
+
+def _choose(code: Code, context: Value, queue: Value, scheduled: bool) -> Value:
     """The group with the lowest (turn, place) of those that do not wait, or NOBODY."""
     best, chosen = code.variable(I64, WAITING), code.variable(I64, NOBODY)
     with code.range(_field(code, queue, Queue.COUNT)) as group:
-        key = _key(code, queue, group)
+        key = _ranked(code, context, _key(code, queue, group), scheduled)
         lower = key < best.get()
         best.set(code.select(lower, key, best.get()))
         chosen.set(code.select(lower, group, chosen.get()))
@@ -331,10 +373,15 @@ def _wake_groups(code: Code, queue: Value, lanes: Value) -> None:
 # Functions that Python calls
 
 
-def _advance(module: Any, prepare: Any, step: Any) -> None:
+def _advance(module: Any, prepare: Any, step: Any, scheduled: bool) -> None:
     """CTA after CTA. Its warps take turns at the lowest place, so that they stay together as far as they can."""
-    code = Code(module, "advance", [POINTER], result=I32)
+    code = Code(module, _named("advance", scheduled), [POINTER], result=I32)
     (context,) = code.arguments
+    if scheduled:
+        with code.when(_field(code, context, Context.TURN_BLOCKS).differs(0)):
+            _advance_in_turns(code, context, prepare, step)
+            code.done(code.constant(I32, Status.DONE))
+            code.build.position_at_end(code.build.append_basic_block("dead"))
     warps = _field(code, context, Context.WARPS)
     with code.range(_field(code, context, Context.ALL_WARPS).quotient(warps)) as cta:
         first = cta * warps
@@ -344,12 +391,14 @@ def _advance(module: Any, prepare: Any, step: Any) -> None:
         with code.loop() as turns:
             best = code.variable(I64, WAITING)
             with code.range(warps) as number:
-                best.set(code.min(best.get(), _field(code, _queue(code, context, first + number), Queue.NEXT)))
+                next_ = _field(code, _queue(code, context, first + number), Queue.NEXT)
+                best.set(code.min(best.get(), _ranked(code, context, next_, scheduled)))
             turns.leave_if(best.get().equals(WAITING))
+            lowest = _ranked(code, context, best.get(), scheduled)
             with code.range(warps) as number:
                 warp = first + number
                 next_ = _field(code, _queue(code, context, warp), Queue.NEXT)
-                here = next_.differs(WAITING) & ((next_ ^ best.get()) & (TURN - 1)).equals(0)
+                here = next_.differs(WAITING) & ((next_ ^ lowest) & (TURN - 1)).equals(0)
                 with code.when(here):
                     status = code.call(step, context, warp)
                     code.done_if(status.differs(Status.DONE), status)
@@ -357,8 +406,38 @@ def _advance(module: Any, prepare: Any, step: Any) -> None:
     code.done(code.constant(I32, Status.DONE))
 
 
-def _pick(module: Any) -> None:
-    code = Code(module, "pick", [POINTER, POINTER], result=I64)
+def _advance_in_turns(code: Code, context: Value, prepare: Any, step: Any) -> None:
+    """Warp after warp, in the order of the table, each for so many blocks as are drawn for its turn."""
+    order, warps = _table(code, context, Context.ORDER), _field(code, context, Context.ALL_WARPS)
+    with code.range(warps) as number:
+        warp = code.load(I64, _at(order, number), align=8)
+        _set(code, _queue(code, context, warp), Queue.PATIENCE, PATIENCE)
+        code.call(prepare, context, warp)
+    with code.loop() as rounds:
+        ran = code.variable(I64, 0)
+        with code.range(warps) as number:
+            warp = code.load(I64, _at(order, number), align=8)
+            left = code.variable(I64, _drawn(code, context))
+            with code.loop() as turn:
+                turn.leave_if(_field(code, _queue(code, context, warp), Queue.NEXT).equals(WAITING))
+                turn.leave_if(left.get() < 1)
+                status = code.call(step, context, warp)
+                code.done_if(status.differs(Status.DONE), status)
+                code.call(prepare, context, warp)
+                left.set(left.get() - 1)
+                ran.set(ran.get() | 1)
+        rounds.leave_if(ran.get().equals(0))
+
+
+def _drawn(code: Code, context: Value) -> Value:
+    """1 to `TURN_BLOCKS`, by Knuth's linear congruential generator (MMIX)."""
+    state = _field(code, context, Context.RANDOM) * 6364136223846793005 + 1442695040888963407
+    _set(code, context, Context.RANDOM, state)
+    return ((state >> 33) * _field(code, context, Context.TURN_BLOCKS) >> 31) + 1
+
+
+def _pick(module: Any, scheduled: bool) -> None:
+    code = Code(module, _named("pick", scheduled), [POINTER, POINTER], result=I64)
     context, masks = code.arguments
     warps = _field(code, context, Context.ALL_WARPS)
     best = code.variable(I64, WAITING)
@@ -366,21 +445,22 @@ def _pick(module: Any) -> None:
         queue = _queue(code, context, warp)
         chosen = _field(code, queue, Queue.CHOSEN)
         with code.when(chosen > NOBODY):
-            best.set(code.min(best.get(), _key(code, queue, chosen)))
+            best.set(code.min(best.get(), _ranked(code, context, _key(code, queue, chosen), scheduled)))
     code.done_if(best.get().equals(WAITING), code.constant(I64, NOBODY))
+    lowest = _ranked(code, context, best.get(), scheduled)
     with code.range(warps) as warp:
         queue = _queue(code, context, warp)
         chosen = _field(code, queue, Queue.CHOSEN)
         found = code.variable(I64, 0)
         with code.when(chosen > NOBODY):
             key = _key(code, queue, chosen)
-            with code.when(((key ^ best.get()) & (TURN - 1)).equals(0)):
+            with code.when(((key ^ lowest) & (TURN - 1)).equals(0)):
                 found.set(_lanes(code, queue, chosen))
                 _add(code, queue, Queue.RAN, 1)
                 _remove(code, queue, chosen)
                 _set(code, queue, Queue.CHOSEN, NOBODY)
         code.store(found.get().to(I32), masks + warp * 4, align=4)
-    code.done(best.get())
+    code.done(lowest)
 
 
 def _arrive(module: Any, arrival: Any) -> None:

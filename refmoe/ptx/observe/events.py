@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from refmoe.ptx.errors import Index3
 
@@ -24,6 +25,15 @@ KINDS: Mapping[str, str] = {
     "copy": "it issues asynchronous copies of `amount` bytes",
     "land": "`amount` bytes of its copies land",
 }
+
+
+@runtime_checkable
+class Rewinds(Protocol):
+    """Somebody who takes down what launches do, and can forget what one did that runs again."""
+
+    def mark(self) -> Callable[[], None]:
+        """What forgets all that is taken down from now on."""
+        ...
 
 
 @dataclass(frozen=True)

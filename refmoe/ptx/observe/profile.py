@@ -16,15 +16,17 @@ Not counted: the traffic of bulk copies (`cp.async.bulk`), caches, and time.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 from refmoe.ptx.engine.access import Access, Atomic, Load, Store
+from refmoe.ptx.engine.code import View
 from refmoe.ptx.engine.copies import CopyAsync
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.machine import Launch, observer_of
 from refmoe.ptx.engine.tensor.matrix import LoadMatrix, StoreMatrix
-from refmoe.ptx.engine.view import View
 from refmoe.ptx.observe.kernel_profile import KernelProfile
 from refmoe.ptx.observe.profile_view import text_of
 from refmoe.ptx.text.syntax import Instruction
@@ -48,6 +50,16 @@ class Profile:
     def view(self) -> View:
         """Memory is accessed in Python."""
         return _VIEW
+
+    def mark(self) -> Callable[[], None]:
+        """What forgets all that is counted from now on."""
+        # Code is not counted with.
+        kept = deepcopy(self.kernels, {id(each.code): each.code for each in self.kernels})
+
+        def forget() -> None:
+            self.kernels, self._now = deepcopy(kept, {id(each.code): each.code for each in kept}), None
+
+        return forget
 
     def attach(self, launch: Launch) -> None:
         """A launch begins."""

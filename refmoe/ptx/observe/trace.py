@@ -11,7 +11,7 @@ executor's (a group of lanes through one basic block), so that they order events
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -42,6 +42,15 @@ class Trace:
     names: Mapping[int, str] = field(default_factory=dict)
     _events: list[TraceEvent] = field(default_factory=list, repr=False)
     _launches: list[Launch] = field(default_factory=list, repr=False)
+
+    def mark(self) -> Callable[[], None]:
+        """What forgets all that is taken down from now on."""
+        events, launches = len(self._events), len(self._launches)
+
+        def forget() -> None:
+            del self._events[events:], self._launches[launches:]
+
+        return forget
 
     @property
     def events(self) -> tuple[TraceEvent, ...]:

@@ -72,6 +72,15 @@ class Watch:
     size: int = 1
     writes: list[Write] = field(default_factory=list)
 
+    def mark(self) -> Callable[[], None]:
+        """What forgets all that is taken down from now on."""
+        seen = len(self.writes)
+
+        def forget() -> None:
+            del self.writes[seen:]
+
+        return forget
+
     def attach(self, arena: Arena) -> None:
         """Watch the buffer of that name among the buffers of a launch.
 

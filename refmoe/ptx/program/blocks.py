@@ -24,7 +24,12 @@ _STOPS = {"ret": "exit", "exit": "exit", "trap": "trap", "bar": "barrier", "barr
 # the lanes that are there.
 _GATHERS = ("shfl", "vote", "match", "redux", "elect")
 # Those that every lane of the warp runs: they have no mask, and need not gather again after one another.
-_WHOLE_WARP = ("mma", "wmma", "ldmatrix", "stmatrix", "setmaxnreg")
+_WHOLE_WARP = ("mma", "wmma", "wgmma", "ldmatrix", "stmatrix", "setmaxnreg")
+# Of these every lane of four warps runs each.
+_WARPGROUP = "wgmma"
+# An access that is one of these is strong.
+_STRONG = ("volatile", "relaxed", "acquire", "release", "mmio")
+_COMMUNICATES = ("atom", "red", "mbarrier", "fence", "membar")
 # A loop that holds one of these may wait for another lane's write; one that reads a clock waits for time to pass.
 _POLLS = ("volatile", "relaxed", "acquire", "mmio", "atom", "nanosleep", "test_wait")
 
@@ -46,7 +51,8 @@ class Terminator:
 class Block:
     """Straight-line code.
 
-    `gathers`: the first instruction waits for the lanes of its mask; `whole_warp`: for all; `waits`: it parks lanes.
+    `gathers`: the first instruction waits for the lanes of its mask; `whole_warp`: for all; `warpgroup`: for those of
+    four warps; `waits`: it parks lanes.
     """
 
     index: int
@@ -55,6 +61,7 @@ class Block:
     gathers: bool = False
     whole_warp: bool = False
     waits: bool = False
+    warpgroup: bool = False
     polling_edges: frozenset[int] = frozenset()
     back_edges: frozenset[int] = frozenset()
 
@@ -80,18 +87,20 @@ class _Draft:
     instruction: Instruction | None = None
     gathers: bool = False
     whole_warp: bool = False
+    warpgroup: bool = False
     waits: bool = False
     native: bool = False
 
 
-def build(function: Function, is_native: Callable[[Instruction], bool]) -> Program:
+def build(function: Function, is_native: Callable[[Instruction], bool], apart: bool = False) -> Program:
     """Blocks of `function`, which must have no calls.
 
     Args:
         function: an entry or what became of one.
         is_native: whether an instruction has native code; all of a block's have it, or none.
+        apart: whether instructions by which threads communicate begin blocks of their own.
     """
-    drafts, places = _split(_lower_guards(function), function.tables, is_native)
+    drafts, places = _split(_lower_guards(function), function.tables, is_native, apart)
     successors = [[places[target] if isinstance(target, str) else target for target in d.targets] for d in drafts]
     order = _schedule(successors)
     number = {draft: index for index, draft in enumerate(order)}
@@ -101,7 +110,7 @@ def build(function: Function, is_native: Callable[[Instruction], bool]) -> Progr
         d = drafts[draft]
         targets = tuple(number[target] for target in successors[draft])
         terminator = Terminator(d.kind, targets, d.instruction)
-        blocks.append(Block(index, tuple(d.instructions), terminator, d.gathers, d.whole_warp, d.waits))
+        blocks.append(Block(index, tuple(d.instructions), terminator, d.gathers, d.whole_warp, d.waits, d.warpgroup))
     for block in blocks:
         back = {target for target in block.terminator.targets if target <= block.index}
         block.back_edges = frozenset(back)
@@ -156,6 +165,12 @@ def _gathers(instruction: Instruction) -> bool:
     return stem in _GATHERS and (stem not in LEGACY or ".sync" in instruction.opcode)
 
 
+def communicates(instruction: Instruction) -> bool:
+    """Whether other threads may tell when it happens: a strong access, a fence, or an operation on an mbarrier."""
+    stem, *parts = instruction.opcode.split(".")
+    return stem in _COMMUNICATES or (stem in ("ld", "st") and any(part in _STRONG for part in parts))
+
+
 def _parks(instruction: Instruction) -> bool:
     return instruction.opcode.startswith("mbarrier.try_wait")
 
@@ -164,6 +179,7 @@ def _split(
     statements: list[Instruction | Label],
     tables: dict[str, tuple[str, ...]],
     is_native: Callable[[Instruction], bool],
+    apart: bool,
 ) -> tuple[list[_Draft], dict[str, int]]:
     drafts = [_Draft()]
     places: dict[str, int] = {}
@@ -186,10 +202,11 @@ def _split(
         stem = statement.opcode.split(".")[0]
         native = is_native(statement)
         gathers = _gathers(statement) or _takes_warp(statement) or statement.opcode == "bar.warp.sync"
-        begins = (gathers or _parks(statement)) and not (_takes_warp(statement) and current.whole_warp)
+        together = current.warpgroup or (current.whole_warp and stem != _WARPGROUP)
+        begins = (gathers or _parks(statement)) and not (_takes_warp(statement) and together)
         # Branches and exits go with whatever stands before them.
         leaves_native = current.native != native and stem not in ("bra", "ret", "exit")
-        if current.instructions and (begins or leaves_native):
+        if current.instructions and (begins or leaves_native or (apart and communicates(statement))):
             current.targets = [len(drafts)]
             current = fresh()
         if not current.instructions:
@@ -197,7 +214,7 @@ def _split(
         if begins:
             current.waits = _parks(statement)
             current.gathers = not current.waits
-            current.whole_warp = _takes_warp(statement)
+            current.whole_warp, current.warpgroup = _takes_warp(statement), stem == _WARPGROUP
             current.instructions.append(statement)
         elif stem == "bra":
             label = statement.operands[0]

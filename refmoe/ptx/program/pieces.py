@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from refmoe.ptx.program.blocks import Block, Program
-from refmoe.ptx.program.registers import Usage, operands_of, usage_of
+from refmoe.ptx.program.registers import Usage, names_at_home, operands_of, usage_of
 from refmoe.ptx.text.syntax import Instruction, Register
 
 # How a block of machine code may end.
@@ -96,18 +96,24 @@ def _pieces(block: Block, is_native: Callable[[Instruction], bool], alone: bool)
     runs: list[tuple[bool, list[Instruction]]] = []
     for instruction in block.instructions:
         native = is_native(instruction)
-        if not runs or alone or runs[-1][0] != native:
+        # What runs on after `wgmma` uses the homes of registers, which pieces take in and give back.
+        apart = alone or _is_of_warpgroup(instruction) or (runs and _is_of_warpgroup(runs[-1][1][-1]))
+        if not runs or apart or runs[-1][0] != native:
             runs.append((native, []))
         runs[-1][1].append(instruction)
     last = block.terminator.instruction
     if last is not None:
         # What the terminator reads is read by the scheduler, and what a barrier gives arrives when it completes.
-        if not runs or alone or runs[-1][0]:
+        if not runs or alone or runs[-1][0] or _is_of_warpgroup(runs[-1][1][-1]):
             runs.append((False, []))
         runs[-1][1].append(last)
     return tuple(
         Piece(block.index, number, tuple(run), native, usage_of(run, last)) for number, (native, run) in enumerate(runs)
     )
+
+
+def _is_of_warpgroup(instruction: Instruction) -> bool:
+    return instruction.opcode.startswith("wgmma.")
 
 
 def _homes(program: Program, pieces: tuple[tuple[Piece, ...], ...], every: bool) -> dict[str, tuple[int, str]]:
@@ -121,6 +127,10 @@ def _homes(program: Program, pieces: tuple[tuple[Piece, ...], ...], every: bool)
         for piece in of_block:
             for register in piece.usage.loads.values():
                 settle(register)
+            for instruction in piece.instructions:
+                at_home = names_at_home(instruction)
+                for register in operands_of(instruction)[1] if at_home else ():
+                    settle(register)
             for register in piece.usage.writes.values():
                 place = (piece.block, piece.number)
                 if writers.setdefault(register.name, place) != place or every:

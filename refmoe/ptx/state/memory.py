@@ -31,12 +31,25 @@ _ALIGNED = 16
 class Shadow(Protocol):
     """Who accessed what, of a region; `refmoe.ptx.engine.races` has the rules."""
 
+    @property
+    def told(self) -> bool:
+        """Whether somebody is told of every access, so that Python has to do it."""
+        ...
+
     def enter(self, row: Array) -> None:
         """Write into a region's row where the records lie, see `refmoe.ptx.native.context.Row`."""
         ...
 
     def release(self) -> None:
         """Give memory back: nobody asks any more who accessed what."""
+        ...
+
+
+class Undefined(Protocol):
+    """Which bits of a region's bytes are undefined; `refmoe.ptx.engine.undefined.memory` has the rules."""
+
+    def held(self, width: int, place: Array) -> Array:
+        """Words of `width` bytes, numbers `place` [n], with 0xFF for each byte of which some bits may be defined."""
         ...
 
 
@@ -77,6 +90,7 @@ class Region:
         journal: what takes down what `data` held before, where it is the caller's own array, or None.
         shadow: who accessed what, or None where races are not looked for.
         watch: what takes down who writes some of its bytes, or None.
+        undefined: which bits of its bytes are undefined, or None where none are but in bytes that nobody wrote.
     """
 
     name: str
@@ -92,10 +106,12 @@ class Region:
     unwritten: bool = False
     shadow: Shadow | None = None
     watch: Watching | None = None
+    undefined: Undefined | None = None
     _views: dict[tuple[bool, int], Any] = field(default_factory=dict, repr=False)
 
     def clear(self) -> None:
         """Forget what was written."""
+        self.undefined = None
         if self.size and self.valid is not None:
             if not self.poisoned:
                 self.data[:] = POISON
@@ -128,6 +144,8 @@ class Region:
         if not self.poisoned:
             return found
         valid = self.words(width, of_valid=True).take(place, axis=0)
+        if self.undefined is not None:
+            valid = valid | self.undefined.held(width, place)
         return found & valid | ~valid & found.dtype.type(POISON * _EVERY_BYTE & int(np.iinfo(found.dtype).max))
 
     def bytes(self, begin: int, count: int) -> Bytes:
@@ -145,6 +163,15 @@ class Region:
         if self.valid is not None:
             valid = self.words(width, of_valid=True)
             valid[place] = np.iinfo(valid.dtype).max
+
+    def validate(self) -> None:
+        """Begin to say which bytes are initialised: all are."""
+        self.valid = np.full(padded(self.data.size), 0xFF, np.uint8)
+
+    def invalidate(self) -> None:
+        """Say no more which bytes are initialised: all are."""
+        self.valid = None
+        self._views = {key: view for key, view in self._views.items() if not key[0]}
 
     def release_valid(self) -> None:
         """Give the memory back that says which bytes are initialised: all that are were written by this launch."""
@@ -248,6 +275,12 @@ class Arena:
             if region.shadow is not None:
                 region.shadow.release()
                 region.shadow = None
+
+    def restore(self) -> None:
+        """Put back what the caller's arrays held; which pages the launch wrote stays known."""
+        for region in self.regions:
+            if region.journal is not None:
+                region.journal.restore()
 
     def undo(self) -> None:
         """Put back what the caller's arrays held."""

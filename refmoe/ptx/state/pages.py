@@ -27,7 +27,7 @@ _LINUX = sys.platform == "linux"
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _LINUX else 0)
 _NO_HUGE_PAGES = getattr(mmap, "MADV_NOHUGEPAGE", None)
 # Most bytes that are kept for later, of each kind.
-_MOST_SPARE = 64 << 20
+_MOST_SPARE = 128 << 20
 
 
 class Spare:
@@ -155,8 +155,12 @@ class Journal:
         cleared(self.kept, self.kept.nbytes)
         _SCRATCH.give(self.before, held.size << PAGE_SHIFT)
 
-    def undo(self) -> None:
-        """Put back what was there before the launch."""
+    def restore(self) -> None:
+        """Put back what was there before the launch; which pages it wrote stays known."""
         for begin, end in self.written:
             self.data[begin:end] = self.before[begin:end]
+
+    def undo(self) -> None:
+        """Put back what was there before the launch."""
+        self.restore()
         self.kept[np.flatnonzero(self.kept)] = 0

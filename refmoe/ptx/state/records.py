@@ -1,31 +1,55 @@
 """Records of accesses: what memory keeps of the last ones of each granule, in 64 bits.
 
-    step << 32 | many << 31 | strong << 30 | asynchronous << 29 | bulk << 28 | thread of the launch
+    step << 33 | several << 31 | bulk << 30 | asynchronous << 29 | strength << 27 | thread of the launch
 
-"Many": several lanes of that warp read. "Asynchronous": by a copy that the thread issued. "Bulk": by a bulk copy, into
-shared memory if it is not asynchronous too, and then the thread is the agent's number in place of one in the CTA.
+"Several" says of how many threads a record is the last, see `Several`. "Bulk": by a bulk copy, into shared memory if it
+is not asynchronous too, and then the thread is the agent's number in place of one in the CTA. "Asynchronous": by a copy
+that the thread issued. "Strength" is 0 for a weak access, and else says with whom a strong one is morally strong (PTX
+ISA, "Morally strong operations"): 1 with its CTA, 2 with its cluster, 3 with the grid and beyond.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 
 Array = Any
-MAX_THREADS = 1 << 28
+MAX_THREADS = 1 << 27
 THREAD = np.int64(MAX_THREADS - 1)
 # Of a thread: the lane of its warp.
 LANE = np.int64(31)
-BULK = np.int64(1 << 28)
+STRENGTH_SHIFT = 27
+STRENGTH: np.int64 = np.int64(3 << STRENGTH_SHIFT)
 ASYNCHRONOUS = np.int64(1 << 29)
-STRONG: np.int64 = np.int64(1 << 30)
-MANY = np.int64(1 << 31)
-STEP_SHIFT = 32
+BULK = np.int64(1 << 30)
+SEVERAL_SHIFT = 31
+SEVERAL = np.int64(3 << SEVERAL_SHIFT)
+STEP_SHIFT = 33
+WEAK: np.int64 = np.int64(0)
 # Barriers on which bulk copies complete, in one CTA; those beyond are taken for one. (Not more than a CTA has threads.)
 AGENTS = 32
-# The step of a bulk copy that has not landed: nothing is ordered after it.
-PENDING = 1 << 30
+# The step of a bulk copy that has not landed: nothing is ordered after it. Steps are below.
+PENDING = 1 << 29
+
+#: Strength of an access by its scope; of a weak one it is 0.
+STRENGTHS = {"cta": 1, "cluster": 2, "gpu": 3, "sys": 3}
+#: Strength that both of two accesses need so that threads of a grid are morally strong whatever their CTAs.
+GRID = 3
+
+
+class Several(IntEnum):
+    """Whose accesses one record stands for."""
+
+    ONE = 0
+    """One thread's."""
+    LANES = 1
+    """Some of the warp's."""
+    WARPS = 2
+    """Some of the cluster's: of the CTA's where clusters have one."""
+    CLUSTERS = 3
+    """Some of the grid's."""
 
 
 def raise_rows(table: Array, keys: Array, rows: Array) -> None:

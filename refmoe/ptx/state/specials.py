@@ -9,6 +9,7 @@ Performance counters (`%pm<n>`) do not exist here.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -114,15 +115,30 @@ def values(
         same = ctas == 1 or bool((values == values[0]).all())
         return np.uint32(values[0]) if same else np.repeat(values.astype(np.uint32), warps * 32)
 
-    cluster, rank = np.divmod(first_cta + np.arange(ctas), grid.cluster_blocks)
+    clustered = grid.cluster_blocks > 1
+    position, rank = np.arange(first_cta, first_cta + ctas), np.zeros(1, np.int64)
+    if clustered:
+        position, rank = np.divmod(position, grid.cluster_blocks)
+    cluster = grid.cluster_at(position)
     result["%cluster_ctarank"] = spread(rank)
     for axis, name in enumerate(_AXES):
-        corner = cluster // int(np.prod(grid.clusters[:axis])) % grid.clusters[axis]
-        inside = rank // int(np.prod(grid.cluster[:axis])) % grid.cluster[axis]
-        result[f"%clusterid.{name}"] = spread(corner)
+        # Most grids have one block along an axis: nothing has to be divided for it.
+        corner = _along(cluster, grid.clusters, axis)
+        inside = _along(rank, grid.cluster, axis)
+        result[f"%clusterid.{name}"] = result[f"%ctaid.{name}"] = spread(corner)
         result[f"%cluster_ctaid.{name}"] = spread(inside)
-        result[f"%ctaid.{name}"] = spread(corner * grid.cluster[axis] + inside)
+        if clustered:
+            result[f"%ctaid.{name}"] = spread(corner * grid.cluster[axis] + inside)
     return result
+
+
+def _along(numbers: Any, sizes: tuple[int, int, int], axis: int) -> Any:
+    """The index along an axis of things that are counted x first, then y, then z; int64 [n], or [1] if all are 0."""
+    if sizes[axis] == 1:
+        return np.zeros(1, np.int64)
+    before = math.prod(sizes[:axis])
+    index = numbers if before == 1 else numbers // before
+    return index if axis == 2 or math.prod(sizes[axis + 1 :]) == 1 else index % sizes[axis]
 
 
 @lru_cache(maxsize=8)

@@ -38,7 +38,18 @@ _OPERATIONS = ("and", "or", "xor", "cas", "exch", "add", "inc", "dec", "min", "m
 
 @dataclass(frozen=True)
 class MemoryOpcode:
-    """The parts of a spelling. `hinted`: one more operand, a cache policy, which changes no result."""
+    """The parts of a spelling.
+
+    Attributes:
+        stem: `ld st ldu atom red`.
+        space, type: as spelled; without a space `"generic"`.
+        count: elements.
+        semantics: as spelled, or empty.
+        operation: of an atomic.
+        hinted: whether there is one more operand, a cache policy, which changes no result.
+        scope: as spelled, or what the manual says where none is: `.sys` for `.volatile`, else `.gpu`.
+        coherent: not `.nc`.
+    """
 
     stem: str
     space: str
@@ -47,6 +58,8 @@ class MemoryOpcode:
     semantics: str
     operation: str | None
     hinted: bool
+    scope: str = "gpu"
+    coherent: bool = True
 
     @property
     def size(self) -> int:
@@ -55,7 +68,7 @@ class MemoryOpcode:
 
     @property
     def strong(self) -> bool:
-        """Whether two such accesses do not race."""
+        """Whether it is a strong operation: a relaxed one, or more."""
         return self.stem in ("atom", "red") or self.semantics not in ("", "weak")
 
 
@@ -66,7 +79,7 @@ def memory_opcode(spelling: str) -> MemoryOpcode | None:
         return None
     kind = parts.pop()
     space, count, semantics, operation = "generic", 1, "", None
-    hinted = False
+    hinted, scope = False, ""
     seen: set[str] = set()
     for part in parts:
         if part in seen:
@@ -83,7 +96,9 @@ def memory_opcode(spelling: str) -> MemoryOpcode | None:
             operation = part
         elif part == "L2::cache_hint":
             hinted = True
-        elif not (part in _SCOPES or part in _HINTS or part in _CACHE[stem]) and part != "noftz":
+        elif part in _SCOPES and not scope:
+            scope = part
+        elif not (part in _HINTS or part in _CACHE[stem]) and part != "noftz":
             return None
     if stem in ("atom", "red"):
         valid = kind in _ATOMIC_TYPES and operation is not None and space in ("generic", "global", "shared")
@@ -92,4 +107,5 @@ def memory_opcode(spelling: str) -> MemoryOpcode | None:
     size = type_bits(kind) // 8 if valid else 0
     if not valid or size * count > 32 or (stem == "st" and space == "const"):
         return None
-    return MemoryOpcode(stem, space, kind, count, semantics, operation, hinted)
+    scope = scope or ("sys" if semantics in ("volatile", "mmio") else "gpu")
+    return MemoryOpcode(stem, space, kind, count, semantics, operation, hinted, scope, "nc" not in seen)

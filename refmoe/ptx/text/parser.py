@@ -59,6 +59,7 @@ class ParsedModule:
     Attributes:
         name: for messages.
         digest: of the text.
+        text: it.
         version: of PTX.
         target: as written, `"sm_120a"`.
         options: what stands behind the target.
@@ -70,6 +71,7 @@ class ParsedModule:
 
     name: str
     digest: str = ""
+    text: str = field(default="", repr=False)
     version: str = ""
     target: str = ""
     options: tuple[str, ...] = ()
@@ -98,7 +100,7 @@ def parse(text: str, name: str) -> ParsedModule:
     """
     tokens = lexer.tokenize(text, name, whole=lexer.outline(text))
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-    return _Parser(text, name, tokens, ParsedModule(name, digest)).module()
+    return _Parser(text, name, tokens, ParsedModule(name, digest, text)).module()
 
 
 class _Parser(Cursor):

@@ -24,6 +24,17 @@ def synchronised(instruction: Instruction) -> Instruction:
     return replace(instruction, opcode=opcode, operands=(*instruction.operands, Immediate(0xFFFFFFFF)))
 
 
+def fence_scope(opcode: str) -> tuple[str, bool]:
+    """(scope, whether it is sequentially consistent) of `membar` or `fence`.
+
+    From sm_70 on `membar` is `fence.sc` (PTX ISA, "membar, fence").
+    """
+    stem, *parts = opcode.split(".")
+    scopes = {"cta": "cta", "cluster": "cluster", "gpu": "gpu", "gl": "gpu", "sys": "sys"}
+    scope = next((scopes[part] for part in parts if part in scopes), "gpu")
+    return scope, stem == "membar" or "sc" in parts
+
+
 def accumulates_single(instruction: Instruction) -> bool:
     """Whether an `mma` has FP32 accumulators: the others are in `refmoe.ptx.engine.tensor.plain`."""
     return "f32" in instruction.opcode.split(".")

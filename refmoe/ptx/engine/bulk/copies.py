@@ -5,26 +5,33 @@ lands when somebody needs the phase of the barrier on which it completes, and on
 all arrivals have come and bytes are still owed. A store reads its source when its thread waits for its group, and its
 bytes reach global memory when the thread waits for more than the reading, or exits. So a kernel that does not wait,
 that waits for something else, or that overwrites a source too early computes garbage or is stopped.
+
+Under a schedule some copies do at once what they else do late: a load lands and its bytes count as soon as it is
+issued; a store reads its source at once, and perhaps writes at once too. For races and for waits of the thread that
+changes nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 import numpy as np
 
 from refmoe.ptx.engine.access import Access, tell_watch
 from refmoe.ptx.engine.bulk import races
+from refmoe.ptx.engine.bulk.map_reads import MapRead, MapReads, reads_of
 from refmoe.ptx.engine.bulk.races import BulkShadow
+from refmoe.ptx.engine.bulk.reduce import Reduction
 from refmoe.ptx.engine.copies import split
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.pages import POISON
-from refmoe.ptx.state.records import AGENTS
+from refmoe.ptx.state.records import AGENTS, GRID, STEP_SHIFT, STRENGTH_SHIFT, WEAK
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -80,6 +87,8 @@ class Load:
         span: bytes of shared memory of each.
         bytes: what each counts as in its transaction.
         cut: their words.
+        reduction: how they are combined with what is there, or None where they replace it.
+        maps: their reads of tensor maps that somebody may write, or empty.
     """
 
     instruction: Instruction
@@ -89,11 +98,18 @@ class Load:
     span: int
     bytes: int
     cut: Cut
+    reduction: Reduction | None = None
+    maps: tuple[MapRead | None, ...] = ()
 
     def some(self, which: Array) -> Load:
         """The loads at which bool [n] is on."""
         return replace(
-            self, lanes=self.lanes[which], ids=self.ids[which], target=self.target[which], cut=self.cut.some(which)
+            self,
+            lanes=self.lanes[which],
+            ids=self.ids[which],
+            target=self.target[which],
+            cut=self.cut.some(which),
+            maps=tuple(compress(self.maps, which)),
         )
 
 
@@ -110,6 +126,8 @@ class Store:
         span: bytes of shared memory of each.
         cut: their words.
         data: the words [n, m, ...] once they are read, or None.
+        written: whether they are in global memory already, though nobody has waited for that.
+        reduction: how they are combined with what is there, or None where they replace it.
     """
 
     instruction: Instruction
@@ -120,6 +138,8 @@ class Store:
     span: int
     cut: Cut
     data: Array = None
+    written: bool = False
+    reduction: Reduction | None = None
 
     def some(self, which: Array) -> Store:
         """The stores at which bool [n] is on."""
@@ -149,7 +169,7 @@ class Bulk:
         # Stores that have not read their source, and those that have, but are not known to be complete.
         self._unread: list[Store] = []
         self._unwritten: list[Store] = []
-        # Barriers as agents: number by byte of shared memory.
+        # Barriers as agents, number by byte of shared memory; and warpgroups that multiply, by -1 and below.
         self._agents: dict[int, int] = {}
 
     @cached_property
@@ -175,19 +195,30 @@ class Bulk:
         machine = self.machine
         span = machine.shared.stride * machine.launch.grid.cluster_blocks
         offsets = machine.part(Mbarriers).slot[ids] * _BARRIER_BYTES % span
-        most = min(AGENTS, machine.warps * 32) - 1
         numbers = np.empty(len(ids), np.int64)
         for offset in np.unique(offsets):
-            numbers[offsets == offset] = min(self._agents.setdefault(int(offset), len(self._agents)), most)
+            numbers[offsets == offset] = self._agent(int(offset))
         return numbers
 
+    def _agent(self, key: int) -> int:
+        most = min(AGENTS, self.machine.warps * 32) - 1
+        return min(self._agents.setdefault(key, len(self._agents)), most)
+
+    def multiplying_agent(self, group: int) -> int:
+        """The agent that the products of a warpgroup are, by its number in its cluster."""
+        return self._agent(-1 - group)
+
     def agent_name(self, thread: int) -> str:
-        """For messages: the barrier of an agent, by the number in a race record."""
+        """For messages: what an agent does, by the number in a race record."""
         number = thread % (self.machine.clocks.warps * 32)
-        found = [offset for offset, agent in self._agents.items() if agent == number]
-        return (
-            f"the mbarrier at byte {found[0] % self.machine.shared.stride} of shared memory" if found else "an mbarrier"
-        )
+        found = [key for key, agent in self._agents.items() if agent == number]
+        if not found:
+            return "a bulk copy that completes on an mbarrier"
+        if found[0] < 0:
+            first = 4 * (-1 - found[0])
+            return f"a wgmma of warps {first} to {first + 3}"
+        byte = found[0] % self.machine.shared.stride
+        return f"a bulk copy that completes on the mbarrier at byte {byte} of shared memory"
 
     # Loads
 
@@ -197,6 +228,7 @@ class Bulk:
         machine.progress()
         machine.tracer.copies("copy", flight.instruction, flight.lanes, flight.bytes)
         self._check_beside(flight)
+        machine.part(Mbarriers).check_published(flight.instruction, flight.lanes, flight.ids)
         region = flight.cut.region
         if region is shared:
             flight.cut.access._check_valid(frame, shared, *flight.cut.chosen(flight.lanes))
@@ -204,14 +236,28 @@ class Bulk:
             if region is shared:
                 begin = flight.cut.index[:, 0]
                 self._shadow.drain(frame, flight.cut.access, shared, begin, flight.span, flight.lanes, flight.cut.index)
-            self._shadow.fill(frame, access, shared, flight.target, flight.span, flight.lanes, self.agents(flight.ids))
+            self._shadow.fill(
+                frame, access, shared, flight.target, flight.span, flight.lanes, self.agents(flight.ids),
+                _strength(flight.reduction),
+            )  # fmt: skip
             if region is not None and region is not shared and region.shadow is not None:
                 races.global_read(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes))
-        valid = shared.words(1, of_valid=True)
-        for begin in flight.target.tolist():
-            shared.data[begin : begin + flight.span] = POISON
-            valid[begin : begin + flight.span] = 0
-        self.loads.append(flight)
+        if flight.reduction is not None:
+            # What is there is one of the operands.
+            cut = flight.cut
+            cut.access._check_valid(
+                frame, shared, cut.targets(flight.target) * cut.access.width, np.repeat(flight.lanes, len(cut.place))
+            )
+        else:
+            valid = shared.words(1, of_valid=True)
+            for begin in flight.target.tolist():
+                shared.data[begin : begin + flight.span] = POISON
+                valid[begin : begin + flight.span] = 0
+        if machine.lands_at_once():
+            self._land(frame, flight)
+            machine.part(Mbarriers).landed(frame, flight.ids, flight.bytes, flight.instruction)
+        else:
+            self.loads.append(flight)
 
     def _check_beside(self, flight: Load) -> None:
         """A barrier must lie in the block into which is copied, and shared memory that is read in the lane's own."""
@@ -272,10 +318,15 @@ class Bulk:
         machine.tracer.copies("land", flight.instruction, flight.lanes, flight.bytes)
         machine.tracer.mbarrier("expect", flight.instruction, flight.lanes, flight.ids, -flight.bytes)
         width = cut.access.width
-        shared.write(width, cut.targets(flight.target), _fetch(frame, cut, flight.lanes))
+        brought = _fetch(frame, cut, flight.lanes)
+        _bring(shared, width, cut.targets(flight.target), brought, len(flight.lanes), flight.reduction)
         if machine.clocks is not None:
             own = self.agents(flight.ids)
-            self._shadow.filled(frame, flight.target, flight.span, flight.lanes, own)
+            if flight.maps:
+                landed = races.agent_records(frame, flight.lanes, own) + np.int64(machine.clocks.now << STEP_SHIFT)
+                MapReads.landed(flight.maps, landed)
+            strength = _strength(flight.reduction)
+            self._shadow.filled(frame, flight.target, flight.span, flight.lanes, own, strength)
             if cut.region is shared:
                 self._shadow.drained(frame, cut.index[:, 0], flight.span, flight.lanes, own)
             elif cut.region is not None and cut.region.shadow is not None:
@@ -307,35 +358,65 @@ class Bulk:
             self._shadow.drain(frame, flight.access, shared, flight.source, flight.span, flight.lanes, rows)
             region = flight.cut.region
             if region is not None and region.shadow is not None:
-                races.global_write(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes))
+                strength = _strength(flight.reduction)
+                races.global_write(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes), strength)
+        if flight.reduction is not None and flight.cut.region is not None and flight.cut.region.valid is not None:
+            # What is there is one of the operands.
+            flight.cut.access._check_valid(frame, flight.cut.region, *flight.cut.chosen(flight.lanes))
+        if machine.lands_at_once():
+            flight = replace(flight, data=self._words(frame, flight))
+            if machine.lands_at_once():
+                self._put(flight)
+                flight = replace(flight, written=True)
         self._unread.append(flight)
 
     def wait(self, frame: Frame, lanes: Array, keep: int, reads_only: bool) -> None:
         """`lanes` wait for all their groups but the last `keep`, to have read their sources or to be complete."""
         limit = np.full(self.machine.lanes, -1, np.int64)
         limit[lanes] = self.group[lanes] - keep
+        if self.machine.clocks is not None:
+            reads_of(self.machine).waited(frame, lanes, limit[lanes])
         reading, self._unread = _split(self._unread, limit)
-        for flight in reading:
+        for flight in self._in_any_order(reading):
             self._unwritten.append(self._read(frame, flight))
         if reads_only:
             return
         writing, self._unwritten = _split(self._unwritten, limit)
-        for flight in writing:
+        for flight in self._in_any_order(writing):
             self._write(flight)
             region = flight.cut.region
             if region is not None and region.shadow is not None:
-                races.global_write_done(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes))
+                strength = _strength(flight.reduction)
+                races.global_write_done(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes), strength)
+
+    def _in_any_order(self, flights: list[Store]) -> list[Store]:
+        """Stores of one group may be carried out in any order, those of an earlier one come first."""
+        order = self.machine.any_order(len(flights))
+        if order is None:
+            return flights
+        return sorted((flights[number] for number in order), key=lambda flight: int(flight.groups.min()))
 
     def _read(self, frame: Frame, flight: Store) -> Store:
+        if flight.data is None:
+            flight = replace(flight, data=self._words(frame, flight))
+        if self.machine.clocks is not None:
+            self._shadow.drained(frame, flight.source, flight.span, flight.lanes)
+        return flight
+
+    def _words(self, frame: Frame, flight: Store) -> Array:
+        """The words that a store finds in shared memory."""
         machine, shared = self.machine, self.machine.shared
         machine.tracer.copies("land", flight.instruction, flight.lanes, flight.span)
         flight.access._check_valid(frame, shared, *flight.read())
         data = shared.words(flight.access.width).take(flight.cut.targets(flight.source), axis=0)
-        if machine.clocks is not None:
-            self._shadow.drained(frame, flight.source, flight.span, flight.lanes)
-        return replace(flight, data=data.reshape(*flight.cut.index.shape, *data.shape[1:]))
+        return data.reshape(*flight.cut.index.shape, *data.shape[1:])
 
     def _write(self, flight: Store) -> None:
+        if not flight.written:
+            self._put(flight)
+
+    def _put(self, flight: Store) -> None:
+        """Write the words of a store into global memory."""
         cut = flight.cut
         if cut.region is None:
             return
@@ -343,7 +424,7 @@ class Bulk:
         index, data = cut.index, flight.data
         if cut.inside is not None:
             index, data = index[cut.inside], data[cut.inside]
-        cut.region.write(width, index // width, data)
+        _bring(cut.region, width, index // width, data, 1 if cut.inside is not None else len(index), flight.reduction)
         if cut.region.watch is not None:
             places, lanes = cut.chosen(flight.lanes)
             tell_watch(self.machine, flight.instruction, cut.region, places, width, lanes)
@@ -358,18 +439,22 @@ class Bulk:
         its group (PTX ISA, `cp.async.bulk.wait_group`). If it exits without, nothing orders the read before that end.
 
         Raises:
-            MisuseError: a store of theirs has not read its source, or a load into a CTA that ends is under way.
+            MisuseError: a store of theirs has not read its source, if races are looked for, or a load into a CTA that
+                ends is under way.
         """
         if not (self._unread or self._unwritten or self.loads):
             return
-        for flight in self._unread:
-            gone = lanes[flight.lanes]
-            if gone.any():
-                what = "the thread exits without having waited until its bulk copy has read shared memory"
-                raise self.machine.misuse(flight.instruction, flight.lanes[np.argmax(gone)], what)
         limit = np.where(lanes, np.iinfo(np.int64).max, -1)
+        reading, self._unread = _split(self._unread, limit)
+        if reading and self.machine.checks.races:
+            flight = reading[0]
+            what = "the thread exits without having waited until its bulk copy has read shared memory"
+            raise self.machine.misuse(flight.instruction, flight.lanes[np.argmax(lanes[flight.lanes])], what)
+        # Where nobody looks for a missing order, the copy reads what is there before the memory is another CTA's.
+        frame = Frame(self.machine, lanes, int(np.count_nonzero(lanes)), False)
+        self._unwritten += [self._read(frame, flight) for flight in reading]
         writing, self._unwritten = _split(self._unwritten, limit)
-        for flight in writing:
+        for flight in self._in_any_order(writing):
             self._write(flight)
         machine = self.machine
         alive: Array = machine.alive.reshape(machine.ctas, -1).any(axis=1)
@@ -390,6 +475,22 @@ class Bulk:
 def _split(flights: list[Store], limit: Array) -> tuple[list[Store], list[Store]]:
     """Stores of groups below the limit of their lane, and the others."""
     return split(flights, lambda flight: flight.groups < limit[flight.lanes])
+
+
+def _strength(reduction: Reduction | None) -> np.int64:
+    """Flags of the records of a copy's writes: two that are atomic do not race."""
+    flags: np.int64 = WEAK if reduction is None else np.int64(GRID << STRENGTH_SHIFT)
+    return flags
+
+
+def _bring(region: Region, width: int, place: Array, words: Array, copies: int, reduction: Reduction | None) -> None:
+    """Write words at word numbers `place`, or combine them, one of so many equal copies after another."""
+    if reduction is None:
+        region.write(width, place, words)
+        return
+    flat = place.reshape(copies, -1)
+    for here, brought in zip(flat, words.reshape(copies, flat.shape[1], *words.shape[place.ndim :]), strict=True):
+        region.write(width, here, reduction(region.read(width, here), brought))
 
 
 def _fetch(frame: Frame, cut: Cut, lanes: Array) -> Array:

@@ -12,7 +12,9 @@ from refmoe.ptx.engine.access import Access
 from refmoe.ptx.engine.access import Store as StoreAccess
 from refmoe.ptx.engine.bulk.boxes import SHARED_ALIGN, Box, box_of, check_store, words
 from refmoe.ptx.engine.bulk.copies import Bulk, Cut, Load, Store
+from refmoe.ptx.engine.bulk.map_reads import MapRead, reads_of
 from refmoe.ptx.engine.bulk.maps import MapUse
+from refmoe.ptx.engine.bulk.reduce import Reduction
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.state.spaces import RANK_SHIFT, WINDOW_BITS
@@ -40,6 +42,8 @@ class _Part:
         index: int64 [n], byte index of each in shared memory.
         bytes: what each counts as in its transaction.
         cut: their words.
+        reduction: of a tensor, how they are combined with what is there.
+        maps: the addresses of their tensor maps, or None.
     """
 
     rows: Array
@@ -47,23 +51,39 @@ class _Part:
     index: Array
     bytes: int
     cut: Cut
+    reduction: Reduction | None = None
+    maps: Array | None = None
+
+    def reads(self, frame: Frame, lanes: Array) -> tuple[MapRead | None, ...]:
+        """Those of tensor maps that somebody may write, by `lanes` [n]; empty if there are none."""
+        if self.maps is None:
+            return ()
+        groups = frame.machine.part(Bulk).group[lanes]
+        found = reads_of(frame.machine).begin(frame, self.whole.instruction, self.maps, lanes, groups)
+        return found if any(found) else ()
 
 
-def _load(frame: Frame, parts: Iterator[_Part], lanes: Array, ids: Array) -> None:
+def _load(frame: Frame, parts: Iterator[_Part], lanes: Array, ids: Array, reduction: Reduction | None = None) -> None:
     """Issue loads of `lanes` that complete on barriers `ids`."""
     for part in parts:
         rows, whole, cut = part.rows, part.whole, part.cut
-        flight = Load(whole.instruction, lanes[rows], ids[rows], part.index, whole.width, part.bytes, cut)
+        flight = Load(
+            whole.instruction, lanes[rows], ids[rows], part.index, whole.width, part.bytes, cut, reduction,
+            part.reads(frame, lanes[rows]),
+        )  # fmt: skip
         frame.machine.part(Bulk).load(frame, flight, whole)
 
 
-def _store(frame: Frame, parts: Iterator[_Part], lanes: Array) -> None:
+def _store(frame: Frame, parts: Iterator[_Part], lanes: Array, reduction: Reduction | None = None) -> None:
     """Issue stores of `lanes`."""
     bulk = frame.machine.part(Bulk)
     for part in parts:
         who, whole, cut = lanes[part.rows], part.whole, part.cut
         word = _sized(whole, cut.access.width)
-        bulk.store(frame, Store(whole.instruction, word, who, bulk.group[who], part.index, whole.width, cut))
+        part.reads(frame, who)
+        how = part.reduction or reduction
+        group = bulk.group[who]
+        bulk.store(frame, Store(whole.instruction, word, who, group, part.index, whole.width, cut, reduction=how))
 
 
 def _boxes(
@@ -75,28 +95,34 @@ def _boxes(
     coordinates: tuple[Array, ...],
     shared: Array,
     lanes: Array,
+    operation: str | None = None,
 ) -> Iterator[_Part]:
-    """Group the boxes of lanes, which begin at addresses `shared`; every word in its tensor must lie in the buffer."""
+    """Group the boxes of lanes, which begin at addresses `shared`; every word in its tensor must lie in the buffer.
+
+    `operation`: what they are combined with what is there by, or None.
+    """
     storing = isinstance(access, StoreAccess)
     machine, instruction = frame.machine, access.instruction
-    groups: dict[tuple[Box, int, int], list[int]] = {}
+    groups: dict[tuple[Box, int, int, Reduction | None], list[int]] = {}
     maps = use.maps(frame, address, lanes)
     for row, found in enumerate(maps):
         try:
             if found.rank != len(coordinates):
                 raise ValueError(f"a tensor map of rank {found.rank} and {len(coordinates)} coordinates")
             box = box_of(found, storing)
+            reduction = None if operation is None else Reduction.of_tensor(operation, found.data_type)
         except ValueError as error:
             raise machine.misuse(instruction, lanes[row], str(error)) from error
-        groups.setdefault((box, found.address >> WINDOW_BITS, box.phase(int(shared[row]))), []).append(row)
+        key = box, found.address >> WINDOW_BITS, box.phase(int(shared[row])), reduction
+        groups.setdefault(key, []).append(row)
     start = np.stack([value.astype(np.uint32).view(np.int32).astype(np.int64) for value in coordinates], axis=1)
-    for (box, _, phase), chosen in groups.items():
+    for (box, _, phase, reduction), chosen in groups.items():
         rows = np.array(chosen)
         some = [maps[row] for row in chosen]
         cut = _cut(frame, access, box, some, start[rows], phase, lanes[rows])
         whole = _sized(own, box.span, SHARED_ALIGN)
         _, _, index = next(whole._parts(frame, shared[rows], lanes[rows]))
-        yield _Part(rows, whole, index, box.bytes, cut)
+        yield _Part(rows, whole, index, box.bytes, cut, reduction, address[rows])
 
 
 def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], start: Array, phase: int, lanes: Array) -> Cut:
@@ -206,11 +232,15 @@ class TensorLoad:
 
 @dataclass(frozen=True)
 class TensorStore:
-    """`cp.async.bulk.tensor` from shared to global memory. Attributes as of `TensorLoad`."""
+    """`cp.async.bulk.tensor` from shared to global memory. Attributes as of `TensorLoad`.
+
+    `operation`: that of `cp.reduce.async.bulk.tensor`, or None.
+    """
 
     source: Access
     target: StoreAccess
     use: MapUse
+    operation: str | None = None
 
     def __call__(
         self, frame: Frame, tensor: Array, start: tuple[Array, ...], source: Array, guard: Array | None
@@ -225,7 +255,8 @@ class TensorStore:
             return
         _, _, maps = frame.select(tensor, guard)
         begin = tuple(frame.acting(where, value) for value in start)
-        _store(frame, _boxes(frame, self.use, self.source, self.target, maps, begin, origin, lanes), lanes)
+        boxes = _boxes(frame, self.use, self.source, self.target, maps, begin, origin, lanes, self.operation)
+        _store(frame, boxes, lanes)
 
 
 def _plain(
@@ -252,11 +283,15 @@ def _plain(
 
 @dataclass(frozen=True)
 class BulkLoad:
-    """`cp.async.bulk` to shared memory, from global memory or from the block's own. Attributes as of `TensorLoad`."""
+    """`cp.async.bulk` to shared memory, from global memory or from the block's own. Attributes as of `TensorLoad`.
+
+    `reduction`: of `cp.reduce.async.bulk`, or None.
+    """
 
     target: StoreAccess
     source: Access
     barrier: Access
+    reduction: Reduction | None = None
 
     def __call__(
         self,
@@ -283,15 +318,20 @@ class BulkLoad:
         for which, there, phases in _copies(frame, self.barrier.instruction, chosen, to, bars, lanes):
             who = lanes[which]
             ids = frame.machine.part(Mbarriers).objects(frame, self.barrier, phases, who)
-            _load(frame, _plain(frame, self.target, self.source, there, origin[which], sizes[which], who), who, ids)
+            parts = _plain(frame, self.target, self.source, there, origin[which], sizes[which], who)
+            _load(frame, parts, who, ids, self.reduction)
 
 
 @dataclass(frozen=True)
 class BulkStore:
-    """`cp.async.bulk` from shared to global memory. Attributes as of `TensorLoad`."""
+    """`cp.async.bulk` from shared to global memory. Attributes as of `TensorLoad`.
+
+    `reduction`: of `cp.reduce.async.bulk`, or None.
+    """
 
     source: Access
     target: StoreAccess
+    reduction: Reduction | None = None
 
     def __call__(self, frame: Frame, target: Array, source: Array, size: Array, guard: Array | None) -> None:
         """Issue stores of `size` bytes.
@@ -304,7 +344,7 @@ class BulkStore:
             return
         _, _, to = frame.select(target, guard)
         sizes = frame.acting(where, size).astype(np.int64)
-        _store(frame, _plain(frame, self.source, self.target, origin, to, sizes, lanes), lanes)
+        _store(frame, _plain(frame, self.source, self.target, origin, to, sizes, lanes), lanes, self.reduction)
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from refmoe.ptx.engine.access import Access, Store
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.state.memory import Region
+from refmoe.ptx.state.records import GRID, STEP_SHIFT
 from refmoe.ptx.state.tensormap import MAP_BYTES, TensorMap, decode_tensor_map, replace_field
 
 Array = Any
 _WORD = 16
 _WORDS = MAP_BYTES // _WORD
-_STEP_SHIFT = 32
 _NEVER = (0, 0)
 
 
@@ -34,10 +34,24 @@ def _word_index(begin: Array) -> Array:
 def _read(frame: Frame, access: Access, region: Region, begin: Array, lanes: Array) -> list[bytes]:
     """The bytes of the maps at `begin` [n], as their lanes read them."""
     index, who = _word_index(begin), np.repeat(lanes, _WORDS)
-    access._check_valid(frame, region, index, who)
     if region.shadow is not None:
         shadow_of(region).read(frame, access, region, index, who)
-    rows = region.read(_WORD, index // _WORD).reshape(len(begin), -1)
+    return _bytes(frame, access, region, index, who)
+
+
+def _look(frame: Frame, access: Access, region: Region, begin: Array, lanes: Array) -> list[bytes]:
+    """The same as copies read them that are issued: how long they do so is for `MapReads` to say."""
+    index, who = _word_index(begin), np.repeat(lanes, _WORDS)
+    if region.shadow is not None:
+        shadow = shadow_of(region)
+        shadow.note(frame, access, region, index, who, _WORD, "read")
+        shadow.ordered_after(frame, access, region, index, who, shadow.last_writes(index, _WORD))
+    return _bytes(frame, access, region, index, who)
+
+
+def _bytes(frame: Frame, access: Access, region: Region, index: Array, lanes: Array) -> list[bytes]:
+    access._check_valid(frame, region, index, lanes)
+    rows = region.read(_WORD, index // _WORD).reshape(len(index) // _WORDS, -1)
     return [row.tobytes() for row in rows]
 
 
@@ -72,7 +86,7 @@ class MapUse:
             if region is frame.machine.shared or region is frame.machine.local:
                 what = f"a tensor map in {region.name}"
                 raise frame.machine.misuse(self.whole.instruction, lanes[rows[0]], what)
-            contents = _read(frame, self.word, region, begin, lanes[rows])
+            contents = _look(frame, self.word, region, begin, lanes[rows])
             if region.shadow is not None:
                 self._check_fresh(frame, region, begin, lanes[rows])
             for row, content in zip(rows, contents, strict=True):
@@ -91,7 +105,7 @@ class MapUse:
             if not record:
                 continue
             address, writer = region.base + at, shadow.thread_of(record)
-            written = max((record >> _STEP_SHIFT, 0), history.edited.get(address, _NEVER))
+            written = max((record >> STEP_SHIFT, 0), history.edited.get(address, _NEVER))
             released = max(history.released.get(address, _NEVER), history.fenced.get(writer >> 5, _NEVER))
             acquired = history.acquired.get(((lane + machine.first_thread) >> 5, address), _NEVER)
             if written < released < acquired:
@@ -169,6 +183,8 @@ class MapCopy:
             history = machine.launch.maps
             for times in (history.edited, history.released):
                 times.update(dict.fromkeys((begin + region.base).tolist(), history.time(frame.machine.launch.clock)))
+        # The warp as a whole copied and released it, whichever lane then goes by it.
+        frame.warp_sync(np.uint32(0xFFFFFFFF))
 
 
 @dataclass(frozen=True)
@@ -188,8 +204,6 @@ class MapAcquire:
         keys = {((lane + first) >> 5, at) for lane, at in zip(lanes.tolist(), chosen.tolist(), strict=True)}
         history = machine.launch.maps
         history.acquired.update(dict.fromkeys(keys, history.time(frame.machine.launch.clock)))
-        if machine.clocks is not None:
-            machine.clocks.acquire(lanes)
 
 
 @dataclass(frozen=True)
@@ -203,4 +217,4 @@ class MapRelease:
         warps = np.unique((lanes + machine.first_thread) >> 5)
         history = machine.launch.maps
         history.fenced.update(dict.fromkeys(warps.tolist(), history.time(frame.machine.launch.clock)))
-        frame.fence(guard)
+        frame.fence(guard, GRID, False)

@@ -13,17 +13,20 @@ from typing import Any
 import numpy as np
 
 from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.races import Accessing, RaceShadow, shadow_of
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.pages import untouched
-from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, PENDING, STEP_SHIFT, THREAD
+from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, PENDING, STEP_SHIFT, STRENGTH, THREAD, WEAK
 
 Array = Any
 _LINE_SHIFT = 7
 _LINE = 1 << _LINE_SHIFT
 _PENDING_BITS = PENDING << STEP_SHIFT
-# The narrowest bulk copy.
+# Records that are remembered for a warpgroup.
+_MOST_BEHIND = 256
+# The narrowest bulk copy, and what a product of a warpgroup reads of a line of its operand.
 _CHUNK = 16
 
 
@@ -33,12 +36,17 @@ class BulkShadow(RaceShadow):
     Args:
         size: bytes.
         warps: of a CTA. Reads by bulk copies have a column of their own behind those of the warps.
+        groups: warpgroups of a CTA that multiply from here, each of which has a column behind that.
     """
 
-    def __init__(self, size: int, warps: int) -> None:
-        super().__init__(size, warps, warps + 1)
+    def __init__(self, size: int, warps: int, groups: int = 0) -> None:
+        super().__init__(size, warps, warps + 1 + groups)
         lines = -(-size // _LINE)
-        self._read_steps = untouched((lines, warps + 1), np.int64)
+        self._read_steps = untouched((lines, warps + 1 + groups), np.int64)
+        # Of each warpgroup the agent that its products are.
+        self._multiplying = np.zeros(groups, np.int64)
+        # And records of copies that come before its products.
+        self._behind: dict[int, set[int]] = {}
         self._write_steps = untouched((lines, warps), np.int64)
         self._bulk_writes = untouched((lines,), np.int64)
 
@@ -80,35 +88,49 @@ class BulkShadow(RaceShadow):
     # Bulk copies of n ranges, each of `span` bytes from index `first` [n]
 
     def fill(
-        self, frame: Frame, access: Accessing, region: Region, first: Array, span: int, lanes: Array, own: Array
+        self,
+        frame: Frame,
+        access: Accessing,
+        region: Region,
+        first: Array,
+        span: int,
+        lanes: Array,
+        own: Array,
+        flags: np.int64 = WEAK,
     ) -> None:
-        """Copies into ranges are issued; they complete on the agents `own` [n].
+        """Copies into ranges are issued; they complete on the agents `own` [n]. `flags` go into their records.
 
         Raises:
-            RaceError: somebody else's access is not ordered before one of them.
+            RaceError: somebody else's access is not ordered before one of them, or a write lacks a proxy fence.
         """
+        self.note(frame, access, region, first, lanes, span, "write")
         self.granules.prepare(first, span, _CHUNK)
         clocks, lines = frame.machine.clocks, self._lines(first, span)
-        seen = clocks.seen[lanes >> 5, : self.readers]
+        seen = clocks.seen[clocks.rows(lanes), : self.readers]
         fine = self._bulk_ordered(frame, lines, lanes)
         reads = self._read_steps[lines].max(axis=1)
         fine &= (reads[:, : self.readers] <= seen).all(axis=1) & (reads[:, self.readers] == 0)
-        fine &= (self._write_steps[lines].max(axis=1) <= seen).all(axis=1)
+        products = clocks.seen[clocks.rows(lanes)[:, None], clocks.agents + self._multiplying]
+        fine &= (reads[:, self.readers + 1 :] <= products).all(axis=1)
+        half = clocks.crossed
+        crossed = np.minimum(seen, clocks.seen[clocks.rows(lanes), half : half + self.readers])
+        fine &= (self._write_steps[lines].max(axis=1) <= crossed).all(axis=1)
         for row in np.flatnonzero(~fine):
             index = np.arange(first[row], first[row] + span, _CHUNK)
-            self._refuse_write(frame, access, region, index, np.full(len(index), lanes[row]), _CHUNK, np.int64(0))
+            at, who = self._refuse_write(frame, access, region, index, np.full(len(index), lanes[row]), _CHUNK, flags)
+            _refuse_unfenced(self, frame, access, region, at, who, clocks.has_crossed)
         order = np.argsort(first)
         overlaps = np.flatnonzero(np.diff(first[order]) < span)
-        if overlaps.size:
+        if overlaps.size and not flags & STRENGTH:
             one, other = order[overlaps[0]], order[overlaps[0] + 1]
             record = _pending(frame, lanes[one : one + 1])[0]
             self._report(frame, access, region, int(first[other]), lanes[other], record, "write-write")
-        self._set_writes(first, span, agent_records(frame, lanes, own) + np.int64(_PENDING_BITS))
+        self._set_writes(first, span, agent_records(frame, lanes, own) + (np.int64(_PENDING_BITS) | flags))
 
-    def filled(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array) -> None:
+    def filled(self, frame: Frame, first: Array, span: int, lanes: Array, own: Array, flags: np.int64 = WEAK) -> None:
         """Those copies have landed."""
         now = np.int64(frame.machine.clocks.now << STEP_SHIFT)
-        self._set_writes(first, span, agent_records(frame, lanes, own) + now)
+        self._set_writes(first, span, agent_records(frame, lanes, own) + (now | flags))
 
     def drain(
         self, frame: Frame, access: Accessing, region: Region, first: Array, span: int, lanes: Array, used: Array
@@ -118,9 +140,10 @@ class BulkShadow(RaceShadow):
         Raises:
             RaceError: a write that is not ordered before them, or one without a proxy fence between.
         """
+        self.note(frame, access, region, first, lanes, span, "read")
         self.granules.prepare(first, span, _CHUNK)
         clocks, lines = frame.machine.clocks, self._lines(first, span)
-        row, half = lanes >> 5, clocks.crossed
+        row, half = clocks.rows(lanes), clocks.crossed
         known = np.minimum(clocks.seen[row, : self.readers], clocks.seen[row, half : half + self.readers])
         fine = self._bulk_ordered(frame, lines, lanes) & (self._write_steps[lines].max(axis=1) <= known).all(axis=1)
         for one in np.flatnonzero(~fine):
@@ -141,6 +164,59 @@ class BulkShadow(RaceShadow):
             column = self._reads[self.readers, slots]
             column[column == pending[row]] = mine[row]
 
+    # Products of a warpgroup, whose reads are those of an agent: whoever waits for a product comes after all of them
+
+    def multiply(
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, group: int, agent: int
+    ) -> None:
+        """A warpgroup, `lanes` one of each of its warps, will read the chunks at `index` [n].
+
+        Raises:
+            RaceError: a write that is not ordered before them, or one without a proxy fence between.
+        """
+        self.note(frame, access, region, index, np.full(len(index), lanes[0]), _CHUNK, "read")
+        clocks, lines, half = frame.machine.clocks, index >> _LINE_SHIFT, frame.machine.clocks.crossed
+        lanes = _that_know_alone(clocks, lanes)
+        row = clocks.rows(lanes)
+        known = np.minimum(clocks.seen[row, : self.readers], clocks.seen[row, half : half + self.readers])
+        fine = bool((self._write_steps[lines].max(axis=0) <= known).all())
+        # What comes before a product of the warpgroup comes before its later ones, too.
+        behind = self._behind.setdefault(group, {0})
+        copied = set(self._bulk_writes[lines].tolist()) - behind
+        if copied:
+            who, records = (
+                each.ravel() for each in np.broadcast_arrays(lanes[:, None], np.array(sorted(copied), np.int64))
+            )
+            fine &= bool(clocks.ordered(who, records).all())
+        if not fine:
+            for lane in lanes:
+                _refuse_read(self, frame, access, region, index, np.full(len(index), lane), clocks.has_crossed)
+        elif copied:
+            self._behind[group] = behind | copied if len(behind) < _MOST_BEHIND else {0} | copied
+        self._multiplying[group] = agent
+        self.multiplying(frame, index, lanes[:1], group)
+
+    def multiplying(self, frame: Frame, index: Array, lanes: Array, group: int) -> None:
+        """The chunks at `index` [n] are being read by products of the warpgroup of `lanes` [1]."""
+        self._note_products(frame, index, lanes, group, PENDING)
+
+    def multiplied(self, frame: Frame, index: Array, lanes: Array, group: int) -> None:
+        """The products that read the chunks at `index` [n] are complete."""
+        self._note_products(frame, index, lanes, group, frame.machine.clocks.now)
+
+    def wait_for_products(self, frame: Frame, lanes: Array, group: int) -> None:
+        """The warps of `lanes` have waited for products of their warpgroup: its reads come before what they do next."""
+        clocks = frame.machine.clocks
+        row = clocks.rows(_that_know_alone(clocks, lanes))
+        clocks.seen[row, clocks.agents + self._multiplying[group]] = clocks.now
+
+    def _note_products(self, frame: Frame, index: Array, lanes: Array, group: int, step: int) -> None:
+        column = self.readers + 1 + group
+        at, _ = self.granules.cover(index, _CHUNK)
+        agent = agent_records(frame, lanes, self._multiplying[group : group + 1])
+        self._reads[column, at] = agent + (np.int64(step) << np.int64(STEP_SHIFT))
+        self._read_steps[index >> _LINE_SHIFT, column] = step
+
     def _lines(self, first: Array, span: int) -> Array:
         """Lines [n, k] of each range."""
         offset = int((first & (_LINE - 1)).max())
@@ -150,8 +226,9 @@ class BulkShadow(RaceShadow):
     def _bulk_ordered(self, frame: Frame, lines: Array, lanes: Array) -> Array:
         records = self._bulk_writes[lines]
         who = np.broadcast_to(lanes[:, None], lines.shape)
-        ordered: Array = (records == 0) | frame.machine.clocks.ordered(who, records)
-        return ordered.all(axis=1)
+        ordered = (records == 0) | frame.machine.clocks.ordered(who.ravel(), records.ravel()).reshape(records.shape)
+        every: Array = ordered.all(axis=1)
+        return every
 
     def _set_writes(self, first: Array, span: int, records: Array) -> None:
         for row, slots in self.granules.ranges(first, span):
@@ -160,6 +237,15 @@ class BulkShadow(RaceShadow):
         whole = span % _LINE == 0 and not (first & (_LINE - 1)).any()
         # A line of which a copy writes a part has no one record: it is looked at by granules ever after.
         self._bulk_writes[lines] = records[:, None] if whole else records[:, None] | np.int64(_PENDING_BITS)
+
+
+def _that_know_alone(clocks: Clocks, lanes: Array) -> Array:
+    """Of the warps of `lanes`, the first of each, one lane for each row of what they know."""
+    if not clocks.apart[lanes >> 5].any():
+        return lanes
+    every = (lanes[:, None] + np.arange(LANES)).ravel()
+    found: Array = every[np.unique(clocks.rows(every), return_index=True)[1]]
+    return found
 
 
 def agent_records(frame: Frame, lanes: Array, own: Array) -> Array:
@@ -188,14 +274,49 @@ def _refuse_read(
     """
     at, who = shadow._cover(index, lanes, access.width)
     previous = shadow._writes[at]
-    bad = shadow._conflicts(frame, who, previous, shadow._mine(frame, who, np.int64(0)))
+    mine = shadow._mine(frame, who, np.int64(0))
+    bad = shadow._conflicts(frame, who, previous, mine)
     if bad.size:
-        shadow._report_granule(frame, access, region, at, who, bad[0], previous[bad[0]], "write-read")
+        shadow._report_granules(frame, access, region, at, who, mine, bad, previous[bad], "write-read")
+    _refuse_unfenced(shadow, frame, access, region, at, who, fenced)
+    return at, who
+
+
+def _refuse_unfenced(
+    shadow: RaceShadow,
+    frame: Frame,
+    access: Accessing,
+    region: Region,
+    at: Array,
+    who: Array,
+    fenced: Callable[[Array, Array], Array],
+) -> None:
+    """Report a write through the generic proxy, of slots `at` [n], without a proxy fence before bulk copies of `who`.
+
+    The order of two accesses through different proxies needs such a fence (PTX ISA, "Causality order": proxy-preserved
+    base causality order), be the copy a read of what was written or a write over it.
+    """
+    previous = shadow._writes[at]
     plain = (previous != 0) & (previous & (BULK | ASYNCHRONOUS) == 0)
     bad = np.flatnonzero(plain & ~fenced(who, previous))
     if bad.size:
-        shadow._report_granule(frame, access, region, at, who, bad[0], previous[bad[0]], "proxy")
-    return at, who
+        mine = shadow._mine(frame, who, np.int64(0))
+        shadow._report_granules(frame, access, region, at, who, mine, bad, previous[bad], "proxy")
+
+
+def _fenced_in_global_memory(frame: Frame) -> Callable[[Array, Array], Array]:
+    """Whether the issuing lane of a copy, or the writer of a record, has executed a proxy fence since the write."""
+    machine = frame.machine
+    fences = machine.launch.proxied
+
+    def fenced(lanes: Array, record: Array) -> Array:
+        step = record >> STEP_SHIFT
+        reader, writer = (lanes + machine.first_thread).tolist(), (record & THREAD).tolist()
+        last = [max(fences.get(one, -1), fences.get(other, -1)) for one, other in zip(reader, writer, strict=True)]
+        fine: Array = np.array(last, np.int64) >= step
+        return fine
+
+    return fenced
 
 
 # Global memory
@@ -207,14 +328,9 @@ def global_read(frame: Frame, access: Accessing, region: Region, index: Array, l
     Raises:
         RaceError: a write that is not ordered before them, or one without a proxy fence between.
     """
-    shadow, machine = shadow_of(region), frame.machine
-    fences = machine.launch.proxied
-
-    def fenced(lanes: Array, record: Array) -> Array:
-        step = record >> STEP_SHIFT
-        reader, writer = (lanes >> 5) + machine.clocks.first_warp, (record & THREAD) >> 5
-        return (fences[reader] >= step) | (fences[writer] >= step)
-
+    shadow = shadow_of(region)
+    shadow.note(frame, access, region, index, lanes, access.width, "read")
+    fenced = _fenced_in_global_memory(frame)
     at, who = _refuse_read(shadow, frame, access, region, index, lanes, fenced)
     last = shadow._reads[0, at]
     known = np.flatnonzero(last)
@@ -234,24 +350,31 @@ def global_read_done(frame: Frame, access: Accessing, region: Region, index: Arr
         column[at[mine]] = landed[mine]
 
 
-def global_write(frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array) -> None:
-    """Words at `index` [n] will be written by bulk copies of `lanes` [n].
+def global_write(
+    frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, flags: np.int64 = WEAK
+) -> None:
+    """Words at `index` [n] will be written by bulk copies of `lanes` [n]. `flags` go into their records.
 
     Raises:
-        RaceError: an access that is not ordered before them.
+        RaceError: an access that is not ordered before them, or a write without a proxy fence between.
     """
     shadow = shadow_of(region)
-    at, who = shadow._refuse_write(frame, access, region, index, lanes, access.width, np.int64(0))
-    pending = _pending(frame, who)
+    shadow.note(frame, access, region, index, lanes, access.width, "write")
+    at, who = shadow._refuse_write(frame, access, region, index, lanes, access.width, flags)
+    _refuse_unfenced(shadow, frame, access, region, at, who, _fenced_in_global_memory(frame))
+    pending = _pending(frame, who) | flags
     shadow._writes[at] = pending
     lost = np.flatnonzero(shadow._writes[at] != pending)
-    if lost.size:
-        shadow._report_granule(frame, access, region, at, who, lost[0], shadow._writes[at[lost[0]]], "write-write")
+    if lost.size and not flags & STRENGTH:
+        found = shadow._writes[at]
+        shadow._report_granules(frame, access, region, at, who, pending, lost, found[lost], "write-write")
 
 
-def global_write_done(frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array) -> None:
+def global_write_done(
+    frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, flags: np.int64 = WEAK
+) -> None:
     """Those copies are complete, and their threads have waited for them."""
     shadow = shadow_of(region)
     at, who = shadow._cover(index, lanes, access.width)
     found = shadow._writes[at]
-    shadow._writes[at] = np.where(found == _pending(frame, who), shadow._mine(frame, who, np.int64(0)), found)
+    shadow._writes[at] = np.where(found == _pending(frame, who) | flags, shadow._mine(frame, who, flags), found)

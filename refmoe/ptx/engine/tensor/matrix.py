@@ -122,19 +122,22 @@ class LoadMatrix:
         where, lanes, chosen = frame.select(address, None)
         # Lanes beyond the last matrix pass addresses that are not used.
         used = lanes % 32 < _ROWS * self.count
-        rows = self._read(frame, chosen[used], lanes[used])
+        registers = self.deal(self._read(frame, chosen[used], lanes[used]))
+        if where is None:
+            return tuple(registers)
+        result = np.zeros((self.count, frame.count), np.uint32)
+        result[:, where] = registers
+        return tuple(result)
+
+    def deal(self, rows: Array) -> Array:
+        """The registers uint32 [count, lanes] of whole warps, of the rows as they are in memory, uint16 [n, 8]."""
         if self.packing is not None:
             rows = self.packing.unpack(rows.view(np.uint8)).view(np.uint16)
         matrices = rows.reshape(-1, self.count, _ROWS, 8).transpose(1, 0, 2, 3)
         if self.transposed:
             matrices = matrices.transpose(0, 1, 3, 2)
         # Two neighbouring cells are a register, and the registers of a matrix are in the order of lanes.
-        registers = np.ascontiguousarray(matrices).view(np.uint32).reshape(self.count, -1)
-        if where is None:
-            return tuple(registers)
-        result = np.zeros((self.count, frame.count), np.uint32)
-        result[:, where] = registers
-        return tuple(result)
+        return np.ascontiguousarray(matrices).view(np.uint32).reshape(self.count, -1)
 
     def _read(self, frame: Frame, address: Array, lanes: Array) -> Array:
         """The cells of each row, uint16 [n, 8]."""
@@ -148,6 +151,8 @@ class LoadMatrix:
                 self.word._check_valid(frame, region, at, np.repeat(theirs, self.packing.words))
             if region.shadow is not None:
                 shadow_of(region).read_rows(frame, self.word, region, index, theirs, self._words)
+            if frame.machine.undefined is not None:
+                frame.machine.undefined.loaded(self.row, region, index, theirs, which, len(lanes))
             rows[slice(None) if which is None else which] = region.read(16, index // 16)
         return rows.view(np.uint16)
 
@@ -181,7 +186,12 @@ class StoreMatrix:
         whole_warps(frame, self.row.instruction)
         where, lanes, chosen = frame.select(address, None)
         spread = [frame.spread(register) for register in registers]
-        held = np.stack(spread if where is None else [register[where] for register in spread])
+        rows = self.gather(np.stack(spread if where is None else [register[where] for register in spread]))
+        used = lanes % 32 < _ROWS * self.count
+        self._write(frame, chosen[used], lanes[used], rows)
+
+    def gather(self, held: Array) -> Array:
+        """The rows uint64 [n, 2] as they are in memory, of the registers uint32 [count, lanes] of whole warps."""
         if self.of_bytes:
             # [matrix, warp, g, t, byte g or g + 8, row 2t or 2t + 1] -> [matrix, warp, row, byte]
             split = held.view(np.uint8).reshape(self.count, -1, 8, 4, 2, 2)
@@ -190,9 +200,7 @@ class StoreMatrix:
             matrices = held.view(np.uint16).reshape(self.count, -1, _ROWS, 8)
             if self.transposed:
                 matrices = matrices.transpose(0, 1, 3, 2)
-        rows = np.ascontiguousarray(matrices.transpose(1, 0, 2, 3)).view(np.uint64).reshape(-1, 2)
-        used = lanes % 32 < _ROWS * self.count
-        self._write(frame, chosen[used], lanes[used], rows)
+        return np.ascontiguousarray(matrices.transpose(1, 0, 2, 3)).view(np.uint64).reshape(-1, 2)
 
     def _write(self, frame: Frame, address: Array, lanes: Array, rows: Array) -> None:
         frame.machine.progress()
@@ -204,5 +212,7 @@ class StoreMatrix:
             if region.shadow is not None:
                 shadow_of(region).before_write(frame, self.word, region, at, who, words)
             region.write(16, index // 16, mine)
+            if frame.machine.undefined is not None:
+                frame.machine.undefined.stored(self.row, region, index, theirs, which)
             if region.shadow is not None:
                 shadow_of(region).after_write(frame, self.word, region, at, who, words)

@@ -1,0 +1,261 @@
+"""Races in a region of which everything is kept: slow, and without suspicion.
+
+`RaceShadow` may suspect a race where one record stands for several threads. A launch that runs again keeps here, of
+each byte, the accesses of every thread that are not known to be followed by another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.order.clocks import LANES
+from refmoe.ptx.engine.races import Accessing, RaceShadow, never
+from refmoe.ptx.native.context import Row
+from refmoe.ptx.state.memory import Region
+from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, GRID, STRENGTH, STRENGTH_SHIFT, STRENGTHS, THREAD, WEAK
+
+Array = Any
+# Thread, kind of agent and strength of an access, its first byte and its width.
+Who = tuple[int, int, int, int, int]
+Kind = Literal["read", "write", "atomic"]
+_AGENTS = int(ASYNCHRONOUS | BULK)
+_STRENGTH, _THREAD = int(STRENGTH), int(THREAD)
+_MANY = 16
+
+
+@dataclass(slots=True)
+class _Byte:
+    """The last record of each that wrote or read a byte."""
+
+    writes: dict[Who, int] = field(default_factory=dict)
+    reads: dict[Who, int] = field(default_factory=dict)
+
+
+class _Chain:
+    """The last strong write of a location, and the atomics that followed it without another write in between.
+
+    Whoever observes one of them, by reading from it or from an atomic behind it, and whatever comes after that, comes
+    after the write itself (PTX ISA, "Causality order": observation before base causality).
+
+    Attributes:
+        writes: records, each but the first of an atomic that observed the one before.
+        readers: (how many of the writes were there, record) of strong loads.
+    """
+
+    def __init__(self, writes: list[int]) -> None:
+        self.writes = writes
+        self.readers: list[tuple[int, int]] = []
+
+    def observers(self, record: int) -> list[int]:
+        """Records of those who observed a write."""
+        if record not in self.writes:
+            return []
+        place = self.writes.index(record)
+        return self.writes[place + 1 :] + [reader for count, reader in self.readers if count > place]
+
+
+class _Known(dict[int, bool]):
+    """By record, whether it is known to come before what a lane does now; asked once for all bytes of an access."""
+
+    def __init__(self, ordered: Callable[[int], bool]) -> None:
+        super().__init__()
+        self._ordered = ordered
+
+    def __missing__(self, record: int) -> bool:
+        self[record] = found = self._ordered(record)
+        return found
+
+
+class ExactShadow(RaceShadow):
+    """Every access of a region that may still race.
+
+    Args:
+        size: bytes.
+        readers: see `RaceShadow`.
+    """
+
+    def __init__(self, size: int, readers: int) -> None:
+        super().__init__(size, readers)
+        self._bytes: dict[int, _Byte] = {}
+        self._chains: dict[tuple[int, int], _Chain] = {}
+
+    def enter(self, row: Array) -> None:
+        """See `RaceShadow.enter`: for native code the region has no bytes, so that Python does every access."""
+        super().enter(row)
+        row[Row.SIZE] = 0
+
+    def _conflict(
+        self, frame: Frame, held: dict[Who, int], lane: int, mine: Who, record: int, known: _Known
+    ) -> int | None:
+        """A record of `held` that races with an access."""
+        for who, other in held.items():
+            if who[0] == mine[0] and not who[1]:
+                continue
+            alike = who[3:] == mine[3:]
+            if alike and self._excused(frame, other, record):
+                continue
+            if not known[other] and not self._observed(frame, who, other, lane, mine[0]):
+                return other
+        return None
+
+    def _excused(self, frame: Frame, one: int, other: int) -> bool:
+        """Whether the accesses of two records are morally strong: `races.excused` of records of one thread each."""
+        per_cta, per_cluster = frame.machine.warps * LANES, frame.machine.clocks.warps * LANES
+        strength = min(one & _STRENGTH, other & _STRENGTH) >> STRENGTH_SHIFT
+        first, second = one & _THREAD, other & _THREAD
+        if first // per_cta == second // per_cta:
+            return strength >= STRENGTHS["cta"]
+        if first // per_cluster == second // per_cluster:
+            return strength >= STRENGTHS["cluster"]
+        return strength >= GRID
+
+    def _observed(self, frame: Frame, who: Who, record: int, lane: int, thread: int) -> bool:
+        """Whether a strong write was observed before what a lane does now."""
+        chain = self._chains.get(who[3:]) if who[2] else None
+        if chain is None:
+            return False
+        return any(
+            reader & _THREAD == thread or self._ordered(frame, lane, reader) for reader in chain.observers(record)
+        )
+
+    def _note(self, frame: Frame, place: tuple[int, int], record: int, kind: Kind) -> None:
+        """An access joins the chain of its location, begins another one, or ends it."""
+        if not record & _STRENGTH:
+            if kind != "read":
+                self._chains.pop(place, None)
+            return
+        chain = self._chains.get(place)
+        if chain is not None and kind != "write" and self._excused(frame, chain.writes[-1], record):
+            if kind == "read":
+                chain.readers.append((len(chain.writes), record))
+            else:
+                chain.writes.append(record)
+        elif kind != "read":
+            self._chains[place] = _Chain([record])
+
+    def _drop_ordered(self, held: dict[Who, int], strength: int, known: _Known) -> None:
+        """Forget accesses that come before one of a lane, and race with nothing that this one does not race with."""
+        for who in [who for who, other in held.items() if who[2] >= strength and known[other]]:
+            del held[who]
+
+    def _access(
+        self, frame: Frame, access: Accessing, region: Region, row: tuple[int, int, int], verb: Kind, same: bool
+    ) -> None:
+        """One access: `row` is its first byte, its lane and its record."""
+        begin, lane, record = row
+        writes = verb != "read"
+        strength = (record & _STRENGTH) >> STRENGTH_SHIFT
+        mine: Who = (record & _THREAD, record & _AGENTS, strength, begin, access.width)
+        known = _Known(lambda other: self._ordered(frame, lane, other))
+        for byte in range(begin, begin + access.width):
+            held = self._bytes.setdefault(byte, _Byte())
+            found = self._conflict(frame, held.writes, lane, mine, record, known)
+            kind = "write-write" if writes else "write-read"
+            if found is None and writes:
+                found = self._conflict(frame, held.reads, lane, mine, record, known)
+                kind = "read-write"
+            if found is not None:
+                self._report(frame, access, region, byte, lane, found, kind, "same value" if same else "", record)
+            if not writes:
+                if len(held.reads) > _MANY:
+                    self._drop_ordered(held.reads, strength, known)
+                held.reads[mine] = record
+                continue
+            if not strength and not mine[1] and found is None:
+                held.writes.clear()
+                held.reads.clear()
+            elif len(held.writes) > _MANY:
+                self._drop_ordered(held.writes, strength, known)
+            held.writes[mine] = record
+        self._note(frame, (begin, access.width), record, verb)
+
+    def _is_certain(self, frame: Frame, lane: int, access: Accessing, record: int, mine: int, kind: str) -> bool:
+        return True
+
+    def _each(
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, flags: np.int64,
+        kind: Kind, same: Array | None = None,
+    ) -> None:  # fmt: skip
+        mine = self._mine(frame, lanes, flags)
+        alike = np.zeros(len(index), bool) if same is None else same
+        rows = zip(index.tolist(), lanes.tolist(), mine.tolist(), strict=True)
+        for row, equal in zip(rows, alike.tolist(), strict=True):
+            self._access(frame, access, region, row, kind, equal)
+        if kind != "read":
+            at, who = self._cover(index, lanes, access.width)
+            self._writes[at] = self._mine(frame, who, flags)
+
+    def _strength(self, access: Accessing) -> np.int64:
+        flags: np.int64 = np.int64(access.strength << STRENGTH_SHIFT)
+        return flags
+
+    def read(
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, asynchronous: bool = False
+    ) -> None:
+        """See `RaceShadow.read`."""
+        self.note(frame, access, region, index, lanes, access.width, "read")
+        if not access.coherent:
+            self._read_non_coherent(frame, access, region, index, lanes)
+            return
+        flags = ASYNCHRONOUS if asynchronous else self._strength(access)
+        self._each(frame, access, region, index, lanes, flags, "read")
+
+    def _read_non_coherent(self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array) -> None:
+        mine = never(self._mine(frame, lanes, WEAK))
+        for begin, lane, record in zip(index.tolist(), lanes.tolist(), mine.tolist(), strict=True):
+            for byte in range(begin, begin + access.width):
+                held = self._bytes.setdefault(byte, _Byte())
+                for other in held.writes.values():
+                    self._report(frame, access, region, byte, lane, other, "non-coherent", "", record)
+                held.reads[record & _THREAD, int(ASYNCHRONOUS), 0, begin, access.width] = record
+
+    def before_write(
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, words: Array
+    ) -> None:
+        """See `RaceShadow.before_write`."""
+        self.note(frame, access, region, index, lanes, access.width, "write")
+        same = region.words(access.width)[index // access.width] == words
+        same = same if same.ndim == 1 else same.all(axis=1)
+        self._each(frame, access, region, index, lanes, self._strength(access), "write", same)
+
+    def _modify(
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, flags: np.int64
+    ) -> None:
+        agents = flags & np.int64(_AGENTS)
+        self._each(frame, access, region, index, lanes, agents | self._strength(access), "atomic")
+
+    def _refuse_write(
+        self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, width: int, flags: np.int64
+    ) -> tuple[Array, Array]:
+        self._each(frame, access, region, index, lanes, flags, "write")
+        return self._cover(index, lanes, width)
+
+    def waited(self, frame: Frame, access: Accessing, index: Array, lanes: Array) -> None:
+        """See `RaceShadow.waited`."""
+        super().waited(frame, access, index, lanes)
+        mine = self._mine(frame, lanes, WEAK)
+        for begin, record in zip(index.tolist(), mine.tolist(), strict=True):
+            for byte in range(begin, begin + access.width):
+                held = self._bytes.setdefault(byte, _Byte())
+                for table in (held.writes, held.reads):
+                    thread = record & _THREAD
+                    for who in [who for who in table if who[0] == thread and who[1] == int(ASYNCHRONOUS)]:
+                        del table[who]
+                        table[who[0], 0, 0, who[3], who[4]] = record
+
+    def records(self, begin: int, end: int) -> tuple[Array, Array]:
+        """See `RaceShadow.records`."""
+        found = [
+            (byte, record)
+            for byte, held in self._bytes.items()
+            if begin <= byte < end
+            for table in (held.writes, held.reads)
+            for record in table.values()
+        ]
+        table = np.array(found, np.int64).reshape(-1, 2)
+        return table[:, 0], table[:, 1]

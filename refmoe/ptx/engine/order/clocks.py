@@ -1,0 +1,439 @@
+"""What each lane knows of what others did: the vector clocks of race detection.
+
+Time is the launch's step counter. It ticks wherever accesses before and after have to be told apart: after every
+instruction that releases, and after every barrier. `seen[row, column]` is the step up to which everything that the
+column did happens before what the lanes of the row do next. A warp whose lanes know the same has one row; a lane that
+has synchronised by itself has a row of its own until it meets the other lanes of its warp again.
+
+    columns    warps of the cluster | its lanes | copies of its lanes | agents
+
+The last three are there where lanes synchronise by themselves. With `fence.sc` there is a part behind them, by lane:
+the step of the last such fence of the lane that must have come before now, see `refmoe.ptx.engine.order.strong`.
+
+An asynchronous copy is an agent of its own: what it writes or reads is ordered after its issue, but before nothing
+until its thread has waited for it (from then on it counts as that thread's access) or a barrier in memory has
+announced it. Bulk copies into shared memory complete on a barrier, so there each barrier is an agent, whose accesses
+are ordered before what follows a wait for its phase.
+
+Bulk copies also work in another proxy: what they read must have been written through the same one, or lie before a
+proxy fence. So with bulk copies every row goes on with a second half, of the same columns: the step up to which what
+that column did lies before a proxy fence that is ordered before now.
+
+What lanes know of other clusters is a `Knowledge` for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
+from refmoe.ptx.state.pages import untouched
+from refmoe.ptx.state.records import (
+    AGENTS,
+    ASYNCHRONOUS,
+    BULK,
+    SEVERAL,
+    SEVERAL_SHIFT,
+    STEP_SHIFT,
+    THREAD,
+    Several,
+)
+
+Array = Any
+LANES = 32
+
+
+class Clocks:
+    """What the lanes of some clusters know.
+
+    Args:
+        warps: of a cluster.
+        clusters: that run together.
+        first_cluster: number of the first of them in the grid.
+        pool: of the launch.
+        by_lane: whether single lanes may synchronise: by barriers in memory, strong accesses, fences, or in a part of
+            a warp.
+        bulk: whether there are bulk copies; only with `by_lane`.
+        sequential: whether there are fences `.sc`; only with `by_lane`.
+
+    Attributes:
+        columns: of a row.
+        lane, copy, agents, crossed, fence: the first column of lanes, of their copies, of agents, of the second half,
+            and of fences.
+        last_fence: int64 [lanes], step of the last `fence.sc` of each lane, 0 for none.
+        now: the step.
+        seen: int64 [warps + lanes here, columns]: rows of warps, then rows of lanes.
+        apart: int64 [warps here], a bit for each lane that has a row of its own.
+        beyond: by row, what is known of other clusters.
+        foreign: int64 [rows], the address of the rows of that `Knowledge`, or 0.
+    """
+
+    def __init__(
+        self, warps: int, clusters: int, first_cluster: int, pool: Pool, by_lane: bool = False, bulk: bool = False,
+        sequential: bool = False,
+    ) -> None:  # fmt: skip
+        self.warps, self.pool = warps, pool
+        self.by_lane, self.bulk = by_lane, bulk
+        self.lane, self.copy = warps, warps * (1 + LANES)
+        self.agents = warps * (1 + 2 * LANES)
+        self.crossed = self.agents + AGENTS
+        self.fence = 2 * self.crossed if bulk else self.agents if by_lane else warps
+        self.columns = self.fence + (LANES * warps if sequential else 0)
+        self.sequential = sequential
+        self.last_fence = np.zeros(clusters * warps * LANES, np.int64)
+        pool.fit(self.columns)
+        self.all_warps = clusters * warps
+        rows = self.all_warps * (1 + LANES) if by_lane else self.all_warps
+        self.seen = untouched((rows, self.columns), np.int64)
+        self.foreign = np.zeros(rows, np.int64)
+        self.apart = np.zeros(self.all_warps, np.int64)
+        self.beyond: dict[int, Knowledge] = {}
+        self.now = 0
+        self.restart(first_cluster)
+
+    def restart(self, first_cluster: int) -> None:
+        """Become the clocks of as many other clusters, whose lanes know nothing yet."""
+        self.first_cluster, self.first_warp = first_cluster, first_cluster * self.warps
+        # Rows of lanes are written whenever a lane gets one.
+        self.seen[: self.all_warps] = 0
+        self.foreign[:], self.apart[:], self.last_fence[:] = 0, 0, 0
+        self.beyond.clear()
+        # Columns that may hold something: those of warps, until somebody synchronises by itself.
+        self.used = self.warps
+        # By warp, lanes that others have met at `bar.warp.sync` before they executed theirs.
+        self._met: dict[int, int] = {}
+
+    # Rows
+
+    def rows(self, lanes: Array) -> Array:
+        """The row of each of `lanes` [n]."""
+        warps = lanes >> 5
+        if not self.apart.any():
+            return warps
+        own = self.apart[warps] >> (lanes & 31) & 1
+        return np.where(own != 0, self.all_warps + lanes, warps)
+
+    def cluster(self, row: int) -> int:
+        """The cluster of a row, in the grid."""
+        warp = row if row < self.all_warps else row - self.all_warps >> 5
+        return self.first_cluster + warp // self.warps
+
+    def own_row(self, lane: int) -> int:
+        """The row of a lane, which has one of its own from now on."""
+        warp, row = lane >> 5, self.all_warps + lane
+        self.used = self.columns
+        if not self.apart[warp] >> (lane & 31) & 1:
+            self.seen[row] = self.seen[warp]
+            self._know(row, self.beyond.get(warp))
+            self.apart[warp] |= np.int64(1) << (lane & 31)
+        return row
+
+    def _know(self, row: int, beyond: Knowledge | None) -> None:
+        if beyond is None:
+            self.beyond.pop(row, None)
+            self.foreign[row] = 0
+        else:
+            self.beyond[row] = beyond
+            self.foreign[row] = beyond.rows.ctypes.data
+
+    def _lanes_apart(self, warp: int) -> list[int]:
+        """Rows of the lanes of a warp that have their own."""
+        bits = int(self.apart[warp])
+        first = self.all_warps + warp * LANES
+        return [first + lane for lane in range(LANES) if bits >> lane & 1]
+
+    # What lanes pass on, and learn
+
+    def column_of(self, lanes: Array) -> Array:
+        """The column of each of `lanes` [n] in a row."""
+        return self.lane + lanes % (LANES * self.warps)
+
+    def copy_of(self, lanes: Array) -> Array:
+        """The column of the copies of each of `lanes` [n] in a row."""
+        return self.copy + lanes % (LANES * self.warps)
+
+    def mark(self, table: Array, rows: Array, lanes: Array, step: int) -> None:
+        """Each of `lanes` [n] is known until `step` in the row of `table` at the same place of `rows` [n]."""
+        self.used = self.columns
+        table[rows, self.column_of(lanes)] = step
+        if self.sequential:
+            column = self.fence + lanes % (LANES * self.warps)
+            np.maximum.at(table, (rows, column), self.last_fence[lanes])
+
+    def knowledge_of(self, lane: int) -> Knowledge:
+        """What a lane would pass on now."""
+        row = int(self.rows(np.array([lane]))[0])
+        return self.passed_on(lane, self.seen[row], self.beyond.get(row), self.now)
+
+    def passed_on(self, lane: int, row: Array, beyond: Knowledge | None, step: int) -> Knowledge:
+        """What a lane passes on that knew `row` [columns] and `beyond` when it released at `step`."""
+        known = row[None].copy()
+        self.mark(known, np.zeros(1, np.int64), np.array([lane]), step)
+        return self.pool.knowledge(self.first_cluster + (lane >> 5) // self.warps, known[0], beyond)
+
+    def learn_by_lane(self, lanes: Array, knowledge: Knowledge | None, alive: Array) -> None:
+        """`lanes` [n], each once, come to know something; `alive` are the lanes that have not exited, bool [all]."""
+        if knowledge is None or not lanes.size:
+            return
+        for warp in np.unique(lanes >> 5).tolist():
+            mine = lanes[lanes >> 5 == warp]
+            cluster = self.first_cluster + warp // self.warps
+            known = self.pool.rows[knowledge.rows[cluster]] if knowledge.rows[cluster] else None
+            for row in self._rows_for(warp, mine, alive):
+                if known is not None:
+                    np.maximum(self.seen[row], known, out=self.seen[row])
+                    self._raise_whole(row)
+                self._know(row, self.pool.join(self.beyond.get(row), knowledge))
+
+    def _rows_for(self, warp: int, lanes: Array, alive: Array) -> list[int]:
+        """The rows of some lanes of one warp, which may know more than its others from now on."""
+        self.used = self.columns
+        if not self.apart[warp] and len(lanes) == np.count_nonzero(alive[warp * LANES : (warp + 1) * LANES]):
+            return [warp]
+        return [self.own_row(lane) for lane in lanes.tolist()]
+
+    def _raise_whole(self, row: int) -> None:
+        """A warp all of whose lanes are known is known as a whole."""
+        least = self.seen[row, self.lane : self.copy].reshape(self.warps, LANES).min(axis=1)
+        np.maximum(self.seen[row, : self.warps], least, out=self.seen[row, : self.warps])
+
+    def learn_rows(
+        self, lanes: Array, numbers: Array, known: Array, beyond: Mapping[int, Knowledge], alive: Array
+    ) -> None:
+        """`lanes` [n], each once, come to know of their own cluster the rows `numbers` [n] of `known` [m, columns].
+
+        `beyond` has what those rows know of other clusters, by number.
+        """
+        if not lanes.size:
+            return
+        warps = lanes >> 5
+        starts = np.flatnonzero(np.r_[True, (warps[1:] != warps[:-1]) | (numbers[1:] != numbers[:-1])])
+        ends = np.r_[starts[1:], len(lanes)]
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            number = int(numbers[start])
+            for row in self._rows_for(int(warps[start]), lanes[start:end], alive):
+                np.maximum(self.seen[row], known[number], out=self.seen[row])
+                if number in beyond:
+                    self._know(row, self.pool.join(self.beyond.get(row), beyond[number]))
+
+    def copies_seen(self, lanes: Array, step: Array, alive: Array) -> None:
+        """Lanes have waited for their own copies up to `step` [n]."""
+        known = np.zeros((len(lanes), self.columns), np.int64)
+        known[np.arange(len(lanes)), self.copy_of(lanes)] = step
+        self.learn_rows(lanes, np.arange(len(lanes)), known, {}, alive)
+
+    # Fences `.sc` that must have come before, without what they pass on being known
+
+    def reached(self, lane: int) -> Array | None:
+        """A row of which only the part of fences is set, with those before now of a lane; None if there are none."""
+        row = int(self.rows(np.array([lane]))[0])
+        part = self.seen[row, self.fence :]
+        if not self.last_fence[lane] and not part.any():
+            return None
+        made = np.zeros(self.columns, np.int64)
+        made[self.fence :] = part
+        made[self.fence + lane % (LANES * self.warps)] = self.last_fence[lane]
+        return made
+
+    def learn_reached(self, lane: int, known: Array) -> None:
+        """The fences of a row come before what a lane does from now on."""
+        row = int(self.rows(np.array([lane]))[0])
+        if (self.seen[row, self.fence :] < known[self.fence :]).any():
+            part = self.seen[self.own_row(lane), self.fence :]
+            np.maximum(part, known[self.fence :], out=part)
+
+    def forced(self, row: Array, known: Array) -> Array:
+        """(thread in the cluster, step) [n, 2] of fences that a row has before now, and that `known` does not know."""
+        steps = row[self.fence :]
+        theirs = np.maximum(known[self.lane : self.copy], np.repeat(known[: self.warps], LANES))
+        threads = np.flatnonzero(steps > theirs)
+        return np.stack([threads, steps[threads]], axis=1)
+
+    # Barriers, at which whole warps meet
+
+    def knowledge(self, warps: Array) -> tuple[Array, list[Knowledge | None]]:
+        """What warps, all of whose living lanes are here, bring to a barrier now: [n, used], and beyond [n]."""
+        if self.sequential and self.last_fence.any():
+            self.used = self.columns
+        known = self.seen[warps, : self.used]
+        beyond: list[Knowledge | None] = [None] * len(warps)
+        if self.beyond:
+            beyond = [self.beyond.get(warp) for warp in warps.tolist()]
+        for number in np.flatnonzero(self.apart[warps]).tolist():
+            for row in self._lanes_apart(int(warps[number])):
+                np.maximum(known[number], self.seen[row, : self.used], out=known[number])
+                beyond[number] = self.pool.join(beyond[number], self.beyond.get(row))
+        known[np.arange(len(warps)), warps % self.warps] = self.now
+        if self.sequential and self.used == self.columns:
+            for number, warp in enumerate(warps.tolist()):
+                self._mark_fences(known[number], warp)
+        return known, beyond
+
+    def _mark_fences(self, row: Array, warp: int) -> None:
+        """The last fences of a warp's lanes come before what a row will know."""
+        if self.sequential:
+            column = self.fence + warp % self.warps * LANES
+            part = row[column : column + LANES]
+            np.maximum(part, self.last_fence[warp * LANES : (warp + 1) * LANES], out=part)
+
+    def learn(self, warps: Array, known: Array, beyond: list[Knowledge | None]) -> None:
+        """Warps leave a barrier with what all participants, they among them, brought: `known` [n, used]."""
+        width = known.shape[1]
+        self.seen[warps, :width] = np.maximum(self.seen[warps, :width], known)
+        self.apart[warps] = 0
+        for warp, theirs in zip(warps.tolist(), beyond, strict=True):
+            if theirs is not None:
+                self._know(warp, self.pool.join(self.beyond.get(warp), theirs))
+
+    def meet(self, lanes: Array, members: Array, alive: Array, exist: Array) -> None:
+        """`lanes` [n] execute `bar.warp.sync` with member masks, uint32 [n]; `alive` and `exist` are bool [all lanes].
+
+        All members are at such an instruction, not all of them at this one: those who come to it when others have
+        passed theirs have met already. A warp that lost a lane does not meet as a whole: what that lane did is ordered
+        before nothing.
+        """
+        groups: dict[tuple[int, int], int] = {}
+        for lane, member in zip(lanes.tolist(), members.tolist(), strict=True):
+            key = (lane >> 5, member)
+            groups[key] = groups.get(key, 0) | 1 << (lane & 31)
+        for (warp, member), here in groups.items():
+            met = self._met.get(warp, 0)
+            if here & ~met == 0:
+                self._met[warp] = met & ~here
+                continue
+            every = member & _bits(alive, warp)
+            self._met[warp] = met & ~here | every & ~here
+            if every == _bits(exist if self.by_lane else alive, warp):
+                if self.apart[warp]:
+                    self._unite(self._lanes_apart(warp), [warp])
+                    self.apart[warp] = 0
+                self.seen[warp, warp % self.warps] = self.now
+                self._mark_fences(self.seen[warp], warp)
+                continue
+            whom = warp * LANES + np.array([lane for lane in range(LANES) if every >> lane & 1])
+            rows = [self.own_row(lane) for lane in whom.tolist()]
+            for row in rows:
+                self.mark(self.seen, np.full(len(whom), row), whom, self.now)
+            self._unite(rows, rows)
+
+    def _unite(self, rows: list[int], targets: list[int]) -> None:
+        """`targets` come to know what `rows` and they themselves do."""
+        every = [*targets, *rows]
+        self.seen[targets] = self.seen[every].max(axis=0)
+        beyond: Knowledge | None = None
+        for row in every:
+            beyond = self.pool.join(beyond, self.beyond.get(row))
+        for row in targets:
+            self._know(row, beyond)
+
+    # Proxies
+
+    def cross(self, lanes: Array, alive: Array) -> None:
+        """`lanes` executed a proxy fence: what is ordered before it may be used through the other proxy."""
+        half = self.crossed
+        for warp in np.unique(lanes >> 5).tolist():
+            mine = lanes[lanes >> 5 == warp]
+            for row in self._rows_for(warp, mine, alive):
+                crossed = self.seen[row, half : 2 * half]
+                np.maximum(crossed, self.seen[row, :half], out=crossed)
+                if row == warp:
+                    self.seen[row, half + self.column_of(mine)] = self.now
+                    self.seen[row, half + warp % self.warps] = self.now
+                else:
+                    self.seen[row, half + self.column_of(np.array([row - self.all_warps]))] = self.now
+
+    def has_crossed(self, lanes: Array, record: Array) -> Array:
+        """Whether a proxy fence lies between the plain write of `record` in the CTA and each of `lanes`; int64 [n]."""
+        step, thread = record >> STEP_SHIFT, record & THREAD
+        row, half = self.rows(lanes), self.crossed
+        by_warp = self.seen[row, half + (thread >> 5) % self.warps] >= step
+        return by_warp | (self.seen[row, half + self.column_of(thread)] >= step)
+
+    # Order
+
+    def record(self, lanes: Array) -> Array:
+        """A plain access by `lanes` now, in the form that `ordered` takes."""
+        return (self.now << STEP_SHIFT) + self.first_warp * LANES + lanes
+
+    def ordered(self, lanes: Array, record: Array) -> Array:
+        """Whether the access of `record` happens before what each of `lanes` does now; both int64 [n].
+
+        A record that stands for several threads is, if all that these may have done is.
+        """
+        cluster = ((record & THREAD) >> 5) // self.warps
+        rows = self.rows(lanes)
+        own = (lanes >> 5) // self.warps + self.first_cluster
+        found = np.zeros(len(record), bool)
+        inside = np.flatnonzero(own == cluster)
+        width = LANES * self.warps
+        found[inside] = self._in_rows(self.seen, rows[inside], record[inside], lanes[inside] % width)
+        for each in np.flatnonzero(own != cluster).tolist():
+            beyond = self.beyond.get(int(rows[each]))
+            number = 0 if beyond is None else int(beyond.rows[cluster[each]])
+            if number:
+                found[each] = self.is_known(number, int(record[each]))
+        for each in np.flatnonzero((record & SEVERAL) >> SEVERAL_SHIFT == Several.CLUSTERS).tolist():
+            found[each] = self._everywhere(int(rows[each]), int(own[each]), int(record[each] >> STEP_SHIFT))
+        return found
+
+    def is_known(self, number: int, record: int) -> bool:
+        """Whether a row of the pool, about the cluster of a record, has reached it."""
+        nobody = np.array([-1])
+        return bool(self._in_rows(self.pool.rows, np.array([number]), np.array([record]), nobody)[0])
+
+    def _in_rows(self, table: Array, rows: Array, record: Array, own: Array) -> Array:
+        """`ordered` by rows of `table` about the cluster of each record, but for records of several clusters.
+
+        `own` are the threads of the rows in the cluster, which need not know themselves, -1 for none.
+        """
+        step, thread = record >> STEP_SHIFT, record & THREAD
+        several = (record & SEVERAL) >> SEVERAL_SHIFT
+        plain = record & (ASYNCHRONOUS | BULK) == 0
+        found = plain & (table[rows, (thread >> 5) % self.warps] >= step)
+        if self.by_lane:
+            one = plain & (several == Several.ONE)
+            found |= one & (table[rows, self.column_of(thread)] >= step)
+            copied = record & (ASYNCHRONOUS | BULK) == ASYNCHRONOUS
+            found |= copied & (table[rows, self.copy_of(thread)] >= step)
+        if self.bulk:
+            agent = np.minimum(thread % (LANES * self.warps), AGENTS - 1)
+            bulk = record & (ASYNCHRONOUS | BULK) == BULK
+            found |= bulk & (table[rows, self.agents + agent] >= step)
+        for each in np.flatnonzero(plain & (several == Several.WARPS)).tolist():
+            row = table[rows[each]]
+            missing = np.flatnonzero(row[: self.warps] < step[each]).tolist()
+            found[each] = all(self._knows_lanes(row, warp, int(step[each]), int(own[each])) for warp in missing)
+        for each in np.flatnonzero(plain & (several == Several.LANES) & ~found).tolist():
+            warp = int(thread[each] >> 5) % self.warps
+            found[each] = self._knows_lanes(table[rows[each]], warp, int(step[each]), int(own[each]))
+        return found
+
+    def _knows_lanes(self, row: Array, warp: int, step: int, own: int) -> bool:
+        """Whether a row knows all threads of a warp one by one."""
+        if not self.by_lane:
+            return False
+        first = warp * LANES
+        known = row[self.lane + first : self.lane + first + LANES] >= step
+        if first <= own < first + LANES:
+            known[own - first] = True
+        return bool(known.all())
+
+    def _everywhere(self, row: int, cluster: int, step: int) -> bool:
+        """Whether all that the grid did until a step happens before what the lanes of a row do now."""
+        beyond = self.beyond.get(row)
+        if not bool((self.seen[row, : self.warps] >= step).all()):
+            return False
+        if self.pool.clusters == 1:
+            return True
+        if beyond is None:
+            return False
+        others = np.delete(beyond.rows, cluster)
+        return bool(others.all() and (self.pool.rows[others, : self.warps] >= step).all())
+
+
+def _bits(lanes: Array, warp: int) -> int:
+    """The lanes of a warp, of bool [all lanes], as bits."""
+    return int(np.packbits(lanes[warp * LANES : (warp + 1) * LANES], bitorder="little").view(np.uint32)[0])

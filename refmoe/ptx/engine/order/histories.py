@@ -1,0 +1,119 @@
+"""Weak outcomes: what strong reads may see, and where strong writes may come, other than last.
+
+PTX is weaker than any interleaving: of two threads that each write one location and then read the other's, both may
+read what was there before. So under a schedule each location that is accessed strongly keeps its last writes in
+coherence order. A read takes any of them that its thread does not know to be overwritten, and a write may come before
+others that its thread does not know of ("Coherence", "Causality" of the PTX ISA). Memory holds the last one.
+
+    knows of a write:   it, or somebody's read of it, happens before now, or this thread read it or a later one
+
+An atomic reads the last write and comes right behind it. Where fences `.sc` have an order that a choice could
+contradict, the last write is taken: some weak outcomes are never seen, but none that is not allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+# Writes of a location that are remembered.
+_LAST = 8
+# Reads of one location by one thread that may miss its last write, one after another: whoever polls gets on.
+_STALE = 6
+
+Array = Any
+Knows = Callable[[int], bool]
+
+
+class Choosing(Protocol):
+    """Where choices come from."""
+
+    def below(self, count: int) -> int:
+        """0 to `count` - 1."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """A write of a location.
+
+    Attributes:
+        value: its bytes.
+        record: of the access; 0 for what was there before.
+        passed: what the strong access passes on, see `Location`; None for what was there before.
+        readers: records of those who read it.
+        followed: whether the next write is an atomic that read it, so that nothing comes between.
+    """
+
+    value: bytes
+    record: int
+    passed: Any = None
+    readers: list[int] = field(default_factory=list)
+    followed: bool = False
+
+    def is_known(self, knows: Knows) -> bool:
+        """Whether a thread knows of it."""
+        return not self.record or knows(self.record) or any(knows(reader) for reader in self.readers)
+
+
+class History:
+    """The last writes of a location, in coherence order.
+
+    Args:
+        width: bytes.
+        first: what is there.
+    """
+
+    def __init__(self, width: int, first: Write) -> None:
+        self.width = width
+        self.writes = [first]
+        # What memory has of the last write that came, wherever it was put.
+        self.record = first.record
+        self._stale: dict[int, int] = {}
+
+    @property
+    def last(self) -> Write:
+        """What memory holds."""
+        return self.writes[-1]
+
+    def _oldest(self, knows: Knows) -> int:
+        """The first write that a thread may still see: the last one that it knows of."""
+        for place in range(len(self.writes) - 1, 0, -1):
+            if self.writes[place].is_known(knows):
+                return place
+        return 0
+
+    def read(self, lane: int, record: int, knows: Knows, free: Callable[[int], bool], choices: Choosing) -> Write:
+        """The write that a lane's read takes; `free(step)`: whether it may miss writes that are as late as a step."""
+        oldest, newest = self._oldest(knows), len(self.writes) - 1
+        place = newest
+        if oldest < newest and self._stale.get(lane, 0) < _STALE:
+            place = oldest + choices.below(newest - oldest + 1)
+            if place < newest and not free(self.writes[place + 1].record):
+                place = newest
+        self._stale[lane] = self._stale.get(lane, 0) + 1 if place < newest else 0
+        chosen = self.writes[place]
+        chosen.readers.append(record)
+        return chosen
+
+    def write(self, made: Write, knows: Knows, free: Callable[[int], bool], choices: Choosing) -> bool:
+        """Put a write where it may come. Returns whether it is the last."""
+        oldest, end = self._oldest(knows), len(self.writes)
+        places = [place for place in range(oldest + 1, end) if not self.writes[place - 1].followed]
+        places = [place for place in places if free(self.writes[place].record)]
+        # What was there before a launch's writes is its own start.
+        place = [*places, end][choices.below(len(places) + 1)]
+        self.writes.insert(place, made)
+        self._trim()
+        return place == end
+
+    def modify(self, made: Write, record: int) -> None:
+        """An atomic reads the last write, and comes behind it."""
+        self.last.readers.append(record)
+        self.last.followed = True
+        self.writes.append(made)
+        self._trim()
+
+    def _trim(self) -> None:
+        del self.writes[:-_LAST]

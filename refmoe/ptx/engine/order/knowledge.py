@@ -1,0 +1,102 @@
+"""What threads of a launch may know of other clusters: a row of clocks for each cluster of the grid.
+
+Rows lie in one pool and never change, so that what many threads know is kept once. `Knowledge` names one row for each
+cluster of the grid; joining two of them makes new rows only where both know of a cluster, and neither knows it all.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+
+Array = Any
+_FIRST_ROWS = 64
+# Rows that nobody refers to any more are looked for when the pool is full and has at least so many bytes.
+_WORTH_SWEEPING = 32 << 20
+
+
+class Knowledge:
+    """One row of a pool for each cluster of the grid.
+
+    Attributes:
+        rows: int64 [clusters], row of the pool, 0 for a cluster of which nothing is known. Never changed once made.
+    """
+
+    __slots__ = ("__weakref__", "rows")
+
+    def __init__(self, rows: Array) -> None:
+        self.rows = rows
+
+
+class Pool:
+    """The rows of a launch.
+
+    Args:
+        clusters: of the grid.
+
+    Attributes:
+        rows: int64 [n, columns], see `Clocks.seen`; the first is empty.
+    """
+
+    def __init__(self, clusters: int) -> None:
+        self.clusters = clusters
+        self.rows = np.zeros((1, 0), np.int64)
+        self._count = 1
+        self._free: list[int] = []
+        self._living: weakref.WeakSet[Knowledge] = weakref.WeakSet()
+
+    def fit(self, columns: int) -> None:
+        """Rows have so many columns; the first call decides."""
+        if not self.rows.shape[1]:
+            self.rows = np.zeros((_FIRST_ROWS, columns), np.int64)
+
+    def add(self, row: Array) -> int:
+        """Keep a row [columns]; returns its number."""
+        if self._count == len(self.rows) and not self._free:
+            self._make_room()
+        if self._free:
+            number = self._free.pop()
+        else:
+            number = self._count
+            self._count += 1
+        self.rows[number] = row
+        return number
+
+    def _make_room(self) -> None:
+        if self.rows.nbytes >= _WORTH_SWEEPING:
+            used = np.zeros(len(self.rows), bool)
+            used[0] = True
+            for knowledge in self._living:
+                used[knowledge.rows] = True
+            self._free = np.flatnonzero(~used).tolist()
+        if 2 * len(self._free) < len(self.rows):
+            self.rows = np.concatenate([self.rows, np.zeros_like(self.rows)])
+
+    def knowledge(self, cluster: int, row: Array, beyond: Knowledge | None) -> Knowledge:
+        """What somebody knows: `row` [columns] of the own cluster, and of other clusters what `beyond` has."""
+        rows = np.zeros(self.clusters, np.int64) if beyond is None else beyond.rows.copy()
+        rows[cluster] = self.add(row)
+        return self._new(rows)
+
+    def _new(self, rows: Array) -> Knowledge:
+        made = Knowledge(rows)
+        self._living.add(made)
+        return made
+
+    def join(self, one: Knowledge | None, other: Knowledge | None) -> Knowledge | None:
+        """What both know together."""
+        if one is None or other is None or one is other:
+            return other if one is None else one
+        mine, theirs = one.rows, other.rows
+        both = np.flatnonzero((mine != theirs) & (mine != 0) & (theirs != 0))
+        rows: Array = np.where(mine == 0, theirs, mine)
+        held = self._new(rows)
+        for cluster in both.tolist():
+            first, second = self.rows[mine[cluster]], self.rows[theirs[cluster]]
+            if (first < second).any():
+                # A sweep in between spares the rows of `one` and `other`, which somebody holds.
+                later = (second < first).any()
+                rows[cluster] = self.add(np.maximum(first, second)) if later else theirs[cluster]
+        return one if np.array_equal(rows, mine) else other if np.array_equal(rows, theirs) else held

@@ -1,0 +1,500 @@
+"""Strong accesses and fences: what they pass from thread to thread (PTX ISA, "Synchronizes").
+
+A location remembers what a thread that reads it may learn: a release pattern is a release, or a fence before a strong
+write, and what it passes on travels through atomics, until another write takes its place. An acquire pattern is an
+acquire, or a fence behind a strong read. Both ends have scopes, and they synchronise if each scope has the other's
+thread. So a fence of `.cta` orders nothing between CTAs, and an acquire of one location says nothing of another.
+
+Fences `.sc` have one order, and synchronise in it. Between two of them that order is known if one must have come before
+the other: if it happens before, or strong accesses say so, by what they read from, read before it was overwritten, or
+overwrote ("Causality", "Fence-SC"). Otherwise either order is legal, and nothing is concluded from that of this launch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from refmoe.ptx.engine.order.clocks import LANES, Clocks
+from refmoe.ptx.engine.order.histories import Choosing, History, Write
+from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
+from refmoe.ptx.state.memory import Region
+from refmoe.ptx.state.records import GRID, SEVERAL, STEP_SHIFT, STRENGTH_SHIFT, THREAD
+
+Array = Any
+# What a pattern reached: the strength of its first operation, and the CTA of its thread.
+Reach = tuple[int, int]
+# Releases of the grid that are kept apart by CTA, for those who acquire with a narrower scope.
+_APART = 1024
+# Fences of a warp that are remembered.
+_LAST_FENCES = 4
+
+
+@dataclass(slots=True)
+class Releases:
+    """What releases of one location, or of some fences, pass on.
+
+    Attributes:
+        grid: what those that reach the whole grid pass on together.
+        near: what each passes on.
+    """
+
+    grid: Knowledge | None = None
+    near: dict[Reach, Knowledge] = field(default_factory=dict)
+
+    def copy(self) -> Releases:
+        """The same, to be changed by itself."""
+        return Releases(self.grid, dict(self.near))
+
+
+@dataclass(slots=True)
+class Location:
+    """A place that somebody wrote strongly.
+
+    Attributes:
+        width: bytes.
+        record: of the last strong write; another one in memory means that a weak write came after it.
+        cta, strength: of that write.
+        releases: what its readers may acquire.
+        own: by thread, its last release operation here.
+    """
+
+    width: int
+    record: int
+    cta: int
+    strength: int
+    releases: Releases
+    own: dict[int, tuple[Reach, Knowledge]]
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What a lane knew at a fence."""
+
+    row: Array
+    beyond: Knowledge | None
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialFence:
+    """A `fence.sc` of some lanes of a warp.
+
+    Attributes:
+        step: when.
+        strength, cta: of the fence.
+        fences: by thread of the grid.
+    """
+
+    step: int
+    strength: int
+    cta: int
+    fences: dict[int, Fence]
+
+
+@dataclass(slots=True)
+class Reached:
+    """Fences `.sc` that came before strong accesses of a location: before its writes, and before all of them."""
+
+    writes: Knowledge | None = None
+    every: Knowledge | None = None
+
+
+class Order:
+    """What the CTAs of a launch pass to each other.
+
+    Args:
+        clusters: of the grid.
+
+    Attributes:
+        pool: rows of clocks.
+        locations: by address; negative for shared memory.
+        fences: by warp of the grid its last fences `.sc`.
+        reached: by location, fences that came before its strong accesses.
+        histories: by location, writes that may still be seen; under a schedule.
+        last_fence: step of the last `fence.sc`.
+    """
+
+    def __init__(self, clusters: int) -> None:
+        self.pool = Pool(clusters)
+        self.locations: dict[int, Location] = {}
+        self.fences: dict[int, deque[SequentialFence]] = {}
+        self.reached: dict[int, Reached] = {}
+        self.histories: dict[int, History] = {}
+        self.last_fence = 0
+
+
+class Accessing(Protocol):
+    """What is asked of a strong access."""
+
+    @property
+    def width(self) -> int:
+        """Bytes."""
+        ...
+
+    @property
+    def strength(self) -> int:
+        """See `refmoe.ptx.state.records`."""
+        ...
+
+    @property
+    def acquires(self) -> bool:
+        """Whether it is an acquire operation."""
+        ...
+
+    @property
+    def releases(self) -> bool:
+        """Whether it is a release operation."""
+        ...
+
+    @property
+    def observes(self) -> bool:
+        """Whether an atomic gives its thread what it read: `red` is in no acquire pattern."""
+        ...
+
+
+class Strong:
+    """The strong accesses and fences of some CTAs.
+
+    Args:
+        clocks: theirs.
+        order: of the launch.
+        warps: of a CTA.
+        first_cta: number of the first of them in the grid.
+        blocks: CTAs of a cluster.
+        choices: what decides which of several writes a read takes; None for the last one.
+    """
+
+    def __init__(
+        self, clocks: Clocks, order: Order, warps: int, first_cta: int, blocks: int, choices: Choosing | None
+    ) -> None:
+        self._clocks, self._order, self.choices = clocks, order, choices
+        self._lanes_of_cta, self._blocks = warps * LANES, blocks
+        self.restart(first_cta)
+
+    def restart(self, first_cta: int) -> None:
+        """Become those of other CTAs."""
+        self._first_cta = first_cta
+        self._fences: dict[int, dict[int, Fence]] = {}
+        # What lanes have read strongly, and acquire with a fence: by location.
+        self._pending: dict[int, dict[int, Releases]] = {}
+        # By cluster, fences of other clusters that came before accesses of its own: by location.
+        self._reached: dict[int, dict[int, Knowledge]] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody has released something, or may by its next strong write."""
+        return bool(self._order.locations or self._fences or self._order.reached)
+
+    def _cta(self, lane: int) -> int:
+        return self._first_cta + lane // self._lanes_of_cta
+
+    def _needed(self, cta: int, other: int) -> int:
+        """The strength that two accesses of those CTAs need to be morally strong."""
+        if cta == other:
+            return 1
+        return 2 if cta // self._blocks == other // self._blocks else GRID
+
+    def key(self, region: Region, index: int) -> int:
+        """The name of a byte of a region: its address, or a negative number in shared memory."""
+        if region.stride:
+            return -1 - (index + self._first_cta * region.stride)
+        return region.base + index
+
+    # Accesses, one after another: `records` [n] are those that memory has of the last write
+
+    def read(self, access: Accessing, region: Region, index: Array, lanes: Array, records: Array, alive: Array) -> None:
+        """Strong loads have read what the writes of `records` left."""
+        if not self.is_busy:
+            return
+        found: dict[int, tuple[Location, list[int]]] = {}
+        for at, lane, record in zip(index.tolist(), lanes.tolist(), records.tolist(), strict=True):
+            key = self.key(region, at)
+            self._communicate(lane, key, writes=False)
+            location = self._observed(access, key, self._cta(lane), record)
+            if location is not None:
+                found.setdefault(key, (location, []))[1].append(lane)
+        for key, (location, readers) in found.items():
+            self._learn(access, key, location.releases, readers, alive)
+
+    def _observed(self, access: Accessing, key: int, cta: int, record: int) -> Location | None:
+        """The location whose last write an access observes, if the two are morally strong."""
+        location = self._order.locations.get(key)
+        if location is None or location.record != record or location.width != access.width:
+            return None
+        enough = min(location.strength, access.strength) >= self._needed(location.cta, cta)
+        return location if enough else None
+
+    def _learn(self, access: Accessing, key: int, releases: Releases, readers: list[int], alive: Array) -> None:
+        for lane in readers:
+            self._pending.setdefault(lane, {})[key] = releases
+        if not access.acquires:
+            return
+        by_cta: dict[int, list[int]] = {}
+        for lane in readers:
+            by_cta.setdefault(self._cta(lane), []).append(lane)
+        for cta, lanes in by_cta.items():
+            self._acquire(np.array(lanes), self._usable(releases, cta, access.strength), alive)
+
+    def _acquire(self, lanes: Array, knowledge: Knowledge | None, alive: Array) -> None:
+        self._clocks.learn_by_lane(lanes, knowledge, alive)
+
+    def _usable(self, releases: Releases, cta: int, strength: int) -> Knowledge | None:
+        """What a thread of a CTA acquires that has the other end of the pattern in that scope."""
+        pool = self._order.pool
+        found = releases.grid if strength == GRID else None
+        for (reach, origin), knowledge in releases.near.items():
+            counted = reach == GRID and strength == GRID
+            if not counted and self._needed(origin, cta) <= min(reach, strength):
+                found = pool.join(found, knowledge)
+        return found
+
+    def write(self, access: Accessing, region: Region, index: Array, lanes: Array, records: Array) -> None:
+        """Strong stores have written; `records` are theirs."""
+        locations = self._order.locations
+        if not (access.releases or self.is_busy):
+            return
+        for at, lane, record in zip(index.tolist(), lanes.tolist(), records.tolist(), strict=True):
+            key = self.key(region, at)
+            self._communicate(lane, key, writes=True)
+            before = locations.get(key)
+            own = {} if before is None else before.own
+            self._put(access, key, lane, record, Releases(), own)
+
+    def modify(
+        self, access: Accessing, region: Region, index: Array, lanes: Array, before: Array, records: Array,
+        alive: Array,
+    ) -> None:  # fmt: skip
+        """Atomics have taken their turns: `before` are the records that they found, `records` theirs."""
+        locations = self._order.locations
+        if not (access.releases or self.is_busy):
+            return
+        last: dict[int, int] = {}
+        rows = zip(index.tolist(), lanes.tolist(), before.tolist(), records.tolist(), strict=True)
+        for at, lane, found, record in rows:
+            key = self.key(region, at)
+            self._communicate(lane, key, writes=True)
+            location = self._observed(access, key, self._cta(lane), last.get(key, found))
+            releases = Releases()
+            if location is not None:
+                if access.observes:
+                    self._learn(access, key, location.releases, [lane], alive)
+                releases = location.releases.copy()
+            held = locations.get(key)
+            self._put(access, key, lane, record, releases, {} if held is None else held.own)
+            last[key] = record
+
+    def _put(
+        self, access: Accessing, key: int, lane: int, record: int, releases: Releases,
+        own: dict[int, tuple[Reach, Knowledge]],
+    ) -> None:  # fmt: skip
+        """A lane's write passes on what its release patterns have, and what came with `releases`."""
+        clocks, cta = self._clocks, self._cta(lane)
+        thread = clocks.first_warp * LANES + lane
+        if access.releases:
+            own = {**own, thread: ((access.strength, cta), clocks.knowledge_of(lane))}
+        if thread in own:
+            self._add(releases, *own[thread])
+        for reach, fence in self._fences.get(lane, {}).items():
+            knowledge = clocks.passed_on(lane, fence.row, fence.beyond, fence.step)
+            self._add(releases, (reach, cta), knowledge)
+        if releases.near or releases.grid is not None or own:
+            self._order.locations[key] = Location(access.width, record, cta, access.strength, releases, own)
+        else:
+            self._order.locations.pop(key, None)
+
+    def _add(self, releases: Releases, reach: Reach, knowledge: Knowledge) -> None:
+        pool = self._order.pool
+        if reach[0] == GRID:
+            releases.grid = pool.join(releases.grid, knowledge)
+            if len(releases.near) >= _APART and reach not in releases.near:
+                # Of so many only their sum is kept.
+                return
+        together = pool.join(releases.near.get(reach), knowledge)
+        assert together is not None
+        releases.near[reach] = together
+
+    # Weak outcomes, one access after another: `record` is that which memory has of the last write
+
+    def _history(self, access: Accessing, region: Region, key: int, index: int, record: int) -> History:
+        """The writes of a location; those before a weak write, or of other bytes, count no more."""
+        histories = self._order.histories
+        held = histories.get(key)
+        if held is None or held.width != access.width or held.record != record:
+            first = Write(region.data[index : index + access.width].tobytes(), record, self._order.locations.get(key))
+            held = histories[key] = History(access.width, first)
+            held.record = record
+        return held
+
+    def _knows(self, lane: int) -> Callable[[int], bool]:
+        """Whether a write or a read comes before what a lane does now."""
+        clocks = self._clocks
+        thread = clocks.first_warp * LANES + lane
+
+        def knows(record: int) -> bool:
+            if not record & int(SEVERAL) and record & int(THREAD) == thread:
+                return True
+            return bool(clocks.ordered(np.array([lane]), np.array([record]))[0])
+
+        return knows
+
+    def _is_free(self, record: int) -> bool:
+        """Whether a choice that puts something before a write contradicts no order of fences `.sc`."""
+        return self._order.last_fence < record >> STEP_SHIFT
+
+    def _own(self, access: Accessing, lane: int) -> int:
+        return int(self._clocks.record(np.array([lane]))[0]) | access.strength << STRENGTH_SHIFT
+
+    def see(self, access: Accessing, region: Region, index: int, lane: int, record: int, alive: Array) -> bytes:
+        """What a strong load of a lane reads, under a schedule."""
+        assert self.choices is not None
+        key = self.key(region, index)
+        history = self._history(access, region, key, index, record)
+        chosen = history.read(lane, self._own(access, lane), self._knows(lane), self._is_free, self.choices)
+        if chosen is history.last:
+            self.read(access, region, np.array([index]), np.array([lane]), np.array([record]), alive)
+        elif chosen.passed is not None:
+            location = chosen.passed
+            if min(location.strength, access.strength) >= self._needed(location.cta, self._cta(lane)):
+                self._learn(access, key, location.releases, [lane], alive)
+        return chosen.value
+
+    def put(self, access: Accessing, region: Region, index: int, lane: int, value: bytes, before: int) -> bool:
+        """Where a strong store of a lane comes, under a schedule. Returns whether memory is to hold it."""
+        assert self.choices is not None
+        history = self._history(access, region, self.key(region, index), index, before)
+        made = Write(value, self._own(access, lane))
+        return history.write(made, self._knows(lane), self._is_free, self.choices)
+
+    def written(self, access: Accessing, region: Region, index: int, lane: int, record: int, last: bool) -> None:
+        """A strong store has come, as `put` said; `record` is what memory has of it."""
+        key = self.key(region, index)
+        history = self._order.histories[key]
+        held = self._order.locations.get(key)
+        self.write(access, region, np.array([index]), np.array([lane]), np.array([record]))
+        own = self._own(access, lane)
+        made = next(write for write in history.writes if write.record == own)
+        made.passed = self._order.locations.get(key)
+        history.record = record
+        if not last:
+            # The location is still what its last write made it.
+            if held is None:
+                self._order.locations.pop(key, None)
+            else:
+                held.record = record
+                self._order.locations[key] = held
+
+    def modified(self, access: Accessing, region: Region, index: Array, lanes: Array, records: Array) -> None:
+        """Atomics have come, behind the last writes."""
+        for at, lane, record in zip(index.tolist(), lanes.tolist(), records.tolist(), strict=True):
+            key = self.key(region, at)
+            history = self._order.histories.get(key)
+            if history is None:
+                continue
+            if history.width != access.width:
+                del self._order.histories[key]
+                continue
+            value = region.data[at : at + access.width].tobytes()
+            history.modify(Write(value, record, self._order.locations.get(key)), self._own(access, lane))
+            history.record = record
+
+    # Fences
+
+    def fence(self, lanes: Array, strength: int, sequential: bool, alive: Array) -> None:
+        """A fence of some scope: it acquires what was read strongly before, and releases to what is written after."""
+        clocks = self._clocks
+        for lane in lanes.tolist():
+            for releases in self._pending.get(lane, {}).values():
+                self._acquire(np.array([lane]), self._usable(releases, self._cta(lane), strength), alive)
+        if sequential:
+            self._follow_fences(lanes, strength, alive)
+            clocks.last_fence[lanes] = self._order.last_fence = clocks.now
+        rows = clocks.rows(lanes)
+        known = {row: clocks.seen[row].copy() for row in np.unique(rows).tolist()}
+        made: dict[int, Fence] = {}
+        for lane, row in zip(lanes.tolist(), rows.tolist(), strict=True):
+            held = self._fences.setdefault(lane, {})
+            for narrower in [reach for reach in held if reach < strength]:
+                del held[narrower]
+            held[strength] = made[lane] = Fence(known[row], clocks.beyond.get(row), clocks.now)
+        if sequential:
+            for warp in np.unique(lanes >> 5).tolist():
+                theirs = {clocks.first_warp * LANES + lane: fence for lane, fence in made.items() if lane >> 5 == warp}
+                last = self._order.fences.setdefault(clocks.first_warp + warp, deque(maxlen=_LAST_FENCES))
+                last.append(SequentialFence(clocks.now, strength, self._cta(warp * LANES), theirs))
+
+    # The order of fences `.sc`
+
+    def _communicate(self, lane: int, key: int, writes: bool) -> None:
+        """A lane accesses a location strongly: fences before its writes, or all accesses, come before what it does."""
+        clocks, pool = self._clocks, self._order.pool
+        if not clocks.sequential:
+            return
+        cluster = clocks.first_cluster + (lane >> 5) // clocks.warps
+        held = self._order.reached.get(key)
+        before = None if held is None else held.every if writes else held.writes
+        if before is not None:
+            if before.rows[cluster]:
+                clocks.learn_reached(lane, pool.rows[before.rows[cluster]])
+            if np.count_nonzero(before.rows) > (before.rows[cluster] != 0):
+                self._reached.setdefault(cluster, {})[key] = before
+        own = clocks.reached(lane)
+        others = self._reached.get(cluster)
+        if own is None and not others:
+            return
+        mine = None if own is None else pool.knowledge(cluster, own, None)
+        for other in others.values() if others else ():
+            mine = pool.join(mine, other)
+        held = self._order.reached.setdefault(key, Reached())
+        held.every = pool.join(held.every, mine)
+        if writes:
+            held.writes = pool.join(held.writes, mine)
+
+    def _follow_fences(self, lanes: Array, strength: int, alive: Array) -> None:
+        """What fences pass on that must have come before one of `lanes`."""
+        clocks = self._clocks
+        for row in np.unique(clocks.rows(lanes)).tolist():
+            mine = lanes[clocks.rows(lanes) == row]
+            cluster = clocks.cluster(row)
+            found = [(cluster, *each) for each in clocks.forced(clocks.seen[row], clocks.seen[row]).tolist()]
+            for reached in self._reached.get(cluster, {}).values():
+                found += self._forced_elsewhere(row, cluster, reached)
+            for other, thread, step in found:
+                number = other * clocks.warps * LANES + thread
+                for fence in self._order.fences.get(number >> 5, ()):
+                    fits = min(strength, fence.strength) >= self._needed(fence.cta, self._cta(int(mine[0])))
+                    if fence.step == step and number in fence.fences and fits:
+                        held = fence.fences[number]
+                        known = held.row.copy()
+                        known[clocks.lane + thread] = step
+                        self._acquire(mine, self._order.pool.knowledge(other, known, held.beyond), alive)
+
+    def _forced_elsewhere(self, row: int, cluster: int, reached: Knowledge) -> list[tuple[int, int, int]]:
+        """(cluster, thread in it, step) of fences of other clusters that must have come before, and are not known."""
+        clocks, pool = self._clocks, self._order.pool
+        beyond = clocks.beyond.get(row)
+        found: list[tuple[int, int, int]] = []
+        for other in np.flatnonzero(reached.rows).tolist():
+            if other == cluster:
+                continue
+            known = pool.rows[0 if beyond is None else beyond.rows[other]]
+            found += [(other, *each) for each in clocks.forced(pool.rows[reached.rows[other]], known).tolist()]
+        return found
+
+    # What only lacks an acquire
+
+    def would_order(self, lane: int, record: int) -> bool:
+        """Whether a fence in front of what a lane does now would order the access of a record before it."""
+        clocks = self._clocks
+        cluster = ((record & int(THREAD)) >> 5) // clocks.warps
+        for releases in self._pending.get(lane, {}).values():
+            knowledge = self._usable(releases, self._cta(lane), GRID)
+            if knowledge is None or not knowledge.rows[cluster]:
+                continue
+            if clocks.is_known(int(knowledge.rows[cluster]), record):
+                return True
+        return False

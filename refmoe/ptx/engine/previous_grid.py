@@ -1,0 +1,92 @@
+"""The grid before this one, as a writer that is still under way (programmatic dependent launch).
+
+A grid that is launched with programmatic stream serialization may start before the grid in front of it has ended. What
+that one writes may be used only behind `griddepcontrol.wait`, by the thread that executed it, or by one that comes
+after it. (PTX ISA, "griddepcontrol": `.wait` waits until all prerequisite grids have completed and their memory
+operations are visible.) `griddepcontrol.launch_dependents` of that grid lets this one start, and makes nothing visible:
+a grid that is started so has to wait, whatever the other did before. So it changes nothing here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.races import shadow_of
+from refmoe.ptx.errors import RaceError
+from refmoe.ptx.state.memory import Region
+from refmoe.ptx.state.records import STEP_SHIFT
+from refmoe.ptx.text.syntax import Instruction
+
+Array = Any
+
+
+class PreviousGrid:
+    """What threads of a launch know of the end of the grid before it."""
+
+    def __init__(self) -> None:
+        self._knows: set[int] = set()
+        # One for each thread that has waited.
+        self._waits: list[int] = []
+
+    def waited(self, frame: Frame, lanes: Array) -> None:
+        """`lanes` have executed `griddepcontrol.wait`."""
+        machine = frame.machine
+        threads = (lanes + machine.first_thread).tolist()
+        new = [thread for thread in threads if thread not in self._knows]
+        self._knows.update(new)
+        self._waits.extend((machine.clocks.now << STEP_SHIFT) + thread for thread in new)
+        machine.tick(machine.launch.clock + 1)
+
+    def check(self, frame: Frame, instruction: Instruction, region: Region, index: Array, lanes: Array) -> None:
+        """`lanes` [n] access bytes at `index` [n] of a region that the grid before writes.
+
+        Raises:
+            RaceError: one of them does not come after a wait.
+        """
+        machine = frame.machine
+        for row, lane in enumerate(lanes.tolist()):
+            thread = lane + machine.first_thread
+            if thread in self._knows:
+                continue
+            waits = np.array(self._waits, np.int64)
+            if waits.size and bool(machine.clocks.ordered(np.full(len(waits), lane), waits).any()):
+                self._knows.add(thread)
+                continue
+            self._report(frame, instruction, region, int(index[row]), lane)
+
+    def _report(self, frame: Frame, instruction: Instruction, region: Region, offset: int, lane: int) -> None:
+        machine, shadow = frame.machine, shadow_of(region)
+        fields = machine.at(lane, instruction)
+        error = RaceError(
+            f"previous grid race on byte {offset} of {region.name} ({region.space}): block {fields['block']} thread "
+            f"{fields['thread']} accesses what the grid before this one may still be writing, and no "
+            f"griddepcontrol.wait comes before; {machine.describe(instruction)}",
+            kind="previous grid",
+            space=region.space,
+            buffer=region.name,
+            offset=offset,
+            other_block=fields["block"],
+            other_thread=None,
+            warning="",
+            certain=True,
+            **fields,
+        )
+        shadow.found(machine, error, offset, lane)
+
+
+@dataclass(frozen=True)
+class GridWait:
+    """`griddepcontrol.wait`."""
+
+    def __call__(self, frame: Frame, guard: Array | None) -> None:
+        """The acting lanes know that the grid before this one has ended."""
+        previous = frame.machine.launch.previous
+        if previous is None or frame.machine.clocks is None:
+            return
+        where = frame.where(guard)
+        lanes = frame.lanes() if where is None else frame.lanes()[where]
+        previous.waited(frame, lanes)

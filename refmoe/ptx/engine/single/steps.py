@@ -1,0 +1,318 @@
+"""Steps of single threads: under a schedule of a short launch one thread at a time takes the next step.
+
+Between any two steps by which threads communicate another thread may come, be it a lane of the same warp. Steps that no
+other thread can tell (arithmetic, plain accesses, whose races are found in whatever order they come) are taken at once.
+
+A thread that polls in vain waits until somebody has written what it polls: another look would see the same.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from refmoe.ptx.engine.code import Code
+from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.native_state import places_of
+from refmoe.ptx.exploration import Footprint, Move
+from refmoe.ptx.native.context import Place
+from refmoe.ptx.program.blocks import communicates
+from refmoe.ptx.state.spaces import RANK_SHIFT
+from refmoe.ptx.text.memory_ops import memory_opcode
+from refmoe.ptx.text.syntax import Address, Instruction, Register, Symbol
+
+Array = Any
+#: Threads of a launch, counted in whole warps, that may take their steps one by one.
+MOST_WARPS = 8
+# Steps of single threads after which lanes run together again: the launch is not short.
+_MOST_STEPS = 256
+_EVERYTHING = Footprint("everything")
+_BARRIER_BYTES = 8
+
+
+class Queues(Protocol):
+    """Where lanes are."""
+
+    def advance(self) -> None:
+        """Run all that native code can."""
+        ...
+
+    def groups(self, waiting: bool) -> dict[int, Array]:
+        """The lanes at each place, bool [lanes]."""
+        ...
+
+    def pick(self) -> tuple[int, int, Array] | None:
+        """(turn, place, lanes) of what native code leaves to Python, and that leave the place; None if nothing is."""
+        ...
+
+    def take(self, place: int, mask: Array) -> int:
+        """Lanes of a place leave it; returns the highest turn among them."""
+        ...
+
+    def arrive(self, place: int, turn: int, mask: Array) -> None:
+        """Lanes come to a place."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A thread at a place where it communicates, or an access of it that it has put off.
+
+    Attributes:
+        lane: the thread.
+        place: of the block.
+        turn: in which the thread comes there.
+        move: what names it, and what it touches.
+        late: whether it was put off.
+    """
+
+    lane: int
+    place: int
+    turn: int
+    move: Move
+    late: bool = False
+
+
+class Runner(Lanes):
+    """The lanes, and what runs a block."""
+
+    @abstractmethod
+    def perform(self, place: int, mask: Array) -> None:
+        """Lanes run the instructions of a block, wherever they are."""
+
+
+def _overlap(one: Footprint, other: Footprint) -> bool:
+    """Whether two accesses are of one location, or may be, read or written."""
+    if "everything" in (one.space, other.space):
+        return True
+    return (one.space, one.owner) == (other.space, other.owner) and one.begin < other.end and other.begin < one.end
+
+
+class Steps:
+    """Who takes the next step in a machine.
+
+    Args:
+        machine: whose lanes.
+        queues: where they are.
+        code: what they run.
+        choices: what decides: a `Walk`, or what draws.
+
+    Attributes:
+        open: whether all threads that could go on polled in vain, so that some did it again.
+    """
+
+    def __init__(self, machine: Runner, queues: Queues, code: Code, choices: Any) -> None:
+        self._machine, self._queues, self._code, self._choices = machine, queues, code, choices
+        # Where Python does the next block: that has at most one instruction by which threads communicate.
+        self._in_python = places_of(machine, code)[:, Place.FUNCTION] == 0
+        # Lanes that are about to communicate, by number.
+        self._ahead: dict[int, _Step] = {}
+        # Their accesses that they have put off, in order.
+        self._late: dict[int, list[_Step]] = {}
+        self._held: dict[int, _Step] = {}
+        self._windows = code.windows
+        # Of each lane its last step, and of those that polled in vain what they looked at.
+        self._last: dict[int, _Step] = {}
+        self._polling: dict[int, Footprint] = {}
+        self._left = _MOST_STEPS
+        self.open = False
+
+    @property
+    def spent(self) -> bool:
+        """Whether the launch is longer than what is worth single steps."""
+        return self._left <= 0
+
+    def pick(self) -> tuple[int, int, Array] | None:
+        """(turn, place, lanes as bool) of the next step; None if no lane can run."""
+        while True:
+            self._hold()
+            self._queues.advance()
+            groups = self._queues.groups(waiting=False)
+            if not groups:
+                step = self._next()
+                if step is None:
+                    return None
+                mask = self._mask(step.lane)
+                if step.late:
+                    self._late[step.lane].remove(step)
+                    self._machine.perform(step.place, mask)
+                elif step.place in self._windows.worth and self._choices.below(2):
+                    self._put_off(step, mask)
+                else:
+                    return step.turn, step.place, mask
+                continue
+            here = [(place, lanes) for place, lanes in groups.items() if self._in_python[place]]
+            if not here:
+                # A meeting that native code leaves to Python; or native code goes on.
+                picked = self._queues.pick()
+                if picked is not None:
+                    return picked
+            for place, lanes in here:
+                turn = self._queues.take(place, lanes)
+                if self._speaking(place) is None:
+                    # Nobody can tell when it happens.
+                    return turn, place, lanes
+                for lane in np.flatnonzero(lanes).tolist():
+                    self._come(lane, place, turn)
+
+    def _next(self) -> _Step | None:
+        """The step that comes next; None if there is none."""
+        late = [step for mine in self._late.values() for step in self._first(mine)]
+        steps = [step for step in self._ahead.values() if self._may_pass(step)]
+        ready = [*late, *(step for step in steps if step.lane not in self._polling)]
+        self.open = not ready
+        if self.open:
+            ready = steps
+        if not ready:
+            return None
+        self._left -= 1
+        step = ready[0]
+        if len(ready) > 1:
+            chosen = self._choose([step.move for step in ready])
+            step = next(each for each in ready if each.move is chosen)
+        if not step.late:
+            del self._ahead[step.lane]
+            self._last[step.lane] = step
+        if step.move.footprint.writes:
+            touched = step.move.footprint
+            self._polling = {lane: seen for lane, seen in self._polling.items() if not seen.depends(touched)}
+        return step
+
+    # What is put off
+
+    def _put_off(self, step: _Step, mask: Array) -> None:
+        """A thread goes on without its access."""
+        move = Move(("late", step.lane, step.place), step.move.footprint)
+        self._late.setdefault(step.lane, []).append(_Step(step.lane, step.place, step.turn, move, late=True))
+        (target,) = self._code.program.blocks[step.place].terminator.targets
+        self._queues.arrive(target, step.turn, mask)
+
+    def _hold(self) -> None:
+        """Threads stay where they would run past the window of what they have put off; others come back."""
+        back = [lane for lane, step in self._held.items() if self._may_go(lane, step.place)]
+        for lane in back:
+            step = self._held.pop(lane)
+            self._queues.arrive(step.place, step.turn, self._mask(lane))
+        if not any(self._late.values()):
+            return
+        for place, lanes in self._queues.groups(waiting=False).items():
+            if self._in_python[place] and self._speaking(place) is not None:
+                continue
+            for lane in np.flatnonzero(lanes).tolist():
+                if not self._may_go(lane, place):
+                    turn = self._queues.take(place, self._mask(lane))
+                    self._held[lane] = _Step(lane, place, turn, Move((lane, place), _EVERYTHING))
+
+    def _may_go(self, lane: int, place: int) -> bool:
+        """Whether a thread may run from a place on, up to where Python does the next block."""
+        late = self._late.get(lane)
+        if not late:
+            return True
+        ahead = self._natively(place)
+        return all(ahead <= self._windows.window(step.place) for step in late)
+
+    def _natively(self, place: int) -> frozenset[int]:
+        """The places that a thread may run from a place on, before Python does a block."""
+        found, ahead = {place}, [place]
+        while ahead:
+            here = ahead.pop()
+            if not self._in_python[here]:
+                targets = [each for each in self._code.program.blocks[here].terminator.targets if each not in found]
+                new = [each for each in targets if not self._in_python[each]]
+                found.update(new)
+                ahead += new
+        return frozenset(found)
+
+    def _mask(self, lane: int) -> Array:
+        mask = np.zeros(self._machine.lanes, bool)
+        mask[lane] = True
+        return mask
+
+    def _first(self, late: list[_Step]) -> list[_Step]:
+        """Those of a thread's accesses that may happen now: of one location the first one."""
+        return [
+            step
+            for number, step in enumerate(late)
+            if not any(_overlap(step.move.footprint, other.move.footprint) for other in late[:number])
+        ]
+
+    def _may_pass(self, step: _Step) -> bool:
+        """Whether a thread may take a step before what it has put off."""
+        return all(
+            step.place in self._windows.window(late.place) and not _overlap(step.move.footprint, late.move.footprint)
+            for late in self._late.get(step.lane, ())
+        )
+
+    def _come(self, lane: int, place: int, turn: int) -> None:
+        """A lane is about to communicate. It polled if it has lost a turn since it did so last."""
+        last = self._last.get(lane)
+        self._ahead[lane] = _Step(lane, place, turn, Move((lane, place), self._footprint(place, lane)))
+        if last is not None and turn > last.turn:
+            self._polling[lane] = last.move.footprint
+
+    def places(self) -> dict[int, Array]:
+        """The lanes that are about to communicate at each place, bool [lanes]."""
+        found: dict[int, Array] = {}
+        for step in (*self._ahead.values(), *self._held.values()):
+            found.setdefault(step.place, np.zeros(self._machine.lanes, bool))[step.lane] = True
+        return found
+
+    def give_back(self) -> None:
+        """All lanes are where they would be without this."""
+        for late in self._late.values():
+            for step in late:
+                self._machine.perform(step.place, self._mask(step.lane))
+        for step in (*self._ahead.values(), *self._held.values()):
+            self._queues.arrive(step.place, step.turn, self._mask(step.lane))
+        for lanes in (self._late, self._ahead, self._held):
+            lanes.clear()
+
+    def _choose(self, moves: list[Move]) -> Move:
+        choose = getattr(self._choices, "next", None)
+        chosen: Move = moves[self._choices.below(len(moves))] if choose is None else choose(moves)
+        return chosen
+
+    def _speaking(self, place: int) -> Instruction | None:
+        return next((each for each in self._code.program.blocks[place].instructions if communicates(each)), None)
+
+    # What a step touches
+
+    def _footprint(self, place: int, lane: int) -> Footprint:
+        instruction = self._speaking(place)
+        assert instruction is not None
+        stem = instruction.opcode.split(".")[0]
+        if stem in ("fence", "membar"):
+            # What a fence does is its thread's own, but for those that have one order.
+            parts = instruction.opcode.split(".")
+            own = stem == "fence" and "sc" not in parts
+            return Footprint("fence", lane, 0, 1, writes=False) if own else _EVERYTHING
+        if stem == "mbarrier":
+            return self._of(instruction, lane, "shared", _BARRIER_BYTES, writes=True)
+        opcode = memory_opcode(instruction.opcode)
+        if opcode is None:
+            return _EVERYTHING
+        return self._of(instruction, lane, opcode.space, opcode.size * opcode.count, writes=opcode.stem != "ld")
+
+    def _of(self, instruction: Instruction, lane: int, space: str, width: int, writes: bool) -> Footprint:
+        operand = next((each for each in instruction.operands if isinstance(each, Address)), None)
+        if operand is None or space not in ("global", "shared"):
+            return _EVERYTHING
+        base: int | None = None
+        if isinstance(operand.base, Register):
+            if operand.base.name in self._code.homes:
+                base = int(self._machine.home(operand.base.name).reshape(-1)[lane])
+        elif isinstance(operand.base, Symbol):
+            held = self._machine.addresses.get(operand.base.name)
+            if held is None:
+                held = self._code.layout.addresses.get(operand.base.name)
+            base = None if held is None else int(held)
+        if base is None:
+            return _EVERYTHING
+        begin = base + operand.offset
+        if space == "shared" and begin >> RANK_SHIFT:
+            return _EVERYTHING
+        owner = int(self._machine.lane_cta[lane]) if space == "shared" else -1
+        return Footprint(space, owner, begin, begin + width, writes)

@@ -1,0 +1,270 @@
+"""Undefined values of a launch, followed: which bits of registers and of memory are undefined, and who uses them.
+
+A launch runs at first as if there were none. Only one that meets what may become an undefined value runs again, see
+`Following`: then every block in which a lane has an undefined register, or in which undefined values begin, runs in
+Python, with a mask beside each register (`refmoe.ptx.engine.undefined.execution`). The others run as always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from refmoe.ptx.engine.access import Access
+from refmoe.ptx.engine.code import Code
+from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.native_state import NativeState
+from refmoe.ptx.engine.undefined import memory
+from refmoe.ptx.engine.undefined.execution import Execution
+from refmoe.ptx.engine.undefined.findings import Use, finding
+from refmoe.ptx.engine.undefined.origins import Origins, Uninitialised
+from refmoe.ptx.engine.undefined.rules import everything
+from refmoe.ptx.engine.undefined.shades import Shade
+from refmoe.ptx.errors import LaneError
+from refmoe.ptx.isa import DTYPES
+from refmoe.ptx.program.registers import results_and_uses
+from refmoe.ptx.program.unwritten import instructions_of, uses_of
+from refmoe.ptx.state.memory import Region
+from refmoe.ptx.text.syntax import Instruction
+
+Array = Any
+# An instruction, by its line and its text: one that was inlined stands in several blocks.
+Place = tuple[int, str]
+
+
+@dataclass
+class Following:
+    """What a launch knows of undefined values.
+
+    Attributes:
+        begins: instructions at which undefined values are known to begin: their blocks are followed from the start.
+        everywhere: whether all blocks are.
+        origins: the numbers of where values came from.
+        touched: global memory into which undefined values were stored.
+        machine: some lanes of the launch, who can name a thread.
+    """
+
+    begins: frozenset[Place] = frozenset()
+    everywhere: bool = False
+    origins: Origins = field(default_factory=Origins)
+    touched: list[Region] = field(default_factory=list)
+    machine: Lanes | None = None
+
+    def finish(self, outputs: list[Region]) -> None:
+        """The launch has ended.
+
+        Args:
+            outputs: the memory that lives on.
+
+        Raises:
+            UndefinedError: a byte of that is undefined.
+            MemoryFault: likewise, and it came from bytes that nobody wrote.
+        """
+        for region in outputs:
+            left = memory.first_left(region)
+            if left is not None:
+                assert self.machine is not None
+                byte, bits, origin = left
+                raise finding(
+                    self.machine, self.origins, Use("an output byte", bits, origin, None, 0, region.name, byte)
+                )
+        for region in self.touched:
+            memory.forget(region)
+
+
+class Follower:
+    """Undefined registers of one machine.
+
+    Attributes:
+        machine, code: whose.
+        following: of the launch.
+        running: the block that runs in Python with masks, or None.
+    """
+
+    def __init__(self, machine: Lanes, code: Code, following: Following) -> None:
+        self.machine, self.code, self.following = machine, code, following
+        self.running: Execution | None = None
+        following.machine = machine
+        # By the number of a home, over all lanes of the machine.
+        self._masks: dict[int, Array] = {}
+        self._origins: dict[int, Array] = {}
+        self._touched: dict[int, frozenset[int]] = {}
+        self._kinds = dict(code.homes.values())
+        names = {number: name for name, (number, _) in code.homes.items()}
+        launch = machine.launch
+        threads = launch.grid.count * launch.warps * 32
+        for number, kind in sorted(code.unwritten):
+            first = following.origins.of_register(names[number], threads)
+            self._masks[number] = everything(kind, machine.alive)
+            self._origins[number] = first + machine.first_thread + machine.all_lanes
+
+    # Blocks
+
+    def step(self, place: int, frame: Frame, registers: Any, plain: Callable[..., Any]) -> Any:
+        """Run a block for a frame, followed if it has to be, else as `plain`."""
+        if not self._is_followed(place, frame):
+            return plain(registers, frame)
+        self.running = Execution(self, self.following.origins, frame, place)
+        try:
+            return self.code.shadowed(place)(registers, frame, self.running)
+        finally:
+            self.running = None
+
+    def _is_followed(self, place: int, frame: Frame) -> bool:
+        following = self.following
+        block = self.code.program.blocks[place]
+        if following.everywhere or any((each.line, each.text) in following.begins for each in instructions_of(block)):
+            return True
+        if place not in self._touched:
+            self._touched[place] = frozenset(self._homes_of(instructions_of(block)))
+        return any(
+            bool((self._masks[number][frame.mask] != 0).any()) for number in self._touched[place] & self._masks.keys()
+        )
+
+    def _homes_of(self, instructions: tuple[Instruction, ...]) -> Iterator[int]:
+        for instruction in instructions:
+            for registers in results_and_uses(instruction):
+                for register in registers:
+                    if register.name in self.code.homes:
+                        yield self.code.homes[register.name][0]
+
+    def look(self, place: int, mask: Array) -> None:
+        """Lanes are about to wait for others, or for a barrier, as the first instruction of a block says.
+
+        Raises:
+            UndefinedError: one of its operands other than those that it exchanges is undefined.
+        """
+        instruction = self.code.program.blocks[place].instructions[0]
+        uses = uses_of(instruction)
+        parks = instruction.opcode.startswith("mbarrier")
+        for register in uses if parks else uses[-1:]:
+            number = self.code.homes.get(register.name, (-1, ""))[0]
+            if number in self._masks and (parks or register == instruction.operands[-1]):
+                sink = "an operand of a barrier" if parks else "a member mask"
+                self.use(
+                    sink, instruction, np.flatnonzero(mask), self._masks[number][mask], self._origins[number][mask]
+                )
+
+    # Registers that live across blocks
+
+    def shade_of(self, number: int, frame: Frame) -> Shade | None:
+        """What is undefined of a register in the lanes of a frame."""
+        mask = self._masks.get(number)
+        if mask is None or not (mask[frame.mask] != 0).any():
+            return None
+        held, origins = frame.from_all(mask), frame.from_all(self._origins[number])
+        if frame.index is None and frame.inner is not None:
+            held = np.where(frame.inner, held, held.dtype.type(0))
+        return Shade(held, origins)
+
+    def put(self, number: int, frame: Frame, held: Shade | None) -> None:
+        """A register of the lanes of a frame was written."""
+        if held is None:
+            self.write(number, frame.mask)
+            return
+        lanes = self.machine.lanes
+        if number not in self._masks:
+            self._masks[number] = np.zeros(lanes, DTYPES[self._kinds[number]])
+            self._origins[number] = np.zeros(lanes, np.int64)
+        self._masks[number] = np.where(frame.mask, frame.to_all(held.mask), self._masks[number])
+        self._origins[number] = np.where(frame.mask, frame.to_all(held.origins), self._origins[number])
+
+    def write(self, number: int, mask: Array) -> None:
+        """A register of some lanes, bool [lanes], is defined."""
+        if number in self._masks:
+            held = self._masks[number]
+            held = np.where(mask, held.dtype.type(0), held)
+            if held.any():
+                self._masks[number] = held
+            else:
+                del self._masks[number], self._origins[number]
+
+    # Uses
+
+    def use(self, sink: str, instruction: Instruction, lanes: Array, masks: Array, origins: Array) -> None:
+        """A result is about to depend on values.
+
+        Args:
+            sink: what they reach.
+            instruction: which uses them.
+            lanes: int64 [n], whose.
+            masks: [n], their undefined bits.
+            origins: int64 [n].
+
+        Raises:
+            UndefinedError: one of them is undefined.
+            MemoryFault: likewise, and it came from bytes that nobody wrote.
+        """
+        open_ = masks != 0
+        if open_.any():
+            bad = int(np.argmax(open_))
+            used = Use(sink, int(masks[bad]), int(origins[bad]), instruction, int(lanes[bad]))
+            raise self._finding(used)
+
+    def _finding(self, used: Use) -> LaneError:
+        return finding(self.machine, self.following.origins, used)
+
+    # What accesses tell
+
+    def follows(self, instruction: Instruction) -> bool:
+        """Whether an instruction runs with masks now."""
+        return self.running is not None and self.running.instruction is instruction
+
+    def carries(self, access: Access, region: Region, index: Array) -> bool:
+        """Whether bytes that nobody wrote may be read, because what becomes of them is followed.
+
+        What a copy is under way to is not read by whoever waits for it.
+        """
+        if self.running is None or not self.running.carries(access):
+            return False
+        if region is self.machine.shared:
+            assert region.valid is not None
+            at = (index[:, None] + np.arange(access.width)).ravel()
+            return not any(self.machine.under_way(byte) for byte in at[region.valid[at] == 0].tolist())
+        return True
+
+    def read(self, access: Access, region: Region, index: Array, lanes: Array) -> tuple[Array, Array]:
+        """(undefined bits uint8 [n, width], origins int64 [n]) of what lanes [n] read at byte `index` [n]."""
+        bits, origins, missing = memory.load(region, index, access.width)
+        open_ = missing >= 0
+        if open_.any():
+            event = Uninitialised(self.machine, access, region, index[open_], missing[open_], lanes[open_])
+            origins[open_] = self.following.origins.add(event, lanes[open_] + self.machine.first_thread)
+        return bits, origins
+
+    def write_bytes(self, region: Region, index: Array, bits: Array, origins: Array) -> None:
+        """Values with undefined bits uint8 [n, width] were stored at byte `index` [n]."""
+        if region.undefined is None and region.space == "global":
+            self.following.touched.append(region)
+        had_valid = region.valid is not None
+        memory.store(region, index, bits, origins)
+        if not had_valid:
+            self.machine.part(NativeState).refresh(region)
+
+    def loaded(
+        self, access: Access, region: Region, index: Array, lanes: Array, which: Array | None, total: int
+    ) -> None:
+        """Lanes have read: `which` of `total`, or None for all."""
+        if self.running is not None and self.running.carries(access):
+            self.running.loaded(access, region, index, lanes, which, total)
+
+    def stored(self, access: Access, region: Region, index: Array, lanes: Array, which: Array | None) -> None:
+        """Lanes have stored: `which` of those that do, or None for all."""
+        if self.running is not None:
+            self.running.stored(access, region, index, lanes, which)
+
+    @contextmanager
+    def modified(
+        self, access: Access, region: Region, at: Array, lanes: Array, place: Array, element: int
+    ) -> Iterator[None]:
+        """Around a read and write by an atomic: of word numbers `at` [n] by the `place`-th [n] of `lanes`."""
+        if self.running is None:
+            yield
+            return
+        with self.running.modified(access, region, at, lanes[place], place, element):
+            yield

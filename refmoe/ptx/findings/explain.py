@@ -1,0 +1,333 @@
+"""Launches that raced are run again: to know both accesses, and to find out what orders them.
+
+Launches are deterministic, and one that fails leaves memory as it was. So everything said of a race is seen in runs of
+the same launch: the earlier access by a `Witness`, and the change that orders both by making it. A change counts if the
+launch is then without this race; if another fault is left, that is said.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Protocol, TypeVar
+
+from refmoe.ptx.engine.lanes import Checks
+from refmoe.ptx.engine.order.witness import Pair, Witness
+from refmoe.ptx.errors import Index3, PtxError, RaceError
+from refmoe.ptx.findings.accesses import Accessed, kind_of
+from refmoe.ptx.findings.collective import consumers
+from refmoe.ptx.findings.edits import Edit, Unplaced, apply
+from refmoe.ptx.findings.finding import Finding
+from refmoe.ptx.findings.remedies import Race, Relation, Remedy, remedies
+from refmoe.ptx.module import Module
+from refmoe.ptx.text.syntax import Function, Instruction
+
+# Changes that are tried, each of which is compiled and run; and instructions that are compiled for that.
+_TRIALS, _COMPILED = 32, 20_000
+# Steps of a launch, see `Launch.steps`, up to which it is run again with changes, and up to which with a witness.
+_TRIED, _SEEN = 1_000_000, 20_000_000
+# Warnings of one launch that are explained.
+_WARNINGS = 4
+# Entries whose collectives are looked at.
+_LONGEST_COLLECTIVE = 50_000
+_EXPLAINS: ContextVar[bool] = ContextVar("explains", default=True)
+_GUARD = re.compile(r"@!?\s*\S+\s+")
+_MEETING = "bar.warp.sync 0xffffffff;"
+
+
+class Outcome(Protocol):
+    """A launch that ended well, and whose bytes nobody has yet."""
+
+    @property
+    def warnings(self) -> tuple[RaceError, ...]:
+        """What it warned of."""
+        ...
+
+    def take_back(self) -> None:
+        """Leave memory as it was."""
+        ...
+
+
+T = TypeVar("T", bound=Outcome)
+R = TypeVar("R", bound=Outcome, covariant=True)
+
+
+@contextmanager
+def unexplained() -> Iterator[None]:
+    """Launches in the block, of this thread, that race say no more than that: nothing is run again to explain it."""
+    token = _EXPLAINS.set(False)
+    try:
+        yield
+    finally:
+        _EXPLAINS.reset(token)
+
+
+class Attempt(Protocol[R]):
+    """Runs the launch once more."""
+
+    def __call__(self, module: Module, exact: frozenset[str], witness: Witness | None, aside: bool, /) -> R:
+        """Run it from the memory as it is now.
+
+        Args:
+            module: its own, or an edited one.
+            exact: names of regions of which every access is kept.
+            witness: who takes down accesses, or None.
+            aside: whether nobody is to see it: no observer, and no reader of what it prints.
+
+        Raises:
+            PtxError: what went wrong; memory is then as it was.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The launch: threads of a block, blocks of a cluster."""
+
+    block: Index3
+    cluster: Index3
+
+    def relation(self, one: tuple[Index3, Index3 | None], other: tuple[Index3, Index3 | None]) -> Relation:
+        """What two threads, as (block, thread), have in common; of an unknown thread the block counts."""
+        (block, thread), (other_block, other_thread) = one, other
+        if block != other_block:
+            clusters = [tuple(b // c for b, c in zip(each, self.cluster, strict=True)) for each in (block, other_block)]
+            return "cluster" if clusters[0] == clusters[1] and math.prod(self.cluster) > 1 else "grid"
+        if thread is None or other_thread is None:
+            return "block"
+        if thread == other_thread:
+            return "thread"
+        return "warp" if self._warp(thread) == self._warp(other_thread) else "block"
+
+    def _warp(self, thread: Index3) -> int:
+        x, y, z = thread
+        return (x + self.block[0] * (y + self.block[1] * z)) // 32
+
+
+def settled(
+    module: Module, checks: Checks, shape: Shape, attempt: Attempt[T], whole: bool, seen: bool, steps: Callable[[], int]
+) -> tuple[T, tuple[RaceError, ...]]:
+    """Run a launch until what it found is certain.
+
+    Args:
+        module: that is launched.
+        checks: of the launch.
+        shape: of the launch.
+        attempt: runs it.
+        whole: whether all accesses of a region can be kept: not those of bulk copies.
+        seen: whether observers see it, who cannot see it twice.
+        steps: how many it has taken so far.
+
+    Returns:
+        the launch that ended well, and what it warned of.
+
+    Raises:
+        RaceError: with its finding, if the checks ask for that.
+        PtxError: what else went wrong.
+    """
+    explainer = Explainer(module, shape, attempt, steps)
+    explains = checks.explain and _EXPLAINS.get()
+    exact: frozenset[str] = frozenset()
+    running, milder = module, list[RaceError]()
+    while True:
+        try:
+            outcome = attempt(running, exact, None, False)
+        except RaceError as error:
+            if not error.certain and error.buffer not in exact and whole:
+                # It is suspected: look again, at all that happens to that buffer.
+                exact |= {error.buffer}
+                continue
+            if not explains or steps() > _SEEN:
+                raise
+            consumed = explainer.collective(error, running, exact)
+            if consumed is None:
+                raise explainer.explained(error, running, exact).with_traceback(error.__traceback__) from None
+            warning, running = consumed
+            if checks.strict:
+                raise warning.with_traceback(error.__traceback__) from None
+            milder.append(warning)
+            continue
+        if not outcome.warnings or not explains or seen or steps() > _SEEN:
+            return outcome, (*outcome.warnings, *milder)
+        outcome.take_back()
+        found = [explainer.explained(each, running, exact) for each in outcome.warnings[:_WARNINGS]]
+        rest = outcome.warnings[_WARNINGS:]
+        return attempt(running, exact, None, False), (*found, *rest, *milder)
+
+
+class Explainer:
+    """Explains the races of one launch.
+
+    Args:
+        module: that was launched.
+        shape: of the launch.
+        attempt: runs it.
+        steps: how many it has taken so far.
+    """
+
+    def __init__(self, module: Module, shape: Shape, attempt: Attempt[Outcome], steps: Callable[[], int]) -> None:
+        self._module, self._shape, self._attempt, self._steps = module, shape, attempt, steps
+        # Collectives at which lanes meet in the module that runs.
+        self._met: set[Instruction] = set()
+
+    def seen(self, error: RaceError, module: Module, exact: frozenset[str]) -> Pair:
+        """A race as a witness saw it: with its earlier instruction, and what else the two instructions hit."""
+        witness = Witness(error.buffer)
+        # Behind a race anything may go wrong.
+        with suppress(PtxError):
+            self._attempt(module, exact, witness, True).take_back()
+        for (kind, line, _), pair in witness.pairs.items():
+            if (kind, line, pair.error.offset) == (error.kind, error.line, error.offset):
+                return pair
+        return Pair(error, {error.offset}, {0})
+
+    def explained(self, error: RaceError, module: Module, exact: frozenset[str]) -> RaceError:
+        """A race of a module that ran, with its finding."""
+        pair = self.seen(error, module, exact)
+        race = self._race(error, pair)
+        later = Accessed(
+            *kind_of(opcode_of(error)), block=error.block, thread=error.thread, line=error.line, source=error.source,
+            text=error.text,
+        )  # fmt: skip
+        earlier = None
+        if pair.error.earlier is not None:
+            earlier = Accessed.of(pair.error.earlier, error.other_block, error.among)
+        missing, section = ("", "") if race is None else race.default
+        found = Finding(
+            later, earlier, missing, "", False, False, None, len(pair.bytes), len(pair.threads), pair.more, section,
+            "of the grid before this one" if error.kind == "previous grid" else "not known",
+        )  # fmt: skip
+        if race is not None:
+            found = self._remedied(found, race, module)
+        return error.explained(found, earlier=pair.error.earlier)
+
+    def _race(self, error: RaceError, pair: Pair) -> Race | None:
+        """The race with its code; None where the text has no such instruction."""
+        for function in self._functions():
+            body = function.body or ()
+            later = next((each for each in body if isinstance(each, Instruction) and _is(each, error)), None)
+            if later is not None:
+                first = pair.error.earlier
+                earlier = first if isinstance(first, Instruction) else None
+                one, other = (error.block, error.thread), (error.other_block, error.among)
+                return Race(error, later, earlier, body, self._shape.relation(one, other))
+        return None
+
+    def _functions(self) -> Iterable[Function]:
+        for name, function in list(self._module.declared.items()):
+            whole = self._module.read(name)
+            yield function if whole is None else whole
+
+    # Trials
+
+    def _remedied(self, found: Finding, race: Race, module: Module) -> Finding:
+        best: tuple[Remedy, str] | None = None
+        trials = min(_TRIALS, _COMPILED // max(len(race.body), 1)) if self._steps() <= _TRIED else 0
+        if not trials:
+            remedy = next(remedies(race), None)
+            return found if remedy is None else replace(found, remedy=remedy.words)
+        for remedy in islice(remedies(race), trials):
+            outcome, text = self._tried(remedy.edits, race, module)
+            if outcome == "clean":
+                return self._with(found, remedy, text, clean=True)
+            if outcome == "another" and best is None:
+                best = remedy, text
+        return found if best is None else self._with(found, *best, clean=False)
+
+    def _with(self, found: Finding, remedy: Remedy, text: str, clean: bool) -> Finding:
+        return replace(
+            found, missing=remedy.missing, remedy=remedy.words, tried=True, clean=clean, edited=text,
+            section=remedy.section,
+        )  # fmt: skip
+
+    def _tried(self, edits: Sequence[Edit], race: Race, module: Module) -> tuple[str, str]:
+        """(`"clean"`, `"another"` fault or `"not"`, the text) of a launch with a change."""
+        try:
+            text = apply(module.text, edits)
+            outcome = self._run_certainly(module.edited(text))
+        except RaceError as error:
+            lines = {race.error.line} | ({race.earlier.line} if race.earlier else set())
+            if error.line in lines and (error.kind == race.error.kind or error.buffer == race.error.buffer):
+                return "not", ""
+            return "another", text
+        except (Unplaced, PtxError):
+            return "not", ""
+        outcome.take_back()
+        if any(each.line == race.error.line for each in outcome.warnings):
+            return "not", ""
+        return "clean", text
+
+    def _run_certainly(self, module: Module) -> Outcome:
+        """Run a module aside; a race that is only suspected is looked for again."""
+        exact: frozenset[str] = frozenset()
+        while True:
+            try:
+                return self._attempt(module, exact, None, True)
+            except RaceError as error:
+                if error.certain or error.buffer in exact:
+                    raise
+                exact |= {error.buffer}
+
+    # Values that a collective consumed
+
+    def collective(self, error: RaceError, module: Module, exact: frozenset[str]) -> tuple[RaceError, Module] | None:
+        """The warning that a race is, and the module in which lanes meet where its values were consumed; or None."""
+        if error.kind != "read-write" or error.warning or error.space != "shared":
+            return None
+        pair = self.seen(error, module, exact)
+        load = pair.error.earlier
+        if not isinstance(load, Instruction):
+            return None
+        for function in self._functions():
+            body = function.body or ()
+            if len(body) > _LONGEST_COLLECTIVE:
+                continue
+            found = consumers(body, load)
+            new = [each for each in found if each not in self._met]
+            if not new:
+                continue
+            clean = True
+            try:
+                edited = module.edited(apply(module.text, [Edit(each, "before", _MEETING) for each in new]))
+                self._run_certainly(edited).take_back()
+            except RaceError as other:
+                clean = False
+                if (other.kind, other.line) == (error.kind, error.line):
+                    return None
+            except (Unplaced, PtxError):
+                return None
+            self._met.update(new)
+            return _milder(error, pair, found, edited.text, clean), edited
+        return None
+
+
+def _milder(error: RaceError, pair: Pair, found: Sequence[Instruction], edited: str, clean: bool) -> RaceError:
+    """The warning that an error is, whose values `found` consumed; in the edited text the warp meets there."""
+    taken = ", ".join(str(each.line) for each in found[:_WARNINGS])
+    load = pair.error.earlier
+    assert load is not None
+    missing = (
+        "a meeting of the warp between what took the values and the lane that signals for all: "
+        f"{found[0].opcode.split('.')[0]} of line {taken} took them, and orders no memory"
+    )
+    finding = Finding(
+        Accessed(*kind_of(opcode_of(error)), error.block, error.thread, error.line, error.source, error.text),
+        Accessed.of(load, error.other_block, error.among), missing,
+        f"__syncwarp() (bar.warp.sync 0xffffffff) at line {taken}, before the signal", True, clean, edited,
+        len(pair.bytes), len(pair.threads), pair.more, "values-that-a-collective-took",
+    )  # fmt: skip
+    return error.explained(finding, earlier=load, warning="warp-collective")
+
+
+def opcode_of(error: RaceError) -> str:
+    """The opcode of the later access."""
+    return _GUARD.sub("", error.text).split()[0].rstrip(";")
+
+
+def _is(instruction: Instruction, error: RaceError) -> bool:
+    return instruction.line == error.line and instruction.text == error.text

@@ -1,0 +1,85 @@
+"""Registers that may be read before anything has written them: where, and which.
+
+A guarded write does not count as one, because lanes whose guard is off keep what was there; nor does that count as a
+read. What is found may not happen: the branches of the ways that lead there may exclude each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from refmoe.ptx.program.blocks import Block, Program
+from refmoe.ptx.program.registers import names_at_home, results_and_uses
+from refmoe.ptx.text.syntax import Instruction, Register
+
+# What a register holds until something writes it, by its kind: one that holds this may be unwritten. A predicate has no
+# value that others have not.
+CANARIES = {"b8": 0xB5, "b16": 0xB5C7, "b32": 0xB5C70F9D, "b64": 0xB5C70F9D2E68A341}
+
+
+@dataclass(frozen=True)
+class Unwritten:
+    """What is known of an entry.
+
+    Attributes:
+        registers: names of registers that some instruction may read unwritten.
+        reads: by (block, number of the instruction in it, its terminator last) the names of those that it may read so,
+            in the order of its operands; the others are not listed.
+    """
+
+    registers: frozenset[str] = frozenset()
+    reads: dict[tuple[int, int], tuple[str, ...]] = field(default_factory=dict)
+
+
+def unwritten(program: Program) -> Unwritten:
+    """The reads of an entry that something may reach before a write: a forward analysis of its blocks."""
+    bodies = {block.index: _body(block) for block in program.blocks}
+    known = {name for body in bodies.values() for uses, writes in body for name in (*uses, *writes)}
+    written = {index: frozenset(name for _, writes in body for name in writes) for index, body in bodies.items()}
+    # Registers that may be unwritten at the start of each block that can be reached.
+    before: dict[int, frozenset[str]] = {0: frozenset(known)}
+    ahead = [0]
+    while ahead:
+        index = ahead.pop()
+        after = before[index] - written[index]
+        for target in program.blocks[index].terminator.targets:
+            if target not in before or not after <= before[target]:
+                before[target] = before.get(target, frozenset()) | after
+                ahead.append(target)
+    reads: dict[tuple[int, int], tuple[str, ...]] = {}
+    for index, maybe in before.items():
+        open_ = set(maybe)
+        for number, (uses, writes) in enumerate(bodies[index]):
+            if found := tuple(dict.fromkeys(name for name in uses if name in open_)):
+                reads[index, number] = found
+            open_ -= set(writes)
+    return Unwritten(frozenset(name for names in reads.values() for name in names), reads)
+
+
+def instructions_of(block: Block) -> tuple[Instruction, ...]:
+    """The instructions of a block, its terminator last if there is one."""
+    end = block.terminator.instruction
+    return block.instructions if end is None else (*block.instructions, end)
+
+
+def uses_of(instruction: Instruction) -> list[Register]:
+    """The registers that an instruction reads when it runs, its guard included.
+
+    Those that a product of a warpgroup reads while others run are not among them: that it may not add to sums that
+    nobody wrote, and that the elements of its fragments are written, is not looked at.
+    """
+    at_home = names_at_home(instruction)
+    return [register for register in results_and_uses(instruction)[1] if register.name not in at_home]
+
+
+def _body(block: Block) -> list[tuple[list[str], list[str]]]:
+    """Of each instruction the registers that it uses, and those that it writes in every lane."""
+    body = []
+    for instruction in instructions_of(block):
+        written, _ = results_and_uses(instruction)
+        kept = instruction.guard is not None
+        body.append((
+            [each.name for each in uses_of(instruction)],
+            [] if kept else [each.name for each in written],
+        ))  # fmt: skip
+    return body

@@ -1,0 +1,94 @@
+"""Why a launch runs again: what it met has to be looked at more closely than a launch usually is.
+
+Launches are deterministic, and memory is as it was when one has failed. So undefined values, which are expensive to
+follow, are followed only where a first run meets some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from refmoe.ptx.engine.code import FOLLOWING, FOLLOWING_APART, Code, View
+from refmoe.ptx.engine.lanes import Checks
+from refmoe.ptx.engine.slow import Suspected
+from refmoe.ptx.engine.undefined.follower import Following, Place
+from refmoe.ptx.errors import Deadlock, MemoryFault, RaceError, WarpError
+
+# Runs that each found one more instruction at which undefined values begin, before all are taken for such.
+_MOST = 3
+
+
+class Repeats:
+    """What the next run of a launch looks at.
+
+    Args:
+        checks: what is looked for.
+        code: of the entry, as it runs at first.
+
+    Attributes:
+        follows: whether undefined values are followed.
+    """
+
+    def __init__(self, checks: Checks, code: Callable[[], Code]) -> None:
+        self._checks, self._code = checks, code
+        self.follows = False
+        self._begins: tuple[Place, ...] = ()
+        self._first: MemoryFault | None = None
+
+    def following(self) -> Following | None:
+        """What the next run knows of undefined values at its start."""
+        if not self.follows:
+            return None
+        return Following(frozenset(self._begins), everywhere=len(self._begins) > _MOST)
+
+    def view(self, view: View) -> View:
+        """How the next run's code is made: as for its observer, and so that the machine sees every block."""
+        if not self.follows or view.observed:
+            return view
+        return FOLLOWING_APART if view.apart else FOLLOWING
+
+    def again(self, error: BaseException) -> bool:
+        """Note what the next run has to look at; False if there is none.
+
+        `error`: how the last one failed.
+        """
+        if not self._may_be_undefined(error):
+            return False
+        self.follows = True
+        if (place := self._place(error)) is not None:
+            self._begins = (*self._begins, place)
+        if self._first is None and isinstance(error, MemoryFault):
+            self._first = error
+        return True
+
+    def finding(self, error: BaseException) -> BaseException:
+        """The error to raise.
+
+        A race about bytes that were read before anybody wrote them is told as that read, and so is a deadlock: where
+        lanes stand still nobody knows what they would have done with the bytes.
+        """
+        if self._first is None:
+            return error
+        raced = isinstance(error, RaceError) and self._first.buffer == error.buffer
+        return self._first if raced or isinstance(error, Deadlock) else error
+
+    def _may_be_undefined(self, error: BaseException) -> bool:
+        """Whether it may be no error, or another one, if undefined values are followed."""
+        if not self._checks.undefined:
+            return False
+        if isinstance(error, Suspected):
+            return not self.follows
+        place = self._place(error)
+        if place is not None:
+            return place not in self._begins and len(self._begins) <= _MOST
+        # What lanes wait for, or who they say that they are, may be undefined.
+        return isinstance(error, Deadlock | WarpError) and not self.follows and bool(self._code().unwritten)
+
+    def _place(self, error: BaseException) -> Place | None:
+        """The instruction at which an undefined value begins, which is an error as long as none is followed."""
+        if isinstance(error, MemoryFault):
+            read = error.kind == "uninitialised" and not error.use
+            return (error.line, error.text) if read and self._checks.uninitialised and not self._checks.strict else None
+        if isinstance(error, WarpError) and error.absent:
+            return error.line, error.text
+        return None
