@@ -1,0 +1,212 @@
+"""Litmus programs by seed: the systematic ones first, then random ones, each with its verdict.
+
+The systematic ones are `classical` shapes, message passing, what CUDA programmers write, and asynchronous copies.
+Random ones are systematic ones with an instruction left out, moved or changed, and small programs drawn from scratch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import get_args
+
+from refmoe.litmus.axioms import TooLarge, judge
+from refmoe.litmus.copies import copies
+from refmoe.litmus.interleave import TooManyStates, may_hang
+from refmoe.litmus.passing import chains, messages
+from refmoe.litmus.patterns import patterns
+from refmoe.litmus.program import (
+    Address,
+    Atomic,
+    Barrier,
+    Fence,
+    If,
+    Instruction,
+    Load,
+    Program,
+    ProgramError,
+    Scope,
+    Store,
+    Thread,
+    Until,
+    WarpSync,
+    walk,
+)
+from refmoe.litmus.shapes import PLACES, classical, cluster_of
+from refmoe.litmus.verdict import Verdict
+
+_SCOPES: tuple[Scope, ...] = get_args(Scope)
+#: Of 10 random programs, so many are changed systematic ones.
+_CHANGED = 7
+
+
+def systematic() -> Iterator[Program]:
+    """Every systematic program, with repetitions."""
+    yield from patterns()
+    yield from copies()
+    yield from messages()
+    yield from chains()
+    yield from classical()
+
+
+def drawn(seed: int) -> Iterator[Program]:
+    """Random programs without end; some of them wait for ever, and some are none."""
+    random_ = random.Random(seed)
+    sources = list(systematic())
+    while True:
+        if random_.randrange(10) < _CHANGED:
+            yield changed(random_.choice(sources), random_)
+        else:
+            yield scratch(random_)
+
+
+def judged(count: int, seed: int = 0) -> Iterator[tuple[Program, Verdict]]:
+    """So many different programs with their verdicts; the same ones for the same seed.
+
+    If fewer are asked for than there are systematic ones, they are spread evenly over these. Programs that may wait for
+    ever, and such as have too many executions to judge, are left out.
+    """
+    seen: set[str] = set()
+    order = list({program.key: program for program in systematic()}.values())
+    random.Random(seed).shuffle(order)
+    for program in itertools.chain(order, drawn(seed)):
+        if len(seen) == count:
+            return
+        if program.key in seen:
+            continue
+        try:
+            program.check()
+            if may_hang(program):
+                continue
+            verdict = judge(program)
+        except (ProgramError, TooLarge, TooManyStates):
+            continue
+        seen.add(program.key)
+        yield program, verdict
+
+
+# ---- changed programs -----------------------------------------------------------------------------------------------
+
+
+def changed(program: Program, random_: random.Random) -> Program:
+    """A program with one instruction left out, exchanged with the next, or with another order or scope."""
+    number = random_.randrange(len(program.threads))
+    thread = program.threads[number]
+    instructions = list(thread.instructions)
+    if not instructions:
+        return program
+    place = random_.randrange(len(instructions))
+    each = instructions[place]
+    what = random_.choice(("left out", "moved", "scope", "order", "order"))
+    if what == "left out" and not _needed(program, each):
+        del instructions[place]
+    elif what == "moved" and place + 1 < len(instructions):
+        instructions[place : place + 2] = instructions[place + 1], each
+    elif what in ("scope", "order"):
+        instructions[place] = _other(each, what, random_)
+    threads = list(program.threads)
+    threads[number] = Thread(thread.place, tuple(instructions))
+    return replace(program, threads=tuple(threads), cause=f"changed: {what}")
+
+
+def _needed(program: Program, each: Instruction) -> bool:
+    """Whether somebody may wait for ever without an instruction."""
+    if isinstance(each, Barrier | WarpSync):
+        return True
+    polled = {
+        one.attempt.at for thread in program.threads for one in walk(thread.instructions) if isinstance(one, Until)
+    }
+    return any(isinstance(one, Store | Atomic) and one.at in polled for one in walk((each,)))
+
+
+def _other(each: Instruction, what: str, random_: random.Random) -> Instruction:
+    """An instruction with another scope or order, if it has one."""
+    if isinstance(each, Until):
+        attempt = _other(each.attempt, what, random_)
+        return replace(each, attempt=attempt) if isinstance(attempt, Load | Atomic) else each
+    if isinstance(each, If):
+        at = random_.randrange(len(each.body))
+        body = (*each.body[:at], _other(each.body[at], what, random_), *each.body[at + 1 :])
+        return replace(each, body=body)
+    if what == "scope":
+        if isinstance(each, Load | Store | Atomic | Fence) and each.scope is not None:
+            scope = random_.choice(_SCOPES)
+            if isinstance(each, Fence) and each.order == "membar" and scope == "cluster":
+                return each
+            return replace(each, scope=scope)
+        return each
+    if isinstance(each, Load):
+        order = random_.choice(("weak", "volatile", "relaxed", "acquire"))
+        return replace(each, order=order, scope=_scope(order, random_))  # type: ignore[arg-type]
+    if isinstance(each, Store):
+        order = random_.choice(("weak", "volatile", "relaxed", "release"))
+        return replace(each, order=order, scope=_scope(order, random_))  # type: ignore[arg-type]
+    if isinstance(each, Atomic):
+        orders = ("relaxed", "release") if each.register is None else ("relaxed", "acquire", "release", "acq_rel")
+        return replace(each, order=random_.choice(orders))  # type: ignore[arg-type]
+    if isinstance(each, Fence):
+        return replace(each, order=random_.choice(("acq_rel", "sc")))
+    return each
+
+
+def _scope(order: str, random_: random.Random) -> Scope | None:
+    return None if order in ("weak", "volatile") else random_.choice(_SCOPES)
+
+
+# ---- programs from scratch ------------------------------------------------------------------------------------------
+
+
+def scratch(random_: random.Random) -> Program:
+    """Two or three threads of two to four instructions on up to three variables."""
+    count = random_.choice((2, 2, 2, 3))
+    where = random_.choice(tuple(PLACES))
+    places = PLACES[where][:count]
+    one_cta = len({place.cta for place in places}) == 1
+    meets = one_cta and random_.randrange(3) == 0
+    threads = []
+    for number, place in enumerate(places):
+        instructions = [
+            _instruction(random_, number, one_cta) for _ in range(random_.randrange(2, 5 if count == 2 else 4))
+        ]
+        registers = [each.register for each in instructions if isinstance(each, Load | Atomic) and each.register]
+        if registers and random_.randrange(3) == 0:
+            # What follows happens only if the last read saw something.
+            at = max(n for n, each in enumerate(instructions) if getattr(each, "register", None) == registers[-1])
+            rest = tuple(instructions[at + 1 :])
+            if rest:
+                instructions[at + 1 :] = [If(registers[-1], random_.randrange(3), rest, random_.randrange(2) == 0)]
+        if meets:
+            warp = len({each.warp for each in places}) == 1
+            mask = sum(1 << each.lane for each in places)
+            meet: Instruction = WarpSync(mask) if warp else Barrier(1, count)
+            instructions.insert(random_.randrange(len(instructions) + 1), meet)
+        threads.append(Thread(place, tuple(instructions)))
+    scopes = [
+        each.scope
+        for thread in threads
+        for each in walk(thread.instructions)
+        if isinstance(each, Load | Store | Atomic | Fence) and each.scope
+    ]
+    return Program("random", f"{count} {where}", tuple(threads), cluster=cluster_of(places, scopes))
+
+
+def _instruction(random_: random.Random, thread: int, shared: bool) -> Instruction:
+    at = Address.of(random_.choice(("x", "y", "x", "y", "z", "x+4", "a" if shared else "x")))
+    kind, scope = random_.randrange(10), random_.choice(_SCOPES)
+    register = f"r{random_.randrange(3)}"
+    width = random_.choice((4, 4, 4, 8, 2, 1)) if at.offset % 8 == 0 else 4
+    if kind < 4:
+        order = random_.choice(("weak", "volatile", "relaxed", "relaxed", "acquire"))
+        return Load(register, at, width, order, None if order in ("weak", "volatile") else scope)  # type: ignore[arg-type]
+    if kind < 7:
+        order = random_.choice(("weak", "volatile", "relaxed", "relaxed", "release"))
+        value: int | str = random_.choice((1, 2, thread + 3, register))
+        return Store(at, value, width, order, None if order in ("weak", "volatile") else scope)  # type: ignore[arg-type]
+    if kind < 8:
+        order = random_.choice(("relaxed", "acquire", "release", "acq_rel"))
+        operation = random_.choice(("add", "exch", "cas"))
+        return Atomic(operation, at, random_.randrange(1, 4), order, scope, register, random_.randrange(2))  # type: ignore[arg-type]
+    name = random_.choice(("acq_rel", "sc", "membar"))
+    return Fence(name, "gpu" if name == "membar" and scope == "cluster" else scope)  # type: ignore[arg-type]

@@ -1,0 +1,277 @@
+"""Litmus programs on the executor, held against their verdicts. The only module here that knows the executor.
+
+A program agrees if a race is found exactly where the model has one, and if what a race-free program left behind is
+among the outcomes that the model allows. Many programs share one kernel, because compiling takes most of the time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from refmoe import ptx
+from refmoe.errors import RefmoeError
+from refmoe.litmus.emit import GLOBAL_BYTES, arch, module_text, shape
+from refmoe.litmus.events import Memory
+from refmoe.litmus.program import Program, walk
+from refmoe.litmus.verdict import Verdict
+
+#: Programs of one kernel. More take less time each, until the kernel's size shows.
+BATCH = 48
+#: Blocks of code that a warp may run: far more than any program needs that does not wait for ever.
+STEP_BUDGET = 4000
+#: Programs that a report shows of each shape, cause and kind.
+_SHOWN = 1
+
+Kind = Literal["agrees", "open", "missed", "false alarm", "outside the set", "not ended"]
+KINDS: tuple[Kind, ...] = ("agrees", "open", "missed", "false alarm", "outside the set", "not ended")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What the launches of a program did, each under another schedule, up to the first that failed.
+
+    Attributes:
+        outcomes: of those that ended well, values of `Program.registers`, then of the cells of global memory.
+        race: the sentence of the race that was found, or None.
+        error: the sentence of any other error, or None.
+    """
+
+    outcomes: frozenset[tuple[int, ...]]
+    race: str | None = None
+    error: str | None = None
+
+
+def observe(
+    programs: Sequence[Program],
+    schedules: int = 1,
+    launch: Callable[..., Any] = ptx.launch,
+    walks: int = 0,
+    expected: Sequence[frozenset[tuple[int, ...]]] | None = None,
+) -> Iterator[Observation]:
+    """Run programs, each under so many schedules.
+
+    Args:
+        programs: to run.
+        schedules: how many, from 0 on.
+        launch: what runs a kernel, with the arguments of `refmoe.ptx.launch`.
+        walks: how many more there may be: ways through the tree of all schedules, see `refmoe.ptx.every_walk`.
+        expected: of each program the outcomes with which there are enough: it is walked until all of them were seen.
+    """
+    wanted = [None] * len(programs) if expected is None else expected
+    for start in range(0, len(programs), BATCH):
+        batch = programs[start : start + BATCH]
+        target = "sm_90" if any(arch(each) == "sm_90" for each in batch) else "sm_80"
+        module = ptx.Module.parse(module_text(batch, target), "litmus")  # type: ignore[arg-type]
+        for number, program in enumerate(batch):
+            seen: set[tuple[int, ...]] = set()
+            failed = Observation(frozenset())
+            enough = wanted[start + number]
+            for count, schedule in enumerate(_schedules(schedules, walks)):
+                if count >= schedules and enough is not None and seen >= enough:
+                    break
+                try:
+                    outcome = _run(module, number, program, schedule, launch)
+                except ptx.Redundant:
+                    continue
+                if isinstance(outcome, Observation):
+                    failed = outcome
+                    break
+                seen.add(outcome)
+            yield replace(failed, outcomes=frozenset(seen))
+
+
+def _schedules(schedules: int, walks: int) -> Iterator[ptx.Schedule]:
+    """So many by number; then walks; where there are more than these, drawn ones again, as many as have been walked."""
+    yield from map(ptx.Schedule, range(schedules))
+    walked = 0
+    for way in ptx.every_walk(walks // 2):
+        walked += 1
+        yield ptx.Schedule(walk=way)
+    if walks and walked == walks // 2:
+        yield from map(ptx.Schedule, range(schedules, schedules + walks - walked))
+
+
+def _run(
+    module: ptx.Module, number: int, program: Program, schedule: ptx.Schedule, launch: Callable[..., Any]
+) -> tuple[int, ...] | Observation:
+    """The outcome of one launch, or how it failed."""
+    memory = np.zeros(GLOBAL_BYTES, np.uint8)
+    for at, width, value in program.initial:
+        memory[at.offset : at.offset + width] = np.frombuffer(value.to_bytes(width, "little"), np.uint8)
+    results = np.zeros(max(1, len(program.registers)), np.uint64)
+    how = shape(program)
+    cluster = (how.cluster, 1, 1) if how.cluster > 1 else None
+    arguments = [ptx.Buffer(memory, "memory"), ptx.Buffer(results, "results"), number]
+    try:
+        launch(
+            module,
+            "litmus",
+            (how.grid, 1, 1),
+            (how.block, 1, 1),
+            arguments,
+            cluster=cluster,
+            step_budget=STEP_BUDGET,
+            schedule=schedule,
+            # By the letter of PTX what is but a warning is a race, too. Nobody reads what would order it.
+            checks=ptx.Checks(strict=True, explain=False),
+        )
+    except ptx.RaceError as race:
+        return Observation(frozenset(), race=str(race))
+    except ptx.MemoryFault as fault:
+        # All memory is initialised, so what is not is the target of a copy that nobody has waited for.
+        if fault.kind == "uninitialised":
+            return Observation(frozenset(), race=str(fault))
+        return Observation(frozenset(), error=str(fault))
+    except RefmoeError as error:
+        return Observation(frozenset(), error=f"{type(error).__name__}: {error}")
+    cells = Memory(program).observed
+    last = (int.from_bytes(memory[cell.start : cell.start + cell.width].tobytes(), "little") for cell in cells)
+    return (*(int(value) for value in results[: len(program.registers)]), *last)
+
+
+def judge_observation(verdict: Verdict, observation: Observation) -> Kind:
+    """Whether an observation agrees with a verdict, and if not how."""
+    if verdict.open:
+        return "open"
+    if observation.error is not None:
+        return "not ended"
+    if observation.race is not None:
+        return "agrees" if verdict.racy else "false alarm"
+    if verdict.racy:
+        return "missed"
+    return "agrees" if observation.outcomes <= (verdict.outcomes or frozenset()) else "outside the set"
+
+
+@dataclass
+class Report:
+    """Results by shape, cause and kind.
+
+    Attributes:
+        counts: by (shape, cause), how many of each kind.
+        when: of the missed, in which executions the race is: see `Verdict.when`.
+        allowed, seen: outcomes that race-free programs may have, and those of them that were seen.
+        worst: of each shape, cause and kind that is no agreement the shortest program, with all that is known of it.
+    """
+
+    counts: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
+    when: Counter[str] = field(default_factory=Counter)
+    allowed: int = 0
+    seen: int = 0
+    worst: dict[tuple[str, str, str], list[dict[str, Any]]] = field(default_factory=dict)
+    _lengths: dict[tuple[str, str, str], int] = field(default_factory=dict)
+
+    def add(self, program: Program, verdict: Verdict, observation: Observation) -> Kind:
+        """Take one result down."""
+        kind = judge_observation(verdict, observation)
+        self.counts.setdefault((program.shape, program.cause), Counter())[kind] += 1
+        if kind == "missed":
+            self.when[verdict.when] += 1
+        if not verdict.racy and verdict.outcomes is not None and not verdict.open:
+            self.allowed += len(verdict.outcomes)
+            self.seen += len(observation.outcomes & verdict.outcomes)
+        if kind not in ("agrees", "open"):
+            key = (program.shape, program.cause, kind)
+            length = sum(1 for thread in program.threads for _ in walk(thread.instructions))
+            if key not in self._lengths or length < self._lengths[key]:
+                self._lengths[key] = length
+                self.worst[key] = [_described(program, verdict, observation)][:_SHOWN]
+        return kind
+
+    @property
+    def kinds(self) -> Counter[str]:
+        """How many of each kind in all."""
+        return sum(self.counts.values(), Counter())
+
+    @property
+    def passed(self) -> bool:
+        """Whether every program agrees, or is open."""
+        return not set(self.kinds) - {"agrees", "open"}
+
+    def by_shape(self) -> dict[str, Counter[str]]:
+        """How many of each kind by shape."""
+        shapes: dict[str, Counter[str]] = {}
+        for (shape_, _), counts in self.counts.items():
+            shapes.setdefault(shape_, Counter()).update(counts)
+        return shapes
+
+    def document(self) -> dict[str, Any]:
+        """The report as JSON."""
+        return {
+            "programs": self.kinds.total(),
+            "kinds": {kind: self.kinds[kind] for kind in KINDS},
+            "missed_by_executions": dict(self.when),
+            "allowed_outcomes": self.allowed,
+            "seen_outcomes": self.seen,
+            "passed": self.passed,
+            "causes": [
+                {"shape": shape_, "cause": cause, **{kind: counts[kind] for kind in KINDS if counts[kind]}}
+                for (shape_, cause), counts in sorted(self.counts.items())
+            ],
+            "worst": [
+                {"shape": shape_, "cause": cause, "kind": kind, **each}
+                for (shape_, cause, kind), shown in sorted(self.worst.items())
+                for each in shown
+            ],
+        }
+
+
+def _described(program: Program, verdict: Verdict, observation: Observation) -> dict[str, Any]:
+    """A program with its verdict, what was observed, and its PTX."""
+    outcomes = sorted(verdict.outcomes)[:16] if verdict.outcomes is not None else None
+    return {
+        "program": program.key.splitlines(),
+        "when": verdict.when,
+        "races": [str(race) for race in verdict.races],
+        "outcomes": outcomes,
+        "observed": observation.race or observation.error or sorted(observation.outcomes),
+        "ptx": module_text([program], arch(program)).splitlines(),
+    }
+
+
+def compare(programs: Iterable[tuple[Program, Verdict]], schedules: int = 1, walks: int = 0) -> Report:
+    """Run programs, each under so many schedules, and hold them against their verdicts.
+
+    A racy program is run until a race is found, and one without a race at least until all its outcomes were seen, if
+    that takes no more than so many `walks` beyond the schedules.
+    """
+    report = Report()
+    waiting: list[tuple[Program, Verdict]] = []
+
+    def flush() -> None:
+        enough = [_enough(verdict) for _, verdict in waiting]
+        observations = observe([program for program, _ in waiting], schedules, walks=walks, expected=enough)
+        for (program, verdict), observation in zip(waiting, observations, strict=True):
+            report.add(program, verdict, observation)
+        waiting.clear()
+
+    for each in programs:
+        waiting.append(each)
+        if len(waiting) == BATCH:
+            flush()
+    flush()
+    return report
+
+
+def _enough(verdict: Verdict) -> frozenset[tuple[int, ...]]:
+    """The outcomes that are worth looking for. Of a racy program there are never enough."""
+    if verdict.open:
+        return frozenset()
+    if verdict.racy or verdict.outcomes is None:
+        return frozenset({()})
+    return verdict.outcomes
+
+
+def table(report: Report) -> list[list[str]]:
+    """Rows of the table by shape and cause: those that do not agree throughout; then all by shape."""
+    rows = [["shape", "cause", *KINDS]]
+    for (shape_, cause), counts in sorted(report.counts.items()):
+        if set(counts) - {"agrees", "open"}:
+            rows.append([shape_, cause, *(str(counts[kind] or "") for kind in KINDS)])
+    for shape_, counts in sorted(report.by_shape().items()):
+        rows.append([shape_, "all", *(str(counts[kind] or "") for kind in KINDS)])
+    return [*rows, ["all", "", *(str(report.kinds[kind]) for kind in KINDS)]]
