@@ -107,7 +107,8 @@ def list_cases(
 
     On ptx without an arch, a family's leading arch takes the level and the other archs the one below: the same C++
     compiles for all, so what can differ is the compiler's choice of instructions. Where a kernel carries a tensor-core
-    instruction in software, which the executor is too slow for, only that family's few small cases are taken.
+    instruction in software, which the executor is too slow for, only that family's few small cases are taken. Cases
+    whose instruction a chip lacks are not taken for it.
 
     Args:
         level: "quick", "default" or "full".
@@ -146,7 +147,8 @@ def _listed(family: Family, level: str, device: str, arch: str) -> Iterable[Case
         return family.level(level)
     if arch not in family.archs:
         return ()
-    return family.software[arch]() if arch in family.software else family.level(level)
+    cases = family.software[arch]() if arch in family.software else family.level(level)
+    return (case for case in cases if family.lacks(case, arch) is None)
 
 
 def activation_cases(text: str, device: str = "ptx", arch: str | None = None, suites: Sequence[str] = ()) -> list[Case]:

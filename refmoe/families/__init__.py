@@ -13,6 +13,12 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.families.activation import ACTIVATION
 from refmoe.families.block_fp8 import BLOCK_FP8_QUANTIZE
 from refmoe.families.case import one_of
+from refmoe.families.deepseek.activation import DEEPSEEK_ACTIVATION
+from refmoe.families.deepseek.expand import DEEPSEEK_EXPAND
+from refmoe.families.deepseek.finalize import DEEPSEEK_FINALIZE
+from refmoe.families.deepseek.moe import DEEPSEEK_MOE
+from refmoe.families.deepseek.routing import DEEPSEEK_ROUTING
+from refmoe.families.deepseek_gemm import DEEPSEEK_GEMM
 from refmoe.families.dp4a import DP4A_GEMV
 from refmoe.families.expand import EXPAND
 from refmoe.families.family import Family
@@ -36,9 +42,11 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *(QUANTIZE, NVFP4_QUANTIZE, BLOCK_FP8_QUANTIZE, Q8_1_QUANTIZE, EXPAND),
-        *(SM12X_GEMM, SM12X_NVFP4_GEMM, DP4A_GEMV),
+        *(SM12X_GEMM, SM12X_NVFP4_GEMM, DEEPSEEK_GEMM, DP4A_GEMV),
         *(ROUTE, ACTIVATION, SWIGLU_Q8_1, FINALIZE, FINALIZE_Q8_1),
         *(MOE, INTEGER_MOE),
+        *(DEEPSEEK_ROUTING, DEEPSEEK_EXPAND, DEEPSEEK_ACTIVATION, DEEPSEEK_FINALIZE),
+        *(DEEPSEEK_MOE,),
     )
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,8 @@ from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
 from refmoe.families.expand import LAYOUT
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
-from refmoe.families.quantize import COMPILED_POLICIES, EDGE, LOOPING_ROWS, MODE, settings_of
+from refmoe.families.far import ROWS_BEFORE, Layout, behind, check_before, far_device, lacks_memory, of_rows
+from refmoe.families.quantize import COMPILED_POLICIES, EDGE, FAR_ROWS, LOOPING_ROWS, MODE, settings_of
 from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes
 from refmoe.formats import MX_BLOCK
@@ -95,8 +96,59 @@ def _midpoint_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], ND
     return np.repeat(gates + np.copysign(0.25, gates), width, axis=1), np.zeros((rows, width))
 
 
-#: The fill whose betas `_midpoint_betas` chooses.
-MIDPOINTS = "midpoints"
+#: Where each column of the fill `bias-ties` has its tie: the largest element, a tie of the gate, a tie of the up.
+_TIED_SIDES = ("none", "gate", "up")
+_TIE_AMAX = 256.0
+
+
+def _tied_sides(width: int) -> NDArray[np.int64]:
+    """The side of each column, a number in `_TIED_SIDES`; a block begins with its largest element."""
+    columns = np.arange(width) % MX_BLOCK
+    return np.where(columns == 0, 0, 1 + columns % 2)
+
+
+def _tie_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Results halfway between two codes, of gates whose sigmoid is 1: a bias far below decides, if it is kept.
+
+    Between 16 and 32 codes are 2 apart, with the scale 1 that a largest element of 256 has: odd numbers are ties. The
+    tie is the gate, times 1, or the up times 256. A bias of its least bit is rounded away, to a tie that goes to even.
+    Rounded toward zero or upward the sum goes to the other code.
+    """
+    ties = 17.0 + 2 * draw.integers(8, (rows, width))
+    side = _tied_sides(width)
+    gates = np.where(side == 1, ties, _TIE_AMAX)
+    return gates, np.where(side == 2, ties / _TIE_AMAX, 1.0)
+
+
+def _tie_terms(draw: Draw, experts: int, width: int) -> NDArray[Any]:
+    """The biases [2, experts, width] of gates and ups: far below the side that has the tie, of either sign."""
+    side = _tied_sides(width)
+    signs = 1 - 2 * draw.integers(2, (experts, width))
+    far_below = np.ldexp(signs.astype(np.float64), -36)
+    return np.stack([np.where(side == 1, far_below, 0.0), np.where(side == 2, far_below, 0.0)])
+
+
+#: The fill whose biases `_tie_terms` chooses.
+TIES = "bias-ties"
+
+
+def _clamped_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Gates beyond every finite clamp, and no up: the result is the clamp's own, put between two codes by beta."""
+    return np.full((rows, width), 64.0), np.zeros((rows, width))
+
+
+def _zero_gates(draw: Draw, rows: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Zeros of either sign as gates, as ups or as both, beside numbers of either sign, a kind a block."""
+    gates, ups = _gaussian_gates(draw, rows, width)
+    kind = np.repeat(np.arange(rows * width // MX_BLOCK) % 4, MX_BLOCK).reshape(rows, width)
+    zeros = np.where(draw.integers(2, (2, rows, width)) == 0, 0.0, -0.0)
+    place = draw.integers(4, (rows, width))
+    gates = np.where((kind == 1) | (kind == 3) | ((kind == 0) & (place == 0)), zeros[0], gates)
+    return gates, np.where((kind == 2) | (kind == 3) | ((kind == 0) & (place == 1)), zeros[1], ups)
+
+
+#: Fills whose betas `_midpoint_betas` chooses.
+MIDPOINTS, CLAMPED = "midpoints", "clamp-midpoints"
 
 GATE_FILLS = Fill.by_name(
     Fill("gaussian", "gate and up swapped, a rounding more or less, quantized from BF16", _gaussian_gates),
@@ -131,6 +183,24 @@ GATE_FILLS = Fill.by_name(
         Limits(saturated=0.3, scales=1, reason="results of an expert are alike"),
     ),
     Fill(
+        TIES,
+        "a bias that is added with another rounding",
+        _tie_gates,
+        Limits(scales=1, reason="every block has the same largest element"),
+    ),
+    Fill(
+        CLAMPED,
+        "a clamp that is an ulp off, or rounded to 16 bits",
+        _clamped_gates,
+        Limits(saturated=0.3, scales=1, reason="results of an expert are alike"),
+    ),
+    Fill(
+        "zeros",
+        "the sign of a zero lost in a clamp, a product or a bias",
+        _zero_gates,
+        Limits(zeros=0.95, saturated=0.3, scales=1, reason="most blocks have a zero in every product"),
+    ),
+    Fill(
         "specials",
         "NaN dropped by a clamp, Inf taken for a number",
         _special_gates,
@@ -138,11 +208,26 @@ GATE_FILLS = Fill.by_name(
     ),
 )
 #: Fills that go with every variant and parameters.
-PLAIN_GATES = tuple(name for name in GATE_FILLS if name != MIDPOINTS)
+PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (MIDPOINTS, CLAMPED, TIES, "zeros"))
 
 VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
-#: An alpha, a beta and a limit of each expert, or those of gpt-oss.
+#: An alpha, a beta and a limit of each expert, or those of gpt-oss; `edges` are numbers that no model has.
+GATE_PARAMS = word("params", "none", "distinct", "edges")
+#: Of a layer.
 PARAMS = word("params", "none", "distinct")
+#: No bias, ordinary numbers, or zeros of either sign and subnormal numbers.
+GATE_BIAS = word("bias", "none", "distinct", "tiny")
+
+#: BF16 patterns: zeros, the least and the largest subnormal numbers, of either sign.
+_TINY_BIAS = np.array([0, 0x8000, 1, 0x8001, 0x7F, 0x807F], np.uint16).view(_BF16)
+#: FP32 bits that experts have in turn, of which the numbers are coprime: 0, -0, subnormal, negative, ordinary factors;
+_EDGE_ALPHAS = np.array([0x3FD9DB23, 0, 0xBFD9DB23, 1, 0x80000000], np.uint32).view(np.float32)
+#: the same, and 1;
+_EDGE_BETAS = np.array([0x3F800000, 0, 0xBF800000, 0x80000000, 0x00400000, 0x3F800001], np.uint32).view(np.float32)
+#: and clamps of a subnormal number, and those of models one ulp to either side.
+_EDGE_LIMITS = np.array(
+    [0x40E00000, 0x00000003, 0x40DFFFFF, 0x40E00001, 0x007FFFFF, 0x40AFFFFF, 0x40B00001], np.uint32
+).view(np.float32)
 
 
 # --- inputs, expectation, run ---------------------------------------------------------------------------------------
@@ -154,16 +239,29 @@ def gate_inputs(case: Case) -> Inputs:
     draw = Draw("gates", case.fill, case.variant, case.seed)
     offsets = expert_offsets(case)
     with np.errstate(over="ignore"):
-        gates, ups = (side.astype(_BF16) for side in GATE_FILLS[case.fill].make(draw, rows, width))
+        made = GATE_FILLS[case.fill].make(draw, rows, width)
+    if case.fill == TIES and case.variant == "gpt_oss":
+        made = made[0], made[1] - BETA
+    with np.errstate(over="ignore"):
+        gates, ups = (side.astype(_BF16) for side in made)
     gate_up = _laid_out(case, gates, ups)
     gate_up.view(np.uint16)[offsets[-1] :] = POISONED_BF16
     bias = None
-    if case.get("bias", "none") == "distinct":
-        terms = Draw("gate-bias", case.seed).normal((2, experts, width)).astype(_BF16)
+    if case.get("bias", "none") == "tiny":
+        chosen = Draw("tiny-gate-bias", case.seed).integers(_TINY_BIAS.size, (2, experts, width))
+        bias = _laid_out(case, *_TINY_BIAS[chosen])
+    elif case.get("bias", "none") == "distinct":
+        drawn = Draw("gate-bias", case.seed)
+        terms = (_tie_terms(drawn, experts, width) if case.fill == TIES else drawn.normal((2, experts, width))).astype(
+            _BF16
+        )
         bias = _laid_out(case, terms[0], terms[1])
     parameters = _parameters(case)
-    if case.fill == MIDPOINTS:
+    if case.fill in (MIDPOINTS, CLAMPED):
         parameters["beta"] = _midpoint_betas(gates, offsets, parameters)
+    if case.fill == TIES and case.variant == "gpt_oss":
+        figures = {"alpha": ALPHA, "beta": BETA, "limit": np.inf}
+        parameters = {name: np.full(experts, figure, np.float32) for name, figure in figures.items()}
     return {"gate_up": gate_up, "offsets": offsets, "bias": bias, **parameters}
 
 
@@ -178,6 +276,12 @@ def _parameters(case: Case) -> dict[str, NDArray[Any] | None]:
     if case.params == "none":
         return {"alpha": None, "beta": None, "limit": None}
     experts = np.arange(case.shape.e)
+    if case.params == "edges":
+        alphas = _EDGE_ALPHAS[np.zeros_like(experts) if case.fill == CLAMPED else experts % _EDGE_ALPHAS.size]
+        limits = _EDGE_LIMITS[experts % _EDGE_LIMITS.size]
+        if case.fill == CLAMPED:  # a clamp of next to nothing puts no result between two codes
+            limits = np.maximum(limits, np.float32(5))
+        return {"alpha": alphas, "beta": _EDGE_BETAS[experts % _EDGE_BETAS.size], "limit": limits}
     return {
         "alpha": (1.702 - experts / 8 % 1.5).astype(np.float32),
         "beta": (1 + experts / 4).astype(np.float32),
@@ -224,14 +328,22 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     return Expectation({"codes": codes, "scales": scales}, stages, doubt)
 
 
+def far_gates(case: Case, outputs: Mapping[str, int]) -> Layout:
+    """Where rows lie in the buffers of a kernel of gates and ups; `outputs` are bytes of a row, by buffer."""
+    element = 4 if case.dtype == "f32" else 2
+    shifted = {"offsets": lambda offsets: behind(offsets, case.rows_before)}
+    return of_rows(case, {"gate_up": 2 * case.shape.k * element, **outputs}, values=shifted)
+
+
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     """Launch the kernel."""
     from refmoe.cuda.activation import swiglu_quantize
 
+    k = case.shape.k
     result = swiglu_quantize(
         inputs["gate_up"],
         inputs["offsets"],
-        device=device,
+        device=far_device(case, device, far_gates(case, {"codes": k, "scales": 4 * -(-k // 128)})),
         variant=case.variant,
         bias=inputs["bias"],
         swiglu_alpha=inputs["alpha"],
@@ -254,9 +366,18 @@ def check_params(case: Case) -> None:
 
 def _check(case: Case) -> None:
     check_params(case)
-    if case.fill == MIDPOINTS and (case.params, case.bias) != ("distinct", "none"):
-        raise refused("fill", case.fill, "params=distinct and no bias with it: it chooses each expert's beta")
+    params = {MIDPOINTS: "distinct", CLAMPED: "edges"}.get(case.fill, case.params)
+    if (case.params, case.bias) != (params, case.bias if case.fill not in (MIDPOINTS, CLAMPED) else "none"):
+        raise refused("fill", case.fill, f"params={params} and no bias with it: it chooses each expert's beta")
+    if case.fill == TIES and (case.bias, case.params) != ("distinct", _TIE_PARAMS[case.variant]):
+        needed = f"bias=distinct and params={_TIE_PARAMS[case.variant]} with it: it chooses biases, and no limit"
+        raise refused("fill", case.fill, needed)
     check_choices(case)
+    check_before(case)
+
+
+#: The parameters that the fill `bias-ties` has.
+_TIE_PARAMS = {"gpt_oss": "distinct", "silu": "none"}
 
 
 # --- cases ----------------------------------------------------------------------------------------------------------
@@ -279,6 +400,8 @@ def _quick() -> Iterator[Case]:
         yield _case("tiny", 5, 416, 2, variant=variant, edge="flashinfer")
         yield _case("specials", 5, 416, 2, variant=variant, edge="flashinfer")
     yield _case(MIDPOINTS, 64, 32, 64, params="distinct", routing="all-one-token")
+    for variant, params in _TIE_PARAMS.items():
+        yield _case(TIES, 9, 416, 3, variant=variant, bias="distinct", params=params)
     yield _case("clamps", 12, 160, 6, params="distinct", bias="distinct", routing="all-one-token", ranks=2)
     yield _case("fingerprint", 9, 416, 9, routing="empty-experts", params="distinct", poison=0x7F)
     yield _case("fingerprint", 130, 96, 3, routing="same-experts")  # past one tile of 128 rows
@@ -294,7 +417,27 @@ def _default() -> Iterator[Case]:
         for (mode, edge), fill in product(COMPILED_POLICIES, PLAIN_GATES):
             bias = "none" if fill in ("fingerprint", "tiny") else "distinct"  # a bias would hide either
             yield _case(fill, 7, 736, 3, variant=variant, mode=mode, edge=edge, bias=bias, poison=0x7F)
+        for mode, edge in COMPILED_POLICIES:
+            # Every entry has its own machine code, and each of these has one case at the level below.
+            small: dict[str, Any] = {"variant": variant, "mode": mode, "edge": edge, "layout": "8x4", "poison": 0x7F}
+            yield _case("fingerprint", 9, 736, 9, routing="empty-experts", **small)
+            yield _case("sigmoid-edges", 9, 736, 3, **small)
     yield _case("clamps", 30, 736, 15, params="distinct", routing="all-one-token", ranks=2)
+    # Factors, terms and clamps that no model has: 0, -0, negative, subnormal, an ulp beside a clamp.
+    yield _case(CLAMPED, 126, 32, 126, params="edges", routing="all-one-token")
+    for fill, mode in (("clamps", "rceil"), ("zeros", "floor"), ("sigmoid-edges", "rceil"), ("specials", "floor")):
+        yield _case(fill, 70, 160, 35, params="edges", routing="all-one-token", ranks=2, mode=mode)
+    for variant, bias in product(VARIANT.words, ("none", "tiny")):
+        yield _case("zeros", 9, 416, 3, variant=variant, bias=bias, edge="exact" if bias == "tiny" else "flashinfer")
+        yield _case("tiny", 9, 416, 3, variant=variant, bias="tiny", layout="8x4" if bias == "tiny" else "128x4")
+    for m in (127, 128, 129):  # a scale atom of one expert's rows, and a row less and more
+        yield _case("fingerprint", m, 128, 3, routing="same-experts", poison=0x7F)
+    for k in (480, 512, 544):  # a warp's columns, and a block less and more
+        yield _case("fingerprint", 3, k, 3)
+        yield _case("gaussian", 3, k, 3, bias="distinct")
+    yield _case("fingerprint", 65_600, 32, 3, routing="same-experts")  # more scale rows than CTAs, all at one expert
+    for variant in VARIANT.words:  # pieces of 16 results, and bytes of scales, past 2^31
+        yield _case("fingerprint", 5, 64, 3, variant=variant, rows_before=FAR_ROWS)
     yield _case("gaussian", LOOPING_ROWS, 32, 8)
     yield _case("gaussian", 2, 8224, 2, bias="distinct")  # a row wider than a CTA, by one block
     yield _case("gaussian", 0, 2880, 8)
@@ -316,7 +459,7 @@ ACTIVATION = Family(
     dtypes=("bf16",),
     sizes="mke",
     fills=GATE_FILLS,
-    options=(VARIANT, MODE, EDGE, LAYOUT, PARAMS, word("bias", "none", "distinct"), ROUTING, *RANKS, POISON),
+    options=(VARIANT, MODE, EDGE, LAYOUT, GATE_PARAMS, GATE_BIAS, ROUTING, *RANKS, ROWS_BEFORE, POISON),
     inputs=gate_inputs,
     expect=_expect,
     run=_run,
@@ -330,5 +473,6 @@ ACTIVATION = Family(
     sources=("activation",),
     host=("refmoe.cuda.activation",),
     check=_check,
+    lacks=lacks_memory,
     group="moe",
 )

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, word
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
-from refmoe.families.quantize import DECODE, LOOPING_ROWS, MODELS
+from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
+from refmoe.families.quantize import DECODE, FAR_ROWS, LOOPING_ROWS, MODELS
 from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_codes
@@ -371,11 +372,18 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     return Expectation({"codes": tensor.codes, "scales": laid_out}, stages, doubt)
 
 
+def _far(case: Case) -> Layout:
+    """Where rows lie in the kernel's buffers, with a scale for each 1x128 of them."""
+    k, format = case.shape.k, _FORMATS[case.dtype]
+    return of_rows(case, {"x": k * format.bits // 8, "codes": k, "scales": 4 * -(-k // BLOCK_FP8["1x128"].columns)})
+
+
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.block_fp8 import block_fp8_quantize
 
     words = {"block": case.block, "policy": case.policy, "scales": case.scales, "layout": case.layout}
-    result = block_fp8_quantize(inputs["x"], device=device, fill=case.poison, **words)
+    place = far_device(case, device, _far(case))
+    result = block_fp8_quantize(inputs["x"], device=place, fill=case.poison, **words)
     return {"codes": result.codes, "scales": result.scales.view(np.uint32)}
 
 
@@ -387,6 +395,9 @@ def _check(case: Case) -> None:
     """
     if case.block == "128x128" and case.layout != "k_major":
         raise refused("layout", case.layout, "k_major with block=128x128: weights have no other")
+    check_before(case)
+    if case.rows_before and (case.block, case.layout) != ("1x128", "k_major"):
+        raise refused("rows_before", str(case.rows_before), "block=1x128 and layout=k_major with it")
 
 
 # --- cases ----------------------------------------------------------------------------------------------------------
@@ -448,6 +459,13 @@ def _default() -> Iterator[Case]:
                 yield _case("fingerprint", m, k, layout=layout, scales="ue8m0" if m == 2 else "fp32", poison=0x7F)
     yield _case("gaussian", 129, 2880, block="128x128")  # a weight row past the tile, half a tile past the last column
     yield _case("fingerprint", 24, 7168, block="128x128", scales="ue8m0", policy="exact")
+    for rows in (127, 128, 255, 256, 257):  # a tile, and a row less and more
+        yield _case("gaussian", rows, 160, block="128x128", policy="exact")
+    for k in (96, 128, 160, 8160, 8192):  # a tile's elements and a CTA's, and a block less and more
+        yield _case("fingerprint", 2, k, layout="mn_major")
+        yield _case("gaussian", 3, k, block="128x128", dtype="f32")
+    yield _case("fingerprint", 65_600, 32, layout="mn_major")
+    yield _case("fingerprint", 3, 64, rows_before=FAR_ROWS)  # pieces past 2^31
     yield _case("fingerprint", LOOPING_ROWS, 32)
     yield _case("fingerprint", 1, _LOOPING_TILES * 128, block="128x128", dtype="f32")
     yield _case("fingerprint", 3, 8224, layout="mn_major")  # a row wider than a CTA, by a quarter of a tile
@@ -481,6 +499,7 @@ BLOCK_FP8_QUANTIZE = Family(
         word("policy", *POLICIES, fixed=True),
         word("scales", *SCALES, fixed=True),
         word("layout", *LAYOUTS, fixed=True),
+        ROWS_BEFORE,
         POISON,
     ),
     inputs=_inputs,
@@ -495,4 +514,5 @@ BLOCK_FP8_QUANTIZE = Family(
     sources=("block_fp8",),
     host=("refmoe.cuda.block_fp8",),
     check=_check,
+    lacks=lacks_memory,
 )

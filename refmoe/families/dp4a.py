@@ -19,6 +19,7 @@ from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_ids
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.far import EXPERTS_BEFORE, Layout, check_before, far_device, lacks_memory
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_values
 from refmoe.formats import Q8_1
@@ -134,6 +135,35 @@ def _large(draw: Draw, size: Size) -> Operands:
     return Operands(codes.astype(np.int8), _d_around(draw, size, 1), weights, scales)
 
 
+def _zero_rows(draw: Draw, size: Size) -> Operands:
+    """Every second row of activations is zeros, and so is every third weight row, of either sign: sums of zero."""
+    data = _gaussian(draw, size)
+    codes, weights = data.codes.copy(), data.weights.copy()
+    codes[::2] = 0
+    weights[:, ::3] &= 0x88
+    return Operands(codes, data.d, weights, data.scales)
+
+
+#: Codes whose sums are 127, 128, 129 and 381.
+_HALF_UNITS = np.array([[127, 0, 0], [127, 1, 0], [127, 1, 1], [127, 127, 127]], np.int8)
+
+
+def _overflow(draw: Draw, size: Size) -> Operands:
+    """Sums below, on and above the middle of the largest BF16 number and Inf, and beyond FP32's largest.
+
+    The first block sums to 255, the second, whose d is 2^-8, to about half; all weights are 1, of one sign along a row.
+    """
+    codes = np.zeros((size.rows, size.blocks * _BLOCK), np.int8)
+    codes[:, :3] = 127, 127, 1
+    codes[:, _BLOCK : _BLOCK + 3] = _HALF_UNITS[np.arange(size.rows) % len(_HALF_UNITS)]
+    d = np.full((size.rows, size.blocks), _ONE_HALF_BITS, np.uint16)
+    d[:, 1] -= 8 << 10
+    signs = (0x88 * draw.integers(2, (size.experts, size.n, 1))).astype(np.uint8)
+    weights = np.broadcast_to(np.uint8(0x22) | signs, (size.experts, size.n, size.blocks * _BLOCK // 2)).copy()
+    scales = np.full((size.experts, size.n, size.blocks), _IDENTITY + 120, np.uint8)
+    return Operands(codes, d, weights, scales)
+
+
 def _cancelling(draw: Draw, size: Size) -> Operands:
     """Two blocks of three are large and cancel in pairs anywhere in a row, the third ones are small."""
     pairs = size.blocks // 3
@@ -191,11 +221,17 @@ _FILLS: Mapping[str, Fill] = MappingProxyType(
             _fill("large", "a term that is not rounded before it is added", _large),
             _fill("cancelling", "blocks summed in another order", _cancelling,
                   Limits(zeros=0.1, reason="what remains of large terms may be zero"), least_k=15 * _BLOCK),
+            _fill("zero-rows", "the sign of a zero lost or made up", _zero_rows,
+                  Limits(zeros=1.0, nans=0.5, reason="the sums are zero, whose sign is asked for")),
+            _fill("overflow", "BF16 that saturates, or overflows too early or too late", _overflow,
+                  Limits(nans=0.8, reason="three of four sums round to Inf"), least_k=2 * _BLOCK),
             _fill("specials", "NaN, Inf and zeros of activations lost", _specials,
                   Limits(zeros=0.3, nans=0.9, reason="NaN and Inf are what it is made of")),
         )
     }
 )  # fmt: skip
+
+_PLAIN = tuple(name for name in _FILLS if name not in ("zero-rows", "overflow"))
 
 # --- words for outputs ----------------------------------------------------------------------------------------------
 
@@ -239,6 +275,12 @@ class Dots:
 # --- inputs, expectation, run ---------------------------------------------------------------------------------------
 
 
+#: FP32 bits of factors that experts have in turn: 0, -1.1, -0, the least subnormal, 2^-128, 2^127, and an ulp over 1.
+_EDGE_ALPHAS = np.array([0, 0xBF8CCCCD, 0x80000000, 1, 0x80200000, 0x7F000000, 0x3F800001], np.uint32).view(np.float32)
+#: BF16 patterns: zeros, the least and the largest subnormal numbers, of either sign.
+_TINY_BIAS = np.array([0, 0x8000, 1, 0x8001, 0x7F, 0x807F], np.uint16).view(ml_dtypes.bfloat16)
+
+
 def _inputs(case: Case) -> Inputs:
     """Operands, ids and maps; activations that no choice reads hold NaN scales."""
     shape = case.shape
@@ -253,11 +295,15 @@ def _inputs(case: Case) -> Inputs:
         used = row_of_choice if case.map == "permuted" else np.flatnonzero(row_of_choice >= 0)
         d[np.setdiff1d(np.arange(rows), used)] = 0x7E01
     alpha = bias = None
-    if case.alpha == "distinct":
+    if case.alpha == "edges":
+        alpha = np.resize(_EDGE_ALPHAS, shape.e)
+    elif case.alpha == "distinct":
         draw = Draw("dp4a-alpha", case.seed)
         bits = (125 + draw.integers(4, (shape.e,))) << 23 | draw.integers(1 << 23, (shape.e,))
         alpha = bits.astype(np.uint32).view(np.float32)
-    if case.bias == "distinct":
+    if case.bias == "tiny":
+        bias = _TINY_BIAS[Draw("dp4a-tiny-bias", case.seed).integers(_TINY_BIAS.size, (shape.e, shape.n))]
+    elif case.bias == "distinct":
         bias = (Draw("dp4a-bias", case.seed).normal((shape.e, shape.n)) * 64).astype(ml_dtypes.bfloat16)
     return {
         "codes": data.codes,
@@ -290,7 +336,10 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     out = dp4a_gemv(activations, weights, ids, **_arguments(case, inputs))
     owners = _owners(case, inputs)
     stage = Dots("out", case.dtype, case.shape.n, case.poison, owners, ids)
-    doubt = doubt_values(out[owners >= 0].astype(np.float32), _FILLS[case.fill].limits)
+    limits = _FILLS[case.fill].limits
+    if case.alpha == "edges":
+        limits = Limits(zeros=1.0, nans=0.9, reason="factors of zero and beyond make zeros and infinities")
+    doubt = doubt_values(out[owners >= 0].astype(np.float32), limits)
     return Expectation({"out": _bits(out)}, (stage,), doubt)
 
 
@@ -303,11 +352,26 @@ def _owners(case: Case, inputs: Inputs) -> NDArray[np.int32]:
     return owners
 
 
+def _far(case: Case) -> Layout:
+    """Where experts lie in the kernel's buffers."""
+    experts, n, k = int(case.experts_before), case.shape.n, case.shape.k
+    return Layout(
+        {
+            **{"weights": experts * n * k // 2, "weight_scales": experts * n * (k // _BLOCK)},
+            **{"alpha": 4 * experts, "bias": 2 * experts * n},
+        },
+        counts={2: experts},
+        values={"topk_ids": lambda ids: ids + np.int32(experts)},
+        tiles_before=0,
+    )
+
+
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.dp4a import dp4a_gemv as launch
 
     operands = (inputs[name] for name in ("codes", "d", "weights", "weight_scales", "topk_ids"))
-    return {"out": _bits(launch(*operands, device=device, **_arguments(case, inputs)))}
+    place = far_device(case, device, _far(case))
+    return {"out": _bits(launch(*operands, device=place, **_arguments(case, inputs)))}
 
 
 def _bits(values: NDArray[Any]) -> NDArray[Any]:
@@ -316,6 +380,7 @@ def _bits(values: NDArray[Any]) -> NDArray[Any]:
 
 def _check(case: Case) -> None:
     check_choices(case)
+    check_before(case)
     if case.shape.m > MAX_TOKENS:
         raise refused("shape", str(case.shape), f"at most {MAX_TOKENS} tokens")
 
@@ -330,7 +395,7 @@ def _case(fill: str, m: int, k: int, n: int, e: int, t: int, dtype: str = "f32",
 def _quick() -> Iterator[Case]:
     yield _case("gaussian", 1, 2880, 16, 128, 4, dtype="bf16", bias="distinct")  # decode
     yield _case("cancelling", 1, 2880, 16, 128, 4, map="permuted")
-    for fill in _FILLS:
+    for fill in _PLAIN:
         for m in (1, 5):  # 4 warps a row, and 2
             yield _case(fill, m, 736, 24 if m == 1 else 8, 8, 2, bias="distinct" if fill == "gaussian" else "none")
     yield _case("scale-bytes", 1, 32, 256, 1, 1)  # every byte alone
@@ -350,8 +415,18 @@ def _default() -> Iterator[Case]:
     yield _case("cancelling", 8, 7168, 8, 16, 2)  # in four
     yield _case("fingerprint", 1, 11584, 9, 1, 1)  # the longest K of 16 rows that fit shared memory
     yield _case("fingerprint", 1, 23584, 9, 1, 1)  # of 8 rows
-    for fill in _FILLS:
+    for fill in _PLAIN:
         yield _case(fill, 6, 1056, 11, 6, 1, dtype="bf16", bias="distinct", poison=0x7F)
+    for number, (dtype, bias) in enumerate((("f32", "none"), ("f32", "tiny"), ("bf16", "tiny"))):
+        for fill in ("zero-rows", "gaussian"):
+            yield _case(fill, 7 - number, 96, 9, 7, 3, dtype=dtype, alpha="edges", bias=bias, inputs="choice")
+    for dtype in ("f32", "bf16"):
+        yield _case("overflow", 8, 96, 9, 3, 1, dtype=dtype)
+    for n in (15, 16, 17, 7):  # a CTA's weight rows, and one less and more
+        yield _case("fingerprint", 2, 96, n, 99, 3, alpha="distinct")
+    # Bytes of weights past 2^31.
+    options: dict[str, Any] = {"alpha": "distinct", "bias": "distinct", "experts_before": 1 << 15}
+    yield _case("fingerprint", 2, 416, 336, 3, 2, **options)
     yield _case("gaussian", 7, 416, 8, 8, 2, routing="padded")
     yield _case("cancelling", 4, 2880, 8, 16, 2, routing="same-experts")
     yield _case("gaussian", 1, 32, 1, 1, 1)
@@ -376,8 +451,8 @@ DP4A_GEMV = Family(
     fills=_FILLS,
     options=(
         *(word("inputs", "token", "choice"), word("map", "none", "permuted")),
-        *(word("alpha", "none", "distinct"), word("bias", "none", "distinct")),
-        *(ROUTING, *RANKS, POISON),
+        *(word("alpha", "none", "distinct", "edges"), word("bias", "none", "distinct", "tiny")),
+        *(ROUTING, *RANKS, EXPERTS_BEFORE, POISON),
     ),
     inputs=_inputs,
     expect=_expect,
@@ -392,5 +467,6 @@ DP4A_GEMV = Family(
     sources=("dp4a",),
     host=("refmoe.cuda.dp4a",),
     check=_check,
+    lacks=lacks_memory,
     group="dp4a",
 )

@@ -14,12 +14,14 @@ from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.far import ROWS_BEFORE, Layout, behind, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.nvfp4 import NVFP4_FILLS, doubt_nvfp4
 from refmoe.families.quantize import (
     COMPILED_POLICIES,
     DECODE,
     EDGE,
     EXHAUSTIVE,
+    FAR_ROWS,
     FILE_OPTIONS,
     FILLS,
     INPUT_FORMATS,
@@ -140,8 +142,17 @@ def _of_nvfp4(name: str) -> Fill:
     return replace(NVFP4_FILLS[name], name=f"nvfp4-{name}", catches=f"of NVFP4: {NVFP4_FILLS[name].catches}")
 
 
+#: Of it the factors of channels are zero, of either sign, subnormal, negative, and an ulp to either side of 1.
+_EDGE_CHANNELS = "edge-channels"
+
 _FILLS = Fill.by_name(
     *FILLS.values(),
+    replace(
+        FILLS["gaussian"],
+        name=_EDGE_CHANNELS,
+        catches="a factor of a channel that is flushed, or whose sign or last bit is lost",
+        limits=Limits(zeros=0.7, scales=1, reason="five channels of nine are zero or subnormal"),
+    ),
     *map(_of_nvfp4, ("rne-ties", "scale-ties", "scale-bytes", "fingerprint")),
     *_ROW_FILLS,
     Fill(
@@ -187,7 +198,13 @@ def _inputs(case: Case) -> Inputs:
 def _factors(case: Case, x: NDArray[Any]) -> dict[str, Any]:
     """The factor of the tensor and those of the channels, for the outputs that take them."""
     found: dict[str, Any] = {}
-    if case.prescale == "channel":
+    if case.prescale == "channel" and case.fill == _EDGE_CHANNELS:
+        format, width = INPUT_FORMATS[case.dtype], case.shape.k
+        least, one = 1 << format.mantissa_bits, format.bias << format.mantissa_bits
+        kinds = np.array([one, 0, one + 1, 1, 0x8000, one - 1, 0x8000 | one, least - 1, 0x8001], np.uint16)
+        found["prescale"] = kinds[np.arange(width) % kinds.size].view(format.dtype)
+        x = prescaled(x, found["prescale"])
+    elif case.prescale == "channel":
         # Of every mantissa, over eight binades: a product has twice the bits of its type.
         format, (width, draw) = INPUT_FORMATS[case.dtype], (case.shape.k, Draw("prescale", case.dtype, case.seed))
         size = 1 << format.mantissa_bits
@@ -276,6 +293,27 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     return Expectation({"codes": expanded.codes, "scales": expanded.scales}, (codes, terms), doubt)
 
 
+def _far(case: Case, inputs: Inputs) -> Layout:
+    """Where rows lie in the kernel's buffers, of one choice a token."""
+    k, group = case.shape.k, 4 * (NVFP4.block if case.output == "nvfp4" else MX_BLOCK)
+    size = inputs["x"].itemsize
+    codes = {"nvfp4": k // NVFP4.codes_a_byte, "copy": size * k}.get(case.output, k)
+    before = int(case.rows_before)
+    return of_rows(
+        case,
+        {
+            **{"x": size * k, "input_sf": k // MX_BLOCK if case.input_sf == "linear" else -(-k // group) * 4},
+            **{"topk_ids": 4, "unpermuted_to_permuted": 4, "codes": codes},
+            "scales": 4 if case.output == "fp8_token" else -(-k // group) * 4,
+        },
+        values={
+            "offsets": lambda offsets: behind(offsets, before),
+            "unpermuted_to_permuted": lambda rows: np.where(rows < 0, rows, rows + before).astype(np.int32),
+        },
+        absent=("unpermuted_to_permuted",),
+    )
+
+
 def _run_as(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.expand import expand_as as launch
 
@@ -284,7 +322,7 @@ def _run_as(case: Case, inputs: Inputs, device: Device) -> Outputs:
         inputs["topk_ids"],
         inputs["unpermuted_to_permuted"],
         inputs["offsets"],
-        device=device,
+        device=far_device(case, device, _far(case, inputs)),
         **_settings_as(case, inputs),
     )
     codes = {"codes": result.codes.view(f"u{result.codes.itemsize}")}
@@ -304,7 +342,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         inputs["topk_ids"],
         inputs["unpermuted_to_permuted"],
         inputs["offsets"],
-        device=device,
+        device=far_device(case, device, _far(case, inputs)),
         **_settings(case, inputs),
     )
     return {"codes": result.codes, "scales": result.scales}
@@ -325,6 +363,7 @@ def _check(case: Case) -> None:
         raise refused("fill", case.fill, "another output than mxfp8 with it")
     check_file(case)
     check_choices(case)
+    check_before(case)
 
 
 #: Outputs that are computed, so that a factor may come first.
@@ -436,6 +475,13 @@ def _default_as() -> Iterator[Case]:
         for fill in ("row-scales", "gaussian"):
             yield _case(fill, 33, 416, 8, 2, output=output)
     yield _case("bytes", 130, 416, 16, 3, dtype="mxfp8", output="copy")
+    for dtype, output in product(("bf16", "fp16"), _COMPUTED[1:]):
+        # Factors of zero, of either sign, subnormal, and an ulp to either side of 1.
+        yield _case(_EDGE_CHANNELS, 5, 416, 9, 2, output=output, prescale="channel", dtype=dtype)
+    for output, fill in _FILL_OF.items():
+        yield _case(fill, 5, 64, 3, 1, output=output, rows_before=FAR_ROWS)
+        for rows in (127, 128, 129):
+            yield _case(fill, rows, 96, 99, 1, output=output, routing="same-experts", poison=0x7F)
 
 
 def _default() -> Iterator[Case]:
@@ -464,6 +510,15 @@ def _default() -> Iterator[Case]:
             yield _case(fill, 130, 416, 16, 3, dtype="mxfp8", input_sf=input_sf, poison=0x7F)
         yield _case("bytes", 3, 8224, 8, 2, dtype="mxfp8", input_sf=input_sf)
         yield _case("bytes", LOOPING_ROWS, 32, 8, 2, dtype="mxfp8", input_sf=input_sf)
+    for rows in (127, 128, 129):  # an atom of scales of one expert, and a row less and more
+        yield _case("fingerprint", rows, 128, 99, 1, routing="same-experts", poison=0x7F)
+    for k in (96, 128, 160, 480, 512, 544):  # a group's elements and a warp's, and a block less and more
+        yield _case("fingerprint", 3, k, 99, 5)
+    yield _case("fingerprint", 16_500, 32, 8, 4)  # more than 65,536 rows, and more rows of scales than CTAs
+    yield _case("fingerprint", 65_600, 32, 3, 1, routing="same-experts")  # and one expert has all
+    yield _case("fingerprint", 5, 64, 3, 1, rows_before=FAR_ROWS)  # pieces, and bytes of scales, past 2^31
+    for input_sf in INPUT_SF.words:
+        yield _case("bytes", 5, 64, 3, 1, dtype="mxfp8", input_sf=input_sf, rows_before=FAR_ROWS, layout="8x4")
     yield from _default_as()
 
 
@@ -499,7 +554,20 @@ EXPAND = Family(
     dtypes=("bf16", "fp16", "mxfp8"),
     sizes="mket",
     fills=_FILLS,
-    options=(MODE, EDGE, LAYOUT, INPUT_SF, OUTPUT, PRESCALE, GLOBAL_SCALE, ROUTING, *RANKS, POISON, *FILE_OPTIONS),
+    options=(
+        MODE,
+        EDGE,
+        LAYOUT,
+        INPUT_SF,
+        OUTPUT,
+        PRESCALE,
+        GLOBAL_SCALE,
+        ROUTING,
+        *RANKS,
+        ROWS_BEFORE,
+        POISON,
+        *FILE_OPTIONS,
+    ),
     inputs=_inputs,
     expect=_expect,
     run=_run,
@@ -524,4 +592,5 @@ EXPAND = Family(
     sources=("expand",),
     host=("refmoe.cuda.expand",),
     check=_check,
+    lacks=lacks_memory,
 )

@@ -246,6 +246,7 @@ class Family:
         sources: stems of the CUDA sources that `run` launches.
         host: modules of the host code that makes the launches.
         check: refuses fields of a case that exclude each other.
+        lacks: says why the chip of an arch cannot run a case, which is then SKIPPED there; None if it can.
         block: k is a multiple of it.
         group: a name for several families together, such as "moe"; "" for none.
         leading_arch: the arch that takes a whole level on ptx; the others take the level below.
@@ -268,6 +269,7 @@ class Family:
     sources: tuple[str, ...] = ()
     host: tuple[str, ...] = ()
     check: Callable[[Case], None] = lambda case: None
+    lacks: Callable[[Case, str], str | None] = lambda case, arch: None
     block: int = MX_BLOCK
     group: str = ""
     leading_arch: str = DEFAULT_ARCH

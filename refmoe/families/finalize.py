@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from refmoe.families.activation import POISONED_BF16
 from refmoe.families.case import Shape, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.quantize import LOOPING_ROWS
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_values
@@ -80,6 +82,55 @@ def _special_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
     return np.where(draw.integers(6, rows.shape) == 0, chosen, rows), weights
 
 
+#: Weights that no softmax makes: zeros, either sign, NaN, Inf, the least and the largest numbers, ordinary negatives.
+_ODD_WEIGHTS = np.array(
+    [0, 0x80000000, 0xBF8CCCCD, 0x7FC00000, 1, 0x807FFFFF, 0x7F800000, 0x7F7FFFFF, 0xBE99999A, 0x3F19999A], np.uint32
+).view(np.float32)
+
+
+def _weighted_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
+    """Odd weights, each alone beside ordinary ones, on rows among whose numbers are Inf and either zero."""
+    rows, weights = _gaussian_rows(draw, tokens, k, width)
+    rows[..., 1::7] = np.array([np.inf, -np.inf, 0.0, -0.0], np.float32)[draw.integers(4, rows[..., 1::7].shape)]
+    places = np.arange(tokens)
+    weights[places, draw.integers(k, (tokens,))] = _ODD_WEIGHTS[places % _ODD_WEIGHTS.size]
+    return rows, weights
+
+
+def _zero_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
+    """Nothing but zeros in most columns, all of them -0 in a third of those: a sum that begins with +0 has none.
+
+    Other columns cancel to zero exactly, or have one number that is not zero.
+    """
+    kind = np.arange(width) % 5
+    rows = np.where(draw.integers(2, (tokens, k, width)) == 0, np.float32(0), np.float32(-0.0))
+    rows[..., kind == 0] = -0.0
+    if k > 1:
+        pair = draw.normal((tokens, (kind == 1).sum())).astype(np.float32)
+        rows[:, 0, kind == 1], rows[:, 1, kind == 1] = pair, -pair
+    rows[:, k - 1, kind == 2] = draw.normal((tokens, (kind == 2).sum()))
+    return rows, np.full((tokens, k), 0.75, np.float32)
+
+
+def _overflowing_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
+    """The largest BF16 number, and about half a unit of its last place: on the middle it is Inf, below it is not."""
+    rows = np.zeros((tokens, k, width), np.float32)
+    steps = np.array([-(2.0**-7), 0.0, 2.0**-7, -1.0, 1.0])
+    rows[:, 0] = np.ldexp(255 / 128, 127)
+    rows[:, 1] = np.ldexp(1 + steps[draw.integers(steps.size, (tokens, width))], 119)
+    rows *= np.where(draw.integers(2, (tokens, 1, width)) == 0, np.float32(1), np.float32(-1))
+    weights = np.zeros((tokens, k), np.float32)
+    weights[:, :2] = 1
+    return rows, weights
+
+
+def _subnormal_rows(draw: Draw, tokens: int, k: int, width: int) -> WeightedRows:
+    """Rows, products and sums about the least normal number, so that each of them is subnormal somewhere."""
+    binades = draw.integers(6, (tokens, 1, width)) - 128
+    rows = np.ldexp(draw.normal((tokens, k, width)), binades)
+    return rows.astype(np.float32), _weights(draw, tokens, k)
+
+
 # Too many zeros or specials would agree with a kernel that writes nothing or poisons everything.
 _ORDINARY = Limits(zeros=0.02, nans=0.02, reason="sums of ordinary numbers are neither zero nor infinite")
 _EXTREME = Limits(zeros=0.9, nans=0.9, reason="subnormals, infinities and NaN are what it is made of")
@@ -98,7 +149,33 @@ SUM_FILLS = Fill.by_name(
     sum_fill("rne-ties", "a cast that does not round to even", _tied_rows, least_t=2),
     sum_fill("wide-range", "subnormals flushed, sums in another format", _wide_rows, _EXTREME),
     sum_fill("specials", "NaN dropped, the sign of a zero", _special_rows, _EXTREME),
-)
+    sum_fill("weights", "a weight of 0 that skips its row, a negative or NaN one; subnormals flushed", _weighted_rows,
+             dataclasses.replace(_EXTREME, zeros=0.5)),
+    sum_fill("zeros", "a sum that does not begin with +0, so that it may end as -0", _zero_rows,
+             Limits(zeros=0.9, reason="most sums are zero, whose sign is asked for")),
+    sum_fill("overflow", "BF16 that saturates, or overflows too early or too late", _overflowing_rows,
+             Limits(nans=0.8, reason="two sums of five or more round to Inf"), least_t=2),
+    sum_fill("subnormal", "products or sums flushed to zero", _subnormal_rows),
+)  # fmt: skip
+#: Fills whose sums an ordinary bias would hide.
+EDGE_SUMS = ("zeros", "overflow", "subnormal")
+PLAIN_SUMS = tuple(name for name in SUM_FILLS if name not in EDGE_SUMS)
+
+#: No bias; ordinary numbers; zeros of either sign and subnormal numbers.
+SUM_BIAS = word("bias", "none", "distinct", "tiny")
+
+#: BF16 patterns: zeros, the least and the largest subnormal numbers and the least normal one, of either sign.
+_TINY_BIAS = np.array([0, 0x8000, 1, 0x8001, 0x7F, 0x807F, 0x80, 0x8080], np.uint16).view(_BF16)
+
+
+def expert_bias(case: Case) -> NDArray[Any] | None:
+    """BF16 [experts, k] as the option `bias` says, or None."""
+    shape = (case.shape.e, case.shape.k)
+    if case.bias == "distinct":
+        return np.asarray(Draw("down-bias", case.seed).normal(shape).astype(_BF16))
+    if case.bias == "tiny":
+        return np.asarray(_TINY_BIAS[Draw("tiny-bias", case.seed).integers(_TINY_BIAS.size, shape)])
+    return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,9 +223,6 @@ def sum_inputs(case: Case) -> Inputs:
     rows <<= np.uint32(16)
     present = np.flatnonzero(maps.unpermuted_to_permuted >= 0)
     rows[maps.unpermuted_to_permuted[present]] = by_choice[present].view(np.uint32)
-    bias = None
-    if case.bias == "distinct":
-        bias = Draw("down-bias", case.seed).normal((case.shape.e, width)).astype(_BF16)
     with np.errstate(over="ignore", invalid="ignore"):
         typed = rows.view(np.float32).astype(VALUE_DTYPES[case.dtype])
     return {
@@ -156,7 +230,7 @@ def sum_inputs(case: Case) -> Inputs:
         "unpermuted_to_permuted": maps.unpermuted_to_permuted,
         "weights": weights,
         "topk_ids": ids,
-        "bias": bias,
+        "bias": expert_bias(case),
     }
 
 
@@ -185,6 +259,33 @@ def doubt_sums(case: Case, maps: NDArray[np.int32], sums: NDArray[Any], limits: 
     return doubt_values(sums[present].astype(np.float32), limits)
 
 
+#: Rows of 32 elements behind which these number 2^31.
+FAR_SUMS = 1 << 26
+
+
+def far_sums(case: Case, outputs: Mapping[str, int]) -> Layout:
+    """Where rows lie in the buffers of a kernel of sums, of one choice a token; `outputs` are bytes of a row.
+
+    What lies in front sums the first row of all, which is zero.
+    """
+    before, width = int(case.rows_before), case.shape.k
+    size = 4 if case.dtype == "f32" else 2
+    return of_rows(
+        case,
+        {
+            **{"rows": width * size, "shared": width * size},
+            **{"unpermuted_to_permuted": 4, "weights": 4, "topk_ids": 4, **outputs},
+        },
+        values={"unpermuted_to_permuted": lambda rows: np.where(rows < 0, rows, rows + before).astype(np.int32)},
+    )
+
+
+def check_sums_case(case: Case) -> None:
+    """Refuse choices and numbers of rows in front that do not fit."""
+    check_choices(case)
+    check_before(case)
+
+
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     """Launch the kernel."""
     from refmoe.cuda.finalize import finalize as launch
@@ -193,7 +294,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         inputs["rows"],
         inputs["unpermuted_to_permuted"],
         inputs["weights"],
-        device=device,
+        device=far_device(case, device, far_sums(case, {"out": case.shape.k * (4 if case.out == "f32" else 2)})),
         out_dtype=VALUE_DTYPES[case.out],
         fill=case.poison,
         **sum_arguments(case, inputs),
@@ -217,7 +318,7 @@ def _case(fill: str, m: int, k: int, e: int, t: int, dtype: str = "bf16", seed: 
 
 def _quick() -> Iterator[Case]:
     yield _case("gaussian", 1, 2880, 128, 4, bias="distinct")  # decode
-    for dtype, fill in product(_DTYPES, SUM_FILLS):
+    for dtype, fill in product(_DTYPES, PLAIN_SUMS):
         yield _case(fill, 5, 416, 8, 4, dtype=dtype)
         yield _case(fill, 5, 416, 8, 4, dtype=dtype, out="f32", bias="distinct")
     yield _case("gaussian", 3, 32, 4, 1, bias="distinct")  # a row of four threads
@@ -232,9 +333,18 @@ def _default() -> Iterator[Case]:
         for m in (1, 2, 8):
             yield _case("gaussian", m, k, e, t, bias="distinct" if k == 2880 else "none")
             yield _case("cancelling", m, k, e // 4, t, first_expert=e // 4, ranks=4)
-    for dtype, fill, out in product(_DTYPES, SUM_FILLS, _DTYPES):
+    for dtype, fill, out in product(_DTYPES, PLAIN_SUMS, _DTYPES):
         yield _case(fill, 17, 736, 16, 6, dtype=dtype, out=out, bias="distinct", poison=0x7F)
+    for fill, dtype in product(EDGE_SUMS, _DTYPES):
+        yield _case(fill, 9, 160, 8, 3, dtype=dtype, out="f32", poison=0x7F)
+        yield _case(fill, 9, 160, 8, 3, dtype=dtype, bias="tiny" if fill != "overflow" else "none")
+    for k in (224, 256, 288, 4064, 4096, 4128):  # a warp's columns and a CTA's, and a block less and more
+        yield _case("gaussian", 2, k, 12, 3, bias="distinct")
     yield _case("gaussian", LOOPING_ROWS, 32, 8, 2, bias="distinct")
+    for dtype, out in product(_DTYPES, _DTYPES):  # elements past 2^31
+        yield _case("gaussian", 5, 32, 3, 1, dtype=dtype, out=out, bias="distinct", rows_before=FAR_SUMS)
+    # All tokens at one expert; more than 65,536 of them.
+    yield _case("gaussian", 65_600, 32, 4, 1, bias="distinct", routing="same-experts")
     yield _case("gaussian", 2, 8224, 4, 3, dtype="f32")  # a row wider than two rounds of a CTA
     yield _case("cancelling", 3, 96, 40, 32)  # as many ranks as there may be
     yield _case("gaussian", 0, 2880, 8, 2)
@@ -257,7 +367,7 @@ FINALIZE = Family(
     dtypes=_DTYPES,
     sizes="mket",
     fills=SUM_FILLS,
-    options=(word("out", *_DTYPES, fixed=True), word("bias", "none", "distinct"), ROUTING, *RANKS, POISON),
+    options=(word("out", *_DTYPES, fixed=True), SUM_BIAS, ROUTING, *RANKS, ROWS_BEFORE, POISON),
     inputs=sum_inputs,
     expect=_expect,
     run=_run,
@@ -270,6 +380,7 @@ FINALIZE = Family(
     ),
     sources=("finalize",),
     host=("refmoe.cuda.finalize",),
-    check=check_choices,
+    check=check_sums_case,
+    lacks=lacks_memory,
     group="moe",
 )

@@ -18,7 +18,7 @@ from refmoe.draw import Draw
 from refmoe.families.case import Shape, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
-from refmoe.families.finalize import SUM_FILLS, WeightedRows, sum_arguments, sum_fill, sum_inputs
+from refmoe.families.finalize import SUM_BIAS, SUM_FILLS, WeightedRows, sum_arguments, sum_fill, sum_inputs
 from refmoe.families.q8_1 import BlockHalves, Int8Codes, doubt_q8, q8_outputs
 from refmoe.families.vacuity import Limits
 from refmoe.formats import Q8_1
@@ -96,8 +96,14 @@ _WIDE = Limits(zeros=0.15, scales=8, reason="only where 127 over the largest ove
 _SPECIAL = Limits(zeros=0.8, reason="a block with an Inf, or of zeros or NaN alone, has codes of 0")
 _SCALES = Limits(zeros=0.05, scales=8, reason="neighbours have scales of their own")
 
+_EDGES = Limits(zeros=0.95, scales=1, reason="sums of zero, infinities and subnormal numbers are what it is made of")
+_PLAIN = ("gaussian", "cancelling")
+#: Those of `finalize` at the ends of FP32.
+_ODD = ("zeros", "subnormal", "weights")
+
 _FILLS = Fill.by_name(
-    *(dataclasses.replace(SUM_FILLS[name], limits=_ORDINARY) for name in ("gaussian", "cancelling")),
+    *(dataclasses.replace(SUM_FILLS[name], limits=_ORDINARY) for name in _PLAIN),
+    *(dataclasses.replace(SUM_FILLS[name], limits=_EDGES) for name in _ODD),
     sum_fill("ties", "halves to even or toward zero; the other quantizer", _tied_quotients, _SCALES, least_t=2),
     sum_fill("fingerprint", "scales, sums or codes of another block or token", _fingerprints, _SCALES, least_t=2),
     sum_fill("wide-range", "subnormals flushed, sums in another format", _wide_rows, _WIDE, least_t=2),
@@ -150,7 +156,7 @@ def _case(fill: str, m: int, k: int, e: int, t: int, dtype: str = "bf16", seed: 
 def _quick() -> Iterator[Case]:
     for quantizer in QUANTIZERS:
         yield _case("gaussian", 1, 2880, 128, 4, dtype="f32", bias="distinct", quantizer=quantizer)  # decode
-        for dtype, fill in product(_DTYPES, _FILLS):
+        for dtype, fill in product(_DTYPES, (name for name in _FILLS if name not in _ODD)):
             bias = "distinct" if fill in ("gaussian", "cancelling") else "none"
             yield _case(fill, 5, 416, 8, 4, dtype=dtype, bias=bias, quantizer=quantizer)
     yield _case("gaussian", 3, 32, 4, 1, bias="distinct")  # a row of eight threads
@@ -165,8 +171,12 @@ def _default() -> Iterator[Case]:
         for m in (1, 2, 8):
             yield _case("gaussian", m, k, e, t, dtype="f32", bias="distinct" if k == 2880 else "none")
             yield _case("cancelling", m, k, e // 4, t, dtype="f32", first_expert=e // 4, ranks=4)
-    for dtype, fill, quantizer in product(_DTYPES, _FILLS, QUANTIZERS):
+    for dtype, fill, quantizer in product(_DTYPES, (name for name in _FILLS if name not in _ODD), QUANTIZERS):
         yield _case(fill, 17, 736, 16, 6, dtype=dtype, quantizer=quantizer, poison=0x7F)
+    for (number, fill), dtype in product(enumerate(_ODD), _DTYPES):
+        bias = "none" if fill == "weights" else "tiny"
+        yield _case(fill, 9, 160, 8, 3, dtype=dtype, bias=bias, quantizer=QUANTIZERS[number % 2])
+    yield _case("gaussian", 65_600, 32, 4, 1, dtype="f32", bias="distinct", routing="same-experts")
     yield _case("gaussian", _LOOPING_TOKENS, 32, 8, 2, dtype="f32", bias="distinct")
     yield _case("cancelling", 3, 96, 40, 32)  # as many choices as there may be
     yield _case("gaussian", 0, 2880, 8, 2)
@@ -189,7 +199,7 @@ FINALIZE_Q8_1 = Family(
     fills=_FILLS,
     options=(
         word("quantizer", *QUANTIZERS, fixed=True),
-        *(word("bias", "none", "distinct"), ROUTING, *RANKS, POISON),
+        *(SUM_BIAS, ROUTING, *RANKS, POISON),
     ),
     inputs=sum_inputs,
     expect=_expect,

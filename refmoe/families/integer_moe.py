@@ -60,9 +60,13 @@ def _quantization(case: Case) -> str:
     return "ready" if case.dtype == "q8_1" else "separate"
 
 
+#: What tokens are here in another form, and what a layer by integer products has not.
+_OF_MOE = ("x", "input_sf", "gate_up_alpha", "down_alpha")
+
+
 def _inputs(case: Case) -> Inputs:
     """Those of a layer; its tokens come in BF16, or in Q8_1 as another layer leaves them."""
-    given = {name: array for name, array in layer_inputs(case).items() if name not in ("x", "input_sf")}
+    given = {name: array for name, array in layer_inputs(case).items() if name not in _OF_MOE}
     x = tokens_of(case.fill, case.seed, case.shape.m, case.shape.k)
     if case.dtype == "bf16":
         return {"x": x, "x_d": None, **given}
@@ -227,6 +231,10 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 8, 96, 32, 3, 2, "dp4a", routing="same-experts")
     yield _case("gaussian", 6, 96, 64, 4, 4, "dp4a", first_expert=4, ranks=3)
     yield _case("gaussian", 3, 96, 64, 4, 2, "llama_cpp", first_expert=4, ranks=2, routing="elsewhere")
+    for number, path in enumerate(PATH.words):  # more experts than a power of two, and as many as DeepSeek-V3 has
+        yield _case("gaussian", 3, 96, 32, 99, 5, path, params="distinct", first_expert=99 * number, ranks=2)
+        yield _case("gaussian", 1, 96, 32, 256, 8, path, bias="none")
+    yield _staying("gaussian", 8, 96, 64, 3, 2, routing="same-experts", params="distinct")
     yield _case("gaussian", 0, 96, 64, 4, 2, "dp4a")
     yield _staying("gaussian", 1, 2880, 32, 128, 4)
     yield _staying("real", 2, 384, 768, 8, 2)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.errors import RefmoeError
 from refmoe.families.activation import PARAMS, VARIANT, check_params
-from refmoe.families.case import Shape, refused, word
+from refmoe.families.case import Shape, number, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.expand import INPUT_SF
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, LaunchFailed, Outputs
@@ -174,11 +174,17 @@ def layer_inputs(case: Case) -> Inputs:
     weights = weights_of(case.fill, case.seed, case.variant, shape.e, shape.k, shape.n, case.first_expert)
     x = tokens_of(case.fill, case.seed, shape.m, shape.k)
     scales = None
+    if case.dtype == "fp16":
+        x = x.astype(np.float32).astype(np.float16)
     if case.path == "ready":
         quantized = quantize_mxfp8(x, mode=case.mode, edge=case.edge)
         x, scales = quantized.codes, quantized.scales
     biased, experts = case.bias == "distinct", np.arange(case.first_expert, case.first_expert + shape.e)
     own = case.params == "distinct"
+    # Powers of two, by which the reference multiplies block scales: it has no global ones.
+    shifts = np.array([1, -1, 0])
+    alphas = [np.ldexp(np.float32(1), np.roll(shifts, turn)[experts % shifts.size]) for turn in (0, 1)]
+    gate_up_alpha, down_alpha = alphas if case.get("global_scales", "none") == "distinct" else (None, None)
     return {
         "x": x,
         "input_sf": scales,
@@ -188,8 +194,11 @@ def layer_inputs(case: Case) -> Inputs:
         "gate_up_scales": weights.gate_up.scales,
         "down": weights.down.codes,
         "down_scales": weights.down.scales,
+        "gate_up_alpha": gate_up_alpha,
+        "down_alpha": down_alpha,
         "gate_up_bias": _biases("gate-up-bias", case.seed, experts, 2 * shape.n) if biased else None,
-        "down_bias": _biases("down-bias", case.seed, experts, shape.k) if biased else None,
+        # Of a tensor-parallel group one rank alone adds it.
+        "down_bias": _down_bias(case) if not case.get("tp_rank", 0) else None,
         "swiglu_alpha": (1.702 - experts / 8 % 1.5).astype(np.float32) if own else None,
         "swiglu_beta": (1 + experts % 5 / 4).astype(np.float32) if own else None,
         "swiglu_limit": (7 - experts % 6).astype(np.float32) if own else None,
@@ -202,6 +211,12 @@ def _weights(draw: Draw, tokens: int, top_k: int) -> NDArray[np.float32]:
     return np.asarray((raw / np.float64(max(top_k, 1))).astype(np.float32))
 
 
+def _down_bias(case: Case) -> NDArray[Any] | None:
+    """The second product's bias, whether this rank adds it or not."""
+    experts = np.arange(case.first_expert, case.first_expert + case.shape.e)
+    return _biases("down-bias", case.seed, experts, case.shape.k) if case.bias == "distinct" else None
+
+
 def _biases(name: str, seed: int, experts: NDArray[np.int64], width: int) -> NDArray[Any]:
     """BF16 [E, width]; an expert has the same on every rank."""
     return np.stack([Draw(name, seed, int(expert)).normal((width,)) for expert in experts]).astype(_BF16)
@@ -209,29 +224,45 @@ def _biases(name: str, seed: int, experts: NDArray[np.int64], width: int) -> NDA
 
 def layer_of(case: Case, inputs: Inputs) -> MoELayer:
     """The reference's layer of a case's inputs."""
-    gate_up, down = (MXTensor(inputs[name], inputs[f"{name}_scales"], "mxfp4") for name in ("gate_up", "down"))
+    gate_up, down = (MXTensor(inputs[name], _scales_of(inputs, name), "mxfp4") for name in ("gate_up", "down"))
     own = {name: inputs[name] for name in ("swiglu_alpha", "swiglu_beta", "swiglu_limit")}
     return MoELayer(
         gate_up, down, case.shape.t, inputs["gate_up_bias"], inputs["down_bias"], variant=case.variant, **own
     )
 
 
+def _scales_of(inputs: Inputs, name: str) -> NDArray[np.uint8]:
+    """The block scales of weights, times the global scale of their expert, which is a power of two."""
+    scales, alpha = inputs[f"{name}_scales"], inputs.get(f"{name}_alpha")
+    if alpha is None:
+        return np.asarray(scales)
+    return np.asarray((scales + np.log2(alpha).astype(np.int64)[:, None, None]).astype(np.uint8))
+
+
 def _expect(case: Case, inputs: Inputs) -> Expectation:
     """Every intermediate of the path's reference, poison where no kernel writes."""
+    x, scales, path = inputs["x"], inputs["input_sf"], case.path
+    quantized = None
+    if case.dtype == "fp16":
+        # The reference takes BF16 or what is quantized already.
+        quantized = quantize_mxfp8(x, mode=case.mode, edge=case.edge)
+        x, scales, path = quantized.codes, quantized.scales, "ready"
     found = moe_layer(
-        inputs["x"],
+        x,
         layer_of(case, inputs),
         path="cutlass",
-        quantization=case.path,
+        quantization=path,
         topk_ids=inputs["topk_ids"],
         topk_weights=inputs["topk_weights"],
-        input_sf=inputs["input_sf"],
+        input_sf=scales,
         first_expert=case.first_expert,
         model=MODEL,
         mode=case.mode,
         edge=case.edge,
         stages=True,
     ).stages
+    if quantized is not None and case.path == "separate":
+        found = {**found, "quantize": {"codes": quantized.codes, "scales": quantized.scales}}
     outputs = {
         stage: _poisoned(case, stage, found[name][array], found["routing"]["offsets"])
         for stage, name, array in _arrays(case)
@@ -326,13 +357,16 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         inputs["gate_up"],
         inputs["down"],
         _BF16,
-        [gate_up, None, down, None],
+        [gate_up, inputs["gate_up_alpha"], down, inputs["down_alpha"]],
         fc1_expert_biases=inputs["gate_up_bias"],
-        fc2_expert_biases=inputs["down_bias"],
+        fc2_expert_biases=_down_bias(case),  # given to every rank
         input_sf=scales,
         swiglu_alpha=inputs["swiglu_alpha"],
         swiglu_beta=inputs["swiglu_beta"],
         swiglu_limit=inputs["swiglu_limit"],
+        tp_size=case.tp_rank + 1,
+        tp_rank=case.tp_rank,
+        min_latency_mode=case.min_latency == "yes",
         ep_size=case.ranks,
         ep_rank=case.first_expert // case.shape.e,
         quantize_in_expand=case.path == "fused",
@@ -343,11 +377,11 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     call = make_call(arguments)
     check_ids(call)
     buffers, steps = layer_launches(call, device, case.poison)
-    for number, step in enumerate(steps):
+    for place, step in enumerate(steps):
         try:
             device.launch(step.plan)
         except RefmoeError as error:
-            done = [before.stage for before in steps[:number]]
+            done = [before.stage for before in steps[:place]]
             raise LaunchFailed(step.stage, _taken(case, device, buffers, done), error) from error
     return _taken(case, device, buffers, [stage.partition(".")[0] for stage in BUFFERS])
 
@@ -370,6 +404,8 @@ def _taken(case: Case, device: Device, written: Mapping[str, Any], launches: Seq
 def _check(case: Case) -> None:
     if case.shape.n % MX_BLOCK:
         raise refused("shape", str(case.shape), f"an n that is a multiple of {MX_BLOCK}: it is the intermediate size")
+    if case.dtype == "fp16" and case.path == "ready":
+        raise refused("path", case.path, "separate or fused with dtype fp16: ready tokens are MXFP8")
     if case.input_sf != "linear" and (case.path, case.input_sf) != ("ready", "128x4"):
         raise refused("input_sf", case.input_sf, "linear, or 128x4 with path=ready")
     check_params(case)
@@ -383,6 +419,13 @@ def _check(case: Case) -> None:
 #: Who quantizes a layer's tokens: a launch of its own, expand, or the caller.
 _PATH = word("path", "separate", "fused", "ready")
 _PATHS = _PATH.words
+
+#: Whether each expert's products have a factor of their own, a power of two.
+_GLOBAL_SCALES = word("global_scales", "none", "distinct")
+#: The rank in a tensor-parallel group, of which the first alone adds the bias of the second product.
+_TP_RANK = number("tp_rank")
+#: Whether the narrow tiles are asked for, which decide no result.
+_MIN_LATENCY = word("min_latency", "no", "yes")
 
 #: Hidden and intermediate size of gpt-oss.
 _GPT_OSS = 2880
@@ -423,6 +466,21 @@ def _default() -> Iterator[Case]:
     for m in (16, 40, 130):
         yield _case("gaussian", m, 96, 64, 5, 2, "fused")  # every width of tile
     yield _case("gaussian", 512, 32, 32, 4, 2, "separate")
+    for number_of, path in enumerate(_PATHS):
+        dtype = "fp16" if path != "ready" else "bf16"
+        yield _case("gaussian", 5, 160, 96, 6, 3, path, dtype=dtype, global_scales="distinct", tp_rank=number_of)
+    for edge, min_latency in (("flashinfer", "yes"), ("exact", "yes")):
+        options: dict[str, Any] = {
+            "edge": edge,
+            "min_latency": min_latency,
+            "params": "distinct",
+            "global_scales": "distinct",
+        }
+        yield _case("gaussian", 7, 96, 64, 99, 5, "fused", first_expert=99, ranks=2, **options)
+    yield _case("gaussian", 2, 64, 32, 128, 4, "separate", dtype="fp16", min_latency="yes", mode="floor")
+    yield _case("gaussian", 2, 64, 32, 256, 8, "fused", tp_rank=1)  # as many experts as DeepSeek-V3 has
+    for m in (127, 128, 129):  # a tile of one expert's tokens, and a token less and more
+        yield _case("gaussian", m, 32, 32, 2, 1, "fused", routing="same-experts")
     yield _case("gaussian", 0, 96, 64, 4, 2)
 
 
@@ -444,10 +502,24 @@ def _full() -> Iterator[Case]:
 MOE = Family(
     name="moe",
     about="A whole layer: permute, quantize, expand, GEMM, activation, GEMM, finalize, every buffer compared.",
-    dtypes=("bf16",),
+    dtypes=("bf16", "fp16"),
     sizes="mknet",
     fills=LAYER_FILLS,
-    options=(_PATH, VARIANT, MODE, EDGE, PARAMS, BIAS, INPUT_SF, ROUTING, *RANKS, POISON),
+    options=(
+        _PATH,
+        VARIANT,
+        MODE,
+        EDGE,
+        PARAMS,
+        BIAS,
+        INPUT_SF,
+        _GLOBAL_SCALES,
+        _TP_RANK,
+        _MIN_LATENCY,
+        ROUTING,
+        *RANKS,
+        POISON,
+    ),
     inputs=layer_inputs,
     expect=_expect,
     run=_run,
@@ -455,9 +527,13 @@ MOE = Family(
     contract=Contract(
         inputs=(
             *("x", "input_sf", "topk_ids", "topk_weights", "gate_up", "gate_up_scales", "down", "down_scales"),
+            *("gate_up_alpha", "down_alpha"),
             *("gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"),
         ),
-        features=("input_sf", "gate_up_bias", "down_bias", "swiglu_alpha", "swiglu_beta", "swiglu_limit"),
+        features=(
+            *("input_sf", "gate_up_alpha", "down_alpha", "gate_up_bias", "down_bias"),
+            *("swiglu_alpha", "swiglu_beta", "swiglu_limit"),
+        ),
         outputs={"finalize.out": "bfloat16"},
         settings={**ROUTED, "variant": "variant", "mode": "mode", "edge": "edge"},
     ),

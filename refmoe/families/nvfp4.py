@@ -18,7 +18,16 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, word
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
-from refmoe.families.quantize import DECODE, FILE_OPTIONS, INPUT_FORMATS, LOOPING_ROWS, InputFormat, check_file
+from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
+from refmoe.families.quantize import (
+    DECODE,
+    FAR_ROWS,
+    FILE_OPTIONS,
+    INPUT_FORMATS,
+    LOOPING_ROWS,
+    InputFormat,
+    check_file,
+)
 from refmoe.families.quantize import FILLS as MX_FILLS
 from refmoe.families.stages import Codes, Scales
 from refmoe.families.vacuity import Limits, doubt_codes
@@ -251,13 +260,20 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     )
 
 
+def _far(case: Case) -> Layout:
+    """Where rows lie in the kernel's buffers."""
+    k = case.shape.k
+    scale_bytes = k // _BLOCK if case.layout == "linear" else -(-k // (4 * _BLOCK)) * 4
+    return of_rows(case, {"x": 2 * k, "codes": k // NVFP4.codes_a_byte, "scales": scale_bytes})
+
+
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.nvfp4 import nvfp4_quantize
 
     result = nvfp4_quantize(
         inputs["x"],
         global_encode_scale=inputs["global_scale"][0],
-        device=device,
+        device=far_device(case, device, _far(case)),
         layout=case.layout,
         fill=case.poison,
     )
@@ -269,6 +285,11 @@ _PLAIN = tuple(name for name in NVFP4_FILLS if name not in ("real", "activations
 
 def _case(fill: str, m: int, k: int, dtype: str = "bf16", seed: int = 7, **options: Any) -> Case:
     return NVFP4_QUANTIZE.case(fill, Shape(m, k), dtype, seed, **options)
+
+
+def _check(case: Case) -> None:
+    check_file(case)
+    check_before(case)
 
 
 def _quick() -> Iterator[Case]:
@@ -305,6 +326,13 @@ def _default() -> Iterator[Case]:
             for layout in ("linear", "128x4"):
                 yield _case("fingerprint", m, k, layout=layout, poison=0x7F)
         yield _case("fingerprint", 300 if k == 2880 else 130, k, layout="128x4")
+    yield _case("fingerprint", 65_600, 16, layout="128x4")  # more rows of scales than CTAs
+    for rows in (127, 128, 129, 255, 256, 257):  # an atom of the layout, and a row less and more
+        yield _case("fingerprint", rows, 64, layout="128x4", poison=0x7F)
+    for k in (48, 64, 80, 496, 512, 528, 8176, 8192):  # a group's elements, a warp's, a CTA's; a block less and more
+        yield _case("scale-bytes", 3, k, layout="128x4")
+    for layout in ("linear", "128x4"):  # blocks, and bytes of swizzled scales, past 2^31
+        yield _case("fingerprint", 3, 64, layout=layout, rows_before=FAR_ROWS)
     for layout in ("linear", "128x4"):
         yield _case("fingerprint", LOOPING_ROWS, 16, layout=layout)
         yield _case("wide-range", 3, 8208, layout=layout)  # a row wider than a CTA, by one block
@@ -331,7 +359,7 @@ NVFP4_QUANTIZE = Family(
     dtypes=tuple(INPUT_FORMATS),
     sizes="mk",
     fills=NVFP4_FILLS,
-    options=(word("layout", "linear", "128x4", fixed=True), CALIBRATION, POISON, *FILE_OPTIONS),
+    options=(word("layout", "linear", "128x4", fixed=True), CALIBRATION, ROWS_BEFORE, POISON, *FILE_OPTIONS),
     inputs=_inputs,
     expect=_expect,
     run=_run,
@@ -343,6 +371,7 @@ NVFP4_QUANTIZE = Family(
     ),
     sources=("nvfp4",),
     host=("refmoe.cuda.nvfp4",),
-    check=check_file,
+    check=_check,
+    lacks=lacks_memory,
     block=_BLOCK,
 )

@@ -7,7 +7,7 @@ the order in which the elements are summed, and what d = amax / 127 becomes in F
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, word
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_values
@@ -275,13 +276,25 @@ def doubt_q8(tensor: Q8Tensor, limits: Limits) -> str | None:
     return doubt_values(tensor.codes, limits)
 
 
+def _far(case: Case) -> Layout:
+    """Where rows lie in the kernel's buffers."""
+    k, size = case.shape.k, DTYPES[case.dtype].itemsize
+    quads = int(case.rows_before) * k // 4
+    moved = of_rows(case, {"x": size * k, "codes": k, "d": 2 * k // _BLOCK, "s": 2 * k // _BLOCK})
+    return replace(moved, counts={0: quads}, tiles_before=quads // 256)
+
+
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.q8_1 import q8_1_quantize
 
-    return q8_outputs(q8_1_quantize(inputs["x"], device=device, variant=case.variant, fill=case.poison))
+    place = far_device(case, device, _far(case))
+    return q8_outputs(q8_1_quantize(inputs["x"], device=place, variant=case.variant, fill=case.poison))
 
 
 # --- cases ----------------------------------------------------------------------------------------------------------
+
+#: Rows of 64 elements in front of a case of few: together they have a little less than 2^31.
+_FAR_ROWS = (1 << 25) - 128
 
 #: Rows by 32: more quads than 256 threads of 16 CTAs on each of 170 multiprocessors take at once.
 _LOOPING_ROWS = 87104
@@ -311,6 +324,11 @@ def _default() -> Iterator[Case]:
     for m in (1, 2, 8):
         yield _case("real", m, 2880)
     yield _case("gaussian", _LOOPING_ROWS, 32)
+    for dtype in DTYPES:  # as many elements as the host code takes, a little below 2^31
+        yield _case("gaussian", 3, 64, dtype=dtype, rows_before=_FAR_ROWS)
+    for k in (224, 256, 288, 1024):  # a warp's elements and a CTA's, and a block less and more
+        for m in (31, 32, 33):
+            yield _case("fingerprint", m, k, dtype="fp16", variant=VARIANTS[m % 2])
     yield _case("gaussian", 0, 2880)
 
 
@@ -330,7 +348,7 @@ Q8_1_QUANTIZE = Family(
     dtypes=tuple(DTYPES),
     sizes="mk",
     fills=_FILLS,
-    options=(word("variant", *VARIANTS, fixed=True), POISON),
+    options=(word("variant", *VARIANTS, fixed=True), ROWS_BEFORE, POISON),
     inputs=_inputs,
     expect=_expect,
     run=_run,
@@ -342,5 +360,7 @@ Q8_1_QUANTIZE = Family(
     ),
     sources=("q8_1",),
     host=("refmoe.cuda.q8_1",),
+    check=check_before,
+    lacks=lacks_memory,
     group="dp4a",
 )

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, text, word
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
 from refmoe.families.stages import Codes, Scales
 from refmoe.families.vacuity import Limits, doubt_codes
@@ -389,6 +390,9 @@ COMPILED_POLICIES = tuple(product(MODE.words, EDGE.words))
 MODELS = ((2880, 128, 4), (7168, 256, 8))
 DECODE = (1, 2, 8)
 
+#: Rows of 64 elements whose pieces of 16 number 2^31, as do the bytes of their swizzled scales.
+FAR_ROWS = 1 << 29
+
 #: More rows than the largest grid of any arch, 64 CTAs on each of 170 multiprocessors: CTAs take several.
 LOOPING_ROWS = 11008
 
@@ -434,11 +438,24 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     return Expectation({"codes": quantized.codes, "scales": scales}, quantized_stages(case, quantized.scales), doubt)
 
 
+def _far(case: Case) -> Layout:
+    """Where rows lie in the kernel's buffers."""
+    k = case.shape.k
+    scale_bytes = k // MX_BLOCK if case.layout == "linear" else -(-k // (4 * MX_BLOCK)) * 4
+    return of_rows(case, {"x": 2 * k, "codes": k, "scales": scale_bytes})
+
+
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.quantize import mxfp8_quantize
 
-    result = mxfp8_quantize(inputs["x"], device=device, **settings_of(case))
+    place = far_device(case, device, _far(case))
+    result = mxfp8_quantize(inputs["x"], device=place, **settings_of(case))
     return {"codes": result.codes, "scales": result.scales}
+
+
+def _check(case: Case) -> None:
+    check_file(case)
+    check_before(case)
 
 
 EXHAUSTIVE = ("exhaustive-max", "exhaustive-element")
@@ -484,6 +501,17 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", 300, k, layout="128x4")
     for layout in ("linear", "8x4"):
         yield _case("fingerprint", LOOPING_ROWS, 32, layout=layout)
+    # More rows of scales than CTAs, and more than 65,536 rows.
+    yield _case("fingerprint", 65_600, 32, layout="128x4")
+    for rows in (7, 8, 9):  # a tile of the layout, and a row less and more; k a whole group, and a block less and more
+        yield _case("fingerprint", rows, 96 + 32 * (rows - 7), layout="8x4", poison=0x7F)
+    for rows in (127, 128, 129, 255, 256, 257):
+        yield _case("fingerprint", rows, 128, layout="128x4", poison=0x7F)
+    for k in (480, 512, 544, 8160, 8192):  # a warp's elements and a CTA's, and a block less and more
+        yield _case("wide-range", 2, k, layout="128x4")
+    for layout in ("linear", "128x4"):
+        # Pieces of 16 codes, and bytes of swizzled scales, past 2^31.
+        yield _case("fingerprint", 3, 64, layout=layout, rows_before=FAR_ROWS)
     for layout in ("linear", "128x4"):
         yield _case("wide-range", 3, 8224, layout=layout)  # a row wider than a CTA, by one block
     for layout in _LAYOUT.words:
@@ -508,7 +536,7 @@ QUANTIZE = Family(
     dtypes=tuple(INPUT_FORMATS),
     sizes="mk",
     fills=FILLS,
-    options=(MODE, EDGE, _LAYOUT, POISON, *FILE_OPTIONS),
+    options=(MODE, EDGE, _LAYOUT, ROWS_BEFORE, POISON, *FILE_OPTIONS),
     inputs=_inputs,
     expect=_expect,
     run=_run,
@@ -520,5 +548,6 @@ QUANTIZE = Family(
     ),
     sources=("quantize",),
     host=("refmoe.cuda.quantize",),
-    check=check_file,
+    check=_check,
+    lacks=lacks_memory,
 )

@@ -24,7 +24,7 @@ from refmoe.reference.routing import route_softmax_topk
 
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
-    from refmoe.cuda.routing import Permuted
+    from refmoe.cuda.routing import Permuted, Routed
 
 FloatArray = NDArray[np.float32]
 
@@ -87,6 +87,19 @@ def _same_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
     return logits
 
 
+def _equal_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
+    """One value for all experts of a token, but for fewer than k that lead: the rest of the choices tie over all lanes.
+
+    The value is a zero of either sign, a subnormal number, or an ordinary one.
+    """
+    values = np.array([0.0, -0.0, 2.0**-130, -(2.0**-130), 3.5, -3.5], np.float32)
+    logits = np.repeat(values[np.arange(tokens) % values.size][:, None], experts, axis=1)
+    ahead = np.argsort(draw.words(tokens * experts).reshape(tokens, experts), axis=1, kind="stable")
+    for token in range(tokens):
+        logits[token, ahead[token, : token % k]] += 1 + np.arange(token % k)
+    return logits
+
+
 def _refused_logits(draw: Draw, tokens: int, experts: int, k: int) -> FloatArray:
     """All but every fifth token is without an answer: NaN of either sign, +Inf, too few that are finite."""
     logits = _gaussian_logits(draw, tokens, experts, k)
@@ -113,10 +126,30 @@ _FILLS = Fill.by_name(
     Fill("close", "logits compared with fewer bits", _close_logits),
     Fill("never", "-Inf chosen, or taken for padding", _never_logits),
     Fill("same", "experts without rows, and one with a row of every token", _same_logits),
+    Fill("equal", "a tie over more than a warp that goes to another than the lowest index", _equal_logits),
     Fill("refused", "NaN or +Inf accepted, -Inf chosen, the wrong token reported", _refused_logits),
     Fill(_GIVEN, "a map or an offset of another expert, token or choice", expert_ids),
 )
-_LOGITS = tuple(name for name in _FILLS if name != _GIVEN)
+_LOGITS = tuple(name for name in _FILLS if name not in (_GIVEN, "equal"))
+
+#: No bias, ordinary numbers, zeros of either sign and subnormal ones, or numbers but for some that are -Inf.
+_BIAS = word("bias", "none", "distinct", "tiny", "never")
+#: FP32 bits: zeros, the least and the largest subnormal numbers, of either sign.
+_TINY_BIAS = np.array([0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x807FFFFF], np.uint32).view(np.float32)
+
+
+def _router_bias(case: Case, experts: int) -> FloatArray | None:
+    """float32 [experts] as the option `bias` says, or None."""
+    if case.bias == "none":
+        return None
+    if case.bias == "tiny":
+        return np.asarray(_TINY_BIAS[Draw("tiny-router-bias", case.seed).integers(_TINY_BIAS.size, (experts,))])
+    bias = (Draw("router-bias", case.seed).normal((experts,)) * 0.7).astype(np.float32)
+    if case.bias == "never":
+        # As many are left as a token chooses, and two more.
+        order = np.argsort(Draw("never-router-bias", case.seed).words(experts), kind="stable")
+        bias[order[case.shape.t + 2 :]] = -np.inf
+    return bias
 
 
 # --- words ----------------------------------------------------------------------------------------------------------
@@ -237,10 +270,9 @@ def _inputs(case: Case) -> Inputs:
     if case.dtype == "ids":
         return {"topk_ids": expert_ids(case)}
     logits = _FILLS[case.fill].make(Draw("logits", case.fill, case.seed), shape.m, experts, shape.t)
-    bias = (Draw("router-bias", case.seed).normal((experts,)) * 0.7).astype(np.float32)
     with np.errstate(invalid="ignore"):
         rounded = logits.astype(VALUE_DTYPES[case.dtype])
-    return {"logits": rounded, "bias": bias if case.bias == "distinct" else None}
+    return {"logits": rounded, "bias": _router_bias(case, experts)}
 
 
 def _expect(case: Case, inputs: Inputs) -> Expectation:
@@ -284,12 +316,12 @@ def _expected_maps(case: Case, ids: NDArray[np.int32]) -> tuple[dict[str, NDArra
         ChoiceRows("unpermuted_to_permuted", ids),
         RowChoices("permuted_to_unpermuted", case.shape.m),
     )
-    return _maps(build_permutation(ids, case.shape.e, case.first_expert)), stages
+    return maps_of(build_permutation(ids, case.shape.e, case.first_expert)), stages
 
 
 def _doubt_weights(case: Case, weights: NDArray[np.float32], answered: NDArray[np.bool_]) -> str | None:
     """Weights that are all alike would agree with those of a kernel that never looks at the logits."""
-    if case.shape.t == 1 or not answered.any() or case.fill == "signed-zeros":
+    if case.shape.t == 1 or not answered.any() or case.fill in ("signed-zeros", "equal"):
         return None  # one weight is 1, and so are the exponentials of numbers next to zero: the ids tell there
     found = np.unique(weights[answered]).size
     need = min(2 * int(answered.sum()), 4)
@@ -302,19 +334,24 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
 
     placed = {"first_expert": case.first_expert, "fill": case.poison}
     if case.dtype == "ids":
-        return _maps(routing.permute(inputs["topk_ids"], case.shape.e, device=device, **placed))
+        return maps_of(routing.permute(inputs["topk_ids"], case.shape.e, device=device, **placed))
     routed, refused = routing.try_route(
         inputs["logits"], case.shape.t, case.shape.e, device=device, bias=inputs["bias"], **placed
     )
+    return outputs_of(routed, refused)
+
+
+def outputs_of(routed: Routed, refused: int | None) -> Outputs:
+    """What routing kernels give, as bit patterns: ids, weights, the token that was refused, or none, and the maps."""
     return {
         "topk_ids": routed.topk_ids.view(np.uint32),
         "topk_weights": routed.topk_weights.view(np.uint32),
         "refused": np.array([0 if refused is None else ~refused & 0xFFFFFFFF], np.uint32),
-        **_maps(routed),
+        **maps_of(routed),
     }
 
 
-def _maps(permuted: Permuted | Permutation) -> dict[str, NDArray[Any]]:
+def maps_of(permuted: Permuted | Permutation) -> dict[str, NDArray[Any]]:
     """The kernel's maps, or the reference's, as bit patterns."""
     return {
         "offsets": permuted.offsets.view(np.uint64),
@@ -377,6 +414,18 @@ def _default() -> Iterator[Case]:
         yield _route("gaussian", 9, e // 4, t, first_expert=e // 4, ranks=4)
     for fill, dtype, m in product(_LOGITS, ("f32", "bf16"), (_FEW, 100)):
         yield _route(fill, m, 72, 6, dtype=dtype, bias="distinct" if fill != "signed-zeros" else "none")
+    for number, (e, t) in enumerate((*_ROUTERS, (99, 5))):
+        for m in (_FEW, _MANY):
+            yield _route("equal", m, e, t, dtype=("f32", "bf16")[(number + m) % 2])
+            # Subnormal terms decide between zeros; most experts are never chosen.
+            yield _route("signed-zeros", m, e, t, bias="tiny")
+            yield _route("gaussian", m, e, t, bias="never", dtype=("f32", "bf16")[(number + m) % 2])
+            yield _route("given", m, e, t, dtype="ids")
+    yield _route("equal", 9, 40, 4, bias="tiny")
+    for m in (31, 32, 33, 1023, 1024, 1025):  # a warp's tokens, a CTA's threads, and one less and more
+        yield _route("given", m, 9, 3, dtype="ids")
+    yield _route("given", 66_000, 3, 2, dtype="ids")  # more than 65,536 rows
+    yield _route("given", 2100, 3, 1, dtype="ids", routing="same-experts")  # all at one expert
     yield _route("gaussian", 0, 128, 4)
     yield _route("given", 0, 128, 4, dtype="ids")
     yield _route("given", 1100, 8, 4, dtype="ids")  # more tokens than a CTA has threads
@@ -404,7 +453,7 @@ ROUTE = Family(
     dtypes=("f32", "bf16", "ids"),
     sizes="met",
     fills=_FILLS,
-    options=(ROUTING, *RANKS, word("bias", "none", "distinct"), POISON),
+    options=(ROUTING, *RANKS, _BIAS, POISON),
     inputs=_inputs,
     expect=_expect,
     run=_run,

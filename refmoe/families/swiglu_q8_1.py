@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from refmoe.draw import Draw
-from refmoe.families.activation import GATE_FILLS, MIDPOINTS, PARAMS, PLAIN_GATES, VARIANT, check_params, gate_inputs
+from refmoe.families.activation import (
+    CLAMPED,
+    GATE_FILLS,
+    GATE_PARAMS,
+    MIDPOINTS,
+    PLAIN_GATES,
+    TIES,
+    VARIANT,
+    check_params,
+    far_gates,
+    gate_inputs,
+)
 from refmoe.families.case import Shape, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Inputs, Outputs
+from refmoe.families.far import ROWS_BEFORE, check_before, far_device, lacks_memory
 from refmoe.families.q8_1 import BlockHalves, Int8Codes, q8_outputs
 from refmoe.families.vacuity import Limits, doubt_values
 from refmoe.formats import Q8_1
@@ -21,12 +34,12 @@ from refmoe.reference.swiglu_q8_1 import swiglu_q8_1
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
 
-_FILLS = {name: fill for name, fill in GATE_FILLS.items() if name != MIDPOINTS}
+_FILLS = {name: fill for name, fill in GATE_FILLS.items() if name not in (MIDPOINTS, CLAMPED, TIES)}
 
 #: Results of SwiGLU are uneven: many are far below their block's largest.
 _LIMITS = Limits(zeros=0.5, reason="most results of a block may be far below its largest")
 _EXTREME = Limits(zeros=0.95, reason="most blocks have a NaN, an Inf, or one result far above the others")
-_UNEVEN = ("specials", "tiny", "sigmoid-edges", "clamps")
+_UNEVEN = ("specials", "tiny", "sigmoid-edges", "clamps", "zeros")
 
 
 def _inputs(case: Case) -> Inputs:
@@ -35,6 +48,8 @@ def _inputs(case: Case) -> Inputs:
     if case.dtype == "f32":
         bits = given["gate_up"].view(np.uint16).astype(np.uint32) << 16
         ordinary = (bits & 0x7F800000) < 0x7F800000
+        if case.fill == "zeros":
+            ordinary &= (bits & 0x7FFFFFFF) > 0
         low = Draw("gates-low", case.fill, case.seed).integers(1 << 16, bits.shape).astype(np.uint32)
         given["gate_up"] = np.where(ordinary, bits | low, bits).astype(np.uint32).view(np.float32)
     return {name: given[name] for name in ("gate_up", "offsets", "alpha", "beta", "limit")}
@@ -59,10 +74,11 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.swiglu_q8_1 import swiglu_q8_1 as launch
 
+    k = case.shape.k
     tensor = launch(
         inputs["gate_up"],
         inputs["offsets"],
-        device=device,
+        device=far_device(case, device, far_gates(case, {"codes": k, "d": k // 16, "s": k // 16})),
         variant=case.variant,
         quantizer=case.quantizer,
         swiglu_alpha=inputs["alpha"],
@@ -76,6 +92,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
 def _check(case: Case) -> None:
     check_params(case)
     check_choices(case)
+    check_before(case)
 
 
 def _case(fill: str, m: int, k: int, e: int, dtype: str = "bf16", seed: int = 7, **options: Any) -> Case:
@@ -100,6 +117,17 @@ def _default() -> Iterator[Case]:
         for quantizer in QUANTIZERS:
             yield _case("gaussian", 32, 2880, 32, dtype=dtype, quantizer=quantizer)
             yield _case("fingerprint", 8, 2048, 128, dtype=dtype, variant="silu", quantizer=quantizer)
+    for number, (dtype, fill) in enumerate(product(("bf16", "f32"), ("clamps", "zeros", "gaussian"))):
+        quantizer = QUANTIZERS[number % 2]
+        yield _case(
+            fill, 70, 160, 35, dtype=dtype, params="edges", routing="all-one-token", ranks=2, quantizer=quantizer
+        )
+        yield _case("zeros", 9, 416, 3, dtype=dtype, variant="silu", quantizer=quantizer, seed=number)
+    for k in (1120, 1024, 1056, 992):  # a CTA's columns, and a block less and more
+        yield _case("fingerprint", 2, k, 2, dtype="f32")
+    yield _case("gaussian", 65_600, 32, 3, routing="same-experts")  # all at one expert
+    for dtype in ("bf16", "f32"):  # as many gates and ups as the host code takes, 2^31 and none
+        yield _case("fingerprint", 5, 64, 3, dtype=dtype, rows_before=(1 << 24) - 128)
     yield _case("gaussian", 11008, 32, 8)  # more rows than CTAs
     yield _case("gaussian", 2, 2080, 2, dtype="f32")  # a row wider than a CTA, by one block
     yield _case("gaussian", 0, 2880, 8)
@@ -121,8 +149,8 @@ SWIGLU_Q8_1 = Family(
     sizes="mke",
     fills=_FILLS,
     options=(
-        *(VARIANT, word("quantizer", *QUANTIZERS, fixed=True), PARAMS),
-        *(ROUTING, *RANKS, POISON),
+        *(VARIANT, word("quantizer", *QUANTIZERS, fixed=True), GATE_PARAMS),
+        *(ROUTING, *RANKS, ROWS_BEFORE, POISON),
     ),
     inputs=_inputs,
     expect=_expect,
@@ -137,5 +165,6 @@ SWIGLU_Q8_1 = Family(
     sources=("swiglu_q8_1",),
     host=("refmoe.cuda.swiglu_q8_1",),
     check=_check,
+    lacks=lacks_memory,
     group="dp4a",
 )

@@ -20,10 +20,34 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 OUTPUTS: dict[str, np.dtype[Any]] = {"bf16": BF16, "f32": np.dtype(np.float32)}
 BITS: dict[str, np.dtype[Any]] = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.uint32)}
 
-ALPHA = word("alpha", "none", "distinct")
+#: No factor; ordinary ones; 0, -0, negative, subnormal, and so large that products overflow.
+ALPHA = word("alpha", "none", "distinct", "edges")
+#: Of a layer.
 BIAS = word("bias", "none", "distinct")
+#: Of a product: no bias; ordinary terms; zeros of either sign and subnormal numbers.
+PRODUCT_BIAS = word("bias", "none", "distinct", "tiny")
+
+#: FP32 bits of factors that experts have in turn: 0, -1.1, -0, the least subnormal, 2^-128, 2^127, and an ulp over 1.
+_EDGE_ALPHAS = np.array([0, 0xBF8CCCCD, 0x80000000, 1, 0x80200000, 0x7F000000, 0x3F800001], np.uint32).view(np.float32)
+#: BF16 patterns: zeros, the least and the largest subnormal numbers, of either sign.
+_TINY_BIAS = np.array([0, 0x8000, 1, 0x8001, 0x7F, 0x807F], np.uint16).view(BF16)
 
 FloatArray = NDArray[np.float32]
+
+
+def alpha_of(case: Case) -> FloatArray | None:
+    """Factors of the experts as the option `alpha` says, float32 [experts], or None."""
+    if case.alpha == "edges":
+        return np.resize(_EDGE_ALPHAS, case.shape.e)
+    return distinct_alpha(case) if case.alpha == "distinct" else None
+
+
+def bias_of(case: Case) -> NDArray[Any] | None:
+    """Terms as the option `bias` says, BF16 [experts, n], or None."""
+    if case.bias == "tiny":
+        places = Draw("tiny-bias", case.seed).integers(_TINY_BIAS.size, (case.shape.e, case.shape.n))
+        return np.asarray(_TINY_BIAS[places])
+    return distinct_bias(case) if case.bias == "distinct" else None
 
 
 def distinct_alpha(case: Case) -> FloatArray:

@@ -20,15 +20,16 @@ from refmoe.draw import Draw
 from refmoe.families.case import Shape, number, refused, triple
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
 from refmoe.families.family import POISON, Assumption, Case, Expectation, Family, Inputs, Outputs
+from refmoe.families.far import EXPERTS_BEFORE, ROWS_BEFORE, lacks_memory
 from refmoe.families.gemm.epilogue import (
     ALPHA,
-    BIAS,
     OUTPUTS,
+    PRODUCT_BIAS,
     FloatArray,
-    distinct_alpha,
+    alpha_of,
 )
 from refmoe.families.gemm.fills import FILLS, PADDED_K
-from refmoe.families.gemm.grouped import CONTRACT, expect_products, gemm_inputs, run_products
+from refmoe.families.gemm.grouped import CONTRACT, check_far, expect_products, gemm_inputs, run_products
 from refmoe.formats import MX_BLOCK
 from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
 from refmoe.reference.gemm import dense_gemm, grouped_gemm
@@ -62,9 +63,8 @@ def _inputs(case: Case) -> Inputs:
     offsets = expert_offsets(case)
     tokens = data.tokens.codes.copy()
     tokens[offsets[-1] :] = _E4M3_NAN  # rows of no expert must not matter
-    alpha = distinct_alpha(case) if case.alpha == "distinct" else None
     weights = (data.weights.codes, data.weights.scales)
-    return gemm_inputs(case, tokens, data.tokens.scales, *weights, offsets, alpha, MX_BLOCK)
+    return gemm_inputs(case, tokens, data.tokens.scales, *weights, offsets, alpha_of(case), MX_BLOCK)
 
 
 def _tensors(inputs: Inputs) -> tuple[MXTensor, MXTensor, NDArray[np.int64]]:
@@ -173,6 +173,7 @@ def _check(case: Case) -> None:
         found = f"{case.stages}" if case.stages else case.cluster
         raise refused("stages" if case.stages else "cluster", found, "tile=MxNxK with it, of which it is")
     check_choices(case)
+    check_far(case)
 
 
 # --- cases ----------------------------------------------------------------------------------------------------------
@@ -189,6 +190,10 @@ _PAST_A_TILE = {tile: tile.n + 1 for tile in TILES}
 #: in between, widest.
 _EVERY_TILE = ("wide-range", "specials", "integer")
 _THREE_TILES = (Tile(128, 8, 512), Tile(128, 32, 256), Tile(128, 128, 128))
+
+#: Fills whose results an ordinary factor or bias would hide, or whose shape is their own.
+_EDGE_FILLS = ("zero-rows", "overflow", "scale-bytes")
+_PLAIN = tuple(name for name in FILLS if name not in _EDGE_FILLS)
 
 #: More tiles than any arch has multiprocessors, with one step of K each: CTAs take several.
 _LOOPING = Shape(m=8, k=96, n=2816, e=8)
@@ -221,7 +226,7 @@ def _quick() -> Iterator[Case]:
         yield _case("wide-range", ragged, tile=str(tile))
     for tile in TILES:
         yield _case("gaussian", ragged, "bf16", tile=str(tile), alpha="distinct", bias="distinct")
-    for fill in FILLS:
+    for fill in _PLAIN:
         yield _case(fill, dataclasses.replace(ragged, m=7))  # past the six kinds of token of the fill `specials`
     for tile in TILES:
         # All rows at the last expert, past one tile of tokens: those before have none and shift nobody.
@@ -240,7 +245,7 @@ def _quick() -> Iterator[Case]:
 
 def _default() -> Iterator[Case]:
     ragged = Shape(m=9, k=_RAGGED_K, n=_RAGGED_N, e=3)
-    for fill in FILLS:
+    for fill in _PLAIN:
         for tile in TILES if fill in _EVERY_TILE else _THREE_TILES:
             yield _case(fill, ragged, tile=str(tile), alpha="distinct", bias="distinct", poison=0x7F)
     for tile in TILES:
@@ -251,6 +256,8 @@ def _default() -> Iterator[Case]:
             yield _case("wide-range", Shape(m=2, k=1440, n=16, e=2), tile=str(tile), stages=stages)
     for tile in TILES:
         yield _case("gaussian", Shape(m=0, k=416, n=72, e=2), tile=str(tile))
+    yield from _edges()
+    yield from _far()
     for (k, n), (rows, routing) in itertools.product(_LAYERS, ((1, "uniform"), (4, "all-one-token"))):
         shape = Shape(rows, k, n=n // 45 if k == 2880 else n // 64, e=rows)
         yield _case("wide-range", shape, routing=routing)
@@ -259,6 +266,40 @@ def _default() -> Iterator[Case]:
         yield _case("real", Shape(m=9, k=k, n=n, e=4), dtype, bias="distinct")
     yield _case("one-hot-weights", Shape(m=3, k=2880, n=2880, e=1), tile="128x8x512")  # every element of K
     yield _case("one-hot-weights", _LOOPING, "bf16", tile="128x16x128", routing="all-one-token")
+
+
+def _edges() -> Iterator[Case]:
+    """Values at the ends of FP32 and BF16, and numbers of experts and rows that real models have."""
+    for dtype, bias in (("f32", "none"), ("f32", "tiny"), ("bf16", "tiny")):
+        # A factor for each expert: zeros of either sign with and without a bias, products and sums that are subnormal.
+        for fill in ("zero-rows", "positive"):
+            yield _case(
+                fill, Shape(14, 96, n=24, e=7), dtype, alpha="edges", bias=bias, routing="all-one-token", ranks=2
+            )
+    for dtype in OUTPUTS:
+        yield _case("overflow", Shape(9, 96, n=24, e=2), dtype, tile="128x8x128")
+    yield _case("scale-bytes", Shape(5, 96, n=256, e=1))  # of weights: every byte with every code
+    yield _case("scale-bytes", Shape(256, 256, n=8, e=1), tile="128x128x128")  # of tokens
+    for experts in (128, 256, 99):
+        # A row at each expert, and of one expert all; more experts than the lanes that look for a tile.
+        yield _case(
+            "one-hot-tokens", Shape(experts, 32, n=8, e=experts), "bf16", routing="all-one-token", alpha="distinct"
+        )
+        yield _case("one-hot-weights", Shape(9, 32, n=16, e=experts), routing="same-experts", bias="distinct")
+    for tile in _THREE_TILES:
+        for rows in (tile.n - 1, tile.n):
+            yield _case("one-hot-tokens", Shape(rows, 160, n=24, e=2), tile=str(tile), routing="same-experts")
+    for n in (120, 128):  # a tile's weight rows, and a scale row less
+        yield _case("one-hot-weights", Shape(3, 96, n=n, e=2), tile="128x8x128")
+
+
+def _far() -> Iterator[Case]:
+    """Elements of the output and bytes of tokens, and bytes of weights, past 2^31."""
+    for dtype in OUTPUTS:
+        yield _case("one-hot-tokens", Shape(5, 32, n=32, e=2), dtype, tile="128x128x128", rows_before=1 << 26)
+    far = Shape(3, 256, n=512, e=2)
+    options: dict[str, Any] = {"alpha": "distinct", "bias": "distinct", "experts_before": 1 << 15}
+    yield _case("one-hot-weights", far, tile="128x8x256", routing="same-experts", **options)
 
 
 def _full() -> Iterator[Case]:
@@ -291,7 +332,7 @@ SM12X_GEMM = Family(
         triple("tile", "", "MxNxK such as 128x8x512: weight rows, tokens, elements of K"),
         number("stages", launch=True),
         triple("cluster", "1x1x1", "blocks such as 2x1x1"),
-        *(ROUTING, *RANKS, ALPHA, BIAS, POISON),
+        *(ROUTING, *RANKS, ALPHA, PRODUCT_BIAS, ROWS_BEFORE, EXPERTS_BEFORE, POISON),
     ),
     inputs=_inputs,
     expect=_expect,
@@ -301,5 +342,6 @@ SM12X_GEMM = Family(
     sources=("gemm",),
     host=("refmoe.cuda.gemm.kernel",),
     check=_check,
+    lacks=lacks_memory,
     software={"sm_90a": _software},
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -23,6 +24,7 @@ from refmoe.reference.quantize import quantize_mxfp4, quantize_mxfp8
 from refmoe.reference.tensor import MXTensor
 
 Codes = NDArray[np.int64]
+C = TypeVar("C", bound=np.integer[Any])
 
 #: Elements at the end of K that the fill `zero-padded` leaves zero, as 2880 is padded to 2944.
 PADDED_K = 64
@@ -111,12 +113,13 @@ def _fingerprints(shape: tuple[int, ...]) -> NDArray[np.int64]:
 _ONE_HOT_STRIDE = 37  # of K from row to row: neighbours fall into different blocks, and no K of a model divides it
 
 
-def _one_hot(codes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`codes` [..., K] but for one element a row, which moves through K with the row."""
+def one_hot(codes: NDArray[C]) -> NDArray[C]:
+    """`codes` [..., K] but for one element a row, which moves through K with the row; the others are zeros."""
     rows = codes.reshape(-1, codes.shape[-1])
-    place = np.arange(rows.shape[0]) * _ONE_HOT_STRIDE % codes.shape[-1]
+    row = np.arange(rows.shape[0])
+    place = row * _ONE_HOT_STRIDE % codes.shape[-1]
     kept = np.zeros_like(rows)
-    kept[np.arange(rows.shape[0]), place] = rows[np.arange(rows.shape[0]), place]
+    kept[row, place] = rows[row, place]
     return kept.reshape(codes.shape)
 
 
@@ -131,13 +134,13 @@ def _nonzero(draw: Draw, size: Shape) -> tuple[Codes, Codes, Codes, Codes]:
 def _one_hot_tokens(draw: Draw, size: Shape) -> GemmData:
     """Each token has one element: every result is one weight times it, under the scales of one block of each side."""
     tokens, token_scales, weights, weight_scales = _nonzero(draw, size)
-    return _data(_one_hot(tokens), token_scales, weights, weight_scales)
+    return _data(one_hot(tokens), token_scales, weights, weight_scales)
 
 
 def _one_hot_weights(draw: Draw, size: Shape) -> GemmData:
     """Each weight row has one element, all K taken in turn: every result is one token element times it."""
     tokens, token_scales, weights, weight_scales = _nonzero(draw, size)
-    return _data(tokens, token_scales, _one_hot(weights), weight_scales)
+    return _data(tokens, token_scales, one_hot(weights), weight_scales)
 
 
 def _wide_range(draw: Draw, size: Shape) -> GemmData:
@@ -216,6 +219,56 @@ def _zero_padded(draw: Draw, size: Shape) -> GemmData:
     return GemmData(MXTensor(codes, scales, "mxfp8"), data.weights)
 
 
+def _zero_rows(draw: Draw, size: Shape) -> GemmData:
+    """Every third token is zeros of either sign, and so is every fifth row of weights: sums that are exactly zero."""
+    data = _wide_range(draw, size)
+    codes = data.tokens.codes.copy()
+    codes[::3] &= 0x80
+    weights = data.weights.codes.copy()
+    weights[:, ::5] &= 0x88
+    return GemmData(MXTensor(codes, data.tokens.scales, "mxfp8"), MXTensor(weights, data.weights.scales, "mxfp4"))
+
+
+#: Codes of 112, 12 and 3.5, whose sum is the largest BF16 number times 2^-120.
+_LARGEST_BF16 = np.array([0x6E, 0x54, 0x46])
+#: Codes of 0.21875, 0.25 and 0.28125, which are below, on and above half a unit of its last place; and of 16.
+_HALF_UNITS = np.array([0x26, 0x28, 0x29, 0x58])
+
+
+def _overflow(draw: Draw, size: Shape) -> GemmData:
+    """Sums a little below, on and above the middle of the largest BF16 number and Inf, and beyond FP32's largest."""
+    tokens, weights, token_blocks, weight_blocks = _shapes(size)
+    codes = np.zeros(tokens, np.int64)
+    row = np.arange(size.m)
+    places = (draw.integers(size.k, (size.m, 1)) + np.arange(4) * 7) % MX_BLOCK
+    codes[row[:, None], places] = np.concatenate(
+        [np.tile(_LARGEST_BF16, (size.m, 1)), _HALF_UNITS[row % _HALF_UNITS.size][:, None]], axis=1
+    )
+    ones = np.broadcast_to(2 | draw.integers(2, (*weights[:2], 1)) << 3, weights)  # of one sign along K
+    return _data(codes, np.full(token_blocks, _IDENTITY + 60), ones, np.full(weight_blocks, _IDENTITY + 61))
+
+
+def _scale_bytes(draw: Draw, size: Shape) -> GemmData:
+    """Every scale byte in turn as that of a whole token and of a whole weight row, each of them with every code.
+
+    The other side's scales run through the same bytes in other steps, so that for each byte some product is a number.
+    """
+    _, _, token_blocks, weight_blocks = _shapes(size)
+    element = np.arange(size.k) * 37
+    codes = (element + 11 * np.arange(size.m)[:, None]) % 256
+    codes = np.where(codes & 0x7F == _E4M3_NAN, codes ^ 0x40, codes)
+    number = np.arange(size.e * size.n).reshape(size.e, size.n, 1)
+    few = size.m < size.n
+    token_scales = np.arange(size.m)[:, None] * (51 if few else 1) % 256
+    weight_scales = number * (1 if few else 36) % 256
+    return _data(
+        codes,
+        np.broadcast_to(token_scales, token_blocks),
+        (element * 5 + 3 * number) % 16,
+        np.broadcast_to(weight_scales, weight_blocks),
+    )
+
+
 _WIDTH_OF_UP = 384
 
 
@@ -281,6 +334,24 @@ FILLS = Fill.by_name(
         _zero_padded,
         _WIDE_SCALES,
         least_k=PADDED_K + MX_BLOCK,
+    ),
+    _fill(
+        "zero-rows",
+        "the sign of a zero lost or made up in the epilogue",
+        _zero_rows,
+        Limits(zeros=1.0, nans=0.5, scales=16, reason="the sums are zero, whose sign is asked for"),
+    ),
+    _fill(
+        "overflow",
+        "BF16 that saturates, or overflows too early or too late",
+        _overflow,
+        Limits(nans=0.8, scales=1, reason="three of four sums round to Inf"),
+    ),
+    _fill(
+        "scale-bytes",
+        "a scale byte that is flushed, clamped or taken for NaN; a code of another format",
+        _scale_bytes,
+        Limits(zeros=0.9, nans=0.6, scales=5, bound=1.0, reason="products of the ends of E8M0 overflow or vanish"),
     ),
     _fill(
         "real",

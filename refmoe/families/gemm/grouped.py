@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.families.case import refused
 from refmoe.families.family import Assumption, Case, Contract, Expectation, Inputs, Outputs
-from refmoe.families.gemm.epilogue import BITS, FloatArray, distinct_bias, epilogue, interval, output_bits
+from refmoe.families.far import Layout, behind, check_before, far_device
+from refmoe.families.gemm.epilogue import BITS, OUTPUTS, FloatArray, bias_of, epilogue, interval, output_bits
 from refmoe.families.gemm.stages import Products
 from refmoe.families.stages import GroupedScales
 from refmoe.families.vacuity import Limits, doubt_products
-from refmoe.reference.layout import swizzle_weight_scales
+from refmoe.reference.layout import EXPERT_ROW_ALIGNMENT, swizzle_weight_scales
 
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device
@@ -53,7 +56,7 @@ def gemm_inputs(
         "weight_scale_buffer": swizzle_weight_scales(weight_scales, fill=case.poison),
         "offsets": offsets,
         "alpha": alpha,
-        "bias": distinct_bias(case) if case.bias == "distinct" else None,
+        "bias": bias_of(case),
     }
 
 
@@ -79,6 +82,9 @@ def expect_products(
     """
     offsets = inputs["offsets"]
     used = int(offsets[-1])
+    if case.alpha == "edges":
+        reason = "factors of zero and beyond make zeros and infinities"
+        limits = dataclasses.replace(limits, zeros=0.9, nans=0.9, bound=np.inf, reason=reason)
     outputs = {"out": output_bits(case, values, used)}
     if second is not None:
         outputs[second[0]] = output_bits(case, epilogue(case, inputs, second[1]), used)
@@ -98,10 +104,51 @@ def expect_products(
     return Expectation(outputs, stages, doubt, assumption, lambda found: stages[0].outside(found["out"]), answers)
 
 
+def _far(case: Case, block: int, tile_rows: int, weight_rows: int) -> Layout:
+    """Where rows and experts lie in a kernel's buffers.
+
+    Args:
+        case: with rows in front, which the first expert has, or experts in front, which have none.
+        block: elements of K that share a scale.
+        tile_rows: tokens of the tile that the case names.
+        weight_rows: of that tile.
+    """
+    rows, experts, shape = int(case.rows_before), int(case.experts_before), case.shape
+    groups, bits = -(-shape.k // (4 * block)), {16: 4, 32: 8}[block]
+    # Every expert gains 127 rows of scales.
+    scale_rows = rows + (EXPERT_ROW_ALIGNMENT - 1) * experts
+    atoms = -(-shape.n // EXPERT_ROW_ALIGNMENT) * EXPERT_ROW_ALIGNMENT
+    return Layout(
+        {
+            **{"codes": rows * shape.k * bits // 8, "scales": scale_rows * groups * 4},
+            **{"weights": experts * shape.n * shape.k // 2, "weight_scales": experts * atoms * groups * 4},
+            **{"alpha": 4 * experts, "bias": 2 * experts * shape.n},
+            "out": rows * shape.n * OUTPUTS[case.dtype].itemsize,
+        },
+        counts={0: experts},
+        values={"offsets": lambda offsets: np.concatenate([np.zeros(experts, np.int64), behind(offsets, rows)])},
+        tiles_before=rows // tile_rows * -(-shape.n // weight_rows),
+    )
+
+
+def check_far(case: Case) -> None:
+    """Refuse rows or experts in front that do not fit.
+
+    Raises:
+        ArgumentError: no whole atoms of scales, or no tile, whose number must be known.
+    """
+    check_before(case)
+    if (case.rows_before or case.experts_before) and not case.tile:
+        raise refused("tile", "none", "tile=MxNxK with rows or experts in front")
+
+
 def run_products(
     launch: Callable[..., NDArray[Any]], case: Case, inputs: Inputs, device: Device, **tile: Any
 ) -> Outputs:
     """The output's bits of one of refmoe's own GEMMs; `tile` is its tile and stages."""
+    if case.rows_before or case.experts_before:
+        block = case.shape.k // inputs["token_scales"].shape[-1]
+        device = far_device(case, device, _far(case, block, tile["tile"].n, tile["tile"].m))
     out = launch(
         inputs["tokens"],
         inputs["token_scale_buffer"],

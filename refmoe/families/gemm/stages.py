@@ -78,7 +78,8 @@ class Products:
         if self.interval is None:
             return None
         used = int(self.offsets[-1])
-        values = kernel.view(VALUE_DTYPES[self.dtype])[:used].astype(np.float64)
+        with np.errstate(invalid="ignore"):  # signalling NaNs may be among what a wrong kernel gives
+            values = kernel.view(VALUE_DTYPES[self.dtype])[:used].astype(np.float64)
         low, high = (end[:used].astype(np.float64) for end in (self.interval.low, self.interval.high))
         promised = np.isfinite(self.interval.bound[:used]) & np.isfinite(self.interval.exact[:used])
         inside = (low <= values) & (values <= high) | ~promised

@@ -23,14 +23,16 @@ from refmoe.draw import Draw
 from refmoe.families.case import Shape, number, refused, triple
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
 from refmoe.families.family import POISON, Assumption, Case, Expectation, Family, Inputs, Outputs
+from refmoe.families.far import EXPERTS_BEFORE, ROWS_BEFORE, lacks_memory
 from refmoe.families.gemm.epilogue import (
     ALPHA,
-    BIAS,
     OUTPUTS,
+    PRODUCT_BIAS,
     FloatArray,
+    alpha_of,
     distinct_alpha,
 )
-from refmoe.families.gemm.grouped import CONTRACT, expect_products, gemm_inputs, run_products
+from refmoe.families.gemm.grouped import CONTRACT, check_far, expect_products, gemm_inputs, run_products
 from refmoe.families.nvfp4_gemm.fills import BLOCK, FILLS, NAN_SCALE, PADDED_K, SCALE_SIGN, Bytes, Operands, Size
 from refmoe.families.vacuity import Limits
 from refmoe.formats import E2M1, UE4M3
@@ -65,7 +67,7 @@ def _inputs(case: Case) -> Inputs:
     offsets = expert_offsets(case)
     scales = data.token_scales.copy()
     scales[offsets[-1] :] = NAN_SCALE  # rows of no expert must not matter
-    alpha = _alpha(case, data) if case.alpha == "distinct" else None
+    alpha = _alpha(case, data) if case.alpha == "distinct" else alpha_of(case)
     return gemm_inputs(case, data.tokens, scales, data.weights, data.weight_scales, offsets, alpha, BLOCK)
 
 
@@ -161,6 +163,7 @@ def _check(case: Case) -> None:
     if not case.tile and case.stages:
         raise refused("stages", f"{case.stages}", "tile=MxNxK with it, of which it is")
     check_choices(case)
+    check_far(case)
 
 
 # --- cases ----------------------------------------------------------------------------------------------------------
@@ -212,7 +215,8 @@ def _quick() -> Iterator[Case]:
     yield _case("wide-range", _RAGGED, tile=str(_NARROW))
     yield _case("gaussian", _SMALL, "bf16", tile=str(_NARROW), alpha="distinct", bias="distinct")
     for fill in FILLS:
-        yield _case(fill, _BYTES if fill == "scale-bytes" else _SMALL)
+        if fill not in ("zero-rows", "overflow"):  # a plain factor shows nothing of them
+            yield _case(fill, _BYTES if fill == "scale-bytes" else _SMALL)
     # Experts before the last have no rows, and shift nobody.
     yield _case("one-hot-tokens", Shape(9, 160, n=24, e=3), tile=str(_NARROW), routing="same-experts")
     yield _case("one-hot-weights", Shape(6, 416, n=72, e=6), routing="all-one-token", alpha="distinct", poison=0x7F)
@@ -235,6 +239,26 @@ def _default() -> Iterator[Case]:
     yield _case("wide-range", _LOOPING, tile=str(_SHALLOW), routing="all-one-token")
     yield _case("specials", dataclasses.replace(_SHORT, n=40), tile=str(_MIDDLE), alpha="distinct", bias="distinct")
     yield _case("specials", _SMALL, "bf16", tile=str(_NARROW))
+    for dtype, bias in (("f32", "none"), ("f32", "tiny"), ("bf16", "tiny")):
+        for fill in ("zero-rows", "positive"):
+            shape = Shape(14, 96, n=24, e=7)
+            options: dict[str, Any] = {"alpha": "edges", "bias": bias, "tile": str(_SHALLOW)}
+            yield _case(fill, shape, dtype, routing="all-one-token", ranks=2, **options)
+    for dtype in OUTPUTS:
+        yield _case("overflow", Shape(9, 96, n=24, e=2), dtype, tile=str(_SHALLOW), alpha="distinct")
+    for experts in (128, 256, 99):  # a row at each, and all at one
+        shape = Shape(experts, 96, n=8, e=experts)
+        yield _case("one-hot-tokens", shape, "bf16", routing="all-one-token", alpha="distinct", tile=str(_SHALLOW))
+        shape = Shape(9, 96, n=16, e=experts)
+        yield _case("one-hot-weights", shape, routing="same-experts", bias="distinct", tile=str(_SHALLOW))
+    for tile in (_SHALLOW, _MIDDLE):
+        for rows in (tile.n - 1, tile.n):
+            yield _case("one-hot-tokens", Shape(rows, 96, n=24, e=2), tile=str(tile), routing="same-experts")
+    # Elements of the output, and bytes of weights, past 2^31.
+    for dtype in OUTPUTS:
+        yield _case("one-hot-tokens", Shape(5, 64, n=32, e=2), dtype, tile="128x128x256", rows_before=1 << 26)
+    far: dict[str, Any] = {"alpha": "distinct", "bias": "distinct", "experts_before": 1 << 15, "tile": str(_SHALLOW)}
+    yield _case("one-hot-weights", Shape(3, 256, n=512, e=2), routing="same-experts", **far)
     # More steps of K than stages: the ring wraps, and its barriers go through several phases.
     for stages in (MIN_STAGES, max_stages(_SHALLOW, DEFAULT_ARCH)):
         yield _case("wide-range", Shape(2, 1440, n=16, e=2), tile=str(_SHALLOW), stages=stages)
@@ -282,7 +306,7 @@ SM12X_NVFP4_GEMM = Family(
     options=(
         triple("tile", "", "MxNxK such as 128x8x512: weight rows, tokens, elements of K"),
         number("stages", launch=True),
-        *(ROUTING, *RANKS, ALPHA, BIAS, POISON),
+        *(ROUTING, *RANKS, ALPHA, PRODUCT_BIAS, ROWS_BEFORE, EXPERTS_BEFORE, POISON),
     ),
     inputs=_inputs,
     expect=_expect,
@@ -292,5 +316,6 @@ SM12X_NVFP4_GEMM = Family(
     sources=("nvfp4_gemm",),
     host=("refmoe.cuda.nvfp4_gemm",),
     check=_check,
+    lacks=lacks_memory,
     software={"sm_90a": _software},
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from refmoe.families.family import Case, Fill
 from refmoe.families.gemm.epilogue import (
     FloatArray,
 )
+from refmoe.families.gemm.fills import one_hot
 from refmoe.families.real_data import FFN, FFN_INPUT, read_activations, tile_rows
 from refmoe.families.vacuity import Limits
 from refmoe.formats import MX_BLOCK, NVFP4, UE4M3
@@ -151,23 +153,10 @@ def _fingerprints(shape: tuple[int, ...]) -> Codes:
     return np.asarray(1 + sum(step * axis for step, axis in zip(steps, np.indices(shape), strict=True)) % _FINGERPRINTS)
 
 
-_ONE_HOT_STRIDE = 37  # of K from row to row: neighbours fall into different blocks, and no K of a model divides it
-
-
-def _one_hot(codes: Codes) -> Codes:
-    """`codes` [..., K] but for one element a row, which moves through K with the row."""
-    rows = codes.reshape(-1, codes.shape[-1])
-    row = np.arange(rows.shape[0])
-    place = row * _ONE_HOT_STRIDE % codes.shape[-1]
-    kept = np.zeros_like(rows)
-    kept[row, place] = rows[row, place]
-    return kept.reshape(codes.shape)
-
-
 def _one_hot_tokens(draw: Draw, size: Size) -> Operands:
     """Each token has one element: every result is one weight times it, under the scales of one block of each side."""
     return _operands(
-        _one_hot(_nonzero(draw, size.tokens)),
+        one_hot(_nonzero(draw, size.tokens)),
         _fingerprints(size.token_blocks),
         _nonzero(draw, size.weights),
         _fingerprints(size.weight_blocks),
@@ -179,7 +168,7 @@ def _one_hot_weights(draw: Draw, size: Size) -> Operands:
     return _operands(
         _nonzero(draw, size.tokens),
         _fingerprints(size.token_blocks),
-        _one_hot(_nonzero(draw, size.weights)),
+        one_hot(_nonzero(draw, size.weights)),
         _fingerprints(size.weight_blocks),
     )
 
@@ -281,6 +270,35 @@ def _gaussian(draw: Draw, size: Size) -> Operands:
         (draw.normal(size.tokens) * spread).astype(ml_dtypes.bfloat16),
         draw.normal(size.weights).astype(ml_dtypes.bfloat16),
     )
+
+
+def _zero_rows(draw: Draw, size: Size) -> Operands:
+    """Every third token is zeros of either sign, and so is every fifth row of weights: sums that are exactly zero."""
+    data = _wide_range(draw, size)
+    tokens, weights = data.tokens.copy(), data.weights.copy()
+    tokens[::3] &= SIGN << 4 | SIGN
+    weights[:, ::5] &= SIGN << 4 | SIGN
+    return data._replace(tokens=tokens, weights=weights)
+
+
+#: Pairs of code and scale of 96, 24, 6 and 1.5, whose sum times 2^121 is the largest BF16 number.
+_LARGEST_BF16 = ((7, 16.0), (7, 4.0), (7, 1.0), (3, 1.0))
+#: Those of 0.1875, 0.25 and 0.3125 (below, on and above half a unit of its last place), and of 24.
+_HALF_UNITS = ((3, 0.125), (1, 0.5), (1, 0.625), (7, 4.0))
+
+
+def _overflow(draw: Draw, size: Size) -> Operands:
+    """Sums that a factor of 2^121 takes to the middle of the largest BF16 number and Inf, to either side and beyond."""
+    tokens = np.zeros(size.tokens, np.int64)
+    scales = np.full(size.token_blocks, _ONE, np.int64)
+    for row in range(size.rows):
+        pairs = (*_LARGEST_BF16, _HALF_UNITS[row % len(_HALF_UNITS)])
+        for block, (code, scale) in enumerate(pairs):
+            tokens[row, block * BLOCK + int(draw.integers(BLOCK, (1,))[0])] = code
+            scales[row, block] = UE4M3.encode(Fraction(scale))
+    ones = np.broadcast_to(2 | draw.integers(2, (*size.weights[:2], 1)) << 3, size.weights)  # of one sign along K
+    made = _operands(tokens, scales, ones, np.full(size.weight_blocks, _ONE))
+    return made._replace(alpha=np.full(size.experts, 2.0**121, np.float32))
 
 
 _WIDTH_OF_UP = 384
@@ -396,6 +414,24 @@ FILLS: Mapping[str, Fill] = MappingProxyType(
                 _MANY_SCALES,
                 least_k=PADDED_K + MX_BLOCK,
                 scales=16,
+            ),
+            _fill(
+                "zero-rows",
+                "the sign of a zero lost or made up in the epilogue",
+                _zero_rows,
+                "the sums are zero, whose sign is asked for",
+                zeros=1.0,
+                nans=0.5,
+                scales=16,
+            ),
+            _fill(
+                "overflow",
+                "BF16 that saturates, or overflows too early or too late",
+                _overflow,
+                "three of four sums round to Inf",
+                least_k=(len(_LARGEST_BF16) + 1) * BLOCK,
+                nans=0.8,
+                scales=1,
             ),
             _fill(
                 "real",
