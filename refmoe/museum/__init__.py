@@ -1,4 +1,6 @@
-"""Other people's kernels, one folder each, held against the contract of one of refmoe's families.
+"""Kernels beside refmoe's own, one folder each, held against the contract of one of refmoe's families.
+
+They are other people's, or refmoe's in a language of other people's.
 
 A folder is an exhibit: its module `exhibit` has an `EXHIBIT`. A folder is found because it lies here, and nothing else
 names it.

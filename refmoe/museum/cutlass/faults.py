@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from refmoe.cuda.toolchain import ToolchainError
-from refmoe.errors import RefmoeError
 from refmoe.families.case import Fields
 from refmoe.families.family import Case
 from refmoe.museum.cutlass.builds import build as build_kernel
 from refmoe.museum.cutlass.gemm import Prepared
 from refmoe.museum.cutlass.host import HostLaunch
 from refmoe.museum.cutlass.kernel import CUTLASS_GEMM, Cutlass, Tampering, check_supported
+from refmoe.museum.edits import Edit, EditError
 from refmoe.verify.kernel import Devices
 
 #: What all faults are planted in: three tiles of weight rows and five steps of K for each of three experts of four. On
@@ -30,42 +30,6 @@ CASE = "cutlass_gemm:bf16:m9k640n264e4:wide-range:alpha=distinct:poison=0x7F:see
 MULTIPROCESSORS = 2
 #: A whole tile of tokens, so that the last of a tile's stores has something to store.
 WHOLE_TILE = "cutlass_gemm:bf16:m128k128n72e2:wide-range:routing=same-experts:alpha=distinct:seed7@ptx.sm_121a"
-
-
-class EditError(RefmoeError):
-    """An edit does not fit the PTX, so that its fault would not be there; the message says what it looked for."""
-
-
-@dataclass(frozen=True)
-class Edit:
-    """One change of PTX text.
-
-    Attributes:
-        pattern: a regular expression of the instruction and what tells it from others.
-        replacement: what takes its place, with the groups of the pattern.
-        number: which of the places that match is changed, from 1.
-        of: at how many places it must match.
-    """
-
-    pattern: str
-    replacement: str
-    number: int = 1
-    of: int = 1
-
-    def __call__(self, text: str) -> str:
-        """The changed text.
-
-        Raises:
-            EditError: the pattern does not match as often as it must, or the change changes nothing.
-        """
-        found = list(re.finditer(self.pattern, text))
-        if len(found) != self.of:
-            raise EditError(f"the PTX has {len(found)} places that match {self.pattern!r}; needed {self.of}")
-        match = found[self.number - 1]
-        changed = text[: match.start()] + match.expand(self.replacement) + text[match.end() :]
-        if changed == text:
-            raise EditError(f"replacing {self.pattern!r} by {self.replacement!r} changes nothing")
-        return changed
 
 
 @dataclass(frozen=True)

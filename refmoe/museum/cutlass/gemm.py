@@ -207,6 +207,8 @@ def execute(
         step_budget=device.step_budget,
         trace=device.trace if trace is None else trace,
         memory=prepared.memory,
+        # Its producers expect the bytes of a stage in thread 0 alone, inside of a branch that the leader takes.
+        lowest_leader=True,
     )
     kernel = Kernel("cutlass/grouped_gemm", launch.entry)
     device.launches.append(LaunchRecord(kernel, launch.grid[0], launch.block[0], result))

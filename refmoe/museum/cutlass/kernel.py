@@ -96,7 +96,9 @@ def _full() -> Iterator[Case]:
     for build in _BUILDS:
         for fill in FILLS:
             yield _case(fill, _RAGGED, build=build)
-            yield _case(fill, Shape(m=9, k=640, n=264, e=4), build=build, alpha="distinct", poison=0x7F)
+            # Of `overflow` a factor leaves too little that is finite.
+            alpha = "none" if fill == "overflow" else "distinct"
+            yield _case(fill, Shape(m=9, k=640, n=264, e=4), build=build, alpha=alpha, poison=0x7F)
         for routing in ("all-one-token", "same-experts", "empty-experts"):
             yield _case("one-hot-weights", Shape(m=6, k=384, n=136, e=6), build=build, routing=routing)
         yield _case("gaussian", Shape(m=3, k=256, n=72, e=4), build=build, routing="elsewhere", first_expert=4, ranks=2)
