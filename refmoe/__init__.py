@@ -6,11 +6,13 @@
     policies                how systems choose scales; print it
     families                what a kernel can be held against: inputs, fills, options; print it
     check                   hold a kernel of yours against a family, byte for byte
+    invariant               whether a token's bytes depend on the batch that it is in
     repro                   run the one case of a repro string
     run_ptx                 run any PTX kernel without a GPU, every access checked
     testing                 the same in pytest
     reference               what every result is, in NumPy: quantization, layouts, GEMMs, routing, whole layers
     cuda                    the functions that launch refmoe's own kernels, on the executor or a GPU
+    cute                    CuTe DSL kernels on the executor: compiled, their host code run
     ptx                     the executor: modules, launches, checks, traces
     models                  checkpoints and the decoder
     drift                   paths of a model side by side over decode steps
@@ -26,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 from refmoe.version import __version__
 
 if TYPE_CHECKING:
-    from refmoe import cuda, drift, families, formats, models, policies, ptx, reference, testing
+    from refmoe import cuda, cute, drift, families, formats, models, policies, ptx, reference, testing
+    from refmoe.batching import invariant
     from refmoe.ptx import run_ptx
     from refmoe.reference import MXTensor, dequantize, quantize
     from refmoe.testing import check, repro
@@ -36,10 +39,12 @@ __all__ = [
     "__version__",
     "check",
     "cuda",
+    "cute",
     "dequantize",
     "drift",
     "families",
     "formats",
+    "invariant",
     "models",
     "policies",
     "ptx",
@@ -55,6 +60,7 @@ _HOMES = {
     "MXTensor": "refmoe.reference",
     "check": "refmoe.testing",
     "dequantize": "refmoe.reference",
+    "invariant": "refmoe.batching",
     "quantize": "refmoe.reference",
     "repro": "refmoe.testing",
     "run_ptx": "refmoe.ptx",

@@ -1,4 +1,7 @@
-"""The pytest plugin: `--refmoe-report`, the fixtures `refmoe_case` and `refmoe_device`, the mark `refmoe`.
+"""The pytest plugin: `--refmoe-report`, `--refmoe-schedules`, two fixtures and two marks.
+
+The fixtures are `refmoe_case` and `refmoe_device`; the marks are `refmoe` and `refmoe_schedules(N)`, which runs every
+launch of a test on the executor under N legal schedules.
 
 pytest loads it in every session of an environment that has refmoe, so that everything heavy is imported by what needs
 it: without a test of refmoe's it costs this file.
@@ -26,18 +29,27 @@ _ATTRIBUTE = "refmoe_outcomes"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option."""
+    """The options."""
     group = parser.getgroup("refmoe", "refmoe: kernels under a contract")
     group.addoption(
         "--refmoe-report",
         metavar="PATH",
         help="write the results of all refmoe cases to PATH, one JSON report that `refmoe gate` reads",
     )
+    group.addoption(
+        "--refmoe-schedules",
+        metavar="N",
+        help="run every launch on refmoe's executor under N legal schedules, and fail if one gives other bytes; 0,7 "
+        "names them; a test's own mark refmoe_schedules goes first",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The mark; and what collects outcomes, except on a worker of xdist, whose controller does."""
+    """The marks; and what collects outcomes, except on a worker of xdist, whose controller does."""
     config.addinivalue_line("markers", "refmoe: a case of a kernel under a refmoe contract (see refmoe.testing)")
+    config.addinivalue_line(
+        "markers", "refmoe_schedules(N): launches on refmoe's executor run under N legal schedules, or those named"
+    )
     path = config.getoption("--refmoe-report")
     if path is not None and Path(path).is_dir():
         raise pytest.UsageError(f"--refmoe-report: {path} is a folder; needed the name of a file")
@@ -82,6 +94,32 @@ def refmoe_device(request: pytest.FixtureRequest) -> Device:
         return open_device(getattr(request, "param", "ptx"))
     except (DeviceUnavailable, ToolchainError) as error:
         pytest.skip(str(error))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Run a test's launches under the schedules that its mark or the command line asks for."""
+    mark = item.get_closest_marker("refmoe_schedules")
+    asked = item.config.getoption("--refmoe-schedules") if mark is None else _only_argument(mark)
+    if asked is None:
+        return (yield)
+    from refmoe.ptx import ArgumentMismatch, under_schedules
+
+    try:
+        schedules = under_schedules(asked)
+        schedules.__enter__()
+    except ArgumentMismatch as error:
+        pytest.fail(str(error), pytrace=False)
+    try:
+        return (yield)
+    finally:
+        schedules.__exit__(None, None, None)
+
+
+def _only_argument(mark: pytest.Mark) -> Any:
+    if len(mark.args) != 1 or mark.kwargs:
+        pytest.fail("refmoe_schedules: one argument needed, a number of schedules or their numbers", pytrace=False)
+    return mark.args[0]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -22,10 +22,12 @@ TARGETS = {"lane_instructions_per_s": 4e9, "one_row_s": 0.002, "gemm_s": 1.0}
 """At least so many lane-instructions a second with all checks on; at most so long for one row and for the GEMM, once
 compiled."""
 
-_SEED = 20250917
-_K = 2880
-# The first GEMM of a layer of gpt-oss-120b: one token, one expert.
-_GEMM_N, _GEMM_TILE = 5760, "128x8x512"
+#: Of all drawn data.
+SEED = 20250917
+#: Elements of a row.
+K = 2880
+#: The first GEMM of a layer of gpt-oss-120b: one token, one expert.
+GEMM_N, GEMM_TILE = 5760, "128x8x512"
 
 
 def run(*, rows: int = 2048, rounds: int = 5) -> dict[str, Any]:
@@ -44,7 +46,7 @@ def run(*, rows: int = 2048, rounds: int = 5) -> dict[str, Any]:
     Raises:
         RefmoeError: no nvcc, or the two launches differ in a byte.
     """
-    x = np.random.default_rng(_SEED).standard_normal((rows, _K), np.float32).astype(ml_dtypes.bfloat16)
+    x = np.random.default_rng(SEED).standard_normal((rows, K), np.float32).astype(ml_dtypes.bfloat16)
     devices = executors()
 
     contenders = {name: partial(mxfp8_quantize, x, device=device) for name, device in devices.items()}
@@ -66,7 +68,7 @@ def run(*, rows: int = 2048, rounds: int = 5) -> dict[str, Any]:
         "gemm_s": gemm["medians_s"]["all checks"] <= TARGETS["gemm_s"],
     }
     return {
-        "shape": [rows, _K],
+        "shape": [rows, K],
         "rounds": rounds,
         **machine(),
         "lane_instructions": launched,
@@ -99,7 +101,7 @@ def gemm_operands(offsets: npt.NDArray[np.int64], n: int, k: int) -> dict[str, A
         n: output columns.
         k: elements of a row.
     """
-    rng = np.random.default_rng(_SEED)
+    rng = np.random.default_rng(SEED)
     rows, experts = int(offsets[-1]), offsets.size - 1
     columns = k_groups(k) * 4
     return {
@@ -126,17 +128,17 @@ def _require_same(results: list[Any]) -> None:
 
 def _gemm(rounds: int) -> dict[str, Any]:
     """The GEMM on drawn codes, each contender once a round and once unmeasured before."""
-    operands = gemm_operands(np.array([0, 1], np.int64), _GEMM_N, _K)
+    operands = gemm_operands(np.array([0, 1], np.int64), GEMM_N, K)
     devices = executors()
     contenders = {
-        name: partial(grouped_gemm, **operands, device=device, tile=_GEMM_TILE, out_dtype="f32")
+        name: partial(grouped_gemm, **operands, device=device, tile=GEMM_TILE, out_dtype="f32")
         for name, device in devices.items()
     }
     _require_same([contender().tobytes() for contender in contenders.values()])
     measured = measure(contenders, rounds=rounds)
     return {
-        "shape": [1, _GEMM_N, _K],
-        "tile": _GEMM_TILE,
+        "shape": [1, GEMM_N, K],
+        "tile": GEMM_TILE,
         "lane_instructions": lane_instructions(devices["all checks"]),
         "medians_s": {name: timing.median for name, timing in measured.items()},
     }

@@ -23,8 +23,8 @@ from refmoe.cuda.gemm.kernel import grouped_gemm
 from refmoe.cuda.quantize import mxfp8_quantize
 from refmoe.cuda.routing import route
 from refmoe.errors import RefmoeError
+from refmoe.ptx.engine.code import View
 from refmoe.ptx.engine.races import RaceShadow, shadow_of
-from refmoe.ptx.engine.view import View
 from refmoe.ptx.state.pages import PAGE, Journal, resident_bytes
 
 if TYPE_CHECKING:

@@ -11,7 +11,22 @@ from typing import Annotated
 
 import typer
 
-from refmoe.cli import bench, cutlass, drift, policy, prove, reports, run, show, silicon  # noqa: F401 (commands)
+from refmoe.cli import (  # noqa: F401
+    bench,
+    cute,
+    cutlass,
+    drift,
+    faults,
+    invariant,
+    litmus,
+    mutate,
+    policy,
+    prove,
+    reports,
+    run,
+    show,
+    silicon,
+)
 from refmoe.cli.common import app
 from refmoe.errors import ArgumentError, RefmoeError
 

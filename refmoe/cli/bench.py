@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,30 +10,55 @@ import typer
 from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_console, usage
 
 #: Benchmarks by name; each is a module of refmoe.bench with `run() -> dict`.
-BENCHES = ("quantize", "models", "executor", "memory", "layer", "exponential", "gpu", "cutlass")
+BENCHES = (
+    *("quantize", "models", "executor", "races", "memory", "layer", "deepseek", "exponential", "gpu"),
+    *("deepseek_gemm", "cutlass"),
+)
+#: Those that compare themselves with another checkout.
+AGAINST = ("executor",)
 #: Those whose targets decide the exit status.
-HELD = ("models", "executor", "memory", "layer", "cutlass")
+HELD = ("models", "executor", "races", "memory", "layer", "deepseek", "cutlass")
 
 
 @app.command(epilog="Examples:\n\nrefmoe bench quantize\n\nrefmoe bench executor --report reports/bench/executor.json")
 def bench(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(BENCHES)}.")],
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Of `executor`: run its launches here and in another checkout, by turns."),
+    ] = None,
     report: ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a benchmark: time implementations of one operation side by side and print the medians.
 
+    `refmoe bench executor --against FOLDER` compares this executor with that of another checkout of refmoe: the same
+    recorded launches, by turns, each in a process of its own; `ratio` is the other's CPU time divided by ours.
+
     The benchmark `memory` times nothing: it prints what launches on the executor keep resident.
 
-    Exit status 1 if the benchmark `models`, `executor`, `memory`, `layer` or `cutlass` misses a target; the others have
-    none that decides it.
+    The benchmark `deepseek` executes a whole DeepSeek-V3 layer at its true sizes and compares every buffer.
+
+    Exit status 1 if the benchmark `models`, `executor`, `races`, `memory`, `layer` or `cutlass` misses a target, or if
+    a byte of `deepseek` differs; the others have no target that decides it.
     """
     import importlib
 
+    from refmoe.reports.documents import digest_of
+
+    if against is not None and name not in AGAINST:
+        usage(f"--against: found the benchmark {name}; needed {' or '.join(AGAINST)}")
     if name not in BENCHES:
         usage(f"NAME: found {name!r}; needed one of {', '.join(BENCHES)}")
+    if against is not None:
+        from refmoe.bench import against as other
+
+        compared: dict[str, Any] = {"kind": "bench", "name": name, **other.run(against)}
+        compared["digest"] = digest_of(compared)
+        finish(compared, lambda: _print_bench(compared), good=True, report=report, as_json=as_json)
     measured: dict[str, Any] = importlib.import_module(f"refmoe.bench.{name}").run()
     document = {"kind": "bench", "name": name, **measured}
+    document["digest"] = digest_of(document)
     good = name not in HELD or document["all_reached"]
     finish(document, lambda: _print_bench(document), good=good, report=report, as_json=as_json)
 
@@ -50,7 +76,7 @@ def _print_bench(document: dict[str, Any]) -> None:
     console = make_console()
     console.print(table)
     for key, value in document.items():
-        if key not in ("kind", "name", "rows", "comparisons"):
+        if key not in ("kind", "name", "rows", "comparisons", "digest"):
             console.print(f"{key.replace('_', ' ')}: {cell_text(value)}", markup=False)
 
 
@@ -63,5 +89,7 @@ def _bench_rows(document: dict[str, Any]) -> list[dict[str, Any]]:
         for contender, seconds in medians.items():
             row = {"comparison": name, "contender": contender, "median_ms": seconds * 1e3, "times_ours": seconds / ours}
             rows.append(row)
-        rows[-1] |= {key: comparison[key] for key in ("ratio", "target", "reached") if key in comparison}
+        rows[-1] |= {
+            key: comparison[key] for key in ("ratio", "target", "reached", "lane_instructions") if key in comparison
+        }
     return rows

@@ -126,3 +126,31 @@ def usage(message: str) -> NoReturn:
 def listed(text: str | None) -> list[str] | None:
     """The words of an option that takes several, separated by commas; None if it is left out."""
     return None if text is None else [word.strip() for word in text.split(",")]
+
+
+SchedulesOption = Annotated[
+    str,
+    typer.Option(
+        metavar="N",
+        help="Run every launch on the executor under N legal schedules, and fail if one gives other bytes; 0,7 names "
+        "them one by one, schedule=7 is that one alone.",
+    ),
+]
+
+
+def check_schedules(text: str) -> str:
+    """The option as it was given.
+
+    Raises:
+        ArgumentError: it names no schedule.
+    """
+    from refmoe.ptx import ArgumentMismatch
+    from refmoe.ptx.schedules import schedules_of
+
+    try:
+        schedules_of(text)
+    except ArgumentMismatch as error:
+        raise ArgumentError(
+            "--schedules", repr(text), "a number of schedules as 16, or their numbers as 0,7"
+        ) from error
+    return text

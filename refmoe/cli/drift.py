@@ -79,7 +79,11 @@ def drift(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the prompts and of the random checkpoint.")] = 7,
     weights: Annotated[
-        str | None, typer.Option(help="Experts of the random checkpoint: mxfp4, or nvfp4 as ModelOpt stores them.")
+        str | None,
+        typer.Option(
+            help="Experts of the random checkpoint: mxfp4, nvfp4 as ModelOpt stores them, or block_fp8 of DeepSeek-V3, "
+            "whose layers run without attention."
+        ),
     ] = None,
     report: ReportOption = None,
     plot: Annotated[Path | None, file_option("Also draw the error curves, to a .png or .svg file.")] = None,
@@ -94,7 +98,7 @@ def drift(
     from refmoe.drift import run_drift
     from refmoe.drift.document import document_text, drift_document
     from refmoe.drift.inputs import WEIGHTS, draw_prompts, open_or_write, parse_prompts, parse_sweeps, sweep_points
-    from refmoe.drift.paths import DEFAULT_PATHS, NVFP4_PATHS, named_paths
+    from refmoe.drift.paths import DEEPSEEK_PATHS, DEFAULT_PATHS, NVFP4_PATHS, named_paths
     from refmoe.drift.summary import drift_summary
 
     if mode not in (*_MODES, "both"):
@@ -113,7 +117,7 @@ def drift(
         shape = (batch or 2, prompt_length or 8) if given is None else given.shape
         points = sweep_points(sweeps, *shape)
         with open_or_write(checkpoint, seed, weights or "mxfp4") as opened:
-            default = NVFP4_PATHS if opened.weights == "nvfp4" else DEFAULT_PATHS
+            default = {"nvfp4": NVFP4_PATHS, "block_fp8": DEEPSEEK_PATHS}.get(opened.weights, DEFAULT_PATHS)
             chosen, first = named_paths(listed(paths), listed(policies), base, default)
             runs = []
             console = make_console(stderr=True)

@@ -13,7 +13,7 @@ from refmoe.errors import ArgumentError
 
 if TYPE_CHECKING:
     from refmoe.cli.kernel_arguments import Argument
-    from refmoe.ptx import Profile, Watch
+    from refmoe.ptx import Buffer, Profile, Watch
     from refmoe.ptx.text.syntax import Function
 
 # Writes that are printed; JSON has all.
@@ -45,7 +45,7 @@ def open_watch(text: str | None, function: Function, arguments: Sequence[Argumen
     Raises:
         ArgumentError: there is no such array, or it has no such bytes.
     """
-    from refmoe.ptx import Buffer, Watch
+    from refmoe.ptx import Watch
 
     values = [argument.value for argument in arguments]
     if text is None:
@@ -54,18 +54,7 @@ def open_watch(text: str | None, function: Function, arguments: Sequence[Argumen
     while numbers and not numbers[0].isdecimal():
         # The colon belongs to the name.
         name = f"{name}:{numbers.pop(0)}"
-    called = {str(position): position for position in range(len(values))}
-    called |= {buffer.name: position for position, buffer in enumerate(values) if isinstance(buffer, Buffer)}
-    called |= {parameter.name: position for position, parameter in enumerate(function.parameters[: len(values)])}
-    position = called.get(name)
-    buffer = None if position is None else values[position]
-    if not isinstance(buffer, Buffer):
-        arrays = [
-            parameter.name
-            for parameter, value in zip(function.parameters, values, strict=False)
-            if isinstance(value, Buffer)
-        ]
-        raise ArgumentError("--watch", repr(text), f"NAME[:BYTE[:SIZE]] of an array: {', '.join(arrays) or 'none'}")
+    buffer = array_named("--watch", name, function, values, text, "NAME[:BYTE[:SIZE]]")
     first, size = int(numbers[0]) if numbers else 0, int(numbers[1]) if len(numbers) == 2 else buffer.array.itemsize
     if not 0 < size <= buffer.array.nbytes - first:
         raise ArgumentError("--watch", repr(text), f"bytes of {name}, which has {buffer.array.nbytes}")
@@ -74,6 +63,32 @@ def open_watch(text: str | None, function: Function, arguments: Sequence[Argumen
     # Two arguments may have one file's name; the one that is watched gets the name that it was asked for by.
     renamed = replace(buffer, name=name)
     return Watch(name, first, size), [renamed if value is buffer else value for value in values]
+
+
+def array_named(
+    option: str, name: str, function: Function, values: Sequence[Any], text: str | None = None, form: str = "NAME"
+) -> Buffer:
+    """The array among a launch's arguments that a parameter's name, its number or a file's name means.
+
+    Raises:
+        ArgumentError: there is no such array; `text` is what was asked for in the form `form`, if more than its name.
+    """
+    from refmoe.ptx import Buffer
+
+    called = {str(position): position for position in range(len(values))}
+    called |= {buffer.name: position for position, buffer in enumerate(values) if isinstance(buffer, Buffer)}
+    called |= {parameter.name: position for position, parameter in enumerate(function.parameters[: len(values)])}
+    position = called.get(name)
+    buffer = None if position is None else values[position]
+    if isinstance(buffer, Buffer):
+        return buffer
+    arrays = [
+        parameter.name
+        for parameter, value in zip(function.parameters, values, strict=False)
+        if isinstance(value, Buffer)
+    ]
+    found = repr(name if text is None else text)
+    raise ArgumentError(option, found, f"{form} of an array: {', '.join(arrays) or 'none'}")
 
 
 def watched(document: Mapping[str, Any]) -> str:

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
-from refmoe.cli.common import INTERRUPTED, JsonOption, app, file_option, usage_errors
+from refmoe.cli.common import INTERRUPTED, JsonOption, SchedulesOption, app, check_schedules, file_option, usage_errors
 from refmoe.cli.tracing import TraceBlockOption, TraceOption, open_trace, write_trace
+from refmoe.errors import ArgumentError
 
 
 @app.command(
@@ -18,10 +19,18 @@ from refmoe.cli.tracing import TraceBlockOption, TraceOption, open_trace, write_
     "refmoe parity --level quick --arch sm_121a\n\n"
     "refmoe parity --activations hidden.safetensors:layer2.ffn_in\n\n"
     "refmoe parity --device cuda --level full --report reports/h200.json\n\n"
+    "refmoe parity --schedules 16\n\n"
+    "refmoe parity --level exhaustive --dtype bf16 --jobs 2 --report out/exhaustive.json\n\n"
     "refmoe parity --mutants --markdown out/parity.md --html out/parity.html"
 )
 def parity(
-    level: Annotated[str, typer.Option(help="How many cases: quick, default or full.")] = "default",
+    level: Annotated[
+        str,
+        typer.Option(
+            help="How many cases: quick, default or full; or exhaustive, every pair (amax, element) of quantize and "
+            "expand, in pieces that are kept next to the report."
+        ),
+    ] = "default",
     device: Annotated[str, typer.Option(help="Where the kernels run: ptx (no GPU needed) or cuda.")] = "ptx",
     arch: Annotated[
         str | None,
@@ -47,12 +56,21 @@ def parity(
             "Repeatable.",
         ),
     ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="Of --level exhaustive: bf16 or fp16 alone. Repeatable.")
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODE/EDGE", help="Of --level exhaustive: this policy alone. Repeatable."),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Of --level exhaustive: drop partial results.")] = False,
     mutants: Annotated[
         bool,
         typer.Option(
             "--mutants", help="Also plant faults in the kernels, on ptx, and show which case catches each fault."
         ),
     ] = False,
+    schedules: SchedulesOption = "1",
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes that run cases.")] = 1,
     report: Annotated[
         Path | None, file_option("Write the JSON report to FILE. That of a level goes to out/parity-DEVICE.json.")
@@ -70,7 +88,22 @@ def parity(
     from refmoe.catalog import activation_cases, list_cases, parse_case
     from refmoe.cli.session import Outputs, run_session
 
+    if level == "exhaustive":
+        from refmoe.cli.exhaustive import run_exhaustive
+
+        with usage_errors():
+            others = {"--case": case, "--activations": activations, "--mutants": mutants, "--junit": junit}
+            others |= {"--markdown": markdown, "--html": html, "--schedules": schedules != "1"}
+            if given := next((name for name, value in others.items() if value), None):
+                raise ArgumentError("level", f"exhaustive with {given}", "it without: it has pieces, not cases")
+            status = run_exhaustive(
+                suite or [], dtype or [], policy or [], device, arch, jobs, report, fresh=fresh, as_json=as_json
+            )
+        raise typer.Exit(status)
     with usage_errors():
+        if dtype or policy or fresh:
+            raise ArgumentError("level", f"{level} with --dtype, --policy or --fresh", "exhaustive with them")
+        check_schedules(schedules)
         chosen = [parse_case(text) for text in case or []]
         for text in activations or []:
             chosen += activation_cases(text, device, arch, suite or [])
@@ -81,10 +114,11 @@ def parity(
         report = Path("out") / f"parity-{device}.json"
     source = ["--level", level, *(f"--suite={name}" for name in suite or [])] if listed else ["--case", "..."]
     source += ["--mutants"] if mutants else []
+    source += ["--schedules", schedules] if schedules != "1" else []
     command = " ".join(["refmoe parity --device", device, *([f"--arch={arch}"] if arch else []), *source])
     outputs = Outputs(report, junit, markdown, html, as_json)
     with usage_errors():
-        status = run_session(chosen, command, outputs, jobs=jobs, mutants=mutants)
+        status = run_session(chosen, command, outputs, jobs=jobs, mutants=mutants, schedules=schedules)
     raise typer.Exit(status)
 
 
@@ -97,6 +131,7 @@ def repro(
     case: Annotated[str, typer.Argument(help="The repro string that is printed under every failing case.")],
     trace: TraceOption = None,
     trace_block: TraceBlockOption = "0,0,0",
+    schedules: SchedulesOption = "1",
     as_json: JsonOption = False,
 ) -> None:
     """Run one case again, by its repro string."""
@@ -104,10 +139,12 @@ def repro(
     from refmoe.cli.session import Outputs, run_session
 
     with usage_errors():
+        check_schedules(schedules)
         chosen = parse_case(case)
         record = open_trace(trace, trace_block, as_json)
         outputs = Outputs(as_json=as_json)
-        status = run_session([chosen], f"refmoe repro '{chosen}'", outputs, verbose=True, trace=record)
+        command = f"refmoe repro '{chosen}'" + (f" --schedules {schedules}" if schedules != "1" else "")
+        status = run_session([chosen], command, outputs, verbose=True, trace=record, schedules=schedules)
     if status != INTERRUPTED:
         write_trace(record, trace)
     raise typer.Exit(status)

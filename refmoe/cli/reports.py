@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,8 @@ import typer
 from refmoe.cli.common import JsonOption, app, file_option, finish, usage, write_files
 
 _BASELINE = Path("reports/baseline.json")
+#: Files that were not read and are named; the others are counted.
+_UNREAD = 20
 
 
 @app.command(
@@ -19,6 +22,8 @@ _BASELINE = Path("reports/baseline.json")
     "refmoe gate reports/\n\n"
     "refmoe gate out/parity-ptx.json --baseline reports/ptx.json\n\n"
     "refmoe gate reports/ --write-baseline\n\n"
+    "refmoe gate out/mine.json --no-baseline\n\n"
+    "refmoe gate --checks\n\n"
     "refmoe gate --schema > docs/report.schema.json"
 )
 def gate(
@@ -26,55 +31,86 @@ def gate(
         list[Path] | None, typer.Argument(help="Reports, and folders of reports; reports/ if left out.")
     ] = None,
     baseline: Annotated[
-        Path,
-        file_option("A baseline or a report: the cases that passed in it must still pass. The default may be absent."),
-    ] = _BASELINE,
+        Path | None,
+        file_option(
+            "A baseline or a report: the cases that passed in it must still pass. If left out, the baseline.json of "
+            f"the folder that is checked, or {_BASELINE}."
+        ),
+    ] = None,
+    no_baseline: Annotated[
+        bool, typer.Option("--no-baseline", help="Hold the reports against no baseline: nothing can be gone.")
+    ] = False,
     write_baseline: Annotated[
         bool, typer.Option("--write-baseline", help="Write the cases that pass to the baseline.")
     ] = False,
+    checks: Annotated[bool, typer.Option("--checks", help="Print a table of all that is checked and exit.")] = False,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a report and exit.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Decide whether reports allow a merge.
 
-    Exit status 1 and a sentence for each bad verdict, vanished case, and stale or edited report.
+    Exit status 1 and a sentence for each bad verdict, contradiction, vanished case, and stale or edited report.
     """
-    from refmoe.catalog import source_sha256
+    from refmoe import catalog
     from refmoe.reports import baseline as baselines
-    from refmoe.reports.gate import check_reports
+    from refmoe.reports.checks import Refusal, table_text
+    from refmoe.reports.gate import BASELINE, check_reports
     from refmoe.reports.parity import read_report, schema_text
+    from refmoe.reports.reading import shown
 
-    if schema:
-        typer.echo(schema_text(), nl=False)
+    if schema or checks:
+        typer.echo(schema_text() if schema else table_text(), nl=False)
         return
     given = paths or [Path("reports")]
     for path in given:
-        if not path.exists():
+        if not os.path.lexists(path):
             usage(f"found no file or folder {path}; needed a report or a folder of reports")
-    present = baseline if baseline.exists() and not write_baseline else None
-    if present is None and baseline != _BASELINE and not write_baseline:
+    if no_baseline and (baseline is not None or write_baseline):
+        usage("--no-baseline: found it beside --baseline or --write-baseline; needed one of them")
+    own = [path / BASELINE for path in given if path.is_dir()]
+    if len([path for path in own if os.path.lexists(path)]) > 1 and baseline is None and not no_baseline:
+        usage(f"--baseline: found {' and '.join(map(str, own))}; needed to be told which")
+    usual = next((path for path in own if os.path.lexists(path)), own[0] if len(own) == 1 else _BASELINE)
+    used = baseline or usual
+    if baseline is not None and not os.path.lexists(baseline) and not write_baseline:
         usage(f"--baseline: found no file {baseline}; needed one made by `refmoe gate --write-baseline`")
-    outcome = check_reports(given, present, source_sha256)
+    present = used if os.path.lexists(used) and not write_baseline and not no_baseline else None
+    outcome = check_reports(given, present, catalog, renewed=used if write_baseline else None)
+    found = list(outcome.found)
+    if present is None and not no_baseline and not write_baseline:
+        text = (
+            f"no baseline: found no {shown(used)}, so nobody would see that a case is gone; name one with --baseline, "
+        )
+        text += "make one with --write-baseline, or say --no-baseline"
+        found.append(Refusal("baseline.missing", text))
     count = None
-    if write_baseline and not outcome.refusals:
-        count = baselines.write_baseline(baseline, [read_report(path) for path in outcome.reports])
+    if write_baseline and not found:
+        count = baselines.write_baseline(used, [read_report(path) for path in outcome.reports])
 
     def show() -> None:
-        for refusal in outcome.refusals:
-            typer.echo(f"GATE {refusal}")
-        if not outcome.refusals:
+        for refusal in found:
+            typer.echo(f"GATE {refusal.text}")
+        for path in outcome.unread[:_UNREAD]:
+            typer.echo(f"not read: {shown(path)}, which is no report by its name and its look")
+        if len(outcome.unread) > _UNREAD:
+            typer.echo(f"not read: {len(outcome.unread) - _UNREAD} files more")
+        if not found:
             against = f", against {present}" if present else ""
             reports = f"{len(outcome.reports)} report{'' if len(outcome.reports) == 1 else 's'}"
-            typer.echo(f"gate passed: {reports}, {outcome.passed} passed cases{against}")
+            others = f" and {len(outcome.documents)} other documents" if outcome.documents else ""
+            typer.echo(f"gate passed: {reports}{others}, {outcome.passed} passed cases{against}")
         if count is not None:
-            typer.echo(f"{baseline}: {count} cases")
+            typer.echo(f"{used}: {count} cases")
 
     document = {
-        "reports": [str(path) for path in outcome.reports],
+        "reports": [shown(path) for path in outcome.reports],
+        "documents": [shown(path) for path in outcome.documents],
+        "unread": [shown(path) for path in outcome.unread],
         "passed": outcome.passed,
-        "refusals": list(outcome.refusals),
+        "refusals": [refusal.text for refusal in found],
+        "checks": [refusal.check for refusal in found],
     }
-    finish(document, show, good=not outcome.refusals, as_json=as_json)
+    finish(document, show, good=not found, as_json=as_json)
 
 
 @app.command(
@@ -87,7 +123,8 @@ def report(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="REPORT.json...", help="Reports of parity, stress, conformance, bench, drift or convert."
+            metavar="REPORT.json...",
+            help="Reports of parity, exhaustive, stress, conformance, bench, drift or convert.",
         ),
     ],
     html: Annotated[Path | None, file_option("Write one self-contained HTML page of all reports.")] = None,

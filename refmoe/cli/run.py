@@ -11,17 +11,34 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from refmoe.cli.common import JsonOption, ReportOption, app, finish, usage, usage_errors
-from refmoe.cli.observing import ProfileOption, WatchOption, open_profile, open_watch, watched, write_profile
+from refmoe.cli.common import (
+    JsonOption,
+    ReportOption,
+    SchedulesOption,
+    app,
+    check_schedules,
+    finish,
+    usage,
+    usage_errors,
+)
+from refmoe.cli.observing import (
+    ProfileOption,
+    WatchOption,
+    array_named,
+    open_profile,
+    open_watch,
+    watched,
+    write_profile,
+)
 from refmoe.cli.tracing import TraceBlockOption, TraceOption, open_trace, write_trace
 from refmoe.errors import ArgumentError
 
 if TYPE_CHECKING:
     from refmoe.cli.kernel_arguments import Argument
-    from refmoe.ptx import Checks, LaunchResult, Module, PtxError, Watch
+    from refmoe.ptx import Checks, LaunchResult, Module, PtxError, RaceError, Watch
     from refmoe.ptx.text.syntax import Function
 
-_CHECKS = ("bounds", "uninitialised", "alignment", "races")
+_CHECKS = ("bounds", "uninitialised", "alignment", "races", "undefined")
 # Lines of PTX around one that is at fault.
 _AROUND = 2
 
@@ -31,7 +48,8 @@ _AROUND = 2
     "refmoe run kernel.ptx --list\n\n"
     "refmoe run saxpy.ptx --grid 8 --block 128 --args 'f32:2 in:x.npy inout:y.npy:result.npy i32:1000'\n\n"
     "refmoe run dot.ptx --grid 2,2 --shared 12544 --args 'in:a.npy in:b.npy out:c.npy:f32:70x40 i32:256 null'\n\n"
-    "refmoe run saxpy.ptx --grid 8 --block 128 --args '...' --profile - --watch y:12:4"
+    "refmoe run saxpy.ptx --grid 8 --block 128 --args '...' --profile - --watch y:12:4\n\n"
+    "refmoe run saxpy.ptx --grid 8 --block 128 --args '...' --schedules 16"
 )
 def run(
     kernel: Annotated[Path, typer.Argument(metavar="KERNEL.ptx", help="The PTX file; '-' for standard input.")],
@@ -70,6 +88,18 @@ def run(
     trace_block: TraceBlockOption = "0,0,0",
     watch: WatchOption = None,
     profile: ProfileOption = None,
+    schedules: SchedulesOption = "1",
+    previous_grid_writes: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="An array that the grid before this one may still be writing (programmatic dependent launch): to "
+            "touch it without griddepcontrol.wait is a fault. NAME as for --watch; repeatable.",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="End with a fault at what would be listed as a warning.")
+    ] = False,
     report: ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -92,7 +122,8 @@ def run(
         document.update(target=module.target, entries=signatures)
         finish(document, lambda: _show_entries(document), report=report, as_json=as_json)
     with usage_errors():
-        checks = _checks(no_check or [])
+        check_schedules(schedules)
+        checks = _checks(no_check or [], strict)
         words = [word for group in args or [] for word in _words(group)]
         arguments = read_arguments(words)
         size = _triple("grid", grid)
@@ -102,18 +133,29 @@ def run(
             shape = _block(module.function(name), block)
             _check_types(module.function(name), arguments)
             watchpoint, values = open_watch(watch, module.function(name), arguments)
+            before = [
+                array_named("--previous-grid-writes", each, module.function(name), values)
+                for each in previous_grid_writes or []
+            ]
             counts = open_profile(profile, as_json)
         except ArgumentMismatch as error:
             usage(str(error))
         except ParseError as error:
             _fault(document, error, text, report=report, as_json=as_json)
     document.update(entry=name, target=module.target, grid=size, block=shape, shared_bytes=shared)
-    document.update(checks=[check for check, on in asdict(checks).items() if on])
+    document.update(checks=[check for check in _CHECKS if getattr(checks, check)])
+    again = ["refmoe", "run", str(kernel), "--entry", name, *_sizes("--grid", size), *_sizes("--block", shape)]
+    again += ["--shared", str(shared)] if shared else []
+    again += [part for check in no_check or [] for part in ("--no-check", check)]
+    again += ["--strict"] if strict else []
+    again += [part for each in previous_grid_writes or [] for part in ("--previous-grid-writes", each)]
+    again += ["--args", shlex.join(words)] if words else []
     try:
         result = launch(
             module, name, size, shape, values, shared, checks, step_budget, recorder, watch=watchpoint, profile=counts,
             # What the kernel prints is no part of the JSON.
-            stdout=sys.stderr if as_json else sys.stdout,
+            stdout=sys.stderr if as_json else sys.stdout, schedules=schedules,
+            previous_grid_writes=before,
         )  # fmt: skip
     except ArgumentMismatch as error:
         usage(str(error))
@@ -121,7 +163,7 @@ def run(
         write_trace(recorder, trace)
         write_profile(counts, profile)
         _saw(document, watchpoint)
-        _fault(document, error, text, report=report, as_json=as_json)
+        _fault(document, error, text, report=report, as_json=as_json, again=again)
     write_trace(recorder, trace)
     write_profile(counts, profile)
     _saw(document, watchpoint)
@@ -145,13 +187,13 @@ def _words(group: str) -> list[str]:
         raise ArgumentError("--args", f"{group!r}: {error}", "words, with quotes that close") from error
 
 
-def _checks(off: Sequence[str]) -> Checks:
+def _checks(off: Sequence[str], strict: bool) -> Checks:
     from refmoe.ptx import Checks
 
     for name in off:
         if name not in _CHECKS:
             raise ArgumentError("--no-check", repr(name), f"one of {', '.join(_CHECKS)}")
-    return Checks(**{name: name not in off for name in _CHECKS})
+    return Checks(**{name: name not in off for name in _CHECKS}, strict=strict)
 
 
 def _triple(name: str, text: str) -> tuple[int, int, int]:
@@ -215,6 +257,25 @@ def _outcome(result: LaunchResult, text: str) -> dict[str, Any]:
             {"line": line, "text": " ".join(lines[line - 1].split())} for line in result.contraction_possible
         ],
         "models": dict(result.models),
+        "schedules": result.schedules,
+        "warnings": [_race(warning) for warning in result.warnings],
+    }
+
+
+def _race(error: RaceError) -> dict[str, Any]:
+    """A race as JSON has it."""
+    finding = error.finding
+    return {
+        "kind": error.kind,
+        "warning": error.warning,
+        "message": error.message,
+        "space": error.space,
+        "array": error.buffer,
+        "offset": error.offset,
+        "line": error.line,
+        "source": error.source,
+        "said": [] if finding is None else list(finding.lines()),
+        "finding": None if finding is None else finding.document(),
     }
 
 
@@ -225,13 +286,32 @@ def _saw(document: dict[str, Any], watch: Watch | None) -> None:
         document["watch"] = {"array": watch.buffer, "first": watch.first, "size": watch.size, "writes": writes}
 
 
-def _fault(document: dict[str, Any], error: PtxError, text: str, *, report: Path | None, as_json: bool) -> NoReturn:
-    """End with what went wrong and the PTX around it."""
+def _sizes(option: str, sizes: Sequence[int]) -> list[str]:
+    return [option, ",".join(map(str, sizes))]
+
+
+def _fault(
+    document: dict[str, Any],
+    error: PtxError,
+    text: str,
+    *,
+    report: Path | None,
+    as_json: bool,
+    again: Sequence[str] = (),
+) -> NoReturn:
+    """End with what went wrong and the PTX around it; `again` is the command without its schedules."""
+    from refmoe.ptx import RaceError
+    from refmoe.ptx.schedules import named, that_show
+
     line = getattr(error, "line", None)
     fields = {name: getattr(error, name, None) for name in ("source", "block", "thread", "waiting")}
     excerpt = _excerpt(text, line) if line else []
     kind = type(error).__name__
-    document["fault"] = {"kind": kind, "message": str(error), "line": line, **fields, "excerpt": excerpt}
+    document["fault"] = {"kind": kind, "message": error.message, "line": line, **fields, "excerpt": excerpt}
+    if isinstance(error, RaceError):
+        document["fault"]["race"] = _race(error)
+    if error.schedule:
+        document["fault"]["repro"] = shlex.join([*again, "--schedules", named(that_show(error))])
     finish(document, lambda: _show_fault(document), good=False, report=report, as_json=as_json)
 
 
@@ -246,6 +326,10 @@ def _show_fault(document: dict[str, Any]) -> None:
     typer.echo(f"{fault['kind']}: {fault['message']}")
     for line in fault["excerpt"]:
         typer.echo(line)
+    for said in fault.get("race", {}).get("said", ()):
+        typer.echo(f"  {said}")
+    if "repro" in fault:
+        typer.echo(f"repro: {fault['repro']}")
     typer.echo("no output was written")
     _show_watch(document)
 
@@ -268,6 +352,8 @@ def _show(document: dict[str, Any]) -> None:
     ran = f"{result['lane_instructions']:,} lane instructions, {result['instructions']:,} vector instructions"
     typer.echo(f"  ran            {ran}, {result['seconds']:.2f} s")
     typer.echo(f"  checked        {', '.join(document['checks']) or 'nothing'}")
+    if result["schedules"] > 1:
+        typer.echo(f"  schedules      the same bytes under {result['schedules']} schedules")
     for name, evidence in result["models"].items():
         typer.echo(f"  tensor cores   model {name}, {evidence}")
     opcodes: dict[str, list[str]] = {}
@@ -279,6 +365,10 @@ def _show(document: dict[str, Any]) -> None:
     if fused:
         first = ", ".join(f"{row['line']}" for row in fused[:8]) + (", ..." if len(fused) > 8 else "")
         typer.echo(f"  not rounded    {len(fused)} lines that ptxas may fuse with others: {first}")
+    for warning in result["warnings"]:
+        typer.echo(f"  warning        {warning['warning']}: {warning['message']}")
+        for said in warning["said"]:
+            typer.echo(f"                 {said}")
     for output in document["outputs"]:
         shape = "x".join(map(str, output["shape"]))
         left = f", {output['unwritten']:,} elements never written" if output["unwritten"] else ""

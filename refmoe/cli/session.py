@@ -59,6 +59,7 @@ def run_session(
     mutants: bool = False,
     verbose: bool = False,
     trace: Trace | None = None,
+    schedules: str = "1",
 ) -> int:
     """Run cases, print the failing ones, and write the files that were asked for.
 
@@ -73,6 +74,7 @@ def run_session(
         mutants: whether to plant faults in the kernels too.
         verbose: whether to print passed cases too.
         trace: records barrier waits and copies; with one process only.
+        schedules: those of each launch on the executor, see `refmoe.ptx.schedules.schedules_of`.
 
     Returns:
         The exit status.
@@ -88,7 +90,8 @@ def run_session(
     results: list[Result] = []
     killed: list[FaultResult] = []
     try:
-        _run_cases(run_cases(cases, kernel_of, jobs=jobs, trace=trace), len(cases), results, console, verbose)
+        running = run_cases(cases, kernel_of, jobs=jobs, trace=trace, schedules=schedules)
+        _run_cases(running, len(cases), results, console, verbose)
         if mutants:
             _run_mutants(cases, killed, console, jobs)
     except KeyboardInterrupt:
@@ -141,6 +144,10 @@ def _run_cases(running: Iterator[Result], total: int, results: list[Result], con
                 console.print(text, style=render.verdict_style(result), markup=False)
             elif result.verdict is not Verdict.PASS and not again:
                 console.print(line, style=render.verdict_style(result), markup=False)
+            for warning in result.warnings:
+                if warning not in shown_reasons:
+                    shown_reasons.add(warning)
+                    console.print(f"{result.id}: warning: {warning}", style="yellow", markup=False)
 
 
 def _run_mutants(cases: Sequence[Case], killed: list[FaultResult], console: Console, jobs: int) -> None:
@@ -185,6 +192,11 @@ def _html_text(report: Report) -> str:
 def _print_summary(console: Console, report: Report, written: Sequence[Path]) -> None:
     console.print()
     console.print(render.summary_table(report))
+    shares = render.family_shares(report)
+    if len(shares) > 1:
+        console.print("\nseconds by family:", markup=False)
+        for line in shares:
+            console.print(f"  {line}", markup=False)
     if report.mutants:
         caught = sum(mutant.caught for mutant in report.mutants)
         console.print(f"\nmutants: {caught} of {len(report.mutants)} caught, by cases that the unpatched kernels pass")

@@ -43,17 +43,21 @@ def doctor(as_json: JsonOption = False) -> None:
     "refmoe flow --quantization separate --m 64 --bandwidth 4800\n\n"
     "refmoe flow --path llama_cpp --quantization ready --output q8_1\n\n"
     "refmoe flow --path marlin\n\n"
-    "refmoe flow --path nvfp4",
+    "refmoe flow --path nvfp4\n\n"
+    "refmoe flow --path deepseek_fp8 --model deepseek-v3 --arch sm_90a --bandwidth 4800",
 )
 def flow(
     path: Annotated[
-        str, typer.Option(help="Backend: cutlass, marlin, triton, trtllm, trtllm_mxfp8, dp4a, llama_cpp or nvfp4.")
+        str,
+        typer.Option(
+            help="Backend: cutlass, marlin, triton, trtllm, trtllm_mxfp8, dp4a, llama_cpp, nvfp4 or deepseek_fp8."
+        ),
     ] = "cutlass",
     model: Annotated[
         str,
         typer.Option(
             help="Model: gpt-oss-20b, gpt-oss-120b, or a checkpoint of gpt-oss (a folder or a .gguf file); for nvfp4 "
-            "also one of DeepSeek as ModelOpt stores it."
+            "also one of DeepSeek as ModelOpt stores it, for deepseek_fp8 deepseek-v3 or a checkpoint of it."
         ),
     ] = "gpt-oss-120b",
     m: Annotated[int, typer.Option("--m", help="Number of tokens.")] = 1,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from refmoe import ptx
 from refmoe.chips import CHIPS, DEFAULT_ARCH, KERNEL_ARCHS, kernel_chip
-from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
+from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan, TensorMap
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build, entries_of, source_sha256
 from refmoe.errors import ArgumentError, RefmoeError, describe
 from refmoe.ptx.engine.machine import Observer
@@ -102,18 +103,21 @@ class PtxDevice:
 
     def launch(self, plan: LaunchPlan) -> None:
         """Compile the plan's source to PTX if need be, and execute its entry."""
+        arguments, memory = _placed(plan.arguments)
         result = ptx.launch(
             self._module(plan.kernel),
             plan.kernel.entry,
             grid=(plan.grid, 1, 1),
             block=(plan.block, 1, 1),
-            args=list(plan.arguments),
+            args=arguments,
             shared_bytes=plan.shared_bytes,
             checks=self.checks,
             step_budget=self.step_budget,
             trace=self.trace,
             watch=self.watch,
             profile=self.observer,
+            blocks=plan.blocks,
+            memory=memory,
         )
         self.launches.append(LaunchRecord(plan.kernel, plan.grid, plan.block, result))
 
@@ -197,8 +201,11 @@ class CudaDevice:
 
     def enqueue(self, plan: LaunchPlan) -> None:
         """Put a plan on torch's current stream, without waiting; capturable in a CUDA graph."""
-        values = tuple(_kernel_argument(argument) for argument in plan.arguments)
-        types = tuple(ctypes.c_int if isinstance(argument, int) else ctypes.c_void_p for argument in plan.arguments)
+        values = tuple(
+            self._tensor_map(argument) if isinstance(argument, TensorMap) else _kernel_argument(argument)
+            for argument in plan.arguments
+        )
+        types = tuple(map(_argument_type, plan.arguments))
         stream = self.torch.cuda.current_stream().cuda_stream
         function = self.function(plan.kernel)
         if plan.shared_bytes > self._shared_limits.get(plan.kernel, DEFAULT_SHARED_BYTES):
@@ -207,6 +214,29 @@ class CudaDevice:
             self._shared_limits[plan.kernel] = plan.shared_bytes
         shape = (plan.grid, 1, 1, plan.block, 1, 1, plan.shared_bytes)
         self.call("cuLaunchKernel", function, *shape, stream, (values, types), 0)
+
+    def _tensor_map(self, argument: TensorMap) -> Any:
+        """The driver's form of a tensor map."""
+        driver = self.driver
+        element, size = {
+            "u8": (driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8, 1),
+            "bf16": (driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2),
+        }[argument.element]
+        number = driver.cuuint64_t
+        return self.call(
+            "cuTensorMapEncodeTiled",
+            element,
+            2,
+            argument.buffer.data_ptr(),
+            [number(argument.columns), number(argument.rows)],
+            [number(argument.columns * size)],
+            [driver.cuuint32_t(argument.box[1]), driver.cuuint32_t(argument.box[0])],
+            [driver.cuuint32_t(1), driver.cuuint32_t(1)],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{argument.swizzle}"),
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
 
     def function(self, kernel: Kernel) -> Any:
         """The driver's handle of an entry; its source is compiled and its module loaded once."""
@@ -253,6 +283,34 @@ def open_device(name: str, arch: str | None = None, csrc: Path | None = None) ->
     if name == "cuda":
         return CudaDevice(arch, sources)
     raise ArgumentError("device", describe(name), "'ptx' or 'cuda'")
+
+
+def _placed(arguments: Sequence[Any]) -> tuple[list[Any], ptx.DeviceMemory | None]:
+    """Arguments for the executor; and, if tensor maps are among them, the memory where their buffers have addresses."""
+    if not any(isinstance(argument, TensorMap) for argument in arguments):
+        return list(arguments), None
+    memory = ptx.DeviceMemory()
+    return [_encoded(each, memory) if isinstance(each, TensorMap) else each for each in arguments], memory
+
+
+def _encoded(argument: TensorMap, memory: ptx.DeviceMemory) -> bytes:
+    """The executor's form of a tensor map, of a buffer that is placed in `memory`."""
+    size = {"u8": 1, "bf16": 2}[argument.element]
+    return ptx.encode_tensor_map(
+        memory.place(argument.buffer),
+        argument.element,
+        dims=(argument.columns, argument.rows),
+        strides=(argument.columns * size,),
+        box=(argument.box[1], argument.box[0]),
+        swizzle=argument.swizzle,
+    )
+
+
+def _argument_type(argument: Any) -> Any:
+    """The C type of a kernel's argument; None for one that is passed by its own pointer."""
+    if isinstance(argument, TensorMap):
+        return None
+    return ctypes.c_int if isinstance(argument, int) else ctypes.c_void_p
 
 
 def _kernel_argument(argument: Any) -> int:

@@ -40,17 +40,39 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class TensorMap:
+    """What a kernel's tensor copies are told of a matrix: it is an argument like a buffer, 128 bytes by value.
+
+    Attributes:
+        buffer: that holds the matrix from its first byte on.
+        element: "u8" or "bf16".
+        rows, columns: of the matrix, which has no gaps between rows.
+        box: (rows, columns) that one copy takes, at most 256 each.
+        swizzle: of the box in shared memory: "128B" where a row of it is 128 bytes.
+    """
+
+    buffer: Buffer
+    element: str
+    rows: int
+    columns: int
+    box: tuple[int, int]
+    swizzle: str = "128B"
+
+
+@dataclass(frozen=True)
 class LaunchPlan:
     """One launch: `grid` CTAs of `block` threads, and the entry's arguments in order; numbers are 32-bit integers.
 
-    `shared_bytes` is the dynamic shared memory of a CTA.
+    `shared_bytes` is the dynamic shared memory of a CTA. `blocks` are those of the grid that the executor runs, for a
+    sample of a large problem; None for all. A GPU always runs all.
     """
 
     kernel: Kernel
     grid: int
     block: int
-    arguments: tuple[Buffer | int | None, ...]
+    arguments: tuple[Buffer | TensorMap | int | None, ...]
     shared_bytes: int = 0
+    blocks: tuple[int, ...] | None = None
 
 
 def row_plan(

@@ -275,7 +275,7 @@ def _text_of(target: Target) -> Target:
     return replace(target, kind="ptx")
 
 
-def _without(entries: Iterable[str]) -> str:
+def leaving_out(entries: Iterable[str]) -> str:
     """A header that is included in front of a source and makes its compiler leave entries out.
 
     A kernel's time to compile is that of its entries, dozens of instances of one template. The header defines the name
@@ -285,10 +285,10 @@ def _without(entries: Iterable[str]) -> str:
 
     the compiler then reads the declaration of a kernel that nobody defines, and a template that nobody instantiates:
 
-        extern "C" __global__ void left_out_1(); template <class> __device__ void left_out_1(int* out) { ... }
+        extern "C" __global__ void left_out_1(); template <class> __global__ void left_out_1(int* out) { ... }
     """
     lines = (
-        f"#define {entry}(...) left_out_{number}(); template <class> __device__ void left_out_{number}(__VA_ARGS__)\n"
+        f"#define {entry}(...) left_out_{number}(); template <class> __global__ void left_out_{number}(__VA_ARGS__)\n"
         for number, entry in enumerate(sorted(entries), 1)
     )
     return "".join(lines)
@@ -308,7 +308,7 @@ def _run_ninja(outputs: Mapping[Target, Path], toolchain: Toolchain, directory: 
                 read = target.source.resolve()
                 if target.left_out:
                     header = Path(scratch) / f"{path.name}.h"
-                    header.write_text(_without(target.left_out))
+                    header.write_text(leaving_out(target.left_out))
                     command += ["-include", str(header)]
             else:
                 text = directory / _artifact_name(_text_of(target), toolchain)

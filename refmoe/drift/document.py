@@ -15,18 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import refmoe.drift
 from refmoe.drift.growth import METHOD, Growth
 from refmoe.drift.paths import DriftPath
 from refmoe.drift.run import DriftRun, PathComparison
-from refmoe.models import GptOssCheckpoint
+from refmoe.models import DeepSeekCheckpoint, GptOssCheckpoint
 from refmoe.reports.documents import digest_of
-from refmoe.reports.drift import DRIFT, SCHEMA_VERSION, failures
+from refmoe.reports.drift import DRIFT, SCHEMA_VERSION, failures, source_sha256
 from refmoe.reports.environment import current_environment
 
-#: What decides the bits of a path and the figures of a comparison.
-_ROOMS = ("reference", "reference/mma", "reference/moe", "models", "models/gguf", "drift")
-_SOURCES = ("formats.py", "policy.py", *(f"{room}/*.py" for room in _ROOMS))
 _DIGITS = 6
 #: A cosine's distance from one is what is read.
 _COSINE_DIGITS = 12
@@ -37,7 +33,7 @@ _HASHED_BYTES = 1 << 28
 def drift_document(
     runs: Sequence[DriftRun],
     paths: Sequence[DriftPath],
-    checkpoint: GptOssCheckpoint,
+    checkpoint: GptOssCheckpoint | DeepSeekCheckpoint,
     *,
     base: int,
     steps: int,
@@ -107,12 +103,6 @@ def dependent_sequences(runs: Iterable[DriftRun]) -> list[str]:
     return found
 
 
-def source_sha256() -> str:
-    """Of the Python sources that decide the figures, by name and content."""
-    root = Path(refmoe.drift.__file__).parent.parent
-    return _digest({file for pattern in _SOURCES for file in root.glob(pattern)}, root)
-
-
 def _digest(files: Iterable[Path], root: Path) -> str:
     """SHA-256 of files by name and content."""
     digest = hashlib.sha256()
@@ -122,7 +112,7 @@ def _digest(files: Iterable[Path], root: Path) -> str:
     return digest.hexdigest()
 
 
-def _checkpoint(checkpoint: GptOssCheckpoint, tiny: bool) -> dict[str, Any]:
+def _checkpoint(checkpoint: GptOssCheckpoint | DeepSeekCheckpoint, tiny: bool) -> dict[str, Any]:
     files = checkpoint.files
     size = sum(file.stat().st_size for file in files)
     return {

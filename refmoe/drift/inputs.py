@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.drift.run import Point
 from refmoe.errors import ArgumentError
-from refmoe.models import GptOssCheckpoint, GptOssConfig, open_checkpoint, write_checkpoint
+from refmoe.models import (
+    DeepSeekCheckpoint,
+    DeepSeekConfig,
+    GptOssCheckpoint,
+    GptOssConfig,
+    open_checkpoint,
+    write_checkpoint,
+)
 
 #: Small enough for minutes on a laptop; a prompt and a few steps outgrow the window of the even layers.
 TINY = GptOssConfig(
@@ -32,33 +39,58 @@ TINY = GptOssConfig(
     initial_context_length=256,
 )
 
+#: Likewise of DeepSeek-V3: a router over groups, and a shared expert.
+TINY_DEEPSEEK = DeepSeekConfig(
+    num_hidden_layers=5,
+    first_k_dense_replace=1,
+    vocab_size=256,
+    hidden_size=128,
+    intermediate_size=128,
+    moe_intermediate_size=128,
+    n_routed_experts=8,
+    num_experts_per_tok=2,
+    n_group=4,
+    topk_group=2,
+    num_attention_heads=2,
+    q_lora_rank=48,
+    kv_lora_rank=32,
+    qk_nope_head_dim=16,
+    qk_rope_head_dim=8,
+    v_head_dim=16,
+)
+
 #: What the writer calls a checkpoint, by the format of its experts.
-_FORMATS = {"mxfp4": "huggingface", "nvfp4": "nvfp4"}
+_FORMATS = {"mxfp4": "huggingface", "nvfp4": "nvfp4", "block_fp8": "deepseek"}
 WEIGHTS = tuple(_FORMATS)
 
 SWEPT = ("batch", "prompt", "k", "in-flight")
 
 
 @contextlib.contextmanager
-def open_or_write(path: Path | None, seed: int, weights: str = "mxfp4") -> Iterator[GptOssCheckpoint]:
-    """The checkpoint in that folder or .gguf file; for None a random one of `TINY`'s sizes, which is gone afterwards.
+def open_or_write(
+    path: Path | None, seed: int, weights: str = "mxfp4"
+) -> Iterator[GptOssCheckpoint | DeepSeekCheckpoint]:
+    """The checkpoint in that folder or .gguf file; for None a random one of `TINY`'s or `TINY_DEEPSEEK`'s sizes,
+    which is gone afterwards.
 
     Args:
         path: the folder or file.
         seed: of a random checkpoint.
-        weights: the format of its experts, "mxfp4" or "nvfp4".
+        weights: the format of its experts, "mxfp4" or "nvfp4"; "block_fp8" is DeepSeek-V3.
 
     Raises:
         CheckpointError: it cannot be read.
-        ArgumentError: it is not gpt-oss's.
+        ArgumentError: it is neither gpt-oss's nor DeepSeek's in FP8.
     """
     with contextlib.ExitStack() as stack:
         if path is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="refmoe-drift-"))
-            path = write_checkpoint(Path(folder) / "tiny", TINY, seed, _FORMATS[weights])
+            config = TINY_DEEPSEEK if weights == "block_fp8" else TINY
+            path = write_checkpoint(Path(folder) / "tiny", config, seed, _FORMATS[weights])
         checkpoint = open_checkpoint(path)
-        if not isinstance(checkpoint, GptOssCheckpoint):
-            raise ArgumentError("checkpoint", f"a {type(checkpoint).__name__} in {path}", "one of gpt-oss")
+        if not isinstance(checkpoint, (GptOssCheckpoint, DeepSeekCheckpoint)):
+            needed = "one of gpt-oss, or of DeepSeek in FP8"
+            raise ArgumentError("checkpoint", f"a {type(checkpoint).__name__} in {path}", needed)
         yield checkpoint
 
 

@@ -1,6 +1,7 @@
 """The paths that can be set side by side, and their names.
 
     BACKEND[:separate|fused][:POLICY][:ARCH]     cutlass:fused, cutlass:fused:even/flashinfer, marlin:sm_120a
+    deepseek_fp8[:SYSTEM][:ARCH]                 by the rules of a system, deepseek_fp8:trtllm:sm_100a
     llama_cpp:q8_1[:ARCH]                        the experts' output is Q8_1, and the decoder adds what that stands for
     formula                                      `moe_float64`, rounded to FP32, then BF16
 
@@ -20,6 +21,7 @@ from refmoe.chips import CHIPS
 from refmoe.errors import ArgumentError
 from refmoe.policy import EdgePolicy, ScaleMode, as_policy
 from refmoe.reference.backends import BACKENDS, choose_backend
+from refmoe.reference.deepseek.layer import SYSTEMS, DeepSeekMoELayer
 from refmoe.reference.fp32 import bf16
 from refmoe.reference.moe import MoELayer, moe_float64, moe_layer, path_steps
 from refmoe.reference.moe.paths import accumulation
@@ -27,7 +29,9 @@ from refmoe.reference.q8_1 import dequantize_q8_1
 
 Array = NDArray[Any]
 
-StagedMoE = Callable[[int, Array, MoELayer], Mapping[str, Mapping[str, Array]]]
+Layer = MoELayer | DeepSeekMoELayer
+
+StagedMoE = Callable[[int, Array, Layer], Mapping[str, Mapping[str, Array]]]
 """Layer number, BF16 [T, H] and the weights to every intermediate by stage and name, in the order in which they come;
 the last stage is "finalize" with "out", BF16 [T, H]."""
 
@@ -35,6 +39,8 @@ FORMULA = "formula"
 DEFAULT_PATHS = ("cutlass:separate", "cutlass:fused", "marlin", "dp4a", "llama_cpp", "cutlass:separate:floor", "nvfp4")
 #: Of a checkpoint whose experts are in NVFP4.
 NVFP4_PATHS = ("nvfp4", "marlin", FORMULA)
+#: Of a checkpoint of DeepSeek in FP8: the instructions of three chips, TensorRT-LLM's rules, and no rounding.
+DEEPSEEK_PATHS = ("deepseek_fp8", "deepseek_fp8:sm_120a", "deepseek_fp8:trtllm:sm_100a", FORMULA)
 
 _QUANTIZATIONS = ("separate", "fused")
 _Q8_1 = "q8_1"
@@ -130,7 +136,7 @@ def drift_path(name: str) -> DriftPath:
 
 
 def check_weights(path: DriftPath, weights: str) -> None:
-    """Refuse a backend that does not take experts in that format, "mxfp4" or "nvfp4".
+    """Refuse a backend that does not take experts in that format, "mxfp4", "nvfp4" or "block_fp8".
 
     Raises:
         DriftPathError: it does not.
@@ -157,6 +163,17 @@ def _path(backend: str, given: Mapping[str, Any]) -> DriftPath:
     }
     where = [] if chosen == BACKENDS[backend].architectures[0] else [chosen]
     activations = BACKENDS[backend].activations
+    system = given.get("system")
+    if activations == "block_fp8":
+        if given.keys() - {"system", "architecture"}:
+            found = f"{backend} with a policy, a quantization or an output"
+            raise DriftPathError("paths", found, f"none of them, or a system: {', '.join(SYSTEMS)}")
+        named = [] if system in (None, "refmoe") else [system]
+        rules = named[0] if named else "refmoe"
+        run = _runner(backend, arch, rules=rules)
+        return DriftPath(":".join([backend, *named, *where]), run, f"{adds.model} {rules}", {**facts, "system": rules})
+    if system is not None:
+        raise DriftPathError("paths", f"{backend} with {system}", "a system of deepseek_fp8 alone")
     if activations != "mxfp8":
         if given.keys() & {"policy", "quantization"}:
             found = f"{backend} with a policy or a quantization"
@@ -176,7 +193,7 @@ def _path(backend: str, given: Mapping[str, Any]) -> DriftPath:
 
 
 def _runner(backend: str, arch: str | None, **options: Any) -> StagedMoE:
-    def run(layer: int, x: Array, weights: MoELayer) -> Mapping[str, Mapping[str, Array]]:
+    def run(layer: int, x: Array, weights: Layer) -> Mapping[str, Mapping[str, Array]]:
         return moe_layer(x, weights, path=backend, arch=arch, stages=True, **options).stages
 
     return run
@@ -185,14 +202,14 @@ def _runner(backend: str, arch: str | None, **options: Any) -> StagedMoE:
 def _q8_1_runner(backend: str, arch: str | None) -> StagedMoE:
     """The output in Q8_1, and as the decoder reads it: code times scale, rounded to BF16."""
 
-    def run(layer: int, x: Array, weights: MoELayer) -> Mapping[str, Mapping[str, Array]]:
+    def run(layer: int, x: Array, weights: Layer) -> Mapping[str, Mapping[str, Array]]:
         found = moe_layer(x, weights, path=backend, output=_Q8_1, arch=arch, stages=True)
         return {**found.stages, "finalize": {**found.stages["finalize"], "out": bf16(dequantize_q8_1(found.q8_1))}}
 
     return run
 
 
-def _formula(layer: int, x: Array, weights: MoELayer) -> Mapping[str, Mapping[str, Array]]:
+def _formula(layer: int, x: Array, weights: Layer) -> Mapping[str, Mapping[str, Array]]:
     # A row at a time: a BLAS may add up a row differently when there are others.
     rows = np.concatenate([moe_float64(row[None], weights) for row in x])
     return {"finalize": {"out": bf16(rows.astype(np.float32))}}
@@ -206,10 +223,14 @@ def _part(part: str, name: str) -> tuple[str, Any]:
         return "architecture", part
     if part == _Q8_1:
         return "output", part
+    if part in SYSTEMS:
+        return "system", part
     try:
         policy = as_policy(part, "mxfp8")
     except ArgumentError as error:
-        words = f"{' or '.join(_QUANTIZATIONS)}; {_Q8_1} of llama_cpp; one of {', '.join(CHIPS)}"
+        words = (
+            f"{' or '.join(_QUANTIZATIONS)}; {_Q8_1} of llama_cpp; trtllm of deepseek_fp8; one of {', '.join(CHIPS)}"
+        )
         needed = f"{words}; or a policy: {error.needed}"
         raise DriftPathError("paths", f"{part!r} in {name}", needed) from None
     if policy.edge is None:

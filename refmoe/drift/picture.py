@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from refmoe.drift.run import FREE, TEACHER, Point
+from refmoe.drift.summary import experts_of
 from refmoe.pictures import picture, picture_path
 
 WIDTH, HEIGHT = 15.0, 7.2
@@ -75,11 +76,11 @@ def draw_drift(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Pat
 
 def _title(figure: Figure, document: Mapping[str, Any], run: Mapping[str, Any], shown: Comparisons) -> None:
     config = document["checkpoint"]["config"]
-    left = LEFT
+    model, left = "DeepSeek" if "n_routed_experts" in config else "gpt-oss", LEFT
     figure.text(left, 0.955, f"Drift from {document['base']} over decode steps", fontsize=14, weight="bold", color=INK)
     facts = (
-        f"{document['checkpoint']['name']} gpt-oss, {config['num_hidden_layers']} layers, "
-        f"{config['num_local_experts']} experts; {Point(**run['point'])}; {shown[0]['mode']} but for dashes; "
+        f"{document['checkpoint']['name']} {model}, {config['num_hidden_layers']} layers, "
+        f"{experts_of(config)} experts; {Point(**run['point'])}; {shown[0]['mode']} but for dashes; "
         "thin lines: layers, strong: the last"
     )
     figure.text(left, 0.928, facts, color=QUIET)

@@ -30,7 +30,7 @@ from refmoe.drift.trace import (
     find_formats,
 )
 from refmoe.errors import ArgumentError, describe
-from refmoe.models import GptOssCheckpoint
+from refmoe.models import DeepSeekCheckpoint, GptOssCheckpoint
 
 Array = NDArray[Any]
 
@@ -160,7 +160,7 @@ class DriftRun:
 
 
 def run_drift(
-    checkpoint: GptOssCheckpoint,
+    checkpoint: GptOssCheckpoint | DeepSeekCheckpoint,
     paths: Sequence[DriftPath],
     prompts: NDArray[np.int64],
     *,
@@ -193,7 +193,7 @@ def run_drift(
     """
     together = len(prompts) if in_flight is None else in_flight
     _check(checkpoint, paths, prompts, base, steps, modes, together)
-    size = (len(prompts), steps + 1, checkpoint.config.num_hidden_layers)
+    size = (len(prompts), steps + 1, layers_of(checkpoint))
     pairs = _pairs(paths, paths[base])
     comparisons = tuple(_no_steps(first, path, mode, size) for first, path in pairs for mode in modes)
     tokens: list[NDArray[np.int64]] = []
@@ -205,6 +205,11 @@ def run_drift(
             bits[key] = (*bits.get(key, ()), *(each.hexdigest() for each in hashes))
     point = Point(len(prompts), prompts.shape[1], top_k, together)
     return DriftRun(point, prompts, np.concatenate(tokens), comparisons, bits)
+
+
+def layers_of(checkpoint: GptOssCheckpoint | DeepSeekCheckpoint) -> int:
+    """The layers that are compared: of DeepSeek those that have experts."""
+    return len(checkpoint.moe_layers if isinstance(checkpoint, DeepSeekCheckpoint) else checkpoint.layers)
 
 
 def _no_steps(base: DriftPath, path: DriftPath, mode: str, size: tuple[int, int, int]) -> PathComparison:
@@ -233,7 +238,7 @@ class _Group:
 
     def __init__(
         self,
-        checkpoint: GptOssCheckpoint,
+        checkpoint: GptOssCheckpoint | DeepSeekCheckpoint,
         paths: Sequence[DriftPath],
         prompts: NDArray[np.int64],
         base: int,
@@ -303,8 +308,9 @@ def _check(
     modes: Sequence[str],
     together: int,
 ) -> None:
-    if not isinstance(checkpoint, GptOssCheckpoint):
-        raise ArgumentError("checkpoint", describe(checkpoint), "a GptOssCheckpoint: the decoder is gpt-oss's")
+    if not isinstance(checkpoint, (GptOssCheckpoint, DeepSeekCheckpoint)):
+        needed = "a GptOssCheckpoint, whose decoder is here, or a DeepSeekCheckpoint, whose experts alone are"
+        raise ArgumentError("checkpoint", describe(checkpoint), needed)
     for path in paths:
         check_weights(path, checkpoint.weights)
     names = [path.name for path in paths]

@@ -16,13 +16,18 @@ from refmoe.reports.drift import failures
 from refmoe.tables import plain_table
 
 
+def experts_of(config: Mapping[str, Any]) -> int:
+    """The experts of a layer that a model's configuration has, of gpt-oss or of DeepSeek."""
+    return int(config["n_routed_experts"] if "n_routed_experts" in config else config["num_local_experts"])
+
+
 def drift_summary(document: Mapping[str, Any]) -> RenderableType:
     """What was compared, a table for each point, where bits part, what grows, and what is wrong."""
     parts: list[RenderableType] = []
     config, steps = document["checkpoint"]["config"], document["steps"]
     parts.append(
         Text(
-            f"{document['checkpoint']['name']}: {config['num_hidden_layers']} layers, {config['num_local_experts']} "
+            f"{document['checkpoint']['name']}: {config['num_hidden_layers']} layers, {experts_of(config)} "
             f"experts, hidden {config['hidden_size']}; {steps} step{'s' if steps > 1 else ''}; "
             f"base {document['base']}\n"
         )

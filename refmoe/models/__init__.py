@@ -1,4 +1,4 @@
-"""Checkpoints of gpt-oss and DeepSeek-V3, and a decoder whose mixture of experts can be exchanged."""
+"""Checkpoints of gpt-oss and DeepSeek-V3, and decoders whose mixture of experts can be exchanged."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from refmoe.models.checkpoint import GptOssCheckpoint
 from refmoe.models.config import DeepSeekConfig, GptOssConfig
 from refmoe.models.decoder import Decoder, LayerStep, MoEPath, Step
 from refmoe.models.deepseek import DeepSeekCheckpoint, DeepSeekLayer, DeepSeekNVFP4Checkpoint
+from refmoe.models.expert_stack import ExpertStack
 from refmoe.models.gguf.checkpoint import GgufCheckpoint
 from refmoe.models.memory import MemoryPlan, memory_plan
 from refmoe.models.modelopt import NVFP4Linear
@@ -23,6 +24,7 @@ __all__ = [
     "DeepSeekConfig",
     "DeepSeekLayer",
     "DeepSeekNVFP4Checkpoint",
+    "ExpertStack",
     "GgufCheckpoint",
     "GptOssCheckpoint",
     "GptOssConfig",

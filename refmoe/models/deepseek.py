@@ -11,12 +11,17 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.errors import ArgumentError
 from refmoe.models.block_scaled import BlockScaledWeight
 from refmoe.models.checkpoint import Checkpoint, check_counts, check_layer
 from refmoe.models.config import DeepSeekConfig
 from refmoe.models.modelopt import NVFP4Linear, checked_nvfp4, quantizes
-from refmoe.models.schema import TensorSpec, deepseek_nvfp4_tensors, deepseek_tensors
+from refmoe.models.schema import SCALE_BLOCK, TensorSpec, deepseek_nvfp4_tensors, deepseek_tensors
 from refmoe.models.tensor_set import TensorSet
+from refmoe.reference.block_fp8 import BlockFP8Tensor
+from refmoe.reference.deepseek.layer import WEIGHTS, BlockFP8Expert, DeepSeekMoELayer
+
+_TILE = "128x128"
 
 Array = NDArray[Any]
 W = TypeVar("W")
@@ -118,7 +123,13 @@ class _DeepSeek(Checkpoint, ABC, Generic[W]):
 
 
 class DeepSeekCheckpoint(_DeepSeek[BlockScaledWeight]):
-    """A DeepSeek-V3 or R1 checkpoint, FP8 with an FP32 scale for 128 x 128 codes."""
+    """A DeepSeek-V3 or R1 checkpoint, FP8 with an FP32 scale for 128 x 128 codes.
+
+    Attributes:
+        weights: the format of the experts' weights, "block_fp8".
+    """
+
+    weights = WEIGHTS
 
     def __init__(self, folder: Path, config: DeepSeekConfig) -> None:
         """Check the folder against `config`."""
@@ -127,6 +138,75 @@ class DeepSeekCheckpoint(_DeepSeek[BlockScaledWeight]):
     def weight(self, name: str) -> BlockScaledWeight:
         """See `_DeepSeek.weight`."""
         return BlockScaledWeight(self.tensor(f"{name}.weight"), self.tensor(f"{name}.weight_scale_inv"))
+
+    def block_fp8_layer(self, layer: int, *, first_expert: int = 0, experts: int | None = None) -> DeepSeekMoELayer:
+        """Router and experts of a layer as the path `deepseek_fp8` takes them.
+
+        An expert's three matrices are put together when a token goes to it; of the others nothing is read. A layer's
+        experts are 11.3 GB of DeepSeek-V3, one of them is 44 MB.
+
+        Args:
+            layer: its number.
+            first_expert: the first of a rank's experts.
+            experts: how many it has; None for all from the first on. The shared expert and the router are whole.
+
+        Raises:
+            ArgumentError: there is no such layer, it has no experts, or no such experts; sizes that are no multiples of
+                128, which share a scale.
+        """
+        found, config = self.moe_layer(layer), self.config
+        count = config.n_routed_experts - first_expert if experts is None else experts
+        if first_expert < 0 or count < 1 or first_expert + count > config.n_routed_experts:
+            asked = f"{count} experts from {first_expert} on"
+            raise ArgumentError("first_expert", asked, f"some of the {config.n_routed_experts} of the layer")
+        return DeepSeekMoELayer(
+            BlockFP8Experts(found.experts, first_expert, count),
+            config.hidden_size,
+            config.moe_intermediate_size,
+            config.num_experts_per_tok,
+            shared=block_fp8_expert(found.shared),
+            router_weight=found.router_weight,
+            correction_bias=found.correction_bias,
+            groups=config.n_group,
+            top_groups=config.topk_group,
+            scale=config.routed_scaling_factor,
+        )
+
+
+def block_fp8_expert(expert: DeepSeekExpert[BlockScaledWeight]) -> BlockFP8Expert:
+    """An expert with gate and up in one matrix, the gate's rows first.
+
+    Raises:
+        ArgumentError: sizes that are no multiples of 128.
+    """
+    for name, weight in (("gate_proj", expert.gate), ("up_proj", expert.up), ("down_proj", expert.down)):
+        if any(size % SCALE_BLOCK for size in weight.shape):
+            raise ArgumentError(name, f"{list(weight.shape)}", f"multiples of {SCALE_BLOCK}, which share a scale")
+    both = (expert.gate, expert.up)
+    gate_up = BlockFP8Tensor(
+        np.concatenate([part.codes for part in both]), np.concatenate([part.scale_inv for part in both]), _TILE
+    )
+    return BlockFP8Expert(gate_up, BlockFP8Tensor(expert.down.codes, expert.down.scale_inv, _TILE))
+
+
+class BlockFP8Experts(Sequence[BlockFP8Expert]):
+    """Some of a layer's experts in block FP8; one is put together each time that it is asked for."""
+
+    def __init__(self, experts: Experts[BlockScaledWeight], first: int, count: int) -> None:
+        """Those from `first` on."""
+        self._experts, self._numbers = experts, range(first, first + count)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> BlockFP8Expert: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[BlockFP8Expert, ...]: ...
+    def __getitem__(self, index: int | slice) -> BlockFP8Expert | tuple[BlockFP8Expert, ...]:
+        if isinstance(index, slice):
+            return tuple(block_fp8_expert(self._experts[number]) for number in self._numbers[index])
+        return block_fp8_expert(self._experts[self._numbers[index]])
 
 
 class DeepSeekNVFP4Checkpoint(_DeepSeek[NVFP4Linear | Array]):

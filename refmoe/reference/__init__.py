@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from refmoe.reference.activation import QuantizedRows, swiglu, swiglu_quantize
 from refmoe.reference.backends import BACKENDS, choose_backend
+from refmoe.reference.deepseek.layer import BlockFP8Expert, DeepSeekMoELayer, DeepSeekRules
+from refmoe.reference.deepseek.routing import route_sigmoid_grouped_topk
 from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
 from refmoe.reference.expand import Expanded, ExpandedAs, Permutation, build_permutation, expand, expand_as
 from refmoe.reference.finalize import finalize
@@ -39,6 +41,9 @@ from refmoe.reference.tensor import MXTensor, dequantize
 
 __all__ = [
     "BACKENDS",
+    "BlockFP8Expert",
+    "DeepSeekMoELayer",
+    "DeepSeekRules",
     "Enclosure",
     "Expanded",
     "ExpandedAs",
@@ -77,6 +82,7 @@ __all__ = [
     "quantize_mxfp4",
     "quantize_mxfp8",
     "quantize_nvfp4",
+    "route_sigmoid_grouped_topk",
     "route_softmax_topk",
     "router_logits",
     "scale_buffer_size",

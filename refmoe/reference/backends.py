@@ -1,4 +1,4 @@
-"""The MoE backends that servers know for FP4 weights, as data: where they run, what they take, how it adds up."""
+"""The MoE backends that servers know for FP4 and FP8 weights: where they run, what they take, how it adds up."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Backend:
 
     Attributes:
         name: in lower case.
-        activations: "mxfp8", "nvfp4", "bf16" or "q8_1", what its GEMMs take beside the weights.
+        activations: "mxfp8", "nvfp4", "bf16", "q8_1" or "block_fp8", what its GEMMs take beside the weights.
         accumulation: by architecture; the first is the one that is assumed if none is named.
-        weights: the formats of weights that it takes, "mxfp4" and "nvfp4".
+        weights: the formats of weights that it takes, "mxfp4", "nvfp4" and "block_fp8".
     """
 
     name: str
@@ -92,6 +92,27 @@ def _integer_backend(name: str) -> Backend:
     return Backend(name, "q8_1", dict.fromkeys(CHIPS, Accumulation("dp4a", "exact", Evidence.DEFINITION)))
 
 
+#: The instruction of E4M3 on both sides and its model, by architecture: DeepGEMM's on SM90, and those that other chips
+#: have. Every chip's own model has evidence of its own.
+_FP8_PRODUCTS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "sm_90a": ("wgmma E4M3", "sm90_wgmma_fp8"),
+        "sm_100a": ("tcgen05.mma kind::f8f6f4", "sm100"),
+        "sm_120a": ("mma.sync kind::f8f6f4 m16n8k32", "sm120"),
+        "sm_121a": ("mma.sync kind::f8f6f4 m16n8k32", "sm120"),
+    }
+)
+
+
+def _block_fp8_backend(name: str) -> Backend:
+    """A backend whose products are E4M3 on both sides, promoted to FP32 after every 128 of K."""
+    adds = {
+        arch: Accumulation(instruction, model, MODELS[model].pair("e4m3", "e4m3").evidence)
+        for arch, (instruction, model) in _FP8_PRODUCTS.items()
+    }
+    return Backend(name, "block_fp8", adds, ("block_fp8",))
+
+
 _ALL = (
     # Tokens are quantized on their own, inside expand, or by the caller.
     _backend("cutlass", "mxfp8", Mma.SYNC_MX, Mma.TCGEN05_MX),
@@ -106,6 +127,8 @@ _ALL = (
     _integer_backend("llama_cpp"),
     # CUTLASS with NVFP4 on both sides; MXFP4 weights are NVFP4 weights too, see `refmoe.reference.tensor`.
     _backend("nvfp4", "nvfp4", Mma.SYNC_NVF4, weights=_BOTH),
+    # DeepSeek-V3 in block FP8, with its router and its shared expert.
+    _block_fp8_backend("deepseek_fp8"),
 )
 
 BACKENDS: Mapping[str, Backend] = MappingProxyType({backend.name: backend for backend in _ALL})

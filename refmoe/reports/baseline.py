@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from refmoe.files import write_atomic
-from refmoe.reports.documents import ReportError, digest_of, is_intact, read_document, version_text
+from refmoe.reports.checks import ReportError
+from refmoe.reports.documents import digest_of, is_intact, version_text
 from refmoe.reports.parity import Report, check_report
+from refmoe.reports.reading import read_document, shown
 from refmoe.verify.verdict import Verdict
 
 KIND = "baseline"
 SCHEMA_VERSION = "1"
+
+_KEYS = {"kind", "schema_version", "cases", "digest"}
 
 
 def read_baseline(path: Path) -> list[str]:
@@ -23,16 +28,31 @@ def read_baseline(path: Path) -> list[str]:
         ReportError: it is neither, of another schema version, or edited.
     """
     document = read_document(path)
+    name = shown(path)
     if document.get("kind") == "parity":
         return sorted(_passed([check_report(path, document)]))
-    if document.get("kind") != KIND or not isinstance(document.get("cases"), list):
-        raise ReportError(f"{path}: no baseline; write one with `refmoe gate --write-baseline`")
+    cases = document.get("cases")
+    if document.get("kind") != KIND or not isinstance(cases, list):
+        text = f"{name}: no baseline; write one with `refmoe gate --write-baseline`"
+        raise ReportError(text, "baseline.content")
     if document.get("schema_version") != SCHEMA_VERSION:
         found = document.get("schema_version")
-        raise ReportError(f"{path}: {version_text(found, SCHEMA_VERSION, 'baseline')}")
+        raise ReportError(f"{name}: {version_text(found, SCHEMA_VERSION, 'baseline')}", "document.version")
     if not is_intact(document):
-        raise ReportError(f"{path}: edited after it was made; write it with `refmoe gate --write-baseline`")
-    return [str(name) for name in document["cases"]]
+        text = f"{name}: edited after it was made; write it with `refmoe gate --write-baseline`"
+        raise ReportError(text, "document.digest")
+    if unknown := sorted(document.keys() - _KEYS):
+        raise ReportError(f"{name}: no valid baseline: it has the key {unknown[0]!r}", "document.schema")
+    others = [case for case in cases if not isinstance(case, str)]
+    if others:
+        raise ReportError(f"{name}: no valid baseline: {others[0]!r} is no case", "baseline.content")
+    twice = [case for case, count in Counter(cases).items() if count > 1]
+    if twice:
+        raise ReportError(f"{name}: no valid baseline: case {twice[0]} is there twice", "baseline.content")
+    if not cases:
+        text = f"{name}: an empty baseline: it holds no case, so nothing must go on passing"
+        raise ReportError(text, "baseline.content")
+    return cases
 
 
 def _passed(reports: Iterable[Report]) -> set[str]:

@@ -2,17 +2,129 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from refmoe.reports.checks import Refusal, first_and_count
 from refmoe.reports.documents import Kind, PresentHash
 
+#: Endings of the names of times, which are more than zero.
+_TIMES = ("_s", "_ms", "microseconds", "seconds")
+#: What a rate of a GPU's row was rounded to: digits of its microseconds, and of its terabytes per second.
+_ROUNDED = 5e-3, 5e-4
 
-def _judge(document: Mapping[str, Any], present: PresentHash) -> list[str]:
+
+def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[Refusal]:
+    name = document["name"]
     timed = document.get("rows") or document.get("comparisons") or document.get("medians_s")
-    if isinstance(document["name"], str) and isinstance(timed, (list, dict)):
-        return []
-    return ["says it is a bench document, but has no name, or no rows, comparisons or medians"]
+    if not isinstance(name, str) or not isinstance(timed, (list, dict)):
+        text = "says it is a bench document, but has no name, or no rows, comparisons or medians"
+        yield Refusal("bench.content", text)
+        return
+    if not name.isidentifier() or not (Path(__file__).resolve().parent.parent / "bench" / f"{name}.py").is_file():
+        yield Refusal("bench.content", f"there is no benchmark {name!r}")
+    yield from first_and_count("bench.figures", _times(document, name))
+    rows = document.get("rows", [])
+    yield from first_and_count("bench.figures", ((_row_name(row), wrong) for row in rows for wrong in _rate(row)))
+    yield from (Refusal("bench.targets", wrong) for wrong in _targets(document))
+    yield from (Refusal("bench.targets", wrong) for wrong in _comparisons(document))
+
+
+def _row_name(row: Mapping[str, Any]) -> str:
+    return str(next(iter(row.values()), "a row"))
+
+
+def _times(value: Any, where: str) -> Iterator[tuple[str, str]]:
+    """Times that are none: below zero, zero, or no number."""
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        if key in ("targets", "reached"):
+            continue
+        named = isinstance(key, str) and key.endswith(_TIMES) and not key.endswith("_per_s")
+        measured = item.values() if isinstance(item, Mapping) and named else [item] if named else []
+        for each in measured:
+            if isinstance(each, bool) or not isinstance(each, (int, float)) or each < 0:
+                yield f"{where}, {key}", f"found {each!r}; needed a time of zero or more"
+        yield from _times(item, f"{where}, {key}")
+
+
+def _rate(row: Any) -> Iterator[str]:
+    """Of a row of a GPU's benchmark, a rate that is not its bytes by its time."""
+    if not isinstance(row, Mapping) or not {"traffic_bytes", "microseconds", "terabytes_per_second"} <= row.keys():
+        return
+    time, rate = row["microseconds"], row["terabytes_per_second"]
+    if not all(isinstance(row[key], (int, float)) for key in ("traffic_bytes", "microseconds", "terabytes_per_second")):
+        return
+    least = (time - _ROUNDED[0]) * (rate - _ROUNDED[1]) * 1e6
+    most = (time + _ROUNDED[0]) * (rate + _ROUNDED[1]) * 1e6
+    if not least <= row["traffic_bytes"] <= most:
+        yield f"{row['traffic_bytes']:,} bytes in {time} us are not {rate} TB/s"
+
+
+def _targets(document: Mapping[str, Any]) -> Iterator[str]:
+    """Targets that are said to be reached, or missed, against the figure beside them."""
+    targets, reached = document.get("targets"), document.get("reached")
+    said: list[Any] = []
+    if isinstance(targets, Mapping) and isinstance(reached, Mapping):
+        said += reached.values()
+        for name, value in targets.items():
+            found = _measured(document, name)
+            if found is None or name not in reached:
+                continue
+            holds = found >= value if name.endswith("_per_s") else found <= value
+            if holds != reached[name]:
+                word = "reached" if reached[name] else "missed"
+                yield f"the target {name} of {value:g} is said to be {word} with {found:g}"
+    rows = [*document.get("rows", ()), *(targets if isinstance(targets, list) else ())]
+    for row in rows:
+        if isinstance(row, Mapping) and isinstance(row.get("reached"), bool) and "target" in row:
+            said.append(row["reached"])
+            found = row.get("gflops", row.get("ratio"))
+            if found is not None and (found >= row["target"]) != row["reached"]:
+                word = "reached" if row["reached"] else "missed"
+                yield f"{_row_name(row)}: the target {row['target']:g} is said to be {word} with {found:g}"
+    if said and "all_reached" in document and document["all_reached"] != all(said):
+        word = json_bool(document["all_reached"])
+        yield f"all_reached is {word}, and {sum(map(bool, said))} of {len(said)} targets are"
+
+
+def json_bool(value: object) -> str:
+    """What JSON calls it."""
+    return str(value).lower()
+
+
+def _measured(document: Mapping[str, Any], target: str) -> float | None:
+    """The figure that a target is of; None if the document keeps it where this does not look."""
+    own = document.get(target)
+    if isinstance(own, Mapping):
+        own = own.get("all checks")
+    inner = document.get(target.removesuffix("_s"))
+    if own is None and isinstance(inner, Mapping):
+        own = inner.get("medians_s", {}).get("all checks")
+    for row in document.get("rows", ()):
+        if row.get("target") == target:
+            own = row.get("best_s")
+        if target == "checked_s" and row.get("contender") == "all checks":
+            own = row.get("best_s")
+    return own if isinstance(own, (int, float)) else None
+
+
+def _comparisons(document: Mapping[str, Any]) -> Iterator[str]:
+    """Comparisons whose ratio is not that of their medians, or whose target is told wrongly."""
+    held = document.get("comparisons", {})
+    for name, each in held.items():
+        if not {"medians_s", "ratio", "target", "reached"} <= each.keys():
+            continue
+        peers = [seconds for contender, seconds in each["medians_s"].items() if not contender.startswith("refmoe")]
+        ratio = min(peers) / each["medians_s"]["refmoe"]
+        if abs(ratio - each["ratio"]) > 1e-6 * ratio:
+            yield f"{name}: the ratio {each['ratio']:.4g}, and its medians have {ratio:.4g}"
+        if (each["ratio"] >= each["target"]) != each["reached"]:
+            yield f"{name}: the target {each['target']:g} is told wrongly for the ratio {each['ratio']:.4g}"
+    reached = [each["reached"] for each in held.values() if "reached" in each]
+    if reached and document.get("reached") != all(reached):
+        yield f"reached is {json_bool(document.get('reached'))}, and {sum(reached)} of {len(reached)} targets are"
 
 
 BENCH = Kind("bench", again="run `refmoe bench` again", keys=frozenset(("name",)), judge=_judge, evidence=False)

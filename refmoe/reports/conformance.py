@@ -3,40 +3,118 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from refmoe import ptx
-from refmoe.reports.documents import Kind, PresentHash
+from refmoe.reports.checks import Refusal, first_and_count
+from refmoe.reports.documents import Count, Kind, Model, PresentHash, Sha256
 
 #: Instructions that differ and are named; the others are counted.
 _NAMED = 5
 
 
+# What products of warpgroups compute, but for the accumulation models.
+_PRODUCTS = {"text": ("wgmma",), "engine/tensor": ("descriptor", "sparse", "sums", "wgmma"), "native": ("wgmma",)}
+
+
 def isa_sha256() -> str:
-    """SHA-256 over the sources that a run speaks for: what instructions, atomics and warps compute."""
+    """SHA-256 over the sources that a run speaks for: what instructions, atomics, warps and warpgroups compute."""
     package = Path(ptx.__file__).parent
     digest = hashlib.sha256()
-    for file in (*sorted((package / "isa").glob("*.py")), package / "text/memory_ops.py", package / "engine/warp.py"):
+    single = (package / "text/memory_ops.py", package / "engine/warp.py")
+    products = [package / folder / f"{name}.py" for folder, names in _PRODUCTS.items() for name in names]
+    for file in (*sorted((package / "isa").glob("*.py")), *single, *products):
         digest.update(f"{file.name}\0".encode() + file.read_bytes())
     return digest.hexdigest()
 
 
-def _judge(document: Mapping[str, Any], present: PresentHash) -> list[str]:
-    again = CONFORMANCE.again
+class OutcomeRecord(Model):
+    """An instruction with lanes that differ, or whose result is not claimed exact."""
+
+    opcode: str
+    lanes: Count
+    differing: Count
+    open_lanes: Count
+    open_differing: Count
+    examples: list[str]
+
+
+class ConformanceDocument(Model):
+    """The keys of a document."""
+
+    kind: Literal["conformance"]
+    gpu: str
+    arch: str
+    isa_sha256: Sha256
+    opcodes: Count
+    lanes: Count
+    open_lanes: Count
+    refused_by_ptxas: list[str]
+    differing_opcodes: Count
+    rows: list[OutcomeRecord]
+    digest: Sha256
+
+
+def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[Refusal]:
+    again, rows = CONFORMANCE.again, document["rows"]
     if document["isa_sha256"] != isa_sha256():
-        return [f"the executor's instructions changed since they were held against {document['gpu']}; {again}"]
-    differing = [row["opcode"] for row in document["rows"] if row["differing"]]
+        text = f"the executor's instructions changed since they were held against {document['gpu']}; {again}"
+        yield Refusal("stale.executor", text)
+    differing = [row["opcode"] for row in rows if row["differing"]]
     if differing or document["differing_opcodes"]:
         named = ", ".join(differing[:_NAMED])
-        return [f"{len(differing)} instructions differ on {document['gpu']}: {named}"]
-    return [] if document["opcodes"] else ["it holds no instruction, so it proves nothing"]
+        text = f"{len(differing)} instructions differ on {document['gpu']}: {named}"
+        yield Refusal("conformance.differs", text)
+    if not document["opcodes"]:
+        yield Refusal("conformance.rows", "it holds no instruction, so it proves nothing")
+    yield from _totals(document)
+    for opcode, count in Counter(row["opcode"] for row in rows).items():
+        if count > 1:
+            yield Refusal("conformance.rows", f"the instruction {opcode} is there {count} times")
+        if opcode in document["refused_by_ptxas"]:
+            yield Refusal("conformance.rows", f"the instruction {opcode} ran, and ptxas refused it")
+    for opcode, count in Counter(document["refused_by_ptxas"]).items():
+        if count > 1:
+            yield Refusal("conformance.rows", f"the instruction {opcode} was refused {count} times")
+    yield from first_and_count("conformance.counts", ((row["opcode"], wrong) for row in rows for wrong in _counts(row)))
+
+
+def _totals(document: Mapping[str, Any]) -> Iterator[Refusal]:
+    """Totals that are not those of the rows; rows without differing or open lanes are left out of a document."""
+    rows = document["rows"]
+    open_lanes, lanes = sum(row["open_lanes"] for row in rows), sum(row["lanes"] for row in rows)
+    differing = sum(row["differing"] > 0 for row in rows)
+    for said, found, what in (
+        (document["open_lanes"], open_lanes, "open lanes"),
+        (document["differing_opcodes"], differing, "differing instructions"),
+    ):
+        if said != found:
+            yield Refusal("conformance.counts", f"says {said:,} {what}, and its rows have {found:,}")
+    if document["opcodes"] < len(rows):
+        text = f"says {document['opcodes']:,} instructions, and has {len(rows):,} rows"
+        yield Refusal("conformance.counts", text)
+    if document["lanes"] < lanes + document["opcodes"] - len(rows):
+        text = f"says {document['lanes']:,} lanes, and its rows alone have {lanes:,}"
+        yield Refusal("conformance.counts", text)
+
+
+def _counts(row: Mapping[str, Any]) -> Iterator[str]:
+    if row["open_lanes"] + row["differing"] > row["lanes"]:
+        yield f"{row['open_lanes']:,} open and {row['differing']:,} differing lanes of {row['lanes']:,}"
+    if row["open_differing"] > row["open_lanes"]:
+        yield f"{row['open_differing']:,} lanes differ of {row['open_lanes']:,} open ones"
+    if not row["open_lanes"] and not row["differing"]:
+        yield "a row in which no lane is open and none differs"
+    if row["examples"] and not row["open_differing"] and not row["differing"]:
+        yield "examples of lanes that differ, where none does"
 
 
 CONFORMANCE = Kind(
     "conformance",
     again="run `refmoe conformance --device cuda` again",
-    keys=frozenset(("gpu", "isa_sha256", "opcodes", "differing_opcodes", "rows")),
     judge=_judge,
+    model=ConformanceDocument,
 )

@@ -6,16 +6,18 @@ import dataclasses
 import datetime
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
-from refmoe.policies.convert import Conversion, ModeFigures, PowerOfTwoLoss
+from refmoe.policies.convert import LEAST, MODES, Conversion, ModeFigures, PowerOfTwoLoss
 from refmoe.policies.convert_inputs import Source
-from refmoe.reports.documents import Kind, PresentHash, digest_of
-from refmoe.reports.environment import current_environment
+from refmoe.reports.checks import Refusal, first_and_count
+from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256, digest_of
+from refmoe.reports.environment import Environment, current_environment
+from refmoe.reports.figures import python_sha256
 
 SCHEMA_VERSION = "1"
 
@@ -29,8 +31,6 @@ _DIGITS = 6
 
 #: The mode that converts power-of-two scales without loss.
 LOSSLESS = "rceil"
-#: The bound on all modes.
-LEAST = "least"
 
 
 def convert_document(
@@ -88,13 +88,8 @@ def _codes(source: Source) -> Any:
 
 
 def source_sha256() -> str:
-    """Of the Python sources that decide the figures, by name and content."""
-    root = Path(__file__).resolve().parent.parent
-    digest = hashlib.sha256()
-    for name in _SOURCES:
-        content = (root / name).read_bytes()
-        digest.update(f"{name}\n{len(content)}\n".encode() + content)
-    return digest.hexdigest()
+    """Of the Python sources that decide the figures, without comments and docstrings."""
+    return python_sha256(_SOURCES)
 
 
 def _mode(figures: ModeFigures, block_error: float) -> dict[str, Any]:
@@ -120,6 +115,64 @@ def _number(value: float) -> float | None:
     return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
 
 
+class LossRecord(Model):
+    """What a mode makes of power-of-two scales."""
+
+    mode: str
+    pairs: Count
+    largest: Count
+    smaller: Count
+
+
+class ModeRecord(Model):
+    """What a mode makes of one tensor."""
+
+    mode: str
+    direct_error: Seconds | None
+    converted_error: Seconds | None
+    conversion_error: Seconds | None
+    added: Seconds | None
+    max_relative: Seconds | None
+    elements: Count
+    codes_changed: Count
+    values_changed: Count
+    flushed: Count
+    saturated: Count
+    poisoned_blocks: Count
+
+
+class TensorRecord(Model):
+    """One tensor under one kind of scales."""
+
+    name: str
+    origin: str
+    layer: str
+    shape: list[Count]
+    data_sha256: Sha256
+    block: str
+    scales: str
+    tiles: Count
+    powers_of_two: Count
+    block_error: Seconds | None
+    modes: list[ModeRecord]
+
+
+class ConvertDocument(Model):
+    """The keys of a document."""
+
+    kind: Literal["convert"]
+    schema_version: Literal["1"]
+    created: str
+    command: str
+    environment: Environment
+    seconds: Seconds
+    source_sha256: Sha256
+    power_of_two: list[LossRecord]
+    tensors: list[TensorRecord]
+    passed: bool
+    digest: Sha256
+
+
 def failures(document: Mapping[str, Any]) -> list[str]:
     """What the derivation says must hold and does not, a sentence each."""
     sentences = [
@@ -129,7 +182,7 @@ def failures(document: Mapping[str, Any]) -> list[str]:
     ]
     for tensor in document["tensors"]:
         modes = {each["mode"]: each for each in tensor["modes"]}
-        where = f"{tensor['name']}, {tensor['scales']} scales"
+        where = _where(tensor)
         lossless = modes.get(LOSSLESS)
         if lossless is not None and tensor["powers_of_two"] == tensor["tiles"] and lossless["values_changed"]:
             sentences.append(f"{where}: every scale is a power of two, and {LOSSLESS} changes values")
@@ -145,16 +198,79 @@ def failures(document: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def _judge(document: Mapping[str, Any], present: PresentHash) -> list[str]:
+def _where(tensor: Mapping[str, Any]) -> str:
+    return f"{tensor['name']}, {tensor['scales']} scales"
+
+
+def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[Refusal]:
     if not document["tensors"]:
-        return [f"an empty document: it holds no tensor, so it shows nothing; {CONVERT.again}"]
-    return failures(document) or ([] if document["passed"] else ["says itself that it did not pass"])
+        text = f"an empty document: it holds no tensor, so it shows nothing; {CONVERT.again}"
+        yield Refusal("convert.tensors", text)
+        return
+    found = failures(document)
+    yield from (Refusal("convert.loss", sentence) for sentence in found)
+    if bool(found) == document["passed"]:
+        said = "passed, and it did not" if found else "did not pass, and nothing was lost"
+        yield Refusal("document.passed", f"says itself that it {said}")
+    if document["source_sha256"] != source_sha256():
+        text = f"the Python sources that decide its figures changed since they were computed; {CONVERT.again}"
+        yield Refusal("stale.figures", text)
+    yield from _modes(document)
+    for tensor in document["tensors"]:
+        yield from first_and_count("convert.counts", ((_where(tensor), wrong) for wrong in _counts(tensor)))
+
+
+def _modes(document: Mapping[str, Any]) -> Iterator[Refusal]:
+    """Whether every tensor, and every table, has every mode once."""
+    known = [mode for mode in MODES if mode != LEAST]
+    losses = [each["mode"] for each in document["power_of_two"]]
+    if sorted(losses) != sorted(known):
+        text = f"power-of-two scales under {', '.join(losses) or 'no mode'}; needed each of {', '.join(known)} once"
+        yield Refusal("convert.tensors", text)
+    for each in document["power_of_two"]:
+        if each["largest"] + each["smaller"] > each["pairs"] or not each["pairs"]:
+            text = f"{each['mode']}: {each['largest']} and {each['smaller']} of {each['pairs']} pairs change"
+            yield Refusal("convert.counts", text)
+    for tensor in document["tensors"]:
+        modes = [each["mode"] for each in tensor["modes"]]
+        if sorted(modes) != sorted(MODES):
+            text = f"{_where(tensor)}: modes {', '.join(modes) or 'none'}; needed each of {', '.join(MODES)} once"
+            yield Refusal("convert.tensors", text)
+    keys = ("name", "origin", "scales", "block")
+    held = Counter(tuple(tensor[key] for key in keys) for tensor in document["tensors"])
+    for (name, _, scales, _), count in held.items():
+        if count > 1:
+            yield Refusal("convert.tensors", f"{name}, {scales} scales, is there {count} times")
+
+
+def _counts(tensor: Mapping[str, Any]) -> Iterator[str]:
+    """Counts that do not fit the tensor's size, and ratios that are not those of the errors."""
+    elements = math.prod(tensor["shape"])
+    high, wide = (int(size) for size in tensor["block"].split("x"))
+    rows, columns = math.prod(tensor["shape"][:-1]), tensor["shape"][-1]
+    tiles = -(-rows // high) * -(-columns // wide)
+    if tensor["tiles"] != tiles:
+        yield f"{tensor['tiles']} tiles, and {tensor['shape']} has {tiles} of {tensor['block']}"
+    if tensor["powers_of_two"] > tensor["tiles"]:
+        yield f"{tensor['powers_of_two']} scales of {tensor['tiles']} are powers of two"
+    for each in tensor["modes"]:
+        if each["elements"] != elements:
+            yield f"{each['mode']} counts {each['elements']:,} elements of {elements:,}"
+        for name in ("codes_changed", "values_changed", "flushed", "saturated"):
+            if each[name] > elements:
+                yield f"{each['mode']}: {name} {each[name]:,} of {elements:,} elements"
+        if each["flushed"] > each["values_changed"] or each["saturated"] > each["values_changed"]:
+            yield f"{each['mode']} flushes or saturates elements that it does not change"
+        if each["conversion_error"] is not None and bool(each["conversion_error"]) != bool(each["values_changed"]):
+            changed = f"{each['values_changed']:,} values"
+            yield f"{each['mode']} changes {changed}, with an error of {each['conversion_error']}"
+        if tensor["block_error"] and each["converted_error"] is not None and each["added"] is not None:
+            ratio = each["converted_error"] / tensor["block_error"]
+            # Both errors, and the ratio, were rounded to six digits.
+            if abs(ratio - each["added"]) > 3e-5 * ratio:
+                yield f"{each['mode']}: added {each['added']}, and its errors have the ratio {ratio:.6g}"
 
 
 CONVERT = Kind(
-    "convert",
-    again="run `refmoe policy convert` again",
-    keys=frozenset(("tensors", "power_of_two", "passed")),
-    judge=_judge,
-    version=SCHEMA_VERSION,
+    "convert", again="run `refmoe policy convert` again", judge=_judge, model=ConvertDocument, version=SCHEMA_VERSION
 )

@@ -1,20 +1,46 @@
 """What all documents share: one JSON object with a kind, keys that the kind promises, and a digest that shows an edit.
 
 Every kind has a file of its name here that says what its documents hold and when the gate refuses one: `parity`,
-`conformance`, `stress`, `drift`, `convert`, `bench` and `baseline`.
+`conformance`, `stress`, `drift`, `convert`, `bench`, `invariant` and `baseline`. Whoever edits a document can make a
+new digest, too, so each kind also says how the figures of a document hang together.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from refmoe.errors import RefmoeError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from refmoe.chips import CHIPS
+from refmoe.reports.checks import Refusal, ReportError
+from refmoe.reports.reading import json_word, read_document, shown
+
+__all__ = [
+    "EDITED",
+    "Count",
+    "Kind",
+    "Model",
+    "PresentHash",
+    "Refusal",
+    "ReportError",
+    "Seconds",
+    "Sha256",
+    "chip_refusals",
+    "digest_of",
+    "is_intact",
+    "is_sha256",
+    "read_document",
+    "time_refusals",
+    "version_text",
+    "well_formed",
+]
 
 #: What to say of a document that is not intact; its path stands before.
 EDITED = "edited after it was made: its content does not have the digest that it states"
@@ -22,9 +48,19 @@ EDITED = "edited after it was made: its content does not have the digest that it
 #: Gives the present source hash of a kernel family; ArgumentError or OSError if the family is gone.
 PresentHash = Callable[[str], str]
 
+#: What the clocks of two machines may differ by.
+_CLOCKS = datetime.timedelta(days=1)
 
-class ReportError(RefmoeError):
-    """A file is no report, or was changed after it was made; the message says which, in a sentence."""
+
+class Model(BaseModel):
+    """An object of a document: its keys and their types, no other keys, and no type for another."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 @dataclass(frozen=True)
@@ -34,38 +70,68 @@ class Kind:
     Attributes:
         name: its key `kind`.
         again: what to do about a document that is refused, "run `refmoe stress --device cuda` again".
-        keys: what every document of this kind has.
-        judge: why an intact document that has these keys is refused, a sentence each; it gets the document and the
-            present source hashes.
+        judge: why an intact document of this form is refused; it gets the document and the present source hashes. A
+            sentence instead of a `Refusal` stands for the check `document.passed`.
+        model: the document's keys and their types, or None.
+        keys: what every document of this kind has, where it has no model.
         version: the schema version that is read, or None if the kind has none.
-        evidence: whether it proves something: it then must be intact, and a folder of such documents can pass the gate.
+        evidence: whether it proves something: a folder of such documents can pass the gate.
     """
 
     name: str
     again: str
-    keys: frozenset[str]
-    judge: Callable[[Mapping[str, Any], PresentHash], list[str]]
+    judge: Callable[[Mapping[str, Any], PresentHash], Iterable[Refusal | str]]
+    model: type[BaseModel] | None = None
+    keys: frozenset[str] = frozenset()
     version: str | None = None
     evidence: bool = True
 
-    def check(self, path: Path, document: Mapping[str, Any], present: PresentHash) -> list[str]:
-        """Why the gate refuses the document at `path`, a sentence each.
+    def check(self, path: Path, document: Mapping[str, Any], present: PresentHash) -> list[Refusal]:
+        """Why the gate refuses the document at `path`.
 
         Raises:
             ReportError: something inside it is not of the type that the kind promises.
         """
         with well_formed(path, self.name):
-            return [f"{path}: {sentence}" for sentence in self._refusals(document, present)]
+            return [refusal.at(shown(path)) for refusal in self._refusals(document, present)]
 
-    def _refusals(self, document: Mapping[str, Any], present: PresentHash) -> list[str]:
-        if self.evidence and not is_intact(document):
-            return [f"edited after it was made; {self.again}"]
+    def _refusals(self, document: Mapping[str, Any], present: PresentHash) -> list[Refusal]:
         if self.version is not None and document.get("schema_version") != self.version:
             found = document.get("schema_version")
-            return [version_text(found, self.version, f"document of kind {self.name}")]
-        if missing := sorted(self.keys - document.keys()):
-            return [f"says that it is of kind {self.name}, but has no {missing[0]}; {self.again}"]
+            return [Refusal("document.version", version_text(found, self.version, f"document of kind {self.name}"))]
+        if "digest" in document and not is_intact(document):
+            return [Refusal("document.digest", f"edited after it was made; {self.again}")]
+        if missing := sorted(self._required - document.keys()):
+            text = f"says that it is of kind {self.name}, but has no {missing[0]}; {self.again}"
+            return [Refusal("document.schema", text)]
+        if self.model is not None:
+            try:
+                self.model.model_validate(document)
+            except ValidationError as error:
+                return [Refusal("document.schema", f"no valid document of kind {self.name}: {first_error(error)}")]
+        judged = [
+            each if isinstance(each, Refusal) else Refusal("document.passed", each)
+            for each in self._judged(document, present)
+        ]
+        return [*time_refusals(document), *chip_refusals(document), *judged]
+
+    def _judged(self, document: Mapping[str, Any], present: PresentHash) -> Iterable[Refusal | str]:
         return self.judge(document, present)
+
+    @property
+    def _required(self) -> frozenset[str]:
+        fields = self.model.model_fields if self.model is not None else {}
+        return self.keys | {name for name, field in fields.items() if field.is_required()} | {"digest"}
+
+
+def first_error(error: ValidationError) -> str:
+    """The first thing that is wrong, with its place: "cases.0.seconds: Input should be ..."."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    more = f", and {error.error_count() - 1:,} more" if error.error_count() > 1 else ""
+    found = json.dumps(first["input"], default=str)
+    found = f"; found {found if len(found) <= 60 else found[:57] + '...'}" if first["type"] != "missing" else ""
+    return f"{place}: {first['msg']}{found}{more}"
 
 
 @contextlib.contextmanager
@@ -75,6 +141,47 @@ def well_formed(path: Path, kind: str) -> Iterator[None]:
         yield
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError) as error:
         raise ReportError(f"{path}: says it is of kind {kind}, but lacks or spoils {error}") from error
+
+
+def time_refusals(document: Mapping[str, Any]) -> Iterator[Refusal]:
+    """What is wrong with when a document says that it was made, if it says that."""
+    if "created" not in document:
+        return
+    created = document["created"]
+    try:
+        made = datetime.datetime.fromisoformat(created)
+    except (TypeError, ValueError):
+        yield Refusal("document.time", f"made at {created!r}, which is no time; needed ISO 8601 with a time zone")
+        return
+    if made.tzinfo is None:
+        yield Refusal("document.time", f"made at {created!r}, without a time zone; needed ISO 8601 with one")
+    elif made > datetime.datetime.now(datetime.timezone.utc) + _CLOCKS:
+        yield Refusal("document.time", f"made at {created}, which has not come yet")
+
+
+def chip_refusals(document: Mapping[str, Any]) -> Iterator[Refusal]:
+    """What is wrong with the GPU that a document names, if it names one."""
+    if "gpu" not in document:
+        return
+    yield from gpu_refusals(document["gpu"], document.get("arch"))
+    environment = document.get("environment")
+    if isinstance(environment, Mapping) and environment.get("gpu") != document["gpu"]:
+        found = f"ran on {document['gpu']}, and its environment names {environment.get('gpu') or 'no GPU'}"
+        yield Refusal("document.chip", found)
+
+
+def gpu_refusals(gpu: object, arch: object) -> Iterator[Refusal]:
+    """What is wrong with the name of a GPU and the arch that it is said to have."""
+    if not isinstance(gpu, str) or not gpu.strip():
+        yield Refusal("document.chip", f"ran on a GPU, and names {gpu!r}; needed the GPU's name")
+        return
+    for chip in CHIPS.values():
+        if chip.arch != arch and any(_sold_as(gpu, product.name) for product in chip.products):
+            yield Refusal("document.chip", f"ran on {gpu}, which is {chip.arch}, and says {arch}")
+
+
+def _sold_as(gpu: str, product: str) -> bool:
+    return set(product.split()) <= set(gpu.removeprefix("NVIDIA ").split())
 
 
 def digest_of(document: Mapping[str, Any]) -> str:
@@ -92,39 +199,12 @@ def is_intact(document: Mapping[str, Any]) -> bool:
         return False
 
 
-def read_document(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
-
-    Raises:
-        ReportError: the file cannot be read, is empty, or holds no JSON object.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ReportError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ReportError(f"{path}: cannot be read: {error}") from error
-    if not text.strip():
-        raise ReportError(f"{path}: the file is empty; a report is one JSON object")
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ReportError(f"{path}: no JSON, so no report: {error}") from error
-    if not isinstance(document, dict):
-        raise ReportError(f"{path}: holds {_json_word(document)} and no more; a report is one JSON object")
-    return document
-
-
-def _json_word(value: object) -> str:
-    """What JSON calls a value that is no object."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    if isinstance(value, str):
-        return "a string"
-    return "a list" if isinstance(value, list) else "a number"
+def is_sha256(text: object) -> bool:
+    """Whether it is a SHA-256 as reports write one: 64 digits of base 16, in small letters, not all of them equal."""
+    return isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef") and len(set(text)) > 1
 
 
 def version_text(found: object, read: str, kind: str = "report") -> str:
     """The refusal of a document of another schema version, without its path."""
-    unlike = f", and it is a string, not {_json_word(found)}" if str(found) == read else ""
+    unlike = f", and it is a string, not {json_word(found)}" if str(found) == read else ""
     return f"a {kind} of schema version {found}; this refmoe reads version {read}{unlike}"

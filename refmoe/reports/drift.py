@@ -2,38 +2,228 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
-from refmoe.reports.documents import Kind, PresentHash
+from refmoe.reports.checks import Refusal, first_and_count
+from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256
+from refmoe.reports.environment import Environment
+from refmoe.reports.figures import python_sha256
 
 SCHEMA_VERSION = "1"
+
+#: What decides the bits of a path and the figures of a comparison.
+SOURCES = (
+    *("formats.py", "policy.py"),
+    *(f"{room}/*.py" for room in ("reference", "reference/mma", "reference/moe", "models", "models/gguf", "drift")),
+    *(f"reference/{room}/*.py" for room in ("deepseek", "deepseek_gemm")),
+)
+
+
+class DifferenceRecord(Model):
+    """Where two paths first differ."""
+
+    step: Count
+    layer: int | None
+    stage: str
+    array: str
+    index: list[Count]
+    text: str
+
+
+class ComparisonRecord(Model):
+    """Two paths side by side."""
+
+    base: str
+    path: str
+    mode: str
+    must_equal: bool
+    bytes_compared: Count
+    bytes_differing: Count
+    first_difference: DifferenceRecord | None
+    formats_part: dict[str, Any] | None
+    diverged: list[Count | None]
+    growth: dict[str, Any]
+    curves: dict[str, dict[str, list[Any]]]
+
+
+class BitsRecord(Model):
+    """The hash of every sequence's bits."""
+
+    path: str
+    mode: str
+    sha256: list[Sha256]
+
+
+class RunRecord(Model):
+    """One point of the sweep."""
+
+    point: dict[str, Count | None]
+    prompts: list[list[Count]]
+    tokens: list[list[Count]]
+    comparisons: list[ComparisonRecord]
+    bits: list[BitsRecord]
+
+
+class DriftDocument(Model):
+    """The keys of a document."""
+
+    kind: Literal["drift"]
+    schema_version: Literal["1"]
+    created: str
+    command: str
+    environment: Environment
+    seconds: Seconds
+    source_sha256: Sha256
+    checkpoint: dict[str, Any]
+    seed: Count
+    steps: Count
+    paths: list[dict[str, Any]]
+    base: str
+    growth_method: str
+    runs: list[RunRecord]
+    dependent: list[str]
+    passed: bool
+    digest: Sha256
+
+
+def source_sha256() -> str:
+    """Of the Python sources that decide the figures, without comments and docstrings."""
+    return python_sha256(SOURCES)
 
 
 def failures(document: Mapping[str, Any]) -> list[str]:
     """What must be equal and is not, a sentence each."""
-    sentences = list(document["dependent"])
+    return [refusal.text for refusal in _failures(document)]
+
+
+def _failures(document: Mapping[str, Any]) -> Iterator[Refusal]:
+    for sentence in document["dependent"]:
+        yield Refusal("drift.dependent", sentence)
     for run in document["runs"]:
         for one in run["comparisons"]:
-            pair = f"{one['path']} and {one['base']}, {one['mode']}"
+            pair = _pair(one)
             if one["must_equal"] and one["bytes_differing"]:
                 where = one["first_difference"]["text"] if one["first_difference"] else "in formats"
-                sentences.append(f"{pair}: {one['bytes_differing']:,} bytes differ and none may: {where}")
+                text = f"{pair}: {one['bytes_differing']:,} bytes differ and none may: {where}"
+                yield Refusal("drift.differs", text)
             if one["must_equal"] and not one["bytes_compared"]:
-                sentences.append(f"{pair}: must be equal, but nothing was compared")
-    return sentences
+                yield Refusal("drift.differs", f"{pair}: must be equal, but nothing was compared")
 
 
-def _judge(document: Mapping[str, Any], present: PresentHash) -> list[str]:
+def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[Refusal]:
     if not document["runs"]:
-        return [f"an empty document: it holds no run, so it proves nothing; {DRIFT.again}"]
-    return failures(document) or ([] if document["passed"] else ["says itself that it did not pass"])
+        yield Refusal("drift.runs", f"an empty document: it holds no run, so it proves nothing; {DRIFT.again}")
+        return
+    found = list(_failures(document))
+    yield from found
+    if bool(found) == document["passed"]:
+        said = "passed, and it did not" if found else "did not pass, and all that must be equal is"
+        yield Refusal("document.passed", f"says itself that it {said}")
+    if document["source_sha256"] != source_sha256():
+        text = f"the Python sources that decide its figures changed since they were computed; {DRIFT.again}"
+        yield Refusal("stale.figures", text)
+    yield from _runs(document)
+    for run in document["runs"]:
+        yield from first_and_count("drift.counts", _counts(run))
+    yield from _dependent(document)
 
 
-DRIFT = Kind(
-    "drift",
-    again="run `refmoe drift` again",
-    keys=frozenset(("runs", "dependent", "passed")),
-    judge=_judge,
-    version=SCHEMA_VERSION,
-)
+def _pair(one: Mapping[str, Any]) -> str:
+    return f"{one['path']} and {one['base']}, {one['mode']}"
+
+
+def _runs(document: Mapping[str, Any]) -> Iterator[Refusal]:
+    """Whether every run has every pair of paths once in every mode, and as many tokens as steps."""
+    paths = {path["name"]: path for path in document["paths"]}
+    if len(paths) != len(document["paths"]):
+        yield Refusal("drift.runs", "a path is listed twice")
+    if document["base"] not in paths:
+        yield Refusal("drift.runs", f"the base {document['base']} is none of its paths")
+    modes = {one["mode"] for run in document["runs"] for one in run["comparisons"]}
+    for run in document["runs"]:
+        where = f"the run of batch {run['point'].get('batch')}"
+        held = Counter((one["path"], one["mode"]) for one in run["comparisons"])
+        wanted = {(path, mode) for path in paths if path != document["base"] for mode in modes}
+        for path, mode in sorted(wanted - held.keys()):
+            yield Refusal("drift.runs", f"{where} lacks {path}, {mode}")
+        for (path, mode), count in held.items():
+            if path not in paths or count > 1:
+                said = "is none of its paths" if path not in paths else "is there twice"
+                yield Refusal("drift.runs", f"{where}: {path}, {mode}, {said}")
+        for one in run["comparisons"]:
+            first, base = paths.get(one["path"]), paths.get(one["base"])
+            if first and base and (first["arithmetic"] == base["arithmetic"]) and not one["must_equal"]:
+                yield Refusal("drift.runs", f"{where}: {_pair(one)} have one arithmetic, and need not be equal")
+        if any(len(row) != document["steps"] for row in run["tokens"]):
+            found = f"{where} decoded {len(run['tokens'][0])} tokens, and the document says {document['steps']} steps"
+            yield Refusal("drift.runs", found)
+        if not len(run["prompts"]) == len(run["tokens"]) == run["point"].get("batch"):
+            yield Refusal("drift.runs", f"{where} has {len(run['prompts'])} prompts and {len(run['tokens'])} answers")
+
+
+def _counts(run: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Comparisons whose bytes, first difference and curves tell different stories."""
+    for one in run["comparisons"]:
+        compared, differing = one["bytes_compared"], one["bytes_differing"]
+        curves = [values for place in one["curves"].values() for name, values in place.items() if name == "differing"]
+        in_curves = any(_any_nonzero(values) for values in curves)
+        if differing > compared:
+            yield _pair(one), f"{differing:,} of {compared:,} bytes differ"
+        if not differing and one["first_difference"]:
+            yield _pair(one), f"no byte differs, and the first difference is {one['first_difference']['text']}"
+        if differing and not one["first_difference"] and not one["formats_part"]:
+            yield _pair(one), f"{differing:,} bytes differ, and no first difference is shown"
+        if in_curves and not differing:
+            yield _pair(one), "no byte differs, and its curves show elements that do"
+        if len(one["diverged"]) != len(run["prompts"]):
+            yield _pair(one), f"{len(one['diverged'])} sequences that diverged or not, of {len(run['prompts'])}"
+        if not differing and any(step is not None for step in one["diverged"]):
+            yield _pair(one), "no byte differs, and a sequence diverged"
+
+
+def _any_nonzero(values: Any) -> bool:
+    return any(map(_any_nonzero, values)) if isinstance(values, list) else bool(values)
+
+
+def _dependent(document: Mapping[str, Any]) -> Iterator[Refusal]:
+    """Sequences whose bits depend on the batch, from the hashes that the document holds itself."""
+    said = set(document["dependent"])
+    paths = {path["name"] for path in document["paths"]}
+    for run in document["runs"]:
+        for each in run["bits"]:
+            if len(each["sha256"]) != len(run["prompts"]):
+                text = (
+                    f"{each['path']}, {each['mode']}: {len(each['sha256'])} hashes of {len(run['prompts'])} sequences"
+                )
+                yield Refusal("drift.dependent", text)
+        for path in paths - {each["path"] for each in run["bits"]}:
+            yield Refusal("drift.dependent", f"{path}: no hashes of the bits of its sequences")
+        yield from _equal_bits(run)
+    for first, second in itertools.combinations(document["runs"], 2):
+        shared = min(len(first["prompts"]), len(second["prompts"]))
+        alike = first["prompts"][:shared] == second["prompts"][:shared]
+        if first["point"].get("k") != second["point"].get("k") or not alike:
+            continue
+        others = {(each["path"], each["mode"]): each["sha256"] for each in second["bits"]}
+        for each in first["bits"]:
+            other = others.get((each["path"], each["mode"]), [])
+            if other[:shared] != each["sha256"][:shared] and not any(each["path"] in sentence for sentence in said):
+                text = (
+                    f"{each['path']}, {each['mode']}: its sequences have other bits in another batch, and it is silent"
+                )
+                yield Refusal("drift.dependent", text)
+
+
+def _equal_bits(run: Mapping[str, Any]) -> Iterator[Refusal]:
+    """Pairs whose hashes tell whether they are equal, and that say otherwise."""
+    bits = {(each["path"], each["mode"]): each["sha256"] for each in run["bits"]}
+    for one in run["comparisons"]:
+        ours, theirs = bits.get((one["path"], one["mode"])), bits.get((one["base"], one["mode"]))
+        if one["must_equal"] and ours and theirs and ours != theirs and not one["bytes_differing"]:
+            yield Refusal("drift.dependent", f"{_pair(one)}: no byte differs, and the hashes of their bits do")
+
+
+DRIFT = Kind("drift", again="run `refmoe drift` again", judge=_judge, model=DriftDocument, version=SCHEMA_VERSION)

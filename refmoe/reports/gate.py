@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from refmoe.errors import ArgumentError
-from refmoe.reports.baseline import read_baseline
+from refmoe.reports import baseline as baselines
 from refmoe.reports.bench import BENCH
+from refmoe.reports.checks import Refusal, ReportError, first_and_count
 from refmoe.reports.conformance import CONFORMANCE
+from refmoe.reports.consistency import Catalog, Record, two_stories
 from refmoe.reports.convert import CONVERT
-from refmoe.reports.documents import PresentHash, ReportError, read_document
 from refmoe.reports.drift import DRIFT
-from refmoe.reports.parity import CaseRecord, Report, check_report, refusals_of
+from refmoe.reports.exhaustive import EXHAUSTIVE
+from refmoe.reports.invariant import INVARIANT
+from refmoe.reports.judge import refusals_of
+from refmoe.reports.litmus import LITMUS
+from refmoe.reports.mutation import MUTATION
+from refmoe.reports.parity import CaseRecord, Report, check_report
+from refmoe.reports.reading import find_documents, read_document, shown
 from refmoe.reports.stress import STRESS
 from refmoe.verify.verdict import Verdict
 
@@ -23,7 +32,9 @@ from refmoe.verify.verdict import Verdict
 BASELINE = "baseline.json"
 
 #: The kinds of documents that may lie beside parity reports. Another kind is refused.
-KINDS = {kind.name: kind for kind in (STRESS, CONFORMANCE, BENCH, DRIFT, CONVERT)}
+KINDS = {
+    kind.name: kind for kind in (STRESS, CONFORMANCE, LITMUS, BENCH, DRIFT, CONVERT, MUTATION, INVARIANT, EXHAUSTIVE)
+}
 
 
 @dataclass(frozen=True)
@@ -32,28 +43,28 @@ class GateOutcome:
 
     Attributes:
         reports: the parity reports that were read.
-        refusals: why it does not pass, a sentence each; none if it does.
+        documents: the documents of other kinds that were read.
+        unread: files in the checked folders that are no report by name and look.
+        found: why it does not pass; none if it does.
         passed: cases with the verdict PASS.
     """
 
     reports: tuple[Path, ...]
-    refusals: tuple[str, ...]
+    documents: tuple[Path, ...]
+    unread: tuple[Path, ...]
+    found: tuple[Refusal, ...]
     passed: int
 
-
-def find_reports(paths: Sequence[Path]) -> list[Path]:
-    """The files to check: those named, and every .json file below the folders named, the baseline left out."""
-    files: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            files += sorted(file for file in path.rglob("*.json") if file.name != BASELINE)
-        else:
-            files.append(path)
-    return list(dict.fromkeys(files))
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Why it does not pass, a sentence each."""
+        return tuple(refusal.text for refusal in self.found)
 
 
-def check_reports(paths: Sequence[Path], baseline: Path | None, present: PresentHash) -> GateOutcome:
-    """Check documents against themselves, the kernels' present sources, and the baseline.
+def check_reports(
+    paths: Sequence[Path], baseline: Path | None, catalog: Catalog, *, renewed: Path | None = None
+) -> GateOutcome:
+    """Check documents against themselves, each other, the present sources, and the baseline.
 
     If the baseline's own folder is checked, all that it holds must pass, since a whole report may be what is gone.
     Otherwise it speaks for the devices that the reports cover, and not for a kernel of which no case ran and cases were
@@ -63,56 +74,108 @@ def check_reports(paths: Sequence[Path], baseline: Path | None, present: Present
     Args:
         paths: files, and folders of them.
         baseline: a baseline or a parity report, whose passed cases must pass; or None for no comparison with the past.
-        present: gives a kernel family's present source hash.
+        catalog: what the sources say now: the module `refmoe.catalog`.
+        renewed: a baseline that is about to be written anew, so that nothing is held against it.
     """
-    refusals: list[str] = []
+    found = find_documents(paths)
+    refusals = list(found.refusals)
     reports: dict[Path, Report] = {}
+    others: dict[Path, Mapping[str, Any]] = {}
     evidence = False
-    for path in find_reports(paths):
+    for path in found.files:
+        if any(_same(path, each) for each in (baseline, renewed)) and not _is_report(path):
+            continue
         try:
             document = read_document(path)
-            name = str(document.get("kind", "parity"))
+            name = document.get("kind", "parity")
             if name == "parity":
                 reports[path] = check_report(path, document)
-                refusals += refusals_of(path, reports[path], present)
-            elif name in KINDS:
-                refusals += KINDS[name].check(path, document, present)
+            elif name == baselines.KIND:
+                refusals.append(_elsewhere(path, baseline))
+            elif isinstance(name, str) and name in KINDS:
+                others[path] = document
+                refusals += KINDS[name].check(path, document, catalog.source_sha256)
                 evidence |= KINDS[name].evidence
             else:
-                raise ReportError(f"{path}: of kind {name!r}; needed one of parity, {', '.join(KINDS)}")
+                text = f"{shown(path)}: of kind {name!r}; needed one of parity, {', '.join(KINDS)}"
+                raise ReportError(text, "document.kind")
         except ReportError as error:
-            refusals.append(str(error))
+            refusals.append(error.refusal)
+    records = {path: [Record(case, catalog) for case in report.cases] for path, report in reports.items()}
+    for path, report in reports.items():
+        refusals += [refusal.at(shown(path)) for refusal in refusals_of(path, report, records[path], catalog)]
+    refusals += _twice({**{path: report.digest for path, report in reports.items()}, **_digests(others)})
+    refusals += two_stories(records)
     if not reports and not evidence and not refusals:
-        refusals.append(f"no report in {', '.join(map(str, paths))}: make one with `refmoe parity --report PATH`")
-    records = [record for report in reports.values() for record in report.cases]
+        named = ", ".join(shown(path) for path in paths)
+        text = f"no report in {named}: make one with `refmoe parity --report PATH`"
+        refusals.append(Refusal("document.none", text))
+    cases = [record for report in reports.values() for record in report.cases]
     if baseline is not None:
-        whole = any(path.is_dir() and baseline.resolve().is_relative_to(path.resolve()) for path in paths)
-        refusals += vanished(baseline, records, present, whole=whole)
-    passed = sum(record.verdict is Verdict.PASS for record in records)
-    return GateOutcome(tuple(reports), tuple(refusals), passed)
+        whole = any(path.is_dir() and _below(baseline, path) for path in paths)
+        refusals += vanished(baseline, cases, catalog, whole=whole)
+    passed = sum(record.verdict is Verdict.PASS for record in cases)
+    return GateOutcome(tuple(reports), tuple(others), found.unread, tuple(refusals), passed)
 
 
-def vanished(path: Path, records: Sequence[CaseRecord], present: PresentHash, *, whole: bool) -> list[str]:
+def _same(path: Path, other: Path | None) -> bool:
+    """Whether two paths name one file."""
+    return other is not None and os.path.realpath(path) == os.path.realpath(other)
+
+
+def _below(path: Path, folder: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
+def _is_report(path: Path) -> bool:
+    """Whether the baseline is a parity report, which is checked like any other."""
+    try:
+        return read_document(path).get("kind") == "parity"
+    except ReportError:
+        return False  # whoever reads it as the baseline says why
+
+
+def _elsewhere(path: Path, baseline: Path | None) -> Refusal:
+    used = f"and the one in use is {shown(baseline)}" if baseline is not None else "and none is in use"
+    text = f"{shown(path)}: a baseline, {used}: name it with --baseline, or take it away"
+    return Refusal("baseline.elsewhere", text)
+
+
+def _digests(documents: Mapping[Path, Mapping[str, Any]]) -> dict[Path, str]:
+    return {path: document["digest"] for path, document in documents.items() if isinstance(document.get("digest"), str)}
+
+
+def _twice(digests: Mapping[Path, str]) -> Iterator[Refusal]:
+    first: dict[str, Path] = {}
+    for path, digest in digests.items():
+        other = first.setdefault(digest, path)
+        if other is not path:
+            text = f"{shown(path)}: the same report as {shown(other)}; each counts once, so take one away"
+            yield Refusal("document.twice", text)
+
+
+def vanished(path: Path, records: Sequence[CaseRecord], catalog: Catalog, *, whole: bool) -> list[Refusal]:
     """A sentence for each reason why cases of the baseline at `path` are not among those that ran.
 
     Args:
         path: the baseline, or a parity report.
         records: the cases of the reports.
-        present: the present source hashes.
+        catalog: what the sources say now.
         whole: whether the reports are all that there are. Otherwise the baseline speaks for the devices that they
             cover, and not for the skipped cases of a kernel of which none ran.
     """
     try:
-        expected = read_baseline(path)
+        expected = baselines.read_baseline(path)
     except ReportError as error:
-        return [str(error)]
+        return [error.refusal]
+    refusals = list(first_and_count("baseline.content", _no_cases(path, expected)))
+    expected = [name for name in expected if re.search(_CASE, name)]
     families = {name: _family(name) for name in expected}
-    absent = {family for family in set(families.values()) if not _has_source(family, present)}
-    refusals = [
-        f"kernel family {family} passed {count:,} cases in {path} and is gone; bring it back, or renew the baseline"
-        for family, count in Counter(families.values()).items()
-        if family in absent
-    ]
+    absent = {family for family in set(families.values()) if not _has_source(family, catalog)}
+    for family, count in Counter(families.values()).items():
+        if family in absent:
+            lost = f"kernel family {family} passed {count:,} cases in {path} and is gone"
+            refusals.append(Refusal("baseline.family", f"{lost}; bring it back, or renew the baseline"))
     by_id = {record.id: record for record in records}
     devices = {record.device for record in records}
     # No case of such a kernel ran, since this machine lacks what it needs. What it refuses, it refuses anyway.
@@ -133,11 +196,23 @@ def vanished(path: Path, records: Sequence[CaseRecord], present: PresentHash, *,
         elif not record.verdict.ran:
             idle.setdefault((record.verdict.value, record.reason), []).append(name)
     for (verdict, reason), names in idle.items():
-        refusals.append(f"case {names[0]}{_and_more(names)} passed in {path} and is now {verdict}: {reason}")
+        text = f"case {names[0]}{_and_more(names)} passed in {path} and is now {verdict}: {reason}"
+        refusals.append(Refusal("baseline.vanished", text))
     for device, names in gone.items():
         more = _and_more(names, f" of the device {device}")
-        refusals.append(f"case {names[0]}{more} passed in {path} and is gone; run it, or renew the baseline")
+        text = f"case {names[0]}{more} passed in {path} and is gone; run it, or renew the baseline"
+        refusals.append(Refusal("baseline.vanished", text))
     return refusals
+
+
+#: What every case ends with: a seed, and where it ran.
+_CASE = r":seed\d+@[a-z]+(\.\w+)?$"
+
+
+def _no_cases(path: Path, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for name in names:
+        if not re.search(_CASE, name):
+            yield shown(path), f"{name!r} is no case; write it with `refmoe gate --write-baseline`"
 
 
 def _family(name: str) -> str:
@@ -151,9 +226,9 @@ def _kernel(name: str) -> str:
     return name[: name.index(":", own.end() if own else 0)]
 
 
-def _has_source(family: str, present: PresentHash) -> bool:
+def _has_source(family: str, catalog: Catalog) -> bool:
     try:
-        present(family)
+        catalog.source_sha256(family)
     except (ArgumentError, OSError):
         return False
     return True

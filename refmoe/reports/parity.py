@@ -10,19 +10,27 @@ import dataclasses
 import datetime
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from refmoe.errors import ArgumentError
-from refmoe.reports.documents import EDITED, PresentHash, ReportError, digest_of, is_intact, read_document, version_text
+from refmoe.reports.checks import ReportError
+from refmoe.reports.documents import (
+    EDITED,
+    Count,
+    Seconds,
+    digest_of,
+    first_error,
+    is_intact,
+    read_document,
+    version_text,
+)
 from refmoe.reports.environment import Environment
-from refmoe.verify.source import sha256_of, source_files
+from refmoe.reports.reading import shown
 from refmoe.verify.tolerances import TOLERANCES
-from refmoe.verify.verdict import EVIDENCE, Result, Verdict
+from refmoe.verify.verdict import EVIDENCE, Result, Verdict, schedule_evidence
 
 if TYPE_CHECKING:
     from refmoe.verify.plant import FaultResult
@@ -32,24 +40,20 @@ SCHEMA_VERSION = "1"
 #: Cases of a report that keep their maps of what differs: a kernel that is wrong everywhere would fill the disk.
 MAPPED_CASES = 100
 
-#: Cases that the gate refuses with a sentence of their own, of each verdict in each report; the rest is counted.
-NAMED_CASES = 5
-
-#: What a verdict means for whoever wants to merge.
-_REFUSED = {
-    Verdict.MISMATCH: "bytes differ",
-    Verdict.OUT_OF_BOUND: "values differ more than any rounding explains",
-    Verdict.MISTRUSTED: "equal on data that could not have failed, which proves nothing",
-    Verdict.UNSUPPORTED: "a refusal that the case list does not expect",
-    Verdict.ERROR: "the kernel did not run to its end",
-}
-
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 _M = TypeVar("_M", bound=_Model)
+
+
+def _verdict(word: object) -> object:
+    """A verdict is a word in JSON; every other type of a report stands for itself alone."""
+    return Verdict(word) if isinstance(word, str) else word
+
+
+_Verdict = Annotated[Verdict, BeforeValidator(_verdict)]
 
 
 class MismatchMapRecord(_Model):
@@ -82,7 +86,7 @@ class CaseRecord(_Model):
         description="where it ran: the PTX executor, a GPU, or, of a user's kernel alone, this machine's processor"
     )
     arch: str = Field(description="what the kernel was compiled for")
-    verdict: Verdict
+    verdict: _Verdict
     evidence: str = Field(description="what the verdict rests on: bit-exact, or none where nothing was compared")
     model: str | None = Field(None, description="the tensor cores' accumulation model that it assumes, if any")
     model_evidence: str | None = Field(
@@ -106,11 +110,11 @@ class CaseRecord(_Model):
     )
     compiler: str | None = Field(None, description="what compiled the kernel, where that is known")
     input_sha256: str | None = Field(description="of the input arrays")
-    seed: int
-    compared: int = Field(description="bytes compared")
-    differing: dict[str, int] = Field(description="elements that differ, by stage")
+    seed: int = Field(ge=0)
+    compared: int = Field(ge=0, description="bytes compared")
+    differing: dict[str, Count] = Field(description="elements that differ, by stage")
     launches: list[str] = Field(description="entry, grid and block of each launch")
-    lane_instructions: int = Field(description="executed on ptx; 0 on a GPU")
+    lane_instructions: int = Field(ge=0, description="executed on ptx; 0 on a GPU")
     made_of: str | None = Field(
         None,
         description="of a kernel that is not ours: what it was built from and with, what ran, what was only compiled",
@@ -119,7 +123,14 @@ class CaseRecord(_Model):
         None,
         description="of a user's kernel under the family's contract: FILE::NAME, or MODULE::NAME if a package has it",
     )
-    seconds: float
+    schedules: int = Field(
+        1, ge=1, description="legal schedules under which each launch on the executor ran; 1 for its own order alone"
+    )
+    warnings: list[str] = Field(
+        [],
+        description="accesses against the letter of PTX, on the executor, that are not known to go wrong",
+    )
+    seconds: Seconds
     maps: list[MismatchMapRecord] | None = Field(
         None,
         description=f"where elements differ, by stage; of the first {MAPPED_CASES} cases of a report in which any do",
@@ -155,9 +166,9 @@ class MutantRecord(_Model):
     kind: str = Field(description="the class of faults that it stands for")
     caught: bool = Field(description="a case failed on it that the unpatched kernel passes")
     case: str | None = Field(description="that case")
-    verdict: Verdict | None = Field(description="its verdict on the mutant")
+    verdict: _Verdict | None = Field(description="its verdict on the mutant")
     finding: str | None = Field(description="its first mismatch on the mutant, or the executor's fault")
-    cases: int = Field(description="cases run until then")
+    cases: int = Field(ge=0, description="cases run until then")
     check: str | None = Field(
         None, description="what caught it: bytes, or the executor's check: race, uninitialised, deadlock, misuse, ..."
     )
@@ -183,10 +194,11 @@ class Report(_Model):
     command: str = Field(description="what was run")
     environment: Environment
     evidence: dict[str, str] = Field(
-        description="by device: what bit-exact proves there and what it assumes; by model: what it rests on"
+        description="by device: what bit-exact proves there and what it assumes; by model: what it rests on; "
+        "schedules: what it proves that launches ran under several"
     )
-    summary: dict[str, int] = Field(description="cases by verdict")
-    seconds: float
+    summary: dict[str, Count] = Field(description="cases by verdict")
+    seconds: Seconds
     cases: list[CaseRecord]
     mutants: list[MutantRecord] = Field(description="planted faults, if they were asked for")
     tolerances: list[ToleranceRecord] = Field(
@@ -212,9 +224,12 @@ def make_report(
     """The report of `results`, and of `mutants` if any ran."""
     devices = sorted({result.device for result in results})
     assumptions = {result.assumption.model: result.assumption.text for result in results if result.assumption}
+    # Of a run whose cases ran under different numbers, the lowest holds for all.
+    fewest = min((result.schedules for result in results if result.device == "ptx" and result.verdict.ran), default=1)
+    schedules = {"schedules": schedule_evidence(fewest)} if fewest > 1 else {}
     return assemble_report(
         list(_records(results)),
-        evidence={**{device: EVIDENCE[device] for device in devices}, **assumptions},
+        evidence={**{device: EVIDENCE[device] for device in devices}, **assumptions, **schedules},
         command=command,
         environment=environment,
         seconds=seconds,
@@ -306,18 +321,17 @@ def read_report(path: Path) -> Report:
 def check_report(path: Path, document: Mapping[str, Any]) -> Report:
     """`document` as a report; see `read_report`."""
     if "schema_version" not in document or "cases" not in document:
-        raise ReportError(f"{path}: JSON, but no refmoe report: it has no schema_version or no cases")
+        text = "JSON, but no refmoe report: it has no schema_version or no cases"
+        raise ReportError(f"{shown(path)}: {text}", "document.kind")
     version = document["schema_version"]
     if version != SCHEMA_VERSION:
-        raise ReportError(f"{path}: {version_text(version, SCHEMA_VERSION)}")
+        raise ReportError(f"{shown(path)}: {version_text(version, SCHEMA_VERSION)}", "document.version")
     if not is_intact(document):
-        raise ReportError(f"{path}: {EDITED}")
+        raise ReportError(f"{shown(path)}: {EDITED}", "document.digest")
     try:
-        return Report.model_validate(document)
+        return Report.model_validate(document, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ReportError(f"{path}: no valid report: {place}: {first['msg']}") from error
+        raise ReportError(f"{shown(path)}: no valid report: {first_error(error)}", "document.schema") from error
 
 
 def schema_text() -> str:
@@ -326,88 +340,3 @@ def schema_text() -> str:
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = f"refmoe report, schema version {SCHEMA_VERSION}"
     return json.dumps(schema, indent=1, sort_keys=True) + "\n"
-
-
-def refusals_of(path: Path, report: Report, present: PresentHash) -> list[str]:
-    """Why the gate refuses the report at `path`, a sentence each: its verdicts, its planted faults, its sources."""
-    survivors = [mutant for mutant in report.mutants if not mutant.caught]
-    return [
-        *_refused_cases(path, report.cases),
-        *(f"{path}: the planted fault {mutant.name} was not caught: {mutant.fault}" for mutant in survivors),
-        *_stale_families(path, report.cases, present),
-        *_stale_user_kernels(path, report.cases),
-    ]
-
-
-def _refused_cases(path: Path, cases: Sequence[CaseRecord]) -> list[str]:
-    if not cases:
-        return [f"{path}: an empty report: it holds no case, so it proves nothing"]
-    twice = [name for name, count in Counter(case.id for case in cases).items() if count > 1]
-    refusals = [f"{path}: case {name} is there twice" for name in twice[:NAMED_CASES]]
-    if len(twice) > NAMED_CASES:
-        refusals.append(f"{path}: {len(twice) - NAMED_CASES:,} more cases are there twice")
-    if not any(case.verdict.ran for case in cases):
-        refusals.append(f"{path}: no case ran: {cases[0].verdict.value}: {cases[0].reason}")
-    for verdict, meaning in _REFUSED.items():
-        refusals += _refused_verdict(path, [case for case in cases if case.fails and case.verdict is verdict], meaning)
-    return refusals
-
-
-def _refused_verdict(path: Path, failing: Sequence[CaseRecord], meaning: str) -> list[str]:
-    """A sentence for each of the first cases, and one for all the others."""
-    refusals = [
-        f"{path}: {case.verdict.value}, {meaning}: {case.finding}; run: {case.repro}" for case in failing[:NAMED_CASES]
-    ]
-    if rest := failing[NAMED_CASES:]:
-        kernels = ", ".join(f"{count:,} of {name}" for name, count in Counter(case.family for case in rest).items())
-        refusals.append(
-            f"{path}: {len(rest):,} more cases {rest[0].verdict.value}: {kernels}; see them all: "
-            f"refmoe report {path} --html out/report.html"
-        )
-    return refusals
-
-
-def _stale_families(path: Path, cases: Sequence[CaseRecord], present: PresentHash) -> list[str]:
-    """One sentence a family: a changed header makes all its cases stale at once."""
-    refusals = []
-    for family in sorted({case.family for case in cases if case.kernel is None}):
-        try:
-            now = present(family)
-        except (ArgumentError, OSError) as error:
-            refusals.append(f"{path}: kernel family {family} has no source any more: {error}")
-            continue
-        stale = [case for case in cases if case.family == family and case.kernel is None and case.stale(now)]
-        if stale:
-            refusals.append(
-                f"{path}: the source of {family} changed since {len(stale)} of its cases ran on {stale[0].device} "
-                f"({stale[0].arch}), so they say nothing about it: run them again"
-            )
-    return refusals
-
-
-def _stale_user_kernels(path: Path, cases: Sequence[CaseRecord]) -> list[str]:
-    """A sentence for each user's kernel whose sources are gone or others now.
-
-    Files are looked for from the current folder, as pytest named them from the project's root. A kernel of a package
-    names no sources: no file of it would stay the same elsewhere.
-    """
-    ran: dict[tuple[str, tuple[str, ...]], list[CaseRecord]] = {}
-    for case in cases:
-        if case.kernel is not None and case.sources and case.verdict.ran:
-            ran.setdefault((case.kernel, tuple(case.sources)), []).append(case)
-    refusals = []
-    for (kernel, sources), mine in sorted(ran.items(), key=lambda item: item[0]):
-        try:
-            now = sha256_of(source_files(sources, Path()))
-        except OSError as error:
-            refusals.append(f"{path}: the source of {kernel} cannot be read from here: {error.strerror}")
-            continue
-        except (ArgumentError, SyntaxError) as error:
-            refusals.append(f"{path}: the source of {kernel} is no longer what ran: {error}")
-            continue
-        if stale := [case for case in mine if case.stale(now)]:
-            refusals.append(
-                f"{path}: {' or '.join(sources)} changed since {len(stale)} cases of {kernel} ran, so they say nothing "
-                "about it: run them again"
-            )
-    return refusals

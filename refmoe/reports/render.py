@@ -149,6 +149,18 @@ def summary_table(report: Report) -> Table:
     return table
 
 
+def family_shares(report: Report) -> list[str]:
+    """A line for each family, the dearest first: its cases, their seconds, and their share of all seconds."""
+    found: dict[str, list[float]] = {}
+    for case in report.cases:
+        found.setdefault(case.family, []).append(case.seconds)
+    whole = sum(map(sum, found.values())) or 1.0
+    dearest = sorted(found.items(), key=lambda item: -sum(item[1]))
+    return [
+        f"{name}: {len(seconds):,} cases, {sum(seconds):.1f} s, {sum(seconds) / whole:.0%}" for name, seconds in dearest
+    ]
+
+
 def weighed_mutants(report: Report) -> list[MutantRecord]:
     """The mutants whose output was held against published tolerances: those of the GEMM."""
     return [mutant for mutant in report.mutants if mutant.case and mutant.case.startswith("sm12x_gemm:")]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
+from refmoe.errors import ArgumentError
 from refmoe.families import FAMILIES
-from refmoe.reports.documents import Kind, PresentHash
+from refmoe.families.case import Fields
+from refmoe.reports.checks import Refusal, first_and_count
+from refmoe.reports.documents import Count, Kind, Model, PresentHash, Sha256
+from refmoe.reports.environment import Environment
 
 #: How often every kernel runs.
 RERUNS = 100
@@ -15,33 +21,120 @@ RERUNS = 100
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 
 
+class RerunRecord(Model):
+    """A case run many times."""
+
+    kernel: str
+    case: str
+    runs: Count
+    different_outputs: Count
+
+
+class SanitizedRecord(Model):
+    """A tool over the cases."""
+
+    tool: str
+    verdict: Literal["clean", "errors", "skipped"]
+    summary: str
+
+
+class StressDocument(Model):
+    """The keys of a document."""
+
+    kind: Literal["stress"]
+    gpu: str
+    arch: str
+    environment: Environment
+    source_sha256: dict[str, Sha256]
+    reruns: list[RerunRecord]
+    sanitizers: list[SanitizedRecord]
+    passed: bool
+    digest: Sha256
+
+
 def failures(document: Mapping[str, Any]) -> list[str]:
     """What is wrong with what a run found, a sentence each."""
+    return [refusal.text for refusal in _failures(document)]
+
+
+def _failures(document: Mapping[str, Any]) -> Iterator[Refusal]:
     reruns, sanitized = document["reruns"], document["sanitizers"]
-    found = [
-        f"{result['different_outputs']} different outputs of {result['runs']} runs of {result['case']}"
-        for result in reruns
-        if result["different_outputs"] != 1
-    ]
-    found += [f"{row['tool']} found errors: {row['summary']}" for row in sanitized if row["verdict"] == "errors"]
+    for result in reruns:
+        if result["different_outputs"] != 1:
+            found = f"{result['different_outputs']} different outputs of {result['runs']} runs of {result['case']}"
+            yield Refusal("stress.runs", found)
+    for row in sanitized:
+        if row["verdict"] == "errors":
+            yield Refusal("stress.tools", f"{row['tool']} found errors: {row['summary']}")
     # Fewer runs would pass more easily, and a tool that is left out finds nothing.
     if not reruns or any(result["runs"] < RERUNS for result in reruns):
-        found.append(f"needed {RERUNS} runs of every kernel")
-    absent = [tool for tool in TOOLS if tool not in [row["tool"] for row in sanitized]]
-    return found + [f"{tool} is neither run nor skipped for a reason" for tool in absent]
+        yield Refusal("stress.runs", f"needed {RERUNS} runs of every kernel")
+    for tool in TOOLS:
+        if tool not in [row["tool"] for row in sanitized]:
+            yield Refusal("stress.tools", f"{tool} is neither run nor skipped for a reason")
 
 
-def _judge(document: Mapping[str, Any], present: PresentHash) -> list[str]:
+def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[Refusal]:
     stated = document["source_sha256"]
     stale = [family for family in FAMILIES if stated.get(family) != present(family)]
     if stale:
-        return [f"the source of {', '.join(stale)} changed since it ran on {document['gpu']}; {STRESS.again}"]
-    return failures(document) or ([] if document["passed"] else ["says itself that it did not pass"])
+        text = f"the source of {', '.join(stale)} changed since it ran on {document['gpu']}; {STRESS.again}"
+        yield Refusal("stale.kernel", text)
+    for family in stated.keys() - FAMILIES.keys():
+        yield Refusal("stale.family", f"has the source of {family}, which is no kernel family; {STRESS.again}")
+    found = list(_failures(document))
+    yield from found
+    if bool(found) == document["passed"]:
+        said = "passed, and it did not" if found else "did not pass, and nothing in it failed"
+        yield Refusal("document.passed", f"says itself that it {said}")
+    yield from _tools(document["sanitizers"])
+    yield from _reruns(document)
 
 
-STRESS = Kind(
-    "stress",
-    again="run `refmoe stress --device cuda` again",
-    keys=frozenset(("gpu", "source_sha256", "reruns", "sanitizers", "passed")),
-    judge=_judge,
-)
+def _tools(rows: list[Mapping[str, Any]]) -> Iterator[Refusal]:
+    for tool, count in Counter(row["tool"] for row in rows).items():
+        if tool not in TOOLS:
+            yield Refusal("stress.tools", f"{tool} is no tool of compute-sanitizer that watches kernels here")
+        elif count > 1:
+            yield Refusal("stress.tools", f"{tool} is there {count} times")
+    for row in rows:
+        if not row["summary"].strip():
+            yield Refusal("stress.tools", f"{row['tool']} is {row['verdict']}, without a summary or a reason")
+        counted = [int(count) for count in re.findall(r"(\d+) (?:errors?|hazards?|warnings?)\b", row["summary"])]
+        if row["verdict"] == "clean" and (any(counted) or not counted):
+            text = f"{row['tool']} is said to be clean, and its summary is: {row['summary']}"
+            yield Refusal("stress.tools", text)
+
+
+def _reruns(document: Mapping[str, Any]) -> Iterator[Refusal]:
+    reruns = document["reruns"]
+    wrong = []
+    for row in reruns:
+        try:
+            fields = Fields.read(row["case"])
+            case = FAMILIES[fields.family].read(fields)
+        except (ArgumentError, KeyError) as error:
+            wrong.append((f"rerun of {row['kernel']}", f"{row['case']} is no case: {error}"))
+            continue
+        if case.device != "cuda" or case.arch not in ("", document["arch"]):
+            wrong.append((f"rerun of {row['kernel']}", f"{row['case']} does not run on {document['gpu']}"))
+    yield from first_and_count("stress.cases", wrong)
+    twice = [name for name, count in Counter(row["kernel"] for row in reruns).items() if count > 1]
+    yield from first_and_count("stress.cases", ((f"kernel {name}", "is there twice") for name in twice))
+    ran = {row["case"].partition(":")[0] for row in reruns}
+    for family in _single() - ran:
+        yield Refusal("stress.cases", f"no kernel of {family} ran again and again; {STRESS.again}")
+    more = [row for row in reruns if row["different_outputs"] > row["runs"]]
+    yield from first_and_count(
+        "stress.runs",
+        ((row["kernel"], f"{row['different_outputs']} different outputs of {row['runs']} runs") for row in more),
+    )
+
+
+def _single() -> set[str]:
+    """The families that launch kernels of their own: a whole layer launches those of others."""
+    sources = {name: set(family.sources) for name, family in FAMILIES.items()}
+    return {name for name, own in sources.items() if not any(other < own for other in sources.values())}
+
+
+STRESS = Kind("stress", again="run `refmoe stress --device cuda` again", judge=_judge, model=StressDocument)

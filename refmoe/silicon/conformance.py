@@ -3,7 +3,8 @@
 For every instruction that the executor knows and the GPU's ptxas accepts, one small kernel runs it on random and on
 adversarial operands, on the GPU and, from the same PTX, on the executor. The bytes are compared. Lanes whose result the
 executor does not claim to be exact (approximate instructions, results that the manual leaves open) are compared too,
-and counted apart.
+and counted apart. On a Hopper GPU the products of warpgroups follow: every type, with A from shared memory and from
+registers, and matrix descriptors of any fields.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from refmoe.reports.conformance import CONFORMANCE, isa_sha256
 from refmoe.reports.documents import digest_of
 from refmoe.silicon.operands import operands
 from refmoe.silicon.probes import CTA, Probe, all_probes, module_text, stored_dtype
+from refmoe.silicon.wgmma import TARGET, Draw, all_draws, module_text_of
 
 #: Differing lanes that a row of the document shows.
 _EXAMPLES = 6
@@ -73,7 +75,67 @@ def run(progress: Progress = iter) -> dict[str, Any]:
         silicon = _run_on_gpu(device, handle, f"k{index}", probe, sources)
         executor = run_on_executor(module, f"k{index}", probe, sources)
         outcomes.append(compare(probe, sources, silicon, executor))
+    if device.arch == TARGET:
+        outcomes += _products(device, progress)
     return document_of(outcomes, refused, gpu=device.gpu_name, arch=device.arch)
+
+
+def _products(device: CudaDevice, progress: Progress) -> list[Outcome]:
+    """What became of the products of warpgroups, all of which ptxas takes."""
+    drawn = all_draws()
+    text = module_text_of(list(drawn))
+    handle = device.call("cuModuleLoadData", assembled(text, device.arch))
+    module = ptx.Module.parse(text, name="products.ptx")
+    return [
+        compare_products(
+            str(entry),
+            [(draw, _multiply_on_gpu(device, handle, f"w{index}", draw)) for draw in draws],
+            lambda draw, name=f"w{index}": multiply_on_executor(module, name, draw),  # type: ignore[misc]
+        )
+        for index, (entry, draws) in progress(list(enumerate(drawn.items())))
+    ]
+
+
+def multiply_on_executor(module: ptx.Module, entry: str, draw: Draw) -> Any:
+    """The accumulators of all blocks of a draw on the executor, uint32 [blocks, registers, 128]."""
+    sums = draw.entry.packed(draw.sums)
+    arguments = [draw.image, draw.places, np.ascontiguousarray(draw.rows), sums]
+    # What the blocks do with each other is none of a product's: looking for races takes half of the time.
+    checks = ptx.Checks(races=False)
+    ptx.launch(module, entry, grid=(len(draw.places), 1, 1), block=(CTA // 2, 1, 1), args=arguments, checks=checks)
+    return draw.entry.unpacked(sums)
+
+
+def _multiply_on_gpu(device: CudaDevice, handle: Any, entry: str, draw: Draw) -> Any:
+    import ctypes
+
+    torch = device.torch
+    arrays = [draw.image, draw.places, np.ascontiguousarray(draw.rows), draw.entry.packed(draw.sums)]
+    tensors = [device.upload("in", array.reshape(-1)) for array in arrays]
+    function = device.call("cuModuleGetFunction", handle, entry.encode())
+    values = tuple(tensor.data_ptr() for tensor in tensors)
+    shape = (len(draw.places), 1, 1, CTA // 2, 1, 1, 0)
+    stream = torch.cuda.current_stream().cuda_stream
+    device.call("cuLaunchKernel", function, *shape, stream, (values, (ctypes.c_void_p,) * len(values)), 0)
+    torch.cuda.synchronize()
+    return draw.entry.unpacked(device.download(tensors[-1]).view(np.uint32))
+
+
+def compare_products(name: str, silicon: Sequence[tuple[Draw, Any]], executor: Callable[[Draw], Any]) -> Outcome:
+    """Count the registers of D that differ, each of one lane, over all draws of an entry."""
+    lanes, differing = 0, 0
+    examples: list[str] = []
+    for draw, expected in silicon:
+        found = executor(draw)
+        lanes += found.size
+        differs = np.argwhere(found != expected)
+        differing += len(differs)
+        for block, register, lane in differs[: max(0, _EXAMPLES - len(examples))].tolist():
+            a, b, adds = (int(value) for value in draw.places[block])
+            words = [f"{int(each[block, register, lane]):#x}" for each in (expected, found)]
+            where = f"descriptors {a:#x} {b:#x}, D {'added' if adds else 'not added'}, register {register} lane {lane}"
+            examples.append(f"{where}: GPU {words[0]}, executor {words[1]}")
+    return Outcome(name, lanes, differing, 0, 0, tuple(examples))
 
 
 def document_of(outcomes: Sequence[Outcome], refused: Sequence[str], *, gpu: str, arch: str) -> dict[str, Any]:
@@ -115,26 +177,44 @@ def summary(document: Mapping[str, Any]) -> str:
 
 def _assemble(probes: Sequence[Probe], arch: str) -> tuple[list[Probe], list[str], bytes]:
     """The probes that ptxas takes for `arch`, those that it refuses (an SM120 conversion on SM90, say), the cubin."""
-    ptxas = find_toolchain().nvcc.resolve().parent / "ptxas"
     legal, refused = list(probes), set[str]()
+    while True:
+        text = module_text(legal, arch)
+        cubin, said = _ptxas(text, arch)
+        if cubin is not None:
+            return legal, sorted(refused), cubin
+        lines = text.splitlines()
+        found = (
+            re.search(r"// (.+)$", lines[int(number) - 1])
+            for number in re.findall(r"line (\d+); (?:error|fatal)", said)
+        )
+        bad = {match[1] for match in found if match}
+        if not bad:
+            raise ToolchainError(f"ptxas refuses the conformance kernels: {said[:2000]}")
+        refused |= bad
+        legal = [probe for probe in legal if probe.name not in bad]
+
+
+def assembled(text: str, arch: str) -> bytes:
+    """A cubin of PTX that ptxas has to take.
+
+    Raises:
+        ToolchainError: it does not.
+    """
+    cubin, said = _ptxas(text, arch)
+    if cubin is None:
+        raise ToolchainError(f"ptxas refuses the conformance kernels: {said[:2000]}")
+    return cubin
+
+
+def _ptxas(text: str, arch: str) -> tuple[bytes | None, str]:
+    """The cubin of PTX, or None, and what ptxas said."""
+    ptxas = find_toolchain().nvcc.resolve().parent / "ptxas"
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder) / "conformance.ptx", Path(folder) / "conformance.cubin"
-        while True:
-            text = module_text(legal, arch)
-            source.write_text(text)
-            finished = subprocess.run([ptxas, f"-arch={arch}", source, "-o", cubin], capture_output=True, text=True)
-            if finished.returncode == 0:
-                return legal, sorted(refused), cubin.read_bytes()
-            lines = text.splitlines()
-            found = (
-                re.search(r"// (.+)$", lines[int(number) - 1])
-                for number in re.findall(r"line (\d+); (?:error|fatal)", finished.stdout + finished.stderr)
-            )
-            bad = {match[1] for match in found if match}
-            if not bad:
-                raise ToolchainError(f"ptxas refuses the conformance kernels: {finished.stderr[:2000]}")
-            refused |= bad
-            legal = [probe for probe in legal if probe.name not in bad]
+        source.write_text(text)
+        finished = subprocess.run([ptxas, f"-arch={arch}", source, "-o", cubin], capture_output=True, text=True)
+        return (cubin.read_bytes() if finished.returncode == 0 else None), finished.stdout + finished.stderr
 
 
 def run_on_executor(module: ptx.Module, entry: str, probe: Probe, sources: Sequence[Any]) -> list[Any]:

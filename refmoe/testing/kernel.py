@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import platform
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from refmoe.testing.arrays import ARRAY_KINDS, arrays_missing, from_numpy, to_nu
 from refmoe.testing.elements import as_patterns
 from refmoe.testing.rule import declared_difference, explain_difference, ruled_problem, undefined
 from refmoe.verify.kernel import Kernel, Malformed, Masks, Place, Refusal
-from refmoe.verify.source import functions_of, sha256_of, source_files, statement_name
+from refmoe.verify.source import functions_of, imported_modules, sha256_of, source_files, statement_name
 
 if TYPE_CHECKING:
     from refmoe.cuda.device import LaunchRecord
@@ -391,14 +392,37 @@ class UserKernel(Kernel):
         return "; ".join(filter(None, parts))
 
     def sources(self) -> tuple[str, ...]:
-        """FILE::FUNCTION of the function and of those that it wraps or encloses, and the further files."""
-        named = []
+        """FILE::FUNCTION of the function and of those that it wraps or encloses, and the further files.
+
+        Of modules of the project that these import, the whole files: what is in them decides the result too.
+        """
+        named: list[str] = []
         for function, whole in functions_of(self.function) or [(self.function, False)]:
             if (file := self._file(function)) is not None:
                 text = (self.root / file).read_text(encoding="utf-8")
                 name = statement_name(text, function.__code__.co_firstlineno) if whole else None
                 named.append(f"{file}::{name}" if name else file)
-        return (*dict.fromkeys(named), *self.files)
+        return tuple(dict.fromkeys((*named, *self._imported(named), *self.files)))
+
+    def _imported(self, sources: Sequence[str]) -> Iterator[str]:
+        """The files below `root` that sources import, directly or not; those that are imported by now."""
+        pending, seen = list(sources), {source.partition("::")[0] for source in sources}
+        while pending:
+            file, _, name = pending.pop().partition("::")
+            module = getattr(sys.modules.get(self.function.__module__), "__package__", None) if name else None
+            for imported in imported_modules(self.root / file, name, module):
+                found = self._file_of_module(imported)
+                if found is not None and found not in seen:
+                    seen.add(found)
+                    pending.append(found)
+                    yield found
+
+    def _file_of_module(self, name: str) -> str | None:
+        """A module's file below `root`, None of one that is not imported, or of a package's."""
+        file = getattr(sys.modules.get(name), "__file__", None)
+        # Of refmoe the report names the version: it is what holds the kernel, and no part of it.
+        own = name == "refmoe" or name.startswith("refmoe.")
+        return None if file is None or own else self._below(Path(file).resolve())
 
     def source_sha256(self) -> str | None:
         """The hash of the function, of what it calls in its own module, and of the further files.
@@ -418,6 +442,10 @@ class UserKernel(Kernel):
             file = Path(inspect.getsourcefile(function) or "").resolve()
         except TypeError:
             return None
+        return self._below(file)
+
+    def _below(self, file: Path) -> str | None:
+        """A file's name below `root`; None of a package's, of refmoe's own, and of one elsewhere."""
         installed = "site-packages" in file.parts or Path(__file__).parent in file.parents
         below = file.is_file() and file.is_relative_to(self.root.resolve())
         return file.relative_to(self.root.resolve()).as_posix() if below and not installed else None

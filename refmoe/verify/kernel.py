@@ -145,7 +145,7 @@ class Kernel:
 
     def missing(self, case: Case, place: Place) -> str | None:
         """What this machine lacks for the case, in a sentence, or None. It is asked before anything is computed."""
-        return None
+        return self.family.lacks(case, place.arch)
 
     def due_refusal(self, case: Case, place: Place) -> str | None:
         """A part of the sentence with which the kernel has to refuse the case; None if it has to run the case."""

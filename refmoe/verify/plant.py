@@ -14,14 +14,16 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from refmoe.chips import DEFAULT_ARCH
+from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
 from refmoe.cuda.launch import Kernel as Entry
 from refmoe.cuda.toolchain import CSRC, ToolchainError
 from refmoe.errors import RefmoeError
 from refmoe.families import FAMILIES
-from refmoe.families.family import LEVELS, Case
+from refmoe.families.family import LEVELS, Case, Expectation, Inputs, Outputs
+from refmoe.ptx.findings import unexplained
+from refmoe.ptx.schedules import under_schedules
 from refmoe.verify.kernel import Devices, Kernel, Refusal
 from refmoe.verify.patches import FilePatch, PatchError, apply_patch, parse_patch
 from refmoe.verify.runner import deaf_to_interrupts, run_case, worker_pool
@@ -32,7 +34,7 @@ from refmoe.verify.verdict import Result, Verdict
 MUTANTS = Path(__file__).resolve().parent.parent / "families" / "mutants"
 
 #: Verdicts that catch a fault. MISTRUSTED does not: it says that the data could not tell.
-CATCHING = (Verdict.MISMATCH, Verdict.OUT_OF_BOUND, Verdict.ERROR)
+CATCHING = (Verdict.MISMATCH, Verdict.OUT_OF_BOUND, Verdict.ERROR, Verdict.DEPENDS_ON_SCHEDULE)
 
 SoundKernel = Callable[[Case], Kernel]
 
@@ -115,10 +117,16 @@ class FaultResult:
 
 
 #: The families whose faults are weighed by published tolerances.
-_GEMMS = {"sm12x_gemm", "sm12x_nvfp4_gemm"}
+GEMMS = {"sm12x_gemm", "sm12x_nvfp4_gemm"}
 
 #: What a check of the executor is called, by the error that it raises; a MemoryFault says itself.
-_CHECKS = {"RaceError": "race", "Deadlock": "deadlock", "MisuseError": "misuse", "StepBudgetExceeded": "endless"}
+_CHECKS = {
+    "RaceError": "race",
+    "UndefinedError": "undefined",
+    "Deadlock": "deadlock",
+    "MisuseError": "misuse",
+    "StepBudgetExceeded": "endless",
+}
 
 
 def _first_line(text: str | None) -> str:
@@ -156,7 +164,8 @@ def _judge(sound: SoundKernel, scratch: Path, fault: Fault) -> FaultResult:
     kernels = {kernel.family.name: kernel for kernel in fault.plant(scratch)}
     ran, catch = 0, None
     for case in _ordered(fault, kernels):
-        result = run_case(kernels[case.family.name], case)
+        with unexplained():
+            result = run_case(kernels[case.family.name], case)
         if isinstance(result.error, ToolchainError):
             raise result.error  # what does not compile is no fault that a case could catch
         if result.verdict is Verdict.SKIPPED:
@@ -179,6 +188,67 @@ def _judge(sound: SoundKernel, scratch: Path, fault: Fault) -> FaultResult:
         control=_passes(sound, catch.case, faulty.devices.multiprocessors),
         accepted_by=_accepted_by(faulty, catch),
     )
+
+
+@dataclass(frozen=True)
+class Company:
+    """The cases that catch a planted fault.
+
+    Attributes:
+        name: of the fault.
+        cases: those that catch it, in the order in which they ran.
+        ran: cases run.
+        whole: whether every case ran; else as many were found as were asked for.
+    """
+
+    name: str
+    cases: tuple[str, ...]
+    ran: int
+    whole: bool
+
+    @property
+    def alone(self) -> bool:
+        """Whether one case stands between this fault and a green run, or none."""
+        return self.whole and len(self.cases) < 2
+
+
+def find_company(faults: Sequence[Fault], *, most: int = 2, jobs: int = 1) -> Iterator[Company]:
+    """Plant each fault and run its cases until `most` fail, or all have run. Results have the order of `faults`.
+
+    Args:
+        faults: the faults.
+        most: how many cases are enough.
+        jobs: processes to run them in.
+
+    Raises:
+        RefmoeError: a fault cannot be planted.
+        refmoe.cuda.ToolchainError: there is no compiler, or a changed source does not compile.
+    """
+    with tempfile.TemporaryDirectory(prefix="refmoe-faults-") as scratch:
+        find = functools.partial(_company, Path(scratch), most)
+        if jobs == 1:
+            yield from map(find, faults)
+            return
+        with worker_pool(jobs) as pool:
+            with deaf_to_interrupts():
+                found = pool.map(find, faults)
+            yield from found
+
+
+def _company(scratch: Path, most: int, fault: Fault) -> Company:
+    kernels = {kernel.family.name: kernel for kernel in fault.plant(scratch)}
+    cases = _ordered(fault, kernels)
+    caught: list[str] = []
+    for ran, case in enumerate(cases, 1):
+        with unexplained():
+            result = run_case(kernels[case.family.name], case)
+        if isinstance(result.error, ToolchainError):
+            raise result.error
+        if result.verdict in CATCHING:
+            caught.append(result.id)
+            if len(caught) == most:
+                return Company(fault.name, tuple(caught), ran, whole=ran == len(cases))
+    return Company(fault.name, tuple(caught), len(cases), whole=True)
 
 
 def _ordered(fault: Fault, kernels: dict[str, Kernel]) -> list[Case]:
@@ -206,7 +276,7 @@ def _accepted_by(kernel: Kernel, catch: Result) -> tuple[str, ...] | None:
     import ml_dtypes
 
     family = kernel.family
-    if not {family.name, family.base} & _GEMMS:
+    if not {family.name, family.base} & GEMMS:
         return None
     terms = {} if family.base else {"alpha": "distinct", "bias": "distinct"}
     ordinary = catch.case.having(fill="gaussian", dtype="bf16", poison=0, **terms)
@@ -227,6 +297,8 @@ class Patch:
         name: of the patch file, without its suffix.
         fault, kind, case: see `Fault`.
         patches: the change.
+        schedules: those under which its cases run, see `refmoe.ptx.schedules.schedules_of`. Some mistakes show under
+            schedule 0 never: what is forgotten there is legal to need, and not needed.
     """
 
     name: str
@@ -234,6 +306,7 @@ class Patch:
     kind: str
     case: str
     patches: tuple[FilePatch, ...]
+    schedules: str = "1"
 
     def plant(self, scratch: Path) -> Sequence[Kernel]:
         """The kernels of every family that launches a changed source, whole layers included."""
@@ -241,17 +314,36 @@ class Patch:
         # One case catches most faults, and it launches one entry of many.
         devices = Devices(csrc=tree, entry_by_entry=True)
         changed = _changed(tree)
-        return [Kernel(family, devices) for family in FAMILIES.values() if changed.intersection(family.sources)]
+        reached = [family for family in FAMILIES.values() if changed.intersection(family.sources)]
+        if self.schedules == "1":
+            return [Kernel(family, devices) for family in reached]
+        return [_UnderSchedules(family, devices, self.schedules) for family in reached]
 
     def cases(self) -> Sequence[Case]:
         """The cases of the quick level, which are cheap and touch every line, then those of the default level."""
         return _listed()
 
 
+@dataclass
+class _UnderSchedules(Kernel):
+    """A kernel each of whose launches runs under several schedules."""
+
+    schedules: str = "1"
+
+    def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
+        with under_schedules(self.schedules):
+            return super().run(case, inputs, expected, place)
+
+
 @functools.cache
 def _listed() -> tuple[Case, ...]:
     levels = [family.level(level) for level in LEVELS[:2] for family in FAMILIES.values()]
-    return tuple(dict.fromkeys(case.on("ptx", DEFAULT_ARCH) for level in levels for case in level if not case.refusal))
+    return tuple(dict.fromkeys(case.on("ptx", _arch(case)) for level in levels for case in level if not case.refusal))
+
+
+def _arch(case: Case) -> str:
+    """The default arch, or the first one that has a case's instructions."""
+    return next(arch for arch in (DEFAULT_ARCH, *KERNEL_ARCHS) if case.family.lacks(case, arch) is None)
 
 
 def _changed(tree: Path) -> set[str]:
@@ -277,7 +369,8 @@ def _load(path: Path) -> Patch:
     fields = dict(line.split(": ", 1) for line in header.splitlines() if ": " in line)
     if not {"Fault", "Class"} <= fields.keys():
         raise PatchError(f"{path.name}: needs the lines 'Fault: ...' and 'Class: ...' in front of the diff")
-    return Patch(path.stem, fields["Fault"], fields["Class"], fields.get("Case", ""), tuple(patches))
+    named = fields["Fault"], fields["Class"], fields.get("Case", "")
+    return Patch(path.stem, *named, tuple(patches), fields.get("Schedules", "1"))
 
 
 def patched_sources(patch: Patch, folder: Path) -> Path:

@@ -23,6 +23,8 @@ from refmoe.cuda.device import DeviceUnavailable
 from refmoe.cuda.toolchain import ToolchainError
 from refmoe.errors import RefmoeError
 from refmoe.families.family import Case, Expectation, Inputs, LaunchFailed, Outputs
+from refmoe.ptx.errors import PtxError, ScheduleError
+from refmoe.ptx.schedules import current_schedules, named, that_show, under_schedules
 from refmoe.verify.compare import Comparison, compare
 from refmoe.verify.kernel import Devices, Kernel, Malformed, Masks, Place, Refusal
 from refmoe.verify.verdict import Result, Verdict
@@ -41,7 +43,7 @@ KernelOf = Callable[[Case, Devices], Kernel]
 
 
 def run_cases(
-    cases: Sequence[Case], kernel_of: KernelOf, *, jobs: int = 1, trace: Trace | None = None
+    cases: Sequence[Case], kernel_of: KernelOf, *, jobs: int = 1, trace: Trace | None = None, schedules: str = "1"
 ) -> Iterator[Result]:
     """Run cases and yield the results in order, each as soon as it can be.
 
@@ -50,17 +52,20 @@ def run_cases(
         kernel_of: gives a case's kernel; with several processes a function of a module's top level.
         jobs: processes to run them in; each compiles nothing twice, but parses and translates PTX for itself.
         trace: records barrier waits; with one process only.
+        schedules: those of each launch on the executor, see `refmoe.ptx.schedules.schedules_of`.
     """
     if jobs == 1:
         devices = Devices(trace=trace)
         for case in cases:
-            yield run_case(kernel_of(case, devices), case)
+            with under_schedules(schedules):
+                result = run_case(kernel_of(case, devices), case)
+            yield result
         return
     chunks = [cases[start : start + _CHUNK] for start in range(0, len(cases), _CHUNK)]
     # Spawned, not forked: a fork of a process with a GPU context or threads is unsafe.
     with worker_pool(jobs) as pool:
         with deaf_to_interrupts():
-            running = pool.map(partial(_run_chunk, kernel_of), chunks)
+            running = pool.map(partial(_run_chunk, kernel_of, schedules=schedules), chunks)
         for results in running:
             yield from results
 
@@ -104,9 +109,10 @@ def deaf_to_interrupts() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _run_chunk(kernel_of: KernelOf, cases: Sequence[Case]) -> list[Result]:
+def _run_chunk(kernel_of: KernelOf, cases: Sequence[Case], schedules: str = "1") -> list[Result]:
     # An exception of a kernel may not survive the way between processes; its text does.
-    return [replace(run_case(kernel_of(case, _WORKER_DEVICES), case), error=None) for case in cases]
+    with under_schedules(schedules):
+        return [replace(run_case(kernel_of(case, _WORKER_DEVICES), case), error=None) for case in cases]
 
 
 def run_case(kernel: Kernel, case: Case) -> Result:
@@ -121,7 +127,9 @@ def run_case(kernel: Kernel, case: Case) -> Result:
     except (DeviceUnavailable, ToolchainError) as error:
         return _result(kernel, case, None, start, verdict=Verdict.SKIPPED, reason=str(error))
     if (absent := kernel.missing(case, place)) is not None:
-        return _result(kernel, case, place, start, verdict=Verdict.SKIPPED, reason=absent)
+        # Of a device that is kept, the launches are those of the cases before this one.
+        launched = len(place.launches)
+        return _result(kernel, case, place, start, verdict=Verdict.SKIPPED, reason=absent, launched=launched)
     inputs, expected = _frozen(*kernel.problem(case))
     launched = len(place.launches)
     ran = partial(_result, kernel, case, place, start, inputs=inputs, expected=expected, launched=launched)
@@ -137,10 +145,16 @@ def run_case(kernel: Kernel, case: Case) -> Result:
         return ran(verdict=Verdict.MISMATCH, comparison=comparison)
     except LaunchFailed as error:
         before = _before(error, expected)
-        return ran(verdict=Verdict.ERROR, reason=str(error), comparison=before, stage=error.stage, error=error.cause)
+        return ran(
+            verdict=_stopped(error.cause),
+            reason=_in_a_line(error),
+            comparison=before,
+            stage=error.stage,
+            error=error.cause,
+        )
     except RefmoeError as error:
         # Compiler messages and executor faults; what a PTX fault says is the finding, so it is kept whole.
-        return ran(verdict=Verdict.ERROR, reason=f"{type(error).__name__}: {error}", error=error)
+        return ran(verdict=_stopped(error), reason=f"{type(error).__name__}: {_in_a_line(error)}", error=error)
     except Exception as error:
         # A user's kernel may raise anything, and torch reports so what a kernel did to the GPU.
         if kernel.name is None and not (case.device == "cuda" and isinstance(error, RuntimeError)):
@@ -159,6 +173,33 @@ def run_case(kernel: Kernel, case: Case) -> Result:
     if judged is Verdict.MISMATCH:
         said, policies = kernel.explain(case, inputs, outputs)
     return ran(verdict=judged, reason=said, comparison=comparison, policies=policies)
+
+
+def _in_a_line(error: BaseException) -> str:
+    """What an error says; the lines of a race's finding one behind the other."""
+    if not isinstance(error, PtxError):
+        # A compiler's lines stay lines: the first one is what is said again.
+        return str(error)
+    return "; ".join(line.strip() for line in str(error).splitlines())
+
+
+def _stopped(error: BaseException) -> Verdict:
+    """The verdict of a kernel that did not run to its end."""
+    return Verdict.DEPENDS_ON_SCHEDULE if isinstance(error, ScheduleError) else Verdict.ERROR
+
+
+def _again(command: str, device: str, error: Exception | None) -> str:
+    """The command that runs a case, under the schedules that matter."""
+    schedules = current_schedules() if device == "ptx" else ()
+    if isinstance(error, PtxError) and error.schedule:
+        schedules = that_show(error)
+    if not schedules or named(schedules) == "1":
+        return command
+    if command.startswith("refmoe "):
+        return f"{command} --schedules {named(schedules)}"
+    if command.startswith("pytest "):
+        return f"{command} --refmoe-schedules {named(schedules)}"
+    return f"{command}  # under schedules {named(schedules)}"
 
 
 def _frozen(inputs: Inputs, expected: Expectation) -> tuple[Inputs, Expectation]:
@@ -211,13 +252,14 @@ def _result(
     error: Exception | None = None,
 ) -> Result:
     records = place.launches[launched:] if place is not None else []
+    device = place.name if place is not None else case.device
     return Result(
         case,
         verdict,
         id=kernel.identify(case),
         kernel=kernel.name,
-        device=place.name if place is not None else case.device,
-        repro=kernel.repro(case),
+        device=device,
+        repro=_again(kernel.repro(case), device, error),
         expected=refused_as_due,
         evidence="bit-exact" if comparison is not None and comparison.compared > 0 else "none",
         assumption=expected.assumption if expected is not None else None,
@@ -237,6 +279,10 @@ def _result(
         made_of=kernel.made_of(case, inputs, place) if verdict.ran and inputs and place is not None else None,
         maps=comparison.maps if comparison is not None else (),
         policies=policies,
+        schedules=len(current_schedules()) if device == "ptx" else 1,
+        warnings=tuple(
+            dict.fromkeys(_in_a_line(each) for record in records if record.result for each in record.result.warnings)
+        ),
         error=error,
     )
 

@@ -21,7 +21,7 @@ from os.path import relpath
 from pathlib import Path
 from typing import Any
 
-from refmoe.cuda.toolchain import FLAGS, with_includes
+from refmoe.cuda.toolchain import CSRC, FLAGS, with_includes
 from refmoe.errors import ArgumentError
 
 #: Modules that host code imports and that decide no kernel's result, with all below them.
@@ -42,6 +42,22 @@ def sha256_of(parts: Mapping[str, str]) -> str:
     for name, text in sorted(parts.items()):
         digest.update(f"\0{name}\0{len(text.encode())}\0{text}".encode())
     return digest.hexdigest()
+
+
+def file_sha256(name: str) -> str | None:
+    """The hash of a file below refmoe/cuda, CUDA or Python, its comments left out; None if it is gone."""
+    path = CSRC.parent / name
+    try:
+        state = path.stat()
+        return _file_sha256(path, name, (state.st_mtime_ns, state.st_size))
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=256)
+def _file_sha256(path: Path, name: str, state: tuple[int, int]) -> str:
+    text = path.read_text(encoding="utf-8")
+    return sha256_of({name: python_text(text) if path.suffix == ".py" else cuda_text(text)})
 
 
 def kernel_sha256(sources: Iterable[Path], host: Iterable[str], flags: Iterable[str] = FLAGS) -> str:
@@ -96,6 +112,7 @@ def cuda_text(text: str) -> str:
     return _CUDA.sub(bare, text).strip("\n")
 
 
+@lru_cache(maxsize=64)
 def python_text(text: str) -> str:
     """Python without comments, docstrings and blank lines. The result is the same for every version of Python."""
     spans, inside = _unread(text)
@@ -251,6 +268,7 @@ def _enclosed(function: object) -> Iterator[object]:
 _DYNAMIC = {"eval", "exec", "globals", "vars"}
 
 
+@lru_cache(maxsize=64)
 def function_text(text: str, name: str) -> str:
     """The top-level statements of a module that define `name`, and those that they use, directly or not.
 
@@ -379,6 +397,35 @@ def _bound(node: ast.AST) -> Iterator[str]:
             yield node.name
         for child in ast.iter_child_nodes(node):
             yield from _bound(child)
+
+
+def imported_modules(path: Path, name: str = "", package: str | None = None) -> Iterator[str]:
+    """The dotted names of modules that a Python file imports, as far as they may be; of `from a import b` a and a.b.
+
+    Args:
+        path: the file; one whose name ends in another suffix than .py imports none.
+        name: of a function in it, to leave out what it does not use; "" for all.
+        package: what relative imports begin at, None where they are left out.
+
+    Raises:
+        OSError: the file cannot be read.
+        ArgumentError: it has no such function.
+    """
+    if path.suffix != ".py":
+        return
+    text = path.read_text(encoding="utf-8")
+    try:
+        tree = ast.parse(function_text(text, name) if name else text)
+    except SyntaxError:  # a body that was a docstring alone is gone
+        tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and (not node.level or package):
+            above = importlib.util.resolve_name("." * node.level, package) if node.level else ""
+            module = ".".join(filter(None, (above, node.module)))
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
 def source_files(sources: Iterable[str], root: Path) -> dict[str, str]:

@@ -25,13 +25,17 @@ class Verdict(str, enum.Enum):
     """The kernel refuses the case; the reason says why. It fails unless the case list expects this refusal."""
     ERROR = "ERROR"
     """The kernel does not compile, faults, or races."""
+    DEPENDS_ON_SCHEDULE = "DEPENDS_ON_SCHEDULE"
+    """Two legal schedules of one launch give different bytes; the reason names both."""
     SKIPPED = "SKIPPED"
     """The device is not here; the reason says what is missing."""
 
     @property
     def fails(self) -> bool:
         """Whether the verdict makes a command exit with 1, with every case list."""
-        return self in (Verdict.MISMATCH, Verdict.OUT_OF_BOUND, Verdict.MISTRUSTED, Verdict.ERROR)
+        return self in (
+            Verdict.MISMATCH, Verdict.OUT_OF_BOUND, Verdict.MISTRUSTED, Verdict.ERROR, Verdict.DEPENDS_ON_SCHEDULE,
+        )  # fmt: skip
 
     @property
     def ran(self) -> bool:
@@ -42,7 +46,7 @@ class Verdict(str, enum.Enum):
 #: What "bit-exact" on a device proves, and what it takes for granted.
 EVIDENCE = {
     "ptx": (
-        "bit-exact on ptx: the PTX that nvcc made for the named arch was executed with bounds, initialisation, "
+        "bit-exact on ptx: the PTX that the compiler made for the named arch was executed with bounds, initialisation, "
         "alignment and race checks, and every output byte, poisoned padding included, equals the reference. Proven: "
         "scheduling, indexing, layouts and every scalar instruction as the PTX manual defines it. Assumed: ptxas and "
         "the chip follow that manual. These kernels hold no approximate result and nothing that ptxas may contract; "
@@ -54,6 +58,15 @@ EVIDENCE = {
         "happened to be harmless."
     ),
 }
+
+
+def schedule_evidence(count: int) -> str:
+    """What it proves that launches ran under so many schedules."""
+    return (
+        f"under {count} schedules: every launch on the executor ran under {count} legal schedules (blocks, warps and "
+        "divergent lanes in another order, asynchronous copies landing early and late, waits failing early, atomics in "
+        "another order), and left the same bytes under all. Not proven: that no other schedule leaves others."
+    )
 
 
 @dataclass(frozen=True)
@@ -86,6 +99,8 @@ class Result:
         made_of: for a kernel that is not refmoe's own, what it was built from and with, and what of it ran.
         maps: where elements differ, one map for each stage that differs.
         policies: for a quantizing kernel, the policies whose bytes it gave instead of its contract's.
+        schedules: legal schedules under which each launch on the executor ran; 1 for its own order alone, and on a GPU.
+        warnings: what launches on the executor did against the letter of PTX that is not known to go wrong.
         error: the exception that the kernel raised, for the process that ran it; reports hold its text.
     """
 
@@ -114,6 +129,8 @@ class Result:
     made_of: str | None = None
     maps: tuple[MismatchMap, ...] = ()
     policies: tuple[str, ...] = ()
+    schedules: int = 1
+    warnings: tuple[str, ...] = ()
     error: Exception | None = None
 
     @property
@@ -132,7 +149,7 @@ class Result:
 
     def __str__(self) -> str:
         """The verdict and what there is to say about it, and the command that runs just this case."""
-        return f"{self.line}\nrepro: {self.repro}"
+        return "\n".join([self.line, *(f"warning: {each}" for each in self.warnings), f"repro: {self.repro}"])
 
     __repr__ = __str__
 

@@ -4,7 +4,8 @@ A path with kernels here is planned on symbolic buffers, so nothing is computed 
 moves is what the executor was seen to touch. Other paths are references: their conversions are those of the
 reference's steps, and there is no launch to count.
 
-Not counted is the router, which servers run on their own: the layer starts from expert ids.
+Not counted is the router, which servers run on their own: the layer starts from expert ids, that of DeepSeek-V3 from
+the router's logits.
 """
 
 from __future__ import annotations
@@ -19,6 +20,14 @@ import numpy as np
 from rich.table import Table
 
 from refmoe.chips import Chip, kernel_chip
+from refmoe.cuda.moe.deepseek import PATH as DEEPSEEK_PATH
+from refmoe.cuda.moe.deepseek import (
+    DeepSeekBuffers,
+    DeepSeekOptions,
+    DeepSeekShape,
+    deepseek_steps,
+    deepseek_workspace_bytes,
+)
 from refmoe.cuda.moe.integer import OUTPUTS, integer_steps, integer_workspace_bytes
 from refmoe.cuda.moe.launches import (
     LayerBuffers,
@@ -33,7 +42,7 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.families.case import Shape
 from refmoe.families.choices import expert_ids
 from refmoe.families.routing import ROUTE
-from refmoe.models import DeepSeekNVFP4Checkpoint, GptOssCheckpoint, open_checkpoint
+from refmoe.models import DeepSeekCheckpoint, DeepSeekNVFP4Checkpoint, open_checkpoint
 from refmoe.reference.backends import BACKENDS, choose_backend
 from refmoe.reference.dp4a import MAX_TOKENS
 from refmoe.reference.moe import path_steps
@@ -44,6 +53,8 @@ from refmoe.tables import plain_table
 ROUTINGS = ("uniform", "same-experts", "empty-experts")
 
 _WEIGHTS = ("gate_up", "gate_up_scales", "down", "down_scales")
+_SHARED_WEIGHTS = tuple(f"shared_{name}" for name in _WEIGHTS)
+_SHARED_SIZES = ("shared", "groups", "top_groups")
 _GEMM1, _GEMM2 = "gemm1", "gemm2"
 NVFP4_PATH = "nvfp4"
 KERNEL_PATH = "cutlass"
@@ -54,7 +65,8 @@ KERNEL_PATH = "cutlass"
 class FlowModel:
     """Sizes of a model's layer: hidden, intermediate, experts, experts a token; how many layers with experts it has.
 
-    `weights` is their format, "mxfp4" or "nvfp4".
+    `weights` is their format, "mxfp4", "nvfp4" or "block_fp8". `shared` is the intermediate size of the shared expert,
+    0 without one; `groups` and `top_groups` are those of a router over groups, which is then the first launch.
     """
 
     name: str
@@ -64,12 +76,16 @@ class FlowModel:
     top_k: int
     layers: int
     weights: str = "mxfp4"
+    shared: int = 0
+    groups: int = 1
+    top_groups: int = 1
 
 
 FLOW_MODELS: Mapping[str, FlowModel] = MappingProxyType(
     {
         "gpt-oss-20b": FlowModel("gpt-oss-20b", 2880, 2880, 32, 4, 24),
         "gpt-oss-120b": FlowModel("gpt-oss-120b", 2880, 2880, 128, 4, 36),
+        "deepseek-v3": FlowModel("deepseek-v3", 7168, 2048, 256, 8, 58, "block_fp8", 2048, 8, 4),
     }
 )
 
@@ -163,7 +179,8 @@ class Flow:
     @property
     def weights(self) -> int:
         """Bytes of weights and their scales, of all that is read."""
-        return sum(step.traffic.reads.get(name, 0) for step in self.steps if step.traffic for name in _WEIGHTS)
+        names = (*_WEIGHTS, *_SHARED_WEIGHTS)
+        return sum(step.traffic.reads.get(name, 0) for step in self.steps if step.traffic for name in names)
 
     def floor(self, bandwidth: float) -> float:
         """Microseconds that all its bytes take at so many GB/s."""
@@ -185,7 +202,7 @@ def flow(
 
     Args:
         path: a backend's name, in upper or lower case.
-        model: a key of `FLOW_MODELS`, or a checkpoint of gpt-oss or of DeepSeek in NVFP4, whose sizes are taken.
+        model: a key of `FLOW_MODELS`, or a checkpoint of gpt-oss or of DeepSeek, whose sizes are taken.
         m: tokens, at least 1.
         quantization: of cutlass "separate", "fused" or "ready", of llama_cpp "separate" or "ready"; None takes fused of
             cutlass, and separate elsewhere.
@@ -214,6 +231,9 @@ def flow(
         way = quantization or "fused"
         steps = tuple(_launched(step, rows) for step in _plan(sizes, m, way, chip))
         return Flow(backend.name, way, output, sizes, m, rows, steps)
+    if backend.name == DEEPSEEK_PATH:
+        steps = tuple(_launched(step, rows) for step in _deepseek_plan(sizes, m, chip))
+        return Flow(backend.name, None, output, sizes, m, rows, steps)
     choice = None if quantizations_of(backend.name) == (None,) else quantization or "separate"
     if backend.name in OUTPUTS and m <= MAX_TOKENS:
         options = {"quantization": quantization or "separate", "output": output}
@@ -226,7 +246,7 @@ def flow(
 def flow_model(model: str) -> FlowModel:
     """The sizes of a model by name, or those of a checkpoint by its path, a folder or a .gguf file.
 
-    A checkpoint is one of gpt-oss, or one of DeepSeek that ModelOpt quantized to NVFP4.
+    A checkpoint is one of gpt-oss, or one of DeepSeek, in FP8 or as ModelOpt quantizes it to NVFP4.
 
     Raises:
         ArgumentError: neither.
@@ -234,15 +254,17 @@ def flow_model(model: str) -> FlowModel:
     if isinstance(model, str) and model in FLOW_MODELS:
         return FLOW_MODELS[model]
     if not isinstance(model, str) or not Path(model).exists():
-        raise ArgumentError("model", describe(model), f"one of {', '.join(FLOW_MODELS)}, or a checkpoint of gpt-oss")
+        needed = f"one of {', '.join(FLOW_MODELS)}, or a checkpoint of gpt-oss or DeepSeek"
+        raise ArgumentError("model", describe(model), needed)
     checkpoint = open_checkpoint(model)
-    if isinstance(checkpoint, DeepSeekNVFP4Checkpoint):
+    if isinstance(checkpoint, (DeepSeekCheckpoint, DeepSeekNVFP4Checkpoint)):
         said = checkpoint.config
         sizes = (said.hidden_size, said.moe_intermediate_size, said.n_routed_experts, said.num_experts_per_tok)
-        return FlowModel(checkpoint.path.name, *sizes, len(checkpoint.moe_layers), "nvfp4")
-    if not isinstance(checkpoint, GptOssCheckpoint):
-        found = f"a {type(checkpoint).__name__} in {model}"
-        raise ArgumentError("model", found, "one of gpt-oss, or of DeepSeek in NVFP4")
+        if isinstance(checkpoint, DeepSeekNVFP4Checkpoint):
+            return FlowModel(checkpoint.path.name, *sizes, len(checkpoint.moe_layers), "nvfp4")
+        shared = said.moe_intermediate_size * said.n_shared_experts
+        router = (shared, said.n_group, said.topk_group)
+        return FlowModel(checkpoint.path.name, *sizes, len(checkpoint.moe_layers), "block_fp8", *router)
     config = checkpoint.config
     return FlowModel(
         checkpoint.path.name,
@@ -294,6 +316,22 @@ def _integer_plan(model: FlowModel, m: int, path: str, chip: Chip, *, quantizati
     )
 
 
+def _deepseek_plan(model: FlowModel, m: int, chip: Chip) -> Sequence[Step]:
+    """Likewise of a DeepSeek-V3 layer in block FP8, from the router's logits on."""
+    shape = DeepSeekShape(
+        *(m, model.top_k, model.experts, model.hidden, model.intermediate, model.shared),
+        **{"all_experts": model.experts, "groups": model.groups, "top_groups": model.top_groups},
+    )
+    given = ("x", "logits", "correction_bias", "topk_ids", "topk_weights", "refused", *_WEIGHTS, "out")
+    shared = (*_SHARED_WEIGHTS, "token_rows")
+    buffers = DeepSeekBuffers(
+        **{name: name for name in given},
+        **{name: name if model.shared else None for name in shared},
+        workspace={name: name for name in deepseek_workspace_bytes(shape)},
+    )
+    return deepseek_steps(shape, DeepSeekOptions(), buffers, multiprocessors=chip.multiprocessors, arch=chip.arch)
+
+
 def _launched(step: Step, rows: tuple[int, ...]) -> FlowStep:
     plan = step.plan
     return FlowStep(step.stage, step.conversions, plan.kernel.entry, plan.grid, plan.block, step.traffic(rows))
@@ -306,7 +344,7 @@ def flow_document(flow: Flow, bandwidth: float) -> dict[str, Any]:
         "path": flow.path,
         "quantization": flow.quantization,
         "output": flow.output,
-        "model": vars(flow.model),
+        "model": _model_document(flow.model),
         "m": flow.m,
         "experts_with_rows": sum(rows > 0 for rows in flow.rows),
         "steps": [_step_document(step) for step in flow.steps],
@@ -321,6 +359,12 @@ def flow_document(flow: Flow, bandwidth: float) -> dict[str, Any]:
         "floor_us": flow.floor(bandwidth) if planned else None,
         "weights_floor_us": flow.weights / bandwidth / 1e3 if planned else None,
     }
+
+
+def _model_document(model: FlowModel) -> dict[str, Any]:
+    """The sizes; what only a model with groups and a shared expert has is left out of others."""
+    sizes = dict(vars(model))
+    return sizes if model.shared else {name: sizes[name] for name in sizes if name not in _SHARED_SIZES}
 
 
 def _step_document(step: FlowStep) -> dict[str, Any]:
@@ -352,6 +396,7 @@ def flow_table(flow: Flow) -> Table:
 def flow_summary(flow: Flow, bandwidth: float) -> str:
     """The totals, in a few lines."""
     active = sum(rows > 0 for rows in flow.rows)
+    shared = " and the shared one" if flow.model.shared else ""
     lines = [
         f"{len(flow.first_gemm)} conversions up to the first GEMM's output: {'; '.join(flow.first_gemm)}; "
         f"{len(flow.conversions)} in the layer"
@@ -366,7 +411,7 @@ def flow_summary(flow: Flow, bandwidth: float) -> str:
         return f"{lines[0]}\n{here}: {missing}, so there is no traffic to count"
     lines += [
         f"{flow.launches} launches, {flow.bytes:,} bytes: {flow.read:,} read, {flow.written:,} written; "
-        f"{flow.weights:,} of them are weights of {active} experts, {flow.weights / flow.bytes:.2%}",
+        f"{flow.weights:,} of them are weights of {active} experts{shared}, {flow.weights / flow.bytes:.2%}",
         f"at {bandwidth:g} GB/s all bytes take {flow.floor(bandwidth):.2f} us, the weights alone "
         f"{flow.weights / bandwidth / 1e3:.2f} us",
     ]

@@ -4,7 +4,8 @@
     g, u = x Wgu' + bgu;  gpt_oss: g = min(g, 7), u = clamp(u, -7, 7), h = g sigmoid(1.702 g) (u + 1);  silu likewise
     y = sum over the k of w (h Wd' + bd)
 
-It is what the paths of `refmoe.reference.moe.pipeline` approximate, and what other implementations can be compared in.
+That of a DeepSeek-V3 layer is `refmoe.reference.deepseek.float64`'s. It is what the paths of
+`refmoe.reference.moe.pipeline` approximate, and what other implementations can be compared in.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.reference.activation import ALPHA, BETA, LIMIT
+from refmoe.reference.deepseek.float64 import deepseek_float64
+from refmoe.reference.deepseek.layer import DeepSeekMoELayer
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.tensor import MXTensor, NVFP4Experts
 
@@ -24,7 +27,7 @@ F64 = NDArray[np.float64]
 
 def moe_float64(
     x: NDArray[Any],
-    layer: MoELayer,
+    layer: MoELayer | DeepSeekMoELayer,
     *,
     topk_ids: NDArray[np.int32] | None = None,
     topk_weights: NDArray[Any] | None = None,
@@ -34,7 +37,7 @@ def moe_float64(
 
     Args:
         x: bfloat16, float32 or float64 [T, H].
-        layer: the weights.
+        layer: the weights; a DeepSeekMoELayer has its shared expert added.
         topk_ids: int32 [T, k]; with `topk_weights` instead of routing.
         topk_weights: float32 or float64 [T, k].
         first_expert: the id of the layer's first expert; choices of others add nothing.
@@ -50,6 +53,9 @@ def moe_float64(
     if (topk_ids is None) != (topk_weights is None):
         raise ArgumentError("topk_ids, topk_weights", "one of them", "both or neither")
     tokens = x.astype(np.float64)
+    if isinstance(layer, DeepSeekMoELayer):
+        given = None if topk_weights is None else topk_weights.astype(np.float64)
+        return deepseek_float64(tokens, layer, topk_ids, given, first_expert)
     if topk_ids is None or topk_weights is None:
         ids, weights = route_float64(tokens, layer)
     else:

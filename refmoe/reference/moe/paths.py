@@ -21,6 +21,7 @@ from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reference import fp32
 from refmoe.reference.activation import swiglu_by_expert, swiglu_quantize
 from refmoe.reference.backends import Accumulation, choose_backend
+from refmoe.reference.deepseek import steps as deepseek
 from refmoe.reference.dp4a import dp4a_gemv
 from refmoe.reference.expand import build_permutation, expand, expand_as
 from refmoe.reference.finalize import finalize
@@ -77,12 +78,12 @@ class PathStep:
         stage: its name.
         conversions: "from -> to" or "a x b -> to", in order; empty where numbers are only moved or are not the
             activations'.
-        function: computes the stage's arrays.
+        function: computes the stage's arrays of a `Run`, or of a `refmoe.reference.deepseek.steps.DeepSeekRun`.
     """
 
     stage: str
     conversions: tuple[str, ...]
-    function: Callable[[Run], Arrays]
+    function: Callable[[Any], Arrays]
 
 
 def _route(run: Run) -> Arrays:
@@ -380,6 +381,18 @@ _SEPARATE = (
 _FUSED = (_ROUTING, PathStep("expand", ("BF16 -> MXFP8",), _expand_fused), *_MXFP8_LAYER)
 _READY = (_ROUTING, PathStep("expand", (), _expand_quantized), *_MXFP8_LAYER)
 
+_FP8_PRODUCT = ("FP8 x FP8 -> FP32", "FP32 -> BF16")
+_DEEPSEEK_FP8 = (
+    PathStep("routing", (), deepseek.route),
+    PathStep("expand", ("BF16 -> FP8",), deepseek.expand),
+    PathStep("gemm1", _FP8_PRODUCT, deepseek.gemm1),
+    PathStep("activation", ("BF16 -> FP32", "FP32 -> FP8"), deepseek.activate),
+    PathStep("gemm2", _FP8_PRODUCT, deepseek.gemm2),
+    # Its own tokens, beside those of the routed experts: nothing that a routed row goes through.
+    PathStep("shared", (), deepseek.shared),
+    PathStep("finalize", ("BF16 -> FP32", "FP32 -> BF16"), deepseek.finalize),
+)
+
 PATHS: Mapping[tuple[str, str | None], tuple[PathStep, ...]] = MappingProxyType(
     {
         ("cutlass", "separate"): _SEPARATE,
@@ -393,6 +406,7 @@ PATHS: Mapping[tuple[str, str | None], tuple[PathStep, ...]] = MappingProxyType(
         ("dp4a", None): _DP4A,
         ("llama_cpp", "separate"): _LLAMA_CPP,
         ("llama_cpp", "ready"): _LLAMA_CPP_READY,
+        ("deepseek_fp8", None): _DEEPSEEK_FP8,
     }
 )
 """The steps of each path, by backend and by who quantizes the tokens; None where there is no choice."""

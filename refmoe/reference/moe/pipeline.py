@@ -24,6 +24,8 @@ from refmoe.policy import EdgePolicy, ScaleMode, as_edge_policy, as_scale_mode
 from refmoe.reference import fp32
 from refmoe.reference.arrays import checked_array
 from refmoe.reference.backends import BACKENDS, Accumulation, Backend, choose_backend
+from refmoe.reference.deepseek.layer import DeepSeekMoELayer, DeepSeekRules, as_rules
+from refmoe.reference.deepseek.steps import DeepSeekRun
 from refmoe.reference.layout import checked_count
 from refmoe.reference.mma import AccumulationModel, Evidence, Kind, as_model
 from refmoe.reference.moe.layer import MoELayer
@@ -43,7 +45,9 @@ class MoEStages:
         stages: by stage name, in the order in which they ran: the arrays by name. `routing` has ids, weights, offsets,
             the two maps, and logits if it computed them; `quantize` codes and linear scales, or Q8_1's codes, d and s;
             `expand` codes and scales in 128x4 (of NVFP4 nvfp4_codes and nvfp4_scales), or rows in BF16; `gemm1` and
-            `gemm2` out, BF16, of llama_cpp FP32; `activation` as `expand`, or Q8_1; `finalize` out, or Q8_1.
+            `gemm2` out, BF16, of llama_cpp FP32; `activation` as `expand`, or Q8_1; `finalize` out, or Q8_1. Of
+            deepseek_fp8 scales are FP32, [rows, K/128]; `expand` has token_codes and token_scales too; `shared`
+            gate_up, codes, scales and out, or nothing.
     """
 
     path: str
@@ -78,7 +82,7 @@ class MoEStages:
 @overload
 def moe_layer(
     x: NDArray[Any] | Q8Tensor,
-    layer: MoELayer,
+    layer: MoELayer | DeepSeekMoELayer,
     *,
     path: str = ...,
     quantization: str = ...,
@@ -91,6 +95,7 @@ def moe_layer(
     model: AccumulationModel | str | None = ...,
     mode: ScaleMode | str = ...,
     edge: EdgePolicy | str = ...,
+    rules: DeepSeekRules | str | None = ...,
     stages: Literal[False] = ...,
 ) -> NDArray[Any]: ...
 
@@ -98,7 +103,7 @@ def moe_layer(
 @overload
 def moe_layer(
     x: NDArray[Any] | Q8Tensor,
-    layer: MoELayer,
+    layer: MoELayer | DeepSeekMoELayer,
     *,
     path: str = ...,
     quantization: str = ...,
@@ -111,6 +116,7 @@ def moe_layer(
     model: AccumulationModel | str | None = ...,
     mode: ScaleMode | str = ...,
     edge: EdgePolicy | str = ...,
+    rules: DeepSeekRules | str | None = ...,
     stages: Literal[False] = ...,
 ) -> Q8Tensor: ...
 
@@ -118,7 +124,7 @@ def moe_layer(
 @overload
 def moe_layer(
     x: NDArray[Any] | Q8Tensor,
-    layer: MoELayer,
+    layer: MoELayer | DeepSeekMoELayer,
     *,
     path: str = ...,
     quantization: str = ...,
@@ -131,13 +137,14 @@ def moe_layer(
     model: AccumulationModel | str | None = ...,
     mode: ScaleMode | str = ...,
     edge: EdgePolicy | str = ...,
+    rules: DeepSeekRules | str | None = ...,
     stages: Literal[True],
 ) -> MoEStages: ...
 
 
 def moe_layer(
     x: NDArray[Any] | Q8Tensor,
-    layer: MoELayer,
+    layer: MoELayer | DeepSeekMoELayer,
     *,
     path: str = "cutlass",
     quantization: str = "separate",
@@ -150,13 +157,14 @@ def moe_layer(
     model: AccumulationModel | str | None = None,
     mode: ScaleMode | str = ScaleMode.RCEIL,
     edge: EdgePolicy | str = EdgePolicy.EXACT,
+    rules: DeepSeekRules | str | None = None,
     stages: bool = False,
 ) -> NDArray[Any] | Q8Tensor | MoEStages:
     """One MoE layer.
 
     Args:
         x: bfloat16 [T, H], C-contiguous; for "ready" uint8 [T, H], E4M3 codes, and on llama_cpp Q8_1 [T, H].
-        layer: the weights.
+        layer: the weights; of deepseek_fp8 a `DeepSeekMoELayer`.
         path: a backend's name, in upper or lower case, see `refmoe.reference.backends`.
         quantization: of a cutlass path: "separate", "fused" or "ready"; all three give the same bytes. Of llama_cpp
             "separate", or "ready" for the Q8_1 output of another layer.
@@ -169,6 +177,7 @@ def moe_layer(
         model: another accumulation model than the architecture's.
         mode: how the scales of activations are chosen; a `ScaleMode` or its lower-case name.
         edge: what zeros, NaN and Inf become; an `EdgePolicy` or its lower-case name.
+        rules: of deepseek_fp8 what systems do differently, or the name of one: "trtllm". `mode` and `edge` are not its.
         stages: give every intermediate.
 
     Returns:
@@ -195,17 +204,17 @@ def moe_layer(
         raise ArgumentError("model", f"{chosen.name} with {backend.name}", "None: one instruction multiplies NVFP4")
     if backend.activations == "bf16" and chosen.kind is Kind.FUSED and chosen.scaled:
         raise ArgumentError("model", f"{chosen.name} with {backend.name}", "a model with BF16 operands")
-    run = Run(
-        x,
-        layer,
-        chosen,
-        input_sf,
-        topk_ids,
-        topk_weights,
-        checked_count("first_expert", first_expert),
-        as_scale_mode(mode),
-        as_edge_policy(edge),
-    )
+    first = checked_count("first_expert", first_expert)
+    run: Run | DeepSeekRun
+    if isinstance(layer, DeepSeekMoELayer):
+        assert not isinstance(x, Q8Tensor)
+        _check_deepseek(chosen, mode, edge)
+        run = DeepSeekRun(x, layer, chosen, topk_ids, topk_weights, first, as_rules(rules))
+    else:
+        if rules is not None:
+            raise ArgumentError("rules", f"{describe(rules)} with {backend.name}", "None, or the path deepseek_fp8")
+        modes = as_scale_mode(mode), as_edge_policy(edge)
+        run = Run(x, layer, chosen, input_sf, topk_ids, topk_weights, first, *modes)
     for step in steps:
         run.stages[step.stage] = step.function(run)
     found = MoEStages(backend.name, chosen_arch, chosen.name, _evidence(backend, chosen, adds), run.stages)
@@ -219,13 +228,27 @@ def _evidence(backend: Backend, model: AccumulationModel, adds: Accumulation) ->
     if model.name == adds.model:
         return adds.evidence
     # With NVFP4 activations there is no other model.
-    pair = ("bf16", "bf16") if backend.activations == "bf16" else ("e2m1", "e4m3")
+    pair = {"bf16": ("bf16", "bf16"), "block_fp8": ("e4m3", "e4m3")}.get(backend.activations, ("e2m1", "e4m3"))
     return model.pair(*pair).evidence if pair in model.pairs else Evidence.EXTRAPOLATED
 
 
-def _check_tokens(x: object, layer: MoELayer, backend: Backend, quantization: str, input_sf: object) -> None:
-    if not isinstance(layer, MoELayer):
-        raise ArgumentError("layer", describe(layer), "a MoELayer")
+def _check_deepseek(model: AccumulationModel, mode: ScaleMode | str, edge: EdgePolicy | str) -> None:
+    if ("e4m3", "e4m3") not in model.pairs:
+        raise ArgumentError("model", f"{model.name} with deepseek_fp8", "a model with E4M3 on both sides")
+    for name, found, usual in (
+        ("mode", as_scale_mode(mode), ScaleMode.RCEIL),
+        ("edge", as_edge_policy(edge), EdgePolicy.EXACT),
+    ):
+        if found is not usual:
+            needed = "the default: its scales are FP32, and `rules` says how they are chosen"
+            raise ArgumentError(name, f"{found.value} with deepseek_fp8", needed)
+
+
+def _check_tokens(
+    x: object, layer: MoELayer | DeepSeekMoELayer, backend: Backend, quantization: str, input_sf: object
+) -> None:
+    if not isinstance(layer, (MoELayer, DeepSeekMoELayer)):
+        raise ArgumentError("layer", describe(layer), "a MoELayer, or for deepseek_fp8 a DeepSeekMoELayer")
     ready = quantization == "ready"
     if ready and backend.activations == "q8_1":
         if not isinstance(x, Q8Tensor) or len(x.shape) != 2 or x.shape[1] != layer.hidden:
@@ -243,7 +266,9 @@ def _check_tokens(x: object, layer: MoELayer, backend: Backend, quantization: st
         raise ArgumentError("input_sf", describe(input_sf), "None: x is quantized by the path, if at all")
 
 
-def _check_routing(x: NDArray[Any] | Q8Tensor, layer: MoELayer, topk_ids: object, topk_weights: object) -> None:
+def _check_routing(
+    x: NDArray[Any] | Q8Tensor, layer: MoELayer | DeepSeekMoELayer, topk_ids: object, topk_weights: object
+) -> None:
     if (topk_ids is None) != (topk_weights is None):
         missing = "topk_ids" if topk_ids is None else "topk_weights"
         raise ArgumentError(missing, "None", "both of topk_ids and topk_weights, or neither")

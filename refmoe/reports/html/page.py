@@ -15,6 +15,8 @@ from refmoe.reports.html.bench import bench_section
 from refmoe.reports.html.conformance import conformance_section
 from refmoe.reports.html.convert import convert_section
 from refmoe.reports.html.drift import drift_section
+from refmoe.reports.html.exhaustive import exhaustive_section
+from refmoe.reports.html.invariant import invariant_section
 from refmoe.reports.html.parity import parity_section
 from refmoe.reports.html.section import Limits, Section
 from refmoe.reports.html.stress import stress_section
@@ -33,6 +35,8 @@ _SECTIONS: Mapping[str, Callable[[str, Mapping[str, Any], Limits], Section]] = {
     "bench": bench_section,
     "drift": drift_section,
     "convert": convert_section,
+    "invariant": invariant_section,
+    "exhaustive": exhaustive_section,
 }
 
 #: Order of the sections on the page: what is wrong comes first.

@@ -120,7 +120,7 @@ class Section:
 
     Attributes:
         name: of its file.
-        kind: parity, stress, conformance, bench, drift, convert.
+        kind: parity, stress, conformance, bench, drift, convert, exhaustive.
         verdict: "PASS", "FAIL", or what else there is to say in a word or two.
         tone: "good", "bad", "warn" or "plain".
         headline: the verdict in figures.
@@ -151,7 +151,7 @@ class Section:
 
 def facts_of(document: Mapping[str, Any], *left_out: str) -> list[tuple[str, str]]:
     """The document's plain values, by their keys."""
-    skipped = {"kind", "name", *left_out}
+    skipped = {"kind", "name", "digest", *left_out}
     return [
         (key.replace("_", " "), cell_text(value))
         for key, value in document.items()

@@ -6,7 +6,7 @@ them (of a product of elements, the product of their own units). Both count the 
 exponent, floor), and
 
 - no product is cut if 2^L is a multiple of 2^(E - F): if T - L is at most F, L at least floor - F, and |C| below the
-  *limit* 2^(L + F + 1),
+  *limit* 2^(L + F + 1); a subnormal C has the least exponent of its format, so L has to be at least that less F too,
 - C is not cut if it is a multiple of 2^(T - F). To add the *grid*, 1.5 * 2^(52 + T - F), and to take it off again,
   changes any C that is not: float64 has 53 bits, and a larger C has no bits there.
 
@@ -108,7 +108,10 @@ class Fused:
         if self.shape.scales:
             scale = code.load(_BOUNDS, decoded.scale_exponents, align=64)
             top, unit = top + scale, unit + scale
-        high = unit + code.load(I64, step + self.shape.least).lanes(COLUMNS) > rule.floor - rule.align_bits - 1
+        high = (
+            unit + code.load(I64, step + self.shape.least).lanes(COLUMNS)
+            > max(rule.floor, rule.accumulator.emin) - rule.align_bits - 1
+        )
         code.store(code.select(near & high, power_of_two(unit), 0.0), decoded.limits, align=64)
         code.store(power_of_two(top), decoded.grids, align=64)
 

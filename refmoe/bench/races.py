@@ -1,0 +1,181 @@
+"""What the search for races costs: four kernels on the executor, with all checks and with all but that one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from refmoe import ptx
+from refmoe.bench.executor import gemm_operands
+from refmoe.bench.timing import machine, measure
+from refmoe.cuda.device import PtxDevice, open_device
+from refmoe.cuda.gemm.kernel import grouped_gemm
+from refmoe.cuda.quantize import mxfp8_quantize
+from refmoe.cuda.routing import route
+from refmoe.errors import RefmoeError
+from refmoe.ptx import Checks
+
+TARGETS = {"factor": 3.0}
+"""With the search for races a kernel takes at most so many times as long as without."""
+
+_SEED = 20250917
+_HIDDEN, _EXPERTS, _THREADS = 2880, 128, 256
+# The last block to arrive sums what the others left: a fence, an atomic, and a fence on the other side.
+_REDUCTION = """
+.version 8.7
+.target sm_120a
+.address_size 64
+.visible .entry reduction(.param .u64 numbers, .param .u64 partial, .param .u64 count, .param .u64 total) {
+    .reg .pred %p<4>;
+    .reg .b32 %r<16>;
+    .reg .b64 %rd<12>;
+    .shared .align 4 .b8 sums[1024];
+    .shared .align 4 .b32 last;
+    ld.param.u64 %rd1, [numbers];
+    ld.param.u64 %rd2, [partial];
+    ld.param.u64 %rd3, [count];
+    ld.param.u64 %rd4, [total];
+    mov.u32 %r1, %tid.x;
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %nctaid.x;
+    shl.b32 %r4, %r1, 2;
+    mov.u32 %r5, sums;
+    add.u32 %r5, %r5, %r4;
+    mad.lo.u32 %r6, %r2, 2048, %r1;
+    mul.wide.u32 %rd5, %r6, 4;
+    add.u64 %rd5, %rd1, %rd5;
+    mov.u32 %r7, 0;
+    mov.u32 %r8, 0;
+LOAD:
+    ld.global.u32 %r9, [%rd5];
+    add.u32 %r7, %r7, %r9;
+    add.u64 %rd5, %rd5, 1024;
+    add.u32 %r8, %r8, 1;
+    setp.lt.u32 %p1, %r8, 8;
+    @%p1 bra LOAD;
+    st.shared.u32 [%r5], %r7;
+    mov.u32 %r10, 128;
+TREE:
+    bar.sync 0;
+    setp.ge.u32 %p1, %r1, %r10;
+    @%p1 bra SKIP;
+    mad.lo.u32 %r11, %r10, 4, %r5;
+    ld.shared.u32 %r9, [%r11];
+    ld.shared.u32 %r7, [%r5];
+    add.u32 %r7, %r7, %r9;
+    st.shared.u32 [%r5], %r7;
+SKIP:
+    shr.u32 %r10, %r10, 1;
+    setp.ne.u32 %p1, %r10, 0;
+    @%p1 bra TREE;
+    setp.ne.u32 %p2, %r1, 0;
+    @%p2 bra ARRIVED;
+    mul.wide.u32 %rd6, %r2, 4;
+    add.u64 %rd6, %rd2, %rd6;
+    st.global.u32 [%rd6], %r7;
+    fence.acq_rel.gpu;
+    atom.global.add.u32 %r12, [%rd3], 1;
+    fence.acq_rel.gpu;
+    st.shared.u32 [last], %r12;
+ARRIVED:
+    bar.sync 0;
+    ld.shared.u32 %r12, [last];
+    add.u32 %r12, %r12, 1;
+    setp.ne.u32 %p3, %r12, %r3;
+    @%p3 bra DONE;
+    @%p2 bra DONE;
+    mov.u32 %r7, 0;
+    mov.u32 %r8, 0;
+SUM:
+    ld.global.u32 %r9, [%rd2];
+    add.u32 %r7, %r7, %r9;
+    add.u64 %rd2, %rd2, 4;
+    add.u32 %r8, %r8, 1;
+    setp.lt.u32 %p1, %r8, %r3;
+    @%p1 bra SUM;
+    st.global.u32 [%rd4], %r7;
+DONE:
+    ret;
+}
+"""
+
+
+def run(*, rows: int = 2048, rounds: int = 5) -> dict[str, Any]:
+    """Quantization, the grouped GEMM, routing, and a reduction by the last of many blocks.
+
+    MXFP8 quantization of BF16 [rows, 2880]; the GEMM sm12x_gemm of 16 tokens and 2 experts of 5760 x 2880, MXFP8 by
+    MXFP4; routing of float32 logits [rows, 128] to 4 experts each; the sum of `rows` x 2048 numbers, where each of
+    `rows` blocks leaves its sum and the last to arrive adds these. In each of `rounds` rounds every contender runs
+    once, and once unmeasured before all.
+
+    Returns:
+        JSON-able: `rows`, `rounds`, in `kernels` for each kernel its `kernel`, `medians_s` by contender ("all checks",
+        "no races") and `factor`, the first by the second; `cores`, `versions`, `targets`, `reached` by kernel, and
+        `all_reached`.
+
+    Raises:
+        RefmoeError: no nvcc, or a launch that differs in a byte.
+    """
+    kernels: list[dict[str, Any]] = []
+    for name, kernel in _kernels(rows).items():
+        contenders = {
+            "all checks": partial(kernel, Checks()),
+            "no races": partial(kernel, replace(Checks(), races=False)),
+        }
+        if len({contender() for contender in contenders.values()}) != 1:
+            raise RefmoeError(f"bench races: {name}: results with and without the search differ")
+        medians = {each: timing.median for each, timing in measure(contenders, rounds=rounds).items()}
+        kernels.append({"kernel": name, "medians_s": medians, "factor": medians["all checks"] / medians["no races"]})
+    reached = {row["kernel"]: row["factor"] <= TARGETS["factor"] for row in kernels}
+    return {
+        "rows": rows,
+        "rounds": rounds,
+        "kernels": kernels,
+        **machine(),
+        "targets": dict(TARGETS),
+        "reached": reached,
+        "all_reached": all(reached.values()),
+    }
+
+
+def _kernels(rows: int) -> dict[str, Callable[[Checks], bytes]]:
+    """By name, what runs a kernel with some checks: the bytes that it leaves."""
+    rng = np.random.default_rng(_SEED)
+    x = rng.standard_normal((rows, _HIDDEN), np.float32).astype(ml_dtypes.bfloat16)
+    logits = rng.standard_normal((rows, _EXPERTS), np.float32)
+    operands = gemm_operands(np.array([0, 8, 16], np.int64), 5760, _HIDDEN)
+    numbers = rng.integers(0, 1000, rows * 2048).astype(np.uint32)
+    module = ptx.Module.parse(_REDUCTION)
+
+    def quantize(checks: Checks) -> bytes:
+        made = mxfp8_quantize(x, device=_device(checks))
+        return bytes(made.codes.tobytes() + made.scales.tobytes())
+
+    def gemm(checks: Checks) -> bytes:
+        return bytes(grouped_gemm(**operands, device=_device(checks), tile="128x8x512", out_dtype="f32").tobytes())
+
+    def routing(checks: Checks) -> bytes:
+        made = route(logits, 4, _EXPERTS, device=_device(checks))
+        return bytes(made.topk_ids.tobytes() + made.topk_weights.tobytes())
+
+    def reduction(checks: Checks) -> bytes:
+        partial_sums, count, total = np.zeros(rows, np.uint32), np.zeros(1, np.uint32), np.zeros(1, np.uint32)
+        arguments = [numbers, partial_sums, count, total]
+        ptx.launch(module, "reduction", (rows, 1, 1), (_THREADS, 1, 1), arguments, checks=checks)
+        if int(total[0]) != int(numbers.sum(dtype=np.uint64) & np.uint64(0xFFFFFFFF)):
+            raise RefmoeError(f"bench races: the reduction gives {int(total[0])}")
+        return bytes(total.tobytes())
+
+    return {"quantize": quantize, "gemm": gemm, "routing": routing, "reduction": reduction}
+
+
+def _device(checks: Checks) -> PtxDevice:
+    device = open_device("ptx")
+    assert isinstance(device, PtxDevice)
+    device.checks = checks
+    return device

@@ -1,0 +1,60 @@
+"""Recorded launches, run by whichever refmoe is imported: what `refmoe.bench.against` starts in each checkout.
+
+This text runs by itself, in the folder of a checkout that may be years old: it asks for nothing of refmoe but
+`refmoe.ptx.Module.parse`, `Buffer` and `launch`. Its argument is a file that `against` wrote. It answers each line on
+its standard input, the name of a launch, by a line of JSON: `cpu_s`, `lane_instructions`, and `sha256` of the bytes
+that the launch left in its buffers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from refmoe import ptx
+
+
+def arguments(launch: dict[str, Any], arrays: Any) -> list[Any]:
+    """The arguments of a launch, each buffer over bytes of its own."""
+    made = []
+    for argument in launch["arguments"]:
+        if "number" in argument:
+            made.append(argument["number"])
+            continue
+        array = np.array(arrays[argument["array"]])
+        initialised = argument["initialised"] if argument["initialised"] else np.zeros(array.shape, bool)
+        made.append(ptx.Buffer(array, argument["name"], initialised=initialised, writable=argument["writable"]))
+    return made
+
+
+def run(launch: dict[str, Any], module: Any, arrays: Any) -> dict[str, Any]:
+    """One launch: what `against` wants to know of it. CPU time, because others may load the machine."""
+    args = arguments(launch, arrays)
+    start = time.process_time()
+    result = ptx.launch(module, launch["entry"], launch["grid"], launch["block"], args, launch["shared_bytes"])
+    seconds = time.process_time() - start
+    digest = hashlib.sha256()
+    for each in args:
+        if isinstance(each, ptx.Buffer) and each.writable:
+            digest.update(each.array.tobytes())
+    return {"cpu_s": seconds, "lane_instructions": result.lane_instructions, "sha256": digest.hexdigest()}
+
+
+def main() -> None:
+    """Answer line after line."""
+    arrays = np.load(sys.argv[1])
+    launches = {each["name"]: each for each in json.loads(str(arrays["launches"]))}
+    modules = {name: ptx.Module.parse(str(arrays[each["text"]])) for name, each in launches.items()}
+    print(json.dumps({"module": ptx.__file__}), flush=True)
+    for line in sys.stdin:
+        name = line.strip()
+        print(json.dumps(run(launches[name], modules[name], arrays)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

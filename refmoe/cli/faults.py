@@ -1,0 +1,53 @@
+"""The command that counts the cases that catch each planted fault."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_console
+
+
+@app.command(epilog="Examples:\n\nrefmoe faults --fault routing\n\nrefmoe faults --most 3 --jobs 2")
+def faults(
+    fault: Annotated[list[str] | None, typer.Option(help="Only faults with this in their names. Repeatable.")] = None,
+    most: Annotated[int, typer.Option(min=1, help="Stop at so many cases that catch a fault.")] = 2,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes that run cases.")] = 1,
+    report: ReportOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Plant the faults of refmoe's own kernels, and count the default cases that catch each.
+
+    A fault that one case alone catches gets company: if that case is changed, nobody sees the fault. Exit status 1 if a
+    fault has none, or but one.
+    """
+    from rich.progress import track
+
+    from refmoe.errors import ArgumentError
+    from refmoe.verify.plant import find_company, load_patches
+
+    patches = [each for each in load_patches() if not fault or any(word in each.name for word in fault)]
+    if not patches:
+        raise ArgumentError("fault", ", ".join(fault or ()), "a part of the name of a fault in refmoe/families/mutants")
+    console = make_console(stderr=True)
+    running = find_company(patches, most=most, jobs=jobs)
+    found = list(track(running, "faults", total=len(patches), console=console, transient=True))
+    alone = [each for each in found if each.alone]
+
+    def show() -> None:
+        for each in found:
+            more = "" if each.whole else " or more"
+            typer.echo(f"{each.name}: {len(each.cases)}{more} of {each.ran} cases")
+        for each in alone:
+            typer.echo(f"alone: {each.name}: {each.cases[0] if each.cases else 'no case catches it'}")
+        typer.echo(f"{len(found) - len(alone)} of {len(found)} faults are caught by at least {min(most, 2)} cases")
+
+    document = {
+        "most": most,
+        "faults": [
+            {"name": each.name, "cases": list(each.cases), "ran": each.ran, "whole": each.whole} for each in found
+        ],
+        "alone": [each.name for each in alone],
+    }
+    finish(document, show, good=not alone, report=report, as_json=as_json)

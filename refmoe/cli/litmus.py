@@ -1,0 +1,86 @@
+"""The command that holds the executor's race checks against the axioms of PTX's memory model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_console, usage
+
+
+@app.command(epilog="Example:\n\nrefmoe litmus --programs 10000 --report out/litmus.json")
+def litmus(
+    programs: Annotated[int, typer.Option(min=1, help="How many programs.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Of the choice of programs.")] = 0,
+    schedules: Annotated[int, typer.Option(min=1, help="Legal schedules under which each program runs.")] = 1,
+    walks: Annotated[
+        int,
+        typer.Option(min=0, help="Beyond these, most ways through all schedules until every allowed outcome was seen."),
+    ] = 0,
+    device: Annotated[
+        str, typer.Option(help="ptx, the executor; or cuda, a GPU, on which the programs without a race run.")
+    ] = "ptx",
+    runs: Annotated[
+        int, typer.Option(min=1, help="With --device cuda: how often each program runs, at least.")
+    ] = 1_000_000,
+    report: ReportOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run small programs of two to four threads on the executor, and hold races and outcomes against PTX's model.
+
+    Prints a table by shape and cause. Exit status 1 if a race is missed, if there is an alarm without one, or if a
+    program leaves behind what the model does not allow. With --device cuda only the last is looked at: programs without
+    a race run on a GPU under stress, so often that rare outcomes show. Without a GPU that ends with exit status 3.
+    """
+    from rich.progress import track
+
+    if device == "cuda":
+        _on_silicon(programs, seed, runs, report, as_json)
+    if device != "ptx":
+        usage(f"--device: found {device!r}; needed ptx, the executor, or cuda, a GPU")
+
+    from refmoe.litmus.generate import judged
+    from refmoe.litmus.run import compare, table
+    from refmoe.tables import plain_table
+
+    def watched(found: Iterable[object]) -> Iterable[object]:
+        return track(found, "programs", total=programs, console=make_console(stderr=True), transient=True)
+
+    result = compare(watched(judged(programs, seed)), schedules, walks)  # type: ignore[arg-type]
+    document = {"seed": seed, "schedules": schedules, "walks": walks, **result.document()}
+
+    def show() -> None:
+        heading, *rows = table(result)
+        lines = plain_table(*heading)
+        for row in rows:
+            lines.add_row(*row)
+        make_console().print(lines)
+        if result.worst:
+            typer.echo("--report FILE has a program of each row, its PTX, and why the model decides as it does.")
+
+    finish(document, show, good=result.passed, report=report, as_json=as_json)
+
+
+def _on_silicon(programs: int, seed: int, runs: int, report: Path | None, as_json: bool) -> NoReturn:
+    """Run programs on a GPU; without one end with exit status 3."""
+    from rich.progress import track
+
+    from refmoe.cuda.device import DeviceUnavailable
+    from refmoe.silicon import litmus as silicon
+
+    console = make_console(stderr=True)
+    try:
+        document = silicon.run(
+            programs, seed, runs, progress=lambda items: track(items, "programs", console=console, transient=True)
+        )
+    except DeviceUnavailable as error:
+        typer.echo(f"SKIPPED {error}", err=as_json)
+        raise typer.Exit(3) from None
+
+    def show() -> None:
+        typer.echo(silicon.summary(document), nl=False)
+
+    finish(document, show, good=not document["outside"], report=report, as_json=as_json)

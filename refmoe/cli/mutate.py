@@ -1,0 +1,168 @@
+"""The command that changes refmoe's own kernels everywhere, a little at a time, and shows what the cases do not see."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from refmoe.cli.common import INTERRUPTED, JsonOption, ReportOption, app, file_option, finish, make_console
+
+if TYPE_CHECKING:
+    from refmoe.mutation.site import Site
+
+_PARTIAL = Path("out/mutation.jsonl")
+
+#: Mutants that are tried if nothing is said: minutes, where all of them are weeks.
+_SAMPLE = 200
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "refmoe mutate --sample 200\n\n"
+    "refmoe mutate --floor cuda --kernel quantize --sample 50\n\n"
+    "refmoe mutate --list --kernel routing --operator guard\n\n"
+    "refmoe mutate --sample 2000 --jobs 2 --report reports/mutation.json"
+)
+def mutate(
+    sample: Annotated[
+        int | None,
+        typer.Option(min=0, help="How many mutants, of every kernel and operator alike; 0 for all. [default: 200]"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the sample.")] = 7,
+    floor: Annotated[
+        list[str] | None, typer.Option(help="Only mutants of cuda sources, of ptx, or of host code. Repeatable.")
+    ] = None,
+    operator: Annotated[list[str] | None, typer.Option(help="Only those of this operator. Repeatable.")] = None,
+    kernel: Annotated[
+        list[str] | None, typer.Option(help="Only those of this source, header or module. Repeatable.")
+    ] = None,
+    mutant: Annotated[
+        list[str] | None, typer.Option(help="Only the mutant of this id, as --list prints it. Repeatable.")
+    ] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Print ids and try nothing.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Try the survivors of an earlier run again: there are more cases now.")
+    ] = False,
+    cases: Annotated[
+        int | None, typer.Option(min=1, help="Run at most so many cases on each, for a quick look; then `--again`.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes that try mutants.")] = 1,
+    partial: Annotated[
+        Path, file_option("Where outcomes are kept, a line each. What is in it is not tried again.")
+    ] = _PARTIAL,
+    report: ReportOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change the kernels in small ways and run the default cases on each change until one fails.
+
+    A change that no case sees is a survivor: its machine code is another one, so either a case is missing, or nothing
+    can tell the two apart, which somebody has to prove. Exit status 1 if less than 98 % of the rest is caught.
+
+    The outcomes so far are kept: after Ctrl-C, the same command goes on from there.
+    """
+    from refmoe.mutation.document import mutation_document, read_reasons
+    from refmoe.mutation.reach import measure
+    from refmoe.mutation.sites import all_sites, sampled
+    from refmoe.mutation.sweep import Ledger, Sweep, in_order, swept_now
+    from refmoe.mutation.trial import Catalogue, attempt
+    from refmoe.reports.mutation import failures
+
+    console = make_console(stderr=True)
+    start = time.perf_counter()
+    # The mutants of sources are found without a run; which entries cases launch has to be seen.
+    run = not listed or not floor or "ptx" in floor
+    reached = measure(lambda cases: _watched(cases, "cases on the sound kernels", console)) if run else []
+    everywhere = all_sites(reached, floors=floor or (), operators=operator or (), kernels=kernel or ())
+    sites = _named(everywhere, mutant) if mutant else everywhere
+    if sample is None and not listed and not mutant:
+        sample = _SAMPLE
+    if sample:
+        sites = sampled(sites, sample, seed)
+    if listed:
+        for site in sites:
+            typer.echo(site.id)
+        raise typer.Exit
+    ledger = Ledger(partial, swept_now())
+    if again:
+        ledger.done = {name: tried for name, tried in ledger.done.items() if tried.outcome != "survived"}
+    sweep = Sweep(Catalogue(reached), ledger, jobs, trial=functools.partial(attempt, most=cases))
+    pending = [site for site in sites if site.id not in ledger.done]
+    interrupted = False
+    try:
+        for tried in _watched(sweep.run(pending), "mutants", console, len(pending)):
+            if tried.outcome == "survived":
+                console.print(f"survived {tried.id} ({tried.cases} cases passed)", markup=False)
+    except KeyboardInterrupt:
+        interrupted = True
+    found = in_order(sites, ledger.done)
+    document = mutation_document(
+        found,
+        of=len(everywhere),
+        seed=seed,
+        command=" ".join(["refmoe", *sys.argv[1:]]),
+        seconds=time.perf_counter() - start,
+        reasons=read_reasons(),
+    )
+    if interrupted:
+        console.print(f"interrupted: {len(found)} of {len(sites)} mutants are in {partial}; the same command goes on")
+        raise typer.Exit(INTERRUPTED)
+
+    def show() -> None:
+        _print(document)
+        for sentence in failures(document):
+            typer.echo(sentence)
+
+    finish(document, show, good=document["passed"], report=report, as_json=as_json)
+
+
+def _watched(items: Any, words: str, console: Any, total: int | None = None) -> Any:
+    from rich.progress import track
+
+    return track(items, words, total=total, console=console, transient=True)
+
+
+def _named(sites: list[Site], names: list[str]) -> list[Site]:
+    """The sites of ids.
+
+    Raises:
+        ArgumentError: an id that no mutant has.
+    """
+    from refmoe.errors import ArgumentError
+
+    by_id = {site.id: site for site in sites}
+    for name in names:
+        if name not in by_id:
+            raise ArgumentError("mutant", repr(name), "an id that `refmoe mutate --list` prints")
+    return [by_id[name] for name in names]
+
+
+def _print(document: dict[str, Any]) -> None:
+    from refmoe.tables import plain_table
+
+    console = make_console()
+    for key in ("operator", "kernel"):
+        table = plain_table("floor", key, "mutants", "do not build", "equivalent", "caught", "survived", "share")
+        for row in document[f"{key}s"]:
+            share = "" if row["share"] is None else f"{100 * row['share']:.1f} %"
+            same = row["same_code"] + row["proven_equivalent"]
+            caught = row["caught"] + row["timed_out"]
+            numbers = (row["mutants"], row["does_not_build"], same, caught, row["survived"])
+            table.add_row(row["floor"], row[key], *map(str, numbers), share)
+        console.print(table)
+    for each in document["survivors"]:
+        console.print(f"survived {each['id']}\n         {each['verdict']}: {each['reason']}", markup=False)
+    checks = Counter(each["check"] for each in document["mutants"] if each["outcome"] == "caught")
+    total = document["summary"]
+    said = ", ".join(f"{count} by {check}" for check, count in checks.most_common())
+    console.print(
+        f"{total['caught'] + total['timed_out']} of {total['mutants']} mutants caught ({said}; "
+        f"{total['timed_out']} took too long), {total['does_not_build']} do not build, "
+        f"{total['same_code']} have the same code, {total['proven_equivalent']} are proven equivalent, "
+        f"{total['survived']} survived"
+    )

@@ -1,0 +1,125 @@
+"""The whole of `refmoe parity --level exhaustive`: the sweep, the proofs, the document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from refmoe.catalog import source_sha256
+from refmoe.cuda.launch import Kernel
+from refmoe.cuda.toolchain import Target, build
+from refmoe.exhaustive.blockwise import Proof, launches_of, prove
+from refmoe.exhaustive.pieces import Piece, do_named
+from refmoe.ptx import Module
+from refmoe.reports.documents import digest_of
+from refmoe.reports.environment import current_environment
+from refmoe.reports.exhaustive import SCHEMA_VERSION, failures, proof_sha256, summary, swept_sha256
+from refmoe.verify.sweep import Ledger, in_order, processes, sweep
+
+_SUMS = ("pairs", "blocks", "bytes", "differing")
+
+
+def open_ledger(path: Path, device: str, arch: str, *, fresh: bool = False) -> Ledger:
+    """The partial results at `path`, of the present sources.
+
+    Raises:
+        ArgumentError: the file is of other sources, or no such file.
+        OSError: it cannot be read or written.
+    """
+    families = {family: source_sha256(family) for family in ("expand", "mxfp8_quantize")}
+    swept = {"sources": swept_sha256(), "kernels": families, "device": device, "arch": arch}
+    return Ledger(path, swept, fresh=fresh)
+
+
+def run_pieces(
+    pieces: Sequence[Piece], ledger: Ledger, device: str, arch: str, jobs: int, tell: Callable[[str, Any], None]
+) -> None:
+    """Do what is not in the ledger; `tell` gets the name and the result of each piece as it comes."""
+    work = partial(do_named, device=device, arch=arch)
+    for name, result in sweep([str(piece) for piece in pieces], work, ledger, partial(processes, jobs), jobs):
+        tell(name, result)
+
+
+def rows_of(pieces: Iterable[Piece], ledger: Ledger) -> list[dict[str, Any]]:
+    """The sums of the pieces of each subject, dtype and policy, in the order of the pieces."""
+    pieces = list(pieces)
+    results = in_order([str(piece) for piece in pieces], ledger)
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    for piece in pieces:
+        entry = piece.subject.entry(piece.dtype, piece.mode, piece.edge)
+        row = rows.setdefault(
+            (piece.subject.name, piece.dtype, piece.mode, piece.edge),
+            {
+                **{"subject": piece.subject.name, "dtype": piece.dtype, "mode": piece.mode, "edge": piece.edge},
+                **{
+                    "entry": None if entry is None else entry.entry,
+                    "pieces": 0,
+                    **dict.fromkeys(_SUMS, 0),
+                    "first": None,
+                },
+            },
+        )
+        result = results[str(piece)]
+        row["pieces"] += 1
+        for key in _SUMS:
+            row[key] += result[key]
+        row["first"] = row["first"] or result["first"]
+    return list(rows.values())
+
+
+def prove_entries(pieces: Iterable[Piece], arch: str, tell: Callable[[Proof], None]) -> list[dict[str, Any]]:
+    """A proof for the entry of every kernel among `pieces`, as the compiler's PTX for `arch` has it."""
+    modules: dict[str, Module] = {}
+    proofs: dict[str, dict[str, Any]] = {}
+    for piece in pieces:
+        kernel = piece.subject.entry(piece.dtype, piece.mode, piece.edge)
+        if kernel is None or kernel.entry in proofs:
+            continue
+        if kernel.source not in modules:
+            modules[kernel.source] = ptx_of(kernel, arch)
+        proof = prove(modules[kernel.source], kernel.entry, launches_of(piece.subject, kernel))
+        tell(proof)
+        proofs[kernel.entry] = asdict(proof)
+    return list(proofs.values())
+
+
+def ptx_of(kernel: Kernel, arch: str) -> Module:
+    """The compiler's PTX of a kernel's source."""
+    target = Target(kernel.path(), arch, "ptx")
+    return Module.parse(build([target])[target].read_text(encoding="utf-8"), name=f"{kernel.source}.ptx", strict=True)
+
+
+def document_of(
+    rows: Sequence[Mapping[str, Any]],
+    proofs: Sequence[Mapping[str, Any]],
+    *,
+    device: str,
+    arch: str,
+    command: str,
+    seconds: float,
+) -> dict[str, Any]:
+    """The document of a sweep that is done."""
+    families = sorted({row["subject"].partition(".")[0] for row in rows} - {"reference"})
+    document: dict[str, Any] = {
+        "kind": "exhaustive",
+        "schema_version": SCHEMA_VERSION,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": command,
+        "environment": current_environment(gpu=device == "cuda").model_dump(),
+        "seconds": round(seconds, 1),
+        "device": device,
+        "arch": arch,
+        "source_sha256": {family: source_sha256(family) for family in families},
+        "swept_sha256": swept_sha256(),
+        "proof_sha256": proof_sha256(),
+        "rows": list(rows),
+        "proofs": list(proofs),
+        "summary": summary(list(rows), list(proofs)),
+    }
+    document["passed"] = not failures(document)
+    document["digest"] = digest_of(document)
+    return document

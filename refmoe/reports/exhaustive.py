@@ -1,0 +1,167 @@
+"""A document of `refmoe parity --level exhaustive`: every pair (amax, element); `refmoe.exhaustive` makes it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from refmoe.reports.documents import Kind, PresentHash
+from refmoe.verify.source import python_text
+
+SCHEMA_VERSION = "1"
+
+#: Modules that decide what a piece is and what is expected of it: the sweep, the definition, the fast references.
+_DECIDES = (
+    *("exhaustive/definition.py", "exhaustive/pairs.py", "exhaustive/pieces.py"),
+    *("formats.py", "policy.py", "reference/scalar/*.py", "reference/quantize.py", "reference/fp32.py"),
+    *("reference/expand.py", "reference/layout.py", "reference/tensor.py", "families/quantize.py"),
+)
+#: Modules that decide what is proven of a kernel.
+_PROVES = ("exhaustive/blockwise.py", "exhaustive/follow.py", "exhaustive/terms.py")
+
+_INFINITY = {"bf16": 0x7F80, "fp16": 0x7C00}
+_LAST = 0x7FFF
+#: Edges under which blocks with a NaN, or with an infinity, are not defined.
+_WITHOUT_NAN = ("deepgemm",)
+_WITHOUT_INFINITY = ("deepgemm", "transformer_engine", "llama_cpp_cuda")
+
+
+def _sha256(patterns: tuple[str, ...]) -> str:
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for pattern in patterns:
+        for file in sorted(package.glob(pattern)):
+            text = python_text(file.read_text(encoding="utf-8"))
+            digest.update(f"{file.relative_to(package).as_posix()}\0{len(text)}\0{text}".encode())
+    return digest.hexdigest()
+
+
+def swept_sha256() -> str:
+    """SHA-256 over the sources that decide what is expected, without comments and docstrings."""
+    return _sha256(_DECIDES)
+
+
+def proof_sha256() -> str:
+    """SHA-256 over the sources of the proof."""
+    return _sha256(_PROVES)
+
+
+def all_pairs(dtype: str, edge: str) -> int:
+    """How many pairs (amax, element) there are, signs of elements counted; a closed form of the sweep's own count.
+
+    Beside a number stand all that are no larger, and every NaN; beside a NaN all numbers, and the NaNs up to it.
+    """
+    infinity = _INFINITY[dtype]
+    amaxes = infinity + (edge not in _WITHOUT_INFINITY)
+    numbers = amaxes * (amaxes + 1)
+    if edge in _WITHOUT_NAN:
+        return numbers
+    nans = _LAST - infinity
+    return numbers + amaxes * 2 * nans + nans * 2 * amaxes + nans * (nans + 1)
+
+
+def summary(rows: list[Mapping[str, Any]], proofs: list[Mapping[str, Any]]) -> dict[str, int]:
+    """The sums of a document."""
+    total = {key: sum(row[key] for row in rows) for key in ("pieces", "pairs", "blocks", "bytes", "differing")}
+    return {"rows": len(rows), **total, "proofs": len(proofs), "refused": sum(bool(p["refusals"]) for p in proofs)}
+
+
+def row_name(row: Mapping[str, Any]) -> str:
+    """A row in words: `mxfp8_quantize.linear:bf16:rceil/exact`."""
+    return f"{row['subject']}:{row['dtype']}:{row['mode']}/{row['edge']}"
+
+
+def contradictions(document: Mapping[str, Any]) -> list[str]:
+    """What in a document does not fit the rest of it, a sentence each."""
+    rows, proofs = document["rows"], document["proofs"]
+    found = []
+    if not rows:
+        found.append("it has no rows, so it proves nothing")
+    for name, count in Counter(map(row_name, rows)).items():
+        if count > 1:
+            found.append(f"{name} is there {count} times")
+    by_entry = {proof["entry"]: proof for proof in proofs}
+    if len(by_entry) < len(proofs):
+        found.append("an entry is proven twice")
+    for row in rows:
+        found += _contradictions_of(row, by_entry)
+    for proof in proofs:
+        if proof["entry"] not in {row["entry"] for row in rows}:
+            found.append(f"the entry {proof['entry']} is proven, and no row is of it")
+        if not proof["refusals"] and not (proof["bytes"] > 0 and proof["launches"] and proof["maximum"]):
+            found.append(f"the entry {proof['entry']} is proven over no byte, no launch or no amax")
+    if document["summary"] != summary(rows, proofs):
+        found.append("its summary is not the sum of its rows")
+    return found
+
+
+def _contradictions_of(row: Mapping[str, Any], by_entry: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    name, found = row_name(row), []
+    pairs = all_pairs(row["dtype"], row["edge"])
+    if row["pairs"] != pairs:
+        found.append(f"{name} has {row['pairs']:,} pairs; there are {pairs:,}")
+    if row["blocks"] * 31 < row["pairs"]:
+        found.append(f"{name} has {row['blocks']:,} blocks, too few for its pairs")
+    # A code for every element of a block; of MXFP4 two in a byte.
+    least = row["blocks"] * (16 if row["subject"] == "reference.mxfp4" else 32)
+    if row["bytes"] < least:
+        found.append(f"{name} compared {row['bytes']:,} bytes; its blocks have {least:,} of codes alone")
+    if not 0 <= row["differing"] <= row["bytes"]:
+        found.append(f"{name} has {row['differing']:,} differing bytes of {row['bytes']:,}")
+    if (row["first"] is None) != (row["differing"] == 0):
+        found.append(f"{name} has {row['differing']:,} differing bytes, and its first difference says otherwise")
+    if row["pieces"] < 1:
+        found.append(f"{name} has no piece")
+    if (row["entry"] is None) != row["subject"].startswith("reference."):
+        found.append(f"{name} is of the entry {row['entry']}")
+    if row["entry"] is not None and row["entry"] not in by_entry:
+        found.append(f"{name} has no proof of its entry {row['entry']}")
+    return found
+
+
+def failures(document: Mapping[str, Any]) -> list[str]:
+    """What a run found to be wrong, a sentence each."""
+    found = [
+        f"{row_name(row)}: {row['differing']:,} of {row['bytes']:,} bytes differ"
+        for row in document["rows"]
+        if row["differing"]
+    ]
+    return found + [
+        f"{proof['entry']} is not proven: {proof['refusals'][0]}" for proof in document["proofs"] if proof["refusals"]
+    ]
+
+
+def _judge(document: Mapping[str, Any], present: PresentHash) -> list[str]:
+    stale = [name for name, stated in document["source_sha256"].items() if present(name) != stated]
+    if stale:
+        return [f"the source of {', '.join(stale)} changed since it was swept; {EXHAUSTIVE.again}"]
+    if document["swept_sha256"] != swept_sha256():
+        return [f"what is expected, or its sweep, changed since it was made; {EXHAUSTIVE.again}"]
+    if document["proof_sha256"] != proof_sha256():
+        return [f"the proof changed since it was made; {EXHAUSTIVE.again}"]
+    kernels = {row["subject"].partition(".")[0] for row in document["rows"]} - {"reference"}
+    if missing := sorted(kernels - document["source_sha256"].keys()):
+        return [f"it does not say of which source of {missing[0]} it is"]
+    if found := contradictions(document):
+        return found
+    wrong = failures(document)
+    if document["passed"] is not (not wrong):
+        return [f"says that it {'passed' if document['passed'] else 'did not pass'}, against what it found"]
+    return wrong
+
+
+EXHAUSTIVE = Kind(
+    "exhaustive",
+    again="run `refmoe parity --level exhaustive` again",
+    keys=frozenset(
+        (
+            *("source_sha256", "swept_sha256", "proof_sha256", "device", "arch", "rows", "proofs", "summary", "passed"),
+            *("command", "environment", "created", "seconds"),
+        )
+    ),
+    judge=_judge,
+    version=SCHEMA_VERSION,
+)

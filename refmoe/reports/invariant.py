@@ -1,0 +1,225 @@
+"""A document of `refmoe invariant`: what of a token's bytes depends on its batch; `refmoe.batching` makes it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
+
+from refmoe.errors import ArgumentError
+from refmoe.families import FAMILIES
+from refmoe.reference.moe.paths import PATHS
+from refmoe.reports.checks import Refusal, first_and_count
+from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256
+from refmoe.reports.environment import Environment
+from refmoe.reports.figures import python_sha256
+
+SCHEMA_VERSION = "1"
+
+#: What stands for the sources of a path of the reference, beside the families of kernels.
+LAYER = "layer"
+#: What decides the bytes of a path of the reference, and which calls are made.
+_SOURCES = (
+    *("formats.py", "policy.py", "draw.py", "families/moe.py"),
+    *("reference/*.py", "reference/mma/*.py", "reference/moe/*.py", "reference/deepseek/*.py"),
+    "reference/deepseek_gemm/*.py",
+    "batching/*.py",
+)
+
+_WARPS = "llama.cpp's rule: 4, 2 or 1 warps share a weight row by the tokens of the batch, and add in another order"
+_BLOCK = "a block of 128 x 128 spans 128 tokens, which share its scale; it is meant for weights"
+
+#: Subjects that are known to depend on their batch, and why. Any other one must not.
+DEPENDS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("layer/dp4a", "layer/llama_cpp", "layer/llama_cpp-ready", "layer/llama_cpp-q8_1"), _WARPS),
+        **dict.fromkeys(("kernel/dp4a_gemv", "kernel/integer_moe-dp4a", "kernel/integer_moe-llama_cpp"), _WARPS),
+        "kernel/block_fp8_quantize-128x128": _BLOCK,
+    }
+)
+
+#: Families that are tried within a layer alone, and the layer.
+WITHIN: Mapping[str, str] = MappingProxyType(
+    {f"deepseek_{name}": "deepseek_moe" for name in ("routing", "expand", "activation", "finalize")}
+)
+
+#: Sizes that every subject is tried at, and neighbours that a way other than the usual one is tried among.
+LEAST_SIZES = frozenset({1, 2, 7})
+FEW = ("random", "special", "crowd")
+
+
+class DifferenceRecord(Model):
+    """The first pair of calls of one token that give different bytes."""
+
+    alone: str
+    batched: str
+    array: str
+    element: Count
+    first: str
+    second: str
+    differing: Count
+    elements: Count
+
+
+class CertificateRecord(Model):
+    """What was tried of one subject."""
+
+    subject: str
+    source: str
+    rests_on: str
+    verdict: Literal["invariant", "depends"]
+    depends: str
+    cases: Count
+    bytes_compared: Count
+    sizes: list[Count]
+    neighbours: list[str]
+    ways: list[str]
+    probes: list[str]
+    difference: DifferenceRecord | None
+
+
+class InvariantDocument(Model):
+    """The keys of a document."""
+
+    kind: Literal["invariant"]
+    schema_version: Literal["1"]
+    created: str
+    command: str
+    environment: Environment
+    seconds: Seconds
+    level: Literal["quick", "default"]
+    seed: Count
+    source_sha256: dict[str, Sha256]
+    certificates: list[CertificateRecord]
+    cases: Count
+    passed: bool
+    digest: Sha256
+
+
+def layer_sha256() -> str:
+    """Of the Python sources that decide the bytes of the reference's paths."""
+    return python_sha256(_SOURCES)
+
+
+def count_cases(sizes: Sequence[int], neighbours: Sequence[str], ways: Sequence[str], probes: Sequence[str]) -> int:
+    """The calls of a certificate without a difference: see `refmoe.batching.prove.calls_of`."""
+    positions = sum(len({0, size // 2, size - 1}) for size in sizes if size > 1)
+    # The probe alone, in a way that is not the usual one, has no neighbours.
+    kinds = [kind for kind in neighbours if kind != "none"]
+    few = len([kind for kind in kinds if kind in FEW])
+    return positions * len(kinds) + (len(ways) - 1) * (positions * few + len(probes) * (1 in sizes))
+
+
+def failures(document: Mapping[str, Any]) -> list[str]:
+    """What is otherwise than is known of it, a sentence each."""
+    return [refusal.text for refusal in _failures(document)]
+
+
+def _failures(document: Mapping[str, Any]) -> Iterator[Refusal]:
+    for each in document["certificates"]:
+        if each["verdict"] == "depends" and not each["depends"]:
+            shown = each["difference"] or {}
+            pair = f"{shown.get('alone')} and {shown.get('batched')} differ in {shown.get('array')}"
+            yield Refusal("invariant.verdict", f"{each['subject']} depends on its batch: {pair}")
+        if each["verdict"] == "invariant" and each["depends"]:
+            text = f"{each['subject']} is known to depend on its batch, and no case of {each['cases']:,} shows it"
+            yield Refusal("invariant.verdict", text)
+
+
+def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[Refusal]:
+    found = list(_failures(document))
+    yield from found
+    if bool(found) == document["passed"]:
+        said = "passed, and it did not" if found else "did not pass, and nothing in it failed"
+        yield Refusal("document.passed", f"says itself that it {said}")
+    yield from _stale(document, present)
+    yield from _paths(document)
+    certificates = document["certificates"]
+    if sum(each["cases"] for each in certificates) != document["cases"]:
+        text = f"says {document['cases']:,} cases, and its certificates have {sum(e['cases'] for e in certificates):,}"
+        yield Refusal("invariant.counts", text)
+    for check, find in (
+        ("invariant.counts", _counts),
+        ("invariant.verdict", _verdict),
+        ("invariant.difference", _difference),
+    ):
+        yield from first_and_count(check, ((each["subject"], text) for each in certificates for text in find(each)))
+
+
+def _stale(document: Mapping[str, Any], present: PresentHash) -> Iterator[Refusal]:
+    used = {LAYER, *(each["source"] for each in document["certificates"])}
+    stated = document["source_sha256"]
+    for source in sorted(used ^ stated.keys()):
+        word = "has no hash of" if source in used else "has a hash of what it does not use:"
+        yield Refusal("stale.kernel", f"{word} {source}; {INVARIANT.again}")
+    for source in sorted(used & stated.keys()):
+        try:
+            now = layer_sha256() if source == LAYER else present(source)
+        except (ArgumentError, OSError) as error:
+            yield Refusal("stale.family", f"kernel family {source} has no source any more: {error}")
+            continue
+        if stated[source] != now:
+            check = "stale.figures" if source == LAYER else "stale.kernel"
+            yield Refusal(check, f"the source of {source} changed since it was tried; {INVARIANT.again}")
+
+
+def _paths(document: Mapping[str, Any]) -> Iterator[Refusal]:
+    """Whether every path of `moe_layer` and every source of a kernel is there, and nothing twice."""
+    names = Counter(each["subject"] for each in document["certificates"])
+    for name, count in names.items():
+        if count > 1:
+            yield Refusal("invariant.paths", f"{name} is there {count} times")
+        if not re.fullmatch(r"(layer|kernel)/[\w.-]+", name):
+            yield Refusal("invariant.paths", f"{name!r} is the name of no path and of no kernel")
+    for backend in sorted({backend for backend, _ in PATHS}):
+        if f"layer/{backend}" not in names:
+            yield Refusal("invariant.paths", f"the path {backend} is not there; {INVARIANT.again}")
+    tried = {each["source"] for each in document["certificates"]}
+    for family in FAMILIES:
+        if not {family, WITHIN.get(family)} & tried:
+            yield Refusal("invariant.paths", f"no kernel of {family} is there; {INVARIANT.again}")
+
+
+def _counts(each: Mapping[str, Any]) -> Iterator[str]:
+    most = count_cases(each["sizes"], each["neighbours"], each["ways"], each["probes"])
+    if not each["cases"] or not each["bytes_compared"]:
+        yield f"{each['bytes_compared']:,} bytes compared in {each['cases']:,} cases, which proves nothing"
+    elif each["verdict"] == "invariant" and each["cases"] != most:
+        yield f"{each['cases']:,} cases, and its sizes, positions, neighbours and ways make {most:,}"
+    elif each["cases"] > most:
+        yield f"{each['cases']:,} cases until it differed, of {most:,}"
+    if each["verdict"] == "invariant" and each["cases"] and each["bytes_compared"] % each["cases"]:
+        yield f"{each['bytes_compared']:,} bytes are not the same number in each of {each['cases']:,} cases"
+    if absent := sorted(LEAST_SIZES - set(each["sizes"])):
+        yield f"no batch of {', '.join(map(str, absent))}"
+    if "random" not in each["neighbours"] or not each["ways"] or not each["probes"]:
+        yield "no neighbour of random numbers, no way or no probe"
+
+
+def _verdict(each: Mapping[str, Any]) -> Iterator[str]:
+    if each["depends"] != DEPENDS.get(each["subject"], ""):
+        known = DEPENDS.get(each["subject"])
+        yield f"is excused by {each['depends']!r}, and what is known is {known!r}"
+    if (each["verdict"] == "depends") != (each["difference"] is not None):
+        word = "without a pair that differs" if each["difference"] is None else "with a pair that differs"
+        yield f"{each['verdict']}, {word}"
+
+
+def _difference(each: Mapping[str, Any]) -> Iterator[str]:
+    shown = each["difference"]
+    if shown is None:
+        return
+    alone, batched = shown["alone"], shown["batched"]
+    if not all(call.startswith(f"{each['subject']}:") for call in (alone, batched)) or ":b1p0:none" not in alone:
+        yield f"its pair is {alone!r} and {batched!r}; needed this subject, first alone and then in a batch"
+    if alone == batched or shown["first"] == shown["second"] or len(shown["first"]) != len(shown["second"]):
+        yield f"its pair has the bytes 0x{shown['first']} and 0x{shown['second']}"
+    if not 1 <= shown["differing"] <= shown["elements"] or shown["element"] >= shown["elements"]:
+        yield f"{shown['differing']:,} of {shown['elements']:,} elements differ, the first of them {shown['element']:,}"
+
+
+INVARIANT = Kind(
+    "invariant", again="run `refmoe invariant` again", judge=_judge, model=InvariantDocument, version=SCHEMA_VERSION
+)

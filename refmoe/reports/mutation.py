@@ -1,0 +1,144 @@
+"""A document of `refmoe mutate`: what became of the mutants of refmoe's own kernels; `refmoe.mutation` makes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from refmoe.reports.documents import Kind, PresentHash
+from refmoe.verify.source import file_sha256
+
+SCHEMA_VERSION = "1"
+
+#: What may become of a mutant.
+OUTCOMES = ("caught", "timed out", "equivalent", "does not build", "survived")
+
+#: The words of a survivor's reason. "equivalent": a proof in words that nothing can tell it from the kernel.
+#: "no case": what it breaks is outside of what the cases of the default level ask. "open": nobody has looked.
+VERDICTS = ("equivalent", "no case", "open")
+
+#: Of the mutants that build and change what is computed, the part that has to be caught.
+BAR = 0.98
+
+#: By what figures are counted.
+GROUPS = ("operators", "kernels")
+
+
+def figures(mutants: Iterable[Mapping[str, Any]], reasons: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """The counts of some mutants, and the part of those that can be caught that is.
+
+    Args:
+        mutants: with `id` and `outcome`.
+        reasons: of survivors, by id.
+    """
+    mutants = list(mutants)
+    counts = Counter(each["outcome"] for each in mutants)
+    proven = sum(
+        each["outcome"] == "survived" and reasons.get(each["id"], {}).get("verdict") == "equivalent" for each in mutants
+    )
+    caught = counts["caught"] + counts["timed out"]
+    wrong = len(mutants) - counts["does not build"] - counts["equivalent"] - proven
+    return {
+        "mutants": len(mutants),
+        "does_not_build": counts["does not build"],
+        "same_code": counts["equivalent"],
+        "proven_equivalent": proven,
+        "caught": counts["caught"],
+        "timed_out": counts["timed out"],
+        "survived": counts["survived"] - proven,
+        "share": round(caught / wrong, 4) if wrong else None,
+    }
+
+
+def grouped(
+    mutants: Sequence[Mapping[str, Any]], key: str, reasons: Mapping[str, Mapping[str, str]]
+) -> list[dict[str, Any]]:
+    """The figures of each floor's operators (`key` "operator") or kernels (`key` "kernel"), by name."""
+    parts: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for each in mutants:
+        parts.setdefault((each["floor"], each[key]), []).append(each)
+    return [{"floor": floor, key: name, **figures(held, reasons)} for (floor, name), held in sorted(parts.items())]
+
+
+def contradictions(document: Mapping[str, Any]) -> list[str]:
+    """What in a document does not fit the rest of it, a sentence each."""
+    mutants, survivors = document["mutants"], document["survivors"]
+    ids = [each["id"] for each in mutants]
+    found = [f"mutant {name} is listed {count} times" for name, count in Counter(ids).items() if count > 1]
+    found += [
+        f"mutant {each['id']} has the outcome {each['outcome']!r}; needed one of {', '.join(OUTCOMES)}"
+        for each in mutants
+        if each["outcome"] not in OUTCOMES
+    ]
+    for each in mutants:
+        caught = each["outcome"] in ("caught", "timed out")
+        if each["outcome"] == "caught" and (not each["case"] or not each["check"]):
+            found.append(f"mutant {each['id']} is caught by no case, or by no check")
+        if not caught and each["case"]:
+            found.append(f"mutant {each['id']} is {each['outcome']} and names the case {each['case']}")
+        if each["outcome"] == "equivalent" and each["check"] not in ("PTX", "SASS"):
+            found.append(f"mutant {each['id']} is equivalent by {each['check']!r}; needed PTX or SASS")
+        if caught and each["cases"] < 1:
+            found.append(f"mutant {each['id']} is {each['outcome']} after {each['cases']} cases")
+    lived = [each["id"] for each in mutants if each["outcome"] == "survived"]
+    if [each["id"] for each in survivors] != lived:
+        found.append(f"{len(lived)} mutants survived, and the list of survivors has {len(survivors)} others")
+    for each in survivors:
+        if each["verdict"] not in VERDICTS:
+            found.append(
+                f"survivor {each['id']} has the verdict {each['verdict']!r}; needed one of {', '.join(VERDICTS)}"
+            )
+        if not str(each["reason"]).strip():
+            found.append(f"survivor {each['id']} has no reason")
+    reasons = {each["id"]: each for each in survivors}
+    if document["summary"] != figures(mutants, reasons):
+        found.append("its summary is not the sum of its mutants")
+    for group in GROUPS:
+        if document[group] != grouped(mutants, group[:-1], reasons):
+            found.append(f"its counts by {group} are not those of its mutants")
+    if document["sample"]["tried"] != len(mutants) or len(mutants) > document["sample"]["of"]:
+        found.append(f"it says that {document['sample']['tried']} mutants were tried, and lists {len(mutants)}")
+    if not mutants:
+        found.append("it has no mutants")
+    return found
+
+
+def failures(document: Mapping[str, Any]) -> list[str]:
+    """Where fewer are caught than the bar asks, a sentence each."""
+    found = []
+    share = document["summary"]["share"]
+    if share is None or share < BAR:
+        found.append(f"{_percent(share)} of the mutants that can be caught are; needed {_percent(BAR)}")
+    return found
+
+
+def _percent(share: float | None) -> str:
+    return "none" if share is None else f"{100 * share:.1f} %"
+
+
+def _judge(document: Mapping[str, Any], present: PresentHash) -> list[str]:
+    stale = sorted(name for name, stated in document["source_sha256"].items() if file_sha256(name) != stated)
+    if stale:
+        more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
+        return [f"{stale[0]}{more} changed since its mutants were tried; {MUTATION.again}"]
+    if found := contradictions(document):
+        return found
+    below = failures(document)
+    if document["passed"] != (not below):
+        return [f"says that it {'passed' if document['passed'] else 'did not pass'}, against its own figures"]
+    return below
+
+
+MUTATION = Kind(
+    "mutation",
+    again="run `refmoe mutate --sample N --report FILE` again",
+    keys=frozenset(
+        (
+            *("source_sha256", "compiler", "sample", "mutants", "survivors", "summary", "operators", "kernels"),
+            *("passed", "command", "environment", "created", "seconds"),
+        )
+    ),
+    judge=_judge,
+    version=SCHEMA_VERSION,
+)
