@@ -12,15 +12,22 @@ REPORT ?= out/parity.json
 JOBS ?= $(shell nproc)
 # `make mutants MUTANTS_REPORT=reports/ptx.json` renews the committed one.
 MUTANTS_REPORT ?= out/mutants.json
+# Which of the million mutants `make mutate` tries, and where it says what became of them.
+MUTATE ?= --sample 200
+MUTATE_REPORT ?= out/mutation.json
+# `make exhaustive EXHAUSTIVE_REPORT=reports/exhaustive.json EXHAUSTIVE_ARGUMENTS='--dtype bf16'` for one type of input.
+EXHAUSTIVE_REPORT ?= out/exhaustive.json
+EXHAUSTIVE_ARGUMENTS ?=
 # On a GPU machine the Python that has torch and cuda-python; the default installs them.
 GPU_PYTHON ?= $(BIN)/python
 # `make cutlass CUTLASS_BUILDS=all` builds and proves all eight builds of CUTLASS's kernel, not only the one of servers.
 CUTLASS_BUILDS ?= one
 # `make cutlass CUTLASS_BUILDS=all CUTLASS_REPORT=reports/cutlass.json` renews the committed one.
 CUTLASS_REPORT ?= out/cutlass.json
+CUTE_REPORT ?= out/cute.json
 
 # Those of `refmoe bench` that need no GPU.
-BENCHES := quantize models executor memory layer cutlass exponential
+BENCHES := quantize models executor races memory layer cutlass exponential
 
 PARITY_one := --arch sm_121a
 PARITY_all := --level full
@@ -28,19 +35,23 @@ PARITY_all := --level full
 # A machine may forbid compiled modules; every command here would then compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup parity cutlass full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench clean
+.PHONY: help setup parity cutlass cute full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench clean mutate invariant litmus exhaustive
 
 help:
 	@echo "Prove"
 	@echo "  make parity     prove the production kernels on this machine, without a GPU, into $(REPORT)"
 	@echo "  make mutants    the same, then plant faults in the kernels and show which case catches each"
+	@echo "  make mutate     change the kernels in small ways everywhere (MUTATE=\"--sample 200\"), and show what no case sees"
+	@echo "  make exhaustive  MXFP8 and MXFP4 over every pair (amax, element), and what a byte depends on (10 minutes a type)"
 	@echo "  make full       parity with every case, on every architecture"
 	@echo "  make cutlass    build CUTLASS's grouped GEMM, prove it equal to ours, plant its faults (minutes, 6 GB);"
 	@echo "                  CUTLASS_BUILDS=all for all eight builds"
+	@echo "  make cute       install CuTe DSL (250 MB), prove the kernels that are written in it, plant their faults"
 	@echo "  make test-gpu   every case, the GPU tests and benchmarks on the GPU of this machine, into reports/"
 	@echo "Check"
 	@echo "  make test       run the tests"
 	@echo "  make executor-faults  plant faults in the PTX executor: the tests that each one names must find it (minutes)"
+	@echo "  make litmus     10,000 litmus programs under 16 schedules, and ways through all of them (an hour of one core)"
 	@echo "  make lint       ruff, mypy, and the floors that pyproject.toml lists"
 	@echo "  make notebooks  execute the notebooks into out/notebooks, with their pictures"
 	@echo "  make gate       hold the committed reports against the sources, and README's figures against the reports"
@@ -50,6 +61,7 @@ help:
 	@echo "  make readme     the figures of README.md, from reports/"
 	@echo "  make pictures   the pictures of docs/"
 	@echo "  make drift      reports/drift.json and its picture: the default paths side by side over 64 decode steps"
+	@echo "  make invariant  reports/invariant.json: that a token's bytes do not depend on its batch, or the pair that differs"
 	@echo "  make convert    reports/convert.json and its picture: what converting block FP8 to MXFP8 loses"
 	@echo "  make bench      reports/bench: each benchmark with its contenders in one run"
 	@echo "The rest"
@@ -75,6 +87,11 @@ $(VENV)/.cutlass: $(VENV)/.core
 	$(INSTALL) --editable '.[cutlass]'
 	touch $@
 
+# 246 MB, of which 92 are fetched; it needs no GPU.
+$(VENV)/.cute: $(VENV)/.core
+	$(INSTALL) --editable '.[cute]'
+	touch $@
+
 $(VENV)/.lint: $(VENV)/.core
 	$(INSTALL) --editable '.[lint]'
 	touch $@
@@ -87,8 +104,8 @@ setup: $(VENV)/.setup
 
 # One call of pip for all of the above.
 $(VENV)/.setup: $(VENV)/.core
-	$(INSTALL) $(TORCH) --editable '.[oracles,test,cutlass,lint,notebooks]'
-	touch $(foreach extra,test cutlass lint notebooks setup,$(VENV)/.$(extra))
+	$(INSTALL) $(TORCH) --editable '.[oracles,test,cutlass,cute,lint,notebooks]'
+	touch $(foreach extra,test cutlass cute lint notebooks setup,$(VENV)/.$(extra))
 
 $(VENV)/bin/python: $(VENV)/.core
 
@@ -102,19 +119,36 @@ cutlass: $(VENV)/.cutlass
 	$(BIN)/refmoe cutlass --build $(CUTLASS_BUILDS)
 	$(BIN)/refmoe parity --jobs $(JOBS) --suite cutlass_gemm $(PARITY_$(CUTLASS_BUILDS)) --mutants --report $(CUTLASS_REPORT)
 
-full: $(VENV)/.cutlass $(VENV)/.test
+cute: $(VENV)/.cute
+	$(BIN)/refmoe parity --jobs $(JOBS) --suite cute_deepseek_gemm --suite cute_deepseek_activation --mutants \
+		--report $(CUTE_REPORT)
+
+full: $(VENV)/.cutlass $(VENV)/.cute $(VENV)/.test
 	$(BIN)/refmoe parity --jobs $(JOBS) --level full --report out/full.json
 	@# What is said of the tiles that CUTLASS refuses, confirmed by its own static assertions.
 	REFMOE_CUTLASS_BUILD=1 $(BIN)/python -m pytest tests/museum/cutlass/test_host_builds.py
 
+exhaustive: $(VENV)/.core
+	@# What is done is kept next to the report: after Ctrl-C the same command goes on.
+	$(BIN)/refmoe parity --level exhaustive --jobs $(JOBS) $(EXHAUSTIVE_ARGUMENTS) --report $(EXHAUSTIVE_REPORT)
+
 mutants: $(VENV)/.core
 	$(BIN)/refmoe parity --jobs $(JOBS) --mutants --report $(MUTANTS_REPORT)
+
+mutate: $(VENV)/.core
+	$(BIN)/refmoe mutate $(MUTATE) --jobs $(JOBS) --report $(MUTATE_REPORT)
 
 executor-faults: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow tests/ptx/test_faults.py
 
+litmus: $(VENV)/.core
+	$(BIN)/refmoe litmus --programs 10000 --schedules 16 --walks 400 --report out/litmus.json
+
 drift: $(VENV)/.core
 	$(BIN)/refmoe drift --report reports/drift.json --plot docs/drift.png
+
+invariant: $(VENV)/.core
+	$(BIN)/refmoe invariant --report reports/invariant.json
 
 convert: $(VENV)/.core
 	$(BIN)/refmoe policy convert --report reports/convert.json --picture docs/convert.png
@@ -132,7 +166,9 @@ test-gpu: $(GPU_PYTHON)
 	$(GPU_PYTHON) -m refmoe parity --device cuda --level full --jobs 8 --report reports/h200.json
 	$(GPU_PYTHON) -m refmoe conformance --device cuda --report reports/bench/conformance.json
 	$(GPU_PYTHON) -m refmoe stress --device cuda --report reports/stress.json
+	$(GPU_PYTHON) -m refmoe litmus --device cuda --report reports/litmus.json
 	$(GPU_PYTHON) -m refmoe bench gpu --report reports/bench/gpu.json
+	$(GPU_PYTHON) -m refmoe bench deepseek_gemm --report reports/bench/deepseek_gemm.json
 	$(GPU_PYTHON) -m pytest -m gpu
 
 gate: $(VENV)/.core
