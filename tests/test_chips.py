@@ -46,6 +46,7 @@ def test_what_serves_a_chip_follows_from_its_instructions() -> None:
         "dp4a": tuple(CHIPS),
         "llama_cpp": tuple(CHIPS),
         "nvfp4": ("sm_120a", "sm_121a"),
+        "deepseek_fp8": tuple(CHIPS),
     }
 
 

@@ -166,7 +166,7 @@ def test_links_on_a_page_lead_somewhere(page: Path) -> None:
 
 @each_page
 def test_repro_strings_on_a_page_are_cases(page: Path) -> None:
-    names = "|".join([*FAMILIES, "cutlass_gemm"])
+    names = "|".join([*FAMILIES, "cutlass_gemm", "cute_deepseek_gemm", "cute_deepseek_activation"])
     for text in re.findall(rf"\b((?:{names}):[\w.:=-]+@(?:ptx|cuda|host)(?:\.\w+)?)", page.read_text()):
         if "..." not in text:
             case = text.replace("@host", "@ptx")

@@ -70,7 +70,7 @@ def test_help_and_version_import_nothing_heavy() -> None:
     ("arguments", "words"),
     [
         (["parity", "--level", "huge"], "level: found 'huge'; needed one of quick, default, full"),
-        (["parity", "--suite", "gemm"], "finalize, finalize_q8_1, moe, integer_moe"),
+        (["parity", "--suite", "gemm"], "finalize, finalize_q8_1, moe, integer_moe, deepseek_routing"),
         (["parity", "--device", "tpu"], "case device: found 'tpu'; needed one of ptx, cuda"),
         (["parity", "--arch", "sm_80"], "case arch: found 'sm_80'"),
         (["parity", "--case", "nonsense"], "case device: found no '@'"),
@@ -284,7 +284,10 @@ def test_constant_activations_are_mistrusted(monkeypatch: pytest.MonkeyPatch, tm
 def test_gate_passes_refuses_and_renews_its_baseline(tmp_path: Path) -> None:
     reports = tmp_path / "reports"
     write_document(reports / "a.json", [result(), result(CASE.on("ptx", "sm_90a"))])
-    assert refmoe("gate").exit_code == 0
+    without = refmoe("gate")
+    assert without.exit_code == 1
+    assert "GATE no baseline: found no reports/baseline.json, so nobody would see that a case is gone" in without.output
+    assert refmoe("gate", "--no-baseline").exit_code == 0
     written = refmoe("gate", "reports", "--write-baseline")
     assert written.exit_code == 0
     assert "2 cases" in written.output

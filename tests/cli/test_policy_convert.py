@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 from typer.testing import CliRunner, Result
 
-from refmoe.catalog import source_sha256
+from refmoe import catalog
 from refmoe.cli import app
 from refmoe.policies.convert import MODES, compare_conversion
 from refmoe.reference.block_fp8 import BlockFP8Tensor, quantize_block_fp8
@@ -142,15 +142,15 @@ def sealed(document: dict[str, Any]) -> str:
 def test_the_gate_takes_the_document_and_refuses_one_whose_statements_do_not_hold(tmp_path: Path) -> None:
     path = tmp_path / "convert.json"
     document = report(path)
-    assert list(check_reports([path], None, source_sha256).refusals) == []
+    assert list(check_reports([path], None, catalog).refusals) == []
 
     rceil = document["tensors"][1]["modes"][0]
     assert (document["tensors"][1]["scales"], rceil["mode"], rceil["values_changed"]) == ("ue8m0", "rceil", 0)
     rceil["values_changed"] = 3
     path.write_text(json.dumps(document))
-    assert "edited" in check_reports([path], None, source_sha256).refusals[0]
+    assert "edited" in check_reports([path], None, catalog).refusals[0]
     path.write_text(sealed(document))
-    (sentence,) = check_reports([path], None, source_sha256).refusals
+    sentence = check_reports([path], None, catalog).refusals[0]
     assert (
         f"model.safetensors:{DOWN}, ue8m0 scales: every scale is a power of two, and rceil changes values" in sentence
     )
@@ -159,11 +159,11 @@ def test_the_gate_takes_the_document_and_refuses_one_whose_statements_do_not_hol
     rceil["values_changed"] = 0
     document["tensors"][0]["modes"][1]["conversion_error"] = 0.001
     path.write_text(sealed(document))
-    (sentence,) = check_reports([path], None, source_sha256).refusals
+    sentence = check_reports([path], None, catalog).refusals[0]
     assert "floor loses less than the least error of any scale" in sentence
 
     path.write_text(sealed({**document, "tensors": []}))
-    assert "empty" in check_reports([path], None, source_sha256).refusals[0]
+    assert "empty" in check_reports([path], None, catalog).refusals[0]
 
 
 def test_the_page_shows_every_tensor_and_mode(tmp_path: Path) -> None:
@@ -177,5 +177,5 @@ def test_the_page_shows_every_tensor_and_mode(tmp_path: Path) -> None:
 
 def test_the_committed_report_passes_and_the_page_shows_it() -> None:
     path = Path(__file__).resolve().parents[2] / "reports" / "convert.json"
-    assert list(check_reports([path], None, source_sha256).refusals) == []
+    assert list(check_reports([path], None, catalog).refusals) == []
     assert "all-MiniLM-L6-v2 layer2.attention.query.weight" in page_text([read_source(path)])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_fresh_arrays_are_poison() -> None:
     document = json.loads(found.output)
     assert document["outputs"] == [{"file": "deep/o.npy", "dtype": "uint32", "shape": [2, 4], "unwritten": 4}]
     assert (document["entry"], document["block"], document["grid"]) == ("copy", [4, 1, 1], [1, 1, 1])
-    assert document["checks"] == ["bounds", "uninitialised", "alignment", "races"]
+    assert document["checks"] == ["bounds", "uninitialised", "alignment", "races", "undefined"]
     assert document["result"]["lane_instructions"] > 0
     assert document["fault"] is None
     # Reading what nobody wrote is a fault, unless it was filled, and one array may stand for two.
@@ -204,3 +205,58 @@ def test_numbers_are_their_bytes() -> None:
     assert np.isnan(np.frombuffer(values[4], np.float32)[0])
     assert np.frombuffer(values[5], np.float64)[0] == -np.inf
     assert values[6] is None
+
+
+SLOTS = """.version 9.0
+.target sm_90a
+.address_size 64
+.visible .entry slots(.param .u64 .ptr out, .param .u64 .ptr count) {
+    .reg .b32 %r<4>; .reg .b64 %d<4>;
+    ld.param.u64 %d1, [out]; ld.param.u64 %d2, [count];
+    mov.u32 %r1, %ctaid.x;
+    atom.global.add.u32 %r2, [%d2], 1;
+    mul.wide.u32 %d3, %r2, 4; add.s64 %d3, %d3, %d1;
+    st.global.u32 [%d3], %r1;
+    ret;
+}
+"""
+SLOTS_ARGUMENTS = ("slots.ptx", "--grid", 4, "--block", 1, "--args", "out:out.npy:u32:4 scratch:u32:1:fill=0")
+
+
+def test_a_result_that_depends_on_the_schedule() -> None:
+    Path("slots.ptx").write_text(SLOTS)
+    assert run(*SLOTS_ARGUMENTS).exit_code == 0
+    assert np.load("out.npy").tolist() == [0, 1, 2, 3]
+    Path("out.npy").unlink()
+    failed = run(*SLOTS_ARGUMENTS, "--schedules", 16, "--no-check", "alignment")
+    assert failed.exit_code == 1
+    assert failed.output.startswith("ScheduleError: the result depends on the schedule: byte 0 of out.npy: schedule=0 ")
+    repro = failed.output.splitlines()[-2].removeprefix("repro: ")
+    assert failed.output.splitlines()[-1] == "no output was written"
+    assert not Path("out.npy").exists()
+    # The line that it prints shows the same again.
+    program, command, *words = shlex.split(repro)
+    assert (program, command, words[-2:]) == ("refmoe", "run", ["--schedules", "2"])
+    assert run(*words).output == failed.output
+    assert run(*words[:-1], "schedule=1").exit_code == 0
+    assert np.load("out.npy").tolist() == [3, 2, 1, 0]
+
+
+def test_schedules_in_the_document() -> None:
+    x = ("--args", "f32:2 in:x.npy inout:y.npy:z.npy i32:50")
+    clean = run("k.ptx", *SAXPY, *x, "--schedules", 3)
+    assert "  schedules      the same bytes under 3 schedules" in clean.output
+    assert "schedules " not in run("k.ptx", *SAXPY, *x).output
+    document = json.loads(run("k.ptx", *SAXPY, *x, "--schedules", 3, "--json").output)
+    assert document["result"]["schedules"] == 3
+    Path("slots.ptx").write_text(SLOTS)
+    fault = json.loads(run(*SLOTS_ARGUMENTS, "--schedules", "0,1", "--json").output)["fault"]
+    assert fault["kind"] == "ScheduleError"
+    assert fault["repro"].endswith(" --schedules 2")
+
+
+@pytest.mark.parametrize("text", ["0", "x", "0,0", "-1", "schedule=", "1.5"])
+def test_what_are_no_schedules(text: str) -> None:
+    failed = run("k.ptx", *SAXPY, "--args", "f32:2 in:x.npy inout:y.npy i32:50", f"--schedules={text}")
+    assert failed.exit_code == 2
+    assert "--schedules: found" in failed.output or "--schedules" in failed.output

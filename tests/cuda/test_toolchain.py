@@ -15,6 +15,11 @@ from refmoe.chips import KERNEL_ARCHS
 from refmoe.cuda import toolchain
 from refmoe.cuda.activation import ACTIVATION_KERNELS
 from refmoe.cuda.block_fp8 import BLOCK_FP8_KERNELS
+from refmoe.cuda.deepseek.activation import DEEPSEEK_ACTIVATION_KERNELS
+from refmoe.cuda.deepseek.expand import DEEPSEEK_EXPAND_KERNELS
+from refmoe.cuda.deepseek.finalize import DEEPSEEK_FINALIZE_KERNELS
+from refmoe.cuda.deepseek.routing import DEEPSEEK_ROUTING_KERNELS
+from refmoe.cuda.deepseek_gemm import DEEPSEEK_GEMM_KERNELS
 from refmoe.cuda.device import PtxDevice
 from refmoe.cuda.dp4a import DP4A_KERNELS
 from refmoe.cuda.expand import EXPAND_AS_KERNELS, EXPAND_KERNELS
@@ -168,6 +173,11 @@ def test_refusals(sources: Path) -> None:
         build([Target(sources / "none.cu", "sm_120a", "ptx")])
 
 
+def has_entries(source: Path, arch: str) -> bool:
+    """Whether a source has entries for an arch: that of wgmma has them for sm_90a alone."""
+    return arch == "sm_90a" or not source.stem.endswith("_wgmma")
+
+
 @needs_nvcc
 @pytest.mark.parametrize("arch", KERNEL_ARCHS)
 def test_no_kernel_spills_or_uses_local_memory(arch: str) -> None:
@@ -175,8 +185,14 @@ def test_no_kernel_spills_or_uses_local_memory(arch: str) -> None:
     for target, path in build(targets).items():
         log = Path(f"{path}.log").read_text().splitlines()
         frames = {line.strip() for line in log if "stack frame" in line}
-        assert frames
-        if arch == "sm_90a" and target.source.stem in ("gemm", "nvfp4_gemm"):
+        assert bool(frames) == has_entries(target.source, arch)
+        if not frames:
+            continue
+        if arch == "sm_90a" and target.source.stem == "deepseek_gemm":
+            # Where ptxas widens FP8 to FP16, the widest tile spills; wgmma is there for such tiles.
+            spilling = re.findall(r"entry function '(\w+)'.*\n.*\n?.* [1-9]\d* bytes spill", "\n".join(log))
+            assert {entry.rpartition("_")[0] for entry in spilling} <= {"refmoe_deepseek_gemm_128"}
+        elif arch == "sm_90a" and target.source.stem in ("gemm", "nvfp4_gemm"):
             # The tensor-core instruction in software keeps its operands in an array.
             assert all(frame.endswith("0 bytes spill stores, 0 bytes spill loads") for frame in frames)
         else:
@@ -186,12 +202,16 @@ def test_no_kernel_spills_or_uses_local_memory(arch: str) -> None:
 @needs_nvcc
 def test_every_kernel_of_the_table_is_an_entry_and_no_entry_is_missing() -> None:
     sources = sorted(CSRC.glob("*.cu"))
-    built = build([Target(source, "sm_120a", "ptx") for source in sources])
+    built = build([Target(source, arch, "ptx") for source in sources for arch in ("sm_120a", "sm_90a")])
     entries = set().union(*map(entries_of, built.values()))
+    for target, path in built.items():
+        assert bool(entries_of(path)) == has_entries(target.source, target.arch)
     tables = (
         *(QUANTIZE_KERNELS, NVFP4_KERNELS, BLOCK_FP8_KERNELS, EXPAND_KERNELS, EXPAND_AS_KERNELS),
-        *(Q8_1_KERNELS, GEMM_KERNELS, NVFP4_GEMM_KERNELS, DP4A_KERNELS),
+        *(Q8_1_KERNELS, GEMM_KERNELS, NVFP4_GEMM_KERNELS, DEEPSEEK_GEMM_KERNELS, DP4A_KERNELS),
         *(ROUTING_KERNELS, ACTIVATION_KERNELS, SWIGLU_Q8_1_KERNELS, FINALIZE_KERNELS, FINALIZE_Q8_1_KERNELS),
+        *(DEEPSEEK_ROUTING_KERNELS, DEEPSEEK_EXPAND_KERNELS),
+        *(DEEPSEEK_ACTIVATION_KERNELS, DEEPSEEK_FINALIZE_KERNELS),
     )
     assert entries == {kernel.entry for table in tables for kernel in table}
 
@@ -206,7 +226,7 @@ def body(path: Path, entry: str) -> str:
 @needs_nvcc
 @pytest.mark.parametrize("source", sorted(CSRC.glob("*.cu")), ids=lambda source: str(source.stem))
 def test_an_entry_without_the_others_is_that_of_the_whole_source(source: Path) -> None:
-    whole = Target(source, "sm_120a", "ptx")
+    whole = Target(source, "sm_120a" if has_entries(source, "sm_120a") else "sm_90a", "ptx")
     path = build([whole])[whole]
     entry = min(entries_of(path))
     alone = replace(whole, left_out=entries_of(path) - {entry})

@@ -235,8 +235,8 @@ def test_a_path_that_looks_at_its_neighbours_is_told(small: GptOssCheckpoint) ->
 
 
 def test_a_model_that_the_decoder_does_not_know(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "deepseek", TINY_DEEPSEEK, 1, "deepseek")
-    with pytest.raises(ArgumentError, match="checkpoint: found a DeepSeekCheckpoint"), open_or_write(folder, 1):
+    folder = write_checkpoint(tmp_path / "deepseek", TINY_DEEPSEEK, 1, "deepseek-nvfp4")
+    with pytest.raises(ArgumentError, match="checkpoint: found a DeepSeekNVFP4Checkpoint"), open_or_write(folder, 1):
         pass
 
 
@@ -303,7 +303,8 @@ def test_an_output_in_q8_1_is_what_the_decoder_adds(small: GptOssCheckpoint) -> 
         ("cutlas", "paths: found 'cutlas'; needed formula, or BACKEND"),
         (
             "cutlass:fast",
-            "paths: found 'fast' in cutlass:fast; needed separate or fused; q8_1 of llama_cpp; one of sm_90a",
+            "paths: found 'fast' in cutlass:fast; needed separate or fused; q8_1 of llama_cpp; trtllm of deepseek_fp8; "
+            "one of sm_90a",
         ),
         ("cutlass:fused:separate", "separate is a second quantization; needed one quantization"),
         ("marlin:floor", "needed neither: its activations are BF16"),

@@ -124,7 +124,8 @@ def test_the_real_experts_differ_and_are_made_of_one_real_block() -> None:
         ("moe:bf16:m4k384n768e8t4:real:input_sf=128x4:seed7@ptx", "input_sf", "path=ready"),
         ("moe:bf16:m4k96n64e4t2:gaussian:first_expert=2:ranks=2:seed7@ptx", "first_expert", "multiple of the 4"),
         ("moe:bf16:m4k96n64e4t2:gaussian:variant=silu:params=distinct:seed7@ptx", "params", "gpt_oss"),
-        ("moe:fp16:m4k96n64e4t2:gaussian:seed7@ptx", "dtype", "bf16"),
+        ("moe:f32:m4k96n64e4t2:gaussian:seed7@ptx", "dtype", "bf16"),
+        ("moe:fp16:m4k96n64e4t2:gaussian:path=ready:seed7@ptx", "path", "separate or fused"),
     ],
 )
 def test_refused_cases(text: str, field: str, needed: str) -> None:

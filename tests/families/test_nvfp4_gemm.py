@@ -35,7 +35,7 @@ def test_shapes_and_types(fill: str) -> None:
     assert data.weights.shape == (3, 136, 208)
     assert data.weight_scales.shape == (3, 136, 26)
     assert {array.dtype for array in data[:4]} == {np.dtype(np.uint8)}
-    assert (data.alpha is not None) == (fill in ("gaussian", "real"))
+    assert (data.alpha is not None) == (fill in ("gaussian", "real", "overflow"))
     # NaN is in the fills that promise it, and in no other.
     nan = any((scales & 0x7F == 0x7F).any() for scales in (data.token_scales, data.weight_scales))
     assert nan == (fill in ("scale-bytes", "specials"))

@@ -6,6 +6,7 @@ with its cases and a planted fault, and the exhibit.
 
 from __future__ import annotations
 
+import pickle
 import pkgutil
 import sys
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ from refmoe.verify.runner import run_case
 from refmoe.verify.verdict import Verdict, exit_status
 
 FOLDER = Path(__file__).resolve().parents[1] / "support" / "toy_exhibit"
+#: What lies in the museum without it.
+OURS = {"cutlass_gemm", "deepgemm_gemm", "cute_deepseek_gemm", "cute_deepseek_activation"}
 FIRST = "toy_finalize:bf16:m5k64e4t3:gaussian:seed7@ptx"
 
 
@@ -52,7 +55,7 @@ def test_a_folder_without_the_exhibit_is_not_in_the_package() -> None:
 
 
 def test_it_is_found_beside_the_family_that_it_answers_for() -> None:
-    assert set(museum.exhibits()) == {"cutlass_gemm", "toy_finalize"}
+    assert set(museum.exhibits()) == {*OURS, "toy_finalize"}
     names = list(all_families())
     assert names[names.index("finalize") + 1] == "toy_finalize"
     assert "toy_finalize" not in FAMILIES
@@ -117,6 +120,12 @@ def test_a_command_runs_its_case(devices: Devices) -> None:
 def test_without_the_folder_nobody_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     _forget()
-    assert set(museum.exhibits()) == {"cutlass_gemm"}
+    assert set(museum.exhibits()) == OURS
     with pytest.raises(ArgumentError, match="toy_finalize"):
         parse_case(FIRST)
+
+
+def test_faults_go_to_other_processes() -> None:
+    """`refmoe parity --mutants --jobs 2` plants them there."""
+    faults = [fault for exhibit in museum.exhibits().values() for fault in exhibit.faults]
+    assert pickle.loads(pickle.dumps(faults)) == faults

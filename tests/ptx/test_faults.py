@@ -20,7 +20,7 @@ from refmoe.verify.patches import FilePatch, apply_patch, parse_patch
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-CLASSES = ("compiled", "instructions", "memory", "scheduler")
+CLASSES = ("compiled", "findings", "instructions", "memory", "scheduler", "schedules", "undefined", "warpgroups")
 # Seconds, for a fault that lets a test run for ever; the tests themselves take a few.
 LIMIT = 300
 

@@ -252,7 +252,6 @@ def test_lines_that_change_nothing(line: str) -> None:
         "fence.proxy.alias;",
         "cp.async.bulk.tensor.2d.shared::cta.global.im2col.mbarrier::complete_tx::bytes [%r8], [%d1, {%r2}], [%r7];",
         "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes [%r8], [%d1, {%r2, %r3}], [%r7];",
-        "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%d1, {%r2, %r3}], [%r8];",
     ],
 )
 def test_other_spellings_are_unknown(line: str) -> None:

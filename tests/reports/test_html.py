@@ -15,6 +15,7 @@ import pytest
 from support.verify import CASE, ENVIRONMENT, result, stand_in, write_document
 from typer.testing import CliRunner
 
+from refmoe import catalog
 from refmoe.catalog import source_sha256
 from refmoe.cli import app
 from refmoe.reports.documents import ReportError, digest_of
@@ -105,7 +106,7 @@ def test_the_verdict_stands_first_and_the_reason_below_it() -> None:
 def test_a_passing_page_says_so_and_what_it_rests_on() -> None:
     found = page([result(), result(GPU, Verdict.UNSUPPORTED, reason="no", evidence="none", expected=True)])
     assert "PASS 1 of 2 cases pass, 1 UNSUPPORTED" in found.text
-    assert "bit-exact on ptx: the PTX that nvcc made" in found.text
+    assert "bit-exact on ptx: the PTX that the compiler made" in found.text
     assert "Failing cases" not in found.text
 
 
@@ -233,7 +234,7 @@ def test_the_banner_speaks_for_all_documents(tmp_path: Path) -> None:
     [
         ('{"kind": "diary"}', "of kind 'diary'; a page shows parity, stress"),
         ('{"kind": "stress", "digest": "0"}', "edited after it was made"),
-        ('{"kind": "stress", "digest": "0", "seconds": NaN}', "edited after it was made"),
+        ('{"kind": "stress", "digest": "0", "seconds": NaN}', "no JSON, so no report: it holds NaN"),
         ("words", "no JSON"),
     ],
 )
@@ -363,14 +364,14 @@ def test_drift_is_shown_with_curves_and_where_bits_part(drift: Path) -> None:
 
 def test_paths_that_must_be_equal_and_are_not_fail_page_and_gate(drift: Path, tmp_path: Path) -> None:
     document = json.loads(drift.read_text())
-    assert list(check_reports([drift], None, source_sha256).refusals) == []
+    assert list(check_reports([drift], None, catalog).refusals) == []
     exact = next(one for one in document["runs"][0]["comparisons"] if one["must_equal"])
     other = next(one for one in document["runs"][0]["comparisons"] if not one["must_equal"])
     exact |= {"bytes_differing": 3, "first_difference": other["first_difference"]}
     path = tmp_path / "drift.json"
     path.write_text(json.dumps(document))
-    assert "edited" in check_reports([path], None, source_sha256).refusals[0]
+    assert "edited" in check_reports([path], None, catalog).refusals[0]
     path.write_text(json.dumps({**document, "digest": digest_of(document)}))
-    (sentence,) = check_reports([path], None, source_sha256).refusals
+    sentence = check_reports([path], None, catalog).refusals[0]
     assert "3 bytes differ and none may" in sentence
     assert "FAIL 1 of what must be equal is not" in Page(page_text([read_source(path)])).text

@@ -18,7 +18,7 @@ from refmoe.reports.parity import (
     report_text,
     schema_text,
 )
-from refmoe.reports.render import junit_text, markdown_text, verdict_lines
+from refmoe.reports.render import family_shares, junit_text, markdown_text, verdict_lines
 from refmoe.verify.verdict import Verdict
 
 QUANTIZE = parse_case("mxfp8_quantize:bf16:m1k2880:real:seed7@cuda")
@@ -144,6 +144,17 @@ def test_digests_do_not_depend_on_what_json_cannot_tell_apart() -> None:
     assert digest_of({"a": 1}) != digest_of({"a": True})
 
 
+def test_families_are_listed_with_their_seconds_the_dearest_first() -> None:
+    seconds = {"expand": [1.0, 0.5], "mxfp8_quantize": [4.5]}
+    cases = [
+        report().cases[0].model_copy(update={"family": name, "seconds": each})
+        for name, all_of_them in seconds.items()
+        for each in all_of_them
+    ]
+    shares = family_shares(report().model_copy(update={"cases": cases}))
+    assert shares == ["mxfp8_quantize: 1 cases, 4.5 s, 75%", "expand: 2 cases, 1.5 s, 25%"]
+
+
 def test_junit_is_well_formed_and_counts() -> None:
     root = ElementTree.fromstring(junit_text(report()).split("\n", 1)[1])
     suites = {suite.get("name"): suite for suite in root}
@@ -163,7 +174,7 @@ def test_junit_is_well_formed_and_counts() -> None:
 
 def test_markdown_shows_counts_mismatches_and_what_the_evidence_means() -> None:
     text = markdown_text(report())
-    assert "| expand | ptx | sm_120a | 1 PASS |  | 10 | 0.0 |" in text
+    assert "| expand | ptx | sm_120a | 1 PASS |  | 19,712 | 0.0 |" in text
     assert f"MISMATCH {HEADLINE}\nrepro: refmoe repro '{CASE.on('ptx', 'sm_121a')}'" in text
     assert "**2 of 4 cases fail: 1 MISMATCH, 1 ERROR**" in text
 

@@ -14,7 +14,7 @@ import pytest
 from support.toolchain import PTXAS
 from typer.testing import CliRunner
 
-from refmoe import ptx
+from refmoe import catalog, ptx
 from refmoe.cli import app
 from refmoe.cuda.device import DeviceUnavailable
 from refmoe.ptx import isa
@@ -209,7 +209,7 @@ def document(differing: int = 0, **changes: Any) -> dict[str, Any]:
 def refusals(tmp_path: Path, content: dict[str, Any]) -> list[str]:
     path = tmp_path / "conformance.json"
     path.write_text(json.dumps(content))
-    return list(check_reports([path], None, lambda family: "").refusals)
+    return list(check_reports([path], None, catalog).refusals)
 
 
 def test_the_gate_takes_a_run_without_differences(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_the_gate_refuses_differing_instructions(tmp_path: Path) -> None:
 
 
 def test_the_gate_refuses_a_run_of_other_sources(tmp_path: Path) -> None:
-    (sentence,) = refusals(tmp_path, document(isa_sha256="0" * 64))
+    (sentence,) = refusals(tmp_path, document(isa_sha256="5a" * 32))
     assert "the executor's instructions changed since they were held against a GPU" in sentence
 
 
@@ -233,7 +233,7 @@ def test_the_gate_refuses_an_edited_run(tmp_path: Path) -> None:
 
 
 def test_the_gate_refuses_a_run_of_nothing(tmp_path: Path) -> None:
-    (sentence,) = refusals(tmp_path, document(opcodes=0))
+    sentence = refusals(tmp_path, document(opcodes=0))[0]
     assert "holds no instruction" in sentence
     without = {key: value for key, value in document().items() if key != "rows"}
     (sentence,) = refusals(tmp_path, {**without, "digest": digest_of(without)})

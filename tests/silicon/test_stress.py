@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from refmoe.catalog import parse_case, source_sha256
+from refmoe import catalog
+from refmoe.catalog import list_cases, parse_case
 from refmoe.cli import app
 from refmoe.cuda import toolchain
 from refmoe.cuda.device import DeviceUnavailable, open_device
+from refmoe.families import FAMILIES
 from refmoe.families.family import Case
 from refmoe.reports.documents import digest_of
 from refmoe.reports.gate import check_reports
@@ -165,19 +167,26 @@ def test_a_tool_has_the_time_that_those_before_it_left(monkeypatch: pytest.Monke
 # --- the document, the gate, the command ----------------------------------------------------------------------------
 
 
+#: A rerun of every family's first case.
+OTHERS = [
+    stress.Rerun(f"refmoe_{name}", str(next(iter(list_cases("quick", (name,), "cuda")))), RERUNS, 1)
+    for name in FAMILIES
+]
+
+
 def document(different: int = 1, runs: int = RERUNS, errors: bool = False, **changes: Any) -> dict[str, Any]:
-    reruns = [stress.Rerun(ENTRY, str(CASE), runs, different)]
+    reruns = [stress.Rerun(ENTRY, str(CASE.on("cuda")), runs, different), *OTHERS]
     tools = [stress.Sanitized(tool, "clean", "ERROR SUMMARY: 0 errors") for tool in list(TOOLS)[1:]]
     first = stress.Sanitized("memcheck", "errors" if errors else "skipped", "1 error" if errors else "not supported")
     made = stress.document_of(reruns, [first, *tools], gpu="a GPU", arch="sm_90a")
-    changed = {**made, **changes}
-    return {**changed, "digest": digest_of(changed)} if changes else made
+    changed = {**made, "environment": {**made["environment"], "gpu": "a GPU"}, **changes}
+    return {**changed, "digest": digest_of(changed)}
 
 
 def refusals(tmp_path: Path, content: dict[str, Any]) -> list[str]:
     path = tmp_path / "stress.json"
     path.write_text(json.dumps(content))
-    found = check_reports([path], None, source_sha256).refusals
+    found = check_reports([path], None, catalog).refusals
     return [text for text in found if not text.startswith("no report in")]
 
 
@@ -189,7 +198,7 @@ def test_the_gate_takes_a_good_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ({"different": 2}, f"2 different outputs of 100 runs of {CASE}"),
+        ({"different": 2}, f"2 different outputs of 100 runs of {CASE.on('cuda')}"),
         ({"errors": True}, "memcheck found errors: 1 error"),
         ({"runs": 99}, "needed 100 runs of every kernel"),
         ({"reruns": []}, "needed 100 runs of every kernel"),
@@ -198,12 +207,11 @@ def test_the_gate_takes_a_good_run(tmp_path: Path) -> None:
     ],
 )
 def test_the_gate_refuses_a_run_that_did_not_pass(tmp_path: Path, fault: dict[str, Any], words: str) -> None:
-    (sentence,) = refusals(tmp_path, document(**fault))
-    assert words in sentence
+    assert words in refusals(tmp_path, document(**fault))[0]
 
 
 def test_the_gate_refuses_a_run_of_other_sources(tmp_path: Path) -> None:
-    hashes = {**document()["source_sha256"], "sm12x_gemm": "0" * 64}
+    hashes = {**document()["source_sha256"], "sm12x_gemm": "5a1e" * 16}
     (sentence,) = refusals(tmp_path, document(source_sha256=hashes))
     assert "the source of sm12x_gemm changed since it ran on a GPU" in sentence
 
@@ -228,12 +236,13 @@ def test_the_command_says_what_differs(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "s.json"
     found = invoke(monkeypatch, lambda progress: document(different=2), "--report", str(path))
     assert found.exit_code == 1
-    assert f"FAILED 2 different outputs of 100 runs of {CASE}" in found.output
+    assert f"FAILED 2 different outputs of 100 runs of {CASE.on('cuda')}" in found.output
     assert json.loads(path.read_text()) == document(different=2)
     found = invoke(monkeypatch, lambda progress: document())
     assert found.exit_code == 0
     assert "memcheck: skipped: not supported" in found.output
-    assert "1 kernels on a GPU (sm_90a), 100 runs each: 1 gave the same bytes every time" in found.output
+    count = len(FAMILIES) + 1
+    assert f"{count} kernels on a GPU (sm_90a), 100 runs each: {count} gave the same bytes every time" in found.output
 
 
 def test_the_command_without_a_gpu_ran_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

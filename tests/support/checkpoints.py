@@ -43,6 +43,27 @@ TINY_DEEPSEEK = DeepSeekConfig(
     v_head_dim=16,
 )
 
+#: Widths that a layer in block FP8 can have: multiples of 128.
+BLOCK_FP8_DEEPSEEK = DeepSeekConfig(
+    num_hidden_layers=3,
+    first_k_dense_replace=1,
+    vocab_size=64,
+    hidden_size=256,
+    intermediate_size=384,
+    moe_intermediate_size=128,
+    n_routed_experts=8,
+    n_shared_experts=2,
+    num_experts_per_tok=3,
+    n_group=4,
+    topk_group=2,
+    num_attention_heads=2,
+    q_lora_rank=48,
+    kv_lora_rank=32,
+    qk_nope_head_dim=16,
+    qk_rope_head_dim=8,
+    v_head_dim=16,
+)
+
 
 def read_header(path: Path) -> tuple[dict[str, Any], bytes]:
     """The JSON header of a safetensors file and the bytes after it."""

@@ -71,7 +71,8 @@ def run(
 
 
 @cache
-def _nvcc(source: str, folder: Path) -> str:
+def cuda_ptx(source: str, folder: Path, arch: str) -> str:
+    """What the real compiler makes of CUDA C++."""
     try:
         nvcc = find_toolchain().nvcc
     except ToolchainError as error:
@@ -79,10 +80,10 @@ def _nvcc(source: str, folder: Path) -> str:
     file = folder / "kernel.cu"
     file.write_text(source)
     target = folder / "kernel.ptx"
-    subprocess.run([nvcc, "-ptx", "-arch=sm_120a", *FLAGS, str(file), "-o", str(target)], check=True)
+    subprocess.run([nvcc, "-ptx", f"-arch={arch}", *FLAGS, str(file), "-o", str(target)], check=True)
     return target.read_text()
 
 
-def compile_cuda(source: str, folder: Path) -> ptx.Module:
+def compile_cuda(source: str, folder: Path, arch: str = "sm_120a") -> ptx.Module:
     """CUDA C++ through the real compiler."""
-    return ptx.Module.parse(_nvcc(source, folder), name="kernel.ptx")
+    return ptx.Module.parse(cuda_ptx(source, folder, arch), name="kernel.ptx")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from refmoe.ptx.engine.view import PLAIN, View
+from refmoe.ptx.engine.code import PLAIN, View
 
 _PYTHON = View("in Python", lambda _: False, True, lambda work: work)
 

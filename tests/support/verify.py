@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import pytest
 from numpy.typing import NDArray
 
 from refmoe.catalog import parse_case, source_sha256
+from refmoe.families.extents import extents_of
 from refmoe.families.family import Case, Expectation, Inputs, Outputs
+from refmoe.museum.cute_kernel import CuteKernel
 from refmoe.museum.cutlass.kernel import Cutlass
 from refmoe.reports.documents import digest_of
 from refmoe.reports.environment import Environment
 from refmoe.reports.parity import make_report, report_text
 from refmoe.verify.kernel import Devices, Kernel
+from refmoe.verify.runner import input_sha256
 from refmoe.verify.verdict import Result, Verdict
 
 ENVIRONMENT = Environment(
@@ -32,6 +36,12 @@ ENVIRONMENT = Environment(
     platform="x",
     processors=1,
 )
+#: What there is where a GPU is.
+GPU = {"torch": "2", "gpu": "NVIDIA H200", "driver": "CUDA 13.0"}
+#: A hash of no source.
+STALE = "5a1e" * 16
+#: A run of chosen cases, of which no level says which they are.
+COMMAND = "refmoe parity --device ptx --case ..."
 CASE = parse_case("expand:bf16:m4k416e8t2:fingerprint:seed7@ptx")
 
 
@@ -59,24 +69,46 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
 
         return run_by_family(Kernel(replace(self.family, run=changed), self.devices), case, inputs, expected, place)
 
-    for kernel in (Kernel, Cutlass):
+    for kernel in (Kernel, Cutlass, CuteKernel):
         monkeypatch.setattr(kernel, "run", run)
         monkeypatch.setattr(kernel, "missing", lambda self, case, place: None)
     monkeypatch.setattr(Devices, "get", lambda self, case: StandInDevice(case.device, case.arch or "sm_90a"))
 
 
 def result(case: Case = CASE, verdict: Verdict = Verdict.PASS, **fields: Any) -> Result:
-    """A result as the runner would make it."""
-    known = {
-        "id": str(case), "device": case.device, "repro": f"refmoe repro '{case}'", "evidence": "bit-exact",
-        "arch": case.arch, "source_sha256": source_sha256(case.family.name), "compared": 10,
+    """A result as the runner would make it: what the gate asks of it holds, but for `fields`."""
+    known: dict[str, Any] = {
+        "id": str(case), "device": case.device, "repro": f"refmoe repro '{case}'",
+        "arch": case.arch or ("sm_90a" if verdict.ran else ""),
     }  # fmt: skip
+    if verdict is not Verdict.SKIPPED:
+        made = {"source_sha256": source_sha256(case.family.name), "input_sha256": inputs_sha256(case.data)}
+        known |= {**made, "compiler": ENVIRONMENT.nvcc}
+    if verdict.ran and verdict is not Verdict.ERROR:
+        extents = extents_of(case)
+        assert extents is not None
+        compared = sum(extents.values())
+        known |= {"compared": compared, "differing": tuple((stage, 0) for stage in extents), "evidence": "bit-exact"}
+        known |= {"launches": ("refmoe_kernel 1 x 32",), "lane_instructions": 32 if case.device == "ptx" else 0}
+    if verdict is Verdict.MISMATCH:
+        stage = known["differing"][0][0]
+        known |= {"stage": stage, "first_mismatch": f"{stage}[0]", "differing": ((stage, 1), *known["differing"][1:])}
+    if "compared" in fields and "evidence" not in fields:
+        known["evidence"] = "bit-exact" if fields["compared"] else "none"
     return Result(case, verdict, **{**known, **fields})
+
+
+@cache
+def inputs_sha256(case: Case) -> str:
+    """The hash of a case's inputs."""
+    return input_sha256(case.family.inputs(case))
 
 
 def write_document(path: Path, results: list[Result], **changes: Any) -> Path:
     """A report file; `changes` are made to its keys and signed with a new digest."""
-    report = make_report(results, command="test", environment=ENVIRONMENT, seconds=1.0)
+    on_gpu = any(result.device == "cuda" and result.verdict.ran for result in results)
+    environment = ENVIRONMENT.model_copy(update=GPU) if on_gpu else ENVIRONMENT
+    report = make_report(results, command=COMMAND, environment=environment, seconds=1.0)
     document = {**json.loads(report_text(report)), **changes}
     document["digest"] = changes.get("digest", digest_of(document))
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,8 +16,7 @@ import pytest
 # Imported before the inner sessions, which forget what they import: torch cannot be loaded twice.
 torch = pytest.importorskip("torch")
 
-from refmoe import testing  # noqa: E402
-from refmoe.catalog import source_sha256  # noqa: E402
+from refmoe import catalog, testing  # noqa: E402
 from refmoe.errors import ArgumentError  # noqa: E402
 from refmoe.families import FAMILIES  # noqa: E402
 from refmoe.families.family import Case, Family  # noqa: E402
@@ -76,7 +75,7 @@ def numpy_kernel(change: str = "pass", fill: str = "0", options: str = "") -> st
 
 
 def gate(path: Path) -> tuple[str, ...]:
-    return check_reports([path], None, source_sha256).refusals
+    return check_reports([path], None, catalog).refusals
 
 
 def test_a_right_torch_function_passes_every_case_and_the_gate(pytester: pytest.Pytester, monkeypatch: Any) -> None:
@@ -375,30 +374,26 @@ def reference_kernel(family: Family, answer: dict[str, Any], *, buffers: bool, c
     return testing.kernel(family, arrays="numpy", outputs=outputs)(reference)
 
 
-@pytest.mark.parametrize(
-    ("family", "buffers"),
-    # A parameter cannot be called finalize.out: the results of a whole layer are always returned.
-    [
-        (name, buffers)
-        for name in FAMILIES
-        for buffers in (False, True)
-        if not (buffers and any(output.startswith(LAYER_OUTPUTS) for output in FAMILIES[name].contract.outputs))
-    ],
-)
-def test_the_reference_passes_its_contract_and_with_one_bit_changed_fails_it(family: str, buffers: bool) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_reference_passes_its_contract_and_with_one_bit_changed_fails_it(family: str) -> None:
     answer: dict[str, Any] = {}
-    right = reference_kernel(FAMILIES[family], answer, buffers=buffers)
-    wrong = reference_kernel(FAMILIES[family], answer, buffers=buffers, change=1)
-    compared = 0
-    for case in right.cases():
+    # A parameter cannot be called finalize.out: the results of a whole layer are always returned.
+    layer = any(output.startswith(LAYER_OUTPUTS) for output in FAMILIES[family].contract.outputs)
+    pairs = [
+        tuple(reference_kernel(FAMILIES[family], answer, buffers=buffers, change=change) for change in (0, 1))
+        for buffers in ((False,) if layer else (False, True))
+    ]
+    compared = [0] * len(pairs)
+    for case in pairs[0][0].cases():
         answer.clear()
-        answer.update(case.family.expect(case, case.family.inputs(case)).outputs)
-        result = run_case(right, case)
-        assert not result.fails, result.line
-        compared += result.compared
-        if result.compared:
-            assert run_case(wrong, case).verdict in (Verdict.MISMATCH, Verdict.OUT_OF_BOUND)
-    assert compared
+        answer.update(pairs[0][0].problem(case)[1].outputs)
+        for number, (right, wrong) in enumerate(pairs):
+            result = run_case(right, case)
+            assert not result.fails, result.line
+            compared[number] += result.compared
+            if result.compared:
+                assert run_case(wrong, case).verdict in (Verdict.MISMATCH, Verdict.OUT_OF_BOUND)
+    assert all(compared)
 
 
 @pytest.mark.parametrize(
@@ -551,3 +546,79 @@ def test_a_report_names_the_file_relative_to_the_root(tmp_path: Path) -> None:
     assert (there.name, there.sources(), there.source_sha256()) == (f"{__name__}::<lambda>", (), None)
     packaged = dataclasses.replace(adapters.torchao_to_mx(), root=Path("/"))
     assert (packaged.name, packaged.sources()) == ("refmoe.testing.adapters::torchao_to_mx_floor", ())
+
+
+SCHEDULED = """
+import numpy as np
+import pytest
+import refmoe
+
+TEXT = '''
+.version 8.7
+.target sm_90a
+.address_size 64
+.visible .entry last(.param .u64 out) {
+    .reg .b32 %r<3>; .reg .b64 %d<2>;
+    ld.param.u64 %d1, [out]; mov.u32 %r1, %ctaid.x; atom.global.exch.b32 %r2, [%d1], %r1; ret;
+}
+'''
+
+def launch():
+    return refmoe.run_ptx(TEXT, grid=4, block=1, args=[np.zeros(1, np.uint32)]).schedules
+
+@pytest.mark.refmoe_schedules(4)
+def test_marked():
+    launch()
+
+@pytest.mark.refmoe_schedules("schedule=3")
+def test_one():
+    assert launch() == 1
+
+@pytest.mark.refmoe_schedules(0)
+def test_no_schedule():
+    pass
+
+@pytest.mark.refmoe_schedules
+def test_no_number():
+    pass
+
+def test_unmarked():
+    assert launch() == 1
+"""
+
+
+def test_launches_of_a_marked_test_run_under_schedules(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(SCHEDULED)
+    found = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    found.assert_outcomes(passed=2, failed=3)
+    found.stdout.fnmatch_lines(["*ScheduleError: the result depends on the schedule*", "*at least one needed*"])
+    found.stdout.fnmatch_lines(["*refmoe_schedules: one argument needed*"])
+
+
+def test_the_option_runs_all_tests_under_schedules(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(SCHEDULED)
+    found = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--refmoe-schedules", "0,1", "-k", "unmarked or one")
+    found.assert_outcomes(passed=1, failed=1, deselected=3)
+    found.stdout.fnmatch_lines(["*repro: schedules=2"])
+
+
+def test_a_module_of_the_project_that_a_kernel_imports_is_in_its_hash(pytester: pytest.Pytester) -> None:
+    """What it imports from, and what that imports; not what the rest of its file imports."""
+    pytester.makepyfile(
+        helper_one="from helper_two import same\n\ndef codes_of(made):\n    return same(made.codes)\n",
+        helper_two="def same(x):\n    return x\n",
+        helper_other="X = 1\n",
+    )
+    text = numpy_kernel().replace("codes, scales = made.codes,", "codes, scales = codes_of(made),")
+    assert text != numpy_kernel()
+    pytester.makepyfile(test_mine="import helper_other\nfrom helper_one import codes_of\n" + text)
+    path = pytester.path / "out/report.json"
+    pytester.runpytest("--refmoe-report=out/report.json").assert_outcomes(passed=1)
+    assert gate(path) == ()
+    (record,) = read_report(path).cases
+    assert record.sources == ["test_mine.py::mine", "helper_one.py", "helper_two.py"]
+    (pytester.path / "helper_other.py").write_text("X = 2\n")
+    assert gate(path) == ()
+    (pytester.path / "helper_two.py").write_text("def same(x):\n    return x ^ 1\n")
+    (refusal,) = gate(path)
+    assert "helper_two.py changed since 1 cases of test_mine.py::mine ran" in refusal

@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.findings.plain import ROWS
 from support.verify import CASE, StandInDevice, stand_in
 
+from refmoe import ptx
 from refmoe.catalog import kernel_of, list_cases, parse_case
 from refmoe.cuda import DeviceUnavailable, ToolchainError
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families import FAMILIES
 from refmoe.families.family import Case, Expectation, Inputs, Outputs
+from refmoe.ptx.schedules import current_schedules, under_schedules
+from refmoe.reports.parity import CaseRecord, record_of
 from refmoe.verify import runner
 from refmoe.verify.kernel import Devices, Kernel, Malformed, Refusal
 from refmoe.verify.runner import run_case, run_cases
@@ -196,6 +200,7 @@ def test_approximate_instructions_are_an_error_even_if_equal(monkeypatch: pytest
     class Outcome:
         approximate = ("ex2.approx.f32 at line 7",)
         lane_instructions = 5
+        warnings = ()
 
     class Entry:
         entry = "refmoe_expand"
@@ -220,6 +225,7 @@ def test_a_result_has_the_launches_of_its_own_case_alone(monkeypatch: pytest.Mon
     class Outcome:
         approximate = ()
         lane_instructions = 5
+        warnings = ()
 
     class Entry:
         entry = "refmoe_expand"
@@ -232,6 +238,36 @@ def test_a_result_has_the_launches_of_its_own_case_alone(monkeypatch: pytest.Mon
     monkeypatch.setattr(Devices, "get", lambda self, case: device)
     found = ran()
     assert (found.verdict, found.launches, found.lane_instructions) == (Verdict.PASS, ("refmoe_expand 1 x 32",), 5)
+
+
+def test_a_result_has_the_warnings_of_its_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = next(row for row in ROWS if row.name == "relaxed poll")
+    outcome, _ = row.launch(row.text)
+
+    class Entry:
+        entry = "refmoe_expand"
+
+    class Record:
+        kernel, grid, block, result = Entry, 1, 32, outcome
+
+    def twice(case: Any, outputs: Any) -> None:
+        device.launches.extend([Record, Record])
+
+    stand_in(monkeypatch, twice)
+    device = StandInDevice(launches=[Record])
+    monkeypatch.setattr(Devices, "get", lambda self, case: device)
+    found = ran()
+    # One a cause, in one line, and no reason to fail.
+    (warning,) = found.warnings
+    assert found.verdict is Verdict.PASS
+    assert not found.fails
+    assert "\n" not in warning
+    assert warning.startswith("write-read race on byte 0")
+    assert warning.endswith("see docs/executor/races.md#release-and-acquire")
+    assert f"warning: {warning}" in str(found).splitlines()
+    record = record_of(found)
+    assert record.warnings == [warning]
+    assert CaseRecord.model_validate(record.model_dump(mode="json")) == record
 
 
 def test_the_hash_of_the_inputs_follows_the_seed_but_not_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +296,9 @@ class Refusing(Kernel):
 
 
 def test_the_lists_have_refusals_and_each_says_why() -> None:
-    assert {case.family.name for case in LISTED} == {"sm12x_gemm", "sm12x_nvfp4_gemm", "cutlass_gemm"}
+    assert {case.family.name for case in LISTED} == {
+        *("sm12x_gemm", "sm12x_nvfp4_gemm", "cutlass_gemm", "cute_deepseek_gemm")
+    }
     assert all(len(case.refusal.split()) >= 4 for case in LISTED)
 
 
@@ -384,3 +422,44 @@ def test_a_worker_hands_over_what_a_kernel_raised_as_text(monkeypatch: pytest.Mo
     assert isinstance(ran().error, Local)
     (found,) = runner._run_chunk(kernel_of, [CASE])
     assert (found.verdict, found.reason, found.error) == (Verdict.ERROR, "Local: gone", None)
+
+
+def depends(case: Any, outputs: Any) -> None:
+    raise ptx.ScheduleError("two differ", schedule=7, schedules=(0, 7))
+
+
+def traps(case: Any, outputs: Any) -> None:
+    raise ptx.Trap("a trap", schedule=7)
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "options"),
+    [
+        (depends, Verdict.DEPENDS_ON_SCHEDULE, " --schedules 0,7"),
+        (traps, Verdict.ERROR, " --schedules schedule=7"),
+        (lambda case, outputs: None, Verdict.PASS, " --schedules 16"),
+    ],
+)
+def test_results_under_several_schedules(
+    monkeypatch: pytest.MonkeyPatch, change: Any, verdict: Verdict, options: str
+) -> None:
+    stand_in(monkeypatch, change)
+    (found,) = run_cases([CASE], kernel_of, schedules="16")
+    assert (found.verdict, found.schedules) == (verdict, 16)
+    assert found.repro == f"refmoe repro '{CASE}'{options}"
+    assert found.fails == (verdict is not Verdict.PASS)
+    # Afterwards there is one again.
+    assert (ran().schedules, len(current_schedules())) == (1, 1)
+
+
+def test_schedules_reach_launches_and_worker_processes() -> None:
+    for jobs in (1, 2):
+        found = list(run_cases([CASE] * 2, kernel_of, jobs=jobs, schedules="3"))
+        assert [(result.verdict, result.schedules) for result in found] == [(Verdict.PASS, 3)] * 2
+    device = Devices()
+    with under_schedules(3):
+        kernel = kernel_of(CASE, device)
+        run_case(kernel, CASE)
+        records = [record.result.schedules for record in kernel.place(CASE).launches if record.result is not None]
+    assert records == [3] * len(records)
+    assert records

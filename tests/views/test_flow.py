@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.checkpoints import TINY, TINY_DEEPSEEK
+from support.checkpoints import BLOCK_FP8_DEEPSEEK, TINY, TINY_DEEPSEEK
 from typer.testing import CliRunner
 
 from refmoe.cli import app
@@ -164,3 +164,22 @@ def test_the_command_says_what_staying_in_q8_1_saves() -> None:
     many = runner.invoke(app, [*staying, "--m", "9"], env={"COLUMNS": "160"})
     assert many.exit_code == 0
     assert "save" not in many.output
+
+
+def test_deepseek_in_fp8_is_planned_from_the_router_on(tmp_path: Path) -> None:
+    found = flow("deepseek_fp8", "deepseek-v3", 1, arch="sm_90a")
+    assert [step.stage for step in found.steps][:3] == ["route", "permute", "expand"]
+    assert found.launches == 10
+    assert found.first_gemm == ("BF16 -> FP8", "FP8 x FP8 -> FP32", "FP32 -> BF16")
+    experts = sum(rows > 0 for rows in found.rows)
+    one = 3 * 7168 * 2048
+    assert found.weights == (experts + 1) * (one + one // 128 // 128 * 4)
+    assert "weights of 8 experts and the shared one" in flow_summary(found, 4800)
+    path = str(write_checkpoint(tmp_path / "written", BLOCK_FP8_DEEPSEEK, 1, "deepseek"))
+    small = flow("deepseek_fp8", path, 5)
+    assert small.model == FlowModel("written", 256, 128, 8, 3, 2, "block_fp8", 256, 4, 2)
+    assert sum(small.rows) == 15
+    with pytest.raises(ArgumentError, match="path: found cutlass with the block_fp8 weights of written; needed deepse"):
+        flow("cutlass", path, 5)
+    with pytest.raises(ArgumentError, match="path: found deepseek_fp8 with the mxfp4 weights of gpt-oss-20b"):
+        flow("deepseek_fp8", "gpt-oss-20b", 1)

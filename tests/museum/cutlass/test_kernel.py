@@ -414,7 +414,7 @@ def test_the_check_that_caught_a_fault_is_named(verdict: Verdict, finding: str, 
 @needs_build
 def test_an_edit_that_does_not_fit_is_an_error_and_no_survivor() -> None:
     nowhere = CutlassFault("nowhere", "nothing", "none", Edit("no such instruction", ""))
-    with pytest.raises(EditError, match="mutant nowhere: the PTX has 0 places"):
+    with pytest.raises(EditError, match="mutant nowhere: the text has 0 places"):
         next(plant_faults([nowhere], sound_kernel))
 
 

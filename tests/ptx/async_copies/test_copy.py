@@ -302,7 +302,6 @@ def test_a_src_size_beyond_the_copy() -> None:
         "cp.async.ca.shared.global.L2::32B [%r3], [%d3], 16;",
         "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes.multicast::cluster "
         "[%r3], [%r3], 16, [%r3], 1;",
-        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%d3], [%r3], 16;",
         "cp.async.ca.shared.global.L2::64B.L2::128B [%r3], [%d3], 16;",
         "cp.async.wait_group;",
         "cp.async.commit_group 1;",

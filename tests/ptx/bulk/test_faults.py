@@ -107,8 +107,10 @@ def test_a_copy_over_what_lanes_wrote() -> None:
     body = "add.u32 %r21, %r8, %r1; st.shared.u8 [%r21], %r1; <meet>" + expect(BYTES) + load(2) + wait() + dump(BYTES)
     with pytest.raises(ptx.RaceError, match="write-write"):
         launch(body.replace("<meet>", ""))
-    # No proxy fence is asked for in this direction.
-    launch(body.replace("<meet>", "bar.sync 0;"))
+    # Two writes through different proxies are ordered by a proxy fence alone (PTX ISA, "Causality order").
+    with pytest.raises(ptx.RaceError, match="proxy race"):
+        launch(body.replace("<meet>", "bar.sync 0;"))
+    launch(body.replace("<meet>", "fence.proxy.async; bar.sync 0;"))
 
 
 def test_lanes_write_where_a_copy_will_land() -> None:
@@ -138,6 +140,7 @@ def test_a_ring_of_two_stages() -> None:
         @%p0 mbarrier.init.shared::cta.b64 [%r7+8], 1;
         @%p0 mbarrier.init.shared::cta.b64 [%r7+16], 32;
         @%p0 mbarrier.init.shared::cta.b64 [%r7+24], 32;
+        @%p0 fence.mbarrier_init.release.cluster;
         bar.sync 0;
         mov.u32 %r40, 0;
         @%p1 bra PRODUCE;
@@ -217,6 +220,14 @@ def test_the_staging_buffer_is_overwritten_too_early() -> None:
 def test_a_thread_exits_before_its_store_has_read(end: str) -> None:
     with pytest.raises(ptx.MisuseError, match="exits without having waited until its bulk copy has read"):
         stored(FENCE + "bar.sync 0;" + store(2) + COMMIT + end)
+
+
+@pytest.mark.parametrize("end", ["", DONE])
+def test_without_a_look_for_races_an_unread_store_finds_what_is_there(end: str) -> None:
+    found = [
+        stored(FENCE + "bar.sync 0;" + store(2) + COMMIT + each, checks=ptx.Checks(races=False)) for each in (end, DONE)
+    ]
+    np.testing.assert_array_equal(*found)
 
 
 def test_a_store_in_no_group_is_never_waited_for() -> None:

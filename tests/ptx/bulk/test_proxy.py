@@ -131,3 +131,53 @@ def test_without_race_checks_nothing_is_asked() -> None:
     data = np.arange(256, dtype=np.uint8)
     run(body, data, TENSOR.encode(address), (0, 0), memory=memory, checks=ptx.Checks(races=False))
     assert (content[:256] == data).all()
+
+
+# What the asynchronous proxy knows of barriers
+
+INIT = "@%p0 mbarrier.init.shared::cta.b64 [%r7+8], 1;"
+SECOND = "add.u32 %r7, %r7, 8;" + expect(256) + load(2) + wait() + dump(256)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        "@%p0 fence.mbarrier_init.release.cluster; bar.sync 0;",
+        "@%p0 fence.proxy.async.shared::cta; bar.sync 0;",
+        "@%p0 fence.proxy.async; bar.sync 0;",
+        "bar.sync 0; @%p0 fence.proxy.async.shared::cta;",
+    ],
+)
+def test_a_barrier_that_copies_know(between: str) -> None:
+    launch(INIT + between + SECOND)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        "bar.sync 0;",
+        # Before the initialisation.
+        "fence.acq_rel.cluster; bar.sync 0;",
+        # By a thread that initialised nothing: it concerns its own objects alone.
+        "bar.sync 0; @!%p1 fence.mbarrier_init.release.cluster; bar.sync 0;",
+        # By a thread to which nothing orders the initialisation.
+        "@!%p1 fence.proxy.async.shared::cta; bar.sync 0;",
+        "@%p0 fence.proxy.async.global; bar.sync 0;",
+    ],
+)
+def test_a_barrier_that_copies_do_not_know(between: str) -> None:
+    with pytest.raises(ptx.MisuseError, match=r"whose mbarrier.init the asynchronous proxy does not know: neither"):
+        launch(INIT + between + SECOND)
+    # Lanes may use it as it is.
+    lanes = "@%p0 mbarrier.arrive.shared::cta.b64 _, [%r7+8];"
+    launch(INIT + between + lanes)
+
+
+def test_a_barrier_that_is_initialised_again() -> None:
+    fence, again = (
+        "@%p0 fence.mbarrier_init.release.cluster; bar.sync 0;",
+        "@%p0 mbarrier.inval.shared::cta.b64 [%r7+8];",
+    )
+    launch(INIT + fence + again + INIT + fence + SECOND)
+    with pytest.raises(ptx.MisuseError, match="does not know"):
+        launch(INIT + fence + again + INIT + "bar.sync 0;" + SECOND)

@@ -11,6 +11,7 @@ from refmoe import ptx
 from refmoe.ptx.state.pages import PAGE
 
 LAX = ptx.Checks(uninitialised=False)
+STRICT = ptx.Checks(strict=True)
 
 
 @ways
@@ -103,7 +104,7 @@ def test_consecutive_stores_initialise(begin: int, way: Way) -> None:
     body = f"mul.wide.u32 %d3, %r1, 4; add.s64 %d3, %d3, %d0; ld.global.u32 %r3, [%d3 + {begin + 132}]; ret;"
     module = ptx.Module.parse(text(body), name="test.ptx")
     with pytest.raises(ptx.MemoryFault, match="uninitialised") as caught:
-        ptx.launch(module, "k", (1, 1, 1), (32, 1, 1), [buffer, None, 0], profile=way)
+        ptx.launch(module, "k", (1, 1, 1), (32, 1, 1), [buffer, None, 0], checks=STRICT, profile=way)
     assert caught.value.thread == (31, 0, 0)
 
 

@@ -10,6 +10,10 @@ from refmoe import ptx
 
 # Native code leaves the first access of a buffer to Python where races are looked for, else it does it itself.
 both_ways = pytest.mark.parametrize("checks", [ptx.Checks(), ptx.Checks(races=False)], ids=["python", "native"])
+# The same, where the read of a byte that nobody wrote is an error, used or not.
+both_strict_ways = pytest.mark.parametrize(
+    "checks", [ptx.Checks(strict=True), ptx.Checks(races=False, strict=True)], ids=["python", "native"]
+)
 
 
 def _launch(body: str, args, block=(32, 1, 1), **options):
@@ -93,7 +97,7 @@ def test_one_lane_outside_among_lanes_of_two_buffers() -> None:
         ("ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%d3];", 16),
         ("ld.global.v8.b32 {%r5, %r6, %r7, %r8, %r9, %r10, %r11, %r12}, [%d3];", 32),
         ("st.global.v2.u64 [%d3], {%d4, %d4};", 16),
-        ("st.global.u16 [%d3], %h1;", 2),
+        ("st.global.u16 [%d3], 7;", 2),
         ("atom.global.add.u32 %r5, [%d3], 1;", 4),
     ],
 )
@@ -106,7 +110,7 @@ def test_misaligned(instruction: str, width: int, checks: ptx.Checks) -> None:
         assert caught.value.offset == offset
 
 
-@both_ways
+@both_strict_ways
 def test_uninitialised_buffer_byte_for_byte(checks: ptx.Checks) -> None:
     mask = np.ones(16, bool)
     mask[6] = False
@@ -128,7 +132,7 @@ def test_a_store_initialises_its_bytes_only() -> None:
     body = """
         setp.ne.u32 %p1, %r1, 0;
         @%p1 bra END;
-        st.global.u16 [%d1], %h0;
+        st.global.u16 [%d1], 7;
         ld.global.u16 %h1, [%d1];
         ld.global.u{bits} %r3, [%d1];
     END: ret;
@@ -136,11 +140,11 @@ def test_a_store_initialises_its_bytes_only() -> None:
     buffer = ptx.Buffer(np.zeros(16, np.uint8), "s", initialised=False)
     _launch(body.replace("{bits}", "8"), [np.zeros(4, np.uint8), buffer, 0])
     with pytest.raises(ptx.MemoryFault, match="uninitialised") as caught:
-        _launch(body.replace("{bits}", "32"), [np.zeros(4, np.uint8), buffer, 0])
+        _launch(body.replace("{bits}", "32"), [np.zeros(4, np.uint8), buffer, 0], checks=ptx.Checks(strict=True))
     assert caught.value.offset == 2
 
 
-@both_ways
+@both_strict_ways
 @pytest.mark.parametrize("byte", range(16))
 def test_every_byte_of_a_vector_must_be_initialised(byte: int, checks: ptx.Checks) -> None:
     mask = np.ones(16, bool)
@@ -151,7 +155,7 @@ def test_every_byte_of_a_vector_must_be_initialised(byte: int, checks: ptx.Check
     assert (caught.value.kind, caught.value.offset) == ("uninitialised", byte)
 
 
-@both_ways
+@both_strict_ways
 def test_uninitialised_shared_and_local(checks: ptx.Checks) -> None:
     for space in ("shared", "local"):
         declaration = f".{space} .align 4 .b8 mine[256];"

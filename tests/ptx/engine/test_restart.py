@@ -13,6 +13,7 @@ from refmoe.ptx.state import pages
 from refmoe.ptx.state.pages import PAGE, Spare, untouched
 
 LAX = ptx.Checks(uninitialised=False)
+STRICT = ptx.Checks(strict=True)
 SHARED = ".shared .align 4 .b8 sh[256]; .local .align 4 .b8 mine[16];"
 BLOCKS = 3
 
@@ -37,7 +38,7 @@ def test_what_an_earlier_block_wrote_is_uninitialised(where: tuple[str, str]) ->
         ret;
     """
     with pytest.raises(ptx.MemoryFault, match="uninitialised") as caught:
-        run(body, np.zeros(96, np.uint32), grid=(BLOCKS, 1, 1), declarations=SHARED)
+        run(body, np.zeros(96, np.uint32), grid=(BLOCKS, 1, 1), declarations=SHARED, checks=STRICT)
     assert caught.value.block == (1, 0, 0)
 
 
@@ -115,7 +116,7 @@ def test_a_register_that_nobody_wrote_is_zero() -> None:
     # A second launch gets the registers of the first.
     for _ in range(2):
         out = np.full(96, 99, np.uint32)
-        run(body, out, grid=(BLOCKS, 1, 1))
+        run(body, out, grid=(BLOCKS, 1, 1), checks=ptx.Checks(undefined=False))
         assert out.reshape(BLOCKS, 32)[:, 3].tolist() == [7, 0, 0]
         run("mov.u32 %r5, 99; L: add.u32 %r5, %r5, %r1; st.global.u32 [%d2], %r5; ret;", out, grid=(BLOCKS, 1, 1))
 
@@ -234,8 +235,9 @@ STORE = "mul.wide.u32 %d3, %r1, 512; add.s64 %d3, %d3, %d0; st.global.u32 [%d3 +
 
 def test_what_an_earlier_launch_wrote_is_uninitialised() -> None:
     run(STORE.format(then=""), ptx.Buffer(np.zeros(1 << 20, np.uint8), "out", initialised=False))
+    out = ptx.Buffer(np.zeros(1 << 20, np.uint8), "out", initialised=False)
     with pytest.raises(ptx.MemoryFault, match="uninitialised"):
-        run("ld.global.u32 %r3, [%d0 + 8192]; ret;", ptx.Buffer(np.zeros(1 << 20, np.uint8), "out", initialised=False))
+        run("ld.global.u32 %r3, [%d0 + 8192]; ret;", out, checks=STRICT)
 
 
 def test_what_the_launch_before_wrote_is_kept_again() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import llvmlite
@@ -12,8 +15,9 @@ from support.ptx_kernel import line_of, run, text
 from support.ptx_ways import Way
 
 from refmoe import ptx
+from refmoe.errors import ArgumentError
 from refmoe.native import cache, compiler
-from refmoe.ptx.engine.view import View
+from refmoe.ptx.engine.code import View
 from refmoe.ptx.native import kernel
 
 
@@ -55,6 +59,85 @@ def test_a_write_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "replace", full)
     cache.store("key", b"some code")
     assert list(folder.iterdir()) == []
+
+
+_MIB = 1 << 20
+
+
+def _bytes_kept(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def _age(folder: Path, hours: dict[str, float]) -> None:
+    """Make files look as if they had been used so many hours ago."""
+    now = time.time()
+    for name, age in hours.items():
+        os.utime(folder / name, (now, now - 3600 * age))
+
+
+def test_all_files_stay_below_the_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFMOE_NATIVE_CACHE_MIB", "2")
+    for number in range(100):
+        cache.store(f"{number}", bytes(60_000))
+        assert _bytes_kept(folder) <= 2 * _MIB
+    # No more goes than has to.
+    assert _bytes_kept(folder) > _MIB
+    assert cache.load("99") == bytes(60_000)
+
+
+def test_what_nobody_used_for_the_longest_time_goes_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"{number}" for number in range(12)]
+    for name in names:
+        cache.store(name, bytes(100_000))
+    _age(folder, {name: 50 - number for number, name in enumerate(names)})
+    assert cache.load("0") == bytes(100_000)
+    monkeypatch.setenv("REFMOE_NATIVE_CACHE_MIB", "1")
+    for number in range(3):
+        cache.store(f"new {number}", bytes(50_000))
+    left = {file.name for file in folder.iterdir()}
+    # The oldest was used again.
+    assert {"0", "11", "new 2"} <= left
+    assert not {"1", "2", "3", "4"} & left
+
+
+def test_a_folder_that_nobody_has_counted_is_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir(parents=True)
+    for number in range(30):
+        (folder / f"of an earlier release {number}").write_bytes(bytes(100_000))
+    monkeypatch.setenv("REFMOE_NATIVE_CACHE_MIB", "1")
+    cache.store("key", b"some code")
+    assert _bytes_kept(folder) <= _MIB
+
+
+def test_processes_count_together(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFMOE_NATIVE_CACHE_MIB", "1")
+    # Each stores less than makes it count by itself.
+    body = "import sys; from refmoe.native import cache; cache.store(sys.argv[1], bytes(110_000))"
+    for number in range(12):
+        subprocess.run([sys.executable, "-c", body, f"{number}"], check=True)
+    assert _bytes_kept(folder) <= _MIB
+
+
+def test_files_that_others_remove_at_the_same_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFMOE_NATIVE_CACHE_MIB", "1")
+    cache.store("first", bytes(600_000))
+    unlink = os.unlink
+
+    def twice(path: str) -> None:
+        unlink(path)
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", twice)
+    cache.store("second", bytes(600_000))
+    assert [file.name for file in folder.iterdir()] == ["second"]
+    assert cache.load("second") == bytes(600_000)
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "many", "1.5"])
+def test_a_limit_that_is_none_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFMOE_NATIVE_CACHE_MIB", given)
+    with pytest.raises(ArgumentError, match=f"REFMOE_NATIVE_CACHE_MIB: found '{given}'; needed a whole number of MiB"):
+        cache.store("key", b"some code")
 
 
 def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

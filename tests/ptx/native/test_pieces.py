@@ -8,7 +8,7 @@ from support.ptx_kernel import run, text
 from support.ptx_ways import Way
 
 from refmoe import ptx
-from refmoe.ptx.engine.view import View
+from refmoe.ptx.engine.code import View
 
 # Python code between two native pieces; it touches no memory that others use.
 CUT = "membar.cta;"

@@ -6,7 +6,15 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from support.mma_operands import CASES, DEFINED, Product, accumulators, every_code, finite_codes, near_codes
+from support.tensor_cores.mma_operands import (
+    CASES,
+    DEFINED,
+    Product,
+    accumulators,
+    every_code,
+    finite_codes,
+    near_codes,
+)
 
 from refmoe.errors import ArgumentError
 from refmoe.formats import BF16, E8M0, FP16

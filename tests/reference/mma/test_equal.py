@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.mma_operands import CASES, DEFINED, Product, accumulators, code_dtype, every_code, finite_codes, near_codes
+from support.tensor_cores.mma_operands import (
+    CASES,
+    DEFINED,
+    Product,
+    accumulators,
+    code_dtype,
+    every_code,
+    finite_codes,
+    near_codes,
+)
 
 from refmoe.formats import FP32
 from refmoe.reference.mma import ELEMENT_FORMATS, MODELS, split_k_sum

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.f16_accumulator_data import CLASSES, draw
-from support.mma_operands import Product
+from support.tensor_cores.f16_accumulator_data import CLASSES, draw
+from support.tensor_cores.mma_operands import Product
 
 from refmoe.errors import ArgumentError
 from refmoe.formats import FP32

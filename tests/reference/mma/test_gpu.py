@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.f16_accumulator_data import CLASSES, Operands, draw
+from support.tensor_cores.f16_accumulator_data import CLASSES, Operands, draw
 
 from refmoe.cuda.device import CudaDevice, DeviceUnavailable
 from refmoe.cuda.toolchain import find_toolchain

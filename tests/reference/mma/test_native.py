@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from support.mma_operands import DEFINED, accumulators, code_dtype, every_code, finite_codes, near_codes
+from support.tensor_cores.mma_operands import DEFINED, accumulators, code_dtype, every_code, finite_codes, near_codes
 
 from refmoe.formats import FP16, MX_BLOCK
 from refmoe.reference.mma import ELEMENT_FORMATS, MODELS, Kind, native, tensor_core_mma
@@ -211,6 +211,22 @@ def test_sums_around_the_least_numbers(name):
             assert found[0, row, column] == accumulate(
                 x[0, row].tolist(), y[0, column].tolist(), int(bits(each)[0, 0, 0]), model, "bf16", "bf16"
             )
+
+
+@pytest.mark.parametrize("byte", [100, 105, 112, 118])
+def test_a_subnormal_accumulator_has_the_least_exponent(byte):
+    """Products whose own bits lie below those that a subnormal C lets pass are cut, each by itself."""
+    model, rng = MODELS["sm120"], np.random.default_rng(byte)
+    a, b = (finite_codes(rng, name, (1, 24, 32)) for name in ("e2m1", "e4m3"))
+    c = (rng.integers(1, 1 << 20, (1, 24, 24)).astype(np.uint32)).view(np.float32)
+    scales = np.full((1, 24, 1), byte, np.uint8), np.zeros((1, 24, 1), np.uint8)
+    operands = checked_operands(a, b, c, model, "e2m1", "e4m3", *scales)
+    block = model.pair("e2m1", "e4m3").block
+    found = bits(native_chain(*operands, model, block))
+    assert (found == bits(numpy_product(*operands, model, block))).all()
+    for row, column in rng.integers(0, 24, (10, 2)).tolist():
+        codes = a[0, row].tolist(), b[0, column].tolist(), int(bits(c)[0, row, column])
+        assert found[0, row, column] == accumulate(*codes, model, "e2m1", "e4m3", [byte], [0])
 
 
 @pytest.mark.parametrize("name", ["sm120", "sm90_wgmma_fp8"])

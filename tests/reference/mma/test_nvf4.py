@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from support.mma_operands import Product
+from support.tensor_cores.mma_operands import Product
 
 from refmoe.errors import ArgumentError
 from refmoe.formats import E2M1, E8M0, FP32, UE4M3

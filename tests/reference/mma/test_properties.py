@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.mma_operands import CASES, DEFINED, Product, accumulators, code_dtype, finite_codes, near_codes, values_of
+from support.tensor_cores.mma_operands import (
+    CASES,
+    DEFINED,
+    Product,
+    accumulators,
+    code_dtype,
+    finite_codes,
+    near_codes,
+    values_of,
+)
 
 from refmoe.reference.mma import ELEMENT_FORMATS, MODELS
 

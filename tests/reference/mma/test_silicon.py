@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.mma_operands import Product
+from support.tensor_cores.mma_operands import Product
 
 from refmoe.formats import FP32
 from refmoe.reference.mma import MODELS, Evidence

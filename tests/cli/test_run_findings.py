@@ -1,0 +1,97 @@
+"""`refmoe run` on kernels that race: what it prints, what JSON has, and the exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.findings.plain import ROWS
+from typer.testing import CliRunner, Result
+
+from refmoe.cli import app
+
+ROW = {row.name: row for row in ROWS}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.chdir(tmp_path)
+    np.save("data.npy", np.zeros(256, np.uint32))
+
+
+def run(name: str, *options: str, twin: bool = False) -> Result:
+    row = ROW[name]
+    Path("row.ptx").write_text(row.twin if twin else row.text)
+    arguments = ["--args", "out:out.npy:u32:256:fill=0 inout:data.npy i32:0"]
+    size = ["--grid", str(row.grid), "--block", str(row.threads)]
+    return CliRunner().invoke(app, ["run", "row.ptx", *size, *arguments, *options])
+
+
+def test_a_fault_names_both_accesses() -> None:
+    result = run("two lanes in a loop")
+    assert result.exit_code == 1
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    assert lines[0].startswith("RaceError: read-write race on byte ")
+    said = [line for line in lines if line.startswith(("this access:", "the earlier one:", "missing:", "what orders"))]
+    assert [line.split(":")[0] for line in said] == ["this access", "the earlier one", "missing", "what orders them"]
+    assert "see docs/executor/races.md#two-lanes-of-a-warp" in lines
+    assert lines.count("no output was written") == 1
+    assert not Path("out.npy").exists()
+    assert run("two lanes in a loop", twin=True).exit_code == 0
+
+
+def test_a_fault_as_json() -> None:
+    result = run("two lanes in a loop", "--json")
+    assert result.exit_code == 1
+    fault = json.loads(result.stdout)["fault"]
+    assert "\n" not in fault["message"]
+    race = fault["race"]
+    assert (race["kind"], race["warning"], race["space"]) == ("read-write", "", "shared")
+    finding = race["finding"]
+    assert finding["earlier"]["kind"] == "plain load"
+    assert finding["later"]["kind"] == "plain store"
+    assert finding["later"]["line"] == fault["line"]
+    assert finding["tried"] is finding["clean"] is True
+    assert "bar.warp.sync" in finding["remedy"]
+    assert race["said"][-1] == f"see {finding['link']}"
+
+
+def test_a_warning_is_listed() -> None:
+    result = run("relaxed poll")
+    assert result.exit_code == 0
+    assert "warning        missing acquire: write-read race on byte 0" in result.stdout
+    assert "what orders them: ld.acquire.gpu" in result.stdout
+    assert np.load("out.npy")[0] == 42
+    document = json.loads(run("relaxed poll", "--json").stdout)
+    (warning,) = document["result"]["warnings"]
+    assert warning["warning"] == "missing acquire"
+    assert document["checks"] == ["bounds", "uninitialised", "alignment", "races", "undefined"]
+    assert json.loads(run("relaxed poll", "--json", twin=True).stdout)["result"]["warnings"] == []
+
+
+def test_strict() -> None:
+    Path("out.npy").unlink(missing_ok=True)
+    result = run("relaxed poll", "--strict")
+    assert result.exit_code == 1
+    assert "RaceError: write-read race" in result.stdout
+    assert not Path("out.npy").exists()
+    assert run("relaxed poll", "--strict", twin=True).exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["in", "1", "data.npy"])
+def test_the_grid_before(name: str) -> None:
+    row = "no wait for the grid before"
+    result = run(row, "--previous-grid-writes", name)
+    assert result.exit_code == 1
+    assert "previous grid race on byte 0" in result.stdout
+    assert run(row, "--previous-grid-writes", name, twin=True).exit_code == 0
+    assert run(row).exit_code == 0
+
+
+def test_an_array_that_is_none() -> None:
+    result = run("no wait for the grid before", "--previous-grid-writes", "n")
+    assert result.exit_code == 2
+    assert "--previous-grid-writes: found 'n'; needed NAME of an array: out, in" in " ".join(result.output.split())

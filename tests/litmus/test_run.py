@@ -1,0 +1,169 @@
+"""Programs on the executor against their verdicts: what counts as what, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from litmus.notation import program
+from typer.testing import CliRunner
+
+from refmoe import ptx
+from refmoe.cli import app
+from refmoe.litmus.axioms import judge
+from refmoe.litmus.program import Program
+from refmoe.litmus.run import Observation, Report, compare, judge_observation, observe, table
+from refmoe.litmus.verdict import Verdict
+
+FREE = Verdict(frozenset({(0, 1), (1, 1)}), (), "never", (), 2)
+RIGHT = "0.0.0: st.weak x 7; st.release.gpu y 1 | 1.0.0: until ld.acquire.gpu r0 y == 1; ld.weak r1 x"
+WRONG = "0.0.0: st.weak x 7 | 0.1.0: ld.weak r1 x"
+
+#: Programs whose result no schedule changes, and that result.
+RESULTS = [
+    (RIGHT, (1, 7, 7, 1)),
+    (RIGHT.replace("1.0.0", "0.1.0"), (1, 7, 7, 1)),
+    ("[x=5] 0.0.0: copy a x 4; commit; waitgroup 0; ld.weak r0 a | 0.1.0: ld.weak r0 y", (5, 0, 5, 0)),
+    ("[x=5] 0.0.0: expect 0 16; bulkload a x 0 | 0.1.0: wait 0 0; ld.weak r0 a", (5, 5, 0)),
+    (
+        "0.0.0: st.weak a 9; proxyfence; bulkstore x a; bulkcommit; bulkwait 0; ld.weak r0 x | 0.1.0: ld.weak r0 y",
+        (9, 0, 9, 0, 0),
+    ),
+    ("0.0.0: st.weak a 3; bar.sync 1 2 | 0.1.0: bar.sync 1 2; ld.weak r0 a; st.weak x r0", (3, 3)),
+    ("0.0.0: st.weak a 3; warpsync 3 | 0.0.1: warpsync 3; ld.weak r0 a", (3,)),
+    ("0.0.0: st.weak a 513; arrive 0 | 0.1.0: wait 0 0; ld.weak r0 a+1 :1", (2,)),
+    (
+        "0.0.0: atom.relaxed.gpu.cas r0 x 0 4; atom.relaxed.gpu.cas r1 x 0 5; atom.acq_rel.gpu.exch r2 x 6 | "
+        "1.0.0: ld.nc r0 y",
+        (0, 4, 4, 0, 6, 0),
+    ),
+    (
+        "0.0.0: st.volatile x 1 :8; membar.gl; ld.volatile r0 x :8; if r0 == 1 { st.weak y 2 }; "
+        "if r0 != 1 { st.weak y 3 } | 1.0.0: fence.sc.sys",
+        (1, 1, 2),
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "result"), RESULTS)
+def test_results(text: str, result: tuple[int, ...]) -> None:
+    found = program(text, mbarriers=(1, 1))
+    (seen,) = observe([found])
+    assert seen == Observation(frozenset({result}))
+    verdict = judge(found)
+    assert verdict.outcomes == {result}
+    assert judge_observation(verdict, seen) == "agrees"
+
+
+def test_programs_of_one_kernel_do_not_touch_each_other() -> None:
+    found = [program(text, mbarriers=(1, 1)) for text, _ in RESULTS]
+    assert [each.outcomes for each in observe(found)] == [{result} for _, result in RESULTS]
+
+
+def test_a_race_is_seen() -> None:
+    found = program(WRONG.replace(" x", " a"))
+    (seen,) = observe([found])
+    assert not seen.outcomes
+    assert "race on byte 0" in str(seen.race)
+    assert judge_observation(judge(found), seen) == "agrees"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "observation", "kind"),
+    [
+        (FREE, Observation(frozenset({(1, 1)})), "agrees"),
+        (FREE, Observation(frozenset({(1, 1), (2, 1)})), "outside the set"),
+        (FREE, Observation(frozenset(), race="a race"), "false alarm"),
+        (FREE, Observation(frozenset(), error="Deadlock"), "not ended"),
+        (Verdict(None, judge(program(WRONG)).races, "always", (), 1), Observation(frozenset({(1, 1)})), "missed"),
+        (
+            Verdict(None, judge(program(WRONG)).races, "always", (), 1),
+            Observation(frozenset(), race="a race"),
+            "agrees",
+        ),
+        (Verdict(FREE.outcomes, (), "never", ("unclear",), 2), Observation(frozenset(), race="a race"), "open"),
+    ],
+)
+def test_what_counts_as_what(verdict: Verdict, observation: Observation, kind: str) -> None:
+    assert judge_observation(verdict, observation) == kind
+
+
+def test_an_executor_that_is_wrong_is_found_out() -> None:
+    found = program(RIGHT)
+
+    def silent(module: Any, entry: str, grid: Any, block: Any, args: Any, **options: Any) -> None:
+        """Leaves memory as it is."""
+
+    def stale(module: Any, entry: str, grid: Any, block: Any, args: Any, **options: Any) -> None:
+        """The flag is seen, and not the data."""
+        ptx.launch(module, entry, grid, block, args, **options)
+        args[1].array.view(np.uint64)[1] = 0
+
+    def alarmed(*args: Any, **options: Any) -> None:
+        raise ptx.RaceError("a race", block=(0, 0, 0))
+
+    def stuck(*args: Any, **options: Any) -> None:
+        raise ptx.Deadlock("nothing runs", waiting=())
+
+    kinds = [
+        judge_observation(judge(found), next(observe([found], launch=each))) for each in (silent, stale, alarmed, stuck)
+    ]
+    assert kinds == ["outside the set", "outside the set", "false alarm", "not ended"]
+
+
+def test_a_report_counts_by_cause_and_shows_the_shortest() -> None:
+    report = Report()
+    long, short = program(WRONG + "; st.weak y 1; st.weak z 1"), program(WRONG)
+    for each in (long, short):
+        named = Program("shape", "cause", each.threads)
+        report.add(named, judge(named), Observation(frozenset({(7, 7)})))
+    free = Program("shape", "other", program(RIGHT).threads)
+    report.add(free, judge(free), Observation(frozenset({(1, 7, 7, 1)})))
+    assert not report.passed
+    document = report.document()
+    assert document["kinds"] == {
+        "agrees": 1, "open": 0, "missed": 2, "false alarm": 0, "outside the set": 0, "not ended": 0
+    }  # fmt: skip
+    assert document["missed_by_executions"] == {"always": 2}
+    (worst,) = document["worst"]
+    assert worst["program"] == short.key.splitlines()
+    assert worst["races"] == [
+        "thread 0: st.weak.b32 [x], 7 | thread 1: ld.weak.b32 r1, [x] | not both strong, and unordered"
+    ]
+    assert any("st.global.u32" in line for line in worst["ptx"])
+    assert table(report)[1:] == [
+        ["shape", "cause", "", "", "2", "", "", ""],
+        ["shape", "all", "1", "", "2", "", "", ""],
+        ["all", "", "1", "0", "2", "0", "0", "0"],
+    ]
+
+
+def test_several_schedules_show_several_outcomes() -> None:
+    found = program("0.0.0: atom.relaxed.gpu.add r0 x 1 | 1.0.0: atom.relaxed.gpu.add r0 x 1")
+    allowed = {(0, 1, 2), (1, 0, 2)}
+    once, often = (next(observe([found], schedules)) for schedules in (1, 16))
+    assert judge(found).outcomes == allowed
+    assert len(once.outcomes) == 1
+    assert often.outcomes == allowed
+    report = compare([(found, judge(found))], 16)
+    assert (report.allowed, report.seen, report.passed) == (2, 2, True)
+
+
+def test_right_programs_pass() -> None:
+    found = [program(text, mbarriers=(1, 1)) for text, _ in RESULTS]
+    report = compare((each, judge(each)) for each in found)
+    assert report.passed
+    assert report.kinds == {"agrees": len(RESULTS)}
+    assert report.allowed == report.seen == len(RESULTS)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = tmp_path / "litmus.json"
+    result = CliRunner().invoke(app, ["litmus", "--programs", "12", "--seed", "5", "--report", str(path)])
+    document = json.loads(path.read_text())
+    assert (document["programs"], document["seed"]) == (12, 5)
+    assert result.exit_code == (0 if document["passed"] else 1)
+    assert result.stdout.splitlines()[0].split()[:3] == ["shape", "cause", "agrees"]

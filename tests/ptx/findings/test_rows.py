@@ -1,0 +1,119 @@
+"""What is said of races: both accesses, the change that orders them, and that this change makes the kernel clean."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.findings.bulk import BULK_ROWS, BulkRow
+from support.findings.plain import ROWS, Row
+
+from refmoe import ptx
+
+ROOT = Path(__file__).parents[3]
+EVERY = [*ROWS, *BULK_ROWS]
+each_row = pytest.mark.parametrize("row", EVERY, ids=str)
+
+
+def found(row: Row | BulkRow) -> ptx.RaceError:
+    """The race of a row, or its one warning."""
+    if not row.warning:
+        with pytest.raises(ptx.RaceError) as caught:
+            row.launch(row.text)
+        return caught.value
+    result, _ = row.launch(row.text)
+    (warning,) = result.warnings
+    return warning
+
+
+@each_row
+def test_what_is_said(row: Row | BulkRow) -> None:
+    race = found(row)
+    assert (race.kind, race.warning) == (row.kind, row.warning)
+    finding = race.finding
+    assert finding is not None
+    earlier = "" if finding.earlier is None else finding.earlier.kind
+    assert (earlier, finding.later.kind) == row.accesses
+    lines = row.text.splitlines()
+    for side in (finding.later, finding.earlier):
+        # Both name the line that the instruction stands in.
+        assert side is None or "".join(side.text.split()) in "".join(lines[side.line - 1].split())
+    assert row.remedy in finding.remedy
+    assert finding.section == row.section
+    assert str(race).splitlines()[0] == race.message
+    assert str(race).splitlines()[-1].strip() == f"see docs/executor/races.md#{row.section}"
+
+
+@each_row
+def test_the_change_makes_it_clean(row: Row | BulkRow) -> None:
+    finding = found(row).finding
+    assert finding is not None
+    assert finding.tried
+    assert finding.clean
+    assert finding.edited is not None
+    assert finding.edited != row.text
+    # Lines mean the same in both texts.
+    assert len(finding.edited.splitlines()) == len(row.text.splitlines())
+    result, after = row.launch(finding.edited)
+    assert result.warnings == ()
+    again, expected = row.launch(row.twin)
+    assert again.warnings == ()
+    if "reads" not in row.name:
+        np.testing.assert_array_equal(after, expected)
+
+
+@pytest.mark.parametrize("row", [row for row in EVERY if row.warning], ids=str)
+def test_strict_makes_warnings_fail(row: Row | BulkRow) -> None:
+    with pytest.raises(ptx.RaceError) as caught:
+        row.launch(row.text, checks=ptx.Checks(strict=True))
+    assert caught.value.warning == row.warning
+    assert caught.value.finding is not None
+    row.launch(row.twin, checks=ptx.Checks(strict=True))
+
+
+@each_row
+def test_without_an_explanation(row: Row | BulkRow) -> None:
+    if row.warning == "warp-collective":
+        # Whose values were consumed is found out by looking again.
+        with pytest.raises(ptx.RaceError) as caught:
+            row.launch(row.text, checks=ptx.Checks(explain=False))
+        assert (caught.value.warning, caught.value.finding) == ("", None)
+        return
+    race = None
+    try:
+        result, _ = row.launch(row.text, checks=ptx.Checks(explain=False))
+        (race,) = result.warnings
+    except ptx.RaceError as error:
+        race = error
+    assert race.finding is None
+    assert str(race) == race.message
+    assert (race.kind, race.warning) == (row.kind, row.warning)
+
+
+@each_row
+def test_the_section_is_on_the_page(row: Row | BulkRow) -> None:
+    page = (ROOT / "docs" / "executor" / "races.md").read_text()
+    anchors = [line.lstrip("#").strip().lower().replace(" ", "-") for line in page.splitlines() if line.startswith("#")]
+    assert row.section in anchors
+
+
+def test_findings_survive_pickling() -> None:
+    race = found(ROWS[0])
+    again = pickle.loads(pickle.dumps(race))
+    assert str(again) == str(race)
+    assert again.finding == race.finding
+    assert again.earlier == race.earlier
+
+
+def test_one_finding_a_cause() -> None:
+    # All threads of two blocks race with the one 32 further: one finding, with how many there are.
+    row = ROWS[0]
+    finding = found(row).finding
+    assert finding is not None
+    assert (finding.bytes, finding.threads, finding.more) == (64, 64, False)
+    assert "64 places, 64 threads" in "\n".join(finding.lines())
+    lanes = found(ROWS[4]).finding
+    assert lanes is not None
+    assert (lanes.bytes, lanes.threads) == (1, 1)

@@ -1,0 +1,170 @@
+"""Every schedule of a short launch: all outcomes that PTX's axioms allow, load buffering among them, and no other.
+
+The verdicts are those of `refmoe.litmus`, which shares nothing with the executor.
+"""
+
+from __future__ import annotations
+
+import pytest
+from litmus.notation import program
+
+from refmoe import ptx
+from refmoe.litmus.axioms import judge
+from refmoe.litmus.run import compare, observe
+from refmoe.ptx.exploration import Footprint, Move
+
+#: Race-free programs all of whose outcomes a few hundred walks show: name, program.
+WEAK = {
+    "store buffering": "0.0.0: st.relaxed.gpu x 1; ld.relaxed.gpu r0 y | "
+    "1.0.0: st.relaxed.gpu y 1; ld.relaxed.gpu r0 x",
+    "store buffering, fence.sc": "0.0.0: st.relaxed.gpu x 1; fence.sc.gpu; ld.relaxed.gpu r0 y | "
+    "1.0.0: st.relaxed.gpu y 1; fence.sc.gpu; ld.relaxed.gpu r0 x",
+    "load buffering": "0.0.0: ld.relaxed.gpu r0 x; st.relaxed.gpu y 1 | 1.0.0: ld.relaxed.gpu r0 y; st.relaxed.gpu x 1",
+    "load buffering of lanes": "0.0.0: ld.volatile r0 x; st.volatile y 1 | 0.0.1: ld.volatile r0 y; st.volatile x 1",
+    "load buffering, shared": "0.0.0: ld.relaxed.cta r0 a; st.relaxed.cta b 1 | "
+    "0.1.0: ld.relaxed.cta r0 b; st.relaxed.cta a 1",
+    "load buffering, one dependency": "0.0.0: ld.relaxed.gpu r0 x; st.relaxed.gpu y r0 | "
+    "1.0.0: ld.relaxed.gpu r0 y; st.relaxed.gpu x 1",
+    "load buffering, dependencies": "0.0.0: ld.relaxed.gpu r0 x; st.relaxed.gpu y r0 | "
+    "1.0.0: ld.relaxed.gpu r0 y; st.relaxed.gpu x r0",
+    "load buffering, conditions": "0.0.0: ld.relaxed.gpu r0 x; if r0 == 1 { st.relaxed.gpu y 1 } | "
+    "1.0.0: ld.relaxed.gpu r0 y; if r0 == 1 { st.relaxed.gpu x 1 }",
+    "load buffering, releases and acquires": "0.0.0: ld.acquire.gpu r0 x; st.release.gpu y 1 | "
+    "1.0.0: ld.acquire.gpu r0 y; st.release.gpu x 1",
+    "load buffering, fences": "0.0.0: ld.relaxed.gpu r0 x; fence.acq_rel.gpu; st.relaxed.gpu y 1 | "
+    "1.0.0: ld.relaxed.gpu r0 y; fence.acq_rel.gpu; st.relaxed.gpu x 1",
+    "own write": "0.0.0: ld.relaxed.gpu r0 x; st.relaxed.gpu x 1; ld.relaxed.gpu r1 x | 1.0.0: st.relaxed.gpu x 2",
+    "atomics in two orders": "0.0.0: atom.relaxed.gpu.add r0 x 1; atom.relaxed.gpu.add r1 y 1 | "
+    "1.0.0: atom.relaxed.gpu.add r0 y 1; atom.relaxed.gpu.add r1 x 1",
+    "an atomic before a store": "0.0.0: st.relaxed.gpu x 1; st.relaxed.gpu y 1 | "
+    "1.0.0: ld.relaxed.gpu r0 y; atom.relaxed.gpu.exch r1 x 2",
+    "message": "0.0.0: st.weak x 7; st.release.gpu y 1 | 1.0.0: until ld.acquire.gpu r0 y == 1; ld.weak r1 x",
+    "meeting lanes and a message": "0.0.0: st.weak x 5; warpsync 3 | 0.0.1: warpsync 3; atom.release.gpu.exch s0 y 1 | "
+    "0.1.0: until ld.acquire.gpu r0 y == 1; ld.weak r1 x",
+    "a barrier in memory": "0.0.0: st.weak a 5; arrive 0 | 0.1.0: wait 0 0; ld.weak r0 a",
+}
+
+
+#: The same of four threads, which has many walks.
+INDEPENDENT_READS = (
+    "0.0.0: st.relaxed.gpu x 1 | 1.0.0: st.relaxed.gpu y 1 | "
+    "2.0.0: ld.acquire.gpu r0 x; ld.acquire.gpu r1 y | 3.0.0: ld.acquire.gpu r0 y; ld.acquire.gpu r1 x"
+)
+
+
+def test_walks_show_what_the_axioms_allow_and_nothing_else() -> None:
+    found = {name: program(text, mbarriers=(1,) if "arrive" in text else ()) for name, text in WEAK.items()}
+    # Walks go on behind the last new outcome, so that one that is not allowed would be seen.
+    seen = observe(list(found.values()), 1, walks=250)
+    for (name, each), observation in zip(found.items(), seen, strict=True):
+        assert (observation.race, observation.error) == (None, None), name
+        assert observation.outcomes == judge(each).outcomes, name
+
+
+@pytest.mark.slow
+def test_independent_reads_may_see_writes_in_different_orders() -> None:
+    found = program(INDEPENDENT_READS)
+    (seen,) = observe([found], 1, walks=1200)
+    assert len(seen.outcomes) == 16
+    assert seen.outcomes == judge(found).outcomes
+
+
+#: Programs with a race that the executor's own order does not show, and what shows it.
+RACES = {
+    "data without a condition": "0.0.0: st.weak x 7; st.release.gpu y 1 | 1.0.0: ld.acquire.gpu r0 y; ld.weak r1 x",
+    "a race behind load buffering": "0.0.0: ld.relaxed.gpu r0 x; st.relaxed.gpu y 1; if r0 == 1 { st.weak z 1 } | "
+    "1.0.0: ld.relaxed.gpu r0 y; st.relaxed.gpu x 1; ld.weak r1 z",
+}
+
+
+def test_a_race_that_only_some_schedules_show() -> None:
+    found = [program(text) for text in RACES.values()]
+    report = compare([(each, judge(each)) for each in found], schedules=1, walks=400)
+    assert report.kinds == {"agrees": len(RACES)}
+    (once,) = observe(found[1:], 1)
+    assert once.race is None
+
+
+#: Lanes of one warp, one of which has exited when the other synchronises.
+GONE = [
+    "0.0.0: st.weak x 7; warpsync 3; st.weak x 8 | 0.0.1: warpsync 3; ld.weak r0 x",
+    "0.0.0: warpsync 3; atom.relaxed.gpu.add q0 x 1 | 0.0.1: warpsync 3; ld.weak r0 x",
+    "0.0.0: st.weak y 7 | 0.0.1: arrive 0; wait 0 0; ld.weak r0 y",
+    "0.0.0: ld.weak r0 a | 0.0.1: arrive 0; wait 0 0; st.weak a 7",
+    "0.0.0: st.weak x 7 | 0.0.1: warpsync 6; ld.weak r0 x | 0.0.2: warpsync 6",
+]
+
+
+def test_nothing_orders_what_a_lane_did_that_has_exited() -> None:
+    found = [program(text, mbarriers=(1,)) for text in GONE]
+    for one, observation in zip(found, observe(found, 1), strict=True):
+        assert judge(one).when == "always"
+        assert observation.race is not None, str(one)
+
+
+def test_a_walk_is_run_again_by_its_name() -> None:
+    text = WEAK["load buffering"]
+    walks = {}
+    for walk in ptx.every_walk(300):
+        try:
+            (seen,) = observe_one(text, ptx.Schedule(walk=walk))
+        except ptx.Redundant:
+            continue
+        walks.setdefault(seen, str(ptx.Schedule(walk=walk)))
+    assert set(walks) == judge(program(text)).outcomes
+    for seen, name in walks.items():
+        assert name.startswith("schedule=walk:")
+        assert observe_one(text, ptx.Schedule.of(name)) == [seen]
+
+
+def observe_one(text: str, schedule: ptx.Schedule) -> list[tuple[int, ...]]:
+    """The outcome under one schedule."""
+    from refmoe.litmus import run
+    from refmoe.litmus.emit import module_text
+
+    found = program(text)
+    if text not in _MODULES:
+        _MODULES[text] = ptx.Module.parse(module_text([found], "sm_80"), "litmus")
+    outcome = run._run(_MODULES[text], 0, found, schedule, ptx.launch)
+    assert isinstance(outcome, tuple)
+    return [outcome]
+
+
+_MODULES: dict[str, ptx.Module] = {}
+
+
+def test_steps_that_do_not_depend_are_walked_in_one_order() -> None:
+    x, y = (Move((lane, 0), Footprint("global", -1, 16 * lane, 16 * lane + 4)) for lane in (0, 1))
+
+    def orders(*moves: Move) -> list[list[object]]:
+        found = []
+        for walk in ptx.every_walk(10):
+            left, taken = list(moves), []
+            try:
+                while left:
+                    chosen = walk.next(left)
+                    left.remove(chosen)
+                    taken.append(chosen.key)
+            except ptx.Redundant:
+                continue
+            found.append(taken)
+        return found
+
+    assert orders(x, y) == [[(0, 0), (1, 0)]]
+    same = Move((1, 0), x.footprint)
+    assert sorted(orders(x, same)) == [[(0, 0), (1, 0)], [(1, 0), (0, 0)]]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "depends"),
+    [
+        (Footprint("global", -1, 0, 4), Footprint("global", -1, 3, 4, writes=False), True),
+        (Footprint("global", -1, 0, 4), Footprint("global", -1, 4, 8), False),
+        (Footprint("global", -1, 0, 4, writes=False), Footprint("global", -1, 0, 4, writes=False), False),
+        (Footprint("shared", 0, 0, 4), Footprint("shared", 1, 0, 4), False),
+        (Footprint("shared", 0, 0, 4), Footprint("global", -1, 0, 4), False),
+        (Footprint("everything"), Footprint("global", -1, 0, 4, writes=False), True),
+    ],
+)
+def test_what_depends_on_what(one: Footprint, other: Footprint, depends: bool) -> None:
+    assert one.depends(other) == other.depends(one) == depends

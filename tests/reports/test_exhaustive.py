@@ -1,0 +1,119 @@
+"""A document of every pair: what contradicts itself is refused, although its digest is right."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refmoe.catalog import source_sha256
+from refmoe.exhaustive.run import document_of
+from refmoe.reports.documents import digest_of
+from refmoe.reports.exhaustive import EXHAUSTIVE, all_pairs, failures, summary
+
+PAIRS = all_pairs("bf16", "exact")
+ROW = {
+    "subject": "expand.8x4", "dtype": "bf16", "mode": "rceil", "edge": "exact",
+    "entry": "refmoe_expand_bf16_rceil_exact_8x4", "pieces": 16, "pairs": PAIRS, "blocks": PAIRS // 31 + 9999,
+    "bytes": 3 * PAIRS, "differing": 0, "first": None,
+}  # fmt: skip
+PROOF = {
+    "entry": ROW["entry"], "launches": ["24 x 2880, grid 24"], "instructions": 300, "predicates": 24, "forced": 1,
+    "bytes": 5000, "shapes": {"codes": 1, "scales": 1}, "maximum": "max.u16x2", "refusals": [],
+}  # fmt: skip
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    rows, proofs = copy.deepcopy([ROW]), copy.deepcopy([PROOF])
+    return document_of(rows, proofs, device="ptx", arch="sm_120a", command="refmoe parity", seconds=1.0)
+
+
+def judged(document: dict[str, Any]) -> list[str]:
+    document["digest"] = digest_of(document)
+    return [refusal.text for refusal in EXHAUSTIVE.check(Path("exhaustive.json"), document, source_sha256)]
+
+
+def test_an_honest_document_passes(document: dict[str, Any]) -> None:
+    assert judged(document) == []
+    assert document["passed"]
+
+
+def test_differing_bytes_and_refused_proofs_fail(document: dict[str, Any]) -> None:
+    row = {**ROW, "differing": 3, "first": {"output": "codes"}}
+    proof = {
+        **PROOF,
+        "refusals": ["line 3: a byte of codes depends on element 0 of the block 1 to the right of its own"],
+    }
+    failed = document_of([row], [proof], device="ptx", arch="sm_120a", command="refmoe parity", seconds=1.0)
+    assert not failed["passed"]
+    assert [sentence.split(":")[0] for sentence in failures(failed)] == ["expand.8x4", f"{ROW['entry']} is not proven"]
+    assert judged(failed) == [f"exhaustive.json: {sentence}" for sentence in failures(failed)]
+
+
+def sums(document: dict[str, Any]) -> None:
+    document["summary"] = summary(document["rows"], document["proofs"])
+
+
+def change(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    def apply(document: dict[str, Any]) -> None:
+        document["rows"][0][key] = value
+        sums(document)
+
+    return apply
+
+
+def no_rows(document: dict[str, Any]) -> None:
+    document["rows"] = []
+    sums(document)
+
+
+def twice(document: dict[str, Any]) -> None:
+    document["rows"] *= 2
+    sums(document)
+
+
+def no_proof(document: dict[str, Any]) -> None:
+    document["proofs"] = []
+    sums(document)
+
+
+def empty_proof(document: dict[str, Any]) -> None:
+    document["proofs"][0]["bytes"] = 0
+    sums(document)
+
+
+@pytest.mark.parametrize(
+    ("tamper", "words"),
+    [
+        (no_rows, "no rows"),
+        (twice, "is there 2 times"),
+        (no_proof, "no proof of its entry"),
+        (empty_proof, "proven over no byte"),
+        (change("pairs", PAIRS - 1), "there are 1,082,065,406"),
+        (change("blocks", 5), "too few for its pairs"),
+        (change("bytes", 0), "of codes alone"),
+        (change("differing", -1), "-1 differing bytes of"),
+        (change("differing", 2), "first difference says otherwise"),
+        (change("first", {"output": "codes"}), "first difference says otherwise"),
+        (change("pieces", 0), "has no piece"),
+        (change("entry", None), "is of the entry None"),
+        (lambda document: document["summary"].update(bytes=7), "not the sum"),
+        (lambda document: document.update(passed=False), "did not pass"),
+        (lambda document: document["source_sha256"].update(expand="0" * 64), "the source of expand changed"),
+        (lambda document: document.update(source_sha256={}), "of which source of expand"),
+        (lambda document: document.update(swept_sha256="0" * 64), "what is expected, or its sweep, changed"),
+        (lambda document: document.update(proof_sha256="0" * 64), "the proof changed"),
+        (lambda document: document.update(schema_version="0"), "schema version 0"),
+        (lambda document: document.pop("proofs"), "has no proofs"),
+    ],
+)
+def test_a_contradiction_is_refused(
+    tamper: Callable[[dict[str, Any]], None], words: str, document: dict[str, Any]
+) -> None:
+    tamper(document)
+    refusals = judged(document)
+    assert any(words in sentence for sentence in refusals), refusals

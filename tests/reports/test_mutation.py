@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refmoe import catalog
+from refmoe.errors import ArgumentError
+from refmoe.mutation import cuda, host
+from refmoe.mutation.document import mutation_document, read_reasons
+from refmoe.mutation.site import Site
+from refmoe.mutation.trial import Tried
+from refmoe.reports.documents import digest_of
+from refmoe.reports.gate import check_reports
+from refmoe.reports.mutation import BAR, figures
+
+Document = dict[str, Any]
+
+
+def tried(number: int, outcome: str = "caught", kernel: str = "quantize") -> Tried:
+    caught = outcome in ("caught", "timed out")
+    check = {"caught": "bytes", "timed out": "time", "equivalent": "SASS"}.get(outcome)
+    case = "mxfp8_quantize:bf16:m1k32:gaussian:seed7@ptx" if caught else None
+    name = f"cuda:{kernel}:guard:{kernel}.cu:{number}:1:a -> b"
+    return Tried(name, "cuda", kernel, "guard", outcome, case, check, None, 3, 9, 0.5)  # type: ignore[arg-type]
+
+
+def document(*more: Tried, caught: int = 100, reasons: dict[str, dict[str, str]] | None = None) -> Document:
+    found = [*(tried(number) for number in range(caught)), *more]
+    return mutation_document(found, of=1000, seed=7, command="refmoe mutate", seconds=1.0, reasons=reasons or {})
+
+
+def refusals(tmp_path: Path, made: Document) -> list[str]:
+    path = tmp_path / "mutation.json"
+    path.write_text(json.dumps(made))
+    found = check_reports([path], None, catalog).refusals
+    return [sentence.removeprefix(f"{path}: ") for sentence in found]
+
+
+def test_a_document_above_the_bar_passes_the_gate(tmp_path: Path) -> None:
+    others = [tried(200, "timed out"), tried(201, "equivalent"), tried(202, "does not build"), tried(203, "survived")]
+    made = document(*others)
+    assert refusals(tmp_path, made) == []
+    assert made["summary"] == {
+        "mutants": 104,
+        "does_not_build": 1,
+        "same_code": 1,
+        "proven_equivalent": 0,
+        "caught": 100,
+        "timed_out": 1,
+        "survived": 1,
+        "share": round(101 / 102, 4),
+    }
+    assert made["survivors"] == [{"id": others[3].id, "cases": 3, "verdict": "open", "reason": "nobody has looked yet"}]
+
+
+def test_counts_are_by_operator_and_by_kernel() -> None:
+    made = document(tried(1, "survived", "routing"), caught=2)
+    assert [(row["kernel"], row["mutants"], row["share"]) for row in made["kernels"]] == [
+        ("quantize", 2, 1.0),
+        ("routing", 1, 0.0),
+    ]
+    assert [(row["operator"], row["mutants"]) for row in made["operators"]] == [("guard", 3)]
+
+
+def test_one_below_the_bar_is_refused_with_both_figures(tmp_path: Path) -> None:
+    made = document(*(tried(300 + number, "survived") for number in range(3)), caught=97)
+    assert made["summary"]["share"] < BAR
+    assert refusals(tmp_path, made) == ["97.0 % of the mutants that can be caught are; needed 98.0 %"]
+
+
+def test_a_survivor_that_is_proven_equivalent_counts_as_no_fault(tmp_path: Path) -> None:
+    lived = [tried(300 + number, "survived") for number in range(3)]
+    proven = {each.id: {"verdict": "equivalent", "reason": "the value is never negative"} for each in lived}
+    made = document(*lived, caught=97, reasons=proven)
+    assert made["summary"]["share"] == 1.0
+    assert refusals(tmp_path, made) == []
+    unseen = {each.id: {"verdict": "no case", "reason": "a check of the caller's arguments"} for each in lived}
+    assert document(*lived, caught=97, reasons=unseen)["summary"]["share"] < BAR
+
+
+def first(made: Document) -> Document:
+    mutant: Document = made["mutants"][0]
+    return mutant
+
+
+def set_summary(made: Document) -> None:
+    made["summary"]["caught"] += 1
+
+
+def set_share(made: Document) -> None:
+    made["operators"][0]["share"] = 1.0
+
+
+def drop_survivor(made: Document) -> None:
+    made["survivors"] = []
+
+
+DAMAGE: list[tuple[Callable[[Document], Any], str]] = [
+    (set_summary, "its summary is not the sum"),
+    (set_share, "its counts by operators are not those"),
+    (lambda made: made["kernels"].pop(), "its counts by kernels are not those"),
+    (drop_survivor, "1 mutants survived, and the list of survivors has 0"),
+    (lambda made: made["survivors"][0].update(reason=" "), "has no reason"),
+    (lambda made: made["survivors"][0].update(verdict="fine"), "has the verdict 'fine'"),
+    (lambda made: made["mutants"].append(dict(first(made))), "is listed 2 times"),
+    (lambda made: first(made).update(outcome="probably caught"), "has the outcome 'probably caught'"),
+    (lambda made: first(made).update(case=None), "is caught by no case"),
+    (lambda made: first(made).update(check=None), "is caught by no case, or by no check"),
+    (lambda made: first(made).update(cases=0), "after 0 cases"),
+    (lambda made: made["mutants"][-1].update(case="a case"), "is survived and names the case"),
+    (lambda made: first(made).update(outcome="equivalent", case=None), "is equivalent by 'bytes'"),
+    (lambda made: made["sample"].update(tried=3), "says that 3 mutants were tried"),
+    (lambda made: made["sample"].update(of=5), "mutants were tried"),
+    (lambda made: made.update(passed=not made["passed"]), "against its own figures"),
+    (lambda made: made["source_sha256"].update({"csrc/quantize.cu": "0" * 64}), "csrc/quantize.cu changed"),
+    (lambda made: made["source_sha256"].update({"gone.py": "0" * 64}), "gone.py changed"),
+    (lambda made: made.pop("survivors"), "has no survivors"),
+    (lambda made: made.update(schema_version="0"), "schema version 0"),
+]
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGE, ids=[said for _, said in DAMAGE])
+def test_a_document_against_itself_is_refused_even_with_a_right_digest(
+    tmp_path: Path, damage: Callable[[Document], Any], said: str
+) -> None:
+    made = document(tried(500, "survived"))
+    damage(made)
+    made["digest"] = digest_of(made)
+    assert any(said in sentence for sentence in refusals(tmp_path, made))
+
+
+def test_an_edited_document_is_refused(tmp_path: Path) -> None:
+    made = document()
+    made["seconds"] = 2.0
+    assert refusals(tmp_path, made) == ["edited after it was made; run `refmoe mutate --sample N --report FILE` again"]
+
+
+def test_without_a_mutant_that_can_be_caught_there_is_no_share() -> None:
+    assert figures([], {})["share"] is None
+    assert not document(caught=0)["passed"]
+
+
+def test_reasons_name_mutants_that_there_are_and_have_a_verdict() -> None:
+    sites: dict[str, Site] = {site.id: site for file in cuda.files() for site in cuda.sites(file)}
+    sites |= {site.id: site for file in host.files() for site in host.sites(file)}
+    unknown = [name for name in read_reasons() if not name.startswith("ptx:") and name not in sites]
+    assert not unknown, "a line has moved: `refmoe mutate --list` has the ids of today"
+
+
+def test_a_reason_without_a_sentence_or_with_a_verdict_of_its_own_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "reasons.json"
+    for damaged in ({"verdict": "equivalent", "reason": ""}, {"verdict": "sure", "reason": "x"}, {"reason": "x"}):
+        path.write_text(json.dumps({"an id": damaged}))
+        with pytest.raises(ArgumentError, match="reasons"):
+            read_reasons(path)
