@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.case import Shape
-from refmoe.families.family import Fill
+from refmoe.families.family import Case, Fill
 from refmoe.families.real_data import FFN, FFN_INPUT, read_activations, tile_rows
 from refmoe.families.vacuity import Limits
 from refmoe.formats import MX_BLOCK
@@ -47,11 +47,26 @@ class GemmData:
 
 
 def _fill(
-    name: str, catches: str, make: Callable[[Draw, Shape], GemmData], limits: Limits, least_k: int = MX_BLOCK
+    name: str,
+    catches: str,
+    make: Callable[[Draw, Shape], GemmData],
+    limits: Limits,
+    least_k: int = MX_BLOCK,
+    unscaled: bool = False,
 ) -> Fill:
-    """A fill that needs at least `least_k`; `make(draw, size)` gives the operands."""
-    needed = f"a k of at least {least_k} for {name}"
-    return Fill(name, catches, make, limits, lambda case: None if case.shape.k >= least_k else needed)
+    """A fill; `make(draw, size)` gives the operands.
+
+    Args:
+        least_k: K that it needs.
+        unscaled: whether a factor of an expert would take its sums from the numbers that they are made to lie beside.
+    """
+
+    def needs(case: Case) -> str | None:
+        if case.shape.k < least_k:
+            return f"a k of at least {least_k} for {name}"
+        return f"alpha=none for the fill {name}" if unscaled and case.alpha == "distinct" else None
+
+    return Fill(name, catches, make, limits, needs)
 
 
 def _data(token_codes: Codes, token_scales: Codes, weight_codes: Codes, weight_scales: Codes) -> GemmData:
@@ -346,6 +361,7 @@ FILLS = Fill.by_name(
         "BF16 that saturates, or overflows too early or too late",
         _overflow,
         Limits(nans=0.8, scales=1, reason="three of four sums round to Inf"),
+        unscaled=True,
     ),
     _fill(
         "scale-bytes",
