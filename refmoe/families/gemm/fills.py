@@ -54,11 +54,9 @@ def _fill(
     least_k: int = MX_BLOCK,
     unscaled: bool = False,
 ) -> Fill:
-    """A fill; `make(draw, size)` gives the operands.
+    """A fill that needs at least `least_k`; `make(draw, size)` gives the operands.
 
-    Args:
-        least_k: K that it needs.
-        unscaled: whether a factor of an expert would take its sums from the numbers that they are made to lie beside.
+    An `unscaled` one is refused with factors of experts, which would move its sums away from the end of a range.
     """
 
     def needs(case: Case) -> str | None:
