@@ -12,6 +12,8 @@ REPORT ?= out/parity.json
 JOBS ?= $(shell nproc)
 # `make mutants MUTANTS_REPORT=reports/ptx.json` renews the committed one.
 MUTANTS_REPORT ?= out/mutants.json
+# `make mutants SHARE=2/4` plants every fourth fault from the second on.
+SHARE ?= 1/1
 # Which of the million mutants `make mutate` tries, and where it says what became of them.
 MUTATE ?= --sample 200
 MUTATE_REPORT ?= out/mutation.json
@@ -133,7 +135,7 @@ exhaustive: $(VENV)/.core
 	$(BIN)/refmoe parity --level exhaustive --jobs $(JOBS) $(EXHAUSTIVE_ARGUMENTS) --report $(EXHAUSTIVE_REPORT)
 
 mutants: $(VENV)/.core
-	$(BIN)/refmoe parity --jobs $(JOBS) --mutants --report $(MUTANTS_REPORT)
+	$(BIN)/refmoe parity --jobs $(JOBS) --mutants --share $(SHARE) --report $(MUTANTS_REPORT)
 
 mutate: $(VENV)/.core
 	$(BIN)/refmoe mutate $(MUTATE) --jobs $(JOBS) --report $(MUTATE_REPORT)

@@ -21,7 +21,8 @@ from refmoe.errors import ArgumentError
     "refmoe parity --device cuda --level full --report reports/h200.json\n\n"
     "refmoe parity --schedules 16\n\n"
     "refmoe parity --level exhaustive --dtype bf16 --jobs 2 --report out/exhaustive.json\n\n"
-    "refmoe parity --mutants --markdown out/parity.md --html out/parity.html"
+    "refmoe parity --mutants --markdown out/parity.md --html out/parity.html\n\n"
+    "refmoe parity --mutants --share 2/4"
 )
 def parity(
     level: Annotated[
@@ -70,6 +71,14 @@ def parity(
             "--mutants", help="Also plant faults in the kernels, on ptx, and show which case catches each fault."
         ),
     ] = False,
+    share: Annotated[
+        str,
+        typer.Option(
+            metavar="K/N",
+            help="Of --mutants: every N-th fault from the K-th on. 1/4, 2/4, 3/4 and 4/4, on four machines or in four "
+            "runs of a CI, together plant all.",
+        ),
+    ] = "1/1",
     schedules: SchedulesOption = "1",
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes that run cases.")] = 1,
     report: Annotated[
@@ -86,14 +95,19 @@ def parity(
     (UNSUPPORTED) as the case list says that it does.
     """
     from refmoe.catalog import activation_cases, list_cases, parse_case
-    from refmoe.cli.session import Outputs, run_session
+    from refmoe.cli.session import Outputs, run_session, share_of
 
     if level == "exhaustive":
         from refmoe.cli.exhaustive import run_exhaustive
 
         with usage_errors():
             others = {"--case": case, "--activations": activations, "--mutants": mutants, "--junit": junit}
-            others |= {"--markdown": markdown, "--html": html, "--schedules": schedules != "1"}
+            others |= {
+                "--markdown": markdown,
+                "--html": html,
+                "--schedules": schedules != "1",
+                "--share": share != "1/1",
+            }
             if given := next((name for name, value in others.items() if value), None):
                 raise ArgumentError("level", f"exhaustive with {given}", "it without: it has pieces, not cases")
             status = run_exhaustive(
@@ -104,6 +118,9 @@ def parity(
         if dtype or policy or fresh:
             raise ArgumentError("level", f"{level} with --dtype, --policy or --fresh", "exhaustive with them")
         check_schedules(schedules)
+        part = share_of(share)
+        if part != (1, 1) and not mutants:
+            raise ArgumentError("share", f"{share} without --mutants", "--mutants with it: cases have no shares")
         chosen = [parse_case(text) for text in case or []]
         for text in activations or []:
             chosen += activation_cases(text, device, arch, suite or [])
@@ -114,11 +131,12 @@ def parity(
         report = Path("out") / f"parity-{device}.json"
     source = ["--level", level, *(f"--suite={name}" for name in suite or [])] if listed else ["--case", "..."]
     source += ["--mutants"] if mutants else []
+    source += ["--share", share] if part != (1, 1) else []
     source += ["--schedules", schedules] if schedules != "1" else []
     command = " ".join(["refmoe parity --device", device, *([f"--arch={arch}"] if arch else []), *source])
     outputs = Outputs(report, junit, markdown, html, as_json)
     with usage_errors():
-        status = run_session(chosen, command, outputs, jobs=jobs, mutants=mutants, schedules=schedules)
+        status = run_session(chosen, command, outputs, jobs=jobs, mutants=mutants, share=part, schedules=schedules)
     raise typer.Exit(status)
 
 

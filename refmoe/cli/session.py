@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from refmoe.catalog import kernel_of, sound_kernel
 from refmoe.cli.common import INTERRUPTED, make_console, write_files
-from refmoe.errors import RefmoeError
+from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families.family import Case
 from refmoe.museum import exhibits
 from refmoe.reports import render
@@ -50,6 +50,18 @@ class Outputs:
     as_json: bool = False
 
 
+def share_of(text: str) -> tuple[int, int]:
+    """(K, N) of "K/N": every N-th thing from the K-th on.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    number, slash, of = text.partition("/")
+    if not (slash and number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise ArgumentError("share", repr(text), "K/N with whole numbers and 1 <= K <= N, such as 2/4")
+    return int(number), int(of)
+
+
 def run_session(
     cases: Sequence[Case],
     command: str,
@@ -57,6 +69,7 @@ def run_session(
     *,
     jobs: int = 1,
     mutants: bool = False,
+    share: tuple[int, int] = (1, 1),
     verbose: bool = False,
     trace: Trace | None = None,
     schedules: str = "1",
@@ -72,6 +85,7 @@ def run_session(
         outputs: where the report goes.
         jobs: processes to run cases, and mutants, in.
         mutants: whether to plant faults in the kernels too.
+        share: which of the faults, see `share_of`.
         verbose: whether to print passed cases too.
         trace: records barrier waits and copies; with one process only.
         schedules: those of each launch on the executor, see `refmoe.ptx.schedules.schedules_of`.
@@ -93,7 +107,7 @@ def run_session(
         running = run_cases(cases, kernel_of, jobs=jobs, trace=trace, schedules=schedules)
         _run_cases(running, len(cases), results, console, verbose)
         if mutants:
-            _run_mutants(cases, killed, console, jobs)
+            _run_mutants(cases, killed, console, share, jobs)
     except KeyboardInterrupt:
         passed = sum(result.verdict is Verdict.PASS for result in results)
         ran = f"{len(results)} of {len(cases)} cases ran, {passed} passed"
@@ -150,8 +164,10 @@ def _run_cases(running: Iterator[Result], total: int, results: list[Result], con
                     console.print(f"{result.id}: warning: {warning}", style="yellow", markup=False)
 
 
-def _run_mutants(cases: Sequence[Case], killed: list[FaultResult], console: Console, jobs: int) -> None:
-    """The faults in our kernels, and those of the museum's, if the families of `cases` have them."""
+def _run_mutants(
+    cases: Sequence[Case], killed: list[FaultResult], console: Console, share: tuple[int, int], jobs: int
+) -> None:
+    """The faults in our kernels, and those of the museum's, if the families of `cases` have them; of them a share."""
     families = {case.family.name for case in cases}
     faults: list[Fault] = list(load_patches()) if families - exhibits().keys() else []
     for name, exhibit in exhibits().items():
@@ -160,6 +176,10 @@ def _run_mutants(cases: Sequence[Case], killed: list[FaultResult], console: Cons
             console.print(f"SKIPPED {len(exhibit.faults)} faults of {name}: {absent}", markup=False)
         elif name in families:
             faults += exhibit.faults
+    number, of = share
+    if of > 1:
+        console.print(f"of {len(faults)} faults every {of}th from number {number} on is planted", markup=False)
+        faults = faults[number - 1 :: of]
     with _progress(console, len(faults), "mutants") as advance:
         for result in plant_faults(faults, sound_kernel, jobs=jobs):
             killed.append(result)
