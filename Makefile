@@ -29,7 +29,7 @@ CUTLASS_REPORT ?= out/cutlass.json
 CUTE_REPORT ?= out/cute.json
 
 # Those of `refmoe bench` that need no GPU.
-BENCHES := quantize models executor races memory layer cutlass exponential
+BENCHES := quantize models executor first_launch races memory layer cutlass exponential
 
 PARITY_one := --arch sm_121a
 PARITY_all := --level full
