@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from support.verify import CASE, result, write_document
 
+from refmoe.native import cache as native_cache
+
 ROOT = Path(__file__).parent.parent
 KERNEL = ROOT / "tests" / "data" / "triton_e4m3_e4m3.ptx"
 
@@ -84,6 +86,7 @@ def test_a_missing_package_ends_in_a_sentence(package: str, tmp_path: Path) -> N
             "PYTHONPATH": str(ROOT),
             "PATH": "/usr/local/bin:/usr/bin:/bin",
             "HOME": str(tmp_path),
+            "REFMOE_CACHE_DIR": str(native_cache.folder().parent),  # each package anew would compile for seconds
             "CUDA_VISIBLE_DEVICES": "",
         },
     )
