@@ -441,6 +441,15 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", LOOPING_ROWS, 32, 8)
     yield _case("gaussian", 2, 8224, 2, bias="distinct")  # a row wider than a CTA, by one block
     yield _case("gaussian", 0, 2880, 8)
+    yield from _every_entry()
+
+
+def _every_entry() -> Iterator[Case]:
+    """Each entry has machine code of its own: each meets every fill, those of 128x4 in a case above."""
+    for variant, (mode, edge), fill in product(VARIANT.words, COMPILED_POLICIES, PLAIN_GATES):
+        entry = {"variant": variant, "mode": mode, "edge": edge, "layout": "8x4"}
+        bias = "none" if fill in ("fingerprint", "tiny") else "distinct"
+        yield _case(fill, 17, 160, 3, bias=bias, **entry)
 
 
 def _full() -> Iterator[Case]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -471,6 +472,11 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", 3, 8224, layout="mn_major")  # a row wider than a CTA, by a quarter of a tile
     for block in BLOCK_FP8:
         yield _case("gaussian", 0, 2880, block=block)
+    # Each entry has machine code of its own: each meets every fill, those of 1x128 in a case above.
+    for dtype, fill in product(_DTYPES, _FILLS):
+        for policy, scales in _variants(fill):
+            if policy == "exact" or fill != "scale-range":  # of which the floor leaves zeros in so large a block
+                yield _case(fill, 261, 416, dtype=dtype, block="128x128", policy=policy, scales=scales)
 
 
 def _full() -> Iterator[Case]:

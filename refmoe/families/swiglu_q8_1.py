@@ -131,6 +131,9 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 11008, 32, 8)  # more rows than CTAs
     yield _case("gaussian", 2, 2080, 2, dtype="f32")  # a row wider than a CTA, by one block
     yield _case("gaussian", 0, 2880, 8)
+    # Each entry has machine code of its own: each meets every fill.
+    for dtype, variant, quantizer, fill in product(("bf16", "f32"), ("gpt_oss", "silu"), QUANTIZERS, PLAIN_GATES):
+        yield _case(fill, 17, 160, 3, dtype=dtype, variant=variant, quantizer=quantizer)
 
 
 def _full() -> Iterator[Case]:

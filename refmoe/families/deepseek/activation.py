@@ -335,6 +335,10 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", 5, k, 99)
     yield _case("gaussian", 0, 2048, 8)
     yield _case("gaussian", 0, 2048, 8, rows="masked")
+    # Each entry has machine code of its own: each meets every fill.
+    for fill, dtype in product(_FILLS, ("bf16", "f32")):
+        for policy, scales in _variants(fill) if (fill, dtype) != ("ties", "bf16") else ():
+            yield _case(fill, 17, 384, 3, dtype=dtype, policy=policy, scales=scales)
 
 
 def _full() -> Iterator[Case]:

@@ -6,6 +6,7 @@ Its tokens are those of `block_fp8_quantize`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -147,6 +148,11 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", m, 4096 + 128 * (m - 4), 99, 5, routing="uniform")  # a CTA's elements, a tile beside
     yield _case("fingerprint", 5, 128, 3, 1, rows_before=1 << 28)  # pieces of 16 elements past 2^31
     yield _case("gaussian", 0, 7168, 8, 2)
+    # Each entry has machine code of its own: each meets every fill.
+    for fill, policy, scales, dtype in product(_FILLS, POLICIES, SCALES, ("bf16", "f32")):
+        # So few tiles of ordinary numbers have one power of two for a scale.
+        if (policy == "exact" or fill not in _BELOW_FLOOR) and (fill, scales) != ("gaussian", "ue8m0"):
+            yield _case(fill, 9, 384, 6, 2, dtype=dtype, policy=policy, scales=scales)
 
 
 def _full() -> Iterator[Case]:

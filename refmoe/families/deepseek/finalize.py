@@ -182,6 +182,9 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 2, 8224, 4, 3, dtype="f32")  # a row wider than two rounds of a CTA
     yield _case("cancelling", 3, 96, 40, 32)  # as many ranks as there may be
     yield _case("gaussian", 0, 7168, 8, 2)
+    # Each entry has machine code of its own: each meets every fill.
+    for dtype, out, order, fill in product(_DTYPES, _DTYPES, ORDERS, _PLAIN):
+        yield _case(fill, 9, 160, 8, 3, dtype=dtype, out=out, order=order)
 
 
 def _full() -> Iterator[Case]:

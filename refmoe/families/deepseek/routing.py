@@ -428,6 +428,10 @@ def _default() -> Iterator[Case]:
     for m in (15, 16, 17, 31, 32, 33):  # tokens of a CTA and of a warp, and one less and more
         yield _case("same", m, *_ROUTERS[0])
     yield _case("gaussian", 0, *_ROUTERS[0])
+    # Each entry has machine code of its own: each meets every fill. More than 256 experts take the wider ones.
+    for fill, dtype, rule in product(_PLAIN, ("f32", "bf16"), RULES):
+        for experts in (256, 512):
+            yield _case(fill, 9, experts, 6, 8, 4, dtype=dtype, rule=rule)
 
 
 def _full() -> Iterator[Case]:

@@ -7,6 +7,7 @@ its bytes follow. A chip runs the cases of its own instructions.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -399,6 +400,12 @@ def _default() -> Iterator[Case]:
     for rows in ("1", "0-0-3"):  # as many experts as DeepSeek-V3 has, and a number that is no power of two
         experts = 256 if rows == "1" else 99
         yield _case("one-hot-tokens", Shape(experts, 128, n=128, e=experts), rows=rows, tile_m=8)
+    # Each entry has machine code of its own: each meets the fills that show most.
+    for dtype, fill in itertools.product(OUT_DTYPES, ("near", "specials", "one-hot-tokens", "one-hot-weights")):
+        for tile_m in INSTRUCTIONS[_MODELS[0]].tiles_m:
+            yield _case(fill, _SMALL, dtype, rows=_SMALL_ROWS, tile_m=tile_m)
+        yield _case(fill, Shape(9, 256, n=256, e=2), dtype, rows="4-5", tile_m=128, ctas=2, **wgmma)
+        yield _case(fill, Shape(9, 256, n=128, e=2), dtype, rows="4-5", tile_m=128, **wgmma)
     for k, n in (GATE_UP, DOWN):
         yield _case("near", Shape(_CLASS_ROWS, k, n=n, e=5), rows=_CLASSES, sample=1, scales="mn_major")
 

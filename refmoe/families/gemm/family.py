@@ -258,6 +258,7 @@ def _default() -> Iterator[Case]:
         yield _case("gaussian", Shape(m=0, k=416, n=72, e=2), tile=str(tile))
     yield from _edges()
     yield from _far()
+    yield from _every_entry()
     for (k, n), (rows, routing) in itertools.product(_LAYERS, ((1, "uniform"), (4, "all-one-token"))):
         shape = Shape(rows, k, n=n // 45 if k == 2880 else n // 64, e=rows)
         yield _case("wide-range", shape, routing=routing)
@@ -300,6 +301,16 @@ def _far() -> Iterator[Case]:
     far = Shape(3, 256, n=512, e=2)
     options: dict[str, Any] = {"alpha": "distinct", "bias": "distinct", "experts_before": 1 << 15}
     yield _case("one-hot-weights", far, tile="128x8x256", routing="same-experts", **options)
+
+
+#: The fills that show most of a product.
+_TELLING = ("wide-range", "specials", "one-hot-tokens", "one-hot-weights", "gaussian")
+
+
+def _every_entry() -> Iterator[Case]:
+    """Each entry has machine code of its own: each meets the fills that show most."""
+    for tile, dtype, fill in itertools.product(TILES, OUTPUTS, _TELLING):
+        yield _case(fill, Shape(m=7, k=544, n=72, e=2), dtype, tile=str(tile), bias="distinct")
 
 
 def _full() -> Iterator[Case]:

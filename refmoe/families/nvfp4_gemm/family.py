@@ -267,6 +267,10 @@ def _default() -> Iterator[Case]:
     yield _case("wide-range", Shape(4, _GPT_OSS_K, n=8, e=_EXPERTS), "bf16", alpha="distinct", bias="distinct")
     yield _case("wide-range", Shape(1, _DEEPSEEK_K, n=8, e=1))
     yield _case("real", Shape(9, 384, n=80, e=4), alpha="distinct", bias="distinct")
+    # Each entry has machine code of its own: each meets the fills that show most.
+    telling = ("wide-range", "specials", "one-hot-weights", "gaussian")
+    for tile, dtype, fill in itertools.product(TILES, OUTPUTS, telling):
+        yield _case(fill, Shape(5, 192, n=24, e=2), dtype, tile=str(tile), bias="distinct")
 
 
 def _full() -> Iterator[Case]:
