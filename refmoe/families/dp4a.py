@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -431,6 +432,9 @@ def _default() -> Iterator[Case]:
     yield _case("cancelling", 4, 2880, 8, 16, 2, routing="same-experts")
     yield _case("gaussian", 1, 32, 1, 1, 1)
     yield _case("gaussian", 0, 2880, 8, 4, 2)
+    # Each entry has machine code of its own: each meets every fill, with and without a bias.
+    for dtype, m, fill, bias in product(("f32", "bf16"), (1, 5), _PLAIN, ("none", "distinct")):
+        yield _case(fill, m, 544, 8, 8, 2, dtype=dtype, bias=bias)
 
 
 def _full() -> Iterator[Case]:

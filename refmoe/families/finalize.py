@@ -348,6 +348,9 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 2, 8224, 4, 3, dtype="f32")  # a row wider than two rounds of a CTA
     yield _case("cancelling", 3, 96, 40, 32)  # as many ranks as there may be
     yield _case("gaussian", 0, 2880, 8, 2)
+    # Each entry has machine code of its own, with and without a bias: each meets every fill, in two rounds of ranks.
+    for dtype, out, fill, bias in product(_DTYPES, _DTYPES, PLAIN_SUMS, ("none", "distinct")):
+        yield _case(fill, 9, 160, 16, 11, dtype=dtype, out=out, bias=bias)
 
 
 def _full() -> Iterator[Case]:

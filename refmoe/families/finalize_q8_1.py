@@ -180,6 +180,10 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", _LOOPING_TOKENS, 32, 8, 2, dtype="f32", bias="distinct")
     yield _case("cancelling", 3, 96, 40, 32)  # as many choices as there may be
     yield _case("gaussian", 0, 2880, 8, 2)
+    # Each entry has machine code of its own, with and without a bias: each meets every fill, in two rounds of choices.
+    plain = (name for name in _FILLS if name not in _ODD)
+    for fill, dtype, quantizer, bias in product(plain, _DTYPES, QUANTIZERS, ("none", "distinct")):
+        yield _case(fill, 9, 160, 16, 11, dtype=dtype, quantizer=quantizer, bias=bias)
 
 
 def _full() -> Iterator[Case]:

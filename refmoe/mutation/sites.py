@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
 from refmoe.errors import ArgumentError
-from refmoe.families import FAMILIES
 from refmoe.mutation import cuda, host, ptx
 from refmoe.mutation.reach import EntryKey, Reach
 from refmoe.mutation.site import FLOORS, Site
@@ -62,24 +61,17 @@ def _sites(reached: Iterable[Reach], floors: Collection[str]) -> Iterator[Site]:
 
 
 def _chosen(launched: Iterable[frozenset[EntryKey]]) -> list[EntryKey]:
-    """The entries whose PTX is mutated: each on one arch, and again on those where its instructions are software.
+    """The entries whose PTX is mutated, each on one arch: the first of the default one and the others that runs it.
 
-    The compiler writes nearly the same text for every arch that has the instructions of the default one.
+    The compiler writes the same text for all of them, but where an arch lacks an instruction. What stands for it there
+    is in the CUDA sources, and is mutated as part of these.
     """
     archs: dict[tuple[str, str], set[str]] = {}
     for keys in launched:
         for source, entry, arch in keys:
             archs.setdefault((source, entry), set()).add(arch)
-    software: dict[str, set[str]] = {}
-    for family in FAMILIES.values():
-        for source in family.sources:
-            software.setdefault(source, set()).update(family.software)
     order = (DEFAULT_ARCH, *(arch for arch in KERNEL_ARCHS if arch != DEFAULT_ARCH))
-    chosen = []
-    for (source, entry), found in archs.items():
-        first = next(arch for arch in order if arch in found)
-        chosen += [(source, entry, arch) for arch in order if arch == first or arch in found & software[source]]
-    return sorted(chosen)
+    return sorted((*key, next(arch for arch in order if arch in found)) for key, found in archs.items())
 
 
 def sampled(sites: Sequence[Site], count: int, seed: int) -> list[Site]:

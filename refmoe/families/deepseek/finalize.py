@@ -184,7 +184,7 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 0, 7168, 8, 2)
     # Each entry has machine code of its own: each meets every fill.
     for dtype, out, order, fill in product(_DTYPES, _DTYPES, ORDERS, _PLAIN):
-        yield _case(fill, 9, 160, 8, 3, dtype=dtype, out=out, order=order)
+        yield _case(fill, 9, 160, 16, 11, dtype=dtype, out=out, order=order, scale="third")
 
 
 def _full() -> Iterator[Case]:
