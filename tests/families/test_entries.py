@@ -1,4 +1,4 @@
-"""Each entry of the kernels has machine code of its own: the committed report has launched every one, under many fills."""
+"""Each entry of the kernels has machine code of its own: the committed report has launched all, under many fills."""
 
 from __future__ import annotations
 
