@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copyreg
 import hashlib
+import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
@@ -106,7 +107,8 @@ def list_cases(
     """The cases of a level, without repetition.
 
     On ptx without an arch, a family's leading arch takes the level and the other archs the one below: the same C++
-    compiles for all, so what can differ is the compiler's choice of instructions. Where a kernel carries a tensor-core
+    compiles for all, so what can differ is the compiler's choice of instructions. A case whose instruction the leading
+    arch lacks is taken from the level itself, for the first arch that has it. Where a kernel carries a tensor-core
     instruction in software, which the executor is too slow for, only that family's few small cases are taken. Cases
     whose instruction a chip lacks are not taken for it.
 
@@ -137,9 +139,19 @@ def list_cases(
         places = [
             (place, family, level if place == family.leading_arch else below) for place in archs for family in chosen
         ]
-    return _unique(
-        case.on(device, place) for place, family, deep in places for case in _listed(family, deep, device, place)
-    )
+    listed = (case.on(device, place) for place, family, deep in places for case in _listed(family, deep, device, place))
+    elsewhere = [case for family in chosen for case in _lacking(family, level)] if not arch and device == "ptx" else []
+    return _unique(itertools.chain(listed, elsewhere))
+
+
+def _lacking(family: Family, level: str) -> Iterator[Case]:
+    """The cases of a level that the family's leading arch cannot run, on the first arch that can."""
+    for case in family.level(level):
+        if family.lacks(case, family.leading_arch) is not None:
+            able = (arch for arch in KERNEL_ARCHS if arch in family.archs and arch not in family.software)
+            place = next((arch for arch in able if family.lacks(case, arch) is None), None)
+            if place is not None:
+                yield case.on("ptx", place)
 
 
 def _listed(family: Family, level: str, device: str, arch: str) -> Iterable[Case]:

@@ -432,11 +432,10 @@ def _default() -> Iterator[Case]:
     yield _route("given", 1500, 8, 5, dtype="ids", first_expert=8, ranks=4)
     yield _route("given", 32, 128, 4, dtype="ids", routing="all-one-token")
     yield _route("same", 1100, 12, 4)
-    # Each entry has machine code of its own: each meets every fill. The wider ones are of experts on many ranks.
-    for fill, dtype, m in product(_LOGITS, ("f32", "bf16"), (_FEW, _MANY)):
+    # Each entry has machine code of its own: each meets every fill, with more choices than are unrolled.
+    for fill, dtype, m, experts in product(_LOGITS, ("f32", "bf16"), (_FEW, _MANY), (250, 1000)):
         bias = "none" if fill == "signed-zeros" else "distinct"
-        yield _route(fill, m, 25, 4, dtype=dtype, bias=bias, first_expert=250, ranks=40)
-        yield _route(fill, m, 250, 4, dtype=dtype, bias=bias)
+        yield _route(fill, m, experts, 11, dtype=dtype, bias=bias)
 
 
 def _full() -> Iterator[Case]:

@@ -310,7 +310,8 @@ _TELLING = ("wide-range", "specials", "one-hot-tokens", "one-hot-weights", "gaus
 def _every_entry() -> Iterator[Case]:
     """Each entry has machine code of its own: each meets the fills that show most."""
     for tile, dtype, fill in itertools.product(TILES, OUTPUTS, _TELLING):
-        yield _case(fill, Shape(m=7, k=544, n=72, e=2), dtype, tile=str(tile), bias="distinct")
+        whole = Shape(m=max(tile.n, 7), k=288, n=tile.m, e=1)  # a tile without padding: every lane's results count
+        yield _case(fill, whole, dtype, tile=str(tile), alpha="distinct", bias="distinct")
 
 
 def _full() -> Iterator[Case]:
