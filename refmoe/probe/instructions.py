@@ -7,7 +7,7 @@ with the code of the model would not be independent of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 
@@ -136,7 +136,7 @@ class Instruction:
     b: str
     accumulator: str
     targets: tuple[str, ...]
-    model: Mapping[str, str]
+    model: Mapping[str, str] = field(hash=False)
     scale: str = ""
     scale_block: int = 0
 
