@@ -1,720 +1,610 @@
-"""From answers to parameters, and from nothing else: no model of refmoe is asked here.
+"""The questions, and what follows from their answers: the parameters of a member of the family, or a contradiction.
 
-Each parameter has questions of its own, which tell its values apart whatever the parameters found after it are. The
-order matters: the place of C and the blocks come first, then F, then what is measured in units of 2^(E - F). At the end
-every answer, and answers to products drawn at random, must be those of the family's member that was found.
+Every question changes one thing and nothing else. For example, F: the products 1 and -1 set E and cancel each other, and
+C = 2^-j is all that is left. The largest j at which it is left is F. No answer is compared with a model of
+refmoe: an inference knows the formats, the answers, and the family. At the end the member that was found has to give
+every answer again, those to random operands included.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from fractions import Fraction
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from refmoe.errors import RefmoeError
-from refmoe.probe.family import AFTER, AWAY, DOWN, EVEN, FIRST, FLUSHED, KEPT, LEAST, NORMALISED, UP, ZERO, Parameters
-from refmoe.probe.family import predict
-from refmoe.probe.instructions import Instruction
-from refmoe.probe.questions import (
-    FORMATS,
-    INFINITY,
-    Answer,
-    Question,
-    Scene,
-    decode,
-    encode,
-    factors,
-    negated,
-)
-from refmoe.formats import Specials
+from refmoe.probe.family import MODES, Member, Parameters, cut_to
+from refmoe.probe.instructions import CODECS, Instruction
+from refmoe.probe.vectors import Unreachable, Vector, mixture, reach
 
-_FAR = 44  # bits below E at which no instruction of the family keeps a term
-_RANDOM = 192
-_TWO = Fraction(2)
+RANDOM = 400
+"""Random vectors that the member found has to answer like the chip."""
+_SEED = 20261123
+_DEEP = 60
+# Addends below the cut must not add up to something above it: K of them are less than 2^6 one.
+_ROOM = 7
+_QUARTERS = (2, 5, 6, 7, 10)
+_SIGNED = tuple(sign * each for sign in (1, -1) for each in _QUARTERS)
 
 
-class NoMember(RefmoeError):
-    """The answers are those of no member of the family; the message says where they first contradict it."""
+class Answer(Protocol):
+    """A black box: D's bits of vectors, which belong to the question of that name."""
+
+    def __call__(self, question: str, vectors: Sequence[Vector]) -> list[int]:
+        """One answer for each vector, in order."""
 
 
-def infer(instruction: Instruction, answer: Answer) -> Parameters:
-    """The parameters of an instruction.
+class Contradiction(RefmoeError):
+    """Answers that no member of the family gives; the message says which question showed it first."""
 
-    Args:
-        instruction: what is asked.
-        answer: the bits of D of each question.
+    def __init__(self, question: str, what: str) -> None:
+        super().__init__(f"no model of the family fits: first contradiction at the question {question!r}: {what}")
+        self.question = question
+
+
+@dataclass
+class Found:
+    """What an inference found.
+
+    Attributes:
+        parameters: of the member that gives every answer.
+        unseen: what no operands of the formats can show, by name, with the reason.
+        asked: how many vectors were answered.
+    """
+
+    parameters: Parameters
+    unseen: dict[str, str]
+    asked: int
+
+
+def infer(instruction: Instruction, answer: Answer) -> Found:
+    """The parameters of a black box.
 
     Raises:
-        NoMember: no member of the family gives these answers.
+        Contradiction: no member of the family gives its answers.
     """
-    return _Inference(instruction, answer).run()
+    return _Interview(instruction, answer).run()
 
 
-class _Inference:
-    def __init__(self, instruction: Instruction, answer: Answer) -> None:
-        self.instruction, self.answer = instruction, answer
-        self.asked: dict[Question, int] = {}
-        self.half = instruction.accumulator == "f16"
-        self.k = instruction.k
-        self.c_first = True
-        self.blocks: tuple[tuple[int, ...], ...] = ()
-        self.scale_of: tuple[int, ...] = ()
-        self.formats = (instruction.a_format, instruction.b_format)
+@dataclass
+class _Interview:
+    """One black box under questions."""
+
+    instruction: Instruction
+    answer: Answer
+    history: list[tuple[str, list[Vector], list[int]]] = field(default_factory=list)
+    unseen: dict[str, str] = field(default_factory=dict)
+    blocks: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    joins: str = "first"
+    align_bits: int = 0
+    result_bits: int = 0
+    cut: str = ""
+
+    def __post_init__(self) -> None:
+        self.accumulator = CODECS[self.instruction.accumulator]
+        self.grouped = self.instruction.scales > 1
+        self.low, self.high = reach(self.instruction)
+        # The least addend that D shows, whatever becomes of subnormal results; FP16 has too few others.
+        below = self.accumulator.fraction_bits if self.accumulator is CODECS["f16"] else 0
+        self.least = max(self.low, self.accumulator.emin - below)
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
-    def ask(self, scenes: Iterable[Scene | None]) -> list[Fraction | None]:
-        """The numbers that come back; None for a NaN, an infinity, or what the formats cannot ask."""
-        found = self.bits(scenes)
-        values = []
-        for bits in found:
-            number = None if bits is None else decode(bits, self.instruction.accumulator)
-            values.append(None if number is None or number.special else number.value)
-        return values
-
-    def bits(self, scenes: Iterable[Scene | None]) -> list[int | None]:
-        """The bits that come back; None for what the formats cannot ask."""
-        questions = [None if scene is None else scene.question() for scene in scenes]
-        wanted = [each for each in questions if each is not None and each not in self.asked]
-        if wanted:
-            wanted = list(dict.fromkeys(wanted))
-            self.asked.update(zip(wanted, self.answer(wanted), strict=True))
-        return [None if each is None else self.asked[each] for each in questions]
-
-    def scene(self, about: str) -> Scene:
-        return Scene(self.instruction, about)
-
-    # --- the steps --------------------------------------------------------------------------------------------------
-
-    def run(self) -> Parameters:
-        """All of it."""
-        found = Parameters(blocks=(tuple(range(self.k)),))
-        if self.instruction.scales:
-            self.scale_of = self.find_scales()
-        grouped = self.find_c_place()
-        group = self.find_group() if grouped else 1
-        if self.c_first:
-            align, blocks = self.find_blocks_with_c(group)
-        else:
-            align, blocks = self.find_blocks_without_c()
-        self.blocks = blocks
-        found = replace(found, blocks=blocks, align_bits=align, scale_of=self.scale_of, group=group)
-        found = replace(found, c_place=FIRST if self.c_first else AFTER)
-        if group > 1:
-            found = replace(found, zero_group=self.find_zero_group(), product_exponent=None)
-        bits, rounding = self.find_result(align, group)
-        found = replace(found, result_bits=bits, rounding=rounding)
-        found = replace(found, align_rounding=self.find_align_rounding(align, group))
-        if group == 1:
-            found = replace(
-                found,
-                product_exponent=self.find_product_exponent(align),
-                zero_exponents=(self.find_zero(align, 0), self.find_zero(align, 1)),
-            )
-        flushed = (self.find_flushed(0), self.find_flushed(1))
-        found = replace(found, subnormal_operands=flushed)
-        if group == 1:
-            exponents = tuple(None if flushed[s] != KEPT else self.find_subnormal(align, s) for s in (0, 1))
-            found = replace(found, subnormal_exponents=(exponents[0], exponents[1]))
-        found = replace(found, nan=self.find_nan(), zero_sign=self.find_zero_sign(), overflow=self.find_overflow())
-        result, c = self.find_subnormals()
-        found = replace(found, subnormal_result=result, subnormal_c=c)
-        if result == KEPT and group == 1:
-            found = replace(found, floor=self.find_floor(align))
-        if self.instruction.scales:
-            found = replace(found, **self.find_scale_rules())
-        self.confirm(found)
+    def ask(self, question: str, vectors: list[Vector]) -> list[int]:
+        """D's bits."""
+        found = self.answer(question, vectors)
+        if len(found) != len(vectors):
+            raise Contradiction(question, f"{len(found)} answers to {len(vectors)} vectors")
+        self.history.append((question, vectors, found))
         return found
 
-    def confirm(self, found: Parameters) -> None:
-        """Every answer is that of the member that was found, on products drawn at random too."""
-        self.bits(_random_scenes(self.instruction))
-        for question, bits in self.asked.items():
-            wanted = predict(found, self.instruction, question)
-            if wanted != bits:
-                raise NoMember(
-                    f"no model of the family fits: first contradiction in a question on {question.about}, terms "
-                    f"{question.terms[:4]}, C {question.c:#x}: {bits:#x} came back, and what the other answers "
-                    f"say gives {wanted:#x}"
-                )
+    def optional(self, name: str, decide: Callable[[], str | int]) -> str | int | None:
+        """A parameter that not every format can show."""
+        try:
+            return decide()
+        except Unreachable as error:
+            self.unseen[name] = f"the formats cannot show it: {error}"
+            return None
 
-    def find_scales(self) -> tuple[int, ...]:
-        """For each element of K, the scale that multiplies it: each scale is another power of two."""
-        fmt = self.instruction.scale_format
-        one = 127 if fmt == "ue8m0" else 0x38
-        step = 1 if fmt == "ue8m0" else 8
-        scales = [one + i * step for i in range(self.instruction.scales)]
-        ones = [one] * len(scales)
-        maps = []
-        for given in ((scales, ones), (ones, scales)):
-            values = self.ask(self.scene("scale_of").product(k, 1).scales(*given) for k in range(self.k))
-            maps.append([next((i for i in range(len(scales)) if value == 2**i), None) for value in values])
-        if maps[0] != maps[1] or None in maps[0]:
-            raise NoMember("no model of the family fits: first contradiction in scale_of: a scale is no power of two")
-        return tuple(i for i in maps[0] if i is not None)
+    def vector(self) -> Vector:
+        """All products and C zero."""
+        return Vector(self.instruction)
 
-    def cancelling(self, about: str, i: int, j: int, below: Fraction | int, value: Fraction | int = 1) -> Scene:
-        """+v at i, -v at j and C = below: with FP16 accumulators all as far up as FP16's range asks for."""
-        up = self.up
-        scene = self.scene(about).product(i, value * up).product(j, -value * up)
-        return scene.accumulator(below * up)
+    def units(self, question: str, bits: int, exponent: int) -> int | None:
+        """D / 2^exponent if that is an integer, else None.
 
-    @property
-    def up(self) -> Fraction:
-        """What F is measured at: products of 1, or the largest, where C has the exponents of FP16."""
-        if not self.half:
-            return Fraction(1)
-        return _TWO ** (sum(FORMATS[name].emax for name in self.formats) - 1)
+        Raises:
+            Contradiction: D is no finite number.
+        """
+        kind, sign, significand, at = self.accumulator.decode(bits)
+        if kind != "number":
+            raise Contradiction(question, f"{bits:#x} is {kind}, and all addends are finite and small")
+        shift = exponent - (at - self.accumulator.fraction_bits)
+        value = -significand if sign else significand
+        if shift > 0 and value & ((1 << shift) - 1):
+            return None
+        return value >> shift if shift > 0 else value << -shift
 
-    def find_c_place(self) -> bool:
-        """Where C is added; whether some products are summed before they are aligned."""
-        partners = list(range(1, self.k))
-        far = _TWO**-100 if not self.half else _TWO**-24 / self.up
-        values = self.ask(self.cancelling("c_place", 0, j, far) for j in partners)
-        kept = [value is not None and value != 0 for value in values]
-        if not any(kept):
-            return self.k == 64 and bool(self.instruction.scales) and self.exponent_from_scales()
-        if all(kept):
-            self.c_first = False
-            return False
-        return True
+    # --- the whole --------------------------------------------------------------------------------------------------
 
-    def exponent_from_scales(self) -> bool:
-        """Whether a large product cuts no more of C than a small one does."""
-        j = self.k - 1
-        small = self.ask(self.cancelling("exponent", 0, j, _TWO**-x) for x in range(_FAR))
-        large = self.ask(self.cancelling("exponent", 0, j, _TWO**-x, 16) for x in range(_FAR))
-        return _last_kept(small) == _last_kept(large) and _last_kept(small) is not None
-
-    def find_group(self) -> int:
-        """How many elements of K are summed exactly: two halves of a unit make one if they are of one group."""
-        j = self.k - 1
-        align = _last_kept(self.ask(self.cancelling("group", 0, j, _TWO**-x) for x in range(_FAR)))
-        if align is None:
-            raise NoMember("no model of the family fits: first contradiction in group: no term is cut")
-        first = self.scale_of.index(self.scale_of[0])
-        members = [k for k in range(1, self.k) if self.scale_of[k] == self.scale_of[first]]
-        other = next(k for k in range(self.k) if self.scale_of[k] != self.scale_of[0])
-        values = self.ask(self._halves(0, k, other, align) for k in members)
-        together = [0, *(k for k, value in zip(members, values, strict=True) if value not in (0, None))]
-        size = len(together)
-        if together != list(range(size)) or self.k % size:
-            raise NoMember("no model of the family fits: first contradiction in group: its elements are no run of K")
-        return size
-
-    def _halves(self, i: int, k: int, other: int, align: int) -> Scene:
-        """Half a unit at i and at k, while a product at `other` and C cancel far above them."""
-        scene = self.scene("group").product(i, Fraction(1, 4)).product(k, Fraction(1, 4)).product(other, -16)
-        slots = self.instruction.scales
-        low, high = self.scale_of[i], self.scale_of[other]
-        if self.instruction.scale_format == "ue8m0":
-            a, b = [127] * slots, [127] * slots
-            a[high], a[low] = 127 + 16, 127
-            # unit = 2^(20 - align), and a quarter times the scales is half of it
-            b[low] = 127 + 21 - align
+    def run(self) -> Found:
+        """All questions."""
+        self.nan = self._nan()
+        if self.grouped:
+            self._groups()
         else:
-            a, b = [0x38] * slots, [0x38] * slots
-            a[high] = b[high] = 15 << 3
-            need = 21 - align
-            one = max(need // 2, -6)
-            a[low], b[low] = (one + 7) << 3, encode(_TWO ** (need - one), "e4m3") or 0
-        return scene.scales(a, b).accumulator(_TWO**20)
-
-    def find_zero_group(self) -> str:
-        """Whether a group whose products cancel cuts what lies far below its scales."""
-        value = self.ask([self.cancelling("zero_group", 0, 1, _TWO**-100)])[0]
-        return "counts" if value == 0 else "skipped"
-
-    def find_blocks_with_c(self, group: int) -> tuple[int | None, tuple[tuple[int, ...], ...]]:
-        """F and the blocks, of terms that cancel above a small C."""
-        reach = _FAR if not self.half else 60
-        kept: dict[int, int | None] = {}
-        for j in range(1, self.k):
-            kept[j] = None
-        scenes = [(j, x, self.cancelling("align_bits", 0, j, _TWO**-x)) for j in kept for x in range(1, reach)]
-        for (j, x, _), value in zip(scenes, self.ask(scene for *_, scene in scenes), strict=True):
-            if value not in (0, None):
-                kept[j] = x
-        if group > 1:
-            # Of one group nothing is cut where a sum of 0 brings no exponent.
-            kept = {j: x for j, x in kept.items() if j >= group}
-        known = [x for x in kept.values() if x is not None]
-        if not known:
-            raise NoMember("no model of the family fits: first contradiction in align_bits: C is lost beside any term")
-        top = max(known)
-        # Sums of several products grow; what was cut at the sum's size shows that it passed between two blocks.
-        rest, blocks = list(range(self.k)), []
-        while rest:
-            lead = rest[0]
-            near = [lead, *(each for each in rest[1:] if self.same_block(lead, each, top, group))]
-            blocks.append(near)
-            rest = [each for each in rest if each not in near]
-        ordered = self.in_order(blocks)
-        if all(len(block) == 1 for block in blocks):
-            return None, ordered
-        return top, ordered
-
-    def same_block(self, i: int, j: int, top: int, group: int) -> bool:
-        """Whether C is cut no more than in one block, while the sum grows between two."""
-        if group > 1:
-            return True if j < group else self.ask([self.cancelling("blocks", i, j, _TWO**-top)])[0] != 0
-        plain, grown = self.ask(
-            [self.cancelling("blocks", i, j, _TWO**-top), self.cancelling("blocks", i, j, _TWO**-top, Fraction(9, 4))]
+            self._order()
+        places = [group[0] for group in self.blocks[0]]
+        if len(places) < 4:
+            sizes = ", ".join(str(sum(map(len, block))) for block in self.blocks)
+            raise Contradiction("order", f"blocks of {sizes} terms; the family has at least 4 in each")
+        self.places = places
+        self.align_bits = self._align_bits()
+        self.cut = self._cut()
+        self.result_bits = self._result_bits()
+        parameters = Parameters(
+            self.blocks,
+            self.joins,
+            self.align_bits,
+            self.result_bits,
+            self.cut,
+            self._rounding(),
+            self.nan,
+            self._zero_signs(),
+            last_rounding=self._last_rounding() if self.joins == "last" else None,
+            inputs=self._inputs(),
         )
-        if plain in (0, None):
-            return False
-        if grown not in (0, None):
-            return True
-        # A product of 2.25 has an exponent of its own, or its sum grew: products of 1 that add up tell.
-        more = self.ask([self.cancelling("blocks", i, j, _TWO ** (1 - top), Fraction(9, 4))])[0]
-        mates = [each for each in range(self.k) if each not in (i, j)][:2]
-        if len(mates) < 2 or more in (0, None):
-            return False
-        scene = self.cancelling("blocks", i, j, _TWO**-top)
-        for mate, value in zip(mates, (1, -1), strict=True):
-            scene.product(mate, value * self.up)
-        return self.ask([scene])[0] not in (0, None)
-
-    def in_order(self, blocks: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-        """The blocks as they are chained. C = 2^(n+1) - 1: adding 2 and then taking 2 away loses its last bit."""
-        if len(blocks) == 1:
-            return (tuple(blocks[0]),)
-        length = self._plain_bits()
-        before = [0] * len(blocks)
-        for one in range(len(blocks)):
-            for other in range(one + 1, len(blocks)):
-                scale = _TWO**-length if self.half else Fraction(1)
-                scene = self.scene("blocks").product(blocks[one][0], 2 * scale).product(blocks[other][0], -2 * scale)
-                value = self.ask([scene.accumulator((2 ** (length + 1) - 1) * scale)])[0]
-                lost = value is not None and value != (2 ** (length + 1) - 1) * scale
-                before[other if lost else one] += 1
-        order = sorted(range(len(blocks)), key=lambda number: before[number])
-        return tuple(tuple(blocks[number]) for number in order)
-
-    def _plain_bits(self) -> int:
-        """How far below 1 a C can lie that is added to a product of 1."""
-        most = FORMATS[self.instruction.accumulator].mantissa_bits
-        values = self.ask(self.scene("result_bits").product(0, 1).accumulator(_TWO**-x) for x in range(1, most + 1))
-        found = [x for x, value in enumerate(values, 1) if value is not None and value == 1 + _TWO**-x]
-        return max(found, default=1)
-
-    def find_blocks_without_c(self) -> tuple[int | None, tuple[tuple[int, ...], ...]]:
-        """F and the blocks where C comes last: products that cancel lose the small ones up to the later of their blocks."""
-        high = sum(FORMATS[name].emax for name in self.formats)
-        low = sum(FORMATS[name].emin for name in self.formats)
-        tails = []
-        scenes = []
-        for i in range(self.k):
-            for j in range(self.k):
-                scene = self.scene("blocks").product(i, _TWO**high).product(j, -(_TWO**high)) if i != j else None
-                for each in range(self.k):
-                    if scene is not None and each not in (i, j):
-                        scene.product(each, _TWO**low)
-                scenes.append(scene)
-        values = self.ask(scenes)
-        for i in range(self.k):
-            row = [value for value in values[i * self.k : (i + 1) * self.k] if value is not None]
-            tails.append(int(max(row) / _TWO**low))
-        blocks = [[k for k in range(self.k) if tails[k] == tail] for tail in sorted(set(tails), reverse=True)]
-        lead = blocks[0]
-        if len(lead) < 3:
-            raise NoMember("no model of the family fits: first contradiction in blocks: C comes last, after single sums")
-        i, j, k = lead[:3]
-        kept = self.ask(
-            self.scene("align_bits").product(i, _TWO**high).product(j, -(_TWO**high)).product(k, _TWO ** (high - x))
-            for x in range(1, _FAR)
-        )
-        top = _last_kept(kept)
-        return (None if top is None else top + 1), tuple(tuple(block) for block in blocks)
-
-    # --- what one block does ----------------------------------------------------------------------------------------
-
-    def fine(self, scene: Scene, value: Fraction, taken: int) -> Scene:
-        """A small addend of the first block: C, or where C comes last a product behind `taken` others."""
-        return scene.accumulator(value) if self.c_first else scene.product(self.blocks[0][taken], value)
-
-    @property
-    def base(self) -> Fraction:
-        """The size of the large products beside `fine`."""
-        return Fraction(1) if self.c_first else _TWO ** sum(FORMATS[name].emax for name in self.formats)
-
-    def spread(self, about: str, growth: int, group: int = 1) -> Scene | None:
-        """2^growth products of `base` in the first block."""
-        count = 1 << growth
-        if count >= len(self.blocks[0]):
-            return None
-        base = self.base / (1 << growth if not self.c_first and False else 1)
-        scene = self.scene(about)
-        for k in self.blocks[0][:count]:
-            scene.product(k, base)
-        return scene
-
-    def find_result(self, align: int | None, group: int) -> tuple[int, str | None]:
-        """m and how a sum is rounded to it."""
-        most = FORMATS[self.instruction.accumulator].mantissa_bits
-        bits = 0
-        for growth in range(7):
-            reach = range(1, most + 2) if align is None else range(1, min(align + growth, most) + 1)
-            seen = []
-            for x in reach:
-                scene = self.spread("result_bits", growth)
-                if scene is not None:
-                    total = self.base * 2**growth
-                    self.fine(scene, total * _TWO**-x, 1 << growth)
-                    seen.append((x, total * (1 + _TWO**-x), scene))
-            values = self.ask(scene for *_, scene in seen)
-            bits = max([bits, *(x for (x, wanted, _), v in zip(seen, values, strict=True) if v == wanted)])
-            if align is None:
-                break
-        rounding = None
-        for growth in range(7):
-            if align is not None and growth + align < bits + 2:
+        found: dict[str, Any] = {"exponents": self._exponents() if self.grouped else "products"}
+        asked: dict[str, Callable[[], str | int]] = {
+            "product": self._product,
+            "subnormal_a": lambda: self._subnormal(0),
+            "subnormal_b": lambda: self._subnormal(1),
+            "subnormal_scale": self._subnormal_scale,
+            "zeros": self._zeros,
+            "results": self._results,
+            "overflow": self._overflow,
+            "floor": self._floor,
+        }
+        if self.instruction.scale != "ue4m3":
+            del asked["subnormal_scale"]
+        for name, decide in asked.items():
+            if found["exponents"] == "scales" and name in ("product", "subnormal_a", "subnormal_b"):
+                self.unseen[name] = "the exponent of a term comes from its scales alone"
                 continue
-            rounding = self._rounding(bits, growth)
-            if rounding is not None:
+            found[name] = self.optional(name, decide)
+        return self._checked(Parameters(**{**parameters.__dict__, **found}))
+
+    def _checked(self, parameters: Parameters) -> Found:
+        """The member has to give every answer."""
+        self.ask("random", mixture(self.instruction, RANDOM, _SEED))
+        member = Member(self.instruction, parameters)
+        for question, vectors, answers in self.history:
+            for number, (vector, found) in enumerate(zip(vectors, answers, strict=True)):
+                expected = member.answer(vector)
+                if expected != found:
+                    what = f"vector {number} is answered {found:#x}, and what was found gives {expected:#x}"
+                    raise Contradiction(question, f"{what} ({parameters.words()})")
+        return Found(parameters, self.unseen, sum(len(vectors) for _, vectors, _ in self.history))
+
+    # --- which elements are added together --------------------------------------------------------------------------
+
+    def _order(self) -> None:
+        """Blocks and their order, of products that are aligned one by one."""
+        k = self.instruction.k
+        gap = self._big() - self.least
+        self.joins = self._joins()
+        everything = range(k)
+        if self.joins == "last":
+            if gap < 25 + _ROOM:
+                raise Contradiction("joins", "C joins last, and products of these formats cannot show their order")
+            pairs = [(i, j) for i in everything for j in everything if i < j]
+            vectors = []
+            for i, j in pairs:
+                vector = self.vector()
+                for each in everything:
+                    vector.put(each, 1, self.least)
+                vectors.append(vector.put(i, 1, self._big()).put(j, -1, self._big()))
+            counts = [0] * k
+            for (i, j), bits in zip(pairs, self.ask("order", vectors), strict=True):
+                count = self._count(bits, self.least)
+                counts[i], counts[j] = max(counts[i], count), max(counts[j], count)
+        elif gap >= 25 + _ROOM:
+            vectors = []
+            for i in everything:
+                vector = self.vector().add(1, self._big())
+                for each in everything:
+                    vector.put(each, 1, self.least)
+                vectors.append(vector.put(i, -1, self._big()))
+            counts = [self._count(bits, self.least) for bits in self.ask("order", vectors)]
+        else:
+            counts = self._narrow_order([(each,) for each in everything])
+        self.blocks = tuple(tuple((each,) for each in block) for block in self._by_count(counts))
+
+    def _big(self) -> int:
+        """An exponent of products and of C from which the least product is far away."""
+        return min(self.high, self.accumulator.emax - 1)
+
+    def _count(self, bits: int, exponent: int) -> int:
+        found = self.units("order", bits, exponent)
+        if found is None or not 0 <= found < self.instruction.k:
+            raise Contradiction("order", f"{bits:#x} is no count of the addends 2^{exponent} that are left")
+        return found
+
+    def _by_count(self, counts: Sequence[int]) -> list[list[int]]:
+        """Positions by block: each has counted how many lie in later blocks."""
+        blocks = [[at for at, each in enumerate(counts) if each == count] for count in sorted(set(counts), reverse=True)]
+        later = len(counts)
+        for block in blocks:
+            later -= len(block)
+            if counts[block[0]] != later:
+                what = f"{counts[block[0]]} addends come after element {block[0]}, and {later} are in later blocks"
+                raise Contradiction("order", f"{what}: no chain of blocks")
+        return blocks
+
+    def _narrow_order(self, groups: Sequence[Sequence[int]]) -> list[int]:
+        """For each group, how many are in later blocks: 2^24 + 1 - 1 is 2^24 - 1 if 1 is cut before -1 comes."""
+        bits = self._short_bits()
+        pairs = [(i, j) for i in range(len(groups)) for j in range(len(groups)) if i != j]
+        vectors = [
+            self.vector().add(1, bits + 1).put(groups[i][0], 1, 0).put(groups[j][0], -1, 0) for i, j in pairs
+        ]
+        counts = [0] * len(groups)
+        for (i, _), answer in zip(pairs, self.ask("order", vectors), strict=True):
+            found = self.units("order", answer, 0)
+            if found not in ((1 << bits + 1) - 1, 1 << bits + 1):
+                raise Contradiction("order", f"2^{bits + 1} + 1 - 1 is {answer:#x}")
+            counts[i] += found != 1 << bits + 1
+        return counts
+
+    def _short_bits(self) -> int:
+        """How many bits of fraction a result has at most: the largest j at which 1 + 2^-j is not 1."""
+        span = range(1, self.accumulator.fraction_bits + 1)
+        found = self.ask("length", [self.vector().put(0, 1, 0).add(1, -j) for j in span])
+        kept = [j for j, bits in zip(span, found, strict=True) if self.units("length", bits, -j) == (1 << j) + 1]
+        if kept != list(range(1, len(kept) + 1)) or not kept:
+            raise Contradiction("length", f"1 + 2^-j is kept for the j {kept}")
+        return len(kept)
+
+    def _joins(self) -> str:
+        """Whether C is there while products cancel: then so small a C is cut."""
+        small = -_DEEP if self.accumulator is CODECS["f32"] else self.accumulator.emin - self.accumulator.fraction_bits
+        big = self._big() if self.accumulator is CODECS["f16"] else 0
+        k = self.instruction.k
+        pairs = [(0, 1), (0, k - 1), (k // 2, k - 1)]
+        vectors = [self.vector().put(i, 1, big).put(j, -1, big).add(1, small) for i, j in pairs]
+        left = [self.units("joins", bits, small) for bits in self.ask("joins", vectors)]
+        if set(left) == {0}:
+            return "first"
+        if set(left) == {1}:
+            return "last"
+        raise Contradiction("joins", f"1 - 1 and a C of 2^{small} leave {left} times that")
+
+    def _groups(self) -> None:
+        """Groups of an exact sum, and their order: in a group 1 - 1 is nothing and sets no E, so that C is left."""
+        k = self.instruction.k
+        open_places, groups = list(range(k)), list[tuple[int, ...]]()
+        while open_places:
+            first, *others = open_places
+            group = [first]
+            if others:
+                vectors = [self.vector().put(first, 1, 0).put(each, -1, 0).add(1, -_DEEP) for each in others]
+                for each, bits in zip(others, self.ask(f"group of {first}", vectors), strict=True):
+                    left = self.units("group", bits, -_DEEP)
+                    if left not in (0, 1):
+                        raise Contradiction(f"group of {first}", f"1 - 1 and a C of 2^-{_DEEP} leave {bits:#x}")
+                    group += [each] if left else []
+            groups.append(tuple(group))
+            open_places = [each for each in open_places if each not in group]
+        counts = self._narrow_order(groups) if len(groups) > 1 else [0]
+        self.blocks = tuple(tuple(groups[at] for at in block) for block in self._by_count(counts))
+
+    # --- lengths and roundings --------------------------------------------------------------------------------------
+
+    def _pair(self, exponent: int) -> Vector:
+        """Two products that set E and cancel."""
+        return self.vector().put(self.places[0], 1, exponent).put(self.places[1], -1, exponent)
+
+    def _small(self, vector: Vector, significand: int, exponent: int) -> Vector:
+        """Add a small addend: C, or a product where C joins last or has no such number."""
+        if self.joins == "first":
+            try:
+                return vector.add(significand, exponent)
+            except Unreachable:
+                if len(self.places) < 5 or self.grouped:
+                    raise
+        return vector.put(self.places[-1], significand, exponent)
+
+    def _exponent(self) -> int:
+        """Of the products that set E, so that small addends have room below."""
+        if self.joins == "last":
+            return self._big()
+        return 0 if self.accumulator is CODECS["f32"] else 10
+
+    def _left(self, question: str, make: Callable[[], Vector], start: int) -> int:
+        """How many binades below `start` an addend is left where everything else cancels.
+
+        Raises:
+            Unreachable: no addend is so small that it is cut.
+        """
+        vectors = []
+        for j in range(_DEEP + 1):
+            try:
+                vectors.append(self._small(make(), 1, start - j))
+            except Unreachable:
                 break
-        return bits, rounding
+            if self.units_of_c(start - j) is None:
+                vectors.pop()
+                break
+        if len(vectors) < 2:
+            raise Unreachable("no addend is small enough")
+        found = [self.units(question, bits, start - j) for j, bits in enumerate(self.ask(question, vectors))]
+        kept = [j for j, each in enumerate(found) if each == 1]
+        if kept != list(range(len(kept))) or any(found[len(kept) :]):
+            raise Contradiction(question, f"what cancels leaves an addend of 2^({start} - j) for the j {kept} alone")
+        if len(kept) == len(vectors):
+            raise Unreachable(f"an addend of 2^{start - len(kept) + 1} is still left, and D has no smaller one")
+        return len(kept) - 1
 
-    def _rounding(self, bits: int, growth: int) -> str | None:
-        """How sums of both signs and quarters of a last bit are rounded."""
-        scenes, total = [], self.base * 2**growth
-        for sign in (1, -1):
-            for quarters in (1, 2, 3, 5, 6, 7):
-                scene = self.spread("rounding", growth)
-                if scene is None:
-                    return None
-                if sign < 0:
-                    scene.terms = {k: (negated(a, self.formats[0]), b) for k, (a, b) in scene.terms.items()}
-                scenes.append(self.fine(scene, sign * quarters * total * _TWO ** (-bits - 2), 1 << growth))
-        values = self.ask(scenes)
-        if None in values:
-            return None
-        steps = [(abs(value) - total) / (total * _TWO**-bits) for value in values if value is not None]
-        tables = {
-            ZERO: (0, 0, 0, 1, 1, 1) * 2,
-            EVEN: (0, 0, 1, 1, 2, 2) * 2,
-            AWAY: (0, 1, 1, 1, 2, 2) * 2,
-            UP: (1, 1, 1, 2, 2, 2, 0, 0, 0, 1, 1, 1),
-            DOWN: (0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 2),
-        }
-        for name, table in tables.items():
-            if tuple(steps) == table:
-                return name
-        said = ", ".join(str(float(step)) for step in steps)
-        raise NoMember(f"no model of the family fits: first contradiction in rounding: sums move by {said} last bits")
+    def units_of_c(self, exponent: int) -> int | None:
+        """The code of 2^exponent as D, or None if D has no such number."""
+        return self.accumulator.code(1, exponent)
 
-    def find_align_rounding(self, align: int | None, group: int) -> str | None:
-        """How a term is cut to a multiple of the unit."""
-        block = self.blocks[0]
-        if align is None or len(block) < 3:
-            return None
-        up = self.up if self.c_first else self.base
-        i, j = block[0], block[-1]
-        scenes = []
-        for quarters in (2, 3, 6, -2, -3, -6):
-            scene = self.scene("align_rounding").product(i, up).product(j, -up)
-            value = up * quarters * _TWO ** (-align - 2)
-            scenes.append(scene.accumulator(value) if self.c_first else scene.product(block[1], value))
-        values = self.ask(scenes)
-        if None in values:
-            return None
-        steps = [value / (up * _TWO**-align) for value in values if value is not None]
-        tables = {
-            ZERO: (0, 0, 1, 0, 0, -1),
-            DOWN: (0, 0, 1, -1, -1, -2),
-            UP: (1, 1, 2, 0, 0, -1),
-            EVEN: (0, 1, 2, 0, -1, -2),
-            AWAY: (1, 1, 2, -1, -1, -2),
-        }
-        for name, table in tables.items():
-            if tuple(steps) == table:
-                return name
-        said = ", ".join(str(float(step)) for step in steps)
-        raise NoMember(f"no model of the family fits: first contradiction in align_rounding: terms become {said} units")
+    def _align_bits(self) -> int:
+        base = self._exponent()
+        try:
+            return self._left("F", lambda: self._pair(base), base)
+        except Unreachable as error:
+            raise Contradiction("F", f"nothing is cut: {error}") from error
+
+    def _cut(self) -> str:
+        """How quarters of a unit become units, where all else cancels."""
+        base = self._exponent()
+        unit = base - self.align_bits
+        vectors = [self._small(self._pair(base), each, unit - 2) for each in _SIGNED]
+        return self._mode("cut", [self.units("cut", bits, unit) for bits in self.ask("cut", vectors)], 0)
+
+    def _result_bits(self) -> int:
+        """The most bits of n + 2^-j, n powers of two, that a result keeps."""
+        base = self._exponent()
+        room = len(self.places) - (self.joins == "last")
+        counts = [1 << at for at in range(room.bit_length()) if 1 << at <= room]
+        asked, vectors = [], []
+        for at, count in enumerate(counts):
+            for j in range(1, self.align_bits + 1):
+                vector = self.vector()
+                for place in self.places[:count]:
+                    vector.put(place, 1, base)
+                # C alone: with every place taken there is no product left.
+                small = vector.add(1, base - j) if self.joins == "first" else self._small(vector, 1, base - j)
+                asked.append((at, j))
+                vectors.append(small)
+        found = [
+            at + j
+            for (at, j), bits in zip(asked, self.ask("m", vectors), strict=True)
+            if self.units("m", bits, base - j) == (1 << at + j) + 1
+        ]
+        if not found:
+            raise Contradiction("m", "1 + 2^-j is 1 for every j")
+        return min(max(found), self.accumulator.fraction_bits)
+
+    def _rounding(self) -> str:
+        """How quarters of the last bit of 4 are rounded."""
+        base, vectors = self._exponent(), []
+        for each in _SIGNED:
+            sign = 1 if each > 0 else -1
+            vector = self.vector()
+            for place in self.places[:4]:
+                vector.put(place, sign, base)
+            vectors.append(self._small(vector, each, base - self.result_bits))
+        step = base + 2 - self.result_bits
+        found = [self.units("rounding", bits, step) for bits in self.ask("rounding", vectors)]
+        return self._mode("rounding", found, 4 << self.result_bits)
+
+    def _last_rounding(self) -> str:
+        """How C plus quarters of its last bit is rounded, where it joins last."""
+        vectors = [self.vector().add(1 if each > 0 else -1, 15).put(self.places[0], each, -10) for each in _SIGNED]
+        found = [self.units("joins last", bits, -8) for bits in self.ask("joins last", vectors)]
+        return self._mode("joins last", found, 4 << 23)
+
+    def _mode(self, question: str, found: list[int | None], held: int) -> str:
+        """The rounding that makes those integers of `held` and some quarters."""
+        for mode in MODES:
+            if found == [cut_to(each + (held if each > 0 else -held), 2, mode) for each in _SIGNED]:
+                return mode
+        raise Contradiction(question, f"{list(_SIGNED)} quarters of a unit become {found}, beside {held // 4}")
 
     # --- exponents --------------------------------------------------------------------------------------------------
 
-    def threshold(self, about: str, products: Sequence[tuple[int, int, int]], highest: int, lowest: int) -> int | None:
-        """The least t such that 2^t comes back beside products that are zero or cancel; None if all do."""
-        scenes, sizes = [], []
-        spare = next(k for k in self.blocks[0] if k not in [each for each, _, _ in products])
-        for t in range(highest, lowest - 1, -1):
-            scene = self.scene(about)
-            for k, a, b in products:
-                scene.pair(k, a, b)
-            scenes.append(scene.accumulator(_TWO**t) if self.c_first else scene.product(spare, _TWO**t))
-            sizes.append(t)
-        values = self.ask(scenes)
-        lost = [t for t, value in zip(sizes, values, strict=True) if value is not None and value != _TWO**t]
-        return None if not lost else max(lost) + 1
+    def _setting(self, question: str, make: Callable[[], Vector], start: int, meanings: dict[int, str]) -> str:
+        """What the exponent is that two cancelling products give E, by its meaning."""
+        exponent = start + self.align_bits - self._left(question, make, start)
+        if exponent not in meanings:
+            raise Contradiction(question, f"products give E the exponent {exponent}, not one of {sorted(meanings)}")
+        return meanings[exponent]
 
-    @property
-    def lowest(self) -> int:
-        """The exponent of the least number that `threshold` may ask for."""
-        if self.c_first:
-            return -24 if self.half else -126
-        return sum(FORMATS[name].emin - FORMATS[name].mantissa_bits for name in self.formats)
+    def _cancelling(self, a: int, b: int) -> Vector:
+        """Those codes at two places, one product negative."""
+        x = CODECS[self.instruction.a]
+        return self.vector().codes(self.places[0], a, b).codes(self.places[1], a ^ x.sign, b)
 
-    def find_product_exponent(self, align: int | None) -> str | None:
-        """The exponent of 1.5 times 1.5."""
-        if align is None or len(self.blocks[0]) < 3:
-            return None
-        up = self.up if self.c_first else self.base / 2
-        found = factors(Fraction(9, 4) * up, *self.formats)
-        three = factors(Fraction(3, 2) * up, *self.formats)
-        if found is None or three is None:
-            return None
-        i, j = self.blocks[0][0], self.blocks[0][-1]
-        a, b = found
-        top = _exponent(up)
-        found_at = self.threshold(
-            "product_exponent", [(i, a, b), (j, negated(a, self.formats[0]), b)], top - 1, max(top - align - 4, self.lowest)
-        )
-        if found_at is None:
-            return None
-        e = found_at + align - top
-        if e in (0, 1):
-            return NORMALISED if e else "sum"
-        raise NoMember(f"no model of the family fits: first contradiction in product_exponent: 1.5 * 1.5 has {e}")
-
-    def find_zero(self, align: int | None, side: int) -> int | None:
-        """The exponent that a zero operand brings into E, beside the largest power of two."""
-        if align is None:
-            return None
-        other = FORMATS[self.formats[1 - side]].emax
-        code = encode(_TWO**other, self.formats[1 - side]) or 0
-        pair = (0, code) if side == 0 else (code, 0)
-        found = self.threshold("zero_exponents", [(self.blocks[0][0], *pair)], min(other, 14), self.lowest)
-        return None if found is None else found + align - other
-
-    def find_flushed(self, side: int) -> str | None:
-        """Whether a subnormal operand is a number."""
-        fmt = FORMATS[self.formats[side]]
-        value, one = fmt.emin - 1, max(-fmt.emin + 1, 0)
-        codes = [encode(_TWO**value, self.formats[side]), encode(_TWO ** min(one, FORMATS[self.formats[1 - side]].emax), self.formats[1 - side])]
-        if None in codes:
-            return None
-        x, y = (int(code) for code in codes if code is not None)
-        pair = (x, y) if side == 0 else (y, x)
-        found = self.ask([self.scene("subnormal_operands").pair(0, *pair)])[0]
-        return FLUSHED if found == 0 else KEPT
-
-    def find_subnormal(self, align: int | None, side: int) -> str | None:
-        """Whether half of the least normal operand has its exponent or its own."""
-        if align is None or len(self.blocks[0]) < 3:
-            return None
-        name, partner = self.formats[side], self.formats[1 - side]
-        e = FORMATS[name].emin - 1
-        beside = FORMATS[partner].emax if self.half or not self.c_first else min(FORMATS[partner].emax, max(0, -e - 10))
-        x, y = encode(_TWO**e, name) or 0, encode(_TWO**beside, partner) or 0
-        minus = negated(x, name)
-        pairs = [(x, y), (minus, y)] if side == 0 else [(y, x), (y, minus)]
-        i, j = self.blocks[0][0], self.blocks[0][-1]
-        top = e + beside
-        products = [(i, *pairs[0]), (j, *pairs[1])]
-        lowest = max(top - align - 4, self.lowest)
-        found = self.threshold("subnormal_exponents", products, top - 1, lowest)
-        if found is None:
-            return None
-        offset = found + align - top
-        if offset in (0, 1):
-            return LEAST if offset else NORMALISED
-        raise NoMember(
-            f"no model of the family fits: first contradiction in subnormal_exponents: half of the least normal number "
-            f"of {name} has the exponent {offset + e}"
+    def _exponents(self) -> str:
+        """Whether elements have a part in the exponent of a group's sum."""
+        start = 4
+        return self._setting(
+            "exponents", lambda: self._pair(start), start, {start: "products", 0: "scales"}
         )
 
-    def find_floor(self, align: int | None) -> int | None:
-        """The least E: 2^-149 as a sum of products, of which the last is 2^-y."""
-        scenes, sizes = [], []
-        least = FORMATS[self.instruction.accumulator].emin - FORMATS[self.instruction.accumulator].mantissa_bits
-        if align is None:
-            return None
-        room = len(self.blocks[0])
-        for y in range(-least - 30, -least + 26):
-            scene: Scene | None = self.scene("floor")
-            assert scene is not None
-            if self.instruction.scales and -y < -20:
-                # Half of it on each side; products then have ordinary sizes.
-                half = y // 2
-                if self.instruction.scale_format != "ue8m0":
-                    return None
-                slots = self.instruction.scales
-                scene.scales([127 - half] * slots, [127 - (y - half)] * slots)
-                unit = Fraction(1)
-            else:
-                unit = _TWO**-y
-            parts = _pieces(max(0, y + least), room, unit, self.formats)
-            for k, part in zip(self.blocks[0], parts or (), strict=False):
-                scene.product(k, part)
-            scenes.append(scene if parts else None)
-            sizes.append(y)
-        values = self.ask(scenes)
-        lost = [y for y, value in zip(sizes, values, strict=True) if value == 0]
-        seen = [y for y, value in zip(sizes, values, strict=True) if value not in (0, None)]
-        if not lost or not seen:
-            return None
-        floor = align - (min(lost) - 1)
-        # Without a floor the largest term sets E, and is cut at the same place; that is no floor of E's own.
-        return floor if floor > least - 1 else None
+    def _product(self) -> str:
+        """Whether 1.5 * 1.5 has the exponent 0 or 1."""
+        base = self._exponent()
+        a = CODECS[self.instruction.a].code(3, base // 2 - 1)
+        b = CODECS[self.instruction.b].code(3, base - base // 2 - 1)
+        if a is None or b is None:
+            raise Unreachable("no 1.5 of that size")
+        found = a, b
+        meanings = {base: "factors", base + 1: "leading bit"}
+        return self._setting("product", lambda: self._cancelling(*found), base + 1, meanings)
 
-    # --- specials ---------------------------------------------------------------------------------------------------
+    def _subnormal(self, side: int) -> str:
+        """The exponent of the least subnormal number of one side."""
+        names = (self.instruction.a, self.instruction.b)
+        codec, other = CODECS[names[side]], CODECS[names[1 - side]]
+        one = other.code(1, other.emax)
+        assert one is not None
+        codes = (1 << codec.low, one) if side == 0 else (one, 1 << codec.low)
+        emin = codec.emin + other.emax
+        meanings = {emin: "emin", emin - codec.fraction_bits: "leading bit"}
+        return self._setting(f"subnormal {'ab'[side]}", lambda: self._cancelling(*codes), emin, meanings)
 
-    def find_nan(self) -> int:
-        """The bits of a NaN, of whatever makes one."""
-        c_fmt = FORMATS[self.instruction.accumulator]
-        infinity = ((1 << c_fmt.exponent_bits) - 1) << c_fmt.mantissa_bits
-        scenes = [self.scene("nan").bits(infinity | 1), self.scene("nan").bits(infinity | 1 << (c_fmt.mantissa_bits - 1) | 5)]
-        for side in (0, 1):
-            fmt = FORMATS[self.formats[side]]
-            one = encode(1, self.formats[1 - side]) or 0
-            if fmt.nan_code is not None:
-                scenes.append(self.scene("nan").pair(0, *((fmt.nan_code, one) if side == 0 else (one, fmt.nan_code))))
-            if fmt.specials is Specials.IEEE:
-                code = ((1 << fmt.exponent_bits) - 1) << (fmt.mantissa_bits + fmt.unused_low_bits)
-                scenes.append(self.scene("nan").pair(1, *((code, 0) if side == 0 else (0, code))))
-                scenes.append(self.scene("nan").pair(1, *((code, one) if side == 0 else (one, code))).bits(infinity | c_sign(c_fmt)))
-        found = {bits for bits in self.bits(scenes) if bits is not None}
-        if len(found) != 1:
-            words = ", ".join(f"{bits:#x}" for bits in sorted(found))
-            raise NoMember(f"no model of the family fits: first contradiction in nan: NaNs came back as {words}")
-        return found.pop()
+    def _subnormal_scale(self) -> str:
+        """The exponent of the scale 2^-9."""
 
-    def find_zero_sign(self) -> str:
-        """The sign of a sum of negative zeros."""
-        minus = c_sign(FORMATS[self.instruction.accumulator])
-        a, b = negated(0, self.formats[0]), encode(1, self.formats[1]) or 0
-        scene = self.scene("zero_sign").bits(minus)
-        for k in range(self.k):
-            scene.pair(k, a, b)
-        return "-" if self.bits([scene])[0] == minus else "+"
+        def make() -> Vector:
+            vector = self._pair(0)
+            vector.a_scales = [1] * self.instruction.scales
+            vector.b_scales = [0x78] * self.instruction.scales
+            return vector
 
-    def find_overflow(self) -> str | None:
-        """What comes back beyond the largest number: C and a product of the same size."""
-        fmt = FORMATS[self.instruction.accumulator]
-        scene = self.scene("overflow").accumulator(_TWO**fmt.emax)
-        if self.instruction.scale_format == "ue8m0":
-            slots = self.instruction.scales
-            scene.scales([127 + 64] * slots, [127 + 63] * slots).product(0, 1)
+        return self._setting("subnormal scale", make, 2, {2: "emin", -1: "leading bit"})
+
+    def _zeros(self) -> str:
+        """Whether zero times a large number sets E: then a small addend is cut."""
+        x, y = CODECS[self.instruction.a], CODECS[self.instruction.b]
+        cases: list[tuple[Vector, int]] = []
+        if self.grouped:
+            reach_of_scales = 16 if self.instruction.scale == "ue4m3" else 40
+            cases.append((self.vector().shift(reach_of_scales, 0), reach_of_scales))
         else:
-            scene.product(0, _TWO**fmt.emax)
-        bits = self.bits([scene])[0]
-        if bits is None:
-            return None
-        infinity = ((1 << fmt.exponent_bits) - 1) << fmt.mantissa_bits
-        if bits not in (infinity, infinity - 1):
-            raise NoMember(f"no model of the family fits: first contradiction in overflow: {bits:#x} came back")
-        return INFINITY if bits == infinity else "largest"
+            large = x.code(1, x.emax), y.code(1, y.emax)
+            assert large[0] is not None and large[1] is not None
+            cases.append((self.vector().codes(self.places[0], 0, large[1]), x.emin + y.emax))
+            cases.append((self.vector().codes(self.places[0], large[0], 0), x.emax + y.emin))
+        exponents = [exponent - self.align_bits - 1 for _, exponent in cases]
+        vectors = [self._small(vector, 1, at) for (vector, _), at in zip(cases, exponents, strict=True)]
+        if any(self.units_of_c(at) is None for at in exponents):
+            raise Unreachable("D has no number that such a zero would cut")
+        left = [self.units("zeros", *each) for each in zip(self.ask("zeros", vectors), exponents, strict=True)]
+        if left not in ([1] * len(left), [0] * len(left)):
+            raise Contradiction("zeros", f"small addends beside a zero of A and of B are left {left} times")
+        return "takes no part" if left[0] == 1 else "takes part"
 
-    def find_subnormals(self) -> tuple[str | None, str | None]:
-        """Whether subnormal results, and a subnormal C, are numbers."""
-        emin = FORMATS[self.instruction.accumulator].emin
-        small, least = self.scene("subnormal_result"), self.scene("subnormal_c")
-        if self.instruction.scale_format == "ue8m0":
-            slots = self.instruction.scales
-            for scene, e in ((small, emin - 3), (least, emin)):
-                scene.scales([127 + e // 2] * slots, [127 + e - e // 2] * slots).product(0, 1)
-        else:
-            small.product(0, _TWO ** (emin - 3))
-            least.product(0, _TWO**emin)
-        least.accumulator(_TWO ** (emin - 4))
-        alone = self.scene("subnormal_c").accumulator(_TWO ** (emin - 4))
-        result, beside, single = self.ask([small, least, alone])
-        kept = None if result is None else (FLUSHED if result == 0 else KEPT)
-        if beside is None:
-            return kept, FLUSHED if single == 0 else KEPT
-        if kept == FLUSHED or beside == _TWO**emin * (1 + _TWO**-4):
-            return kept, KEPT if beside != _TWO**emin else FLUSHED
-        return kept, FLUSHED
+    def _floor(self) -> int:
+        """The least E, from 2^-149 - 2^-(u - 1) + 2^-u + 2^-u: it is 2^-149, or 0 where 2^-u alone is cut."""
+        if self.grouped or self.joins == "last":
+            raise Unreachable("sums of groups, or a C that joins last, hide it")
+        if self.accumulator is not CODECS["f32"] or (self.result_bits, self.cut) != (23, "toward zero"):
+            raise Unreachable("it is asked of FP32 results of 23 bits that are cut toward zero")
+        vectors = []
+        for u in range(151, 151 + self.align_bits):
+            try:
+                addends = ((1, -149), (-1, 1 - u), (1, -u), (1, -u))
+                vectors.append(self._tiny(addends))
+            except Unreachable:
+                break
+        if not vectors:
+            raise Unreachable("no product is that small")
+        found = [self.units("floor", bits, -149) for bits in self.ask("floor", vectors)]
+        if 0 not in found:
+            raise Unreachable(f"down to 2^-{150 + len(found)} nothing is cut, and no product beside 2^-149 is smaller")
+        return self.align_bits - (150 + found.index(0))
 
-    def find_scale_rules(self) -> dict[str, object]:
-        """What the bytes of scales that are no ordinary numbers do."""
-        slots, fmt = self.instruction.scales, self.instruction.scale_format
-        one = 127 if fmt == "ue8m0" else 0x38
-        nan = 0xFF if fmt == "ue8m0" else 0x7F
-        ones = [one] * slots
-        both = self.bits(self.scene("scale_nan").product(0, 1).scales(*each) for each in (([nan] * slots, ones), (ones, [nan] * slots)))
-        special = {bits is not None and decode(bits, self.instruction.accumulator).special == "nan" for bits in both}
-        if len(special) > 1:
-            raise NoMember("no model of the family fits: first contradiction in scale_nan: A's and B's differ")
-        found: dict[str, object] = {"scale_nan": special.pop()}
-        if fmt == "ue8m0":
-            value = self.ask([self.scene("scale_zero").product(0, 1).scales([0] * slots, [254] * slots)])[0]
-            found["scale_zero"] = "0" if value == 0 else "2^-127"
-        else:
-            value = self.ask([self.scene("scale_sign").product(0, 1).scales([one | 0x80] * slots, ones)])[0]
-            found["scale_sign"] = "negates" if value == -1 else "ignored"
-        return found
+    def _tiny(self, addends: Sequence[tuple[int, int]]) -> Vector:
+        """Products at the first places; where there are scales they bring them down."""
+        shift = addends[0][1] - self.high if self.instruction.scale else 0
+        vector = self.vector().shift(shift)
+        for place, (significand, exponent) in zip(self.places, addends, strict=False):
+            vector.put(place, significand, exponent - shift)
+        return vector
 
+    # --- the ends of the range --------------------------------------------------------------------------------------
 
-def c_sign(fmt: object) -> int:
-    """The sign bit of C's format."""
-    return 1 << (fmt.exponent_bits + fmt.mantissa_bits)  # type: ignore[attr-defined]
+    def _nan(self) -> int:
+        """The bits of NaN, of every origin the same."""
+        acc, x, y = (CODECS[name] for name in (self.instruction.accumulator, self.instruction.a, self.instruction.b))
+        quiet, infinity = acc.nan(), acc.infinity()
+        assert quiet is not None and infinity is not None
+        one_a, one_b = x.code(1, 0), y.code(1, 0)
+        assert one_a is not None and one_b is not None
+        cs = self.vector(), self.vector()
+        cs[0].c, cs[1].c = quiet ^ 0x12, quiet ^ 0x15 | acc.sign
+        vectors = list(cs)
+        for fmt, place in ((x, 0), (y, 1)):
+            for code in (fmt.nan(), fmt.infinity()):
+                if code is not None:
+                    other = 0 if code == fmt.infinity() else (one_b if place == 0 else one_a)
+                    vectors.append(self.vector().codes(0, *((code, other) if place == 0 else (other, code))))
+        if (infinite := x.infinity()) is not None:
+            vector = self.vector().codes(0, infinite, one_b)
+            vector.c = infinity | acc.sign
+            vectors.append(vector)
+        if self.instruction.scale:
+            vector = self.vector().put(0, 1, 0)
+            vector.a_scales[0] = 0xFF
+            vectors.append(vector)
+        found = self.ask("nan", vectors)
+        for bits in found:
+            if acc.decode(bits)[0] != "nan":
+                raise Contradiction("nan", f"a NaN becomes {bits:#x}")
+        if len(set(found)) > 1:
+            raise Contradiction("nan", f"NaN is {' and '.join(f'{bits:#x}' for bits in sorted(set(found)))}")
+        return found[0]
 
+    def _zero_signs(self) -> str:
+        """The signs of three zeros."""
+        base = self._exponent()
+        x, y = CODECS[self.instruction.a], CODECS[self.instruction.b]
+        one = y.code(1, 0)
+        assert one is not None
+        negative = self.vector()
+        for k in range(self.instruction.k):
+            negative.codes(k, x.sign, one)
+        negative.c = self.accumulator.sign
+        vectors = [negative, self._pair(base)]
+        try:
+            vectors.append(self._small(self._pair(base), -1, base - self.align_bits - 3))
+        except Unreachable:
+            self.unseen["zero_signs"] = "of the third zero: no addend is small enough"
+        signs = ""
+        for bits in self.ask("zero signs", vectors):
+            signs += "-" if bits == self.accumulator.sign else "+"
+            if bits not in (0, self.accumulator.sign) and (len(signs) < 3 or self.cut in ("toward zero", "up")):
+                raise Contradiction("zero signs", f"a zero is {bits:#x}")
+        return signs.ljust(3, "+")
 
-def _exponent(value: Fraction) -> int:
-    """Of a power of two."""
-    return value.numerator.bit_length() - value.denominator.bit_length()
+    def _inputs(self) -> str:
+        """Whether a subnormal C is kept: added to the least normal number, where products reach that."""
+        emin = self.accumulator.emin
+        try:
+            vector, held = self._tiny([(1, emin)]), 2
+        except Unreachable:
+            vector, held = self.vector(), 0
+        (bits,) = self.ask("inputs", [vector.add(1, emin - 1)])
+        left = self.units("inputs", bits, emin - 1)
+        if left not in (held, held + 1):
+            raise Contradiction("inputs", f"a C of 2^{emin - 1} becomes {bits:#x}")
+        return "kept" if left == held + 1 else "flushed"
 
+    def _results(self) -> str:
+        """Whether a subnormal sum of products is kept."""
+        exponent = self.accumulator.emin - 3
+        (bits,) = self.ask("results", [self._tiny([(1, exponent)])])
+        left = self.units("results", bits, exponent)
+        if left not in (0, 1):
+            raise Contradiction("results", f"2^{exponent} becomes {bits:#x}")
+        return "kept" if left else "flushed"
 
-def _last_kept(values: Sequence[Fraction | None]) -> int | None:
-    """The last place at which something came back."""
-    return max((x for x, value in enumerate(values) if value not in (0, None)), default=None)
-
-
-def _pieces(width: int, room: int, unit: Fraction, formats: tuple[str, str]) -> list[Fraction] | None:
-    """At most `room` products that add up to 2^width units, one of which is a single unit; None if there are none."""
-    rest, parts = 2**width, [1]
-    rest -= 1
-    while rest:
-        if len(parts) >= room:
-            return None
-        size = next((n for n in _sizes(rest) if factors(n * unit, *formats) is not None), None)
-        if size is None:
-            return None
-        parts.append(size)
-        rest -= size
-    return [n * unit for n in parts] if factors(unit, *formats) is not None else None
-
-
-def _sizes(rest: int) -> Iterable[int]:
-    """Whole numbers up to `rest` whose first bits are few, the largest first."""
-    top = rest.bit_length()
-    found = {odd << shift for odd in (1, 3, 5, 7, 9, 15, 21, 25, 35, 49) for shift in range(top + 1)}
-    return sorted((n for n in found if n <= rest), reverse=True)
-
-
-def _random_scenes(instruction: Instruction) -> list[Scene]:
-    """Products of any codes, of neighbouring and of far sizes; the same ones each time."""
-    rng = random.Random(instruction.name)
-    scenes = []
-    a_fmt, b_fmt, c_fmt = (FORMATS[n] for n in (instruction.a_format, instruction.b_format, instruction.accumulator))
-    for number in range(_RANDOM):
-        scene = Scene(instruction, "random products")
-        narrow = number % 3 == 0
-
-        def code(fmt: object, name: str, narrow: bool = narrow) -> int:
-            while True:
-                bits = rng.getrandbits(1 + fmt.exponent_bits + fmt.mantissa_bits)  # type: ignore[attr-defined]
-                if narrow and fmt.exponent_bits > 2:  # type: ignore[attr-defined]
-                    field = fmt.bias + rng.randint(-3, 3)  # type: ignore[attr-defined]
-                    mask = ((1 << fmt.exponent_bits) - 1) << fmt.mantissa_bits  # type: ignore[attr-defined]
-                    bits = bits & ~mask | field << fmt.mantissa_bits  # type: ignore[attr-defined]
-                bits <<= fmt.unused_low_bits  # type: ignore[attr-defined]
-                if not decode(bits, name).special:
-                    return bits
-
-        for k in range(instruction.k):
-            if rng.random() < 0.8:
-                scene.pair(k, code(a_fmt, instruction.a_format), code(b_fmt, instruction.b_format))
-        if number % 4:
-            scene.bits(code(c_fmt, instruction.accumulator))
-        if instruction.scales:
-            one, low, high = (127, -6, 6) if instruction.scale_format == "ue8m0" else (0x38, -0x30, 0x40)
-            scene.scales(*([one + rng.randint(low, high) for _ in range(instruction.scales)] for _ in range(2)))
-        scenes.append(scene)
-    return scenes
-
-
-Progress = Callable[[str], None]
+    def _overflow(self) -> str:
+        """What the largest number becomes when the largest power of two is added."""
+        acc = self.accumulator
+        infinity = acc.infinity()
+        assert infinity is not None
+        emax = acc.emax
+        shift = emax - self.high if self.instruction.scale else 0
+        vector = self.vector().shift(shift).put(self.places[0], 1, emax - shift)
+        vector.c = infinity - 1
+        (bits,) = self.ask("overflow", [vector])
+        if bits == infinity:
+            return "infinity"
+        if infinity - (1 << (acc.fraction_bits - self.result_bits)) == bits:
+            return "largest"
+        raise Contradiction("overflow", f"the largest number and 2^{emax} become {bits:#x}")
