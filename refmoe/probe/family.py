@@ -67,7 +67,7 @@ class Parameters:
     product: str | None = None
     zeros: str | None = None
     floor: int | None = None
-    inputs: str = "kept"
+    inputs: str | None = None
     results: str | None = None
     overflow: str | None = None
 
@@ -172,7 +172,9 @@ class Member:
             return self._infinity(infinite)
         if par.inputs == "flushed" and significand >> self.accumulator.fraction_bits == 0:
             significand = 0
-        c = _Number(-significand if sign else significand, exponent - self.accumulator.fraction_bits, exponent, bool(sign))
+        c = _Number(
+            -significand if sign else significand, exponent - self.accumulator.fraction_bits, exponent, bool(sign)
+        )
         taking = [each.exponent for each in terms if each.significand or par.zeros == "takes part"]
         taking += [c.exponent] if c.significand else []
         if not taking:
@@ -267,9 +269,7 @@ def rounded(
     return code
 
 
-def _product(
-    x: Codec, y: Codec, a: int, b: int, par: Parameters, infinite: set[int]
-) -> _Number | None:
+def _product(x: Codec, y: Codec, a: int, b: int, par: Parameters, infinite: set[int]) -> _Number | None:
     (kind_a, sign_a, sig_a, exp_a), (kind_b, sign_b, sig_b, exp_b) = x.decode(a), y.decode(b)
     if "nan" in (kind_a, kind_b):
         return None

@@ -1,8 +1,8 @@
 """The questions, and what follows from their answers: the parameters of a member of the family, or a contradiction.
 
-Every question changes one thing and nothing else. For example, F: the products 1 and -1 set E and cancel each other, and
-C = 2^-j is all that is left. The largest j at which it is left is F. No answer is compared with a model of
-refmoe: an inference knows the formats, the answers, and the family. At the end the member that was found has to give
+Every question changes one thing and nothing else. For example, F: the products 1 and -1 set E and cancel each other,
+and C = 2^-j is all that is left. The largest j at which it is left is F. No answer is compared with a model of refmoe: an inference knows the formats, the answers, and the family.
+At the end the member that was found has to give
 every answer again, those to random operands included.
 """
 
@@ -40,6 +40,34 @@ class Contradiction(RefmoeError):
     def __init__(self, question: str, what: str) -> None:
         super().__init__(f"no model of the family fits: first contradiction at the question {question!r}: {what}")
         self.question = question
+
+
+class Noise(Contradiction):
+    """Two answers to one vector differ."""
+
+    def __init__(self, question: str, number: int, first: int, second: int) -> None:
+        RefmoeError.__init__(
+            self,
+            f"the question {question!r} was asked twice, and vector {number} is answered {first:#x} and then "
+            f"{second:#x}: no model gives two answers",
+        )
+        self.question = question
+
+
+def asked_twice(answer: Answer) -> Answer:
+    """The same black box, of which every question is asked twice.
+
+    The answers of the box raise `Noise` where the second differs from the first.
+    """
+
+    def twice(question: str, vectors: Sequence[Vector]) -> list[int]:
+        first, second = answer(question, vectors), answer(question, vectors)
+        for number, (one, two) in enumerate(zip(first, second, strict=True)):
+            if one != two:
+                raise Noise(question, number, one, two)
+        return first
+
+    return twice
 
 
 @dataclass
@@ -152,7 +180,6 @@ class _Interview:
             self.nan,
             self._zero_signs(),
             last_rounding=self._last_rounding() if self.joins == "last" else None,
-            inputs=self._inputs(),
         )
         found: dict[str, Any] = {"exponents": self._exponents() if self.grouped else "products"}
         asked: dict[str, Callable[[], str | int]] = {
@@ -161,15 +188,19 @@ class _Interview:
             "subnormal_b": lambda: self._subnormal(1),
             "subnormal_scale": self._subnormal_scale,
             "zeros": self._zeros,
-            "results": self._results,
-            "overflow": self._overflow,
             "floor": self._floor,
+            "inputs": lambda: self._inputs(found["zeros"], found["floor"]),
+            "results": lambda: self._results(found["floor"]),
+            "overflow": self._overflow,
         }
         if self.instruction.scale != "ue4m3":
             del asked["subnormal_scale"]
         for name, decide in asked.items():
             if found["exponents"] == "scales" and name in ("product", "subnormal_a", "subnormal_b"):
                 self.unseen[name] = "the exponent of a term comes from its scales alone"
+                continue
+            if found.get("product") == "leading bit" and name in ("subnormal_a", "subnormal_b"):
+                self.unseen[name] = "the exponent of a product is that of its leading bit, whatever its factors are"
                 continue
             found[name] = self.optional(name, decide)
         return self._checked(Parameters(**{**parameters.__dict__, **found}))
@@ -232,7 +263,9 @@ class _Interview:
 
     def _by_count(self, counts: Sequence[int]) -> list[list[int]]:
         """Positions by block: each has counted how many lie in later blocks."""
-        blocks = [[at for at, each in enumerate(counts) if each == count] for count in sorted(set(counts), reverse=True)]
+        blocks = [
+            [at for at, each in enumerate(counts) if each == count] for count in sorted(set(counts), reverse=True)
+        ]
         later = len(counts)
         for block in blocks:
             later -= len(block)
@@ -245,9 +278,7 @@ class _Interview:
         """For each group, how many are in later blocks: 2^24 + 1 - 1 is 2^24 - 1 if 1 is cut before -1 comes."""
         bits = self._short_bits()
         pairs = [(i, j) for i in range(len(groups)) for j in range(len(groups)) if i != j]
-        vectors = [
-            self.vector().add(1, bits + 1).put(groups[i][0], 1, 0).put(groups[j][0], -1, 0) for i, j in pairs
-        ]
+        vectors = [self.vector().add(1, bits + 1).put(groups[i][0], 1, 0).put(groups[j][0], -1, 0) for i, j in pairs]
         counts = [0] * len(groups)
         for (i, _), answer in zip(pairs, self.ask("order", vectors), strict=True):
             found = self.units("order", answer, 0)
@@ -385,10 +416,16 @@ class _Interview:
         ]
         if not found:
             raise Contradiction("m", "1 + 2^-j is 1 for every j")
+        if max(found) == max(at + j for at, j in asked):
+            self.unseen["result_bits"] = f"at least {max(found)}: no sum of these addends is longer"
+            return self.accumulator.fraction_bits
         return min(max(found), self.accumulator.fraction_bits)
 
     def _rounding(self) -> str:
         """How quarters of the last bit of 4 are rounded."""
+        if "result_bits" in self.unseen:
+            self.unseen["rounding"] = "no sum is long enough to be rounded"
+            return "toward zero"
         base, vectors = self._exponent(), []
         for each in _SIGNED:
             sign = 1 if each > 0 else -1
@@ -430,9 +467,7 @@ class _Interview:
     def _exponents(self) -> str:
         """Whether elements have a part in the exponent of a group's sum."""
         start = 4
-        return self._setting(
-            "exponents", lambda: self._pair(start), start, {start: "products", 0: "scales"}
-        )
+        return self._setting("exponents", lambda: self._pair(start), start, {start: "products", 0: "scales"})
 
     def _product(self) -> str:
         """Whether 1.5 * 1.5 has the exponent 0 or 1."""
@@ -476,7 +511,8 @@ class _Interview:
             cases.append((self.vector().shift(reach_of_scales, 0), reach_of_scales))
         else:
             large = x.code(1, x.emax), y.code(1, y.emax)
-            assert large[0] is not None and large[1] is not None
+            assert large[0] is not None
+            assert large[1] is not None
             cases.append((self.vector().codes(self.places[0], 0, large[1]), x.emin + y.emax))
             cases.append((self.vector().codes(self.places[0], large[0], 0), x.emax + y.emin))
         exponents = [exponent - self.align_bits - 1 for _, exponent in cases]
@@ -489,24 +525,46 @@ class _Interview:
         return "takes no part" if left[0] == 1 else "takes part"
 
     def _floor(self) -> int:
-        """The least E, from 2^-149 - 2^-(u - 1) + 2^-u + 2^-u: it is 2^-149, or 0 where 2^-u alone is cut."""
-        if self.grouped or self.joins == "last":
-            raise Unreachable("sums of groups, or a C that joins last, hide it")
+        """The least E: the first of the products 2^-1, 2^-2, ... that is cut by itself, or a finer question.
+
+        Raises:
+            Unreachable: no sum shows it.
+        """
+        if self.joins == "last":
+            raise Unreachable("a C that joins last hides it")
         if self.accumulator is not CODECS["f32"] or (self.result_bits, self.cut) != (23, "toward zero"):
             raise Unreachable("it is asked of FP32 results of 23 bits that are cut toward zero")
         vectors = []
-        for u in range(151, 151 + self.align_bits):
+        for e in range(1, 150):
             try:
-                addends = ((1, -149), (-1, 1 - u), (1, -u), (1, -u))
-                vectors.append(self._tiny(addends))
+                vectors.append(self._tiny([(1, -e)]))
             except Unreachable:
                 break
         if not vectors:
             raise Unreachable("no product is that small")
-        found = [self.units("floor", bits, -149) for bits in self.ask("floor", vectors)]
+        found = [self.units("floor", bits, -e) for e, bits in enumerate(self.ask("floor", vectors), 1)]
+        if 0 in found and found.index(0) != 126:
+            return self.align_bits - found.index(0)
+        if 0 in found:
+            raise Unreachable("results below 2^-126 are flushed")
+        if self.grouped or len(found) < 149:
+            raise Unreachable(f"down to 2^-{len(found)} nothing is cut, and sums show no smaller addend")
+        return self._fine_floor()
+
+    def _fine_floor(self) -> int:
+        """A floor below -124, from 2^-149 - 2^-(u - 1) + 2^-u + 2^-u: it is 2^-149, or 0 where 2^-u alone is cut."""
+        vectors = []
+        for u in range(150, 151 + self.align_bits):
+            try:
+                vectors.append(self._tiny([(1, -149), (-1, 1 - u), (1, -u), (1, -u)]))
+            except Unreachable:
+                break
+        if not vectors:
+            raise Unreachable("no product beside 2^-149 is smaller")
+        found = [self.units("fine floor", bits, -149) for bits in self.ask("fine floor", vectors)]
         if 0 not in found:
-            raise Unreachable(f"down to 2^-{150 + len(found)} nothing is cut, and no product beside 2^-149 is smaller")
-        return self.align_bits - (150 + found.index(0))
+            raise Unreachable(f"down to 2^-{149 + len(found)} nothing is cut, and no product beside 2^-149 is smaller")
+        return self.align_bits - (149 + found.index(0))
 
     def _tiny(self, addends: Sequence[tuple[int, int]]) -> Vector:
         """Products at the first places; where there are scales they bring them down."""
@@ -522,9 +580,11 @@ class _Interview:
         """The bits of NaN, of every origin the same."""
         acc, x, y = (CODECS[name] for name in (self.instruction.accumulator, self.instruction.a, self.instruction.b))
         quiet, infinity = acc.nan(), acc.infinity()
-        assert quiet is not None and infinity is not None
+        assert quiet is not None
+        assert infinity is not None
         one_a, one_b = x.code(1, 0), y.code(1, 0)
-        assert one_a is not None and one_b is not None
+        assert one_a is not None
+        assert one_b is not None
         cs = self.vector(), self.vector()
         cs[0].c, cs[1].c = quiet ^ 0x12, quiet ^ 0x15 | acc.sign
         vectors = list(cs)
@@ -571,12 +631,15 @@ class _Interview:
                 raise Contradiction("zero signs", f"a zero is {bits:#x}")
         return signs.ljust(3, "+")
 
-    def _inputs(self) -> str:
+    def _inputs(self, zeros: str | None, floor: int | None) -> str:
         """Whether a subnormal C is kept: added to the least normal number, where products reach that."""
         emin = self.accumulator.emin
+        self._above(floor, emin - 1)
         try:
             vector, held = self._tiny([(1, emin)]), 2
         except Unreachable:
+            if zeros == "takes part":
+                raise
             vector, held = self.vector(), 0
         (bits,) = self.ask("inputs", [vector.add(1, emin - 1)])
         left = self.units("inputs", bits, emin - 1)
@@ -584,9 +647,15 @@ class _Interview:
             raise Contradiction("inputs", f"a C of 2^{emin - 1} becomes {bits:#x}")
         return "kept" if left == held + 1 else "flushed"
 
-    def _results(self) -> str:
+    def _above(self, floor: int | None, exponent: int) -> None:
+        """Raises Unreachable: the floor cuts 2^exponent."""
+        if floor is not None and exponent < floor - self.align_bits:
+            raise Unreachable(f"under a floor of {floor} every addend of 2^{exponent} is cut")
+
+    def _results(self, floor: int | None) -> str:
         """Whether a subnormal sum of products is kept."""
         exponent = self.accumulator.emin - 3
+        self._above(floor, exponent)
         (bits,) = self.ask("results", [self._tiny([(1, exponent)])])
         left = self.units("results", bits, exponent)
         if left not in (0, 1):

@@ -225,7 +225,7 @@ NOT_PROBED: Mapping[str, str] = MappingProxyType(
     {
         "tcgen05.mma": "sm_100a and sm_103a have it; it works on tensor memory, for which there is no probe kernel yet",
         "mma.sync of e3m2, e2m3": "refmoe has no model of these formats to hold the answers against",
-        "mma.sync.sp, wgmma.sp": "a sparse product is that of its dense neighbour, with half of the elements of A left out",
+        "mma.sync.sp, wgmma.sp": "a sparse product is its dense neighbour's, with half of the elements of A left out",
     }
 )
 """Instructions that chips have and the probe leaves out, with the reason."""

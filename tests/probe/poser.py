@@ -40,7 +40,7 @@ def lead(value: Fraction) -> int:
 
 @cache
 def element(name: str, code: int) -> tuple[Fraction | str, bool, int]:
-    """(value or what it is instead, whether it is negative, exponent of its binade and not below the normal numbers')."""
+    """(value or what it is instead, whether it is negative, exponent of its binade, not below normal numbers')."""
     if name == "tf32":
         code >>= 13
     exponent_bits, fraction_bits, bias = SHAPES[name]
@@ -144,7 +144,8 @@ class Poser:
             return NAN, False, 0
         if INFINITE in (x[0], y[0]):
             return INFINITE, (x if x[0] == INFINITE else y)[1], 0
-        assert isinstance(x[0], Fraction) and isinstance(y[0], Fraction)
+        assert isinstance(x[0], Fraction)
+        assert isinstance(y[0], Fraction)
         negative = x[1] and y[1] and self.zero_signs[0] == "-"
         return element(self.d, self.bits(x[0] + y[0], negative, self.last_rounding, 23))
 
@@ -206,7 +207,8 @@ class Poser:
                 if INFINITE in (a, b):
                     infinities.append(negative)
                     continue
-                assert isinstance(a, Fraction) and isinstance(b, Fraction)
+                assert isinstance(a, Fraction)
+                assert isinstance(b, Fraction)
                 if self.subnormal_a == "leading bit" and a:
                     a_exponent = lead(a)
                 if self.subnormal_b == "leading bit" and b:

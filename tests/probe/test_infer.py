@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from probe.poser import Poser
 
-from refmoe.probe.family import Parameters
-from refmoe.probe.infer import Contradiction, Found, infer
+from refmoe.probe import infer as infer_module
+from refmoe.probe.family import Parameters, differences
+from refmoe.probe.infer import Contradiction, Found, Noise, asked_twice, infer
 from refmoe.probe.instructions import BY_NAME, Instruction
-from refmoe.probe.vectors import Vector
+from refmoe.probe.vectors import Batch, Vector
 
 BF16 = BY_NAME["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"]
 HALF = BY_NAME["mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16"]
@@ -30,7 +34,8 @@ Blocks = tuple[tuple[tuple[int, ...], ...], ...]
 def chain(k: int, length: int, group: int = 1) -> Blocks:
     """Blocks of neighbours, in order."""
     return tuple(
-        tuple(tuple(range(at, at + group)) for at in range(start, start + length, group)) for start in range(0, k, length)
+        tuple(tuple(range(at, at + group)) for at in range(start, start + length, group))
+        for start in range(0, k, length)
     )
 
 
@@ -71,6 +76,10 @@ WRONG: list[tuple[Instruction, dict[str, Any]]] = [
     (BF16, {"blocks": tuple(reversed(chain(16, 8)))}),
     (BF16, {"blocks": picked(range(0, 16, 2), range(1, 16, 2))}),
     (BF16, {"zeros": "takes part"}),
+    (BF16, {"floor": -60}),
+    (BF16, {"floor": -110}),
+    (BF16, {"floor": -124}),
+    (BF16, {"floor": -125}),
     (BF16, {"floor": -126}),
     (BF16, {"floor": -132}),
     (BF16, {"floor": -134}),
@@ -114,14 +123,13 @@ WRONG: list[tuple[Instruction, dict[str, Any]]] = [
     (PLAIN4, {"blocks": chain(32, 16)}),
     (PLAIN4, {"zeros": "takes part"}),
     (PLAIN4, {"product": "leading bit"}),
-    (MXF4, {"blocks": chain(64, 64, 32)}),
     (MXF4, {"blocks": chain(64, 32, 8)}),
-    (MXF4, {"zeros": "takes part"}),
     (MXF4, {"exponents": "products"}),
     (NVF4, {"align_bits": 25}),
     (NVF4, {"exponents": "products"}),
     (NVF4, {"subnormal_scale": "leading bit"}),
     (NVF4, {"blocks": chain(64, 64, 8)}),
+    (NVF4, {"blocks": chain(64, 64, 1)}),
     (NVF4, {"rounding": "nearest even"}),
     (NVF4, {"align_bits": 34, "zero_signs": "-++"}),
 ]
@@ -140,7 +148,8 @@ OUTSIDE: list[tuple[Instruction, dict[str, Any], str]] = [
     (BF16, {"align_bits": 300}, ""),
     (MIXED, {"oddity": "loses_scale"}, ""),
     (NVF4, {"oddity": "loses_scale"}, ""),
-    (NVF4, {"blocks": chain(64, 64, 1)}, ""),
+    (MXF4, {"blocks": chain(64, 64, 32)}, "order"),
+    (MXF4, {"zeros": "takes part"}, ""),
 ]
 
 
@@ -214,3 +223,64 @@ def test_one_flipped_bit_in_one_random_answer_is_a_contradiction(position: int) 
 
     with pytest.raises(Contradiction, match=f"'random': vector {position} "):
         infer(BF16, answer)
+
+
+def test_a_box_whose_answers_differ_between_two_asks_is_told() -> None:
+    box, rng = poser(BF16), random.Random(7)
+
+    def answer(question: str, vectors: Sequence[Vector]) -> list[int]:
+        bits = box.answers(vectors)
+        if question == "F":
+            bits[3] ^= rng.getrandbits(20)
+        return bits
+
+    with pytest.raises(Noise, match="'F' was asked twice, and vector 3 is answered"):
+        infer(BF16, asked_twice(answer))
+    steady = infer(BF16, asked_twice(lambda question, vectors: box.answers(vectors)))
+    assert steady.parameters == asked(BF16, box).parameters
+
+
+def test_a_box_that_forgets_an_answer_is_told() -> None:
+    box = poser(BF16)
+    with pytest.raises(Contradiction, match="answers to"):
+        infer(BF16, lambda question, vectors: box.answers(vectors)[:-1])
+
+
+def test_differences_name_the_parameter() -> None:
+    found, claimed = (asked(BF16, poser(BF16, align_bits=bits)).parameters for bits in (24, 25))
+    assert differences(found, claimed) == ["align_bits is 24, not 25"]
+    assert differences(claimed, claimed) == []
+
+
+def test_parameters_go_through_a_document() -> None:
+    found = asked(FP8, poser(FP8)).parameters
+    assert Parameters.of_document(found.document()) == found
+    assert found.joins == "last"
+    assert found.words().startswith("L 16, F 25, m 23, 2 blocks, C joins last")
+
+
+def test_the_questions_follow_from_the_answers_alone() -> None:
+    asked_first, asked_again = [], []
+    for log in (asked_first, asked_again):
+        box = poser(NVF4)
+
+        def answer(question: str, vectors: Sequence[Vector], log: list[Any] = log, box: Poser = box) -> list[int]:
+            log.append((question, Batch.of(vectors).sha256()))
+            return box.answers(vectors)
+
+        infer(NVF4, answer)
+    assert asked_first == asked_again
+    assert len({question for question, _ in asked_first}) == len(asked_first)
+
+
+@pytest.mark.parametrize("name", ["infer", "family", "vectors", "instructions"])
+def test_the_inference_imports_nothing_that_it_is_compared_with(name: str) -> None:
+    path = Path(infer_module.__file__).with_name(f"{name}.py")
+    nodes = ast.walk(ast.parse(path.read_text()))
+    modules = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    assert {module for module in modules if module.startswith("refmoe")} <= {
+        "refmoe.errors",
+        "refmoe.probe.family",
+        "refmoe.probe.instructions",
+        "refmoe.probe.vectors",
+    }
