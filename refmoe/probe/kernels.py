@@ -7,13 +7,14 @@ answers. Layouts: PTX ISA, "Matrix fragments for mma.m16n8k16" and its neighbour
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from refmoe.probe.instructions import TARGETS, Instruction
-from refmoe.probe.questions import FORMATS, Question
+from refmoe.probe.instructions import CODECS, Instruction
+from refmoe.probe.vectors import Batch
 from refmoe.silicon.wgmma import IMAGE_BYTES, Entry, descriptor
 
 Array = Any
@@ -22,12 +23,25 @@ QUESTIONS = 8
 MOST_TILES = IMAGE_BYTES // 256 - 2
 """Of a launch: as many as a warpgroup's image holds columns of."""
 ENTRY = "probe"
+VERSIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "sm_80": "7.0",
+        "sm_86": "7.1",
+        "sm_89": "8.4",
+        "sm_90a": "8.4",
+        "sm_100a": "8.6",
+        "sm_103a": "8.8",
+        "sm_120a": "8.7",
+        "sm_121a": "8.8",
+    }
+)
+"""The PTX version of each target's kernels: the oldest that has all its instructions, so that old drivers take them."""
 _LANES = 32
 
 
 def element_bits(instruction: Instruction) -> int:
     """Bits that an element takes in a register."""
-    return 4 if instruction.packed else max(8, FORMATS[instruction.a_format].bits)
+    return 4 if instruction.packed else max(8, CODECS[instruction.a].bits)
 
 
 def threads(instruction: Instruction) -> int:
@@ -37,11 +51,9 @@ def threads(instruction: Instruction) -> int:
 
 def ptx_text(instruction: Instruction, target: str) -> str:
     """The module of one instruction for one chip; its entry is `probe`."""
-    if instruction.warpgroup:
-        body = Entry(instruction.opcode, held=True).text(ENTRY)
-    else:
-        body = _mma_text(instruction)
-    return f".version {TARGETS[target]}\n.target {target}\n.address_size 64\n{body}\n"
+    warpgroup = instruction.warpgroup
+    body = Entry(instruction.name, held=True).text(ENTRY) if warpgroup else _mma_text(instruction)
+    return f".version {VERSIONS[target]}\n.target {target}\n.address_size 64\n{body}\n"
 
 
 def _counts(instruction: Instruction) -> tuple[int, int, int]:
@@ -76,19 +88,19 @@ def _mma_text(instruction: Instruction) -> str:
     for name, count in sources:
         lines.append(address(name, count))
         lines += [f"ld.global.u32 %{name}{i}, [%at+{4 * _LANES * i}];" for i in range(count)]
-    lines.append(f"{instruction.opcode} {', '.join(operands)};")
+    lines.append(f"{instruction.name} {', '.join(operands)};")
     lines.append(address("d", c))
     lines += [f"st.global.u32 [%at+{4 * _LANES * i}], %d{i};" for i in range(c)]
     return "\n".join([*lines, "ret;", "}"])
 
 
-def arguments(instruction: Instruction, questions: Sequence[Question]) -> tuple[list[Array], int]:
+def arguments(instruction: Instruction, batch: Batch) -> tuple[list[Array], int]:
     """The arrays of a launch, D's the last of them, and the number of its tiles.
 
-    At most `QUESTIONS * MOST_TILES` questions; what is left of the last tile asks for zeros.
+    At most `QUESTIONS * MOST_TILES` vectors; what is left of the last tile asks for zeros.
     """
-    tiles = -(-len(questions) // QUESTIONS)
-    a, b, c, sa, sb = _matrices(instruction, questions, tiles)
+    tiles = -(-len(batch) // QUESTIONS)
+    a, b, c, sa, sb = _matrices(instruction, batch, tiles)
     if instruction.warpgroup:
         return _warpgroup(instruction, a, b, c, tiles), tiles
     # [tile, half, g, word, t] and so on: g is the lane's quad, t its place there.
@@ -105,21 +117,21 @@ def arguments(instruction: Instruction, questions: Sequence[Question]) -> tuple[
     return [np.ascontiguousarray(each, np.uint32) for each in given], tiles
 
 
-def _matrices(instruction: Instruction, questions: Sequence[Question], tiles: int) -> tuple[Array, ...]:
+def _matrices(instruction: Instruction, batch: Batch, tiles: int) -> tuple[Array, ...]:
     """Words of A [tiles, 8, words] and of B, bits of C [tiles, 8], words of scales [tiles, 8]."""
     bits = element_bits(instruction)
     a, b = (np.zeros((tiles * QUESTIONS, instruction.k), np.uint32) for _ in range(2))
     c, sa, sb = (np.zeros(tiles * QUESTIONS, np.uint32) for _ in range(3))
-    for number, question in enumerate(questions):
-        for k, x, y in question.terms:
-            a[number, k], b[number, k] = x, y
-        c[number] = question.c
-        sa[number] = sum(byte << 8 * i for i, byte in enumerate(question.a_scales))
-        sb[number] = sum(byte << 8 * i for i, byte in enumerate(question.b_scales))
+    count = len(batch)
+    a[:count], b[:count], c[:count] = batch.a, batch.b, batch.c
+    if instruction.scales:
+        places = np.arange(instruction.scales, dtype=np.uint32) * np.uint32(8)
+        sa[:count] = (batch.a_scales.astype(np.uint32) << places).sum(axis=1, dtype=np.uint32)
+        sb[:count] = (batch.b_scales.astype(np.uint32) << places).sum(axis=1, dtype=np.uint32)
     if not instruction.packed:
         # Four bits sit in the middle of their byte.
-        a <<= 2 * (instruction.a_format == "e2m1")
-        b <<= 2 * (instruction.b_format == "e2m1")
+        a <<= 2 * (instruction.a == "e2m1")
+        b <<= 2 * (instruction.b == "e2m1")
 
     def words(codes: Array) -> Array:
         split = codes.reshape(tiles, QUESTIONS, -1, 32 // bits)
@@ -142,7 +154,7 @@ def _c_registers(instruction: Instruction, c: Array, halves: int) -> Array:
 
 
 def _warpgroup(instruction: Instruction, a: Array, b: Array, c: Array, tiles: int) -> list[Array]:
-    entry = Entry(instruction.opcode, held=True)
+    entry = Entry(instruction.name, held=True)
     image = np.zeros(IMAGE_BYTES, np.uint8)
     # Eight columns of 32 bytes: two cores of eight rows of 16.
     cores = b.view(np.uint8).reshape(tiles, 8, 2, 16).transpose(0, 2, 1, 3)
@@ -161,7 +173,7 @@ def answers(instruction: Instruction, given: Array, count: int) -> Array:
     registers = 4 if instruction.accumulator == "f32" else 2
     flat = np.asarray(given).view(np.uint32)
     if instruction.warpgroup:
-        flat = Entry(instruction.opcode, held=True).unpacked(flat)
+        flat = Entry(instruction.name, held=True).unpacked(flat)
     split = flat.reshape(-1, registers, warps, 8, 4)
     if instruction.accumulator == "f16":
         pairs = np.stack([split & np.uint32(0xFFFF), split >> np.uint32(16)], axis=-1)

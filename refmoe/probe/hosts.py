@@ -10,9 +10,9 @@ import numpy as np
 
 from refmoe import ptx
 from refmoe.errors import RefmoeError
-from refmoe.probe.instructions import Instruction, target_of
+from refmoe.probe.instructions import TARGETS, Instruction
 from refmoe.probe.kernels import ENTRY, MOST_TILES, QUESTIONS, answers, arguments, ptx_text, threads
-from refmoe.probe.questions import Question
+from refmoe.probe.vectors import Batch, Vector
 
 _NEEDED = "the cuda device needs cuda-python's core: pip install 'refmoe[probe]'"
 
@@ -23,10 +23,6 @@ class NoGpu(RefmoeError):
 
 class Unanswered(RefmoeError):
     """A chip cannot run an instruction; the message has the driver's or the executor's words."""
-
-
-class Unstable(RefmoeError):
-    """Two answers to one question differ."""
 
 
 class Box(Protocol):
@@ -55,7 +51,7 @@ class ExecutorBox:
         """The last of the arrays after a launch of `tiles` blocks."""
         if instruction.name not in self._modules:
             text = ptx_text(instruction, self.target)
-            self._modules[instruction.name] = ptx.Module.parse(text, name=f"{instruction.name}.ptx")
+            self._modules[instruction.name] = ptx.Module.parse(text, name=f"{instruction.name}")
         checks = ptx.Checks(races=False)  # no block shares anything with another
         try:
             ptx.launch(
@@ -66,6 +62,8 @@ class ExecutorBox:
                 args=arrays,
                 checks=checks,
             )
+        except ptx.UnknownOpcode as error:
+            raise Unanswered(f"the executor has no model of this instruction on {self.target}") from error
         except ptx.PtxError as error:
             raise Unanswered(str(error).splitlines()[0]) from error
         return arrays[-1]
@@ -99,6 +97,7 @@ class CudaBox:
             )
         )
         self.target = target_of((major, minor))
+        self.capability = (major, minor)
         self.chip = self.call("cuDeviceGetName", 256, device).split(b"\0")[0].decode()
         version = self.call("cuDriverGetVersion")
         self.driver: str | None = f"CUDA {version // 1000}.{version % 1000 // 10}"
@@ -143,26 +142,38 @@ class CudaBox:
         return results[0] if results else None
 
 
-def ask_box(box: Box, instruction: Instruction, questions: Sequence[Question]) -> list[int]:
-    """The answers of a chip: every question is asked in two launches, and in each by several rows.
+def target_of(capability: tuple[int, int]) -> str:
+    """The PTX target as which a GPU of that compute capability is probed.
+
+    Raises:
+        NoGpu: it is older than all of them, or newer than this refmoe.
+    """
+    for target, each in TARGETS.items():
+        if each == capability:
+            return target
+    raise NoGpu(f"a GPU of compute capability {capability[0]}.{capability[1]}; probed are {', '.join(TARGETS)}")
+
+
+def ask_twice(box: Box, instruction: Instruction, vectors: Sequence[Vector]) -> tuple[list[int], list[int]]:
+    """The answers of a chip to two asks.
+
+    The operands are launched twice, and in each launch several rows hold the same ones. The second ask is an answer
+    that differs from the first, if any row of any launch gave one.
 
     Raises:
         Unanswered: the chip cannot run the instruction.
-        Unstable: two answers to one question differ.
     """
-    found: list[int] = []
+    one: list[int] = []
+    two: list[int] = []
     most = QUESTIONS * MOST_TILES
-    for first in range(0, len(questions), most):
-        part = questions[first : first + most]
+    for first in range(0, len(vectors), most):
+        batch = Batch.of(vectors[first : first + most])
         runs = []
         for _ in range(2):
-            arrays, tiles = arguments(instruction, part)
-            runs.append(answers(instruction, box.run(instruction, arrays, tiles), len(part)))
-        together = np.concatenate(runs, axis=1)
-        differs = np.flatnonzero((together != together[:, :1]).any(axis=1))
-        if len(differs):
-            number = int(differs[0])
-            words = ", ".join(f"{bits:#x}" for bits in sorted(set(together[number].tolist())))
-            raise Unstable(f"two asks of one question on {part[number].about} gave different answers: {words}")
-        found += together[:, 0].tolist()
-    return found
+            arrays, tiles = arguments(instruction, batch)
+            runs.append(answers(instruction, box.run(instruction, arrays, tiles), len(batch)))
+        rows = np.concatenate(runs, axis=1)
+        other = (rows != rows[:, :1]).argmax(axis=1)
+        one += rows[:, 0].tolist()
+        two += rows[np.arange(len(rows)), other].tolist()
+    return one, two
