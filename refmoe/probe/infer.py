@@ -1,9 +1,9 @@
 """The questions, and what follows from their answers: the parameters of a member of the family, or a contradiction.
 
 Every question changes one thing and nothing else. For example, F: the products 1 and -1 set E and cancel each other,
-and C = 2^-j is all that is left. The largest j at which it is left is F. No answer is compared with a model of refmoe: an inference knows the formats, the answers, and the family.
-At the end the member that was found has to give
-every answer again, those to random operands included.
+and C = 2^-j is all that is left. The largest j at which it is left is F. No answer is compared with a model of refmoe:
+an inference knows the formats, the answers, and the family. At the end the member that was found has to give every
+answer again, those to random operands included.
 """
 
 from __future__ import annotations
