@@ -74,8 +74,8 @@ def _mma_text(instruction: Instruction) -> str:
     registers = ", ".join(f"%{name}<{count}>" for name, count in [*sources, ("d", c)])
     lines = [
         f".visible .entry {ENTRY}({', '.join(f'.param .u64 {name}_in' for name in parameters)}) {{",
-        f".reg .b32 %tid, %block, {registers}; .reg .b64 %at, %lane, %tile; .reg .b16 %z;",
-        "mov.u32 %tid, %tid.x; mov.u32 %block, %ctaid.x; mul.wide.u32 %lane, %tid, 4;",
+        f".reg .b32 %thread, %block, {registers}; .reg .b64 %at, %lane, %tile; .reg .b16 %z;",
+        "mov.u32 %thread, %tid.x; mov.u32 %block, %ctaid.x; mul.wide.u32 %lane, %thread, 4;",
         *(["mov.u16 %z, 0;"] if scaled else []),
     ]
 

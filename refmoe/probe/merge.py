@@ -6,6 +6,7 @@ held against refmoe's model again. The words are kept in one file, `evidence.jso
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -190,7 +191,7 @@ def raised(evidence: Mapping[str, Any], checked: Checked) -> dict[str, Any]:
     rows = {
         record["name"]: {
             "verdict": verdict(record),
-            "parameters": record["parameters"],
+            "parameters": copy.deepcopy(record["parameters"]),
             "model": record["model"],
             "questions": sum(len(each["answers"]) // 8 for each in record["asked"]),
         }
