@@ -223,8 +223,8 @@ class Member:
     def _rounded(self, total: int, unit: int, addends: list[_Number]) -> int:
         par, acc = self.parameters, self.accumulator
         if total == 0:
-            if self._all_negative(addends) and all(each.significand == 0 for each in addends):
-                return acc.sign if par.zero_signs[0] == "-" else 0
+            if all(each.significand == 0 for each in addends):
+                return acc.sign if self._all_negative(addends) and par.zero_signs[0] == "-" else 0
             low = min(each.unit for each in addends)
             exact = sum(each.significand << (each.unit - low) for each in addends)
             return acc.sign if par.zero_signs[2 if exact < 0 else 1] == "-" else 0
