@@ -245,6 +245,21 @@ def word(instruction: Instruction, target: str, evidence: Mapping[str, Any]) -> 
     return Evidence.HARDWARE.value if "HOLDS" in verdicts else word_of(instruction, target)
 
 
+def chips_sentence(evidence: Mapping[str, Any]) -> str:
+    """How many chips have answered, and which, in a sentence of README.md."""
+    chips = evidence["chips"]
+    if not chips:
+        return "No chip has answered `refmoe probe` yet."
+    names = ", ".join(sorted({chip["gpu"] for chip in chips}))
+    rows = [row["verdict"] for chip in chips for row in chip["instructions"].values()]
+    have = "chip has" if len(chips) == 1 else "chips have"
+    holds, differs = rows.count("HOLDS"), rows.count("DIFFERS")
+    return (
+        f"{len(chips)} {have} answered `refmoe probe` ({names}): of {len(rows)} instructions refmoe's model holds for "
+        f"{holds}, and differs for {differs}."
+    )
+
+
 def table(evidence: Mapping[str, Any]) -> str:
     """The tables of docs/guides/probe.md in Markdown: what each chip answered, and the word for each instruction."""
     lines = ["| chip | driver | instructions | the model holds | it does not |", "| --- | --- | ---: | ---: | ---: |"]

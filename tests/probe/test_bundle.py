@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.executor_driver import ExecutorDriver
+from probe.executor_driver import ExecutorDriver
 from typer.testing import CliRunner
 
 from refmoe.cli import app
@@ -21,7 +21,7 @@ from refmoe.probe import merge
 from refmoe.probe.bundle import bundle_of, chosen, probe, summary, verdict
 from refmoe.probe.hosts import CudaBox, ExecutorBox
 from refmoe.probe.instructions import BY_NAME
-from refmoe.probe.merge import BadBundle, check_bundle, raised, table, word
+from refmoe.probe.merge import BadBundle, check_bundle, chips_sentence, raised, read_evidence, table, word
 from refmoe.reports.documents import digest_of
 from refmoe.reports.probe import MAX_BUNDLE_BYTES, read_bundle
 
@@ -71,6 +71,21 @@ def test_a_bundle_holds_and_is_merged(tmp_path: Path) -> None:
     assert "| NVIDIA H200 (sm_90a) | CUDA 13.0 | 3 | 3 | 0 |" in table(evidence)
     with pytest.raises(BadBundle, match="it was merged before"):
         raised(evidence, checked)
+
+
+def test_pages_show_the_evidence() -> None:
+    root = Path(__file__).parent.parent.parent
+    evidence = read_evidence()
+    assert table(evidence) in (root / "docs" / "guides" / "probe.md").read_text()
+    assert chips_sentence(evidence) in (root / "README.md").read_text()
+    after = chips_sentence(raised(EMPTY, check_bundle(made())))
+    assert after.startswith("1 chip has answered `refmoe probe` (NVIDIA H200): of 3 instructions ")
+    assert after.endswith("refmoe's model holds for 3, and differs for 0.")
+
+
+def test_committed_evidence_holds_only_what_a_chip_could_have_answered() -> None:
+    for chip in read_evidence()["chips"]:
+        assert all(chip["arch"] in BY_NAME[name].targets for name in chip["instructions"])
 
 
 def test_what_is_left_out_has_a_reason() -> None:
