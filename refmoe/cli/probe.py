@@ -93,7 +93,10 @@ def _ask(
     made: dict[str, dict[str, Any] | None] = {"parity": None, "benchmarks": None}
     left_out = [] if "probes" in parts else [("probes", "not wanted")]
     on = ["--device", device] + (["--arch", box.target] if device == "ptx" else [])
-    for part, arguments in (("parity", ["parity", "--level", "quick", *on]), ("benchmarks", ["bench", "quantize"])):
+    for part, arguments in (
+        ("parity", ["parity", "--level", "quick", *on]),
+        ("benchmarks", ["bench", "gpu" if device == "cuda" else "quantize"]),
+    ):
         reason = "not wanted"
         if part in parts:
             made[part], reason = bundles.made_by_command(arguments)

@@ -28,7 +28,7 @@ from refmoe.version import __version__
 
 PARTS = ("probes", "parity", "benchmarks")
 """What a bundle may hold; `probes` are always wanted by a merge."""
-_SECONDS = 100  # of the parity suite and of the benchmarks, each: with the probes that stays about two minutes
+_SECONDS = 45  # of the parity suite and of the benchmarks, each: with the probes that stays below two minutes
 
 Progress = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -62,13 +62,13 @@ def probe(box: Box, instructions: Sequence[Instruction], progress: Progress = it
 def probe_one(box: Box, instruction: Instruction) -> dict[str, Any]:
     """Ask a chip everything about one instruction, and hold what follows against refmoe's model."""
     asked: list[dict[str, Any]] = []
-    vectors: list[Vector] = []
+    every: list[Vector] = []
 
-    def answer(question: str, wanted: Sequence[Vector]) -> list[int]:
-        one, two = ask_twice(box, instruction, wanted)
-        vectors.extend(wanted)
+    def answer(question: str, vectors: Sequence[Vector]) -> list[int]:
+        one, two = ask_twice(box, instruction, vectors)
+        every.extend(vectors)
         asked.append(
-            {"question": question, "sha256": Batch.of(wanted).sha256(), "answers": _hex(one), "again": _hex(two)}
+            {"question": question, "sha256": Batch.of(vectors).sha256(), "answers": _hex(one), "again": _hex(two)}
         )
         if one != two:
             raise Unstable(unstable_text(question))
@@ -89,7 +89,7 @@ def probe_one(box: Box, instruction: Instruction) -> dict[str, Any]:
         "status": status,
         "said": said,
         "parameters": parameters,
-        **held(instruction, box.target, vectors, bits, status),
+        **held(instruction, box.target, every, bits, status),
         "asked": asked,
     }
 

@@ -75,12 +75,7 @@ class CudaBox:
     name = "cuda"
 
     def __init__(self, driver: Any = None) -> None:
-        if driver is None:
-            try:
-                from cuda.bindings import driver
-            except ImportError as error:
-                raise NoGpu(f"{_NEEDED} ({error})") from error
-        self.api = driver
+        self.api = _driver() if driver is None else driver
         try:
             self.call("cuInit", 0)
             if not self.call("cuDeviceGetCount"):
@@ -88,7 +83,7 @@ class CudaBox:
         except (RuntimeError, Unanswered) as error:
             raise NoGpu(f"the CUDA driver cannot be used: {error}") from error
         device = self.call("cuDeviceGet", 0)
-        attribute = driver.CUdevice_attribute
+        attribute = self.api.CUdevice_attribute
         major, minor = (
             self.call("cuDeviceGetAttribute", each, device)
             for each in (
@@ -140,6 +135,15 @@ class CudaBox:
             _, text = self.api.cuGetErrorString(status)
             raise Unanswered(f"{name} failed: {text.decode() if text else status}")
         return results[0] if results else None
+
+
+def _driver() -> Any:
+    """The bindings of the driver's API."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise NoGpu(f"{_NEEDED} ({error})") from error
+    return driver
 
 
 def target_of(capability: tuple[int, int]) -> str:
