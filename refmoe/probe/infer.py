@@ -30,7 +30,7 @@ _SIGNED = tuple(sign * each for sign in (1, -1) for each in _QUARTERS)
 class Answer(Protocol):
     """A black box: D's bits of vectors, which belong to the question of that name."""
 
-    def __call__(self, question: str, vectors: Sequence[Vector]) -> list[int]:
+    def __call__(self, question: str, vectors: Sequence[Vector], /) -> list[int]:
         """One answer for each vector, in order."""
 
 
