@@ -1,4 +1,6 @@
-"""Make the figures of README.md from the committed reports, so that nobody types one.
+"""Make the figures of README.md and docs/guides/probe.md from what is committed, so that nobody types one.
+
+They come from the reports, and from the chips that answered `refmoe probe`.
 
     python tools/readme.py            rewrite what stands between `<!-- figures: NAME -->` and `<!-- end -->`
     python tools/readme.py --check    fail if that would change anything
@@ -20,9 +22,10 @@ from typing import Any
 
 from refmoe.catalog import parse_case
 from refmoe.files import write_atomic
+from refmoe.probe.merge import chips_sentence, read_evidence, table
 
 ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "guides" / "probe.md")
 REPORTS = ROOT / "reports"
 SHOWN_MUTANT = "20-flush-to-zero"
 
@@ -32,14 +35,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit status 1 if README.md would change")
     check = parser.parse_args().check
-    text = README.read_text()
-    filled = re.sub(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", _fill, text, flags=re.DOTALL)
-    if not check:
-        write_atomic(README, filled)
-        return 0
-    if filled != text:
-        print("README.md does not show what the reports say: run `make readme`")
-    return int(filled != text)
+    stale = 0
+    for page in PAGES:
+        text = page.read_text()
+        filled = re.sub(r"(<!-- figures: (\S+) -->\n).*?(<!-- end -->)", _fill, text, flags=re.DOTALL)
+        if not check:
+            write_atomic(page, filled)
+        elif filled != text:
+            print(f"{page.relative_to(ROOT)} does not show what the reports say: run `make readme`")
+            stale = 1
+    return stale
 
 
 def _fill(match: re.Match[str]) -> str:
@@ -222,6 +227,14 @@ def _drift() -> str:
     return "\n".join(rows)
 
 
+def _probed() -> str:
+    return table(read_evidence()).rstrip("\n")
+
+
+def _chips() -> str:
+    return chips_sentence(read_evidence())
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "mismatch": _mismatch,
     "proven": _proven,
@@ -233,6 +246,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "gpu": _gpu,
     "cutlass": _cutlass,
     "drift": _drift,
+    "probed": _probed,
+    "chips": _chips,
 }
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from refmoe.cli import (  # noqa: F401
     litmus,
     mutate,
     policy,
+    probe,
     prove,
     reports,
     run,

@@ -1,0 +1,157 @@
+"""The command that finds out how a chip's tensor cores add up, and the file that its owner can send."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from refmoe.cli.common import JsonOption, app, file_option, finish, listed, make_console, usage, usage_errors, writing
+
+_BundleOption = Annotated[Path | None, file_option("Write everything that was asked and answered to FILE, to be sent.")]
+_MergeOption = Annotated[
+    Path | None, file_option("Check the bundle FILE, and put what its chip answered among the evidence.")
+]
+
+
+@app.command(epilog="Example:\n\nrefmoe probe --device cuda --bundle my-gpu.json")
+def probe(
+    device: Annotated[str, typer.Option(help="Whom to ask: cuda, the GPU; or ptx, the executor as a chip.")] = "ptx",
+    arch: Annotated[
+        str | None, typer.Option(help="The chip that the executor stands for; sm_120a if left out. A GPU has its own.")
+    ] = None,
+    instruction: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Ask of these alone, separated by commas.")
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PARTS",
+            help="Of a bundle: probes, parity, benchmarks, separated by commas; all three of a GPU if left out, and "
+            "the probes of the executor.",
+        ),
+    ] = None,
+    bundle: _BundleOption = None,
+    merge: _MergeOption = None,
+    check: Annotated[bool, typer.Option("--check", help="With --merge: check the bundle and change nothing.")] = False,
+    names: Annotated[
+        bool, typer.Option("--list", help="Print the instructions that the chip has, and ask nothing.")
+    ] = False,
+    table: Annotated[bool, typer.Option("--table", help="Print the tables of what each chip answered.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find how each tensor-core instruction of a chip adds up, from its answers alone, and compare refmoe's model.
+
+    Exit status 0 if the model holds for every instruction that was asked, 1 if it does not for some, 2 for bad input,
+    3 without a GPU to ask.
+    """
+    if table:
+        from refmoe.probe.merge import read_evidence
+        from refmoe.probe.merge import table as tables
+
+        typer.echo(tables(read_evidence()), nl=False)
+        raise typer.Exit
+    if merge is not None:
+        _merge(merge, check, as_json)
+    if check:
+        usage("--check: found without --merge; needed a bundle to check")
+    _ask(device, arch, listed(instruction), listed(only), bundle, names, as_json)
+
+
+def _ask(
+    device: str,
+    arch: str | None,
+    wanted: list[str] | None,
+    only: list[str] | None,
+    bundle: Path | None,
+    names: bool,
+    as_json: bool,
+) -> NoReturn:
+    from rich.progress import track
+
+    from refmoe.files import write_atomic
+    from refmoe.probe import bundle as bundles
+
+    parts = only or list(bundles.PARTS if device == "cuda" and bundle else bundles.PARTS[:1])
+    for part in parts:
+        if part not in bundles.PARTS:
+            usage(f"--only: found {part!r}; needed some of {', '.join(bundles.PARTS)}")
+    box = _box(device, arch)
+    with usage_errors():
+        instructions = bundles.chosen(wanted, box.target)
+    if names:
+        typer.echo("\n".join(each.name for each in instructions))
+        raise typer.Exit
+    console = make_console(stderr=True)
+    records: list[dict[str, Any]] = []
+    if "probes" in parts:
+        records = bundles.probe(
+            box, instructions, lambda items: track(items, "instructions", console=console, transient=True)
+        )
+    made: dict[str, dict[str, Any] | None] = {"parity": None, "benchmarks": None}
+    left_out = [] if "probes" in parts else [("probes", "not wanted")]
+    on = ["--device", device] + (["--arch", box.target] if device == "ptx" else [])
+    for part, arguments in (
+        ("parity", ["parity", "--level", "quick", *on]),
+        ("benchmarks", ["bench", "gpu" if device == "cuda" else "quantize"]),
+    ):
+        reason = "not wanted"
+        if part in parts:
+            made[part], reason = bundles.made_by_command(arguments)
+        if made[part] is None:
+            left_out.append((part, reason))
+    document = bundles.bundle_of(box, records, left_out=left_out, **made)
+    if bundle is not None:
+        with writing("--bundle", bundle):
+            write_atomic(bundle, json.dumps(document, separators=(",", ":")) + "\n")
+    good = all(bundles.verdict(record) != "DIFFERS" for record in records)
+    finish(document, lambda: typer.echo(bundles.summary(document), nl=False), as_json=as_json, good=good)
+
+
+def _box(device: str, arch: str | None) -> Any:
+    """The chip to ask; without a GPU the command ends with exit status 3."""
+    from refmoe.probe.hosts import CudaBox, ExecutorBox, NoGpu
+    from refmoe.probe.instructions import TARGETS
+
+    if device not in ("ptx", "cuda"):
+        usage(f"--device: found {device!r}; needed ptx, the executor, or cuda, a GPU")
+    if arch is not None and arch not in TARGETS:
+        usage(f"--arch: found {arch!r}; needed one of {', '.join(TARGETS)}")
+    if device == "ptx":
+        return ExecutorBox(arch or "sm_120a")
+    try:
+        box = CudaBox()
+    except NoGpu as error:
+        typer.echo(f"SKIPPED {error}", err=True)
+        raise typer.Exit(3) from None
+    if arch not in (None, box.target):
+        usage(f"--arch: found {arch}; {box.chip} is {box.target}")
+    return box
+
+
+def _merge(path: Path, check: bool, as_json: bool) -> NoReturn:
+    """Check a bundle and merge it; exit status 2 with a sentence where it is refused."""
+    from refmoe.probe.bundle import summary, verdict
+    from refmoe.probe.merge import BadBundle, check_bundle, raised, read_evidence, write_evidence
+    from refmoe.reports.checks import ReportError
+    from refmoe.reports.probe import read_bundle
+
+    try:
+        document = read_bundle(path)
+        checked = check_bundle(document)
+        if not check:
+            write_evidence(raised(read_evidence(), checked))
+    except ReportError as error:
+        usage(str(error))
+    except BadBundle as error:
+        usage(f"{path}: {error}")
+
+    def show() -> None:
+        typer.echo(summary(document), nl=False)
+        for doubt in checked.doubts:
+            typer.echo(f"DOUBT {doubt}")
+
+    good = all(verdict(record) != "DIFFERS" for record in document["instructions"])
+    finish(document, show, as_json=as_json, good=good)

@@ -1,0 +1,139 @@
+"""A bundle of `refmoe probe`: what a chip's tensor cores answered, and what follows; `refmoe.probe` makes it.
+
+It is no evidence by itself and no report of the gate: `refmoe probe --merge` infers every parameter again before it
+takes a word from it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from refmoe.reports.checks import ReportError
+from refmoe.reports.documents import (
+    Count,
+    Model,
+    Sha256,
+    first_error,
+    gpu_refusals,
+    is_intact,
+    time_refusals,
+    version_text,
+)
+from refmoe.reports.reading import read_bytes, read_document, shown
+
+VERSION = "1"
+"""The schema version that is written and read."""
+MAX_BUNDLE_BYTES = 1 << 24
+"""Larger files are refused unread: the largest bundle has a sixteenth of it."""
+
+Words = Annotated[str, Field(pattern=r"^([0-9a-f]{8})*$")]
+
+
+class AskedRecord(Model):
+    """One list of questions and its answers.
+
+    Attributes:
+        question: the parameter that it is for.
+        sha256: of the operands, see `refmoe.probe.vectors.Batch.sha256`.
+        answers: D's bits, eight digits of base 16 for each vector.
+        again: those of a second launch.
+    """
+
+    question: str
+    sha256: Sha256
+    answers: Words
+    again: Words
+
+
+class InstructionRecord(Model):
+    """What one instruction answered, and what was concluded.
+
+    Attributes:
+        name: its opcode.
+        status: "inferred"; "contradiction", if no member of the family fits; "unstable", if two asks differ;
+            "unanswered", if the chip could not run it.
+        said: of the last three, a sentence.
+        parameters: as `Parameters.document` has them, where they were inferred.
+        model: the name of refmoe's model, null where it has none.
+        differing: answers that the model does not give, null without a model.
+        holds: whether the model gives every answer and was inferred; null without a model.
+        asked: the questions in order.
+    """
+
+    name: str
+    status: Literal["inferred", "contradiction", "unstable", "unanswered"]
+    said: str | None
+    parameters: dict[str, Any] | None
+    model: str | None
+    differing: Count | None
+    holds: bool | None
+    asked: list[AskedRecord]
+
+
+class ProbeEnvironment(Model):
+    """Versions and machine."""
+
+    refmoe: str
+    python: str
+    numpy: str
+    platform: str
+    driver: str | None
+    cuda_bindings: str | None
+
+
+class LeftOut(Model):
+    """What was not asked or not made, and why."""
+
+    name: str
+    reason: str
+
+
+class BundleDocument(Model):
+    """The keys of a bundle."""
+
+    kind: Literal["probe"]
+    schema_version: str
+    created: str
+    device: Literal["ptx", "cuda"]
+    gpu: str
+    arch: str
+    environment: ProbeEnvironment
+    instructions: list[InstructionRecord]
+    left_out: list[LeftOut]
+    parity: dict[str, Any] | None
+    benchmarks: dict[str, Any] | None
+    digest: Sha256
+
+
+def read_bundle(path: Path) -> dict[str, Any]:
+    """A bundle from a file that may hold anything: its form, digest, version, time and chip are as they should be.
+
+    Raises:
+        ReportError: something is not; one sentence.
+    """
+    read_bytes(path, MAX_BUNDLE_BYTES)  # too large, a pipe, a folder: refused before it is read as JSON
+    document = read_document(path)
+    name = shown(path)
+    if document.get("kind") != "probe":
+        raise ReportError(
+            f"{name}: is no bundle of `refmoe probe`: its kind is {document.get('kind')!r}", "document.kind"
+        )
+    if document.get("schema_version") != VERSION:
+        text = version_text(document.get("schema_version"), VERSION, "bundle")
+        raise ReportError(f"{name}: {text}", "document.version")
+    if not is_intact(document):
+        text = "its content does not have the digest that it states: it was edited or damaged after it was made"
+        raise ReportError(f"{name}: {text}", "document.digest")
+    try:
+        BundleDocument.model_validate(document)
+    except ValidationError as error:
+        raise ReportError(f"{name}: no valid bundle: {first_error(error)}", "document.schema") from error
+    refusals = list(time_refusals(document))
+    if document["device"] == "cuda":
+        refusals += gpu_refusals(document["gpu"], document["arch"])
+    for refusal in refusals:
+        raise ReportError(f"{name}: {refusal.text}", refusal.check)
+    return document
