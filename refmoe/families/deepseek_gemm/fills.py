@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.family import Case, Fill
+from refmoe.families.family import Case, Fill, Lack
 from refmoe.families.gemm.fills import one_hot
 from refmoe.families.real_data import FFN, FFN_INPUT, read_activations, tile_rows
 from refmoe.families.vacuity import Limits
@@ -311,10 +311,10 @@ def _fill(
     """A fill that needs at least `least_k`; `make(draw, size)` gives the operands."""
     usual = {"zeros": 0.02, "bound": 2.0**-5, "reason": reason}
 
-    def needs(case: Case) -> str | None:
-        return None if case.shape.k >= least_k else f"a k of at least {least_k} for {name}"
+    def lack(case: Case) -> Lack | None:
+        return None if case.shape.k >= least_k else Lack("shape", f"a k of at least {least_k} for the fill {name}")
 
-    return Fill(name, catches, make, Limits(**{**usual, **limits}), needs)
+    return Fill(name, catches, make, Limits(**{**usual, **limits}), lack)
 
 
 #: The generators by name.

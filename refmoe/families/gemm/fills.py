@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.case import Shape
-from refmoe.families.family import Case, Fill
+from refmoe.families.family import Case, Fill, Lack
 from refmoe.families.real_data import FFN, FFN_INPUT, read_activations, tile_rows
 from refmoe.families.vacuity import Limits
 from refmoe.formats import MX_BLOCK
@@ -59,12 +59,12 @@ def _fill(
     An `unscaled` one is refused with factors of experts, which would move its sums away from the end of a range.
     """
 
-    def needs(case: Case) -> str | None:
+    def lack(case: Case) -> Lack | None:
         if case.shape.k < least_k:
-            return f"a k of at least {least_k} for {name}"
-        return f"alpha=none for the fill {name}" if unscaled and case.alpha == "distinct" else None
+            return Lack("shape", f"a k of at least {least_k} for the fill {name}")
+        return Lack("alpha", f"alpha=none for the fill {name}") if unscaled and case.alpha == "distinct" else None
 
-    return Fill(name, catches, make, limits, needs)
+    return Fill(name, catches, make, limits, lack)
 
 
 def _data(token_codes: Codes, token_scales: Codes, weight_codes: Codes, weight_scales: Codes) -> GemmData:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.family import Case, Fill
+from refmoe.families.family import Case, Fill, Lack
 from refmoe.families.gemm.epilogue import (
     FloatArray,
 )
@@ -321,10 +321,10 @@ def _fill(
     """A fill that needs at least `least_k`; `make(draw, size)` gives the operands."""
     usual = {"zeros": 0.02, "reason": reason}
 
-    def needs(case: Case) -> str | None:
-        return None if case.shape.k >= least_k else f"a k of at least {least_k} for {name}"
+    def lack(case: Case) -> Lack | None:
+        return None if case.shape.k >= least_k else Lack("shape", f"a k of at least {least_k} for the fill {name}")
 
-    return Fill(name, catches, make, Limits(**{**usual, **limits}), needs)
+    return Fill(name, catches, make, Limits(**{**usual, **limits}), lack)
 
 
 _MANY_SCALES = "scales are drawn from all bytes"
