@@ -28,7 +28,7 @@ from refmoe.ptx.engine.tensor.mma import Mma
 from refmoe.ptx.errors import Contraction, UnknownOpcode
 from refmoe.ptx.native.context import EDGE_BITS, Edge, End, Meeting, Place, starts
 from refmoe.ptx.native.forms import is_native
-from refmoe.ptx.native.kernel import Kernel, compile_pieces, content_of
+from refmoe.ptx.native.kernel import NativeKernel, compile_pieces, content_of
 from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.ops.lanes import LANES
 from refmoe.ptx.program.blocks import Block, Program, build
@@ -204,13 +204,13 @@ def _checked(emitter: Emitter, block: Block, name: str) -> tuple[list[list[str]]
             emitter.lines = []
             try:
                 emitter.instruction(current)
-            except isa.UnknownOpcode as error:
+            except isa.NoOperation as error:
                 emitter.lines = [_refuse(emitter, current, error.reason)]
             statements.append(emitter.lines)
         current = block.terminator.instruction
         try:
             return statements, None if current is None else _terminator(emitter, block, current)
-        except isa.UnknownOpcode as error:
+        except isa.NoOperation as error:
             assert current is not None
             return statements, _refuse(emitter, current, error.reason)
     except (ValueError, IndexError) as error:
@@ -274,7 +274,7 @@ def _barrier_parts(instruction: Instruction) -> tuple[str, str]:
     """(kind, reduction) of a barrier's spelling.
 
     Raises:
-        isa.UnknownOpcode: there is no such spelling.
+        isa.NoOperation: there is no such spelling.
     """
     parts = [part for part in instruction.opcode.split(".")[1:] if part not in ("cta", "aligned")]
     known = {
@@ -288,7 +288,7 @@ def _barrier_parts(instruction: Instruction) -> tuple[str, str]:
         **{("cluster", "wait", *order): ("cluster.wait", "") for order in ((), ("acquire",))},
     }
     if tuple(parts) not in known:
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoOperation(instruction.opcode)
     return known[tuple(parts)]
 
 
@@ -370,7 +370,7 @@ def _native(products: Mapping[Instruction, Mma]) -> dict[Instruction, WarpMma]:
     }
 
 
-def _places(program: Program, homes: Homes, kernel: Kernel, gathers: Mapping[int, Gather], runs: bool) -> Any:
+def _places(program: Program, homes: Homes, kernel: NativeKernel, gathers: Mapping[int, Gather], runs: bool) -> Any:
     """The rows of places; without `runs` all are left to Python."""
     rows = np.zeros((len(program.blocks), len(Place)), np.int64)
     begins = starts([kind for _, kind in homes.registers.values()])
@@ -398,7 +398,7 @@ def _places(program: Program, homes: Homes, kernel: Kernel, gathers: Mapping[int
 class Invoker:
     """Calls a native piece for the lanes of a frame."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: NativeKernel) -> None:
         self._functions = kernel.functions
 
     def __call__(self, block: int, number: int, frame: Frame) -> None:

@@ -25,13 +25,13 @@ def load_matrix(emitter: Builder, instruction: Instruction) -> None:
     The 16 x 16 bytes of .m16n16 are not here: no chip at hand shows how its lanes share them.
 
     Raises:
-        isa.UnknownOpcode: another spelling.
+        isa.NoOperation: another spelling.
         ValueError: its operands do not fit.
     """
     count, transposed, space, cells = _matrix(instruction)
     packing = PACKINGS.get(cells.removeprefix("m8n16.b8x16."))
     if cells != "m8n8.b16" and (packing is None or transposed):
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoOperation(instruction.opcode)
     destinations = _elements(instruction.operands[0], count)
     address, space = emitter.address(instruction.operands[1], space)
     work = LoadMatrix(Access(instruction, space, 8, 2), Access(instruction, space, 4, 1), count, transposed, packing)
@@ -42,12 +42,12 @@ def store_matrix(emitter: Builder, instruction: Instruction) -> None:
     """`stmatrix` of 8 x 8 cells of 16 bits, and of 16 x 8 bytes stored by columns.
 
     Raises:
-        isa.UnknownOpcode: another spelling.
+        isa.NoOperation: another spelling.
         ValueError: its operands do not fit.
     """
     count, transposed, space, cells = _matrix(instruction)
     if cells != "m8n8.b16" and (cells != "m16n8.b8" or not transposed):
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoOperation(instruction.opcode)
     address, space = emitter.address(instruction.operands[0], space)
     sources = _registers(instruction.operands[1], count)
     row, word = Store(instruction, space, 8, 2), Store(instruction, space, 4, 1)
@@ -72,7 +72,7 @@ def _matrix(instruction: Instruction) -> tuple[int, bool, str, str]:
         or parts.count("trans") > 1
         or rest[-1:] != parts[-1:]
     ):
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoOperation(instruction.opcode)
     if len(instruction.operands) != 2:
         raise ValueError("two operands needed")
     return _COUNTS[counts[0]], "trans" in parts, "shared" if spaces else "generic", ".".join(rest)
@@ -96,7 +96,7 @@ def _registers(operand: Operand, count: int) -> tuple[Operand, ...]:
 
 
 @dataclass(frozen=True)
-class Form:
+class MmaFamily:
     """What a family of `mma` spellings means.
 
     Attributes:
@@ -130,12 +130,12 @@ _MIXED = (frozenset({"kind::f8f6f4"}),)
 _BLOCK_SCALED = frozenset({"kind::mxf8f6f4", "block_scale"})
 _SM120 = {"sm_120": "sm120", "sm_121": "sm120"}
 _FORMS = (
-    Form("m16n8k16", _PLAIN, ("bf16", "f16"), {"sm_90": "sm90_mma", "": "sm90_mma"}),
-    Form("m16n8k8", _PLAIN, ("bf16", "f16", "tf32"), {"sm_90": "sm90_mma_k8", "": "sm90_mma_k8"}),
-    Form("m16n8k4", _PLAIN, ("tf32",), {"": "sm90_mma_k4"}),
-    Form("m16n8k32", _PLAIN, ("e4m3", "e5m2"), {"sm_90": "sm90_mma_fp8", **_SM120}),
-    Form("m16n8k32", _MIXED, ("e4m3", "e5m2", "e2m1"), _SM120),
-    Form(
+    MmaFamily("m16n8k16", _PLAIN, ("bf16", "f16"), {"sm_90": "sm90_mma", "": "sm90_mma"}),
+    MmaFamily("m16n8k8", _PLAIN, ("bf16", "f16", "tf32"), {"sm_90": "sm90_mma_k8", "": "sm90_mma_k8"}),
+    MmaFamily("m16n8k4", _PLAIN, ("tf32",), {"": "sm90_mma_k4"}),
+    MmaFamily("m16n8k32", _PLAIN, ("e4m3", "e5m2"), {"sm_90": "sm90_mma_fp8", **_SM120}),
+    MmaFamily("m16n8k32", _MIXED, ("e4m3", "e5m2", "e2m1"), _SM120),
+    MmaFamily(
         "m16n8k32",
         (_BLOCK_SCALED, _BLOCK_SCALED | {"scale_vec::1X"}),
         ("e4m3", "e5m2", "e2m1"),
@@ -144,7 +144,7 @@ _FORMS = (
         scale_format="ue8m0",
     ),
     # kind::mxf4nvf4 has to name its scale_vec, kind::mxf4 has only one.
-    Form(
+    MmaFamily(
         "m16n8k64",
         (
             frozenset({"kind::mxf4nvf4", "block_scale", "scale_vec::2X"}),
@@ -157,7 +157,7 @@ _FORMS = (
         scale_format="ue8m0",
         packed=True,
     ),
-    Form(
+    MmaFamily(
         "m16n8k64",
         (frozenset({"kind::mxf4nvf4", "block_scale", "scale_vec::4X"}),),
         ("e2m1",),
@@ -173,7 +173,7 @@ def multiply(emitter: Builder, instruction: Instruction) -> None:
     """`mma.sync.aligned`: with FP32 accumulators in the forms that have an accumulation model.
 
     Raises:
-        isa.UnknownOpcode: another spelling, or no model of it for this chip.
+        isa.NoOperation: another spelling, or no model of it for this chip.
         ValueError: its operands do not fit.
     """
     if not accumulates_single(instruction):
@@ -201,7 +201,7 @@ def multiply(emitter: Builder, instruction: Instruction) -> None:
     emitter.assign_all(instruction, targets, emitter.call(work, *parts, scales))
 
 
-def _resolve(emitter: Builder, instruction: Instruction) -> tuple[Form, str, str, str]:
+def _resolve(emitter: Builder, instruction: Instruction) -> tuple[MmaFamily, str, str, str]:
     """(form, format of A, format of B, model); what the model rests on here is noted."""
     parts = instruction.opcode.split(".")
     # ptxas takes the kind before the shape, after it, and behind the layouts.
@@ -221,7 +221,7 @@ def _resolve(emitter: Builder, instruction: Instruction) -> tuple[Form, str, str
         evidence = MODELS[model].pair(a_format, b_format).evidence if family else Evidence.EXTRAPOLATED
         emitter.models[model] = weakest(evidence.value, emitter.models.get(model))
         return form, a_format, b_format, model
-    raise isa.UnknownOpcode(instruction.opcode)
+    raise isa.NoOperation(instruction.opcode)
 
 
 def weakest(word: str, other: str | None) -> str:

@@ -40,7 +40,7 @@ class FirstElements:
 
 
 @dataclass(frozen=True)
-class Bytes:
+class PitchInBytes:
     """A pitch in bytes: one in elements of `bits` bits."""
 
     bits: int
@@ -54,12 +54,12 @@ def move(emitter: Builder, instruction: Instruction) -> None:
     """`wmma.load` and `wmma.store`; what is left of `wmma.mma` has a spelling that is not known.
 
     Raises:
-        isa.UnknownOpcode: another spelling.
+        isa.NoOperation: another spelling.
         ValueError: its operands do not fit.
     """
     form = transfer(instruction.opcode)
     if form is None:
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoOperation(instruction.opcode)
     operands = instruction.operands
     if not 2 <= len(operands) <= 3:
         raise ValueError("a fragment, an address and perhaps a pitch needed")
@@ -73,7 +73,7 @@ def move(emitter: Builder, instruction: Instruction) -> None:
     pitch = emitter.value(operands[2] if len(operands) == 3 else Immediate(form.pitch), "b32")
     emitter.run(WholeWarp(instruction))
     # Read before a register that the address is made of may be written.
-    emitter.lines.append(f"v0 = {emitter.call(Bytes(form.bits), pitch)}")
+    emitter.lines.append(f"v0 = {emitter.call(PitchInBytes(form.bits), pitch)}")
     emitter.lines.append(
         f"v1 = {emitter.call(FirstElements(form.lines_along_g, form.apart, form.bits), address, 'v0')}"
     )
