@@ -15,6 +15,7 @@ _DECODE = f"{_FAMILY}:bf16:m8k2048e256:gaussian:layout=mn_major:seed7@ptx"
 def _exact(fill: str) -> str:
     return f"{_FAMILY}:f32:m7k384e3:{fill}:policy=exact:seed7@ptx"
 
+
 #: Every fault, in the order in which it is shown.
 FAULTS = (
     CuteFault(
