@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
-from refmoe.cli.common import INTERRUPTED, JsonOption, SchedulesOption, app, check_schedules, file_option, usage_errors
+from refmoe.cli.common import (
+    INTERRUPTED,
+    JsonOption,
+    SchedulesOption,
+    app,
+    check_schedules,
+    file_option,
+    usage_errors,
+)
 from refmoe.cli.tracing import TraceBlockOption, TraceOption, open_trace, write_trace
 from refmoe.errors import ArgumentError
 
@@ -87,6 +95,7 @@ def parity(
     """
     from refmoe.catalog import activation_cases, list_cases, parse_case
     from refmoe.cli.session import Outputs, run_session
+    from refmoe.verify.workers import processes
 
     if level == "exhaustive":
         from refmoe.cli.exhaustive import run_exhaustive
@@ -97,7 +106,15 @@ def parity(
             if given := next((name for name, value in others.items() if value), None):
                 raise ArgumentError("level", f"exhaustive with {given}", "it without: it has pieces, not cases")
             status = run_exhaustive(
-                suite or [], dtype or [], policy or [], device, arch, jobs, report, fresh=fresh, as_json=as_json
+                suite or [],
+                dtype or [],
+                policy or [],
+                device,
+                arch,
+                processes(jobs),
+                report,
+                fresh=fresh,
+                as_json=as_json,
             )
         raise typer.Exit(status)
     with usage_errors():
@@ -118,7 +135,14 @@ def parity(
     command = " ".join(["refmoe parity --device", device, *([f"--arch={arch}"] if arch else []), *source])
     outputs = Outputs(report, junit, markdown, html, as_json)
     with usage_errors():
-        status = run_session(chosen, command, outputs, jobs=jobs, mutants=mutants, schedules=schedules)
+        status = run_session(
+            chosen,
+            command,
+            outputs,
+            jobs=jobs,
+            mutants=mutants,
+            schedules=schedules,
+        )
     raise typer.Exit(status)
 
 
