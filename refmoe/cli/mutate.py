@@ -13,12 +13,14 @@ import typer
 
 from refmoe.cli.common import (
     INTERRUPTED,
+    ClusterOption,
     JsonOption,
     ReportOption,
     app,
     file_option,
     finish,
     make_console,
+    usage_errors,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +37,8 @@ _SAMPLE = 200
     "refmoe mutate --sample 200\n\n"
     "refmoe mutate --floor cuda --kernel quantize --sample 50\n\n"
     "refmoe mutate --list --kernel routing --operator guard\n\n"
-    "refmoe mutate --sample 2000 --jobs 2 --report reports/mutation.json"
+    "refmoe mutate --sample 2000 --jobs 2 --report reports/mutation.json\n\n"
+    "refmoe mutate --sample 2000 --cluster tcp://10.0.0.1:8786"
 )
 def mutate(
     sample: Annotated[
@@ -61,6 +64,7 @@ def mutate(
         int | None, typer.Option(min=1, help="Run at most so many cases on each, for a quick look; then `--again`.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes that try mutants.")] = 1,
+    cluster: ClusterOption = None,
     partial: Annotated[
         Path, file_option("Where outcomes are kept, a line each. What is in it is not tried again.")
     ] = _PARTIAL,
@@ -80,7 +84,10 @@ def mutate(
     from refmoe.mutation.sites import all_sites, sampled
     from refmoe.reports.mutation import failures
     from refmoe.verify.sweep import sweep
-    from refmoe.verify.workers import processes
+    from refmoe.verify.workers import choose_workers
+
+    with usage_errors():
+        workers = choose_workers(jobs, cluster)
 
     console = make_console(stderr=True)
     start = time.perf_counter()
@@ -104,7 +111,7 @@ def mutate(
     pending = {site.id: site for site in sites if site.id not in ledger.done}
     interrupted = False
     try:
-        tries = sweep(pending, functools.partial(try_forked, most=cases), ledger, processes(jobs))
+        tries = sweep(pending, functools.partial(try_forked, most=cases), ledger, workers)
         for name, tried in _watched(tries, "mutants", console, len(pending)):
             if tried["outcome"] == "survived":
                 console.print(f"survived {name} ({tried['cases']} cases passed)", markup=False)

@@ -1,8 +1,8 @@
 """A long sweep in pieces: what is done is on the disk, and another run goes on from there.
 
-A *piece* has a name and is done by a function in some process. Its result, a JSON value, is a line of the ledger as
-soon as it is known. Ctrl-C, a lost worker or a full disk cost the pieces under way and no others. Results come out in
-the order of the pieces, whatever the order in which they were done.
+A *piece* has a name and is done by a function in some process, of this machine or of a cluster. Its result, a JSON
+value, is a line of the ledger as soon as it is known. Ctrl-C, a lost worker or a full disk cost the pieces under way
+and no others. Results come out in the order of the pieces, whatever the order in which they were done.
 """
 
 from __future__ import annotations
