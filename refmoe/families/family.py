@@ -129,6 +129,15 @@ class Lack:
     needed: str
 
 
+def needs_k(least: int) -> Callable[[Case], Lack | None]:
+    """The `lack` of a fill that needs a k of at least `least`."""
+
+    def lack(case: Case) -> Lack | None:
+        return None if case.shape.k >= least else Lack("shape", f"a k of at least {least} for the fill {case.fill}")
+
+    return lack
+
+
 @dataclass(frozen=True)
 class Fill:
     """A named, seeded generator of input data, chosen so that a certain kind of wrong kernel must fail on it.
