@@ -118,22 +118,22 @@ class Case:
 
 @dataclass(frozen=True)
 class Lack:
-    """What a case lacks for its fill.
+    """What a case lacks for its fill that is not about its shape.
 
     Attributes:
-        field: "shape", "dtype" or the name of an option.
-        needed: what it has to be, for example "at least 65536 blocks" or "alpha=none".
+        field: "dtype" or the name of an option.
+        needed: what it has to be, for example "alpha=none".
     """
 
     field: str
     needed: str
 
 
-def needs_k(least: int) -> Callable[[Case], Lack | None]:
+def needs_k(least: int) -> Callable[[Case], str | None]:
     """The `lack` of a fill that needs a k of at least `least`."""
 
-    def lack(case: Case) -> Lack | None:
-        return None if case.shape.k >= least else Lack("shape", f"a k of at least {least} for the fill {case.fill}")
+    def lack(case: Case) -> str | None:
+        return None if case.shape.k >= least else f"a k of at least {least} for the fill {case.fill}"
 
     return lack
 
@@ -147,14 +147,15 @@ class Fill:
         catches: which wrong kernels fail on it.
         make: makes the data; each family has its own arguments for it.
         limits: what the data must look like for equality to mean anything.
-        lack: says what a case lacks for this fill; None if it lacks nothing.
+        lack: says what a case lacks for this fill: a text is said of its shape, for example "at least 65536 blocks";
+            None if it lacks nothing.
     """
 
     name: str
     catches: str
     make: Callable[..., Any]
     limits: Limits = field(default_factory=Limits)
-    lack: Callable[[Case], Lack | None] = lambda case: None
+    lack: Callable[[Case], Lack | str | None] = lambda case: None
 
     @staticmethod
     def by_name(*fills: Fill) -> Mapping[str, Fill]:
@@ -390,6 +391,7 @@ class Family:
             raise refused("fill", case.fill, one_of(self.fills))
         self.check(case)
         if (lack := self.fills[case.fill].lack(case)) is not None:
+            lack = Lack("shape", lack) if isinstance(lack, str) else lack
             raise refused(lack.field, str(getattr(case, lack.field)), lack.needed)
 
     def _check_shape(self, shape: Shape) -> None:

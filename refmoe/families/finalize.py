@@ -16,7 +16,7 @@ from refmoe.draw import Draw
 from refmoe.families.activation import POISONED_BF16
 from refmoe.families.case import Shape, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Lack, Outputs
+from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.quantize import LOOPING_ROWS
 from refmoe.families.stages import Plane, matrix_plane
@@ -138,7 +138,7 @@ _EXTREME = Limits(zeros=0.9, nans=0.9, reason="subnormals, infinities and NaN ar
 
 def sum_fill(name: str, catches: str, make: Any, limits: Limits = _ORDINARY, least_t: int = 1) -> Fill:
     """A fill that needs at least `least_t` ranks; `make(draw, tokens, k, width)` gives the rows and weights."""
-    lack = Lack("shape", f"a t of at least {least_t} for the fill {name}")
+    lack = f"a t of at least {least_t} for the fill {name}"
     return Fill(name, catches, make, limits, lambda case: None if case.shape.t >= least_t else lack)
 
 

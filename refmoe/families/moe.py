@@ -22,18 +22,7 @@ from refmoe.families.activation import PARAMS, VARIANT, check_params
 from refmoe.families.case import Shape, number, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.expand import INPUT_SF
-from refmoe.families.family import (
-    POISON,
-    Case,
-    Contract,
-    Expectation,
-    Family,
-    Fill,
-    Inputs,
-    Lack,
-    LaunchFailed,
-    Outputs,
-)
+from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, LaunchFailed, Outputs
 from refmoe.families.finalize import TokenSums, doubt_sums
 from refmoe.families.gemm.epilogue import BIAS
 from refmoe.families.gemm.family import ASSUMPTION, MODEL
@@ -150,14 +139,13 @@ def _stacked(experts: list[MXTensor]) -> MXTensor:
 _REAL = (384, 768)
 
 
-def _lacks_real_size(case: Case) -> Lack | None:
-    needed = f"k{_REAL[0]}n{_REAL[1]} for the fill {case.fill}"
-    return None if (case.shape.k, case.shape.n) == _REAL else Lack("shape", needed)
+def _real_size(case: Case) -> str | None:
+    return None if (case.shape.k, case.shape.n) == _REAL else f"k{_REAL[0]}n{_REAL[1]} for the fill {case.fill}"
 
 
 LAYER_FILLS = Fill.by_name(
     Fill("gaussian", "what goes wrong between two launches, at any size", tokens_of, _LIMITS),
-    Fill("real", "what only real weights and outlier channels show", tokens_of, _LIMITS, _lacks_real_size),
+    Fill("real", "what only real weights and outlier channels show", tokens_of, _LIMITS, _real_size),
 )
 
 

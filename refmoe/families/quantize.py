@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, text, word
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Lack, Outputs
+from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
 from refmoe.families.stages import Codes, Scales
@@ -282,9 +282,9 @@ def _generated(name: str, catches: str, generator: Generator, limits: Limits = _
         patterns = generator(format, Draw(name, dtype, case.seed), case.shape.m, case.shape.k)
         return patterns.view(format.dtype)
 
-    def lack(case: Case) -> Lack | None:
+    def lack(case: Case) -> str | None:
         enough = case.dtype not in INPUT_FORMATS or case.shape.m * case.shape.k // MX_BLOCK >= blocks
-        return None if enough else Lack("shape", f"at least {blocks} blocks of {MX_BLOCK} for the fill {name}")
+        return None if enough else f"at least {blocks} blocks of {MX_BLOCK} for the fill {name}"
 
     return Fill(name, catches, make, limits, lack)
 

@@ -79,6 +79,6 @@ def known_opcodes() -> dict[str, isa.Operation]:
     for opcode in candidates():
         try:
             found[opcode] = isa.resolve(opcode)
-        except isa.NoOperation:
+        except isa.UnknownOpcode:
             continue
     return found

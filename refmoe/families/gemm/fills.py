@@ -78,7 +78,7 @@ def _fill(
     An `unscaled` one is refused with factors of experts, which would move its sums away from the end of a range.
     """
 
-    def lack(case: Case) -> Lack | None:
+    def lack(case: Case) -> Lack | str | None:
         if unscaled and case.alpha == "distinct":
             return Lack("alpha", f"alpha=none for the fill {name}")
         return needs_k(least_k)(case)

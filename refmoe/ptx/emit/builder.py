@@ -86,7 +86,7 @@ class Builder:
     def spelled(self, instruction: Instruction, *spellings: str) -> None:
         """Refuse an opcode that is none of `spellings`."""
         if instruction.opcode not in spellings:
-            raise isa.NoOperation(instruction.opcode)
+            raise isa.UnknownOpcode(instruction.opcode)
 
     # Values
 
@@ -124,7 +124,7 @@ class Builder:
             return self._narrow(self.address_of(operand), "b64", kind)
         if isinstance(operand, Special):
             if operand.name not in SPECIALS:
-                raise isa.NoOperation(operand.name, f"the register {operand.name} is not defined here")
+                raise isa.UnknownOpcode(operand.name, f"the register {operand.name} is not defined here")
             return self._narrow(f"F.special({operand.name!r})", SPECIALS[operand.name], kind)
         if isinstance(operand, Register):
             return self._narrow(self.local(operand), operand.kind, kind)

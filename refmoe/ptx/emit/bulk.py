@@ -55,7 +55,7 @@ def bulk(emitter: Builder, instruction: Instruction) -> None:
     """`cp.async.bulk` and `cp.async.bulk.tensor`.
 
     Raises:
-        isa.NoOperation: another spelling; im2col and byte masks among them.
+        isa.UnknownOpcode: another spelling; im2col and byte masks among them.
         ValueError: its operands do not fit.
     """
     emitter.has_bulk = emitter.has_mbarriers = emitter.lanes_synchronise = True
@@ -86,7 +86,7 @@ def bulk(emitter: Builder, instruction: Instruction) -> None:
         origin, _ = emitter.address(source, "shared" if match["send"] else "global")
         count = emitter.value(size, "b32")
         if match["send"] and match["hint"]:
-            raise isa.NoOperation(opcode)
+            raise isa.UnknownOpcode(opcode)
         read = Access(*own) if match["send"] else Access(*there)
         emitter.run(BulkLoad(Store(*own), read, phase), shared, origin, count, bar, mask, guard)
     elif (match := _STORE.fullmatch(opcode)) is not None:
@@ -98,14 +98,14 @@ def bulk(emitter: Builder, instruction: Instruction) -> None:
         # It reads nothing that the program sees.
         _operands(operands, 1 if "tensor" in match[1] else 2, match)
     else:
-        raise isa.NoOperation(opcode)
+        raise isa.UnknownOpcode(opcode)
 
 
 def reduce(emitter: Builder, instruction: Instruction) -> None:
     """`cp.reduce.async.bulk` and `cp.reduce.async.bulk.tensor`.
 
     Raises:
-        isa.NoOperation: another spelling; im2col among them.
+        isa.UnknownOpcode: another spelling; im2col among them.
         ValueError: its operands do not fit.
     """
     emitter.has_bulk = emitter.has_mbarriers = True
@@ -122,9 +122,9 @@ def reduce(emitter: Builder, instruction: Instruction) -> None:
     types = {} if match is None else SHARED_TYPES if match["send"] else TYPES
     # The halves are added without flushing, and say so.
     if match is None or match["type"] not in types[match["operation"]]:
-        raise isa.NoOperation(opcode)
+        raise isa.UnknownOpcode(opcode)
     if (match["exact"] is not None) != (match["operation"] == "add" and match["type"] in ("f16", "bf16")):
-        raise isa.NoOperation(opcode)
+        raise isa.UnknownOpcode(opcode)
     flushes = (match["operation"], match["type"]) == ("add", "f32")
     reduction = Reduction(match["operation"], match["type"], flushes)
     if match["send"]:
@@ -145,7 +145,7 @@ def tensor_map(emitter: Builder, instruction: Instruction) -> None:
     """`tensormap.replace` and `tensormap.cp_fenceproxy`.
 
     Raises:
-        isa.NoOperation: another spelling.
+        isa.UnknownOpcode: another spelling.
         ValueError: its operands do not fit.
     """
     emitter.has_bulk = emitter.has_mbarriers = emitter.lanes_synchronise = True
@@ -163,7 +163,7 @@ def tensor_map(emitter: Builder, instruction: Instruction) -> None:
         return
     match = _REPLACE.fullmatch(opcode)
     if match is None or match["type"] != ("b64" if match["field"] in _WIDE else "b32"):
-        raise isa.NoOperation(opcode)
+        raise isa.UnknownOpcode(opcode)
     numbered = match["field"] in _WITH_ORDINAL
     count_operands(operands, 2 + numbered)
     space = match["space"].split("::")[0]
@@ -179,7 +179,7 @@ def proxy_fence(emitter: Builder, instruction: Instruction) -> bool:
     """`fence.proxy`; False for any other fence.
 
     Raises:
-        isa.NoOperation: another spelling of it.
+        isa.UnknownOpcode: another spelling of it.
         ValueError: its operands do not fit.
     """
     opcode, operands = instruction.opcode, instruction.operands
@@ -191,7 +191,7 @@ def proxy_fence(emitter: Builder, instruction: Instruction) -> bool:
         space = "both" if match["space"] is None else match["space"].split("::")[0]
         emitter.lines.append(f"F.proxy_fence({space!r}, {guard})")
     elif (match := _MAP_FENCE.fullmatch(opcode)) is None:
-        raise isa.NoOperation(opcode)
+        raise isa.UnknownOpcode(opcode)
     elif match["order"] == "release":
         count_operands(operands, 0)
         emitter.run(MapRelease(), guard)

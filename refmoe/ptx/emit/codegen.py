@@ -204,13 +204,13 @@ def _checked(emitter: Emitter, block: Block, name: str) -> tuple[list[list[str]]
             emitter.lines = []
             try:
                 emitter.instruction(current)
-            except isa.NoOperation as error:
+            except isa.UnknownOpcode as error:
                 emitter.lines = [_refuse(emitter, current, error.reason)]
             statements.append(emitter.lines)
         current = block.terminator.instruction
         try:
             return statements, None if current is None else _terminator(emitter, block, current)
-        except isa.NoOperation as error:
+        except isa.UnknownOpcode as error:
             assert current is not None
             return statements, _refuse(emitter, current, error.reason)
     except (ValueError, IndexError) as error:
@@ -274,7 +274,7 @@ def _barrier_parts(instruction: Instruction) -> tuple[str, str]:
     """(kind, reduction) of a barrier's spelling.
 
     Raises:
-        isa.NoOperation: there is no such spelling.
+        isa.UnknownOpcode: there is no such spelling.
     """
     parts = [part for part in instruction.opcode.split(".")[1:] if part not in ("cta", "aligned")]
     known = {
@@ -288,7 +288,7 @@ def _barrier_parts(instruction: Instruction) -> tuple[str, str]:
         **{("cluster", "wait", *order): ("cluster.wait", "") for order in ((), ("acquire",))},
     }
     if tuple(parts) not in known:
-        raise isa.NoOperation(instruction.opcode)
+        raise isa.UnknownOpcode(instruction.opcode)
     return known[tuple(parts)]
 
 

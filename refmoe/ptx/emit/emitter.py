@@ -45,10 +45,10 @@ _TEXTURES = ("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep")
 
 
 def matched(pattern: re.Pattern[str], instruction: Instruction) -> re.Match[str]:
-    """The parts of a spelling; isa.NoOperation for another one."""
+    """The parts of a spelling; isa.UnknownOpcode for another one."""
     match = pattern.fullmatch(instruction.opcode)
     if match is None:
-        raise isa.NoOperation(instruction.opcode)
+        raise isa.UnknownOpcode(instruction.opcode)
     return match
 
 
@@ -93,7 +93,7 @@ class Emitter(Builder):
         """Append the statements of one instruction.
 
         Raises:
-            isa.NoOperation: there is no such instruction.
+            isa.UnknownOpcode: there is no such instruction.
             ValueError: its operands do not fit; the message says how.
         """
         if instruction in self.watched:
@@ -128,8 +128,8 @@ class Emitter(Builder):
             self.assign_all(instruction, targets, call, operation.sign_extend)
 
     def _texture(self, instruction: Instruction) -> None:
-        """Always raises isa.NoOperation."""
-        raise isa.NoOperation(instruction.opcode, "there are no textures and no surfaces here")
+        """Always raises isa.UnknownOpcode."""
+        raise isa.UnknownOpcode(instruction.opcode, "there are no textures and no surfaces here")
 
     # Moves and addresses
 
@@ -192,7 +192,7 @@ class Emitter(Builder):
     def _opcode(self, instruction: Instruction) -> MemoryOpcode:
         opcode = memory_opcode(instruction.opcode)
         if opcode is None:
-            raise isa.NoOperation(instruction.opcode)
+            raise isa.UnknownOpcode(instruction.opcode)
         return opcode
 
     def _load(self, instruction: Instruction) -> None:

@@ -10,7 +10,7 @@ from refmoe.ptx.emit.bulk import count_operands, integer
 from refmoe.ptx.emit.tensor import weakest
 from refmoe.ptx.engine.access import Access
 from refmoe.ptx.engine.tensor.sums import HalfSums, IntegerSums, SingleSums, Sums
-from refmoe.ptx.engine.tensor.wgmma import Commit, Touch, WgmmaFence, WgmmaWait, WrittenWgmma
+from refmoe.ptx.engine.tensor.wgmma import Commit, Fence, Product, Touch, Wait
 from refmoe.ptx.program.registers import operands_of
 from refmoe.ptx.program.warpgroup import COMMIT, FENCE, WAIT
 from refmoe.ptx.text import wgmma
@@ -27,22 +27,22 @@ def warpgroup(emitter: Builder, instruction: Instruction) -> None:
     """Every `wgmma` instruction.
 
     Raises:
-        isa.NoOperation: another spelling, or another target.
+        isa.UnknownOpcode: another spelling, or another target.
         ValueError: its operands do not fit.
     """
     if _TARGET.fullmatch(emitter.module.target) is None:
-        raise isa.NoOperation(instruction.opcode, f"wgmma is of sm_90a alone, not of {emitter.module.target}")
+        raise isa.UnknownOpcode(instruction.opcode, f"wgmma is of sm_90a alone, not of {emitter.module.target}")
     # Products read through the asynchronous proxy, and their reads are an agent's.
     emitter.has_bulk = emitter.has_mbarriers = emitter.has_warpgroups = True
     if instruction.opcode == FENCE:
         count_operands(instruction.operands, 0)
-        emitter.run(WgmmaFence(instruction))
+        emitter.run(Fence(instruction))
     elif instruction.opcode == COMMIT:
         count_operands(instruction.operands, 0)
         emitter.run(Commit(instruction))
     elif instruction.opcode == WAIT:
         count_operands(instruction.operands, 1)
-        emitter.run(WgmmaWait(instruction, integer(instruction.operands[0])))
+        emitter.run(Wait(instruction, integer(instruction.operands[0])))
     else:
         _product(emitter, instruction)
 
@@ -50,9 +50,9 @@ def warpgroup(emitter: Builder, instruction: Instruction) -> None:
 def _product(emitter: Builder, instruction: Instruction) -> None:
     form = wgmma.form_of(instruction.opcode)
     if form is None:
-        raise isa.NoOperation(instruction.opcode)
+        raise isa.UnknownOpcode(instruction.opcode)
     given = wgmma.operands_of(form, instruction)
-    work = WrittenWgmma(
+    work = Product(
         Access(instruction, "shared", 8, 2),
         form,
         tuple(each.name for each in given.d if isinstance(each, Register)),

@@ -28,7 +28,7 @@ def resolve(opcode: str, destinations: int = 1, sources: int = 0) -> Operation:
         sources: 3 where it is written with three: min and max of FP32 have both forms under one spelling.
 
     Raises:
-        NoOperation: there is no such instruction here, its modifiers do not go together, or it has no form with two
+        UnknownOpcode: there is no such instruction here, its modifiers do not go together, or it has no form with two
             destinations.
     """
     spelling = Spelling(opcode)

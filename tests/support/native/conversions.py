@@ -27,7 +27,7 @@ def known(candidates: Sequence[str]) -> list[str]:
     for opcode in candidates:
         try:
             isa.resolve(opcode)
-        except isa.NoOperation:
+        except isa.UnknownOpcode:
             continue
         found.append(opcode)
     return found

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.engine.tensor.sums import AccumulatorHomes, IntegerSums, Sums
+from refmoe.ptx.engine.tensor.sums import Homes, IntegerSums, Sums
 from refmoe.ptx.text.wgmma import ROW_BYTES, ROWS, WARPS, Form
 from refmoe.reference.mma import ELEMENT_FORMATS, tensor_core_mma
 
@@ -89,7 +89,7 @@ def multiply_sparse(
         return
     # A zero that is not stored is multiplied by nothing, and so makes no NaN of what is no number.
     columns = np.flatnonzero(_has_special(b, form))
-    homes = AccumulatorHomes(registers, warp_bytes)
+    homes = Homes(registers, warp_bytes)
     before = sums.read(homes)[:, columns] if columns.size and adds else np.zeros((ROWS, columns.size), np.float32)
     finite = b
     if columns.size:

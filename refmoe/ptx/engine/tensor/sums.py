@@ -36,11 +36,11 @@ class SingleSums:
         form = WarpgroupMma(self.model, self.a_format, self.b_format, self.sparse)
         form(a, b, registers, warp_bytes, adds)
 
-    def read(self, homes: AccumulatorHomes) -> Array:
+    def read(self, homes: Homes) -> Array:
         """D, float32 [64, N]."""
         return _matrix(homes.read()).view(np.float32)
 
-    def write(self, homes: AccumulatorHomes, matrix: Array) -> None:
+    def write(self, homes: Homes, matrix: Array) -> None:
         """Put D as `read` gives it."""
         homes.write(_registers(np.ascontiguousarray(matrix).view(np.uint32)))
 
@@ -63,7 +63,7 @@ class HalfSums:
 
     def __call__(self, a: Array, b: Array, registers: Array, warp_bytes: int, adds: bool) -> None:
         """See `WarpgroupMma`."""
-        homes = AccumulatorHomes(registers, warp_bytes)
+        homes = Homes(registers, warp_bytes)
         before = self.read(homes)
         x, y = (_codes(each, name) for each, name in ((a, self.a_format), (b, self.b_format)))
         model = sparse(self.model) if self.sparse else self.model
@@ -71,14 +71,14 @@ class HalfSums:
         made = tensor_core_mma(x, y, total, model=model, a_format=self.a_format, b_format=self.b_format)
         self.write(homes, made)
 
-    def read(self, homes: AccumulatorHomes) -> Array:
+    def read(self, homes: Homes) -> Array:
         """D, float32 [64, N]."""
         pairs = np.ascontiguousarray(homes.read()).view(np.float16).reshape(_WARPS, -1, _LANES, 2)
         # Of a register with a pair of columns, the one and then the other.
         columns = pairs.transpose(0, 1, 3, 2).reshape(_WARPS, -1, _LANES)
         return _matrix(columns).astype(np.float32)
 
-    def write(self, homes: AccumulatorHomes, matrix: Array) -> None:
+    def write(self, homes: Homes, matrix: Array) -> None:
         """Put D as `read` gives it."""
         with np.errstate(over="ignore", invalid="ignore"):
             codes = matrix.astype(np.float16).view(np.uint16)
@@ -104,7 +104,7 @@ class IntegerSums:
 
     def __call__(self, a: Array, b: Array, registers: Array, warp_bytes: int, adds: bool) -> None:
         """See `WarpgroupMma`."""
-        homes = AccumulatorHomes(registers, warp_bytes)
+        homes = Homes(registers, warp_bytes)
         x, y = self._numbers(a, self.a_signed), self._numbers(b, self.b_signed)
         total = _matrix(homes.read().view(np.int32)).astype(np.int64) if adds else np.int64(0)
         step = 256 // self.bits
@@ -125,7 +125,7 @@ class IntegerSums:
 Sums = SingleSums | HalfSums | IntegerSums
 
 
-class AccumulatorHomes:
+class Homes:
     """Registers of D where they lie; see `WarpgroupMma` for the arguments."""
 
     def __init__(self, registers: Array, warp_bytes: int) -> None:

@@ -36,7 +36,7 @@ _GROUP = _LANES * _WARPS
 
 
 @dataclass(frozen=True)
-class WrittenWgmma:
+class Product:
     """A `wgmma.mma_async` as it is written.
 
     Attributes:
@@ -103,7 +103,7 @@ class WrittenWgmma:
 
 
 @dataclass(frozen=True)
-class WgmmaFence:
+class Fence:
     """`wgmma.fence`: registers that the warpgroup accessed are ready for its products."""
 
     instruction: Instruction
@@ -129,7 +129,7 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class WgmmaWait:
+class Wait:
     """`wgmma.wait_group keep`: all groups but the last `keep` are complete."""
 
     instruction: Instruction
@@ -176,7 +176,7 @@ class _Flight:
         adds: whether D is added.
     """
 
-    product: WrittenWgmma
+    product: Product
     group: int
     a: Array | None
     b: Array
@@ -208,7 +208,7 @@ class _Warpgroup:
     closed: int = 0
     fenced: bool = False
     touched: dict[str, Instruction] = field(default_factory=dict)
-    used: dict[tuple[str, tuple[str, ...], tuple[str, ...]], WrittenWgmma] = field(default_factory=dict)
+    used: dict[tuple[str, tuple[str, ...], tuple[str, ...]], Product] = field(default_factory=dict)
 
 
 class Warpgroups:
@@ -244,7 +244,7 @@ class Warpgroups:
     def issue(
         self,
         frame: Frame,
-        product: WrittenWgmma,
+        product: Product,
         first: int,
         a_place: int | None,
         b_place: int,
@@ -272,7 +272,7 @@ class Warpgroups:
         group.used[product.registers] = product
 
     def _chunks(
-        self, frame: Frame, product: WrittenWgmma, first: int, place: int, shape: tuple[int, int], across: bool
+        self, frame: Frame, product: Product, first: int, place: int, shape: tuple[int, int], across: bool
     ) -> Array:
         """Where an operand of rows or columns of so many bytes lies, as `Region.data` has it."""
         outer, size = shape
@@ -283,7 +283,7 @@ class Warpgroups:
         _, _, index = next(product.access._parts(frame, address.ravel().view(np.uint64), lanes))
         return index.reshape(address.shape)
 
-    def _check_registers(self, group: _Warpgroup, product: WrittenWgmma) -> None:
+    def _check_registers(self, group: _Warpgroup, product: Product) -> None:
         """MisuseError: no fence since registers were accessed, or a register of another product that runs."""
         machine, instruction, lane = self.machine, product.access.instruction, int(group.lanes[0])
         if not group.fenced:
@@ -301,7 +301,7 @@ class Warpgroups:
                 what = f"no wgmma.fence since {taken} was {_role(other, taken)} of another wgmma: "
                 raise machine.misuse(instruction, lane, what + machine.describe(other.access.instruction))
 
-    def _held(self, group: _Warpgroup, product: WrittenWgmma) -> Array | None:
+    def _held(self, group: _Warpgroup, product: Product) -> Array | None:
         """A out of registers: register i of lane 4g + t of warp w has four bytes of row 16w + g + 8 (i % 2)."""
         if not product.a:
             return None
@@ -350,7 +350,7 @@ class Warpgroups:
         else:
             product.sums(a, b, places, warp_bytes, chain[0].adds)
 
-    def _accumulators(self, product: WrittenWgmma) -> tuple[Array, int]:
+    def _accumulators(self, product: Product) -> tuple[Array, int]:
         if id(product) not in self._homes:
             held = [self.machine.home(name) for name in product.d]
             places = np.array([each.ctypes.data for each in held], np.int64)
@@ -389,7 +389,7 @@ class Warpgroups:
                 raise self.machine.misuse(instruction, first + int(np.argmax(gone[first : first + _GROUP])), what)
 
 
-def _taken(one: WrittenWgmma, other: WrittenWgmma) -> str | None:
+def _taken(one: Product, other: Product) -> str | None:
     """A register that a product uses in another way than one before it, in which it needs a fence and a wait.
 
     Accumulators go from one product to the next of its shape, and registers of A may serve several.
@@ -402,7 +402,7 @@ def _taken(one: WrittenWgmma, other: WrittenWgmma) -> str | None:
     return min(wrong, default=None)
 
 
-def _role(product: WrittenWgmma, name: str) -> str:
+def _role(product: Product, name: str) -> str:
     return "a register of A" if name in product.a else "an accumulator"
 
 
