@@ -16,6 +16,7 @@ _INTERRUPTED = 130
 #: What to install for a module that is no dependency of refmoe, or whose package has another name.
 _PACKAGES = {
     "cuda": "'refmoe[cuda]'",
+    "distributed": "'refmoe[cluster]'",
     "gfloat": "'refmoe[oracles]'",
     "gguf": "'refmoe[oracles]'",
     "hypothesis": "'refmoe[test]'",

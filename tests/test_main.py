@@ -102,6 +102,22 @@ def test_a_missing_package_ends_in_a_sentence(package: str, tmp_path: Path) -> N
     assert asked >= NEEDED[package]
 
 
+def test_a_cluster_without_its_package_ends_in_a_sentence_before_anything_runs(tmp_path: Path) -> None:
+    cluster = ["--cluster", "tcp://127.0.0.1:1"]
+    commands = [["mutate", *cluster], ["parity", *cluster], ["parity", "--level", "exhaustive", *cluster]]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "distributed"],
+        input=json.dumps(commands),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    said = "refmoe: distributed is not installed: pip install 'refmoe[cluster]'\n"
+    assert json.loads(done.stdout) == [[1, said]] * 3
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_broken_inside_refmoe_is_no_missing_package(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, "refmoe.ptx"],

@@ -13,7 +13,6 @@ import typer
 
 from refmoe.cli import (  # noqa: F401
     bench,
-    cute,
     cutlass,
     drift,
     faults,

@@ -128,6 +128,13 @@ def listed(text: str | None) -> list[str] | None:
     return None if text is None else [word.strip() for word in text.split(",")]
 
 
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Use the workers of the dask scheduler at this address, in place of processes of this machine.",
+    ),
+]
 SchedulesOption = Annotated[
     str,
     typer.Option(

@@ -1,7 +1,8 @@
-"""The command that builds CUTLASS's own grouped GEMM and lists its builds."""
+"""The commands that tell of CUTLASS: of CuTe DSL, and of the builds of its grouped GEMM."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Annotated
 
@@ -10,6 +11,22 @@ import typer
 from refmoe.cli.common import JsonOption, app, finish, usage
 
 _WHICH = ("one", "all")
+
+
+@app.command(epilog="Examples:\n\nrefmoe cute\n\nrefmoe cute --json")
+def cute(as_json: JsonOption = False) -> None:
+    """Ask CuTe DSL which block scales its own matrix products take, and print its answers as a table."""
+    from refmoe.cute import PYPI_REQUIREMENT, check_package
+    from refmoe.cute.scale_formats import ask, table
+
+    check_package()
+    answers = ask()
+
+    def show() -> None:
+        typer.echo(f"{PYPI_REQUIREMENT}\n")
+        typer.echo(table(answers))
+
+    finish({"release": PYPI_REQUIREMENT, "answers": list(map(dataclasses.asdict, answers))}, show, as_json=as_json)
 
 
 @app.command(epilog="Examples:\n\nrefmoe cutlass\n\nrefmoe cutlass --build one\n\nrefmoe cutlass --build all")

@@ -13,6 +13,7 @@ import typer
 from refmoe.cli.common import INTERRUPTED
 from refmoe.errors import ArgumentError
 from refmoe.files import write_atomic
+from refmoe.verify.workers import Workers
 
 
 def run_exhaustive(
@@ -21,7 +22,7 @@ def run_exhaustive(
     policies: Sequence[str],
     device: str,
     arch: str | None,
-    jobs: int,
+    workers: Workers,
     report: Path | None,
     *,
     fresh: bool,
@@ -64,7 +65,7 @@ def run_exhaustive(
     if done:
         typer.echo(f"{done} of {len(pieces)} pieces are in {ledger.path}", err=True)
     try:
-        run_pieces(pieces, ledger, device, arch, jobs, tell)
+        run_pieces(pieces, ledger, device, arch, workers, tell)
         proofs = prove_entries(
             pieces,
             arch,

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refmoe.cli.common import INTERRUPTED, JsonOption, ReportOption, app, file_option, finish, make_console
+from refmoe.cli.common import (
+    INTERRUPTED,
+    ClusterOption,
+    JsonOption,
+    ReportOption,
+    app,
+    file_option,
+    finish,
+    make_console,
+    usage_errors,
+)
 
 if TYPE_CHECKING:
     from refmoe.mutation.site import Site
@@ -27,7 +37,8 @@ _SAMPLE = 200
     "refmoe mutate --sample 200\n\n"
     "refmoe mutate --floor cuda --kernel quantize --sample 50\n\n"
     "refmoe mutate --list --kernel routing --operator guard\n\n"
-    "refmoe mutate --sample 2000 --jobs 2 --report reports/mutation.json"
+    "refmoe mutate --sample 2000 --jobs 2 --report reports/mutation.json\n\n"
+    "refmoe mutate --sample 2000 --cluster tcp://10.0.0.1:8786"
 )
 def mutate(
     sample: Annotated[
@@ -53,6 +64,7 @@ def mutate(
         int | None, typer.Option(min=1, help="Run at most so many cases on each, for a quick look; then `--again`.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes that try mutants.")] = 1,
+    cluster: ClusterOption = None,
     partial: Annotated[
         Path, file_option("Where outcomes are kept, a line each. What is in it is not tried again.")
     ] = _PARTIAL,
@@ -66,12 +78,16 @@ def mutate(
 
     The outcomes so far are kept: after Ctrl-C, the same command goes on from there.
     """
-    from refmoe.mutation.document import mutation_document, read_reasons
+    from refmoe.mutation.document import mutation_document, open_ledger, outcomes_of, read_reasons
+    from refmoe.mutation.forked import try_forked
     from refmoe.mutation.reach import measure
     from refmoe.mutation.sites import all_sites, sampled
-    from refmoe.mutation.sweep import Ledger, Sweep, in_order, swept_now
-    from refmoe.mutation.trial import Catalogue, attempt
     from refmoe.reports.mutation import failures
+    from refmoe.verify.sweep import sweep
+    from refmoe.verify.workers import choose_workers
+
+    with usage_errors():
+        workers = choose_workers(jobs, cluster)
 
     console = make_console(stderr=True)
     start = time.perf_counter()
@@ -88,19 +104,20 @@ def mutate(
         for site in sites:
             typer.echo(site.id)
         raise typer.Exit
-    ledger = Ledger(partial, swept_now())
+    ledger = open_ledger(partial)
     if again:
-        ledger.done = {name: tried for name, tried in ledger.done.items() if tried.outcome != "survived"}
-    sweep = Sweep(Catalogue(reached), ledger, jobs, trial=functools.partial(attempt, most=cases))
-    pending = [site for site in sites if site.id not in ledger.done]
+        outcomes = outcomes_of(everywhere, ledger)
+        ledger.done = {tried.id: tried.document() for tried in outcomes if tried.outcome != "survived"}
+    pending = {site.id: site for site in sites if site.id not in ledger.done}
     interrupted = False
     try:
-        for tried in _watched(sweep.run(pending), "mutants", console, len(pending)):
-            if tried.outcome == "survived":
-                console.print(f"survived {tried.id} ({tried.cases} cases passed)", markup=False)
+        tries = sweep(pending, functools.partial(try_forked, most=cases), ledger, workers)
+        for name, tried in _watched(tries, "mutants", console, len(pending)):
+            if tried["outcome"] == "survived":
+                console.print(f"survived {name} ({tried['cases']} cases passed)", markup=False)
     except KeyboardInterrupt:
         interrupted = True
-    found = in_order(sites, ledger.done)
+    found = outcomes_of(sites, ledger)
     document = mutation_document(
         found,
         of=len(everywhere),

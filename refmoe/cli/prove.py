@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from refmoe.chips import DEFAULT_ARCH, KERNEL_ARCHS
-from refmoe.cli.common import INTERRUPTED, JsonOption, SchedulesOption, app, check_schedules, file_option, usage_errors
+from refmoe.cli.common import (
+    INTERRUPTED,
+    ClusterOption,
+    JsonOption,
+    SchedulesOption,
+    app,
+    check_schedules,
+    file_option,
+    usage_errors,
+)
 from refmoe.cli.tracing import TraceBlockOption, TraceOption, open_trace, write_trace
 from refmoe.errors import ArgumentError
 
@@ -21,6 +30,7 @@ from refmoe.errors import ArgumentError
     "refmoe parity --device cuda --level full --report reports/h200.json\n\n"
     "refmoe parity --schedules 16\n\n"
     "refmoe parity --level exhaustive --dtype bf16 --jobs 2 --report out/exhaustive.json\n\n"
+    "refmoe parity --level full --cluster tcp://10.0.0.1:8786\n\n"
     "refmoe parity --mutants --markdown out/parity.md --html out/parity.html\n\n"
     "refmoe parity --mutants --share 2/4"
 )
@@ -81,6 +91,7 @@ def parity(
     ] = "1/1",
     schedules: SchedulesOption = "1",
     jobs: Annotated[int, typer.Option(min=1, help="Number of processes that run cases.")] = 1,
+    cluster: ClusterOption = None,
     report: Annotated[
         Path | None, file_option("Write the JSON report to FILE. That of a level goes to out/parity-DEVICE.json.")
     ] = None,
@@ -96,7 +107,13 @@ def parity(
     """
     from refmoe.catalog import activation_cases, list_cases, parse_case
     from refmoe.cli.session import Outputs, run_session, share_of
+    from refmoe.verify.workers import choose_workers
 
+    with usage_errors():
+        if cluster is not None and (device != "ptx" or mutants):
+            found = f"{cluster} with {'--mutants' if mutants else f'--device {device}'}"
+            raise ArgumentError("cluster", found, "it without: a report tells of the GPU and the faults of one machine")
+        workers = choose_workers(jobs, cluster)
     if level == "exhaustive":
         from refmoe.cli.exhaustive import run_exhaustive
 
@@ -111,7 +128,7 @@ def parity(
             if given := next((name for name, value in others.items() if value), None):
                 raise ArgumentError("level", f"exhaustive with {given}", "it without: it has pieces, not cases")
             status = run_exhaustive(
-                suite or [], dtype or [], policy or [], device, arch, jobs, report, fresh=fresh, as_json=as_json
+                suite or [], dtype or [], policy or [], device, arch, workers, report, fresh=fresh, as_json=as_json
             )
         raise typer.Exit(status)
     with usage_errors():
@@ -136,7 +153,16 @@ def parity(
     command = " ".join(["refmoe parity --device", device, *([f"--arch={arch}"] if arch else []), *source])
     outputs = Outputs(report, junit, markdown, html, as_json)
     with usage_errors():
-        status = run_session(chosen, command, outputs, jobs=jobs, mutants=mutants, share=part, schedules=schedules)
+        status = run_session(
+            chosen,
+            command,
+            outputs,
+            jobs=jobs,
+            workers=workers if cluster else None,
+            mutants=mutants,
+            share=part,
+            schedules=schedules,
+        )
     raise typer.Exit(status)
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from refmoe.ptx import Trace
+    from refmoe.verify.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def run_session(
     outputs: Outputs,
     *,
     jobs: int = 1,
+    workers: Workers | None = None,
     mutants: bool = False,
     share: tuple[int, int] = (1, 1),
     verbose: bool = False,
@@ -84,6 +86,7 @@ def run_session(
         command: what the user asked for, for the report.
         outputs: where the report goes.
         jobs: processes to run cases, and mutants, in.
+        workers: who runs cases, in place of `jobs` processes.
         mutants: whether to plant faults in the kernels too.
         share: which of the faults, see `share_of`.
         verbose: whether to print passed cases too.
@@ -104,7 +107,7 @@ def run_session(
     results: list[Result] = []
     killed: list[FaultResult] = []
     try:
-        running = run_cases(cases, kernel_of, jobs=jobs, trace=trace, schedules=schedules)
+        running = run_cases(cases, kernel_of, jobs=jobs, workers=workers, trace=trace, schedules=schedules)
         _run_cases(running, len(cases), results, console, verbose)
         if mutants:
             _run_mutants(cases, killed, console, share, jobs)

@@ -5,9 +5,8 @@
 >>> program.launch(x, y, 3.0)                                                      # doctest: +SKIP
 """
 
-from refmoe.cute.errors import CompileError, CuteMissing, HostError
 from refmoe.cute.host import HostLaunch
-from refmoe.cute.package import PYPI_REQUIREMENT, check_package
+from refmoe.cute.package import PYPI_REQUIREMENT, CompileError, CuteMissing, HostError, check_package
 from refmoe.cute.program import Program, compile, execute
 from refmoe.cute.tensors import Tensor, tensor
 

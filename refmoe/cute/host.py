@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refmoe.chips import Chip
-from refmoe.cute.errors import HostError
-from refmoe.cute.package import imported
+from refmoe.cute.package import HostError, imported
 from refmoe.cute.tensor_maps import MAP_ALIGN, MAP_BYTES, translate
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.ptx import Module

@@ -1,4 +1,4 @@
-"""NVIDIA's package nvidia-cutlass-dsl, the compiler of CuTe DSL: where it is, and which release.
+"""NVIDIA's package nvidia-cutlass-dsl, the compiler of CuTe DSL: where it is, which release, and what may go wrong.
 
 It is proprietary: refmoe imports it where it is installed, and holds none of it.
 """
@@ -9,10 +9,22 @@ import importlib
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from refmoe.cute.errors import CuteMissing
+from refmoe.errors import RefmoeError
 
 #: pip requirement of the release that refmoe is tested with.
 PYPI_REQUIREMENT = "nvidia-cutlass-dsl==4.8.1"
+
+
+class CuteMissing(RefmoeError):
+    """No CuTe DSL on this machine, or another release than refmoe knows; the message says how to install it."""
+
+
+class CompileError(RefmoeError):
+    """CuTe DSL refused a function; the message holds its own."""
+
+
+class HostError(RefmoeError):
+    """The host code of a kernel cannot be run, or it ended with an error; the message says which call failed."""
 
 
 def check_package() -> None:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from refmoe.chips import CHIPS, DEFAULT_ARCH, Chip
-from refmoe.cute.errors import CompileError
 from refmoe.cute.host import HostCode, HostLaunch
-from refmoe.cute.package import imported
+from refmoe.cute.package import CompileError, imported
 from refmoe.cute.tensors import Packed, address_of, as_tensor, pack_tensor
 from refmoe.errors import ArgumentError, describe
 from refmoe.ptx import DeviceMemory, LaunchResult, Module

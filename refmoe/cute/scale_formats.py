@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from refmoe.cute.errors import CompileError
-from refmoe.cute.package import imported
+from refmoe.cute.package import CompileError, imported
 from refmoe.cute.program import compile as compile_function
 
 ELEMENTS = ("Float4E2M1FN", "Float6E2M3FN", "Float6E3M2FN", "Float8E4M3FN", "Float8E5M2")

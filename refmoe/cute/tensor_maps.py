@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import struct
 
-from refmoe.cute.errors import HostError
+from refmoe.cute.package import HostError
 from refmoe.errors import ArgumentError
 from refmoe.ptx import encode_tensor_map
 

@@ -18,7 +18,8 @@ from refmoe.ptx import Module
 from refmoe.reports.documents import digest_of
 from refmoe.reports.environment import current_environment
 from refmoe.reports.exhaustive import SCHEMA_VERSION, failures, proof_sha256, summary, swept_sha256
-from refmoe.verify.sweep import Ledger, in_order, processes, sweep
+from refmoe.verify.sweep import Ledger, in_order, sweep
+from refmoe.verify.workers import Workers
 
 _SUMS = ("pairs", "blocks", "bytes", "differing")
 
@@ -36,11 +37,11 @@ def open_ledger(path: Path, device: str, arch: str, *, fresh: bool = False) -> L
 
 
 def run_pieces(
-    pieces: Sequence[Piece], ledger: Ledger, device: str, arch: str, jobs: int, tell: Callable[[str, Any], None]
+    pieces: Sequence[Piece], ledger: Ledger, device: str, arch: str, workers: Workers, tell: Callable[[str, Any], None]
 ) -> None:
     """Do what is not in the ledger; `tell` gets the name and the result of each piece as it comes."""
     work = partial(do_named, device=device, arch=arch)
-    for name, result in sweep([str(piece) for piece in pieces], work, ledger, partial(processes, jobs), jobs):
+    for name, result in sweep({str(piece): str(piece) for piece in pieces}, work, ledger, workers):
         tell(name, result)
 
 

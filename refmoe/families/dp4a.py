@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from refmoe.draw import Draw
 from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_ids
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs, needs_k
 from refmoe.families.far import EXPERTS_BEFORE, Layout, check_before, far_device, lacks_memory
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_values
@@ -204,8 +204,7 @@ def _fill(
 ) -> Fill:
     """A fill that needs at least `least_k`."""
     usual = Limits(zeros=0.02, reason="sums of many products are neither zero nor infinite")
-    needs = f"a k of at least {least_k} for the fill {name}"
-    return Fill(name, catches, make, limits or usual, lambda case: None if case.shape.k >= least_k else needs)
+    return Fill(name, catches, make, limits or usual, needs_k(least_k))
 
 
 _FILLS: Mapping[str, Fill] = MappingProxyType(

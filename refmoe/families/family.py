@@ -117,6 +117,28 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Lack:
+    """What a case lacks for its fill that is not about its shape.
+
+    Attributes:
+        field: "dtype" or the name of an option.
+        needed: what it has to be, for example "alpha=none".
+    """
+
+    field: str
+    needed: str
+
+
+def needs_k(least: int) -> Callable[[Case], str | None]:
+    """The `lack` of a fill that needs a k of at least `least`."""
+
+    def lack(case: Case) -> str | None:
+        return None if case.shape.k >= least else f"a k of at least {least} for the fill {case.fill}"
+
+    return lack
+
+
+@dataclass(frozen=True)
 class Fill:
     """A named, seeded generator of input data, chosen so that a certain kind of wrong kernel must fail on it.
 
@@ -125,14 +147,15 @@ class Fill:
         catches: which wrong kernels fail on it.
         make: makes the data; each family has its own arguments for it.
         limits: what the data must look like for equality to mean anything.
-        needs: says what a case lacks for this fill, for example "at least 65536 blocks"; None if it lacks nothing.
+        lack: says what a case lacks for this fill: a text is said of its shape, for example "at least 65536 blocks";
+            None if it lacks nothing.
     """
 
     name: str
     catches: str
     make: Callable[..., Any]
     limits: Limits = field(default_factory=Limits)
-    needs: Callable[[Case], str | None] = lambda case: None
+    lack: Callable[[Case], Lack | str | None] = lambda case: None
 
     @staticmethod
     def by_name(*fills: Fill) -> Mapping[str, Fill]:
@@ -367,8 +390,9 @@ class Family:
         if case.fill not in self.fills:
             raise refused("fill", case.fill, one_of(self.fills))
         self.check(case)
-        if (needed := self.fills[case.fill].needs(case)) is not None:
-            raise refused("shape", str(case.shape), needed)
+        if (lack := self.fills[case.fill].lack(case)) is not None:
+            lack = Lack("shape", lack) if isinstance(lack, str) else lack
+            raise refused(lack.field, str(getattr(case, lack.field)), lack.needed)
 
     def _check_shape(self, shape: Shape) -> None:
         wide = "k" in self.sizes

@@ -138,8 +138,8 @@ _EXTREME = Limits(zeros=0.9, nans=0.9, reason="subnormals, infinities and NaN ar
 
 def sum_fill(name: str, catches: str, make: Any, limits: Limits = _ORDINARY, least_t: int = 1) -> Fill:
     """A fill that needs at least `least_t` ranks; `make(draw, tokens, k, width)` gives the rows and weights."""
-    needed = f"a t of at least {least_t} for the fill {name}"
-    return Fill(name, catches, make, limits, lambda case: None if case.shape.t >= least_t else needed)
+    lack = f"a t of at least {least_t} for the fill {name}"
+    return Fill(name, catches, make, limits, lambda case: None if case.shape.t >= least_t else lack)
 
 
 #: Of `finalize_q8_1` too.

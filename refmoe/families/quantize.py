@@ -282,11 +282,11 @@ def _generated(name: str, catches: str, generator: Generator, limits: Limits = _
         patterns = generator(format, Draw(name, dtype, case.seed), case.shape.m, case.shape.k)
         return patterns.view(format.dtype)
 
-    def needs(case: Case) -> str | None:
+    def lack(case: Case) -> str | None:
         enough = case.dtype not in INPUT_FORMATS or case.shape.m * case.shape.k // MX_BLOCK >= blocks
         return None if enough else f"at least {blocks} blocks of {MX_BLOCK} for the fill {name}"
 
-    return Fill(name, catches, make, limits, needs)
+    return Fill(name, catches, make, limits, lack)
 
 
 def _from_file(case: Case, dtype: str) -> NDArray[Any]:

@@ -28,7 +28,7 @@ from refmoe.litmus.strength import (
     program_ordered,
     release_patterns,
 )
-from refmoe.litmus.verdict import Race, Verdict, When
+from refmoe.litmus.verdict import ModelVerdict, Race, When
 
 Axiom = Literal[
     "coherence",
@@ -86,7 +86,7 @@ OTHER_READINGS: tuple[tuple[Reading, str], ...] = (
 )
 
 
-def judge(program: Program, axioms: frozenset[Axiom] = AXIOMS) -> Verdict:
+def judge(program: Program, axioms: frozenset[Axiom] = AXIOMS) -> ModelVerdict:
     """The verdict on a program; with fewer axioms that of a weaker model.
 
     Raises:
@@ -102,7 +102,7 @@ def judge(program: Program, axioms: frozenset[Axiom] = AXIOMS) -> Verdict:
         if (other.racy, other.outcomes) != (verdicts[0].racy, verdicts[0].outcomes)
     )
     first = verdicts[0]
-    return Verdict(first.outcomes, first.races, first.when, open_, first.executions)
+    return ModelVerdict(first.outcomes, first.races, first.when, open_, first.executions)
 
 
 class Judge:
@@ -121,7 +121,7 @@ class Judge:
         """Events in another proxy than the generic one."""
         return [event for way in self.ways for event in way.events if event.proxy != "generic"]
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ModelVerdict:
         """What all ways together say."""
         outcomes: set[tuple[int, ...]] = set()
         races: dict[tuple[tuple[int, int, str], tuple[int, int, str]], Race] = {}
@@ -140,7 +140,7 @@ class Judge:
         if racing:
             when = "always" if racing == executions else "in some interleaving"
             when = when if interleaved else "in weak executions only"
-        return Verdict(None if mixed else frozenset(outcomes), tuple(sorted(races.values())), when, (), executions)
+        return ModelVerdict(None if mixed else frozenset(outcomes), tuple(sorted(races.values())), when, (), executions)
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ from refmoe.litmus.program import (
     Fence,
     Instruction,
     Load,
-    Place,
     Program,
     ProxyFence,
     Store,
     Thread,
+    ThreadPlace,
     Until,
     Wait,
     WaitGroup,
@@ -51,7 +51,11 @@ def copies() -> Iterator[Program]:
 
 
 def _program(
-    shape: str, cause: str, places: tuple[Place, ...], threads: tuple[Several, ...], mbarriers: tuple[int, ...] = ()
+    shape: str,
+    cause: str,
+    places: tuple[ThreadPlace, ...],
+    threads: tuple[Several, ...],
+    mbarriers: tuple[int, ...] = (),
 ) -> Program:
     pairs = zip(places, threads, strict=True)
     return Program(shape, cause, tuple(Thread(*pair) for pair in pairs), SOURCE, mbarriers)

@@ -57,7 +57,7 @@ HEADERS = {
 
 
 @dataclass(frozen=True)
-class Shape:
+class GridShape:
     """How a kernel is launched: blocks, threads of a block, blocks of a cluster."""
 
     grid: int
@@ -65,15 +65,15 @@ class Shape:
     cluster: int
 
 
-def shape(program: Program) -> Shape:
+def shape(program: Program) -> GridShape:
     """How the kernel of a program is launched."""
     places = [thread.place for thread in program.threads]
     ctas = max(place.cta for place in places) + 1
     grid = -(-ctas // program.cluster) * program.cluster
     warps = max(place.warp for place in places) + 1
     if warps > 1 or any(isinstance(each, Barrier) for thread in program.threads for each in thread.instructions):
-        return Shape(grid, 32 * warps, program.cluster)
-    return Shape(grid, max(place.lane for place in places) + 1, program.cluster)
+        return GridShape(grid, 32 * warps, program.cluster)
+    return GridShape(grid, max(place.lane for place in places) + 1, program.cluster)
 
 
 def arch(program: Program) -> Arch:
@@ -98,10 +98,10 @@ def module_text(programs: Sequence[Program], target: Arch = "sm_90", name: str =
     for program in programs:
         if target == "sm_80" and arch(program) != "sm_80":
             raise ProgramError(f"{program.shape}: sm_90 is needed, for clusters, bulk copies and their fences")
-    return HEADERS[target] + Kernel(target).text(programs, name)
+    return HEADERS[target] + KernelWriter(target).text(programs, name)
 
 
-class Kernel:
+class KernelWriter:
     """Writes one kernel."""
 
     def __init__(self, target: Arch) -> None:

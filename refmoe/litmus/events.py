@@ -35,11 +35,11 @@ from refmoe.litmus.program import (
     If,
     Instruction,
     Load,
-    Place,
     Program,
     ProxyFence,
     Scope,
     Store,
+    ThreadPlace,
     Until,
     Wait,
     WaitGroup,
@@ -105,7 +105,7 @@ class Event:
 
     index: int
     thread: int
-    place: Place
+    place: ThreadPlace
     step: int
     instruction: Instruction
     cells: tuple[Cell, ...] = ()
@@ -363,7 +363,7 @@ def _strength(each: Load | Store | Atomic) -> tuple[bool, Scope | None]:
     return True, each.scope or "sys"
 
 
-def includes(program: Program, scope: Scope, place: Place, other: Place) -> bool:
+def includes(program: Program, scope: Scope, place: ThreadPlace, other: ThreadPlace) -> bool:
     """Whether a scope of an operation of a thread includes another thread, all on one device (8.5)."""
     if scope == "cta":
         return place.cta == other.cta

@@ -35,7 +35,7 @@ from refmoe.litmus.program import (
     walk,
 )
 from refmoe.litmus.shapes import PLACES, classical, cluster_of
-from refmoe.litmus.verdict import Verdict
+from refmoe.litmus.verdict import ModelVerdict
 
 _SCOPES: tuple[Scope, ...] = get_args(Scope)
 #: Of 10 random programs, so many are changed systematic ones.
@@ -62,7 +62,7 @@ def drawn(seed: int) -> Iterator[Program]:
             yield scratch(random_)
 
 
-def judged(count: int, seed: int = 0) -> Iterator[tuple[Program, Verdict]]:
+def judged(count: int, seed: int = 0) -> Iterator[tuple[Program, ModelVerdict]]:
     """So many different programs with their verdicts; the same ones for the same seed.
 
     If fewer are asked for than there are systematic ones, they are spread evenly over these. Programs that may wait for

@@ -17,11 +17,11 @@ from refmoe.litmus.program import (
     If,
     Instruction,
     Load,
-    Place,
     Program,
     Scope,
     Store,
     Thread,
+    ThreadPlace,
     Until,
 )
 from refmoe.litmus.shapes import PLACES, cluster_of
@@ -160,7 +160,7 @@ def _shared(*instructions: Instruction) -> bool:
     return any(isinstance(each, Load | Store | Atomic) and each.at.space == "shared" for each in instructions)
 
 
-def reaches(scope: Scope, places: tuple[Place, ...]) -> bool:
+def reaches(scope: Scope, places: tuple[ThreadPlace, ...]) -> bool:
     """Whether a scope includes all these places, of which CTAs 0 and 1 may be a cluster."""
     if scope in ("gpu", "sys") or len({place.cta for place in places}) == 1:
         return True
@@ -283,6 +283,6 @@ def chains() -> Iterator[Program]:
                 yield _program("release passed on", f"{fault}, {how}", places, (head, middle, tail))
 
 
-def _program(shape: str, cause: str, places: tuple[Place, ...], threads: tuple[Several, ...]) -> Program:
+def _program(shape: str, cause: str, places: tuple[ThreadPlace, ...], threads: tuple[Several, ...]) -> Program:
     pairs = zip(places, threads, strict=True)
     return Program(shape, cause, tuple(Thread(place, each) for place, each in pairs))

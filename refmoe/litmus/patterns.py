@@ -17,11 +17,11 @@ from refmoe.litmus.program import (
     If,
     Instruction,
     Load,
-    Place,
     Program,
     Scope,
     Store,
     Thread,
+    ThreadPlace,
     Until,
     WarpSync,
 )
@@ -43,7 +43,11 @@ def patterns() -> Iterator[Program]:
 
 
 def _program(
-    shape: str, cause: str, places: tuple[Place, ...], threads: tuple[Several, ...], scopes: tuple[Scope, ...] = ()
+    shape: str,
+    cause: str,
+    places: tuple[ThreadPlace, ...],
+    threads: tuple[Several, ...],
+    scopes: tuple[Scope, ...] = (),
 ) -> Program:
     pairs = zip(places, threads, strict=True)
     return Program(shape, cause, tuple(Thread(*pair) for pair in pairs), cluster=cluster_of(places, scopes))
@@ -174,7 +178,7 @@ def reductions() -> Iterator[Program]:
     The fences of the other warps reach the last block only if they are `fence.sc`: a release pattern of the one thread
     covers what its own fence covers, unless that comes after the barrier.
     """
-    places = (Place(0, 0), Place(0, 1), Place(1, 0))
+    places = (ThreadPlace(0, 0), ThreadPlace(0, 1), ThreadPlace(1, 0))
     for scope, order in itertools.product(SCOPES, ("relaxed", "acq_rel", "release")):
         narrow = [] if scope not in ("cta",) else ["scope too narrow"]
         for kind, after in itertools.product(("sc", "acq_rel", "membar", "none"), ("sc", "acq_rel", "none")):
@@ -251,7 +255,7 @@ def block_barriers() -> Iterator[Program]:
         for cause, trio in trios:
             yield _program("bar.sync", f"{cause} ({special})" if special else cause, three, trio)
     # What one warp wrote before a barrier, another warp announces to another CTA.
-    far = (Place(0, 0), Place(0, 1), Place(1, 0))
+    far = (ThreadPlace(0, 0), ThreadPlace(0, 1), ThreadPlace(1, 0))
     for scope in SCOPES:
         for signal, wait in itertools.product(signals(Y, scope), (waits(Y, scope)[0], waits(Y, scope)[2])):
             narrow = "scope too narrow" if scope == "cta" else "in order"
@@ -299,7 +303,7 @@ def warp_barriers() -> Iterator[Program]:
     # What a lane wrote before __syncwarp, another lane of its warp announces.
     for scope in SCOPES:
         for signal, wait in itertools.product(signals(Y, scope), (waits(Y, scope)[0], waits(Y, scope)[2])):
-            for far in (Place(0, 1), Place(1, 0)):
+            for far in (ThreadPlace(0, 1), ThreadPlace(1, 0)):
                 places = (lanes[0], lanes[1], far)
                 narrow = "in order" if reaches(scope, places) else "scope too narrow"
                 last = (*wait.before, Load("r1", X), *wait.after)

@@ -307,7 +307,7 @@ Instruction = (
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class ThreadPlace:
     """Where a thread runs: CTA of the grid, warp of the CTA, lane of the warp."""
 
     cta: int = 0
@@ -322,7 +322,7 @@ class Place:
 class Thread:
     """A place and what is done there."""
 
-    place: Place
+    place: ThreadPlace
     instructions: tuple[Instruction, ...]
 
 

@@ -18,7 +18,7 @@ from refmoe.errors import RefmoeError
 from refmoe.litmus.emit import GLOBAL_BYTES, arch, module_text, shape
 from refmoe.litmus.events import Memory
 from refmoe.litmus.program import Program, walk
-from refmoe.litmus.verdict import Verdict
+from refmoe.litmus.verdict import ModelVerdict
 
 #: Programs of one kernel. More take less time each, until the kernel's size shows.
 BATCH = 48
@@ -134,7 +134,7 @@ def _run(
     return (*(int(value) for value in results[: len(program.registers)]), *last)
 
 
-def judge_observation(verdict: Verdict, observation: Observation) -> Kind:
+def judge_observation(verdict: ModelVerdict, observation: Observation) -> Kind:
     """Whether an observation agrees with a verdict, and if not how."""
     if verdict.open:
         return "open"
@@ -148,12 +148,12 @@ def judge_observation(verdict: Verdict, observation: Observation) -> Kind:
 
 
 @dataclass
-class Report:
+class LitmusReport:
     """Results by shape, cause and kind.
 
     Attributes:
         counts: by (shape, cause), how many of each kind.
-        when: of the missed, in which executions the race is: see `Verdict.when`.
+        when: of the missed, in which executions the race is: see `ModelVerdict.when`.
         allowed, seen: outcomes that race-free programs may have, and those of them that were seen.
         worst: of each shape, cause and kind that is no agreement the shortest program, with all that is known of it.
     """
@@ -165,7 +165,7 @@ class Report:
     worst: dict[tuple[str, str, str], list[dict[str, Any]]] = field(default_factory=dict)
     _lengths: dict[tuple[str, str, str], int] = field(default_factory=dict)
 
-    def add(self, program: Program, verdict: Verdict, observation: Observation) -> Kind:
+    def add(self, program: Program, verdict: ModelVerdict, observation: Observation) -> Kind:
         """Take one result down."""
         kind = judge_observation(verdict, observation)
         self.counts.setdefault((program.shape, program.cause), Counter())[kind] += 1
@@ -220,7 +220,7 @@ class Report:
         }
 
 
-def _described(program: Program, verdict: Verdict, observation: Observation) -> dict[str, Any]:
+def _described(program: Program, verdict: ModelVerdict, observation: Observation) -> dict[str, Any]:
     """A program with its verdict, what was observed, and its PTX."""
     outcomes = sorted(verdict.outcomes)[:16] if verdict.outcomes is not None else None
     return {
@@ -233,14 +233,14 @@ def _described(program: Program, verdict: Verdict, observation: Observation) -> 
     }
 
 
-def compare(programs: Iterable[tuple[Program, Verdict]], schedules: int = 1, walks: int = 0) -> Report:
+def compare(programs: Iterable[tuple[Program, ModelVerdict]], schedules: int = 1, walks: int = 0) -> LitmusReport:
     """Run programs, each under so many schedules, and hold them against their verdicts.
 
     A racy program is run until a race is found, and one without a race at least until all its outcomes were seen, if
     that takes no more than so many `walks` beyond the schedules.
     """
-    report = Report()
-    waiting: list[tuple[Program, Verdict]] = []
+    report = LitmusReport()
+    waiting: list[tuple[Program, ModelVerdict]] = []
 
     def flush() -> None:
         enough = [_enough(verdict) for _, verdict in waiting]
@@ -257,7 +257,7 @@ def compare(programs: Iterable[tuple[Program, Verdict]], schedules: int = 1, wal
     return report
 
 
-def _enough(verdict: Verdict) -> frozenset[tuple[int, ...]]:
+def _enough(verdict: ModelVerdict) -> frozenset[tuple[int, ...]]:
     """The outcomes that are worth looking for. Of a racy program there are never enough."""
     if verdict.open:
         return frozenset()
@@ -266,7 +266,7 @@ def _enough(verdict: Verdict) -> frozenset[tuple[int, ...]]:
     return verdict.outcomes
 
 
-def table(report: Report) -> list[list[str]]:
+def table(report: LitmusReport) -> list[list[str]]:
     """Rows of the table by shape and cause: those that do not agree throughout; then all by shape."""
     rows = [["shape", "cause", *KINDS]]
     for (shape_, cause), counts in sorted(report.counts.items()):

@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from refmoe.litmus.program import Address, Atomic, Fence, Instruction, Load, Place, Program, Scope, Store, Thread
+from refmoe.litmus.program import Address, Atomic, Fence, Instruction, Load, Program, Scope, Store, Thread, ThreadPlace
 
 #: Places of two to four threads: lanes of a warp, warps of a CTA, CTAs of a grid, and both.
-PLACES: dict[str, tuple[Place, ...]] = {
-    "lanes": tuple(Place(0, 0, lane) for lane in (0, 1, 5, 31)),
-    "warps": tuple(Place(0, warp, 0) for warp in range(4)),
-    "CTAs": tuple(Place(cta) for cta in range(4)),
-    "two CTAs": (Place(0, 0), Place(0, 1), Place(1, 0), Place(1, 1)),
+PLACES: dict[str, tuple[ThreadPlace, ...]] = {
+    "lanes": tuple(ThreadPlace(0, 0, lane) for lane in (0, 1, 5, 31)),
+    "warps": tuple(ThreadPlace(0, warp, 0) for warp in range(4)),
+    "CTAs": tuple(ThreadPlace(cta) for cta in range(4)),
+    "two CTAs": (ThreadPlace(0, 0), ThreadPlace(0, 1), ThreadPlace(1, 0), ThreadPlace(1, 1)),
 }
 
 #: Reads and writes by thread: ("W", variable, value) or ("R", variable, register).
@@ -99,7 +99,7 @@ def fence(name: str, scope: Scope) -> tuple[Instruction, ...]:
     return (Fence("sc" if name == "sc" else "acq_rel", scope),)
 
 
-def cluster_of(places: Sequence[Place], scopes: Sequence[Scope]) -> int:
+def cluster_of(places: Sequence[ThreadPlace], scopes: Sequence[Scope]) -> int:
     """CTAs of a cluster: two where the cluster is a scope and there are several CTAs, so that it includes some."""
     return 2 if "cluster" in scopes and any(place.cta for place in places) else 1
 

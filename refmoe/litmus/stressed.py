@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from refmoe.litmus.emit import HEADERS, Arch, Kernel, Shape, shape
+from refmoe.litmus.emit import HEADERS, Arch, GridShape, KernelWriter, shape
 from refmoe.litmus.program import Program
 
 #: Global memory of an instance: that of a program, in lines of its own.
@@ -47,7 +47,7 @@ def clusters_of(program: Program) -> int:
     return how.grid // how.cluster
 
 
-class _Stressed(Kernel):
+class _Stressed(KernelWriter):
     """Writes the entry of one program."""
 
     def stressed(self, program: Program, name: str) -> str:
@@ -75,7 +75,7 @@ _REGISTERS = (
 )
 
 
-def _dealt(how: Shape, clusters: int, result_bytes: int) -> list[str]:
+def _dealt(how: GridShape, clusters: int, result_bytes: int) -> list[str]:
     """Which block of which instance this is: into %cta, %global and %results; blocks behind all of them stress."""
     return [
         "ld.param.u64 %meetings, [meetings];",
@@ -112,7 +112,7 @@ def _dealt(how: Shape, clusters: int, result_bytes: int) -> list[str]:
     ]
 
 
-def _meeting(how: Shape) -> list[str]:
+def _meeting(how: GridShape) -> list[str]:
     """The instance's blocks wait for each other, but not for ever; then each thread for `%mix` turns."""
     return [
         "ld.param.u32 %left, [patience];",

@@ -30,7 +30,7 @@ class Race:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ModelVerdict:
     """What the model says of a program.
 
     Attributes:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from refmoe.cute import CuteMissing, check_package
 from refmoe.families.case import Fields
@@ -13,6 +14,7 @@ from refmoe.families.family import Case, Family
 from refmoe.museum import exhibits
 from refmoe.museum.cute_kernel import NOT_INSTALLED, CuteKernel
 from refmoe.museum.edits import Edit, EditError
+from refmoe.museum.exhibit import Exhibit
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,6 @@ class CuteFault:
         case: the case that must catch it.
         file: of the device code, which is edited; "" where the PTX is.
         edit: the change.
-        kernel: the exhibit's kernel.
-        of: the name of the exhibit's family. (A family does not go to another process, a fault does.)
     """
 
     name: str
@@ -36,13 +36,18 @@ class CuteFault:
     case: str
     file: str
     edit: Edit
-    kernel: type[CuteKernel]
-    of: str
+
+    # A family does not go to another process, a fault does: so it holds no kernel, and its case names the exhibit.
+
+    @property
+    def exhibit(self) -> Exhibit:
+        """The kernel that it is a fault of."""
+        return exhibits()[Fields.read(self.case).family]
 
     @property
     def family(self) -> Family:
         """The exhibit's family."""
-        return exhibits()[self.of].family
+        return self.exhibit.family
 
     def plant(self, scratch: Path) -> Sequence[CuteKernel]:
         """The kernel with the fault.
@@ -50,17 +55,18 @@ class CuteFault:
         Raises:
             EditError: the edit does not fit.
         """
-        sound = self.kernel.sound
+        kernel = cast("type[CuteKernel]", self.exhibit.kernel)
+        sound = kernel.sound
         try:
             if not self.file:
-                return [self.kernel(self.family, code=replace(sound, edit_ptx=self.edit))]
+                return [kernel(self.family, code=replace(sound, edit_ptx=self.edit))]
             folder = scratch / self.name / "device"
             shutil.copytree(sound.folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
             path = folder / self.file
             path.write_text(self.edit(path.read_text(encoding="utf-8")), encoding="utf-8")
         except EditError as error:
             raise EditError(f"mutant {self.name}: {error}") from error
-        return [self.kernel(self.family, code=replace(sound, folder=folder))]
+        return [kernel(self.family, code=replace(sound, folder=folder))]
 
     def cases(self) -> Sequence[Case]:
         """The one case that must catch it."""

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from refmoe.cuda.toolchain import find_toolchain
 from refmoe.errors import ArgumentError
 from refmoe.mutation import cuda, host
-from refmoe.mutation.sweep import swept_now
+from refmoe.mutation.reach import HOST
+from refmoe.mutation.site import Site
 from refmoe.mutation.trial import Tried
 from refmoe.reports.documents import digest_of
 from refmoe.reports.environment import current_environment
 from refmoe.reports.mutation import MUTATION, SCHEMA_VERSION, VERDICTS, failures, figures, grouped
 from refmoe.verify.source import file_sha256
+from refmoe.verify.sweep import Ledger, in_order
 
 #: Why mutants live, by their ids: written by hand, after somebody has looked.
 REASONS = Path(__file__).parent / "reasons.json"
@@ -34,6 +38,38 @@ def read_reasons(path: Path = REASONS) -> dict[str, dict[str, str]]:
         if each.keys() != {"verdict", "reason"} or each["verdict"] not in VERDICTS or not each["reason"].strip():
             raise ArgumentError("reasons", f"{each} for {name} in {path}", f"a reason and one of {', '.join(VERDICTS)}")
     return reasons
+
+
+def open_ledger(path: Path) -> Ledger:
+    """The outcomes at `path`, of the present kernels, host code and compiler.
+
+    Another case can make a survivor one that is caught, and nothing else. So cases do not count.
+
+    Raises:
+        ArgumentError: the file is of other sources, or no such file.
+        OSError: it cannot be read or written.
+    """
+    digest = hashlib.sha256()
+    for each in sorted(each for each in HOST.rglob("*") if each.suffix in (".py", ".cu", ".cuh")):
+        digest.update(each.relative_to(HOST).as_posix().encode() + b"\0" + each.read_bytes())
+    return Ledger(path, {"of": "mutants", "sources": digest.hexdigest(), "compiler": _compiler()})
+
+
+def outcomes_of(sites: Iterable[Site], ledger: Ledger) -> list[Tried]:
+    """The outcomes that there are of mutants, in the order of the mutants.
+
+    Raises:
+        ArgumentError: the ledger has something else for one.
+    """
+    found = in_order((site.id for site in sites), ledger)
+    try:
+        return [Tried(**document) for document in found.values()]
+    except TypeError as error:
+        raise ArgumentError("partial", f"{ledger.path}, with a result that is no outcome", "a sweep's file") from error
+
+
+def _compiler() -> str:
+    return find_toolchain().build_id.splitlines()[-1]
 
 
 def mutation_document(
@@ -77,7 +113,7 @@ def mutation_document(
         "seconds": round(seconds, 1),
         "level": "default",
         "source_sha256": {name: file_sha256(name) for name in _files()},
-        "compiler": swept_now()["compiler"],
+        "compiler": _compiler(),
         "sample": {"of": of, "tried": len(tried), "seed": seed},
         "summary": figures(mutants, reasons),
         "operators": grouped(mutants, "operator", reasons),

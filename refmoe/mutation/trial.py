@@ -1,7 +1,7 @@
 """One mutant, tried: built, run on the cases that reach it until one fails, and compared as machine code if none does.
 
 What is tried never changes what this process holds, but for host code: a mutant of it is put in place of the real
-one. So each trial runs in a forked child, see `refmoe.mutation.sweep`.
+one. So each trial runs in a forked child, see `refmoe.mutation.forked`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from refmoe.errors import RefmoeError
 Index3 = tuple[int, int, int]
 
 
-class Written(Protocol):
+class WrittenInstruction(Protocol):
     """What an error says of an instruction, see `refmoe.ptx.text.syntax.Instruction`."""
 
     @property
@@ -102,7 +102,7 @@ class UnknownOpcode(PtxError):
 
     @classmethod
     def of(
-        cls, instruction: Written, message: str, block: Index3 | None = None, thread: Index3 | None = None
+        cls, instruction: WrittenInstruction, message: str, block: Index3 | None = None, thread: Index3 | None = None
     ) -> UnknownOpcode:
         """The error of an instruction."""
         names = ("opcode", "line", "source", "text")
@@ -207,7 +207,7 @@ class RaceError(LaneError):
     other_thread: Index3 | None
     warning: str
     certain: bool
-    earlier: Written | None = None
+    earlier: WrittenInstruction | None = None
     among: Index3 | None = None
     finding: Explained | None = None
 

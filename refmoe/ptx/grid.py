@@ -117,7 +117,7 @@ class Grid:
         return x, y, z
 
 
-class Queue:
+class BlockQueue:
     """Blocks that have not started, in the order in which they start."""
 
     def __init__(self, ranges: Sequence[range]) -> None:

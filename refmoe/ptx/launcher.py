@@ -26,8 +26,8 @@ from refmoe.ptx.engine.races import RaceShadow
 from refmoe.ptx.engine.single.steps import MOST_WARPS
 from refmoe.ptx.engine.slow import Suspected
 from refmoe.ptx.errors import ArgumentMismatch, CooperativeLaunchTooLarge, Index3, PtxError, RaceError
-from refmoe.ptx.findings.explain import Shape, settled
-from refmoe.ptx.grid import Grid, Queue
+from refmoe.ptx.findings.explain import LaunchShape, settled
+from refmoe.ptx.grid import BlockQueue, Grid
 from refmoe.ptx.module import Module
 from refmoe.ptx.observe.events import Rewinds
 from refmoe.ptx.observe.trace import Trace
@@ -215,7 +215,7 @@ def launch(
         quiet = bool(results)
         try:
             code = module.compile(entry, _view(one, profile))
-            shape = Shape(_triple("block", block), _grid(module, code, _triple("grid", grid), cluster).cluster)
+            shape = LaunchShape(_triple("block", block), _grid(module, code, _triple("grid", grid), cluster).cluster)
             seen = quiet or any(each is not None for each in (*observed, looking))
             outcome, warnings = settled(module, looked_for, shape, attempt, not code.has_bulk, seen, lambda: steps)
         except BaseException:
@@ -360,7 +360,7 @@ def _run(
         at_once = schedule.blocks_together(sum(map(len, ranges)), at_once)
     try:
         with np.errstate(all="ignore"):
-            run_blocks(state, Queue(ranges), resident, at_once)
+            run_blocks(state, BlockQueue(ranges), resident, at_once)
         if following is not None:
             following.finish([region for buffer, region in bound if buffer.writable])
     except BaseException:

@@ -22,7 +22,7 @@ import numpy as np
 from refmoe.chips import CHIPS, Chip
 from refmoe.ptx.engine.machine import Launch, Machine
 from refmoe.ptx.errors import CoResidencyError, Deadlock, Index3, PtxError
-from refmoe.ptx.grid import Grid, Queue
+from refmoe.ptx.grid import BlockQueue, Grid
 from refmoe.ptx.program.blocks import Program, polling_instruction
 from refmoe.ptx.text.syntax import Instruction
 
@@ -119,7 +119,7 @@ def residency(chip: Chip, warps: int, shared_bytes: int, registers: int | None, 
     return Residency(multiprocessors, max(1, min(limits)))
 
 
-def run_blocks(launch: Launch, queue: Queue, resident: Residency, at_once: int) -> None:
+def run_blocks(launch: Launch, queue: BlockQueue, resident: Residency, at_once: int) -> None:
     """Run blocks in launch order, as many at a time as can be resident.
 
     Args:
@@ -179,13 +179,13 @@ def _ends(machine: Machine) -> bool:
     return ended
 
 
-def _start(launch: Launch, queue: Queue, most: int) -> Machine:
+def _start(launch: Launch, queue: BlockQueue, most: int) -> Machine:
     part = queue.take(most)
     return launch.machine(part.start, len(part))
 
 
 def _refuse_waiting_for_later_blocks(
-    launch: Launch, queue: Queue, stalled: list[Machine], resident: Residency, at_once: int
+    launch: Launch, queue: BlockQueue, stalled: list[Machine], resident: Residency, at_once: int
 ) -> None:
     """Raise if those that poll come on once more blocks run than can be resident; else they wait for nobody."""
     error = _polling_error(launch, stalled, resident, len(queue))
@@ -196,7 +196,7 @@ def _refuse_waiting_for_later_blocks(
         raise error
 
 
-def _come_on(launch: Launch, queue: Queue, stalled: list[Machine], at_once: int) -> bool:
+def _come_on(launch: Launch, queue: BlockQueue, stalled: list[Machine], at_once: int) -> bool:
     """Whether some of `stalled` pass their loops when the rest of the queue runs beside them."""
     later: list[Machine] = []
     try:

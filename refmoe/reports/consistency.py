@@ -349,8 +349,6 @@ def _evidence_word(record: Record, report: Report) -> Iterator[str]:
 
 #: The package of the compiler of CuTe DSL.
 DSL = "nvidia-cutlass-dsl"
-#: Kernels of the museum that are launched beside the device which takes launches down.
-_UNRECORDED = frozenset({"deepgemm_gemm"})
 
 
 def _launches(record: Record, report: Report) -> Iterator[str]:
@@ -358,8 +356,6 @@ def _launches(record: Record, report: Report) -> Iterator[str]:
     if of.device != "ptx" and of.lane_instructions:
         yield f"{of.lane_instructions:,} lane instructions counted on {of.device}, where nobody counts them"
     if of.kernel is not None or of.verdict is not Verdict.PASS or record.case is None or not record.case.shape.m:
-        return
-    if of.family in _UNRECORDED:
         return
     if not of.launches:
         yield "PASS without a launch"

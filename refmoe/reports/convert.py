@@ -17,7 +17,7 @@ from refmoe.policies.convert_inputs import Source
 from refmoe.reports.checks import Refusal, first_and_count
 from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256, digest_of
 from refmoe.reports.environment import Environment, current_environment
-from refmoe.reports.figures import python_sha256
+from refmoe.verify.source import python_sha256
 
 SCHEMA_VERSION = "1"
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from refmoe.reports.checks import Refusal, first_and_count
 from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256
 from refmoe.reports.environment import Environment
-from refmoe.reports.figures import python_sha256
+from refmoe.verify.source import python_sha256
 
 SCHEMA_VERSION = "1"
 

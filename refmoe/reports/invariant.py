@@ -14,7 +14,7 @@ from refmoe.reference.moe.paths import PATHS
 from refmoe.reports.checks import Refusal, first_and_count
 from refmoe.reports.documents import Count, Kind, Model, PresentHash, Seconds, Sha256
 from refmoe.reports.environment import Environment
-from refmoe.reports.figures import python_sha256
+from refmoe.verify.source import python_sha256
 
 SCHEMA_VERSION = "1"
 

@@ -26,7 +26,7 @@ from refmoe.litmus.events import Memory
 from refmoe.litmus.generate import judged
 from refmoe.litmus.program import Program
 from refmoe.litmus.stressed import INSTANCE_BYTES, MEETING_BYTES, SCRATCH_BYTES, clusters_of, stressed_text
-from refmoe.litmus.verdict import Verdict
+from refmoe.litmus.verdict import ModelVerdict
 from refmoe.reports.documents import digest_of
 from refmoe.reports.litmus import LITMUS, litmus_sha256
 from refmoe.silicon.conformance import assembled
@@ -279,7 +279,7 @@ def _batches(free: Sequence[Any]) -> Iterator[Sequence[Any]]:
         yield free[start : start + BATCH]
 
 
-def _row(program: Program, verdict: Verdict, found: Counter[Outcome]) -> dict[str, Any]:
+def _row(program: Program, verdict: ModelVerdict, found: Counter[Outcome]) -> dict[str, Any]:
     """What a document has of a program."""
     allowed = verdict.outcomes or frozenset()
     outside = sorted(set(found) - allowed)

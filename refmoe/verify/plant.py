@@ -26,9 +26,10 @@ from refmoe.ptx.findings import unexplained
 from refmoe.ptx.schedules import under_schedules
 from refmoe.verify.kernel import Devices, Kernel, Refusal
 from refmoe.verify.patches import FilePatch, PatchError, apply_patch, parse_patch
-from refmoe.verify.runner import deaf_to_interrupts, run_case, worker_pool
+from refmoe.verify.runner import run_case
 from refmoe.verify.tolerances import accepting
 from refmoe.verify.verdict import Result, Verdict
+from refmoe.verify.workers import deaf_to_interrupts, worker_pool
 
 #: The folder of the patches, one folder an operation.
 MUTANTS = Path(__file__).resolve().parent.parent / "families" / "mutants"

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import multiprocessing
 import re
-import signal
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from multiprocessing import resource_tracker
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +22,9 @@ from refmoe.ptx.errors import PtxError, ScheduleError
 from refmoe.ptx.schedules import current_schedules, named, that_show, under_schedules
 from refmoe.verify.compare import Comparison, compare
 from refmoe.verify.kernel import Devices, Kernel, Malformed, Masks, Place, Refusal
+from refmoe.verify.sweep import Results, sweep
 from refmoe.verify.verdict import Result, Verdict
+from refmoe.verify.workers import Workers, processes
 
 if TYPE_CHECKING:
     from refmoe.cuda.device import LaunchRecord
@@ -43,7 +40,13 @@ KernelOf = Callable[[Case, Devices], Kernel]
 
 
 def run_cases(
-    cases: Sequence[Case], kernel_of: KernelOf, *, jobs: int = 1, trace: Trace | None = None, schedules: str = "1"
+    cases: Sequence[Case],
+    kernel_of: KernelOf,
+    *,
+    jobs: int = 1,
+    workers: Workers | None = None,
+    trace: Trace | None = None,
+    schedules: str = "1",
 ) -> Iterator[Result]:
     """Run cases and yield the results in order, each as soon as it can be.
 
@@ -51,62 +54,27 @@ def run_cases(
         cases: what to run.
         kernel_of: gives a case's kernel; with several processes a function of a module's top level.
         jobs: processes to run them in; each compiles nothing twice, but parses and translates PTX for itself.
+        workers: who runs them, in place of `jobs` processes.
         trace: records barrier waits; with one process only.
         schedules: those of each launch on the executor, see `refmoe.ptx.schedules.schedules_of`.
+
+    Raises:
+        refmoe.verify.sweep.WorkerLost: workers were lost again and again under the same cases.
     """
-    if jobs == 1:
+    if workers is None and jobs == 1:
         devices = Devices(trace=trace)
         for case in cases:
             with under_schedules(schedules):
                 result = run_case(kernel_of(case, devices), case)
             yield result
         return
-    chunks = [cases[start : start + _CHUNK] for start in range(0, len(cases), _CHUNK)]
-    # Spawned, not forked: a fork of a process with a GPU context or threads is unsafe.
-    with worker_pool(jobs) as pool:
-        with deaf_to_interrupts():
-            running = pool.map(partial(_run_chunk, kernel_of, schedules=schedules), chunks)
-        for results in running:
-            yield from results
-
-
-@contextlib.contextmanager
-def worker_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of processes that end with the block: after Ctrl-C at once, in the middle of what they do."""
-    others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
-    try:
-        yield pool
-    except BaseException:
-        for worker in set(multiprocessing.active_children()) - others:
-            worker.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-@contextlib.contextmanager
-def deaf_to_interrupts() -> Iterator[None]:
-    """Processes started in the block never hear Ctrl-C, which a terminal sends to all: whoever started them ends them.
-
-    They would print a traceback each, most of all while they import what they need.
-    """
-    resource_tracker.ensure_running()  # which unblocks the signal, if it has to start first
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    # Processes inherit the mask. Here the signal waits until the end of the block, also where another thread of this
-    # process takes it: half a process that was started is worse than one.
-    heard: list[int] = []
-    usual = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGINT, usual)
-    if heard:
-        raise KeyboardInterrupt
+    starts = range(0, len(cases), _CHUNK)
+    chunks = {f"cases {start + 1} to {start + _CHUNK}": cases[start : start + _CHUNK] for start in starts}
+    results, due = Results(), deque(chunks)
+    work = partial(_run_chunk, kernel_of, schedules=schedules)
+    for _ in sweep(chunks, work, results, workers or processes(jobs)):
+        while due and due[0] in results.done:
+            yield from results.done.pop(due.popleft())
 
 
 def _run_chunk(kernel_of: KernelOf, cases: Sequence[Case], schedules: str = "1") -> list[Result]:

@@ -1,8 +1,8 @@
 """A long sweep in pieces: what is done is on the disk, and another run goes on from there.
 
-A *piece* has a name and is done by a function in some process. Its result, a JSON value, is a line of the ledger as
-soon as it is known. Ctrl-C, a lost worker or a full disk cost the pieces under way and no others. Results come out in
-the order of the pieces, whatever the order in which they were done.
+A *piece* has a name and is done by a function in some process, of this machine or of a cluster. Its result, a JSON
+value, is a line of the ledger as soon as it is known. Ctrl-C, a lost worker or a full disk cost the pieces under way
+and no others. Results come out in the order of the pieces, whatever the order in which they were done.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from refmoe.errors import ArgumentError, RefmoeError, describe
+from refmoe.errors import ArgumentError, RefmoeError
+from refmoe.verify.workers import Workers, deaf_to_interrupts
+
+Item = TypeVar("Item")
 
 #: How often a piece is begun whose worker is lost.
 ATTEMPTS = 3
@@ -28,7 +30,22 @@ class WorkerLost(RefmoeError):
     """Workers ended without an answer, again and again, on the same pieces; the message names these."""
 
 
-class Ledger:
+class Results:
+    """The results of a sweep by piece, in memory.
+
+    Attributes:
+        done: the result of each piece that is done.
+    """
+
+    def __init__(self) -> None:
+        self.done: dict[str, Any] = {}
+
+    def add(self, piece: str, result: Any) -> None:
+        """Keep a result."""
+        self.done[piece] = result
+
+
+class Ledger(Results):
     """The results of a sweep in a file: a line that says what was swept, then a line for each piece.
 
     A line is written whole or not at all: what a full disk leaves of one is cut off. A last line without its end, left
@@ -45,8 +62,8 @@ class Ledger:
     """
 
     def __init__(self, path: Path, swept: Mapping[str, Any], *, fresh: bool = False) -> None:
+        super().__init__()
         self.path = path
-        self.done: dict[str, Any] = {}
         head = json.dumps({"kind": "sweep", **swept}, sort_keys=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         content = path.read_bytes() if path.exists() else b""
@@ -93,7 +110,7 @@ class Ledger:
             OSError: the disk is full, or the file went away; what it held before is as it was.
         """
         self._append(json.dumps({"piece": piece, "result": result}, sort_keys=True, allow_nan=False))
-        self.done[piece] = result
+        super().add(piece, result)
 
     def _append(self, line: str) -> None:
         content = f"{line}\n".encode()
@@ -111,68 +128,55 @@ class Ledger:
             os.close(descriptor)
 
 
-def processes(jobs: int) -> Executor:
-    """A pool of `jobs` processes that leave Ctrl-C to the process that started them."""
-    return ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts)
-
-
-def _leave_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def sweep(
-    pieces: Sequence[str],
-    work: Callable[[str], Any],
-    ledger: Ledger,
-    open_pool: Callable[[], Executor],
-    jobs: int,
+    pieces: Mapping[str, Item], work: Callable[[Item], Any], results: Results, workers: Workers
 ) -> Iterator[tuple[str, Any]]:
-    """Do what is not in the ledger yet, and yield (piece, result) as results come.
+    """Do what has no result yet, and yield (name, result) of pieces as results come.
 
     Args:
-        pieces: their names; those that are done are left out.
-        work: does a piece, named, in another process: a function of a module.
-        ledger: where results go.
-        open_pool: opens a `concurrent.futures.Executor`, of this machine or of several; called again after a pool is
-            lost.
-        jobs: how many pieces are under way at a time.
+        pieces: what `work` is given, by name.
+        work: does a piece in another process: a function of a module.
+        results: where results go, and where those of an earlier run are.
+        workers: who does it.
 
     Raises:
-        ArgumentError: a name twice.
         WorkerLost: a worker was lost `ATTEMPTS` times under the same piece, killed for want of memory for example.
         OSError: a result cannot be written.
     """
-    if len(set(pieces)) < len(pieces):
-        twice = next(piece for place, piece in enumerate(pieces) if piece in pieces[:place])
-        raise ArgumentError("pieces", f"{describe(twice)} twice", "a name for each")
-    pending = [piece for piece in reversed(pieces) if piece not in ledger.done]
-    attempts: dict[str, int] = {}
+    pending = [name for name in reversed(list(pieces)) if name not in results.done]
+    attempts: Counter[str] = Counter()
     while pending:
-        pool = open_pool()
         running: dict[Future[Any], str] = {}
-        try:
-            while pending or running:
-                while pending and len(running) < jobs:
-                    piece = pending.pop()
-                    attempts[piece] = attempts.get(piece, 0) + 1
-                    running[pool.submit(work, piece)] = piece
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    result = future.result()
-                    piece = running.pop(future)
-                    ledger.add(piece, result)
-                    yield piece, result
-        except BrokenProcessPool as error:
-            # Nobody knows which piece it was, and those that were done are in the ledger.
-            lost = sorted(running.values())
-            spent = [piece for piece in lost if attempts[piece] >= ATTEMPTS]
-            if spent:
-                said = f"{ATTEMPTS} times a worker ended without an answer while these were under way"
-                raise WorkerLost(f"{said}: {', '.join(spent)}") from error
-            pending += reversed(lost)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        with workers.open() as pool:
+            try:
+                while pending or running:
+                    while pending and len(running) < workers.ahead:
+                        name = pending[-1]
+                        with deaf_to_interrupts():
+                            future = pool.submit(work, pieces[name])
+                        running[future] = pending.pop()
+                        attempts[name] += 1
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        name = running[future]
+                        try:
+                            result = future.result()
+                        except workers.lost as error:
+                            raise WorkerLost(
+                                f"the workers gave {name} up: {str(error) or type(error).__name__}"
+                            ) from error
+                        del running[future]
+                        results.add(name, result)
+                        yield name, result
+            except BrokenProcessPool as error:
+                # Nobody knows which piece it was, and those that were done have their results.
+                lost = sorted(running.values())
+                spent = [name for name in lost if attempts[name] >= ATTEMPTS]
+                if spent:
+                    said = f"{ATTEMPTS} times a worker ended without an answer while these were under way"
+                    raise WorkerLost(f"{said}: {', '.join(spent)}") from error
+                pending += reversed(lost)
 
 
-def in_order(pieces: Sequence[str], ledger: Ledger) -> dict[str, Any]:
-    """The results that the ledger has of `pieces`, in their order."""
-    return {piece: ledger.done[piece] for piece in pieces if piece in ledger.done}
+def in_order(pieces: Iterable[str], results: Results) -> dict[str, Any]:
+    """The results that there are of `pieces`, by name, in their order."""
+    return {name: results.done[name] for name in pieces if name in results.done}

@@ -28,17 +28,17 @@ from refmoe.litmus.program import (
     If,
     Instruction,
     Load,
-    Place,
     Program,
     ProxyFence,
     Store,
     Thread,
+    ThreadPlace,
     Until,
     Wait,
     WaitGroup,
     WarpSync,
 )
-from refmoe.litmus.verdict import Verdict
+from refmoe.litmus.verdict import ModelVerdict
 
 DATA = Path(__file__).parent.parent / "data" / "litmus"
 
@@ -71,7 +71,7 @@ def program(text: str, cluster: int = 1, mbarriers: tuple[int, ...] = ()) -> Pro
         initial, _, text = text[1:].partition("]")
     for part in text.split("|"):
         place, _, body = part.strip().partition(":")
-        threads.append(Thread(Place(*map(int, place.split("."))), _body(body)))
+        threads.append(Thread(ThreadPlace(*map(int, place.split("."))), _body(body)))
     first = tuple((Address.of(each.split("=")[0]), 4, int(each.split("=")[1])) for each in initial.split())
     found = Program("test", "test", tuple(threads), first, mbarriers, cluster)
     found.check()
@@ -150,7 +150,7 @@ _COPIES: dict[str, Callable[..., Instruction]] = {
 }
 
 
-def may_show(found: Verdict, program_: Program, outcome: str) -> bool:
+def may_show(found: ModelVerdict, program_: Program, outcome: str) -> bool:
     """Whether a verdict allows an outcome: `1:r0=1 x=2`; what it does not name may be anything."""
     wanted = dict(each.split("=") for each in outcome.split())
     names = [f"{thread}:{register}" for thread, register in program_.registers]

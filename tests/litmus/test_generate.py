@@ -17,18 +17,18 @@ from refmoe.litmus.program import (
     Barrier,
     BulkLoad,
     Load,
-    Place,
     Program,
     ProgramError,
     Store,
     Thread,
+    ThreadPlace,
     Until,
 )
 
 X = Address.of("x")
 
 
-def one(*instructions: object, place: Place = Place()) -> Thread:  # noqa: B008 (frozen)
+def one(*instructions: object, place: ThreadPlace = ThreadPlace()) -> Thread:  # noqa: B008 (frozen)
     return Thread(place, tuple(instructions))  # type: ignore[arg-type]
 
 
@@ -86,10 +86,10 @@ def test_each_program_has_a_kernel(target: str) -> None:
 
 def test_a_kernel_is_launched_with_as_many_threads_as_its_places_need() -> None:
     load = Load("r0", X)
-    lanes = Program("", "", (one(load), one(load, place=Place(0, 0, 5))))
-    warps = Program("", "", (one(load), one(load, place=Place(0, 2))))
-    meeting = Program("", "", (one(Barrier(1, 1)), one(load, place=Place(1))))
-    cluster = Program("", "", (one(load), one(load, place=Place(2))), cluster=2)
+    lanes = Program("", "", (one(load), one(load, place=ThreadPlace(0, 0, 5))))
+    warps = Program("", "", (one(load), one(load, place=ThreadPlace(0, 2))))
+    meeting = Program("", "", (one(Barrier(1, 1)), one(load, place=ThreadPlace(1))))
+    cluster = Program("", "", (one(load), one(load, place=ThreadPlace(2))), cluster=2)
     found = [shape(program) for program in (lanes, warps, meeting, cluster)]
     assert [(each.grid, each.block, each.cluster) for each in found] == [(1, 6, 1), (1, 96, 1), (2, 32, 1), (4, 1, 2)]
 
@@ -99,17 +99,17 @@ def test_a_kernel_is_launched_with_as_many_threads_as_its_places_need() -> None:
     [
         ((one(),), "two to four"),
         ((one(), one()), "one place"),
-        ((one(Load("r0", X, 3)), one(place=Place(1))), "a width of"),
-        ((one(Load("r0", Address.of("x+1"))), one(place=Place(1))), "at its multiple"),
-        ((one(Load("r0", X, order="relaxed")), one(place=Place(1))), "a scope is needed"),
-        ((one(Store(X, 1, scope="gpu")), one(place=Place(1))), "may not be there"),
-        ((one(Atomic("exch", X, 1)), one(place=Place(1))), "a red adds"),
-        ((one(Atomic("add", X, 1, "acquire")), one(place=Place(1))), "a red adds"),
-        ((one(Until(Atomic("add", X, 1), 1)), one(place=Place(1))), "looks at a register"),
-        ((one(Until(Atomic("exch", X, 1, register="r0"), 1)), one(place=Place(1))), "writes nothing"),
-        ((one(BulkLoad(Address.of("a"), X, 0)), one(place=Place(1))), "no barrier in memory m0"),
-        ((one(Barrier(1, 1)), one(place=Place(0, 0, 1))), "lanes of one warp"),
-        ((one(Load("r0", Address.of("a"), order="nc")), one(place=Place(1))), "nc is for global"),
+        ((one(Load("r0", X, 3)), one(place=ThreadPlace(1))), "a width of"),
+        ((one(Load("r0", Address.of("x+1"))), one(place=ThreadPlace(1))), "at its multiple"),
+        ((one(Load("r0", X, order="relaxed")), one(place=ThreadPlace(1))), "a scope is needed"),
+        ((one(Store(X, 1, scope="gpu")), one(place=ThreadPlace(1))), "may not be there"),
+        ((one(Atomic("exch", X, 1)), one(place=ThreadPlace(1))), "a red adds"),
+        ((one(Atomic("add", X, 1, "acquire")), one(place=ThreadPlace(1))), "a red adds"),
+        ((one(Until(Atomic("add", X, 1), 1)), one(place=ThreadPlace(1))), "looks at a register"),
+        ((one(Until(Atomic("exch", X, 1, register="r0"), 1)), one(place=ThreadPlace(1))), "writes nothing"),
+        ((one(BulkLoad(Address.of("a"), X, 0)), one(place=ThreadPlace(1))), "no barrier in memory m0"),
+        ((one(Barrier(1, 1)), one(place=ThreadPlace(0, 0, 1))), "lanes of one warp"),
+        ((one(Load("r0", Address.of("a"), order="nc")), one(place=ThreadPlace(1))), "nc is for global"),
     ],
 )
 def test_what_is_no_program_is_refused(threads: tuple[Thread, ...], reason: str) -> None:
@@ -123,6 +123,6 @@ def test_no_variable_of_a_name() -> None:
 
 
 def test_programs_that_differ_in_name_only_are_one() -> None:
-    threads = (one(Store(X, 1)), one(Load("r0", X), place=Place(1)))
+    threads = (one(Store(X, 1)), one(Load("r0", X), place=ThreadPlace(1)))
     assert Program("a", "b", threads).key == Program("c", "d", threads).key
     assert judge(Program("a", "b", threads)).racy

@@ -19,23 +19,23 @@ from refmoe.litmus.program import (
     If,
     Instruction,
     Load,
-    Place,
     Program,
     ProgramError,
     Store,
     Thread,
+    ThreadPlace,
     Until,
     walk,
 )
 from refmoe.litmus.shapes import PLACES, SHAPES, variant
-from refmoe.litmus.verdict import Verdict
+from refmoe.litmus.verdict import ModelVerdict
 
 SEED = 7
 COUNT = 150
 
 
 @cache
-def programs(count: int = COUNT) -> tuple[tuple[Program, Verdict], ...]:
+def programs(count: int = COUNT) -> tuple[tuple[Program, ModelVerdict], ...]:
     """Random programs with their verdicts, of as many systematic ones as random ones."""
     random_ = random.Random(SEED)
     found = []
@@ -178,4 +178,4 @@ def test_a_program_without_cta_scope_does_not_care_for_its_places() -> None:
 
 
 def test_places_print() -> None:
-    assert str(Place(1, 2, 3)) == "cta 1 warp 2 lane 3"
+    assert str(ThreadPlace(1, 2, 3)) == "cta 1 warp 2 lane 3"

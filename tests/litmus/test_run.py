@@ -15,10 +15,10 @@ from refmoe import ptx
 from refmoe.cli import app
 from refmoe.litmus.axioms import judge
 from refmoe.litmus.program import Program
-from refmoe.litmus.run import Observation, Report, compare, judge_observation, observe, table
-from refmoe.litmus.verdict import Verdict
+from refmoe.litmus.run import LitmusReport, Observation, compare, judge_observation, observe, table
+from refmoe.litmus.verdict import ModelVerdict
 
-FREE = Verdict(frozenset({(0, 1), (1, 1)}), (), "never", (), 2)
+FREE = ModelVerdict(frozenset({(0, 1), (1, 1)}), (), "never", (), 2)
 RIGHT = "0.0.0: st.weak x 7; st.release.gpu y 1 | 1.0.0: until ld.acquire.gpu r0 y == 1; ld.weak r1 x"
 WRONG = "0.0.0: st.weak x 7 | 0.1.0: ld.weak r1 x"
 
@@ -78,16 +78,16 @@ def test_a_race_is_seen() -> None:
         (FREE, Observation(frozenset({(1, 1), (2, 1)})), "outside the set"),
         (FREE, Observation(frozenset(), race="a race"), "false alarm"),
         (FREE, Observation(frozenset(), error="Deadlock"), "not ended"),
-        (Verdict(None, judge(program(WRONG)).races, "always", (), 1), Observation(frozenset({(1, 1)})), "missed"),
+        (ModelVerdict(None, judge(program(WRONG)).races, "always", (), 1), Observation(frozenset({(1, 1)})), "missed"),
         (
-            Verdict(None, judge(program(WRONG)).races, "always", (), 1),
+            ModelVerdict(None, judge(program(WRONG)).races, "always", (), 1),
             Observation(frozenset(), race="a race"),
             "agrees",
         ),
-        (Verdict(FREE.outcomes, (), "never", ("unclear",), 2), Observation(frozenset(), race="a race"), "open"),
+        (ModelVerdict(FREE.outcomes, (), "never", ("unclear",), 2), Observation(frozenset(), race="a race"), "open"),
     ],
 )
-def test_what_counts_as_what(verdict: Verdict, observation: Observation, kind: str) -> None:
+def test_what_counts_as_what(verdict: ModelVerdict, observation: Observation, kind: str) -> None:
     assert judge_observation(verdict, observation) == kind
 
 
@@ -115,7 +115,7 @@ def test_an_executor_that_is_wrong_is_found_out() -> None:
 
 
 def test_a_report_counts_by_cause_and_shows_the_shortest() -> None:
-    report = Report()
+    report = LitmusReport()
     long, short = program(WRONG + "; st.weak y 1; st.weak z 1"), program(WRONG)
     for each in (long, short):
         named = Program("shape", "cause", each.threads)

@@ -46,7 +46,7 @@ BUILD = Build("contiguous", 128, 128, 1, 2, 4)
 
 
 def launched(text: str, **options: object) -> np.ndarray:
-    return execute(problem(), BUILD, text, BUILD.stages(K), 0xFF, **options)
+    return execute(problem(), BUILD, text, BUILD.stages(K), 0xFF, **options)[0]
 
 
 @installed

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,15 @@ from pathlib import Path
 import pytest
 
 from refmoe.errors import ArgumentError
-from refmoe.verify.sweep import Ledger, WorkerLost, in_order, processes, sweep
+from refmoe.verify.sweep import Ledger, Results, WorkerLost, in_order, sweep
+from refmoe.verify.workers import Workers, processes
 
-PIECES = [f"piece {number}" for number in range(6)]
+PIECES = {f"piece {number}": f"piece {number}" for number in range(6)}
+BACKWARDS = list(PIECES)[::-1]
+
+
+def threads(number: int) -> Workers:
+    return Workers(partial(ThreadPoolExecutor, number), number)
 
 
 def double(piece: str) -> int:
@@ -52,7 +58,7 @@ class Losing(Executor):
 def test_results_are_kept_and_come_in_the_order_of_the_pieces(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "ledger"
     done = []
-    generator = sweep(PIECES, double, Ledger(path, {"of": 1}), lambda: ThreadPoolExecutor(1), 1)
+    generator = sweep(PIECES, double, Ledger(path, {"of": 1}), threads(1))
     for _ in range(3):
         done.append(next(generator)[0])
     generator.close()
@@ -64,15 +70,15 @@ def test_results_are_kept_and_come_in_the_order_of_the_pieces(tmp_path: Path) ->
         asked.append(piece)
         return double(piece)
 
-    list(sweep(PIECES, work, ledger, lambda: ThreadPoolExecutor(3), 3))
+    list(sweep(PIECES, work, ledger, threads(3)))
     assert not set(asked) & set(done)
-    assert in_order(PIECES[::-1], Ledger(path, {"of": 1})) == {piece: double(piece) for piece in PIECES[::-1]}
-    assert list(in_order(PIECES[::-1], ledger)) == PIECES[::-1]
+    assert in_order(BACKWARDS, Ledger(path, {"of": 1})) == {piece: double(piece) for piece in BACKWARDS}
+    assert list(in_order(BACKWARDS, ledger)) == BACKWARDS
 
 
 def test_a_killed_worker_costs_its_piece_once(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger", {})
-    list(sweep(PIECES, partial(die_once, folder=str(tmp_path)), ledger, partial(processes, 2), 2))
+    list(sweep(PIECES, partial(die_once, folder=str(tmp_path)), ledger, processes(2)))
     assert (tmp_path / "died").exists()
     assert in_order(PIECES, ledger) == {piece: double(piece) for piece in PIECES}
 
@@ -80,10 +86,10 @@ def test_a_killed_worker_costs_its_piece_once(tmp_path: Path) -> None:
 def test_a_piece_that_kills_every_worker_is_named(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger", {})
     with pytest.raises(WorkerLost, match=r"3 times .* piece 4"):
-        list(sweep(PIECES, double, ledger, partial(Losing, "piece 4", 99), 1))
-    assert set(ledger.done) == set(PIECES[:4])
+        list(sweep(PIECES, double, ledger, Workers(partial(Losing, "piece 4", 99), 1)))
+    assert set(ledger.done) == set(list(PIECES)[:4])
     pool = Losing("piece 4", 2)
-    list(sweep(PIECES, double, ledger, lambda: pool, 1))
+    list(sweep(PIECES, double, ledger, Workers(lambda: pool, 1)))
     assert set(ledger.done) == set(PIECES)
 
 
@@ -137,23 +143,37 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
     assert "a" not in ledger.done
 
 
-def test_a_name_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="twice"):
-        list(sweep(["a", "a"], double, Ledger(tmp_path / "ledger", {}), lambda: ThreadPoolExecutor(1), 1))
+def test_results_may_stay_in_memory() -> None:
+    results = Results()
+    assert dict(sweep(PIECES, double, results, threads(2))) == results.done
+    assert in_order(BACKWARDS, results) == {piece: double(piece) for piece in PIECES}
+
+
+def test_what_the_workers_give_up_is_named(tmp_path: Path) -> None:
+    def refuse(piece: str) -> int:
+        if piece == "piece 3":
+            raise CancelledError
+        return double(piece)
+
+    ledger = Ledger(tmp_path / "ledger", {})
+    giving_up = Workers(partial(ThreadPoolExecutor, 1), 1, (CancelledError,))
+    with pytest.raises(WorkerLost, match="the workers gave piece 3 up: CancelledError"):
+        list(sweep(PIECES, refuse, ledger, giving_up))
+    assert list(ledger.done) == list(PIECES)[:3]
 
 
 SCRIPT = """
 import sys, time
-from functools import partial
 from pathlib import Path
-from refmoe.verify.sweep import Ledger, processes, sweep
+from refmoe.verify.sweep import Ledger, sweep
+from refmoe.verify.workers import processes
 
 def slow(piece):
     time.sleep(0.2)
     return piece
 
 if __name__ == "__main__":
-    for piece, _ in sweep([str(n) for n in range(200)], slow, Ledger(Path(sys.argv[1]), {}), partial(processes, 2), 2):
+    for piece, _ in sweep({str(n): n for n in range(200)}, slow, Ledger(Path(sys.argv[1]), {}), processes(2)):
         print(piece, flush=True)
 """
 

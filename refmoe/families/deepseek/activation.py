@@ -16,7 +16,7 @@ from refmoe.families.activation import POISONED_BF16
 from refmoe.families.block_fp8 import TileCodes
 from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Lack, Outputs
 from refmoe.families.quantize import LOOPING_ROWS
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_codes
@@ -111,8 +111,10 @@ def _specials(draw: Draw, rows: int, width: int) -> Pair:
     return gates, ups
 
 
-def _needs_fp32(case: Case) -> str | None:
-    return None if case.dtype == "f32" else f"dtype f32 for the fill {case.fill}: BF16 has no smaller steps"
+def _lacks_fp32(case: Case) -> Lack | None:
+    return (
+        None if case.dtype == "f32" else Lack("dtype", f"dtype f32 for the fill {case.fill}: BF16 has no smaller steps")
+    )
 
 
 def _ties(draw: Draw, rows: int, width: int) -> Pair:
@@ -154,7 +156,7 @@ _FILLS = Fill.by_name(
     Fill("tiny", "subnormals flushed, a scale or reciprocal that loses bits", _tiny, _MOSTLY),
     Fill("huge", "Inf taken for a number, an overflow in another place", _huge, _MOSTLY),
     Fill("zeros", "the sign of zero lost, a scale of 0 divided by", _zeros, Limits(zeros=0.95, scales=1)),
-    Fill("ties", "round toward zero, half away, one rounding more", _ties, needs=_needs_fp32),
+    Fill("ties", "round toward zero, half away, one rounding more", _ties, lack=_lacks_fp32),
     Fill("specials", "NaN dropped, Inf clamped", _specials, _MOSTLY),
 )
 

@@ -18,7 +18,7 @@ from refmoe.draw import Draw
 from refmoe.errors import ArgumentError
 from refmoe.families.case import Shape, number, refused, word
 from refmoe.families.choices import RANKS, ROUTED
-from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
+from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Lack, Outputs
 from refmoe.families.routing import ChoiceRows, FirstRows, RefusedToken, RowChoices, Weights, maps_of, outputs_of
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.numbers_as_text import VALUE_DTYPES, number_text
@@ -195,24 +195,24 @@ def _too_few(draw: Draw, case: Case) -> Scores:
     return logits, np.where(finite, bias, -np.inf).astype(np.float32)
 
 
-def _needs_bias(case: Case) -> str | None:
-    return None if case.bias == "distinct" else f"bias=distinct for the fill {case.fill}"
+def _lacks_bias(case: Case) -> Lack | None:
+    return None if case.bias == "distinct" else Lack("bias", f"bias=distinct for the fill {case.fill}")
 
 
 _FILLS = Fill.by_name(
     Fill("gaussian", "a choice by unbiased scores, weights of biased ones, a sum in another order", _gaussian),
     Fill("ties", "a tie of groups or of experts that goes to another than the lowest index", _ties),
     Fill("groups", "groups ranked by their largest score, by all, or by their mean", _groups),
-    Fill("negative", "dropped groups masked with 0, scores compared as signed bits", _negative, needs=_needs_bias),
+    Fill("negative", "dropped groups masked with 0, scores compared as signed bits", _negative, lack=_lacks_bias),
     Fill("close", "scores compared with fewer bits, an approximate sigmoid", _close),
     Fill("tiny", "subnormal sigmoids flushed, no 1e-20 or another one", _tiny),
     Fill("wide", "a sigmoid that overflows to NaN or is clamped", _wide),
     Fill("equal", "a tie over more than a warp that goes to another than the lowest index", _equal),
-    Fill("bias-alone", "a subnormal bias flushed, -0 told from +0", _bias_alone, needs=_needs_bias),
-    Fill("never", "-Inf chosen, or taken for padding", _never, needs=_needs_bias),
-    Fill("same", "experts without rows, and one with a row of every token", _same, needs=_needs_bias),
+    Fill("bias-alone", "a subnormal bias flushed, -0 told from +0", _bias_alone, lack=_lacks_bias),
+    Fill("never", "-Inf chosen, or taken for padding", _never, lack=_lacks_bias),
+    Fill("same", "experts without rows, and one with a row of every token", _same, lack=_lacks_bias),
     Fill("refused", "NaN accepted, NaN of a dropped group overlooked, the wrong token reported", _refused),
-    Fill("too-few", "fewer than k experts in the groups that are kept, and no word of it", _too_few, needs=_needs_bias),
+    Fill("too-few", "fewer than k experts in the groups that are kept, and no word of it", _too_few, lack=_lacks_bias),
 )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from refmoe.draw import Draw
 from refmoe.families.case import Shape
-from refmoe.families.family import Case, Fill
+from refmoe.families.family import Case, Fill, Lack, needs_k
 from refmoe.families.real_data import FFN, FFN_INPUT, read_activations, tile_rows
 from refmoe.families.vacuity import Limits
 from refmoe.formats import MX_BLOCK
@@ -31,6 +31,25 @@ PADDED_K = 64
 
 _IDENTITY = 127
 _E4M3_NAN, _SCALE_NAN = 0x7F, 0xFF
+
+
+class OperandSize(NamedTuple):
+    """Extents of the operands: `rows` tokens and `experts` times `n` weight rows, `k` elements each."""
+
+    rows: int
+    k: int
+    n: int
+    experts: int
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Shape of the tokens' elements."""
+        return self.rows, self.k
+
+    @property
+    def weights(self) -> tuple[int, int, int]:
+        """Shape of the weights' elements."""
+        return self.experts, self.n, self.k
 
 
 @dataclass(frozen=True)
@@ -59,12 +78,12 @@ def _fill(
     An `unscaled` one is refused with factors of experts, which would move its sums away from the end of a range.
     """
 
-    def needs(case: Case) -> str | None:
-        if case.shape.k < least_k:
-            return f"a k of at least {least_k} for {name}"
-        return f"alpha=none for the fill {name}" if unscaled and case.alpha == "distinct" else None
+    def lack(case: Case) -> Lack | str | None:
+        if unscaled and case.alpha == "distinct":
+            return Lack("alpha", f"alpha=none for the fill {name}")
+        return needs_k(least_k)(case)
 
-    return Fill(name, catches, make, limits, needs)
+    return Fill(name, catches, make, limits, lack)
 
 
 def _data(token_codes: Codes, token_scales: Codes, weight_codes: Codes, weight_scales: Codes) -> GemmData:
@@ -285,15 +304,24 @@ def _scale_bytes(draw: Draw, size: Shape) -> GemmData:
 _WIDTH_OF_UP = 384
 
 
-def _real(draw: Draw, size: Shape) -> GemmData:
-    """A model's own weights, cut into experts, and its own activations: of its up projection, past K = 384 down."""
+def real_operands(draw: Draw, size: OperandSize) -> tuple[NDArray[Any], NDArray[Any]]:
+    """A model's own activations and weights, cut into experts: of its up projection, past K = 384 of its down one.
+
+    Returns:
+        Tokens BF16 [rows, K], weights BF16 [experts, N, K].
+    """
     up = size.k <= _WIDTH_OF_UP
     weights = read_activations(FFN, "layer2.ffn_up.weight" if up else "layer2.ffn_down.weight")
     tokens = read_activations(FFN_INPUT) if up else read_activations(FFN, "layer2.ffn_mid")
     first = int(draw.integers(tokens.patterns.shape[0], (1,))[0])
-    rows = tile_rows(tokens.patterns, size.m, size.k, first).view(ml_dtypes.bfloat16)
-    cut = tile_rows(weights.patterns, size.e * size.n, size.k).reshape(size.e, size.n, size.k)
-    return GemmData(quantize_mxfp8(rows), quantize_mxfp4(cut.view(ml_dtypes.bfloat16)))
+    rows = tile_rows(tokens.patterns, size.rows, size.k, first)
+    cut = tile_rows(weights.patterns, size.experts * size.n, size.k).reshape(size.weights)
+    return rows.view(ml_dtypes.bfloat16), cut.view(ml_dtypes.bfloat16)
+
+
+def _real(draw: Draw, size: Shape) -> GemmData:
+    tokens, weights = real_operands(draw, OperandSize(size.m, size.k, size.n, size.e))
+    return GemmData(quantize_mxfp8(tokens), quantize_mxfp4(weights))
 
 
 _RANDOM_SUMS = "sums of many random products are neither zero nor small against their terms"

@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.draw import Draw
-from refmoe.families.family import Case, Fill
+from refmoe.families.family import Fill, needs_k
 from refmoe.families.gemm.epilogue import (
     FloatArray,
 )
-from refmoe.families.gemm.fills import one_hot
-from refmoe.families.real_data import FFN, FFN_INPUT, read_activations, tile_rows
+from refmoe.families.gemm.fills import OperandSize, one_hot, real_operands
 from refmoe.families.vacuity import Limits
 from refmoe.formats import MX_BLOCK, NVFP4, UE4M3
 from refmoe.reference.layout import pack_fp4
@@ -36,23 +35,8 @@ Codes = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 
 
-class Size(NamedTuple):
-    """Extents of the operands: `rows` tokens and `experts` times `n` weight rows, `k` elements each."""
-
-    rows: int
-    k: int
-    n: int
-    experts: int
-
-    @property
-    def tokens(self) -> tuple[int, int]:
-        """Shape of the tokens' elements."""
-        return self.rows, self.k
-
-    @property
-    def weights(self) -> tuple[int, int, int]:
-        """Shape of the weights' elements."""
-        return self.experts, self.n, self.k
+class Size(OperandSize):
+    """Extents of the operands, and of their scales."""
 
     @property
     def token_blocks(self) -> tuple[int, int]:
@@ -301,18 +285,8 @@ def _overflow(draw: Draw, size: Size) -> Operands:
     return made._replace(alpha=np.full(size.experts, 2.0**121, np.float32))
 
 
-_WIDTH_OF_UP = 384
-
-
 def _real(draw: Draw, size: Size) -> Operands:
-    """A model's own weights, cut into experts, and its own activations: of its up projection, past K = 384 down."""
-    up = size.k <= _WIDTH_OF_UP
-    weights = read_activations(FFN, "layer2.ffn_up.weight" if up else "layer2.ffn_down.weight")
-    tokens = read_activations(FFN_INPUT) if up else read_activations(FFN, "layer2.ffn_mid")
-    first = int(draw.integers(tokens.patterns.shape[0], (1,))[0])
-    rows = tile_rows(tokens.patterns, size.rows, size.k, first).view(ml_dtypes.bfloat16)
-    cut = tile_rows(weights.patterns, size.experts * size.n, size.k).reshape(size.weights)
-    return _quantized(rows, cut.view(ml_dtypes.bfloat16))
+    return _quantized(*real_operands(draw, size))
 
 
 def _fill(
@@ -321,10 +295,7 @@ def _fill(
     """A fill that needs at least `least_k`; `make(draw, size)` gives the operands."""
     usual = {"zeros": 0.02, "reason": reason}
 
-    def needs(case: Case) -> str | None:
-        return None if case.shape.k >= least_k else f"a k of at least {least_k} for {name}"
-
-    return Fill(name, catches, make, Limits(**{**usual, **limits}), needs)
+    return Fill(name, catches, make, Limits(**{**usual, **limits}), needs_k(least_k))
 
 
 _MANY_SCALES = "scales are drawn from all bytes"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from refmoe.museum.cute_deepseek_activation.kernel import CUTE_DEEPSEEK_ACTIVATION, CuteActivation
 from refmoe.museum.cute_faults import CuteFault
 from refmoe.museum.edits import Edit, literally
 
@@ -17,79 +16,75 @@ def _exact(fill: str) -> str:
     return f"{_FAMILY}:f32:m7k384e3:{fill}:policy=exact:seed7@ptx"
 
 
-def _fault(name: str, fault: str, kind: str, case: str, file: str, edit: Edit) -> CuteFault:
-    return CuteFault(name, fault, kind, case, file, edit, CuteActivation, CUTE_DEEPSEEK_ACTIVATION.name)
-
-
 #: Every fault, in the order in which it is shown.
 FAULTS = (
-    _fault(
+    CuteFault(
         "cute-floor-dropped", "amax has no floor at 1e-4", "scale", _ZEROS, "arithmetic.py",
         literally("largest = max_u32(amax, Uint32(DEEPGEMM_FLOOR_BITS))", "largest = max_u32(amax, Uint32(0))"),
     ),
-    _fault(
+    CuteFault(
         "cute-least-scale-dropped", "scales of the policy exact may be subnormal", "scale", _exact("tiny"),
         "arithmetic.py", literally("bits = max_u32(bits, Uint32(LEAST_SCALE_BITS))", "bits = max_u32(bits, Uint32(1))"),
     ),
-    _fault(
+    CuteFault(
         "cute-sigmoid-approximate", "the reciprocal of the sigmoid is approximate", "approximation", _exact("gaussian"),
         "arithmetic.py", literally("rcp.rn.f32 {$w0}", "rcp.approx.f32 {$w0}"),
     ),
-    _fault(
+    CuteFault(
         "cute-gate-and-up-swapped", "the ups go through the sigmoid", "operand", _DECODE, "activation.py",
         literally("swiglu(gates[i], ups[i])", "swiglu(ups[i], gates[i])"),
     ),
-    _fault(
+    CuteFault(
         "cute-scale-by-reciprocal", "amax is multiplied by 1/448 instead of divided by 448", "rounding",
         _exact("gaussian"), "arithmetic.py",
         literally('binary("div.rn", from_bits(largest), Float32(E4M3_MAX))',
                   'binary("mul.rn", from_bits(largest), Float32(1 / E4M3_MAX))'),
     ),
-    _fault(
+    CuteFault(
         "cute-amax-with-sign", "a negative number counts as larger than any positive", "amax", _DECODE, "activation.py",
         literally("as_bits(values[i]) & Uint32(MAGNITUDE)", "as_bits(values[i])"),
     ),
-    _fault(
+    CuteFault(
         "cute-amax-of-half-a-tile", "the largest is that of four lanes of eight", "amax", _DECODE, "activation.py",
         literally("for step in cutlass.range_constexpr(3)", "for step in cutlass.range_constexpr(2)"),
     ),
-    _fault(
+    CuteFault(
         "cute-scale-rounded-down", "a scale in UE8M0 is rounded down to a power of two", "rounding", _MASKED,
         "arithmetic.py", literally("(bits + Uint32((1 << MANTISSA_BITS) - 1)) >>", "bits >>"),
     ),
-    _fault(
+    CuteFault(
         "cute-ln2-in-one-part", "the second part of ln 2 is left out", "constant", _exact("sigmoid-edges"),
         "arithmetic.py", literally('fromhex("-0x1.05c610p-29")', "fromhex(\"0x0p0\")"),
     ),
-    _fault(
+    CuteFault(
         "cute-exponential-clamped-early", "the exponential overflows to no infinity", "constant",
         _exact("sigmoid-edges"), "arithmetic.py", literally("NEGLIGIBLE, INFINITE = -64.0, 89.0",
                                                             "NEGLIGIBLE, INFINITE = -64.0, 88.0"),
     ),
-    _fault(
+    CuteFault(
         "cute-row-behind-the-last", "one row is computed that is not in use", "predicate", _UNUSED, "activation.py",
         literally("while row < used:", "while row <= used:"),
     ),
-    _fault(
+    CuteFault(
         "cute-rows-of-first-expert", "every batch has as many rows in use as the first", "stride off by one expert",
         _MASKED, "activation.py", literally("used = groups[batch]", "used = groups[0]"),
     ),
-    _fault(
+    CuteFault(
         "cute-sign-of-zero-lost", "a result of -0 becomes +0", "signed zero", _exact("zeros"), "activation.py",
         literally("values[i] = swiglu(gates[i], ups[i])",
                   'values[i] = binary("add.rn", swiglu(gates[i], ups[i]), Float32(0.0))'),
     ),
-    _fault(
+    CuteFault(
         "cute-product-in-another-order", "the sigmoid is multiplied by the up first", "rounding", _exact("gaussian"),
         "arithmetic.py",
         literally('binary("mul.rn", binary("mul.rn", gate, sigmoid), up)',
                   'binary("mul.rn", gate, binary("mul.rn", sigmoid, up))'),
     ),
-    _fault(
+    CuteFault(
         "cute-infinity-scaled", "an Inf does not poison its tile", "special value", _exact("specials"), "arithmetic.py",
         literally("if amax >= Uint32(INFINITY_BITS)", "if amax > Uint32(INFINITY_BITS)"),
     ),
-    _fault(
+    CuteFault(
         "cute-ptx-codes-swapped", "two neighbouring codes are swapped", "operand", _DECODE, "",
         Edit(r"(cvt\.rn\.satfinite\.e4m3x2\.f32\s+%rs\d+, )(%r\d+), (%r\d+);", r"\1\3, \2;", 1, 8),
     ),

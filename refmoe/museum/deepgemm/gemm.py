@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.cuda.device import LaunchRecord
+from refmoe.cuda.launch import Kernel
 from refmoe.cuda.toolchain import ToolchainError, cache_directory, find_toolchain
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.files import write_atomic
@@ -228,8 +230,12 @@ def masked(tokens: Array, token_scales: Array, weights: Array, weight_scales: Ar
     return Problem(codes, scales, weights, weight_scales, np.ascontiguousarray(masked_m, np.int32), rows, None)
 
 
-def execute(problem: Problem, build: Build, text: str, stages: int, fill: int, **launch: Any) -> Array:
-    """The output, uint16 [rows, N] of BF16 bits, of a launch on the executor; bytes that it leaves alone hold `fill`.
+def execute(
+    problem: Problem, build: Build, text: str, stages: int, fill: int, **launch: Any
+) -> tuple[Array, LaunchRecord]:
+    """A launch on the executor: its output, uint16 [rows, N] of BF16 bits, and the record of it.
+
+    Bytes that the launch leaves alone hold `fill`.
 
     Args:
         problem: the operands.
@@ -272,11 +278,12 @@ def execute(problem: Problem, build: Build, text: str, stages: int, fill: int, *
             ),
         )
     ]  # fmt: skip
-    ptx.launch(
+    grid, block = build.multiprocessors, _COPY_THREADS + build.math_threads
+    result = ptx.launch(
         module,
         entry,
-        (build.multiprocessors, 1, 1),
-        (_COPY_THREADS + build.math_threads, 1, 1),
+        (grid, 1, 1),
+        (block, 1, 1),
         [place(problem.weight_scales, "weight_scales"), place(problem.grouped, "grouped"), problem.rows, n, k, *maps],
         shared_bytes=build.shared_bytes(k, stages),
         cluster=(build.cluster, 1, 1),
@@ -284,7 +291,7 @@ def execute(problem: Problem, build: Build, text: str, stages: int, fill: int, *
         multiprocessors=build.multiprocessors,
         **launch,
     )
-    return out.view(np.uint16)
+    return out.view(np.uint16), LaunchRecord(Kernel("deepgemm/grouped_gemm", entry), grid, block, result)
 
 
 @lru_cache(maxsize=8)

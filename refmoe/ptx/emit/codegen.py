@@ -28,7 +28,7 @@ from refmoe.ptx.engine.tensor.mma import Mma
 from refmoe.ptx.errors import Contraction, UnknownOpcode
 from refmoe.ptx.native.context import EDGE_BITS, Edge, End, Meeting, Place, starts
 from refmoe.ptx.native.forms import is_native
-from refmoe.ptx.native.kernel import Kernel, compile_pieces, content_of
+from refmoe.ptx.native.kernel import NativeKernel, compile_pieces, content_of
 from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.ops.lanes import LANES
 from refmoe.ptx.program.blocks import Block, Program, build
@@ -370,7 +370,7 @@ def _native(products: Mapping[Instruction, Mma]) -> dict[Instruction, WarpMma]:
     }
 
 
-def _places(program: Program, homes: Homes, kernel: Kernel, gathers: Mapping[int, Gather], runs: bool) -> Any:
+def _places(program: Program, homes: Homes, kernel: NativeKernel, gathers: Mapping[int, Gather], runs: bool) -> Any:
     """The rows of places; without `runs` all are left to Python."""
     rows = np.zeros((len(program.blocks), len(Place)), np.int64)
     begins = starts([kind for _, kind in homes.registers.values()])
@@ -398,7 +398,7 @@ def _places(program: Program, homes: Homes, kernel: Kernel, gathers: Mapping[int
 class Invoker:
     """Calls a native piece for the lanes of a frame."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: NativeKernel) -> None:
         self._functions = kernel.functions
 
     def __call__(self, block: int, number: int, frame: Frame) -> None:

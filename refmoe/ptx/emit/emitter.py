@@ -45,7 +45,7 @@ _TEXTURES = ("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep")
 
 
 def matched(pattern: re.Pattern[str], instruction: Instruction) -> re.Match[str]:
-    """The parts of a spelling; UnknownOpcode for another one."""
+    """The parts of a spelling; isa.UnknownOpcode for another one."""
     match = pattern.fullmatch(instruction.opcode)
     if match is None:
         raise isa.UnknownOpcode(instruction.opcode)

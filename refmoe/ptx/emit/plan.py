@@ -13,7 +13,7 @@ from refmoe.native import cache
 from refmoe.ptx.program.blocks import Program
 from refmoe.ptx.program.layout import Layout
 from refmoe.ptx.program.pieces import Homes
-from refmoe.ptx.program.unwritten import Unwritten
+from refmoe.ptx.program.unwritten import UnwrittenReads
 from refmoe.ptx.text.parser import ParsedModule
 from refmoe.ptx.text.syntax import Function, Instruction
 
@@ -47,7 +47,7 @@ class Plan:
     emitted: frozenset[int]
     watched: frozenset[Instruction]
     reads_unwritten: bool
-    unwritten: Unwritten
+    unwritten: UnwrittenReads
     content: str
 
 

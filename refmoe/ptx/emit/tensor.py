@@ -96,7 +96,7 @@ def _registers(operand: Operand, count: int) -> tuple[Operand, ...]:
 
 
 @dataclass(frozen=True)
-class Form:
+class MmaFamily:
     """What a family of `mma` spellings means.
 
     Attributes:
@@ -130,12 +130,12 @@ _MIXED = (frozenset({"kind::f8f6f4"}),)
 _BLOCK_SCALED = frozenset({"kind::mxf8f6f4", "block_scale"})
 _SM120 = {"sm_120": "sm120", "sm_121": "sm120"}
 _FORMS = (
-    Form("m16n8k16", _PLAIN, ("bf16", "f16"), {"sm_90": "sm90_mma", "": "sm90_mma"}),
-    Form("m16n8k8", _PLAIN, ("bf16", "f16", "tf32"), {"sm_90": "sm90_mma_k8", "": "sm90_mma_k8"}),
-    Form("m16n8k4", _PLAIN, ("tf32",), {"": "sm90_mma_k4"}),
-    Form("m16n8k32", _PLAIN, ("e4m3", "e5m2"), {"sm_90": "sm90_mma_fp8", **_SM120}),
-    Form("m16n8k32", _MIXED, ("e4m3", "e5m2", "e2m1"), _SM120),
-    Form(
+    MmaFamily("m16n8k16", _PLAIN, ("bf16", "f16"), {"sm_90": "sm90_mma", "": "sm90_mma"}),
+    MmaFamily("m16n8k8", _PLAIN, ("bf16", "f16", "tf32"), {"sm_90": "sm90_mma_k8", "": "sm90_mma_k8"}),
+    MmaFamily("m16n8k4", _PLAIN, ("tf32",), {"": "sm90_mma_k4"}),
+    MmaFamily("m16n8k32", _PLAIN, ("e4m3", "e5m2"), {"sm_90": "sm90_mma_fp8", **_SM120}),
+    MmaFamily("m16n8k32", _MIXED, ("e4m3", "e5m2", "e2m1"), _SM120),
+    MmaFamily(
         "m16n8k32",
         (_BLOCK_SCALED, _BLOCK_SCALED | {"scale_vec::1X"}),
         ("e4m3", "e5m2", "e2m1"),
@@ -144,7 +144,7 @@ _FORMS = (
         scale_format="ue8m0",
     ),
     # kind::mxf4nvf4 has to name its scale_vec, kind::mxf4 has only one.
-    Form(
+    MmaFamily(
         "m16n8k64",
         (
             frozenset({"kind::mxf4nvf4", "block_scale", "scale_vec::2X"}),
@@ -157,7 +157,7 @@ _FORMS = (
         scale_format="ue8m0",
         packed=True,
     ),
-    Form(
+    MmaFamily(
         "m16n8k64",
         (frozenset({"kind::mxf4nvf4", "block_scale", "scale_vec::4X"}),),
         ("e2m1",),
@@ -201,7 +201,7 @@ def multiply(emitter: Builder, instruction: Instruction) -> None:
     emitter.assign_all(instruction, targets, emitter.call(work, *parts, scales))
 
 
-def _resolve(emitter: Builder, instruction: Instruction) -> tuple[Form, str, str, str]:
+def _resolve(emitter: Builder, instruction: Instruction) -> tuple[MmaFamily, str, str, str]:
     """(form, format of A, format of B, model); what the model rests on here is noted."""
     parts = instruction.opcode.split(".")
     # ptxas takes the kind before the shape, after it, and behind the layouts.

@@ -40,7 +40,7 @@ class FirstElements:
 
 
 @dataclass(frozen=True)
-class Bytes:
+class PitchInBytes:
     """A pitch in bytes: one in elements of `bits` bits."""
 
     bits: int
@@ -73,7 +73,7 @@ def move(emitter: Builder, instruction: Instruction) -> None:
     pitch = emitter.value(operands[2] if len(operands) == 3 else Immediate(form.pitch), "b32")
     emitter.run(WholeWarp(instruction))
     # Read before a register that the address is made of may be written.
-    emitter.lines.append(f"v0 = {emitter.call(Bytes(form.bits), pitch)}")
+    emitter.lines.append(f"v0 = {emitter.call(PitchInBytes(form.bits), pitch)}")
     emitter.lines.append(
         f"v1 = {emitter.call(FirstElements(form.lines_along_g, form.apart, form.bits), address, 'v0')}"
     )

@@ -17,7 +17,7 @@ from refmoe.ptx.text.syntax import Function, Instruction
 
 if TYPE_CHECKING:
     # LLVM comes with it.
-    from refmoe.ptx.native.kernel import Kernel
+    from refmoe.ptx.native.kernel import NativeKernel
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Code:
     program: Program
     layout: Layout
     steps: tuple[Callable[..., Any], ...]
-    kernel: Kernel
+    kernel: NativeKernel
     sites: tuple[Slow, ...]
     kinds: tuple[str, ...]
     gathers: dict[int, Gather]

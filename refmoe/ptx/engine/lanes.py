@@ -311,7 +311,7 @@ class Lanes(ABC):
     @abstractmethod
     def orders(
         self, function: Any, region: Region, index: Array, lanes: Array, width: int, flags: np.int64
-    ) -> order.Status:
+    ) -> order.OrderStatus:
         """Record accesses by lanes, unless something is wrong with one: see `refmoe.ptx.native.order`.
 
         Args:

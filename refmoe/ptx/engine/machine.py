@@ -36,7 +36,7 @@ from refmoe.ptx.engine.single.steps import Runner, Steps
 from refmoe.ptx.engine.tensor.wgmma import Warpgroups
 from refmoe.ptx.engine.tracer import Tracer
 from refmoe.ptx.engine.turns import Turns
-from refmoe.ptx.engine.undefined.follower import Follower
+from refmoe.ptx.engine.undefined.follower import UndefinedFollower
 from refmoe.ptx.engine.warp import bits_of_warps
 from refmoe.ptx.errors import Deadlock, StepBudgetExceeded, Trap, WarpError
 from refmoe.ptx.native import order
@@ -146,7 +146,7 @@ class Machine(Runner):
         self.bulk = self.add(Bulk(self))
         self.mbarriers = self.add(Mbarriers(self, waits, self.bulk))
         if launch.following is not None:
-            self.undefined = Follower(self, self.code, launch.following)
+            self.undefined = UndefinedFollower(self, self.code, launch.following)
         self.native = self.add(NativeState(self, self.code))
         self.registers = self.native.registers
         self.steps: Steps | None = None
@@ -233,7 +233,7 @@ class Machine(Runner):
 
     def orders(
         self, function: Any, region: Region, index: Array, lanes: Array, width: int, flags: np.int64
-    ) -> order.Status:
+    ) -> order.OrderStatus:
         """See `Lanes.orders`."""
         return self.native.orders(function, region, index, lanes, width, flags)
 

@@ -31,7 +31,7 @@ from refmoe.ptx.native.context import (
     Row,
     starts,
 )
-from refmoe.ptx.native.scheduler import Status, functions
+from refmoe.ptx.native.scheduler import SchedulerStatus, functions
 from refmoe.ptx.program.unwritten import CANARIES
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.pages import Spare
@@ -229,8 +229,8 @@ class NativeState:
         launch.steps += fields[Context.STEPS]
         launch.instructions += fields[Context.INSTRUCTIONS]
         launch.lane_instructions += fields[Context.LANE_INSTRUCTIONS]
-        self._end(status == Status.FAILED)
-        if status == Status.SPENT:
+        self._end(status == SchedulerStatus.FAILED)
+        if status == SchedulerStatus.SPENT:
             raise machine.spent()
         self.yielded = bool(fields[Context.YIELDED])
         if fields[Context.POLLED]:
@@ -329,12 +329,12 @@ class NativeState:
 
     def orders(
         self, function: Any, region: Region, index: Array, lanes: Array, width: int, flags: np.int64
-    ) -> accesses.Status:
+    ) -> accesses.OrderStatus:
         """See `Lanes.orders`."""
         self._begin()
         index, lanes = np.ascontiguousarray(index, np.int64), np.ascontiguousarray(lanes, np.int64)
         places = self.row_of(region).ctypes.data, index.ctypes.data, lanes.ctypes.data
-        return accesses.Status(function(self._address, *places, len(lanes), width, int(flags)))
+        return accesses.OrderStatus(function(self._address, *places, len(lanes), width, int(flags)))
 
     # One piece
 

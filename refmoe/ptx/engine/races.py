@@ -25,7 +25,7 @@ from refmoe.ptx.engine.order.witness import Witness
 from refmoe.ptx.errors import RaceError
 from refmoe.ptx.native import order
 from refmoe.ptx.native.context import Row
-from refmoe.ptx.native.order import Status
+from refmoe.ptx.native.order import OrderStatus
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.pages import PAGE_SHIFT, untouched
 from refmoe.ptx.state.records import (
@@ -218,10 +218,10 @@ class RaceShadow:
         """Record accesses by a function of `refmoe.ptx.native.order`; False if something is wrong with one."""
         machine, width = frame.machine, access.width
         status = machine.orders(function, region, index, lanes, width, flags)
-        if status == Status.COARSE:
+        if status == OrderStatus.COARSE:
             self.granules.refine(index >> PAGE_SHIFT, width.bit_length())
             status = machine.orders(function, region, index, lanes, width, flags)
-        return status == Status.DONE
+        return status == OrderStatus.DONE
 
     def _conflicts(self, frame: Frame, lanes: Array, previous: Array, mine: Array) -> Array:
         """Positions whose previous access belongs to another lane and races with this one."""
@@ -422,7 +422,8 @@ class RaceShadow:
         self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array, records: Array
     ) -> None:
         """Each lane's use of an object must come after the write `records` [n] that made it."""
-        if frame.machine.orders(order.functions().follows, region, records, lanes, access.width, WEAK) == Status.DONE:
+        asked = frame.machine.orders(order.functions().follows, region, records, lanes, access.width, WEAK)
+        if asked == OrderStatus.DONE:
             return
         mine = self._mine(frame, lanes, WEAK)
         bad = self._conflicts(frame, lanes, records, mine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from refmoe.ptx.errors import Index3, Written
+from refmoe.ptx.errors import Index3, WrittenInstruction
 from refmoe.ptx.text.memory_ops import MemoryOpcode, memory_opcode
 
 _SCOPES = ("cta", "cluster", "gpu", "sys")
@@ -53,7 +53,7 @@ class Accessed:
     text: str
 
     @classmethod
-    def of(cls, instruction: Written, block: Index3, thread: Index3 | None) -> Accessed:
+    def of(cls, instruction: WrittenInstruction, block: Index3, thread: Index3 | None) -> Accessed:
         """The access of an instruction."""
         kind, scope = kind_of(instruction.opcode)
         return cls(kind, scope, block, thread, instruction.line, instruction.source, instruction.text)

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from refmoe.ptx.errors import Written
+from refmoe.ptx.errors import WrittenInstruction
 
 _GUARD = re.compile(r"@!?\s*[%$\w]+\s*$")
 
 
 @dataclass(frozen=True)
-class Edit:
+class PtxEdit:
     """One change at one instruction.
 
     Attributes:
@@ -22,7 +22,7 @@ class Edit:
         text: what is put there.
     """
 
-    at: Written
+    at: WrittenInstruction
     where: Literal["before", "after", "opcode"]
     text: str
 
@@ -31,7 +31,7 @@ class Unplaced(Exception):
     """The text has no such instruction where it should be."""
 
 
-def apply(text: str, edits: Iterable[Edit]) -> str:
+def apply(text: str, edits: Iterable[PtxEdit]) -> str:
     """The text with changes.
 
     Raises:
@@ -58,7 +58,7 @@ def apply(text: str, edits: Iterable[Edit]) -> str:
     return "\n".join(lines)
 
 
-def _begin(line: str, instruction: Written) -> int:
+def _begin(line: str, instruction: WrittenInstruction) -> int:
     """Where an instruction's opcode stands in its line: of several of one spelling, the one with its operands."""
     found = [match.start() for match in re.finditer(re.escape(instruction.opcode) + r"(?![\w.:])", line)]
     wanted = _squeezed(instruction.text)

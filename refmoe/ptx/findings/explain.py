@@ -17,13 +17,13 @@ from itertools import islice
 from typing import Protocol, TypeVar
 
 from refmoe.ptx.engine.lanes import Checks
-from refmoe.ptx.engine.order.witness import Pair, Witness
+from refmoe.ptx.engine.order.witness import RacingPair, Witness
 from refmoe.ptx.errors import Index3, PtxError, RaceError
 from refmoe.ptx.findings.accesses import Accessed, kind_of
 from refmoe.ptx.findings.collective import consumers
-from refmoe.ptx.findings.edits import Edit, Unplaced, apply
+from refmoe.ptx.findings.edits import PtxEdit, Unplaced, apply
 from refmoe.ptx.findings.finding import Finding
-from refmoe.ptx.findings.remedies import Race, Relation, Remedy, remedies
+from refmoe.ptx.findings.remedies import RaceSite, Relation, Remedy, remedies
 from refmoe.ptx.module import Module
 from refmoe.ptx.text.syntax import Function, Instruction
 
@@ -40,7 +40,7 @@ _GUARD = re.compile(r"@!?\s*\S+\s+")
 _MEETING = "bar.warp.sync 0xffffffff;"
 
 
-class Outcome(Protocol):
+class EndedLaunch(Protocol):
     """A launch that ended well, and whose bytes nobody has yet."""
 
     @property
@@ -53,8 +53,8 @@ class Outcome(Protocol):
         ...
 
 
-T = TypeVar("T", bound=Outcome)
-R = TypeVar("R", bound=Outcome, covariant=True)
+T = TypeVar("T", bound=EndedLaunch)
+R = TypeVar("R", bound=EndedLaunch, covariant=True)
 
 
 @contextmanager
@@ -86,7 +86,7 @@ class Attempt(Protocol[R]):
 
 
 @dataclass(frozen=True)
-class Shape:
+class LaunchShape:
     """The launch: threads of a block, blocks of a cluster."""
 
     block: Index3
@@ -110,7 +110,13 @@ class Shape:
 
 
 def settled(
-    module: Module, checks: Checks, shape: Shape, attempt: Attempt[T], whole: bool, seen: bool, steps: Callable[[], int]
+    module: Module,
+    checks: Checks,
+    shape: LaunchShape,
+    attempt: Attempt[T],
+    whole: bool,
+    seen: bool,
+    steps: Callable[[], int],
 ) -> tuple[T, tuple[RaceError, ...]]:
     """Run a launch until what it found is certain.
 
@@ -170,12 +176,14 @@ class Explainer:
         steps: how many it has taken so far.
     """
 
-    def __init__(self, module: Module, shape: Shape, attempt: Attempt[Outcome], steps: Callable[[], int]) -> None:
+    def __init__(
+        self, module: Module, shape: LaunchShape, attempt: Attempt[EndedLaunch], steps: Callable[[], int]
+    ) -> None:
         self._module, self._shape, self._attempt, self._steps = module, shape, attempt, steps
         # Collectives at which lanes meet in the module that runs.
         self._met: set[Instruction] = set()
 
-    def seen(self, error: RaceError, module: Module, exact: frozenset[str]) -> Pair:
+    def seen(self, error: RaceError, module: Module, exact: frozenset[str]) -> RacingPair:
         """A race as a witness saw it: with its earlier instruction, and what else the two instructions hit."""
         witness = Witness(error.buffer)
         # Behind a race anything may go wrong.
@@ -184,7 +192,7 @@ class Explainer:
         for (kind, line, _), pair in witness.pairs.items():
             if (kind, line, pair.error.offset) == (error.kind, error.line, error.offset):
                 return pair
-        return Pair(error, {error.offset}, {0})
+        return RacingPair(error, {error.offset}, {0})
 
     def explained(self, error: RaceError, module: Module, exact: frozenset[str]) -> RaceError:
         """A race of a module that ran, with its finding."""
@@ -206,7 +214,7 @@ class Explainer:
             found = self._remedied(found, race, module)
         return error.explained(found, earlier=pair.error.earlier)
 
-    def _race(self, error: RaceError, pair: Pair) -> Race | None:
+    def _race(self, error: RaceError, pair: RacingPair) -> RaceSite | None:
         """The race with its code; None where the text has no such instruction."""
         for function in self._functions():
             body = function.body or ()
@@ -215,7 +223,7 @@ class Explainer:
                 first = pair.error.earlier
                 earlier = first if isinstance(first, Instruction) else None
                 one, other = (error.block, error.thread), (error.other_block, error.among)
-                return Race(error, later, earlier, body, self._shape.relation(one, other))
+                return RaceSite(error, later, earlier, body, self._shape.relation(one, other))
         return None
 
     def _functions(self) -> Iterable[Function]:
@@ -225,7 +233,7 @@ class Explainer:
 
     # Trials
 
-    def _remedied(self, found: Finding, race: Race, module: Module) -> Finding:
+    def _remedied(self, found: Finding, race: RaceSite, module: Module) -> Finding:
         best: tuple[Remedy, str] | None = None
         trials = min(_TRIALS, _COMPILED // max(len(race.body), 1)) if self._steps() <= _TRIED else 0
         if not trials:
@@ -245,7 +253,7 @@ class Explainer:
             section=remedy.section,
         )  # fmt: skip
 
-    def _tried(self, edits: Sequence[Edit], race: Race, module: Module) -> tuple[str, str]:
+    def _tried(self, edits: Sequence[PtxEdit], race: RaceSite, module: Module) -> tuple[str, str]:
         """(`"clean"`, `"another"` fault or `"not"`, the text) of a launch with a change."""
         try:
             text = apply(module.text, edits)
@@ -262,7 +270,7 @@ class Explainer:
             return "not", ""
         return "clean", text
 
-    def _run_certainly(self, module: Module) -> Outcome:
+    def _run_certainly(self, module: Module) -> EndedLaunch:
         """Run a module aside; a race that is only suspected is looked for again."""
         exact: frozenset[str] = frozenset()
         while True:
@@ -293,7 +301,7 @@ class Explainer:
                 continue
             clean = True
             try:
-                edited = module.edited(apply(module.text, [Edit(each, "before", _MEETING) for each in new]))
+                edited = module.edited(apply(module.text, [PtxEdit(each, "before", _MEETING) for each in new]))
                 self._run_certainly(edited).take_back()
             except RaceError as other:
                 clean = False
@@ -306,7 +314,7 @@ class Explainer:
         return None
 
 
-def _milder(error: RaceError, pair: Pair, found: Sequence[Instruction], edited: str, clean: bool) -> RaceError:
+def _milder(error: RaceError, pair: RacingPair, found: Sequence[Instruction], edited: str, clean: bool) -> RaceError:
     """The warning that an error is, whose values `found` consumed; in the edited text the warp meets there."""
     taken = ", ".join(str(each.line) for each in found[:_WARNINGS])
     load = pair.error.earlier

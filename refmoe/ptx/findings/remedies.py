@@ -15,7 +15,7 @@ from typing import Literal
 
 from refmoe.ptx.errors import RaceError
 from refmoe.ptx.findings.accesses import scope_at
-from refmoe.ptx.findings.edits import Edit
+from refmoe.ptx.findings.edits import PtxEdit
 from refmoe.ptx.text.memory_ops import memory_opcode
 from refmoe.ptx.text.syntax import Instruction, Label
 
@@ -55,13 +55,13 @@ class Remedy:
     """
 
     words: str
-    edits: tuple[Edit, ...]
+    edits: tuple[PtxEdit, ...]
     missing: str
     section: str
 
 
 @dataclass(frozen=True)
-class Race:
+class RaceSite:
     """A race, with the code around it.
 
     Attributes:
@@ -119,7 +119,7 @@ _EXIT = ("an order between the access and the exit of the block whose memory it 
 _KINDS = {"proxy": _PROXY, "previous grid": _GRID, "tensor map": _MAPS, "non-coherent": _NC, "exit": _EXIT}
 
 
-def remedies(race: Race) -> Iterator[Remedy]:
+def remedies(race: RaceSite) -> Iterator[Remedy]:
     """Changes that may help, in the order in which they are tried."""
     kind = race.error.kind
     if kind in _OF_KINDS:
@@ -140,7 +140,7 @@ def where(instruction: Instruction) -> str:
     return f"line {instruction.line}" + (f" ({instruction.source})" if instruction.source else "")
 
 
-def _mixed(race: Race) -> bool:
+def _mixed(race: RaceSite) -> bool:
     """Whether one of both accesses is strong."""
     return any(scope_at(each.opcode) is not None for each in (race.later, race.earlier) if each is not None)
 
@@ -148,36 +148,36 @@ def _mixed(race: Race) -> bool:
 # Of single kinds
 
 
-def _proxy(race: Race) -> Iterator[Remedy]:
+def _proxy(race: RaceSite) -> Iterator[Remedy]:
     space = "shared::cta" if race.error.space == "shared" else "global"
     fence = f"fence.proxy.async.{space};"
     if race.earlier is not None:
         yield Remedy(
             f"fence.proxy.async (cuda::ptx::fence_proxy_async) after {where(race.earlier)}, by the thread that wrote",
-            (Edit(race.earlier, "after", fence),), *_PROXY,
+            (PtxEdit(race.earlier, "after", fence),), *_PROXY,
         )  # fmt: skip
     yield Remedy(
         f"fence.proxy.async before {where(race.later)}, by the thread that copies",
-        (Edit(race.later, "before", fence),), *_PROXY,
+        (PtxEdit(race.later, "before", fence),), *_PROXY,
     )  # fmt: skip
 
 
-def _previous_grid(race: Race) -> Iterator[Remedy]:
+def _previous_grid(race: RaceSite) -> Iterator[Remedy]:
     yield Remedy(
         f"griddepcontrol.wait (cudaGridDependencySynchronize()) before {where(race.later)}",
-        (Edit(race.later, "before", "griddepcontrol.wait;"),), *_GRID,
+        (PtxEdit(race.later, "before", "griddepcontrol.wait;"),), *_GRID,
     )  # fmt: skip
 
 
-def _tensor_map(race: Race) -> Iterator[Remedy]:
+def _tensor_map(race: RaceSite) -> Iterator[Remedy]:
     drain = "cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;"
     words = "cp.async.bulk.commit_group and wait_group.read 0"
     yield from _smaller_waits(race, *_MAPS)
-    wait = Edit(race.later, "before", "cp.async.bulk.wait_group.read 0;")
+    wait = PtxEdit(race.later, "before", "cp.async.bulk.wait_group.read 0;")
     yield Remedy(f"cp.async.bulk.wait_group.read 0 before {where(race.later)}", (wait,), *_MAPS)
-    yield Remedy(f"{words} before {where(race.later)}", (Edit(race.later, "before", drain),), *_MAPS)
+    yield Remedy(f"{words} before {where(race.later)}", (PtxEdit(race.later, "before", drain),), *_MAPS)
     if race.earlier is not None:
-        after = Edit(race.earlier, "after", drain)
+        after = PtxEdit(race.earlier, "after", drain)
         yield Remedy(f"{words} after {where(race.earlier)}, by the thread that copies", (after,), *_MAPS)
         for place, barrier, _ in _barrier_edits(race):
             yield Remedy(
@@ -187,23 +187,23 @@ def _tensor_map(race: Race) -> Iterator[Remedy]:
         yield from _phase_waits(race, *_MAPS)
 
 
-def _non_coherent(race: Race) -> Iterator[Remedy]:
+def _non_coherent(race: RaceSite) -> Iterator[Remedy]:
     for each in (race.later, race.earlier):
         if each is None or ".nc" not in each.opcode:
             continue
-        plain = Edit(each, "opcode", each.opcode.replace(".nc", ""))
+        plain = PtxEdit(each, "opcode", each.opcode.replace(".nc", ""))
         words = f"a plain ld.global at {where(each)} (no __ldg, and no const __restrict__ on what the grid writes)"
         yield Remedy(words, (plain,), *_NC)
         for place, barrier, _ in _barrier_edits(race):
             yield Remedy(f"{words}, and {place}", (plain, barrier), *_NC)
 
 
-def _exit(race: Race) -> Iterator[Remedy]:
+def _exit(race: RaceSite) -> Iterator[Remedy]:
     meeting = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"
     ends = tuple(each for each in race.instructions if each.opcode in ("ret", "exit"))
     yield Remedy(
         "barrier.cluster (cluster.sync()) before the blocks exit",
-        tuple(Edit(each, "before", meeting) for each in ends), *_EXIT,
+        tuple(PtxEdit(each, "before", meeting) for each in ends), *_EXIT,
     )  # fmt: skip
 
 
@@ -216,7 +216,7 @@ _OF_KINDS = {
 }
 
 
-def _coherent_loads(race: Race) -> Iterator[Remedy]:
+def _coherent_loads(race: RaceSite) -> Iterator[Remedy]:
     """The grid writes what `ld.global.nc` read."""
     if race.earlier is not None and memory_opcode(race.earlier.opcode) is not None and ".nc" in race.earlier.opcode:
         yield from _non_coherent(race)
@@ -225,7 +225,7 @@ def _coherent_loads(race: Race) -> Iterator[Remedy]:
 # Copies under way
 
 
-def _waits(race: Race) -> Iterator[Remedy]:
+def _waits(race: RaceSite) -> Iterator[Remedy]:
     """Waiting for the copy that the earlier access is."""
     if race.earlier is None:
         return
@@ -246,10 +246,10 @@ def _waits(race: Race) -> Iterator[Remedy]:
         commit, wait = "", "cp.async.wait_all;"
     else:
         return
-    after = Edit(race.earlier, "after", commit + wait)
+    after = PtxEdit(race.earlier, "after", commit + wait)
     for text in dict.fromkeys((wait, commit + wait)):
         words = text.rstrip(";").replace("; ", " and ")
-        yield Remedy(f"{words} before {where(race.later)}", (Edit(race.later, "before", text),), missing, section)
+        yield Remedy(f"{words} before {where(race.later)}", (PtxEdit(race.later, "before", text),), missing, section)
     for place, barrier, _ in _barrier_edits(race):
         yield Remedy(
             f"{words} after {where(race.earlier)}, by the thread that copies, and {place}", (after, barrier), missing,
@@ -257,7 +257,7 @@ def _waits(race: Race) -> Iterator[Remedy]:
         )  # fmt: skip
 
 
-def _smaller_waits(race: Race, missing: str, section: str) -> Iterator[Remedy]:
+def _smaller_waits(race: RaceSite, missing: str, section: str) -> Iterator[Remedy]:
     """`wait_group 1` where it has to be `wait_group 0`, and `.read` where the copy has to be complete."""
     for each in race.instructions:
         match = re.fullmatch(
@@ -269,16 +269,16 @@ def _smaller_waits(race: Race, missing: str, section: str) -> Iterator[Remedy]:
         for fewer in range(keep - 1, -1, -1):
             yield Remedy(
                 f"{each.opcode} {fewer} in the place of {keep} at {where(each)}",
-                (Edit(each, "before", f"{each.opcode} {fewer};"),), missing, section,
+                (PtxEdit(each, "before", f"{each.opcode} {fewer};"),), missing, section,
             )  # fmt: skip
         if match[2]:
             yield Remedy(
                 f"{match[1]} without .read at {where(each)}: it waits until the copy has written",
-                (Edit(each, "opcode", match[1]),), missing, section,
+                (PtxEdit(each, "opcode", match[1]),), missing, section,
             )  # fmt: skip
 
 
-def _phase_waits(race: Race, missing: str, section: str) -> Iterator[Remedy]:
+def _phase_waits(race: RaceSite, missing: str, section: str) -> Iterator[Remedy]:
     """Waiting for a phase of the mbarrier on which a bulk copy completes."""
     earlier = race.earlier
     assert earlier is not None
@@ -293,11 +293,11 @@ def _phase_waits(race: Race, missing: str, section: str) -> Iterator[Remedy]:
         )
         yield Remedy(
             f"a wait for the phase of parity {parity} of [{barrier}] (mbarrier.try_wait) before {where(race.later)}",
-            (Edit(race.later, "before", loop),), missing, section,
+            (PtxEdit(race.later, "before", loop),), missing, section,
         )  # fmt: skip
 
 
-def _meetings_before_arrivals(race: Race) -> Iterator[Remedy]:
+def _meetings_before_arrivals(race: RaceSite) -> Iterator[Remedy]:
     """A lane that arrives on an mbarrier for its warp: the others have to meet it first."""
     if race.error.kind != "read-write" and race.relation == "warp":
         return
@@ -305,7 +305,7 @@ def _meetings_before_arrivals(race: Race) -> Iterator[Remedy]:
     for each in arrivals[:_SINGLE]:
         yield Remedy(
             f"__syncwarp() (bar.warp.sync 0xffffffff) before {where(each)}: one lane arrives for its warp",
-            (Edit(each, "before", "bar.warp.sync 0xffffffff;"),),
+            (PtxEdit(each, "before", "bar.warp.sync 0xffffffff;"),),
             "an order between the lanes of a warp and the one that arrives for them", SECTIONS["warp"],
         )  # fmt: skip
 
@@ -324,7 +324,7 @@ def _scoped(opcode: str, scope: str) -> str:
     return opcode
 
 
-def _strength(race: Race) -> Iterator[Remedy]:
+def _strength(race: RaceSite) -> Iterator[Remedy]:
     """Both accesses touch one place, and one is strong: the other has to be, in scopes that have both threads."""
     if not _mixed(race) or race.earlier is None:
         return
@@ -336,12 +336,14 @@ def _strength(race: Race) -> Iterator[Remedy]:
     ]
     if narrow:
         words = " and ".join(f"{_scoped(each.opcode, race.scope)} at {where(each)}" for each in _once(narrow))
-        edits = tuple(Edit(each, "opcode", _scoped(each.opcode, race.scope)) for each in _once(narrow))
+        edits = tuple(PtxEdit(each, "opcode", _scoped(each.opcode, race.scope)) for each in _once(narrow))
         yield Remedy(words, edits, f"a scope that has both threads: .{race.scope}", "scopes")
     weak = [each for each in (race.later, race.earlier) if scope_at(each.opcode) is None]
     for semantics in ("relaxed", ""):
         edits = tuple(
-            Edit(each, "opcode", spelled) for each in _once(weak) if (spelled := _strong(each, semantics, race.scope))
+            PtxEdit(each, "opcode", spelled)
+            for each in _once(weak)
+            if (spelled := _strong(each, semantics, race.scope))
         )
         if edits and len(edits) == len(_once(weak)):
             words = " and ".join(
@@ -350,12 +352,14 @@ def _strength(race: Race) -> Iterator[Remedy]:
             yield Remedy(words, edits, missing, _MIXED)
 
 
-def _strong_pair(race: Race) -> Iterator[Remedy]:
+def _strong_pair(race: RaceSite) -> Iterator[Remedy]:
     """Two plain accesses of one place, which may be a flag: a release and an acquire."""
     both = [each for each in (race.later, race.earlier) if each is not None]
     for semantics in ("relaxed", ""):
         edits = tuple(
-            Edit(each, "opcode", spelled) for each in _once(both) if (spelled := _strong(each, semantics, race.scope))
+            PtxEdit(each, "opcode", spelled)
+            for each in _once(both)
+            if (spelled := _strong(each, semantics, race.scope))
         )
         if len(both) == 2 and len(edits) == len(_once(both)):
             words = " and ".join(
@@ -380,7 +384,7 @@ def _strong(instruction: Instruction, semantics: str, scope: str) -> str | None:
     return ".".join([stem, semantics, scope, *kept])
 
 
-def _signals(race: Race) -> Iterator[Remedy]:
+def _signals(race: RaceSite) -> Iterator[Remedy]:
     """What the entry already passes on lacks a scope, a release or an acquire."""
     missing, section = "a release and an acquire", "release-and-acquire"
     strong = [each for each in race.instructions if scope_at(each.opcode) is not None]
@@ -390,7 +394,7 @@ def _signals(race: Race) -> Iterator[Remedy]:
     for some in [[each] for each in narrow[:_SINGLE]] + ([narrow] if 1 < len(narrow) <= _SINGLE else []):
         yield Remedy(
             " and ".join(f"{_scoped(each.opcode, race.scope)} at {where(each)}" for each in some),
-            tuple(Edit(each, "opcode", _scoped(each.opcode, race.scope)) for each in some),
+            tuple(PtxEdit(each, "opcode", _scoped(each.opcode, race.scope)) for each in some),
             f"a scope that has both threads: .{race.scope}", "scopes",
         )  # fmt: skip
     acquires = [each for access in accesses if (each := _acquiring(access, race.scope)) is not None]
@@ -403,11 +407,11 @@ def _signals(race: Race) -> Iterator[Remedy]:
         parts = memory_opcode(access.opcode)
         if parts is not None and parts.stem == "atom" and parts.semantics == "relaxed":
             spelled = _scoped(access.opcode.replace(".relaxed", ".acq_rel"), _wider(parts.scope, race.scope))
-            yield Remedy(f"{spelled} at {where(access)}", (Edit(access, "opcode", spelled),), missing, section)
+            yield Remedy(f"{spelled} at {where(access)}", (PtxEdit(access, "opcode", spelled),), missing, section)
     for (first, one), (second, other) in product(releases[:_PAIRED], acquires[:_PAIRED]):
         yield Remedy(f"{first}, and {second}", (one, other), missing, section)
     if narrow and len(narrow) <= _SINGLE:
-        widened = tuple(Edit(each, "opcode", _scoped(each.opcode, race.scope)) for each in narrow)
+        widened = tuple(PtxEdit(each, "opcode", _scoped(each.opcode, race.scope)) for each in narrow)
         for words, edit in (*releases[:_PAIRED], *acquires[:_PAIRED]):
             if all(edit.at is not each or edit.where != "opcode" for each in narrow):
                 scopes = f".{race.scope} at lines {', '.join(str(each.line) for each in narrow)}"
@@ -418,7 +422,7 @@ def _wider(one: str, other: str) -> str:
     return one if _WIDER[one] >= _WIDER[other] else other
 
 
-def _acquiring(access: Instruction, scope: str) -> tuple[str, Edit] | None:
+def _acquiring(access: Instruction, scope: str) -> tuple[str, PtxEdit] | None:
     """(words, change) that make a strong access an acquire."""
     parts = memory_opcode(access.opcode)
     if parts is None or parts.stem in ("st", "red") or parts.semantics in ("acquire", "acq_rel"):
@@ -427,12 +431,12 @@ def _acquiring(access: Instruction, scope: str) -> tuple[str, Edit] | None:
     if parts.semantics in ("relaxed", "release"):
         better = "acq_rel" if parts.semantics == "release" else "acquire"
         spelled = _scoped(access.opcode.replace(f".{parts.semantics}", f".{better}"), reach)
-        return f"{spelled} at {where(access)}", Edit(access, "opcode", spelled)
+        return f"{spelled} at {where(access)}", PtxEdit(access, "opcode", spelled)
     name = _FENCES[scope]
-    return f"{name} after {where(access)}", Edit(access, "after", f"fence.acq_rel.{scope};")
+    return f"{name} after {where(access)}", PtxEdit(access, "after", f"fence.acq_rel.{scope};")
 
 
-def _releasing(access: Instruction, scope: str) -> tuple[str, Edit] | None:
+def _releasing(access: Instruction, scope: str) -> tuple[str, PtxEdit] | None:
     """(words, change) that make a strong access a release."""
     parts = memory_opcode(access.opcode)
     if parts is None or parts.stem == "ld" or parts.semantics in ("release", "acq_rel"):
@@ -441,9 +445,9 @@ def _releasing(access: Instruction, scope: str) -> tuple[str, Edit] | None:
     if parts.semantics in ("relaxed", "acquire"):
         better = "acq_rel" if parts.semantics == "acquire" else "release"
         spelled = _scoped(access.opcode.replace(f".{parts.semantics}", f".{better}"), reach)
-        return f"{spelled} at {where(access)}", Edit(access, "opcode", spelled)
+        return f"{spelled} at {where(access)}", PtxEdit(access, "opcode", spelled)
     name = _FENCES[scope]
-    return f"{name} before {where(access)}", Edit(access, "before", f"fence.acq_rel.{scope};")
+    return f"{name} before {where(access)}", PtxEdit(access, "before", f"fence.acq_rel.{scope};")
 
 
 _FENCES = {
@@ -467,31 +471,31 @@ _BARRIERS: dict[Relation, tuple[str, str]] = {
 }
 
 
-def _barriers(race: Race) -> Iterator[Remedy]:
+def _barriers(race: RaceSite) -> Iterator[Remedy]:
     kept = race.default[1]
     for words, edit, relation in _barrier_edits(race):
         section = SECTIONS[relation] if kept == SECTIONS[race.relation] else kept
         yield Remedy(words, (edit,), _MISSING[relation], section)
 
 
-def _barrier_edits(race: Race) -> Iterator[tuple[str, Edit, Relation]]:
+def _barrier_edits(race: RaceSite) -> Iterator[tuple[str, PtxEdit, Relation]]:
     """(words, change, whose) of barriers of those who have both threads, at both accesses and where lanes meet."""
     relations: list[Relation] = ["warp", "block"] if race.relation in ("thread", "warp") else [race.relation]
     for relation in relations:
         if relation not in _BARRIERS:
             return
         words, text = _BARRIERS[relation]
-        yield f"{words} before {where(race.later)}", Edit(race.later, "before", text), relation
+        yield f"{words} before {where(race.later)}", PtxEdit(race.later, "before", text), relation
         if race.earlier is not None:
-            yield f"{words} after {where(race.earlier)}", Edit(race.earlier, "after", text), relation
+            yield f"{words} after {where(race.earlier)}", PtxEdit(race.earlier, "after", text), relation
             # Which of both accesses is found out first depends on the schedule.
-            yield f"{words} before {where(race.earlier)}", Edit(race.earlier, "before", text), relation
-            yield f"{words} after {where(race.later)}", Edit(race.later, "after", text), relation
+            yield f"{words} before {where(race.earlier)}", PtxEdit(race.earlier, "before", text), relation
+            yield f"{words} after {where(race.later)}", PtxEdit(race.later, "after", text), relation
         for each in _meetings(race):
-            yield f"{words} before {where(each)}", Edit(each, "before", text), relation
+            yield f"{words} before {where(each)}", PtxEdit(each, "before", text), relation
 
 
-def _meetings(race: Race) -> list[Instruction]:
+def _meetings(race: RaceSite) -> list[Instruction]:
     """Instructions behind labels between the two, or behind the earlier one, where lanes may meet again."""
     lines = sorted(each.line for each in (race.later, race.earlier) if each is not None)
     found = []

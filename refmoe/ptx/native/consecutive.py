@@ -45,7 +45,7 @@ class Reads:
     next: Value
 
 
-class Kind(Protocol):
+class AccessKind(Protocol):
     """What is accessed; see `refmoe.ptx.native.memory.Variant`."""
 
     @property
@@ -92,7 +92,7 @@ class Whole(Protocol):
     keep: Any
 
     @property
-    def variant(self) -> Kind:
+    def variant(self) -> AccessKind:
         """What is accessed."""
         ...
 

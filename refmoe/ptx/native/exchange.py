@@ -12,13 +12,13 @@ from typing import Any
 from llvmlite import ir
 
 from refmoe.ptx.native.scalar import WARP_MASK
-from refmoe.ptx.ops.lanes import LANES, Lanes, Value, vector
+from refmoe.ptx.ops.lanes import LANES, LaneBuilder, Value, vector
 from refmoe.ptx.text.syntax import Immediate, Instruction
 
 _NUMBERS = ir.Constant(vector(32), list(range(LANES)))
 
 
-def splat(lanes: Lanes, value: Value) -> Value:
+def splat(lanes: LaneBuilder, value: Value) -> Value:
     """A scalar in every lane."""
     bits = value.type.width
     undefined = ir.Constant(vector(bits), ir.Undefined)
@@ -26,17 +26,17 @@ def splat(lanes: Lanes, value: Value) -> Value:
     return lanes.build.shuffle_vector(one, undefined, ir.Constant(vector(32), [0] * LANES))
 
 
-def acting(lanes: Lanes) -> Value:
+def acting(lanes: LaneBuilder) -> Value:
     """A bit for each acting lane, 32 bits in every lane: `activemask.b32`."""
     return splat(lanes, lanes.build.bitcast(lanes.mask, WARP_MASK))
 
 
-def present(lanes: Lanes, member: Value) -> Value:
+def present(lanes: LaneBuilder, member: Value) -> Value:
     """For each lane the members of its mask that take part; the others have exited."""
     return lanes.build.and_(acting(lanes), member)
 
 
-def source_lane(lanes: Lanes, mode: str, amount: Value, control: Value) -> tuple[Value, Value]:
+def source_lane(lanes: LaneBuilder, mode: str, amount: Value, control: Value) -> tuple[Value, Value]:
     """`shfl`'s pseudo-code: (the lane that each lane reads, whether it lies within its segment)."""
     build = lanes.build
     low5 = lanes.constant(31, 32)
@@ -76,7 +76,7 @@ def known_source(instruction: Instruction, mode: str) -> tuple[list[int], list[i
     return sources, within
 
 
-def permuted(lanes: Lanes, scratch: Value, value: Value, source: Value) -> Value:
+def permuted(lanes: LaneBuilder, scratch: Value, value: Value, source: Value) -> Value:
     """`value` [32 bits] of lane `source`, which is below 32, in each lane; `scratch` has room for the values."""
     build = lanes.build
     build.store(value, scratch, align=32)
@@ -88,7 +88,7 @@ def permuted(lanes: Lanes, scratch: Value, value: Value, source: Value) -> Value
     return result
 
 
-def vote(lanes: Lanes, mode: str, predicate: Value, member: Value) -> Value:
+def vote(lanes: LaneBuilder, mode: str, predicate: Value, member: Value) -> Value:
     """`vote.sync`: 32 bits for a ballot, else a predicate."""
     build = lanes.build
     here = present(lanes, member)
@@ -100,7 +100,7 @@ def vote(lanes: Lanes, mode: str, predicate: Value, member: Value) -> Value:
     return {"all": every, "any": some, "uni": build.or_(every, build.not_(some))}[mode]
 
 
-def elect(lanes: Lanes, member: Value, begin: Value) -> tuple[Value, Value]:
+def elect(lanes: LaneBuilder, member: Value, begin: Value) -> tuple[Value, Value]:
     """(lane of the first member from lane `begin` on, 32 bits [32], and round; whether this lane is it)."""
     build = lanes.build
     here = present(lanes, member)
@@ -126,7 +126,7 @@ _FOLDS: Mapping[str, tuple[str, Callable[[int], int]]] = {
 }
 
 
-def redux(lanes: Lanes, scratch: Value, what: str, value: Value, member: Value) -> Value:
+def redux(lanes: LaneBuilder, scratch: Value, what: str, value: Value, member: Value) -> Value:
     """`redux.sync`: in each lane the values of its members, folded; groups of one mask are folded one after another."""
     build = lanes.build
     name, neutral = _FOLDS[what]
@@ -153,7 +153,7 @@ def redux(lanes: Lanes, scratch: Value, what: str, value: Value, member: Value) 
     return build.load(scratch, typ=vector(32), align=32)
 
 
-def _fold(lanes: Lanes, name: str, value: Value) -> Value:
+def _fold(lanes: LaneBuilder, name: str, value: Value) -> Value:
     function_name = f"llvm.vector.reduce.{name}.v{LANES}i32"
     function: Any = lanes.module.globals.get(function_name)
     if function is None:

@@ -16,7 +16,7 @@ from refmoe.ptx.native.piece import Pieces, PieceWriter
 from refmoe.ptx.program.blocks import Program
 from refmoe.ptx.program.layout import Layout
 from refmoe.ptx.program.pieces import Homes
-from refmoe.ptx.program.unwritten import Unwritten, instructions_of
+from refmoe.ptx.program.unwritten import UnwrittenReads, instructions_of
 from refmoe.ptx.text.syntax import Instruction
 
 # Bytes of the length of a kernel's head in the cache.
@@ -24,7 +24,7 @@ _SIZE = 8
 
 
 @dataclass(frozen=True)
-class Kernel:
+class NativeKernel:
     """Native code of an entry.
 
     Attributes:
@@ -53,9 +53,9 @@ def compile_pieces(
     layout: Layout,
     approximate: Sequence[Instruction],
     products: Mapping[Instruction, WarpMma],
-    unwritten: Unwritten,
+    unwritten: UnwrittenReads,
     chained: bool,
-) -> Kernel:
+) -> NativeKernel:
     """Native code of all pieces that are to be native.
 
     Args:
@@ -83,7 +83,7 @@ def compile_pieces(
         if piece.native
     }
     called = [(WarpMma if kind == "mma" else Variant)(*fields) for kind, *fields in head["called"]]
-    return Kernel(
+    return NativeKernel(
         functions,
         tuple(head["specials"]),
         tuple(head["symbols"]),
@@ -99,7 +99,7 @@ def content_of(
     homes: Homes,
     layout: Layout,
     products: Mapping[Instruction, WarpMma],
-    unwritten: Unwritten,
+    unwritten: UnwrittenReads,
     chained: bool,
 ) -> str:
     """A digest of all that the code of an entry depends on; lines are no part of it."""
@@ -122,7 +122,7 @@ def _compiled(
     layout: Layout,
     approximate: Sequence[Instruction],
     products: Mapping[Instruction, WarpMma],
-    unwritten: Unwritten,
+    unwritten: UnwrittenReads,
     chained: bool,
 ) -> bytes:
     """An object file, and before it, behind its length, what `compile_pieces` must know of it."""

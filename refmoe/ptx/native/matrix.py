@@ -18,7 +18,7 @@ from typing import Any
 from llvmlite import ir
 
 from refmoe.ptx.native.scalar import POINTER, WARP_MASK, WORD, at
-from refmoe.ptx.ops.lanes import LANES, Lanes, Value, vector
+from refmoe.ptx.ops.lanes import LANES, LaneBuilder, Value, vector
 
 _ROWS = 8
 _ALL = 0xFFFFFFFF
@@ -36,12 +36,14 @@ def numbers(values: Sequence[int], bits: int = 32) -> Value:
     return ir.Constant(vector(bits), list(values))
 
 
-def dealt(lanes: Lanes, value: Value, source: Sequence[int]) -> Value:
+def dealt(lanes: LaneBuilder, value: Value, source: Sequence[int]) -> Value:
     """The value of lane `source[l]` in each lane l."""
     return lanes.build.shuffle_vector(value, ir.Constant(value.type, ir.Undefined), numbers(source))
 
 
-def load(lanes: Lanes, access: Try, address: Value, place: Value, count: int, transposed: bool, packed: bool) -> Value:
+def load(
+    lanes: LaneBuilder, access: Try, address: Value, place: Value, count: int, transposed: bool, packed: bool
+) -> Value:
     """`ldmatrix`: registers to `place` [count, 32], and whether any access was refused.
 
     `packed` rows hold sixteen elements of 4 bits in their first 8 bytes.
@@ -72,7 +74,7 @@ def load(lanes: Lanes, access: Try, address: Value, place: Value, count: int, tr
 
 
 def store(
-    lanes: Lanes, access: Try, address: Value, place: Value, registers: Sequence[Value], transposed: bool
+    lanes: LaneBuilder, access: Try, address: Value, place: Value, registers: Sequence[Value], transposed: bool
 ) -> Value:
     """`stmatrix` of 8 x 8 cells: whether any access was refused. `place` has room for one register."""
     build = lanes.build
@@ -99,7 +101,7 @@ def store(
     return status
 
 
-def _cells(lanes: Lanes, even: Value, odd: Value) -> Value:
+def _cells(lanes: LaneBuilder, even: Value, odd: Value) -> Value:
     """Cell g of rows 2t and 2t + 1, from the words that lanes 8w + q hold of rows 2q and of rows 2q + 1."""
     build = lanes.build
     source = [lane // 4 // 2 * 8 + lane % 4 for lane in range(LANES)]
@@ -109,7 +111,7 @@ def _cells(lanes: Lanes, even: Value, odd: Value) -> Value:
     return build.or_(low, build.shl(high, lanes.constant(16, 32)))
 
 
-def _nibbles(lanes: Lanes, value: Value) -> Value:
+def _nibbles(lanes: LaneBuilder, value: Value) -> Value:
     """The four low elements of 4 bits, a byte each."""
     build = lanes.build
     result: Value = lanes.constant(0, 32)

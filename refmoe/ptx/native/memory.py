@@ -28,7 +28,7 @@ from refmoe.ptx.native.context import (
 )
 from refmoe.ptx.native.order import displaced, is_ordered, merged
 from refmoe.ptx.native.pages import keep, refine
-from refmoe.ptx.native.rows import Rows
+from refmoe.ptx.native.rows import WordLoads
 from refmoe.ptx.native.scalar import (
     POINTER,
     WARP_MASK,
@@ -42,7 +42,7 @@ from refmoe.ptx.native.scalar import (
     room,
     word,
 )
-from refmoe.ptx.ops.lanes import LANES, Lanes, Value, vector
+from refmoe.ptx.ops.lanes import LANES, LaneBuilder, Value, vector
 from refmoe.ptx.state import records
 from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT, POISON
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, SHARED_WINDOW, WINDOW_BITS
@@ -106,20 +106,20 @@ def _text(variant: Variant) -> str:
     built = ir.Function(module, SIGNATURE, variant.name)
     if variant.space == "local":
         # Neighbouring lanes have different bytes of it.
-        Access(variant, built, rules, *pages).build()
+        AccessBody(variant, built, rules, *pages).build()
         return str(module)
     anywhere = ir.Function(module, SIGNATURE, "anywhere")
     anywhere.linkage = "internal"
     # The short way has few registers to save, and nothing to prepare.
     anywhere.attributes.add("noinline")
-    Access(variant, anywhere, rules, *pages).build()
+    AccessBody(variant, anywhere, rules, *pages).build()
     if not variant.stores and variant.coherent and (variant.size, variant.count) == (4, 1):
         rows = ir.Function(module, SIGNATURE, "rows")
         rows.linkage = "internal"
         rows.attributes.add("noinline")
-        Rows(Access(variant, rows, rules, *pages)).build(anywhere)
+        WordLoads(AccessBody(variant, rows, rules, *pages)).build(anywhere)
         anywhere = rows
-    Consecutive(Access(variant, built, rules, *pages)).build(anywhere)
+    Consecutive(AccessBody(variant, built, rules, *pages)).build(anywhere)
     return str(module)
 
 
@@ -196,7 +196,7 @@ def access_function(module: Any) -> Any:
     return function
 
 
-class Access:
+class AccessBody:
     """The body of one variant. Values of all lanes are vectors; `here` is the mask of the lanes of one region."""
 
     def __init__(self, variant: Variant, function: Any, rules: Rules, refine: Any, keep: Any) -> None:
@@ -205,7 +205,7 @@ class Access:
         self.context, self.warp, self.mask, self.addresses, self.values = function.args
         self.function = function
         build = self.build_ = ir.IRBuilder(function.append_basic_block("entry"))
-        self.lanes = Lanes(function.module, build, build.bitcast(self.mask, vector(1)))
+        self.lanes = LaneBuilder(function.module, build, build.bitcast(self.mask, vector(1)))
         self.records, self.others, self.state = room(build, vector(64)), room(build, vector(64)), room(build, WORD)
 
     def build(self) -> None:

@@ -39,7 +39,7 @@ _LANES = 32
 _TOGETHER = 4
 
 
-class Status(IntEnum):
+class OrderStatus(IntEnum):
     """How a call ended."""
 
     DONE = 0
@@ -252,7 +252,7 @@ class _Accesses:
             shift = _word(code, states, page) - 1
             parts = self.width >> (shift & 63)
             fine = (shift > -1) & (parts > 0)
-            code.done_if(fine ^ True, code.constant(I32, Status.COARSE))
+            code.done_if(fine ^ True, code.constant(I32, OrderStatus.COARSE))
             # Where alignment is not looked for, an access counts as one of the word that it begins in.
             within = index & (code.constant(I64, PAGE) - self.width)
             first = (index & -PAGE) + (within >> shift)
@@ -344,7 +344,7 @@ class _Accesses:
         """Return 1 if an access with this record races with one of `lane`."""
         code, mine = self.code, self.base + lane
         with code.when(self._others(record, mine) & (self._excused(record, mine) ^ True)):
-            code.done_if(self.in_order(lane, record) ^ True, code.constant(I32, Status.WRONG))
+            code.done_if(self.in_order(lane, record) ^ True, code.constant(I32, OrderStatus.WRONG))
 
     def _excused(self, record: Value, mine: Value) -> Value:
         """Whether two accesses are morally strong, see `excused` of `refmoe.ptx.engine.races`."""
@@ -432,7 +432,7 @@ def _reads(module: Any, ordered: Any, merge: Any) -> None:
             with code.when(of.was_weaker(previous, lane)):
                 made.set(code.call(merge, of.context, previous, mine))
         code.store(made.get(), place, align=8)
-    code.done(code.constant(I32, Status.DONE))
+    code.done(code.constant(I32, OrderStatus.DONE))
 
 
 def _follows(module: Any, ordered: Any) -> None:
@@ -440,7 +440,7 @@ def _follows(module: Any, ordered: Any) -> None:
     with of.code.range(of.count) as number:
         record, lane = of.access(number)
         of.refuse(record, lane)
-    of.code.done(of.code.constant(I32, Status.DONE))
+    of.code.done(of.code.constant(I32, OrderStatus.DONE))
 
 
 def _writes(module: Any, ordered: Any, merge: Any) -> None:
@@ -476,4 +476,4 @@ def _writes(module: Any, ordered: Any, merge: Any) -> None:
                 both = code.call(merge, of.context, held, previous)
                 code.store(code.select(held.equals(0), previous, both), kept, align=8)
             code.store(of.replaced(previous, lane, by_read=False), place, align=8)
-    code.done(code.constant(I32, Status.DONE))
+    code.done(code.constant(I32, OrderStatus.DONE))

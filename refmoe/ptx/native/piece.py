@@ -36,13 +36,13 @@ from refmoe.ptx.native.scalar import (
 )
 from refmoe.ptx.native.scalar import field as table_field
 from refmoe.ptx.native.suspicion import Looker, Suspects
-from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, Value, vector
+from refmoe.ptx.ops.lanes import BITS, LANES, LaneBuilder, Value, vector
 from refmoe.ptx.ops.table import exactness
 from refmoe.ptx.program.blocks import Block, Program
 from refmoe.ptx.program.layout import Layout
 from refmoe.ptx.program.pieces import Homes, Piece
 from refmoe.ptx.program.registers import CARRY, destinations_and_sources
-from refmoe.ptx.program.unwritten import Unwritten
+from refmoe.ptx.program.unwritten import UnwrittenReads
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW
 from refmoe.ptx.state.specials import SPECIALS
 from refmoe.ptx.text.memory_ops import MemoryOpcode, memory_opcode
@@ -76,7 +76,7 @@ class Pieces:
         layout: Layout,
         approximate: Sequence[Instruction],
         products: Mapping[Instruction, WarpMma],
-        unwritten: Unwritten,
+        unwritten: UnwrittenReads,
         chained: bool,
     ) -> None:
         self.module = ir.Module()
@@ -140,7 +140,7 @@ class PieceWriter:
         ir.IRBuilder(self.failed).ret(word(FAILED))
         self.registers = at(build, registers, build.mul(self.warp, warp_bytes))
         self.mask = build.bitcast(bits, vector(1))
-        self.lanes = Lanes(made.module, build, self.mask)
+        self.lanes = LaneBuilder(made.module, build, self.mask)
         self.values: dict[str, Value] = {}
         self.suspicion = Looker(self, made.suspects, made.sites, self._python)
 

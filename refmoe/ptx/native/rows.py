@@ -28,7 +28,7 @@ _RECORD_BYTES = 8
 _LINE_SHIFT = 7
 
 
-class Rows:
+class WordLoads:
     """The code for loads of single words; `of` has what it shares with the code for scattered places."""
 
     def __init__(self, of: Whole) -> None:

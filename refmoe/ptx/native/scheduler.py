@@ -4,7 +4,7 @@ Each warp has a queue of groups of lanes, each at one place. The group with the 
 in `refmoe.ptx.engine.machine`. The warps of a CTA take turns, until the group that comes next in each is at a place of
 Python's.
 
-    advance(context) -> status      run all warps until each has to wait for Python, see `Status`
+    advance(context) -> status      run all warps until each has to wait for Python, see `SchedulerStatus`
     pick(context, masks) -> key     take the groups of the lowest (turn, place) out of the queues; NOBODY if there are
                                     none
     arrive(context, key, masks)     lanes come to a place, or wait there if the key says so
@@ -52,7 +52,7 @@ _PLACE_ROW = len(Place) * FIELD_BYTES
 _QUEUE = QUEUE_FIELDS * FIELD_BYTES
 
 
-class Status(IntEnum):
+class SchedulerStatus(IntEnum):
     """How a call ended."""
 
     DONE = 0
@@ -229,17 +229,17 @@ def _step(module: Any, arrival: Any, scheduled: bool) -> Any:
     group = _field(code, queue, Queue.CHOSEN)
     lanes = _lanes(code, queue, group)
     ran, steps = _field(code, queue, Queue.RAN), _field(code, context, Context.STEPS)
-    code.done_if((ran < _field(code, context, Context.BUDGET)) ^ True, code.constant(I32, Status.SPENT))
+    code.done_if((ran < _field(code, context, Context.BUDGET)) ^ True, code.constant(I32, SchedulerStatus.SPENT))
     _set(code, context, Context.PATIENCE, _field(code, queue, Queue.PATIENCE))
     function = code.load(POINTER, _at(place, 0, Place.FUNCTION), align=8)
     held = [context.held, warp.held, lanes.to(I32).held]
     found = Value(code, call_pointer(code.build, function.held, PIECE, held))
-    code.done_if((found & FAILED).differs(0), code.constant(I32, Status.FAILED))
+    code.done_if((found & FAILED).differs(0), code.constant(I32, SchedulerStatus.FAILED))
     _set(code, queue, Queue.RAN, ran + _field(code, context, Context.STEPS) - steps)
     _set(code, queue, Queue.PATIENCE, _field(code, context, Context.PATIENCE))
     last = places + (found >> PLACE_SHIFT) * _PLACE_ROW
     _end(code, _Going(code, context, arrival, queue, group, key), last, lanes, found & 0xFFFFFFFF)
-    code.done(code.constant(I32, Status.DONE))
+    code.done(code.constant(I32, SchedulerStatus.DONE))
     return code.function
 
 
@@ -380,7 +380,7 @@ def _advance(module: Any, prepare: Any, step: Any, scheduled: bool) -> None:
     if scheduled:
         with code.when(_field(code, context, Context.TURN_BLOCKS).differs(0)):
             _advance_in_turns(code, context, prepare, step)
-            code.done(code.constant(I32, Status.DONE))
+            code.done(code.constant(I32, SchedulerStatus.DONE))
             code.build.position_at_end(code.build.append_basic_block("dead"))
     warps = _field(code, context, Context.WARPS)
     with code.range(_field(code, context, Context.ALL_WARPS).quotient(warps)) as cta:
@@ -401,9 +401,9 @@ def _advance(module: Any, prepare: Any, step: Any, scheduled: bool) -> None:
                 here = next_.differs(WAITING) & ((next_ ^ lowest) & (TURN - 1)).equals(0)
                 with code.when(here):
                     status = code.call(step, context, warp)
-                    code.done_if(status.differs(Status.DONE), status)
+                    code.done_if(status.differs(SchedulerStatus.DONE), status)
                     code.call(prepare, context, warp)
-    code.done(code.constant(I32, Status.DONE))
+    code.done(code.constant(I32, SchedulerStatus.DONE))
 
 
 def _advance_in_turns(code: Code, context: Value, prepare: Any, step: Any) -> None:
@@ -422,7 +422,7 @@ def _advance_in_turns(code: Code, context: Value, prepare: Any, step: Any) -> No
                 turn.leave_if(_field(code, _queue(code, context, warp), Queue.NEXT).equals(WAITING))
                 turn.leave_if(left.get() < 1)
                 status = code.call(step, context, warp)
-                code.done_if(status.differs(Status.DONE), status)
+                code.done_if(status.differs(SchedulerStatus.DONE), status)
                 code.call(prepare, context, warp)
                 left.set(left.get() - 1)
                 ran.set(ran.get() | 1)
@@ -487,6 +487,6 @@ def _each(module: Any) -> None:
     with code.range(count) as number:
         warp, lanes = _mask(code, warps, number), code.load(I32, masks + number * 4, align=4)
         found = Value(code, call_pointer(code.build, function.held, PIECE, [context.held, warp.held, lanes.held]))
-        code.done_if((found & FAILED).differs(0), code.constant(I32, Status.FAILED))
+        code.done_if((found & FAILED).differs(0), code.constant(I32, SchedulerStatus.FAILED))
         code.store(found.to(I32), taken + number * 4, align=4)
-    code.done(code.constant(I32, Status.DONE))
+    code.done(code.constant(I32, SchedulerStatus.DONE))

@@ -15,9 +15,9 @@ from llvmlite import ir
 from refmoe.ptx.native.context import Context
 from refmoe.ptx.native.scalar import WARP_MASK, word
 from refmoe.ptx.native.scalar import field as table_field
-from refmoe.ptx.ops.lanes import BITS, Lanes, Value
+from refmoe.ptx.ops.lanes import BITS, LaneBuilder, Value
 from refmoe.ptx.program.pieces import Homes, Piece
-from refmoe.ptx.program.unwritten import CANARIES, Unwritten
+from refmoe.ptx.program.unwritten import CANARIES, UnwrittenReads
 from refmoe.ptx.text.syntax import Instruction
 
 # Makes code that lets Python do an instruction for the lanes of a mask.
@@ -40,7 +40,7 @@ class Writer(Protocol):
     build_: Any
     context: Value
     mask: Value
-    lanes: Lanes
+    lanes: LaneBuilder
     values: dict[str, Value]
 
 
@@ -54,7 +54,7 @@ class Suspects:
         sites: numbers of the places where Python is told of one.
     """
 
-    def __init__(self, homes: Homes, unwritten: Unwritten) -> None:
+    def __init__(self, homes: Homes, unwritten: UnwrittenReads) -> None:
         self.unwritten = unwritten
         self.homes = homes.registers
         self.begins = {

@@ -13,16 +13,16 @@ from refmoe.ptx.isa.spelling import Spelling
 from refmoe.ptx.ops import elementary, floating
 from refmoe.ptx.ops.directed import to_single
 from refmoe.ptx.ops.ieee import DOUBLE, SINGLE, constant, flush, lift, narrow, single
-from refmoe.ptx.ops.lanes import Lanes, Lowering, Value
+from refmoe.ptx.ops.lanes import LaneBuilder, Lowering, Value
 
 
-def _rsqrt(lanes: Lanes, x: Value) -> Value:
+def _rsqrt(lanes: LaneBuilder, x: Value) -> Value:
     """Rounded twice, as the specification has it."""
     return lanes.build.fdiv(constant(lanes, 1.0), lanes.intrinsic("sqrt", x))
 
 
 # Of FP64.
-_ESTIMATES: dict[str, Callable[[Lanes, Value], Value]] = {
+_ESTIMATES: dict[str, Callable[[LaneBuilder, Value], Value]] = {
     "ex2": elementary.exp2,
     "lg2": elementary.log2,
     "rsqrt": _rsqrt,
@@ -33,7 +33,7 @@ _ESTIMATES: dict[str, Callable[[Lanes, Value], Value]] = {
 _ALL = (*_ESTIMATES, "rcp", "sqrt", "div")
 
 
-def _estimate(name: str, format: Float, lanes: Lanes, *bits: Value) -> Value:
+def _estimate(name: str, format: Float, lanes: LaneBuilder, *bits: Value) -> Value:
     """The estimate rounded to the format."""
     build = lanes.build
     if name in _ESTIMATES:
@@ -60,7 +60,7 @@ def _parse(spelling: Spelling) -> tuple[bool, Float, bool]:
 def _approximate(spelling: Spelling) -> Lowering | None:
     ftz, format, packed = _parse(spelling)
 
-    def function(lanes: Lanes, *bits: Value) -> Value:
+    def function(lanes: LaneBuilder, *bits: Value) -> Value:
         if ftz:
             bits = tuple(flush(lanes, each, format) for each in bits)
         result = _estimate(spelling.mnemonic, format, lanes, *bits)
@@ -69,14 +69,14 @@ def _approximate(spelling: Spelling) -> Lowering | None:
     return lift(function, format, packed)
 
 
-def _between(lanes: Lanes, x: Value, low: float, high: float) -> Value:
+def _between(lanes: LaneBuilder, x: Value, low: float, high: float) -> Value:
     """Lanes with low <= x <= high."""
     build = lanes.build
     above = build.fcmp_ordered(">=", x, constant(lanes, low, 32))
     return build.and_(above, build.fcmp_ordered("<=", x, constant(lanes, high, 32)))
 
 
-def _exact_ex2(lanes: Lanes, bits: Value, ftz: bool) -> Value:
+def _exact_ex2(lanes: LaneBuilder, bits: Value, ftz: bool) -> Value:
     """Integers with a normal result; without .ftz also those with a subnormal one but for -127, and all subnormals."""
     build = lanes.build
     x = lanes.float_of(bits)
@@ -88,7 +88,7 @@ def _exact_ex2(lanes: Lanes, bits: Value, ftz: bool) -> Value:
     return build.or_(build.or_(exact, subnormal), build.and_(integer, _between(lanes, x, -149.0, -128.0)))
 
 
-def _exact_rcp(lanes: Lanes, bits: Value, ftz: bool) -> Value:
+def _exact_rcp(lanes: LaneBuilder, bits: Value, ftz: bool) -> Value:
     """Powers of two, subnormal ones too, and 448."""
     build = lanes.build
     zero, one = lanes.constant(0, 32), lanes.constant(1, 32)
@@ -101,12 +101,12 @@ def _exact_rcp(lanes: Lanes, bits: Value, ftz: bool) -> Value:
     return build.or_(build.or_(normal, subnormal), largest_e4m3)
 
 
-def _negative(lanes: Lanes, bits: Value, ftz: bool) -> Value:
+def _negative(lanes: LaneBuilder, bits: Value, ftz: bool) -> Value:
     """Arguments below zero, whose result is NaN."""
     return lanes.build.icmp_signed("<", bits, lanes.constant(0, 32))
 
 
-_KNOWN: dict[str, Callable[[Lanes, Value, bool], Value]] = {
+_KNOWN: dict[str, Callable[[LaneBuilder, Value, bool], Value]] = {
     "ex2": _exact_ex2,
     "rcp": _exact_rcp,
     "lg2": _negative,
@@ -122,7 +122,7 @@ def _exact(spelling: Spelling) -> Lowering | None:
     name = spelling.mnemonic
     ftz, format, _ = _parse(spelling)
 
-    def lower(lanes: Lanes, sources: Sequence[Value]) -> Sequence[Value]:
+    def lower(lanes: LaneBuilder, sources: Sequence[Value]) -> Sequence[Value]:
         build = lanes.build
         if format is not F32 or name == "div":
             return [lanes.constant(0, 1)]

@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from refmoe.ptx.isa.spelling import Spelling
 from refmoe.ptx.ops import shifts
-from refmoe.ptx.ops.lanes import LANES, Lanes, Lowering, Value, giving
+from refmoe.ptx.ops.lanes import LANES, LaneBuilder, Lowering, Value, giving
 
 _WORDS = ("b16", "b32", "b64")
 
@@ -34,7 +34,7 @@ def _cnot(spelling: Spelling) -> Lowering:
     return giving(lambda lanes, a: lanes.resize(lanes.build.icmp_unsigned("==", a, lanes.constant(0, bits)), bits))
 
 
-def _by_table(lanes: Lanes, table: int, variables: Sequence[Value]) -> Value:
+def _by_table(lanes: LaneBuilder, table: int, variables: Sequence[Value]) -> Value:
     """Each bit of the result is the bit of `table` whose number the variables' bits spell, the first the highest.
 
     f(a, rest) = f(0, rest) ^ a & (f(0, rest) ^ f(1, rest)), down to functions of nothing. LLVM makes and, or and not of
@@ -56,7 +56,7 @@ def _lop3(spelling: Spelling) -> Lowering:
     combine = spelling.take("or", "and")
     spelling.type("b32")
 
-    def lower(lanes: Lanes, sources: Sequence[Value]) -> Sequence[Value]:
+    def lower(lanes: LaneBuilder, sources: Sequence[Value]) -> Sequence[Value]:
         table = lanes.known(sources[3])
         if table is None:
             raise ValueError("the table of lop3 must be a constant")
@@ -88,7 +88,7 @@ def _shf(spelling: Spelling) -> Lowering:
     clamp = spelling.need("clamp", "wrap") == "clamp"
     spelling.type("b32")
 
-    def emit(lanes: Lanes, a: Value, b: Value, amount: Value) -> Value:
+    def emit(lanes: LaneBuilder, a: Value, b: Value, amount: Value) -> Value:
         # LLVM's funnel shift takes the amount modulo 32. By 32 and more the other word is what arrives.
         moved = lanes.intrinsic("fshl" if left else "fshr", b, a, amount)
         if not clamp:
@@ -114,7 +114,7 @@ _MODES: Mapping[str, tuple[int, int, int, int]] = {
 _BYTES = ir.VectorType(ir.IntType(8), 4 * LANES)
 
 
-def _shuffled(lanes: Lanes, a: Value, b: Value, selector: int) -> Value:
+def _shuffled(lanes: LaneBuilder, a: Value, b: Value, selector: int) -> Value:
     """With one selector, known beforehand: a shuffle of all bytes of a and b, the least byte of a register first."""
     build = lanes.build
     nibbles = [selector >> 4 * i & 0xF for i in range(4)]
@@ -131,7 +131,7 @@ def _shuffled(lanes: Lanes, a: Value, b: Value, selector: int) -> Value:
     return build.or_(build.and_(moved, lanes.constant(~(255 * ones), 32)), filled)
 
 
-def _selected(lanes: Lanes, a: Value, b: Value, selector: Value) -> Value:
+def _selected(lanes: LaneBuilder, a: Value, b: Value, selector: Value) -> Value:
     """With selectors of the lanes' own."""
     build = lanes.build
     zero = lanes.constant(0, 32)
@@ -154,7 +154,7 @@ def _prmt(spelling: Spelling) -> Lowering:
     mode = spelling.take(*_MODES)
     spelling.end()
 
-    def emit(lanes: Lanes, a: Value, b: Value, selector: Value) -> Value:
+    def emit(lanes: LaneBuilder, a: Value, b: Value, selector: Value) -> Value:
         known = lanes.known(selector)
         if known is not None:
             return _shuffled(lanes, a, b, _MODES[mode][known & 3] if mode else known)
@@ -165,7 +165,7 @@ def _prmt(spelling: Spelling) -> Lowering:
     return giving(emit)
 
 
-def _of_mode(lanes: Lanes, choices: Sequence[int], number: Value) -> Value:
+def _of_mode(lanes: LaneBuilder, choices: Sequence[int], number: Value) -> Value:
     """One of four selectors, by the two low bits of a register."""
     build = lanes.build
     zero, one, two = (lanes.constant(i, 32) for i in range(3))

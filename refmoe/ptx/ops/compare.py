@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from refmoe.ptx.isa.floats import BF16, F16, FLOATS, Float
 from refmoe.ptx.isa.spelling import Spelling
-from refmoe.ptx.ops.lanes import Emit, Lanes, Lowering, Value, giving
+from refmoe.ptx.ops.lanes import Emit, LaneBuilder, Lowering, Value, giving
 
 _INTEGERS = ("b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64")
 _FLOATS = ("f32", "f64", "f16", "bf16")
@@ -43,7 +43,7 @@ def _comparator(name: str, type_name: str, ftz: bool) -> Emit:
 def _integers(name: str, is_signed: bool) -> Emit:
     relation = _RELATIONS.get(name) or _UNSIGNED[name]
 
-    def emit(lanes: Lanes, a: Value, b: Value) -> Value:
+    def emit(lanes: LaneBuilder, a: Value, b: Value) -> Value:
         return (lanes.build.icmp_signed if is_signed else lanes.build.icmp_unsigned)(relation, a, b)
 
     return emit
@@ -52,7 +52,7 @@ def _integers(name: str, is_signed: bool) -> Emit:
 def _floats(name: str, format: Float, ftz: bool) -> Emit:
     bits = format.bits
 
-    def number(lanes: Lanes, x: Value) -> Value:
+    def number(lanes: LaneBuilder, x: Value) -> Value:
         if ftz:
             # Any zero does: comparisons do not see its sign.
             exponent = lanes.build.and_(x, lanes.constant(format.infinity, bits))
@@ -63,7 +63,7 @@ def _floats(name: str, format: Float, ftz: bool) -> Emit:
             x = lanes.build.shl(lanes.resize(x, 32), lanes.constant(16, 32))
         return lanes.float_of(x)
 
-    def emit(lanes: Lanes, a: Value, b: Value) -> Value:
+    def emit(lanes: LaneBuilder, a: Value, b: Value) -> Value:
         x, y = number(lanes, a), number(lanes, b)
         if name in _UNORDERED:
             return lanes.build.fcmp_unordered(_UNORDERED[name], x, y)
@@ -75,7 +75,7 @@ def _floats(name: str, format: Float, ftz: bool) -> Emit:
 def _halves(name: str, ftz: bool) -> Emit:
     """FP16, as integers: not every CPU compares it, and where one does not even widen it LLVM calls a library."""
 
-    def number(lanes: Lanes, x: Value) -> tuple[Value, Value]:
+    def number(lanes: LaneBuilder, x: Value) -> tuple[Value, Value]:
         """An integer in the order of the numbers, 0 for both zeros; and whether it is a NaN."""
         build, zero = lanes.build, lanes.constant(0, 16)
         magnitude = build.and_(x, lanes.constant(F16.sign - 1, 16))
@@ -85,7 +85,7 @@ def _halves(name: str, ftz: bool) -> Emit:
             magnitude = build.select(tiny, zero, magnitude)
         return build.select(build.icmp_signed("<", x, zero), build.sub(zero, magnitude), magnitude), nan
 
-    def emit(lanes: Lanes, a: Value, b: Value) -> Value:
+    def emit(lanes: LaneBuilder, a: Value, b: Value) -> Value:
         (x, x_nan), (y, y_nan) = number(lanes, a), number(lanes, b)
         unordered = lanes.build.or_(x_nan, y_nan)
         if name in _NAN_TESTS:
@@ -106,7 +106,7 @@ def setp(spelling: Spelling, destinations: int) -> Lowering:
     type_name = spelling.type(*_INTEGERS, *_FLOATS, *_PACKED)
     compare = _comparator(name, type_name.removesuffix("x2"), ftz)
 
-    def lower(lanes: Lanes, sources: Sequence[Value]) -> Sequence[Value]:
+    def lower(lanes: LaneBuilder, sources: Sequence[Value]) -> Sequence[Value]:
         a, b, *c = sources
         if type_name in _PACKED:
             tests = [compare(lanes, x, y) for x, y in zip(lanes.halves(a), lanes.halves(b), strict=True)]
@@ -127,14 +127,14 @@ def _set(spelling: Spelling) -> Lowering:
     format = FLOATS.get(to.removesuffix("x2"))
     bits = 16 if of in _PACKED else format.bits if format else int(to[1:])
 
-    def one(lanes: Lanes, a: Value, b: Value, *c: Value) -> Value:
+    def one(lanes: LaneBuilder, a: Value, b: Value, *c: Value) -> Value:
         test = compare(lanes, a, b)
         if boolean:
             test = getattr(lanes.build, _BOOLEANS[boolean])(test, *c)
         true = lanes.constant(format.one if format else -1, bits)
         return lanes.build.select(test, true, lanes.constant(0, bits))
 
-    def emit(lanes: Lanes, a: Value, b: Value, *c: Value) -> Value:
+    def emit(lanes: LaneBuilder, a: Value, b: Value, *c: Value) -> Value:
         if of not in _PACKED:
             return one(lanes, a, b, *c)
         low, high = (one(lanes, x, y, *c) for x, y in zip(lanes.halves(a), lanes.halves(b), strict=True))
@@ -160,7 +160,7 @@ def _testp(spelling: Spelling) -> Lowering:
     classes = ir.Constant(ir.IntType(32), _TESTS[spelling.need(*_TESTS)])
     spelling.type("f32", "f64")
 
-    def emit(lanes: Lanes, a: Value) -> Value:
+    def emit(lanes: LaneBuilder, a: Value) -> Value:
         return lanes.intrinsic("is.fpclass", lanes.float_of(a), classes, result=lanes.mask.type)
 
     return giving(emit)
@@ -180,7 +180,7 @@ def _slct(spelling: Spelling) -> Lowering:
     spelling.need(*_INTEGERS, "f32", "f64")
     at_least = _comparator("ge", spelling.type("s32", "f32"), ftz)
 
-    def emit(lanes: Lanes, a: Value, b: Value, c: Value) -> Value:
+    def emit(lanes: LaneBuilder, a: Value, b: Value, c: Value) -> Value:
         return lanes.build.select(at_least(lanes, c, lanes.constant(0, 32)), a, b)
 
     return giving(emit)

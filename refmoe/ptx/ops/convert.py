@@ -13,8 +13,21 @@ from llvmlite import ir
 from refmoe.ptx.isa import convert as specification
 from refmoe.ptx.isa.spelling import Spelling
 from refmoe.ptx.ops import convert_narrow
-from refmoe.ptx.ops.formats import BF16, F16, F32, F64, TF32, Format, away, canonical, flushed, is_nan, rounded, widened
-from refmoe.ptx.ops.lanes import LANES, Lanes, Lowering, Value, vector
+from refmoe.ptx.ops.formats import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    TF32,
+    BitFormat,
+    away,
+    canonical,
+    flushed,
+    is_nan,
+    rounded,
+    widened,
+)
+from refmoe.ptx.ops.lanes import LANES, LaneBuilder, Lowering, Value, vector
 from refmoe.ptx.ops.words import Word, every
 
 _FLOATS = {"f16": F16, "bf16": BF16, "f32": F32, "f64": F64}
@@ -42,7 +55,7 @@ def _integer_to_integer(x: Word, to: str, of: str, sat: bool) -> Word:
     return x.resized(int(to[1:]), signed=of[0] == "s")
 
 
-def _integer_to_float(x: Word, to: Format, of: str, rounding: str) -> Word:
+def _integer_to_float(x: Word, to: BitFormat, of: str, rounding: str) -> Word:
     bits = int(of[1:])
     direct = to if to in _TYPES else F32 if bits <= 16 else F64
     exact = bits <= direct.mantissa
@@ -88,7 +101,7 @@ def _long_to_double(x: Word, signed: bool, rounding: str) -> Word:
     return bits + (inexact & away(rounding, negative)) - (inexact & short)
 
 
-def _float_to_integer(x: Word, to: str, of: Format, rounding: str) -> Word:
+def _float_to_integer(x: Word, to: str, of: BitFormat, rounding: str) -> Word:
     """Clamped to the range, with or without .sat; NaN gives 0, or the top bit if one side has 64 bits.
 
     The conversion is undefined outside the range, and `llvm.fptosi.sat` becomes one lane after another on x86.
@@ -110,7 +123,7 @@ def _float_to_integer(x: Word, to: str, of: Format, rounding: str) -> Word:
     return x.of(fits).choose(result, limit)
 
 
-def _integral(x: Word, format: Format, rounding: str) -> Word:
+def _integral(x: Word, format: BitFormat, rounding: str) -> Word:
     """To an integral number of the same format; in F32 for the halves, which hold what becomes of their numbers."""
     wide = x if format in _TYPES else widened(x.resized(32), format, F32)
     found = x.from_float(x.lanes.intrinsic(_INTEGRAL[rounding], wide.as_float()))
@@ -120,7 +133,7 @@ def _integral(x: Word, format: Format, rounding: str) -> Word:
     return found if format is F32 else rounded(found, F32, format, "rz").resized(16)
 
 
-def _float_to_float(x: Word, to: Format, of: Format, rounding: str, flush: bool = False) -> Word:
+def _float_to_float(x: Word, to: BitFormat, of: BitFormat, rounding: str, flush: bool = False) -> Word:
     if rounding in _INTEGRAL:
         return _integral(x, to, rounding)
     if to is of:
@@ -133,7 +146,7 @@ def _float_to_float(x: Word, to: Format, of: Format, rounding: str, flush: bool 
     return rounded(x, of, to, rounding, flush=flush).resized(_BITS[to])
 
 
-def _saturated(x: Word, format: Format) -> Word:
+def _saturated(x: Word, format: BitFormat) -> Word:
     """Clamped to [+0, 1]; NaN and -0 become +0. The bits of what is not negative are in numeric order."""
     one = format.bias << format.mantissa
     return x.signed_above(format.infinity).choose(0, x.signed_at_least(0).signed_at_most(one))
@@ -201,7 +214,7 @@ def _each(step: _Step) -> Lowering:
 def _pair(step: _Step) -> Lowering:
     """The lowering of an instruction that packs the results of two sources, the first one in the upper half."""
 
-    def lower(lanes: Lanes, sources: Sequence[Value]) -> Sequence[Value]:
+    def lower(lanes: LaneBuilder, sources: Sequence[Value]) -> Sequence[Value]:
         upper, lower = (step(Word(lanes, source)).value for source in sources)
         return [lanes.joined(lower, upper)]
 
@@ -213,7 +226,7 @@ def _pack(to: str) -> Lowering:
     size = int(to[1:])
     low, high = _bounds(to)
 
-    def lower(lanes: Lanes, sources: Sequence[Value]) -> Sequence[Value]:
+    def lower(lanes: LaneBuilder, sources: Sequence[Value]) -> Sequence[Value]:
         first, second, *rest = (Word(lanes, source) for source in sources)
         upper, lower = (x.signed_at_least(low).signed_at_most(high) & ((1 << size) - 1) for x in (first, second))
         pair = (upper << size) | lower

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from refmoe.ptx.ops.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, Format, finite, is_nan, rounded
-from refmoe.ptx.ops.lanes import Lanes, Lowering, Value
+from refmoe.ptx.ops.formats import BF16, E2M1, E2M3, E3M2, E4M3, E5M2, F16, F32, BitFormat, finite, is_nan, rounded
+from refmoe.ptx.ops.lanes import LaneBuilder, Lowering, Value
 from refmoe.ptx.ops.words import Word
 
 # By PTX's name of a pair; the scale, an exponent alone, is none of these formats.
@@ -21,7 +21,7 @@ def _field(type_name: str) -> int:
     return 4 if type_name == "e2m1x2" else 8
 
 
-def _elements(of: str, sources: Sequence[Word]) -> tuple[Format, Word, Word]:
+def _elements(of: str, sources: Sequence[Word]) -> tuple[BitFormat, Word, Word]:
     """The format of the sources' elements, and the upper and the lower one in words of 32 bits.
 
     BF16 is the upper half of F32 and taken as that.
@@ -34,14 +34,14 @@ def _elements(of: str, sources: Sequence[Word]) -> tuple[Format, Word, Word]:
     return F16, pair >> 16, pair & 0xFFFF
 
 
-def _encoded(x: Word, of: Format, to: Format, relu: bool) -> Word:
+def _encoded(x: Word, of: BitFormat, to: BitFormat, relu: bool) -> Word:
     """To nearest even, and no further than the largest number."""
     code = rounded(x, of, to, "rn", satfinite=True)
     # NaN has no sign here, so that it stays.
     return ((code & to.sign) > 0).choose(0, code) if relu else code
 
 
-def _decoded(code: Word, of: Format, to: Format, relu: bool) -> Word:
+def _decoded(code: Word, of: BitFormat, to: BitFormat, relu: bool) -> Word:
     """A code in a word of 32 bits, what lies above it ignored, as a number of F16 or BF16: exact."""
     magnitude, sign = code & (of.sign - 1), code & of.sign
     if of.bias == to.bias:
@@ -90,7 +90,7 @@ def cvt(to: str, of: str, modifiers: set[str]) -> Lowering:
     field = _field(to if encoding else of)
     narrow = _FORMATS.get(to if encoding else of)
 
-    def encode(x: Word, source: Format) -> Word:
+    def encode(x: Word, source: BitFormat) -> Word:
         if narrow is None:
             return _scale_encoded(x, "rp" if "rp" in modifiers else "rz", satfinite)
         return _encoded(x, source, narrow, relu)
@@ -98,7 +98,7 @@ def cvt(to: str, of: str, modifiers: set[str]) -> Lowering:
     def decode(code: Word) -> Word:
         return _scale_decoded(code) if narrow is None else _decoded(code, narrow, F16 if to == "f16x2" else BF16, relu)
 
-    def lower(lanes: Lanes, sources: Sequence[Value]) -> Sequence[Value]:
+    def lower(lanes: LaneBuilder, sources: Sequence[Value]) -> Sequence[Value]:
         words = [Word(lanes, source) for source in sources]
         if encoding:
             source, upper, lower = _elements(of, words)

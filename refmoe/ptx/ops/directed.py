@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from refmoe.ptx.isa.floats import F64, Float
 from refmoe.ptx.ops.ieee import DOUBLE, SINGLE, constant
-from refmoe.ptx.ops.lanes import Lanes, Value
+from refmoe.ptx.ops.lanes import LaneBuilder, Value
 
 
-def two_sum(lanes: Lanes, a: Value, b: Value) -> tuple[Value, Value]:
+def two_sum(lanes: LaneBuilder, a: Value, b: Value) -> tuple[Value, Value]:
     """a + b to nearest, and its error, exactly (Knuth)."""
     build = lanes.build
     total = build.fadd(a, b)
@@ -22,7 +22,7 @@ def two_sum(lanes: Lanes, a: Value, b: Value) -> tuple[Value, Value]:
     return total, build.fadd(build.fsub(a, build.fsub(total, seen)), build.fsub(b, seen))
 
 
-def step(lanes: Lanes, bits: Value, above: Value, below: Value, rounding: str) -> Value:
+def step(lanes: LaneBuilder, bits: Value, above: Value, below: Value, rounding: str) -> Value:
     """Faithful results moved to the neighbour that a mode wants.
 
     Args:
@@ -50,7 +50,7 @@ def step(lanes: Lanes, bits: Value, above: Value, below: Value, rounding: str) -
     return build.sub(bits, build.select(above, up, none))
 
 
-def odd_sum(lanes: Lanes, a: Value, b: Value) -> Value:
+def odd_sum(lanes: LaneBuilder, a: Value, b: Value) -> Value:
     """a + b rounded to odd in their own format.
 
     Rounded again, to a format with two significant bits less or fewer, that is a + b rounded once (Boldo and
@@ -64,7 +64,7 @@ def odd_sum(lanes: Lanes, a: Value, b: Value) -> Value:
     return lanes.float_of(step(lanes, lanes.bits_of(total), above, below, "odd"))
 
 
-def to_single(lanes: Lanes, value: Value, error: Value | None, rounding: str) -> Value:
+def to_single(lanes: LaneBuilder, value: Value, error: Value | None, rounding: str) -> Value:
     """Bit patterns of FP32 for value + error.
 
     Args:
@@ -87,14 +87,14 @@ def to_single(lanes: Lanes, value: Value, error: Value | None, rounding: str) ->
     return step(lanes, lanes.bits_of(near), above, below, rounding)
 
 
-def zero_down(lanes: Lanes, total: Value, zero: Value, terms: Sequence[Value], format: Float) -> Value:
+def zero_down(lanes: LaneBuilder, total: Value, zero: Value, terms: Sequence[Value], format: Float) -> Value:
     """Bit patterns of sums of two terms, -0 where they are exactly zero and a term is negative: as rounded down."""
     build = lanes.build
     signed = build.icmp_signed("<", build.or_(*terms), lanes.constant(0, format.bits))
     return build.select(build.and_(zero, signed), lanes.constant(format.sign, format.bits), total)
 
 
-def compare(lanes: Lanes, x: Value, y: Value, *terms: Value) -> tuple[Value, Value]:
+def compare(lanes: LaneBuilder, x: Value, y: Value, *terms: Value) -> tuple[Value, Value]:
     """Lanes in which x * y + terms is below zero, and those in which it is above, for any finite FP64 numbers.
 
     All are scaled by one power of two, so that the largest of the product and the terms is near 1. A factor or term
@@ -124,7 +124,7 @@ def compare(lanes: Lanes, x: Value, y: Value, *terms: Value) -> tuple[Value, Val
     return build.fcmp_ordered("<", leading, zero), build.fcmp_ordered(">", leading, zero)
 
 
-def _split(lanes: Lanes, value: Value) -> tuple[Value, Value]:
+def _split(lanes: LaneBuilder, value: Value) -> tuple[Value, Value]:
     """A finite number as (significand, exponent): 1 <= |significand| < 2, or zero with an exponent below all others."""
     build = lanes.build
     exponent_of = F64.infinity
@@ -139,7 +139,7 @@ def _split(lanes: Lanes, value: Value) -> tuple[Value, Value]:
     return build.select(zero, constant(lanes, 0.0), significand), exponent
 
 
-def _power(lanes: Lanes, exponent: Value) -> Value:
+def _power(lanes: LaneBuilder, exponent: Value) -> Value:
     """2^exponent, or 2^-300 where that is less; the exponent is not above zero."""
     build = lanes.build
     kept = lanes.intrinsic("smax", exponent, lanes.constant(-300, 64))

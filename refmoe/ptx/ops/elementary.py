@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from refmoe.ptx.isa.floats import F64
 from refmoe.ptx.ops.directed import two_sum
 from refmoe.ptx.ops.ieee import constant
-from refmoe.ptx.ops.lanes import Lanes, Value, vector
+from refmoe.ptx.ops.lanes import LaneBuilder, Value, vector
 
 _LN2, _LN2_LOW = 0.6931471805599453, 2.3190468138462996e-17
 _LOG2_E, _LOG2_E_LOW = 1.4426950408889634, 2.0355273740931033e-17
@@ -74,7 +74,7 @@ _TWO_OVER_PI = (
 )
 
 
-def _polynomial(lanes: Lanes, x: Value, coefficients: Sequence[float]) -> Value:
+def _polynomial(lanes: LaneBuilder, x: Value, coefficients: Sequence[float]) -> Value:
     """The sum of coefficients[i] * x^i."""
     result = constant(lanes, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
@@ -82,7 +82,7 @@ def _polynomial(lanes: Lanes, x: Value, coefficients: Sequence[float]) -> Value:
     return result
 
 
-def _at_most(lanes: Lanes, x: Value, bound: float) -> Value:
+def _at_most(lanes: LaneBuilder, x: Value, bound: float) -> Value:
     """x between -bound and bound; NaN stays."""
     build = lanes.build
     for sign, order in ((1.0, ">"), (-1.0, "<")):
@@ -91,7 +91,7 @@ def _at_most(lanes: Lanes, x: Value, bound: float) -> Value:
     return x
 
 
-def _to_integer(lanes: Lanes, x: Value) -> tuple[Value, Value]:
+def _to_integer(lanes: LaneBuilder, x: Value) -> tuple[Value, Value]:
     """The integer nearest to x, below 2^51: as FP64, and as 2 to its power where that is a normal number."""
     build = lanes.build
     # The last bit of this number counts ones.
@@ -101,7 +101,7 @@ def _to_integer(lanes: Lanes, x: Value) -> tuple[Value, Value]:
     return build.fsub(moved, magic), lanes.float_of(field)
 
 
-def exp2(lanes: Lanes, x: Value) -> Value:
+def exp2(lanes: LaneBuilder, x: Value) -> Value:
     """2^x, within 0.54 units."""
     build = lanes.build
     whole, power = _to_integer(lanes, x := _at_most(lanes, x, 1000.0))
@@ -116,7 +116,7 @@ def exp2(lanes: Lanes, x: Value) -> Value:
     return build.fmul(build.fadd(total, build.fadd(error, build.fadd(low, tail))), power)
 
 
-def log2(lanes: Lanes, x: Value) -> Value:
+def log2(lanes: LaneBuilder, x: Value) -> Value:
     """The logarithm to base 2 of a number that is neither zero nor below 2^-1022, within 0.6 units.
 
     Zero gives -Inf, infinity itself; below zero it is NaN.
@@ -151,7 +151,7 @@ def log2(lanes: Lanes, x: Value) -> Value:
     return build.select(build.fcmp_ordered("<", x, zero), nan, result)
 
 
-def tanh(lanes: Lanes, x: Value) -> Value:
+def tanh(lanes: LaneBuilder, x: Value) -> Value:
     """The hyperbolic tangent, within 3 units."""
     build = lanes.build
     magnitude = _at_most(lanes, lanes.intrinsic("fabs", x), 30.0)
@@ -166,20 +166,20 @@ def tanh(lanes: Lanes, x: Value) -> Value:
     return lanes.float_of(build.or_(lanes.bits_of(lanes.intrinsic("fabs", result)), sign))
 
 
-def sin(lanes: Lanes, x: Value) -> Value:
+def sin(lanes: LaneBuilder, x: Value) -> Value:
     """The sine of FP32 numbers given in FP64, within 0.7 units."""
     quadrant, high, low = _reduced(lanes, x)
     return _sine(lanes, x, quadrant, high, low, lanes.bits_of(x))
 
 
-def cos(lanes: Lanes, x: Value) -> Value:
+def cos(lanes: LaneBuilder, x: Value) -> Value:
     """The cosine of FP32 numbers given in FP64, within 0.7 units: the sine of what is a quadrant further."""
     quadrant, high, low = _reduced(lanes, x)
     further = lanes.build.add(quadrant, lanes.constant(1, 64))
     return _sine(lanes, x, further, high, low, lanes.constant(0, 64))
 
 
-def _reduced(lanes: Lanes, x: Value) -> tuple[Value, Value, Value]:
+def _reduced(lanes: LaneBuilder, x: Value) -> tuple[Value, Value, Value]:
     """|x| as (quadrant, high, low): quadrant * pi/2 + high + low but for whole turns, |high| <= pi/4.
 
     Payne and Hanek's: of 2/pi only those bits count that do not make whole turns times x. A significand of 24 bits
@@ -224,7 +224,7 @@ def _reduced(lanes: Lanes, x: Value) -> tuple[Value, Value, Value]:
     )
 
 
-def _upper_product(lanes: Lanes, word: Value, significand: Value) -> Value:
+def _upper_product(lanes: LaneBuilder, word: Value, significand: Value) -> Value:
     """The product of 64 bits and 24 without its low 64 bits."""
     build = lanes.build
     half = lanes.constant(32, 64)
@@ -232,7 +232,7 @@ def _upper_product(lanes: Lanes, word: Value, significand: Value) -> Value:
     return build.lshr(build.add(build.mul(build.lshr(word, half), significand), below), half)
 
 
-def _sine(lanes: Lanes, x: Value, quadrant: Value, high: Value, low: Value, sign: Value) -> Value:
+def _sine(lanes: LaneBuilder, x: Value, quadrant: Value, high: Value, low: Value, sign: Value) -> Value:
     """sin(quadrant * pi/2 + high + low) with the sign of another number; NaN where x is not finite."""
     build = lanes.build
     one = constant(lanes, 1.0)

@@ -13,7 +13,7 @@ from llvmlite import ir
 from refmoe.native.compiler import Native, compiled
 from refmoe.ptx import isa
 from refmoe.ptx.isa import DTYPES
-from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, Lowering, vector
+from refmoe.ptx.ops.lanes import BITS, LANES, LaneBuilder, Lowering, vector
 from refmoe.ptx.ops.table import lowering
 
 Array = Any
@@ -99,7 +99,7 @@ def _module(lower: Lowering, kinds: Sequence[str], results: Sequence[str], const
     build.position_at_end(loop)
     number = build.phi(_WORD)
     number.add_incoming(_WORD(0), entry)
-    lanes = Lanes(module, build, ir.Constant(vector(1), [True] * LANES))
+    lanes = LaneBuilder(module, build, ir.Constant(vector(1), [True] * LANES))
     values, place = [], 0
 
     def pointer(position: int, kind: str) -> Any:

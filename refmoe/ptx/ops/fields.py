@@ -8,7 +8,7 @@ from llvmlite import ir
 
 from refmoe.ptx.isa.spelling import Spelling
 from refmoe.ptx.ops import shifts
-from refmoe.ptx.ops.lanes import Lanes, Lowering, Value, giving
+from refmoe.ptx.ops.lanes import LaneBuilder, Lowering, Value, giving
 
 _FALSE = ir.Constant(ir.IntType(1), False)
 _NOTHING = 0xFFFFFFFF
@@ -17,12 +17,12 @@ _NOTHING = 0xFFFFFFFF
 # --- fields ---------------------------------------------------------------------------------------------------------
 
 
-def _low_byte(lanes: Lanes, x: Value) -> Value:
+def _low_byte(lanes: LaneBuilder, x: Value) -> Value:
     """A position or a length, of which eight bits count."""
     return lanes.build.and_(x, lanes.constant(0xFF, 32))
 
 
-def _extended(lanes: Lanes, x: Value, count: Value, is_signed: bool) -> Value:
+def _extended(lanes: LaneBuilder, x: Value, count: Value, is_signed: bool) -> Value:
     """The low `count` bits, extended to the register: none of them is 0, and the width or more of them is all of x."""
     bits = x.type.element.width
     if not is_signed:
@@ -35,7 +35,7 @@ def _extended(lanes: Lanes, x: Value, count: Value, is_signed: bool) -> Value:
 def _bfe(spelling: Spelling) -> Lowering:
     is_signed, _ = spelling.integer("u32", "u64", "s32", "s64")
 
-    def emit(lanes: Lanes, a: Value, position: Value, length: Value) -> Value:
+    def emit(lanes: LaneBuilder, a: Value, position: Value, length: Value) -> Value:
         # Beyond the register's end a signed field goes on with the register's sign, as the shift fills it.
         moved = shifts.right(lanes, a, _low_byte(lanes, position), is_signed)
         return _extended(lanes, moved, _low_byte(lanes, length), is_signed)
@@ -46,7 +46,7 @@ def _bfe(spelling: Spelling) -> Lowering:
 def _bfi(spelling: Spelling) -> Lowering:
     _, bits = spelling.integer("b32", "b64")
 
-    def emit(lanes: Lanes, a: Value, b: Value, position: Value, length: Value) -> Value:
+    def emit(lanes: LaneBuilder, a: Value, b: Value, position: Value, length: Value) -> Value:
         build = lanes.build
         position = _low_byte(lanes, position)
         field = shifts.left(lanes, shifts.ones(lanes, _low_byte(lanes, length), bits), position)
@@ -56,7 +56,7 @@ def _bfi(spelling: Spelling) -> Lowering:
     return giving(emit)
 
 
-def _modulo_32(lanes: Lanes, x: Value) -> Value:
+def _modulo_32(lanes: LaneBuilder, x: Value) -> Value:
     return lanes.build.and_(x, lanes.constant(31, 32))
 
 
@@ -64,7 +64,7 @@ def _szext(spelling: Spelling) -> Lowering:
     clamp = spelling.need("clamp", "wrap") == "clamp"
     is_signed, _ = spelling.integer("u32", "s32")
 
-    def emit(lanes: Lanes, a: Value, count: Value) -> Value:
+    def emit(lanes: LaneBuilder, a: Value, count: Value) -> Value:
         return _extended(lanes, a, count if clamp else _modulo_32(lanes, count), is_signed)
 
     return giving(emit)
@@ -74,7 +74,7 @@ def _bmsk(spelling: Spelling) -> Lowering:
     clamp = spelling.need("clamp", "wrap") == "clamp"
     spelling.type("b32")
 
-    def emit(lanes: Lanes, position: Value, count: Value) -> Value:
+    def emit(lanes: LaneBuilder, position: Value, count: Value) -> Value:
         if not clamp:
             position, count = _modulo_32(lanes, position), _modulo_32(lanes, count)
         return shifts.left(lanes, shifts.ones(lanes, count, 32), position)
@@ -90,7 +90,7 @@ def _popc(spelling: Spelling) -> Lowering:
     return giving(lambda lanes, a: lanes.resize(lanes.intrinsic("ctpop", a), 32))
 
 
-def _leading_zeros(lanes: Lanes, a: Value) -> Value:
+def _leading_zeros(lanes: LaneBuilder, a: Value) -> Value:
     """As many as the register has bits if it is zero."""
     return lanes.resize(lanes.intrinsic("ctlz", a, _FALSE), 32)
 
@@ -105,7 +105,7 @@ def _bfind(spelling: Spelling) -> Lowering:
     shift_amount = spelling.flag("shiftamt")
     is_signed, bits = spelling.integer("u32", "u64", "s32", "s64")
 
-    def emit(lanes: Lanes, a: Value) -> Value:
+    def emit(lanes: LaneBuilder, a: Value) -> Value:
         if is_signed:
             a = lanes.build.xor(a, lanes.build.ashr(a, lanes.constant(bits - 1, bits)))
         up = _leading_zeros(lanes, a)
@@ -128,7 +128,7 @@ def _fns(spelling: Spelling) -> Lowering:
     return giving(_find_nth_set)
 
 
-def _find_nth_set(lanes: Lanes, mask: Value, base: Value, n: Value) -> Value:
+def _find_nth_set(lanes: LaneBuilder, mask: Value, base: Value, n: Value) -> Value:
     build = lanes.build
     zero, one, top = lanes.constant(0, 32), lanes.constant(1, 32), lanes.constant(31, 32)
     # Downward is upward in the mirror.

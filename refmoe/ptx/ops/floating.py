@@ -25,7 +25,7 @@ from refmoe.ptx.ops.ieee import (
     single,
     zeroed,
 )
-from refmoe.ptx.ops.lanes import Lanes, Lowering, Value
+from refmoe.ptx.ops.lanes import LaneBuilder, Lowering, Value
 
 _ROUNDINGS = ("rn", "rz", "rm", "rp")
 _PACKED = ("f16x2", "bf16x2", "f32x2")
@@ -38,7 +38,7 @@ _RAISED = 2.0**64
 _Rounded = Callable[..., Value]
 
 
-def _operation(lanes: Lanes, name: str, *x: Value) -> Value:
+def _operation(lanes: LaneBuilder, name: str, *x: Value) -> Value:
     """One of LLVM's operations on floats, to nearest."""
     if name in ("fma", "sqrt"):
         return lanes.intrinsic(name, *x)
@@ -47,7 +47,7 @@ def _operation(lanes: Lanes, name: str, *x: Value) -> Value:
     )
 
 
-def _nearest(name: str, ftz: bool, lanes: Lanes, *bits: Value) -> Value:
+def _nearest(name: str, ftz: bool, lanes: LaneBuilder, *bits: Value) -> Value:
     """FP32 and FP64 to nearest."""
     x = [lanes.float_of(each) for each in bits]
     result = lanes.bits_of(_operation(lanes, name, *x))
@@ -63,12 +63,12 @@ def _nearest(name: str, ftz: bool, lanes: Lanes, *bits: Value) -> Value:
     return zeroed(lanes, _tiny(lanes, _operation(lanes, name, *x)), result, F32)
 
 
-def _tiny(lanes: Lanes, raised: Value) -> Value:
+def _tiny(lanes: LaneBuilder, raised: Value) -> Value:
     """Lanes in which a raised FP32 result is below the least normal number, raised."""
     return lanes.build.fcmp_ordered("<", lanes.intrinsic("fabs", raised), constant(lanes, 2.0**-126 * _RAISED, 32))
 
 
-def _directed(name: str, rounding: str, ftz: bool, lanes: Lanes, *bits: Value) -> Value:
+def _directed(name: str, rounding: str, ftz: bool, lanes: LaneBuilder, *bits: Value) -> Value:
     """FP32 in the other modes."""
     build = lanes.build
     if name == "sub":
@@ -95,12 +95,12 @@ def _directed(name: str, rounding: str, ftz: bool, lanes: Lanes, *bits: Value) -
     return zeroed(lanes, _tiny(lanes, lanes.float_of(raised)), result, F32)
 
 
-def _terms(lanes: Lanes, name: str, bits: Sequence[Value]) -> Sequence[Value]:
+def _terms(lanes: LaneBuilder, name: str, bits: Sequence[Value]) -> Sequence[Value]:
     """Two integers with the signs of the terms of a sum."""
     return (lanes.build.xor(bits[0], bits[1]), bits[2]) if name == "fma" else bits
 
 
-def _directed64(name: str, rounding: str, lanes: Lanes, *bits: Value) -> Value:
+def _directed64(name: str, rounding: str, lanes: LaneBuilder, *bits: Value) -> Value:
     """FP64 in the other modes."""
     build = lanes.build
     sign = lanes.constant(F64.sign, 64)
@@ -135,7 +135,7 @@ def _directed64(name: str, rounding: str, lanes: Lanes, *bits: Value) -> Value:
     return moved
 
 
-def _halved(name: str, format: Float, ftz: bool, lanes: Lanes, *bits: Value) -> Value:
+def _halved(name: str, format: Float, ftz: bool, lanes: LaneBuilder, *bits: Value) -> Value:
     """F16 and BF16, to nearest.
 
     FP32 has more than twice their significant bits and two: sums rounded to it and then again are rounded right
@@ -173,7 +173,7 @@ def _rounded(name: str, format: Float, rounding: str, ftz: bool) -> _Rounded:
     else:
         rounded = partial(_directed, name, rounding, ftz)
 
-    def function(lanes: Lanes, *bits: Value) -> Value:
+    def function(lanes: LaneBuilder, *bits: Value) -> Value:
         if ftz:
             bits = tuple(flush(lanes, each, format) for each in bits)
         return canonical(lanes, rounded(lanes, *bits), format)
@@ -195,7 +195,7 @@ def _arithmetic(spelling: Spelling) -> Lowering | None:
     # The operands that may be of a narrow type: all but the addend.
     narrowed = 2 if name == "fma" else 1
 
-    def function(lanes: Lanes, *bits: Value) -> Value:
+    def function(lanes: LaneBuilder, *bits: Value) -> Value:
         if narrow_type:
             few = FLOATS[narrow_type]
             wide = (lanes.bits_of(single(lanes, each, few)) for each in bits[:narrowed])
@@ -217,7 +217,7 @@ def _sign(spelling: Spelling) -> Lowering | None:
     type_name = spelling.type(*FLOATS, *_PACKED)
     format = FLOATS[type_name.removesuffix("x2")]
 
-    def function(lanes: Lanes, bits: Value) -> Value:
+    def function(lanes: LaneBuilder, bits: Value) -> Value:
         build = lanes.build
         value = flush(lanes, bits, format) if ftz else bits
         if absolute:
@@ -237,7 +237,7 @@ def _copysign(spelling: Spelling) -> Lowering | None:
     """copysign d, a, b: b with the sign of a."""
     format = FLOATS[spelling.type("f32", "f64")]
 
-    def function(lanes: Lanes, a: Value, b: Value) -> Value:
+    def function(lanes: LaneBuilder, a: Value, b: Value) -> Value:
         build = lanes.build
         sign = build.and_(a, lanes.constant(format.sign, format.bits))
         return build.or_(sign, build.and_(b, lanes.constant(format.sign - 1, format.bits)))
@@ -261,7 +261,7 @@ def _extremum(spelling: Spelling) -> Lowering | None:
     width = format.bits
     nan_key = format.sign - 1 if largest == nan_wins else format.sign
 
-    def key(lanes: Lanes, bits: Value) -> Value:
+    def key(lanes: LaneBuilder, bits: Value) -> Value:
         if ftz:
             bits = flush(lanes, bits, format)
         if magnitudes:
@@ -269,7 +269,7 @@ def _extremum(spelling: Spelling) -> Lowering | None:
         nan = is_nan(lanes, bits, format)
         return lanes.build.select(nan, lanes.constant(nan_key, width), _ordered(lanes, bits, format))
 
-    def function(lanes: Lanes, *bits: Value) -> Value:
+    def function(lanes: LaneBuilder, *bits: Value) -> Value:
         build = lanes.build
         picked = key(lanes, bits[0])
         for each in bits[1:]:
@@ -284,7 +284,7 @@ def _extremum(spelling: Spelling) -> Lowering | None:
     return lift(function, format, type_name in _PACKED)
 
 
-def _ordered(lanes: Lanes, bits: Value, format: Float) -> Value:
+def _ordered(lanes: LaneBuilder, bits: Value, format: Float) -> Value:
     """Bit patterns as signed integers in numeric order, and back."""
     build = lanes.build
     negative = build.ashr(bits, lanes.constant(format.bits - 1, format.bits))
@@ -297,7 +297,7 @@ def certain(spelling: Spelling) -> Lowering | None:
     if arithmetic is None or not spelling.opcode.endswith("f64"):
         return None
 
-    def lower(lanes: Lanes, sources: Sequence[Value]) -> Sequence[Value]:
+    def lower(lanes: LaneBuilder, sources: Sequence[Value]) -> Sequence[Value]:
         (result,) = arithmetic(lanes, sources)
         return [lanes.build.not_(is_nan(lanes, result, F64))]
 

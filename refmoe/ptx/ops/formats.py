@@ -15,7 +15,7 @@ from refmoe.ptx.ops.words import Word, every
 
 
 @dataclass(frozen=True)
-class Format:
+class BitFormat:
     """A sign, an exponent and a fraction, from the top; the exponent's bias is half its range.
 
     Attributes:
@@ -65,33 +65,33 @@ class Format:
         return 1 << (self.mantissa - 1)
 
 
-def _ieee(exponent: int, mantissa: int) -> Format:
+def _ieee(exponent: int, mantissa: int) -> BitFormat:
     """A format whose highest exponent is that of infinity and NaN."""
-    return Format(exponent, mantissa, 1 << mantissa)
+    return BitFormat(exponent, mantissa, 1 << mantissa)
 
 
 F16, BF16, TF32, F32, F64 = _ieee(5, 10), _ieee(8, 7), _ieee(8, 10), _ieee(8, 23), _ieee(11, 52)
 E5M2 = _ieee(5, 2)
-E4M3 = Format(4, 3, 1)
-E3M2, E2M3, E2M1 = Format(3, 2, 0), Format(2, 3, 0), Format(2, 1, 0)
+E4M3 = BitFormat(4, 3, 1)
+E3M2, E2M3, E2M1 = BitFormat(3, 2, 0), BitFormat(2, 3, 0), BitFormat(2, 1, 0)
 
 
-def is_nan(x: Word, format: Format) -> Word:
+def is_nan(x: Word, format: BitFormat) -> Word:
     """Where a word holds NaN; what lies above the number is ignored."""
     return (x & (format.sign - 1)) > format.last
 
 
-def canonical(x: Word, format: Format) -> Word:
+def canonical(x: Word, format: BitFormat) -> Word:
     """Every NaN replaced by the format's own."""
     return is_nan(x, format).choose(format.nan, x)
 
 
-def flushed(x: Word, format: Format) -> Word:
+def flushed(x: Word, format: BitFormat) -> Word:
     """Subnormal numbers replaced by zeros of their sign."""
     return (x & format.infinity).equals(0).choose(x & format.sign, x)
 
 
-def finite(magnitude: Word, of: Format, to: Format) -> Word:
+def finite(magnitude: Word, of: BitFormat, to: BitFormat) -> Word:
     """Finite numbers of `of`, without sign, as numbers of F32 or F64, which hold them exactly.
 
     The registers are as wide as `to`.
@@ -105,7 +105,7 @@ def finite(magnitude: Word, of: Format, to: Format) -> Word:
     return (magnitude < 1 << of.mantissa).choose(below, moved + rebias)
 
 
-def widened(x: Word, of: Format, to: Format) -> Word:
+def widened(x: Word, of: BitFormat, to: BitFormat) -> Word:
     """Numbers of F16, BF16 or F32 as numbers of F32 or F64, exactly; the registers are as wide as `to`.
 
     BF16 has the exponents of F32: its bits only move, so that NaN stays what it is, a signalling one too.
@@ -137,7 +137,9 @@ def _shifted(x: Word, places: Word | int, rounding: str, negative: Word) -> Word
     return (x + ((unit - 1) & -away(rounding, negative))) >> places
 
 
-def rounded(x: Word, of: Format, to: Format, rounding: str, *, flush: bool = False, satfinite: bool = False) -> Word:
+def rounded(
+    x: Word, of: BitFormat, to: BitFormat, rounding: str, *, flush: bool = False, satfinite: bool = False
+) -> Word:
     """Numbers of F16, F32 or F64 as numbers of a format with a shorter fraction.
 
     Args:

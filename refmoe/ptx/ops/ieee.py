@@ -13,42 +13,42 @@ from collections.abc import Callable, Sequence
 from llvmlite import ir
 
 from refmoe.ptx.isa.floats import BF16, F16, F32, Float
-from refmoe.ptx.ops.lanes import LANES, Lanes, Lowering, Value
+from refmoe.ptx.ops.lanes import LANES, LaneBuilder, Lowering, Value
 
 DOUBLE = ir.VectorType(ir.DoubleType(), LANES)
 SINGLE = ir.VectorType(ir.FloatType(), LANES)
 
 
-def is_nan(lanes: Lanes, bits: Value, format: Float) -> Value:
+def is_nan(lanes: LaneBuilder, bits: Value, format: Float) -> Value:
     """Lanes that hold a NaN."""
     magnitude = lanes.build.and_(bits, lanes.constant(format.sign - 1, format.bits))
     return lanes.build.icmp_unsigned(">", magnitude, lanes.constant(format.infinity, format.bits))
 
 
-def canonical(lanes: Lanes, bits: Value, format: Float) -> Value:
+def canonical(lanes: LaneBuilder, bits: Value, format: Float) -> Value:
     """Bit patterns with every NaN replaced by the format's own."""
     return lanes.build.select(is_nan(lanes, bits, format), lanes.constant(format.nan, format.bits), bits)
 
 
-def zeroed(lanes: Lanes, where: Value, bits: Value, format: Float) -> Value:
+def zeroed(lanes: LaneBuilder, where: Value, bits: Value, format: Float) -> Value:
     """Zeros of the same sign in some lanes."""
     return lanes.build.select(where, lanes.build.and_(bits, lanes.constant(format.sign, format.bits)), bits)
 
 
-def flush(lanes: Lanes, bits: Value, format: Float) -> Value:
+def flush(lanes: LaneBuilder, bits: Value, format: Float) -> Value:
     """Subnormal numbers replaced by zeros of their sign."""
     exponent = lanes.build.and_(bits, lanes.constant(format.infinity, format.bits))
     return zeroed(lanes, lanes.build.icmp_unsigned("==", exponent, lanes.constant(0, format.bits)), bits, format)
 
 
-def saturate(lanes: Lanes, bits: Value, format: Float) -> Value:
+def saturate(lanes: LaneBuilder, bits: Value, format: Float) -> Value:
     """Clamped to [+0, 1]; NaN gives +0. As signed integers all negative patterns lie below +0."""
     zero, one = lanes.constant(0, format.bits), lanes.constant(format.one, format.bits)
     clamped = lanes.intrinsic("smin", lanes.intrinsic("smax", bits, zero), one)
     return lanes.build.select(is_nan(lanes, bits, format), zero, clamped)
 
 
-def rectify(lanes: Lanes, bits: Value, format: Float) -> Value:
+def rectify(lanes: LaneBuilder, bits: Value, format: Float) -> Value:
     """Negative numbers and -0 as +0, NaN as the format's own, which has no sign."""
     return lanes.intrinsic("smax", canonical(lanes, bits, format), lanes.constant(0, format.bits))
 
@@ -56,7 +56,7 @@ def rectify(lanes: Lanes, bits: Value, format: Float) -> Value:
 def lift(function: Callable[..., Value], format: Float, packed: bool) -> Lowering:
     """A function of registers of a format as the native form of an instruction, on both halves where it is packed."""
 
-    def lower(lanes: Lanes, sources: Sequence[Value]) -> Sequence[Value]:
+    def lower(lanes: LaneBuilder, sources: Sequence[Value]) -> Sequence[Value]:
         if not packed:
             return [function(lanes, *sources)]
         low, high = zip(*(lanes.halves(source) for source in sources), strict=True)
@@ -65,13 +65,13 @@ def lift(function: Callable[..., Value], format: Float, packed: bool) -> Lowerin
     return lower
 
 
-def constant(lanes: Lanes, value: float, bits: int = 64) -> Value:
+def constant(lanes: LaneBuilder, value: float, bits: int = 64) -> Value:
     """One number, as a float of 32 or 64 bits, in every lane."""
     code = {32: "f", 64: "d"}[bits]
     return lanes.float_of(lanes.constant(int.from_bytes(struct.pack("<" + code, value), "little"), bits))
 
 
-def single(lanes: Lanes, bits: Value, format: Float) -> Value:
+def single(lanes: LaneBuilder, bits: Value, format: Float) -> Value:
     """Bit patterns of F16, BF16 or F32 as FP32 numbers; exact."""
     build = lanes.build
     if format is F32:
@@ -88,7 +88,7 @@ def single(lanes: Lanes, bits: Value, format: Float) -> Value:
     return lanes.float_of(build.or_(scaled, sign))
 
 
-def narrow(lanes: Lanes, value: Value, format: Float) -> Value:
+def narrow(lanes: LaneBuilder, value: Value, format: Float) -> Value:
     """FP32 numbers to bit patterns of F16, BF16 or F32, to nearest even; NaN becomes the format's own."""
     build = lanes.build
     bits = lanes.bits_of(value)

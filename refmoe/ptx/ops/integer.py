@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from llvmlite import ir
 
 from refmoe.ptx.isa.spelling import Spelling
-from refmoe.ptx.ops.lanes import LANES, Emit, Lanes, Lowering, Value, giving
+from refmoe.ptx.ops.lanes import LANES, Emit, LaneBuilder, Lowering, Value, giving
 
 _TYPES = ("u16", "u32", "u64", "s16", "s32", "s64")
 _PACKED = ("u16x2", "s16x2")
@@ -17,7 +17,7 @@ _CHAINED = ("u32", "s32", "u64", "s64")
 def _in_halves(emit: Emit) -> Emit:
     """The same on registers of two 16-bit integers, seen as twice as many lanes."""
 
-    def both(lanes: Lanes, *sources: Value) -> Value:
+    def both(lanes: LaneBuilder, *sources: Value) -> Value:
         halves = (lanes.build.bitcast(source, ir.VectorType(ir.IntType(16), 2 * LANES)) for source in sources)
         return lanes.build.bitcast(emit(lanes, *halves), sources[0].type)
 
@@ -27,19 +27,19 @@ def _in_halves(emit: Emit) -> Emit:
 # --- add, sub and the carry chain -----------------------------------------------------------------------------------
 
 
-def _add(lanes: Lanes, a: Value, b: Value) -> Value:
+def _add(lanes: LaneBuilder, a: Value, b: Value) -> Value:
     return lanes.build.add(a, b)
 
 
-def _sub(lanes: Lanes, a: Value, b: Value) -> Value:
+def _sub(lanes: LaneBuilder, a: Value, b: Value) -> Value:
     return lanes.build.sub(a, b)
 
 
-def _saturating_add(lanes: Lanes, a: Value, b: Value) -> Value:
+def _saturating_add(lanes: LaneBuilder, a: Value, b: Value) -> Value:
     return lanes.intrinsic("sadd.sat", a, b)
 
 
-def _saturating_sub(lanes: Lanes, a: Value, b: Value) -> Value:
+def _saturating_sub(lanes: LaneBuilder, a: Value, b: Value) -> Value:
     return lanes.intrinsic("ssub.sat", a, b)
 
 
@@ -47,7 +47,7 @@ def _saturating_sub(lanes: Lanes, a: Value, b: Value) -> Value:
 _Step = Callable[..., Sequence[Value]]
 
 
-def _add_carry(lanes: Lanes, a: Value, b: Value, carry: Value = None) -> Sequence[Value]:
+def _add_carry(lanes: LaneBuilder, a: Value, b: Value, carry: Value = None) -> Sequence[Value]:
     total = lanes.build.add(a, b)
     out = lanes.build.icmp_unsigned("<", total, a)
     if carry is None:
@@ -57,7 +57,7 @@ def _add_carry(lanes: Lanes, a: Value, b: Value, carry: Value = None) -> Sequenc
     return result, lanes.build.or_(out, lanes.build.icmp_unsigned("<", result, total))
 
 
-def _sub_carry(lanes: Lanes, a: Value, b: Value, carry: Value = None) -> Sequence[Value]:
+def _sub_carry(lanes: LaneBuilder, a: Value, b: Value, carry: Value = None) -> Sequence[Value]:
     """The flag is 1 where nothing is borrowed: it is the carry of a + ~b + 1."""
     if carry is None:
         return lanes.build.sub(a, b), lanes.build.icmp_unsigned(">=", a, b)
@@ -67,7 +67,7 @@ def _sub_carry(lanes: Lanes, a: Value, b: Value, carry: Value = None) -> Sequenc
 def _link(step: _Step, carry_out: bool) -> Lowering:
     """One link of a carry chain; the carry that comes in is the last source."""
 
-    def lower(lanes: Lanes, sources: Sequence[Value]) -> Sequence[Value]:
+    def lower(lanes: LaneBuilder, sources: Sequence[Value]) -> Sequence[Value]:
         result, carry = step(lanes, *sources)
         return [result, carry] if carry_out else [result]
 
@@ -102,7 +102,7 @@ def _sum_with_carry(step: _Step) -> Callable[[Spelling], Lowering]:
 def _product(part: str, is_signed: bool) -> Emit:
     """The low half of the product, its high half, or all of it: `part` is "lo", "hi" or "wide"."""
 
-    def emit(lanes: Lanes, a: Value, b: Value) -> Value:
+    def emit(lanes: LaneBuilder, a: Value, b: Value) -> Value:
         if part == "lo":
             return lanes.build.mul(a, b)
         twice = 2 * a.type.element.width
@@ -116,7 +116,7 @@ def _product24(part: str, is_signed: bool) -> Emit:
     """Bits 0..31 of the product of the low 24 bits, or bits 16..47."""
     high = _product("hi", is_signed)
 
-    def emit(lanes: Lanes, a: Value, b: Value) -> Value:
+    def emit(lanes: LaneBuilder, a: Value, b: Value) -> Value:
         eight = lanes.constant(8, 32)
         # 24 bits at the top of a register are 256 times their value, with its sign: the product is 2^16 times the one
         # that is wanted, and bit 16 of that stands at bit 32.
@@ -134,7 +134,7 @@ def _plus(product: Emit, add: Emit = _add) -> Emit:
 
 
 def _chained_plus(product: Emit) -> _Step:
-    def step(lanes: Lanes, a: Value, b: Value, c: Value, carry: Value = None) -> Sequence[Value]:
+    def step(lanes: LaneBuilder, a: Value, b: Value, c: Value, carry: Value = None) -> Sequence[Value]:
         return _add_carry(lanes, product(lanes, a, b), c, carry)
 
     return step
@@ -179,7 +179,7 @@ def _mad24(spelling: Spelling) -> Lowering:
 # --- div, rem, abs, neg, sad, min, max ------------------------------------------------------------------------------
 
 
-def _quotient(lanes: Lanes, a: Value, b: Value, is_signed: bool) -> Value:
+def _quotient(lanes: LaneBuilder, a: Value, b: Value, is_signed: bool) -> Value:
     """a / b toward zero, for divisors other than 0, and other than -1 of the least number.
 
     CPUs divide vectors of doubles, but no vectors of integers. Up to 32 bits the double's quotient truncates to the
@@ -198,7 +198,7 @@ def _division(remainder: bool) -> Callable[[Spelling], Lowering]:
     def build(spelling: Spelling) -> Lowering:
         is_signed, bits = spelling.integer(*_TYPES)
 
-        def emit(lanes: Lanes, a: Value, b: Value) -> Value:
+        def emit(lanes: LaneBuilder, a: Value, b: Value) -> Value:
             build = lanes.build
             zero, one, ones = (lanes.constant(value, bits) for value in (0, 1, -1))
             by_zero = build.icmp_unsigned("==", b, zero)
@@ -233,7 +233,7 @@ def _sad(spelling: Spelling) -> Lowering:
     is_signed, _ = spelling.integer(*_TYPES)
     sign = "s" if is_signed else "u"
 
-    def emit(lanes: Lanes, a: Value, b: Value, c: Value) -> Value:
+    def emit(lanes: LaneBuilder, a: Value, b: Value, c: Value) -> Value:
         # The distance may need one bit more than a signed number has: as an unsigned one it is right.
         largest, least = (lanes.intrinsic(sign + pick, a, b) for pick in ("max", "min"))
         return lanes.build.add(c, lanes.build.sub(largest, least))
@@ -246,7 +246,7 @@ def _extremum(pick: str) -> Callable[[Spelling], Lowering]:
         relu = spelling.flag("relu")
         name = spelling.type(*_TYPES, *_PACKED)
 
-        def emit(lanes: Lanes, a: Value, b: Value) -> Value:
+        def emit(lanes: LaneBuilder, a: Value, b: Value) -> Value:
             result = lanes.intrinsic(name[0] + pick, a, b)
             return lanes.intrinsic("smax", result, ir.Constant(a.type, [0] * a.type.count)) if relu else result
 
@@ -258,7 +258,7 @@ def _extremum(pick: str) -> Callable[[Spelling], Lowering]:
 # --- dot products ---------------------------------------------------------------------------------------------------
 
 
-def _field(lanes: Lanes, x: Value, low: int, bits: int, is_signed: bool) -> Value:
+def _field(lanes: LaneBuilder, x: Value, low: int, bits: int, is_signed: bool) -> Value:
     """Bits low..low+bits-1 of a register, extended to 32 bits."""
     down = lanes.build.ashr if is_signed else lanes.build.lshr
     return down(lanes.build.shl(x, lanes.constant(32 - low - bits, 32)), lanes.constant(32 - bits, 32))
@@ -267,7 +267,7 @@ def _field(lanes: Lanes, x: Value, low: int, bits: int, is_signed: bool) -> Valu
 def _dot(a_bits: int, b_base: int, a_signed: bool, b_signed: bool) -> Lowering:
     """c + the products of the fields of a, from bit 0 up, and of the bytes of b, from bit `b_base` up."""
 
-    def emit(lanes: Lanes, a: Value, b: Value, c: Value) -> Value:
+    def emit(lanes: LaneBuilder, a: Value, b: Value, c: Value) -> Value:
         for i in range(32 // a_bits):
             x = _field(lanes, a, a_bits * i, a_bits, a_signed)
             y = _field(lanes, b, b_base + 8 * i, 8, b_signed)
@@ -290,7 +290,7 @@ def _dp2a(spelling: Spelling) -> Lowering:
     return _dot(16, base, *_dot_types(spelling))
 
 
-def has_divisor(lanes: Lanes, sources: Sequence[Value]) -> Sequence[Value]:
+def has_divisor(lanes: LaneBuilder, sources: Sequence[Value]) -> Sequence[Value]:
     """The lanes in which a quotient or a remainder is defined."""
     divisor = sources[1]
     return [lanes.build.icmp_unsigned("!=", divisor, lanes.constant(0, divisor.type.element.width))]

@@ -41,7 +41,7 @@ def vector(bits: int) -> Any:
     return ir.VectorType(ir.IntType(bits), LANES)
 
 
-class Lanes:
+class LaneBuilder:
     """What builds the code of some instructions, one after another.
 
     Attributes:
@@ -122,7 +122,7 @@ class Lanes:
 
 
 # From the values of the sources to those of the destinations, each of the kind that the specification names.
-Lowering = Callable[[Lanes, Sequence[Value]], Sequence[Value]]
+Lowering = Callable[[LaneBuilder, Sequence[Value]], Sequence[Value]]
 # From the values of the sources to one value.
 Emit = Callable[..., Value]
 

@@ -7,17 +7,17 @@ nothing but the shift for the two together.
 
 from __future__ import annotations
 
-from refmoe.ptx.ops.lanes import Lanes, Value
+from refmoe.ptx.ops.lanes import LaneBuilder, Value
 
 
-def left(lanes: Lanes, value: Value, amount: Value) -> Value:
+def left(lanes: LaneBuilder, value: Value, amount: Value) -> Value:
     """Shifted up; 0 by the width and more. The amount is an unsigned register of any width."""
     bits = value.type.element.width
     moved = lanes.build.shl(value, lanes.resize(amount, bits))
     return lanes.build.select(_within(lanes, amount, bits), moved, lanes.constant(0, bits))
 
 
-def right(lanes: Lanes, value: Value, amount: Value, signed: bool = False) -> Value:
+def right(lanes: LaneBuilder, value: Value, amount: Value, signed: bool = False) -> Value:
     """Shifted down and filled with zeros, or with the sign."""
     bits = value.type.element.width
     if signed:
@@ -27,10 +27,10 @@ def right(lanes: Lanes, value: Value, amount: Value, signed: bool = False) -> Va
     return lanes.build.select(_within(lanes, amount, bits), moved, lanes.constant(0, bits))
 
 
-def ones(lanes: Lanes, count: Value, bits: int) -> Value:
+def ones(lanes: LaneBuilder, count: Value, bits: int) -> Value:
     """Registers of `bits` bits with ones in the low `count` of them."""
     return lanes.inverted(left(lanes, lanes.constant(-1, bits), count))
 
 
-def _within(lanes: Lanes, amount: Value, bits: int) -> Value:
+def _within(lanes: LaneBuilder, amount: Value, bits: int) -> Value:
     return lanes.build.icmp_unsigned("<", amount, lanes.constant(bits, amount.type.element.width))

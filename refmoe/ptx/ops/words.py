@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from refmoe.ptx.ops.lanes import Lanes, Value
+from refmoe.ptx.ops.lanes import LaneBuilder, Value
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Word:
     less than the width.
     """
 
-    lanes: Lanes
+    lanes: LaneBuilder
     value: Value
 
     @property
@@ -123,6 +123,6 @@ class Word:
         return self.of(self.lanes.bits_of(value))
 
 
-def every(lanes: Lanes, value: int, bits: int) -> Word:
+def every(lanes: LaneBuilder, value: int, bits: int) -> Word:
     """One integer in every lane."""
     return Word(lanes, lanes.constant(value, bits))

@@ -18,7 +18,7 @@ CANARIES = {"b8": 0xB5, "b16": 0xB5C7, "b32": 0xB5C70F9D, "b64": 0xB5C70F9D2E68A
 
 
 @dataclass(frozen=True)
-class Unwritten:
+class UnwrittenReads:
     """What is known of an entry.
 
     Attributes:
@@ -31,7 +31,7 @@ class Unwritten:
     reads: dict[tuple[int, int], tuple[str, ...]] = field(default_factory=dict)
 
 
-def unwritten(program: Program) -> Unwritten:
+def unwritten(program: Program) -> UnwrittenReads:
     """The reads of an entry that something may reach before a write: a forward analysis of its blocks."""
     bodies = {block.index: _body(block) for block in program.blocks}
     known = {name for body in bodies.values() for uses, writes in body for name in (*uses, *writes)}
@@ -53,7 +53,7 @@ def unwritten(program: Program) -> Unwritten:
             if found := tuple(dict.fromkeys(name for name in uses if name in open_)):
                 reads[index, number] = found
             open_ -= set(writes)
-    return Unwritten(frozenset(name for names in reads.values() for name in names), reads)
+    return UnwrittenReads(frozenset(name for names in reads.values() for name in names), reads)
 
 
 def instructions_of(block: Block) -> tuple[Instruction, ...]:

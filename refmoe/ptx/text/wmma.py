@@ -54,7 +54,7 @@ _SUMS = {"f16": ("f16", "f32"), "bf16": ("f32",), "tf32": ("f32",), "f64": ("f64
 
 
 @dataclass(frozen=True)
-class Shape:
+class WmmaShape:
     """M, N and K of an instruction, and how they are tiles of `mma.sync`."""
 
     m: int
@@ -62,7 +62,7 @@ class Shape:
     k: int
 
     @classmethod
-    def of(cls, part: str) -> Shape | None:
+    def of(cls, part: str) -> WmmaShape | None:
         """The shape of that name, or None."""
         match = _SHAPE.fullmatch(part)
         return None if match is None else cls(*map(int, match.groups()))
@@ -159,7 +159,7 @@ def transfer(opcode: str) -> Transfer | None:
     if len(parts) < 6 or parts[0] != "wmma" or parts[3:5] != ["sync", "aligned"]:
         return None
     operand, rest, name = parts[2], parts[5:-1], parts[-1]
-    shape = next((found for part in rest if (found := Shape.of(part))), None)
+    shape = next((found for part in rest if (found := WmmaShape.of(part))), None)
     layouts = [part for part in rest if part in ("row", "col")]
     spaces = [part for part in rest if part in _SPACES]
     if shape is None or len(layouts) != 1 or len(spaces) > 1 or len(rest) != 2 + len(spaces) or name not in _BITS:
@@ -187,7 +187,7 @@ def transfer(opcode: str) -> Transfer | None:
 
 def _product(instruction: Instruction, parts: list[str]) -> list[Instruction] | None:
     """`wmma.mma`; None for another spelling."""
-    shape = next((found for part in parts if (found := Shape.of(part))), None)
+    shape = next((found for part in parts if (found := WmmaShape.of(part))), None)
     modifiers = [part for part in parts if part in ("xor", "and", "popc", "satfinite", "rn", "rz", "rm", "rp")]
     types = [part for part in parts if part in _BITS]
     layouts = [part for part in parts if part in ("row", "col")]
@@ -208,7 +208,11 @@ def _product(instruction: Instruction, parts: list[str]) -> list[Instruction] | 
 
 
 def _tiles(
-    instruction: Instruction, shape: Shape, types: list[str], modifiers: list[str], operands: list[tuple[Operand, ...]]
+    instruction: Instruction,
+    shape: WmmaShape,
+    types: list[str],
+    modifiers: list[str],
+    operands: list[tuple[Operand, ...]],
 ) -> list[Instruction] | None:
     """An `mma.sync` for each tile, or two for the halves of K of TF32."""
     (d, a, b, c), (sums, a_type, b_type, _) = operands, types

@@ -34,10 +34,16 @@ def inputs(text: str) -> Any:
         ("deepseek_routing:f32:m4e16t2:gaussian:groups=16:top_groups=2:seed1@ptx", "of at least 2 experts"),
         ("deepseek_routing:f32:m4e16t2:gaussian:groups=4:top_groups=5:seed1@ptx", "top_groups: found '5'"),
         ("deepseek_routing:f32:m4e16t9:gaussian:groups=4:top_groups=2:seed1@ptx", "t of at most 8, for 2 groups"),
-        ("deepseek_routing:f32:m4e16t2:never:groups=4:top_groups=2:bias=none:seed1@ptx", "bias=distinct for the fill"),
+        (
+            "deepseek_routing:f32:m4e16t2:never:groups=4:top_groups=2:bias=none:seed1@ptx",
+            "case bias: found 'none'; needed bias=distinct for the fill",
+        ),
         ("deepseek_routing:f32:m4e600t2:gaussian:seed1@ptx", "2 to 512 experts of all ranks"),
         ("deepseek_routing:f32:m4e16t2:gaussian:groups=4:first_expert=1:seed1@ptx", "first_expert: found '1'"),
-        ("deepseek_activation:bf16:m4k128e2:ties:seed1@ptx", "dtype f32 for the fill ties"),
+        (
+            "deepseek_activation:bf16:m4k128e2:ties:seed1@ptx",
+            "case dtype: found 'bf16'; needed dtype f32 for the fill ties",
+        ),
         ("deepseek_activation:bf16:m4k64e2:gaussian:seed1@ptx", "a k that is a multiple of 128"),
         (
             "deepseek_activation:bf16:m4k128e6:gaussian:rows=masked:routing=empty-experts:seed1@ptx",

@@ -13,8 +13,8 @@ from support.ptx_kernel import text
 from refmoe import ptx
 from refmoe.ptx.findings import unexplained
 from refmoe.ptx.findings.collective import consumers
-from refmoe.ptx.findings.edits import Edit, Unplaced, apply
-from refmoe.ptx.findings.explain import Shape
+from refmoe.ptx.findings.edits import PtxEdit, Unplaced, apply
+from refmoe.ptx.findings.explain import LaunchShape
 from refmoe.ptx.text.syntax import Instruction
 
 ROW = {row.name: row for row in ROWS}
@@ -216,7 +216,7 @@ def test_the_earlier_access_is_the_write() -> None:
 
 
 def test_what_two_threads_have_in_common() -> None:
-    shape = Shape((8, 8, 2), (2, 1, 1))
+    shape = LaunchShape((8, 8, 2), (2, 1, 1))
     origin = (0, 0, 0)
     assert shape.relation((origin, (0, 0, 0)), (origin, (7, 3, 0))) == "warp"
     assert shape.relation((origin, (0, 0, 0)), (origin, (0, 4, 0))) == "block"
@@ -225,7 +225,7 @@ def test_what_two_threads_have_in_common() -> None:
     assert shape.relation((origin, origin), ((1, 0, 0), origin)) == "cluster"
     assert shape.relation((origin, origin), ((2, 0, 0), origin)) == "grid"
     assert shape.relation(((1, 0, 0), origin), ((2, 0, 0), origin)) == "grid"
-    assert Shape((32, 1, 1), (1, 1, 1)).relation((origin, origin), ((1, 0, 0), origin)) == "grid"
+    assert LaunchShape((32, 1, 1), (1, 1, 1)).relation((origin, origin), ((1, 0, 0), origin)) == "grid"
     assert shape.relation((origin, None), (origin, origin)) == "block"
 
 
@@ -295,15 +295,16 @@ def test_edits_keep_every_line() -> None:
     first, second, load = _instructions(source)[9:12]
     edited = apply(
         source,
-        [Edit(first, "before", "bar.sync 0;"), Edit(second, "after", "bar.sync 1;"), Edit(second, "before", "ret;"),
-         Edit(load, "after", "bar.sync 2;"), Edit(load, "opcode", "ld.volatile.global.u32")],
+        [PtxEdit(first, "before", "bar.sync 0;"), PtxEdit(second, "after", "bar.sync 1;"),
+         PtxEdit(second, "before", "ret;"), PtxEdit(load, "after", "bar.sync 2;"),
+         PtxEdit(load, "opcode", "ld.volatile.global.u32")],
     )  # fmt: skip
     assert len(edited.splitlines()) == len(source.splitlines())
     squeezed = " ".join(edited.split())
     assert "bar.sync 0; @%p1 st.shared.u32 [cell], 1; ret; st.shared.u32 [cell+4], 2; bar.sync 1;" in squeezed
     assert "{ ld.volatile.global.u32 %r3, [%d0]; bar.sync 2; }" in squeezed
     with pytest.raises(Unplaced):
-        apply(source.replace("ld.global.u32", "ld.global.s32"), [Edit(load, "before", "ret;")])
+        apply(source.replace("ld.global.u32", "ld.global.s32"), [PtxEdit(load, "before", "ret;")])
 
 
 # Values that a collective takes

@@ -104,7 +104,7 @@ def _records(
     with monkeypatch.context() as patch:
         if by_python:
             patch.setattr(RaceShadow, "told", True)
-            patch.setattr(Machine, "orders", lambda *_: order.Status.WRONG)
+            patch.setattr(Machine, "orders", lambda *_: order.OrderStatus.WRONG)
             patch.setattr(engine_copies.Copies, "_land_natively", lambda *_: False)
 
         release, granules = Machine.release, RaceShadow.release

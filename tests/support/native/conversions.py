@@ -13,7 +13,7 @@ from support.native.forms import Form, differences, values
 
 from refmoe.ptx import isa
 from refmoe.ptx.ops.evaluate import run
-from refmoe.ptx.ops.lanes import BITS, LANES, Lanes, vector
+from refmoe.ptx.ops.lanes import BITS, LANES, LaneBuilder, vector
 from refmoe.ptx.ops.table import lowering
 from refmoe.silicon.opcodes import NARROW, candidates
 from refmoe.silicon.operands import operands
@@ -109,7 +109,7 @@ def _wrong_folded(opcodes: Sequence[str], kinds: tuple[str, ...]) -> list[str]:
     choices = [values(kind) for kind in kinds]
     forms = [(each, [rng.choice(some, LANES) for some in choices]) for each in opcodes]
 
-    def all_of_them(lanes: Lanes, _: Sequence[Any]) -> list[Any]:
+    def all_of_them(lanes: LaneBuilder, _: Sequence[Any]) -> list[Any]:
         made: list[Any] = []
         for opcode, columns in forms:
             lower = lowering(opcode)

@@ -13,7 +13,7 @@ import numpy as np
 from refmoe.ptx import isa
 from refmoe.ptx.isa.floats import FLOATS
 from refmoe.ptx.ops.evaluate import run
-from refmoe.ptx.ops.lanes import BITS, Lanes
+from refmoe.ptx.ops.lanes import BITS, LaneBuilder
 from refmoe.ptx.ops.table import lowering
 from refmoe.silicon.opcodes import known_opcodes
 from refmoe.silicon.operands import operands
@@ -69,7 +69,7 @@ def _native(forms: Sequence[Form], sources: Sequence[Array]) -> list[list[Array]
     dtypes = {np.dtype(dtype): kind for kind, dtype in isa.DTYPES.items()}
     kinds = [dtypes[source.dtype] for source in sources]
 
-    def all_of_them(lanes: Lanes, values: Sequence[Any]) -> list[Any]:
+    def all_of_them(lanes: LaneBuilder, values: Sequence[Any]) -> list[Any]:
         made = []
         for form, lower in zip(forms, lowerings, strict=True):
             assert lower is not None, f"{form} has no native form"

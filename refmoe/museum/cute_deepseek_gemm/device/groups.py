@@ -1,10 +1,11 @@
-"""What both kernels have in common: whose rows a tile has, arithmetic that names its rounding, and the way out."""
+"""What the kernels have in common: whose rows a tile has, arithmetic that names its rounding, ways in and out."""
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
+from cutlass.cute.nvgpu import cpasync
 
 #: Elements of K that share a scale, and weight rows that do: those of a tile.
 BLOCK = TILE_N = 128
@@ -22,6 +23,24 @@ def fma_rn(a: Float32, b: Float32, c: Float32) -> Float32:
     """a * b + c rounded once."""
     return cute.arch.inline_ptx(
         "fma.rn.f32 {$w0}, {$r0}, {$r1}, {$r2};", write_only_types=[Float32], read_only_args=[a, b, c]
+    )
+
+
+def from_row(matrix: cute.Tensor, batch: Int32, first: Int32) -> cute.Tensor:
+    """The rows of a batch of (rows, columns, L), from the first row of a tile on."""
+    return cute.domain_offset((first, 0), matrix[None, None, batch])
+
+
+def tile_of_out(out: cute.Tensor, batch: Int32, first: Int32, tile: tuple[int, int], tile_n: Int32) -> cute.Tensor:
+    """A tile of the output, (tokens, weight rows), whose first row is `first`."""
+    return cute.local_tile(from_row(out, batch, first), tile, (0, tile_n))
+
+
+def partition(copy: cute.CopyAtom, stages: cute.Tensor, tiles: cute.Tensor):
+    """The stages of an operand, and its blocks of K, as one tensor copy takes them; each is its tensor's last mode."""
+    box = cute.rank(stages) - 1
+    return cpasync.tma_partition(
+        copy, 0, cute.make_layout(1), cute.group_modes(stages, 0, box), cute.group_modes(tiles, 0, box)
     )
 
 

@@ -19,7 +19,7 @@ import cutlass.cute as cute
 from cutlass import Float8E4M3FN, Float32, Int32
 from cutlass.cute.nvgpu import cpasync, warp
 
-from .groups import BLOCK, TILE_N, WARP_LANES, Groups
+from .groups import BLOCK, TILE_N, WARP_LANES, Groups, from_row, tile_of_out
 
 #: Elements of K of one instruction, those of one copy, and the copies of a row.
 MMA_K, CHUNK = 32, 16
@@ -126,8 +126,8 @@ class DeepSeekGemm(Groups):
             batch, first, rows = self.place(groups, expert, within)
             tile_weights = cute.local_tile(weights[None, None, expert], (TILE_N, BLOCK), (tile_n, None))
             from_weights = copies.partition_S(tile_weights)
-            tile_tokens = cute.domain_offset((first, 0), tokens[None, None, batch])
-            tile_scales = cute.domain_offset((first, 0), token_scales[None, None, batch])
+            tile_tokens = from_row(tokens, batch, first)
+            tile_scales = from_row(token_scales, batch, first)
 
             # A group for every block that there may be, so that counting groups is counting blocks.
             for block in cutlass.range_constexpr(STAGES - 1):
@@ -155,8 +155,7 @@ class DeepSeekGemm(Groups):
                 reading = 0 if reading + 1 == STAGES else reading + 1
                 filling = 0 if filling + 1 == STAGES else filling + 1
 
-            tile_out = cute.domain_offset((first, 0), out[None, None, batch])
-            tile_out = cute.local_tile(tile_out, (self.tile_m, TILE_N), (0, tile_n))
+            tile_out = tile_of_out(out, batch, first, (self.tile_m, TILE_N), tile_n)
             self.store_rows(total, split(part.partition_C(tile_out)), places, rows)
             # The stages are read before the next tile's copies fill them.
             cute.arch.barrier()

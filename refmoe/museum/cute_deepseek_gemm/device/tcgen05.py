@@ -16,7 +16,7 @@ import cutlass.utils.blackwell_helpers as blackwell
 from cutlass import Float8E4M3FN, Float32, Int32, pipeline
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
-from .groups import BLOCK, Groups, fma_rn, mul_rn
+from .groups import BLOCK, Groups, fma_rn, from_row, mul_rn, partition, tile_of_out
 
 #: Tokens and weight rows of a tile, elements of K of one product, and weight rows that share a scale.
 TILE_M, TILE_N, MMA_K, SCALE_N = 128, 64, 32, 128
@@ -122,14 +122,14 @@ class DeepSeekGemm(Groups):
         expert, within, base, before = self.find_tile(groups, experts, number, Int32(0), Int32(0))
         while expert < experts:
             batch, first, rows = self.place(groups, expert, within)
-            tile_tokens = cute.domain_offset((first, 0), token_places[None, None, batch])
-            tile_tokens = part.partition_A(cute.local_tile(tile_tokens, (TILE_M, BLOCK), (0, None)))
+            tile_tokens = cute.local_tile(from_row(token_places, batch, first), (TILE_M, BLOCK), (0, None))
+            tile_tokens = part.partition_A(tile_tokens)
             tile_weights = cute.local_tile(weight_places[None, None, expert], (TILE_N, BLOCK), (tile_n, None))
             tile_weights = part.partition_B(tile_weights)
-            to_tokens, from_tokens = self.partition(token_copy, s_tokens, tile_tokens)
-            to_weights, from_weights = self.partition(weight_copy, s_weights, tile_weights)
+            to_tokens, from_tokens = partition(token_copy, s_tokens, tile_tokens)
+            to_weights, from_weights = partition(weight_copy, s_weights, tile_weights)
             row = cutlass.min(thread, rows - 1)
-            scales = cute.domain_offset((first, 0), token_scales[None, None, batch])
+            scales = from_row(token_scales, batch, first)
             total.fill(0.0)
             for block in cutlass.range(blocks, unroll=1):
                 if warp == 0:
@@ -158,17 +158,10 @@ class DeepSeekGemm(Groups):
             if thread < rows:
                 result = cute.make_rmem_tensor(total.layout, out.element_type)
                 result.store(total.load().to(out.element_type))
-                tile_out = cute.domain_offset((first, 0), out[None, None, batch])
-                tile_out = cute.local_tile(tile_out, (TILE_M, TILE_N), (0, tile_n))
+                tile_out = tile_of_out(out, batch, first, (TILE_M, TILE_N), tile_n)
                 cute.autovec_copy(result, loads.partition_D(tile_out))
             number += step
             expert, within, base, before = self.find_tile(groups, experts, number, base, before)
         cute.arch.barrier()
         tensor_memory.relinquish_alloc_permit()
         tensor_memory.free(tensor_memory.retrieve_ptr(Float32))
-
-    def partition(self, copy: cute.CopyAtom, stages: cute.Tensor, tiles: cute.Tensor):
-        """The stages of an operand, and its blocks of K, as one tensor copy takes them."""
-        return cpasync.tma_partition(
-            copy, 0, cute.make_layout(1), cute.group_modes(stages, 0, 3), cute.group_modes(tiles, 0, 3)
-        )

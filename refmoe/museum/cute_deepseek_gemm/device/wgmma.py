@@ -19,7 +19,7 @@ import cutlass.utils.hopper_helpers as hopper
 from cutlass import Float8E4M3FN, Float32, Int32, pipeline
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from .groups import BLOCK, TILE_N, WARP_LANES, Groups
+from .groups import BLOCK, TILE_N, WARP_LANES, Groups, from_row, partition, tile_of_out
 
 #: Elements of K and tokens of one instruction, and the threads that issue it.
 MMA_K, MMA_M, WARPGROUP = 32, 64, 128
@@ -112,11 +112,10 @@ class DeepSeekGemm(Groups):
             filling = pipeline.make_pipeline_state(pipeline.PipelineUserType.Producer, self.stages)
             while expert < experts:
                 batch, first, _ = self.place(groups, expert, within)
-                tile_tokens = cute.domain_offset((first, 0), token_places[None, None, batch])
-                tile_tokens = cute.local_tile(tile_tokens, (self.tile_m, BLOCK), (0, None))
+                tile_tokens = cute.local_tile(from_row(token_places, batch, first), (self.tile_m, BLOCK), (0, None))
                 tile_weights = cute.local_tile(weight_places[None, None, expert], (TILE_N, BLOCK), (tile_n, None))
-                to_tokens, from_tokens = self.partition(token_copy, s_tokens, tile_tokens)
-                to_weights, from_weights = self.partition(weight_copy, s_weights, tile_weights)
+                to_tokens, from_tokens = partition(token_copy, s_tokens, tile_tokens)
+                to_weights, from_weights = partition(weight_copy, s_weights, tile_weights)
                 for block in cutlass.range(blocks, unroll=1):
                     ring.producer_acquire(filling)
                     full = ring.producer_get_barrier(filling)
@@ -140,7 +139,7 @@ class DeepSeekGemm(Groups):
             factors = cute.make_rmem_tensor((2, cute.size(partial, mode=[1])), Float32)
             while expert < experts:
                 batch, first, rows = self.place(groups, expert, within)
-                tile_scales = cute.domain_offset((first, 0), token_scales[None, None, batch])
+                tile_scales = from_row(token_scales, batch, first)
                 total.fill(0.0)
                 for block in cutlass.range(blocks, unroll=1):
                     weight_scale = weight_scales[tile_n, block, expert]
@@ -156,14 +155,7 @@ class DeepSeekGemm(Groups):
                     ring.consumer_release(reading)
                     reading.advance()
                     self.promote(total, partial, factors)
-                tile_out = cute.domain_offset((first, 0), out[None, None, batch])
-                tile_out = cute.local_tile(tile_out, (self.tile_m, TILE_N), (0, tile_n))
+                tile_out = tile_of_out(out, batch, first, (self.tile_m, TILE_N), tile_n)
                 self.store_rows(total, part.partition_C(tile_out), places, rows)
                 number += step
                 expert, within, base, before = self.find_tile(groups, experts, number, base, before)
-
-    def partition(self, copy: cute.CopyAtom, stages: cute.Tensor, tiles: cute.Tensor):
-        """The stages of an operand, and its blocks of K, as one tensor copy takes them."""
-        return cpasync.tma_partition(
-            copy, 0, cute.make_layout(1), cute.group_modes(stages, 0, 2), cute.group_modes(tiles, 0, 2)
-        )

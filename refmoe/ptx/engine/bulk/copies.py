@@ -76,7 +76,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Load:
+class BulkLoads:
     """Loads of some lanes by one instruction.
 
     Attributes:
@@ -101,7 +101,7 @@ class Load:
     reduction: Reduction | None = None
     maps: tuple[MapRead | None, ...] = ()
 
-    def some(self, which: Array) -> Load:
+    def some(self, which: Array) -> BulkLoads:
         """The loads at which bool [n] is on."""
         return replace(
             self,
@@ -114,7 +114,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Store:
+class BulkStores:
     """Stores of some lanes by one instruction.
 
     Attributes:
@@ -141,7 +141,7 @@ class Store:
     written: bool = False
     reduction: Reduction | None = None
 
-    def some(self, which: Array) -> Store:
+    def some(self, which: Array) -> BulkStores:
         """The stores at which bool [n] is on."""
         return replace(
             self,
@@ -165,10 +165,10 @@ class Bulk:
 
     def __init__(self, machine: Lanes) -> None:
         self.machine = machine
-        self.loads: list[Load] = []
+        self.loads: list[BulkLoads] = []
         # Stores that have not read their source, and those that have, but are not known to be complete.
-        self._unread: list[Store] = []
-        self._unwritten: list[Store] = []
+        self._unread: list[BulkStores] = []
+        self._unwritten: list[BulkStores] = []
         # Barriers as agents, number by byte of shared memory; and warpgroups that multiply, by -1 and below.
         self._agents: dict[int, int] = {}
 
@@ -222,7 +222,7 @@ class Bulk:
 
     # Loads
 
-    def load(self, frame: Frame, flight: Load, access: Access) -> None:
+    def load(self, frame: Frame, flight: BulkLoads, access: Access) -> None:
         """Loads are issued; `access` is that of a whole one's destination."""
         machine, shared = self.machine, self.machine.shared
         machine.progress()
@@ -259,7 +259,7 @@ class Bulk:
         else:
             self.loads.append(flight)
 
-    def _check_beside(self, flight: Load) -> None:
+    def _check_beside(self, flight: BulkLoads) -> None:
         """A barrier must lie in the block into which is copied, and shared memory that is read in the lane's own."""
         machine = self.machine
         stride = machine.shared.stride
@@ -313,7 +313,7 @@ class Bulk:
         self.loads = left
         return touched
 
-    def _land(self, frame: Frame, flight: Load) -> None:
+    def _land(self, frame: Frame, flight: BulkLoads) -> None:
         machine, cut, shared = self.machine, flight.cut, self.machine.shared
         machine.tracer.copies("land", flight.instruction, flight.lanes, flight.bytes)
         machine.tracer.mbarrier("expect", flight.instruction, flight.lanes, flight.ids, -flight.bytes)
@@ -340,7 +340,7 @@ class Bulk:
 
     # Stores
 
-    def store(self, frame: Frame, flight: Store) -> None:
+    def store(self, frame: Frame, flight: BulkStores) -> None:
         """Stores are issued.
 
         Raises:
@@ -389,21 +389,21 @@ class Bulk:
                 strength = _strength(flight.reduction)
                 races.global_write_done(frame, flight.cut.access, region, *flight.cut.chosen(flight.lanes), strength)
 
-    def _in_any_order(self, flights: list[Store]) -> list[Store]:
+    def _in_any_order(self, flights: list[BulkStores]) -> list[BulkStores]:
         """Stores of one group may be carried out in any order, those of an earlier one come first."""
         order = self.machine.any_order(len(flights))
         if order is None:
             return flights
         return sorted((flights[number] for number in order), key=lambda flight: int(flight.groups.min()))
 
-    def _read(self, frame: Frame, flight: Store) -> Store:
+    def _read(self, frame: Frame, flight: BulkStores) -> BulkStores:
         if flight.data is None:
             flight = replace(flight, data=self._words(frame, flight))
         if self.machine.clocks is not None:
             self._shadow.drained(frame, flight.source, flight.span, flight.lanes)
         return flight
 
-    def _words(self, frame: Frame, flight: Store) -> Array:
+    def _words(self, frame: Frame, flight: BulkStores) -> Array:
         """The words that a store finds in shared memory."""
         machine, shared = self.machine, self.machine.shared
         machine.tracer.copies("land", flight.instruction, flight.lanes, flight.span)
@@ -411,11 +411,11 @@ class Bulk:
         data = shared.words(flight.access.width).take(flight.cut.targets(flight.source), axis=0)
         return data.reshape(*flight.cut.index.shape, *data.shape[1:])
 
-    def _write(self, flight: Store) -> None:
+    def _write(self, flight: BulkStores) -> None:
         if not flight.written:
             self._put(flight)
 
-    def _put(self, flight: Store) -> None:
+    def _put(self, flight: BulkStores) -> None:
         """Write the words of a store into global memory."""
         cut = flight.cut
         if cut.region is None:
@@ -472,7 +472,7 @@ class Bulk:
                 raise machine.misuse(load.instruction, load.lanes[row], what)
 
 
-def _split(flights: list[Store], limit: Array) -> tuple[list[Store], list[Store]]:
+def _split(flights: list[BulkStores], limit: Array) -> tuple[list[BulkStores], list[BulkStores]]:
     """Stores of groups below the limit of their lane, and the others."""
     return split(flights, lambda flight: flight.groups < limit[flight.lanes])
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.ptx.engine.access import Access
-from refmoe.ptx.engine.access import Store as StoreAccess
+from refmoe.ptx.engine.access import Access, Store
 from refmoe.ptx.engine.bulk.boxes import SHARED_ALIGN, Box, box_of, check_store, words
-from refmoe.ptx.engine.bulk.copies import Bulk, Cut, Load, Store
+from refmoe.ptx.engine.bulk.copies import Bulk, BulkLoads, BulkStores, Cut
 from refmoe.ptx.engine.bulk.map_reads import MapRead, reads_of
 from refmoe.ptx.engine.bulk.maps import MapUse
 from refmoe.ptx.engine.bulk.reduce import Reduction
@@ -67,7 +66,7 @@ def _load(frame: Frame, parts: Iterator[_Part], lanes: Array, ids: Array, reduct
     """Issue loads of `lanes` that complete on barriers `ids`."""
     for part in parts:
         rows, whole, cut = part.rows, part.whole, part.cut
-        flight = Load(
+        flight = BulkLoads(
             whole.instruction, lanes[rows], ids[rows], part.index, whole.width, part.bytes, cut, reduction,
             part.reads(frame, lanes[rows]),
         )  # fmt: skip
@@ -83,7 +82,7 @@ def _store(frame: Frame, parts: Iterator[_Part], lanes: Array, reduction: Reduct
         part.reads(frame, who)
         how = part.reduction or reduction
         group = bulk.group[who]
-        bulk.store(frame, Store(whole.instruction, word, who, group, part.index, whole.width, cut, reduction=how))
+        bulk.store(frame, BulkStores(whole.instruction, word, who, group, part.index, whole.width, cut, reduction=how))
 
 
 def _boxes(
@@ -101,7 +100,7 @@ def _boxes(
 
     `operation`: what they are combined with what is there by, or None.
     """
-    storing = isinstance(access, StoreAccess)
+    storing = isinstance(access, Store)
     machine, instruction = frame.machine, access.instruction
     groups: dict[tuple[Box, int, int, Reduction | None], list[int]] = {}
     maps = use.maps(frame, address, lanes)
@@ -130,7 +129,7 @@ def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], start: A
     address = np.array([found.address for found in maps], np.uint64)
     dims = np.array([found.dims[: box.rank] for found in maps], np.int64)
     try:
-        if isinstance(access, StoreAccess):
+        if isinstance(access, Store):
             check_store(box, dims, start)
         found = words(box, (address & np.uint64(0xFFFF)).view(np.int64), dims, start, phase)
     except ValueError as error:
@@ -151,7 +150,7 @@ def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], start: A
         offset = int(index[row, column])
         access._fault(frame, "out of bounds", int(lanes[row]), region.base + offset, region, offset)
     cut = Cut(access, region, index, inside, found.place, box.fill)
-    if isinstance(access, StoreAccess):
+    if isinstance(access, Store):
         access._check_writable(frame, region, index[:, 0], lanes)
     return cut
 
@@ -196,7 +195,7 @@ class TensorLoad:
         use: the tensor map.
     """
 
-    target: StoreAccess
+    target: Store
     source: Access
     barrier: Access
     use: MapUse
@@ -238,7 +237,7 @@ class TensorStore:
     """
 
     source: Access
-    target: StoreAccess
+    target: Store
     use: MapUse
     operation: str | None = None
 
@@ -276,7 +275,7 @@ def _plain(
         for region, which, begin in there._parts(frame, address[rows], lanes[rows]):
             some = slice(None) if which is None else which
             cut = Cut(_sized(other, _CHUNK), region, begin[:, None] + place, None, place)
-            if isinstance(other, StoreAccess):
+            if isinstance(other, Store):
                 other._check_writable(frame, region, begin, lanes[rows][some])
             yield _Part(rows[some], whole, index[some], count, cut)
 
@@ -288,7 +287,7 @@ class BulkLoad:
     `reduction`: of `cp.reduce.async.bulk`, or None.
     """
 
-    target: StoreAccess
+    target: Store
     source: Access
     barrier: Access
     reduction: Reduction | None = None
@@ -330,7 +329,7 @@ class BulkStore:
     """
 
     source: Access
-    target: StoreAccess
+    target: Store
     reduction: Reduction | None = None
 
     def __call__(self, frame: Frame, target: Array, source: Array, size: Array, guard: Array | None) -> None:

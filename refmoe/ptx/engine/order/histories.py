@@ -35,7 +35,7 @@ class Choosing(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Write:
+class RecordedWrite:
     """A write of a location.
 
     Attributes:
@@ -65,7 +65,7 @@ class History:
         first: what is there.
     """
 
-    def __init__(self, width: int, first: Write) -> None:
+    def __init__(self, width: int, first: RecordedWrite) -> None:
         self.width = width
         self.writes = [first]
         # What memory has of the last write that came, wherever it was put.
@@ -73,7 +73,7 @@ class History:
         self._stale: dict[int, int] = {}
 
     @property
-    def last(self) -> Write:
+    def last(self) -> RecordedWrite:
         """What memory holds."""
         return self.writes[-1]
 
@@ -84,7 +84,9 @@ class History:
                 return place
         return 0
 
-    def read(self, lane: int, record: int, knows: Knows, free: Callable[[int], bool], choices: Choosing) -> Write:
+    def read(
+        self, lane: int, record: int, knows: Knows, free: Callable[[int], bool], choices: Choosing
+    ) -> RecordedWrite:
         """The write that a lane's read takes; `free(step)`: whether it may miss writes that are as late as a step."""
         oldest, newest = self._oldest(knows), len(self.writes) - 1
         place = newest
@@ -97,7 +99,7 @@ class History:
         chosen.readers.append(record)
         return chosen
 
-    def write(self, made: Write, knows: Knows, free: Callable[[int], bool], choices: Choosing) -> bool:
+    def write(self, made: RecordedWrite, knows: Knows, free: Callable[[int], bool], choices: Choosing) -> bool:
         """Put a write where it may come. Returns whether it is the last."""
         oldest, end = self._oldest(knows), len(self.writes)
         places = [place for place in range(oldest + 1, end) if not self.writes[place - 1].followed]
@@ -108,7 +110,7 @@ class History:
         self._trim()
         return place == end
 
-    def modify(self, made: Write, record: int) -> None:
+    def modify(self, made: RecordedWrite, record: int) -> None:
         """An atomic reads the last write, and comes behind it."""
         self.last.readers.append(record)
         self.last.followed = True

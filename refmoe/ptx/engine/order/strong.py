@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from refmoe.ptx.engine.order.clocks import LANES, Clocks
-from refmoe.ptx.engine.order.histories import Choosing, History, Write
+from refmoe.ptx.engine.order.histories import Choosing, History, RecordedWrite
 from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import GRID, SEVERAL, STEP_SHIFT, STRENGTH_SHIFT, THREAD
@@ -72,7 +72,7 @@ class Location:
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class FenceKnowledge:
     """What a lane knew at a fence."""
 
     row: Array
@@ -93,7 +93,7 @@ class SequentialFence:
     step: int
     strength: int
     cta: int
-    fences: dict[int, Fence]
+    fences: dict[int, FenceKnowledge]
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class Order:
         self.last_fence = 0
 
 
-class Accessing(Protocol):
+class StrongAccess(Protocol):
     """What is asked of a strong access."""
 
     @property
@@ -179,7 +179,7 @@ class Strong:
     def restart(self, first_cta: int) -> None:
         """Become those of other CTAs."""
         self._first_cta = first_cta
-        self._fences: dict[int, dict[int, Fence]] = {}
+        self._fences: dict[int, dict[int, FenceKnowledge]] = {}
         # What lanes have read strongly, and acquire with a fence: by location.
         self._pending: dict[int, dict[int, Releases]] = {}
         # By cluster, fences of other clusters that came before accesses of its own: by location.
@@ -207,7 +207,9 @@ class Strong:
 
     # Accesses, one after another: `records` [n] are those that memory has of the last write
 
-    def read(self, access: Accessing, region: Region, index: Array, lanes: Array, records: Array, alive: Array) -> None:
+    def read(
+        self, access: StrongAccess, region: Region, index: Array, lanes: Array, records: Array, alive: Array
+    ) -> None:
         """Strong loads have read what the writes of `records` left."""
         if not self.is_busy:
             return
@@ -221,7 +223,7 @@ class Strong:
         for key, (location, readers) in found.items():
             self._learn(access, key, location.releases, readers, alive)
 
-    def _observed(self, access: Accessing, key: int, cta: int, record: int) -> Location | None:
+    def _observed(self, access: StrongAccess, key: int, cta: int, record: int) -> Location | None:
         """The location whose last write an access observes, if the two are morally strong."""
         location = self._order.locations.get(key)
         if location is None or location.record != record or location.width != access.width:
@@ -229,7 +231,7 @@ class Strong:
         enough = min(location.strength, access.strength) >= self._needed(location.cta, cta)
         return location if enough else None
 
-    def _learn(self, access: Accessing, key: int, releases: Releases, readers: list[int], alive: Array) -> None:
+    def _learn(self, access: StrongAccess, key: int, releases: Releases, readers: list[int], alive: Array) -> None:
         for lane in readers:
             self._pending.setdefault(lane, {})[key] = releases
         if not access.acquires:
@@ -253,7 +255,7 @@ class Strong:
                 found = pool.join(found, knowledge)
         return found
 
-    def write(self, access: Accessing, region: Region, index: Array, lanes: Array, records: Array) -> None:
+    def write(self, access: StrongAccess, region: Region, index: Array, lanes: Array, records: Array) -> None:
         """Strong stores have written; `records` are theirs."""
         locations = self._order.locations
         if not (access.releases or self.is_busy):
@@ -266,7 +268,7 @@ class Strong:
             self._put(access, key, lane, record, Releases(), own)
 
     def modify(
-        self, access: Accessing, region: Region, index: Array, lanes: Array, before: Array, records: Array,
+        self, access: StrongAccess, region: Region, index: Array, lanes: Array, before: Array, records: Array,
         alive: Array,
     ) -> None:  # fmt: skip
         """Atomics have taken their turns: `before` are the records that they found, `records` theirs."""
@@ -289,7 +291,7 @@ class Strong:
             last[key] = record
 
     def _put(
-        self, access: Accessing, key: int, lane: int, record: int, releases: Releases,
+        self, access: StrongAccess, key: int, lane: int, record: int, releases: Releases,
         own: dict[int, tuple[Reach, Knowledge]],
     ) -> None:  # fmt: skip
         """A lane's write passes on what its release patterns have, and what came with `releases`."""
@@ -320,12 +322,14 @@ class Strong:
 
     # Weak outcomes, one access after another: `record` is that which memory has of the last write
 
-    def _history(self, access: Accessing, region: Region, key: int, index: int, record: int) -> History:
+    def _history(self, access: StrongAccess, region: Region, key: int, index: int, record: int) -> History:
         """The writes of a location; those before a weak write, or of other bytes, count no more."""
         histories = self._order.histories
         held = histories.get(key)
         if held is None or held.width != access.width or held.record != record:
-            first = Write(region.data[index : index + access.width].tobytes(), record, self._order.locations.get(key))
+            first = RecordedWrite(
+                region.data[index : index + access.width].tobytes(), record, self._order.locations.get(key)
+            )
             held = histories[key] = History(access.width, first)
             held.record = record
         return held
@@ -346,10 +350,10 @@ class Strong:
         """Whether a choice that puts something before a write contradicts no order of fences `.sc`."""
         return self._order.last_fence < record >> STEP_SHIFT
 
-    def _own(self, access: Accessing, lane: int) -> int:
+    def _own(self, access: StrongAccess, lane: int) -> int:
         return int(self._clocks.record(np.array([lane]))[0]) | access.strength << STRENGTH_SHIFT
 
-    def see(self, access: Accessing, region: Region, index: int, lane: int, record: int, alive: Array) -> bytes:
+    def see(self, access: StrongAccess, region: Region, index: int, lane: int, record: int, alive: Array) -> bytes:
         """What a strong load of a lane reads, under a schedule."""
         assert self.choices is not None
         key = self.key(region, index)
@@ -363,14 +367,14 @@ class Strong:
                 self._learn(access, key, location.releases, [lane], alive)
         return chosen.value
 
-    def put(self, access: Accessing, region: Region, index: int, lane: int, value: bytes, before: int) -> bool:
+    def put(self, access: StrongAccess, region: Region, index: int, lane: int, value: bytes, before: int) -> bool:
         """Where a strong store of a lane comes, under a schedule. Returns whether memory is to hold it."""
         assert self.choices is not None
         history = self._history(access, region, self.key(region, index), index, before)
-        made = Write(value, self._own(access, lane))
+        made = RecordedWrite(value, self._own(access, lane))
         return history.write(made, self._knows(lane), self._is_free, self.choices)
 
-    def written(self, access: Accessing, region: Region, index: int, lane: int, record: int, last: bool) -> None:
+    def written(self, access: StrongAccess, region: Region, index: int, lane: int, record: int, last: bool) -> None:
         """A strong store has come, as `put` said; `record` is what memory has of it."""
         key = self.key(region, index)
         history = self._order.histories[key]
@@ -388,7 +392,7 @@ class Strong:
                 held.record = record
                 self._order.locations[key] = held
 
-    def modified(self, access: Accessing, region: Region, index: Array, lanes: Array, records: Array) -> None:
+    def modified(self, access: StrongAccess, region: Region, index: Array, lanes: Array, records: Array) -> None:
         """Atomics have come, behind the last writes."""
         for at, lane, record in zip(index.tolist(), lanes.tolist(), records.tolist(), strict=True):
             key = self.key(region, at)
@@ -399,7 +403,7 @@ class Strong:
                 del self._order.histories[key]
                 continue
             value = region.data[at : at + access.width].tobytes()
-            history.modify(Write(value, record, self._order.locations.get(key)), self._own(access, lane))
+            history.modify(RecordedWrite(value, record, self._order.locations.get(key)), self._own(access, lane))
             history.record = record
 
     # Fences
@@ -415,12 +419,12 @@ class Strong:
             clocks.last_fence[lanes] = self._order.last_fence = clocks.now
         rows = clocks.rows(lanes)
         known = {row: clocks.seen[row].copy() for row in np.unique(rows).tolist()}
-        made: dict[int, Fence] = {}
+        made: dict[int, FenceKnowledge] = {}
         for lane, row in zip(lanes.tolist(), rows.tolist(), strict=True):
             held = self._fences.setdefault(lane, {})
             for narrower in [reach for reach in held if reach < strength]:
                 del held[narrower]
-            held[strength] = made[lane] = Fence(known[row], clocks.beyond.get(row), clocks.now)
+            held[strength] = made[lane] = FenceKnowledge(known[row], clocks.beyond.get(row), clocks.now)
         if sequential:
             for warp in np.unique(lanes >> 5).tolist():
                 theirs = {clocks.first_warp * LANES + lane: fence for lane, fence in made.items() if lane >> 5 == warp}

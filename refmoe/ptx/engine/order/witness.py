@@ -46,7 +46,7 @@ class Taken:
 
 
 @dataclass
-class Pair:
+class RacingPair:
     """What two instructions hit.
 
     Attributes:
@@ -74,7 +74,7 @@ class Witness:
 
     def __init__(self, *regions: str) -> None:
         self.regions = frozenset(regions)
-        self.pairs: dict[tuple[str, int, int], Pair] = {}
+        self.pairs: dict[tuple[str, int, int], RacingPair] = {}
         self._taken: dict[str, list[Taken]] = {}
         self._kept = 0
         self._seen = 0
@@ -118,7 +118,7 @@ class Witness:
             RaceError: enough was seen; it is the first one.
         """
         earlier = 0 if error.earlier is None else error.earlier.line
-        pair = self.pairs.setdefault((error.kind, error.line, earlier), Pair(error))
+        pair = self.pairs.setdefault((error.kind, error.line, earlier), RacingPair(error))
         pair.bytes.add(byte)
         pair.threads.add(thread)
         self._seen += 1

@@ -77,7 +77,7 @@ class Following:
             memory.forget(region)
 
 
-class Follower:
+class UndefinedFollower:
     """Undefined registers of one machine.
 
     Attributes:

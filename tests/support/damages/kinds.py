@@ -1,0 +1,189 @@
+"""What somebody may do to a document of another kind, and the check of the gate that must refuse it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from support.damages.parity import top_key
+from support.damages.sound import Document, bench, compared, conformance, convert, drift, invariant, stress
+from support.verify import CASE, STALE
+
+
+def proof(name: str, **changes: Any) -> Callable[[Document], None]:
+    """A damage of the certificate of one subject."""
+
+    def damage(document: Document) -> None:
+        next(each for each in document["certificates"] if each["subject"] == name).update(changes)
+
+    return damage
+
+
+def without_path(name: str) -> Callable[[Document], None]:
+    """A subject is left out, and the total knows it."""
+
+    def damage(document: Document) -> None:
+        document["certificates"] = [each for each in document["certificates"] if not each["subject"].startswith(name)]
+        document["cases"] = sum(each["cases"] for each in document["certificates"])
+        used = {"layer", *(each["source"] for each in document["certificates"])}
+        document["source_sha256"] = {key: value for key, value in document["source_sha256"].items() if key in used}
+
+    return damage
+
+
+def at(*keys: Any, **changes: Any) -> Callable[[Document], None]:
+    """A damage of what lies under some keys."""
+
+    def damage(document: Document) -> None:
+        inside: Any = document
+        for key in keys:
+            inside = inside[key]
+        inside.update(changes)
+
+    return damage
+
+
+def append(*keys: Any) -> Callable[[Document], None]:
+    """The first entry of a list is there twice."""
+
+    def damage(document: Document) -> None:
+        inside: Any = document
+        for key in keys:
+            inside = inside[key]
+        inside.append(inside[0])
+
+    return damage
+
+
+def pop(*keys: Any) -> Callable[[Document], None]:
+    def damage(document: Document) -> None:
+        inside: Any = document
+        for key in keys:
+            inside = inside[key]
+        inside.pop()
+
+    return damage
+
+
+PAIR = ("runs", 0, "comparisons", 0)
+UNEQUAL = ("runs", 0, "comparisons", 2)
+
+KINDS: list[tuple[str, str, Callable[[], Document], Callable[[Document], None]]] = [
+    ("document.schema", "stress: an unknown key", stress, top_key(approved=True)),
+    ("document.schema", "stress: a negative count", stress, at("reruns", 0, runs=-100)),
+    ("document.schema", "stress: an unknown word of a tool", stress, at("sanitizers", 0, verdict="fine")),
+    ("document.chip", "stress: no name", stress, top_key(gpu="")),
+    ("document.chip", "stress: another chip", stress, top_key(arch="sm_120a")),
+    ("document.chip", "stress: another environment", stress, at("environment", gpu=None)),
+    ("document.passed", "stress: did not pass", stress, top_key(passed=False)),
+    ("stale.kernel", "stress: another source", stress, at("source_sha256", expand=STALE)),
+    ("stale.kernel", "stress: no source", stress, lambda document: document["source_sha256"].pop("expand")),
+    ("stale.family", "stress: no family", stress, at("source_sha256", reduce=STALE)),
+    ("stress.cases", "no case", stress, at("reruns", 0, case="expand")),
+    ("stress.cases", "on the executor", stress, at("reruns", 0, case=str(CASE))),
+    ("stress.cases", "a kernel twice", stress, append("reruns")),
+    ("stress.cases", "a source left out", stress, lambda d: d.update(
+        reruns=[row for row in d["reruns"] if "routing" not in row["case"].partition(":")[0]]
+    )),
+    ("stress.runs", "different outputs", stress, at("reruns", 0, different_outputs=2)),
+    ("stress.runs", "no output", stress, at("reruns", 0, different_outputs=0)),
+    ("stress.runs", "too few", stress, at("reruns", 0, runs=99)),
+    ("stress.tools", "one left out", stress, pop("sanitizers")),
+    ("stress.tools", "one twice", stress, append("sanitizers")),
+    ("stress.tools", "unknown", stress, at("sanitizers", 0, tool="lint")),
+    ("stress.tools", "clean with errors", stress, at("sanitizers", 0, summary="ERROR SUMMARY: 3 errors")),
+    ("stress.tools", "errors", stress, at("sanitizers", 0, verdict="errors")),
+    ("stress.tools", "skipped without a reason", stress, at("sanitizers", 0, verdict="skipped", summary="")),
+    ("document.schema", "conformance: an unknown key", conformance, at("rows", 0, ok=True)),
+    ("document.schema", "conformance: a negative count", conformance, top_key(differing_opcodes=-1)),
+    ("document.chip", "conformance: another chip", conformance, top_key(arch="sm_121a")),
+    ("stale.executor", "other sources", conformance, top_key(isa_sha256=STALE)),
+    ("conformance.differs", "an instruction", conformance, at("rows", 0, differing=1)),
+    ("conformance.counts", "hidden in the totals", conformance, at("rows", 0, differing=1)),
+    ("conformance.counts", "open lanes", conformance, top_key(open_lanes=0)),
+    ("conformance.counts", "more than compared", conformance, at("rows", 0, open_lanes=9)),
+    ("conformance.counts", "more open ones differ", conformance, at("rows", 0, open_differing=4)),
+    ("conformance.counts", "fewer instructions than rows", conformance, top_key(opcodes=0)),
+    ("conformance.rows", "twice", conformance, append("rows")),
+    ("conformance.rows", "run and refused", conformance, top_key(refused_by_ptxas=["add.f64"])),
+    ("conformance.rows", "none", conformance, top_key(opcodes=0, rows=[], lanes=0, open_lanes=0)),
+    ("document.schema", "drift: an unknown key", drift, at(*PAIR, fine=True)),
+    ("document.passed", "drift: did not pass", drift, top_key(passed=False)),
+    ("stale.figures", "drift: other sources", drift, top_key(source_sha256=STALE)),
+    ("drift.differs", "bytes that must be equal", drift, at(*PAIR, bytes_differing=3)),
+    ("drift.differs", "nothing compared", drift, at(*PAIR, bytes_compared=0)),
+    ("drift.counts", "no first difference", drift, at(*UNEQUAL, first_difference=None, formats_part=None)),
+    ("drift.counts", "curves that differ", drift, at(*UNEQUAL, bytes_differing=0)),
+    ("drift.counts", "more than compared", drift, at(*UNEQUAL, bytes_compared=1)),
+    ("drift.counts", "a sequence too few", drift, at(*PAIR, diverged=[None])),
+    ("drift.runs", "no run", drift, top_key(runs=[])),
+    ("drift.runs", "a pair that is left out", drift, pop("runs", 0, "comparisons")),
+    ("drift.runs", "a pair twice", drift, append("runs", 0, "comparisons")),
+    ("drift.runs", "a pair that need not be equal", drift, at(*PAIR, must_equal=False)),
+    ("drift.runs", "an unknown base", drift, top_key(base="mine")),
+    ("drift.runs", "a path twice", drift, append("paths")),
+    ("drift.runs", "fewer tokens than steps", drift, pop("runs", 0, "tokens", 0)),
+    ("drift.dependent", "it says so", drift, top_key(dependent=["marlin: sequence 0"])),
+    ("drift.dependent", "other bits", drift, at("runs", 0, "bits", 0, sha256=[STALE, STALE])),
+    ("drift.dependent", "no bits", drift, lambda document: document["runs"][0].update(bits=[])),
+    ("document.schema", "convert: a negative count", convert, at("tensors", 0, "modes", 0, flushed=-1)),
+    ("document.passed", "convert: did not pass", convert, top_key(passed=False)),
+    ("stale.figures", "convert: other sources", convert, top_key(source_sha256=STALE)),
+    ("convert.loss", "powers of two", convert, at("power_of_two", 0, largest=1)),
+    ("convert.loss", "saturated", convert, at("tensors", 0, "modes", 0, saturated=1)),
+    ("convert.counts", "more than the tensor has", convert, at("tensors", 0, "modes", 0, codes_changed=10**9)),
+    ("convert.counts", "other elements", convert, at("tensors", 0, "modes", 0, elements=1)),
+    ("convert.counts", "other tiles", convert, at("tensors", 0, tiles=7)),
+    ("convert.counts", "another ratio", convert, at("tensors", 0, "modes", 0, added=1.1)),
+    ("convert.counts", "an error of no change", convert, at("tensors", 0, "modes", 0, values_changed=0)),
+    ("convert.counts", "pairs", convert, at("power_of_two", 1, pairs=0)),
+    ("convert.tensors", "none", convert, top_key(tensors=[])),
+    ("convert.tensors", "one twice", convert, append("tensors")),
+    ("convert.tensors", "a mode left out", convert, pop("tensors", 0, "modes")),
+    ("convert.tensors", "a mode of no table", convert, pop("power_of_two")),
+    ("document.schema", "invariant: an unknown verdict", invariant, proof("kernel/finalize", verdict="fine")),
+    ("document.passed", "invariant: did not pass", invariant, top_key(passed=False)),
+    ("stale.kernel", "invariant: another source", invariant, at("source_sha256", finalize=STALE)),
+    ("stale.kernel", "invariant: no source", invariant, lambda d: d["source_sha256"].pop("finalize")),
+    ("stale.figures", "invariant: other sources", invariant, at("source_sha256", layer=STALE)),
+    ("invariant.paths", "a path left out", invariant, without_path("layer/marlin")),
+    ("invariant.paths", "a kernel left out", invariant, without_path("kernel/routing")),
+    ("invariant.paths", "one twice", invariant, append("certificates")),
+    ("invariant.paths", "an unknown name", invariant, proof("kernel/finalize", subject="mine")),
+    ("invariant.counts", "no case", invariant, proof("kernel/finalize", cases=0)),
+    ("invariant.counts", "fewer cases", invariant, proof("kernel/finalize", cases=1)),
+    ("invariant.counts", "more cases", invariant, top_key(cases=10**6)),
+    ("invariant.counts", "no byte", invariant, proof("kernel/finalize", bytes_compared=0)),
+    ("invariant.counts", "batches of one alone", invariant, proof("kernel/finalize", sizes=[1])),
+    ("invariant.counts", "no neighbour", invariant, proof("kernel/finalize", neighbours=[], cases=0)),
+    ("invariant.verdict", "invariant, and it is known to differ", invariant, proof(
+        "layer/llama_cpp", verdict="invariant", difference=None
+    )),
+    ("invariant.verdict", "an excuse", invariant, proof("kernel/finalize", depends="it is fast", verdict="depends")),
+    ("invariant.verdict", "a pair that differs", invariant, lambda d: proof(
+        "kernel/finalize", difference=next(each["difference"] for each in d["certificates"] if each["difference"])
+    )(d)),
+    ("invariant.verdict", "no pair that differs", invariant, proof("layer/dp4a", difference=None)),
+    ("invariant.difference", "another subject's pair", invariant, lambda d: proof(
+        "layer/dp4a", difference={**next(each["difference"] for each in d["certificates"] if each["difference"]),
+                                  "alone": "layer/x:random:b1p0:none:seed7"}
+    )(d)),
+    ("invariant.difference", "equal bytes", invariant, lambda d: [
+        each["difference"].update(first=each["difference"]["second"])
+        for each in d["certificates"] if each["difference"]
+    ]),
+    ("invariant.difference", "more elements than there are", invariant, lambda d: [
+        each["difference"].update(differing=10**9) for each in d["certificates"] if each["difference"]
+    ]),
+    ("bench.content", "no such benchmark", bench, top_key(name="cheating")),
+    ("bench.content", "a path for a name", bench, top_key(name="../bench/gpu")),
+    ("bench.content", "nothing timed", bench, top_key(rows=[])),
+    ("bench.figures", "a negative time", bench, top_key(b_s=-2.0)),
+    ("bench.figures", "a time that is a word", bench, at("rows", 0, microseconds="fast")),
+    ("bench.figures", "another rate", bench, at("rows", 0, terabytes_per_second=4.7)),
+    ("bench.targets", "reached and it is not", bench, at("reached", b_s=True)),
+    ("bench.targets", "all reached", bench, top_key(all_reached=True)),
+    ("bench.targets", "a rate that is missed", bench, top_key(a_per_s=3.0)),
+    ("bench.targets", "another ratio", compared, at("comparisons", "quantize", ratio=8.0)),
+    ("bench.targets", "a target that is missed", compared, at("comparisons", "quantize", target=8.0)),
+]  # fmt: skip
