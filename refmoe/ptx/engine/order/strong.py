@@ -30,8 +30,8 @@ Array = Any
 Reach = tuple[int, int]
 # Releases of the grid that are kept apart by CTA, for those who acquire with a narrower scope.
 _APART = 1024
-# Fences of a warp that are remembered.
-_LAST_FENCES = 4
+# Fences of a thread that are remembered.
+_LAST_FENCES = 16
 
 
 @dataclass(slots=True)
@@ -82,18 +82,16 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class SequentialFence:
-    """A `fence.sc` of some lanes of a warp.
+    """A `fence.sc` of one thread.
 
     Attributes:
-        step: when.
+        fence: what it knew.
         strength, cta: of the fence.
-        fences: by thread of the grid.
     """
 
-    step: int
+    fence: Fence
     strength: int
     cta: int
-    fences: dict[int, Fence]
 
 
 @dataclass(slots=True)
@@ -113,7 +111,7 @@ class Order:
     Attributes:
         pool: rows of clocks.
         locations: by address; negative for shared memory.
-        fences: by warp of the grid its last fences `.sc`.
+        fences: by thread of the grid its last fences `.sc`.
         reached: by location, fences that came before its strong accesses.
         histories: by location, writes that may still be seen; under a schedule.
         last_fence: step of the last `fence.sc`.
@@ -422,10 +420,10 @@ class Strong:
                 del held[narrower]
             held[strength] = made[lane] = Fence(known[row], clocks.beyond.get(row), clocks.now)
         if sequential:
-            for warp in np.unique(lanes >> 5).tolist():
-                theirs = {clocks.first_warp * LANES + lane: fence for lane, fence in made.items() if lane >> 5 == warp}
-                last = self._order.fences.setdefault(clocks.first_warp + warp, deque(maxlen=_LAST_FENCES))
-                last.append(SequentialFence(clocks.now, strength, self._cta(warp * LANES), theirs))
+            # Each thread has its own: the lanes of a warp may come to the fence one after another.
+            for lane, one in made.items():
+                last = self._order.fences.setdefault(clocks.first_warp * LANES + lane, deque(maxlen=_LAST_FENCES))
+                last.append(SequentialFence(one, strength, self._cta(lane)))
 
     # The order of fences `.sc`
 
@@ -465,10 +463,10 @@ class Strong:
                 found += self._forced_elsewhere(row, cluster, reached)
             for other, thread, step in found:
                 number = other * clocks.warps * LANES + thread
-                for fence in self._order.fences.get(number >> 5, ()):
-                    fits = min(strength, fence.strength) >= self._needed(fence.cta, self._cta(int(mine[0])))
-                    if fence.step == step and number in fence.fences and fits:
-                        held = fence.fences[number]
+                for one in self._order.fences.get(number, ()):
+                    fits = min(strength, one.strength) >= self._needed(one.cta, self._cta(int(mine[0])))
+                    if one.fence.step == step and fits:
+                        held = one.fence
                         known = held.row.copy()
                         known[clocks.lane + thread] = step
                         self._acquire(mine, self._order.pool.knowledge(other, known, held.beyond), alive)
