@@ -182,7 +182,8 @@ def test_an_access_to_the_own_block_takes_no_address_of_another() -> None:
 
 
 def test_memory_of_another_block_has_bounds_and_is_not_written_by_itself() -> None:
-    body = f"{NEXT} mapa.shared::cluster.u32 %r5, %r3, %r10; ld.shared::cluster.u32 %r20, [%r5{{}}]; {SYNC} ret;"
+    load = "mapa.shared::cluster.u32 %r5, %r3, %r10; ld.shared::cluster.u32 %r20, [%r5{}];"
+    body = f"{NEXT} {SYNC} {load} {SYNC} ret;"
     with pytest.raises(ptx.MemoryFault, match="out of bounds: shared read of 4 bytes at byte 256 of"):
         run(body.format("+256"))
     with pytest.raises(

@@ -23,7 +23,7 @@ from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.histories import Choosing, History, Write
 from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
 from refmoe.ptx.state.memory import Region
-from refmoe.ptx.state.records import GRID, SEVERAL, STEP_SHIFT, STRENGTH_SHIFT, THREAD
+from refmoe.ptx.state.records import CLUSTER, GRID, SEVERAL, STEP_SHIFT, STRENGTH_SHIFT, THREAD
 
 Array = Any
 # What a pattern reached: the strength of its first operation, and the CTA of its thread.
@@ -178,15 +178,19 @@ class Strong:
         """Become those of other CTAs."""
         self._first_cta = first_cta
         self._fences: dict[int, dict[int, Fence]] = {}
+        # What the last `fence.mbarrier_init` of lanes passes on.
+        self._inits: dict[int, Knowledge] = {}
         # What lanes have read strongly, and acquire with a fence: by location.
         self._pending: dict[int, dict[int, Releases]] = {}
+        # What lanes know of phases of barriers in memory that they saw complete without an acquire: by location.
+        self._signals: dict[int, dict[int, Releases]] = {}
         # By cluster, fences of other clusters that came before accesses of its own: by location.
         self._reached: dict[int, dict[int, Knowledge]] = {}
 
     @property
     def is_busy(self) -> bool:
         """Whether somebody has released something, or may by its next strong write."""
-        return bool(self._order.locations or self._fences or self._order.reached)
+        return bool(self._order.locations or self._fences or self._inits or self._order.reached)
 
     def _cta(self, lane: int) -> int:
         return self._first_cta + lane // self._lanes_of_cta
@@ -195,7 +199,7 @@ class Strong:
         """The strength that two accesses of those CTAs need to be morally strong."""
         if cta == other:
             return 1
-        return 2 if cta // self._blocks == other // self._blocks else GRID
+        return CLUSTER if cta // self._blocks == other // self._blocks else GRID
 
     def key(self, region: Region, index: int) -> int:
         """The name of a byte of a region: its address, or a negative number in shared memory."""
@@ -300,6 +304,8 @@ class Strong:
         for reach, fence in self._fences.get(lane, {}).items():
             knowledge = clocks.passed_on(lane, fence.row, fence.beyond, fence.step)
             self._add(releases, (reach, cta), knowledge)
+        if lane in self._inits:
+            self._add(releases, (CLUSTER, cta), self._inits[lane])
         if releases.near or releases.grid is not None or own:
             self._order.locations[key] = Location(access.width, record, cta, access.strength, releases, own)
         else:
@@ -406,7 +412,7 @@ class Strong:
         """A fence of some scope: it acquires what was read strongly before, and releases to what is written after."""
         clocks = self._clocks
         for lane in lanes.tolist():
-            for releases in self._pending.get(lane, {}).values():
+            for releases in (*self._pending.get(lane, {}).values(), *self._signals.get(lane, {}).values()):
                 self._acquire(np.array([lane]), self._usable(releases, self._cta(lane), strength), alive)
         if sequential:
             self._follow_fences(lanes, strength, alive)
@@ -424,6 +430,26 @@ class Strong:
             for lane, one in made.items():
                 last = self._order.fences.setdefault(clocks.first_warp * LANES + lane, deque(maxlen=_LAST_FENCES))
                 last.append(SequentialFence(one, strength, self._cta(lane)))
+
+    def fence_inits(self, lanes: Array) -> None:
+        """`fence.mbarrier_init`: it releases what the thread initialised to what it writes strongly after."""
+        clocks = self._clocks
+        for lane in lanes.tolist():
+            cluster = clocks.first_cluster + (lane >> 5) // clocks.warps
+            self._inits[lane] = clocks.pool.knowledge(cluster, clocks.fenced_init(lane), None)
+
+    def observe(self, lane: int, key: int, knowledge: Knowledge) -> None:
+        """A lane learned without an acquire that others in its cluster have signalled: a fence behind it acquires."""
+        cta = self._cta(lane)
+        self._signals.setdefault(lane, {})[key] = Releases(near={(CLUSTER, cta): knowledge})
+
+    def fenced(self, lane: int, strength: int) -> Knowledge | None:
+        """What fences of a lane, of that scope or a wider one, pass on to whom it signals without a release."""
+        clocks, found = self._clocks, self._inits.get(lane)
+        for reach, fence in self._fences.get(lane, {}).items():
+            if reach >= strength:
+                found = clocks.pool.join(found, clocks.passed_on(lane, fence.row, fence.beyond, fence.step))
+        return found
 
     # The order of fences `.sc`
 
