@@ -91,8 +91,7 @@ def cluster_barriers() -> Iterator[Program]:
             (f"fenced too early, {scope}", ((Store(X, 7), meet, relaxed, wait), (fence, meet, relaxed, wait), last)),
         ]
         for cause, trio in trios:
-            threads = tuple(Thread(place, each) for place, each in zip(places, trio, strict=True))
-            yield Program("barrier.cluster", cause, threads, cluster=2)
+            yield Program("barrier.cluster", cause, tuple(map(Thread, places, trio)), cluster=2)
 
 
 def reductions_at_barriers() -> Iterator[Program]:
@@ -126,8 +125,7 @@ def reductions_at_barriers() -> Iterator[Program]:
             ("a third warp left out", ((one, red), (red,), (other,))),
         ]
         for cause, trio in trios:
-            threads_ = tuple(Thread(place, each) for place, each in zip(places, trio, strict=True))
-            yield Program("bar.red", f"{cause} ({special})", threads_)
+            yield Program("bar.red", f"{cause} ({special})", tuple(map(Thread, places, trio)))
 
 
 def scopes() -> Iterator[Program]:

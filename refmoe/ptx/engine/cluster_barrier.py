@@ -153,10 +153,11 @@ class ClusterBarrier:
         if clocks is not None:
             slot = np.where(lanes, self._waits, 0).reshape(-1, 32).max(axis=1)[warps] % 2
             owner = warps // self._warps
-            beyond = [self._beyond.get(key) for key in zip(owner.tolist(), slot.tolist(), strict=True)]
+            keys = list(zip(owner.tolist(), slot.tolist(), strict=True))
+            beyond = [self._beyond.get(key) for key in keys]
             apart = self._apart[warps]
             known = self._known[owner, slot]
-            for number, (warp, key) in enumerate(zip(warps.tolist(), zip(owner, slot, strict=True), strict=True)):
+            for number, (warp, key) in enumerate(zip(warps.tolist(), keys, strict=True)):
                 for other, row, theirs in self._near.get(key, ()):
                     if other // self.machine.warps == warp // self.machine.warps:
                         np.maximum(known[number, : len(row)], row, out=known[number, : len(row)])
