@@ -447,7 +447,7 @@ def _default() -> Iterator[Case]:
 def _every_entry() -> Iterator[Case]:
     """Each entry has machine code of its own: each meets every fill, those of 128x4 in a case above."""
     for variant, (mode, edge), fill in product(VARIANT.words, COMPILED_POLICIES, PLAIN_GATES):
-        entry = {"variant": variant, "mode": mode, "edge": edge, "layout": "8x4"}
+        entry: dict[str, Any] = {"variant": variant, "mode": mode, "edge": edge, "layout": "8x4"}
         bias = "none" if fill in ("fingerprint", "tiny") else "distinct"
         yield _case(fill, 17, 160, 3, bias=bias, **entry)
 

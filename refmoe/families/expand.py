@@ -534,13 +534,13 @@ _FILLS_OF = {
 def _every_entry() -> Iterator[Case]:
     """Each entry has machine code of its own: each meets the fills of its output."""
     for output, dtype, prescale in product(_COMPUTED, ("bf16", "fp16"), ("none", "channel")):
-        entry = {"output": output, "dtype": dtype, "prescale": prescale}
+        entry: dict[str, Any] = {"output": output, "dtype": dtype, "prescale": prescale}
         for fill in _FILLS_OF[output]:
             if prescale == "channel" and (fill == "specials" or fill.startswith("row-")):
                 continue  # factors move its values away from what they are made to lie beside
             shape = (64, 32, 8, 2) if fill == "specials" else (17, 160, 6, 2)
             for layout, scale in product(LAYOUT.words, GLOBAL_SCALE.words) if output == "nvfp4" else (("", ""),):
-                block = {"layout": layout, "global_scale": scale} if layout else {}
+                block: dict[str, Any] = {"layout": layout, "global_scale": scale} if layout else {}
                 yield _case(fill, *shape, **entry, **block)
     for input_sf, layout, fill in product(INPUT_SF.words, LAYOUT.words, ("bytes", "fingerprint", "specials")):
         yield _case(fill, 17, 416, 6, 2, dtype="mxfp8", input_sf=input_sf, layout=layout)

@@ -27,6 +27,8 @@ from refmoe.litmus.program import (
     Barrier,
     BulkLoad,
     BulkStore,
+    ClusterArrive,
+    ClusterWait,
     CommitGroup,
     Fence,
     If,
@@ -80,7 +82,7 @@ def arch(program: Program) -> Arch:
     """The oldest of the two architectures that has what a program needs."""
     for thread in program.threads:
         for each in walk(thread.instructions):
-            if isinstance(each, ProxyFence | BulkLoad | BulkStore):
+            if isinstance(each, ProxyFence | BulkLoad | BulkStore | ClusterArrive | ClusterWait):
                 return "sm_90"
             if isinstance(each, Load | Store | Atomic | Fence) and each.scope == "cluster":
                 return "sm_90"
@@ -237,8 +239,9 @@ class KernelWriter:
             self._atomic(each)
         elif isinstance(each, Fence | ProxyFence | CommitGroup | WaitGroup):
             self._add(f"{each};")
-        elif isinstance(each, Barrier | WarpSync):
-            # The whole warp comes along to a barrier of the block, and the lane alone to one of its warp.
+        elif isinstance(each, Barrier | WarpSync | ClusterArrive | ClusterWait):
+            # The whole warp comes along to a barrier of the block, and the lane alone to one of its warp. To one of the
+            # cluster come all that have not exited.
             self.lines.append(f"{each};")
         elif isinstance(each, Wait):
             self._wait(each)

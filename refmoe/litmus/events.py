@@ -30,6 +30,8 @@ from refmoe.litmus.program import (
     Barrier,
     BulkLoad,
     BulkStore,
+    ClusterArrive,
+    ClusterWait,
     CommitGroup,
     Fence,
     If,
@@ -383,6 +385,8 @@ class _Builder:
         # Arrivals at, and departures from, barriers: by (kind, CTA, warp, number or mask), then by thread.
         self.meetings: dict[tuple[str, int, int, int], dict[int, list[tuple[int, int | None]]]] = {}
         self.wanted: dict[tuple[str, int, int, int], int] = {}
+        # Of each thread its arrivals at the barrier of its cluster, and its waits there.
+        self.cluster_uses: dict[int, tuple[list[int], list[int]]] = {}
 
     def build(self, threads: tuple[tuple[_Step, ...], ...]) -> Way:
         """The way in which threads take these steps."""
@@ -391,6 +395,7 @@ class _Builder:
         for chain in self.program_order:
             self.way.order += itertools.pairwise(chain)
         self._meet()
+        self._meet_in_clusters()
         return self.way
 
     def _thread(self, number: int, steps: tuple[_Step, ...]) -> None:
@@ -454,6 +459,11 @@ class _Builder:
             key = ("warp", place.cta, place.warp, each.mask)
             self.wanted[key] = each.mask.bit_count()
             return self._arrival(plain, key, control, False)
+        if isinstance(each, ClusterArrive | ClusterWait):
+            event = self._add(plain, control)
+            uses = self.cluster_uses.setdefault(number, ([], []))
+            uses[isinstance(each, ClusterWait)].append(event.index)
+            return event
         if isinstance(each, Arrive):
             return self._add(self._on_mbarrier(plain, each.mbarrier, 1, each.expect_bytes), control)
         if isinstance(each, Wait):
@@ -583,6 +593,28 @@ class _Builder:
                     for _, departure in meeting:
                         if departure is not None:
                             self.way.order.append((arrival, departure))
+
+    def _meet_in_clusters(self) -> None:
+        """8.9.4: barrier.cluster.arrive synchronizes with barrier.cluster.wait of the same use.
+
+        An arrival that is `.relaxed` gives no order itself: fences have to stand before it (PTX ISA, barrier.cluster,
+        whose example has fence.acq_rel.cluster there). Such a fence has to have the waiting thread in its scope (8.7).
+        """
+        for thread, (arrivals, _) in self.cluster_uses.items():
+            for other, (_, waits) in self.cluster_uses.items():
+                one, two = self.program.threads[thread].place, self.program.threads[other].place
+                if not includes(self.program, "cluster", one, two):
+                    continue
+                for arrival, wait in zip(arrivals, waits, strict=True):
+                    instruction = self.way.events[arrival].instruction
+                    if isinstance(instruction, ClusterArrive) and not instruction.relaxed:
+                        self.way.order.append((arrival, wait))
+                        continue
+                    for each in self.program_order[thread]:
+                        fence = self.way.events[each]
+                        covers = fence.scope is not None and includes(self.program, fence.scope, one, two)
+                        if fence.fence and covers and each < arrival:
+                            self.way.order.append((each, wait))
 
 
 def _equal(value: int) -> Callable[[int], bool]:

@@ -15,12 +15,15 @@ from typing import get_args
 from refmoe.litmus.axioms import TooLarge, judge
 from refmoe.litmus.copies import copies
 from refmoe.litmus.interleave import TooManyStates, may_hang
+from refmoe.litmus.meetings import meetings
 from refmoe.litmus.passing import chains, messages
 from refmoe.litmus.patterns import patterns
 from refmoe.litmus.program import (
     Address,
     Atomic,
     Barrier,
+    ClusterArrive,
+    ClusterWait,
     Fence,
     If,
     Instruction,
@@ -46,6 +49,7 @@ def systematic() -> Iterator[Program]:
     """Every systematic program, with repetitions."""
     yield from patterns()
     yield from copies()
+    yield from meetings()
     yield from messages()
     yield from chains()
     yield from classical()
@@ -113,7 +117,7 @@ def changed(program: Program, random_: random.Random) -> Program:
 
 def _needed(program: Program, each: Instruction) -> bool:
     """Whether somebody may wait for ever without an instruction."""
-    if isinstance(each, Barrier | WarpSync):
+    if isinstance(each, Barrier | WarpSync | ClusterArrive | ClusterWait):
         return True
     polled = {
         one.attempt.at for thread in program.threads for one in walk(thread.instructions) if isinstance(one, Until)
@@ -146,6 +150,8 @@ def _other(each: Instruction, what: str, random_: random.Random) -> Instruction:
     if isinstance(each, Atomic):
         orders = ("relaxed", "release") if each.register is None else ("relaxed", "acquire", "release", "acq_rel")
         return replace(each, order=random_.choice(orders))  # type: ignore[arg-type]
+    if isinstance(each, ClusterArrive):
+        return replace(each, relaxed=not each.relaxed)
     if isinstance(each, Fence):
         return replace(each, order=random_.choice(("acq_rel", "sc")))
     return each

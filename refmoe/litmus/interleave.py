@@ -19,6 +19,8 @@ from refmoe.litmus.program import (
     Barrier,
     BulkLoad,
     BulkStore,
+    ClusterArrive,
+    ClusterWait,
     CommitGroup,
     Fence,
     If,
@@ -265,6 +267,12 @@ class _Machine:
             return following if found == each.value else None
         if isinstance(each, Barrier | WarpSync):
             return self._meet(state, thread, each)
+        if isinstance(each, ClusterArrive):
+            return self._arrived_in_cluster(state, thread)
+        if isinstance(each, ClusterWait):
+            key, mine = self._cluster_barrier(thread)
+            barriers = {name: over for name, over, _ in state.barriers}
+            return state if barriers.get(key, 0) >= barriers[mine] else None
         if isinstance(each, Arrive):
             return self._arrived(state, thread, each.mbarrier, 1, each.expect_bytes)
         if isinstance(each, Wait):
@@ -319,6 +327,20 @@ class _Machine:
         meets[thread] = (key, over)
         # One step back, so that the thread comes here again.
         return _at(replace(state, meets=tuple(meets)), thread, state.at[thread] - 1)
+
+    def _cluster_barrier(self, thread: int) -> tuple[object, object]:
+        """Names of the barrier of a thread's cluster, and of the uses that the thread made of it."""
+        return ("cluster", self.program.threads[thread].place.cta // self.program.cluster), ("uses", thread)
+
+    def _arrived_in_cluster(self, state: _State, thread: int) -> _State:
+        key, mine = self._cluster_barrier(thread)
+        cluster = self.program.threads[thread].place.cta // self.program.cluster
+        wanted = sum(each.place.cta // self.program.cluster == cluster for each in self.program.threads)
+        barriers = {name: (over, arrived) for name, over, arrived in state.barriers}
+        over, arrived = barriers.get(key, (0, 0))
+        barriers[key] = (over + 1, 0) if arrived + 1 == wanted else (over, arrived + 1)
+        barriers[mine] = (barriers.get(mine, (0, 0))[0] + 1, 0)
+        return replace(state, barriers=tuple(sorted(((name, *counts) for name, counts in barriers.items()), key=str)))
 
     def _perform(self, state: _State, copy: _Copy) -> _State | None:
         each, thread = copy.what, copy.thread

@@ -142,14 +142,36 @@ class Barrier:
         number: of the barrier.
         warps: that take part; each of them by one thread of the program.
         arrive: whether the thread goes on at once.
+        reduces: `bar.red`, whose result nobody looks at.
     """
 
     number: int
     warps: int
     arrive: bool = False
+    reduces: bool = False
 
     def __str__(self) -> str:
+        if self.reduces:
+            return f"bar.red.or.pred %p, {self.number}, {32 * self.warps}, %p"
         return f"bar.{'arrive' if self.arrive else 'sync'} {self.number}, {32 * self.warps}"
+
+
+@dataclass(frozen=True)
+class ClusterArrive:
+    """`barrier.cluster.arrive` with its default, .release, or with .relaxed; every thread of the cluster arrives."""
+
+    relaxed: bool = False
+
+    def __str__(self) -> str:
+        return f"barrier.cluster.arrive.{'relaxed' if self.relaxed else 'release'}"
+
+
+@dataclass(frozen=True)
+class ClusterWait:
+    """`barrier.cluster.wait` with its default, .acquire."""
+
+    def __str__(self) -> str:
+        return "barrier.cluster.wait.acquire"
 
 
 @dataclass(frozen=True)
@@ -292,6 +314,8 @@ Instruction = (
     | Fence
     | ProxyFence
     | Barrier
+    | ClusterArrive
+    | ClusterWait
     | WarpSync
     | Arrive
     | Wait
@@ -380,6 +404,7 @@ class Program:
             raise ProgramError(f"two threads have one place: {', '.join(map(str, places))}")
         if len(self.mbarriers) > MAX_MBARRIERS:
             raise ProgramError(f"{len(self.mbarriers)} barriers in memory; at most {MAX_MBARRIERS}")
+        self._check_cluster_barriers()
         warps = [(place.cta, place.warp) for place in places]
         for thread in self.threads:
             for each in walk(thread.instructions):
@@ -393,6 +418,19 @@ class Program:
                         raise ProgramError("a bar.sync, to which the whole warp comes along, and a bar.warp.sync")
                 if isinstance(each, Arrive | Wait | AsyncArrive | BulkLoad) and each.mbarrier >= len(self.mbarriers):
                     raise ProgramError(f"no barrier in memory m{each.mbarrier}; there are {len(self.mbarriers)}")
+
+    def _check_cluster_barriers(self) -> None:
+        """Raises ProgramError unless the threads of a cluster arrive and wait in turns, all as often."""
+        uses: dict[int, int] = {}
+        for thread in self.threads:
+            mine = [each for each in thread.instructions if isinstance(each, ClusterArrive | ClusterWait)]
+            if len(mine) < sum(isinstance(each, ClusterArrive | ClusterWait) for each in walk(thread.instructions)):
+                raise ProgramError("a barrier.cluster under a condition")
+            turns = [ClusterWait if number % 2 else ClusterArrive for number in range(len(mine))]
+            if len(mine) % 2 or [type(each) for each in mine] != turns:
+                raise ProgramError("barrier.cluster.arrive and .wait that do not follow each other in turns")
+            if uses.setdefault(thread.place.cta // self.cluster, len(mine)) != len(mine):
+                raise ProgramError("a barrier.cluster at which not all threads of the cluster arrive")
 
 
 def walk(instructions: tuple[Instruction, ...]) -> Iterator[Instruction]:

@@ -18,7 +18,7 @@ _HINTS = r"(?P<hints>(\.L2::(cache_hint|64B|128B|256B))*)"
 _COPY = re.compile(rf"cp\.async\.(?P<cache>ca|cg)\.shared(::cta)?\.global{_HINTS}")
 _OWN = r"(?P<space>\.shared(::cta)?)?"
 _ANY = r"(?P<space>\.shared(::cta|::cluster)?)?"
-_SCOPE = r"\.(cta|cluster)"
+_SCOPE = r"(?P<scope>\.(cta|cluster))"
 _RELEASE = rf"((?P<order>\.release|\.relaxed){_SCOPE})?"
 _COPY_ARRIVE = re.compile(rf"cp\.async\.mbarrier\.arrive(?P<noinc>\.noinc)?{_OWN}\.b64")
 _LIFE = re.compile(rf"mbarrier\.(?P<verb>init|inval){_OWN}\.b64")
@@ -139,6 +139,7 @@ def _arrive(emitter: Builder, instruction: Instruction, match: re.Match[str]) ->
     work = Arrive(
         access,
         releases=match["order"] != ".relaxed",
+        own_block=match["scope"] == ".cta",
         drops=match["verb"] == "arrive_drop",
         completes=form != ".noComplete",
     )
@@ -152,7 +153,8 @@ def _wait(emitter: Builder, instruction: Instruction, match: re.Match[str]) -> N
     if len(rest) > (match["verb"] == "try_wait"):
         raise ValueError("wrong number of operands")
     access, address = _object(emitter, instruction, match["space"], place)
-    work = Wait(access, parity=match["parity"] is not None, acquires=match["order"] != ".relaxed")
+    acquires, own_block = match["order"] != ".relaxed", match["scope"] == ".cta"
+    work = Wait(access, parity=match["parity"] is not None, acquires=acquires, own_block=own_block)
     asked = emitter.value(token, "b32" if work.parity else "b64")
     if match["verb"] == "try_wait":
         emitter.waits[emitter.block] = work, f"({address}, {asked})"

@@ -47,6 +47,7 @@ class Builder:
         has_warpgroups: whether there are products of warpgroups.
         lanes_synchronise: whether single lanes may synchronise.
         fences_in_order: whether there are fences `.sc`.
+        fences_inits: whether there are `fence.mbarrier_init`.
         models: accumulation models of the tensor-core instructions met so far, and what each rests on.
         products: what each of these instructions computes.
         refused: instructions that do not exist here.
@@ -63,6 +64,7 @@ class Builder:
         self.has_bulk = False
         self.lanes_synchronise = False
         self.fences_in_order = False
+        self.fences_inits = False
         self.has_warpgroups = False
         self.models: dict[str, str] = {}
         self.products: dict[Instruction, Mma] = {}

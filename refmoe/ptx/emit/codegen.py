@@ -131,6 +131,7 @@ def compile_entry(
         emitter.lanes_synchronise
         or any(_meets_in_part(instruction) for block in program.blocks for instruction in block.instructions),
         emitter.fences_in_order,
+        emitter.fences_inits,
         emitter.has_warpgroups,
         tuple(len(b.instructions) + (b.terminator.instruction is not None) for b in program.blocks),
         plan.approximate,
@@ -255,6 +256,8 @@ def _barrier_operands(emitter: Emitter, instruction: Instruction) -> str:
     if code[0].startswith("cluster"):
         if operands:
             raise ValueError("no operands needed")
+        # What a relaxed arrival passes on are fences of single lanes.
+        emitter.lanes_synchronise |= ".relaxed" in instruction.opcode
         return "(None, None, None)"
     if not 1 <= len(operands) <= 2 or (code[0] == "arrive" and len(operands) != 2):
         raise ValueError("wrong number of operands")
@@ -283,7 +286,6 @@ def _barrier_parts(instruction: Instruction) -> tuple[str, str]:
         ("red", "popc", "u32"): ("red", "popc"),
         ("red", "and", "pred"): ("red", "and"),
         ("red", "or", "pred"): ("red", "or"),
-        # A relaxed arrival is taken for one that releases: that its fence is missing is not seen.
         **{("cluster", "arrive", *order): ("cluster.arrive", "") for order in ((), ("release",), ("relaxed",))},
         **{("cluster", "wait", *order): ("cluster.wait", "") for order in ((), ("acquire",))},
     }
@@ -297,7 +299,7 @@ def _barrier(instruction: Instruction, shared: dict[str, tuple[int, str]]) -> Ba
     destination = None
     if kind == "red" and isinstance(instruction.operands[0], Register):
         destination = shared[instruction.operands[0].name][0]
-    return BarrierCode(instruction, kind, reduction, destination)
+    return BarrierCode(instruction, kind, reduction, destination, ".relaxed" not in instruction.opcode)
 
 
 def _gather(block: Block, shared: dict[str, tuple[int, str]]) -> Gather:

@@ -283,12 +283,14 @@ class Emitter(Builder):
         if instruction.operands:
             raise ValueError("no operands needed")
         self.lanes_synchronise = True
+        if instruction.opcode.startswith("fence.mbarrier_init"):
+            # It orders the thread's own mbarrier.init and nothing else.
+            self.has_mbarriers = self.fences_inits = True
+            self.run(Publish(), self.guard(instruction))
+            return
         scope, sequential = fence_scope(instruction.opcode)
         self.fences_in_order |= sequential
         self.lines.append(f"F.fence({self.guard(instruction)}, {STRENGTHS[scope]}, {sequential})")
-        if instruction.opcode.startswith("fence.mbarrier_init"):
-            self.has_mbarriers = True
-            self.run(Publish(), self.guard(instruction))
 
     # Warp-level instructions: never guarded here, their guards are branches
 

@@ -118,6 +118,15 @@ class Access:
             block, _ = machine.place_of(int(owners[bad]) * machine.warps * 32)
             what = f", gone with block {block}, which has exited"
             self._fault(frame, "gone", lanes[bad], int(address[bad]), region, int(address[bad]) - OWN_BASE, what)
+        if machine.clocks is not None:
+            started = machine.started(lanes, owners)
+            if not started.all():
+                bad = int(np.argmin(started))
+                block, _ = machine.place_of(int(owners[bad]) * machine.warps * 32)
+                what = f" of block {block}, which may not have started: no barrier.cluster lies between"
+                self._fault(
+                    frame, "not started", lanes[bad], int(address[bad]), region, int(address[bad]) - OWN_BASE, what
+                )
 
     def _buffers(
         self, frame: Frame, address: Array, lanes: Array, which: Array | None

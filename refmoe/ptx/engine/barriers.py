@@ -26,12 +26,21 @@ _ALL = -1
 
 @dataclass(frozen=True)
 class BarrierCode:
-    """The barrier instruction that ends a block. `kind` is `"sync" "arrive" "red" "cluster.arrive" "cluster.wait"`."""
+    """The barrier instruction that ends a block.
+
+    Attributes:
+        instruction: for messages.
+        kind: `"sync" "arrive" "red" "cluster.arrive" "cluster.wait"`.
+        reduction: of `.red`, else "".
+        destination: of `.red`, the number of its register.
+        releases: not `.relaxed`.
+    """
 
     instruction: Instruction
     kind: str
     reduction: str
     destination: int | None
+    releases: bool
 
 
 class Barriers:

@@ -96,6 +96,7 @@ class Code:
         has_warpgroups: whether there are products of warpgroups.
         lanes_synchronise: whether single lanes may synchronise, see `Clocks`.
         fences_in_order: whether there are fences `.sc`.
+        fences_inits: whether there are `fence.mbarrier_init`.
         lengths: instructions of each block, its terminator included.
         approximate: the instructions that `Frame.note` refers to by index.
         contractions: lines of FP instructions that ptxas may fuse.
@@ -122,6 +123,7 @@ class Code:
     has_bulk: bool
     lanes_synchronise: bool
     fences_in_order: bool
+    fences_inits: bool
     has_warpgroups: bool
     lengths: tuple[int, ...]
     approximate: tuple[Instruction, ...]

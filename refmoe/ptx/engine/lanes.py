@@ -328,6 +328,11 @@ class Lanes(ABC):
         """Native code has to look at a region anew."""
 
     @abstractmethod
+    def started(self, lanes: Array, owners: Array) -> Array:
+        """Whether each of `lanes` [n] comes after the start of CTA `owners` [n] of its cluster, bool [n]."""
+        ...
+
+    @abstractmethod
     def alive_now(self) -> Array:
         """`alive`, without those that have exited natively since."""
 

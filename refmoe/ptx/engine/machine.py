@@ -131,7 +131,7 @@ class Machine(Runner):
                 self.warps * blocks, ctas // blocks, first_cta // blocks, launch.order.pool,
                 # Another schedule parts the lanes of a warp where nothing else does.
                 self.code.lanes_synchronise or not launch.schedule.default,
-                self.code.has_bulk, self.code.fences_in_order,
+                self.code.has_bulk, self.code.fences_in_order, self.code.fences_inits,
             )  # fmt: skip
             self.strong = Strong(self.clocks, launch.order, self.warps, first_cta, blocks, self.choices)
             self._watch_shared()
@@ -240,6 +240,12 @@ class Machine(Runner):
     def refresh(self, region: Region) -> None:
         """See `Lanes.refresh`."""
         self.native.refresh(region)
+
+    def started(self, lanes: Array, owners: Array) -> Array:
+        """See `Lanes.started`."""
+        blocks, clocks = self.launch.grid.cluster_blocks, self.clocks
+        found = (owners == self.lane_cta[lanes]) | self.cluster_barrier.completed[owners // blocks]
+        return found if clocks is None or found.all() else found | clocks.knows_block(lanes, owners, self.warps)
 
     def alive_now(self) -> Array:
         """See `Lanes.alive_now`."""

@@ -24,7 +24,7 @@ from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.engine.races import shadow_of
-from refmoe.ptx.state.records import THREAD, raise_rows
+from refmoe.ptx.state.records import CLUSTER, CTA, THREAD, raise_rows
 from refmoe.ptx.state.spaces import OWN_BASE
 from refmoe.ptx.text.syntax import Instruction
 
@@ -123,11 +123,14 @@ class Mbarriers:
         self._known = np.zeros((size, columns), np.int64)
         self._coming_beyond: dict[int, Knowledge] = {}
         self._known_beyond: dict[int, Knowledge] = {}
+        # Arrivals of this phase from other blocks, and whether all of the last one were.
+        self._foreign = np.zeros(size, np.int64)
+        self._all_foreign = np.zeros(size, bool)
 
     def _grow(self) -> None:
         for name in (
             "slot", "expected", "pending", "transactions", "phase", "announced", "_creation", "_published", "_coming",
-            "_known",
+            "_known", "_foreign", "_all_foreign",
         ):  # fmt: skip
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
@@ -166,7 +169,9 @@ class Mbarriers:
             what = f"{self.name(slots[bad])} was overwritten by a store"
             raise self.machine.misuse(access.instruction, lanes[bad], what)
         if shared.shadow is not None:
-            shadow_of(shared).ordered_after(frame, access, shared, slots * _BYTES, lanes, self._creation[ids])
+            made = self._creation[ids]
+            made = np.where(self.machine.clocks.knows_init(lanes, made), 0, made)
+            shadow_of(shared).ordered_after(frame, access, shared, slots * _BYTES, lanes, made)
         return ids
 
     def place_of(self, number: int) -> tuple[int, int]:
@@ -223,9 +228,13 @@ class Mbarriers:
         self.machine.tracer.mbarrier("init", access.instruction, lanes, ids, counts)
 
     def publish(self, lanes: Array) -> None:
-        """`fence.mbarrier_init`: what `lanes` have initialised is known to the asynchronous proxy."""
+        """`fence.mbarrier_init`: what `lanes` have initialised is known to the asynchronous proxy, and passed on."""
+        if self.machine.clocks is None:
+            return
+        self.machine.strong.fence_inits(lanes)
         made = np.isin(self._creation & THREAD, lanes + self.machine.first_thread)
         self._published |= made & (self._creation != 0)
+        self.machine.tick(self.machine.launch.clock + 1)
 
     def check_published(self, instruction: Instruction, lanes: Array, ids: Array) -> None:
         """Copies of `lanes` [n] are to complete on objects `ids` [n].
@@ -295,8 +304,7 @@ class Mbarriers:
         self.machine.tracer.mbarrier("arrive", work.access.instruction, lanes, ids, counts)
         np.add.at(self.transactions, ids, owed)
         self._check_owed(work.access.instruction, ids, lanes)
-        if work.releases:
-            self._release(lanes, ids)
+        self._pass_on(work, lanes, ids, counts)
         self._count_down(frame, work.access.instruction, ids, lanes, counts)
         if work.drops:
             np.add.at(self.expected, ids, -counts)
@@ -389,6 +397,8 @@ class Mbarriers:
             raise self.machine.misuse(instruction, lane, f"an arrival that {refusal} completes it")
         self.machine.tracer.completed(done)
         self.phase[done] += 1
+        self._all_foreign[done] = self._foreign[done] >= self.expected[done]
+        self._foreign[done] = 0
         self.pending[done] = self.expected[done]
         if self.machine.clocks is not None:
             self._known[done] = self._together(done)
@@ -494,10 +504,21 @@ class Mbarriers:
                 what = f"a wait for {self.name(self.slot[ids[bad]])}, another block of the cluster"
                 raise machine.misuse(work.access.instruction, lanes[bad], what)
 
-    def acquire(self, ids: Array, lanes: Array) -> None:
+    def acquire(self, work: Wait, ids: Array, lanes: Array) -> None:
         """Lanes have seen the last phase of their objects complete."""
         clocks = self.machine.clocks
         if clocks is None or not lanes.size:
+            return
+        if work.own_block:
+            near = ~self._all_foreign[ids]
+            ids, lanes = ids[near], lanes[near]
+        if not work.acquires:
+            # A fence behind it acquires.
+            for number, lane in zip(ids.tolist(), lanes.tolist(), strict=True):
+                key = self.machine.strong.key(self.machine.shared, int(self.slot[number]) * _BYTES)
+                cluster = clocks.cluster(lane >> 5)
+                theirs = clocks.pool.knowledge(cluster, self._known[number], self._known_beyond.get(number))
+                self.machine.strong.observe(lane, key, theirs)
             return
         clocks.learn_rows(lanes, ids, self._known, self._known_beyond, self.machine.alive)
 
@@ -548,10 +569,29 @@ class Mbarriers:
 
     # Races
 
-    def _release(self, lanes: Array, ids: Array) -> None:
-        clocks = self.machine.clocks
+    def _pass_on(self, work: Arrive, lanes: Array, ids: Array, counts: Array) -> None:
+        """What arrivals pass on to those who wait: what comes before them, or, if relaxed, before fences of theirs."""
+        machine, clocks = self.machine, self.machine.clocks
         if clocks is None:
             return
+        foreign = self.slot[ids] * _BYTES // machine.shared.stride != machine.lane_cta[lanes]
+        np.add.at(self._foreign, ids[foreign], counts[foreign])
+        if work.own_block:
+            # Who waits is of the object's block (PTX ISA, "Morally strong operations").
+            lanes, ids, foreign = lanes[~foreign], ids[~foreign], foreign[~foreign]
+        if work.releases:
+            if lanes.size:
+                self._release(lanes, ids)
+            return
+        for lane, number, far in zip(lanes.tolist(), ids.tolist(), foreign.tolist(), strict=True):
+            theirs = machine.strong.fenced(lane, CLUSTER if far else CTA)
+            if theirs is not None:
+                row = clocks.pool.rows[theirs.rows[clocks.cluster(lane >> 5)]]
+                np.maximum(self._coming[number], row, out=self._coming[number])
+                self._coming_beyond[number] = clocks.pool.join(self._coming_beyond.get(number), theirs)
+
+    def _release(self, lanes: Array, ids: Array) -> None:
+        clocks = self.machine.clocks
         rows, numbers = _runs(clocks.rows(lanes), ids)
         raise_rows(self._coming, numbers, clocks.seen[rows])
         clocks.mark(self._coming, ids, lanes, clocks.now)
@@ -616,10 +656,10 @@ class Destroy:
 
 @dataclass(frozen=True)
 class Publish:
-    """`fence.mbarrier_init`, as far as it concerns copies."""
+    """`fence.mbarrier_init`."""
 
     def __call__(self, frame: Frame, guard: Array | None) -> None:
-        """What the acting lanes have initialised is known to the asynchronous proxy."""
+        """What the acting lanes have initialised is known to the asynchronous proxy, and passed on."""
         where = frame.where(guard)
         frame.machine.part(Mbarriers).publish(frame.lanes() if where is None else frame.lanes()[where])
 
@@ -631,12 +671,14 @@ class Arrive:
     Attributes:
         access: the object.
         releases: not `.relaxed`.
+        own_block: `.cta` is written out. Where no scope is, CUTLASS means that of the cluster, and so it is taken.
         drops: the arrivals are missing from all later phases too.
         completes: the phase may end here.
     """
 
     access: Access
     releases: bool = True
+    own_block: bool = False
     drops: bool = False
     completes: bool = True
 
@@ -682,11 +724,19 @@ class CopyArrive:
 
 @dataclass(frozen=True)
 class Wait:
-    """`mbarrier.test_wait` and `try_wait`; `parity`: for a parity, not for a state. `acquires`: not `.relaxed`."""
+    """`mbarrier.test_wait` and `try_wait`.
+
+    Attributes:
+        access: the object.
+        parity: for a parity, not for a state.
+        acquires: not `.relaxed`.
+        own_block: `.cta` is written out.
+    """
 
     access: Access
     parity: bool
     acquires: bool = True
+    own_block: bool = False
 
     def __call__(self, frame: Frame, address: Array, asked: Array, guard: Array | None) -> Array:
         """Whether the phase is complete, bool [lanes of the frame]."""
@@ -698,8 +748,7 @@ class Wait:
                 mbarriers.early = frame.machine.looks_early()
             ids, ready = mbarriers.look(frame, self, chosen, lanes, frame.acting(where, asked).astype(np.uint64))
             frame.machine.tracer.mbarrier("pass", self.access.instruction, lanes[ready], ids[ready])
-            if self.acquires:
-                mbarriers.acquire(ids[ready], lanes[ready])
+            mbarriers.acquire(self, ids[ready], lanes[ready])
             result[slice(None) if where is None else where] = ready
         return result
 

@@ -237,6 +237,8 @@ class NativeState:
             machine.poll()
         if fields[Context.EXITED]:
             machine.leave(self.alive())
+            # Those who waited at a barrier for the lanes that are gone may go on natively.
+            self.yielded |= bool(machine.alive.any())
         fields[Context.STEPS : Context.EXITED + 1] = _NOTHING
 
     def pick(self) -> tuple[int, int, Array] | None:

@@ -401,10 +401,12 @@ class PieceWriter:
     def _meet(self, instruction: Instruction) -> None:
         """`bar.warp.sync`: what the acting lanes of the warp did before comes before what they do next.
 
-        Python does it where some lanes do not take part, or know what others do not; and where some have exited, and
-        lanes are told apart, because what those did is not ordered before what the others do next.
+        Python does it where some lanes do not take part, or know what others do not, or meet a part of those here; and
+        where some have exited, and lanes are told apart, because what those did is not ordered before what the others
+        do next.
         """
         build = self.build_
+        member = self.value(instruction.operands[0], "b32")
         seen = table_field(build, self.context, Context.SEEN)
         with build.if_then(build.icmp_unsigned("!=", seen, word(0))):
             apart = build.inttoptr(table_field(build, self.context, Context.APART), POINTER)
@@ -417,7 +419,11 @@ class PieceWriter:
             alive = build.select(by_lane, exist, alive)
             here = build.zext(build.bitcast(self.mask, WARP_MASK), WORD)
             alike = build.load(build.gep(apart, [self.warp], source_etype=WORD), typ=WORD)
+            # Lanes of several groups may run one instruction, each with the mask of its own group.
+            absent = build.icmp_unsigned("!=", exchange.present(self.lanes, member), exchange.acting(self.lanes))
+            together = build.icmp_unsigned("==", build.bitcast(absent, WARP_MASK), ir.Constant(WARP_MASK, 0))
             whole = build.and_(build.icmp_unsigned("==", here, alive), build.icmp_unsigned("==", alike, word(0)))
+            whole = build.and_(whole, together)
             with build.if_else(whole) as (then, otherwise):
                 with then:
                     warps = table_field(build, self.context, Context.WARPS)
@@ -427,7 +433,7 @@ class PieceWriter:
                     build.store(now, build.gep(build.inttoptr(seen, POINTER), [own], source_etype=WORD))
                     build.store(build.add(now, word(1)), at(build, self.context, Context.NOW * FIELD_BYTES))
                 with otherwise:
-                    build.store(self.value(instruction.operands[0], "b32"), self.scratch, align=32)
+                    build.store(member, self.scratch, align=32)
                     self._python(instruction, build.bitcast(self.mask, WARP_MASK))
 
     def _move_parts(self, instruction: Instruction) -> None:

@@ -35,6 +35,8 @@ PENDING = 1 << 29
 
 #: Strength of an access by its scope; of a weak one it is 0.
 STRENGTHS = {"cta": 1, "cluster": 2, "gpu": 3, "sys": 3}
+#: Strength that both of two accesses need so that threads of one CTA, or of one cluster, are morally strong.
+CTA, CLUSTER = 1, 2
 #: Strength that both of two accesses need so that threads of a grid are morally strong whatever their CTAs.
 GRID = 3
 

@@ -182,7 +182,8 @@ def test_an_access_to_the_own_block_takes_no_address_of_another() -> None:
 
 
 def test_memory_of_another_block_has_bounds_and_is_not_written_by_itself() -> None:
-    body = f"{NEXT} mapa.shared::cluster.u32 %r5, %r3, %r10; ld.shared::cluster.u32 %r20, [%r5{{}}]; {SYNC} ret;"
+    load = "mapa.shared::cluster.u32 %r5, %r3, %r10; ld.shared::cluster.u32 %r20, [%r5{}];"
+    body = f"{NEXT} {SYNC} {load} {SYNC} ret;"
     with pytest.raises(ptx.MemoryFault, match="out of bounds: shared read of 4 bytes at byte 256 of"):
         run(body.format("+256"))
     with pytest.raises(
@@ -207,6 +208,107 @@ def test_memory_of_another_block_has_bounds_and_is_not_written_by_itself() -> No
 def test_without_the_first_barrier_nothing_is_ordered(first: str, second: str) -> None:
     with pytest.raises((ptx.RaceError, ptx.MemoryFault)):
         run(EXCHANGE.format(first=first, second=second))
+
+
+RELAXED = "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;"
+
+
+@pytest.mark.parametrize("fence", ["fence.acq_rel.cluster;", "fence.sc.gpu;", "membar.gl;"])
+def test_a_fence_before_a_relaxed_arrival_orders(fence: str) -> None:
+    run(EXCHANGE.format(first=fence + RELAXED, second=SYNC))
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        RELAXED,
+        "fence.acq_rel.cta;" + RELAXED,
+        "fence.mbarrier_init.release.cluster;" + RELAXED,
+        RELAXED.replace("barrier.cluster.wait", "fence.acq_rel.cluster; barrier.cluster.wait"),
+        "setp.eq.u32 %p1, %r1, 7; @%p1 fence.acq_rel.cluster;" + RELAXED,
+    ],
+)
+def test_a_relaxed_arrival_alone_orders_nothing(first: str) -> None:
+    with pytest.raises(ptx.RaceError, match="write-read"):
+        run(EXCHANGE.format(first=first, second=SYNC))
+
+
+@pytest.mark.parametrize("meet", ["", "bar.warp.sync -1;"])
+def test_a_relaxed_arrival_does_not_unite_the_lanes_of_a_warp(meet: str) -> None:
+    body = f"""{NEXT} st.shared.u32 [%r3], %r1; fence.acq_rel.cluster; st.shared.u32 [%r3+128], %r1;
+        {RELAXED} {meet}
+        xor.b32 %r5, %r1, 1; mov.u32 %r6, cell; mad.lo.u32 %r5, %r5, 4, %r6;
+        ld.shared.u32 %r20, [%r5]; ld.shared.u32 %r21, [%r5+128]; {SAVE} ret;"""
+    if meet:
+        assert run(body).tolist() == [[lane ^ 1 for lane in range(32)]] * 4
+        return
+    with pytest.raises(ptx.RaceError) as caught:
+        run(body)
+    # What lies before the fence is ordered, and only that.
+    assert "+128" in caught.value.text
+
+
+# Rank 0 initialises the barrier of each block; all arrive at that of the next one.
+INITIALISED = """
+    {next} mov.u32 %r6, bar; setp.eq.u32 %p1, %r1, 0; setp.eq.u32 %p2, %r1, {fences};
+    @%p1 mbarrier.init.shared.b64 [%r6], 32;
+    @%p2 fence.mbarrier_init.release.cluster;
+    {barrier}
+    mapa.shared::cluster.u32 %r5, %r6, %r10;
+    mbarrier.arrive.release.{scope}.shared::cluster.b64 _, [%r5];
+    AGAIN: mbarrier.try_wait.parity.acquire.{waits}.shared::cta.b64 %p3, [%r6], 0; @!%p3 bra AGAIN;
+    {sync} ret;
+"""
+
+
+def initialised(barrier: str = RELAXED, fences: int = 0, scope: str = "cluster", waits: str = "cluster") -> None:
+    body = INITIALISED.format(next=NEXT, barrier=barrier, fences=fences, scope=scope, waits=waits, sync=SYNC)
+    module = ptx.Module.parse(text(body, declarations=CELL + BAR), name="test.ptx")
+    ptx.launch(module, "k", (2, 1, 1), (32, 1, 1), [None, None, 0], step_budget=20000, cluster=(2, 1, 1))
+
+
+def test_a_fence_of_mbarrier_init_orders_that_of_its_own_thread() -> None:
+    initialised()
+    initialised(SYNC, fences=99)
+    for fences in (99, 1):
+        with pytest.raises(ptx.RaceError, match="write-read"):
+            initialised(fences=fences)
+
+
+@pytest.mark.parametrize("part", ["", "scope", "waits"])
+def test_an_arrival_from_another_block_and_its_wait_need_the_scope_of_the_cluster(part: str) -> None:
+    # The data is written into the next block, whose threads wait there.
+    remote_write = "mapa.shared::cluster.u32 %r7, %r3, %r10; st.shared::cluster.u32 [%r7], %r1;"
+    spelled = {"scope": "cluster", "waits": "cluster", **({part: "cta"} if part else {})}
+    body = INITIALISED.format(next=NEXT, barrier=SYNC + remote_write, fences=0, sync="", **spelled)
+    out = np.zeros((2, 32), np.uint32)
+    source = text(body.replace("ret;", f"ld.shared.u32 %r20, [%r3]; {SAVE} {SYNC} ret;"), declarations=CELL + BAR)
+    arguments = [out, None, 0]
+
+    def launch() -> None:
+        ptx.launch(ptx.Module.parse(source), "k", (2, 1, 1), (32, 1, 1), arguments, cluster=(2, 1, 1))
+
+    if not part:
+        launch()
+        assert out.tolist() == [list(range(32))] * 2
+        return
+    with pytest.raises(ptx.RaceError, match="write-read"):
+        launch()
+
+
+@pytest.mark.parametrize("first", ["", "bar.sync 0;", "barrier.cluster.arrive.aligned;"])
+def test_another_block_may_not_have_started(first: str) -> None:
+    wait = "barrier.cluster.wait.aligned;" if "arrive" in first else ""
+    write = "mapa.shared::cluster.u32 %r5, %r3, %r10; st.shared::cluster.u32 [%r5], %r1;"
+    body = f"{NEXT} {first} {write} {wait} {SYNC} ld.shared.u32 %r20, [%r3]; {SAVE} ret;"
+    if wait:
+        # An arrival alone may be too early: it depends on the schedule.
+        body = body.replace(first, f"{SYNC} {first}")
+        assert run(body).tolist() == [list(range(32))] * 4
+        return
+    with pytest.raises(ptx.MemoryFault, match=r"not started: .* which may not have started"):
+        run(body)
+    assert run(body.replace(write, SYNC + write)).tolist() == [list(range(32))] * 4
 
 
 def test_a_race_names_both_blocks() -> None:

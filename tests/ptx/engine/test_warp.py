@@ -400,3 +400,25 @@ def test_sync_may_stand_behind_the_mode() -> None:
     out = np.zeros(32, np.uint32)
     run(body, out)
     assert (out == 3031).all()
+
+
+MEETING = """
+    mov.u32 %r3, cell; mad.lo.u32 %r4, %r1, 4, %r3; xor.b32 %r5, %r1, {distance}; mad.lo.u32 %r5, %r5, 4, %r3;
+    and.b32 %r6, %r1, 1; match.any.sync.b32 %r7, %r6, -1;
+    st.shared.u32 [%r4], %r1;
+    bar.warp.sync %r7;
+    ld.shared.u32 %r20, [%r5]; st.global.u32 [%d2], %r20; ret;
+"""
+
+
+@pytest.mark.parametrize("distance", [1, 2, 3])
+def test_groups_of_a_warp_meet_at_one_instruction_by_themselves(distance: int) -> None:
+    # Even lanes meet even ones, and odd lanes odd ones.
+    out = np.zeros(32, np.uint32)
+    body, cells = MEETING.format(distance=distance), ".shared .align 4 .b8 cell[128];"
+    if distance % 2 == 0:
+        run(body, out, declarations=cells)
+        assert out.tolist() == [lane ^ distance for lane in range(32)]
+        return
+    with pytest.raises(ptx.RaceError, match="write-read"):
+        run(body, out, declarations=cells)

@@ -510,3 +510,67 @@ def test_a_budget_ends_endless_loops_under_every_schedule() -> None:
         with pytest.raises(ptx.StepBudgetExceeded) as caught:
             outcomes("L: st.global.u32 [%d2], %r1; bra L;", 32, schedules=[schedule])
         assert caught.value.schedule == schedule
+
+
+LOCK = """
+    mov.u32 %r5, 0;
+AGAIN:
+    atom.global.cas.b32 %r3, [%d1], 0, 1;
+    setp.ne.u32 %p1, %r3, 0;
+    @%p1 bra OVER;
+    membar.gl;
+    ld.global.u32 %r4, [%d0]; add.u32 %r4, %r4, 1; st.global.u32 [%d0], %r4;
+    membar.gl;
+    atom.global.exch.b32 %r6, [%d1], 0;
+OVER:
+    setp.ne.u32 %p1, %r3, 0;
+    @%p1 bra AGAIN;
+    ret;
+"""
+
+
+def test_lanes_that_lock_each_other_out_go_on_under_every_schedule() -> None:
+    out, lock = np.zeros(1, np.uint32), np.zeros(1, np.uint32)
+    module = ptx.Module.parse(text(LOCK))
+    ptx.launch(module, "k", (1, 1, 1), (32, 1, 1), [out, lock, 0], step_budget=20_000, schedules=12)
+    assert out.tolist() == [32]
+
+
+# Each thread fences, one of each block counts, and the last block reads what all wrote.
+COUNTED = """
+    mul.wide.u32 %d4, %r2, 4; add.u64 %d4, %d4, %d1; add.u64 %d5, %d1, 1024;
+    st.global.u32 [%d4], %r2;
+    {fence}
+    bar.sync 0;
+    setp.ne.u32 %p1, %r1, 0;
+    @%p1 bra JOIN;
+    atom.global.add.u32 %r3, [%d5], 1;
+    st.shared.u32 [last], %r3;
+JOIN:
+    bar.sync 0;
+    ld.shared.u32 %r3, [last];
+    setp.ne.u32 %p2, %r3, 2;
+    @%p2 bra DONE;
+    {fence}
+    mul.wide.u32 %d6, %r1, 4; add.u64 %d7, %d6, %d1; add.u64 %d6, %d6, %d0;
+    ld.global.u32 %r4, [%d7]; ld.global.u32 %r5, [%d7+256]; ld.global.u32 %r6, [%d7+512];
+    add.u32 %r4, %r4, %r5; add.u32 %r4, %r4, %r6; st.global.u32 [%d6], %r4;
+DONE:
+    ret;
+"""
+
+
+@pytest.mark.parametrize("fence", ["fence.sc.gpu;", "fence.acq_rel.gpu;"])
+def test_fences_of_all_threads_reach_the_last_block_if_they_have_one_order(fence: str) -> None:
+    out, given = np.zeros(64, np.uint32), np.zeros(1024, np.uint32)
+    module = ptx.Module.parse(text(COUNTED.format(fence=fence), declarations=".shared .u32 last;"))
+
+    def launch() -> None:
+        ptx.launch(module, "k", (3, 1, 1), (64, 1, 1), [out, given, 0], schedules=8)
+
+    if "sc" in fence:
+        launch()
+        assert out.tolist() == [3 * lane + 192 for lane in range(64)]
+        return
+    with pytest.raises(ptx.RaceError, match="write-read"):
+        launch()

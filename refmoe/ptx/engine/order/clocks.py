@@ -8,7 +8,9 @@ has synchronised by itself has a row of its own until it meets the other lanes o
     columns    warps of the cluster | its lanes | copies of its lanes | agents
 
 The last three are there where lanes synchronise by themselves. With `fence.sc` there is a part behind them, by lane:
-the step of the last such fence of the lane that must have come before now, see `refmoe.ptx.engine.order.strong`.
+the step of the last such fence of the lane that must have come before now, see `refmoe.ptx.engine.order.strong`. With
+`fence.mbarrier_init` there is one more, by lane: the step of the last such fence of the lane that is known. It orders
+each `mbarrier.init` of that lane in front of it, and nothing else.
 
 An asynchronous copy is an agent of its own: what it writes or reads is ordered after its issue, but before nothing
 until its thread has waited for it (from then on it counts as that thread's access) or a barrier in memory has
@@ -58,11 +60,12 @@ class Clocks:
             a warp.
         bulk: whether there are bulk copies; only with `by_lane`.
         sequential: whether there are fences `.sc`; only with `by_lane`.
+        inits: whether there are `fence.mbarrier_init`; only with `by_lane`.
 
     Attributes:
         columns: of a row.
-        lane, copy, agents, crossed, fence: the first column of lanes, of their copies, of agents, of the second half,
-            and of fences.
+        lane, copy, agents, crossed, fence, init: the first column of lanes, of their copies, of agents, of the second
+            half, of fences `.sc`, and of fences of `mbarrier.init`.
         last_fence: int64 [lanes], step of the last `fence.sc` of each lane, 0 for none.
         now: the step.
         seen: int64 [warps + lanes here, columns]: rows of warps, then rows of lanes.
@@ -73,7 +76,7 @@ class Clocks:
 
     def __init__(
         self, warps: int, clusters: int, first_cluster: int, pool: Pool, by_lane: bool = False, bulk: bool = False,
-        sequential: bool = False,
+        sequential: bool = False, inits: bool = False,
     ) -> None:  # fmt: skip
         self.warps, self.pool = warps, pool
         self.by_lane, self.bulk = by_lane, bulk
@@ -81,8 +84,9 @@ class Clocks:
         self.agents = warps * (1 + 2 * LANES)
         self.crossed = self.agents + AGENTS
         self.fence = 2 * self.crossed if bulk else self.agents if by_lane else warps
-        self.columns = self.fence + (LANES * warps if sequential else 0)
-        self.sequential = sequential
+        self.init = self.fence + (LANES * warps if sequential else 0)
+        self.columns = self.init + (LANES * warps if inits else 0)
+        self.sequential, self._inits = sequential, inits
         self.last_fence = np.zeros(clusters * warps * LANES, np.int64)
         pool.fit(self.columns)
         self.all_warps = clusters * warps
@@ -120,6 +124,10 @@ class Clocks:
         """The cluster of a row, in the grid."""
         warp = row if row < self.all_warps else row - self.all_warps >> 5
         return self.first_cluster + warp // self.warps
+
+    def use_lanes(self) -> None:
+        """Columns behind those of warps may hold something from now on."""
+        self.used = self.columns
 
     def own_row(self, lane: int) -> int:
         """The row of a lane, which has one of its own from now on."""
@@ -230,27 +238,55 @@ class Clocks:
     def reached(self, lane: int) -> Array | None:
         """A row of which only the part of fences is set, with those before now of a lane; None if there are none."""
         row = int(self.rows(np.array([lane]))[0])
-        part = self.seen[row, self.fence :]
+        part = self.seen[row, self.fence : self.init]
         if not self.last_fence[lane] and not part.any():
             return None
         made = np.zeros(self.columns, np.int64)
-        made[self.fence :] = part
+        made[self.fence : self.init] = part
         made[self.fence + lane % (LANES * self.warps)] = self.last_fence[lane]
         return made
 
     def learn_reached(self, lane: int, known: Array) -> None:
         """The fences of a row come before what a lane does from now on."""
         row = int(self.rows(np.array([lane]))[0])
-        if (self.seen[row, self.fence :] < known[self.fence :]).any():
-            part = self.seen[self.own_row(lane), self.fence :]
-            np.maximum(part, known[self.fence :], out=part)
+        fences = slice(self.fence, self.init)
+        if (self.seen[row, fences] < known[fences]).any():
+            part = self.seen[self.own_row(lane), fences]
+            np.maximum(part, known[fences], out=part)
 
     def forced(self, row: Array, known: Array) -> Array:
         """(thread in the cluster, step) [n, 2] of fences that a row has before now, and that `known` does not know."""
-        steps = row[self.fence :]
+        steps = row[self.fence : self.init]
         theirs = np.maximum(known[self.lane : self.copy], np.repeat(known[: self.warps], LANES))
         threads = np.flatnonzero(steps > theirs)
         return np.stack([threads, steps[threads]], axis=1)
+
+    def knows_block(self, lanes: Array, owners: Array, warps: int) -> Array:
+        """Whether something that CTA `owners` [n] did, of `warps` warps, comes before what `lanes` [n] do now."""
+        own, first = self.rows(lanes), owners * warps % self.warps
+        found = np.zeros(len(lanes), bool)
+        for number, (row, begin) in enumerate(zip(own.tolist(), first.tolist(), strict=True)):
+            end = begin + warps
+            found[number] = self.seen[row, begin:end].any()
+            if self.by_lane:
+                found[number] |= self.seen[row, self.lane + LANES * begin : self.lane + LANES * end].any()
+        return found
+
+    # Fences of `mbarrier.init`
+
+    def fenced_init(self, lane: int) -> Array:
+        """The row that a `fence.mbarrier_init` of a lane passes on."""
+        self.use_lanes()
+        made = np.zeros(self.columns, np.int64)
+        made[self.init + lane % (LANES * self.warps)] = self.now
+        return made
+
+    def knows_init(self, lanes: Array, record: Array) -> Array:
+        """Whether each of `lanes` [n] knows of a fence behind the `mbarrier.init` of `record` [n] in its cluster."""
+        if not self._inits:
+            return np.zeros(len(lanes), bool)
+        column = self.init + (record & THREAD) % (LANES * self.warps)
+        return np.asarray(self.seen[self.rows(lanes), column] >= record >> STEP_SHIFT)
 
     # Barriers, at which whole warps meet
 

@@ -23,15 +23,15 @@ from refmoe.ptx.engine.order.clocks import LANES, Clocks
 from refmoe.ptx.engine.order.histories import Choosing, History, RecordedWrite
 from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
 from refmoe.ptx.state.memory import Region
-from refmoe.ptx.state.records import GRID, SEVERAL, STEP_SHIFT, STRENGTH_SHIFT, THREAD
+from refmoe.ptx.state.records import CLUSTER, GRID, SEVERAL, STEP_SHIFT, STRENGTH_SHIFT, THREAD
 
 Array = Any
 # What a pattern reached: the strength of its first operation, and the CTA of its thread.
 Reach = tuple[int, int]
 # Releases of the grid that are kept apart by CTA, for those who acquire with a narrower scope.
 _APART = 1024
-# Fences of a warp that are remembered.
-_LAST_FENCES = 4
+# Fences of a thread that are remembered.
+_LAST_FENCES = 16
 
 
 @dataclass(slots=True)
@@ -82,18 +82,16 @@ class FenceKnowledge:
 
 @dataclass(frozen=True, slots=True)
 class SequentialFence:
-    """A `fence.sc` of some lanes of a warp.
+    """A `fence.sc` of one thread.
 
     Attributes:
-        step: when.
+        fence: what it knew.
         strength, cta: of the fence.
-        fences: by thread of the grid.
     """
 
-    step: int
+    fence: FenceKnowledge
     strength: int
     cta: int
-    fences: dict[int, FenceKnowledge]
 
 
 @dataclass(slots=True)
@@ -113,7 +111,7 @@ class Order:
     Attributes:
         pool: rows of clocks.
         locations: by address; negative for shared memory.
-        fences: by warp of the grid its last fences `.sc`.
+        fences: by thread of the grid its last fences `.sc`.
         reached: by location, fences that came before its strong accesses.
         histories: by location, writes that may still be seen; under a schedule.
         last_fence: step of the last `fence.sc`.
@@ -180,15 +178,19 @@ class Strong:
         """Become those of other CTAs."""
         self._first_cta = first_cta
         self._fences: dict[int, dict[int, FenceKnowledge]] = {}
+        # What the last `fence.mbarrier_init` of lanes passes on.
+        self._inits: dict[int, Knowledge] = {}
         # What lanes have read strongly, and acquire with a fence: by location.
         self._pending: dict[int, dict[int, Releases]] = {}
+        # What lanes know of phases of barriers in memory that they saw complete without an acquire: by location.
+        self._signals: dict[int, dict[int, Releases]] = {}
         # By cluster, fences of other clusters that came before accesses of its own: by location.
         self._reached: dict[int, dict[int, Knowledge]] = {}
 
     @property
     def is_busy(self) -> bool:
         """Whether somebody has released something, or may by its next strong write."""
-        return bool(self._order.locations or self._fences or self._order.reached)
+        return bool(self._order.locations or self._fences or self._inits or self._order.reached)
 
     def _cta(self, lane: int) -> int:
         return self._first_cta + lane // self._lanes_of_cta
@@ -197,7 +199,7 @@ class Strong:
         """The strength that two accesses of those CTAs need to be morally strong."""
         if cta == other:
             return 1
-        return 2 if cta // self._blocks == other // self._blocks else GRID
+        return CLUSTER if cta // self._blocks == other // self._blocks else GRID
 
     def key(self, region: Region, index: int) -> int:
         """The name of a byte of a region: its address, or a negative number in shared memory."""
@@ -304,6 +306,8 @@ class Strong:
         for reach, fence in self._fences.get(lane, {}).items():
             knowledge = clocks.passed_on(lane, fence.row, fence.beyond, fence.step)
             self._add(releases, (reach, cta), knowledge)
+        if lane in self._inits:
+            self._add(releases, (CLUSTER, cta), self._inits[lane])
         if releases.near or releases.grid is not None or own:
             self._order.locations[key] = Location(access.width, record, cta, access.strength, releases, own)
         else:
@@ -412,7 +416,7 @@ class Strong:
         """A fence of some scope: it acquires what was read strongly before, and releases to what is written after."""
         clocks = self._clocks
         for lane in lanes.tolist():
-            for releases in self._pending.get(lane, {}).values():
+            for releases in (*self._pending.get(lane, {}).values(), *self._signals.get(lane, {}).values()):
                 self._acquire(np.array([lane]), self._usable(releases, self._cta(lane), strength), alive)
         if sequential:
             self._follow_fences(lanes, strength, alive)
@@ -426,10 +430,30 @@ class Strong:
                 del held[narrower]
             held[strength] = made[lane] = FenceKnowledge(known[row], clocks.beyond.get(row), clocks.now)
         if sequential:
-            for warp in np.unique(lanes >> 5).tolist():
-                theirs = {clocks.first_warp * LANES + lane: fence for lane, fence in made.items() if lane >> 5 == warp}
-                last = self._order.fences.setdefault(clocks.first_warp + warp, deque(maxlen=_LAST_FENCES))
-                last.append(SequentialFence(clocks.now, strength, self._cta(warp * LANES), theirs))
+            # Each thread has its own: the lanes of a warp may come to the fence one after another.
+            for lane, one in made.items():
+                last = self._order.fences.setdefault(clocks.first_warp * LANES + lane, deque(maxlen=_LAST_FENCES))
+                last.append(SequentialFence(one, strength, self._cta(lane)))
+
+    def fence_inits(self, lanes: Array) -> None:
+        """`fence.mbarrier_init`: it releases what the thread initialised to what it writes strongly after."""
+        clocks = self._clocks
+        for lane in lanes.tolist():
+            cluster = clocks.first_cluster + (lane >> 5) // clocks.warps
+            self._inits[lane] = clocks.pool.knowledge(cluster, clocks.fenced_init(lane), None)
+
+    def observe(self, lane: int, key: int, knowledge: Knowledge) -> None:
+        """A lane learned without an acquire that others in its cluster have signalled: a fence behind it acquires."""
+        cta = self._cta(lane)
+        self._signals.setdefault(lane, {})[key] = Releases(near={(CLUSTER, cta): knowledge})
+
+    def fenced(self, lane: int, strength: int) -> Knowledge | None:
+        """What fences of a lane, of that scope or a wider one, pass on to whom it signals without a release."""
+        clocks, found = self._clocks, self._inits.get(lane)
+        for reach, fence in self._fences.get(lane, {}).items():
+            if reach >= strength:
+                found = clocks.pool.join(found, clocks.passed_on(lane, fence.row, fence.beyond, fence.step))
+        return found
 
     # The order of fences `.sc`
 
@@ -469,10 +493,10 @@ class Strong:
                 found += self._forced_elsewhere(row, cluster, reached)
             for other, thread, step in found:
                 number = other * clocks.warps * LANES + thread
-                for fence in self._order.fences.get(number >> 5, ()):
-                    fits = min(strength, fence.strength) >= self._needed(fence.cta, self._cta(int(mine[0])))
-                    if fence.step == step and number in fence.fences and fits:
-                        held = fence.fences[number]
+                for one in self._order.fences.get(number, ()):
+                    fits = min(strength, one.strength) >= self._needed(one.cta, self._cta(int(mine[0])))
+                    if one.fence.step == step and fits:
+                        held = one.fence
                         known = held.row.copy()
                         known[clocks.lane + thread] = step
                         self._acquire(mine, self._order.pool.knowledge(other, known, held.beyond), alive)

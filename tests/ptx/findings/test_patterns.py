@@ -1,0 +1,27 @@
+"""What CUDA programmers write: found if something is missing, clean under several schedules if it is mended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.findings.patterns import FILES, PATTERNS, Pattern
+
+SCHEDULES = 8
+each_pattern = pytest.mark.parametrize("pattern", PATTERNS, ids=str)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where each file is compiled."""
+    return {file: tmp_path_factory.mktemp(file) for file in FILES}
+
+
+@each_pattern
+def test_the_racy_form_is_found(pattern: Pattern, folders: dict[str, Path]) -> None:
+    assert pattern.launch(folders[pattern.file], "racy", SCHEDULES) == pattern.finds
+
+
+@each_pattern
+def test_the_mended_form_is_clean(pattern: Pattern, folders: dict[str, Path]) -> None:
+    assert pattern.launch(folders[pattern.file], "mended", SCHEDULES) == ""
