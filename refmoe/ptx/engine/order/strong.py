@@ -407,23 +407,31 @@ class Strong:
     def fence(self, lanes: Array, strength: int, sequential: bool, alive: Array) -> None:
         """A fence of some scope: it acquires what was read strongly before, and releases to what is written after."""
         clocks = self._clocks
-        for lane in lanes.tolist():
+        for lane in lanes.tolist() if self._pending else ():
             for releases in self._pending.get(lane, {}).values():
                 self._acquire(np.array([lane]), self._usable(releases, self._cta(lane), strength), alive)
         if sequential:
             self._follow_fences(lanes, strength, alive)
             clocks.last_fence[lanes] = self._order.last_fence = clocks.now
         rows = clocks.rows(lanes)
-        known = {row: clocks.seen[row].copy() for row in np.unique(rows).tolist()}
-        made: dict[int, Fence] = {}
+        # Lanes of one row know the same, and share what a fence keeps of it.
+        made = {
+            row: Fence(clocks.seen[row].copy(), clocks.beyond.get(row), clocks.now) for row in np.unique(rows).tolist()
+        }
+        fences = self._fences
         for lane, row in zip(lanes.tolist(), rows.tolist(), strict=True):
-            held = self._fences.setdefault(lane, {})
+            held = fences.get(lane)
+            if held is None or max(held) <= strength:
+                fences[lane] = {strength: made[row]}
+                continue
             for narrower in [reach for reach in held if reach < strength]:
                 del held[narrower]
-            held[strength] = made[lane] = Fence(known[row], clocks.beyond.get(row), clocks.now)
+            held[strength] = made[row]
         if sequential:
-            for warp in np.unique(lanes >> 5).tolist():
-                theirs = {clocks.first_warp * LANES + lane: fence for lane, fence in made.items() if lane >> 5 == warp}
+            by_warp: dict[int, dict[int, Fence]] = {}
+            for lane, row in zip(lanes.tolist(), rows.tolist(), strict=True):
+                by_warp.setdefault(lane >> 5, {})[clocks.first_warp * LANES + lane] = made[row]
+            for warp, theirs in by_warp.items():
                 last = self._order.fences.setdefault(clocks.first_warp + warp, deque(maxlen=_LAST_FENCES))
                 last.append(SequentialFence(clocks.now, strength, self._cta(warp * LANES), theirs))
 
