@@ -538,10 +538,10 @@ def _every_entry() -> Iterator[Case]:
         for fill in _FILLS_OF[output]:
             if prescale == "channel" and (fill == "specials" or fill.startswith("row-")):
                 continue  # factors move its values away from what they are made to lie beside
-            shape = (64, 32, 8, 2) if fill == "specials" else (17, 160, 6, 2)
+            m, k, e, t = (64, 32, 8, 2) if fill == "specials" else (17, 160, 6, 2)
             for layout, scale in product(LAYOUT.words, GLOBAL_SCALE.words) if output == "nvfp4" else (("", ""),):
                 block: dict[str, Any] = {"layout": layout, "global_scale": scale} if layout else {}
-                yield _case(fill, *shape, **entry, **block)
+                yield _case(fill, m, k, e, t, **entry, **block)
     for input_sf, layout, fill in product(INPUT_SF.words, LAYOUT.words, ("bytes", "fingerprint", "specials")):
         yield _case(fill, 17, 416, 6, 2, dtype="mxfp8", input_sf=input_sf, layout=layout)
 

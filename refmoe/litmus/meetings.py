@@ -19,20 +19,20 @@ from refmoe.litmus.program import (
     Fence,
     Instruction,
     Load,
-    Place,
     Program,
     Scope,
     Store,
     Thread,
+    ThreadPlace,
 )
 
 X, A = Address.of("x"), Address.of("a")
 #: Where two threads run, and the CTAs of a cluster.
-_PAIRS: dict[str, tuple[tuple[Place, Place], int]] = {
-    "lanes": ((Place(0, 0, 0), Place(0, 0, 5)), 1),
-    "warps": ((Place(0, 0), Place(0, 1)), 1),
-    "warps of a CTA of two": ((Place(0, 0), Place(0, 1)), 2),
-    "CTAs": ((Place(0), Place(1)), 2),
+_PAIRS: dict[str, tuple[tuple[ThreadPlace, ThreadPlace], int]] = {
+    "lanes": ((ThreadPlace(0, 0, 0), ThreadPlace(0, 0, 5)), 1),
+    "warps": ((ThreadPlace(0, 0), ThreadPlace(0, 1)), 1),
+    "warps of a CTA of two": ((ThreadPlace(0, 0), ThreadPlace(0, 1)), 2),
+    "CTAs": ((ThreadPlace(0), ThreadPlace(1)), 2),
 }
 _ACCESSES: tuple[tuple[Instruction, Instruction, str], ...] = (
     (Store(X, 7), Load("r0", X), "write-read"),
@@ -82,7 +82,7 @@ def cluster_barriers() -> Iterator[Program]:
         for cause, threads in forms:
             yield _program("barrier.cluster", f"{cause} ({special})", where, threads)
     # What one warp wrote before a barrier of its block, another passes on by its arrival.
-    places = (Place(0, 0), Place(0, 1), Place(1, 0))
+    places = (ThreadPlace(0, 0), ThreadPlace(0, 1), ThreadPlace(1, 0))
     for order, scope in itertools.product(("acq_rel", "sc"), _SCOPES):
         fence, meet = Fence(order, scope), Barrier(1, 2)  # type: ignore[arg-type]
         last = (arrive, wait, Load("r0", X))
@@ -116,7 +116,7 @@ def reductions_at_barriers() -> Iterator[Program]:
         for cause, threads in forms:
             yield _program("bar.red", f"{cause} ({special})", "warps", threads)
     # Of three warps, two count for one barrier.
-    places = (Place(0, 0), Place(0, 1), Place(0, 2))
+    places = (ThreadPlace(0, 0), ThreadPlace(0, 1), ThreadPlace(0, 2))
     for one, other, special in _ACCESSES:
         all_three, two = Barrier(1, 3, reduces=True), Barrier(1, 3, arrive=True)
         trios: list[tuple[str, tuple[Several, Several, Several]]] = [

@@ -133,7 +133,10 @@ class Mbarriers:
             "_known", "_foreign", "_all_foreign",
         ):  # fmt: skip
             old = getattr(self, name)
-            setattr(self, name, np.concatenate([old, np.zeros_like(old)]))
+            # Fresh zeros cost nothing until they are touched; the rows behind the last object stay so.
+            new = np.zeros((2 * len(old), *old.shape[1:]), old.dtype)
+            new[: self.count] = old[: self.count]
+            setattr(self, name, new)
 
     # Objects by address
 

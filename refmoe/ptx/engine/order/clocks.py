@@ -139,6 +139,21 @@ class Clocks:
             self.apart[warp] |= np.int64(1) << (lane & 31)
         return row
 
+    def _own_rows(self, lanes: Array) -> Array:
+        """The rows of `lanes` [n], each once, which have rows of their own from now on."""
+        self.used = self.columns
+        rows = self.all_warps + lanes
+        new = np.flatnonzero((self.apart[lanes >> 5] >> (lanes & 31) & 1) == 0)
+        if new.size:
+            warps = lanes[new] >> 5
+            self.seen[rows[new]] = self.seen[warps]
+            self.foreign[rows[new]] = 0
+            if self.beyond:
+                for row, warp in zip(rows[new].tolist(), warps.tolist(), strict=True):
+                    self._know(row, self.beyond.get(warp))
+            np.bitwise_or.at(self.apart, warps, np.int64(1) << (lanes[new] & 31))
+        return rows
+
     def _know(self, row: int, beyond: Knowledge | None) -> None:
         if beyond is None:
             self.beyond.pop(row, None)
@@ -219,13 +234,22 @@ class Clocks:
             return
         warps = lanes >> 5
         starts = np.flatnonzero(np.r_[True, (warps[1:] != warps[:-1]) | (numbers[1:] != numbers[:-1])])
-        ends = np.r_[starts[1:], len(lanes)]
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            number = int(numbers[start])
-            for row in self._rows_for(int(warps[start]), lanes[start:end], alive):
-                np.maximum(self.seen[row], known[number], out=self.seen[row])
+        sizes = np.diff(np.r_[starts, len(lanes)])
+        # Whether the lanes of a run are all those that live in their warp, which learn as one.
+        whole = self._are_whole(warps[starts], sizes, alive)
+        some = np.repeat(~whole, sizes)
+        rows = np.r_[warps[starts[whole]], self._own_rows(lanes[some])]
+        numbers = np.r_[numbers[starts[whole]], numbers[some]]
+        self.seen[rows] = np.maximum(self.seen[rows], known[numbers])
+        if beyond:
+            for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
                 if number in beyond:
                     self._know(row, self.pool.join(self.beyond.get(row), beyond[number]))
+
+    def _are_whole(self, warps: Array, counts: Array, alive: Array) -> Array:
+        """Whether `counts` [n] lanes of each of `warps` [n] are all its living ones, and know the same; bool [n]."""
+        living = np.count_nonzero(alive.reshape(-1, LANES)[warps], axis=1)
+        return (self.apart[warps] == 0) & (counts == living)
 
     def copies_seen(self, lanes: Array, step: Array, alive: Array) -> None:
         """Lanes have waited for their own copies up to `step` [n]."""
@@ -370,16 +394,15 @@ class Clocks:
     def cross(self, lanes: Array, alive: Array) -> None:
         """`lanes` executed a proxy fence: what is ordered before it may be used through the other proxy."""
         half = self.crossed
-        for warp in np.unique(lanes >> 5).tolist():
-            mine = lanes[lanes >> 5 == warp]
-            for row in self._rows_for(warp, mine, alive):
-                crossed = self.seen[row, half : 2 * half]
-                np.maximum(crossed, self.seen[row, :half], out=crossed)
-                if row == warp:
-                    self.seen[row, half + self.column_of(mine)] = self.now
-                    self.seen[row, half + warp % self.warps] = self.now
-                else:
-                    self.seen[row, half + self.column_of(np.array([row - self.all_warps]))] = self.now
+        present, which, counts = np.unique(lanes >> 5, return_inverse=True, return_counts=True)
+        whole = self._are_whole(present, counts, alive)
+        together, alone = lanes[whole[which]], lanes[~whole[which]]
+        warps = present[whole]
+        rows = np.r_[warps, self._own_rows(alone)]
+        self.seen[rows, half : 2 * half] = np.maximum(self.seen[rows, half : 2 * half], self.seen[rows, :half])
+        self.seen[warps, half + warps % self.warps] = self.now
+        self.seen[together >> 5, half + self.column_of(together)] = self.now
+        self.seen[self.all_warps + alone, half + self.column_of(alone)] = self.now
 
     def has_crossed(self, lanes: Array, record: Array) -> Array:
         """Whether a proxy fence lies between the plain write of `record` in the CTA and each of `lanes`; int64 [n]."""
