@@ -22,14 +22,12 @@ from refmoe.ptx.engine.barriers import ranges
 from refmoe.ptx.engine.copies import Copies
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
-from refmoe.ptx.engine.order.knowledge import Knowledge
+from refmoe.ptx.engine.mbarrier_table import OBJECT_BYTES, MbarrierTable
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.state.records import CLUSTER, CTA, THREAD, raise_rows
-from refmoe.ptx.state.spaces import OWN_BASE
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
-_BYTES = 8
 # Both counts have 20 bits (PTX ISA, "Contents of the mbarrier object").
 MOST = (1 << 20) - 1
 # A state token: phase << 24 | pending count.
@@ -72,8 +70,8 @@ class Transactions(Protocol):
         ...
 
 
-class Mbarriers:
-    """The objects of some CTAs, numbered from 1 in the order of their initialisation.
+class Mbarriers(MbarrierTable):
+    """The objects of some CTAs, their phases, and who waits for them.
 
     Args:
         machine: the lanes.
@@ -82,13 +80,9 @@ class Mbarriers:
     """
 
     def __init__(self, machine: Lanes, waits: Mapping[int, Wait], transactions: Transactions) -> None:
-        self.machine = machine
+        super().__init__(machine)
         self._waits = waits
         self._bulk = transactions
-        self._numbers: Array = None
-        self.count = 1
-        columns = 0 if machine.clocks is None else machine.clocks.columns
-        self._room(64, columns)
         self._arrivals: list[_Arrival] = []
         # Whether the lanes of this step look before what they wait for has happened, and go on without.
         self.early = False
@@ -107,92 +101,11 @@ class Mbarriers:
     def _asked(self) -> Array:
         return np.zeros(self.machine.lanes, np.uint64)
 
-    def _room(self, size: int, columns: int) -> None:
-        self.slot = np.zeros(size, np.int64)
-        self.expected = np.zeros(size, np.int64)
-        self.pending = np.zeros(size, np.int64)
-        self.transactions = np.zeros(size, np.int64)
-        self.phase = np.zeros(size, np.int64)
-        # Arrivals that copies under way will make.
-        self.announced = np.zeros(size, np.int64)
-        self._creation = np.zeros(size, np.int64)
-        # Whether `fence.mbarrier_init` made the initialisation known to copies.
-        self._published = np.zeros(size, bool)
-        # What the arrivals of this phase, and those of the last, have released.
-        self._coming = np.zeros((size, columns), np.int64)
-        self._known = np.zeros((size, columns), np.int64)
-        self._coming_beyond: dict[int, Knowledge] = {}
-        self._known_beyond: dict[int, Knowledge] = {}
-        # Arrivals of this phase from other blocks, and whether all of the last one were.
-        self._foreign = np.zeros(size, np.int64)
-        self._all_foreign = np.zeros(size, bool)
-
-    def _grow(self) -> None:
-        for name in (
-            "slot", "expected", "pending", "transactions", "phase", "announced", "_creation", "_published", "_coming",
-            "_known", "_foreign", "_all_foreign",
-        ):  # fmt: skip
-            old = getattr(self, name)
-            # Fresh zeros cost nothing until they are touched; the rows behind the last object stay so.
-            new = np.zeros((2 * len(old), *old.shape[1:]), old.dtype)
-            new[: self.count] = old[: self.count]
-            setattr(self, name, new)
-
-    # Objects by address
-
-    def slots(self, frame: Frame, access: Access, address: Array, lanes: Array) -> Array:
-        """Index of each lane's address in shared memory, in units of an object."""
-        shared = self.machine.shared
-        if self._numbers is None:
-            self._numbers = np.zeros(shared.data.size // _BYTES, np.int64)
-        found = np.zeros(len(lanes), np.int64)
-        for region, which, index in access._parts(frame, address, lanes):
-            if region is not shared:
-                lane = lanes[0] if which is None else lanes[which][0]
-                raise self.machine.misuse(access.instruction, lane, "a barrier that is not in shared memory")
-            found[slice(None) if which is None else which] = index // _BYTES
-        return found
-
-    def objects(self, frame: Frame, access: Access, address: Array, lanes: Array) -> Array:
-        """Number of each lane's object.
-
-        Raises:
-            MisuseError: there is none.
-            RaceError: nothing orders its initialisation before this.
-        """
-        slots = self.slots(frame, access, address, lanes)
-        ids = self._numbers[slots]
-        if not ids.all():
-            bad = int(np.argmin(ids))
-            raise self.machine.misuse(access.instruction, lanes[bad], f"{self.name(slots[bad])} is not initialised")
-        shared = self.machine.shared
-        written = shared.words(_BYTES, of_valid=True)[slots] != 0
-        if written.any():
-            bad = int(np.argmax(written))
-            what = f"{self.name(slots[bad])} was overwritten by a store"
-            raise self.machine.misuse(access.instruction, lanes[bad], what)
-        if shared.shadow is not None:
-            made = self._creation[ids]
-            made = np.where(self.machine.clocks.knows_init(lanes, made), 0, made)
-            shadow_of(shared).ordered_after(frame, access, shared, slots * _BYTES, lanes, made)
-        return ids
-
-    def place_of(self, number: int) -> tuple[int, int]:
-        """(CTA, byte of its shared memory) of an object."""
-        return divmod(int(self.slot[number]) * _BYTES, self.machine.shared.stride)
-
     def awaited(self, lanes: Array) -> Iterator[tuple[Instruction, Array, Array]]:
         """(instruction, lanes [n], their objects [n]) of parked lanes, by the place of their wait."""
         for place in np.unique(self._place[lanes]):
             which = np.flatnonzero(lanes & (self._place == place))
             yield self._waits[int(place)].access.instruction, which, self.at[which]
-
-    def name(self, slot: int) -> str:
-        """The object in a slot of shared memory, for messages."""
-        shared = self.machine.shared
-        cta, byte = divmod(int(slot) * _BYTES, shared.stride)
-        block, _ = self.machine.place_of(cta * self.machine.warps * 32)
-        return f"the mbarrier at byte {byte} of {shared.name} (address 0x{OWN_BASE + byte:X}) of block {block}"
 
     # Life
 
@@ -205,7 +118,7 @@ class Mbarriers:
         slots = self.slots(frame, access, address, lanes)
         self._check_counts(access.instruction, lanes, counts)
         shared = self.machine.shared
-        alive = (self._numbers[slots] != 0) & (shared.words(_BYTES, of_valid=True)[slots] == 0)
+        alive = (self._numbers[slots] != 0) & (shared.words(OBJECT_BYTES, of_valid=True)[slots] == 0)
         if alive.any():
             bad = int(np.argmax(alive))
             what = f"{self.name(slots[bad])} is initialised already"
@@ -216,7 +129,7 @@ class Mbarriers:
             what = f"{self.name(slots[bad])} is initialised by {int(times.max())} threads at once"
             raise self.machine.misuse(access.instruction, lanes[bad], what)
         if shared.shadow is not None:
-            shadow_of(shared).atomic(frame, access, shared, slots * _BYTES, lanes)
+            shadow_of(shared).atomic(frame, access, shared, slots * OBJECT_BYTES, lanes)
         while self.count + len(slots) > len(self.slot):
             self._grow()
         ids = self.count + np.arange(len(slots))
@@ -227,7 +140,7 @@ class Mbarriers:
         if self.machine.clocks is not None:
             self._creation[ids] = self.machine.clocks.record(lanes)
             self._published[ids] = False
-        shared.words(_BYTES, of_valid=True)[slots] = 0
+        shared.words(OBJECT_BYTES, of_valid=True)[slots] = 0
         self.machine.tracer.mbarrier("init", access.instruction, lanes, ids, counts)
 
     def publish(self, lanes: Array) -> None:
@@ -395,7 +308,7 @@ class Mbarriers:
         if not done.size:
             return
         if refusal:
-            cta = int(self.slot[done[0]]) * _BYTES // self.machine.shared.stride
+            cta = int(self.slot[done[0]]) * OBJECT_BYTES // self.machine.shared.stride
             lane = cta * self.machine.warps * 32
             raise self.machine.misuse(instruction, lane, f"an arrival that {refusal} completes it")
         self.machine.tracer.completed(done)
@@ -501,7 +414,7 @@ class Mbarriers:
         """A wait is for a barrier of the own block (PTX ISA, "mbarrier.test_wait": `.shared::cta`)."""
         machine = self.machine
         if machine.launch.grid.cluster_blocks > 1:
-            other = self.slot[ids] * _BYTES // machine.shared.stride != machine.lane_cta[lanes]
+            other = self.slot[ids] * OBJECT_BYTES // machine.shared.stride != machine.lane_cta[lanes]
             if other.any():
                 bad = int(np.argmax(other))
                 what = f"a wait for {self.name(self.slot[ids[bad]])}, another block of the cluster"
@@ -518,7 +431,7 @@ class Mbarriers:
         if not work.acquires:
             # A fence behind it acquires.
             for number, lane in zip(ids.tolist(), lanes.tolist(), strict=True):
-                key = self.machine.strong.key(self.machine.shared, int(self.slot[number]) * _BYTES)
+                key = self.machine.strong.key(self.machine.shared, int(self.slot[number]) * OBJECT_BYTES)
                 cluster = clocks.cluster(lane >> 5)
                 theirs = clocks.pool.knowledge(cluster, self._known[number], self._known_beyond.get(number))
                 self.machine.strong.observe(lane, key, theirs)
@@ -577,7 +490,7 @@ class Mbarriers:
         machine, clocks = self.machine, self.machine.clocks
         if clocks is None:
             return
-        foreign = self.slot[ids] * _BYTES // machine.shared.stride != machine.lane_cta[lanes]
+        foreign = self.slot[ids] * OBJECT_BYTES // machine.shared.stride != machine.lane_cta[lanes]
         np.add.at(self._foreign, ids[foreign], counts[foreign])
         if work.own_block:
             # Who waits is of the object's block (PTX ISA, "Morally strong operations").
@@ -613,7 +526,7 @@ class Mbarriers:
         machine = self.machine
         known = self._coming[ids]
         warps = machine.clocks.warps
-        cluster = self.slot[ids] * _BYTES // (machine.shared.stride * machine.launch.grid.cluster_blocks)
+        cluster = self.slot[ids] * OBJECT_BYTES // (machine.shared.stride * machine.launch.grid.cluster_blocks)
         exist = machine.exist.reshape(-1, warps, 32)[cluster]
         lanes = known[:, machine.clocks.lane : machine.clocks.copy].reshape(-1, warps, 32)
         lanes = np.where(exist, lanes, _FOREVER).min(axis=2)

@@ -1,0 +1,114 @@
+"""The `mbarrier` objects of some CTAs: where each is in shared memory, and what is kept of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from refmoe.ptx.engine.access import Access
+from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.lanes import Lanes
+from refmoe.ptx.engine.order.knowledge import Knowledge
+from refmoe.ptx.engine.races import shadow_of
+from refmoe.ptx.state.spaces import OWN_BASE
+
+Array = Any
+#: Of an object; it is aligned to as many.
+OBJECT_BYTES = 8
+
+
+class MbarrierTable:
+    """The objects, numbered from 1 in the order of their initialisation. A column for each thing that is known of them.
+
+    Args:
+        machine: the lanes.
+    """
+
+    def __init__(self, machine: Lanes) -> None:
+        self.machine = machine
+        self._numbers: Array = None
+        self.count = 1
+        columns = 0 if machine.clocks is None else machine.clocks.columns
+        self._room(64, columns)
+
+    def _room(self, size: int, columns: int) -> None:
+        self.slot = np.zeros(size, np.int64)
+        self.expected = np.zeros(size, np.int64)
+        self.pending = np.zeros(size, np.int64)
+        self.transactions = np.zeros(size, np.int64)
+        self.phase = np.zeros(size, np.int64)
+        # Arrivals that copies under way will make.
+        self.announced = np.zeros(size, np.int64)
+        self._creation = np.zeros(size, np.int64)
+        # Whether `fence.mbarrier_init` made the initialisation known to copies.
+        self._published = np.zeros(size, bool)
+        # What the arrivals of this phase, and those of the last, have released.
+        self._coming = np.zeros((size, columns), np.int64)
+        self._known = np.zeros((size, columns), np.int64)
+        self._coming_beyond: dict[int, Knowledge] = {}
+        self._known_beyond: dict[int, Knowledge] = {}
+        # Arrivals of this phase from other blocks, and whether all of the last one were.
+        self._foreign = np.zeros(size, np.int64)
+        self._all_foreign = np.zeros(size, bool)
+
+    def _grow(self) -> None:
+        for name in (
+            "slot", "expected", "pending", "transactions", "phase", "announced", "_creation", "_published", "_coming",
+            "_known", "_foreign", "_all_foreign",
+        ):  # fmt: skip
+            old = getattr(self, name)
+            # Fresh zeros cost nothing until they are touched; the rows behind the last object stay so.
+            new = np.zeros((2 * len(old), *old.shape[1:]), old.dtype)
+            new[: self.count] = old[: self.count]
+            setattr(self, name, new)
+
+    # Objects by address
+
+    def slots(self, frame: Frame, access: Access, address: Array, lanes: Array) -> Array:
+        """Index of each lane's address in shared memory, in units of an object."""
+        shared = self.machine.shared
+        if self._numbers is None:
+            self._numbers = np.zeros(shared.data.size // OBJECT_BYTES, np.int64)
+        found = np.zeros(len(lanes), np.int64)
+        for region, which, index in access._parts(frame, address, lanes):
+            if region is not shared:
+                lane = lanes[0] if which is None else lanes[which][0]
+                raise self.machine.misuse(access.instruction, lane, "a barrier that is not in shared memory")
+            found[slice(None) if which is None else which] = index // OBJECT_BYTES
+        return found
+
+    def objects(self, frame: Frame, access: Access, address: Array, lanes: Array) -> Array:
+        """Number of each lane's object.
+
+        Raises:
+            MisuseError: there is none.
+            RaceError: nothing orders its initialisation before this.
+        """
+        slots = self.slots(frame, access, address, lanes)
+        ids = self._numbers[slots]
+        if not ids.all():
+            bad = int(np.argmin(ids))
+            raise self.machine.misuse(access.instruction, lanes[bad], f"{self.name(slots[bad])} is not initialised")
+        shared = self.machine.shared
+        written = shared.words(OBJECT_BYTES, of_valid=True)[slots] != 0
+        if written.any():
+            bad = int(np.argmax(written))
+            what = f"{self.name(slots[bad])} was overwritten by a store"
+            raise self.machine.misuse(access.instruction, lanes[bad], what)
+        if shared.shadow is not None:
+            made = self._creation[ids]
+            made = np.where(self.machine.clocks.knows_init(lanes, made), 0, made)
+            shadow_of(shared).ordered_after(frame, access, shared, slots * OBJECT_BYTES, lanes, made)
+        return ids
+
+    def place_of(self, number: int) -> tuple[int, int]:
+        """(CTA, byte of its shared memory) of an object."""
+        return divmod(int(self.slot[number]) * OBJECT_BYTES, self.machine.shared.stride)
+
+    def name(self, slot: int) -> str:
+        """The object in a slot of shared memory, for messages."""
+        shared = self.machine.shared
+        cta, byte = divmod(int(slot) * OBJECT_BYTES, shared.stride)
+        block, _ = self.machine.place_of(cta * self.machine.warps * 32)
+        return f"the mbarrier at byte {byte} of {shared.name} (address 0x{OWN_BASE + byte:X}) of block {block}"
