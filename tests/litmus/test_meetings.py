@@ -15,21 +15,21 @@ from refmoe.litmus.program import (
     Fence,
     If,
     Load,
-    Place,
     Program,
     ProgramError,
     Store,
     Thread,
+    ThreadPlace,
 )
 from refmoe.litmus.run import compare
 
 X = Address.of("x")
 ARRIVE, RELAXED, WAIT = ClusterArrive(), ClusterArrive(relaxed=True), ClusterWait()
 FENCE, NARROW, RED = Fence("acq_rel", "cluster"), Fence("acq_rel", "cta"), Barrier(1, 2, reduces=True)
-WARPS, BLOCKS = (Place(0, 0), Place(0, 1)), (Place(0), Place(1))
+WARPS, BLOCKS = (ThreadPlace(0, 0), ThreadPlace(0, 1)), (ThreadPlace(0), ThreadPlace(1))
 
 
-def pair(places: tuple[Place, Place], first: tuple, second: tuple, cluster: int = 2) -> Program:
+def pair(places: tuple[ThreadPlace, ThreadPlace], first: tuple, second: tuple, cluster: int = 2) -> Program:
     return Program("test", "test", tuple(map(Thread, places, (first, second))), cluster=cluster)
 
 
@@ -46,7 +46,7 @@ def pair(places: tuple[Place, Place], first: tuple, second: tuple, cluster: int 
         (BLOCKS, (ARRIVE, Store(X, 7), WAIT), True),
     ],
 )
-def test_what_an_arrival_in_a_cluster_orders(places: tuple[Place, Place], first: tuple, racy: bool) -> None:
+def test_what_an_arrival_in_a_cluster_orders(places: tuple[ThreadPlace, ThreadPlace], first: tuple, racy: bool) -> None:
     found = pair(places, first, (ARRIVE, WAIT, Load("r0", X)))
     found.check()
     assert judge(found).racy == racy
@@ -55,7 +55,7 @@ def test_what_an_arrival_in_a_cluster_orders(places: tuple[Place, Place], first:
 
 
 def test_another_cluster_is_not_waited_for() -> None:
-    found = pair((Place(0), Place(2)), (Store(X, 7), ARRIVE, WAIT), (ARRIVE, WAIT, Load("r0", X)))
+    found = pair((ThreadPlace(0), ThreadPlace(2)), (Store(X, 7), ARRIVE, WAIT), (ARRIVE, WAIT, Load("r0", X)))
     assert judge(found).when == "always"
     assert not may_hang(found)
 
