@@ -162,7 +162,8 @@ notebooks: $(VENV)/.notebooks
 
 test: $(VENV)/.test
 	@# Each process takes neighbours and then from the other's end: what a module's tests share is made once.
-	$(BIN)/python -m pytest -n auto --dist worksteal --junitxml=out/tests.xml
+	@# The plugin of the notebooks takes two seconds to import, in each process.
+	$(BIN)/python -m pytest -n auto --dist worksteal -p no:nbmake --junitxml=out/tests.xml
 
 test-gpu: $(GPU_PYTHON)
 	$(GPU_PYTHON) -m refmoe parity --device cuda --level full --jobs 8 --report reports/h200.json

@@ -420,7 +420,7 @@ def _bound(node: ast.AST) -> Iterator[str]:
             yield from _bound(child)
 
 
-def imported_modules(path: Path, name: str = "", package: str | None = None) -> Iterator[str]:
+def imported_modules(path: Path, name: str = "", package: str | None = None) -> tuple[str, ...]:
     """The dotted names of modules that a Python file imports, as far as they may be; of `from a import b` a and a.b.
 
     Args:
@@ -433,12 +433,23 @@ def imported_modules(path: Path, name: str = "", package: str | None = None) -> 
         ArgumentError: it has no such function.
     """
     if path.suffix != ".py":
-        return
+        return ()
+    state = path.stat()
+    return _imported_modules(path, name, package, (state.st_mtime_ns, state.st_size))
+
+
+# Every case of a kernel asks for its sources, and reading one takes milliseconds.
+@lru_cache(maxsize=1024)
+def _imported_modules(path: Path, name: str, package: str | None, state: tuple[int, int]) -> tuple[str, ...]:
     text = path.read_text(encoding="utf-8")
     try:
         tree = ast.parse(function_text(text, name) if name else text)
     except SyntaxError:  # a body that was a docstring alone is gone
         tree = ast.parse(text)
+    return tuple(_named_by(tree, package))
+
+
+def _named_by(tree: ast.Module, package: str | None) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -497,7 +497,7 @@ def test_a_schedule_is_reproducible_watched_or_not() -> None:
         add.s64 %d3, %d3, 1024; st.global.u32 [%d3], %r4;
         ret;
     """
-    options: dict[str, Any] = {"grid": 2, "block": 128, "source": [0]}
+    options: dict[str, Any] = {"grid": 2, "block": 64, "source": [0]}
     one, other = outcomes(body, 1024, **options), outcomes(body, 1024, **options)
     assert one == other
     watched = outcomes(body, 1024, **options, watch=ptx.Watch("argument 0", 0, 4096))

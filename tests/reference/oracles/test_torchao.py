@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -15,10 +16,8 @@ from refmoe.policy import EdgePolicy, ScaleMode
 from refmoe.reference.layout import unpack_fp4
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("torchao")
-
-from torchao.prototype.mx_formats.config import ScaleCalculationMode  # noqa: E402
-from torchao.prototype.mx_formats.mx_tensor import to_mx  # noqa: E402
+if find_spec("torchao") is None:
+    pytest.skip("torchao is not installed", allow_module_level=True)
 
 RCEIL, BY_EXPONENT = (ScaleMode.RCEIL,), (ScaleMode.FLOOR, ScaleMode.CEIL, ScaleMode.EVEN)
 MODES = RCEIL + BY_EXPONENT
@@ -95,6 +94,10 @@ def random_blocks(dtype: str) -> np.ndarray:
 
 
 def torchao(bits: np.ndarray, dtype: str, element: Format, mode: ScaleMode) -> tuple[np.ndarray, np.ndarray]:
+    # Five seconds, which only the process that runs these tests has to wait for.
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.mx_tensor import to_mx
+
     if dtype == "bf16":
         x = torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
     else:

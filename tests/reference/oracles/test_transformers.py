@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 from support.moe import random_layer, random_tokens
@@ -10,8 +12,8 @@ from refmoe.reference import MoELayer, MXTensor, moe_float64, moe_layer, route_s
 from refmoe.reference.moe.float64 import route_float64
 
 torch = pytest.importorskip("torch")
-modeling = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
-configuration = pytest.importorskip("transformers.models.gpt_oss.configuration_gpt_oss")
+if find_spec("transformers") is None:
+    pytest.skip("transformers is not installed", allow_module_level=True)
 
 SHAPES = [(4, 32, 32, 1), (6, 64, 96, 3), (8, 96, 64, 4), (5, 32, 128, 5)]
 """Experts, hidden, intermediate, top-k."""
@@ -19,6 +21,10 @@ SHAPES = [(4, 32, 32, 1), (6, 64, 96, 3), (8, 96, 64, 4), (5, 32, 128, 5)]
 
 def theirs(layer: MoELayer) -> torch.nn.Module:
     """Their router and experts with our dequantized weights, in float64."""
+    # Seconds, which only the process that runs these tests has to wait for.
+    from transformers.models.gpt_oss import configuration_gpt_oss as configuration
+    from transformers.models.gpt_oss import modeling_gpt_oss as modeling
+
     experts, hidden, intermediate = layer.experts, layer.hidden, layer.intermediate
     config = configuration.GptOssConfig(
         num_local_experts=experts,
