@@ -298,11 +298,10 @@ class Clocks:
 
     # Fences of `mbarrier.init`
 
-    def fenced_init(self, lane: int) -> Array:
-        """The row that a `fence.mbarrier_init` of a lane passes on."""
-        self.use_lanes()
+    def fenced_init(self, lane: int, step: int) -> Array:
+        """The row that a `fence.mbarrier_init` of a lane at some step passes on."""
         made = np.zeros(self.columns, np.int64)
-        made[self.init + lane % (LANES * self.warps)] = self.now
+        made[self.init + lane % (LANES * self.warps)] = step
         return made
 
     def knows_init(self, lanes: Array, record: Array) -> Array:
