@@ -24,7 +24,8 @@ from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.mbarrier_table import OBJECT_BYTES, MbarrierTable
 from refmoe.ptx.engine.races import shadow_of
-from refmoe.ptx.state.records import CLUSTER, CTA, THREAD, raise_rows
+from refmoe.ptx.native.clocks import raise_rows
+from refmoe.ptx.state.records import CLUSTER, CTA, THREAD
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -509,7 +510,7 @@ class Mbarriers(MbarrierTable):
     def _release(self, lanes: Array, ids: Array) -> None:
         clocks = self.machine.clocks
         rows, numbers = _runs(clocks.rows(lanes), ids)
-        raise_rows(self._coming, numbers, clocks.seen[rows])
+        raise_rows(self._coming, numbers, clocks.seen, rows)
         clocks.mark(self._coming, ids, lanes, clocks.now)
         if clocks.beyond:
             for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
