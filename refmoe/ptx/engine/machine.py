@@ -14,7 +14,7 @@ that instruction, unless they did so before and came back to the same state: tha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,19 +22,19 @@ from refmoe.ptx.engine.barriers import Barriers
 from refmoe.ptx.engine.bulk.copies import Bulk
 from refmoe.ptx.engine.bulk.races import BulkShadow
 from refmoe.ptx.engine.cluster_barrier import ClusterBarrier
-from refmoe.ptx.engine.code import Code, Gather, View
+from refmoe.ptx.engine.code import Code, Gather
 from refmoe.ptx.engine.copies import Copies
 from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import LaunchState
 from refmoe.ptx.engine.mbarrier import Mbarriers
 from refmoe.ptx.engine.native_state import NativeState
+from refmoe.ptx.engine.observers import Observer, Tracing
 from refmoe.ptx.engine.order.clocks import Clocks
 from refmoe.ptx.engine.order.strong import Strong
 from refmoe.ptx.engine.races import RaceShadow, refuse_early_exit
 from refmoe.ptx.engine.single.steps import Runner, Steps
 from refmoe.ptx.engine.tensor.wgmma import Warpgroups
-from refmoe.ptx.engine.tracer import Tracer
 from refmoe.ptx.engine.turns import Turns
 from refmoe.ptx.engine.undefined.follower import UndefinedFollower
 from refmoe.ptx.engine.warp import bits_of_warps
@@ -50,35 +50,6 @@ Array = Any
 _IDLE = 64
 # A compact frame pays for gathering registers; a dense one for computing what is thrown away.
 _COMPACT_BELOW = 0.375
-
-
-class Observer(Protocol):
-    """Somebody who is told what a launch does."""
-
-    @property
-    def view(self) -> View:
-        """How the code is to be made."""
-        ...
-
-    def attach(self, launch: Launch) -> None:
-        """A launch begins."""
-        ...
-
-    def step(self, place: int, frame: Frame) -> None:
-        """The lanes of a frame are about to run block `place`."""
-        ...
-
-    def at(self, frame: Frame, instruction: Instruction) -> None:
-        """The lanes of a frame are about to run an instruction; only where the view says so."""
-        ...
-
-
-class Tracing(Protocol):
-    """What takes down who waited for whom."""
-
-    def tracer(self, machine: Machine) -> Tracer:
-        """What a machine reports to."""
-        ...
 
 
 @dataclass(kw_only=True)

@@ -131,8 +131,7 @@ class Mbarriers(MbarrierTable):
             raise self.machine.misuse(access.instruction, lanes[bad], what)
         if shared.shadow is not None:
             shadow_of(shared).atomic(frame, access, shared, slots * OBJECT_BYTES, lanes)
-        while self.count + len(slots) > len(self.slot):
-            self._grow()
+        self._make_room(len(slots))
         ids = self.count + np.arange(len(slots))
         self.count += len(slots)
         self._numbers[slots] = ids

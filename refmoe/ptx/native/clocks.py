@@ -68,9 +68,12 @@ def raise_rows(table: Array, keys: Array, source: Array, rows: Array | None = No
         return
     rows = np.arange(len(keys)) if rows is None else rows
     width = table.shape[1]
-    assert source.shape[1] == width and len(rows) == len(keys)
-    assert table.strides[1] == source.strides[1] == _WORD_BYTES or width == 1
-    assert 0 <= keys.min() and keys.max() < len(table) and 0 <= rows.min() and rows.max() < len(source)
+    assert source.shape[1] == width
+    assert len(rows) == len(keys)
+    assert width == 1 or table.strides[1] == source.strides[1] == _WORD_BYTES
+    # Native code does not ask where it reads and writes.
+    for numbers, held in ((keys, table), (rows, source)):
+        assert 0 <= int(numbers.min()) <= int(numbers.max()) < len(held)
     keys, rows = np.ascontiguousarray(keys, np.int64), np.ascontiguousarray(rows, np.int64)
     _, function = _function()
     function(
