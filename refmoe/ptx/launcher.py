@@ -18,8 +18,7 @@ from refmoe.ptx.device_memory import DeviceMemory
 from refmoe.ptx.engine.code import APART, PLAIN, Code, View
 from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.lanes import Checks
-from refmoe.ptx.engine.machine import Launch
-from refmoe.ptx.engine.observers import Observer
+from refmoe.ptx.engine.machine import Launch, Observer
 from refmoe.ptx.engine.order.strong import Order
 from refmoe.ptx.engine.order.witness import Witness
 from refmoe.ptx.engine.previous_grid import PreviousGrid
