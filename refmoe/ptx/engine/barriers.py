@@ -16,7 +16,7 @@ import numpy as np
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.errors import WarpError
-from refmoe.ptx.state.records import raise_rows
+from refmoe.ptx.native.clocks import raise_rows
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -138,14 +138,15 @@ class Barriers:
         known, beyond = clocks.knowledge(warps)
         owner = warps // self.machine.warps
         first = np.r_[True, owner[1:] != owner[:-1]]
-        starts, group = np.flatnonzero(first), np.cumsum(first) - 1
-        joined = np.maximum.reduceat(known, starts, axis=0)
+        group = np.cumsum(first) - 1
+        joined = np.zeros((int(group[-1]) + 1, known.shape[1]), np.int64)
+        raise_rows(joined, group, known)
         if any(each is not None for each in beyond):
             together: dict[int, Knowledge | None] = {}
             for cta, each in zip(owner.tolist(), beyond, strict=True):
                 together[cta] = clocks.pool.join(together.get(cta), each)
             beyond = [together[cta] for cta in owner.tolist()]
-        clocks.learn(warps, joined[group], beyond)
+        clocks.learn(warps, joined, group, beyond)
         self.machine.tick(self.machine.launch.clock + 1)
 
     def settle(self) -> None:
@@ -228,7 +229,7 @@ class Barriers:
         if machine.clocks is not None and warps.size:
             owner = warps // machine.warps
             beyond = [self._beyond.get((cta, number)) for cta in owner.tolist()]
-            machine.clocks.learn(warps, self._known[owner, number, : machine.clocks.used], beyond)
+            machine.clocks.learn(warps, self._known[:, number, : machine.clocks.used], owner, beyond)
         self.at[waiting] = -1
         still: Array = (self.at == number).reshape(machine.ctas, -1).any(axis=1)
         self.threads[ctas, number] = 0

@@ -163,7 +163,7 @@ class ClusterBarrier:
                         np.maximum(known[number, : len(row)], row, out=known[number, : len(row)])
                         beyond[number] = clocks.pool.join(beyond[number], theirs)
             together = [theirs for theirs, one in zip(beyond, apart.tolist(), strict=True) if not one]
-            clocks.learn(warps[~apart], known[~apart], together)
+            clocks.learn(warps[~apart], known, np.flatnonzero(~apart), together)
             for number in np.flatnonzero(apart).tolist():
                 warp = int(warps[number])
                 knowledge = clocks.pool.knowledge(clocks.cluster(warp), known[number], beyond[number])

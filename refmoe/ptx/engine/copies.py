@@ -154,7 +154,12 @@ class Copies:
 
     def announce(self, frame: Frame, before: Array) -> None:
         """A barrier needs what each lane issued before number `before` [lanes of the machine]."""
-        landed, self._flights = split(self._flights, lambda flight: flight.number < before[flight.lanes])
+        # Copies of the next rounds of a pipeline are under way too: of those no lane need be looked at.
+        last = int(before.max())
+        due = [flight for flight in self._flights if flight.number < last]
+        landed, left = split(due, lambda flight: flight.number < before[flight.lanes])
+        # Flights are in the order of their numbers.
+        self._flights = left + self._flights[len(due) :]
         for flight in self._in_any_order(landed):
             self._announced[flight.lanes] = np.maximum(self._announced[flight.lanes], flight.step)
             self._land(frame, flight)

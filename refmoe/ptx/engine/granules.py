@@ -114,14 +114,23 @@ class Granules:
 
     def prepare(self, first: Array, span: int, width: int) -> None:
         """Give the pages of ranges of `span` bytes from `first` [n] on granules of at most `width` bytes."""
-        pages = [
-            np.arange(begin >> PAGE_SHIFT, ((begin + span - 1) >> PAGE_SHIFT) + 1)
-            for begin in np.unique(first).tolist()
-        ]
-        if pages:
-            whole = np.concatenate(pages)
-            self.used[whole] = -1
-            self.refine(whole, width.bit_length())
+        if first.size:
+            pages = _pages(first, span).ravel()
+            self.used[pages] = -1
+            self.refine(pages, width.bit_length())
+
+    def write(self, first: Array, span: int, records: Array) -> None:
+        """Each of `records` [n] is that of the last write of all granules in the range from `first` [n] on."""
+        if not first.size:
+            return
+        held = self.states[_pages(first, span)]
+        if held.min() < held.max():
+            for row, slots in self.ranges(first, span):
+                self.writes[slots] = records[row]
+            return
+        shift = int(held[0, 0]) - 1
+        index = first[:, None] + np.arange(0, span, 1 << shift)
+        self.writes[(index & -PAGE) + ((index & PAGE - 1) >> shift)] = records[:, None]
 
     def ranges(self, first: Array, span: int) -> Iterator[tuple[int, slice]]:
         """(number of the range, its slots in one page) of ranges of `span` bytes from `first` [n] on."""
@@ -163,3 +172,10 @@ class Granules:
         """The first byte of a granule."""
         page = slot >> PAGE_SHIFT
         return (page << PAGE_SHIFT) + ((slot & PAGE - 1) << int(self.states[page]) - 1)
+
+
+def _pages(first: Array, span: int) -> Array:
+    """Pages [n, k] of ranges of `span` bytes from `first` [n] on; the last one several times where a range has less."""
+    begin, last = first >> PAGE_SHIFT, (first + span - 1) >> PAGE_SHIFT
+    count = int((last - begin).max()) + 1
+    return np.minimum(begin[:, None] + np.arange(count), last[:, None])

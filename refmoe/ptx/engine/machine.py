@@ -22,12 +22,13 @@ from refmoe.ptx.engine.barriers import Barriers
 from refmoe.ptx.engine.bulk.copies import Bulk
 from refmoe.ptx.engine.bulk.races import BulkShadow
 from refmoe.ptx.engine.cluster_barrier import ClusterBarrier
-from refmoe.ptx.engine.code import Code, Gather, View
+from refmoe.ptx.engine.code import Code, View
 from refmoe.ptx.engine.copies import Copies
 from refmoe.ptx.engine.exact_races import ExactShadow
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import LaunchState
 from refmoe.ptx.engine.mbarrier import Mbarriers
+from refmoe.ptx.engine.meetings import Meetings
 from refmoe.ptx.engine.native_state import NativeState
 from refmoe.ptx.engine.order.clocks import Clocks
 from refmoe.ptx.engine.order.strong import Strong
@@ -37,7 +38,6 @@ from refmoe.ptx.engine.tensor.wgmma import Warpgroups
 from refmoe.ptx.engine.tracer import Tracer
 from refmoe.ptx.engine.turns import Turns
 from refmoe.ptx.engine.undefined.follower import UndefinedFollower
-from refmoe.ptx.engine.warp import bits_of_warps
 from refmoe.ptx.errors import Deadlock, StepBudgetExceeded, Trap, WarpError
 from refmoe.ptx.native import order
 from refmoe.ptx.native.scheduler import PATIENCE
@@ -135,7 +135,6 @@ class Machine(Runner):
             )  # fmt: skip
             self.strong = Strong(self.clocks, launch.order, self.warps, first_cta, blocks, self.choices)
             self._watch_shared()
-        self._passed: Array | None = None
         self.turns: Turns | None = None
         if launch.trace is not None:
             self.tracer = launch.trace.tracer(self)
@@ -149,6 +148,7 @@ class Machine(Runner):
             self.undefined = UndefinedFollower(self, self.code, launch.following)
         self.native = self.add(NativeState(self, self.code))
         self.registers = self.native.registers
+        self.meetings = Meetings(self, self.native, self.code)
         self.steps: Steps | None = None
         if launch.by_steps:
             self.steps = Steps(self, self.native, self.code, self.choices)
@@ -296,7 +296,7 @@ class Machine(Runner):
             if self.undefined is not None and (place in self.code.gathers or place in self.code.waits):
                 self.undefined.look(place, mask)
             if place in self.code.gathers:
-                mask = self._gather(place, mask)
+                mask = self.meetings.gather(place, mask)
                 if mask is None:
                     continue
             elif place in self.code.waits:
@@ -472,96 +472,6 @@ class Machine(Runner):
         if (self.barriers.expected != 0).any():
             self.barriers.settle()
         self.cluster_barrier.settle()
-
-    # Warp-level instructions
-
-    def _gather(self, place: int, mask: Array) -> Array | None:
-        """The lanes whose whole member mask is here; the others go on waiting."""
-        gather = self.code.gathers[place]
-        if gather.warps > 1:
-            return self._gather_warps(place, mask, gather)
-        value = gather.constant if gather.register is None else self.registers[gather.register].reshape(-1)
-        member = np.broadcast_to(value, mask.shape)
-        own = (member >> self.lane_in_warp.astype(np.uint32)) & np.uint32(1) == 0
-        if (own & mask).any():
-            lane = int(np.argmax(own & mask))
-            what = f"the lane is not in its own member mask 0x{int(member[lane]):08X}"
-            raise self.error(WarpError, gather.instruction, lane, what)
-        if self.everyone(mask) and np.ndim(value) == 0:
-            return mask
-        go = np.zeros_like(mask)
-        if self._passed is not None:
-            go = mask & self._passed
-            self._passed = self._passed & ~go
-        living = bits_of_warps(self.alive)
-        elsewhere = self._waiting_alike(place, gather)
-        for one in np.unique(member[mask]):
-            here = mask & (member == one)
-            others = np.zeros_like(mask)
-            for lanes, theirs in elsewhere:
-                others |= lanes & (theirs == one)
-            missing = one & living & ~bits_of_warps(here | others)
-            complete = np.repeat(missing == 0, 32)
-            go |= here & complete
-            self._let_pass(others & complete & np.repeat(bits_of_warps(here) != 0, 32))
-        rest = mask & ~go
-        if rest.any():
-            self.native.arrive(place, 0, rest, waits=True)
-        return go if go.any() else None
-
-    def _gather_warps(self, place: int, mask: Array, gather: Gather) -> Array | None:
-        """The lanes all of whose neighbouring warps are here, as many as meet; the others go on waiting.
-
-        Raises:
-            WarpError: some of its warps are here, and others where they can only meet in another way.
-        """
-        numbers = np.arange(self.lanes // 32)
-        first = numbers - numbers % self.warps % gather.warps
-        starts = np.flatnonzero(first == numbers)
-
-        def complete(lanes: Array) -> Array:
-            """The lanes of those warps all of whose neighbours are among `lanes`."""
-            missing = np.bitwise_or.reduceat((self.alive & ~lanes).reshape(-1, 32).any(axis=1), starts)
-            return np.repeat(~missing[np.searchsorted(starts, first)], 32)
-
-        go = mask & complete(mask)
-        rest = mask & ~go
-        if rest.any():
-            others = self.native.groups(waiting=True)
-            together = complete(mask | others.get(place, mask))
-            self.native.arrive(place, 0, rest, waits=True)
-            # Those who came before and those who came now go on in one step.
-            if (rest & together).any():
-                self.native.wake(together)
-            waits = (rest & ~together).reshape(-1, 32).all(axis=1)
-            for other, lanes in others.items():
-                theirs = self.code.gathers[other]
-                if theirs.warps > 1 and other != place:
-                    apart = lanes.reshape(-1, 32).all(axis=1)
-                    meets = np.flatnonzero(waits & np.isin(first, first[apart]))
-                    if meets.size:
-                        one = self.describe(theirs.instruction)
-                        what = f"its warpgroup is divided: others of its warps are at {one}"
-                        raise self.error(WarpError, gather.instruction, int(meets[0]) * 32, what)
-        return go if go.any() else None
-
-    def _waiting_alike(self, place: int, gather: Gather) -> list[tuple[Array, Array]]:
-        """Lanes that wait at other places for the same meeting, and their member masks: `bar.warp.sync` only."""
-        if not gather.is_barrier:
-            return []
-        found = []
-        for other, lanes in self.native.groups(waiting=True).items():
-            theirs = self.code.gathers[other]
-            if other != place and theirs.is_barrier:
-                value = theirs.constant if theirs.register is None else self.registers[theirs.register].reshape(-1)
-                found.append((lanes, np.broadcast_to(value, lanes.shape)))
-        return found
-
-    def _let_pass(self, lanes: Array) -> None:
-        """Lanes that wait at other `bar.warp.sync` instructions may go on."""
-        if lanes.any():
-            self._passed = lanes if self._passed is None else self._passed | lanes
-            self.native.wake(lanes)
 
     # Barriers in memory
 

@@ -24,7 +24,8 @@ from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.mbarrier_table import OBJECT_BYTES, MbarrierTable
 from refmoe.ptx.engine.races import shadow_of
-from refmoe.ptx.state.records import CLUSTER, CTA, THREAD, raise_rows
+from refmoe.ptx.native.clocks import raise_rows
+from refmoe.ptx.state.records import CLUSTER, CTA, THREAD
 from refmoe.ptx.text.syntax import Instruction
 
 Array = Any
@@ -130,8 +131,7 @@ class Mbarriers(MbarrierTable):
             raise self.machine.misuse(access.instruction, lanes[bad], what)
         if shared.shadow is not None:
             shadow_of(shared).atomic(frame, access, shared, slots * OBJECT_BYTES, lanes)
-        while self.count + len(slots) > len(self.slot):
-            self._grow()
+        self._make_room(len(slots))
         ids = self.count + np.arange(len(slots))
         self.count += len(slots)
         self._numbers[slots] = ids
@@ -509,7 +509,7 @@ class Mbarriers(MbarrierTable):
     def _release(self, lanes: Array, ids: Array) -> None:
         clocks = self.machine.clocks
         rows, numbers = _runs(clocks.rows(lanes), ids)
-        raise_rows(self._coming, numbers, clocks.seen[rows])
+        raise_rows(self._coming, numbers, clocks.seen, rows)
         clocks.mark(self._coming, ids, lanes, clocks.now)
         if clocks.beyond:
             for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):

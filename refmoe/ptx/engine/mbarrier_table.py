@@ -11,11 +11,13 @@ from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.order.knowledge import Knowledge
 from refmoe.ptx.engine.races import shadow_of
+from refmoe.ptx.state.pages import untouched
 from refmoe.ptx.state.spaces import OWN_BASE
 
 Array = Any
 #: Of an object; it is aligned to as many.
 OBJECT_BYTES = 8
+_STEPS = 32
 
 
 class MbarrierTable:
@@ -52,14 +54,19 @@ class MbarrierTable:
         self._foreign = np.zeros(size, np.int64)
         self._all_foreign = np.zeros(size, bool)
 
-    def _grow(self) -> None:
+    def _make_room(self, needed: int) -> None:
+        """So many objects more are about to be initialised."""
+        if self.count + needed <= len(self.slot):
+            return
+        # Mostly all CTAs initialise one object after another, each in one step: room for as many steps at once.
+        size = max(2 * len(self.slot), self.count + _STEPS * needed)
         for name in (
             "slot", "expected", "pending", "transactions", "phase", "announced", "_creation", "_published", "_coming",
             "_known", "_foreign", "_all_foreign",
         ):  # fmt: skip
             old = getattr(self, name)
-            # Fresh zeros cost nothing until they are touched; the rows behind the last object stay so.
-            new = np.zeros((2 * len(old), *old.shape[1:]), old.dtype)
+            # They cost nothing until they are touched; the rows behind the last object stay so.
+            new = untouched((size, *old.shape[1:]), old.dtype)
             new[: self.count] = old[: self.count]
             setattr(self, name, new)
 

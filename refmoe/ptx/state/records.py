@@ -52,21 +52,3 @@ class Several(IntEnum):
     """Some of the cluster's: of the CTA's where clusters have one."""
     CLUSTERS = 3
     """Some of the grid's."""
-
-
-def raise_rows(table: Array, keys: Array, rows: Array) -> None:
-    """`np.maximum.at(table, keys, rows)`, which takes ten times as long.
-
-    Args:
-        table: int64 [n, ...], raised in place.
-        keys: int64 [m], rows of the table; each may come several times.
-        rows: int64 [m, ...].
-    """
-    if not keys.size:
-        return
-    if (keys[1:] < keys[:-1]).any():
-        order = np.argsort(keys, kind="stable")
-        keys, rows = keys[order], rows[order]
-    starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]])
-    raised = keys[starts]
-    table[raised] = np.maximum(table[raised], np.maximum.reduceat(rows, starts, axis=0))

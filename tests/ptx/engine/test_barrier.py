@@ -7,7 +7,7 @@ import pytest
 from support.ptx_kernel import line_of, run
 
 from refmoe import ptx
-from refmoe.ptx.state.records import raise_rows
+from refmoe.ptx.native.clocks import raise_rows
 
 CELLS = ".shared .align 4 .b8 cell[512];"
 
@@ -378,14 +378,16 @@ def test_barriers_of_several_blocks(polls: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_are_raised_as_by_maximum_at(seed: int) -> None:
+@pytest.mark.parametrize("width", [1, 5, 8, 21])
+def test_rows_are_raised_as_by_maximum_at(seed: int, width: int) -> None:
     rng = np.random.default_rng(seed)
+    # Parts of wider tables, whose other words stay as they are.
+    source = rng.integers(-9, 99, (7, width + 3))[:, 2 : width + 2]
     for count in (0, 1, 2, 40):
-        keys = rng.integers(0, 6, count)
-        for shape in ((), (5,)):
-            for order in (keys, np.sort(keys)):
-                rows, table = rng.integers(0, 99, (count, *shape)), rng.integers(0, 60, (6, *shape))
-                wanted = table.copy()
-                np.maximum.at(wanted, order, rows)
-                raise_rows(table, order, rows)
-                np.testing.assert_array_equal(table, wanted)
+        keys, rows = rng.integers(0, 6, count), rng.integers(0, 7, count)
+        for given in (rows, None) if count <= len(source) else (rows,):
+            whole = rng.integers(-9, 60, (6, width + 2))
+            wanted = whole.copy()
+            np.maximum.at(wanted[:, 1 : width + 1], keys, source[:count] if given is None else source[given])
+            raise_rows(whole[:, 1 : width + 1], keys, source, given)
+            np.testing.assert_array_equal(whole, wanted)

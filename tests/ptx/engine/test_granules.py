@@ -57,6 +57,28 @@ def test_ranges_are_the_slots_of_their_bytes() -> None:
         assert found[number] == sorted({slot(granules, byte) for byte in range(begin, begin + 512)})
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_record_is_written_for_every_granule_of_a_range(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    granules = Granules(SIZE, 1)
+    if seed % 2:
+        # Ranges in pages of different granules.
+        granules.cover(np.array([16]), 1)
+        granules.cover(np.array([PAGE]), 4)
+    span = (16, 96, PAGE // 2)[seed // 2]
+    first = span * np.sort(rng.choice(SIZE // span, 4, replace=False))
+    granules.prepare(first, span, 16)
+    records = np.arange(1, 5)
+    granules.write(first, span, records)
+    wanted = np.zeros(SIZE, np.int64)
+    for begin, record in zip(first.tolist(), records.tolist(), strict=True):
+        wanted[begin : begin + span] = record
+    at = [slot(granules, byte) if granules.states[byte // PAGE] else byte for byte in range(SIZE)]
+    np.testing.assert_array_equal(granules.writes[at], wanted)
+    # And for nothing else.
+    assert np.count_nonzero(granules.writes) == np.unique(np.array(at)[wanted != 0]).size
+
+
 def test_a_byte_makes_only_its_own_page_fine() -> None:
     granules = Granules(1 << 26, 2)
     index = np.arange(0, 1 << 20, 4)

@@ -231,8 +231,7 @@ class BulkShadow(RaceShadow):
         return every
 
     def _set_writes(self, first: Array, span: int, records: Array) -> None:
-        for row, slots in self.granules.ranges(first, span):
-            self._writes[slots] = records[row]
+        self.granules.write(first, span, records)
         lines = self._lines(first, span)
         whole = span % _LINE == 0 and not (first & (_LINE - 1)).any()
         # A line of which a copy writes a part has no one record: it is looked at by granules ever after.

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from refmoe.ptx.engine.order.knowledge import Knowledge, Pool
+from refmoe.ptx.native.clocks import raise_rows
 from refmoe.ptx.state.pages import untouched
 from refmoe.ptx.state.records import (
     AGENTS,
@@ -240,7 +241,7 @@ class Clocks:
         some = np.repeat(~whole, sizes)
         rows = np.r_[warps[starts[whole]], self._own_rows(lanes[some])]
         numbers = np.r_[numbers[starts[whole]], numbers[some]]
-        self.seen[rows] = np.maximum(self.seen[rows], known[numbers])
+        raise_rows(self.seen, rows, known, numbers)
         if beyond:
             for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
                 if number in beyond:
@@ -298,11 +299,10 @@ class Clocks:
 
     # Fences of `mbarrier.init`
 
-    def fenced_init(self, lane: int) -> Array:
-        """The row that a `fence.mbarrier_init` of a lane passes on."""
-        self.use_lanes()
+    def fenced_init(self, lane: int, step: int) -> Array:
+        """The row that a `fence.mbarrier_init` of a lane at some step passes on."""
         made = np.zeros(self.columns, np.int64)
-        made[self.init + lane % (LANES * self.warps)] = self.now
+        made[self.init + lane % (LANES * self.warps)] = step
         return made
 
     def knows_init(self, lanes: Array, record: Array) -> Array:
@@ -339,10 +339,12 @@ class Clocks:
             part = row[column : column + LANES]
             np.maximum(part, self.last_fence[warp * LANES : (warp + 1) * LANES], out=part)
 
-    def learn(self, warps: Array, known: Array, beyond: list[Knowledge | None]) -> None:
-        """Warps leave a barrier with what all participants, they among them, brought: `known` [n, used]."""
-        width = known.shape[1]
-        self.seen[warps, :width] = np.maximum(self.seen[warps, :width], known)
+    def learn(self, warps: Array, known: Array, numbers: Array, beyond: list[Knowledge | None]) -> None:
+        """`warps` [n] leave a barrier with what all participants, they among them, brought.
+
+        `known` [m, used], of which each has row `numbers` [n], is about their own cluster, `beyond` [n] about others.
+        """
+        raise_rows(self.seen[:, : known.shape[1]], warps, known, numbers)
         self.apart[warps] = 0
         for warp, theirs in zip(warps.tolist(), beyond, strict=True):
             if theirs is not None:
@@ -399,7 +401,7 @@ class Clocks:
         together, alone = lanes[whole[which]], lanes[~whole[which]]
         warps = present[whole]
         rows = np.r_[warps, self._own_rows(alone)]
-        self.seen[rows, half : 2 * half] = np.maximum(self.seen[rows, half : 2 * half], self.seen[rows, :half])
+        raise_rows(self.seen[:, half : 2 * half], rows, self.seen[:, :half], rows)
         self.seen[warps, half + warps % self.warps] = self.now
         self.seen[together >> 5, half + self.column_of(together)] = self.now
         self.seen[self.all_warps + alone, half + self.column_of(alone)] = self.now

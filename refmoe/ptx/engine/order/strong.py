@@ -178,8 +178,9 @@ class Strong:
         """Become those of other CTAs."""
         self._first_cta = first_cta
         self._fences: dict[int, dict[int, FenceKnowledge]] = {}
-        # What the last `fence.mbarrier_init` of lanes passes on.
-        self._inits: dict[int, Knowledge] = {}
+        # Step of the last `fence.mbarrier_init` of lanes, and what it passes on, once somebody has asked.
+        self._inits: dict[int, int] = {}
+        self._initialised: dict[int, Knowledge] = {}
         # What lanes have read strongly, and acquire with a fence: by location.
         self._pending: dict[int, dict[int, Releases]] = {}
         # What lanes know of phases of barriers in memory that they saw complete without an acquire: by location.
@@ -306,8 +307,9 @@ class Strong:
         for reach, fence in self._fences.get(lane, {}).items():
             knowledge = clocks.passed_on(lane, fence.row, fence.beyond, fence.step)
             self._add(releases, (reach, cta), knowledge)
-        if lane in self._inits:
-            self._add(releases, (CLUSTER, cta), self._inits[lane])
+        initialised = self._known_inits(lane)
+        if initialised is not None:
+            self._add(releases, (CLUSTER, cta), initialised)
         if releases.near or releases.grid is not None or own:
             self._order.locations[key] = Location(access.width, record, cta, access.strength, releases, own)
         else:
@@ -436,11 +438,25 @@ class Strong:
                 last.append(SequentialFence(one, strength, self._cta(lane)))
 
     def fence_inits(self, lanes: Array) -> None:
-        """`fence.mbarrier_init`: it releases what the thread initialised to what it writes strongly after."""
+        """`fence.mbarrier_init`: it releases what the thread initialised to what it writes strongly after.
+
+        Whole CTAs execute it, and next to none of their threads then writes strongly: a row of clocks is made for those
+        alone.
+        """
         clocks = self._clocks
+        clocks.use_lanes()
         for lane in lanes.tolist():
+            self._inits[lane] = clocks.now
+            self._initialised.pop(lane, None)
+
+    def _known_inits(self, lane: int) -> Knowledge | None:
+        """What the last `fence.mbarrier_init` of a lane passes on; None where there was none."""
+        step, found = self._inits.get(lane), self._initialised.get(lane)
+        if step is not None and found is None:
+            clocks = self._clocks
             cluster = clocks.first_cluster + (lane >> 5) // clocks.warps
-            self._inits[lane] = clocks.pool.knowledge(cluster, clocks.fenced_init(lane), None)
+            found = self._initialised[lane] = clocks.pool.knowledge(cluster, clocks.fenced_init(lane, step), None)
+        return found
 
     def observe(self, lane: int, key: int, knowledge: Knowledge) -> None:
         """A lane learned without an acquire that others in its cluster have signalled: a fence behind it acquires."""
@@ -449,7 +465,7 @@ class Strong:
 
     def fenced(self, lane: int, strength: int) -> Knowledge | None:
         """What fences of a lane, of that scope or a wider one, pass on to whom it signals without a release."""
-        clocks, found = self._clocks, self._inits.get(lane)
+        clocks, found = self._clocks, self._known_inits(lane)
         for reach, fence in self._fences.get(lane, {}).items():
             if reach >= strength:
                 found = clocks.pool.join(found, clocks.passed_on(lane, fence.row, fence.beyond, fence.step))

@@ -1,0 +1,82 @@
+"""Rows of clocks that come to know what other rows do, many in one call.
+
+    raise_rows(target, target_bytes, keys, source, source_bytes, rows, count, width)
+
+Row `keys[i]` of `target` becomes the maximum of itself and of row `rows[i]` of `source`, one i after another, int64
+[count] both. `target_bytes` and `source_bytes` are the distances of neighbouring rows, which have `width` words.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+
+from refmoe.native.compiler import Native
+from refmoe.native.expressions import I64, POINTER, Code, vector
+
+Array = Any
+_WORD_BYTES = 8
+# Words that are compared together.
+_TOGETHER = 8
+_TOGETHER_SHIFT = 3
+
+
+@cache
+def _function() -> tuple[Native, Any]:
+    """The module, which has to live on, and its function."""
+    native = Native.of(_text, "clocks", level=2)
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    call = ctypes.CFUNCTYPE(None, pointer, number, pointer, pointer, number, pointer, number, number)
+    return native, call(native.address("raise_rows"))
+
+
+def _text() -> str:
+    module = ir.Module()
+    code = Code(module, "raise_rows", [POINTER, I64, POINTER, POINTER, I64, POINTER, I64, I64])
+    target, target_bytes, keys, source, source_bytes, rows, count, width = code.arguments
+    whole = width >> _TOGETHER_SHIFT
+    with code.range(count) as number:
+        mine = target + code.load(I64, keys + number * _WORD_BYTES, align=8) * target_bytes
+        theirs = source + code.load(I64, rows + number * _WORD_BYTES, align=8) * source_bytes
+        with code.range(whole) as chunk:
+            at = chunk * (_TOGETHER * _WORD_BYTES)
+            kind = vector(I64, _TOGETHER)
+            both = code.max(code.load(kind, mine + at, align=8), code.load(kind, theirs + at, align=8))
+            code.store(both, mine + at, align=8)
+        with code.range(width & (_TOGETHER - 1)) as word:
+            at = ((whole << _TOGETHER_SHIFT) + word) * _WORD_BYTES
+            both = code.max(code.load(I64, mine + at, align=8), code.load(I64, theirs + at, align=8))
+            code.store(both, mine + at, align=8)
+    code.done()
+    return str(module)
+
+
+def raise_rows(table: Array, keys: Array, source: Array, rows: Array | None = None) -> None:
+    """`np.maximum.at(table, keys, source[rows])`, without copies of the rows.
+
+    Args:
+        table: int64 [n, width], raised in place. The words of a row are neighbours, the rows need not be.
+        keys: int64 [m], rows of the table; each may come several times.
+        source: int64 [k, width], likewise; it has no word in common with the table.
+        rows: int64 [m], rows of the source; None for one after another.
+    """
+    if not keys.size:
+        return
+    rows = np.arange(len(keys)) if rows is None else rows
+    width = table.shape[1]
+    assert source.shape[1] == width
+    assert len(rows) == len(keys)
+    assert width == 1 or table.strides[1] == source.strides[1] == _WORD_BYTES
+    # Native code does not ask where it reads and writes.
+    for numbers, held in ((keys, table), (rows, source)):
+        assert 0 <= int(numbers.min()) <= int(numbers.max()) < len(held)
+    keys, rows = np.ascontiguousarray(keys, np.int64), np.ascontiguousarray(rows, np.int64)
+    _, function = _function()
+    function(
+        table.ctypes.data, table.strides[0], keys.ctypes.data, source.ctypes.data, source.strides[0], rows.ctypes.data,
+        len(keys), width,
+    )  # fmt: skip
