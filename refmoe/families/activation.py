@@ -211,8 +211,9 @@ GATE_FILLS = Fill.by_name(
 PLAIN_GATES = tuple(name for name in GATE_FILLS if name not in (MIDPOINTS, CLAMPED, TIES, "zeros"))
 
 VARIANT = word("variant", "gpt_oss", "silu", fixed=True)
-#: An alpha, a beta and a limit of each expert, or those of gpt-oss; `edges` are numbers that no model has.
-GATE_PARAMS = word("params", "none", "distinct", "edges")
+#: An alpha, a beta and a limit of each expert, or those of gpt-oss; `edges` are numbers that no model has, and with
+#: `closed` every limit is a zero of either sign: what passes the clamps is a sign.
+GATE_PARAMS = word("params", "none", "distinct", "edges", "closed")
 #: Of a layer.
 PARAMS = word("params", "none", "distinct")
 #: No bias, ordinary numbers, or zeros of either sign and subnormal numbers.
@@ -228,6 +229,8 @@ _EDGE_BETAS = np.array([0x3F800000, 0, 0xBF800000, 0x80000000, 0x00400000, 0x3F8
 _EDGE_LIMITS = np.array(
     [0x40E00000, 0x00000003, 0x40DFFFFF, 0x40E00001, 0x007FFFFF, 0x40AFFFFF, 0x40B00001], np.uint32
 ).view(np.float32)
+#: Limits of `closed`; seven, a number that is coprime to those of alphas and betas.
+_ZERO_LIMITS = np.array([0.0, -0.0, 0.0, 0.0, -0.0, -0.0, 0.0], np.float32)
 
 
 # --- inputs, expectation, run ---------------------------------------------------------------------------------------
@@ -276,11 +279,13 @@ def _parameters(case: Case) -> dict[str, NDArray[Any] | None]:
     if case.params == "none":
         return {"alpha": None, "beta": None, "limit": None}
     experts = np.arange(case.shape.e)
-    if case.params == "edges":
+    if case.params in ("edges", "closed"):
         alphas = _EDGE_ALPHAS[np.zeros_like(experts) if case.fill == CLAMPED else experts % _EDGE_ALPHAS.size]
         limits = _EDGE_LIMITS[experts % _EDGE_LIMITS.size]
         if case.fill == CLAMPED:  # a clamp of next to nothing puts no result between two codes
             limits = np.maximum(limits, np.float32(5))
+        if case.params == "closed":
+            limits = _ZERO_LIMITS[experts % _ZERO_LIMITS.size]
         return {"alpha": alphas, "beta": _EDGE_BETAS[experts % _EDGE_BETAS.size], "limit": limits}
     return {
         "alpha": (1.702 - experts / 8 % 1.5).astype(np.float32),
@@ -427,6 +432,10 @@ def _default() -> Iterator[Case]:
     yield _case(CLAMPED, 126, 32, 126, params="edges", routing="all-one-token")
     for fill, mode in (("clamps", "rceil"), ("zeros", "floor"), ("sigmoid-edges", "rceil"), ("specials", "floor")):
         yield _case(fill, 70, 160, 35, params="edges", routing="all-one-token", ranks=2, mode=mode)
+    # 42 experts: each limit meets each alpha and each beta.
+    for fill, (mode, edge), layout in product(("zeros", "specials"), COMPILED_POLICIES, LAYOUT.words):
+        policy: dict[str, Any] = {"mode": mode, "edge": edge, "layout": layout}
+        yield _case(fill, 42, 160, 42, params="closed", routing="all-one-token", **policy)
     for variant, bias in product(VARIANT.words, ("none", "tiny")):
         yield _case("zeros", 9, 416, 3, variant=variant, bias=bias, edge="exact" if bias == "tiny" else "flashinfer")
         yield _case("tiny", 9, 416, 3, variant=variant, bias="tiny", layout="8x4" if bias == "tiny" else "128x4")

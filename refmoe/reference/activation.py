@@ -5,8 +5,8 @@
     silu:    g, u = first and second half (+ bias)
              s = 1 / (1 + exp(-g));                 out = (g * s) * u
 
-exp is the sequence of `refmoe.reference.exponential`. A NaN stays one, through the clamps too, and comes out as
-0x7FFFFFFF. g = -Inf gives NaN, -Inf times a sigmoid of zero; a finite g whose exponential overflows gives a zero.
+exp is the sequence of `refmoe.reference.exponential`. -0 is less than +0: a limit of 0 leaves a gate of -0 as it is.
+A NaN stays one, through the clamps too, and comes out as 0x7FFFFFFF. g = -Inf gives NaN, -Inf times a sigmoid of zero; a finite g whose exponential overflows gives a zero.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def swiglu(
     )
     if not (bound >= 0).all():
         raise ArgumentError("limit", f"{bound[~(bound >= 0)][0]}", "a limit of at least 0")
-    # np.minimum and np.maximum keep a NaN, as min.NaN and max.NaN of PTX do.
-    gate, up = np.minimum(values[:, 0::2], bound), np.maximum(np.minimum(values[:, 1::2], bound), -bound)
+    gate = fp32.minimum(values[:, 0::2], bound)
+    up = fp32.maximum(fp32.minimum(values[:, 1::2], bound), -bound)
     return fp32.multiply(fp32.multiply(gate, _sigmoid(fp32.multiply(gate, -factor))), fp32.add(up, addend))
 
 

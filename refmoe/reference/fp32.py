@@ -39,6 +39,19 @@ def divide(x: F32, y: F32) -> F32:
         return _one_nan(np.divide(x, y, dtype=np.float32))
 
 
+def minimum(x: F32, y: F32) -> F32:
+    """The lesser, as min.NaN.f32 has it: -0 is less than +0, and a NaN stays one.
+
+    NumPy leaves open which of two zeros it returns.
+    """
+    return np.where(x == y, np.where(np.signbit(x), x, y), np.minimum(x, y))
+
+
+def maximum(x: F32, y: F32) -> F32:
+    """The greater, as max.NaN.f32 has it: +0 is greater than -0, and a NaN stays one."""
+    return np.where(x == y, np.where(np.signbit(x), y, x), np.maximum(x, y))
+
+
 def fma(x: F32, y: F32 | np.float32, z: F32 | np.float32) -> F32:
     """RN(x * y + z), rounded once.
 

@@ -7,7 +7,7 @@ import pytest
 from support.fp32_values import BF16, CORNERS, bits, mixed, same_bytes
 
 from refmoe.errors import ArgumentError
-from refmoe.reference import expand, quantize_mxfp8, swiglu, swiglu_quantize
+from refmoe.reference import expand, fp32, quantize_mxfp8, swiglu, swiglu_quantize
 from refmoe.reference.scalar.activation import swiglu as specified
 
 ALPHA, BETA, LIMIT = (int(np.float32(x).view(np.uint32)) for x in (1.702, 1.0, 7.0))
@@ -33,6 +33,26 @@ def test_every_pair_of_corners(variant: str) -> None:
     x = np.stack([gate, up], axis=1)
     wanted = [specified(row, variant, None, ALPHA, BETA, LIMIT) for row in bits(x)]
     assert same_bytes(swiglu(x, variant=variant), wanted)
+
+
+@pytest.mark.parametrize("limit", [0.0, -0.0])
+@pytest.mark.parametrize("beta", [1.0, 0.0, -0.0, -1.0])
+def test_every_pair_of_corners_at_a_limit_of_zero(limit: float, beta: float) -> None:
+    """-0 lies below +0: the clamps decide the sign of a zero, and NumPy's own minimum leaves it open."""
+    gate, up = (side.reshape(-1) for side in np.meshgrid(CORNERS, CORNERS))
+    x = np.stack([gate, up], axis=1)
+    beta_bits, limit_bits = (int(np.float32(value).view(np.uint32)) for value in (beta, limit))
+    wanted = [specified(row, "gpt_oss", None, ALPHA, beta_bits, limit_bits) for row in bits(x)]
+    assert same_bytes(swiglu(x, beta=beta, limit=limit), wanted)
+
+
+@pytest.mark.parametrize(("least", "greatest"), [(-0.0, 0.0), (-1.0, 2.0), (-np.inf, np.inf)])
+def test_minimum_and_maximum_order_zeros(least: float, greatest: float) -> None:
+    x, y = np.array([least, greatest], np.float32), np.array([greatest, least], np.float32)
+    assert same_bytes(fp32.minimum(x, y), np.full(2, least, np.float32).view(np.uint32))
+    assert same_bytes(fp32.maximum(x, y), np.full(2, greatest, np.float32).view(np.uint32))
+    assert np.isnan(fp32.minimum(x, x * np.float32(np.nan))).all()
+    assert np.isnan(fp32.maximum(x * np.float32(np.nan), x)).all()
 
 
 def test_a_nan_is_kept_through_the_clamps() -> None:

@@ -12,6 +12,8 @@ from refmoe.reference.scalar.numbers import Number, NumberKind, decode
 
 _ONE = 0x3F800000
 
+_Place = tuple[Fraction, bool]
+
 
 def swiglu(
     gate_up: Sequence[int], variant: str, bias: Sequence[int] | None, alpha: int, beta: int, limit: int
@@ -39,12 +41,17 @@ def silu(gate: int, up: int) -> int:
     return multiply(multiply(gate, sigmoid), up)
 
 
-def _nearer(x: int, bound: int, beyond: Callable[[Fraction, Fraction], bool]) -> int:
+def _nearer(x: int, bound: int, beyond: Callable[[_Place, _Place], bool]) -> int:
     """`bound` if x is beyond it, else x; a NaN stays one."""
-    number = decode(x, FP32)
-    if number.kind is NumberKind.NAN:
+    if decode(x, FP32).kind is NumberKind.NAN:
         return NAN[FP32]
-    return bound if beyond(_value(number), _value(decode(bound, FP32))) else x
+    return bound if beyond(_place(x), _place(bound)) else x
+
+
+def _place(x: int) -> _Place:
+    """Where x lies on the line of numbers: by its value, and -0 before +0."""
+    number = decode(x, FP32)
+    return _value(number), not number.negative
 
 
 def _value(number: Number) -> Fraction:
