@@ -6,7 +6,8 @@
              s = 1 / (1 + exp(-g));                 out = (g * s) * u
 
 exp is the sequence of `refmoe.reference.exponential`. -0 is less than +0: a limit of 0 leaves a gate of -0 as it is.
-A NaN stays one, through the clamps too, and comes out as 0x7FFFFFFF. g = -Inf gives NaN, -Inf times a sigmoid of zero; a finite g whose exponential overflows gives a zero.
+A NaN stays one, through the clamps too, and comes out as 0x7FFFFFFF. g = -Inf gives NaN, -Inf times a sigmoid of
+zero; a finite g whose exponential overflows gives a zero.
 """
 
 from __future__ import annotations
