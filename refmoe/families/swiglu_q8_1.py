@@ -124,9 +124,7 @@ def _default() -> Iterator[Case]:
         )
         yield _case("zeros", 9, 416, 3, dtype=dtype, variant="silu", quantizer=quantizer, seed=number)
     for dtype, fill, quantizer in product(("bf16", "f32"), ("zeros", "specials"), QUANTIZERS):
-        yield _case(
-            fill, 42, 160, 42, dtype=dtype, params="closed", routing="all-one-token", quantizer=quantizer
-        )
+        yield _case(fill, 42, 160, 42, dtype=dtype, params="closed", routing="all-one-token", quantizer=quantizer)
     for k in (1120, 1024, 1056, 992):  # a CTA's columns, and a block less and more
         yield _case("fingerprint", 2, k, 2, dtype="f32")
     yield _case("gaussian", 65_600, 32, 3, routing="same-experts")  # all at one expert
