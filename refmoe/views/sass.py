@@ -112,12 +112,21 @@ def disassemble(cubin: Path) -> dict[str, tuple[str, ...]]:
     Raises:
         ToolchainError: there is no nvdisasm, or it cannot read the file.
     """
+    return {name: tuple(_INSTRUCTION.findall(body)) for name, body in disassembly(cubin).items()}
+
+
+def disassembly(cubin: Path) -> dict[str, str]:
+    """By entry its text as `nvdisasm -c` prints it: labels, and instructions with their predicates.
+
+    Raises:
+        ToolchainError: there is no nvdisasm, or it cannot read the file.
+    """
     tool = find_nvdisasm()
     run = subprocess.run([tool, "-c", cubin], capture_output=True, text=True)
     if run.returncode != 0:
         raise ToolchainError(f"{tool} cannot read {cubin}: {run.stderr.strip()}")
     parts = _SECTION.split(run.stdout)[1:]
-    return {name: tuple(_INSTRUCTION.findall(body)) for name, body in zip(parts[::2], parts[1::2], strict=True)}
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def ptxas_reports(log: str) -> dict[str, PtxasReport]:
