@@ -24,6 +24,9 @@ from refmoe.errors import RefmoeError
 _LABEL = re.compile(r"^(\.L_\w+):")
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:\{\s*)?(?P<guard>@!?U?P\w+\s+)?(?P<text>.+?)\s*[;}]")
 _TARGET = re.compile(r"`\((\.L_\w+)\)")
+# nvdisasm names where an indirect branch may go: BRX R6 -0x2520 (*"BRANCH_TARGETS .L_x_1,.L_x_2"*)
+_TARGETS = re.compile(r"BRANCH_TARGETS ([^\"]+)\"")
+_ENDS = ("BRA", "BRX", "JMX", "EXIT", "RET")
 _UNCERTAIN = 1e-6
 #: Waits for a barrier: a block that jumps back to itself with one of these is a wait that has failed before.
 _POLL = "TRYWAIT"
@@ -76,17 +79,17 @@ class Loop:
 def blocks_of(text: str) -> list[Block]:
     """The blocks of one entry, as `nvdisasm -c` prints it; block 0 is the entry.
 
+    A call comes back to the instruction behind it; what it calls is in no loop of the caller.
+
     Raises:
-        FlowError: an indirect branch, a call, or a jump to a label that is not there.
+        FlowError: an indirect branch, or a jump to a label that is not there.
     """
     lines = _parsed(text)
     starts = {0}
     for number, (_, operation) in enumerate(lines):
-        if operation.family in ("BRX", "JMX", "CALL", "RET"):
-            raise FlowError(f"the flow of {operation.text!r} is not in the text; needed direct branches only")
-        if operation.family in ("BRA", "EXIT"):
+        if operation.family in _ENDS:
             starts.add(number + 1)
-    jumped = {target for _, operation in lines for target in _TARGET.findall(operation.text) if _jumps(operation)}
+    jumped = {target for _, operation in lines for target in _goes_to(operation)}
     places = {label: number for number, (labels, _) in enumerate(lines) for label in labels}
     if missing := sorted(jumped - places.keys()):
         raise FlowError(f"a branch goes to {missing[0]}; needed a label of the same entry")
@@ -96,9 +99,7 @@ def blocks_of(text: str) -> list[Block]:
     blocks = []
     for start, end in zip(ordered, [*ordered[1:], len(lines)], strict=True):
         last = lines[end - 1][1]
-        next_: list[int] = []
-        if _jumps(last):
-            next_.append(index[places[_TARGET.findall(last.text)[0]]])
+        next_ = [index[places[label]] for label in _goes_to(last)]
         if end < len(lines) and not _leaves(last):
             next_.append(index[end])
         blocks.append(Block(tuple(operation for _, operation in lines[start:end]), tuple(dict.fromkeys(next_))))
@@ -122,16 +123,28 @@ def _parsed(text: str) -> list[tuple[list[str], Operation]]:
     return found
 
 
-def _jumps(operation: Operation) -> bool:
-    return operation.family == "BRA"
+def _goes_to(operation: Operation) -> list[str]:
+    """The labels that a branch may go to; empty for what is none.
+
+    Raises:
+        FlowError: an indirect branch whose targets nvdisasm does not name.
+    """
+    if operation.family == "BRA":
+        return _TARGET.findall(operation.text)[:1]
+    if operation.family not in ("BRX", "JMX"):
+        return []
+    named = _TARGETS.search(operation.text)
+    if named is None:
+        raise FlowError(f"the text does not say where {operation.text.split('(*')[0].strip()!r} goes; needed its targets")
+    return [label.strip() for label in named[1].split(",")]
 
 
 def _leaves(operation: Operation) -> bool:
     """Whether the next instruction never follows: a branch or an exit without any condition."""
-    if operation.guarded or operation.family not in ("BRA", "EXIT"):
+    if operation.guarded or operation.family not in _ENDS:
         return False
     # A uniform branch names its condition as an operand: BRA.U UP0, `(.L_x_1).
-    return operation.family == "EXIT" or operation.text.split(None, 1)[1].startswith("`")
+    return operation.family != "BRA" or operation.text.split(None, 1)[1].startswith("`")
 
 
 def dominators(successors: Sequence[Sequence[int]]) -> list[set[int]]:

@@ -115,12 +115,15 @@ def step_of(sass: str, ptx: Path, short: Run, long: Run) -> Step:
     families: Counter[str] = Counter()
     for block, count in runs.items():
         for operation in blocks[block].operations:
+            if operation.family == "CALL" and count > 1e-6:
+                raise FlowError(f"a step runs {operation.text!r}; needed a loop without calls, whose code is elsewhere")
             families[operation.family] += count  # type: ignore[assignment]
+    size = {block: runs[block] * len(blocks[block].operations) for block in loop.body}
     return Step(
-        instructions=sum(runs[block] * len(blocks[block].operations) for block in loop.body),
-        by_family={name: count for name, count in families.most_common() if count > 1e-6},
-        products=sum(count for name, count in families.items() if name.endswith("MMA")),
-        open_instructions=sum(runs[block] * len(blocks[block].operations) for block in open_),
+        instructions=round(sum(size.values()), 6),
+        by_family={name: round(count, 6) for name, count in families.most_common() if count > 1e-6},
+        products=round(sum(count for name, count in families.items() if name.endswith("MMA")), 6),
+        open_instructions=round(abs(sum(size[block] for block in open_)), 6),
         loads=_turns(short, long, _FRAGMENT_LOADS),
         copies=_turns(short, long, _COPIES),
     )

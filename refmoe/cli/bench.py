@@ -12,12 +12,12 @@ from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_consol
 #: Benchmarks by name; each is a module of refmoe.bench with `run() -> dict`.
 BENCHES = (
     *("quantize", "models", "executor", "first_launch", "races", "memory", "layer", "deepseek", "exponential"),
-    *("gpu", "deepseek_gemm", "cutlass"),
+    *("tiles", "gpu", "deepseek_gemm", "cutlass"),
 )
 #: Those that compare themselves with another checkout.
 AGAINST = ("executor",)
 #: Those whose targets decide the exit status.
-HELD = ("models", "executor", "first_launch", "races", "memory", "layer", "deepseek", "cutlass")
+HELD = ("models", "executor", "first_launch", "races", "memory", "layer", "deepseek", "cutlass", "tiles")
 
 
 @app.command(epilog="Examples:\n\nrefmoe bench quantize\n\nrefmoe bench executor --report reports/bench/executor.json")
@@ -39,8 +39,12 @@ def bench(
 
     The benchmark `deepseek` executes a whole DeepSeek-V3 layer at its true sizes and compares every buffer.
 
+    The benchmark `tiles` times nothing: it reads the machine code of each tile of the SM12x GEMMs, and of CUTLASS's
+    builds that `make cutlass` has made, and predicts times by a model, which it labels so.
+
     Exit status 1 if the benchmark `models`, `executor`, `first_launch`, `races`, `memory`, `layer` or `cutlass` misses
-    a target, or if a byte of `deepseek` differs; the others have no target that decides it.
+    a target, if a byte of `deepseek` differs, or if a kernel of `tiles` that is refmoe's spills registers; the others
+    have no target that decides it.
     """
     import importlib
 
@@ -68,6 +72,12 @@ def _print_bench(document: dict[str, Any]) -> None:
     from refmoe.reports.bench import cell_text, columns_of
     from refmoe.tables import plain_table
 
+    if document["name"] == "tiles":
+        from refmoe.bench.tiles_view import renderables
+
+        for each in renderables(document):
+            make_console().print(each, markup=False)
+        return
     rows = _bench_rows(document)
     columns = columns_of(rows)
     table = plain_table(*(f"{'>' * numeric}{key.replace('_', ' ')}" for key, numeric in columns.items()))

@@ -227,13 +227,18 @@ def compare_sass(tile: str, arch: str, stages: int | None = None) -> tuple[list[
                 absent.append(NotBuilt(f"CUTLASS {build}", str(error), None))
                 continue
             if found is None:
-                absent.append(_not_built(build))
+                absent.append(not_built(build))
             else:
                 kernels.append(found)
     return kernels, absent
 
 
-def _not_built(build: cutlass.Build) -> NotBuilt:
+def not_built(build: cutlass.Build) -> NotBuilt:
+    """A build of CUTLASS's kernel that is not there: its release refuses the tile, or nobody has made it.
+
+    Raises:
+        CutlassMissing: no headers of CUTLASS, whose release decides.
+    """
     reason, command = cutlass.refused(build.tile, cutlass.find_headers().release), None
     if reason is None:
         command = "make cutlass" if build == cutlass.Build() else "make cutlass CUTLASS_BUILDS=all"
