@@ -135,7 +135,9 @@ def _goes_to(operation: Operation) -> list[str]:
         return []
     named = _TARGETS.search(operation.text)
     if named is None:
-        raise FlowError(f"the text does not say where {operation.text.split('(*')[0].strip()!r} goes; needed its targets")
+        raise FlowError(
+            f"the text does not say where {operation.text.split('(*')[0].strip()!r} goes; needed its targets"
+        )
     return [label.strip() for label in named[1].split(",")]
 
 

@@ -104,9 +104,7 @@ class Prediction:
         return self.microseconds[self.bound]
 
 
-def predict(
-    cost: StepCost, n: int, k: int, loads: Mapping[int, int], product: Product, peaks: Peaks
-) -> Prediction:
+def predict(cost: StepCost, n: int, k: int, loads: Mapping[int, int], product: Product, peaks: Peaks) -> Prediction:
     """The time of one grouped GEMM.
 
     Args:

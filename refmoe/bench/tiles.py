@@ -94,7 +94,7 @@ _FAMILIES: tuple[tuple[GroupedGemm, Mma], ...] = ((GEMM, Mma.SYNC_MX), (NVFP4_GE
 def _ours(family: GroupedGemm, mma: Mma, tile: Tile, arch: str) -> _Counted:
     stages = family.check_tile(tile, arch=arch, stages=None)
     kernel = family.kernel(tile, OUT_DTYPE)
-    text, code = (Target(kernel.path(CSRC), arch, kind) for kind in ("ptx", "cubin"))  # type: ignore[arg-type]
+    text, code = (Target(kernel.path(CSRC), arch, kind) for kind in ("ptx", "cubin"))
     files = build([text, code])
     plan = family.plan(tile, OUT_DTYPE, stages, (), None, GemmShape(1, 1, tile.m, tile.k), multiprocessors=1)
     sass = read_sass(

@@ -12,24 +12,26 @@ from refmoe.tables import plain_table
 
 #: Columns of the table of tiles: key of a row, and its words.
 _COLUMNS: Mapping[str, str] = {
-    "instructions_a_byte": "instructions\na byte",
-    "instructions_a_step": "instructions\na step",
-    "tensor_instructions": "tensor\na step",
-    "tensor_share": "tensor\nshare",
-    "open_share": "open\nshare",
-    "registers": "registers",
-    "spill_bytes": "spills,\nbytes",
-    "shared_bytes": "shared,\nbytes",
+    "instructions_a_byte": "ins/B",
+    "instructions_a_step": "ins",
+    "tensor_instructions": "mma",
+    "tensor_share": "share",
+    "open_share": "open",
+    "registers": "regs",
+    "spill_bytes": "spills",
+    "shared_bytes": "shared",
     "stages": "stages",
-    "bytes_in_flight": "bytes\nin flight",
-    "load_wavefronts": "load\nwavefronts",
-    "load_conflicts": "of them\nconflicts",
+    "bytes_in_flight": "in flight",
+    "load_wavefronts": "turns",
+    "load_conflicts": "conflicts",
     "worst_conflict": "worst",
 }
 NOTE = (
-    "A step multiplies one stage and copies another; instructions are those of all warps of a block. The open share lies "
-    "in blocks whose count the executor's counts leave open. Wavefronts are turns of shared memory in a step; conflicts "
-    "are those above the fewest possible. Bytes in flight are those of all stages but the one that is read."
+    "A step multiplies one stage and copies another, once for each K of the tile. ins: instructions of a step by all warps "
+    "of a block; ins/B: divided by the bytes of operands that a step takes; mma: tensor-core instructions, and their "
+    "share; open: the share in blocks whose count the executor's counts leave open. regs: registers of a thread; spills, "
+    "shared and in flight: bytes; in flight are the stages but the one that is read. turns: of shared memory for the "
+    "fragment loads of a step; conflicts: turns above the fewest possible; worst: the degree of the worst one."
 )
 MODEL_NOTE = (
     "A MODEL, no measurement: microseconds from published clocks and bandwidth, a lower bound without latency. The letter "
@@ -53,10 +55,10 @@ def renderables(document: Mapping[str, Any]) -> Iterator[Table | str]:
 
 def tile_table(rows: list[dict[str, Any]]) -> Table:
     """A line for each kernel and tile."""
-    table = plain_table("kernel", "tile", "archs", *(f">{words}" for words in _COLUMNS.values()))
+    table = plain_table("kernel", "tile", "sm", *(f">{words}" for words in _COLUMNS.values()))
     for row in rows:
         cells = [cell_text(row.get(key)) for key in _COLUMNS]
-        table.add_row(row["kernel"], row["tile"], ", ".join(row["archs"]), *cells)
+        table.add_row(row["kernel"], row["tile"], " ".join(arch.removeprefix("sm_") for arch in row["archs"]), *cells)
         if "not_counted" in row:
             table.add_row("", "", row["not_counted"], *("" for _ in _COLUMNS))
     return table

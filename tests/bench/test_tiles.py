@@ -81,7 +81,9 @@ def test_a_launch_that_runs_nothing_is_refused() -> None:
 
 
 def test_rows_of_architectures_merge_only_where_all_figures_are_the_same() -> None:
-    rows = [{"kernel": "a", "archs": [arch], "registers": registers} for arch, registers in (("x", 1), ("y", 1), ("z", 2))]
+    rows = [
+        {"kernel": "a", "archs": [arch], "registers": registers} for arch, registers in (("x", 1), ("y", 1), ("z", 2))
+    ]
     assert tiles._merged(rows) == [
         {"kernel": "a", "archs": ["x", "y"], "registers": 1},
         {"kernel": "a", "archs": ["z"], "registers": 2},
