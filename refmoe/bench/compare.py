@@ -1,8 +1,9 @@
 """Two reports of one benchmark side by side: for each row the ratio of its times with a confidence interval.
 
-The ratio of a row is the median of B's repetitions divided by the median of A's: above 1, B is slower. Its interval is a
-percentile bootstrap (Efron, 1979). Repetitions are drawn again with replacement, as many as there are, from A and from B
-independently of each other; the ratio of the medians of each draw is kept; the interval runs between quantiles of those.
+The ratio of a row is the median of B's repetitions divided by the median of A's: above 1, B is slower. Its interval is
+a percentile bootstrap (Efron, 1979). Repetitions are drawn again with replacement, as many as there are, from A and
+from B independently of each other; the ratio of the medians of each draw is kept; the interval runs between quantiles
+of those.
 With n rows the quantiles are those of the confidence 1 - (1 - confidence) / n (Bonferroni): where nothing changed, the
 chance that any row is called faster or slower is at most about 1 - confidence. The draws are seeded, so two reports
 always give the same intervals.
@@ -32,8 +33,12 @@ _SEED = 20251123
 _MACHINE = ("gpu", "arch", "cores")
 
 
-def read_report(path: Path) -> dict[str, Any]:
+def read_report(path: Path, *, rows: bool = True) -> dict[str, Any]:
     """A report of `refmoe bench`, whole and unchanged.
+
+    Args:
+        path: of the report.
+        rows: whether it must have rows.
 
     Raises:
         ArgumentError: it cannot be read, is no such report, has no rows, or was changed after it was written.
@@ -49,6 +54,8 @@ def read_report(path: Path) -> dict[str, Any]:
         raise ArgumentError("report", f"{path}, JSON of something else", needed)
     if document.get("digest") != digest_of(document):
         raise ArgumentError("report", f"{path}, whose digest is not that of its content", "a report that nobody edited")
+    if not rows:
+        return document
     if not isinstance(document.get("rows"), list) or not all(isinstance(row, dict) for row in document["rows"]):
         raise ArgumentError(
             "report", f"{path}, of the benchmark {document['name']}, without rows", "a report with rows"
@@ -107,7 +114,8 @@ def ratio_of(a: Sequence[float], b: Sequence[float], *, confidence: float = CONF
     """The ratio of two medians with its interval and verdict; the module says how.
 
     Args:
-        a, b: repetitions in one unit of time.
+        a: repetitions from before.
+        b: repetitions from after, in the same unit of time.
         confidence: of the interval.
     """
     rng = np.random.default_rng(_SEED)

@@ -125,8 +125,8 @@ def rows_of(group: Sequence[Contender | Calls], samples: Sequence[Sequence[float
         samples: of each the microseconds of one node, one for each round.
 
     Returns:
-        JSON-able rows: median microseconds of a node, the smallest and largest (`spread`), bytes, TB/s, the ratio to the
-        floor, and the `repetitions`, which `refmoe bench compare` needs.
+        JSON-able rows: median microseconds of a node, the smallest and largest (`spread`), bytes, TB/s, the ratio to
+        the floor, and the `repetitions`, which `refmoe bench compare` needs.
     """
     medians = [median(each) for each in samples]
     return [

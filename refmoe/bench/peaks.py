@@ -39,14 +39,14 @@ PEAKS: Mapping[str, Peaks] = MappingProxyType(
         "RTX 5090": Peaks(
             2407.0,
             _RATES,
-            "NVIDIA, RTX Blackwell GPU Architecture, appendix A: boost clock 2407 MHz, 419 TFLOPS in FP8 and 1676 in FP4,"
-            " both with FP32 accumulation; divided by 170 multiprocessors and the clock",
+            "NVIDIA, RTX Blackwell GPU Architecture, appendix A: boost clock 2407 MHz, 419 TFLOPS in FP8 and 1676 in"
+            " FP4, both with FP32 accumulation; divided by 170 multiprocessors and the clock",
         ),
         "GB10": Peaks(
             2523.0,
             _RATES,
-            "NVIDIA, Hot Chips 2025: 31 TFLOPS in FP32 with 6144 cores, from which the clock is derived, and 1 PFLOPS in"
-            " FP4 with sparsity; the rate in FP8 is not published and is taken to be that of the RTX 5090 in a clock",
+            "NVIDIA, Hot Chips 2025: 31 TFLOPS in FP32 with 6144 cores, from which the clock is derived, and 1 PFLOPS"
+            " in FP4 with sparsity; the rate in FP8 is not published and is taken to be that of the RTX 5090 in a clock",
         ),
     }
 )

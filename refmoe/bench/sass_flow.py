@@ -150,7 +150,7 @@ def _leaves(operation: Operation) -> bool:
 
 
 def dominators(successors: Sequence[Sequence[int]]) -> list[set[int]]:
-    """For each block those that every way from block 0 to it passes through, itself included; none if no way leads there.
+    """For each block those that every way from block 0 to it passes through, itself included; none if there is no way.
 
     By iteration to the fixed point of: the dominators of a block are itself and those common to all its predecessors
     (Allen and Cocke, 1972).
@@ -204,7 +204,7 @@ def _reach(starts: Iterable[int], edges: Sequence[Sequence[int]], walls: frozens
 
 
 def frequencies(blocks: Sequence[Block], loop: Loop, counted: Mapping[int, float]) -> tuple[dict[int, float], set[int]]:
-    """How often each block of a loop runs where the blocks of `counted` run so often, and which of them that leaves open.
+    """How often each block of a loop runs where those of `counted` run so often, and which of them that leaves open.
 
     Edges that leave the loop are taken to be gone once and for all: they do not belong to a step. A failed wait is not
     counted either. What the counts leave open gets the least-squares solution of the smallest norm, which halves what
@@ -250,7 +250,7 @@ def frequencies(blocks: Sequence[Block], loop: Loop, counted: Mapping[int, float
 
 
 def _flow(matrix: np.ndarray[tuple[int, int], np.dtype[np.float64]], wanted: np.ndarray[Any, Any]) -> Any:
-    """The smallest flow with matrix @ flow == wanted and none below zero: edges that would be are taken out, one a turn.
+    """The smallest flow with matrix @ flow == wanted, none below zero: edges that would be are taken out one by one.
 
     Raises:
         FlowError: there is none.

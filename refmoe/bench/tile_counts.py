@@ -99,7 +99,8 @@ def step_of(sass: str, ptx: Path, short: Run, long: Run) -> Step:
     Args:
         sass: the entry as `nvdisasm -c` prints it.
         ptx: the file of its PTX, which both launches executed.
-        short, long: launches that differ in their steps only.
+        short: a launch that goes around the ring of stages.
+        long: the same with more steps.
 
     Raises:
         FlowError: the long one has no more steps, or PTX and machine code differ in what makes them comparable.

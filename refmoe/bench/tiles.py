@@ -1,4 +1,4 @@
-"""The tiles of the SM12x grouped GEMMs beside CUTLASS's builds of the same, without the chip: what a step along K costs.
+"""The tiles of the SM12x grouped GEMMs beside CUTLASS's builds of the same, without the chip: what a step costs.
 
 Where the figures come from:
 
@@ -10,6 +10,7 @@ Where the figures come from:
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from refmoe.bench.peaks import modelled_products
 from refmoe.bench.sass_flow import FlowError
 from refmoe.bench.tile_counts import Step, counted_run, step_of
 from refmoe.bench.tile_model import MODELS, SCHEDULERS, StepCost, predict
+from refmoe.bench.timing import machine
 from refmoe.chips import CHIPS, Mma
 from refmoe.cuda.arguments import expanded_scale_rows
 from refmoe.cuda.device import PtxDevice
@@ -30,11 +32,11 @@ from refmoe.cuda.gemm.grouped import GemmShape, GroupedGemm
 from refmoe.cuda.gemm.kernel import GEMM
 from refmoe.cuda.gemm.tile import Tile, stage_bytes
 from refmoe.cuda.nvfp4_gemm import NVFP4_GEMM
-from refmoe.cuda.toolchain import CSRC, Target, build
+from refmoe.cuda.toolchain import CSRC, Target, build, find_toolchain
 from refmoe.museum import cutlass
 from refmoe.museum.cutlass.builds import CUTLASS_ARCHITECTURES, SCHEDULES
 from refmoe.museum.cutlass.gemm import host_launch, prepare
-from refmoe.views.sass import NotBuilt, Sass, cutlass_sass, disassembly, not_built, read_sass
+from refmoe.views.sass import NotBuilt, Sass, cutlass_sass, disassembly, find_nvdisasm, not_built, read_sass
 
 #: Tokens of a layer for which times are predicted.
 TOKENS = (1, 8, 64, 512, 4096)
@@ -65,7 +67,7 @@ def run() -> dict[str, Any]:
         JSON-able: `rows`, one a kernel, tile and set of architectures; `not_built` with the builds of CUTLASS that are
         not there, each with the reason; `predictions`, which are a model, one a kernel, tile, product, model, GEMM and
         number of tokens, with microseconds by resource; `sources` of the model; `spills`, the kernels of ours that
-        spill; and `all_reached`, whether there is none.
+        spill; `cores` and `versions` of this machine; and `all_reached`, whether there is none.
 
     Raises:
         ToolchainError: no nvcc or no nvdisasm.
@@ -84,6 +86,8 @@ def run() -> dict[str, Any]:
         "predictions": list(_predictions(counted)),
         "sources": _sources(),
         "spills": spills,
+        **machine(),
+        "versions": {"nvcc": find_toolchain().build_id.splitlines()[-1], "nvdisasm": _nvdisasm_version()},
         "all_reached": not spills,
     }
 
@@ -256,6 +260,12 @@ def _predictions(counted: Sequence[_Counted]) -> Iterator[dict[str, Any]]:
                             "bound": times.bound,
                             "by_resource": {name: round(value, 2) for name, value in times.microseconds.items()},
                         }
+
+
+def _nvdisasm_version() -> str:
+    """The last line of what nvdisasm says of itself, or that it says nothing."""
+    told = subprocess.run([find_nvdisasm(), "--version"], capture_output=True, text=True).stdout.strip()
+    return told.splitlines()[-1] if told else "unknown"
 
 
 def _sources() -> dict[str, Any]:

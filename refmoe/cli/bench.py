@@ -56,8 +56,8 @@ def bench(
     The benchmark `tiles` times nothing: it reads the machine code of each tile of the SM12x GEMMs, and of CUTLASS's
     builds that `make cutlass` has made, and predicts times by a model, which it labels so.
 
-    `refmoe bench compare A B` compares two reports of one benchmark and machine. For each row it prints the ratio of the
-    medians, B's divided by A's, with a confidence interval, and the verdict: faster, slower or no difference. Exit
+    `refmoe bench compare A B` compares two reports of one benchmark and machine. For each row it prints the ratio of
+    the medians, B's divided by A's, with a confidence interval, and the verdict: faster, slower or no difference. Exit
     status 1 if the interval of a row lies above 1 by more than `--slower-than`.
 
     Exit status 1 if the benchmark `models`, `executor`, `first_launch`, `races`, `memory`, `layer` or `cutlass` misses
