@@ -1,4 +1,5 @@
-"""docs/BENCHMARK_RESULTS.md and its pictures, made from the committed reports of `refmoe bench` and from nothing else."""
+"""docs/BENCHMARK_RESULTS.md and its pictures, made from the committed reports of `refmoe "
+"bench` and from nothing else."""
 
 from __future__ import annotations
 
@@ -86,7 +87,10 @@ def _lines(reports: Reports) -> Iterator[str]:
     gpu, tiles = reports["gpu"], reports["tiles"]
     yield "# Benchmark results"
     yield ""
-    yield "Every figure on this page is from a committed report in `reports/bench`. `make benchmarks` writes the page and its"
+    yield (
+        "Every figure on this page is from a committed report in `reports/bench`. `make benchmarks` "
+        "writes the page and its"
+    )
     yield "pictures again, and `make gate` fails if a report says something else than the page."
     yield ""
     yield "## What nobody here could measure"
@@ -99,8 +103,14 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield ""
     yield f"## Kernels on an {gpu['gpu']}"
     yield ""
-    yield "A time is the median of one node of a CUDA graph, on buffers that rotate, so that the L2 cache is cold. The first row"
-    yield "of each group is its *floor*: a copy of as many bytes, a pure read, or an empty kernel. Times of two reports are not"
+    yield (
+        "A time is the median of one node of a CUDA graph, on buffers that rotate, so that the L2 "
+        "cache is cold. The first row"
+    )
+    yield (
+        "of each group is its *floor*: a copy of as many bytes, a pure read, or an empty kernel. "
+        "Times of two reports are not"
+    )
     yield "comparable; ratios to a floor in one report are."
     yield ""
     yield "![The ratio of each kernel's time to its floor](bench_gpu.png)"
@@ -113,8 +123,14 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield ""
     yield "## Tiles of the SM12x GEMMs, without the chip"
     yield ""
-    yield "A *step* multiplies one stage of the ring in shared memory and copies another. Instructions are those of all warps of a"
-    yield "block, from machine code; how often each block of it runs is from the executor. *Turns* are accesses of shared memory"
+    yield (
+        "A *step* multiplies one stage of the ring in shared memory and copies another. "
+        "Instructions are those of all warps of a"
+    )
+    yield (
+        "block, from machine code; how often each block of it runs is from the executor. *Turns* "
+        "are accesses of shared memory"
+    )
     yield "by the fragment loads of a step, and *conflicts* those above the fewest possible."
     yield ""
     yield "![Instructions for each byte of operands, tile by tile](bench_tiles.png)"
@@ -138,9 +154,18 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield ""
     yield "### Predicted times: a model, not a measurement"
     yield ""
-    yield "For each product, GEMM and number of tokens M the table has the tile whose predicted time is shortest, of refmoe's"
-    yield "MXFP4 kernel; of tiles with the same time, the one that keeps all four resources least busy. The time is a lower"
-    yield "bound, in microseconds: the longest of memory, issue of instructions, tensor cores and shared memory, from published"
+    yield (
+        "For each product, GEMM and number of tokens M the table has the tile whose predicted time "
+        "is shortest, of refmoe's"
+    )
+    yield (
+        "MXFP4 kernel; of tiles with the same time, the one that keeps all four resources least "
+        "busy. The time is a lower"
+    )
+    yield (
+        "bound, in microseconds: the longest of memory, issue of instructions, tensor cores and "
+        "shared memory, from published"
+    )
     yield "clocks and bandwidth, without latency. The resource in brackets is that longest one."
     yield ""
     yield from _prediction_rows(tiles["predictions"])

@@ -28,9 +28,11 @@ _COLUMNS: Mapping[str, str] = {
 }
 NOTE = (
     "A step multiplies one stage and copies another, once for each K of the tile. ins: instructions of a step by all "
-    "warps of a block; ins/B: divided by the bytes of operands that a step takes; mma: tensor-core instructions, and their "
+    "warps of a block; ins/B: divided by the bytes of operands that a step takes; mma: "
+    "tensor-core instructions, and their "
     "share; open: the share in blocks whose count the executor's counts leave open. regs: registers of a thread; "
-    "spills, shared and in flight: bytes; in flight are the stages but the one that is read. turns: of shared memory for the "
+    "spills, shared and in flight: bytes; in flight are the stages but the one that is read. "
+    "turns: of shared memory for the "
     "fragment loads of a step; conflicts: turns above the fewest possible; worst: the degree of the worst one."
 )
 MODEL_NOTE = (
