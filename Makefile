@@ -29,7 +29,7 @@ CUTLASS_REPORT ?= out/cutlass.json
 CUTE_REPORT ?= out/cute.json
 
 # Those of `refmoe bench` that need no GPU.
-BENCHES := quantize models executor first_launch races memory layer cutlass exponential
+BENCHES := quantize models executor first_launch races memory layer cutlass exponential tiles
 
 PARITY_one := --arch sm_121a
 PARITY_all := --level full
@@ -37,7 +37,7 @@ PARITY_all := --level full
 # A machine may forbid compiled modules; every command here would then compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup parity cutlass cute full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench clean mutate invariant litmus exhaustive
+.PHONY: help setup parity cutlass cute full mutants executor-faults drift convert notebooks test test-gpu workflow lint gate baseline readme pictures bench benchmarks clean mutate invariant litmus exhaustive
 
 help:
 	@echo "Prove"
@@ -66,6 +66,7 @@ help:
 	@echo "  make invariant  reports/invariant.json: that a token's bytes do not depend on its batch, or the pair that differs"
 	@echo "  make convert    reports/convert.json and its picture: what converting block FP8 to MXFP8 loses"
 	@echo "  make bench      reports/bench: each benchmark with its contenders in one run"
+	@echo "  make benchmarks docs/BENCHMARK_RESULTS.md and its pictures, from reports/bench"
 	@echo "The rest"
 	@echo "  make setup      install at once all that the other targets install when they need it"
 	@echo "  make clean      remove what is installed and built here"
@@ -177,6 +178,7 @@ test-gpu: $(GPU_PYTHON)
 gate: $(VENV)/.core
 	$(BIN)/refmoe gate reports/
 	$(BIN)/python tools/readme.py --check
+	$(BIN)/python tools/benchmarks.py --check
 
 baseline: $(VENV)/.core
 	$(BIN)/refmoe gate --write-baseline
@@ -189,6 +191,10 @@ lint: $(VENV)/.lint $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-logo --cache-dir out/import-linter
 	$(BIN)/mypy
+
+# After `make bench` or `make test-gpu`: the page and its pictures, from reports/bench alone.
+benchmarks: $(VENV)/.core
+	$(BIN)/python tools/benchmarks.py
 
 # The commits that a clean clone has, so commit first.
 workflow: $(VENV)/.test

@@ -21,6 +21,7 @@ from refmoe.cuda.quantize import mxfp8_quantize_kernel, mxfp8_quantize_plan
 from refmoe.cuda.routing import MapBuffers, permute_plan, route_plans
 from refmoe.formats import MX_BLOCK
 from refmoe.reference import Permutation, build_permutation
+from refmoe.reports.environment import current_environment
 
 HIDDEN = INTERMEDIATE = 2880
 EXPERTS, TOP_K = 128, 4
@@ -33,7 +34,8 @@ def run() -> dict[str, Any]:
     """Time the kernels around the GEMMs on the current GPU and return a JSON-able document.
 
     `rows` holds for each contender the median microseconds of one graph node, the bytes it must move, the bandwidth
-    that this means in TB/s, and the ratio of its time to its group's floor.
+    that this means in TB/s, the ratio of its time to its group's floor, its spread and its repetitions. `environment`
+    has the versions and the machine.
 
     Raises:
         DeviceUnavailable: no GPU that the kernels are built for.
@@ -42,7 +44,11 @@ def run() -> dict[str, Any]:
     floors = CudaDevice(csrc=Path(__file__).parent)
     rows = time_groups(device, _groups(device, floors))
     rows += time_groups(device, gemv.groups(device, floors))
-    return {"kind": "bench", "name": "gpu", "gpu": device.gpu_name, "arch": device.arch, "rows": rows}
+    return {
+        **{"kind": "bench", "name": "gpu", "gpu": device.gpu_name, "arch": device.arch},
+        "environment": current_environment(gpu=True).model_dump(),
+        "rows": rows,
+    }
 
 
 def _groups(device: CudaDevice, floors: CudaDevice) -> list[list[Contender]]:

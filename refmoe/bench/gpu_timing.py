@@ -113,25 +113,38 @@ def _moving(floors: CudaDevice, entry: str, traffic: int, reads: int, writes: in
 
 
 def time_groups(device: CudaDevice, groups: Iterable[Sequence[Contender | Calls]]) -> list[dict[str, Any]]:
-    """A row for each contender: median microseconds of a node, bytes, TB/s, and the ratio to its group's floor."""
-    rows: list[dict[str, Any]] = []
-    for group in groups:
-        medians = _interleaved_medians(device, group)
-        rows += [
-            {
-                "name": one.name,
-                "microseconds": round(microseconds, 2),
-                "traffic_bytes": one.traffic,
-                "terabytes_per_second": round(one.traffic / microseconds / 1e6, 3),
-                "ratio_to_floor": round(microseconds / medians[0], 3),
-            }
-            for one, microseconds in zip(group, medians, strict=True)
-        ]
-    return rows
+    """A row for each contender, as `rows_of` makes it."""
+    return [row for group in groups for row in rows_of(group, _interleaved(device, group))]
 
 
-def _interleaved_medians(device: CudaDevice, contenders: Sequence[Contender | Calls]) -> list[float]:
-    """Median microseconds of one node of each; rounds alternate between them, so that drift hits all alike."""
+def rows_of(group: Sequence[Contender | Calls], samples: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
+    """A row for each contender of a group, the first of which is the floor of the others.
+
+    Args:
+        group: the contenders.
+        samples: of each the microseconds of one node, one for each round.
+
+    Returns:
+        JSON-able rows: median microseconds of a node, the smallest and largest (`spread`), bytes, TB/s, the ratio to
+        the floor, and the `repetitions`, which `refmoe bench compare` needs.
+    """
+    medians = [median(each) for each in samples]
+    return [
+        {
+            "name": one.name,
+            "microseconds": round(microseconds, 2),
+            "spread": [round(min(each), 2), round(max(each), 2)],
+            "traffic_bytes": one.traffic,
+            "terabytes_per_second": round(one.traffic / microseconds / 1e6, 3),
+            "ratio_to_floor": round(microseconds / medians[0], 3),
+            "repetitions": [round(sample, 4) for sample in each],
+        }
+        for one, microseconds, each in zip(group, medians, samples, strict=True)
+    ]
+
+
+def _interleaved(device: CudaDevice, contenders: Sequence[Contender | Calls]) -> list[list[float]]:
+    """Microseconds of one node of each, by rounds, which alternate between them, so that drift hits all alike."""
     torch = device.torch
     graphs = []
     for one in contenders:
@@ -155,4 +168,4 @@ def _interleaved_medians(device: CudaDevice, contenders: Sequence[Contender | Ca
             end.record()
             torch.cuda.synchronize()
             samples.append(start.elapsed_time(end) * 1e3 / nodes)
-    return [median(samples) for samples in times]
+    return times

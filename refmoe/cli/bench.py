@@ -7,26 +7,40 @@ from typing import Annotated, Any
 
 import typer
 
-from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_console, usage
+from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_console, usage, usage_errors
 
 #: Benchmarks by name; each is a module of refmoe.bench with `run() -> dict`.
 BENCHES = (
     *("quantize", "models", "executor", "first_launch", "races", "memory", "layer", "deepseek", "exponential"),
-    *("gpu", "deepseek_gemm", "cutlass"),
+    *("tiles", "gpu", "deepseek_gemm", "cutlass"),
 )
 #: Those that compare themselves with another checkout.
 AGAINST = ("executor",)
 #: Those whose targets decide the exit status.
-HELD = ("models", "executor", "first_launch", "races", "memory", "layer", "deepseek", "cutlass")
+HELD = ("models", "executor", "first_launch", "races", "memory", "layer", "deepseek", "cutlass", "tiles")
 
 
-@app.command(epilog="Examples:\n\nrefmoe bench quantize\n\nrefmoe bench executor --report reports/bench/executor.json")
+@app.command(
+    epilog="Examples:\n\nrefmoe bench quantize\n\nrefmoe bench executor --report reports/bench/executor.json\n\n"
+    "refmoe bench compare before.json after.json --slower-than 0.02"
+)
 def bench(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(BENCHES)}.")],
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(BENCHES)}; or compare.")],
+    reports: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[A B]", help="Of `compare`: reports of one benchmark, A from before."),
+    ] = None,
     against: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Of `executor`: run its launches here and in another checkout, by turns."),
     ] = None,
+    slower_than: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Of `compare`: let a row grow by this share of its time, such as 0.02."),
+    ] = None,
+    ratios_only: Annotated[
+        bool, typer.Option("--ratios-only", help="Of `compare`: ratios of medians without verdicts, for old reports.")
+    ] = False,
     report: ReportOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -39,21 +53,42 @@ def bench(
 
     The benchmark `deepseek` executes a whole DeepSeek-V3 layer at its true sizes and compares every buffer.
 
+    The benchmark `tiles` times nothing: it reads the machine code of each tile of the SM12x GEMMs, and of CUTLASS's
+    builds that `make cutlass` has made, and predicts times by a model, which it labels so.
+
+    `refmoe bench compare A B` compares two reports of one benchmark and machine. For each row it prints the ratio of
+    the medians, B's divided by A's, with a confidence interval, and the verdict: faster, slower or no difference. Exit
+    status 1 if the interval of a row lies above 1 by more than `--slower-than`.
+
     Exit status 1 if the benchmark `models`, `executor`, `first_launch`, `races`, `memory`, `layer` or `cutlass` misses
-    a target, or if a byte of `deepseek` differs; the others have no target that decides it.
+    a target, if a byte of `deepseek` differs, or if a kernel of `tiles` that is refmoe's spills registers; the others
+    have no target that decides it.
     """
     import importlib
 
     from refmoe.reports.documents import digest_of
 
+    compared: dict[str, Any]
+    if name != "compare" and (reports or slower_than is not None or ratios_only):
+        usage(f"found reports or options of `compare` with the benchmark {name}; needed refmoe bench compare A B")
     if against is not None and name not in AGAINST:
         usage(f"--against: found the benchmark {name}; needed {' or '.join(AGAINST)}")
+    if name == "compare":
+        from refmoe.bench.compare import compare
+
+        if reports is None or len(reports) != 2:
+            usage(f"compare: found {len(reports or [])} reports; needed two reports, A from before and B")
+        with usage_errors():
+            found = compare(*reports, slower_than=slower_than or 0.0, ratios_only=ratios_only)
+        compared = {"kind": "bench", "name": name, **found}
+        compared["digest"] = digest_of(compared)
+        finish(compared, lambda: _print_bench(compared), good=compared["all_reached"], report=report, as_json=as_json)
     if name not in BENCHES:
         usage(f"NAME: found {name!r}; needed one of {', '.join(BENCHES)}")
     if against is not None:
         from refmoe.bench import against as other
 
-        compared: dict[str, Any] = {"kind": "bench", "name": name, **other.run(against)}
+        compared = {"kind": "bench", "name": name, **other.run(against)}
         compared["digest"] = digest_of(compared)
         finish(compared, lambda: _print_bench(compared), good=True, report=report, as_json=as_json)
     measured: dict[str, Any] = importlib.import_module(f"refmoe.bench.{name}").run()
@@ -68,8 +103,14 @@ def _print_bench(document: dict[str, Any]) -> None:
     from refmoe.reports.bench import cell_text, columns_of
     from refmoe.tables import plain_table
 
+    if document["name"] == "tiles":
+        from refmoe.bench.tiles_view import renderables
+
+        for each in renderables(document):
+            make_console().print(each, markup=False)
+        return
     rows = _bench_rows(document)
-    columns = columns_of(rows)
+    columns = columns_of([{key: value for key, value in row.items() if key != "repetitions"} for row in rows])
     table = plain_table(*(f"{'>' * numeric}{key.replace('_', ' ')}" for key, numeric in columns.items()))
     for row in rows:
         table.add_row(*(cell_text(row.get(key)) for key in columns))

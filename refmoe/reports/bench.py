@@ -69,7 +69,7 @@ def _targets(document: Mapping[str, Any]) -> Iterator[str]:
     if isinstance(targets, Mapping) and isinstance(reached, Mapping):
         said += reached.values()
         for name, value in targets.items():
-            found = _measured(document, name)
+            found = measured(document, name)
             if found is None or name not in reached:
                 continue
             holds = found >= value if name.endswith("_per_s") else found <= value
@@ -94,7 +94,7 @@ def json_bool(value: object) -> str:
     return str(value).lower()
 
 
-def _measured(document: Mapping[str, Any], target: str) -> float | None:
+def measured(document: Mapping[str, Any], target: str) -> float | None:
     """The figure that a target is of; None if the document keeps it where this does not look."""
     own = document.get(target)
     if isinstance(own, Mapping):

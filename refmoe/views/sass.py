@@ -112,12 +112,21 @@ def disassemble(cubin: Path) -> dict[str, tuple[str, ...]]:
     Raises:
         ToolchainError: there is no nvdisasm, or it cannot read the file.
     """
+    return {name: tuple(_INSTRUCTION.findall(body)) for name, body in disassembly(cubin).items()}
+
+
+def disassembly(cubin: Path) -> dict[str, str]:
+    """By entry its text as `nvdisasm -c` prints it: labels, and instructions with their predicates.
+
+    Raises:
+        ToolchainError: there is no nvdisasm, or it cannot read the file.
+    """
     tool = find_nvdisasm()
     run = subprocess.run([tool, "-c", cubin], capture_output=True, text=True)
     if run.returncode != 0:
         raise ToolchainError(f"{tool} cannot read {cubin}: {run.stderr.strip()}")
     parts = _SECTION.split(run.stdout)[1:]
-    return {name: tuple(_INSTRUCTION.findall(body)) for name, body in zip(parts[::2], parts[1::2], strict=True)}
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def ptxas_reports(log: str) -> dict[str, PtxasReport]:
@@ -218,13 +227,18 @@ def compare_sass(tile: str, arch: str, stages: int | None = None) -> tuple[list[
                 absent.append(NotBuilt(f"CUTLASS {build}", str(error), None))
                 continue
             if found is None:
-                absent.append(_not_built(build))
+                absent.append(not_built(build))
             else:
                 kernels.append(found)
     return kernels, absent
 
 
-def _not_built(build: cutlass.Build) -> NotBuilt:
+def not_built(build: cutlass.Build) -> NotBuilt:
+    """A build of CUTLASS's kernel that is not there: its release refuses the tile, or nobody has made it.
+
+    Raises:
+        CutlassMissing: no headers of CUTLASS, whose release decides.
+    """
     reason, command = cutlass.refused(build.tile, cutlass.find_headers().release), None
     if reason is None:
         command = "make cutlass" if build == cutlass.Build() else "make cutlass CUTLASS_BUILDS=all"

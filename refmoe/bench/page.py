@@ -1,0 +1,306 @@
+"""docs/BENCHMARK_RESULTS.md and its pictures, made from the committed reports of `refmoe "
+"bench` and from nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from refmoe.bench.compare import read_report
+from refmoe.bench.tiles_view import reasons
+from refmoe.errors import ArgumentError
+from refmoe.reports.bench import cell_text, measured
+
+Reports = Mapping[str, Mapping[str, Any]]
+PAGE = "BENCHMARK_RESULTS.md"
+#: Pictures by name, with the report that each is drawn from.
+PICTURES: Mapping[str, str] = {"bench_gpu.png": "gpu", "bench_tiles.png": "tiles"}
+#: What no report here can hold.
+UNMEASURED = (
+    "Tokens per second on an SM12x chip, which are RTX 50 cards and the GB10: nobody here has one.",
+    "The time of a tile of the SM12x GEMM on its chip. The times below are a model, and say so.",
+    "Clocks under load. A report names the GPU, and no report here has the clocks of its run.",
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A ratio of two rows of the report `gpu` that the project set itself.
+
+    Attributes:
+        what: for people.
+        row, beside: patterns that find one row each; the ratio is that of their times.
+        most: the ratio that it may have.
+    """
+
+    what: str
+    row: str
+    beside: str
+    most: float
+
+
+_EXPAND, _PAIR = r"fused expand 8192 x 2880", r"quantize, then expand 8192 x 2880"
+TARGETS = (
+    Target("fused expand, 8192 tokens, beside a copy that reads 1 and writes 2", _EXPAND, "floor", 1.17),
+    Target("fused expand, 8192 tokens, beside the separate pair", _EXPAND, _PAIR, 0.72),
+    Target(
+        "fused expand, M = 1, beside the separate pair", r"fused expand, M = 1$", r"quantize, then expand, M = 1$", 0.54
+    ),
+    Target(
+        "fused expand, M = 1, beside a plain BF16 expand", r"fused expand, M = 1$", r"plain BF16 expand, M = 1$", 1.06
+    ),
+    Target("SwiGLU with requantize, 8192 tokens, beside a copy", r"SwiGLU to MXFP8, 32768 x 2880", "floor", 1.30),
+    Target("finalize, 8192 tokens, beside a copy", r"finalize 8192 x 2880", "floor", 1.20),
+)
+
+
+def read_reports(folder: Path) -> dict[str, dict[str, Any]]:
+    """The reports of `refmoe bench` in a folder by benchmark, every other kind left out.
+
+    Raises:
+        ArgumentError: no folder, a damaged report, or none of the GPU or of the tiles.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            kind = json.loads(path.read_text()).get("kind")
+        except (ValueError, AttributeError) as error:
+            raise ArgumentError("report", f"{path}, which is no JSON object", "a report of `refmoe bench`") from error
+        if kind == "bench":
+            document = read_report(path, rows=False)
+            found[document["name"]] = document
+    if missing := [name for name in PICTURES.values() if name not in found]:
+        raise ArgumentError("reports", f"{folder} without {', '.join(missing)}", "a report of each: refmoe bench NAME")
+    return found
+
+
+def page_text(reports: Reports) -> str:
+    """The whole page."""
+    return "\n".join(_lines(reports)) + "\n"
+
+
+def _lines(reports: Reports) -> Iterator[str]:
+    gpu, tiles = reports["gpu"], reports["tiles"]
+    yield "# Benchmark results"
+    yield ""
+    yield (
+        "Every figure on this page is from a committed report in `reports/bench`. `make benchmarks` "
+        "writes the page and its"
+    )
+    yield "pictures again, and `make gate` fails if a report says something else than the page."
+    yield ""
+    yield "## What nobody here could measure"
+    yield ""
+    yield from (f"- {each}" for each in UNMEASURED)
+    yield ""
+    yield "## Machines and versions"
+    yield ""
+    yield from _table(("report", "machine", "clocks", "versions"), _machines(reports))
+    yield ""
+    yield f"## Kernels on an {gpu['gpu']}"
+    yield ""
+    yield (
+        "A time is the median of one node of a CUDA graph, on buffers that rotate, so that the L2 "
+        "cache is cold. The first row"
+    )
+    yield (
+        "of each group is its *floor*: a copy of as many bytes, a pure read, or an empty kernel. "
+        "Times of two reports are not"
+    )
+    yield "comparable; ratios to a floor in one report are."
+    yield ""
+    yield "![The ratio of each kernel's time to its floor](bench_gpu.png)"
+    yield ""
+    yield from _table(("what", "µs", "MB", "TB/s", "time / floor"), _gpu_rows(gpu))
+    yield ""
+    yield "### Targets"
+    yield ""
+    yield from _table(("ratio", "measured", "target", ""), _targets(gpu))
+    yield ""
+    yield "## Tiles of the SM12x GEMMs, without the chip"
+    yield ""
+    yield (
+        "A *step* multiplies one stage of the ring in shared memory and copies another. "
+        "Instructions are those of all warps of a"
+    )
+    yield (
+        "block, from machine code; how often each block of it runs is from the executor. *Turns* "
+        "are accesses of shared memory"
+    )
+    yield "by the fragment loads of a step, and *conflicts* those above the fewest possible."
+    yield ""
+    yield "![Instructions for each byte of operands, tile by tile](bench_tiles.png)"
+    yield ""
+    heads = (
+        "kernel",
+        "tile",
+        "instructions / byte",
+        "instructions",
+        "tensor",
+        "tensor share",
+        "registers",
+        "spills, B",
+    )
+    more = ("shared, B", "stages", "in flight, B", "turns", "conflicts")
+    yield from _table((*heads, *more), _tile_rows(tiles))
+    yield ""
+    yield from _beside_cutlass(tiles)
+    for reason, builds in reasons(tiles["not_built"]).items():
+        yield f"- {len(builds)} builds of CUTLASS are not there, {reason}: {_tiles_of(builds)}."
+    yield ""
+    yield "### Predicted times: a model, not a measurement"
+    yield ""
+    yield (
+        "For each product, GEMM and number of tokens M the table has the tile whose predicted time "
+        "is shortest, of refmoe's"
+    )
+    yield (
+        "MXFP4 kernel; of tiles with the same time, the one that keeps all four resources least "
+        "busy. The time is a lower"
+    )
+    yield (
+        "bound, in microseconds: the longest of memory, issue of instructions, tensor cores and "
+        "shared memory, from published"
+    )
+    yield "clocks and bandwidth, without latency. The resource in brackets is that longest one."
+    yield ""
+    yield from _prediction_rows(tiles["predictions"])
+    yield ""
+    for product, facts in tiles["sources"].items():
+        yield f"- {product}: {facts['bandwidth_source']}. {facts['peaks_source']}."
+    yield ""
+    yield "## The executor and the references, on a CPU"
+    yield ""
+    yield from _table(("benchmark", "target", "measured", "needed", ""), _cpu_rows(reports))
+    yield ""
+    yield "## Pictures"
+    yield ""
+    yield "Each picture was drawn from the report with this digest, by the command that wrote the page."
+    yield ""
+    rows = ((f"`{name}`", f"`{report}`", f"`{reports[report]['digest']}`") for name, report in PICTURES.items())
+    yield from _table(("picture", "report", "digest"), rows)
+
+
+def _table(heads: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(heads) + " |"
+    yield "|---" * len(heads) + "|"
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def _machines(reports: Reports) -> Iterator[Sequence[str]]:
+    for name, report in sorted(reports.items()):
+        environment = report.get("environment") or {}
+        versions = report.get("versions") or {
+            key: environment[key] for key in ("driver", "nvcc", "torch", "numpy") if environment.get(key)
+        }
+        cores = f"{report['cores']} cores of a CPU" if "cores" in report else "not in the report"
+        yield (
+            f"`{name}`",
+            str(report.get("gpu") or cores),
+            cell_text(report["clocks"]) if report.get("clocks") else "not in the report",
+            cell_text(versions) if versions else "not in the report",
+        )
+
+
+def _gpu_rows(gpu: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    for row in gpu["rows"]:
+        large = row["traffic_bytes"] > 10**6
+        size = f"{row['traffic_bytes'] / 1e6:.1f}" if large else ""
+        rate = f"{row['terabytes_per_second']:.2f}" if large else ""
+        yield row["name"], f"{row['microseconds']:.2f}", size, rate, f"{row['ratio_to_floor']:.2f}"
+
+
+def _targets(gpu: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    for target in TARGETS:
+        ratio = target_ratio(target, gpu["rows"])
+        if ratio is None:
+            yield target.what, "not in the report", f"at most {target.most:g}", "not measured"
+        else:
+            word = "reached" if ratio <= target.most else "**missed**"
+            yield target.what, f"{ratio:.3f}", f"at most {target.most:g}", word
+
+
+def target_ratio(target: Target, rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The measured ratio of a target, or None if the report lacks one of its rows."""
+    found = [row for row in rows if re.match(target.row, row["name"])]
+    if not found:
+        return None
+    if target.beside == "floor":
+        return float(found[0]["ratio_to_floor"])
+    beside = [row for row in rows if re.match(target.beside, row["name"])]
+    return float(found[0]["microseconds"] / beside[0]["microseconds"]) if beside else None
+
+
+def _tile_rows(tiles: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    keys = ("instructions_a_byte", "instructions_a_step", "tensor_instructions", "tensor_share", "registers")
+    more = ("spill_bytes", "shared_bytes", "stages", "bytes_in_flight", "load_wavefronts", "load_conflicts")
+    for row in tiles["rows"]:
+        yield row["kernel"], row["tile"], *(cell_text(row.get(key)) or "not counted" for key in (*keys, *more))
+
+
+def _beside_cutlass(tiles: Mapping[str, Any]) -> Iterator[str]:
+    """Our kernel in each tile that a counted build of CUTLASS has."""
+    for theirs in tiles["rows"]:
+        if not theirs["kernel"].startswith("CUTLASS") or "instructions_a_step" not in theirs:
+            continue
+        for ours in tiles["rows"]:
+            if ours["kernel"] == "refmoe MXFP4" and ours["tile"] == theirs["tile"]:
+                ratio = ours["instructions_a_step"] / theirs["instructions_a_step"]
+                yield (
+                    f"- {theirs['tile']}: refmoe's kernel issues {ratio:.2f} times as many instructions a step as "
+                    f"{theirs['kernel']}. It spills {ours['spill_bytes']} bytes, and CUTLASS's {theirs['spill_bytes']}."
+                )
+
+
+def _tiles_of(builds: Sequence[str]) -> str:
+    """Builds as `tile (how many)`, by tile in their order."""
+    counts: dict[str, int] = {}
+    for build in builds:
+        found = re.search(r"\d+x\d+x\d+", build)
+        tile = found[0] if found else build
+        counts[tile] = counts.get(tile, 0) + 1
+    return ", ".join(f"{tile} ({count})" for tile, count in counts.items())
+
+
+def _prediction_rows(predictions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    ours = [each for each in predictions if each["kernel"] == "refmoe MXFP4"]
+    tokens = sorted({each["tokens"] for each in ours})
+    best: dict[tuple[str, str, str], dict[int, Mapping[str, Any]]] = {}
+    for each in ours:
+        cells = best.setdefault((each["product"], each["model"], each["gemm"]), {})
+        held = cells.get(each["tokens"])
+        if held is None or _preference(each) < _preference(held):
+            cells[each["tokens"]] = each
+    heads = ("product", "model", "GEMM", *(f"M = {count:,}" for count in tokens))
+    rows = (
+        (
+            *key,
+            *(f"{cells[m]['predicted_microseconds']:,.0f}: {cells[m]['tile']} ({cells[m]['bound']})" for m in tokens),
+        )
+        for key, cells in best.items()
+    )
+    yield from _table(heads, rows)
+
+
+def _preference(each: Mapping[str, Any]) -> tuple[float, float]:
+    """The predicted time; of equal ones the tile that keeps its resources least busy."""
+    return each["predicted_microseconds"], sum(each["by_resource"].values())
+
+
+def _cpu_rows(reports: Reports) -> Iterator[Sequence[str]]:
+    for name, report in sorted(reports.items()):
+        targets = report.get("targets")
+        if not isinstance(targets, Mapping):
+            continue
+        for target, needed in targets.items():
+            reached = report["reached"][target]
+            value = measured(report, target)
+            found = cell_text(float(value)) if value is not None else "see the report"
+            sense = "at least" if target.endswith("_per_s") else "at most"
+            row = (target.replace("_", " "), found, f"{sense} {cell_text(float(needed))}")
+            yield f"`{name}`", *row, "reached" if reached else "**missed**"

@@ -1,0 +1,80 @@
+"""The pictures of docs/BENCHMARK_RESULTS.md, drawn from reports. Sizes are inches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from refmoe.bench.page import PICTURES
+from refmoe.pictures import picture, picture_path
+
+DPI, WIDTH, LINE = 110, 11.0, 0.27
+#: Okabe and Ito's colours, which colour-blind readers can tell apart.
+OURS, FLOOR, OTHER = "#0072B2", "#707070", "#D55E00"
+
+
+def draw(name: str, document: Mapping[str, Any], folder: Path) -> Path:
+    """Draw one picture of `PICTURES` into a folder; the same report and matplotlib give the same bytes.
+
+    Raises:
+        KeyError: no such picture.
+        OSError: the file cannot be written.
+    """
+    assert PICTURES[name]
+    target = picture_path(folder / name)
+    rows, draws = _PICTURES[name](document)
+    with picture(target, WIDTH, 1.2 + LINE * rows, dpi=DPI, style={"font.size": 9}) as figure:
+        draws(figure)
+    return target
+
+
+def _gpu(document: Mapping[str, Any]) -> tuple[int, Callable[[Figure], None]]:
+    rows = [row for row in document["rows"] if row["ratio_to_floor"] != 1.0]
+
+    def draws(figure: Figure) -> None:
+        axes = figure.subplots()
+        colours = [OTHER if row["name"].startswith("torch") else OURS for row in rows]
+        axes.barh(range(len(rows)), [row["ratio_to_floor"] for row in rows], color=colours)
+        axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
+        axes.invert_yaxis()
+        axes.axvline(1.0, color=FLOOR)
+        for place, row in enumerate(rows):
+            axes.text(row["ratio_to_floor"], place, f" {row['ratio_to_floor']:.2f}", va="center")
+        axes.set_xlabel(
+            "time / floor of the same group: a copy of as many bytes, a pure read, or an empty kernel (line at 1)"
+        )
+        axes.set_title(f"{document['gpu']}: refmoe's kernels, and torch in orange; shorter is better", loc="left")
+        axes.set_xlim(0, 1.08 * max(row["ratio_to_floor"] for row in rows))
+        axes.spines[["top", "right"]].set_visible(False)
+        figure.tight_layout()
+
+    return len(rows), draws
+
+
+def _tiles(document: Mapping[str, Any]) -> tuple[int, Callable[[Figure], None]]:
+    rows = [row for row in document["rows"] if "instructions_a_byte" in row]
+
+    def draws(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2, sharey=True)
+        colours = [OTHER if row["kernel"].startswith("CUTLASS") else OURS for row in rows]
+        panels = ((left, "instructions_a_byte", 1.0, "{:.3f}"), (right, "tensor_share", 100.0, "{:.1f} %"))
+        for axes, key, scale, form in panels:
+            values = [scale * row[key] for row in rows]
+            axes.barh(range(len(rows)), values, color=colours)
+            for place, value in enumerate(values):
+                axes.text(value, place, " " + form.format(value), va="center")
+            axes.set_xlim(0, 1.18 * max(values))
+            axes.spines[["top", "right"]].set_visible(False)
+        left.set_yticks(range(len(rows)), [f"{row['kernel']}, {row['tile']}" for row in rows])
+        left.invert_yaxis()
+        left.set_title("instructions for each byte of operands\n(shorter is better)", loc="left")
+        right.set_title("tensor-core share of the instructions\n(longer is better)", loc="left")
+        figure.tight_layout()
+
+    return len(rows), draws
+
+
+_PICTURES = {"bench_gpu.png": _gpu, "bench_tiles.png": _tiles}

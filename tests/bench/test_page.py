@@ -1,0 +1,119 @@
+"""The page of benchmark results: made from reports alone, and checked against them."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from refmoe.bench.page import PAGE, PICTURES, TARGETS, page_text, read_reports, target_ratio
+from refmoe.bench.page_pictures import draw
+from refmoe.errors import ArgumentError
+from refmoe.reports.documents import digest_of
+
+ROOT = Path(__file__).parent.parent.parent
+BENCH = ROOT / "reports" / "bench"
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A folder with the page, its pictures and its reports."""
+    shutil.copytree(BENCH, tmp_path / "reports" / "bench")
+    (tmp_path / "docs").mkdir()
+    for name in (PAGE, *PICTURES):
+        shutil.copy(ROOT / "docs" / name, tmp_path / "docs" / name)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def command() -> Callable[..., int]:
+    main: Callable[..., int] = runpy.run_path(str(ROOT / "tools" / "benchmarks.py"))["main"]
+    return main
+
+
+def _change_time(root: Path) -> None:
+    path = root / "reports" / "bench" / "gpu.json"
+    document = json.loads(path.read_text())
+    document["rows"][1]["microseconds"] = 123.45
+    document["digest"] = digest_of(document)
+    path.write_text(json.dumps(document))
+
+
+def test_the_committed_page_is_that_of_the_committed_reports(command: Callable[..., int]) -> None:
+    assert command(["--check"]) == 0
+
+
+def test_a_changed_report_makes_the_page_stale_until_it_is_written_again(
+    copy: Path, command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["--check"], copy) == 0
+    _change_time(copy)
+    assert command(["--check"], copy) == 1
+    assert "run `make benchmarks`" in capsys.readouterr().out
+    assert command([], copy) == 0
+    assert "123.45" in (copy / "docs" / PAGE).read_text()
+    assert command(["--check"], copy) == 0
+
+
+def test_an_edited_page_or_a_lost_picture_fails_the_check(copy: Path, command: Callable[..., int]) -> None:
+    page = copy / "docs" / PAGE
+    text = page.read_text()
+    page.write_text(text.replace("| 1.00 |", "| 0.90 |", 1))
+    assert command(["--check"], copy) == 1
+    page.write_text(text)
+    (copy / "docs" / "bench_gpu.png").unlink()
+    assert command(["--check"], copy) == 1
+
+
+def test_damaged_or_missing_reports_are_refused(copy: Path, command: Callable[..., int]) -> None:
+    folder = copy / "reports" / "bench"
+    (folder / "tiles.json").unlink()
+    with pytest.raises(ArgumentError, match="without tiles; needed a report of each: refmoe bench NAME"):
+        read_reports(folder)
+    (folder / "gpu.json").write_text("[]")
+    with pytest.raises(ArgumentError, match="no JSON object"):
+        read_reports(folder)
+    assert command(["--check"], copy) == 1
+
+
+def test_targets_are_ratios_of_rows_of_one_report() -> None:
+    rows = [
+        {"name": "fused expand 8192 x 2880 bf16", "microseconds": 30.0, "ratio_to_floor": 1.1},
+        {"name": "quantize, then expand 8192 x 2880", "microseconds": 60.0, "ratio_to_floor": 1.7},
+    ]
+    assert target_ratio(TARGETS[0], rows) == 1.1
+    assert target_ratio(TARGETS[1], rows) == 0.5
+    assert target_ratio(TARGETS[2], rows) is None
+
+
+def test_a_missed_target_is_called_missed_and_an_unmeasured_one_is_said_to_be() -> None:
+    reports = read_reports(BENCH)
+    lines = page_text(reports).splitlines()
+    for target in TARGETS:
+        (line,) = (each for each in lines if each.startswith(f"| {target.what} |"))
+        ratio = target_ratio(target, reports["gpu"]["rows"])
+        word = "not measured" if ratio is None else "reached" if ratio <= target.most else "**missed**"
+        assert line.endswith(f"| {word} |")
+    gpu = {**reports["gpu"], "rows": [{**row, "ratio_to_floor": 1.0} for row in reports["gpu"]["rows"]]}
+    assert "| 1.000 | at most 1.17 | reached |" in page_text({**reports, "gpu": gpu})
+
+
+def test_the_page_says_what_nobody_measured() -> None:
+    text = page_text(read_reports(BENCH))
+    assert "Tokens per second on an SM12x chip" in text
+    assert "a model, not a measurement" in text
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_the_same_for_the_same_report(name: str, tmp_path: Path) -> None:
+    document = read_reports(BENCH)[PICTURES[name]]
+    first = draw(name, document, tmp_path).read_bytes()
+    assert first.startswith(b"\x89PNG")
+    assert draw(name, document, tmp_path).read_bytes() == first
+    rows = document["rows"]
+    changed = {**document, "rows": [*rows[:-1], {**rows[-1], "ratio_to_floor": 9.0, "tensor_share": 0.9}]}
+    assert draw(name, changed, tmp_path).read_bytes() != first
