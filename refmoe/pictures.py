@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import matplotlib
@@ -19,6 +20,7 @@ from matplotlib.figure import Figure
 from refmoe.errors import ArgumentError, describe
 from refmoe.files import write_atomic
 
+NO_TEXTS: Mapping[str, str] = MappingProxyType({})
 FORMATS = (".png", ".svg")
 
 
@@ -35,7 +37,15 @@ def picture_path(path: str | os.PathLike[str]) -> Path:
 
 
 @contextlib.contextmanager
-def picture(target: Path, width: float, height: float, *, dpi: int, style: dict[str, Any]) -> Iterator[Figure]:
+def picture(
+    target: Path,
+    width: float,
+    height: float,
+    *,
+    dpi: int,
+    style: dict[str, Any],
+    texts: Mapping[str, str] = NO_TEXTS,
+) -> Iterator[Figure]:
     """A white figure to draw on; when the block ends it replaces the file `target` atomically.
 
     Args:
@@ -44,6 +54,7 @@ def picture(target: Path, width: float, height: float, *, dpi: int, style: dict[
         height: inches.
         dpi: pixels an inch of a .png file.
         style: matplotlib's parameters while drawing, the font size for example.
+        texts: what a .png file says of itself, by keyword; of an .svg file, keywords that matplotlib knows.
 
     Raises:
         OSError: the file cannot be written.
@@ -56,6 +67,6 @@ def picture(target: Path, width: float, height: float, *, dpi: int, style: dict[
         yield figure
         stream = io.BytesIO()
         suffix = target.suffix.lower()[1:]
-        metadata = {"Date": None} if suffix == "svg" else {"Software": None}
+        metadata = {**({"Date": None} if suffix == "svg" else {"Software": None}), **texts}
         figure.savefig(stream, format=suffix, dpi=dpi, metadata=metadata)
     write_atomic(target, stream.getvalue())

@@ -104,7 +104,7 @@ def _print_bench(document: dict[str, Any]) -> None:
     from refmoe.tables import plain_table
 
     if document["name"] == "tiles":
-        from refmoe.bench.tiles_view import renderables
+        from refmoe.bench.tiles.view import renderables
 
         for each in renderables(document):
             make_console().print(each, markup=False)

@@ -22,13 +22,20 @@ def _judge(document: Mapping[str, Any], present: PresentHash) -> Iterator[Refusa
         text = "says it is a bench document, but has no name, or no rows, comparisons or medians"
         yield Refusal("bench.content", text)
         return
-    if not name.isidentifier() or not (Path(__file__).resolve().parent.parent / "bench" / f"{name}.py").is_file():
+    if not name.isidentifier() or not any(module.is_file() for module in _modules(name)):
         yield Refusal("bench.content", f"there is no benchmark {name!r}")
     yield from first_and_count("bench.figures", _times(document, name))
     rows = document.get("rows", [])
     yield from first_and_count("bench.figures", ((_row_name(row), wrong) for row in rows for wrong in _rate(row)))
     yield from (Refusal("bench.targets", wrong) for wrong in _targets(document))
     yield from (Refusal("bench.targets", wrong) for wrong in _comparisons(document))
+
+
+def _modules(name: str) -> Iterator[Path]:
+    """Where the module of a benchmark may be: its report may be read where nothing of it can be imported."""
+    folder = Path(__file__).resolve().parent.parent / "bench"
+    yield folder / f"{name}.py"
+    yield folder / name / "__init__.py"
 
 
 def _row_name(row: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from refmoe.bench.page import PAGE, PICTURES, TARGETS, page_text, read_reports, target_ratio
-from refmoe.bench.page_pictures import draw
+from refmoe.bench.page.pictures import draw
 from refmoe.errors import ArgumentError
 from refmoe.reports.documents import digest_of
 

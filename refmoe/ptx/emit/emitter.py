@@ -14,7 +14,7 @@ from refmoe.ptx.emit import async_copies, bulk, call, cluster, tensor, video, wg
 from refmoe.ptx.emit.builder import WINDOWS, Builder
 from refmoe.ptx.engine import warp
 from refmoe.ptx.engine.access import Load, Store, atomic
-from refmoe.ptx.engine.cluster import is_own_shared
+from refmoe.ptx.engine.cluster.memory import is_own_shared
 from refmoe.ptx.engine.mbarrier import Publish
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.program.layout import Layout

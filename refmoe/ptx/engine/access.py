@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from refmoe.ptx import isa
-from refmoe.ptx.engine.cluster import owners_of, whose
+from refmoe.ptx.engine.cluster.memory import owners_of, whose
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.races import shadow_of

@@ -21,7 +21,7 @@ import numpy as np
 from refmoe.ptx.engine.barriers import Barriers
 from refmoe.ptx.engine.bulk.copies import Bulk
 from refmoe.ptx.engine.bulk.races import BulkShadow
-from refmoe.ptx.engine.cluster_barrier import ClusterBarrier
+from refmoe.ptx.engine.cluster.barrier import ClusterBarrier
 from refmoe.ptx.engine.code import Code, View
 from refmoe.ptx.engine.copies import Copies
 from refmoe.ptx.engine.exact_races import ExactShadow

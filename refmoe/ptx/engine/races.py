@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from refmoe.ptx.engine.cluster import whose
+from refmoe.ptx.engine.cluster.memory import whose
 from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.granules import Granules
 from refmoe.ptx.engine.lanes import Lanes

@@ -46,7 +46,7 @@ PEAKS: Mapping[str, Peaks] = MappingProxyType(
             2523.0,
             _RATES,
             "NVIDIA, Hot Chips 2025: 31 TFLOPS in FP32 with 6144 cores, from which the clock is derived, and 1 PFLOPS"
-            " in FP4 with sparsity; the rate in FP8 is not published and is taken to be that of the RTX 5090 in a clock",
+            " in FP4 with sparsity; the rate in FP8 is not published and is taken to be the RTX 5090's in a clock",
         ),
     }
 )

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from refmoe.bench import tiles
-from refmoe.bench.sass_flow import FlowError
-from refmoe.bench.tile_counts import Run, counted_run, step_of
-from refmoe.bench.tiles_view import prediction_table, reasons, renderables, tile_table
+from refmoe.bench.tiles.counts import Run, counted_run, step_of
+from refmoe.bench.tiles.flow import FlowError
+from refmoe.bench.tiles.view import prediction_table, reasons, renderables, tile_table
 from refmoe.chips import Mma
 from refmoe.cuda import toolchain
 from refmoe.cuda.device import PtxDevice

@@ -1,22 +1,24 @@
-"""docs/BENCHMARK_RESULTS.md and its pictures, made from the committed reports of `refmoe "
-"bench` and from nothing else."""
+"""docs/BENCHMARK_RESULTS.md and its pictures, made from the committed reports of `refmoe bench` and nothing else."""
 
 from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from refmoe.bench.compare import read_report
-from refmoe.bench.tiles_view import reasons
+from refmoe.bench.tiles.view import reasons
 from refmoe.errors import ArgumentError
 from refmoe.reports.bench import cell_text, measured
 
 Reports = Mapping[str, Mapping[str, Any]]
 PAGE = "BENCHMARK_RESULTS.md"
+#: Columns of a line of the page, tables left out.
+WIDTH = 120
 #: Pictures by name, with the report that each is drawn from.
 PICTURES: Mapping[str, str] = {"bench_gpu.png": "gpu", "bench_tiles.png": "tiles"}
 #: What no report here can hold.
@@ -25,6 +27,24 @@ UNMEASURED = (
     "The time of a tile of the SM12x GEMM on its chip. The times below are a model, and say so.",
     "Clocks under load. A report names the GPU, and no report here has the clocks of its run.",
 )
+
+
+#: The table of tiles: its heads, and the keys of a row of the report.
+TILE_COLUMNS: Mapping[str, str] = {
+    "kernel": "kernel",
+    "tile": "tile",
+    "instructions / byte": "instructions_a_byte",
+    "instructions": "instructions_a_step",
+    "tensor": "tensor_instructions",
+    "tensor share": "tensor_share",
+    "registers": "registers",
+    "spills, B": "spill_bytes",
+    "shared, B": "shared_bytes",
+    "stages": "stages",
+    "in flight, B": "bytes_in_flight",
+    "turns": "load_wavefronts",
+    "conflicts": "load_conflicts",
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +75,12 @@ TARGETS = (
     ),
     Target("SwiGLU with requantize, 8192 tokens, beside a copy", r"SwiGLU to MXFP8, 32768 x 2880", "floor", 1.30),
     Target("finalize, 8192 tokens, beside a copy", r"finalize 8192 x 2880", "floor", 1.20),
+    Target(
+        "routing, 8192 tokens, beside that of commit 2db4e6e", r"route 8192 x 128", r"route 8192 x 128 of 2db4e6e", 0.50
+    ),
+    Target(
+        "a gpt-oss layer on the DP4A path, M = 1, beside the sum of its floors", r"layer, DP4A, M = 1$", "floor", 1.5
+    ),
 )
 
 
@@ -87,11 +113,10 @@ def _lines(reports: Reports) -> Iterator[str]:
     gpu, tiles = reports["gpu"], reports["tiles"]
     yield "# Benchmark results"
     yield ""
-    yield (
-        "Every figure on this page is from a committed report in `reports/bench`. `make benchmarks` "
-        "writes the page and its"
-    )
-    yield "pictures again, and `make gate` fails if a report says something else than the page."
+    yield from _paragraph("""
+        Every figure on this page is from a committed report in `reports/bench`. `make benchmarks` writes the page
+        and its pictures again, and `make gate` fails if a report says something else than the page.
+    """)
     yield ""
     yield "## What nobody here could measure"
     yield ""
@@ -103,15 +128,11 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield ""
     yield f"## Kernels on an {gpu['gpu']}"
     yield ""
-    yield (
-        "A time is the median of one node of a CUDA graph, on buffers that rotate, so that the L2 "
-        "cache is cold. The first row"
-    )
-    yield (
-        "of each group is its *floor*: a copy of as many bytes, a pure read, or an empty kernel. "
-        "Times of two reports are not"
-    )
-    yield "comparable; ratios to a floor in one report are."
+    yield from _paragraph("""
+        A time is the median of one node of a CUDA graph, on buffers that rotate, so that the L2 cache is cold. The
+        first row of each group is its *floor*: a copy of as many bytes, a pure read, or an empty kernel. Times of
+        two reports are not comparable; ratios to a floor in one report are.
+    """)
     yield ""
     yield "![The ratio of each kernel's time to its floor](bench_gpu.png)"
     yield ""
@@ -123,30 +144,15 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield ""
     yield "## Tiles of the SM12x GEMMs, without the chip"
     yield ""
-    yield (
-        "A *step* multiplies one stage of the ring in shared memory and copies another. "
-        "Instructions are those of all warps of a"
-    )
-    yield (
-        "block, from machine code; how often each block of it runs is from the executor. *Turns* "
-        "are accesses of shared memory"
-    )
-    yield "by the fragment loads of a step, and *conflicts* those above the fewest possible."
+    yield from _paragraph("""
+        A *step* multiplies one stage of the ring in shared memory and copies another. Instructions are those of all
+        warps of a block, from machine code; how often each block of it runs is from the executor. *Turns* are
+        accesses of shared memory by the fragment loads of a step, and *conflicts* those above the fewest possible.
+    """)
     yield ""
     yield "![Instructions for each byte of operands, tile by tile](bench_tiles.png)"
     yield ""
-    heads = (
-        "kernel",
-        "tile",
-        "instructions / byte",
-        "instructions",
-        "tensor",
-        "tensor share",
-        "registers",
-        "spills, B",
-    )
-    more = ("shared, B", "stages", "in flight, B", "turns", "conflicts")
-    yield from _table((*heads, *more), _tile_rows(tiles))
+    yield from _table(tuple(TILE_COLUMNS), _tile_rows(tiles))
     yield ""
     yield from _beside_cutlass(tiles)
     for reason, builds in reasons(tiles["not_built"]).items():
@@ -154,19 +160,13 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield ""
     yield "### Predicted times: a model, not a measurement"
     yield ""
-    yield (
-        "For each product, GEMM and number of tokens M the table has the tile whose predicted time "
-        "is shortest, of refmoe's"
-    )
-    yield (
-        "MXFP4 kernel; of tiles with the same time, the one that keeps all four resources least "
-        "busy. The time is a lower"
-    )
-    yield (
-        "bound, in microseconds: the longest of memory, issue of instructions, tensor cores and "
-        "shared memory, from published"
-    )
-    yield "clocks and bandwidth, without latency. The resource in brackets is that longest one."
+    yield from _paragraph("""
+        For each product, GEMM and number of tokens M the table has the tile whose predicted time is shortest, of
+        refmoe's MXFP4 kernel; of tiles with the same time, the one that keeps all four resources least busy. The
+        time is a lower bound, in microseconds: the longest of memory, issue of instructions, tensor cores and
+        shared memory, from published clocks and bandwidth, without latency. The resource in brackets is that
+        longest one.
+    """)
     yield ""
     yield from _prediction_rows(tiles["predictions"])
     yield ""
@@ -179,10 +179,15 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield ""
     yield "## Pictures"
     yield ""
-    yield "Each picture was drawn from the report with this digest, by the command that wrote the page."
+    yield "Each picture was drawn from the report with this digest, which its file holds as the text `Report`."
     yield ""
     rows = ((f"`{name}`", f"`{report}`", f"`{reports[report]['digest']}`") for name, report in PICTURES.items())
     yield from _table(("picture", "report", "digest"), rows)
+
+
+def _paragraph(text: str) -> Iterator[str]:
+    """Lines of a paragraph."""
+    yield from textwrap.wrap(" ".join(text.split()), WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _table(heads: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[str]:
@@ -237,10 +242,8 @@ def target_ratio(target: Target, rows: Sequence[Mapping[str, Any]]) -> float | N
 
 
 def _tile_rows(tiles: Mapping[str, Any]) -> Iterator[Sequence[str]]:
-    keys = ("instructions_a_byte", "instructions_a_step", "tensor_instructions", "tensor_share", "registers")
-    more = ("spill_bytes", "shared_bytes", "stages", "bytes_in_flight", "load_wavefronts", "load_conflicts")
     for row in tiles["rows"]:
-        yield row["kernel"], row["tile"], *(cell_text(row.get(key)) or "not counted" for key in (*keys, *more))
+        yield tuple(cell_text(row.get(key)) or "not counted" for key in TILE_COLUMNS.values())
 
 
 def _beside_cutlass(tiles: Mapping[str, Any]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 A *step* multiplies one stage of the ring and starts the copies of another. Its counts come from two launches on the
 executor that differ only in K: what the longer one does more, divided by the steps that it has more. So nothing that
-happens once a tile or once a launch is in them. Machine code is then counted by `refmoe.bench.sass_flow`.
+happens once a tile or once a launch is in them. Machine code is then counted by `refmoe.bench.tiles.flow`.
 
 One *wavefront* is a turn of shared memory, in which each of its 32 banks gives one word of 4 bytes.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from refmoe.bench.sass_flow import Block, FlowError, Loop, blocks_of, frequencies, loops
+from refmoe.bench.tiles.flow import Block, FlowError, Loop, blocks_of, frequencies, loops
 from refmoe.ptx import Profile
 from refmoe.ptx.observe.kernel_profile import KernelProfile
 

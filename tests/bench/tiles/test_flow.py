@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from refmoe.bench.sass_flow import FlowError, Loop, blocks_of, dominators, frequencies, loops
+from refmoe.bench.tiles.flow import FlowError, Loop, blocks_of, dominators, frequencies, loops
 
 
 def _text(*lines: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from refmoe.bench.peaks import PEAKS, modelled_products
-from refmoe.bench.tile_model import DEEPSEEK_V3, GPT_OSS_120B, StepCost, predict
+from refmoe.bench.tiles.model import DEEPSEEK_V3, GPT_OSS_120B, StepCost, predict
+from refmoe.bench.tiles.peaks import PEAKS, modelled_products
 from refmoe.chips import CHIPS, Mma, Product
 from refmoe.cuda.gemm.tile import Tile
 from refmoe.errors import ArgumentError

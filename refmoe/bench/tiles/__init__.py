@@ -3,9 +3,9 @@
 Where the figures come from:
 
     registers, spills, shared memory   ptxas, and the launch plan
-    instructions of a step             machine code; how often a block runs, by the executor (refmoe.bench.tile_counts)
+    instructions of a step             machine code; how often a block runs, by the executor (refmoe.bench.tiles.counts)
     wavefronts of shared memory        the executor, from the addresses of every access
-    predicted microseconds             a MODEL (refmoe.bench.tile_model): published clocks and bandwidth, no hardware
+    predicted microseconds             a MODEL (refmoe.bench.tiles.model): published clocks and bandwidth, no hardware
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy as np
 
 from refmoe import ptx
 from refmoe.bench.executor import gemm_operands
-from refmoe.bench.peaks import modelled_products
-from refmoe.bench.sass_flow import FlowError
-from refmoe.bench.tile_counts import Step, counted_run, step_of
-from refmoe.bench.tile_model import MODELS, SCHEDULERS, StepCost, predict
+from refmoe.bench.tiles.counts import Step, counted_run, step_of
+from refmoe.bench.tiles.flow import FlowError
+from refmoe.bench.tiles.model import MODELS, SCHEDULERS, StepCost, predict
+from refmoe.bench.tiles.peaks import modelled_products
 from refmoe.bench.timing import machine
 from refmoe.chips import CHIPS, Mma
 from refmoe.cuda.arguments import expanded_scale_rows

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from PIL import Image
 
 from refmoe.bench.page import PICTURES
 from refmoe.pictures import picture, picture_path
 
+#: The keyword of the text in a picture's file.
+REPORT = "Report"
 DPI, WIDTH, LINE = 110, 11.0, 0.27
 #: Okabe and Ito's colours, which colour-blind readers can tell apart.
 OURS, FLOOR, OTHER = "#0072B2", "#707070", "#D55E00"
@@ -19,6 +22,8 @@ OURS, FLOOR, OTHER = "#0072B2", "#707070", "#D55E00"
 def draw(name: str, document: Mapping[str, Any], folder: Path) -> Path:
     """Draw one picture of `PICTURES` into a folder; the same report and matplotlib give the same bytes.
 
+    The file says which report it was drawn from: its text `Report` is that report's digest.
+
     Raises:
         KeyError: no such picture.
         OSError: the file cannot be written.
@@ -26,9 +31,22 @@ def draw(name: str, document: Mapping[str, Any], folder: Path) -> Path:
     assert PICTURES[name]
     target = picture_path(folder / name)
     rows, draws = _PICTURES[name](document)
-    with picture(target, WIDTH, 1.2 + LINE * rows, dpi=DPI, style={"font.size": 9}) as figure:
+    with picture(
+        target, WIDTH, 1.2 + LINE * rows, dpi=DPI, style={"font.size": 9}, texts={REPORT: document["digest"]}
+    ) as figure:
         draws(figure)
     return target
+
+
+def drawn_from(path: Path) -> str | None:
+    """The digest of the report that a picture of `draw` was drawn from; None if its file does not say it.
+
+    Raises:
+        OSError: no such file, or no picture.
+    """
+    with Image.open(path) as image:
+        found: str | None = getattr(image, "text", {}).get(REPORT)
+    return found
 
 
 def _gpu(document: Mapping[str, Any]) -> tuple[int, Callable[[Figure], None]]:

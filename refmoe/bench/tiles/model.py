@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from refmoe.bench.peaks import Peaks
+from refmoe.bench.tiles.peaks import Peaks
 from refmoe.chips import Mma, Product
 from refmoe.cuda.gemm.tile import Tile
 from refmoe.errors import ArgumentError

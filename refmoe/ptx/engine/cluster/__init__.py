@@ -1,0 +1,1 @@
+"""Blocks of a cluster: their shared memory, and the barrier of all of them."""
