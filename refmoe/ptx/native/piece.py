@@ -17,6 +17,7 @@ from llvmlite import ir
 
 from refmoe.ptx import isa
 from refmoe.ptx.native import exchange, matrix, memory
+from refmoe.ptx.native.bounds import leaves
 from refmoe.ptx.native.context import FIELD_BYTES, QUEUE_FIELDS, Context, Queue, starts
 from refmoe.ptx.native.forms import native_form
 from refmoe.ptx.native.memory import Variant
@@ -516,7 +517,19 @@ class PieceWriter:
         build.store(address, self.places, align=32)
         site, number = self._site(instruction), self._function(variant)
         arguments = [self.context, self.warp, bits, self.places, self.scratch, word(site), word(number)]
-        failed = build.call(self.made.access, arguments)
+        bounds = self.made.layout.bounded(instruction)
+        if bounds is None or variant.space == "local":
+            failed = build.call(self.made.access, arguments)
+        else:
+            # Python says what is wrong with an access beyond the variable.
+            beyond = leaves(self.lanes, build, address, acting, bounds, variant.space, variant.width)
+            with build.if_else(beyond, likely=False) as (then, otherwise):
+                with then:
+                    slow = memory.call_slow(build, self.context, [word(site), *arguments[1:5]])
+                    build.store(slow, self.status)
+                with otherwise:
+                    build.store(build.call(self.made.access, arguments), self.status)
+            failed = build.load(self.status, typ=WARP_MASK)
         build.cbranch(build.icmp_unsigned("!=", failed, ir.Constant(WARP_MASK, 0)), self.failed, self._next())
         build.position_at_end(self.following)
 
