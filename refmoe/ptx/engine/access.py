@@ -117,7 +117,9 @@ class Access:
             bad = int(np.argmax(beyond))
             at = int(offset[bad].view(np.int64))
             size = f" of {bounds.end - bounds.begin} bytes" if bounds.end < 1 << 32 else ""
-            what = f", byte {at - bounds.begin} of the shared variable {bounds.name}{size}, which the address is made from"
+            what = (
+                f", byte {at - bounds.begin} of the shared variable {bounds.name}{size}, which the address is made from"
+            )
             self._fault(frame, "out of bounds", lanes[bad], int(address[bad]), region, at, what)
 
     @property

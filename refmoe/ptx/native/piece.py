@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from refmoe.ptx import isa
 from refmoe.ptx.native import exchange, matrix, memory
-from refmoe.ptx.native.bounds import leaves
+from refmoe.ptx.native.bounds import either, leaves
 from refmoe.ptx.native.context import FIELD_BYTES, QUEUE_FIELDS, Context, Queue, starts
 from refmoe.ptx.native.forms import native_form
 from refmoe.ptx.native.memory import Variant
@@ -521,15 +521,12 @@ class PieceWriter:
         if bounds is None or variant.space == "local":
             failed = build.call(self.made.access, arguments)
         else:
-            # Python says what is wrong with an access beyond the variable.
             beyond = leaves(self.lanes, build, address, acting, bounds, variant.space, variant.width)
-            with build.if_else(beyond, likely=False) as (then, otherwise):
-                with then:
-                    slow = memory.call_slow(build, self.context, [word(site), *arguments[1:5]])
-                    build.store(slow, self.status)
-                with otherwise:
-                    build.store(build.call(self.made.access, arguments), self.status)
-            failed = build.load(self.status, typ=WARP_MASK)
+            # Python says what is wrong.
+            failed = either(
+                build, beyond, lambda: memory.call_slow(build, self.context, [word(site), *arguments[1:5]]),
+                lambda: build.call(self.made.access, arguments),
+            )  # fmt: skip
         build.cbranch(build.icmp_unsigned("!=", failed, ir.Constant(WARP_MASK, 0)), self.failed, self._next())
         build.position_at_end(self.following)
 

@@ -1,8 +1,9 @@
 """Which shared variable an address was made from: an access beyond that variable is out of bounds, whatever lies there.
 
 Each `.shared` variable is an object of its own, and where the next one begins is the compiler's choice. What a register
-holds is a number, the address of one variable plus numbers, or a mixture, of which nothing is said: so is whatever was
-in memory, has been masked, or is of two variables. The analysis does not look at the order of instructions.
+holds is a number, the address of one variable plus numbers, or a mixture, of which nothing is said: what has been masked, or is of two variables. A value from
+memory is a number, as an index is: so an address that was stored and loaded again is not bounded. The analysis does not
+look at the order of instructions.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def _made(instruction: Instruction, held: Mapping[str, str], variables: Mapping[
     stem = instruction.opcode.split(".")[0]
     sources = instruction.operands[1:]
     if any(isinstance(each, Address) for each in sources):
-        # A value of memory, or what an instruction with an address gives.
-        return _NUMBER if stem == "ld" and ".param" in instruction.opcode else _MIXED
+        # What lies in memory counts as a number: most often it is an index.
+        return _NUMBER
     if stem == "selp":
         sources = sources[:2]
     values = [_of(each, held, variables) for each in sources]

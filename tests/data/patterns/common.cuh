@@ -8,7 +8,6 @@
 #include <cuda/barrier>
 #include <cuda/pipeline>
 #include <cuda/ptx>
-#include <cuda/latch>
 #include <cuda/semaphore>
 #include <cuda_fp16.h>
 namespace cg = cooperative_groups;

@@ -128,8 +128,8 @@ KER NAME(ARGS) { if (TID) return; u32* d = out + 64; if (BID == 0) { for (u32 i 
 
 //# dekker finds=RaceError:write-read g=2 b=32
 KER NAME(ARGS) { if (TID) return; st_rlx(cnt + BID, 1); ⟨asm volatile("fence.acq_rel.gpu;" ::: "memory")¦asm volatile(
-    "fence.sc.gpu;" ::: "memory")⟩; if (ld_rlx(cnt + 1 - BID) == 0) {
-    out[8] = v; } }
+    "fence.sc.gpu;" ::: "memory")⟩; if (ld_rlx(cnt + 1 - BID) == 0) out[8]
+    += in[0]; }
 
 //# volatile_poll finds=RaceError:write-read g=2 b=32
 KER NAME(ARGS) { if (TID) return; volatile u32* f = cnt; if (BID == 0) { out[9] = in[1]; ⟨¦__threadfence();⟩ *f = 1; }
@@ -192,10 +192,6 @@ KER NAME(ARGS) { __shared__ volatile u32 s[32]; s[TID] = in[TID]; ⟨¦__syncwar
     TID < o ? s[TID + o] : 0; ⟨¦__syncwarp();⟩ if (TID < o) s[TID] = s[TID] + v; ⟨¦__syncwarp();⟩ } if (TID == 0) out[0] =
     s[0]; }
 
-//# local_pointer finds=MemoryFault b=32
-KER NAME(ARGS) { __shared__ u32* p; u32 v[4]; for (int i = 0; i < 4; i++) v[i] = in[4 * TID + i]; if (TID == 0) p = v;
-    __syncwarp(); u32* q = ⟨p¦v⟩; out[TID] = q[in[TID] % 4]; }
-
 //# stack_index finds=MemoryFault:out-of-bounds b=32
 KER NAME(ARGS) { u32 v[8]; for (int i = 0; i < 8; i++) v[i] = in[i]; for (u32 i = 0; i < in[4] ⟨+ 5¦+ 4⟩; i++) v[in[i]] +=
     i; out[TID] = v[in[TID % 8]]; }
@@ -213,9 +209,6 @@ KER NAME(ARGS) { __shared__ u32 s[33]; s[TID] = in[TID]; ⟨¦if (TID == 0) s[32
 //# uninit_register finds=UndefinedError b=32
 KER NAME(ARGS) { u32 v; asm("{ .reg .u32 t; .reg .pred p; setp.lt.u32 p, %1, 20; ⟨¦mov.u32 t, 0;⟩ @p mov.u32 t, 5; mov.u32 "
     "%0, t; }" : "=r"(v) : "r"(TID)); out[TID] = v; }
-
-//# heap_freed finds=MemoryFault b=32
-KER NAME(ARGS) { u32* p = (u32*)malloc(64); p[0] = in[TID]; u32 v = ⟨0¦p[0]⟩; free(p); ⟨v = *(volatile u32*)p;¦⟩ out[TID] = v; }
 
 //# pdl_wait finds=RaceError:previous-grid b=32 prev=1
 KER NAME(ARGS) { u32 v = TID; ⟨¦cudaGridDependencySynchronize();⟩ v += in[TID]; out[TID] = v; }
@@ -235,7 +228,79 @@ KER NAME(ARGS) { __shared__ cuda::std::aligned_storage<64, 64>::type raw; __shar
     cuda::binary_semaphore<cuda::thread_scope_block>(1); s = 0; } __syncthreads(); if (TID % 32 == 0) { ⟨¦sem->acquire();⟩
     s += in[TID] + 1; ⟨¦sem->release();⟩ } __syncthreads(); out[TID] = s; }
 
-//# latch_down finds=RaceError:write-read b=64
-KER NAME(ARGS) { __shared__ cuda::std::aligned_storage<64, 64>::type raw; __shared__ u32 s[64]; auto* l =
-    (cuda::latch<cuda::thread_scope_block>*)&raw; if (TID == 0) new (l) cuda::latch<cuda::thread_scope_block>(64);
-    __syncthreads(); s[TID] = in[TID]; ⟨l->count_down()¦l->arrive_and_wait()⟩; out[TID] = s[63 - TID]; }
+//# cpasync_past_array finds=MemoryFault:out-of-bounds b=32
+KER NAME(ARGS) { __shared__ __align__(16) u32 a[128], b[128]; b[TID] = in[TID]; cpa(a + 4 * TID + ⟨4¦0⟩, in + 4 * TID);
+    cpa_commit(); cpa_wait<0>(); __syncwarp(); out[TID] = a[127 - TID ⟨- 90¦⟩] + b[TID]; }
+
+//# bulk_past_array finds=MemoryFault:out-of-bounds b=32
+KER NAME(ARGS) { __shared__ __align__(128) u32 a[64], c[64]; __shared__ u64 b; if (TID == 0) { mb_init(&b, 1); mb_expect(&b,
+    256); bulk_load(a + ⟨4¦0⟩, in, 256, &b); } c[TID] = TID; __syncthreads(); mb_wait(&b, 0); out[TID] = a[TID + 8] +
+    c[TID ^ 1]; }
+
+//# atomic_past_array finds=MemoryFault:out-of-bounds b=64
+KER NAME(ARGS) { __shared__ u32 h[16], n[4]; if (TID < 16) h[TID] = 0; if (TID < 4) n[TID] = 0; __syncthreads();
+    atomicAdd(&h[in[TID] % ⟨17¦16⟩], 1u); __syncthreads(); if (TID < 16) out[TID] = h[TID] + n[TID % 4]; }
+
+//# static_into_dynamic finds=MemoryFault:out-of-bounds b=64 sm=512
+KER NAME(ARGS) { extern __shared__ u32 d[]; __shared__ u32 a[64]; d[TID] = 1; a[TID] = in[TID]; __syncthreads(); u32 s = 0;
+    for (u32 i = 0; i < in[⟨68¦64⟩]; i++) s += a[i]; out[TID] = s + d[TID ^ 32]; }
+
+//# loop_pointer finds=MemoryFault:out-of-bounds b=32
+KER NAME(ARGS) { __shared__ float w[32], x[64]; w[TID] = in[TID]; x[TID] = x[TID + 32] = 1; __syncwarp(); float s = 0, *p =
+    w; for (u32 i = 0; i < in[⟨40¦32⟩]; i++, p++) s += *p * x[i]; out[TID] = s; }
+
+//# two_arrays_by_choice finds=MemoryFault:uninitialised b=64
+KER NAME(ARGS) { __shared__ u32 a[64], b[64]; u32 *from = a, *to = b; a[TID] = in[TID]; __syncthreads(); for (u32 i = 0; i <
+    in[5]; i++) { to[TID] = from[63 - TID] + 1; ⟨¦__syncthreads();⟩ u32* t = from; from = to; to = t; } __syncthreads();
+    out[TID] = from[TID]; }
+
+//# struct_members finds=RaceError:write-write b=64
+KER NAME(ARGS) { __shared__ struct { u32 a[64], b[64]; } s; s.a[TID + ⟨1¦0⟩] = in[TID]; if (TID == 1) s.b[0] = 3;
+    __syncthreads(); out[TID] = s.a[63 - TID ⟨+ (TID == 63)¦⟩]; }
+
+//# prefetch_overrun finds=MemoryFault:out-of-bounds b=32
+KER NAME(ARGS) { u32 v = in[TID], s = 0; for (u32 i = 0; i < 128; i++) { u32 n = ⟨in[32 * (i + 1) + TID]¦i < 127 ? in[32 *
+    (i + 1) + TID] : 0⟩; s += v; v = n; } out[TID] = s + v; }
+
+//# vote_any_exit finds=RaceError:read-write b=64
+KER NAME(ARGS) { __shared__ u32 go; if (TID == 0) go = 3; __syncthreads(); while (go) { ⟨¦__syncthreads();⟩ if (TID == 0)
+    go--; __syncthreads(); out[TID] = go; } }
+
+//# cg_reduce_stage finds=RaceError:read-write b=64
+KER NAME(ARGS) { __shared__ u32 p[2]; auto b = cg::this_thread_block(); auto w = cg::tiled_partition<32>(b); for (u32 i = 0;
+    i < 3; i++) { u32 v = cg::reduce(w, in[TID + i], cg::plus<u32>()); if (w.thread_rank() == 0) p[TID / 32] = v;
+    b.sync(); out[i * 64 + TID] = p[0] + p[1]; ⟨w¦b⟩.sync(); } }
+
+//# softmax_max finds=RaceError:read-write b=64
+KER NAME(ARGS) { __shared__ float r[64]; r[TID] = in[TID]; __syncthreads(); for (int o = 32; o; o /= 2) { if (TID < o) r[TID]
+    = fmaxf(r[TID], r[TID + o]); __syncthreads(); } float m = r[0]; ⟨¦__syncthreads();⟩ r[TID] = __expf(in[TID] - m);
+    __syncthreads(); out[TID] = r[63 - TID] > 0; }
+
+//# done_counter finds=RaceError:write-read g=3 b=64
+KER NAME(ARGS) { __shared__ bool last; out[64 + BID * 64 + TID] = in[TID]; ⟨if (TID == 0) __threadfence();
+    __syncthreads()¦__syncthreads(); if (TID == 0) __threadfence()⟩; if (TID == 0) last = atomicAdd(cnt, 1) == 2;
+    __syncthreads(); if (last) { __threadfence(); out[TID] = out[64 + TID] + out[128 + TID] + out[192 + TID]; } }
+
+//# thread_scope_wrong finds=RaceError:write-read g=2 b=32
+KER NAME(ARGS) { if (TID) return; cuda::atomic_ref<u32, cuda::thread_scope_device> f(cnt[0]); if (BID == 0) { out[8] = 5;
+    cuda::atomic_thread_fence(cuda::memory_order_release, cuda::thread_scope_⟨block¦device⟩); f.store(1,
+    cuda::memory_order_relaxed); } else { while (!f.load(cuda::memory_order_relaxed)) {}
+    cuda::atomic_thread_fence(cuda::memory_order_acquire, cuda::thread_scope_device); out[0] = out[8]; } }
+
+//# shfl_width finds=UndefinedError b=32
+KER NAME(ARGS) { u32 v = in[TID]; if (TID < 24) { for (int o = ⟨16¦4⟩; o; o /= 2) v += __shfl_xor_sync(0xFFFFFF, v, o);
+    out[TID] = v; } }
+
+//# reduce_partial finds=UndefinedError b=48
+KER NAME(ARGS) { u32 v = in[TID]; u32 m = TID < 32 ? ~0u : 0xFFFF; for (int o = ⟨16¦TID < 32 ? 16 : 8⟩; o; o /= 2) v +=
+    __shfl_down_sync(m, v, o); if (TID % 32 == 0) out[TID] = v; }
+
+//# mbarrier_reinit_stage finds=Deadlock b=64
+KER NAME(ARGS) { __shared__ u64 full; __shared__ u32 s; if (TID == 0) mb_init(&full, 1); __syncthreads(); for (u32 i = 0; i
+    < 3; i++) { if (TID == 0) { s = in[i]; mb_arrive(&full); } mb_wait(&full, ⟨0¦i & 1⟩); out[i * 64 + TID] = s;
+    __syncthreads(); if (⟨TID == 0 && i == 2¦false⟩) mb_wait(&full, 1); } }
+
+//# setmaxnreg_roles finds=MemoryFault:uninitialised b=256
+KER NAME(ARGS) { __shared__ u32 s[128]; if (TID < 128) { asm volatile("setmaxnreg.dec.sync.aligned.u32 40;"); s[TID] =
+    in[TID]; ARRIVE(2, 256); } else { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); ⟨BAR(3, 128)¦BAR(2, 256)⟩;
+    out[TID] = s[255 - TID]; } }
