@@ -1,9 +1,9 @@
 """Which shared variable an address was made from: an access beyond that variable is out of bounds, whatever lies there.
 
 Each `.shared` variable is an object of its own, and where the next one begins is the compiler's choice. What a register
-holds is a number, the address of one variable plus numbers, or a mixture, of which nothing is said: what has been masked, or is of two variables. A value from
-memory is a number, as an index is: so an address that was stored and loaded again is not bounded. The analysis does not
-look at the order of instructions.
+holds is a number, the address of one variable plus numbers, or a mixture, of which nothing is said: what has been
+masked, or is of two variables. A value from memory is a number, as an index is: so an address that was stored and
+loaded again is not bounded. The analysis does not look at the order of instructions.
 """
 
 from __future__ import annotations
