@@ -76,7 +76,7 @@ def copy(emitter: Builder, instruction: Instruction) -> None:
     target, _ = emitter.address(operands[0], "shared")
     source, _ = emitter.address(operands[1], "global")
     element = min(width, 8)
-    written = Store(instruction, "shared", element, width // element)
+    written = Store(instruction, "shared", element, width // element, bounds=emitter.layout.bounded(instruction))
     read = Access(instruction, "global", element, width // element)
     emitter.run(CopyAsync(instruction, written, read), target, source, size, guard)
 

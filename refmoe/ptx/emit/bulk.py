@@ -73,7 +73,9 @@ def bulk(emitter: Builder, instruction: Instruction) -> None:
         (target, tensor, barrier), mask = _operands(operands, 3, match), _mask(emitter, operands, 3, match)
         map_address, start = _tensor(emitter, tensor, int(match["rank"]))
         shared, bar = _shared(emitter, target), _shared(emitter, barrier)
-        load = TensorLoad(Store(*own), Access(*there), phase, _use(instruction))
+        load = TensorLoad(
+            Store(*own, bounds=emitter.layout.bounded(instruction)), Access(*there), phase, _use(instruction)
+        )
         emitter.run(load, shared, map_address, start, bar, mask, guard)
     elif (match := _TENSOR_STORE.fullmatch(opcode)) is not None:
         tensor, source = _operands(operands, 2, match)
@@ -88,7 +90,8 @@ def bulk(emitter: Builder, instruction: Instruction) -> None:
         if match["send"] and match["hint"]:
             raise isa.UnknownOpcode(opcode)
         read = Access(*own) if match["send"] else Access(*there)
-        emitter.run(BulkLoad(Store(*own), read, phase), shared, origin, count, bar, mask, guard)
+        written = Store(*own, bounds=emitter.layout.bounded(instruction))
+        emitter.run(BulkLoad(written, read, phase), shared, origin, count, bar, mask, guard)
     elif (match := _STORE.fullmatch(opcode)) is not None:
         target, source, size = _operands(operands, 3, match)
         shared = _shared(emitter, source)

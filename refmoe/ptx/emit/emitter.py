@@ -213,8 +213,9 @@ class Emitter(Builder):
                 raise ValueError("a destination that is no register")
         signed = opcode.type.startswith("s")
         load = Load(
-            instruction, space, opcode.size, opcode.count, signed=signed, dtypes=tuple(dtypes), **self._order(opcode)
-        )
+            instruction, space, opcode.size, opcode.count, signed=signed, dtypes=tuple(dtypes),
+            bounds=self.layout.bounded(instruction), **self._order(opcode),
+        )  # fmt: skip
         call = self.call(load, address, self.guard(instruction))
         wanted = [(element, element.kind) for element in elements if isinstance(element, Register)]
         if wanted:
@@ -240,7 +241,8 @@ class Emitter(Builder):
                 values.append(self.local(element))
             else:
                 values.append(self.value(element, f"b{opcode.size * 8}"))
-        store = Store(instruction, space, opcode.size, opcode.count, **self._order(opcode))
+        bounds = self.layout.bounded(instruction)
+        store = Store(instruction, space, opcode.size, opcode.count, bounds=bounds, **self._order(opcode))
         self.run(store, address, self.guard(instruction), f"({', '.join(values)},)")
 
     def _order(self, opcode: MemoryOpcode) -> dict[str, Any]:
@@ -269,7 +271,8 @@ class Emitter(Builder):
             f"({', '.join(self.value(column[element], kind) for column in columns)},)"
             for element in range(opcode.count)
         ]
-        call = self.call(atomic(instruction, opcode), address, self.guard(instruction), f"({', '.join(values)},)")
+        work = atomic(instruction, opcode, self.layout.bounded(instruction))
+        call = self.call(work, address, self.guard(instruction), f"({', '.join(values)},)")
         if destination is None or isinstance(destination, Sink):
             self.lines.append(call)
             return

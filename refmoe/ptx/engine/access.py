@@ -14,6 +14,7 @@ from refmoe.ptx.engine.frame import Frame
 from refmoe.ptx.engine.lanes import Lanes
 from refmoe.ptx.engine.races import shadow_of
 from refmoe.ptx.errors import MemoryFault
+from refmoe.ptx.program.provenance import Bounds
 from refmoe.ptx.state.memory import Region
 from refmoe.ptx.state.records import STRENGTHS
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, OWN_BASE, RANK_SHIFT, SHARED_WINDOW, WINDOW_BITS
@@ -40,6 +41,7 @@ class Access:
         coherent: not `.nc`.
         observes: whether it gives its thread what it reads: not a store, and not `red`.
         align: bytes of which addresses must be multiples; 0 for the width.
+        bounds: of the shared variable that the address was made from, if it is known.
     """
 
     instruction: Instruction
@@ -52,6 +54,7 @@ class Access:
     coherent: bool = True
     observes: bool = True
     align: int = 0
+    bounds: Bounds | None = None
     verb: ClassVar[str] = "read"
 
     @property
@@ -99,10 +102,25 @@ class Access:
         if checks.bounds and (region.size < self.width or int(offset.max()) > region.size - self.width):
             bad = int(np.argmax(offset > region.size - self.width)) if region.size >= self.width else 0
             self._fault(frame, "out of bounds", lanes[bad], int(address[bad]), region, int(offset[bad].view(np.int64)))
+        if checks.bounds and self.bounds is not None and owner is not None:
+            self._check_variable(frame, self.bounds, offset, address, lanes, region)
         self._check_alignment(frame, offset, address, lanes, region)
         if not checks.bounds:
             offset = np.minimum(offset, np.uint64(max(region.size - self.width, 0)))
         return region, which, offset.view(np.int64) + owners * region.stride
+
+    def _check_variable(
+        self, frame: Frame, bounds: Bounds, offset: Array, address: Array, lanes: Array, region: Region
+    ) -> None:
+        beyond = offset - np.uint64(bounds.begin) > np.uint64(max(bounds.end - bounds.begin - self.width, 0))
+        if beyond.any():
+            bad = int(np.argmax(beyond))
+            at = int(offset[bad].view(np.int64))
+            size = f" of {bounds.end - bounds.begin} bytes" if bounds.end < 1 << 32 else ""
+            what = (
+                f", byte {at - bounds.begin} of the shared variable {bounds.name}{size}, which the address is made from"
+            )
+            self._fault(frame, "out of bounds", lanes[bad], int(address[bad]), region, at, what)
 
     @property
     def _reaches_others(self) -> bool:
@@ -522,7 +540,7 @@ def _turns(at: Array) -> Iterator[Array]:
         begin = int(end)
 
 
-def atomic(instruction: Instruction, opcode: MemoryOpcode) -> Atomic:
+def atomic(instruction: Instruction, opcode: MemoryOpcode, bounds: Bounds | None = None) -> Atomic:
     """The access of an `atom` or `red`.
 
     Raises:
@@ -543,6 +561,7 @@ def atomic(instruction: Instruction, opcode: MemoryOpcode) -> Atomic:
         acquires=opcode.semantics in ("acquire", "acq_rel"),
         releases=opcode.semantics in ("release", "acq_rel"),
         observes=opcode.stem == "atom",
+        bounds=bounds,
         function=isa.resolve_atomic(operation, kind),
         global_function=isa.resolve_atomic(operation, kind, flush),
         dtype=np.dtype(f"u{opcode.size}"),

@@ -63,12 +63,16 @@ class SlowAccess:
         space = opcode.space
         if space == "param" and isinstance(operand, Address) and isinstance(operand.base, Symbol):
             space = "local" if layout.spaces.get(operand.base.name) == "local" else space
+        bounds = layout.bounded(instruction)
         if not loads:
-            return cls(Store(instruction, space, opcode.size, opcode.count))
+            return cls(Store(instruction, space, opcode.size, opcode.count, bounds=bounds))
         dtypes = (np.dtype(f"u{opcode.size}"),) * opcode.count
         return cls(
-            Load(instruction, space, opcode.size, opcode.count, coherent=opcode.coherent, signed=False, dtypes=dtypes)
-        )
+            Load(
+                instruction, space, opcode.size, opcode.count,
+                coherent=opcode.coherent, bounds=bounds, signed=False, dtypes=dtypes,
+            )
+        )  # fmt: skip
 
     def __call__(self, machine: Lanes, warp: int, mask: int, addresses: int, values: int) -> None:
         """Do it.

@@ -17,6 +17,7 @@ from llvmlite import ir
 
 from refmoe.ptx import isa
 from refmoe.ptx.native import exchange, matrix, memory
+from refmoe.ptx.native.bounds import either, leaves
 from refmoe.ptx.native.context import FIELD_BYTES, QUEUE_FIELDS, Context, Queue, starts
 from refmoe.ptx.native.forms import native_form
 from refmoe.ptx.native.memory import Variant
@@ -509,14 +510,22 @@ class PieceWriter:
         return self.following
 
     def _call(self, instruction: Instruction, variant: Variant, address: Value, guard: Value | None) -> None:
-        """The access of the lanes whose guard is on; Python does it if the native function will not."""
+        """The access of the lanes whose guard is on; Python does what the native function will not, or is beyond."""
         build = self.build_
         acting = self.mask if guard is None else build.and_(self.mask, guard)
         bits = build.bitcast(acting, WARP_MASK)
         build.store(address, self.places, align=32)
-        site, number = self._site(instruction), self._function(variant)
-        arguments = [self.context, self.warp, bits, self.places, self.scratch, word(site), word(number)]
-        failed = build.call(self.made.access, arguments)
+        site, number = word(self._site(instruction)), word(self._function(variant))
+        arguments = [self.context, self.warp, bits, self.places, self.scratch, site, number]
+        bounds = self.made.layout.bounded(instruction)
+        if bounds is None or variant.space == "local":
+            failed = build.call(self.made.access, arguments)
+        else:
+            beyond = leaves(self.lanes, build, address, acting, bounds, variant.space, variant.width)
+            failed = either(
+                build, beyond, lambda: memory.call_slow(build, self.context, [site, *arguments[1:5]]),
+                lambda: build.call(self.made.access, arguments),
+            )  # fmt: skip
         build.cbranch(build.icmp_unsigned("!=", failed, ir.Constant(WARP_MASK, 0)), self.failed, self._next())
         build.position_at_end(self.following)
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from refmoe.ptx.program.provenance import Bounds, bounds_of
 from refmoe.ptx.state.spaces import CODE_BYTES, CODE_WINDOW, OWN_BASE, PARAM_BASE
 from refmoe.ptx.text.parser import ParsedModule
-from refmoe.ptx.text.syntax import Function, Instruction, Symbol, Variable, parts
+from refmoe.ptx.text.syntax import Address, Function, Instruction, Register, Symbol, Variable, parts
+
+# How much dynamic shared memory there is the launch says.
+_ANY_END = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class Layout:
         parameter_bytes, shared_bytes, local_bytes: sizes; shared without the dynamic part.
         dynamic_offset: where dynamic shared memory starts.
         buffers: module variables that the entry names.
+        bounds: of addresses in shared memory, see `refmoe.ptx.program.provenance`.
     """
 
     addresses: dict[str, int]
@@ -31,6 +36,14 @@ class Layout:
     local_bytes: int
     dynamic_offset: int
     buffers: tuple[Variable, ...]
+    bounds: dict[str, Bounds]
+
+    def bounded(self, instruction: Instruction) -> Bounds | None:
+        """The shared variable that a load, a store or an atomic must stay in, if it is known."""
+        if not self.bounds:
+            return None
+        where = next((each.base for each in instruction.operands if isinstance(each, Address)), None)
+        return self.bounds.get(where.name) if isinstance(where, Register | Symbol) else None
 
 
 def lay_out(entry: Function, module: ParsedModule) -> Layout:
@@ -62,6 +75,11 @@ def lay_out(entry: Function, module: ParsedModule) -> Layout:
     for variable in dynamic:
         addresses[variable.name] = OWN_BASE + dynamic_offset
         spaces[variable.name] = "shared"
+    bounds = {
+        v.name: Bounds(v.name, begin, begin + v.size if v.size else _ANY_END)
+        for v in shared
+        for begin in [addresses[v.name] - OWN_BASE]
+    }
     buffers = {v.name: v for v in (*module.variables.values(), *own) if v.space in ("global", "const")}
     wanted = [name for name in buffers if name in used]
     for name in wanted:
@@ -81,6 +99,7 @@ def lay_out(entry: Function, module: ParsedModule) -> Layout:
         local_bytes,
         dynamic_offset,
         tuple(buffers[name] for name in wanted),
+        bounds_of(entry, bounds),
     )
 
 

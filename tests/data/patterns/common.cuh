@@ -8,6 +8,7 @@
 #include <cuda/barrier>
 #include <cuda/pipeline>
 #include <cuda/ptx>
+#include <cuda/semaphore>
 #include <cuda_fp16.h>
 namespace cg = cooperative_groups;
 typedef unsigned u32; typedef unsigned long long u64;
