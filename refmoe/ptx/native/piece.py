@@ -11,6 +11,7 @@ next block neither accesses memory that others see nor waits for other lanes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -522,10 +523,8 @@ class PieceWriter:
             failed = build.call(self.made.access, arguments)
         else:
             beyond = leaves(self.lanes, build, address, acting, bounds, variant.space, variant.width)
-            failed = either(
-                build, beyond, lambda: memory.call_slow(build, self.context, [site, *arguments[1:5]]),
-                lambda: build.call(self.made.access, arguments),
-            )  # fmt: skip
+            slowly = partial(memory.call_slow, build, self.context, [site, *arguments[1:5]])
+            failed = either(build, beyond, slowly, lambda: build.call(self.made.access, arguments))
         build.cbranch(build.icmp_unsigned("!=", failed, ir.Constant(WARP_MASK, 0)), self.failed, self._next())
         build.position_at_end(self.following)
 
