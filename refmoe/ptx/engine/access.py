@@ -112,7 +112,8 @@ class Access:
     def _check_variable(
         self, frame: Frame, bounds: Bounds, offset: Array, address: Array, lanes: Array, region: Region
     ) -> None:
-        beyond = offset - np.uint64(bounds.begin) > np.uint64(max(bounds.end - bounds.begin - self.width, 0))
+        room = bounds.end - bounds.begin - self.width
+        beyond = (offset - np.uint64(bounds.begin) > np.uint64(max(room, 0))) | (room < 0)
         if beyond.any():
             bad = int(np.argmax(beyond))
             at = int(offset[bad].view(np.int64))

@@ -17,10 +17,12 @@ def leaves(
     lanes: LaneBuilder, build: Any, address: Value, acting: Value, bounds: Bounds, space: str, width: int
 ) -> Value:
     """Whether an acting lane does: `address` is of `space`, shared or generic, and `width` bytes are accessed."""
+    room = bounds.end - bounds.begin - width
+    if room < 0:
+        return build.icmp_unsigned("!=", build.bitcast(acting, WARP_MASK), ir.Constant(WARP_MASK, 0))
     base = OWN_BASE + bounds.begin + (SHARED_WINDOW if space == "generic" else 0)
-    last = lanes.constant(max(bounds.end - bounds.begin - width, 0), 64)
     offset = build.sub(address, lanes.constant(base, 64))
-    beyond = build.and_(build.icmp_unsigned(">", offset, last), acting)
+    beyond = build.and_(build.icmp_unsigned(">", offset, lanes.constant(room, 64)), acting)
     return build.icmp_unsigned("!=", build.bitcast(beyond, WARP_MASK), ir.Constant(WARP_MASK, 0))
 
 
