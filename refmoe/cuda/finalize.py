@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from refmoe.cuda.arguments import BF16, INT32_MAX, check_array, check_fill, check_int32
+from refmoe.cuda.arguments import BF16, INT32_MAX, check_array, check_fill, check_int32, check_rows
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import MAX_ROW_THREADS, Buffer, Kernel, LaunchPlan, row_plan
+from refmoe.cuda.launch import WARP_LANES, Buffer, Kernel, LaunchPlan
 from refmoe.cuda.routing import MAX_TOP_K
 from refmoe.errors import ArgumentError, describe
 
-COLUMNS = 8  # of one thread
+COLUMNS = 8  # of one lane
+SLICE_COLUMNS = COLUMNS * WARP_LANES  # kSliceColumns, of a warp
+WARPS = 4  # kWarps, of a CTA
+CTAS = 8  # kCtas of BF16 rows, on a multiprocessor
 
 FP32 = np.dtype(np.float32)
 DTYPES = {BF16: "bf16", FP32: "f32"}
@@ -43,7 +46,7 @@ def finalize_plan(
     first_expert: int,
     multiprocessors: int,
 ) -> LaunchPlan:
-    """A launch over tokens, see `row_plan`; 8 columns a thread.
+    """A launch over tokens and slices of 256 columns: as many CTAs as are resident, each of one slice, walk the tokens.
 
     Args:
         kernel: from `finalize_kernel`.
@@ -58,12 +61,18 @@ def finalize_plan(
         width: H, a multiple of 8.
         first_expert: id of the first expert of `bias`.
         multiprocessors: of the device.
+
+    Raises:
+        ArgumentError: more tokens than the kernel's int32 can step past.
     """
+    check_rows("rows", tokens)
+    slices = -(-width // SLICE_COLUMNS)
+    ctas_of_slice = min(-(-tokens // WARPS), max(1, CTAS * multiprocessors // slices))
     arguments = (
         *(rows, unpermuted_to_permuted, weights, topk_ids, bias, out),
-        *(tokens, top_k, first_expert, width),
+        *(tokens, top_k, first_expert, width, slices),
     )
-    return row_plan(kernel, arguments, rows=tokens, width=width, multiprocessors=multiprocessors, lane_elements=COLUMNS)
+    return LaunchPlan(kernel, slices * ctas_of_slice, WARPS * WARP_LANES, arguments)
 
 
 def finalize(
@@ -164,7 +173,7 @@ def _check_rows(rows: object, count: int) -> int:
         raise ArgumentError("rows", f"H = {width}", f"H a positive multiple of {COLUMNS}")
     check_array("rows", rows, rows.dtype, (count, width))
     check_int32("rows", count, "rows")
-    check_int32("rows", width + COLUMNS * MAX_ROW_THREADS, "columns and those of one more CTA")
+    check_int32("rows", width + SLICE_COLUMNS, "columns and those of one more slice")
     return int(width)
 
 

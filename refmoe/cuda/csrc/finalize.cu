@@ -1,14 +1,27 @@
 // The last step of a mixture-of-experts layer: each token's rows gathered from its experts, the experts' bias added,
 // weighted, and summed in the order of the ranks (token_sums.cuh).
 //
-// A CTA takes one token at a time, a thread 8 neighbouring columns.
+// A warp takes a slice of 256 columns of one token at a time, a lane 8 neighbouring columns; all warps of a CTA take the
+// same slice, each of other tokens:
+//
+//      columns     0..255          256..511        512..767        ...
+//      CTA         0, S, 2S, ...   1, S + 1, ...   2, S + 2, ...          S slices
+//
+// So the biases that a CTA reads are a slice of each expert, which stay in the L1 cache: with 128 experts 64 KB, where
+// whole rows would come from L2 every time, as many bytes as the rows themselves. The rows, which are read once, leave
+// the cache to them. The maps of the next token are on their way while this one is summed.
 #include "instructions.cuh"
 #include "token_sums.cuh"
 
 namespace refmoe {
 
-constexpr int kColumns = 8;  // of a thread: 16 bytes of BF16
-constexpr int kMaxRowThreads = 512;
+constexpr int kColumns = 8;  // of a lane: 16 bytes of BF16
+constexpr int kSliceColumns = kColumns * kWarpLanes;
+constexpr int kWarps = 4;    // of a CTA
+
+/// CTAs on a multiprocessor, which leaves a thread 64 registers, or 80 for rows of FP32.
+template <class In>
+constexpr int kCtas = sizeof(In) == sizeof(float) ? 6 : 8;
 
 __device__ __forceinline__ void store(uint16_t* columns, const float (&sums)[kColumns]) {
     *reinterpret_cast<uint4*>(columns) = {cvt_rn_bf16x2(sums[1], sums[0]), cvt_rn_bf16x2(sums[3], sums[2]),
@@ -20,21 +33,26 @@ __device__ __forceinline__ void store(float* columns, const float (&sums)[kColum
     reinterpret_cast<float4*>(columns)[1] = {sums[4], sums[5], sums[6], sums[7]};
 }
 
-/// `width` is a multiple of kColumns; `bias` is read if `choices.biased`.
+/// `width` is a multiple of kColumns, `slices` is width / kSliceColumns rounded up; `bias` is read if `choices.biased`.
 template <class In, class Out>
 __device__ __forceinline__ void finalize(const In* __restrict__ rows, const uint16_t* __restrict__ bias,
-                                         const Choices& choices, Out* __restrict__ out, int width) {
-    const int lane = threadIdx.x % kWarpLanes;
-    const int padded_threads = whole_warps(width / kColumns);
-    for (int token = blockIdx.x; token < choices.tokens; token += gridDim.x) {
-        const Rank mine = choices.load(token, lane);
-        for (int thread = threadIdx.x; thread < padded_threads; thread += blockDim.x) {
-            const int column = thread * kColumns;
-            const bool inside = column < width;
-            float sums[kColumns] = {};
-            sum_ranks(sums, rows, bias, choices, mine, column, width, inside);
-            if (inside) store(out + static_cast<int64_t>(token) * width + column, sums);
-        }
+                                         const Choices& choices, Out* __restrict__ out, int width, int slices) {
+    const int lane = threadIdx.x % kWarpLanes, warp = threadIdx.x / kWarpLanes;
+    const int slice = blockIdx.x % slices, column = slice * kSliceColumns + lane * kColumns;
+    const bool inside = column < width;
+    const int step = gridDim.x / slices * kWarps;
+    int token = blockIdx.x / slices * kWarps + warp;
+    if (token >= choices.tokens) return;
+    for (Rank mine = choices.load(token, lane);;) {
+        const int next_token = token + step;
+        const bool last = next_token >= choices.tokens;
+        const Rank next = last ? Rank{} : choices.load(next_token, lane);
+        float sums[kColumns] = {};
+        sum_ranks(sums, rows, bias, choices, mine, column, width, inside);
+        if (inside) store(out + static_cast<int64_t>(token) * width + column, sums);
+        if (last) return;
+        token = next_token;
+        mine = next;
     }
 }
 
@@ -48,13 +66,15 @@ __device__ __forceinline__ void finalize(const In* __restrict__ rows, const uint
 //   bias                    [experts, width] BF16, or null
 //   out                     [tokens, width]
 //   top_k is at most 32, width a multiple of 8
+//   slices                  width / 256, rounded up; the grid is a multiple of it
 #define REFMOE_ENTRY(in, In, result, Result)                                                                           \
-    extern "C" __global__ void __launch_bounds__(refmoe::kMaxRowThreads) refmoe_finalize_##in##_##result(              \
-        const In* rows, const int* unpermuted_to_permuted, const float* weights, const int* topk_ids,                  \
-        const uint16_t* bias, Result* out, int tokens, int top_k, int first_expert, int width) {                       \
+    extern "C" __global__ void __launch_bounds__(refmoe::kWarps * refmoe::kWarpLanes, refmoe::kCtas<In>)             \
+        refmoe_finalize_##in##_##result(                                                                               \
+            const In* rows, const int* unpermuted_to_permuted, const float* weights, const int* topk_ids,              \
+            const uint16_t* bias, Result* out, int tokens, int top_k, int first_expert, int width, int slices) {       \
         const refmoe::Choices choices{unpermuted_to_permuted, weights,      topk_ids,       tokens,                    \
                                       top_k,                  first_expert, bias != nullptr};                          \
-        refmoe::finalize(rows, bias, choices, out, width);                                                             \
+        refmoe::finalize(rows, bias, choices, out, width, slices);                                                     \
     }
 
 REFMOE_ENTRY(bf16, uint16_t, bf16, uint16_t)

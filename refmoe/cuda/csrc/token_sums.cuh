@@ -7,6 +7,7 @@
 #pragma once
 
 #include "expert_maps.cuh"
+#include "instructions.cuh"
 
 namespace refmoe {
 
@@ -47,6 +48,8 @@ struct Piece {
     static_assert(kWords == 2 || kWords % 4 == 0);
     uint32_t words[kWords];
 
+    /// What is read `once` leaves the L1 cache to the rest.
+    template <bool once = false>
     static __device__ __forceinline__ Piece load(const Element* from) {
         Piece piece;
         if constexpr (kWords == 2) {
@@ -55,7 +58,8 @@ struct Piece {
         } else {
 #pragma unroll
             for (int word = 0; word < kWords; word += 4) {
-                const uint4 quad = __ldg(reinterpret_cast<const uint4*>(from) + word / 4);
+                const uint4* const place = reinterpret_cast<const uint4*>(from) + word / 4;
+                const uint4 quad = once ? load_once(place) : __ldg(place);
                 piece.words[word] = quad.x, piece.words[word + 1] = quad.y;
                 piece.words[word + 2] = quad.z, piece.words[word + 3] = quad.w;
             }
@@ -95,7 +99,7 @@ __device__ __forceinline__ void sum_ranks(float (&sums)[columns], const In* __re
         for (int i = 0; i < kRanksAtOnce; ++i) {
             ranks[i] = shuffle(mine, first + i);  // lanes past top_k hold kNoRow
             if (ranks[i].row == kNoRow || !inside) continue;
-            pieces[i] = Piece<In, columns>::load(rows + static_cast<int64_t>(ranks[i].row) * width + column);
+            pieces[i] = Piece<In, columns>::template load<true>(rows + static_cast<int64_t>(ranks[i].row) * width + column);
             if (choices.biased)
                 biases[i] =
                     Piece<uint16_t, columns>::load(bias + static_cast<int64_t>(ranks[i].expert) * width + column);
