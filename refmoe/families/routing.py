@@ -5,7 +5,7 @@ topk_ids[5, 1]  token 5 choice 1: kernel expert 9 (logit 0x3FC00000 (1.5)) refer
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.stages import Plane, matrix_plane
+from refmoe.families.wrong import ARRAY, BYTE, WRONG, Change, called, huge, wrong_calls
 from refmoe.numbers_as_text import VALUE_DTYPES, compared_text, number_text
 from refmoe.reference.expand import Permutation, build_permutation
 from refmoe.reference.routing import route_softmax_topk
@@ -334,8 +335,8 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
 
     placed = {"first_expert": case.first_expert, "fill": case.poison}
     if case.dtype == "ids":
-        return maps_of(routing.permute(inputs["topk_ids"], case.shape.e, device=device, **placed))
-    routed, refused = routing.try_route(
+        return maps_of(called(case, routing.permute)(inputs["topk_ids"], case.shape.e, device=device, **placed))
+    routed, refused = called(case, routing.try_route)(
         inputs["logits"], case.shape.t, case.shape.e, device=device, bias=inputs["bias"], **placed
     )
     return outputs_of(routed, refused)
@@ -451,17 +452,46 @@ def _full() -> Iterator[Case]:
         yield _route("gaussian", 8192, e, t)
 
 
+_CHANGES: Mapping[str, Change] = {
+    # More tokens than threads are counted for, and more experts than CTAs that walk over the rows.
+    "logits-many_tokens": lambda given: {"logits": huge((1 << 26, 16), given["logits"]), "bias": None},
+    "logits-many_experts": lambda given: {"logits": np.zeros((1, 1025), np.float32), "bias": None},
+    "topk_ids-many_choices": lambda given: {"topk_ids": np.zeros((1, 33), np.int32)},
+    "topk_ids-of_many_experts": lambda given: {"num_experts_local": 1 << 21},
+}
+
+
+def _refuses() -> Iterator[Case]:
+    ranks = {"num_experts_local": "zero text flag int32", "first_expert": "negative fraction huge", "fill": BYTE}
+    yield from wrong_calls(
+        _route("gaussian", 3, 8, 2, bias="distinct", first_expert=8, ranks=2),
+        {"logits-many_tokens": "threads"},
+        logits=f"{ARRAY} flat no_columns many_tokens many_experts",
+        bias=f"{ARRAY} short",
+        k="zero text flag int32",
+        **ranks,
+    )
+    yield from wrong_calls(
+        _route("given", 3, 8, 2, dtype="ids"),
+        {"topk_ids-of_many_experts": "rows after expansion and threads"},
+        topk_ids=f"{ARRAY} flat no_columns twice many_choices of_many_experts",
+        **ranks,
+    )
+
+
 ROUTE = Family(
     name="routing",
     about="The experts of each token and their weights by softmax over the top k, and the row of each choice.",
     dtypes=("f32", "bf16", "ids"),
     sizes="met",
     fills=_FILLS,
-    options=(ROUTING, *RANKS, _BIAS, POISON),
+    options=(ROUTING, *RANKS, _BIAS, POISON, WRONG),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=_CHANGES,
     contract=Contract(
         inputs=("logits", "bias", "topk_ids"),
         features=("bias",),

@@ -1,8 +1,9 @@
 """Calls that refmoe's own host code has to refuse: one argument of a sound call is damaged.
 
-A family lists them as `argument-damage`. They are cases like any other, `wrong=x-dtype` in the repro string. Such a case
-passes only if the host function raises `ArgumentError`, the error names the argument, and no kernel was launched. It is
-a claim about refmoe's host functions. Kernels of users and of the museum are not held to it.
+A family lists them as `argument-damage`. They are cases like any other, with `wrong=x-dtype` in the repro string. Such
+a case is refused as the case list says only if the host function raises `ArgumentError`, the error names the argument,
+and no kernel was launched. It is a claim about refmoe's host functions. Kernels of users and of the museum are not held
+to it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Its tokens are those of `block_fp8_quantize`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from refmoe.families.family import POISON, Case, Contract, Expectation, Family, 
 from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.quantize import LOOPING_ROWS
 from refmoe.families.vacuity import doubt_codes
+from refmoe.families.wrong import ARRAY, BYTE, WRONG, Change, called, huge, wrong_calls
 from refmoe.formats import BLOCK_FP8
 from refmoe.reference.block_fp8 import LAYOUTS, POLICIES, SCALES
 from refmoe.reference.deepseek.activation import TILE
@@ -85,7 +86,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.deepseek.expand import expand_block_fp8 as launch
 
     return _outputs(
-        launch(
+        called(case, launch)(
             inputs["x"],
             inputs["unpermuted_to_permuted"],
             device=far_device(case, device, _far(case)),
@@ -164,6 +165,28 @@ def _full() -> Iterator[Case]:
     yield _case("gaussian", 1024, 7168, 256, 8, layout="mn_major")
 
 
+_CHANGES: Mapping[str, Change] = {
+    "unpermuted_to_permuted-many_choices": lambda given: {
+        "unpermuted_to_permuted": np.full(33 * given["x"].shape[0], -1, np.int32)
+    },
+    "unpermuted_to_permuted-no_choice": lambda given: {"unpermuted_to_permuted": np.zeros(0, np.int32)},
+    "x-many_scales": lambda given: {
+        "x": huge((given["x"].shape[0], 1 << 38), given["x"]),
+    },
+}
+
+
+def _refuses() -> Iterator[Case]:
+    yield from wrong_calls(
+        _case("gaussian", 3, 128, 4, 2),
+        {"x-many_scales": "scales of all rows"},
+        x=f"{ARRAY} flat narrow no_columns many_scales",
+        unpermuted_to_permuted=f"{ARRAY} short past below twice many_choices no_choice",
+        **dict.fromkeys(("policy", "scales", "layout"), "word"),
+        fill=BYTE,
+    )
+
+
 DEEPSEEK_EXPAND = Family(
     name="deepseek_expand",
     about="Tokens quantized to block FP8 on their way to the rows of their experts, and as they are.",
@@ -174,12 +197,14 @@ DEEPSEEK_EXPAND = Family(
         word("policy", *POLICIES, fixed=True),
         word("scales", *SCALES, fixed=True),
         word("layout", *LAYOUTS, fixed=True),
-        *(ROUTING, *RANKS, ROWS_BEFORE, POISON),
+        *(ROUTING, *RANKS, ROWS_BEFORE, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=_CHANGES,
     contract=Contract(
         inputs=("x", "unpermuted_to_permuted"),
         outputs={

@@ -21,6 +21,7 @@ from refmoe.families.choices import RANKS, ROUTED
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Lack, Outputs
 from refmoe.families.routing import ChoiceRows, FirstRows, RefusedToken, RowChoices, Weights, maps_of, outputs_of
 from refmoe.families.stages import Plane, matrix_plane
+from refmoe.families.wrong import ARRAY, BYTE, WRONG, Change, called, huge, wrong_calls
 from refmoe.numbers_as_text import VALUE_DTYPES, number_text
 from refmoe.reference.deepseek.routing import (
     GROUP_SCORES,
@@ -345,7 +346,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     """Launch the kernels."""
     from refmoe.cuda.deepseek.routing import try_route_grouped
 
-    routed, refused_token = try_route_grouped(
+    routed, refused_token = called(case, try_route_grouped)(
         inputs["logits"],
         inputs["bias"],
         case.shape.t,
@@ -445,6 +446,28 @@ def _full() -> Iterator[Case]:
     yield _case("ties", 8192, *_ROUTERS[0], dtype="bf16")
 
 
+_CHANGES: Mapping[str, Change] = {
+    "logits-many_tokens": lambda given: {"logits": huge((1 << 26, given["logits"].shape[1]), given["logits"])},
+}
+
+
+def _refuses() -> Iterator[Case]:
+    yield from wrong_calls(
+        _case("gaussian", 3, 8, 2, 4, 2, first_expert=8, ranks=2),
+        {"logits-many_tokens": "threads"},
+        logits=f"{ARRAY} flat no_columns many_tokens",
+        bias=f"{ARRAY} short",
+        k="zero text flag int32",
+        groups="zero text number int32",
+        top_groups="zero text int32",
+        scale="nan infinite text flag",
+        num_experts_local="zero text flag int32",
+        rule="word",
+        first_expert="negative fraction huge",
+        fill=BYTE,
+    )
+
+
 DEEPSEEK_ROUTING = Family(
     name="deepseek_routing",
     about="The experts of each token by sigmoid top-k over groups, their weights, and the row of each choice.",
@@ -457,12 +480,14 @@ DEEPSEEK_ROUTING = Family(
         word("rule", *RULES, fixed=True),
         word("scale", *SCALES),
         word("bias", "distinct", "none"),
-        *(*RANKS, POISON),
+        *(*RANKS, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=_CHANGES,
     contract=Contract(
         inputs=("logits", "bias", "scale"),
         features=("bias",),

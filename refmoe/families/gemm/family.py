@@ -29,7 +29,17 @@ from refmoe.families.gemm.epilogue import (
     alpha_of,
 )
 from refmoe.families.gemm.fills import FILLS, PADDED_K
-from refmoe.families.gemm.grouped import CONTRACT, check_far, expect_products, gemm_inputs, run_products
+from refmoe.families.gemm.grouped import (
+    CONTRACT,
+    PRODUCT_CHANGES,
+    SAYS_OF_PRODUCTS,
+    WRONG_PRODUCTS,
+    check_far,
+    expect_products,
+    gemm_inputs,
+    run_products,
+)
+from refmoe.families.wrong import WRONG, wrong_calls
 from refmoe.formats import MX_BLOCK
 from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
 from refmoe.reference.gemm import dense_gemm, grouped_gemm
@@ -335,6 +345,11 @@ def _full() -> Iterator[Case]:
         yield _case("wide-range", Shape(m=300, k=_RAGGED_K, n=_RAGGED_N, e=2), tile=str(tile))  # a prefill
 
 
+def _refuses() -> Iterator[Case]:
+    base = _case("gaussian", Shape(m=5, k=64, n=16, e=3), alpha="distinct", bias="distinct")
+    yield from wrong_calls(base, SAYS_OF_PRODUCTS, **WRONG_PRODUCTS)
+
+
 SM12X_GEMM = Family(
     name="sm12x_gemm",
     about="Grouped GEMM of MXFP8 tokens in expert order with MXFP4 weights, for SM12x.",
@@ -345,12 +360,14 @@ SM12X_GEMM = Family(
         triple("tile", "", "MxNxK such as 128x8x512: weight rows, tokens, elements of K"),
         number("stages", launch=True),
         triple("cluster", "1x1x1", "blocks such as 2x1x1"),
-        *(ROUTING, *RANKS, ALPHA, PRODUCT_BIAS, ROWS_BEFORE, EXPERTS_BEFORE, POISON),
+        *(ROUTING, *RANKS, ALPHA, PRODUCT_BIAS, ROWS_BEFORE, EXPERTS_BEFORE, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=PRODUCT_CHANGES,
     contract=CONTRACT,
     sources=("gemm",),
     host=("refmoe.cuda.gemm.kernel",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from refmoe.families.gemm.epilogue import BITS, OUTPUTS, FloatArray, bias_of, ep
 from refmoe.families.gemm.stages import Products
 from refmoe.families.stages import GroupedScales
 from refmoe.families.vacuity import Limits, doubt_products
+from refmoe.families.wrong import ARRAY, BYTE, LONG, MANY, Arguments, Change, called, huge
 from refmoe.reference.layout import EXPERT_ROW_ALIGNMENT, swizzle_weight_scales
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def run_products(
     if case.rows_before or case.experts_before:
         block = case.shape.k // inputs["token_scales"].shape[-1]
         device = far_device(case, device, _far(case, block, tile["tile"].n, tile["tile"].m))
-    out = launch(
+    out = called(case, launch)(
         inputs["tokens"],
         inputs["token_scale_buffer"],
         inputs["weights"],
@@ -163,3 +164,45 @@ def run_products(
         fill=case.poison,
     )
     return {"out": np.ascontiguousarray(out).view(BITS[case.dtype])}
+
+
+# --- calls that are refused -----------------------------------------------------------------------------------------
+
+
+def _deep(given: Arguments) -> Arguments:
+    """A K of which the bytes of a row's scale atoms are not counted in int32."""
+    codes, weights = given["codes"], given["weights"]
+    half = LONG * weights.shape[2] // codes.shape[1]
+    return {"codes": huge((codes.shape[0], LONG), codes), "weights": huge((*weights.shape[:2], half), weights)}
+
+
+#: Damages of what all grouped GEMMs on the frame of SM12x take.
+PRODUCT_CHANGES: Mapping[str, Change] = {
+    "codes-deep": _deep,
+    "codes-many_rows": lambda given: {"codes": huge((MANY, given["codes"].shape[1]), given["codes"])},
+    # 2^20 experts of 2048 rows each.
+    "weights-many_rows": lambda given: {
+        "weights": huge((1 << 20, 1 << 11, given["weights"].shape[2]), given["weights"])
+    },
+    "weights-ragged": lambda given: {"weights": given["weights"][:, :12].copy()},
+}
+#: And what is wrong with it.
+WRONG_PRODUCTS: Mapping[str, str] = {
+    "codes": f"{ARRAY} flat narrow no_columns deep many_rows",
+    "scales": f"{ARRAY} short long",
+    "weights": f"{ARRAY} flat no_rows no_middle narrow ragged many_rows",
+    "weight_scales": f"{ARRAY} short long",
+    "offsets": f"{ARRAY} short first last falling",
+    "tile": "number fraction",
+    "stages": "zero huge",
+    "alpha": f"{ARRAY} short",
+    "bias": f"{ARRAY} short narrow",
+    "out_dtype": "word",
+    "fill": BYTE,
+}
+SAYS_OF_PRODUCTS: Mapping[str, str] = {
+    "codes-deep": "bytes of scale atoms",
+    "codes-many_rows": "codes: found",
+    "weights-many_rows": "weights: found 2147483648 padded rows of scales",
+    "weights-ragged": "needed N a multiple of 8",
+}
