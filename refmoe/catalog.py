@@ -110,8 +110,8 @@ def list_cases(
     compiles for all, so what can differ is the compiler's choice of instructions. A case whose instruction the leading
     arch lacks is taken from the level itself, for the first arch that has it. Where a kernel carries a tensor-core
     instruction in software, which the executor is too slow for, only that family's few small cases are taken. Cases
-    whose instruction a chip lacks are not taken for it. From the default level on, the calls that refmoe's own host code
-    has to refuse come last.
+    whose instruction a chip lacks are not taken for it. From the default level on, the calls that refmoe's own
+    host code has to refuse come last.
 
     Args:
         level: "quick", "default" or "full".

@@ -217,8 +217,9 @@ def called(case: Case, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_name(function: Callable[..., Any], given: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by the names of the function's parameters."""
+    """The arguments of a call by the names of the function's parameters, defaults included."""
     bound = inspect.signature(function).bind(*given, **named)
+    bound.apply_defaults()
     arguments = dict(bound.arguments)
     for parameter in bound.signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
