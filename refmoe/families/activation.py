@@ -452,6 +452,7 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 2, 8224, 2, bias="distinct")  # a row wider than a CTA, by one block
     yield _case("gaussian", 0, 2880, 8)
     yield from _every_entry()
+    yield _case("gaussian", 5, 64, 3, routing="empty-experts", poison=0)  # the fill's default
 
 
 def _every_entry() -> Iterator[Case]:

@@ -409,6 +409,7 @@ def _quick() -> Iterator[Case]:
 
 
 def _default() -> Iterator[Case]:
+    yield _case("gaussian", 1, 24_064, 5, 2, 1)  # of which one warp's rows fit shared memory
     for m in (2, 8):
         yield _case("fingerprint", m, 2880, 8, 128, 4, bias="distinct", map="permuted")
     yield _case("fingerprint", 1, 2880, 16, 128, 4, dtype="bf16", inputs="choice", alpha="distinct")
@@ -435,6 +436,7 @@ def _default() -> Iterator[Case]:
     # Each entry has machine code of its own: each meets every fill, with and without a bias.
     for dtype, m, fill, bias in product(("f32", "bf16"), (1, 5), _PLAIN, ("none", "distinct")):
         yield _case(fill, m, 544, 8, 8, 2, dtype=dtype, bias=bias)
+    yield _case("gaussian", 3, 64, 8, 4, 2, first_expert=4, ranks=2, poison=0)  # the fill's default
 
 
 def _full() -> Iterator[Case]:

@@ -36,7 +36,7 @@ from refmoe.families.quantize import (
 )
 from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes, doubt_values
-from refmoe.families.wrong import ARRAY, BYTE, MANY, WRONG, Arguments, Change, called, wrong_calls
+from refmoe.families.wrong import ARRAY, BYTE, MANY, WRONG, Arguments, Change, called, huge, wrong_calls
 from refmoe.formats import E2M1, E4M3, FORMATS, FP32, MX_BLOCK, NVFP4, UE4M3
 from refmoe.numbers_as_text import compared_text
 from refmoe.reference.expand import OUTPUTS, build_permutation, expand, expand_as, prescaled
@@ -506,6 +506,9 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", LOOPING_ROWS, 32, 8, 2)
     yield _case("wide-range", 3, 8224, 8, 2)  # a row wider than a CTA, by one block
     yield _case("gaussian", 0, 2880, 8, 2)
+    for output in OUTPUT.words:  # the fill's default
+        fill = _FILL_OF.get(output, "fingerprint")
+        yield _case(fill, 9, 64, 4, 2, output=output, poison=0, first_expert=4, ranks=2)
     for input_sf in INPUT_SF.words:
         for fill in ("bytes", "real", "specials"):
             yield _case(fill, 130, 416, 16, 3, dtype="mxfp8", input_sf=input_sf, poison=0x7F)
@@ -576,7 +579,7 @@ def _full() -> Iterator[Case]:
 def _foreign_row(given: Arguments) -> Arguments:
     """A row for a choice of another rank."""
     rows = given["unpermuted_to_permuted"].copy()
-    rows[np.flatnonzero(rows < 0)[0]] = 0
+    rows[np.flatnonzero(rows < 0)[-1]] = 0
     return {"unpermuted_to_permuted": rows}
 
 
@@ -599,15 +602,12 @@ _CHANGES: Mapping[str, Change] = {
     "unpermuted_to_permuted-foreign": _foreign_row,
     "unpermuted_to_permuted-unowned": _own_row,
     "topk_ids-crowded": _crowded,
-    "topk_ids-many": lambda given: {
-        "x": np.zeros((0, given["x"].shape[1]), given["x"].dtype),
-        "topk_ids": np.zeros((0, MANY), np.int32),
-    },
+    "topk_ids-many": lambda given: {"topk_ids": huge((3, 1 << 30), given["topk_ids"])},
     "prescale-of_copy": lambda given: {"output": "copy", "encode_scale": None},
     "encode_scale-of_token": lambda given: {"output": "fp8_token"},
 }
 _MAPS = {
-    "topk_ids": f"{ARRAY} none flat short no_columns crowded",
+    "topk_ids": f"{ARRAY} none flat short no_columns crowded many",
     "unpermuted_to_permuted": f"{ARRAY} short past huge twice",
     "offsets": f"{ARRAY} scalar one first last falling",
     "first_expert": "negative fraction huge",
@@ -616,11 +616,12 @@ _MAPS = {
 
 def _refuses() -> Iterator[Case]:
     many = {"x-many_rows": f"x: found {MANY} rows", "x-long_rows": "bytes of scale atoms"}
+    many |= {"topk_ids-many": "rows after expansion", "unpermuted_to_permuted-foreign": "found 0 at 15"}
     matrix = f"{ARRAY} flat narrow no_columns many_rows long_rows"
     words = {**dict.fromkeys(("mode", "edge", "layout", "input_sf_layout"), "word"), "fill": BYTE}
     yield from wrong_calls(_case("gaussian", 3, 64, 4, 2), many, x=matrix, input_sf="given", **_MAPS, **words)
     others = _case("gaussian", 9, 64, 4, 2, first_expert=4, ranks=2)
-    yield from wrong_calls(others, unpermuted_to_permuted="foreign unowned")
+    yield from wrong_calls(others, many, unpermuted_to_permuted="foreign unowned")
     ready = _case("bytes", 3, 64, 4, 2, dtype="mxfp8")
     yield from wrong_calls(ready, x="dtype", input_sf=f"{ARRAY} short narrow")
     yield from wrong_calls(ready.having(input_sf="128x4"), input_sf="short strided")

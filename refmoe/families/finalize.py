@@ -380,7 +380,7 @@ WRONG_SUMS: Mapping[str, str] = {
 }
 #: Of the bias that is added first.
 WRONG_BIAS: Mapping[str, str] = {
-    "topk_ids": f"{ARRAY} none alone short negative huge",
+    "topk_ids": f"{ARRAY} none alone short negative huge past",
     "bias": f"{ARRAY} flat no_rows narrow",
     "first_expert": "negative fraction int32",
 }

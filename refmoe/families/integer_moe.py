@@ -278,7 +278,11 @@ _CHANGES: Mapping[str, Change] = {
 def _refuses() -> Iterator[Case]:
     yield from wrong_calls(
         _case("gaussian", 3, 96, 64, 4, 2, "dp4a"),
-        {"x-nine": "x: found 9 tokens", "topk_ids-many": "topk_ids: found k = 33"},
+        {
+            "x-nine": "x: found 9 tokens",
+            "topk_ids-many": "topk_ids: found k = 33",
+            "gate_up-past_max_k": "found K = 1048576",
+        },
         x="nine",
         topk_ids="many",
         gate_up="past_max_k",

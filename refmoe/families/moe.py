@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -350,10 +350,13 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.moe.arrays import check_choices as check_ids
     from refmoe.cuda.moe.arrays import layer_launches
     from refmoe.cuda.moe.call import MoEArguments, make_call
+    from refmoe.cuda.moe.launches import LayerOptions, LayerShape
 
     call = make_call(MoEArguments(**_arguments(case, inputs)))
     check_ids(call)
-    buffers, steps = called(case, layer_launches)(call, device, case.poison)
+    shape, options = called(case, LayerShape)(**vars(call.shape)), called(case, LayerOptions)(**vars(call.options))
+    call = replace(call, shape=shape, options=options)
+    buffers, steps = called(case, layer_launches)(call, device, fill=case.poison)
     for place, step in enumerate(steps):
         try:
             device.launch(step.plan)
@@ -374,29 +377,12 @@ def _run_function(case: Case, inputs: Inputs, device: Device) -> Outputs:
     given["quant_scales"] = [gate_up.view(np.int32), one, down.view(np.int32), other]
     if case.entry == "output":
         given["output"] = np.full((case.shape.m, case.shape.k), case.poison * 0x101, np.uint16).view(_BF16)
-    # What has its default is left to the function.
-    absent = {name: value for name, value in _DEFAULTS.items() if name in given and _same(given[name], value)}
-    given = {name: value for name, value in given.items() if name not in absent}
     place = Kept(device, case.poison)
     out = called(case, fused_moe)(**given, device=place, backend=None, **TURNED_OFF)
     if case.entry == "output" and out is not given["output"]:
         raise RefmoeError("the function returned another array than the output that it was given")
     taken = _taken(case, device, place.outputs, _LAUNCHES)
     return {**taken, "finalize.out": np.ascontiguousarray(out).view(BUFFERS["finalize.out"][1])}
-
-
-def _same(value: Any, default: object) -> bool:
-    return value is None if default is None else isinstance(value, type(default)) and bool(value == default)
-
-
-#: The defaults of the layer's function.
-_DEFAULTS: Mapping[str, object] = {
-    **dict.fromkeys(("fc1_expert_biases", "fc2_expert_biases", "input_sf", "output")),
-    **dict.fromkeys(("swiglu_alpha", "swiglu_beta", "swiglu_limit")),
-    **{"tp_size": 1, "tp_rank": 0, "ep_size": 1, "ep_rank": 0},
-    **{"min_latency_mode": False, "quantize_in_expand": True},
-    **{"activation": "gpt_oss", "scale_mode": "rceil", "edge_policy": "exact"},
-}
 
 
 def _arguments(case: Case, inputs: Inputs) -> dict[str, Any]:
@@ -531,6 +517,7 @@ def _default() -> Iterator[Case]:
     for m in (127, 128, 129):  # a tile of one expert's tokens, and a token less and more
         yield _case("gaussian", m, 32, 32, 2, 1, "fused", routing="same-experts")
     yield _case("gaussian", 0, 96, 64, 4, 2)
+    yield _case("gaussian", 3, 64, 32, 4, 2, "separate", poison=0)
     yield _case("gaussian", 3, 96, 64, 4, 2, "fused", entry="function", bias="none")  # all that may be left out is
     yield _case("gaussian", 4, 64, 32, 4, 2, "ready", entry="output", input_sf="128x4", params="distinct")
     more: dict[str, Any] = {"first_expert": 4, "ranks": 2, "tp_rank": 1, "global_scales": "distinct", "mode": "floor"}

@@ -338,6 +338,7 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", LOOPING_ROWS, 16, layout=layout)
         yield _case("wide-range", 3, 8208, layout=layout)  # a row wider than a CTA, by one block
         yield _case("gaussian", 0, 2880, layout=layout)
+    yield _case("fingerprint", 5, 64, layout="128x4", poison=0)  # the fill's default
 
 
 def _full() -> Iterator[Case]:

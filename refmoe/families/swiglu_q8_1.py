@@ -140,6 +140,7 @@ def _default() -> Iterator[Case]:
     # Each entry has machine code of its own: each meets every fill.
     for dtype, variant, quantizer, fill in product(("bf16", "f32"), ("gpt_oss", "silu"), QUANTIZERS, PLAIN_GATES):
         yield _case(fill, 17, 160, 3, dtype=dtype, variant=variant, quantizer=quantizer)
+    yield _case("gaussian", 5, 64, 3, first_expert=3, ranks=2, poison=0)  # the fill's default
 
 
 def _full() -> Iterator[Case]:

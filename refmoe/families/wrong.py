@@ -187,14 +187,16 @@ def check_wrong(case: Case) -> None:
 
 
 def called(case: Case, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` itself; of a case that is wrong, the function with the case's argument damaged.
+    """`function`, called as the case has it: without what is at its default, or with the damaged argument.
+
+    A caller leaves out what has its default. So does a case, and defaults are part of what is compared.
 
     Args:
-        case: the case.
+        case: the case. If its damage is of an argument that this function does not have, it is called as it is.
         function: one of `refmoe.cuda`, which the family calls with sound arguments.
     """
     if not is_wrong(case):
-        return function
+        return without_defaults(function)
 
     @functools.wraps(function)
     def damaged(*given: Any, **named: Any) -> Any:
@@ -205,7 +207,7 @@ def called(case: Case, function: Callable[..., Any]) -> Callable[..., Any]:
         argument, _, word = wrong.partition("-")
         name, at = re.fullmatch(r"([^\[]+)(?:\[(\d)\])?", argument).groups()  # type: ignore[union-attr]
         if name not in arguments:
-            raise refused("wrong", wrong, f"a damage of {one_of(arguments)}")
+            return function(*given, **named)
         value = arguments[name]
         if at is None:
             changed = DAMAGES[word](value)
@@ -214,6 +216,27 @@ def called(case: Case, function: Callable[..., Any]) -> Callable[..., Any]:
         return function(**{**arguments, name: changed})
 
     return damaged
+
+
+@functools.cache
+def _defaults(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """The defaults of a function's named parameters that are numbers, words or None."""
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each.default for each in parameters if isinstance(each.default, (int, float, str, type(None)))}
+
+
+def without_defaults(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that is not given those of its named arguments that are at their defaults."""
+    defaults = _defaults(function)
+
+    @functools.wraps(function)
+    def left(*given: Any, **named: Any) -> Any:
+        return function(*given, **{name: value for name, value in named.items() if not _is_default(name, value)})
+
+    def _is_default(name: str, value: Any) -> bool:
+        return name in defaults and type(value) is type(defaults[name]) and value == defaults[name]
+
+    return left
 
 
 def _by_name(function: Callable[..., Any], given: tuple[Any, ...], named: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,8 +47,10 @@ def _second_limit(given: Arguments) -> Arguments:
 def _crowded(given: Arguments) -> Arguments:
     """More experts a token than there are."""
     return {
-        "token_selected_experts": np.zeros((3, 9), np.int32),
-        "token_final_scales": np.zeros((3, 9), np.float32),
+        "token_selected_experts": np.zeros((3, 5), np.int32),
+        "token_final_scales": np.zeros((3, 5), np.float32),
+        "ep_size": 1,
+        "ep_rank": 0,
     }
 
 
@@ -121,4 +123,7 @@ def wrong_layer_calls(base: Case) -> Iterator[Case]:
     yield from wrong_calls(ready, input_sf=f"{ARRAY} none short narrow")
     yield from wrong_calls(ready.having(input_sf="128x4"), input_sf="short strided")
     yield from wrong_calls(base.having(entry="output"), output=f"{ARRAY} short narrow read_only")
-    yield from wrong_calls(base.having(entry="launches"), fill=BYTE)
+    sizes = dict.fromkeys(("hidden", "intermediate"), "zero past negative")
+    sizes |= {"tokens": "negative", "first_expert": "negative", **dict.fromkeys(("top_k", "experts"), "zero")}
+    words = dict.fromkeys(("quantization", "dtype", "variant", "mode", "edge", "input_sf_layout"), "word")
+    yield from wrong_calls(base.having(entry="launches"), fill=BYTE, **words, **sizes)

@@ -342,6 +342,8 @@ def _default() -> Iterator[Case]:
     for fill, dtype in product(_FILLS, ("bf16", "f32")):
         for policy, scales in _variants(fill) if (fill, dtype) != ("ties", "bf16") else ():
             yield _case(fill, 17, 384, 3, dtype=dtype, policy=policy, scales=scales)
+    yield _case("gaussian", 5, 128, 3, first_expert=3, ranks=2, poison=0)  # the fill's default
+    yield _case("gaussian", 6, 128, 3, rows="masked", poison=0)
 
 
 def _full() -> Iterator[Case]:

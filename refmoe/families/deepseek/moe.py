@@ -31,7 +31,7 @@ from refmoe.families.kept import Kept
 from refmoe.families.routing import ChoiceRows, FirstRows, RowChoices, Weights
 from refmoe.families.stages import Stage
 from refmoe.families.vacuity import Limits, doubt_codes
-from refmoe.families.wrong import ARRAY, BYTE, WRONG, Arguments, Change, called, wrong_calls
+from refmoe.families.wrong import ARRAY, BYTE, WRONG, Arguments, Change, called, huge, without_defaults, wrong_calls
 from refmoe.formats import BLOCK_FP8
 from refmoe.reference.block_fp8 import LAYOUTS, POLICIES, SCALES, BlockFP8Tensor, lay_out
 from refmoe.reference.deepseek.finalize import ORDERS
@@ -323,7 +323,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     def layer(rules: Any, layout: str, model: str, fill: int, **arguments: Any) -> Any:
         given = DeepSeekArguments(**arguments)
         launch = deepseek_moe if case.entry == "function" else deepseek_launches
-        return launch(given, device=place, rules=rules, layout=layout, model=model, fill=fill)
+        return without_defaults(launch)(given, device=place, rules=rules, layout=layout, model=model, fill=fill)
 
     found = called(case, layer)(
         **options,
@@ -429,7 +429,7 @@ def _quick() -> Iterator[Case]:
 def _default() -> Iterator[Case]:
     yield _case("specials", 7, 256, 128, 8, 2)
     yield _case("gaussian", 2, 128, 128, 4, 2, groups=2, top_groups=1, entry="function")
-    yield _case("gaussian", 2, 128, 128, 4, 2, router="given", shared="none", entry="function")
+    yield _case("gaussian", 2, 128, 128, 4, 2, router="given", shared="none", entry="function", poison=0)
     # More blocks of K than stages, in either product; the true sizes are in `refmoe bench deepseek`, and in full.
     yield _case("gaussian", 1, 1408, 128, 4, 2, groups=2, top_groups=1)
     yield _case("gaussian", 2, 128, 768, 4, 2, router="given")
@@ -481,6 +481,11 @@ _CHANGES: Mapping[str, Change] = {
     "first_expert-past_int32": lambda given: {"first_expert": (1 << 31) - 4},
     "first_expert-past_all": lambda given: {"first_expert": 5},
     "logits-of_fewer_tokens": lambda given: {"logits": given["logits"][:-1].copy()},
+    "x-many_scales": lambda given: {
+        "x": huge((1 << 20, 1 << 17), given["x"]),
+        "down": huge((4, 1 << 17, 128), given["down"]),
+        "logits": huge((1 << 20, 8), given["logits"]),
+    },
     "shared-three": lambda given: {"shared": given["shared"][:3]},
 }
 
@@ -499,11 +504,11 @@ def _refuses() -> Iterator[Case]:
     words = {f"shared__{at}": f"{ARRAY} short" for at in (0, 1, 3)}
     says = {f"{name}-{word}": said for name, said in names.items() for word in f"{ARRAY} short".split()}
     says |= {f"shared[2]-{word}": "shared" for word in ("dtype", "strided", "list", "rank")}
-    says |= {"x-narrow": "hidden: found 127"}
+    says |= {"x-narrow": "hidden: found 127", "x-many_scales": "scales of all rows"}
     yield from wrong_calls(
         _case("gaussian", 3, 128, 128, 4, 2, groups=2, top_groups=1, first_expert=4, ranks=2),
         says,
-        **weights,
+        **{**weights, "x": f"{weights['x']} many_scales"},
         **words,
         shared="three",
         shared__2="list dtype rank strided",

@@ -409,6 +409,8 @@ def _default() -> Iterator[Case]:
         yield _case(fill, Shape(9, 256, n=128, e=2), dtype, rows="4-5", tile_m=128, **wgmma)
     for k, n in (GATE_UP, DOWN):
         yield _case("near", Shape(_CLASS_ROWS, k, n=n, e=5), rows=_CLASSES, sample=1, scales="mn_major")
+    yield _case("near", Shape(5, 128, n=128, e=2), rows="1-2", poison=0)  # the fill's default
+    yield _case("near", Shape(8, 128, n=128, e=2), grouping="masked", rows="1-2", poison=0)
 
 
 def _full() -> Iterator[Case]:

@@ -39,7 +39,7 @@ from refmoe.families.gemm.grouped import (
     gemm_inputs,
     run_products,
 )
-from refmoe.families.wrong import WRONG, wrong_calls
+from refmoe.families.wrong import WRONG, called, wrong_calls
 from refmoe.formats import MX_BLOCK
 from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
 from refmoe.reference.gemm import dense_gemm, grouped_gemm
@@ -174,7 +174,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     tile, stages = None, case.stages or None
     if case.tile:
         tile = parse_tile(case.tile)
-        stages = check_tile(tile, arch=device.arch, stages=stages, cluster=parse_cluster(case.cluster))
+        stages = called(case, check_tile)(tile, arch=device.arch, stages=stages, cluster=parse_cluster(case.cluster))
     return run_products(launch, case, inputs, device, tile=tile, stages=stages)
 
 
@@ -277,6 +277,7 @@ def _default() -> Iterator[Case]:
         yield _case("real", Shape(m=9, k=k, n=n, e=4), dtype, bias="distinct")
     yield _case("one-hot-weights", Shape(m=3, k=2880, n=2880, e=1), tile="128x8x512")  # every element of K
     yield _case("one-hot-weights", _LOOPING, "bf16", tile="128x16x128", routing="all-one-token")
+    yield _case("gaussian", Shape(m=5, k=64, n=16, e=3), first_expert=3, ranks=2, poison=0)  # the fill's default
 
 
 def _edges() -> Iterator[Case]:
@@ -348,6 +349,7 @@ def _full() -> Iterator[Case]:
 def _refuses() -> Iterator[Case]:
     base = _case("gaussian", Shape(m=5, k=64, n=16, e=3), alpha="distinct", bias="distinct")
     yield from wrong_calls(base, SAYS_OF_PRODUCTS, **WRONG_PRODUCTS)
+    yield from wrong_calls(base.having(tile="128x8x512"), cluster="fewer empty")
 
 
 SM12X_GEMM = Family(
@@ -367,7 +369,7 @@ SM12X_GEMM = Family(
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
     refuses=_refuses,
-    changes=PRODUCT_CHANGES,
+    changes={**PRODUCT_CHANGES, "cluster-empty": lambda given: {"cluster": (0, 1, 1)}},
     contract=CONTRACT,
     sources=("gemm",),
     host=("refmoe.cuda.gemm.kernel",),

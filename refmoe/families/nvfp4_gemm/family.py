@@ -283,6 +283,7 @@ def _default() -> Iterator[Case]:
         # Without padding every lane's results count; a term and a product of one element may be zero together.
         bias = "none" if fill == "one-hot-weights" else "distinct"
         yield _case(fill, Shape(tile.n, 192, n=tile.m, e=1), dtype, tile=str(tile), bias=bias)
+    yield _case("gaussian", Shape(m=5, k=64, n=16, e=3), first_expert=3, ranks=2, poison=0)  # the fill's default
 
 
 def _full() -> Iterator[Case]:
