@@ -110,7 +110,8 @@ def list_cases(
     compiles for all, so what can differ is the compiler's choice of instructions. A case whose instruction the leading
     arch lacks is taken from the level itself, for the first arch that has it. Where a kernel carries a tensor-core
     instruction in software, which the executor is too slow for, only that family's few small cases are taken. Cases
-    whose instruction a chip lacks are not taken for it.
+    whose instruction a chip lacks are not taken for it. From the default level on, the calls that refmoe's own
+    host code has to refuse come last.
 
     Args:
         level: "quick", "default" or "full".
@@ -156,11 +157,18 @@ def _lacking(family: Family, level: str) -> Iterator[Case]:
 
 def _listed(family: Family, level: str, device: str, arch: str) -> Iterable[Case]:
     if device == "cuda":
-        return family.level(level)
+        return _with_wrong_calls(family, level)
     if arch not in family.archs:
         return ()
-    cases = family.software[arch]() if arch in family.software else family.level(level)
+    cases = family.software[arch]() if arch in family.software else _with_wrong_calls(family, level)
     return (case for case in cases if family.lacks(case, arch) is None)
+
+
+def _with_wrong_calls(family: Family, level: str) -> Iterator[Case]:
+    """The cases of a level, and from the default level on the calls that refmoe's own host code has to refuse."""
+    yield from family.level(level)
+    if level != LEVELS[0]:
+        yield from family.wrong_calls()
 
 
 def activation_cases(text: str, device: str = "ptx", arch: str | None = None, suites: Sequence[str] = ()) -> list[Case]:

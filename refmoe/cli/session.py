@@ -17,6 +17,7 @@ from refmoe.catalog import kernel_of, sound_kernel
 from refmoe.cli.common import INTERRUPTED, make_console, write_files
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families.family import Case
+from refmoe.families.wrong import is_wrong
 from refmoe.museum import exhibits
 from refmoe.reports import render
 from refmoe.reports.environment import current_environment
@@ -156,6 +157,8 @@ def _run_cases(running: Iterator[Result], total: int, results: list[Result], con
             if result.fails or verbose:
                 console.print(line, style=render.verdict_style(result), markup=False)
                 console.print(f"repro: {result.repro}", markup=False)
+            elif result.verdict is Verdict.UNSUPPORTED and is_wrong(result.case):
+                continue  # a wrong call that was refused: there are many
             elif result.verdict is Verdict.UNSUPPORTED:
                 text = f"{result.id}: UNSUPPORTED, as the case list says: {result.reason}"
                 console.print(text, style=render.verdict_style(result), markup=False)

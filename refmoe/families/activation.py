@@ -19,6 +19,7 @@ from refmoe.families.far import ROWS_BEFORE, Layout, behind, check_before, far_d
 from refmoe.families.quantize import COMPILED_POLICIES, EDGE, FAR_ROWS, LOOPING_ROWS, MODE, settings_of
 from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes
+from refmoe.families.wrong import ARRAY, BYTE, MANY, WRONG, Arguments, Change, called, huge, wrong_calls
 from refmoe.formats import MX_BLOCK
 from refmoe.reference.activation import ALPHA, BETA, LIMIT, swiglu
 from refmoe.reference.quantize import quantize_mxfp8
@@ -345,7 +346,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.activation import swiglu_quantize
 
     k = case.shape.k
-    result = swiglu_quantize(
+    result = called(case, swiglu_quantize)(
         inputs["gate_up"],
         inputs["offsets"],
         device=far_device(case, device, far_gates(case, {"codes": k, "scales": 4 * -(-k // 128)})),
@@ -451,6 +452,7 @@ def _default() -> Iterator[Case]:
     yield _case("gaussian", 2, 8224, 2, bias="distinct")  # a row wider than a CTA, by one block
     yield _case("gaussian", 0, 2880, 8)
     yield from _every_entry()
+    yield _case("gaussian", 5, 64, 3, routing="empty-experts", poison=0)  # the fill's default
 
 
 def _every_entry() -> Iterator[Case]:
@@ -471,17 +473,84 @@ def _full() -> Iterator[Case]:
     yield _case("gaussian", 2048, 2880, 128, bias="distinct", params="distinct")
 
 
+def _second_limit(given: Arguments) -> Arguments:
+    """A limit below 0 behind one of 0."""
+    limit = given["swiglu_limit"].copy()
+    limit[:2] = 0, -1
+    return {"swiglu_limit": limit}
+
+
+def _with_silu(parameter: str) -> Change:
+    """One parameter of gpt-oss's activation with the other one."""
+    absent = {f"swiglu_{name}": None for name in ("alpha", "beta", "limit") if name != parameter}
+    return lambda given: {"variant": "silu", **absent}
+
+
+#: The most gates of a row whose scales are counted in int32.
+_WIDEST = (2**31 - 1) // 512 * 128
+
+#: Damages of what both activations take.
+GATE_CHANGES: Mapping[str, Change] = {
+    "swiglu_limit-second": _second_limit,
+    **{f"swiglu_{name}-with_silu": _with_silu(name) for name in ("alpha", "beta", "limit")},
+}
+#: And what is wrong with it.
+WRONG_GATES: Mapping[str, str] = {
+    "gate_up": f"{ARRAY} flat narrow no_columns",
+    "offsets": f"{ARRAY} scalar one first last falling",
+    "swiglu_alpha": f"{ARRAY} short with_silu",
+    "swiglu_beta": f"{ARRAY} short with_silu",
+    "swiglu_limit": f"{ARRAY} short with_silu negative nan second",
+    "variant": "word",
+    "fill": BYTE,
+}
+SAYS_OF_GATES: Mapping[str, str] = {
+    "swiglu_limit-second": "swiglu_limit: found -1.0",
+    **{
+        f"swiglu_{name}-with_silu": f"swiglu_{name}: found float32 [3] with silu" for name in ("alpha", "beta", "limit")
+    },
+}
+_CHANGES: Mapping[str, Change] = {
+    **GATE_CHANGES,
+    "offsets-of_widest_rows": lambda given: {
+        "gate_up": huge((1, 2 * _WIDEST), given["gate_up"]),
+        "offsets": [0, 1],
+    },
+}
+
+
+def _refuses() -> Iterator[Case]:
+    says = {
+        **SAYS_OF_GATES,
+        "swiglu_limit-second": "swiglu_limit: found -1.0 for expert 1",
+        "gate_up-many_rows": f"gate_up: found {MANY} rows",
+        "gate_up-long_rows": "bytes of scale atoms",
+    }
+    yield from wrong_calls(_case("gaussian", 5, 64, 3, params="distinct", bias="distinct"), says, **_WRONG)
+
+
+_WRONG = {
+    **WRONG_GATES,
+    "gate_up": f"{WRONG_GATES['gate_up']} many_rows long_rows",
+    "offsets": f"{WRONG_GATES['offsets']} of_widest_rows",
+    "bias": f"{ARRAY} short narrow",
+    **dict.fromkeys(("mode", "edge", "layout"), "word"),
+}
+
+
 ACTIVATION = Family(
     name="activation",
     about="SwiGLU of a first GEMM's rows in expert order, quantized to MXFP8 where the second GEMM reads it.",
     dtypes=("bf16",),
     sizes="mke",
     fills=GATE_FILLS,
-    options=(VARIANT, MODE, EDGE, LAYOUT, GATE_PARAMS, GATE_BIAS, ROUTING, *RANKS, ROWS_BEFORE, POISON),
+    options=(VARIANT, MODE, EDGE, LAYOUT, GATE_PARAMS, GATE_BIAS, ROUTING, *RANKS, ROWS_BEFORE, POISON, WRONG),
     inputs=gate_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=_CHANGES,
     contract=Contract(
         inputs=("gate_up", "offsets", "bias", "alpha", "beta", "limit"),
         features=("bias", "alpha", "beta", "limit"),

@@ -26,6 +26,7 @@ from refmoe.families.quantize import DECODE, FAR_ROWS, LOOPING_ROWS, MODELS
 from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_codes
+from refmoe.families.wrong import ARRAY, BYTE, WRONG, Change, called, wrong_calls
 from refmoe.formats import BF16, BLOCK_FP8, E4M3, FP16, FP32, Format, TileFormat
 from refmoe.numbers_as_text import compared_text, number_text
 from refmoe.reference.block_fp8 import LAYOUTS, POLICIES, SCALES, lay_out, quantize_block_fp8, spread
@@ -384,7 +385,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
 
     words = {"block": case.block, "policy": case.policy, "scales": case.scales, "layout": case.layout}
     place = far_device(case, device, _far(case))
-    result = block_fp8_quantize(inputs["x"], device=place, fill=case.poison, **words)
+    result = called(case, block_fp8_quantize)(inputs["x"], device=place, fill=case.poison, **words)
     return {"codes": result.codes, "scales": result.scales.view(np.uint32)}
 
 
@@ -494,6 +495,25 @@ def _full() -> Iterator[Case]:
     yield _case("real", 2048, 7168)
 
 
+#: A layout that weights do not have.
+_CHANGES: Mapping[str, Change] = {"layout-of_weights": lambda given: {"block": "128x128", "layout": "mn_major"}}
+
+
+def _refuses() -> Iterator[Case]:
+    yield from wrong_calls(
+        _case("gaussian", 2, 64),
+        {
+            "x-many_rows": "rows and those of one more tile",
+            "x-giga_rows": "tiles, counted twice",
+            "x-long_rows": "bytes of scale atoms",
+        },
+        x=f"{ARRAY} scalar flat narrow no_columns many_rows giga_rows long_rows",
+        **dict.fromkeys(("block", "policy", "scales"), "word"),
+        layout="word of_weights",
+        fill=BYTE,
+    )
+
+
 BLOCK_FP8_QUANTIZE = Family(
     name="block_fp8_quantize",
     about="Block FP8 of a matrix: E4M3 codes, an FP32 scale for each tile of 1x128 or 128x128.",
@@ -507,11 +527,14 @@ BLOCK_FP8_QUANTIZE = Family(
         word("layout", *LAYOUTS, fixed=True),
         ROWS_BEFORE,
         POISON,
+        WRONG,
     ),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=_CHANGES,
     contract=Contract(
         inputs=("x",),
         outputs={"codes": "float8_e4m3fn", "scales": "float32"},

@@ -23,6 +23,7 @@ from refmoe.families.family import POISON, Case, Contract, Expectation, Family, 
 from refmoe.families.far import EXPERTS_BEFORE, Layout, check_before, far_device, lacks_memory
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_values
+from refmoe.families.wrong import ARRAY, BYTE, WRONG, Arguments, Change, called, huge, wrong_calls
 from refmoe.formats import Q8_1
 from refmoe.numbers_as_text import VALUE_DTYPES, bits_text, distance_text, number_text
 from refmoe.reference.dp4a import MAX_TOKENS, dp4a_gemv
@@ -371,7 +372,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
 
     operands = (inputs[name] for name in ("codes", "d", "weights", "weight_scales", "topk_ids"))
     place = far_device(case, device, _far(case))
-    return {"out": _bits(launch(*operands, device=place, **_arguments(case, inputs)))}
+    return {"out": _bits(called(case, launch)(*operands, device=place, **_arguments(case, inputs)))}
 
 
 def _bits(values: NDArray[Any]) -> NDArray[Any]:
@@ -408,6 +409,7 @@ def _quick() -> Iterator[Case]:
 
 
 def _default() -> Iterator[Case]:
+    yield _case("gaussian", 1, 24_064, 5, 2, 1)  # of which one warp's rows fit shared memory
     for m in (2, 8):
         yield _case("fingerprint", m, 2880, 8, 128, 4, bias="distinct", map="permuted")
     yield _case("fingerprint", 1, 2880, 16, 128, 4, dtype="bf16", inputs="choice", alpha="distinct")
@@ -434,6 +436,7 @@ def _default() -> Iterator[Case]:
     # Each entry has machine code of its own: each meets every fill, with and without a bias.
     for dtype, m, fill, bias in product(("f32", "bf16"), (1, 5), _PLAIN, ("none", "distinct")):
         yield _case(fill, m, 544, 8, 8, 2, dtype=dtype, bias=bias)
+    yield _case("gaussian", 3, 64, 8, 4, 2, first_expert=4, ranks=2, poison=0)  # the fill's default
 
 
 def _full() -> Iterator[Case]:
@@ -446,6 +449,46 @@ def _full() -> Iterator[Case]:
     yield _case("gaussian", 1, 2880, 5760, 4, 4, bias="distinct")
 
 
+def _weights_of(experts: int, n: int, k: int) -> Change:
+    """Weights of another size, which take no memory."""
+    return lambda given: {"weights": huge((experts, n, k // 2), given["weights"])}
+
+
+def _many_rows(given: Arguments) -> Arguments:
+    """More weight rows than CTAs are counted for, of 8 tokens with 32 choices each."""
+    return {"weights": huge((2, 1 << 26, 16), given["weights"]), "topk_ids": np.zeros((8, 32), np.int32)}
+
+
+#: A block more than shared memory has room for: `refmoe.cuda.dp4a.MAX_K`.
+_PAST_MAX_K = 98 * 1024 // (4 * 17) * 32 + 32
+
+_CHANGES: Mapping[str, Change] = {
+    "weights-past_max_k": lambda given: {"weights": huge((2, 1, _PAST_MAX_K // 2), given["weights"])},
+    "weights-many_ctas": _many_rows,
+    "topk_ids-nine": lambda given: {"topk_ids": np.zeros((9, 2), np.int32)},
+    "topk_ids-many": lambda given: {"topk_ids": np.zeros((8, 33), np.int32)},
+}
+
+
+def _refuses() -> Iterator[Case]:
+    base = _case("gaussian", 3, 64, 16, 4, 2, alpha="distinct", bias="distinct", map="permuted")
+    yield from wrong_calls(
+        base,
+        {"topk_ids-nine": "topk_ids: found 9 tokens", "topk_ids-many": "topk_ids: found 264 choices"},
+        codes=f"{ARRAY} short narrow",
+        d=f"{ARRAY} short narrow",
+        weights=f"{ARRAY} flat no_rows no_middle no_columns narrow past_max_k many_ctas",
+        weight_scales=f"{ARRAY} short narrow",
+        topk_ids=f"{ARRAY} flat no_columns nine many",
+        row_of_choice=f"{ARRAY} short below past twice",
+        alpha=f"{ARRAY} short",
+        bias=f"{ARRAY} short narrow",
+        first_expert="negative fraction huge",
+        out_dtype="word none number",
+        fill=BYTE,
+    )
+
+
 DP4A_GEMV = Family(
     name="dp4a_gemv",
     about="MXFP4 weights times Q8_1 activations of up to 8 tokens, each with its own experts, by integer dot products.",
@@ -455,12 +498,14 @@ DP4A_GEMV = Family(
     options=(
         *(word("inputs", "token", "choice"), word("map", "none", "permuted")),
         *(word("alpha", "none", "distinct", "edges"), word("bias", "none", "distinct", "tiny")),
-        *(ROUTING, *RANKS, EXPERTS_BEFORE, POISON),
+        *(ROUTING, *RANKS, EXPERTS_BEFORE, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=_CHANGES,
     contract=Contract(
         inputs=("codes", "d", "weights", "weight_scales", "topk_ids", "row_of_choice", "alpha", "bias"),
         features=("row_of_choice", "alpha", "bias"),

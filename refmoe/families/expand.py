@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ from refmoe.families.quantize import (
 )
 from refmoe.families.stages import Codes, GroupedScales
 from refmoe.families.vacuity import Limits, doubt_codes, doubt_values
+from refmoe.families.wrong import ARRAY, BYTE, MANY, WRONG, Arguments, Change, called, huge, wrong_calls
 from refmoe.formats import E2M1, E4M3, FORMATS, FP32, MX_BLOCK, NVFP4, UE4M3
 from refmoe.numbers_as_text import compared_text
 from refmoe.reference.expand import OUTPUTS, build_permutation, expand, expand_as, prescaled
@@ -317,7 +318,7 @@ def _far(case: Case, inputs: Inputs) -> Layout:
 def _run_as(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.expand import expand_as as launch
 
-    result = launch(
+    result = called(case, launch)(
         inputs["x"],
         inputs["topk_ids"],
         inputs["unpermuted_to_permuted"],
@@ -337,7 +338,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     if case.output != "mxfp8":
         return _run_as(case, inputs, device)
 
-    result = launch(
+    result = called(case, launch)(
         inputs["x"],
         inputs["topk_ids"],
         inputs["unpermuted_to_permuted"],
@@ -505,6 +506,9 @@ def _default() -> Iterator[Case]:
     yield _case("fingerprint", LOOPING_ROWS, 32, 8, 2)
     yield _case("wide-range", 3, 8224, 8, 2)  # a row wider than a CTA, by one block
     yield _case("gaussian", 0, 2880, 8, 2)
+    for output in OUTPUT.words:  # the fill's default
+        fill = _FILL_OF.get(output, "fingerprint")
+        yield _case(fill, 9, 64, 4, 2, output=output, poison=0, first_expert=4, ranks=2)
     for input_sf in INPUT_SF.words:
         for fill in ("bytes", "real", "specials"):
             yield _case(fill, 130, 416, 16, 3, dtype="mxfp8", input_sf=input_sf, poison=0x7F)
@@ -572,6 +576,64 @@ def _full() -> Iterator[Case]:
         yield _case("real", 2, k, e, t, output="nvfp4", global_scale="expert")
 
 
+def _foreign_row(given: Arguments) -> Arguments:
+    """A row for a choice of another rank."""
+    rows = given["unpermuted_to_permuted"].copy()
+    rows[np.flatnonzero(rows < 0)[-1]] = 0
+    return {"unpermuted_to_permuted": rows}
+
+
+def _own_row(given: Arguments) -> Arguments:
+    """None for a choice of this rank."""
+    rows = given["unpermuted_to_permuted"].copy()
+    rows[np.flatnonzero(rows >= 0)[0]] = -1
+    return {"unpermuted_to_permuted": rows}
+
+
+def _crowded(given: Arguments) -> Arguments:
+    """A token with more of this rank's experts than there are."""
+    tokens, experts = given["x"].shape[0], given["offsets"].size - 1
+    ids = np.full((tokens, experts + 1), given["first_expert"], np.int32)
+    return {"topk_ids": ids, "unpermuted_to_permuted": np.zeros(ids.size, np.int32)}
+
+
+_CHANGES: Mapping[str, Change] = {
+    "input_sf-given": lambda given: {"input_sf": np.zeros((given["x"].shape[0], given["x"].shape[1] // 32), np.uint8)},
+    "unpermuted_to_permuted-foreign": _foreign_row,
+    "unpermuted_to_permuted-unowned": _own_row,
+    "topk_ids-crowded": _crowded,
+    "topk_ids-many": lambda given: {"topk_ids": huge((3, 1 << 30), given["topk_ids"])},
+    "prescale-of_copy": lambda given: {"output": "copy", "encode_scale": None},
+    "encode_scale-of_token": lambda given: {"output": "fp8_token"},
+}
+_MAPS = {
+    "topk_ids": f"{ARRAY} none flat short no_columns crowded many",
+    "unpermuted_to_permuted": f"{ARRAY} short past huge twice",
+    "offsets": f"{ARRAY} scalar one first last falling",
+    "first_expert": "negative fraction huge",
+}
+
+
+def _refuses() -> Iterator[Case]:
+    many = {"x-many_rows": f"x: found {MANY} rows", "x-long_rows": "bytes of scale atoms"}
+    many |= {"topk_ids-many": "rows after expansion", "unpermuted_to_permuted-foreign": "found 0 at 15"}
+    matrix = f"{ARRAY} flat narrow no_columns many_rows long_rows"
+    words = {**dict.fromkeys(("mode", "edge", "layout", "input_sf_layout"), "word"), "fill": BYTE}
+    yield from wrong_calls(_case("gaussian", 3, 64, 4, 2), many, x=matrix, input_sf="given", **_MAPS, **words)
+    others = _case("gaussian", 9, 64, 4, 2, first_expert=4, ranks=2)
+    yield from wrong_calls(others, many, unpermuted_to_permuted="foreign unowned")
+    ready = _case("bytes", 3, 64, 4, 2, dtype="mxfp8")
+    yield from wrong_calls(ready, x="dtype", input_sf=f"{ARRAY} short narrow")
+    yield from wrong_calls(ready.having(input_sf="128x4"), input_sf="short strided")
+    computed = _case("gaussian", 3, 64, 4, 2, output="nvfp4", prescale="channel")
+    words = {"output": "word", "layout": "word", "fill": BYTE}
+    factors = {"encode_scale": "none text zero negative nan", "prescale": "list dtype rank short of_copy"}
+    yield from wrong_calls(computed, many, x=matrix, **_MAPS, **words, **factors)
+    by_expert = computed.having(global_scale="expert")
+    yield from wrong_calls(by_expert, encode_scale="dtype rank short negative nan of_token")
+    yield from wrong_calls(_case("gaussian", 3, 64, 4, 2, output="copy"), x="dtype narrow")
+
+
 EXPAND = Family(
     name="expand",
     about="Tokens in the order of their experts, one row for each choice, quantized to MXFP8, NVFP4 or FP8, or copied.",
@@ -590,12 +652,15 @@ EXPAND = Family(
         *RANKS,
         ROWS_BEFORE,
         POISON,
+        WRONG,
         *FILE_OPTIONS,
     ),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=_CHANGES,
     contract=Contract(
         inputs=(
             *("x", "input_sf", "topk_ids", "unpermuted_to_permuted", "permuted_to_unpermuted", "offsets"),

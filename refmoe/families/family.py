@@ -20,6 +20,7 @@ from refmoe.errors import RefmoeError
 from refmoe.families.case import Fields, Option, Shape, Value, byte, one_of, refused, written_options
 from refmoe.families.stages import Stage
 from refmoe.families.vacuity import Limits
+from refmoe.families.wrong import Change, check_wrong
 from refmoe.formats import MX_BLOCK
 
 if TYPE_CHECKING:
@@ -276,6 +277,8 @@ class Family:
         archs: the archs that there is a kernel for.
         software: by arch, the few cases for the executor where a tensor-core instruction runs in software.
         base: the family that this one restates for another kernel, such as "sm12x_gemm"; "" for none.
+        refuses: the calls that refmoe's own host code has to refuse, see `refmoe.families.wrong`.
+        changes: by `argument-damage` the damages of calls that no word of `refmoe.families.wrong.DAMAGES` is for.
     """
 
     name: str
@@ -299,6 +302,8 @@ class Family:
     archs: tuple[str, ...] = KERNEL_ARCHS
     software: Mapping[str, Callable[[], Iterable[Case]]] = field(default_factory=dict)
     base: str = ""
+    refuses: Callable[[], Iterable[Case]] = tuple
+    changes: Mapping[str, Change] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [
@@ -366,10 +371,15 @@ class Family:
         for name in LEVELS[: LEVELS.index(level) + 1]:
             yield from self.cases.get(name, tuple)()
 
+    def wrong_calls(self) -> Iterable[Case]:
+        """The calls that refmoe's own host code has to refuse; none of a family that restates another."""
+        return () if self.base else self.refuses()
+
     @cached_property
     def refusals(self) -> Mapping[Case, str]:
         """The cases that the kernel has to refuse, each with a part of the sentence that it answers."""
-        return {case.on("ptx"): case.refusal for case in self.level(LEVELS[-1]) if case.refusal}
+        listed = [case for case in self.level(LEVELS[-1]) if case.refusal]
+        return {case.on("ptx"): case.refusal for case in (*listed, *self.wrong_calls())}
 
     def check_case(self, case: Case) -> None:
         """Refuse a case whose fields this family does not define.
@@ -389,6 +399,7 @@ class Family:
         self._check_shape(case.shape)
         if case.fill not in self.fills:
             raise refused("fill", case.fill, one_of(self.fills))
+        check_wrong(case)
         self.check(case)
         if (lack := self.fills[case.fill].lack(case)) is not None:
             lack = Lack("shape", lack) if isinstance(lack, str) else lack

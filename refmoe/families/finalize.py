@@ -21,6 +21,7 @@ from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, l
 from refmoe.families.quantize import LOOPING_ROWS
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_values
+from refmoe.families.wrong import ARRAY, BYTE, WRONG, Change, called, huge, wrong_calls
 from refmoe.numbers_as_text import VALUE_DTYPES, compared_text
 from refmoe.reference.expand import build_permutation
 from refmoe.reference.finalize import finalize
@@ -290,7 +291,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     """Launch the kernel."""
     from refmoe.cuda.finalize import finalize as launch
 
-    out = launch(
+    out = called(case, launch)(
         inputs["rows"],
         inputs["unpermuted_to_permuted"],
         inputs["weights"],
@@ -364,17 +365,46 @@ def _full() -> Iterator[Case]:
     yield _case("gaussian", 2048, 2880, 128, 4, bias="distinct")
 
 
+#: Damages of what all sums take.
+SUM_CHANGES: Mapping[str, Change] = {
+    "topk_ids-alone": lambda given: {"bias": None},
+    "weights-past_32": lambda given: {"weights": np.zeros((given["weights"].shape[0], 33), np.float32)},
+    "rows-long": lambda given: {"rows": huge((given["rows"].shape[0], (1 << 31) - 8), given["rows"]), "bias": None},
+}
+#: And what is wrong with it.
+WRONG_SUMS: Mapping[str, str] = {
+    "rows": f"{ARRAY} flat short narrow no_columns long",
+    "unpermuted_to_permuted": f"{ARRAY} short below past",
+    "weights": f"{ARRAY} flat no_columns past_32",
+    "fill": BYTE,
+}
+#: Of the bias that is added first.
+WRONG_BIAS: Mapping[str, str] = {
+    "topk_ids": f"{ARRAY} none alone short negative huge past",
+    "bias": f"{ARRAY} flat no_rows narrow",
+    "first_expert": "negative fraction int32",
+}
+SAYS_OF_SUMS: Mapping[str, str] = {"rows-long": "columns and those of one more CTA"}
+
+
+def _refuses() -> Iterator[Case]:
+    base = _case("gaussian", 3, 64, 4, 2, bias="distinct")
+    yield from wrong_calls(base, SAYS_OF_SUMS, **WRONG_SUMS, **WRONG_BIAS, out_dtype="word none number")
+
+
 FINALIZE = Family(
     name="finalize",
     about="Each token's rows, biased, weighted and summed in the order of its choices.",
     dtypes=_DTYPES,
     sizes="mket",
     fills=SUM_FILLS,
-    options=(word("out", *_DTYPES, fixed=True), SUM_BIAS, ROUTING, *RANKS, ROWS_BEFORE, POISON),
+    options=(word("out", *_DTYPES, fixed=True), SUM_BIAS, ROUTING, *RANKS, ROWS_BEFORE, POISON, WRONG),
     inputs=sum_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=SUM_CHANGES,
     contract=Contract(
         inputs=("rows", "unpermuted_to_permuted", "weights", "topk_ids", "bias"),
         features=("bias",),

@@ -7,7 +7,7 @@ blocks in all binades.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,21 @@ from refmoe.draw import Draw
 from refmoe.families.case import Shape, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
-from refmoe.families.finalize import SUM_BIAS, SUM_FILLS, WeightedRows, sum_arguments, sum_fill, sum_inputs
+from refmoe.families.finalize import (
+    SAYS_OF_SUMS,
+    SUM_BIAS,
+    SUM_CHANGES,
+    SUM_FILLS,
+    WRONG_BIAS,
+    WRONG_SUMS,
+    WeightedRows,
+    sum_arguments,
+    sum_fill,
+    sum_inputs,
+)
 from refmoe.families.q8_1 import BlockHalves, Int8Codes, doubt_q8, q8_outputs
 from refmoe.families.vacuity import Limits
+from refmoe.families.wrong import LONG, WRONG, Change, called, huge, wrong_calls
 from refmoe.formats import Q8_1
 from refmoe.reference.finalize_q8_1 import finalize_q8_1
 from refmoe.reference.q8_1 import VARIANTS as QUANTIZERS
@@ -131,7 +143,7 @@ def doubt_q8_sums(case: Case, maps: NDArray[np.int32], tensor: Q8Tensor, limits:
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.finalize_q8_1 import finalize_q8_1 as launch
 
-    tensor = launch(
+    tensor = called(case, launch)(
         inputs["rows"],
         inputs["unpermuted_to_permuted"],
         inputs["weights"],
@@ -195,6 +207,23 @@ def _full() -> Iterator[Case]:
         yield _case("fingerprint", 9, k, 8, 4, dtype="f32")
 
 
+_CHANGES: Mapping[str, Change] = {
+    **SUM_CHANGES,
+    "rows-half_block": lambda given: {"rows": given["rows"][:, :56].copy(), "bias": given["bias"][:, :56].copy()},
+    "rows-many_elements": lambda given: {
+        "rows": huge((given["rows"].shape[0], LONG), given["rows"]),
+        "bias": None,
+        "topk_ids": None,
+    },
+}
+
+
+def _refuses() -> Iterator[Case]:
+    wrong = {**WRONG_SUMS, **WRONG_BIAS, "quantizer": "word", "rows": f"{WRONG_SUMS['rows']} half_block many_elements"}
+    says = {**SAYS_OF_SUMS, "rows-many_elements": "elements of the output"}
+    yield from wrong_calls(_case("gaussian", 3, 64, 4, 2, bias="distinct"), says, **wrong)
+
+
 FINALIZE_Q8_1 = Family(
     name="finalize_q8_1",
     about="Each token's rows, biased, weighted, summed in the order of its choices, and quantized to Q8_1.",
@@ -203,12 +232,14 @@ FINALIZE_Q8_1 = Family(
     fills=_FILLS,
     options=(
         word("quantizer", *QUANTIZERS, fixed=True),
-        *(SUM_BIAS, ROUTING, *RANKS, POISON),
+        *(SUM_BIAS, ROUTING, *RANKS, POISON, WRONG),
     ),
     inputs=sum_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=_CHANGES,
     contract=Contract(
         inputs=("rows", "unpermuted_to_permuted", "weights", "topk_ids", "bias"),
         features=("bias",),

@@ -25,6 +25,7 @@ from refmoe.families.q8_1 import BlockHalves, Int8Codes
 from refmoe.families.routing import ChoiceRows, FirstRows, RowChoices
 from refmoe.families.stages import Stage
 from refmoe.families.vacuity import Limits, doubt_values
+from refmoe.families.wrong import WRONG, Change, called, wrong_calls
 from refmoe.formats import MX_BLOCK, Q8_1
 from refmoe.reference.dp4a import MAX_TOKENS
 from refmoe.reference.moe.pipeline import moe_layer
@@ -136,24 +137,34 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.moe.integer import integer_steps, integer_workspace_bytes, output_bytes
     from refmoe.cuda.moe.launches import LayerBuffers, LayerShape
 
-    size = case.shape
-    shape = LayerShape(size.m, size.t, size.e, size.k, size.n, case.first_expert)
-    chosen = {"quantization": _quantization(case), "output": case.output}
-    workspace = {
-        name: device.output(name, (count,), case.poison)
-        for name, count in integer_workspace_bytes(shape, case.path, **chosen).items()
-    }
-    out = device.output("out", (output_bytes(shape, case.output),), case.poison)
-    given = {name: inputs[name] for name in _UPLOADED} | {"input_sf": inputs["x_d"]}
-    buffers = LayerBuffers(
-        **{name: None if array is None else device.upload(name, array) for name, array in given.items()},
-        **dict.fromkeys(("gate_up_alpha", "down_alpha")),
-        out=out,
-        workspace=workspace,
-    )
-    written = {**workspace, "out": out}
-    steps = integer_steps(
-        shape, case.path, buffers, variant=case.variant, multiprocessors=device.multiprocessors, **chosen
+    size, chosen = case.shape, {"quantization": _quantization(case), "output": case.output}
+
+    def planned(input_sf: Any, path: str, variant: str, quantization: str, output: str, **sizes: int) -> Any:
+        shape = LayerShape(**sizes)
+        chosen = {"quantization": quantization, "output": output}
+        workspace = {
+            name: device.output(name, (count,), case.poison)
+            for name, count in integer_workspace_bytes(shape, path, **chosen).items()
+        }
+        out = device.output("out", (output_bytes(shape, output),), case.poison)
+        given = {name: inputs[name] for name in _UPLOADED} | {"input_sf": input_sf}
+        buffers = LayerBuffers(
+            **{name: None if array is None else device.upload(name, array) for name, array in given.items()},
+            **dict.fromkeys(("gate_up_alpha", "down_alpha")),
+            out=out,
+            workspace=workspace,
+        )
+        more = {} if variant == "gpt_oss" else {"variant": variant}  # what is the default is left to the function
+        steps = integer_steps(shape, path, buffers, multiprocessors=device.multiprocessors, **chosen, **more)
+        return {**workspace, "out": out}, steps
+
+    written, steps = called(case, planned)(
+        inputs["x_d"],
+        case.path,
+        case.variant,
+        **chosen,
+        **{"tokens": size.m, "top_k": size.t, "experts": size.e, "hidden": size.k, "intermediate": size.n},
+        first_expert=case.first_expert,
     )
     for number, step in enumerate(steps):
         try:
@@ -252,17 +263,58 @@ def _full() -> Iterator[Case]:
         yield _staying("gaussian", m, 2880, 2880, 4, 4)
 
 
+_CHANGES: Mapping[str, Change] = {
+    "x-nine": lambda given: {"tokens": 9},
+    "topk_ids-many": lambda given: {"top_k": 33},
+    "topk_ids-past_256": lambda given: {"tokens": 8, "top_k": 32, "hidden": 1 << 27},
+    "gate_up-past_max_k": lambda given: {"hidden": 1 << 20},
+    "down-past_max_k": lambda given: {"intermediate": 1 << 20},
+    "input_sf-given": lambda given: {"input_sf": np.zeros((3, 3), np.float16)},
+    "output-of_dp4a": lambda given: {"output": "q8_1"},
+    "quantization-of_dp4a": lambda given: {"quantization": "ready"},
+}
+
+
+def _refuses() -> Iterator[Case]:
+    yield from wrong_calls(
+        _case("gaussian", 3, 96, 64, 4, 2, "dp4a"),
+        {
+            "x-nine": "x: found 9 tokens",
+            "topk_ids-many": "topk_ids: found k = 33",
+            "gate_up-past_max_k": "found K = 1048576",
+        },
+        x="nine",
+        topk_ids="many",
+        gate_up="past_max_k",
+        down="past_max_k",
+        input_sf="given",
+        tokens="negative",
+        top_k="zero",
+        experts="zero",
+        hidden="zero past negative",
+        intermediate="zero past negative",
+        first_expert="negative",
+        path="word",
+        variant="word",
+        quantization="word of_dp4a",
+        output="word of_dp4a",
+    )
+    yield from wrong_calls(_staying("gaussian", 3, 96, 64, 4, 2), input_sf="none")
+
+
 INTEGER_MOE = Family(
     name="integer_moe",
     about="A whole layer of few tokens by integer products: permute, quantize, product, activation, product, finalize.",
     dtypes=("bf16", "q8_1"),
     sizes="mknet",
     fills=LAYER_FILLS,
-    options=(PATH, OUTPUT, VARIANT, PARAMS, BIAS, ROUTING, *RANKS, POISON),
+    options=(PATH, OUTPUT, VARIANT, PARAMS, BIAS, ROUTING, *RANKS, POISON, WRONG),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=_CHANGES,
     contract=Contract(
         inputs=(
             *("x", "x_d", "topk_ids", "topk_weights", "gate_up", "gate_up_scales", "down", "down_scales"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +27,14 @@ from refmoe.families.finalize import TokenSums, doubt_sums
 from refmoe.families.gemm.epilogue import BIAS
 from refmoe.families.gemm.family import ASSUMPTION, MODEL
 from refmoe.families.gemm.stages import Products
+from refmoe.families.kept import Kept
 from refmoe.families.quantize import COMPILED_POLICIES, EDGE, MODE
 from refmoe.families.real_data import EXPERT, FFN_INPUT, read_activations, tile_rows
 from refmoe.families.routing import ChoiceRows, FirstRows, RowChoices
 from refmoe.families.stages import Codes, GroupedScales, Scales, Stage
 from refmoe.families.vacuity import Limits, doubt_codes
+from refmoe.families.wrong import WRONG, called
+from refmoe.families.wrong_layers import LAYER_CHANGES, TURNED_OFF, wrong_layer_calls
 from refmoe.formats import MX_BLOCK
 from refmoe.reference.layout import swizzle_scales, swizzle_weight_scales
 from refmoe.reference.moe.layer import MoELayer
@@ -342,48 +345,78 @@ def _doubt(case: Case, found: Mapping[str, Mapping[str, NDArray[Any]]]) -> str |
 
 
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
+    if case.entry != "launches":
+        return _run_function(case, inputs, device)
     from refmoe.cuda.moe.arrays import check_choices as check_ids
     from refmoe.cuda.moe.arrays import layer_launches
     from refmoe.cuda.moe.call import MoEArguments, make_call
+    from refmoe.cuda.moe.launches import LayerOptions, LayerShape
 
-    scales = inputs["input_sf"]
-    if scales is not None and case.input_sf == _LAYOUT:
-        scales = swizzle_scales(scales, _LAYOUT, fill=0xFF)  # rows that no token has must not matter
-    gate_up, down = (swizzle_weight_scales(inputs[f"{name}_scales"], fill=case.poison) for name in ("gate_up", "down"))
-    arguments = MoEArguments(
-        inputs["x"],
-        inputs["topk_ids"],
-        inputs["topk_weights"],
-        inputs["gate_up"],
-        inputs["down"],
-        _BF16,
-        [gate_up, inputs["gate_up_alpha"], down, inputs["down_alpha"]],
-        fc1_expert_biases=inputs["gate_up_bias"],
-        fc2_expert_biases=_down_bias(case),  # given to every rank
-        input_sf=scales,
-        swiglu_alpha=inputs["swiglu_alpha"],
-        swiglu_beta=inputs["swiglu_beta"],
-        swiglu_limit=inputs["swiglu_limit"],
-        tp_size=case.tp_rank + 1,
-        tp_rank=case.tp_rank,
-        min_latency_mode=case.min_latency == "yes",
-        ep_size=case.ranks,
-        ep_rank=case.first_expert // case.shape.e,
-        quantize_in_expand=case.path == "fused",
-        activation=case.variant,
-        scale_mode=case.mode,
-        edge_policy=case.edge,
-    )
-    call = make_call(arguments)
+    call = make_call(MoEArguments(**_arguments(case, inputs)))
     check_ids(call)
-    buffers, steps = layer_launches(call, device, case.poison)
+    shape, options = called(case, LayerShape)(**vars(call.shape)), called(case, LayerOptions)(**vars(call.options))
+    call = replace(call, shape=shape, options=options)
+    buffers, steps = called(case, layer_launches)(call, device, fill=case.poison)
     for place, step in enumerate(steps):
         try:
             device.launch(step.plan)
         except RefmoeError as error:
             done = [before.stage for before in steps[:place]]
             raise LaunchFailed(step.stage, _taken(case, device, buffers, done), error) from error
-    return _taken(case, device, buffers, [stage.partition(".")[0] for stage in BUFFERS])
+    return _taken(case, device, buffers, _LAUNCHES)
+
+
+def _run_function(case: Case, inputs: Inputs, device: Device) -> Outputs:
+    """The layer by its one function, with the views of weights and scales that FlashInfer passes."""
+    from refmoe.cuda.moe.fused import fused_moe
+
+    given = _arguments(case, inputs)
+    for name in ("fc1_expert_weights", "fc2_expert_weights"):
+        given[name] = given[name].view(np.int64) if given[name].shape[-1] % 8 == 0 else given[name]
+    gate_up, one, down, other = given["quant_scales"]
+    given["quant_scales"] = [gate_up.view(np.int32), one, down.view(np.int32), other]
+    if case.entry == "output":
+        given["output"] = np.full((case.shape.m, case.shape.k), case.poison * 0x101, np.uint16).view(_BF16)
+    place = Kept(device, case.poison)
+    out = called(case, fused_moe)(**given, device=place, backend=None, **TURNED_OFF)
+    if case.entry == "output" and out is not given["output"]:
+        raise RefmoeError("the function returned another array than the output that it was given")
+    taken = _taken(case, device, place.outputs, _LAUNCHES)
+    return {**taken, "finalize.out": np.ascontiguousarray(out).view(BUFFERS["finalize.out"][1])}
+
+
+def _arguments(case: Case, inputs: Inputs) -> dict[str, Any]:
+    """The arguments of the layer by the names of `fused_moe`."""
+    scales = inputs["input_sf"]
+    if scales is not None and case.input_sf == _LAYOUT:
+        scales = swizzle_scales(scales, _LAYOUT, fill=0xFF)  # rows that no token has must not matter
+    gate_up, down = (swizzle_weight_scales(inputs[f"{name}_scales"], fill=case.poison) for name in ("gate_up", "down"))
+    return {
+        "input": inputs["x"],
+        "token_selected_experts": inputs["topk_ids"],
+        "token_final_scales": inputs["topk_weights"],
+        "fc1_expert_weights": inputs["gate_up"],
+        "fc2_expert_weights": inputs["down"],
+        "output_dtype": _BF16,
+        "quant_scales": [gate_up, inputs["gate_up_alpha"], down, inputs["down_alpha"]],
+        "fc1_expert_biases": inputs["gate_up_bias"],
+        "fc2_expert_biases": _down_bias(case),  # given to every rank
+        "input_sf": scales,
+        **{name: inputs[name] for name in ("swiglu_alpha", "swiglu_beta", "swiglu_limit")},
+        "tp_size": case.tp_rank + 1,
+        "tp_rank": case.tp_rank,
+        "min_latency_mode": case.min_latency == "yes",
+        "ep_size": case.ranks,
+        "ep_rank": case.first_expert // case.shape.e,
+        "quantize_in_expand": case.path == "fused",
+        "activation": case.variant,
+        "scale_mode": case.mode,
+        "edge_policy": case.edge,
+    }
+
+
+#: The launches of the path, by stage.
+_LAUNCHES = tuple(dict.fromkeys(stage.partition(".")[0] for stage in BUFFERS))
 
 
 def _taken(case: Case, device: Device, written: Mapping[str, Any], launches: Sequence[str]) -> Outputs:
@@ -426,6 +459,8 @@ _GLOBAL_SCALES = word("global_scales", "none", "distinct")
 _TP_RANK = number("tp_rank")
 #: Whether the narrow tiles are asked for, which decide no result.
 _MIN_LATENCY = word("min_latency", "no", "yes")
+#: Whether launch by launch, or by the one function, which may be given an output to write to.
+ENTRY = word("entry", "launches", "function", "output", launch=True)
 
 #: Hidden and intermediate size of gpt-oss.
 _GPT_OSS = 2880
@@ -482,6 +517,11 @@ def _default() -> Iterator[Case]:
     for m in (127, 128, 129):  # a tile of one expert's tokens, and a token less and more
         yield _case("gaussian", m, 32, 32, 2, 1, "fused", routing="same-experts")
     yield _case("gaussian", 0, 96, 64, 4, 2)
+    yield _case("gaussian", 3, 64, 32, 4, 2, "separate", poison=0)
+    yield _case("gaussian", 3, 96, 64, 4, 2, "fused", entry="function", bias="none")  # all that may be left out is
+    yield _case("gaussian", 4, 64, 32, 4, 2, "ready", entry="output", input_sf="128x4", params="distinct")
+    more: dict[str, Any] = {"first_expert": 4, "ranks": 2, "tp_rank": 1, "global_scales": "distinct", "mode": "floor"}
+    yield _case("gaussian", 3, 64, 32, 4, 2, "separate", entry="function", edge="flashinfer", variant="silu", **more)
 
 
 def _full() -> Iterator[Case]:
@@ -497,6 +537,11 @@ def _full() -> Iterator[Case]:
         for variant, (mode, edge) in product(VARIANT.words, COMPILED_POLICIES):
             yield _case("gaussian", 9, 224, 160, 6, 3, path, variant=variant, mode=mode, edge=edge)
     yield _case("gaussian", 1, _GPT_OSS, _GPT_OSS, 8, 4, "fused")
+
+
+def _refuses() -> Iterator[Case]:
+    rank: dict[str, Any] = {"params": "distinct", "global_scales": "distinct", "first_expert": 4, "ranks": 2}
+    yield from wrong_layer_calls(_case("gaussian", 3, 64, 32, 4, 2, "fused", entry="function", **rank))
 
 
 MOE = Family(
@@ -516,14 +561,18 @@ MOE = Family(
         _GLOBAL_SCALES,
         _TP_RANK,
         _MIN_LATENCY,
+        ENTRY,
         ROUTING,
         *RANKS,
         POISON,
+        WRONG,
     ),
     inputs=layer_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=LAYER_CHANGES,
     contract=Contract(
         inputs=(
             *("x", "input_sf", "topk_ids", "topk_weights", "gate_up", "gate_up_scales", "down", "down_scales"),

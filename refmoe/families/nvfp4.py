@@ -31,6 +31,7 @@ from refmoe.families.quantize import (
 from refmoe.families.quantize import FILLS as MX_FILLS
 from refmoe.families.stages import Codes, Scales
 from refmoe.families.vacuity import Limits, doubt_codes
+from refmoe.families.wrong import ARRAY, BYTE, MANY, WRONG, called, wrong_calls
 from refmoe.formats import E2M1, FP32, NVFP4, UE4M3
 from refmoe.reference.layout import swizzle_scales, unpack_fp4
 from refmoe.reference.nvfp4 import NVFP4Tensor, nvfp4_encode_scale, quantize_nvfp4, tensor_amax
@@ -270,7 +271,7 @@ def _far(case: Case) -> Layout:
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.nvfp4 import nvfp4_quantize
 
-    result = nvfp4_quantize(
+    result = called(case, nvfp4_quantize)(
         inputs["x"],
         global_encode_scale=inputs["global_scale"][0],
         device=far_device(case, device, _far(case)),
@@ -337,6 +338,7 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", LOOPING_ROWS, 16, layout=layout)
         yield _case("wide-range", 3, 8208, layout=layout)  # a row wider than a CTA, by one block
         yield _case("gaussian", 0, 2880, layout=layout)
+    yield _case("fingerprint", 5, 64, layout="128x4", poison=0)  # the fill's default
 
 
 def _full() -> Iterator[Case]:
@@ -353,17 +355,29 @@ def _full() -> Iterator[Case]:
     yield _case("real", 2048, 7168, layout="128x4")
 
 
+def _refuses() -> Iterator[Case]:
+    yield from wrong_calls(
+        _case("gaussian", 2, 64),
+        {"x-many_rows": f"x: found {MANY} rows", "x-long_rows": "bytes of scale atoms"},
+        x=f"{ARRAY} flat narrow no_columns many_rows long_rows",
+        global_encode_scale="zero negative nan infinite text",
+        layout="word",
+        fill=BYTE,
+    )
+
+
 NVFP4_QUANTIZE = Family(
     name="nvfp4_quantize",
     about="NVFP4 codes and UE4M3 scales of a BF16 or FP16 matrix, under a global scale that is given.",
     dtypes=tuple(INPUT_FORMATS),
     sizes="mk",
     fills=NVFP4_FILLS,
-    options=(word("layout", "linear", "128x4", fixed=True), CALIBRATION, ROWS_BEFORE, POISON, *FILE_OPTIONS),
+    options=(word("layout", "linear", "128x4", fixed=True), CALIBRATION, ROWS_BEFORE, POISON, WRONG, *FILE_OPTIONS),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
     contract=Contract(
         inputs=("x", "global_scale"),
         outputs={"codes": "float4_e2m1fn_x2", "scales": "float8_e4m3fn"},

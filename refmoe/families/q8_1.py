@@ -22,6 +22,7 @@ from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, l
 from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_values
+from refmoe.families.wrong import ARRAY, BYTE, MANY, WRONG, called, wrong_calls
 from refmoe.formats import FP16, Q8_1
 from refmoe.numbers_as_text import compared_text, number_text
 from refmoe.reference.q8_1 import VARIANTS, Q8Tensor, quantize_q8_1
@@ -288,7 +289,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.q8_1 import q8_1_quantize
 
     place = far_device(case, device, _far(case))
-    return q8_outputs(q8_1_quantize(inputs["x"], device=place, variant=case.variant, fill=case.poison))
+    return q8_outputs(called(case, q8_1_quantize)(inputs["x"], device=place, variant=case.variant, fill=case.poison))
 
 
 # --- cases ----------------------------------------------------------------------------------------------------------
@@ -342,17 +343,32 @@ def _full() -> Iterator[Case]:
         yield _case("fingerprint", 40, k)
 
 
+def _refuses() -> Iterator[Case]:
+    yield from wrong_calls(
+        _case("gaussian", 2, 64),
+        {
+            "x-many_rows": f"x: found {MANY} rows",
+            "x-giga_rows": f"x: found {MANY * 32} elements",
+            "x-long_rows": "bytes of scale atoms",
+        },
+        x=f"{ARRAY} flat narrow no_columns many_rows giga_rows long_rows",
+        variant="word",
+        fill=BYTE,
+    )
+
+
 Q8_1_QUANTIZE = Family(
     name="q8_1_quantize",
     about="Q8_1 of a BF16, FP16 or FP32 matrix: int8 codes, an FP16 scale and an FP16 sum of each block of 32.",
     dtypes=tuple(DTYPES),
     sizes="mk",
     fills=_FILLS,
-    options=(word("variant", *VARIANTS, fixed=True), ROWS_BEFORE, POISON),
+    options=(word("variant", *VARIANTS, fixed=True), ROWS_BEFORE, POISON, WRONG),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
     contract=Contract(
         inputs=("x",),
         outputs={"codes": "int8", "d": "float16", "s": "float16"},

@@ -25,6 +25,7 @@ from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, l
 from refmoe.families.real_data import FFN_INPUT, read_activations, tile_rows
 from refmoe.families.stages import Codes, Scales
 from refmoe.families.vacuity import Limits, doubt_codes
+from refmoe.families.wrong import ARRAY, BYTE, MANY, WRONG, called, wrong_calls
 from refmoe.formats import MX_BLOCK
 from refmoe.reference.layout import swizzle_scales
 from refmoe.reference.quantize import quantize_mxfp8
@@ -449,7 +450,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.quantize import mxfp8_quantize
 
     place = far_device(case, device, _far(case))
-    result = mxfp8_quantize(inputs["x"], device=place, **settings_of(case))
+    result = called(case, mxfp8_quantize)(inputs["x"], device=place, **settings_of(case))
     return {"codes": result.codes, "scales": result.scales}
 
 
@@ -516,6 +517,7 @@ def _default() -> Iterator[Case]:
         yield _case("wide-range", 3, 8224, layout=layout)  # a row wider than a CTA, by one block
     for layout in _LAYOUT.words:
         yield _case("gaussian", 0, 2880, layout=layout)
+    yield _case("fingerprint", 5, 64, layout="128x4", poison=0)  # the fill's default
 
 
 def _full() -> Iterator[Case]:
@@ -530,17 +532,28 @@ def _full() -> Iterator[Case]:
     yield _case("real", 2048, 7168, layout="128x4")
 
 
+def _refuses() -> Iterator[Case]:
+    yield from wrong_calls(
+        _case("gaussian", 2, 64),
+        {"x-many_rows": f"x: found {MANY} rows", "x-long_rows": "bytes of scale atoms"},
+        x=f"{ARRAY} flat narrow no_columns many_rows long_rows",
+        **dict.fromkeys(("mode", "edge", "layout"), "word"),
+        fill=BYTE,
+    )
+
+
 QUANTIZE = Family(
     name="mxfp8_quantize",
     about="MXFP8 codes and E8M0 scales of a BF16 or FP16 matrix.",
     dtypes=tuple(INPUT_FORMATS),
     sizes="mk",
     fills=FILLS,
-    options=(MODE, EDGE, _LAYOUT, ROWS_BEFORE, POISON, *FILE_OPTIONS),
+    options=(MODE, EDGE, _LAYOUT, ROWS_BEFORE, POISON, WRONG, *FILE_OPTIONS),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
     contract=Contract(
         inputs=("x",),
         outputs={"codes": "float8_e4m3fn", "scales": "float8_e8m0fnu"},

@@ -5,7 +5,7 @@ topk_ids[5, 1]  token 5 choice 1: kernel expert 9 (logit 0x3FC00000 (1.5)) refer
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from refmoe.families.case import Shape, refused, word
 from refmoe.families.choices import RANKS, ROUTED, ROUTING, check_choices, expert_ids
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Outputs
 from refmoe.families.stages import Plane, matrix_plane
+from refmoe.families.wrong import ARRAY, BYTE, WRONG, Change, called, huge, wrong_calls
 from refmoe.numbers_as_text import VALUE_DTYPES, compared_text, number_text
 from refmoe.reference.expand import Permutation, build_permutation
 from refmoe.reference.routing import route_softmax_topk
@@ -334,18 +335,19 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
 
     placed = {"first_expert": case.first_expert, "fill": case.poison}
     if case.dtype == "ids":
-        return maps_of(routing.permute(inputs["topk_ids"], case.shape.e, device=device, **placed))
-    routed, refused = routing.try_route(
-        inputs["logits"], case.shape.t, case.shape.e, device=device, bias=inputs["bias"], **placed
-    )
+        return maps_of(called(case, routing.permute)(inputs["topk_ids"], case.shape.e, device=device, **placed))
+    given = (inputs["logits"], case.shape.t, case.shape.e)
+    if case.entry == "function":
+        return outputs_of(called(case, routing.route)(*given, device=device, bias=inputs["bias"], **placed), None)
+    routed, refused = called(case, routing.try_route)(*given, device=device, bias=inputs["bias"], **placed)
     return outputs_of(routed, refused)
 
 
 def outputs_of(routed: Routed, refused: int | None) -> Outputs:
     """What routing kernels give, as bit patterns: ids, weights, the token that was refused, or none, and the maps."""
     return {
-        "topk_ids": routed.topk_ids.view(np.uint32),
-        "topk_weights": routed.topk_weights.view(np.uint32),
+        "topk_ids": _as_type(routed.topk_ids, np.int32).view(np.uint32),
+        "topk_weights": _as_type(routed.topk_weights, np.float32).view(np.uint32),
         "refused": np.array([0 if refused is None else ~refused & 0xFFFFFFFF], np.uint32),
         **maps_of(routed),
     }
@@ -354,10 +356,19 @@ def outputs_of(routed: Routed, refused: int | None) -> Outputs:
 def maps_of(permuted: Permuted | Permutation) -> dict[str, NDArray[Any]]:
     """The kernel's maps, or the reference's, as bit patterns."""
     return {
-        "offsets": permuted.offsets.view(np.uint64),
-        "unpermuted_to_permuted": permuted.unpermuted_to_permuted.view(np.uint32),
-        "permuted_to_unpermuted": permuted.permuted_to_unpermuted.view(np.uint32),
+        "offsets": _as_type(permuted.offsets, np.int64).view(np.uint64),
+        "unpermuted_to_permuted": _as_type(permuted.unpermuted_to_permuted, np.int32).view(np.uint32),
+        "permuted_to_unpermuted": _as_type(permuted.permuted_to_unpermuted, np.int32).view(np.uint32),
     }
+
+
+def _as_type(array: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """The array, which is of this type.
+
+    Raises:
+        TypeError: it is of another one.
+    """
+    return array.astype(dtype, casting="no", copy=False)
 
 
 def _check(case: Case) -> None:
@@ -378,6 +389,10 @@ _FEW, _MANY = 16, 17
 
 #: (experts, experts per token) of gpt-oss-20b, gpt-oss-120b and DeepSeek-V3.
 _ROUTERS = ((32, 4), (128, 4), (256, 8))
+
+
+#: Whether by the function that gives the first token without an answer, or by the one that refuses it.
+ENTRY = word("entry", "try", "function", launch=True)
 
 
 def _route(fill: str, m: int, e: int, t: int, dtype: str = "f32", seed: int = 7, **options: Any) -> Case:
@@ -427,6 +442,7 @@ def _default() -> Iterator[Case]:
     yield _route("given", 66_000, 3, 2, dtype="ids")  # more than 65,536 rows
     yield _route("given", 2100, 3, 1, dtype="ids", routing="same-experts")  # all at one expert
     yield _route("gaussian", 0, 128, 4)
+    yield _route("gaussian", 3, 8, 2, entry="function")
     yield _route("given", 0, 128, 4, dtype="ids")
     yield _route("given", 1100, 8, 4, dtype="ids")  # more tokens than a CTA has threads
     yield _route("given", 1500, 8, 5, dtype="ids", first_expert=8, ranks=4)
@@ -451,17 +467,46 @@ def _full() -> Iterator[Case]:
         yield _route("gaussian", 8192, e, t)
 
 
+_CHANGES: Mapping[str, Change] = {
+    # More tokens than threads are counted for, and more experts than CTAs that walk over the rows.
+    "logits-many_tokens": lambda given: {"logits": huge((1 << 26, 16), given["logits"]), "bias": None},
+    "logits-many_experts": lambda given: {"logits": np.zeros((1, 1025), np.float32), "bias": None},
+    "topk_ids-many_choices": lambda given: {"topk_ids": np.zeros((1, 33), np.int32)},
+    "topk_ids-of_many_experts": lambda given: {"num_experts_local": 1 << 21},
+}
+
+
+def _refuses() -> Iterator[Case]:
+    ranks = {"num_experts_local": "zero text flag int32", "first_expert": "negative fraction huge", "fill": BYTE}
+    yield from wrong_calls(
+        _route("gaussian", 3, 8, 2, bias="distinct", first_expert=8, ranks=2),
+        {"logits-many_tokens": "threads"},
+        logits=f"{ARRAY} flat no_columns many_tokens many_experts",
+        bias=f"{ARRAY} short",
+        k="zero text flag int32",
+        **ranks,
+    )
+    yield from wrong_calls(
+        _route("given", 3, 8, 2, dtype="ids"),
+        {"topk_ids-of_many_experts": "rows after expansion and threads"},
+        topk_ids=f"{ARRAY} flat no_columns twice many_choices of_many_experts",
+        **ranks,
+    )
+
+
 ROUTE = Family(
     name="routing",
     about="The experts of each token and their weights by softmax over the top k, and the row of each choice.",
     dtypes=("f32", "bf16", "ids"),
     sizes="met",
     fills=_FILLS,
-    options=(ROUTING, *RANKS, _BIAS, POISON),
+    options=(ROUTING, *RANKS, _BIAS, ENTRY, POISON, WRONG),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=_CHANGES,
     contract=Contract(
         inputs=("logits", "bias", "topk_ids"),
         features=("bias",),

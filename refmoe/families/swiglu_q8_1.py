@@ -11,12 +11,15 @@ import numpy as np
 from refmoe.draw import Draw
 from refmoe.families.activation import (
     CLAMPED,
+    GATE_CHANGES,
     GATE_FILLS,
     GATE_PARAMS,
     MIDPOINTS,
     PLAIN_GATES,
+    SAYS_OF_GATES,
     TIES,
     VARIANT,
+    WRONG_GATES,
     check_params,
     far_gates,
     gate_inputs,
@@ -27,6 +30,7 @@ from refmoe.families.family import POISON, Case, Contract, Expectation, Family, 
 from refmoe.families.far import ROWS_BEFORE, check_before, far_device, lacks_memory
 from refmoe.families.q8_1 import BlockHalves, Int8Codes, q8_outputs
 from refmoe.families.vacuity import Limits, doubt_values
+from refmoe.families.wrong import WRONG, called, wrong_calls
 from refmoe.formats import Q8_1
 from refmoe.reference.q8_1 import VARIANTS as QUANTIZERS
 from refmoe.reference.swiglu_q8_1 import swiglu_q8_1
@@ -75,7 +79,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.swiglu_q8_1 import swiglu_q8_1 as launch
 
     k = case.shape.k
-    tensor = launch(
+    tensor = called(case, launch)(
         inputs["gate_up"],
         inputs["offsets"],
         device=far_device(case, device, far_gates(case, {"codes": k, "d": k // 16, "s": k // 16})),
@@ -136,6 +140,7 @@ def _default() -> Iterator[Case]:
     # Each entry has machine code of its own: each meets every fill.
     for dtype, variant, quantizer, fill in product(("bf16", "f32"), ("gpt_oss", "silu"), QUANTIZERS, PLAIN_GATES):
         yield _case(fill, 17, 160, 3, dtype=dtype, variant=variant, quantizer=quantizer)
+    yield _case("gaussian", 5, 64, 3, first_expert=3, ranks=2, poison=0)  # the fill's default
 
 
 def _full() -> Iterator[Case]:
@@ -147,6 +152,12 @@ def _full() -> Iterator[Case]:
                         yield _case(fill, 33, 2880, 16, dtype=dtype, seed=seed, variant=variant, quantizer=quantizer)
 
 
+def _refuses() -> Iterator[Case]:
+    wrong = {**WRONG_GATES, "gate_up": f"{WRONG_GATES['gate_up']} giga_rows", "quantizer": "word"}
+    says = {**SAYS_OF_GATES, "gate_up-giga_rows": "elements"}
+    yield from wrong_calls(_case("gaussian", 5, 64, 3, params="distinct"), says, **wrong)
+
+
 SWIGLU_Q8_1 = Family(
     name="swiglu_q8_1",
     about="SwiGLU of a first product's rows in expert order, quantized to Q8_1 for the second.",
@@ -155,12 +166,14 @@ SWIGLU_Q8_1 = Family(
     fills=_FILLS,
     options=(
         *(VARIANT, word("quantizer", *QUANTIZERS, fixed=True), GATE_PARAMS),
-        *(ROUTING, *RANKS, ROWS_BEFORE, POISON),
+        *(ROUTING, *RANKS, ROWS_BEFORE, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=GATE_CHANGES,
     contract=Contract(
         inputs=("gate_up", "offsets", "alpha", "beta", "limit"),
         features=("alpha", "beta", "limit"),

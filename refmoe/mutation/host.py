@@ -9,7 +9,7 @@ import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -289,6 +289,13 @@ def _replace(module: types.ModuleType, key: str, before: Any, after: Any) -> Non
         for attribute in ("__defaults__", "__kwdefaults__"):
             if repr(getattr(before, attribute)) != repr(getattr(after, attribute)):
                 setattr(before, attribute, getattr(after, attribute))
+        return
+    if is_dataclass(after) and not isinstance(after, type) and type(before).__name__ == type(after).__name__:
+        # Whoever has imported it keeps the object, so it stays and its fields change, frozen or not.
+        for each in fields(after):
+            value = getattr(after, each.name)
+            if isinstance(value, _PLAIN) and repr(value) != repr(getattr(before, each.name)):
+                object.__setattr__(before, each.name, value)
         return
     if key.startswith("__") or not isinstance(after, _PLAIN) or repr(before) == repr(after):
         return

@@ -23,6 +23,7 @@ from refmoe.cuda.launch import Kernel as Entry
 from refmoe.cuda.toolchain import CSRC, with_includes
 from refmoe.families import FAMILIES
 from refmoe.families.family import Case, Expectation, Inputs
+from refmoe.families.wrong import is_wrong
 from refmoe.mutation import host
 from refmoe.mutation import ptx as ptx_operators
 from refmoe.mutation.entries import (
@@ -125,7 +126,8 @@ class _TrialKernel(Kernel):
     """refmoe's own kernel, whose problems are kept."""
 
     def problem(self, case: Case) -> tuple[Inputs, Expectation]:
-        return PROBLEMS.of(case, super().problem)
+        # The expectation of a wrong call is empty, and its data are those of a case.
+        return super().problem(case) if is_wrong(case) else PROBLEMS.of(case, super().problem)
 
     def source_sha256(self) -> str | None:
         return None  # the outcome of a trial is no evidence of the kernel

@@ -18,6 +18,7 @@ from refmoe.cuda.launch import Kernel as Entry
 from refmoe.cuda.toolchain import CSRC, find_toolchain
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families.family import Case, Expectation, Family, Inputs, Outputs
+from refmoe.families.wrong import NotRefused, Untouched, is_wrong
 from refmoe.verify.source import kernel_sha256
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ class Kernel:
 
     def problem(self, case: Case) -> tuple[Inputs, Expectation]:
         """The case's inputs, and the outputs that the reference expects."""
+        if is_wrong(case):
+            return _inputs(case.data), Expectation({}, (), None)
         return _problem(case.data)
 
     def run(self, case: Case, inputs: Inputs, expected: Expectation, place: Any) -> Outputs:
@@ -168,10 +171,28 @@ class Kernel:
             Refusal: the kernel does not take the case.
             Malformed: an output of another form.
         """
+        if is_wrong(case):
+            return self._refused(case, inputs, place)
         try:
             return self.family.run(case, inputs, place)
         except ArgumentError as error:
             raise Refusal(str(error)) from error
+
+    def _refused(self, case: Case, inputs: Inputs, place: Any) -> Outputs:
+        """Make a call that has to be refused, on a device that runs nothing.
+
+        Raises:
+            Refusal: it is refused; Python itself refuses an argument that the function does not have.
+            NotRefused: it is not, or by an error that says nothing to the caller.
+        """
+        try:
+            return self.family.run(case, inputs, Untouched(place))
+        except (ArgumentError, TypeError) as error:
+            raise Refusal(str(error)) from error
+        except RefmoeError:
+            raise
+        except Exception as error:
+            raise NotRefused(f"the call had to be refused, and ended in {type(error).__name__}: {error}") from error
 
     def leaves_out(self, output: str) -> bool:
         """Whether the kernel does not compute an output of its family; any other one it has to give."""
@@ -212,6 +233,12 @@ class Kernel:
     def unchecked(self) -> Kernel:
         """The same kernel without the executor's checks, so that it gives outputs where it would fault."""
         return replace(self, devices=replace(self.devices, checked=False, _open={}))
+
+
+@lru_cache(maxsize=1)
+def _inputs(case: Case) -> Inputs:
+    # Wrong calls come one behind the other, and share a sound one.
+    return case.family.inputs(case)
 
 
 @lru_cache(maxsize=1)

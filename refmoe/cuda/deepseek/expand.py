@@ -112,6 +112,7 @@ def expand_block_fp8(
         raise ArgumentError("x", f"K = {k}", f"K a positive multiple of {TILE}")
     check_array("x", x, x.dtype, (tokens, k))
     rows = check_map(unpermuted_to_permuted, tokens)
+    check_array("unpermuted_to_permuted", unpermuted_to_permuted, np.dtype(np.int32), (rows,))
     top_k = rows // max(tokens, 1)
     if top_k > MAX_TOP_K or (tokens and not top_k):
         raise ArgumentError("unpermuted_to_permuted", f"{top_k} choices a token", f"1 to {MAX_TOP_K}")

@@ -18,6 +18,7 @@ from refmoe.cuda.activation import VARIANTS
 from refmoe.cuda.arguments import INT32_MAX, check_int32, expanded_scale_rows, scale_buffer_bytes
 from refmoe.cuda.gemm.tile import SCALE_LAYOUT
 from refmoe.cuda.moe.launches import LayerOptions, LayerShape
+from refmoe.cuda.quantize import EDGES, MODES
 from refmoe.cuda.routing import MAX_TOP_K
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import MX_BLOCK
@@ -154,6 +155,8 @@ def make_call(arguments: MoEArguments) -> MoECall:
     top_k = _choices(given.token_selected_experts, given.token_final_scales, tokens)
     experts, intermediate = _weights(given.fc1_expert_weights, given.fc2_expert_weights, hidden)
     _one_of("activation", given.activation, VARIANTS)
+    _one_of("scale_mode", given.scale_mode, MODES)
+    _one_of("edge_policy", given.edge_policy, EDGES)
     if not given.use_mxfp8_act_scaling:
         raise ArgumentError("use_mxfp8_act_scaling", "False", "True: activations are MXFP8, a scale for 32 elements")
     _rank("tp", given.tp_size, given.tp_rank)

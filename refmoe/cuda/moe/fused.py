@@ -115,10 +115,10 @@ def fused_moe(
     _refuse_others(others)
     arguments = MoEArguments(**{known.name: given[known.name] for known in fields(MoEArguments)})
     if type(input).__module__.partition(".")[0] == "torch":
-        from refmoe.cuda.moe import operators
-
         if device is not None:
             raise ArgumentError("device", describe(device), "None with torch tensors, which say it themselves")
+        from refmoe.cuda.moe import operators
+
         return operators.fused_moe(arguments, backend)
     call = make_call(arguments)
     _all_numpy(call.tensors, output)

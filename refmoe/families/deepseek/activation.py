@@ -20,6 +20,7 @@ from refmoe.families.family import POISON, Case, Contract, Expectation, Family, 
 from refmoe.families.quantize import LOOPING_ROWS
 from refmoe.families.stages import Plane, matrix_plane
 from refmoe.families.vacuity import Limits, doubt_codes
+from refmoe.families.wrong import ARRAY, BYTE, WRONG, called, wrong_calls
 from refmoe.formats import BLOCK_FP8, FP32
 from refmoe.numbers_as_text import compared_text
 from refmoe.reference.block_fp8 import LAYOUTS, POLICIES, SCALES
@@ -268,10 +269,10 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
 
     settings = {"policy": case.policy, "scales": case.scales, "layout": case.layout, "fill": case.poison}
     if case.rows == "masked":
-        return _outputs(
-            activation.swiglu_block_fp8_masked(inputs["gate_up"], inputs["masked_m"], device=device, **settings)
-        )
-    return _outputs(activation.swiglu_block_fp8(inputs["gate_up"], inputs["offsets"], device=device, **settings))
+        masked = called(case, activation.swiglu_block_fp8_masked)
+        return _outputs(masked(inputs["gate_up"], inputs["masked_m"], device=device, **settings))
+    contiguous = called(case, activation.swiglu_block_fp8)
+    return _outputs(contiguous(inputs["gate_up"], inputs["offsets"], device=device, **settings))
 
 
 def _outputs(rows: BlockFP8Rows) -> Outputs:
@@ -341,6 +342,8 @@ def _default() -> Iterator[Case]:
     for fill, dtype in product(_FILLS, ("bf16", "f32")):
         for policy, scales in _variants(fill) if (fill, dtype) != ("ties", "bf16") else ():
             yield _case(fill, 17, 384, 3, dtype=dtype, policy=policy, scales=scales)
+    yield _case("gaussian", 5, 128, 3, first_expert=3, ranks=2, poison=0)  # the fill's default
+    yield _case("gaussian", 6, 128, 3, rows="masked", poison=0)
 
 
 def _full() -> Iterator[Case]:
@@ -356,6 +359,19 @@ def _full() -> Iterator[Case]:
     yield _case("gaussian", 4096, 2048, 256, layout="mn_major")
 
 
+def _refuses() -> Iterator[Case]:
+    words = {**dict.fromkeys(("policy", "scales", "layout"), "word"), "fill": BYTE}
+    gates = f"{ARRAY} narrow no_columns"
+    says = {"gate_up-giga_rows": "elements"}
+    base = _case("gaussian", 5, 128, 3)
+    yield from wrong_calls(
+        base, says, gate_up=f"{gates} flat giga_rows", offsets=f"{ARRAY} scalar one first last falling", **words
+    )
+    yield from wrong_calls(
+        base.having(rows="masked"), says, gate_up=f"{gates} no_rows", masked_m=f"{ARRAY} short negative huge", **words
+    )
+
+
 DEEPSEEK_ACTIVATION = Family(
     name="deepseek_activation",
     about="SwiGLU of a first product's rows in expert order, quantized to block FP8 for the second.",
@@ -367,12 +383,13 @@ DEEPSEEK_ACTIVATION = Family(
         word("policy", *POLICIES, fixed=True),
         word("scales", *SCALES, fixed=True),
         word("layout", *LAYOUTS, fixed=True),
-        *(ROUTING, *RANKS, POISON),
+        *(ROUTING, *RANKS, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
     contract=Contract(
         inputs=("gate_up", "offsets", "masked_m"),
         features=("offsets", "masked_m"),

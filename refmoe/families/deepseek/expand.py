@@ -5,7 +5,7 @@ Its tokens are those of `block_fp8_quantize`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from refmoe.families.family import POISON, Case, Contract, Expectation, Family, 
 from refmoe.families.far import ROWS_BEFORE, Layout, check_before, far_device, lacks_memory, of_rows
 from refmoe.families.quantize import LOOPING_ROWS
 from refmoe.families.vacuity import doubt_codes
+from refmoe.families.wrong import ARRAY, BYTE, WRONG, Change, called, huge, wrong_calls
 from refmoe.formats import BLOCK_FP8
 from refmoe.reference.block_fp8 import LAYOUTS, POLICIES, SCALES
 from refmoe.reference.deepseek.activation import TILE
@@ -85,7 +86,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     from refmoe.cuda.deepseek.expand import expand_block_fp8 as launch
 
     return _outputs(
-        launch(
+        called(case, launch)(
             inputs["x"],
             inputs["unpermuted_to_permuted"],
             device=far_device(case, device, _far(case)),
@@ -153,6 +154,7 @@ def _default() -> Iterator[Case]:
         # So few tiles of ordinary numbers have one power of two for a scale.
         if (policy == "exact" or fill not in _BELOW_FLOOR) and (fill, scales) != ("gaussian", "ue8m0"):
             yield _case(fill, 9, 384, 6, 2, dtype=dtype, policy=policy, scales=scales)
+    yield _case("gaussian", 5, 128, 3, 2, first_expert=3, ranks=2, poison=0)  # the fill's default
 
 
 def _full() -> Iterator[Case]:
@@ -162,6 +164,28 @@ def _full() -> Iterator[Case]:
                 for layout in LAYOUTS:
                     yield _case(fill, 17, 2048, 16, 4, dtype=dtype, seed=seed, policy="exact", layout=layout)
     yield _case("gaussian", 1024, 7168, 256, 8, layout="mn_major")
+
+
+_CHANGES: Mapping[str, Change] = {
+    "unpermuted_to_permuted-many_choices": lambda given: {
+        "unpermuted_to_permuted": np.full(33 * given["x"].shape[0], -1, np.int32)
+    },
+    "unpermuted_to_permuted-no_choice": lambda given: {"unpermuted_to_permuted": np.zeros(0, np.int32)},
+    "x-many_scales": lambda given: {
+        "x": huge((given["x"].shape[0], 1 << 38), given["x"]),
+    },
+}
+
+
+def _refuses() -> Iterator[Case]:
+    yield from wrong_calls(
+        _case("gaussian", 3, 128, 4, 2),
+        {"x-many_scales": "scales of all rows"},
+        x=f"{ARRAY} flat narrow no_columns many_scales",
+        unpermuted_to_permuted=f"{ARRAY} short past below twice many_choices no_choice",
+        **dict.fromkeys(("policy", "scales", "layout"), "word"),
+        fill=BYTE,
+    )
 
 
 DEEPSEEK_EXPAND = Family(
@@ -174,12 +198,14 @@ DEEPSEEK_EXPAND = Family(
         word("policy", *POLICIES, fixed=True),
         word("scales", *SCALES, fixed=True),
         word("layout", *LAYOUTS, fixed=True),
-        *(ROUTING, *RANKS, ROWS_BEFORE, POISON),
+        *(ROUTING, *RANKS, ROWS_BEFORE, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=_CHANGES,
     contract=Contract(
         inputs=("x", "unpermuted_to_permuted"),
         outputs={

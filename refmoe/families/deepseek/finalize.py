@@ -20,7 +20,10 @@ from refmoe.families.finalize import (
     EDGE_SUMS,
     FAR_SUMS,
     PLAIN_SUMS,
+    SAYS_OF_SUMS,
+    SUM_CHANGES,
     SUM_FILLS,
+    WRONG_SUMS,
     TokenSums,
     check_sums_case,
     doubt_sums,
@@ -28,6 +31,7 @@ from refmoe.families.finalize import (
     sum_fill,
 )
 from refmoe.families.quantize import LOOPING_ROWS
+from refmoe.families.wrong import ARRAY, WRONG, Change, called, huge, wrong_calls
 from refmoe.numbers_as_text import VALUE_DTYPES
 from refmoe.reference.deepseek.finalize import ORDERS, finalize_shared
 from refmoe.reference.expand import build_permutation
@@ -134,7 +138,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
 
     given, settings = _arguments(case, inputs)
     place = far_device(case, device, far_sums(case, {"out": case.shape.k * (4 if case.out == "f32" else 2)}))
-    return {"out": _bits(launch(*given, device=place, fill=case.poison, **settings))}
+    return {"out": _bits(called(case, launch)(*given, device=place, fill=case.poison, **settings))}
 
 
 def _bits(values: NDArray[Any]) -> NDArray[Any]:
@@ -196,6 +200,25 @@ def _full() -> Iterator[Case]:
     yield _case("gaussian", 2048, 7168, 256, 8)
 
 
+#: Rows that are too long are refused before a shared row is looked at.
+_CHANGES: Mapping[str, Change] = {
+    "weights-past_32": SUM_CHANGES["weights-past_32"],
+    "rows-long": lambda given: {"rows": huge((given["rows"].shape[0], (1 << 31) - 8), given["rows"])},
+}
+
+
+def _refuses() -> Iterator[Case]:
+    yield from wrong_calls(
+        _case("gaussian", 3, 64, 4, 2),
+        SAYS_OF_SUMS,
+        **WRONG_SUMS,
+        shared=f"{ARRAY} short narrow",
+        scale="nan infinite text flag",
+        order="word",
+        out_dtype="word number",
+    )
+
+
 DEEPSEEK_FINALIZE = Family(
     name="deepseek_finalize",
     about="Each token's rows weighted and summed in the order of its choices, and the shared expert's row added.",
@@ -207,12 +230,14 @@ DEEPSEEK_FINALIZE = Family(
         word("order", *ORDERS, fixed=True),
         word("scale", *SCALES),
         word("shared", "added", "none"),
-        *(ROUTING, *RANKS, ROWS_BEFORE, POISON),
+        *(ROUTING, *RANKS, ROWS_BEFORE, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=_CHANGES,
     contract=Contract(
         inputs=("rows", "unpermuted_to_permuted", "weights", "shared", "scale", "topk_ids"),
         features=("shared",),

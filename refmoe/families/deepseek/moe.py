@@ -27,9 +27,11 @@ from refmoe.families.deepseek_gemm.family import ASSUMPTIONS
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, LaunchFailed, Outputs
 from refmoe.families.finalize import TokenSums, doubt_sums
 from refmoe.families.gemm.stages import Products
+from refmoe.families.kept import Kept
 from refmoe.families.routing import ChoiceRows, FirstRows, RowChoices, Weights
 from refmoe.families.stages import Stage
 from refmoe.families.vacuity import Limits, doubt_codes
+from refmoe.families.wrong import ARRAY, BYTE, WRONG, Arguments, Change, called, huge, without_defaults, wrong_calls
 from refmoe.formats import BLOCK_FP8
 from refmoe.reference.block_fp8 import LAYOUTS, POLICIES, SCALES, BlockFP8Tensor, lay_out
 from refmoe.reference.deepseek.finalize import ORDERS
@@ -311,12 +313,21 @@ def _doubt(case: Case, found: Mapping[str, Mapping[str, NDArray[Any]]]) -> str |
 
 
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
-    from refmoe.cuda.moe.deepseek import DeepSeekArguments, deepseek_launches
+    from refmoe.cuda.moe.deepseek import DeepSeekArguments, deepseek_launches, deepseek_moe
 
     weights: dict[str, Any] = {name: inputs[name] for name in ("gate_up", "gate_up_scales", "down", "down_scales")}
     shared = tuple(inputs[f"shared_{name}"] for name in weights)
-    arguments = DeepSeekArguments(
-        inputs["x"],
+    options = {"rules": rules_of(case), "layout": case.layout, "model": case.model, "fill": case.poison}
+    place = Kept(device)
+
+    def layer(rules: Any, layout: str, model: str, fill: int, **arguments: Any) -> Any:
+        given = DeepSeekArguments(**arguments)
+        launch = deepseek_moe if case.entry == "function" else deepseek_launches
+        return without_defaults(launch)(given, device=place, rules=rules, layout=layout, model=model, fill=fill)
+
+    found = called(case, layer)(
+        **options,
+        x=inputs["x"],
         **weights,
         top_k=case.shape.t,
         logits=inputs["logits"],
@@ -329,16 +340,18 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
         shared=shared if case.shared == "added" else None,
         first_expert=case.first_expert,
     )
-    written, steps = deepseek_launches(
-        arguments, device=device, rules=rules_of(case), layout=case.layout, model=case.model, fill=case.poison
-    )
+    launches = [stage.partition(".")[0] for stage in BUFFERS]
+    if case.entry == "function":
+        taken = _taken(case, device, place.outputs, launches)
+        return {**taken, "finalize.out": np.ascontiguousarray(found).view(BUFFERS["finalize.out"][1])}
+    written, steps = found
     for done, step in enumerate(steps):
         try:
             device.launch(step.plan)
         except RefmoeError as error:
             before = [each.stage for each in steps[:done]]
             raise LaunchFailed(step.stage, _taken(case, device, written, before), error) from error
-    return _taken(case, device, written, [stage.partition(".")[0] for stage in BUFFERS])
+    return _taken(case, device, written, launches)
 
 
 def _taken(case: Case, device: Device, written: Mapping[str, Any], launches: Sequence[str]) -> Outputs:
@@ -393,6 +406,10 @@ def _check(case: Case) -> None:
 _MODELS = tuple(ASSUMPTIONS)
 
 
+#: Whether launch by launch, or by the one function.
+_ENTRY = word("entry", "launches", "function", launch=True)
+
+
 def _case(fill: str, m: int, k: int, n: int, e: int, t: int, seed: int = 7, **options: Any) -> Case:
     options.setdefault("poison", 0x7F)  # of 0xFF the bytes of -1 consist
     if options.get("router") != "given":
@@ -411,6 +428,8 @@ def _quick() -> Iterator[Case]:
 
 def _default() -> Iterator[Case]:
     yield _case("specials", 7, 256, 128, 8, 2)
+    yield _case("gaussian", 2, 128, 128, 4, 2, groups=2, top_groups=1, entry="function")
+    yield _case("gaussian", 2, 128, 128, 4, 2, router="given", shared="none", entry="function", poison=0)
     # More blocks of K than stages, in either product; the true sizes are in `refmoe bench deepseek`, and in full.
     yield _case("gaussian", 1, 1408, 128, 4, 2, groups=2, top_groups=1)
     yield _case("gaussian", 2, 128, 768, 4, 2, router="given")
@@ -447,6 +466,70 @@ def _full() -> Iterator[Case]:
         yield _case("gaussian", 1, 7168, 2048, 8, 8, router="given", model=model)
 
 
+def _own_twice(given: Arguments) -> Arguments:
+    """This rank's first expert twice in a token."""
+    ids = given["topk_ids"].copy()
+    ids[0, :2] = given["first_expert"]
+    return {"topk_ids": ids}
+
+
+_CHANGES: Mapping[str, Change] = {
+    "topk_ids-own_twice": _own_twice,
+    "topk_ids-beside_logits": lambda given: {"topk_ids": np.zeros((3, 2), np.int32)},
+    "topk_ids-weights_beside_logits": lambda given: {"topk_weights": np.zeros((3, 2), np.float32)},
+    "correction_bias-without_logits": lambda given: {"correction_bias": np.zeros(8, np.float32)},
+    "first_expert-past_int32": lambda given: {"first_expert": (1 << 31) - 4},
+    "first_expert-past_all": lambda given: {"first_expert": 5},
+    "logits-of_fewer_tokens": lambda given: {"logits": given["logits"][:-1].copy()},
+    "x-many_scales": lambda given: {
+        "x": huge((1 << 20, 1 << 17), given["x"]),
+        "down": huge((4, 1 << 17, 128), given["down"]),
+        "logits": huge((1 << 20, 8), given["logits"]),
+    },
+    "shared-three": lambda given: {"shared": given["shared"][:3]},
+}
+
+
+def _refuses() -> Iterator[Case]:
+    weights = {
+        "x": f"{ARRAY} flat narrow",
+        "gate_up": f"{ARRAY} flat short narrow",
+        "gate_up_scales": f"{ARRAY} short narrow",
+        "down": f"{ARRAY} flat no_rows",
+        "down_scales": f"{ARRAY} short narrow",
+        "layout": "word",
+        "fill": BYTE,
+    }
+    names = {"shared[0]": "shared gate_up:", "shared[1]": "shared gate_up_scales:", "shared[3]": "shared down_scales:"}
+    words = {f"shared__{at}": f"{ARRAY} short" for at in (0, 1, 3)}
+    says = {f"{name}-{word}": said for name, said in names.items() for word in f"{ARRAY} short".split()}
+    says |= {f"shared[2]-{word}": "shared" for word in ("dtype", "strided", "list", "rank")}
+    says |= {"x-narrow": "hidden: found 127", "x-many_scales": "scales of all rows"}
+    yield from wrong_calls(
+        _case("gaussian", 3, 128, 128, 4, 2, groups=2, top_groups=1, first_expert=4, ranks=2),
+        says,
+        **{**weights, "x": f"{weights['x']} many_scales"},
+        **words,
+        shared="three",
+        shared__2="list dtype rank strided",
+        logits=f"{ARRAY} flat of_fewer_tokens",
+        topk_ids="beside_logits weights_beside_logits",
+        first_expert="negative past_all",
+        groups="zero number",
+        top_groups="zero number",
+        scale="nan infinite text",
+        model="word",
+        rules="word",
+    )
+    yield from wrong_calls(
+        _case("gaussian", 3, 128, 128, 4, 2, router="given", first_expert=4, ranks=2),
+        topk_ids=f"{ARRAY} none short narrow own_twice",
+        topk_weights=f"{ARRAY} none short narrow",
+        correction_bias="without_logits",
+        first_expert="negative past_int32",
+    )
+
+
 DEEPSEEK_MOE = Family(
     name="deepseek_moe",
     about="A whole DeepSeek-V3 layer: route, permute, expand, products, activations, shared expert, finalize.",
@@ -464,12 +547,14 @@ DEEPSEEK_MOE = Family(
         word("order", *ORDERS, fixed=True),
         word("shared", "added", "none"),
         word("layout", *LAYOUTS, fixed=True),
-        *(ROUTING, *RANKS, POISON),
+        *(_ENTRY, ROUTING, *RANKS, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=_CHANGES,
     contract=Contract(
         inputs=(
             *("x", "logits", "bias", "topk_ids", "topk_weights", "gate_up", "gate_up_scales", "down", "down_scales"),

@@ -19,8 +19,9 @@ from refmoe.errors import ArgumentError
 from refmoe.families.case import Shape, number, refused, word
 from refmoe.families.choices import RANKS, ROUTED
 from refmoe.families.family import POISON, Case, Contract, Expectation, Family, Fill, Inputs, Lack, Outputs
-from refmoe.families.routing import ChoiceRows, FirstRows, RefusedToken, RowChoices, Weights, maps_of, outputs_of
+from refmoe.families.routing import ENTRY, ChoiceRows, FirstRows, RefusedToken, RowChoices, Weights, maps_of, outputs_of
 from refmoe.families.stages import Plane, matrix_plane
+from refmoe.families.wrong import ARRAY, BYTE, WRONG, Change, called, huge, wrong_calls
 from refmoe.numbers_as_text import VALUE_DTYPES, number_text
 from refmoe.reference.deepseek.routing import (
     GROUP_SCORES,
@@ -343,21 +344,16 @@ def _doubt(case: Case, scores: F32, ids: NDArray[np.int32], weights: F32, answer
 
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     """Launch the kernels."""
-    from refmoe.cuda.deepseek.routing import try_route_grouped
+    from refmoe.cuda.deepseek.routing import route_grouped, try_route_grouped
 
-    routed, refused_token = try_route_grouped(
-        inputs["logits"],
-        inputs["bias"],
-        case.shape.t,
-        case.groups,
-        case.top_groups,
-        float(inputs["scale"][0]),
-        case.shape.e,
-        device=device,
-        rule=case.rule,
-        first_expert=case.first_expert,
-        fill=case.poison,
+    given = (
+        *(inputs["logits"], inputs["bias"], case.shape.t, case.groups, case.top_groups),
+        *(float(inputs["scale"][0]), case.shape.e),
     )
+    settings: dict[str, Any] = {"rule": case.rule, "first_expert": case.first_expert, "fill": case.poison}
+    if case.entry == "function":
+        return outputs_of(called(case, route_grouped)(*given, device=device, **settings), None)
+    routed, refused_token = called(case, try_route_grouped)(*given, device=device, **settings)
     return outputs_of(routed, refused_token)
 
 
@@ -432,6 +428,7 @@ def _default() -> Iterator[Case]:
     for fill, dtype, rule in product(_PLAIN, ("f32", "bf16"), RULES):
         for experts in (256, 512):
             yield _case(fill, 9, experts, 6, 8, 4, dtype=dtype, rule=rule)
+    yield _case("gaussian", 3, 8, 2, 4, 2, entry="function")
 
 
 def _full() -> Iterator[Case]:
@@ -443,6 +440,32 @@ def _full() -> Iterator[Case]:
         yield _case("gaussian", 33, 128, t, 8, 4)
     yield _case("gaussian", 8192, *_ROUTERS[0])
     yield _case("ties", 8192, *_ROUTERS[0], dtype="bf16")
+
+
+_CHANGES: Mapping[str, Change] = {
+    "logits-many_tokens": lambda given: {"logits": huge((1 << 26, given["logits"].shape[1]), given["logits"])},
+    "logits-many_choices": lambda given: {
+        **{"logits": huge(((1 << 26) - 1, 64), given["logits"]), "bias": None, "k": 32},
+        **{"groups": 1, "top_groups": 1},
+    },
+}
+
+
+def _refuses() -> Iterator[Case]:
+    yield from wrong_calls(
+        _case("gaussian", 3, 8, 2, 4, 2, first_expert=8, ranks=2),
+        {"logits-many_tokens": "threads", "logits-many_choices": "rows after expansion and threads"},
+        logits=f"{ARRAY} flat no_columns many_tokens many_choices",
+        bias=f"{ARRAY} short",
+        k="zero text flag int32",
+        groups="zero text number int32",
+        top_groups="zero text int32",
+        scale="nan infinite text flag",
+        num_experts_local="zero text flag int32",
+        rule="word",
+        first_expert="negative fraction huge",
+        fill=BYTE,
+    )
 
 
 DEEPSEEK_ROUTING = Family(
@@ -457,12 +480,14 @@ DEEPSEEK_ROUTING = Family(
         word("rule", *RULES, fixed=True),
         word("scale", *SCALES),
         word("bias", "distinct", "none"),
-        *(*RANKS, POISON),
+        *(*RANKS, ENTRY, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=_CHANGES,
     contract=Contract(
         inputs=("logits", "bias", "scale"),
         features=("bias",),

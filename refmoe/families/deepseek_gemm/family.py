@@ -38,6 +38,7 @@ from refmoe.families.family import POISON, Assumption, Case, Contract, Expectati
 from refmoe.families.far import ROWS_BEFORE, Layout, behind, far_device, lacks_memory
 from refmoe.families.gemm.stages import Interval
 from refmoe.families.vacuity import doubt_products
+from refmoe.families.wrong import ARRAY, BYTE, WRONG, Change, called, huge, wrong_calls
 from refmoe.formats import E4M3
 from refmoe.reference.deepseek_gemm import (
     BLOCK,
@@ -270,7 +271,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     }
     if case.grouping == "masked":
         options["expected_m"] = case.expected_m or None
-    launch = masked if case.grouping == "masked" else contiguous
+    launch = called(case, masked if case.grouping == "masked" else contiguous)
     place = far_device(case, device, _far(case, tile_m))
     out = launch(*_arguments(case, inputs), device=place, **options)
     bits: NDArray[Any] = np.ascontiguousarray(out).view(_BITS[case.dtype])
@@ -408,6 +409,8 @@ def _default() -> Iterator[Case]:
         yield _case(fill, Shape(9, 256, n=128, e=2), dtype, rows="4-5", tile_m=128, **wgmma)
     for k, n in (GATE_UP, DOWN):
         yield _case("near", Shape(_CLASS_ROWS, k, n=n, e=5), rows=_CLASSES, sample=1, scales="mn_major")
+    yield _case("near", Shape(5, 128, n=128, e=2), rows="1-2", poison=0)  # the fill's default
+    yield _case("near", Shape(8, 128, n=128, e=2), grouping="masked", rows="1-2", poison=0)
 
 
 def _full() -> Iterator[Case]:
@@ -431,6 +434,47 @@ def _full() -> Iterator[Case]:
                 yield _case("near", shape, rows=rows, sample=sample, model=model)
 
 
+_CHANGES: Mapping[str, Change] = {
+    "weights-many_rows": lambda given: {
+        "weights": huge((1, 1 << 31, 128), given["weights"]),
+        "weight_scales": huge((1, 1 << 24, 1), given["weight_scales"]),
+        "tokens": given["tokens"][:, :128].copy(),
+        "m_indptr": given["m_indptr"][:2].copy(),
+    },
+    "token_scales-many": lambda given: {
+        "token_scales": huge((given["tokens"].shape[0], 1 << 30), given["token_scales"])
+    },
+    "ctas-of_narrow_tile": lambda given: {"ctas": 2},
+}
+
+
+def _refuses() -> Iterator[Case]:
+    common = {
+        "token_scales": f"{ARRAY} scalar short narrow",
+        "weights": f"{ARRAY} flat no_rows no_middle no_columns narrow",
+        "weight_scales": f"{ARRAY} short narrow",
+        **dict.fromkeys(("model", "scale_layout", "out_dtype"), "word"),
+        "tile_m": "number text",
+        "ctas": "zero number of_narrow_tile",
+        "fill": BYTE,
+    }
+    base = _case("near", Shape(5, 256, n=128, e=2), rows="2-3", tile_m=8)
+    yield from wrong_calls(
+        base,
+        {"weights-many_rows": "weight rows of an expert", "token_scales-many": "scales of an expert"},
+        **{**common, "token_scales": f"{common['token_scales']} many", "weights": f"{common['weights']} many_rows"},
+        tokens=f"{ARRAY} flat narrow",
+        m_indptr=f"{ARRAY} short first last falling",
+    )
+    yield from wrong_calls(
+        _case("near", Shape(5, 256, n=128, e=2), grouping="masked", rows="2-3", tile_m=8),
+        **common,
+        tokens=f"{ARRAY} flat narrow",
+        masked_m=f"{ARRAY} short negative huge",
+        expected_m="zero text huge",
+    )
+
+
 DEEPSEEK_GEMM = Family(
     name="deepseek_gemm",
     about="Grouped GEMM of block FP8 tokens with block FP8 weights, promoted to FP32 after every 128 of K.",
@@ -449,11 +493,14 @@ DEEPSEEK_GEMM = Family(
         number("ctas", 1, launch=True),
         ROWS_BEFORE,
         POISON,
+        WRONG,
     ),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=_CHANGES,
     contract=Contract(
         inputs=("tokens", "token_scales", "weights", "weight_scales", "m_indptr", "masked_m", "windows"),
         features=("m_indptr", "masked_m", "windows"),

@@ -29,7 +29,17 @@ from refmoe.families.gemm.epilogue import (
     alpha_of,
 )
 from refmoe.families.gemm.fills import FILLS, PADDED_K
-from refmoe.families.gemm.grouped import CONTRACT, check_far, expect_products, gemm_inputs, run_products
+from refmoe.families.gemm.grouped import (
+    CONTRACT,
+    PRODUCT_CHANGES,
+    SAYS_OF_PRODUCTS,
+    WRONG_PRODUCTS,
+    check_far,
+    expect_products,
+    gemm_inputs,
+    run_products,
+)
+from refmoe.families.wrong import WRONG, called, wrong_calls
 from refmoe.formats import MX_BLOCK
 from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
 from refmoe.reference.gemm import dense_gemm, grouped_gemm
@@ -164,7 +174,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     tile, stages = None, case.stages or None
     if case.tile:
         tile = parse_tile(case.tile)
-        stages = check_tile(tile, arch=device.arch, stages=stages, cluster=parse_cluster(case.cluster))
+        stages = called(case, check_tile)(tile, arch=device.arch, stages=stages, cluster=parse_cluster(case.cluster))
     return run_products(launch, case, inputs, device, tile=tile, stages=stages)
 
 
@@ -267,6 +277,7 @@ def _default() -> Iterator[Case]:
         yield _case("real", Shape(m=9, k=k, n=n, e=4), dtype, bias="distinct")
     yield _case("one-hot-weights", Shape(m=3, k=2880, n=2880, e=1), tile="128x8x512")  # every element of K
     yield _case("one-hot-weights", _LOOPING, "bf16", tile="128x16x128", routing="all-one-token")
+    yield _case("gaussian", Shape(m=5, k=64, n=16, e=3), first_expert=3, ranks=2, poison=0)  # the fill's default
 
 
 def _edges() -> Iterator[Case]:
@@ -335,6 +346,12 @@ def _full() -> Iterator[Case]:
         yield _case("wide-range", Shape(m=300, k=_RAGGED_K, n=_RAGGED_N, e=2), tile=str(tile))  # a prefill
 
 
+def _refuses() -> Iterator[Case]:
+    base = _case("gaussian", Shape(m=5, k=64, n=16, e=3), alpha="distinct", bias="distinct")
+    yield from wrong_calls(base, SAYS_OF_PRODUCTS, **WRONG_PRODUCTS)
+    yield from wrong_calls(base.having(tile="128x8x512"), cluster="fewer empty")
+
+
 SM12X_GEMM = Family(
     name="sm12x_gemm",
     about="Grouped GEMM of MXFP8 tokens in expert order with MXFP4 weights, for SM12x.",
@@ -345,12 +362,14 @@ SM12X_GEMM = Family(
         triple("tile", "", "MxNxK such as 128x8x512: weight rows, tokens, elements of K"),
         number("stages", launch=True),
         triple("cluster", "1x1x1", "blocks such as 2x1x1"),
-        *(ROUTING, *RANKS, ALPHA, PRODUCT_BIAS, ROWS_BEFORE, EXPERTS_BEFORE, POISON),
+        *(ROUTING, *RANKS, ALPHA, PRODUCT_BIAS, ROWS_BEFORE, EXPERTS_BEFORE, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes={**PRODUCT_CHANGES, "cluster-empty": lambda given: {"cluster": (0, 1, 1)}},
     contract=CONTRACT,
     sources=("gemm",),
     host=("refmoe.cuda.gemm.kernel",),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from refmoe.cuda.gemm.tile import Tile
 from refmoe.families.case import refused
 from refmoe.families.family import Assumption, Case, Contract, Expectation, Inputs, Outputs
 from refmoe.families.far import Layout, behind, check_before, far_device
@@ -16,6 +17,7 @@ from refmoe.families.gemm.epilogue import BITS, OUTPUTS, FloatArray, bias_of, ep
 from refmoe.families.gemm.stages import Products
 from refmoe.families.stages import GroupedScales
 from refmoe.families.vacuity import Limits, doubt_products
+from refmoe.families.wrong import ARRAY, BYTE, LONG, MANY, Arguments, Change, called, huge
 from refmoe.reference.layout import EXPERT_ROW_ALIGNMENT, swizzle_weight_scales
 
 if TYPE_CHECKING:
@@ -149,7 +151,7 @@ def run_products(
     if case.rows_before or case.experts_before:
         block = case.shape.k // inputs["token_scales"].shape[-1]
         device = far_device(case, device, _far(case, block, tile["tile"].n, tile["tile"].m))
-    out = launch(
+    out = called(case, launch)(
         inputs["tokens"],
         inputs["token_scale_buffer"],
         inputs["weights"],
@@ -163,3 +165,64 @@ def run_products(
         fill=case.poison,
     )
     return {"out": np.ascontiguousarray(out).view(BITS[case.dtype])}
+
+
+# --- calls that are refused -----------------------------------------------------------------------------------------
+
+
+def _deep(given: Arguments) -> Arguments:
+    """A K of which the bytes of a row's scale atoms are not counted in int32."""
+    codes, weights = given["codes"], given["weights"]
+    half = LONG * weights.shape[2] // codes.shape[1]
+    return {"codes": huge((codes.shape[0], LONG), codes), "weights": huge((*weights.shape[:2], half), weights)}
+
+
+def _many_tiles(given: Arguments) -> Arguments:
+    """More tiles and CTAs than int32 counts: of 1024 tokens and as many weight rows as there may be."""
+    rows = (1 << 31) - 128
+    bytes_each = given["scales"].size // (-(-(given["codes"].shape[0] + 127 * 3) // 128) * 128)
+    return {
+        **{"codes": huge((1024, given["codes"].shape[1]), given["codes"]), "tile": Tile(128, 8, 512)},
+        "scales": huge((1152 * bytes_each,), given["scales"]),
+        "weights": huge((1, rows, given["weights"].shape[2]), given["weights"]),
+        "weight_scales": huge((rows * bytes_each,), given["weight_scales"]),
+        **{"offsets": np.array([0, 1024]), "alpha": None, "bias": None},
+    }
+
+
+#: Damages of what all grouped GEMMs on the frame of SM12x take.
+PRODUCT_CHANGES: Mapping[str, Change] = {
+    "codes-deep": _deep,
+    "codes-many_rows": lambda given: {"codes": huge((MANY, given["codes"].shape[1]), given["codes"])},
+    # 2^20 experts of 2048 rows each.
+    "weights-many_rows": lambda given: {
+        "weights": huge((1 << 20, 1 << 11, given["weights"].shape[2]), given["weights"])
+    },
+    "codes-many_tiles": _many_tiles,
+    "tile-two": lambda given: {"tile": "128x8"},
+    "tile-letters": lambda given: {"tile": "axbxc"},
+    "tile-empty": lambda given: {"tile": Tile(0, 8, 512)},
+    "weights-ragged": lambda given: {"weights": given["weights"][:, :12].copy()},
+}
+#: And what is wrong with it.
+WRONG_PRODUCTS: Mapping[str, str] = {
+    "codes": f"{ARRAY} flat narrow no_columns deep many_rows many_tiles",
+    "scales": f"{ARRAY} short long",
+    "weights": f"{ARRAY} flat no_rows no_middle narrow ragged many_rows",
+    "weight_scales": f"{ARRAY} short long",
+    "offsets": f"{ARRAY} short first last falling",
+    "tile": "number fraction two letters empty",
+    "stages": "zero huge",
+    "alpha": f"{ARRAY} short",
+    "bias": f"{ARRAY} short narrow",
+    "out_dtype": "word",
+    "fill": BYTE,
+}
+SAYS_OF_PRODUCTS: Mapping[str, str] = {
+    "codes-deep": "bytes of scale atoms",
+    "codes-many_rows": "codes: found",
+    "weights-many_rows": "weights: found 2147483648 padded rows of scales",
+    "codes-many_tiles": "tiles of 128x8x512 and CTAs of a grid",
+    "tile-empty": "tile: found int 0",
+    "weights-ragged": "needed N a multiple of 8",
+}

@@ -32,9 +32,19 @@ from refmoe.families.gemm.epilogue import (
     alpha_of,
     distinct_alpha,
 )
-from refmoe.families.gemm.grouped import CONTRACT, check_far, expect_products, gemm_inputs, run_products
+from refmoe.families.gemm.grouped import (
+    CONTRACT,
+    PRODUCT_CHANGES,
+    SAYS_OF_PRODUCTS,
+    WRONG_PRODUCTS,
+    check_far,
+    expect_products,
+    gemm_inputs,
+    run_products,
+)
 from refmoe.families.nvfp4_gemm.fills import BLOCK, FILLS, NAN_SCALE, PADDED_K, SCALE_SIGN, Bytes, Operands, Size
 from refmoe.families.vacuity import Limits
+from refmoe.families.wrong import WRONG, wrong_calls
 from refmoe.formats import E2M1, UE4M3
 from refmoe.reference.layout import unpack_fp4
 from refmoe.reference.nvfp4_gemm import MODEL, nvfp4_grouped_gemm, nvfp4_product_bounds
@@ -273,6 +283,7 @@ def _default() -> Iterator[Case]:
         # Without padding every lane's results count; a term and a product of one element may be zero together.
         bias = "none" if fill == "one-hot-weights" else "distinct"
         yield _case(fill, Shape(tile.n, 192, n=tile.m, e=1), dtype, tile=str(tile), bias=bias)
+    yield _case("gaussian", Shape(m=5, k=64, n=16, e=3), first_expert=3, ranks=2, poison=0)  # the fill's default
 
 
 def _full() -> Iterator[Case]:
@@ -303,6 +314,11 @@ def _full() -> Iterator[Case]:
     yield _case("real", Shape(9, 1536, n=24, e=4), "bf16", alpha="distinct", bias="distinct")
 
 
+def _refuses() -> Iterator[Case]:
+    base = _case("gaussian", Shape(m=5, k=64, n=16, e=3), alpha="distinct", bias="distinct")
+    yield from wrong_calls(base, SAYS_OF_PRODUCTS, **WRONG_PRODUCTS)
+
+
 SM12X_NVFP4_GEMM = Family(
     name="sm12x_nvfp4_gemm",
     about="Grouped GEMM of NVFP4 tokens in expert order with NVFP4 weights, for SM12x.",
@@ -312,12 +328,14 @@ SM12X_NVFP4_GEMM = Family(
     options=(
         triple("tile", "", "MxNxK such as 128x8x512: weight rows, tokens, elements of K"),
         number("stages", launch=True),
-        *(ROUTING, *RANKS, ALPHA, PRODUCT_BIAS, ROWS_BEFORE, EXPERTS_BEFORE, POISON),
+        *(ROUTING, *RANKS, ALPHA, PRODUCT_BIAS, ROWS_BEFORE, EXPERTS_BEFORE, POISON, WRONG),
     ),
     inputs=_inputs,
     expect=_expect,
     run=_run,
     cases={"quick": _quick, "default": _default, "full": _full},
+    refuses=_refuses,
+    changes=PRODUCT_CHANGES,
     contract=CONTRACT,
     sources=("nvfp4_gemm",),
     host=("refmoe.cuda.nvfp4_gemm",),
