@@ -148,7 +148,7 @@ def is_wrong(case: Case) -> bool:
     return case.get("wrong", _NONE) != _NONE
 
 
-def wrong_calls(base: Case, says: Mapping[str, str] | None = None, **damages: str) -> Iterator[Case]:
+def wrong_calls(base: Case, says: Mapping[str, str] | None = None, /, **damages: str) -> Iterator[Case]:
     """The cases of a sound call with one argument damaged.
 
     Args:

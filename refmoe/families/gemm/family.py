@@ -202,7 +202,7 @@ _EVERY_TILE = ("wide-range", "specials", "integer")
 _THREE_TILES = (Tile(128, 8, 512), Tile(128, 32, 256), Tile(128, 128, 128))
 
 #: Fills whose results an ordinary factor or bias would hide, or whose shape is their own.
-_EDGE_FILLS = ("zero-rows", "overflow", "scale-bytes")
+_EDGE_FILLS = ("zero-rows", "overflow", "scale-bytes", "cancelling")
 _PLAIN = tuple(name for name in FILLS if name not in _EDGE_FILLS)
 
 #: More tiles than any arch has multiprocessors, with one step of K each: CTAs take several.
@@ -223,7 +223,12 @@ _REFUSED = (
 
 def _software() -> list[Case]:
     """Cases small enough for the executor where the kernel carries the tensor-core instruction in software."""
-    return [_case("wide-range", Shape(m=2, k=96, n=24, e=1), tile="128x8x128")]
+    tile = "128x8x128"
+    cases = [_case("wide-range", Shape(m=2, k=96, n=24, e=1), tile=tile)]
+    # With more than one block of K an accumulator may be subnormal, infinite or NaN before the last one.
+    cases += [_case(fill, Shape(m=8, k=160, n=16, e=1), tile=tile) for fill in FILLS]
+    cases.append(_case("scale-bytes", Shape(m=8, k=96, n=256, e=1), tile=tile))  # every byte of weights
+    return cases
 
 
 def _case(fill: str, shape: Shape, dtype: str = "f32", seed: int = 7, **options: Any) -> Case:

@@ -251,6 +251,34 @@ def _zero_padded(draw: Draw, size: Shape) -> GemmData:
     return GemmData(MXTensor(codes, scales, "mxfp8"), data.weights)
 
 
+#: Scales of a token or of a weight row: two of the larger take a product past FP32's largest number.
+_CANCELLING = np.array([_IDENTITY + 20, _IDENTITY + 76])
+
+
+def _cancelling(draw: Draw, size: Shape) -> GemmData:
+    """In every block the second 16 products cancel the first, but one for every third token.
+
+    Where both scales are the larger ones, terms that no FP32 can hold add up to exactly zero.
+    """
+    tokens, weights, token_blocks, weight_blocks = _shapes(size)
+    codes, weight_codes = _e4m3(draw, tokens), _e2m1(draw, weights)
+    half = MX_BLOCK // 2
+    for start in range(0, size.k, MX_BLOCK):
+        first, second = slice(start, start + half), slice(start + half, start + MX_BLOCK)
+        codes[:, second] = codes[:, first]
+        weight_codes[..., second] = weight_codes[..., first] ^ 8
+    row = np.arange(size.m)
+    codes[row % 3 == 1, MX_BLOCK - 1 :: MX_BLOCK] ^= 0x80
+    token_scales = _CANCELLING[(row % 3 == 0).astype(np.int64)]
+    weight_scales = _CANCELLING[(np.arange(size.n) % 2 == 0).astype(np.int64)]
+    return _data(
+        codes,
+        np.broadcast_to(token_scales[:, None], token_blocks),
+        weight_codes,
+        np.broadcast_to(weight_scales[:, None], weight_blocks),
+    )
+
+
 def _zero_rows(draw: Draw, size: Shape) -> GemmData:
     """Every third token is zeros of either sign, and so is every fifth row of weights: sums that are exactly zero."""
     data = _wide_range(draw, size)
@@ -381,6 +409,12 @@ FILLS = Fill.by_name(
         "the sign of a zero lost or made up in the epilogue",
         _zero_rows,
         Limits(zeros=1.0, nans=0.5, scales=16, reason="the sums are zero, whose sign is asked for"),
+    ),
+    _fill(
+        "cancelling",
+        "products of another alignment that cancel; a sum of zero taken for infinity",
+        _cancelling,
+        Limits(zeros=0.9, nans=0.9, scales=2, bound=1.0, reason="two of three tokens have sums of exactly zero"),
     ),
     _fill(
         "overflow",
