@@ -498,6 +498,9 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", 160, k, e, 1, routing="same-experts")  # one expert takes all
         yield _case("fingerprint", 8, k, e, t, routing="empty-experts")
         yield _case("fingerprint", 8, k, e // 8, t, routing="uniform", first_expert=e // 4, ranks=8)
+    for dtype, (mode, edge), layout in product(("bf16", "fp16"), COMPILED_POLICIES, LAYOUT.words):
+        # Tokens enough that their rows leave the caches at once: other loads than those of fewer.
+        yield _case("fingerprint", 66, 96, 12, 2, dtype=dtype, mode=mode, edge=edge, layout=layout)
     for dtype, (mode, edge), fill, layout in product(INPUT_FORMATS, COMPILED_POLICIES, PLAIN, LAYOUT.words):
         yield _case(fill, 9, 1440, 8, 2, dtype=dtype, mode=mode, edge=edge, layout=layout)
     for mode, edge in COMPILED_POLICIES:
@@ -520,7 +523,8 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", 3, k, 99, 5)
     yield _case("fingerprint", 16_500, 32, 8, 4)  # more than 65,536 rows, and more rows of scales than CTAs
     yield _case("fingerprint", 65_600, 32, 3, 1, routing="same-experts")  # and one expert has all
-    yield _case("fingerprint", 5, 64, 3, 1, rows_before=FAR_ROWS)  # pieces, and bytes of scales, past 2^31
+    for m, layout in ((5, "128x4"), (66, "8x4")):  # pieces, and bytes of scales, past 2^31
+        yield _case("fingerprint", m, 64, 3, 1, rows_before=FAR_ROWS, layout=layout)
     for input_sf in INPUT_SF.words:
         yield _case("bytes", 5, 64, 3, 1, dtype="mxfp8", input_sf=input_sf, rows_before=FAR_ROWS, layout="8x4")
     yield from _default_as()

@@ -339,9 +339,13 @@ def _default() -> Iterator[Case]:
     for fill, dtype in product(EDGE_SUMS, _DTYPES):
         yield _case(fill, 9, 160, 8, 3, dtype=dtype, out="f32", poison=0x7F)
         yield _case(fill, 9, 160, 8, 3, dtype=dtype, bias="tiny" if fill != "overflow" else "none")
-    for k in (224, 256, 288, 4064, 4096, 4128):  # a warp's columns and a CTA's, and a block less and more
+    for k in (224, 256, 288, 4064, 4096, 4128):  # a warp's slice and sixteen of them, and a block less and more
         yield _case("gaussian", 2, k, 12, 3, bias="distinct")
+    # More tokens than the resident warps of a slice, which then walk on: one slice, twelve of them, two in each entry.
     yield _case("gaussian", LOOPING_ROWS, 32, 8, 2, bias="distinct")
+    yield _case("gaussian", 460, 2880, 8, 2, bias="distinct")
+    for dtype, out in product(_DTYPES, _DTYPES):
+        yield _case("gaussian", 2752, 288, 8, 1, dtype=dtype, out=out, bias="distinct")
     for dtype, out in product(_DTYPES, _DTYPES):  # elements past 2^31
         yield _case("gaussian", 5, 32, 3, 1, dtype=dtype, out=out, bias="distinct", rows_before=FAR_SUMS)
     # All tokens at one expert; more than 65,536 of them.

@@ -12,7 +12,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,9 +21,27 @@ from refmoe.families.case import Option, one_of, refused
 
 if TYPE_CHECKING:
     from refmoe.cuda.device import Device, LaunchRecord
-    from refmoe.families.family import Case
 
 _NONE = "none"
+
+
+class Sound(Protocol):
+    """What is asked here of a `Case`, which stands a floor higher: its family, its options and a copy with others."""
+
+    @property
+    def family(self) -> Any:
+        """See `Case`."""
+
+    def get(self, name: str, default: Any = ...) -> Any:
+        """See `Case`."""
+
+    def having(self, **values: Any) -> Any:
+        """See `Case`."""
+
+    def __getattr__(self, name: str) -> Any: ...
+
+
+_Case = TypeVar("_Case", bound=Sound)
 
 #: What is wrong with the call, `argument-damage`; a whole default level has few cases of one argument.
 WRONG = Option(
@@ -143,12 +161,12 @@ def _read_only(array: Any) -> Any:
 # --- what a family lists --------------------------------------------------------------------------------------------
 
 
-def is_wrong(case: Case) -> bool:
+def is_wrong(case: Sound) -> bool:
     """Whether the case is a call that has to be refused."""
-    return case.get("wrong", _NONE) != _NONE
+    return bool(case.get("wrong", _NONE) != _NONE)
 
 
-def wrong_calls(base: Case, says: Mapping[str, str] | None = None, /, **damages: str) -> Iterator[Case]:
+def wrong_calls(base: _Case, says: Mapping[str, str] | None = None, /, **damages: str) -> Iterator[_Case]:
     """The cases of a sound call with one argument damaged.
 
     Args:
@@ -167,7 +185,7 @@ def wrong_calls(base: Case, says: Mapping[str, str] | None = None, /, **damages:
             yield base.having(wrong=wrong, refusal=(says or {}).get(wrong, f"{argument}: found"))
 
 
-def check_wrong(case: Case) -> None:
+def check_wrong(case: Sound) -> None:
     """Refuse a damage that there is not, and one of a kernel that is not refmoe's own.
 
     Raises:
@@ -186,7 +204,7 @@ def check_wrong(case: Case) -> None:
 # --- the call -------------------------------------------------------------------------------------------------------
 
 
-def called(case: Case, function: Callable[..., Any]) -> Callable[..., Any]:
+def called(case: Sound, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, called as the case has it: without what is at its default, or with the damaged argument.
 
     A caller leaves out what has its default. So does a case, and defaults are part of what is compared.
