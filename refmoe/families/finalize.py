@@ -388,7 +388,7 @@ WRONG_BIAS: Mapping[str, str] = {
     "bias": f"{ARRAY} flat no_rows narrow",
     "first_expert": "negative fraction int32",
 }
-SAYS_OF_SUMS: Mapping[str, str] = {"rows-long": "columns and those of one more CTA"}
+SAYS_OF_SUMS: Mapping[str, str] = {"rows-long": "columns and those of one more slice"}
 
 
 def _refuses() -> Iterator[Case]:

@@ -87,7 +87,8 @@ __device__ __forceinline__ float to_float(int64_t sum, int exponent) {
     const bool normal = fraction >> kFloatFraction;
     const uint32_t field = normal ? result_exponent + kFloatBias : 0;
     const uint32_t bits = field << kFloatFraction | (fraction & ((1u << kFloatFraction) - 1));
-    return __uint_as_float(bits | (sum < 0 ? 0x80000000u : 0));
+    // What underflows to zero has no sign either.
+    return __uint_as_float(bits | (sum < 0 && bits != 0 ? 0x80000000u : 0));
 }
 
 /// An instruction for one warp; `Dot` computes one output from a row and a column, 32 bytes each in the order of K,
