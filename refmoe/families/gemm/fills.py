@@ -427,7 +427,7 @@ FILLS = Fill.by_name(
         "scale-bytes",
         "a scale byte that is flushed, clamped or taken for NaN; a code of another format",
         _scale_bytes,
-        Limits(zeros=0.9, nans=0.6, scales=5, bound=1.0, reason="products of the ends of E8M0 overflow or vanish"),
+        Limits(zeros=0.96, nans=0.6, scales=5, bound=1.0, reason="products of the ends of E8M0 overflow or vanish"),
     ),
     _fill(
         "real",
