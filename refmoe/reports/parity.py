@@ -142,6 +142,11 @@ class CaseRecord(_Model):
         return self.verdict.fails or self.expected is False
 
     @property
+    def refused_wrong_call(self) -> bool:
+        """Whether it is a call with a damaged argument, its option `wrong`, that was refused as it has to be."""
+        return self.expected is True and ":wrong=" in self.id
+
+    @property
     def finding(self) -> str:
         """What there is to say of the verdict: of a MISMATCH the place first, then what may explain it.
 

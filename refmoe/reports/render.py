@@ -39,12 +39,7 @@ class Group:
     @property
     def counts(self) -> str:
         """ "12 PASS, 1 MISMATCH"."""
-        return ", ".join(f"{count} {name}" for name, count in self.summary.items())
-
-    @property
-    def summary(self) -> dict[str, int]:
-        """Cases by verdict."""
-        return count_verdicts([case.verdict for case in self.cases])
+        return ", ".join(f"{count} {name}" for name, count in _counted(self.cases).items())
 
     @property
     def model(self) -> str:
@@ -111,7 +106,7 @@ def cases_text(cases: Sequence[CaseRecord]) -> str:
     total = len(cases)
     if failing := [case.verdict for case in cases if case.fails]:
         return f"{len(failing):,} of {total:,} cases fail: {_counts(count_verdicts(failing))}"
-    summary = count_verdicts([case.verdict for case in cases])
+    summary = _counted(cases)
     passed = summary.pop(Verdict.PASS.value, 0)
     return f"{passed:,} of {total:,} cases pass" + (f", {_counts(summary)}" if summary else "")
 
@@ -119,20 +114,22 @@ def cases_text(cases: Sequence[CaseRecord]) -> str:
 def verdict_counts(report: Report) -> str:
     """The verdicts counted, refusals by whether the case list has them.
 
-    "970 PASS, 11 UNSUPPORTED as the case list says, 1 UNSUPPORTED not in the case list".
+    "970 PASS, 20 wrong calls refused, 11 UNSUPPORTED as the case list says, 1 UNSUPPORTED not in the case list".
     """
-    refused = [case for case in report.cases if case.verdict is Verdict.UNSUPPORTED]
-    words = {
-        " as the case list says": sum(not case.fails for case in refused),
-        " not in the case list": sum(case.fails for case in refused),
-    }
-    parts = []
-    for name, count in report.summary.items():
-        told = (
-            {f"{name}{word}": some for word, some in words.items() if some} if name == "UNSUPPORTED" else {name: count}
-        )
-        parts += [f"{some} {word}" for word, some in told.items()]
-    return ", ".join(parts)
+    counted = _counted(report.cases)
+    refused = [case for case in report.cases if case.verdict is Verdict.UNSUPPORTED and case.fails]
+    if listed := counted.pop(Verdict.UNSUPPORTED.value, 0) - len(refused):
+        counted[f"{Verdict.UNSUPPORTED.value} as the case list says"] = listed
+    if refused:
+        counted[f"{Verdict.UNSUPPORTED.value} not in the case list"] = len(refused)
+    return ", ".join(f"{count} {name}" for name, count in counted.items())
+
+
+def _counted(cases: Sequence[CaseRecord]) -> dict[str, int]:
+    """Cases by verdict; wrong calls that were refused, as they have to be, are counted by themselves."""
+    refused = sum(case.refused_wrong_call for case in cases)
+    counted = count_verdicts([case.verdict for case in cases if not case.refused_wrong_call])
+    return counted | ({"wrong calls refused": refused} if refused else {})
 
 
 def _counts(summary: Mapping[str, int]) -> str:

@@ -18,8 +18,8 @@ from refmoe.reports.parity import (
     report_text,
     schema_text,
 )
-from refmoe.reports.render import family_shares, junit_text, markdown_text, verdict_lines
-from refmoe.verify.verdict import Verdict
+from refmoe.reports.render import family_shares, junit_text, markdown_text, verdict_counts, verdict_lines
+from refmoe.verify.verdict import Result, Verdict
 
 QUANTIZE = parse_case("mxfp8_quantize:bf16:m1k2880:real:seed7@cuda")
 MISMATCH = (
@@ -195,6 +195,19 @@ def test_a_message_cannot_end_its_block_of_code() -> None:
     failed = report().cases[1].model_copy(update={"first_mismatch": "raised\n```\n<b>"})
     text = markdown_text(report().model_copy(update={"cases": [failed]}))
     assert f"````\n{failed.verdict.value} raised\n```\n<b>\nrepro: {failed.repro}\n````\n" in text
+
+
+def test_wrong_calls_that_were_refused_are_counted_by_themselves() -> None:
+    def refused(wrong: str, expected: bool) -> Result:
+        case = CASE.having(wrong=wrong)
+        return result(case, Verdict.UNSUPPORTED, reason="K above 2048", evidence="none", expected=expected)
+
+    listed = [result(), refused("none", True), refused("x-dtype", True), refused("x-flat", True)]
+    made = make_report(listed, command="refmoe parity", environment=ENVIRONMENT, seconds=2.5)
+    assert verdict_counts(made) == "1 PASS, 2 wrong calls refused, 1 UNSUPPORTED as the case list says"
+    assert "**1 of 4 cases pass, 1 UNSUPPORTED, 2 wrong calls refused**" in markdown_text(made)
+    unexpected = make_report([refused("x-dtype", False)], command="refmoe parity", environment=ENVIRONMENT, seconds=2.5)
+    assert verdict_counts(unexpected) == "1 UNSUPPORTED not in the case list"
 
 
 def test_a_refusal_that_nobody_expects_fails_in_every_rendering() -> None:
