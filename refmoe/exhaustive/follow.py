@@ -50,6 +50,8 @@ _BLOCK_BYTES = 4 * BLOCK_WORDS
 _WARP = 32
 #: Buffers are this far apart, so that an address says which it is in.
 _WINDOW = 40
+#: What a load or store says to the caches, which decides no value.
+_HINTS = frozenset({"ca", "cg", "cs", "lu", "wb", "wt", "L1::no_allocate", "L1::evict_first", "L1::evict_last"})
 #: Steps after which a launch counts as endless.
 _STEPS = 200_000
 
@@ -449,7 +451,7 @@ class Follower:
                 raise self._refused(instruction, "a part of a parameter")
             bits = np.full(threads.size, self.parameters[address.base.name] & (1 << 64) - 1, np.uint64)
             return [(destination, _sized(destination, Value.known(bits)))]
-        if parts[1] != "global" or not set(parts[2:-1]) <= {"nc", "v2", "v4"}:
+        if parts[1] != "global" or not set(parts[2:-1]) <= {"nc", "v2", "v4"} | _HINTS:
             raise self._refused(instruction, "a load that the proof does not follow")
         elements = destination.elements if isinstance(destination, Vector) else (destination,)
         size = int(parts[-1][1:]) // 8
@@ -478,7 +480,7 @@ class Follower:
 
     def _store(self, instruction: Instruction, guard: Value, threads: Array) -> None:
         parts = instruction.opcode.split(".")
-        if parts[1] != "global" or not set(parts[2:-1]) <= {"v2", "v4"}:
+        if parts[1] != "global" or not set(parts[2:-1]) <= {"v2", "v4"} | _HINTS:
             raise self._refused(instruction, "a store that the proof does not follow")
         address, source = instruction.operands
         assert isinstance(address, Address)

@@ -34,7 +34,7 @@ from refmoe.families.routing import ChoiceRows, FirstRows, RowChoices
 from refmoe.families.stages import Codes, GroupedScales, Scales, Stage
 from refmoe.families.vacuity import Limits, doubt_codes
 from refmoe.families.wrong import WRONG, called
-from refmoe.families.wrong_layers import LAYER_CHANGES, TURNED_OFF, wrong_layer_calls
+from refmoe.families.wrong.layers import LAYER_CHANGES, TURNED_OFF, wrong_layer_calls
 from refmoe.formats import MX_BLOCK
 from refmoe.reference.layout import swizzle_scales, swizzle_weight_scales
 from refmoe.reference.moe.layer import MoELayer

@@ -39,7 +39,12 @@ class Group:
     @property
     def counts(self) -> str:
         """ "12 PASS, 1 MISMATCH"."""
-        return ", ".join(f"{count} {name}" for name, count in _counted(self.cases).items())
+        return ", ".join(f"{count} {name}" for name, count in self.summary.items())
+
+    @property
+    def summary(self) -> dict[str, int]:
+        """Cases by verdict; wrong calls that were refused by themselves."""
+        return _counted(self.cases)
 
     @property
     def model(self) -> str:

@@ -71,11 +71,12 @@ def test_refused(changes: dict[str, Any], message: str) -> None:
     assert device.launches == []
 
 
-def test_a_token_is_a_cta_and_eight_columns_a_thread() -> None:
+def test_a_warp_is_a_token_and_a_cta_a_slice_of_256_columns() -> None:
     device = Recorder()
     finalize(device=device, **arguments(width=2880))
     (plan,) = device.launches
-    assert (plan.grid, plan.block) == (3, 384)
+    # 12 slices; the 3 tokens are fewer than the 4 warps of a CTA.
+    assert (plan.grid, plan.block) == (12, 128)
 
 
 def test_no_tokens_launch_nothing() -> None:
