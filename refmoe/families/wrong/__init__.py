@@ -41,7 +41,8 @@ class Sound(Protocol):
     def __getattr__(self, name: str) -> Any: ...
 
 
-_Case = TypeVar("_Case", bound=Sound)
+#: Whatever a family lists its calls as: what comes in goes out.
+AnyCase = TypeVar("AnyCase", bound=Sound)
 
 #: What is wrong with the call, `argument-damage`; a whole default level has few cases of one argument.
 WRONG = Option(
@@ -166,7 +167,7 @@ def is_wrong(case: Sound) -> bool:
     return bool(case.get("wrong", _NONE) != _NONE)
 
 
-def wrong_calls(base: _Case, says: Mapping[str, str] | None = None, /, **damages: str) -> Iterator[_Case]:
+def wrong_calls(base: AnyCase, says: Mapping[str, str] | None = None, /, **damages: str) -> Iterator[AnyCase]:
     """The cases of a sound call with one argument damaged.
 
     Args:

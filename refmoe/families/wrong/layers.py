@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from refmoe.families.family import Case
-from refmoe.families.wrong import ARRAY, BYTE, Arguments, Change, wrong_calls
+from refmoe.families.wrong import ARRAY, BYTE, AnyCase, Arguments, Change, wrong_calls
 
 #: FlashInfer's arguments that say nothing here, at the values that turn them off.
 TURNED_OFF: Mapping[str, object] = {
@@ -77,7 +76,7 @@ LAYER_CHANGES: Mapping[str, Change] = {
 }
 
 
-def wrong_layer_calls(base: Case) -> Iterator[Case]:
+def wrong_layer_calls(base: AnyCase) -> Iterator[AnyCase]:
     """The calls of the layer's function that are refused.
 
     Args:
