@@ -31,6 +31,7 @@ from refmoe.cli.observing import (
     write_profile,
 )
 from refmoe.cli.tracing import TraceBlockOption, TraceOption, open_trace, write_trace
+from refmoe.cli.variables import VariableOption, read_back, read_variables, set_variables
 from refmoe.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -75,6 +76,17 @@ def run(
             "example 1024x16. Pass BF16 as u16, FP8 and packed FP4 as u8.",
         ),
     ] = None,
+    variable: VariableOption = None,
+    cooperative: Annotated[
+        bool,
+        typer.Option("--cooperative", help="All blocks are resident together, as grid.sync() needs it."),
+    ] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="X[,Y[,Z]]", help="Blocks of a cluster; .reqnctapercluster of the kernel if left out, else one."
+        ),
+    ] = None,
     no_check: Annotated[
         list[str] | None, typer.Option(metavar="CHECK", help=f"Turn a check off: {', '.join(_CHECKS)}; repeatable.")
     ] = None,
@@ -108,7 +120,7 @@ def run(
     Output files are written only if the kernel runs to its end without a fault.
     """
     from refmoe.cli.kernel_arguments import read_arguments, write_outputs
-    from refmoe.ptx import ArgumentMismatch, Module, ParseError, PtxError, launch
+    from refmoe.ptx import ArgumentMismatch, DeviceMemory, Module, ParseError, PtxError, launch
 
     text = _read(kernel)
     document: dict[str, Any] = {"kernel": str(kernel), "fault": None, "outputs": []}
@@ -119,14 +131,19 @@ def run(
     except ParseError as error:
         _fault(document, error, text, report=report, as_json=as_json)
     if list_entries:
-        document.update(target=module.target, entries=signatures)
+        held = [{"name": v.name, "space": v.space, "bytes": v.size} for v in module.variables.values()]
+        document.update(target=module.target, entries=signatures, variables=held)
         finish(document, lambda: _show_entries(document), report=report, as_json=as_json)
     with usage_errors():
         check_schedules(schedules)
         checks = _checks(no_check or [], strict)
         words = [word for group in args or [] for word in _words(group)]
         arguments = read_arguments(words)
+        settings = read_variables(variable or [])
         size = _triple("grid", grid)
+        blocks_of_cluster = None if cluster is None else _triple("cluster", cluster)
+        memory = DeviceMemory() if settings else None
+        names = {} if memory is None else set_variables(memory, module, settings)
         recorder = open_trace(trace, trace_block, as_json)
         try:
             name = _choose(module, entry)
@@ -148,6 +165,9 @@ def run(
     again += ["--shared", str(shared)] if shared else []
     again += [part for check in no_check or [] for part in ("--no-check", check)]
     again += ["--strict"] if strict else []
+    again += [part for each in variable or [] for part in ("--variable", each)]
+    again += ["--cooperative"] if cooperative else []
+    again += _sizes("--cluster", blocks_of_cluster) if blocks_of_cluster else []
     again += [part for each in previous_grid_writes or [] for part in ("--previous-grid-writes", each)]
     again += ["--args", shlex.join(words)] if words else []
     try:
@@ -155,7 +175,7 @@ def run(
             module, name, size, shape, values, shared, checks, step_budget, recorder, watch=watchpoint, profile=counts,
             # What the kernel prints is no part of the JSON.
             stdout=sys.stderr if as_json else sys.stdout, schedules=schedules,
-            previous_grid_writes=before,
+            previous_grid_writes=before, memory=memory, cooperative=cooperative, cluster=blocks_of_cluster,
         )  # fmt: skip
     except ArgumentMismatch as error:
         usage(str(error))
@@ -167,7 +187,8 @@ def run(
     write_trace(recorder, trace)
     write_profile(counts, profile)
     _saw(document, watchpoint)
-    document.update(result=_outcome(result, text), outputs=write_outputs(arguments))
+    left = [] if memory is None else read_back(memory, module, settings, names)
+    document.update(result=_outcome(result, text), outputs=write_outputs([*arguments, *left]))
     finish(document, lambda: _show(document), report=report, as_json=as_json)
 
 
@@ -343,6 +364,9 @@ def _show_entries(document: dict[str, Any]) -> None:
         for position, p in enumerate(entry["parameters"]):
             kind = "pointer" if p["pointer"] else f".{p['type']}"
             typer.echo(f"  {position:3}  {kind:8} {p['bytes']:5} bytes  {p['name']}")
+    for v in document["variables"]:
+        kind = "__constant__" if v["space"] == "const" else "__device__"
+        typer.echo(f"{v['name']}  {kind} variable of {v['bytes']} bytes (--variable)")
 
 
 def _show(document: dict[str, Any]) -> None:

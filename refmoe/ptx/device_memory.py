@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,32 @@ class DeviceMemory:
             raise ArgumentError("name", describe(name), f"a variable of {module.name}, which has {known}")
         return self._variable(module, variables[name])
 
+    def set_variables(self, module: Module, values: Mapping[str, Any]) -> dict[str, str]:
+        """Write values into variables of a module, as cudaMemcpyToSymbol does.
+
+        Args:
+            module: whose variables they are.
+            values: by the name of the variable, or by a part of it that no other has: an array, bytes, or a number of
+                NumPy's. It may be shorter than the variable, whose other bytes are left.
+
+        Returns:
+            the whole name for each name in `values`.
+
+        Raises:
+            ArgumentError: there is no such variable, or it is too short.
+        """
+        names = {}
+        for wanted, value in values.items():
+            name = names[wanted] = _named(module, wanted)
+            size = module.variables[name].size
+            held = value if isinstance(value, bytes | bytearray | np.ndarray | np.generic) else None
+            content = b"" if held is None else bytes(held) if isinstance(held, bytes | bytearray) else held.tobytes()
+            if held is None or len(content) > size:
+                found = f"{len(content)} bytes in {describe(value)}" if held is not None else describe(value)
+                raise ArgumentError(wanted, found, f"an array or bytes, at most the {size} bytes that {name} has")
+            self.write(self.variable(module, name), content)
+        return names
+
     def _variable(self, module: Module, variable: Variable) -> int:
         """The address of a variable of a module, or of one of its functions."""
         module = module.owner
@@ -192,6 +218,20 @@ class DeviceMemory:
             found = f"{size} bytes from byte {first} of {buffer.name}"
             raise ArgumentError("address", found, f"a range inside its {buffer.array.nbytes} bytes")
         return buffer, first
+
+
+def _named(module: Module, wanted: str) -> str:
+    """The variable of a module of a name, or of a part of one.
+
+    Raises:
+        ArgumentError: none has it, or several.
+    """
+    variables = module.variables
+    fitting = [wanted] if wanted in variables else [name for name in variables if wanted in name]
+    if len(fitting) != 1:
+        known = ", ".join(fitting or variables) or "none"
+        raise ArgumentError("variables", repr(wanted), f"one variable of {module.name}, of {known}")
+    return fitting[0]
 
 
 def initial_bytes(variable: Variable) -> bytes:

@@ -385,7 +385,7 @@ def _run(
 
 
 def run_ptx(
-    text: str,
+    text: str | Module,
     entry: str | None = None,
     *,
     grid: int | Sequence[int] = 1,
@@ -406,6 +406,7 @@ def run_ptx(
     schedule: int | str | Schedule | None = None,
     schedules: int | str | Sequence[int | str | Schedule] | None = None,
     previous_grid_writes: Sequence[Any] = (),
+    variables: Mapping[str, Any] | None = None,
 ) -> LaunchResult:
     """Run a kernel of a PTX text on NumPy arrays, every access checked; `refmoe run` does the same with files.
 
@@ -431,7 +432,7 @@ def run_ptx(
     array([0, 2, 4, 6], dtype=uint32)
 
     Args:
-        text: a PTX module.
+        text: a PTX module, or a `refmoe.ptx.Module`, which is then parsed and compiled once for many calls.
         entry: the kernel; not needed if it is alone.
         grid: blocks, x or (x, y, z).
         block: threads of a block, x or (x, y, z); what the kernel's .reqntid says if left out.
@@ -445,7 +446,8 @@ def run_ptx(
         watch: likewise.
         stdout: likewise.
         profile: likewise.
-        memory: likewise; the variables of a module live on with the module, which is another one in every call.
+        memory: likewise; the variables of a module live on with the module, which is another one in every call that is
+            given a text.
         blocks: likewise.
         cluster: blocks of a cluster, x or (x, y, z); what the kernel's .reqnctapercluster says if left out.
         cooperative: see `launch`.
@@ -453,13 +455,17 @@ def run_ptx(
         schedule: likewise.
         schedules: likewise.
         previous_grid_writes: likewise.
+        variables: what `__constant__` and `__device__` variables hold before the launch, by name or by a part of it
+            that no other has: arrays, bytes, or numbers of NumPy's. In a writable array of a `__device__` variable
+            lies afterwards what the kernel left there.
 
     Raises:
+        ArgumentError: there is no such variable, or it is too short.
         ParseError: no PTX, with the line.
         ArgumentMismatch: no such kernel, or a launch that does not fit it.
         PtxError: what went wrong in it. The arrays are then as they were.
     """
-    module = Module.parse(text)
+    module = text if isinstance(text, Module) else Module.parse(text)
     if entry is None:
         if len(module.entries) != 1:
             raise ArgumentMismatch(f"{module.name} has the entries {', '.join(module.entries) or 'none'}; name one")
@@ -473,7 +479,10 @@ def run_ptx(
         else each
         for number, each in enumerate(args)
     ]
-    return launch(
+    if variables:
+        memory = DeviceMemory() if memory is None else memory
+        names = memory.set_variables(module, variables)
+    result = launch(
         module,
         entry,
         _sizes(grid),
@@ -495,6 +504,11 @@ def run_ptx(
         schedules=schedules,
         previous_grid_writes=previous_grid_writes,
     )
+    for wanted, value in (variables or {}).items():
+        if isinstance(value, np.ndarray) and value.flags.writeable and memory is not None:
+            held = memory.read(memory.variable(module, names[wanted]), value.nbytes)
+            value[...] = held.view(value.dtype).reshape(value.shape)
+    return result
 
 
 def _region_of(wanted: Any, bound: list[tuple[Buffer, Region]]) -> Region:
