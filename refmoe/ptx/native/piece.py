@@ -23,6 +23,7 @@ from refmoe.ptx.native.context import FIELD_BYTES, QUEUE_FIELDS, Context, Queue,
 from refmoe.ptx.native.forms import native_form
 from refmoe.ptx.native.memory import Variant
 from refmoe.ptx.native.mma import WarpMma
+from refmoe.ptx.native.outlined import Outlined
 from refmoe.ptx.native.scalar import (
     BYTE,
     FAILED,
@@ -82,6 +83,7 @@ class Pieces:
         chained: bool,
     ) -> None:
         self.module = ir.Module()
+        self.outlined = Outlined(self.module)
         self.program = program
         self.products = products
         self.approximate = approximate
@@ -128,7 +130,6 @@ class PieceWriter:
             function = ir.Function(made.module, PIECE, f"piece_{piece.block}_{piece.number}")
         self.function = function
         self.context, self.warp, self.bits = function.args
-        bits = self.bits
         build = ir.IRBuilder(function.append_basic_block("entry"))
         self.build_ = build
         self.scratch = room(build, ir.ArrayType(BYTE, LANES * 32))
@@ -141,7 +142,7 @@ class PieceWriter:
         self.failed = function.append_basic_block("failed")
         ir.IRBuilder(self.failed).ret(word(FAILED))
         self.registers = at(build, registers, build.mul(self.warp, warp_bytes))
-        self.mask = build.bitcast(bits, vector(1))
+        self.mask = build.bitcast(self.bits, vector(1))
         self.lanes = LaneBuilder(made.module, build, self.mask)
         self.values: dict[str, Value] = {}
         self.suspicion = Looker(self, made.suspects, made.sites, self._python)
@@ -335,7 +336,7 @@ class PieceWriter:
             values.append(self.values[CARRY.name])
         if operation.exact_when is not None:
             self._note(instruction, values)
-        results = list(native_form(instruction)(self.lanes, values))
+        results = self.made.outlined.results(instruction.opcode, native_form(instruction), self.lanes, values)
         targets: list[Operand] = list(destinations)
         if operation.carry_out:
             targets.append(CARRY)
@@ -531,8 +532,7 @@ class PieceWriter:
     def _python(self, instruction: Instruction, bits: Value, values: Value | None = None) -> None:
         """Let Python do an instruction for the lanes of a mask, and end the piece if it raises."""
         build = self.build_
-        held = self.scratch if values is None else values
-        arguments = [word(self._site(instruction)), self.warp, bits, self.places, held]
+        arguments = [word(self._site(instruction)), self.warp, bits, self.places, values or self.scratch]
         failed = memory.call_slow(build, self.context, arguments)
         build.cbranch(build.icmp_unsigned("!=", failed, ir.Constant(WARP_MASK, 0)), self.failed, self._next())
         build.position_at_end(self.following)
