@@ -28,7 +28,7 @@ from refmoe.ptx.engine.tensor.mma import Mma
 from refmoe.ptx.errors import Contraction, UnknownOpcode
 from refmoe.ptx.native.context import EDGE_BITS, Edge, End, Meeting, Place, starts
 from refmoe.ptx.native.forms import is_native
-from refmoe.ptx.native.kernel import NativeKernel, compile_pieces, content_of
+from refmoe.ptx.native.kernel import NativeKernel, PieceCode, compile_pieces, content_of
 from refmoe.ptx.native.mma import WarpMma
 from refmoe.ptx.ops.lanes import LANES
 from refmoe.ptx.program.blocks import Block, Program, build
@@ -96,7 +96,7 @@ def compile_entry(
     names: dict[str, Any] = {name: view.seen(work) for name, work in emitter.names.items()}
     exec(compile(source, f"<{module.name}:{name}>", "exec"), names)
     steps = [
-        NativeBlock(kernel.functions[index, 0]) if native else names[f"step_{index}"]
+        NativeBlock(kernel.pieces[index, 0]) if native else names[f"step_{index}"]
         for index, native in enumerate(homes.native)
     ]
     gathers = {
@@ -380,7 +380,7 @@ def _places(program: Program, homes: Homes, kernel: NativeKernel, gathers: Mappi
         if not runs or not homes.native[block.index]:
             continue
         end = block.terminator
-        row[Place.FUNCTION] = kernel.functions[block.index, 0]
+        row[Place.FUNCTION], row[Place.TABLE] = kernel.pieces[block.index, 0]
         row[Place.END] = End[end.kind.upper()]
         for number, (field, target) in enumerate(zip((Place.TARGET, Place.OTHER), end.targets, strict=False)):
             row[field] = target
@@ -401,19 +401,19 @@ class Invoker:
     """Calls a native piece for the lanes of a frame."""
 
     def __init__(self, kernel: NativeKernel) -> None:
-        self._functions = kernel.functions
+        self._pieces = kernel.pieces
 
     def __call__(self, block: int, number: int, frame: Frame) -> None:
         """Raises whatever an access that Python did for a warp raised."""
-        frame.machine.part(NativeState).run(self._functions[block, number], frame)
+        frame.machine.part(NativeState).run(self._pieces[block, number], frame)
 
 
 @dataclass(frozen=True)
 class NativeBlock:
     """A native block as a step, for a launch that somebody observes."""
 
-    function: int
+    code: PieceCode
 
     def __call__(self, registers: Any, frame: Frame) -> Any:
         """The lanes that take its branch, bool; see `Invoker`."""
-        return frame.from_all(frame.machine.part(NativeState).run(self.function, frame))
+        return frame.from_all(frame.machine.part(NativeState).run(self.code, frame))

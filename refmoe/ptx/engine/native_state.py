@@ -31,6 +31,7 @@ from refmoe.ptx.native.context import (
     Row,
     starts,
 )
+from refmoe.ptx.native.kernel import PieceCode
 from refmoe.ptx.native.scheduler import SchedulerStatus, functions
 from refmoe.ptx.program.unwritten import CANARIES
 from refmoe.ptx.state.memory import Region
@@ -97,7 +98,6 @@ class NativeState:
         scheduled = not machine.launch.schedule.default
         self._advance = scheduler.advance_scheduled if scheduled else scheduler.advance
         self._pick = scheduler.pick_scheduled if scheduled else scheduler.pick
-        self._functions = np.array(code.kernel.variants, np.int64)
         self._symbols = np.array([int(machine.addresses[name]) for name in code.kernel.symbols], np.int64)
         self._approximate = np.zeros(max(len(code.approximate), 1), np.uint8)
         self._slow = SLOW(self._access)
@@ -141,7 +141,6 @@ class NativeState:
         context[Context.REGISTERS] = block.ctypes.data
         context[Context.WARP_BYTES] = block.size // (machine.lanes // _LANES)
         context[Context.SLOW] = ctypes.cast(self._slow, ctypes.c_void_p).value or 0
-        context[Context.FUNCTIONS] = self._functions.ctypes.data
         context[Context.SYMBOLS] = self._symbols.ctypes.data
         context[Context.APPROXIMATE] = self._approximate.ctypes.data
         context[Context.REGIONS] = self._rows.ctypes.data
@@ -340,7 +339,7 @@ class NativeState:
 
     # One piece
 
-    def run(self, function: int, frame: Frame) -> Array:
+    def run(self, piece: PieceCode, frame: Frame) -> Array:
         """Run a native piece for the lanes of a frame.
 
         Returns:
@@ -353,7 +352,7 @@ class NativeState:
         taken = np.zeros(len(numbers), np.uint32)
         self._begin()
         failed = self._scheduler.each(
-            function, self._address, numbers.ctypes.data, masks.ctypes.data, len(numbers), taken.ctypes.data
+            *piece, self._address, numbers.ctypes.data, masks.ctypes.data, len(numbers), taken.ctypes.data
         )
         self._end(bool(failed))
         whole = np.zeros(len(self._queues), np.uint32)

@@ -23,8 +23,6 @@ class Context(IntEnum):
     """Set to one by every store."""
     SLOW = auto()
     """Pointer to the function that does an access, or an instruction, for one warp in Python."""
-    FUNCTIONS = auto()
-    """Pointer to the addresses of the functions for memory, in the order of the kernel's list."""
     SYMBOLS = auto()
     """Pointer to the addresses of module variables, in the order of the kernel's list."""
     APPROXIMATE = auto()
@@ -131,6 +129,8 @@ class Place(IntEnum):
 
     FUNCTION = 0
     """Address of its native code, of type `PIECE`; 0 where Python runs it."""
+    TABLE = auto()
+    """Address of what that code is given to find its registers and its successors by."""
     END = auto()
     """How it ends, see `End`."""
     TARGET = auto()

@@ -1,26 +1,45 @@
-"""The machine code of an entry: the pieces that have it, one object file, kept on disk by what it was made of."""
+"""The machine code of an entry: the code of its pieces' templates, and the tables that make them its own."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from refmoe.native import cache as kept
-from refmoe.native.compiler import LEVEL, Native, compiled, key_of
+from refmoe.native.compiler import LEVEL, key_of
+from refmoe.ptx.native import batch
+from refmoe.ptx.native.batch import Batch
+from refmoe.ptx.native.context import FIELD_BYTES, starts
 from refmoe.ptx.native.memory import Variant
 from refmoe.ptx.native.mma import WarpMma
-from refmoe.ptx.native.piece import Pieces, PieceWriter
+from refmoe.ptx.native.scalar import PLACE_SHIFT
+from refmoe.ptx.native.template import Instance, Kind, Slot, Templates
+from refmoe.ptx.ops.lanes import LANES
 from refmoe.ptx.program.blocks import Program
 from refmoe.ptx.program.layout import Layout
 from refmoe.ptx.program.pieces import Homes
 from refmoe.ptx.program.unwritten import UnwrittenReads, instructions_of
 from refmoe.ptx.text.syntax import Instruction
 
-# Bytes of the length of a kernel's head in the cache.
-_SIZE = 8
+# Bytes of a lane's value of a predefined register, whatever its kind.
+_SPECIAL_BYTES = 4
+
+
+class PieceCode(NamedTuple):
+    """What runs a piece.
+
+    Attributes:
+        function: the address of its template's code, of type `PIECE`.
+        table: the address of the table that the code is given.
+    """
+
+    function: int
+    table: int
 
 
 @dataclass(frozen=True)
@@ -28,22 +47,45 @@ class NativeKernel:
     """Native code of an entry.
 
     Attributes:
-        functions: address of the code of each native piece, by (block, number).
+        pieces: the code of each native piece, by (block, number).
         specials: predefined registers that it reads, whose values lie in the homes behind those of `homes`.
         symbols: module variables whose addresses it takes, in the order of the table.
-        variants: addresses of the functions for memory, in the order of the table.
         sites: the instructions that native code may leave to Python, by number.
         suspects: the numbers of those before which lanes may hold a register that nothing wrote.
-        kept: what keeps the pieces alive; what they call lives as long as the process.
+        kept: the tables and the batches, which live as long as this; what those call lives as long as the process.
     """
 
-    functions: dict[tuple[int, int], int]
+    pieces: dict[tuple[int, int], PieceCode]
     specials: tuple[str, ...]
     symbols: tuple[str, ...]
-    variants: tuple[int, ...]
     sites: tuple[Instruction, ...]
     suspects: frozenset[int]
-    kept: Native = field(repr=False)
+    kept: tuple[Any, ...] = field(repr=False)
+
+
+@dataclass
+class Image:
+    """An entry's tables before anything has an address, as they are kept on disk.
+
+    Attributes:
+        pieces: of each native piece (block, number), the key of its template, and the first word of its table.
+        words: of all tables, int64; what is an address is 0.
+        functions: words that hold the address of a function.
+        targets: words that hold the address of the code, or of the table, of a piece.
+        specials, symbols, suspects: see `NativeKernel`.
+        sites: numbers of instructions in the entry.
+        batches: names of those that have the templates.
+    """
+
+    pieces: list[tuple[tuple[int, int], str, int]] = field(default_factory=list)
+    words: list[int] = field(default_factory=list)
+    functions: list[tuple[int, Variant | WarpMma]] = field(default_factory=list)
+    targets: list[tuple[int, Kind, int]] = field(default_factory=list)
+    specials: list[str] = field(default_factory=list)
+    symbols: list[str] = field(default_factory=list)
+    sites: list[int] = field(default_factory=list)
+    suspects: set[int] = field(default_factory=set)
+    batches: list[str] = field(default_factory=list)
 
 
 def compile_pieces(
@@ -68,30 +110,17 @@ def compile_pieces(
         unwritten: reads of registers that may be unwritten.
         chained: whether whole blocks count themselves and go on to others; if not, Python does both.
     """
-    instructions = [each for block in program.blocks for each in instructions_of(block)]
     name = key_of("kernel", content, level=LEVEL)
     held = kept.load(name)
-    if held is None:
-        held = _compiled(program, homes, layout, approximate, products, unwritten, chained)
-        kept.store(name, held)
-    size = int.from_bytes(held[:_SIZE], "little")
-    head, native = json.loads(held[_SIZE : _SIZE + size]), Native(held[_SIZE + size :])
-    functions = {
-        (piece.block, piece.number): native.address(f"piece_{piece.block}_{piece.number}")
-        for of_block in homes.pieces
-        for piece in of_block
-        if piece.native
-    }
-    called = [(WarpMma if kind == "mma" else Variant)(*fields) for kind, *fields in head["called"]]
-    return NativeKernel(
-        functions,
-        tuple(head["specials"]),
-        tuple(head["symbols"]),
-        tuple(each.address for each in called),
-        tuple(instructions[number] for number in head["sites"]),
-        frozenset(head["suspects"]),
-        native,
-    )
+    if held is not None:
+        image: Image = pickle.loads(held)
+        batches = [each for each in map(batch.load, image.batches) if each is not None]
+        if len(batches) == len(image.batches):
+            return _linked(program, image, batches)
+    templates = Templates(program, homes, layout, products, unwritten, chained)
+    image, batches = _imaged(program, homes, templates, approximate)
+    kept.store(name, pickle.dumps(image))
+    return _linked(program, image, batches)
 
 
 def content_of(
@@ -116,30 +145,95 @@ def content_of(
     return hashlib.sha256(pickle.dumps((blocks, homes.registers, layout, forms, reads, chained))).hexdigest()
 
 
-def _compiled(
-    program: Program,
-    homes: Homes,
-    layout: Layout,
-    approximate: Sequence[Instruction],
-    products: Mapping[Instruction, WarpMma],
-    unwritten: UnwrittenReads,
-    chained: bool,
-) -> bytes:
-    """An object file, and before it, behind its length, what `compile_pieces` must know of it."""
-    made = Pieces(program, homes, layout, approximate, products, unwritten, chained)
-    for of_block in homes.pieces:
-        for piece in of_block:
-            if piece.native:
-                PieceWriter(made, piece).build()
+def _imaged(
+    program: Program, homes: Homes, templates: Templates, approximate: Sequence[Instruction]
+) -> tuple[Image, list[Batch]]:
+    """The tables of an entry, and the batches that have its templates, compiled if they have to be."""
+    instances = [templates.of(piece) for of_block in homes.pieces for piece in of_block if piece.native]
+    keys = [each.template.key() for each in instances]
+    found = batch.find({key: each.template for key, each in zip(keys, instances, strict=True)})
+    tables = _Tables(program, homes, approximate)
+    for key, instance in zip(keys, instances, strict=True):
+        tables.add(instance, key, found[key].slots[key])
+    batches = list(dict.fromkeys(found.values()))
+    tables.image.batches = [each.name for each in batches]
+    return tables.image, batches
+
+
+class _Tables:
+    """Makes the image of an entry, piece by piece."""
+
+    def __init__(self, program: Program, homes: Homes, approximate: Sequence[Instruction]) -> None:
+        self.image = Image()
+        self._program, self._homes = program, homes
+        # A warp's homes lie one behind the other: the bytes of those before, for one lane.
+        self._starts = starts([kind for _, kind in homes.registers.values()])
+        instructions = (each for block in program.blocks for each in instructions_of(block))
+        self._numbers = {id(each): number for number, each in enumerate(instructions)}
+        self._approximate = {each: number for number, each in enumerate(approximate)}
+
+    def add(self, instance: Instance, key: str, slots: Sequence[Slot]) -> None:
+        """Fill the table of a piece."""
+        image, piece = self.image, instance.piece
+        image.pieces.append(((piece.block, piece.number), key, len(image.words)))
+        for slot in slots:
+            image.words.append(self._word(instance, slot))
+
+    def _word(self, instance: Instance, slot: Slot) -> int:
+        """What a slot holds; 0 for an address, which is filled in when there is one."""
+        image, piece, of = self.image, instance.piece, slot.of
+        if slot.kind is Kind.BLOCK:
+            return piece.block << PLACE_SHIFT
+        if slot.kind is Kind.HOME:
+            return LANES * self._starts[self._homes.registers[instance.registers[str(of)]][0]]
+        if slot.kind is Kind.SPECIAL:
+            return LANES * (self._starts[-1] + _SPECIAL_BYTES * _number(image.specials, str(of)))
+        if slot.kind is Kind.SYMBOL:
+            return FIELD_BYTES * _number(image.symbols, instance.variable(str(of)))
+        if isinstance(of, Variant | WarpMma):
+            image.functions.append((len(image.words), of))
+            return 0
+        assert isinstance(of, int)
+        if slot.kind in (Kind.TARGET, Kind.TARGET_TABLE):
+            target = self._program.blocks[piece.block].terminator.targets[of]
+            image.targets.append((len(image.words), slot.kind, target))
+            return 0
+        instruction = (*piece.instructions, piece.branch)[of]
+        assert instruction is not None
+        if slot.kind is Kind.APPROXIMATE:
+            return self._approximate[instruction]
+        image.sites.append(self._numbers[id(instruction)])
+        if slot.kind is Kind.SUSPECT:
+            image.suspects.add(len(image.sites) - 1)
+        return len(image.sites) - 1
+
+
+def _number(names: list[str], name: str) -> int:
+    """The place of a name in a list, at whose end it goes if it is new."""
+    if name not in names:
+        names.append(name)
+    return names.index(name)
+
+
+def _linked(program: Program, image: Image, batches: Sequence[Batch]) -> NativeKernel:
+    """An image with the addresses of this process."""
+    of = {key: each for each in batches for key in each.slots}
+    words = np.array(image.words, np.int64)
+    pieces = {
+        place: PieceCode(of[key].address(key), words.ctypes.data + FIELD_BYTES * first)
+        for place, key, first in image.pieces
+    }
+    for word, called in image.functions:
+        words[word] = called.address
+    for word, kind, block in image.targets:
+        target = pieces[block, 0]
+        words[word] = target.function if kind is Kind.TARGET else target.table
     instructions = [each for block in program.blocks for each in instructions_of(block)]
-    numbers = {id(each): number for number, each in enumerate(instructions)}
-    head = json.dumps(
-        {
-            "specials": made.specials,
-            "symbols": made.symbols,
-            "called": [["mma" if isinstance(each, WarpMma) else "memory", *astuple(each)] for each in made.variants],
-            "sites": [numbers[id(each)] for each in made.sites],
-            "suspects": sorted(made.suspects.sites),
-        }
-    ).encode()
-    return len(head).to_bytes(_SIZE, "little") + head + compiled(str(made.module))
+    return NativeKernel(
+        pieces,
+        tuple(image.specials),
+        tuple(image.symbols),
+        tuple(instructions[number] for number in image.sites),
+        frozenset(image.suspects),
+        (words, *batches),
+    )

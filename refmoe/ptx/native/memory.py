@@ -178,17 +178,15 @@ def call_slow(build: Any, context: Value, arguments: list[Value]) -> Value:
 
 
 def access_function(module: Any) -> Any:
-    """`access(context, warp, mask, addresses, values, site, function)`: natively, or by Python; 1 if that raised."""
-    function = ir.Function(module, ir.FunctionType(WARP_MASK, [*SIGNATURE.args, WORD, WORD]), "access")
+    """`access(context, warp, mask, addresses, values, site, native)`: by that function or by Python; 1 if it raised."""
+    function = ir.Function(module, ir.FunctionType(WARP_MASK, [*SIGNATURE.args, WORD, POINTER]), "access")
     function.linkage = "internal"
     function.attributes.add("noinline")
-    context, warp, bits, places, values, site, number = function.args
+    context, warp, bits, places, values, site, native = function.args
     build = ir.IRBuilder(function.append_basic_block())
     zero = ir.Constant(WARP_MASK, 0)
     with build.if_then(build.icmp_unsigned("==", bits, zero)):
         build.ret(zero)
-    table = build.inttoptr(field(build, context, Context.FUNCTIONS), POINTER)
-    native = build.load(build.gep(table, [number], source_etype=POINTER), typ=POINTER)
     status = call_pointer(build, native, SIGNATURE, [context, warp, bits, places, values])
     with build.if_then(build.icmp_unsigned("==", status, zero), likely=True):
         build.ret(zero)

@@ -1,8 +1,10 @@
 """Pieces of an entry as native code: each a function of one warp.
 
-`piece_<block>_<number>(context, warp, mask)` returns the block at whose end it is and the lanes of `mask` that take the
-branch there, or `FAILED` if Python code that it called raised. A warp's lanes are computed together; what those that do
-not act compute is thrown away when registers are written back.
+`piece(context, warp, mask, table)` returns the block at whose end it is and the lanes of `mask` that take the branch
+there, or `FAILED` if Python code that it called raised. A warp's lanes are computed together; what those that do not
+act compute is thrown away when registers are written back.
+
+The code is that of a `Template`: what is the entry's own, such as where its registers lie, it finds in the table.
 
 A whole block goes on to the next one by itself as long as all its lanes do, and as nobody can tell when they do: the
 next block neither accesses memory that others see nor waits for other lanes.
@@ -10,7 +12,7 @@ next block neither accesses memory that others see nor waits for other lanes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +21,7 @@ from llvmlite import ir
 from refmoe.ptx import isa
 from refmoe.ptx.native import exchange, matrix, memory
 from refmoe.ptx.native.bounds import either, leaves
-from refmoe.ptx.native.context import FIELD_BYTES, QUEUE_FIELDS, Context, Queue, starts
+from refmoe.ptx.native.context import FIELD_BYTES, QUEUE_FIELDS, Context, Queue
 from refmoe.ptx.native.forms import native_form
 from refmoe.ptx.native.memory import Variant
 from refmoe.ptx.native.mma import WarpMma
@@ -28,7 +30,6 @@ from refmoe.ptx.native.scalar import (
     BYTE,
     FAILED,
     PIECE,
-    PLACE_SHIFT,
     POINTER,
     WARP_MASK,
     WORD,
@@ -38,14 +39,11 @@ from refmoe.ptx.native.scalar import (
     word,
 )
 from refmoe.ptx.native.scalar import field as table_field
-from refmoe.ptx.native.suspicion import Looker, Suspects
+from refmoe.ptx.native.suspicion import Looker
+from refmoe.ptx.native.template import Kind, Slot, Target, Template
 from refmoe.ptx.ops.lanes import BITS, LANES, LaneBuilder, Value, vector
 from refmoe.ptx.ops.table import exactness
-from refmoe.ptx.program.blocks import Block, Program
-from refmoe.ptx.program.layout import Layout
-from refmoe.ptx.program.pieces import Homes, Piece
 from refmoe.ptx.program.registers import CARRY, destinations_and_sources
-from refmoe.ptx.program.unwritten import UnwrittenReads
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW
 from refmoe.ptx.state.specials import SPECIALS
 from refmoe.ptx.text.memory_ops import MemoryOpcode, memory_opcode
@@ -69,67 +67,30 @@ _ALIVE, _EXIST = Queue.ALIVE * FIELD_BYTES, Queue.EXIST * FIELD_BYTES
 _WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}
 
 
-class Pieces:
-    """What the pieces of an entry share."""
+class Library:
+    """A module of templates, and what all of them call."""
 
-    def __init__(
-        self,
-        program: Program,
-        homes: Homes,
-        layout: Layout,
-        approximate: Sequence[Instruction],
-        products: Mapping[Instruction, WarpMma],
-        unwritten: UnwrittenReads,
-        chained: bool,
-    ) -> None:
+    def __init__(self) -> None:
         self.module = ir.Module()
         self.outlined = Outlined(self.module)
-        self.program = program
-        self.products = products
-        self.approximate = approximate
-        self.layout = layout
-        self.homes = homes.registers
-        self.specials: list[str] = []
-        self.symbols: list[str] = []
-        # What is called by its address: functions for memory, and products.
-        self.variants: list[Variant | WarpMma] = []
-        self.sites: list[Instruction] = []
-        self.suspects = Suspects(homes, unwritten)
-        # A warp's homes lie one behind the other: the bytes of those before, for one lane.
-        self.starts = starts([kind for _, kind in self.homes.values()])
-        self.begin_of_specials = self.starts[-1]
         self.access = memory.access_function(self.module)
-        self.functions = {
-            piece.block: ir.Function(self.module, PIECE, f"piece_{piece.block}_0")
-            for (piece, *_), native in zip(homes.pieces, homes.native, strict=True)
-            if native
-        }
-        self.chained = chained
-        self.quiet = {block for block in self.functions if chained and _is_quiet(program.blocks[block])}
 
-
-def _is_quiet(block: Block) -> bool:
-    """Whether nobody can tell when lanes run a block: it accesses no memory of others, and waits for nobody."""
-    return not block.gathers and not any(map(_is_seen, block.instructions))
-
-
-def _is_seen(instruction: Instruction) -> bool:
-    stem, *parts = instruction.opcode.split(".")
-    return stem in ("st", "ldmatrix", "stmatrix", "bar") or (stem == "ld" and parts[0] not in ("param", "const"))
+    def add(self, name: str, template: Template) -> tuple[Slot, ...]:
+        """Write the code of a template as a function of that name; returns what its table holds."""
+        return PieceWriter(self, name, template).build()
 
 
 class PieceWriter:
-    """The function of one piece."""
+    """The function of one template."""
 
-    def __init__(self, made: Pieces, piece: Piece) -> None:
-        self.made, self.piece = made, piece
-        self.whole = piece.block in made.functions
-        if self.whole:
-            function = made.functions[piece.block]
-        else:
-            function = ir.Function(made.module, PIECE, f"piece_{piece.block}_{piece.number}")
+    def __init__(self, library: Library, name: str, template: Template) -> None:
+        self.library, self.template = library, template
+        function = ir.Function(library.module, PIECE, name)
         self.function = function
-        self.context, self.warp, self.bits = function.args
+        self.context, self.warp, self.bits, self.table = function.args
+        self.slots: dict[Slot, int] = {}
+        # The instruction that is being written, by its number in the piece.
+        self.position = 0
         build = ir.IRBuilder(function.append_basic_block("entry"))
         self.build_ = build
         self.scratch = room(build, ir.ArrayType(BYTE, LANES * 32))
@@ -143,71 +104,84 @@ class PieceWriter:
         ir.IRBuilder(self.failed).ret(word(FAILED))
         self.registers = at(build, registers, build.mul(self.warp, warp_bytes))
         self.mask = build.bitcast(self.bits, vector(1))
-        self.lanes = LaneBuilder(made.module, build, self.mask)
+        self.lanes = LaneBuilder(library.module, build, self.mask)
         self.values: dict[str, Value] = {}
-        self.suspicion = Looker(self, made.suspects, made.sites, self._python)
+        self.suspicion = Looker(self)
 
-    def build(self) -> None:
-        """All of it."""
-        build, homes = self.build_, self.made.homes
-        for register in self.piece.usage.loads.values():
+    def build(self) -> tuple[Slot, ...]:
+        """All of it; returns what its table holds."""
+        template = self.template
+        for register in template.loads:
             self.values[register.name] = self._load(register.name, register.kind)
-        for instruction in self.piece.instructions:
+        for self.position, instruction in enumerate(template.instructions):
             self.suspicion.look(instruction)
             self._instruction(instruction)
-        for register in self.piece.usage.writes.values():
-            if register.name in homes:
-                self._store(register.name, register.kind, self.values[register.name])
-        if self.whole:
-            self._end(self.made.program.blocks[self.piece.block])
+        self.position = len(template.instructions)
+        for register in template.stores:
+            self._store(register.name, register.kind, self.values[register.name])
+        if template.targets is None:
+            self.build_.ret(word(0))
         else:
-            build.ret(word(0))
+            self._end(template.targets)
+        return tuple(self.slots)
+
+    # Its table
+
+    def slot(self, kind: Kind, of: object = None) -> Value:
+        """What a slot of the table holds, 64 bits."""
+        number = self.slots.setdefault(Slot(kind, of), len(self.slots))
+        return table_field(self.build_, self.table, number)
 
     # The end of a whole block
 
-    def _end(self, block: Block) -> None:
+    def _end(self, targets: Sequence[Target]) -> None:
         """Count the block, and go on to the next one or return to the scheduler."""
-        build = self.build_
-        if self.made.chained:
-            self._count(len(block.instructions) + (block.terminator.instruction is not None))
+        build, branch = self.build_, self.template.branch
+        if self.template.counted is not None:
+            self._count(self.template.counted)
         everyone = build.zext(self.bits, WORD)
-        if self.piece.branch is None:
-            self._go_on(block, block.terminator.targets[0] if block.terminator.targets else None)
+        if branch is None:
+            if targets:
+                self._go_on(0)
             if not build.block.is_terminated:
                 self._return(everyone)
             return
-        self.suspicion.look(self.piece.branch)
-        guard = self._guard(self.piece.branch)
+        self.suspicion.look(branch)
+        guard = self._guard(branch)
         assert guard is not None
         taken = build.zext(build.bitcast(build.and_(guard, self.mask), WARP_MASK), WORD)
-        for lanes, target in zip((everyone, word(0)), block.terminator.targets, strict=True):
-            if target in self.made.quiet:
+        for lanes, (number, target) in zip((everyone, word(0)), enumerate(targets), strict=True):
+            if target.goes_on:
                 with build.if_then(build.icmp_unsigned("==", taken, lanes)):
-                    self._go_on(block, target)
+                    self._go_on(number)
         self._return(taken)
 
     def _return(self, taken: Value) -> None:
         """Return to the scheduler, with the lanes that take the branch."""
-        self.build_.ret(self.build_.or_(word(self.piece.block << PLACE_SHIFT), taken))
+        self.build_.ret(self.build_.or_(self.slot(Kind.BLOCK), taken))
 
-    def _go_on(self, block: Block, target: int | None) -> None:
+    def _go_on(self, number: int) -> None:
         """All lanes run the next block, if they need not return to the scheduler before."""
         build = self.build_
-        if target not in self.made.quiet or target in block.polling_edges:
+        assert self.template.targets is not None
+        target = self.template.targets[number]
+        if not target.goes_on:
             return
-        if target not in block.back_edges:
-            self._jump(target)
+        if not target.back:
+            self._jump(number)
             return
         patience = at(build, self.context, Context.PATIENCE * FIELD_BYTES)
         left = build.sub(build.load(patience, typ=WORD), word(1))
         with build.if_then(build.icmp_signed(">", left, word(0))):
             build.store(left, patience)
-            self._jump(target)
+            self._jump(number)
 
-    def _jump(self, target: int) -> None:
+    def _jump(self, number: int) -> None:
         build = self.build_
-        arguments = [self.context, self.warp, self.bits]
-        build.ret(build.call(self.made.functions[target], arguments, tail="musttail"))
+        function = build.inttoptr(self.slot(Kind.TARGET, number), POINTER)
+        table = build.inttoptr(self.slot(Kind.TARGET_TABLE, number), POINTER)
+        arguments = [self.context, self.warp, self.bits, table]
+        build.ret(call_pointer(build, function, PIECE, arguments, tail="musttail"))
 
     def _count(self, length: int) -> None:
         build = self.build_
@@ -223,37 +197,27 @@ class PieceWriter:
 
     # Registers
 
-    def _home(self, start: int) -> Value:
-        """Where this warp's values lie."""
-        return at(self.build_, self.registers, LANES * start)
-
-    def _start(self, name: str) -> int:
-        return self.made.starts[self.made.homes[name][0]]
-
-    def _fetch(self, start: int, kind: str) -> Value:
-        build = self.build_
-        if kind == "pred":
-            held = build.load(self._home(start), typ=vector(8), align=32)
-            return build.icmp_unsigned("!=", held, self.lanes.constant(0, 8))
-        return build.load(self._home(start), typ=vector(BITS[kind]), align=32)
+    def _home(self, kind: Kind, name: str) -> Value:
+        """Where this warp's values of a register lie."""
+        return at(self.build_, self.registers, self.slot(kind, name))
 
     def _load(self, name: str, kind: str) -> Value:
-        return self._fetch(self._start(name), kind)
+        build, home = self.build_, self._home(Kind.HOME, name)
+        if kind == "pred":
+            held = build.load(home, typ=vector(8), align=32)
+            return build.icmp_unsigned("!=", held, self.lanes.constant(0, 8))
+        return build.load(home, typ=vector(BITS[kind]), align=32)
 
     def _store(self, name: str, kind: str, value: Value) -> None:
         """Write a register back: the lanes that do not act keep theirs."""
         build = self.build_
         kept = build.select(self.mask, value, self._load(name, kind))
-        place = self._home(self._start(name))
+        place = self._home(Kind.HOME, name)
         build.store(self.lanes.resize(kept, 8) if kind == "pred" else kept, place, align=32)
 
     def _special(self, name: str) -> Value:
-        made = self.made
-        if name not in made.specials:
-            made.specials.append(name)
-        # Predicates among them are as wide as the others: each takes four bytes.
-        start = made.begin_of_specials + 4 * made.specials.index(name)
-        held = self._fetch(start, "b32")
+        # Predicates among them are as wide as the others.
+        held = self.build_.load(self._home(Kind.SPECIAL, name), typ=vector(32), align=32)
         if SPECIALS[name] == "pred":
             return self.build_.icmp_unsigned("!=", held, self.lanes.constant(0, 32))
         return held
@@ -295,14 +259,12 @@ class PieceWriter:
 
     def _address_of(self, name: str, offset: int) -> Value:
         """The address of a variable in its own space."""
-        if name in self.made.layout.addresses:
-            return self.lanes.constant(self.made.layout.addresses[name] + offset, 64)
-        symbols = self.made.symbols
-        if name not in symbols:
-            symbols.append(name)
-        table = self.build_.inttoptr(table_field(self.build_, self.context, Context.SYMBOLS), POINTER)
-        base = table_field(self.build_, table, symbols.index(name))
-        return exchange.splat(self.lanes, self.build_.add(base, word(offset)))
+        build, known = self.build_, self.template.where(name).address
+        if known is not None:
+            return self.lanes.constant(known + offset, 64)
+        table = build.inttoptr(table_field(build, self.context, Context.SYMBOLS), POINTER)
+        base = build.load(at(build, table, self.slot(Kind.SYMBOL, name)), typ=WORD)
+        return exchange.splat(self.lanes, build.add(base, word(offset)))
 
     # Instructions
 
@@ -336,7 +298,7 @@ class PieceWriter:
             values.append(self.values[CARRY.name])
         if operation.exact_when is not None:
             self._note(instruction, values)
-        results = self.made.outlined.results(instruction.opcode, native_form(instruction), self.lanes, values)
+        results = self.library.outlined.results(instruction.opcode, native_form(instruction), self.lanes, values)
         targets: list[Operand] = list(destinations)
         if operation.carry_out:
             targets.append(CARRY)
@@ -345,7 +307,6 @@ class PieceWriter:
     def _note(self, instruction: Instruction, values: Sequence[Value]) -> None:
         """Remember an approximate instruction whose result is not provably exact in every acting lane."""
         build = self.build_
-        number = self.made.approximate.index(instruction)
         exact = exactness(instruction.opcode)
         assert exact is not None
         (fine,) = exact(self.lanes, values)
@@ -354,7 +315,7 @@ class PieceWriter:
         inexact = build.bitcast(build.and_(acting, build.not_(fine)), WARP_MASK)
         with build.if_then(build.icmp_unsigned("!=", inexact, ir.Constant(WARP_MASK, 0))):
             table = build.inttoptr(table_field(build, self.context, Context.APPROXIMATE), POINTER)
-            build.store(ir.Constant(BYTE, 1), at(build, table, number))
+            build.store(ir.Constant(BYTE, 1), at(build, table, self.slot(Kind.APPROXIMATE, self.position)))
 
     # Between lanes
 
@@ -396,7 +357,7 @@ class PieceWriter:
         with build.if_then(build.icmp_unsigned("!=", bad, ir.Constant(WARP_MASK, 0)), likely=False):
             build.store(lanes.resize(source, 64), self.places, align=32)
             build.store(exchange.present(lanes, member), self.scratch, align=32)
-            self._python(instruction, bad)
+            self.python(bad)
         if known is not None:
             return matrix.dealt(lanes, value, known[0]), within
         return exchange.permuted(lanes, self.scratch, value, source), within
@@ -437,7 +398,7 @@ class PieceWriter:
                     build.store(build.add(now, word(1)), at(build, self.context, Context.NOW * FIELD_BYTES))
                 with otherwise:
                     build.store(member, self.scratch, align=32)
-                    self._python(instruction, build.bitcast(self.mask, WARP_MASK))
+                    self.python(build.bitcast(self.mask, WARP_MASK))
 
     def _move_parts(self, instruction: Instruction) -> None:
         """`mov` of a vector into a register, or of a register into a vector."""
@@ -473,11 +434,11 @@ class PieceWriter:
     def _address(self, operand: Operand, space: str) -> tuple[Value, str]:
         """(address of 64 bits in every lane, the space that it lies in)."""
         assert isinstance(operand, Address)
-        base, layout = operand.base, self.made.layout
+        base = operand.base
         if isinstance(base, Immediate):
             return self.lanes.constant(base.value + operand.offset, 64), space
         if isinstance(base, Symbol):
-            lies_in = layout.spaces.get(base.name, "global")
+            lies_in = self.template.where(base.name).space
             window = _WINDOWS.get(lies_in, 0) if space == "generic" else 0
             place = self._address_of(base.name, base.offset + operand.offset + window)
             return place, "local" if space == "param" and lies_in == "local" else space
@@ -490,49 +451,35 @@ class PieceWriter:
 
     def _pointer(self, variant: Variant | WarpMma) -> Value:
         """The address of a function."""
-        build = self.build_
-        table = build.inttoptr(table_field(build, self.context, Context.FUNCTIONS), POINTER)
-        return build.inttoptr(table_field(build, table, self._function(variant)), POINTER)
-
-    def _function(self, variant: Variant | WarpMma) -> int:
-        """The number of a function in the table."""
-        variants = self.made.variants
-        if variant not in variants:
-            variants.append(variant)
-        return variants.index(variant)
-
-    def _site(self, instruction: Instruction) -> int:
-        """The number by which Python knows an instruction."""
-        self.made.sites.append(instruction)
-        return len(self.made.sites) - 1
+        return self.build_.inttoptr(self.slot(Kind.FUNCTION, variant), POINTER)
 
     def _next(self) -> Any:
         """A new block, for what comes after a condition."""
         self.following = self.build_.append_basic_block()
         return self.following
 
-    def _call(self, instruction: Instruction, variant: Variant, address: Value, guard: Value | None) -> None:
+    def _call(self, variant: Variant, address: Value, guard: Value | None) -> None:
         """The access of the lanes whose guard is on; Python does what the native function will not, or is beyond."""
         build = self.build_
         acting = self.mask if guard is None else build.and_(self.mask, guard)
         bits = build.bitcast(acting, WARP_MASK)
         build.store(address, self.places, align=32)
-        site, number = word(self._site(instruction)), word(self._function(variant))
-        arguments = [self.context, self.warp, bits, self.places, self.scratch, site, number]
-        bounds = self.made.layout.bounded(instruction)
+        site, function = self.slot(Kind.SITE, self.position), self._pointer(variant)
+        arguments = [self.context, self.warp, bits, self.places, self.scratch, site, function]
+        bounds = self.template.bounds[self.position]
         if bounds is None or variant.space == "local":
-            failed = build.call(self.made.access, arguments)
+            failed = build.call(self.library.access, arguments)
         else:
             beyond = leaves(self.lanes, build, address, acting, bounds, variant.space, variant.width)
             slowly = partial(memory.call_slow, build, self.context, [site, *arguments[1:5]])
-            failed = either(build, beyond, slowly, lambda: build.call(self.made.access, arguments))
+            failed = either(build, beyond, slowly, lambda: build.call(self.library.access, arguments))
         build.cbranch(build.icmp_unsigned("!=", failed, ir.Constant(WARP_MASK, 0)), self.failed, self._next())
         build.position_at_end(self.following)
 
-    def _python(self, instruction: Instruction, bits: Value, values: Value | None = None) -> None:
-        """Let Python do an instruction for the lanes of a mask, and end the piece if it raises."""
+    def python(self, bits: Value, values: Value | None = None, what: Kind = Kind.SITE) -> None:
+        """Let Python do the instruction for the lanes of a mask, and end the piece if it raises."""
         build = self.build_
-        arguments = [word(self._site(instruction)), self.warp, bits, self.places, values or self.scratch]
+        arguments = [self.slot(what, self.position), self.warp, bits, self.places, values or self.scratch]
         failed = memory.call_slow(build, self.context, arguments)
         build.cbranch(build.icmp_unsigned("!=", failed, ir.Constant(WARP_MASK, 0)), self.failed, self._next())
         build.position_at_end(self.following)
@@ -573,7 +520,7 @@ class PieceWriter:
             build.store(address, self.places, align=32)
             for number, register in enumerate(registers):
                 build.store(register, at(build, self.scratch, 4 * LANES * number), align=32)
-            self._python(instruction, build.bitcast(self.mask, WARP_MASK))
+            self.python(build.bitcast(self.mask, WARP_MASK))
         if loads:
             loaded = [
                 build.load(at(build, self.scratch, 4 * LANES * number), typ=vector(32), align=32)
@@ -584,10 +531,11 @@ class PieceWriter:
     def _multiply(self, instruction: Instruction) -> None:
         """`mma.sync`, by all lanes of a warp."""
         build = self.build_
-        form = self.made.products[instruction]
+        form = self.template.products[self.position]
+        assert form is not None
         bits = build.bitcast(self.mask, WARP_MASK)
         with build.if_then(build.icmp_unsigned("!=", bits, ir.Constant(WARP_MASK, 0xFFFFFFFF)), likely=False):
-            self._python(instruction, bits)
+            self.python(bits)
         self._check_selectors(instruction, form)
         operands = instruction.operands
         places, begin = [], 0
@@ -638,7 +586,7 @@ class PieceWriter:
             for number, value in enumerate(held):
                 place = at(build, self.fragments, 4 * LANES * number)
                 build.store(lanes.resize(value, 32), place, align=32)
-            self._python(instruction, build.bitcast(self.mask, WARP_MASK), self.fragments)
+            self.python(build.bitcast(self.mask, WARP_MASK), self.fragments)
 
     def _elements(self, operand: Operand) -> tuple[Operand, ...]:
         return operand.elements if isinstance(operand, Vector) else (operand,)
@@ -653,7 +601,7 @@ class PieceWriter:
         else:
             address, space = self._address(instruction.operands[1], opcode.space)
             variant = Variant(False, opcode.size, opcode.count, _family(space), opcode.coherent)
-            self._call(instruction, variant, address, self._guard(instruction))
+            self._call(variant, address, self._guard(instruction))
             kind, size = vector(opcode.size * 8), opcode.size * LANES
             loaded = [
                 build.load(at(build, self.scratch, size * number), typ=kind, align=32) for number in range(opcode.count)
@@ -666,11 +614,14 @@ class PieceWriter:
     def _parameter(self, operand: Operand, opcode: MemoryOpcode) -> int | None:
         """The byte of the kernel's parameters at which a load reads that has nothing to check, or None."""
         assert isinstance(operand, Address)
-        base, layout = operand.base, self.made.layout
-        if opcode.space != "param" or not isinstance(base, Symbol) or base.name not in layout.parameters:
+        base = operand.base
+        if opcode.space != "param" or not isinstance(base, Symbol):
             return None
-        first, width = layout.parameters[base.name] + base.offset + operand.offset, opcode.size * opcode.count
-        inside = 0 <= first <= layout.parameter_bytes - width
+        begin = self.template.where(base.name).parameter
+        if begin is None:
+            return None
+        first, width = begin + base.offset + operand.offset, opcode.size * opcode.count
+        inside = 0 <= first <= self.template.parameter_bytes - width
         return first if inside and first % width == 0 else None
 
     def _of_parameters(self, first: int, size: int) -> Value:
@@ -693,7 +644,7 @@ class PieceWriter:
                 value = self.value(element, f"b{bits}")
             build.store(value, at(build, self.scratch, opcode.size * LANES * number), align=32)
         variant = Variant(True, opcode.size, opcode.count, _family(space))
-        self._call(instruction, variant, address, self._guard(instruction))
+        self._call(variant, address, self._guard(instruction))
 
 
 def _family(space: str) -> str:

@@ -13,8 +13,9 @@ from refmoe.ptx.native.context import FIELD_BYTES
 
 Value = Any
 WORD, WARP_MASK, POINTER, BYTE = ir.IntType(64), ir.IntType(32), ir.PointerType(), ir.IntType(8)
-# (context, warp, mask) -> the place whose end was reached (PLACE_SHIFT) and the lanes that take its branch, or FAILED.
-PIECE = ir.FunctionType(WORD, [POINTER, WORD, WARP_MASK])
+# (context, warp, mask, table) -> the place whose end was reached (PLACE_SHIFT) and the lanes that take its branch, or
+# FAILED.
+PIECE = ir.FunctionType(WORD, [POINTER, WORD, WARP_MASK, POINTER])
 PLACE_SHIFT = 32
 FAILED = 1 << 62
 
@@ -79,6 +80,6 @@ class _Callee:
         self.get_reference = pointer.get_reference
 
 
-def call_pointer(build: Any, pointer: Value, signature: Any, arguments: list[Value]) -> Value:
-    """Call what a pointer points to."""
-    return build.call(_Callee(pointer, signature), arguments)
+def call_pointer(build: Any, pointer: Value, signature: Any, arguments: list[Value], tail: str = "") -> Value:
+    """Call what a pointer points to; `tail` is LLVM's word for calls that end a function, such as `musttail`."""
+    return build.call(_Callee(pointer, signature), arguments, tail=tail)

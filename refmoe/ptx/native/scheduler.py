@@ -9,7 +9,7 @@ Python's.
                                     none
     arrive(context, key, masks)     lanes come to a place, or wait there if the key says so
     wake(context, masks)            waiting groups that have lanes of the masks may look again
-    each(function, context, warps, masks, count, taken) -> status     run one piece for some warps
+    each(function, table, context, warps, masks, count, taken) -> status     run one piece for some warps
 
 Under a schedule (`refmoe.ptx.schedule`) `advance_scheduled` and `pick_scheduled` take their place: another place counts
 as the lowest, some warps may not run, a warp may run ahead of others, and lanes of a warp may part.
@@ -74,7 +74,7 @@ class Functions:
         self.pick_scheduled = self._function("pick_scheduled", key, pointer, pointer)
         self.arrive = self._function("arrive", None, pointer, key, pointer)
         self.wake = self._function("wake", None, pointer, pointer)
-        self.each = self._function("each", number, pointer, pointer, pointer, pointer, key, pointer)
+        self.each = self._function("each", number, pointer, pointer, pointer, pointer, pointer, key, pointer)
 
     def _function(self, name: str, result: Any, *arguments: Any) -> Any:
         return ctypes.CFUNCTYPE(result, *arguments)(self._native.address(name))
@@ -232,7 +232,8 @@ def _step(module: Any, arrival: Any, scheduled: bool) -> Any:
     code.done_if((ran < _field(code, context, Context.BUDGET)) ^ True, code.constant(I32, SchedulerStatus.SPENT))
     _set(code, context, Context.PATIENCE, _field(code, queue, Queue.PATIENCE))
     function = code.load(POINTER, _at(place, 0, Place.FUNCTION), align=8)
-    held = [context.held, warp.held, lanes.to(I32).held]
+    table = code.load(POINTER, _at(place, 0, Place.TABLE), align=8)
+    held = [context.held, warp.held, lanes.to(I32).held, table.held]
     found = Value(code, call_pointer(code.build, function.held, PIECE, held))
     code.done_if((found & FAILED).differs(0), code.constant(I32, SchedulerStatus.FAILED))
     _set(code, queue, Queue.RAN, ran + _field(code, context, Context.STEPS) - steps)
@@ -484,11 +485,12 @@ def _wake(module: Any) -> None:
 
 
 def _each(module: Any) -> None:
-    code = Code(module, "each", [POINTER, POINTER, POINTER, POINTER, I64, POINTER], result=I32)
-    function, context, warps, masks, count, taken = code.arguments
+    code = Code(module, "each", [POINTER, POINTER, POINTER, POINTER, POINTER, I64, POINTER], result=I32)
+    function, table, context, warps, masks, count, taken = code.arguments
     with code.range(count) as number:
         warp, lanes = _mask(code, warps, number), code.load(I32, masks + number * 4, align=4)
-        found = Value(code, call_pointer(code.build, function.held, PIECE, [context.held, warp.held, lanes.held]))
+        held = [context.held, warp.held, lanes.held, table.held]
+        found = Value(code, call_pointer(code.build, function.held, PIECE, held))
         code.done_if((found & FAILED).differs(0), code.constant(I32, SchedulerStatus.FAILED))
         code.store(found.to(I32), taken + number * 4, align=4)
     code.done(code.constant(I32, SchedulerStatus.DONE))

@@ -11,6 +11,7 @@ from pathlib import Path
 import llvmlite
 import numpy as np
 import pytest
+from support.native_cache import forget
 from support.ptx_kernel import line_of, run, text
 from support.ptx_ways import Way
 
@@ -18,13 +19,14 @@ from refmoe import ptx
 from refmoe.errors import ArgumentError
 from refmoe.native import cache, compiler
 from refmoe.ptx.engine.code import View
-from refmoe.ptx.native import kernel
+from refmoe.ptx.native import batch
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of each test's own."""
     monkeypatch.setenv("REFMOE_CACHE_DIR", str(tmp_path))
+    forget(monkeypatch)
     return tmp_path / "native"
 
 
@@ -228,13 +230,13 @@ def test_kernels_that_differ_in_where_a_variable_lies() -> None:
 
 
 def test_the_same_kernel_at_other_lines_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled, texts = kernel.compiled, []
+    compiled, texts = batch.compiled, []
 
     def counting(text: str) -> bytes:
         texts.append(text)
         return compiled(text)
 
-    monkeypatch.setattr(kernel, "compiled", counting)
+    monkeypatch.setattr(batch, "compiled", counting)
     body, out = BASE + "st.global.u32 [%d2], %r3; ret;", np.zeros(4, np.uint32)
     run(body, out, block=(4, 1, 1), declarations=PADDED)
     run("\n\n" + body.replace("; ", ";\n"), out, block=(4, 1, 1), declarations=PADDED)

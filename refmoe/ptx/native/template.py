@@ -1,0 +1,273 @@
+"""Pieces without what is their entry's own: two pieces that compute the same are one template.
+
+A template has registers and variables by numbers in the order in which they appear. Where they lie, and by which
+numbers Python knows its instructions, stands in a table that native code is given with each call: `Slot` says what a
+place of it holds. A kernel that is compiled for three architectures, and the hundred versions of it in which one thing
+was changed, have most templates in common, and each is compiled once.
+
+    add.s32 %r7, %r3, %r5;  st.shared.u32 [%r9+16], %r7;      add.s32 %r2, %r8, %r1;  st.shared.u32 [%r4+16], %r2;
+
+are both `add.s32 r0, r1, r2; st.shared.u32 [r3+16], r0`, with the homes of r1, r2 and r3, and of r0 if another piece
+reads it, in the table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import NamedTuple
+
+from refmoe.ptx.native.mma import WarpMma
+from refmoe.ptx.program.blocks import Block, Program
+from refmoe.ptx.program.layout import Layout
+from refmoe.ptx.program.pieces import Homes, Piece
+from refmoe.ptx.program.provenance import Bounds
+from refmoe.ptx.program.registers import CARRY
+from refmoe.ptx.program.unwritten import UnwrittenReads
+from refmoe.ptx.text.syntax import Instruction, Register, Symbol, mapped
+
+
+class Kind(Enum):
+    """What a slot of a piece's table holds, 64 bits; `of` is what the slot says more."""
+
+    BLOCK = auto()
+    """The number of its block, in the bits above those of lanes."""
+    HOME = auto()
+    """Bytes from a warp's registers to the home of register `of`, a name in the template."""
+    SPECIAL = auto()
+    """The same, of the predefined register `of`."""
+    SYMBOL = auto()
+    """Bytes from the begin of the table of module variables' addresses to that of variable `of`."""
+    FUNCTION = auto()
+    """The address of a function: `of` is a `Variant` or a `WarpMma`."""
+    APPROXIMATE = auto()
+    """The number of instruction `of` of the piece among the entry's approximate ones."""
+    SITE = auto()
+    """The number by which Python knows instruction `of` of the piece."""
+    SUSPECT = auto()
+    """The number by which Python knows a look at the registers that instruction `of` of the piece reads."""
+    TARGET = auto()
+    """The address of the code of the piece at target `of`."""
+    TARGET_TABLE = auto()
+    """The address of the table of that piece."""
+
+
+class Slot(NamedTuple):
+    """What a place of a piece's table holds."""
+
+    kind: Kind
+    of: object = None
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a variable lies that a piece names.
+
+    Attributes:
+        address: in its own space; None for a module variable, which lies where the launch says.
+        space: that it belongs to.
+        parameter: its first byte among the kernel's parameters, or None.
+    """
+
+    address: int | None
+    space: str
+    parameter: int | None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A block that may come next.
+
+    Attributes:
+        goes_on: whether native code goes on to it by itself.
+        back: whether the edge goes back.
+    """
+
+    goes_on: bool
+    back: bool
+
+
+@dataclass(frozen=True)
+class Template:
+    """What the code of a piece depends on, besides its table.
+
+    Attributes:
+        instructions: without lines; registers and variables have numbers for names.
+        branch: the conditional branch at its end, or None.
+        loads: registers that it reads before it writes them.
+        stores: registers that it writes and that have homes.
+        variables: where those lie that it names, by number.
+        parameter_bytes: of the kernel, if it names a parameter.
+        bounds: of each instruction, the part of shared memory in which its address has to stay, or None.
+        products: of each instruction, the native code of a tensor-core instruction, or None.
+        suspects: of each instruction, the branch included, the registers that it may read unwritten.
+        targets: of a piece that is a whole block, where it may go on; else None.
+        counted: instructions that it counts at its end, or None where Python counts them.
+    """
+
+    instructions: tuple[Instruction, ...]
+    branch: Instruction | None
+    loads: tuple[Register, ...]
+    stores: tuple[Register, ...]
+    variables: tuple[Where, ...]
+    parameter_bytes: int
+    bounds: tuple[Bounds | None, ...]
+    products: tuple[WarpMma | None, ...]
+    suspects: tuple[tuple[str, ...], ...]
+    targets: tuple[Target, ...] | None
+    counted: int | None
+
+    def key(self) -> str:
+        """A digest of all of it."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()
+
+    def where(self, name: str) -> Where:
+        """Where a variable lies, by its name in the template."""
+        return self.variables[int(name[1:])]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A piece of an entry as a template, and what the template's names stand for.
+
+    Attributes:
+        piece: of the entry.
+        template: the same for every piece that computes the same.
+        registers: the piece's name of each register, by that of the template.
+        variables: the piece's name of each variable, by number.
+    """
+
+    piece: Piece
+    template: Template
+    registers: Mapping[str, str]
+    variables: tuple[str, ...]
+
+    def variable(self, name: str) -> str:
+        """The piece's name of a variable, by that of the template."""
+        return self.variables[int(name[1:])]
+
+
+class Templates:
+    """Makes the templates of one entry.
+
+    Args:
+        program: the entry.
+        homes: its pieces.
+        layout: where variables lie.
+        products: the native code of tensor-core instructions.
+        unwritten: reads of registers that may be unwritten.
+        chained: whether whole blocks count themselves and go on to others; if not, Python does both.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        homes: Homes,
+        layout: Layout,
+        products: Mapping[Instruction, WarpMma],
+        unwritten: UnwrittenReads,
+        chained: bool,
+    ) -> None:
+        self._program, self._homes, self._layout = program, homes, layout
+        self._products, self._unwritten, self._chained = products, unwritten, chained
+        self._quiet = {
+            block.index
+            for block, native in zip(program.blocks, homes.native, strict=True)
+            if native and chained and _is_quiet(block)
+        }
+
+    def of(self, piece: Piece) -> Instance:
+        """A native piece as a template."""
+        names = _Names()
+        instructions = tuple(map(names.renamed, piece.instructions))
+        branch = None if piece.branch is None else names.renamed(piece.branch)
+        whole = (*piece.instructions, *(() if piece.branch is None else (piece.branch,)))
+        begin = sum(len(each.instructions) for each in self._homes.pieces[piece.block][: piece.number])
+        reads = self._unwritten.reads
+        suspects = tuple(
+            tuple(map(names.register, reads.get((piece.block, begin + number), ()))) for number in range(len(whole))
+        )
+        variables = tuple(map(self._where, names.variables))
+        template = Template(
+            instructions,
+            branch,
+            tuple(map(names.changed_register, piece.usage.loads.values())),
+            tuple(
+                names.changed_register(each)
+                for each in piece.usage.writes.values()
+                if each.name in self._homes.registers
+            ),
+            variables,
+            self._layout.parameter_bytes if any(each.parameter is not None for each in variables) else 0,
+            tuple(map(self._bounds, piece.instructions)),
+            tuple(map(self._products.get, piece.instructions)),
+            suspects,
+            *self._end(self._program.blocks[piece.block]),
+        )
+        return Instance(piece, template, {new: old for old, new in names.registers.items()}, tuple(names.variables))
+
+    def _where(self, name: str) -> Where:
+        layout = self._layout
+        return Where(layout.addresses.get(name), layout.spaces.get(name, "global"), layout.parameters.get(name))
+
+    def _bounds(self, instruction: Instruction) -> Bounds | None:
+        found = self._layout.bounded(instruction) if instruction.opcode.startswith(("ld.", "st.")) else None
+        return None if found is None else replace(found, name="")
+
+    def _end(self, block: Block) -> tuple[tuple[Target, ...] | None, int | None]:
+        """How a block ends that is one piece: `targets` and `counted`."""
+        if not self._homes.native[block.index]:
+            return None, None
+        targets = tuple(
+            Target(target in self._quiet and target not in block.polling_edges, target in block.back_edges)
+            for target in block.terminator.targets
+        )
+        length = len(block.instructions) + (block.terminator.instruction is not None)
+        return targets, length if self._chained else None
+
+
+class _Names:
+    """The names that a template has for those of its piece."""
+
+    def __init__(self) -> None:
+        # The flag of carries has one name everywhere.
+        self.registers: dict[str, str] = {CARRY.name: CARRY.name}
+        self.variables: dict[str, int] = {}
+
+    def register(self, name: str) -> str:
+        """The template's name of a register."""
+        return self.registers.setdefault(name, f"r{len(self.registers)}")
+
+    def changed_register(self, register: Register) -> Register:
+        """A register by its name in the template."""
+        return Register(self.register(register.name), register.kind)
+
+    def renamed(self, instruction: Instruction) -> Instruction:
+        """An instruction without its place in a text."""
+        guard = instruction.guard
+        return Instruction(
+            instruction.opcode,
+            tuple(mapped(each, self._changed) for each in instruction.operands),
+            None if guard is None else self.changed_register(guard),
+            instruction.negated,
+            0,
+            None,
+            "",
+        )
+
+    def _changed(self, operand: Register | Symbol) -> Register | Symbol:
+        if isinstance(operand, Register):
+            return self.changed_register(operand)
+        return Symbol(f"v{self.variables.setdefault(operand.name, len(self.variables))}", operand.offset)
+
+
+def _is_quiet(block: Block) -> bool:
+    """Whether nobody can tell when lanes run a block: it accesses no memory of others, and waits for nobody."""
+    return not block.gathers and not any(map(_is_seen, block.instructions))
+
+
+def _is_seen(instruction: Instruction) -> bool:
+    stem, *parts = instruction.opcode.split(".")
+    return stem in ("st", "ldmatrix", "stmatrix", "bar") or (stem == "ld" and parts[0] not in ("param", "const"))
