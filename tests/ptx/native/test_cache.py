@@ -6,12 +6,12 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import llvmlite
 import numpy as np
 import pytest
-from support.native_cache import forget
 from support.ptx_kernel import line_of, run, text
 from support.ptx_ways import Way
 
@@ -23,10 +23,10 @@ from refmoe.ptx.native import batch
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget: Callable[[], None]) -> Path:
     """A cache of each test's own."""
     monkeypatch.setenv("REFMOE_CACHE_DIR", str(tmp_path))
-    forget(monkeypatch)
+    forget()
     return tmp_path / "native"
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.native_cache import forget
 from support.ptx_kernel import line_of, run
 
 from refmoe import ptx
@@ -19,10 +18,10 @@ STORE = "st.global.u32 [%d2], %r3; ret;"
 
 
 @pytest.fixture
-def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget: Callable[[], None]) -> list[int]:
     """Of each compilation since a test began: how many templates there were."""
     monkeypatch.setenv("REFMOE_CACHE_DIR", str(tmp_path))
-    forget(monkeypatch)
+    forget()
     really, counts = batch.compiled, []
 
     def counting(text: str) -> bytes:
@@ -149,17 +148,17 @@ def _cut(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", [_drop, _cut], ids=["gone", "cut"])
 def test_a_batch_that_is_lost_is_compiled_again(
-    compiled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
+    compiled: list[int], tmp_path: Path, forget: Callable[[], None], damage: Callable[[Path], None]
 ) -> None:
     body = f"mov.u32 %r3, %r1; {CUT} mul.lo.u32 %r3, %r3, 3; {CUT} {STORE}"
     assert result(body) == [0, 3, 6, 9]
-    forget(monkeypatch)
+    forget()
     assert result(body) == [0, 3, 6, 9]
     assert len(compiled) == 1
-    forget(monkeypatch)
+    forget()
     damage(tmp_path / "native")
     assert result(body) == [0, 3, 6, 9]
     assert len(compiled) == 2
-    forget(monkeypatch)
+    forget()
     assert result(body) == [0, 3, 6, 9]
     assert len(compiled) == 2
