@@ -332,6 +332,7 @@ def _run(
         checks=checks,
         arena=arena,
         addresses=addresses,
+        dynamic=code.layout.dynamic,
         dynamic_bytes=shared_bytes,
         shared_bytes=shared,
         warps=warps,

@@ -8,6 +8,9 @@ from refmoe.ptx.engine.device_print import AssertFail, Print
 from refmoe.ptx.program.inline import BUILTINS
 from refmoe.ptx.text.syntax import Instruction, Register, Sink, Symbol
 
+# The functions of the device runtime's heap.
+_HEAP = frozenset(("malloc", "free", "__nv_aligned_device_malloc", "cudaMalloc", "cudaFree"))
+
 
 def call(emitter: Builder, instruction: Instruction) -> None:
     """A call that is not inlined.
@@ -38,6 +41,8 @@ def _reason(emitter: Builder, instruction: Instruction) -> str:
     if any(isinstance(operand, Register) for operand in instruction.operands):
         return "an indirect call of an address that is no known function's"
     function = emitter.module.function(called)
+    if called in _HEAP:
+        return f"{called} of device code takes memory from the GPU's heap, which the executor has not"
     if function is None or function.body is None:
-        return f"{called} has no body here"
+        return f"{called} has no body in this module, and the executor links no other one"
     return f"a recursive call of {called}"

@@ -249,6 +249,8 @@ class Access:
         name = None if region is None else region.name
         where = f"address 0x{address:X}" if region is None else f"byte {offset} of {name} ({region.size} bytes)"
         flight = detail
+        if kind == "out of bounds" and region is machine.shared:
+            flight += _not_given(machine)
         if kind == "uninitialised" and region is machine.shared and offset is not None:
             byte = int(machine.lane_cta[lane]) * region.stride + offset
             if machine.under_way(byte):
@@ -266,6 +268,17 @@ class Access:
             use=use,
             **fields,
         )
+
+
+def _not_given(machine: Lanes) -> str:
+    """What is said of a launch that gives a kernel no dynamic shared memory though it has a variable there."""
+    names = machine.launch.dynamic
+    if not names or machine.launch.dynamic_bytes:
+        return ""
+    return (
+        f"; {names[0]} is dynamic shared memory (extern __shared__), of which the launch gives 0 bytes: "
+        "say how many with shared=, or with --shared of `refmoe run`"
+    )
 
 
 def _pick(array: Array, which: Array | None) -> Array:

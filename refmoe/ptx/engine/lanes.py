@@ -69,6 +69,7 @@ class LaunchState:
         checks: what is looked for.
         arena: global memory.
         addresses: of module variables, uint64 scalars.
+        dynamic: names of variables in dynamic shared memory.
         dynamic_bytes, shared_bytes: dynamic shared memory, and all of it.
         warps: of a CTA.
         order: what CTAs pass to each other.
@@ -96,6 +97,7 @@ class LaunchState:
     checks: Checks
     arena: Arena
     addresses: dict[str, Any]
+    dynamic: tuple[str, ...]
     dynamic_bytes: int
     shared_bytes: int
     warps: int

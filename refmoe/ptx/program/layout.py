@@ -24,6 +24,7 @@ class Layout:
         parameters: byte offset of each kernel parameter.
         parameter_bytes, shared_bytes, local_bytes: sizes; shared without the dynamic part.
         dynamic_offset: where dynamic shared memory starts.
+        dynamic: the variables that lie there, `extern __shared__` in CUDA.
         buffers: module variables that the entry names.
         bounds: of addresses in shared memory, see `refmoe.ptx.program.provenance`.
     """
@@ -35,6 +36,7 @@ class Layout:
     shared_bytes: int
     local_bytes: int
     dynamic_offset: int
+    dynamic: tuple[str, ...]
     buffers: tuple[Variable, ...]
     bounds: dict[str, Bounds]
 
@@ -98,6 +100,7 @@ def lay_out(entry: Function, module: ParsedModule) -> Layout:
         shared_bytes,
         local_bytes,
         dynamic_offset,
+        tuple(variable.name for variable in dynamic),
         tuple(buffers[name] for name in wanted),
         bounds_of(entry, bounds),
     )

@@ -361,8 +361,36 @@ def test_dynamic_and_static_shared_memory() -> None:
     run(body, out, grid=(3, 1, 1), shared_bytes=128, **scopes)
     t = np.tile(np.arange(32), 3)
     np.testing.assert_array_equal(out, 2 * t + 100 + 128000)
-    with pytest.raises(ptx.MemoryFault, match="out of bounds"):
+    with pytest.raises(ptx.MemoryFault, match="out of bounds") as caught:
         run(body, out, grid=(3, 1, 1), shared_bytes=127, **scopes)
+    assert "launch gives" not in str(caught.value)
+    said = r"; dynamic is dynamic shared memory \(extern __shared__\), of which the launch gives 0 bytes: say how many"
+    with pytest.raises(ptx.MemoryFault, match=said):
+        run(body, out, grid=(3, 1, 1), **scopes)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("malloc", "malloc of device code takes memory from the GPU's heap, which the executor has not"),
+        ("elsewhere", "elsewhere has no body in this module, and the executor links no other one"),
+    ],
+)
+def test_a_function_that_is_not_here_is_named(function: str, said: str) -> None:
+    body = f"""
+    {{
+        .param .b64 size; .param .b64 made;
+        mov.u64 %d3, 16;
+        st.param.b64 [size], %d3;
+        call.uni (made), {function}, (size);
+        ld.param.b64 %d4, [made];
+        st.global.u32 [%d2], %r1;
+    }}
+        ret;
+    """
+    declared = f".extern .func (.param .b64 r) {function} (.param .b64 n);"
+    with pytest.raises(ptx.UnknownOpcode, match=said):
+        run(body, np.zeros(32, np.uint32), module_scope=declared)
 
 
 def test_generic_addresses_of_three_spaces_in_one_load() -> None:
