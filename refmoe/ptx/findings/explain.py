@@ -182,9 +182,18 @@ class Explainer:
         self._module, self._shape, self._attempt, self._steps = module, shape, attempt, steps
         # Collectives at which lanes meet in the module that runs.
         self._met: set[Instruction] = set()
+        # What was seen last, which is asked for twice: the module, what is kept exactly, the race.
+        self._last: tuple[Module, frozenset[str], RaceError, RacingPair] | None = None
 
     def seen(self, error: RaceError, module: Module, exact: frozenset[str]) -> RacingPair:
         """A race as a witness saw it: with its earlier instruction, and what else the two instructions hit."""
+        if self._last is not None and self._last[0] is module and self._last[1:3] == (exact, error):
+            return self._last[3]
+        pair = self._witnessed(error, module, exact)
+        self._last = module, exact, error, pair
+        return pair
+
+    def _witnessed(self, error: RaceError, module: Module, exact: frozenset[str]) -> RacingPair:
         witness = Witness(error.buffer)
         # Behind a race anything may go wrong.
         with suppress(PtxError):
