@@ -6,7 +6,7 @@ each byte, the accesses of every thread that are not known to be followed by ano
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -25,15 +25,26 @@ Who = tuple[int, int, int, int, int]
 Kind = Literal["read", "write", "atomic"]
 _AGENTS = int(ASYNCHRONOUS | BULK)
 _STRENGTH, _THREAD = int(STRENGTH), int(THREAD)
+# Accesses from which on all are asked for at once.
+_FEW = 4
+# Accesses that a byte has before those are looked for that need not be kept.
 _MANY = 16
 
 
 @dataclass(slots=True)
 class _Byte:
-    """The last record of each that wrote or read a byte."""
+    """The last record of each that wrote or read a byte.
+
+    Attributes:
+        writes, reads: by who did it.
+        most_writes, most_reads: so many are kept before those are dropped that need not be: twice as many as the last
+            time were left, so that each is looked at few times, however many threads there are.
+    """
 
     writes: dict[Who, int] = field(default_factory=dict)
     reads: dict[Who, int] = field(default_factory=dict)
+    most_writes: int = _MANY
+    most_reads: int = _MANY
 
 
 class _Chain:
@@ -62,13 +73,19 @@ class _Chain:
 class _Known(dict[int, bool]):
     """By record, whether it is known to come before what a lane does now; asked once for all bytes of an access."""
 
-    def __init__(self, ordered: Callable[[int], bool]) -> None:
+    def __init__(self, ordered: Callable[[list[int]], list[bool]]) -> None:
         super().__init__()
         self._ordered = ordered
 
     def __missing__(self, record: int) -> bool:
-        self[record] = found = self._ordered(record)
-        return found
+        self.ask([record])
+        return self[record]
+
+    def ask(self, records: Iterable[int]) -> None:
+        """Ask for many in one call, which costs hardly more than one."""
+        missing = [record for record in records if record not in self]
+        if missing:
+            self.update(zip(missing, self._ordered(missing), strict=True))
 
 
 class ExactShadow(RaceShadow):
@@ -93,6 +110,8 @@ class ExactShadow(RaceShadow):
         self, frame: Frame, held: dict[Who, int], lane: int, mine: Who, record: int, known: _Known
     ) -> int | None:
         """A record of `held` that races with an access."""
+        if len(held) > _FEW:
+            known.ask(held.values())
         for who, other in held.items():
             if who[0] == mine[0] and not who[1]:
                 continue
@@ -138,10 +157,23 @@ class ExactShadow(RaceShadow):
         elif kind != "read":
             self._chains[place] = _Chain([record])
 
-    def _drop_ordered(self, held: dict[Who, int], strength: int, known: _Known) -> None:
-        """Forget accesses that come before one of a lane, and race with nothing that this one does not race with."""
-        for who in [who for who, other in held.items() if who[2] >= strength and known[other]]:
+    def _all_ordered(self, frame: Frame, lane: int, records: list[int]) -> list[bool]:
+        """`_ordered` of many records."""
+        asked = np.array(records, np.int64)
+        found: list[bool] = frame.machine.clocks.ordered(np.full(len(records), lane), asked).tolist()
+        return found
+
+    def _drop_ordered(self, held: dict[Who, int], strength: int, known: _Known) -> int:
+        """Forget accesses that come before one of a lane, and race with nothing that this one does not race with.
+
+        Returns:
+            How many there may be before this is done again.
+        """
+        as_strong = {who: other for who, other in held.items() if who[2] >= strength}
+        known.ask(as_strong.values())
+        for who in [who for who, other in as_strong.items() if known[other]]:
             del held[who]
+        return max(_MANY, 2 * len(held))
 
     def _access(
         self, frame: Frame, access: Accessing, region: Region, row: tuple[int, int, int], verb: Kind, same: bool
@@ -151,7 +183,7 @@ class ExactShadow(RaceShadow):
         writes = verb != "read"
         strength = (record & _STRENGTH) >> STRENGTH_SHIFT
         mine: Who = (record & _THREAD, record & _AGENTS, strength, begin, access.width)
-        known = _Known(lambda other: self._ordered(frame, lane, other))
+        known = _Known(lambda others: self._all_ordered(frame, lane, others))
         for byte in range(begin, begin + access.width):
             held = self._bytes.setdefault(byte, _Byte())
             found = self._conflict(frame, held.writes, lane, mine, record, known)
@@ -162,15 +194,15 @@ class ExactShadow(RaceShadow):
             if found is not None:
                 self._report(frame, access, region, byte, lane, found, kind, "same value" if same else "", record)
             if not writes:
-                if len(held.reads) > _MANY:
-                    self._drop_ordered(held.reads, strength, known)
+                if len(held.reads) > held.most_reads:
+                    held.most_reads = self._drop_ordered(held.reads, strength, known)
                 held.reads[mine] = record
                 continue
             if not strength and not mine[1] and found is None:
                 held.writes.clear()
                 held.reads.clear()
-            elif len(held.writes) > _MANY:
-                self._drop_ordered(held.writes, strength, known)
+            elif len(held.writes) > held.most_writes:
+                held.most_writes = self._drop_ordered(held.writes, strength, known)
             held.writes[mine] = record
         self._note(frame, (begin, access.width), record, verb)
 
