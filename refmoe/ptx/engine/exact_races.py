@@ -6,8 +6,9 @@ each byte, the accesses of every thread that are not known to be followed by ano
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +24,8 @@ Array = Any
 # Thread, kind of agent and strength of an access, its first byte and its width.
 Who = tuple[int, int, int, int, int]
 Kind = Literal["read", "write", "atomic"]
+# An access: its first byte, its lane and its record.
+Made = tuple[int, int, int]
 _AGENTS = int(ASYNCHRONOUS | BULK)
 _STRENGTH, _THREAD = int(STRENGTH), int(THREAD)
 # Accesses from which on all are asked for at once.
@@ -32,19 +35,26 @@ _MANY = 16
 
 
 @dataclass(slots=True)
-class _Byte:
-    """The last record of each that wrote or read a byte.
+class _Place:
+    """The last record of each that wrote or read some neighbouring bytes, which nobody has told apart so far.
 
     Attributes:
+        begin, width: the bytes.
         writes, reads: by who did it.
         most_writes, most_reads: so many are kept before those are dropped that need not be: twice as many as the last
             time were left, so that each is looked at few times, however many threads there are.
     """
 
+    begin: int
+    width: int
     writes: dict[Who, int] = field(default_factory=dict)
     reads: dict[Who, int] = field(default_factory=dict)
     most_writes: int = _MANY
     most_reads: int = _MANY
+
+    def of(self, byte: int) -> _Place:
+        """One of its bytes, as a place of its own."""
+        return replace(self, begin=byte, width=1, writes=dict(self.writes), reads=dict(self.reads))
 
 
 class _Chain:
@@ -88,6 +98,10 @@ class _Known(dict[int, bool]):
             self.update(zip(missing, self._ordered(missing), strict=True))
 
 
+def _who(record: int, begin: int, width: int) -> Who:
+    return record & _THREAD, record & _AGENTS, (record & _STRENGTH) >> STRENGTH_SHIFT, begin, width
+
+
 class ExactShadow(RaceShadow):
     """Every access of a region that may still race.
 
@@ -98,7 +112,7 @@ class ExactShadow(RaceShadow):
 
     def __init__(self, size: int, readers: int) -> None:
         super().__init__(size, readers)
-        self._bytes: dict[int, _Byte] = {}
+        self._places: dict[int, _Place] = {}
         self._chains: dict[tuple[int, int], _Chain] = {}
 
     def enter(self, row: Array) -> None:
@@ -106,32 +120,57 @@ class ExactShadow(RaceShadow):
         super().enter(row)
         row[Row.SIZE] = 0
 
+    def _places_of(self, begin: int, width: int) -> list[_Place]:
+        """The places of the bytes of an access, which share none with other bytes."""
+        places, end = self._places, begin + width
+        first = places.get(begin)
+        if first is not None and first.begin == begin and first.width == width:
+            return [first]
+        found = list({id(each): each for each in map(places.get, range(begin, end)) if each is not None}.values())
+        if not found:
+            new = _Place(begin, width)
+            places.update(dict.fromkeys(range(begin, end), new))
+            return [new]
+        for each in found:
+            if each.begin < begin or each.begin + each.width > end:
+                places.update({byte: each.of(byte) for byte in range(each.begin, each.begin + each.width)})
+        for byte in range(begin, end):
+            if byte not in places:
+                places[byte] = _Place(byte, 1)
+        return list({id(each): each for each in map(places.__getitem__, range(begin, end))}.values())
+
+    def _not_excused(self, frame: Frame, held: dict[Who, int], mine: Who, record: int) -> list[tuple[Who, int]]:
+        """Those of `held` that race with an access unless they come before it."""
+        return [
+            (who, other)
+            for who, other in held.items()
+            if (who[0] != mine[0] or who[1]) and not (who[3:] == mine[3:] and self._excused(frame, other, record))
+        ]
+
     def _conflict(
         self, frame: Frame, held: dict[Who, int], lane: int, mine: Who, record: int, known: _Known
     ) -> int | None:
         """A record of `held` that races with an access."""
-        if len(held) > _FEW:
-            known.ask(held.values())
-        for who, other in held.items():
-            if who[0] == mine[0] and not who[1]:
-                continue
-            alike = who[3:] == mine[3:]
-            if alike and self._excused(frame, other, record):
-                continue
+        asked = self._not_excused(frame, held, mine, record)
+        if len(asked) > _FEW:
+            known.ask([other for _, other in asked])
+        for who, other in asked:
             if not known[other] and not self._observed(frame, who, other, lane, mine[0]):
                 return other
         return None
 
     def _excused(self, frame: Frame, one: int, other: int) -> bool:
         """Whether the accesses of two records are morally strong: `races.excused` of records of one thread each."""
-        per_cta, per_cluster = frame.machine.warps * LANES, frame.machine.clocks.warps * LANES
         strength = min(one & _STRENGTH, other & _STRENGTH) >> STRENGTH_SHIFT
+        if not 0 < strength < GRID:
+            return strength >= GRID
+        per_cta, per_cluster = frame.machine.warps * LANES, frame.machine.clocks.warps * LANES
         first, second = one & _THREAD, other & _THREAD
         if first // per_cta == second // per_cta:
             return strength >= STRENGTHS["cta"]
         if first // per_cluster == second // per_cluster:
             return strength >= STRENGTHS["cluster"]
-        return strength >= GRID
+        return False
 
     def _observed(self, frame: Frame, who: Who, record: int, lane: int, thread: int) -> bool:
         """Whether a strong write was observed before what a lane does now."""
@@ -175,24 +214,42 @@ class ExactShadow(RaceShadow):
             del held[who]
         return max(_MANY, 2 * len(held))
 
+    def _all_known(self, frame: Frame, rows: Sequence[Made], width: int, verb: Kind) -> list[_Known]:
+        """What each access of a step will ask of those before the step, asked in one call for all of them."""
+        known: list[_Known] = []
+        lanes: list[int] = []
+        records: list[int] = []
+        for begin, lane, record in rows:
+            mine = _who(record, begin, width)
+            known.append(_Known(partial(self._all_ordered, frame, lane)))
+            for place in self._places_of(begin, width):
+                for held in (place.writes, place.reads) if verb != "read" else (place.writes,):
+                    others = [other for _, other in self._not_excused(frame, held, mine, record)]
+                    records += others
+                    lanes += [len(known) - 1] * len(others)
+        if records:
+            asked = np.array([lane for _, lane, _ in rows])[lanes]
+            found = frame.machine.clocks.ordered(asked, np.array(records, np.int64)).tolist()
+            for number, record, ordered in zip(lanes, records, found, strict=True):
+                known[number][record] = ordered
+        return known
+
     def _access(
-        self, frame: Frame, access: Accessing, region: Region, row: tuple[int, int, int], verb: Kind, same: bool
+        self, frame: Frame, access: Accessing, region: Region, row: Made, known: _Known, verb: Kind, same: bool
     ) -> None:
-        """One access: `row` is its first byte, its lane and its record."""
+        """One access."""
         begin, lane, record = row
         writes = verb != "read"
-        strength = (record & _STRENGTH) >> STRENGTH_SHIFT
-        mine: Who = (record & _THREAD, record & _AGENTS, strength, begin, access.width)
-        known = _Known(lambda others: self._all_ordered(frame, lane, others))
-        for byte in range(begin, begin + access.width):
-            held = self._bytes.setdefault(byte, _Byte())
+        mine = _who(record, begin, access.width)
+        strength = mine[2]
+        for held in self._places_of(begin, access.width):
             found = self._conflict(frame, held.writes, lane, mine, record, known)
             kind = "write-write" if writes else "write-read"
             if found is None and writes:
                 found = self._conflict(frame, held.reads, lane, mine, record, known)
                 kind = "read-write"
             if found is not None:
-                self._report(frame, access, region, byte, lane, found, kind, "same value" if same else "", record)
+                self._report(frame, access, region, held.begin, lane, found, kind, "same value" if same else "", record)
             if not writes:
                 if len(held.reads) > held.most_reads:
                     held.most_reads = self._drop_ordered(held.reads, strength, known)
@@ -215,9 +272,10 @@ class ExactShadow(RaceShadow):
     ) -> None:  # fmt: skip
         mine = self._mine(frame, lanes, flags)
         alike = np.zeros(len(index), bool) if same is None else same
-        rows = zip(index.tolist(), lanes.tolist(), mine.tolist(), strict=True)
-        for row, equal in zip(rows, alike.tolist(), strict=True):
-            self._access(frame, access, region, row, kind, equal)
+        rows = list(zip(index.tolist(), lanes.tolist(), mine.tolist(), strict=True))
+        known = self._all_known(frame, rows, access.width, kind)
+        for row, knows, equal in zip(rows, known, alike.tolist(), strict=True):
+            self._access(frame, access, region, row, knows, kind, equal)
         if kind != "read":
             at, who = self._cover(index, lanes, access.width)
             self._writes[at] = self._mine(frame, who, flags)
@@ -240,10 +298,9 @@ class ExactShadow(RaceShadow):
     def _read_non_coherent(self, frame: Frame, access: Accessing, region: Region, index: Array, lanes: Array) -> None:
         mine = never(self._mine(frame, lanes, WEAK))
         for begin, lane, record in zip(index.tolist(), lanes.tolist(), mine.tolist(), strict=True):
-            for byte in range(begin, begin + access.width):
-                held = self._bytes.setdefault(byte, _Byte())
+            for held in self._places_of(begin, access.width):
                 for other in held.writes.values():
-                    self._report(frame, access, region, byte, lane, other, "non-coherent", "", record)
+                    self._report(frame, access, region, held.begin, lane, other, "non-coherent", "", record)
                 held.reads[record & _THREAD, int(ASYNCHRONOUS), 0, begin, access.width] = record
 
     def before_write(
@@ -272,8 +329,7 @@ class ExactShadow(RaceShadow):
         super().waited(frame, access, index, lanes)
         mine = self._mine(frame, lanes, WEAK)
         for begin, record in zip(index.tolist(), mine.tolist(), strict=True):
-            for byte in range(begin, begin + access.width):
-                held = self._bytes.setdefault(byte, _Byte())
+            for held in self._places_of(begin, access.width):
                 for table in (held.writes, held.reads):
                     thread = record & _THREAD
                     for who in [who for who in table if who[0] == thread and who[1] == int(ASYNCHRONOUS)]:
@@ -284,7 +340,7 @@ class ExactShadow(RaceShadow):
         """See `RaceShadow.records`."""
         found = [
             (byte, record)
-            for byte, held in self._bytes.items()
+            for byte, held in self._places.items()
             if begin <= byte < end
             for table in (held.writes, held.reads)
             for record in table.values()
