@@ -35,4 +35,5 @@ def test_a_word_that_is_used_as_a_word_is_one_place() -> None:
     shadow = ExactShadow(BYTES, 1)
     assert len(shadow._places_of(8, 4)) == len(shadow._places_of(8, 4)) == 1
     assert len(shadow._places_of(8, 8)) == 5
+    assert [place.begin for place in shadow._places_of(10, 1)] == [10]
     assert [place.begin for place in shadow._places_of(8, 4)] == [8, 9, 10, 11]

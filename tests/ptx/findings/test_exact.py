@@ -1,0 +1,119 @@
+"""A region of which every access is kept: each lane is asked for what it knows itself."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from support.ptx_kernel import run
+
+from refmoe import ptx
+from refmoe.ptx.engine.exact_races import ExactShadow
+
+# Atomics of all warps end in one record of several; whoever reads what they left is suspected, and looked at exactly.
+COUNTED = """
+    mov.u32 %r3, sh;
+    and.b32 %r4, %r1, 3;
+    shl.b32 %r4, %r4, 2;
+    add.u32 %r4, %r4, %r3;
+    mov.u32 %r5, 0;
+    setp.gt.u32 %p1, %r1, 3;
+    @%p1 bra counts;
+    st.shared.u32 [%r4], %r5;
+counts:
+    bar.sync 0;
+    shr.u32 %r6, %r1, 5;
+    add.u32 %r6, %r6, 1;
+again:
+    atom.shared.add.u32 %r7, [%r4], 1;
+    sub.u32 %r6, %r6, 1;
+    setp.gt.u32 %p1, %r6, 0;
+    @%p1 bra again;
+    {meeting}
+    ld.shared.u32 %r8, [%r4];
+    st.global.u32 [%d2], %r8;
+    ret;
+"""
+SHARED = ".shared .align 4 .b8 sh[16];"
+
+
+def test_counts_of_all_warps_behind_a_barrier() -> None:
+    out = np.zeros(128, np.uint32)
+    run(COUNTED.format(meeting="bar.sync 0;"), out, block=(128, 1, 1), declarations=SHARED)
+    assert out.tolist() == [8 * (1 + 2 + 3 + 4)] * 128
+
+
+def test_one_warp_that_does_not_wait_for_the_counts() -> None:
+    # Warps 1 to 3 meet, and warp 0 reads without them. Lanes of the others know what it does not.
+    meeting = "setp.lt.u32 %p2, %r1, 32; @%p2 bra reads; bar.sync 1, 96; reads:"
+    with pytest.raises(ptx.RaceError, match="write-read race"):
+        run(COUNTED.format(meeting=meeting), np.zeros(128, np.uint32), block=(128, 1, 1), declarations=SHARED)
+
+
+@pytest.mark.parametrize("reader", [0, 1, 2, 3])
+def test_the_reader_alone_does_not_wait(reader: int) -> None:
+    # All warps but one wait for all; the reader only says that it was there.
+    meeting = f"""
+        shr.u32 %r9, %r1, 5;
+        setp.eq.u32 %p2, %r9, {reader};
+        @%p2 bar.arrive 1, 128;
+        @!%p2 bar.sync 1, 128;
+    """
+    with pytest.raises(ptx.RaceError, match="write-read race"):
+        run(COUNTED.format(meeting=meeting), np.zeros(128, np.uint32), block=(128, 1, 1), declarations=SHARED)
+
+
+# Wider atomics are no match for those that counted, and all warps make them in one step. Warp 3 counts last: what it
+# has read from the others comes before what it does next.
+WIDER = COUNTED.replace(
+    "ld.shared.u32 %r8, [%r4];", "and.b32 %r8, %r4, -8; mov.u64 %d5, 0; atom.shared.add.u64 %d6, [%r8], %d5;"
+).replace("st.global.u32 [%d2], %r8;", "st.global.u32 [%d2], %r1;")
+
+
+def test_wider_atomics_behind_a_barrier() -> None:
+    out = np.zeros(128, np.uint32)
+    body = WIDER.format(meeting="bar.sync 0;")
+    run(body, out, block=(128, 1, 1), declarations=SHARED)
+    assert out.tolist() == list(range(128))
+
+
+def _without(alone: int) -> str:
+    """One warp does not wait for the others before its wider atomic."""
+    meeting = f"""
+        shr.u32 %r9, %r1, 5;
+        setp.eq.u32 %p2, %r9, {alone};
+        @%p2 bar.arrive 1, 128;
+        @!%p2 bar.sync 1, 128;
+    """
+    return WIDER.format(meeting=meeting)
+
+
+@pytest.mark.parametrize("alone", [0, 1, 2])
+def test_one_warp_does_not_wait_before_a_wider_atomic(alone: int) -> None:
+    with pytest.raises(ptx.RaceError) as caught:
+        run(_without(alone), np.zeros(128, np.uint32), block=(128, 1, 1), declarations=SHARED)
+    thread = caught.value.thread
+    assert thread is not None
+    assert thread[0] // 32 == alone
+
+
+def test_what_is_asked_at_once_is_what_each_lane_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_at_once, answers = ExactShadow._all_known, set()
+
+    def held_against_one_by_one(self: ExactShadow, frame: Any, rows: Any, width: int, verb: Any) -> Any:
+        found = asked_at_once(self, frame, rows, width, verb)
+        for (_, lane, _), known in zip(rows, found, strict=True):
+            for record, ordered in known.items():
+                assert ordered == self._ordered(frame, lane, record)
+                answers.add((len(rows), ordered))
+        return found
+
+    monkeypatch.setattr(ExactShadow, "_all_known", held_against_one_by_one)
+    bodies = [WIDER.format(meeting="bar.sync 0;"), _without(1)]
+    for body in bodies:
+        with suppress(ptx.RaceError):
+            run(body, np.zeros(128, np.uint32), block=(128, 1, 1), declarations=SHARED)
+    # Steps of several warps, in which some lanes know what others do not.
+    assert {True, False} <= {ordered for rows, ordered in answers if rows > 32}
