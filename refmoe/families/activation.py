@@ -334,11 +334,11 @@ def _expect(case: Case, inputs: Inputs) -> Expectation:
     return Expectation({"codes": codes, "scales": scales}, stages, doubt)
 
 
-def far_gates(case: Case, outputs: Mapping[str, int]) -> Layout:
+def far_gates(case: Case, outputs: Mapping[str, int], *, shares: bool) -> Layout:
     """Where rows lie in the buffers of a kernel of gates and ups; `outputs` are bytes of a row, by buffer."""
     element = 4 if case.dtype == "f32" else 2
     shifted = {"offsets": lambda offsets: behind(offsets, case.rows_before)}
-    return of_rows(case, {"gate_up": 2 * case.shape.k * element, **outputs}, values=shifted)
+    return of_rows(case, {"gate_up": 2 * case.shape.k * element, **outputs}, values=shifted, shares=shares)
 
 
 def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
@@ -349,7 +349,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     result = called(case, swiglu_quantize)(
         inputs["gate_up"],
         inputs["offsets"],
-        device=far_device(case, device, far_gates(case, {"codes": k, "scales": 4 * -(-k // 128)})),
+        device=far_device(case, device, far_gates(case, {"codes": k, "scales": 4 * -(-k // 128)}, shares=True)),
         variant=case.variant,
         bias=inputs["bias"],
         swiglu_alpha=inputs["alpha"],
@@ -450,6 +450,7 @@ def _default() -> Iterator[Case]:
         yield _case("fingerprint", 5, 64, 3, variant=variant, rows_before=FAR_ROWS)
     yield _case("gaussian", LOOPING_ROWS, 32, 8)
     yield _case("gaussian", 2, 8224, 2, bias="distinct")  # a row wider than a CTA, by one block
+    yield _case("gaussian", 3, 8224, 2, variant="silu")
     yield _case("gaussian", 0, 2880, 8)
     yield from _every_entry()
     yield _case("gaussian", 5, 64, 3, routing="empty-experts", poison=0)  # the fill's default

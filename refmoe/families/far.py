@@ -44,6 +44,7 @@ class Layout:
         values: by buffer of integers what they become.
         absent: the int32 maps that hold -1, no row, for what lies in front.
         tiles_before: where a CTA takes tiles from its own number on, those in front; None where it takes rows.
+        shares: whether a CTA takes consecutive rows, and not every row that is a grid further.
     """
 
     bytes_before: Mapping[str, int]
@@ -51,6 +52,7 @@ class Layout:
     values: Mapping[str, Callable[[Values], Values]] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
     tiles_before: int | None = None
+    shares: bool = False
 
 
 def of_rows(case: Case, row_bytes: Mapping[str, int], **more: Any) -> Layout:
@@ -126,9 +128,15 @@ class FarDevice:
         if before is None:
             before, own = self.rows_before, self.rows
         grid = min(before + own, MAX_THREADS // plan.block)
-        blocks = np.unique(np.arange(before, before + own) % grid)
-        # These CTAs come by others in front on their way.
-        passed = (blocks[:, None] + np.arange(0, before + grid, grid)).reshape(-1)
+        if self.layout.shares:
+            share = -(-(before + own) // grid)
+            # Rows that no expert has are not shared out: with fewer rows the same one is in a CTA further on.
+            blocks = np.arange(before // share, min((before + own) // share + 1, grid - 1) + 1)
+            passed = (blocks[:, None] * share + np.arange(share)).reshape(-1)
+        else:
+            blocks = np.unique(np.arange(before, before + own) % grid)
+            # These CTAs come by others in front on their way.
+            passed = (blocks[:, None] + np.arange(0, before + grid, grid)).reshape(-1)
         for rows in self._maps.values():
             rows[passed[passed < before]] = -1
         changes: dict[str, Any] = {"grid": grid, "blocks": tuple(blocks.tolist()), "arguments": tuple(arguments)}

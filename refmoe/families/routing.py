@@ -445,6 +445,7 @@ def _default() -> Iterator[Case]:
     yield _route("gaussian", 3, 8, 2, entry="function")
     yield _route("given", 0, 128, 4, dtype="ids")
     yield _route("given", 1100, 8, 4, dtype="ids")  # more tokens than a CTA has threads
+    yield _route("given", 8225, 5, 4, dtype="ids")  # more than the registers of a CTA hold, by 33
     yield _route("given", 1500, 8, 5, dtype="ids", first_expert=8, ranks=4)
     yield _route("given", 32, 128, 4, dtype="ids", routing="all-one-token")
     yield _route("same", 1100, 12, 4)

@@ -82,7 +82,7 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     tensor = called(case, launch)(
         inputs["gate_up"],
         inputs["offsets"],
-        device=far_device(case, device, far_gates(case, {"codes": k, "d": k // 16, "s": k // 16})),
+        device=far_device(case, device, far_gates(case, {"codes": k, "d": k // 16, "s": k // 16}, shares=False)),
         variant=case.variant,
         quantizer=case.quantizer,
         swiglu_alpha=inputs["alpha"],

@@ -28,23 +28,32 @@ struct GateUp {
     uint32_t words[kLaneWords];
 };
 
-/// Those of row `row` of a matrix of rows of `4 * lanes` pieces.
-template <Variant variant>
-__device__ __forceinline__ GateUp load_gate_up(const uint4* rows, int row, int lane, int lanes) {
-    const uint4* pieces = rows + static_cast<int64_t>(row) * kLanePieces * lanes;
-    GateUp loaded;
-#pragma unroll
-    for (int i = 0; i < kLanePieces; ++i) {
+/// Where a lane's pieces of a row are.
+struct Pieces {
+    const uint4 *first, *second;  // halves of kLanePieces
+
+    __device__ __forceinline__ void load(GateUp& loaded, int i) const {
         constexpr int kHalf = kLanePieces / 2;
-        const int place = variant == Variant::kGptOss ? kLanePieces * lane + i
-                                                      : i / kHalf * kHalf * lanes + kHalf * lane + i % kHalf;
-        const uint4 piece = __ldg(pieces + place);
+        const uint4 piece = __ldg(i < kHalf ? first + i : second + (i - kHalf));
         loaded.words[kWordsPerPiece * i] = piece.x;
         loaded.words[kWordsPerPiece * i + 1] = piece.y;
         loaded.words[kWordsPerPiece * i + 2] = piece.z;
         loaded.words[kWordsPerPiece * i + 3] = piece.w;
     }
-    return loaded;
+
+    __device__ __forceinline__ void load(GateUp& loaded) const {
+#pragma unroll
+        for (int i = 0; i < kLanePieces; ++i) load(loaded, i);
+    }
+};
+
+/// Those of row `row` of a matrix of rows of `4 * lanes` pieces.
+template <Variant variant>
+__device__ __forceinline__ Pieces lane_pieces(const uint4* rows, int row, int lane, int lanes) {
+    constexpr int kHalf = kLanePieces / 2;
+    const uint4* const pieces = rows + static_cast<int64_t>(row) * kLanePieces * lanes;
+    if constexpr (variant == Variant::kGptOss) return {pieces + kLanePieces * lane, pieces + kLanePieces * lane + kHalf};
+    return {pieces + kHalf * lane, pieces + kHalf * (lanes + lane)};
 }
 
 /// Gate and up of result `i`, as x and y.
@@ -66,40 +75,106 @@ struct Experts {
     int experts;
 };
 
+/// A lane's place in the walk over rows: a wide row takes several rounds of the CTA.
+struct Place {
+    int row, lane;
+
+    __device__ __forceinline__ Place next(int padded_lanes) const {
+        const int beside = lane + static_cast<int>(blockDim.x);
+        if (beside < padded_lanes) return {row, beside};
+        return {row + 1, static_cast<int>(threadIdx.x)};
+    }
+};
+
+/// An expert and its rows, [first_row, end).
+struct ExpertRows {
+    int expert, first_row, end;
+    Shape shape;
+};
+
+/// That of a row in use.
+__device__ __forceinline__ ExpertRows find_expert(const Experts& experts, int row) {
+    const int expert = expert_of_row(experts.offsets, experts.experts, row);
+    return {expert, static_cast<int>(__ldg(experts.offsets + expert)),
+            static_cast<int>(__ldg(experts.offsets + expert + 1)), experts.shapes.of(expert)};
+}
+
+/// A lane's results are made in parts, each from whole pieces: for gpt_oss 4 from one, for silu 8 from a piece of gates
+/// and one of ups. As soon as a part is made, its pieces of the next row are on their way into the same registers.
+template <Variant variant>
+constexpr int kPart = variant == Variant::kGptOss ? 4 : 8;
+
+template <Variant variant>
+__device__ __forceinline__ void load_part(GateUp& loaded, const Pieces& from, int part) {
+    if constexpr (variant == Variant::kGptOss) {
+        from.load(loaded, part);
+    } else {
+        from.load(loaded, part);
+        from.load(loaded, kLanePieces / 2 + part);
+    }
+}
+
+/// The results of a lane; `loaded` becomes that of the next row, if `more`.
+template <Variant variant>
+__device__ __forceinline__ void lane_results(float (&results)[kLaneElements], GateUp& loaded, const GateUp* bias,
+                                             const Shape& shape, const Pieces& next, bool more) {
+    constexpr int kCount = kPart<variant>;
+#pragma unroll
+    for (int part = 0; part < kLaneElements / kCount; ++part) {
+        float2 pairs[kCount];
+        float made[kCount];
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) pairs[i] = gate_up<variant>(loaded, part * kCount + i);
+        if (more) load_part<variant>(loaded, next, part);
+        if (bias) {
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) pairs[i] = sum(pairs[i], gate_up<variant>(*bias, part * kCount + i));
+        }
+        swiglu<variant>(made, pairs, shape);
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) results[part * kCount + i] = made[i];
+    }
+}
+
+/// A CTA has consecutive rows, so that it seldom has to ask for an expert.
 template <Variant variant, ScaleMode mode, EdgePolicy edge, ScaleLayout layout>
 __device__ __forceinline__ void swiglu_quantize(const uint4* __restrict__ rows, const Experts& experts,
                                                 uint4* __restrict__ codes, uint8_t* __restrict__ scales, int row_count,
                                                 int lanes, int groups) {
     const int padded_lanes = whole_warps(lanes);
-    for (int row = blockIdx.x; row < row_count; row += gridDim.x) {
-        const int expert = expert_of_row(experts.offsets, experts.experts, row);
-        if (expert == experts.experts) return;  // nor has any later row an expert
-        const int first_row = static_cast<int>(__ldg(experts.offsets + expert));
-        const int scale_row = expert_scale_row(first_row, expert) + row - first_row;
-        const Shape shape = experts.shapes.of(expert);
-        for (int lane = threadIdx.x; lane < padded_lanes; lane += blockDim.x) {
-            const bool inside = lane < lanes;
-            float results[kLaneElements] = {};
-            if (inside) {
-                const GateUp loaded = load_gate_up<variant>(rows, row, lane, lanes);
-                float2 pairs[kLaneElements];
-#pragma unroll
-                for (int i = 0; i < kLaneElements; ++i) pairs[i] = gate_up<variant>(loaded, i);
-                if (experts.bias) {
-                    const GateUp bias = load_gate_up<variant>(experts.bias, expert, lane, lanes);
-#pragma unroll
-                    for (int i = 0; i < kLaneElements; ++i) pairs[i] = sum(pairs[i], gate_up<variant>(bias, i));
-                }
-#pragma unroll
-                for (int i = 0; i < kLaneElements; ++i) results[i] = swiglu<variant>(pairs[i], shape);
-            }
-            const Encoded encoded = encode<mode, edge>(results);
-            if (inside) codes[static_cast<int64_t>(row) * lanes + lane] = encoded.codes;
-            const uint32_t word = group_scale_word(inside ? encoded.scale : 0);
-            const int group = lane / kGroupLanes;
-            if (lane % kGroupLanes == 0 && group < groups)
-                store_scale_word<layout>(scales, scale_row, group, groups, word);
+    const int used = min(row_count, static_cast<int>(__ldg(experts.offsets + experts.experts)));
+    const int share = (used + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+    const int begin = min(static_cast<int>(blockIdx.x) * share, used), end = min(begin + share, used);
+    Place place{begin, static_cast<int>(threadIdx.x)};
+    GateUp loaded{};
+    if (begin < end && place.lane < lanes) lane_pieces<variant>(rows, begin, place.lane, lanes).load(loaded);
+    ExpertRows of{};
+    while (place.row < end) {
+        const Place next = place.next(padded_lanes);
+        if (place.row >= of.end) of = find_expert(experts, place.row);
+        const bool inside = place.lane < lanes;
+        float results[kLaneElements];
+        const auto make = [&](const GateUp* bias) {
+            lane_results<variant>(results, loaded, bias, of.shape,
+                                  lane_pieces<variant>(rows, next.row, next.lane, lanes),
+                                  next.row < end && next.lane < lanes);
+        };
+        if (experts.bias) {
+            GateUp bias{};
+            if (inside) lane_pieces<variant>(experts.bias, of.expert, place.lane, lanes).load(bias);
+            make(&bias);
+        } else {
+            make(nullptr);
         }
+        const Encoded encoded = encode<mode, edge>(results);
+        if (inside) codes[static_cast<int64_t>(place.row) * lanes + place.lane] = encoded.codes;
+        const uint32_t word = group_scale_word(inside ? encoded.scale : 0);
+        const int group = place.lane / kGroupLanes;
+        if (place.lane % kGroupLanes == 0 && group < groups) {
+            const int scale_row = expert_scale_row(of.first_row, of.expert) + place.row - of.first_row;
+            store_scale_word<layout>(scales, scale_row, group, groups, word);
+        }
+        place = next;
     }
 }
 

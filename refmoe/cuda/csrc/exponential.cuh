@@ -68,18 +68,24 @@ __device__ __forceinline__ float exponential(float x) {
     return y;
 }
 
+constexpr float kExpPlain = 64.0f;        // up to this magnitude 1 + exp(x) needs no clamps, and is below 2^93
 constexpr float kExpNegligible = -64.0f;  // 1 + exp(x) is 1 from here downward, and from -17.4 on
 constexpr float kExpInfinite = 89.0f;     // 1 + exp(x) is Inf from here upward, and from the overflow threshold on
 
-/// RN(1 + exp(x)): the bits of 1 + exponential(x) in 14 instructions instead of 24.
+/// RN(1 + exp(x)) for |x| <= kExpPlain: the bits of 1 + exponential(x) in 12 instructions instead of 24.
 ///
-/// Between the clamps exp(x) = 2p * 2^(n - 1) exactly, and the second factor is a normal number, n being -92 to 128. So
-/// one FMA rounds the sum as the addition does. It overflows where the sequence does: with n = 128, p is at least 1 from
-/// the first x above the threshold.
-__device__ __forceinline__ float one_plus_exponential(float x) {
+/// exp(x) = 2p * 2^(n - 1) exactly, and the second factor is a normal number as long as n is -125 to 128. So one FMA
+/// rounds the sum as the addition does.
+__device__ __forceinline__ float one_plus_plain_exponential(float x) {
     static_assert(kExpMagicBits % 512 == 0, "the magic number's bits do not touch the exponent");
-    const Reduced reduced = reduce(max_nan(min_nan(x, kExpInfinite), kExpNegligible));
+    const Reduced reduced = reduce(x);
     return __fmaf_rn(scaled_polynomial<2>(reduced.r), power_of_two(reduced.shifted - 1), 1.0f);
+}
+
+/// RN(1 + exp(x)) for every x. Between the clamps n is -92 to 128; the sum overflows where the sequence does: with
+/// n = 128, p is at least 1 from the first x above the threshold.
+__device__ __forceinline__ float one_plus_exponential(float x) {
+    return one_plus_plain_exponential(max_nan(min_nan(x, kExpInfinite), kExpNegligible));
 }
 
 }  // namespace refmoe

@@ -15,7 +15,12 @@ namespace refmoe {
 constexpr int kMaxTopK = kWarpLanes;          // a lane holds one choice
 constexpr int kRouteThreads = 512;            // at most; so that 32 logits a lane stay in registers
 constexpr int kFewTokens = kRouteThreads / kWarpLanes;  // what one CTA takes, a warp each
+constexpr int kChooseThreads = 256;           // of choices alone; eight CTAs of them fill a multiprocessor
 constexpr int kSortThreads = 1024, kSortWarps = kSortThreads / kWarpLanes;
+constexpr int kHeldSteps = 8;   // of 32 tokens each: what a warp of the sort looks at together
+constexpr int kLoads = 4;       // of them whose loads are under way together
+constexpr int kIdsOfLoad = 4;   // of one 16-byte load
+constexpr int kNoRank = -1;     // of a token that did not choose the expert
 constexpr uint32_t kSignBit = 0x80000000u;
 constexpr uint32_t kNanWeight = 0x7FFFFFFFu;
 
@@ -156,105 +161,132 @@ __device__ __forceinline__ void sort_few(const Maps& maps, const int* experts_of
     }
 }
 
-/// Calls visit(rank, expert) for each choice of a token, with 16-byte loads where the ids of a token are whole ones.
+/// Where choices of one expert are among the 32 tokens of a step, by rank: visit(rank, tokens) for each rank that some
+/// token has, with a bit for each of these tokens. `my_rank` is kNoRank in lanes whose token is not there.
 template <class Visit>
-__device__ __forceinline__ void for_each_choice(const int* topk_ids, int token, int top_k, const Visit& visit) {
-    const int* ids = topk_ids + token * top_k;
-    if (top_k % 4 == 0) {
-        for (int rank = 0; rank < top_k; rank += 4) {
-            const int4 four = __ldg(reinterpret_cast<const int4*>(ids + rank));
-            visit(rank, four.x);
-            visit(rank + 1, four.y);
-            visit(rank + 2, four.z);
-            visit(rank + 3, four.w);
-        }
-    } else {
-        for (int rank = 0; rank < top_k; ++rank) visit(rank, __ldg(ids + rank));
+__device__ __forceinline__ void for_each_rank(int my_rank, const Visit& visit) {
+    unsigned left = __ballot_sync(kFullWarp, my_rank != kNoRank);
+    while (left != 0) {
+        const int rank = __shfl_sync(kFullWarp, my_rank, __ffs(left) - 1);
+        const unsigned found = __ballot_sync(kFullWarp, my_rank == rank);
+        visit(rank, found);
+        left &= ~found;
     }
 }
 
-/// Sorts the choices of any number of tokens, a CTA for each expert. Each warp has a stretch of tokens and walks over it
-/// twice: first it counts the expert's choices by rank (lane r for rank r, since a token has an expert once at most),
-/// then, knowing from the other warps' counts where its own begin, it hands out rows.
-///
-///      rows of the expert   | rank 0: warp 0, warp 1, ... | rank 1: warp 0, warp 1, ... | ...
-///
-/// The expert's first row is the number of choices of lower experts, which the CTA counts on the way: it needs nothing
-/// from another CTA.
-__device__ __forceinline__ void sort_many(const Maps& maps, const int* topk_ids, int tokens, int top_k) {
-    __shared__ int counts[kSortWarps][kMaxTopK];
-    __shared__ int lower_counts[kSortWarps], used_counts[kSortWarps];
-    constexpr int kNoRank = -1;
-    const int expert = blockIdx.x;
-    const int lane = threadIdx.x % kWarpLanes, warp = threadIdx.x / kWarpLanes, warps = blockDim.x / kWarpLanes;
-    const int stretch = whole_warps((tokens + warps - 1) / warps);
-    const int begin = warp * stretch, end = min(begin + stretch, tokens);
+/// What a lane knows of its tokens: of each the rank at which it chose the CTA's expert, and how many of their choices are
+/// of lower experts of this rank, and of any.
+struct Seen {
+    int ranks[kHeldSteps];
+    int lower, used;
+};
 
-    int count = 0, lower = 0, used = 0;
-    for (int first = begin; first < end; first += kWarpLanes) {
-        int my_rank = kNoRank;
-        if (first + lane < end) {
-            for_each_choice(topk_ids, first + lane, top_k, [&](int rank, int id) {
-                const int chosen = maps.local(id);
-                lower += static_cast<unsigned>(chosen) < static_cast<unsigned>(expert);
-                used += maps.here(chosen);
-                if (chosen == expert) my_rank = rank;
-            });
+/// Looks at the tokens of kHeldSteps steps: token first + 32 * step + lane.
+__device__ __forceinline__ void look(Seen& seen, const Maps& maps, const int* topk_ids, int first, int end, int top_k) {
+    const int expert = blockIdx.x, token = first + static_cast<int>(threadIdx.x) % kWarpLanes;
+    const auto visit = [&](int step, int rank, int id) {
+        const int chosen = maps.local(id);
+        seen.lower += static_cast<unsigned>(chosen) < static_cast<unsigned>(expert);
+        seen.used += maps.here(chosen);
+        if (chosen == expert) seen.ranks[step] = rank;
+    };
+#pragma unroll
+    for (int step = 0; step < kHeldSteps; ++step) seen.ranks[step] = kNoRank;
+    if (top_k % kIdsOfLoad == 0) {
+        for (int rank = 0; rank < top_k; rank += kIdsOfLoad) {
+#pragma unroll
+            for (int group = 0; group < kHeldSteps; group += kLoads) {
+                int4 ids[kLoads];
+#pragma unroll
+                for (int i = 0; i < kLoads; ++i) {
+                    const int here = min(token + (group + i) * kWarpLanes, end - 1);
+                    ids[i] = __ldg(reinterpret_cast<const int4*>(topk_ids + here * top_k + rank));
+                }
+#pragma unroll
+                for (int i = 0; i < kLoads; ++i) {
+                    if (token + (group + i) * kWarpLanes >= end) continue;
+                    visit(group + i, rank, ids[i].x);
+                    visit(group + i, rank + 1, ids[i].y);
+                    visit(group + i, rank + 2, ids[i].z);
+                    visit(group + i, rank + 3, ids[i].w);
+                }
+            }
         }
-        if (__any_sync(kFullWarp, my_rank != kNoRank)) {
-            for (int rank = 0; rank < top_k; ++rank) {
-                const int found = __popc(__ballot_sync(kFullWarp, my_rank == rank));
-                if (lane == rank) count += found;
+    } else {
+        for (int rank = 0; rank < top_k; ++rank) {
+#pragma unroll
+            for (int step = 0; step < kHeldSteps; ++step) {
+                const int here = token + step * kWarpLanes;
+                if (here < end) visit(step, rank, __ldg(topk_ids + here * top_k + rank));
             }
         }
     }
-    counts[warp][lane] = count;
-    lower = __reduce_add_sync(kFullWarp, lower);
-    used = __reduce_add_sync(kFullWarp, used);
+}
+
+/// Sorts the choices of any number of tokens, a CTA for each expert. Each warp has a stretch of tokens. First it counts
+/// the expert's choices by rank (lane r for rank r, since a token has an expert once at most), then, knowing from the
+/// other warps' counts where its own begin, it hands out rows.
+///
+///      rows of the expert   | rank 0: warp 0, warp 1, ... | rank 1: warp 0, warp 1, ... | ...
+///
+/// A stretch of up to 32 * kHeldSteps tokens stays in registers from the one to the other; a longer one is read again.
+/// The expert's first row is the number of choices of lower experts, which the CTA counts on the way: it needs nothing
+/// from another CTA.
+__device__ __forceinline__ void sort_many(const Maps& maps, const int* topk_ids, int tokens, int top_k) {
+    __shared__ int counts[kMaxTopK][kSortWarps];
+    __shared__ int lower_counts[kSortWarps], used_counts[kSortWarps];
+    constexpr int kHeldTokens = kHeldSteps * kWarpLanes;
+    const int expert = blockIdx.x;
+    const int lane = threadIdx.x % kWarpLanes, warp = threadIdx.x / kWarpLanes, warps = blockDim.x / kWarpLanes;
+    const int stretch = whole_warps((tokens + warps - 1) / warps);
+    const int begin = min(warp * stretch, tokens), end = min(begin + stretch, tokens);
+
+    Seen seen{};
+    int count = 0;  // of rank `lane`
+    for (int first = begin; first < end; first += kHeldTokens) {
+        look(seen, maps, topk_ids, first, end, top_k);
+#pragma unroll
+        for (int step = 0; step < kHeldSteps; ++step)
+            for_each_rank(seen.ranks[step], [&](int rank, unsigned found) { count += lane == rank ? __popc(found) : 0; });
+    }
+    const int lower_of_warp = __reduce_add_sync(kFullWarp, seen.lower);
+    const int used_of_warp = __reduce_add_sync(kFullWarp, seen.used);
+    if (lane < top_k) counts[lane][warp] = count;
     if (lane == 0) {
-        lower_counts[warp] = lower;
-        used_counts[warp] = used;
+        lower_counts[warp] = lower_of_warp;
+        used_counts[warp] = used_of_warp;
     }
     __syncthreads();
 
-    int before_warp = 0, of_rank = 0;
-    lower = used = 0;
-    for (int other = 0; other < warps; ++other) {
-        if (other < warp) before_warp += counts[other][lane];
-        of_rank += counts[other][lane];
-        lower += lower_counts[other];
-        used += used_counts[other];
-    }
-    int up_to_rank = of_rank;  // inclusive prefix sum over the lanes
-#pragma unroll
-    for (int distance = 1; distance < kWarpLanes; distance *= 2) {
-        const int below = __shfl_up_sync(kFullWarp, up_to_rank, distance);
-        if (lane >= distance) up_to_rank += below;
-    }
+    // From here on a lane stands for a warp of the CTA where it reads counts, and for a rank where it holds a row.
+    const int lower = __reduce_add_sync(kFullWarp, lane < warps ? lower_counts[lane] : 0);
+    const int used = __reduce_add_sync(kFullWarp, lane < warps ? used_counts[lane] : 0);
     if (threadIdx.x == 0) {
         maps.offsets[expert] = lower;
         if (expert == maps.experts - 1) maps.offsets[maps.experts] = used;
     }
+    int next_row = 0, first_row = lower;
+    for (int rank = 0; rank < top_k; ++rank) {
+        const int of_warp = lane < warps ? counts[rank][lane] : 0;
+        const int before = __reduce_add_sync(kFullWarp, lane < warp ? of_warp : 0);
+        if (lane == rank) next_row = first_row + before;
+        first_row += __reduce_add_sync(kFullWarp, of_warp);
+    }
 
-    int next_row = lower + up_to_rank - of_rank + before_warp;  // of rank `lane`
-    for (int first = begin; first < end; first += kWarpLanes) {
-        int my_rank = kNoRank;
-        if (first + lane < end) {
-            for_each_choice(topk_ids, first + lane, top_k, [&](int rank, int id) {
-                if (maps.local(id) == expert) my_rank = rank;
+    for (int first = begin; first < end; first += kHeldTokens) {
+        if (end - begin > kHeldTokens) look(seen, maps, topk_ids, first, end, top_k);
+#pragma unroll
+        for (int step = 0; step < kHeldSteps; ++step) {
+            const int my_rank = seen.ranks[step], token = first + step * kWarpLanes + lane;
+            for_each_rank(my_rank, [&](int rank, unsigned found) {
+                const int row = __shfl_sync(kFullWarp, next_row, rank) + __popc(found & ((1u << lane) - 1));
+                if (my_rank == rank) {
+                    const int choice = rank * tokens + token;
+                    maps.permuted_to_unpermuted[row] = choice;
+                    maps.unpermuted_to_permuted[choice] = row;
+                }
+                if (lane == rank) next_row += __popc(found);
             });
-        }
-        if (!__any_sync(kFullWarp, my_rank != kNoRank)) continue;
-        for (int rank = 0; rank < top_k; ++rank) {
-            const unsigned found = __ballot_sync(kFullWarp, my_rank == rank);
-            const int first_row = __shfl_sync(kFullWarp, next_row, rank);
-            if (my_rank == rank) {
-                const int row = first_row + __popc(found & ((1u << lane) - 1));
-                const int choice = rank * tokens + first + lane;
-                maps.permuted_to_unpermuted[row] = choice;
-                maps.unpermuted_to_permuted[choice] = row;
-            }
-            if (lane == rank) next_row += __popc(found);
         }
     }
 
@@ -264,9 +296,10 @@ __device__ __forceinline__ void sort_many(const Maps& maps, const int* topk_ids,
     const int thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
     for (int row = used + thread; row < choices; row += threads) maps.permuted_to_unpermuted[row] = kNoRow;
     for (int token = thread; token < tokens; token += threads)
-        for_each_choice(topk_ids, token, top_k, [&](int rank, int id) {
-            if (!maps.here(maps.local(id))) maps.unpermuted_to_permuted[rank * tokens + token] = kNoRow;
-        });
+        for (int rank = 0; rank < top_k; ++rank) {
+            const bool here = maps.here(maps.local(__ldg(topk_ids + token * top_k + rank)));
+            if (!here) maps.unpermuted_to_permuted[rank * tokens + token] = kNoRow;
+        }
 }
 
 /// All of it for at most kFewTokens tokens: one CTA, a warp a token.
@@ -282,6 +315,9 @@ __device__ __forceinline__ void route_few(const Router<Logit>& router, const Map
     __syncthreads();
     sort_few(maps, experts_of_choices, router.tokens * router.top_k);
 }
+
+/// CTAs of a multiprocessor that choose: as many as leave registers for the logits of a lane.
+constexpr int choosing_ctas(int slots) { return slots <= 4 ? 8 : slots <= 8 ? 4 : 2; }
 
 /// Choices alone, a warp a token.
 template <int kSlots, class Logit>
@@ -316,7 +352,8 @@ __device__ __forceinline__ void choose(const Router<Logit>& router) {
         REFMOE_MAPS;                                                                                                   \
         refmoe::route_few<slots>(router, maps);                                                                        \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(refmoe::kRouteThreads) refmoe_route_choose_##dtype##_##slots(           \
+    extern "C" __global__ void __launch_bounds__(refmoe::kChooseThreads, refmoe::choosing_ctas(slots))                 \
+        refmoe_route_choose_##dtype##_##slots(                                                                         \
         const Logit* logits, const float* bias, int* topk_ids, float* topk_weights, uint32_t* refused, int tokens,     \
         int all_experts, int top_k) {                                                                                  \
         REFMOE_ROUTER(Logit);                                                                                          \

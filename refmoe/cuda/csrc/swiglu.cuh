@@ -1,8 +1,9 @@
-// SwiGLU of one pair of gate and up in FP32, every operation rounded.
+// SwiGLU of pairs of gate and up in FP32, every operation rounded.
 #pragma once
 
 #include "exponential.cuh"
 #include "instructions.cuh"
+#include "reciprocal.cuh"
 
 namespace refmoe {
 
@@ -25,17 +26,58 @@ struct Shapes {
     }
 };
 
-/// g / (1 + exp(negated)), the sigmoid rounded first.
-__device__ __forceinline__ float gated(float g, float negated) {
-    return __fmul_rn(g, __frcp_rn(one_plus_exponential(negated)));
+/// A gate, clamped, and what its sigmoid takes: g / (1 + exp(negated)).
+struct Gate {
+    float g, negated;
+};
+
+template <Variant variant>
+__device__ __forceinline__ Gate clamped_gate(float gate, const Shape& shape) {
+    if constexpr (variant == Variant::kSilu) return {gate, -gate};
+    const float g = min_nan(gate, shape.limit);
+    return {g, __fmul_rn(g, -shape.alpha)};
 }
 
 template <Variant variant>
+__device__ __forceinline__ float clamped_up(float up, const Shape& shape) {
+    if constexpr (variant == Variant::kSilu) return up;
+    return __fadd_rn(max_nan(min_nan(up, shape.limit), -shape.limit), shape.beta);
+}
+
+/// The product of one pair: the sigmoid is rounded first, then each product.
+__device__ __forceinline__ float weighted(float g, float sigmoid, float up) {
+    return __fmul_rn(__fmul_rn(g, sigmoid), up);
+}
+
+/// SwiGLU of one pair, whatever they are.
+template <Variant variant>
 __device__ __forceinline__ float swiglu(float2 gate_up, const Shape& shape) {
-    if constexpr (variant == Variant::kSilu) return __fmul_rn(gated(gate_up.x, -gate_up.x), gate_up.y);
-    const float g = min_nan(gate_up.x, shape.limit);
-    const float u = max_nan(min_nan(gate_up.y, shape.limit), -shape.limit);
-    return __fmul_rn(gated(g, __fmul_rn(g, -shape.alpha)), __fadd_rn(u, shape.beta));
+    const Gate gate = clamped_gate<variant>(gate_up.x, shape);
+    return weighted(gate.g, __frcp_rn(one_plus_exponential(gate.negated)), clamped_up<variant>(gate_up.y, shape));
+}
+
+/// SwiGLU of several pairs, the same bits. A branch for each reciprocal costs more than the reciprocal, so there is one
+/// for all of them: a network's gates are far from where 1 + exp(x) needs clamps. A sum of squares finds them, on the
+/// units that multiply: those that compare are the busier ones.
+template <Variant variant, int count>
+__device__ __forceinline__ void swiglu(float (&results)[count], const float2 (&pairs)[count], const Shape& shape) {
+    float squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+        const float x = clamped_gate<variant>(pairs[i].x, shape).negated;
+        squares = __fmaf_rn(x, x, squares);
+    }
+    if (squares <= kExpPlain * kExpPlain) {  // so that no x is larger than kExpPlain, and none is a NaN
+#pragma unroll
+        for (int i = 0; i < count; ++i) {
+            const Gate gate = clamped_gate<variant>(pairs[i].x, shape);
+            results[i] = weighted(gate.g, reciprocal(one_plus_plain_exponential(gate.negated)),
+                                  clamped_up<variant>(pairs[i].y, shape));
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < count; ++i) results[i] = swiglu<variant>(pairs[i], shape);
+    }
 }
 
 }  // namespace refmoe
