@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 
-from refmoe.bench.gpu_timing import Calls, Contender, contender, empty, read
+from refmoe.bench.gpu_timing import Calls, Contender, contender, drawn_bytes, empty, read
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.dp4a import GemvSize, dp4a_gemv_plan
 from refmoe.cuda.launch import LaunchPlan
@@ -44,10 +42,10 @@ def _dp4a(device: CudaDevice, tokens: int, n: int) -> Contender:
         ids = np.random.default_rng(seed).permutation(experts).reshape(tokens, TOP_K).astype(np.int32)
         plan = dp4a_gemv_plan(
             "bf16",
-            _bytes(device, seed, (tokens, HIDDEN), 0, 256),
+            drawn_bytes(device, seed, (tokens, HIDDEN), 0, 256),
             device.upload("d", np.full((tokens, blocks), 0.02, np.float16)),
-            _bytes(device, seed + 1, (experts, n, HIDDEN // 2), 0, 256),
-            _bytes(device, seed + 2, (experts, n, blocks), 118, 124),
+            drawn_bytes(device, seed + 1, (experts, n, HIDDEN // 2), 0, 256),
+            drawn_bytes(device, seed + 2, (experts, n, blocks), 118, 124),
             device.upload("topk_ids", ids),
             None,
             None,
@@ -94,10 +92,3 @@ def _quantize(device: CudaDevice, tokens: int) -> Contender:
         return [plan]
 
     return contender(device, f"quantize {tokens} x {HIDDEN} bf16 to Q8_1", traffic, launches)
-
-
-def _bytes(device: CudaDevice, seed: int, shape: tuple[int, ...], low: int, high: int) -> Any:
-    """Bytes in [low, high), made on the device: gigabytes of them would take the host minutes."""
-    torch = device.torch
-    generator = torch.Generator(device="cuda").manual_seed(seed)
-    return torch.randint(low, high, shape, dtype=torch.uint8, device="cuda", generator=generator)

@@ -1,7 +1,13 @@
-"""The production kernels around the GEMMs on a GPU, at the sizes of gpt-oss-120b, each beside a copy of its traffic."""
+"""The production kernels around the GEMMs on a GPU, at the sizes of gpt-oss-120b, each beside a copy of its traffic.
+
+After them come the products by DP4A, and whole layers of these.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +15,17 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.bench import gemv
-from refmoe.bench.gpu_timing import Contender, contender, copy, empty, gather, time_groups
+from refmoe.bench import gemv, gpu_layer
+from refmoe.bench.gpu_timing import ROTATING_BYTES, Contender, contender, copy, empty, gather, time_groups
 from refmoe.cuda.activation import swiglu_kernel, swiglu_quantize_plan
 from refmoe.cuda.arguments import scale_buffer_bytes
 from refmoe.cuda.device import CudaDevice
-from refmoe.cuda.expand import expand_kernel, expand_plan
+from refmoe.cuda.expand import expand_as_kernel, expand_kernel, expand_plan
 from refmoe.cuda.finalize import finalize_kernel, finalize_plan
-from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
+from refmoe.cuda.launch import LANE_ELEMENTS, Buffer, Kernel, LaunchPlan, row_plan
 from refmoe.cuda.quantize import mxfp8_quantize_kernel, mxfp8_quantize_plan
 from refmoe.cuda.routing import MapBuffers, permute_plan, route_plans
+from refmoe.errors import ArgumentError
 from refmoe.formats import MX_BLOCK
 from refmoe.reference import Permutation, build_permutation
 from refmoe.reports.environment import current_environment
@@ -27,31 +34,56 @@ HIDDEN = INTERMEDIATE = 2880
 EXPERTS, TOP_K = 128, 4
 PREFILL_TOKENS, DECODE_TOKENS = 8192, (1, 8)
 BF16_BYTES, WORD_BYTES = 2, 4
+_CSRC = Path("refmoe", "cuda", "csrc")
+_BUSY_LAUNCHES = 4000  # of 256 MB each: half a second
 MX_BYTES = HIDDEN + HIDDEN // MX_BLOCK  # codes and scales of a row
 
 
-def run() -> dict[str, Any]:
+def run(against: Path | None = None) -> dict[str, Any]:
     """Time the kernels around the GEMMs on the current GPU and return a JSON-able document.
 
     `rows` holds for each contender the median microseconds of one graph node, the bytes it must move, the bandwidth
     that this means in TB/s, the ratio of its time to its group's floor, its spread and its repetitions. `environment`
-    has the versions and the machine.
+    has the versions and the machine, `clocks` those that the GPU had under load, as nvidia-smi tells them.
+
+    Args:
+        against: a checkout of another commit, whose routing of many tokens is timed beside this one's and called by
+            the folder's name.
 
     Raises:
+        ArgumentError: the folder has no routing kernel.
         DeviceUnavailable: no GPU that the kernels are built for.
     """
+    if against is not None and not (against / _CSRC / "routing.cu").is_file():
+        raise ArgumentError("--against", f"{against} without {_CSRC}/routing.cu", "a checkout of refmoe")
     device = CudaDevice()
     floors = CudaDevice(csrc=Path(__file__).parent)
-    rows = time_groups(device, _groups(device, floors))
+    rows = time_groups(device, _groups(device, floors, against))
     rows += time_groups(device, gemv.groups(device, floors))
+    rows += gpu_layer.rows(device, floors)
     return {
         **{"kind": "bench", "name": "gpu", "gpu": device.gpu_name, "arch": device.arch},
         "environment": current_environment(gpu=True).model_dump(),
+        "clocks": _clocks(floors),
         "rows": rows,
     }
 
 
-def _groups(device: CudaDevice, floors: CudaDevice) -> list[list[Contender]]:
+def _clocks(floors: CudaDevice) -> str:
+    """The GPU's clocks while it copies, or an empty text without nvidia-smi."""
+    if shutil.which("nvidia-smi") is None:
+        return ""
+    busy = copy(floors, ROTATING_BYTES, writes=1)
+    for turn in range(_BUSY_LAUNCHES):
+        busy.enqueue(turn)
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader", "--id=0"]
+    answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
+    floors.torch.cuda.synchronize()
+    found = [part.strip() for part in answer.stdout.strip().split(",")]
+    return f"SM {found[0]}, memory {found[1]}, under load" if answer.returncode == 0 and len(found) == 2 else ""
+
+
+def _groups(device: CudaDevice, floors: CudaDevice, against: Path | None) -> list[list[Contender]]:
     """Contenders to be timed in turn; the first of each group is its floor."""
     many = PREFILL_TOKENS
     quantize = [_quantize(device, many, layout) for layout in ("linear", "128x4", "8x4")]
@@ -68,11 +100,12 @@ def _groups(device: CudaDevice, floors: CudaDevice) -> list[list[Contender]]:
             [
                 empty(floors),
                 _expand(device, tokens, f"fused expand, M = {tokens}"),
+                _plain_expand(device, tokens),
                 _quantize_then_expand(device, tokens, f"quantize, then expand, M = {tokens}"),
             ]
             for tokens in DECODE_TOKENS
         ),
-        [copy(floors, route.traffic, writes=1), route, _sort(device, many)],
+        [copy(floors, route.traffic, writes=1), route, *_route_of(route, against), _sort(device, many)],
         [gather(floors, activation.traffic, reads=4), activation],
         [gather(floors, finalize.traffic, reads=TOP_K), finalize],
         *(
@@ -96,6 +129,27 @@ def _expand(device: CudaDevice, tokens: int, name: str) -> Contender:
         return [_expand_plan(device, kernel, _normal(device, (tokens, HIDDEN), seed), None, tokens, seed)]
 
     return contender(device, name, traffic, launches)
+
+
+def _plain_expand(device: CudaDevice, tokens: int) -> Contender:
+    """BF16 rows copied to their experts as they are."""
+    rows, bytes_of_row = tokens * TOP_K, HIDDEN * BF16_BYTES
+
+    def launches(seed: int) -> list[LaunchPlan]:
+        ids, permutation = _choices(tokens, seed)
+        arguments = (
+            *(_normal(device, (tokens, HIDDEN), seed), None, None),
+            device.upload("topk_ids", ids),
+            device.upload("unpermuted_to_permuted", permutation.unpermuted_to_permuted),
+            device.upload("offsets", permutation.offsets),
+            *(device.output("codes", (rows, bytes_of_row), 0), None),
+            *(tokens, TOP_K, 0, bytes_of_row // LANE_ELEMENTS, 0),
+        )
+        kernel = expand_as_kernel("", "copy")
+        return [row_plan(kernel, arguments, rows=tokens, width=bytes_of_row, multiprocessors=device.multiprocessors)]
+
+    name = f"plain BF16 expand, M = {tokens}"
+    return contender(device, name, (1 + TOP_K) * tokens * bytes_of_row, launches)
 
 
 def _quantize_then_expand(device: CudaDevice, tokens: int, name: str) -> Contender:
@@ -133,6 +187,15 @@ def _route(device: CudaDevice, tokens: int) -> Contender:
         )
 
     return contender(device, f"route {tokens} x {EXPERTS}, top-{TOP_K}, with maps", traffic, launches)
+
+
+def _route_of(route: Contender, against: Path | None) -> list[Contender]:
+    """The same launches with the kernels of another checkout."""
+    if against is None:
+        return []
+    other = CudaDevice(csrc=against / _CSRC)
+    name = f"route {PREFILL_TOKENS} x {EXPERTS} of {against.name}"
+    return [dataclasses.replace(route, name=name, device=other)]
 
 
 def _sort(device: CudaDevice, tokens: int) -> Contender:

@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from refmoe.cuda.device import CudaDevice
-from refmoe.cuda.launch import Kernel, LaunchPlan
+from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
 
 ROUNDS = 15
 TARGET_NODES = 40
@@ -112,9 +112,16 @@ def _moving(floors: CudaDevice, entry: str, traffic: int, reads: int, writes: in
     return contender(floors, f"copy, reads {reads} : writes {writes}, {traffic / 1e6:.1f} MB", traffic, launches)
 
 
+def drawn_bytes(device: CudaDevice, seed: int, shape: tuple[int, ...], low: int, high: int) -> Buffer:
+    """Bytes in [low, high), made on the device: gigabytes of them would take the host minutes."""
+    torch = device.torch
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    return torch.randint(low, high, shape, dtype=torch.uint8, device="cuda", generator=generator)
+
+
 def time_groups(device: CudaDevice, groups: Iterable[Sequence[Contender | Calls]]) -> list[dict[str, Any]]:
     """A row for each contender, as `rows_of` makes it."""
-    return [row for group in groups for row in rows_of(group, _interleaved(device, group))]
+    return [row for group in groups for row in rows_of(group, interleaved(device, group))]
 
 
 def rows_of(group: Sequence[Contender | Calls], samples: Sequence[Sequence[float]]) -> list[dict[str, Any]]:
@@ -143,7 +150,7 @@ def rows_of(group: Sequence[Contender | Calls], samples: Sequence[Sequence[float
     ]
 
 
-def _interleaved(device: CudaDevice, contenders: Sequence[Contender | Calls]) -> list[list[float]]:
+def interleaved(device: CudaDevice, contenders: Sequence[Contender | Calls]) -> list[list[float]]:
     """Microseconds of one node of each, by rounds, which alternate between them, so that drift hits all alike."""
     torch = device.torch
     graphs = []

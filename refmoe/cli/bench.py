@@ -14,8 +14,8 @@ BENCHES = (
     *("quantize", "models", "executor", "first_launch", "races", "memory", "layer", "deepseek", "exponential"),
     *("tiles", "gpu", "deepseek_gemm", "cutlass"),
 )
-#: Those that compare themselves with another checkout.
-AGAINST = ("executor",)
+#: Those that compare themselves with another checkout, and the modules whose `run` takes its folder.
+AGAINST = {"executor": "against", "gpu": "gpu"}
 #: Those whose targets decide the exit status.
 HELD = ("models", "executor", "first_launch", "races", "memory", "layer", "deepseek", "cutlass", "tiles")
 
@@ -32,7 +32,9 @@ def bench(
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Of `executor`: run its launches here and in another checkout, by turns."),
+        typer.Option(
+            metavar="FOLDER", help="Of `executor` and `gpu`: time another checkout beside this one."
+        ),
     ] = None,
     slower_than: Annotated[
         float | None,
@@ -48,6 +50,7 @@ def bench(
 
     `refmoe bench executor --against FOLDER` compares this executor with that of another checkout of refmoe: the same
     recorded launches, by turns, each in a process of its own; `ratio` is the other's CPU time divided by ours.
+    `refmoe bench gpu --against FOLDER` times the other's routing kernels too.
 
     The benchmark `memory` times nothing: it prints what launches on the executor keep resident.
 
@@ -86,9 +89,9 @@ def bench(
     if name not in BENCHES:
         usage(f"NAME: found {name!r}; needed one of {', '.join(BENCHES)}")
     if against is not None:
-        from refmoe.bench import against as other
-
-        compared = {"kind": "bench", "name": name, **other.run(against)}
+        with usage_errors():
+            other = importlib.import_module(f"refmoe.bench.{AGAINST[name]}").run(against)
+        compared = {"kind": "bench", "name": name, **other}
         compared["digest"] = digest_of(compared)
         finish(compared, lambda: _print_bench(compared), good=True, report=report, as_json=as_json)
     measured: dict[str, Any] = importlib.import_module(f"refmoe.bench.{name}").run()

@@ -25,7 +25,7 @@ PICTURES: Mapping[str, str] = {"bench_gpu.png": "gpu", "bench_tiles.png": "tiles
 UNMEASURED = (
     "Tokens per second on an SM12x chip, which are RTX 50 cards and the GB10: nobody here has one.",
     "The time of a tile of the SM12x GEMM on its chip. The times below are a model, and say so.",
-    "Clocks under load. A report names the GPU, and no report here has the clocks of its run.",
+    "The clocks of each launch. The report of the GPU has one sample of them, taken while it copied.",
 )
 
 

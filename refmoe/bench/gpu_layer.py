@@ -1,0 +1,94 @@
+"""A whole gpt-oss layer by integer products on a GPU, launch by launch, beside the sum of its launches' floors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from refmoe.bench.gpu_timing import Contender, contender, drawn_bytes, empty, interleaved, read, rows_of
+from refmoe.cuda.device import CudaDevice
+from refmoe.cuda.moe.integer import integer_steps, integer_workspace_bytes, output_bytes
+from refmoe.cuda.moe.launches import LayerBuffers, LayerShape, Step
+from refmoe.formats import Q8_1
+
+PATH = "dp4a"
+HIDDEN = INTERMEDIATE = 2880
+TOP_K = 4
+TOKENS = (1, 2, 4, 8)
+#: Fewer bytes than this take no longer than a launch that does nothing.
+FEW_BYTES = 2**20
+
+
+def rows(device: CudaDevice, floors: CudaDevice) -> list[dict[str, Any]]:
+    """Rows of a report, as `refmoe.bench.gpu_timing.rows_of` makes them, for each number of tokens.
+
+    The first is the sum of floors: for each launch a pure read of the bytes that it moves, or a launch that does
+    nothing where these are few. Then come the layer, all its launches in one graph, and each launch in a graph of its
+    own. The router is not part of it. Every choice of a token is an expert of its own, as of 128 nearly all are.
+    """
+    made: list[dict[str, Any]] = []
+    for tokens in TOKENS:
+        made += _rows(device, floors, tokens)
+    return made
+
+
+def _rows(device: CudaDevice, floors: CudaDevice, tokens: int) -> list[dict[str, Any]]:
+    shape = LayerShape(tokens, TOP_K, tokens * TOP_K, HIDDEN, INTERMEDIATE)
+    moved = [_bytes(step, shape) for step in _steps(device, shape, 0)]
+    name = f"layer, DP4A, M = {tokens}"
+    layer = contender(device, name, sum(moved), lambda seed: [step.plan for step in _steps(device, shape, seed)])
+    stages = [step.stage for step in _steps(device, shape, 0)]
+    launches = [
+        Contender(f"{name}: {stage}", size, device, [[plans[place]] for plans in layer.sets])
+        for place, (stage, size) in enumerate(zip(stages, moved, strict=True))
+    ]
+    least = [read(floors, size) if size >= FEW_BYTES else empty(floors) for size in moved]
+    samples = interleaved(device, [*least, layer, *launches])
+    summed = [sum(turn) for turn in zip(*samples[: len(least)], strict=True)]
+    floor = Contender(f"sum of floors, M = {tokens}", sum(moved), floors, ())
+    return rows_of([floor, layer, *launches], [summed, *samples[len(least) :]])
+
+
+def _bytes(step: Step, shape: LayerShape) -> int:
+    traffic = step.traffic([1] * shape.experts)
+    return traffic.read + traffic.written
+
+
+def _steps(device: CudaDevice, shape: LayerShape, seed: int) -> tuple[Step, ...]:
+    """The launches of a layer on drawn tokens, codes and scales."""
+    rng = np.random.default_rng(seed)
+    both = 2 * shape.intermediate
+
+    def bf16(*size: int) -> Any:
+        return device.upload("bf16", rng.standard_normal(size, np.float32).astype(ml_dtypes.bfloat16))
+
+    def codes(rows: int, columns: int) -> tuple[Any, Any]:
+        weights = drawn_bytes(device, seed, (shape.experts, rows, columns // 2), 0, 256)
+        return weights, drawn_bytes(device, seed + 1, (shape.experts, rows, columns // Q8_1.block), 116, 121)
+
+    gate_up, gate_up_scales = codes(both, shape.hidden)
+    down, down_scales = codes(shape.hidden, shape.intermediate)
+    chosen = rng.permutation(shape.experts).reshape(shape.tokens, shape.top_k).astype(np.int32)
+    space = integer_workspace_bytes(shape, PATH)
+    buffers = LayerBuffers(
+        x=bf16(shape.tokens, shape.hidden),
+        input_sf=None,
+        topk_ids=device.upload("topk_ids", chosen),
+        topk_weights=device.upload("topk_weights", rng.random((shape.tokens, shape.top_k), np.float32)),
+        gate_up=gate_up,
+        gate_up_scales=gate_up_scales,
+        down=down,
+        down_scales=down_scales,
+        gate_up_alpha=None,
+        down_alpha=None,
+        gate_up_bias=bf16(shape.experts, both),
+        down_bias=bf16(shape.experts, shape.hidden),
+        swiglu_alpha=None,
+        swiglu_beta=None,
+        swiglu_limit=None,
+        out=device.output("out", (output_bytes(shape),), 0),
+        workspace={name: device.output(name, (size,), 0) for name, size in space.items()},
+    )
+    return integer_steps(shape, PATH, buffers, multiprocessors=device.multiprocessors)
