@@ -85,14 +85,17 @@ class Host(Protocol):
     #: Launches that run behind one another before anybody looks.
     at_once: int
 
-    def run(self, module: Any, launches: Sequence[Launch], memory: Array, results: Array) -> None:
-        """Run launches of one program.
+    def run(self, module: Any, launches: Sequence[Launch], before: Array, observed: Array) -> tuple[Array, Array]:
+        """Run launches of one program, and count what its instances leave behind.
 
         Args:
             module: of its entry.
-            launches: m of them, of as many instances each.
-            memory: uint8 [m, instances, INSTANCE_BYTES], changed in place.
-            results: uint64 [m, instances, n], changed in place.
+            launches: of as many instances each.
+            before: uint8 [INSTANCE_BYTES], the memory of an instance before the launch.
+            observed: int [k], the bytes of it that are part of the outcome.
+
+        Returns:
+            The outcomes that there are, uint8 [u, 8 n + k], the n registers first; and how often each is there, [u].
         """
 
 
@@ -112,10 +115,17 @@ class ExecutorHost:
         """See `Host.instances`."""
         return self._instances
 
-    def run(self, module: ptx.Module, launches: Sequence[Launch], memory: Array, results: Array) -> None:
+    def run(
+        self, module: ptx.Module, launches: Sequence[Launch], before: Array, observed: Array
+    ) -> tuple[Array, Array]:
         """See `Host.run`."""
+        program, instances = launches[0].program, launches[0].instances
+        memory = np.tile(before, (len(launches), instances, 1))
+        results = np.zeros((len(launches), instances, max(1, len(program.registers))), np.uint64)
         for number, launch in enumerate(launches):
             self._run(module, launch, memory[number], results[number])
+        registers = results.reshape(-1, results.shape[2])[:, : len(program.registers)].copy().view(np.uint8)
+        return _counted(np.hstack([registers, memory.reshape(-1, INSTANCE_BYTES)[:, observed]]))
 
     def _run(self, module: ptx.Module, launch: Launch, memory: Array, results: Array) -> None:
         how = shape(launch.program)
@@ -143,7 +153,7 @@ class GpuHost:
         DeviceUnavailable: there is none.
     """
 
-    at_once = 32
+    at_once = 256
 
     def __init__(self) -> None:
         self._device = CudaDevice()
@@ -160,27 +170,34 @@ class GpuHost:
         together = max(1, min(16, 1024 // threads))
         return max(1, self._device.multiprocessors * together // 2 // how.grid)
 
-    def run(self, module: Any, launches: Sequence[Launch], memory: Array, results: Array) -> None:
-        """See `Host.run`."""
-        device, how = self._device, shape(launches[0].program)
+    def run(self, module: Any, launches: Sequence[Launch], before: Array, observed: Array) -> tuple[Array, Array]:
+        """See `Host.run`. Memory and counting stay on the GPU: what comes back is a row for each outcome."""
+        device, torch, program = self._device, self._device.torch, launches[0].program
         function = device.call("cuModuleGetFunction", module, launches[0].entry.encode())
-        tensors = [
-            device.upload("memory", memory.reshape(-1)),
-            device.upload("results", results.reshape(-1)),
-            device.output("meetings", (len(launches) * launches[0].instances * MEETING_BYTES,), 0),
-        ]
-        scratch = device.output("scratch", (SCRATCH_BYTES,), 0)
-        stream = device.torch.cuda.current_stream().cuda_stream
+        count, width = len(launches) * launches[0].instances, max(1, len(program.registers))
+        memory = torch.from_numpy(before).cuda().repeat(count)
+        results = torch.zeros(count * width, dtype=torch.int64, device="cuda").view(torch.uint8)
+        meetings = torch.zeros(count * MEETING_BYTES, dtype=torch.uint8, device="cuda")
+        scratch = torch.zeros(SCRATCH_BYTES, dtype=torch.uint8, device="cuda")
+        stream = torch.cuda.current_stream().cuda_stream
         for number, launch in enumerate(launches):
-            places = [tensor.data_ptr() + number * tensor.numel() // len(launches) for tensor in tensors]
+            buffers = (memory, results, meetings)
+            places = [buffer.data_ptr() + number * buffer.numel() // len(launches) for buffer in buffers]
             numbers = (launch.instances, launch.multiplier, launch.offset, _PATIENCE, launch.seed)
             values = (*places, scratch.data_ptr(), *numbers)
             types = (ctypes.c_void_p,) * (len(places) + 1) + (ctypes.c_uint32,) * len(numbers)
+            block = shape(program).block
             # The cluster's size is the entry's own (.reqnctapercluster).
-            device.call("cuLaunchKernel", function, launch.grid, 1, 1, how.block, 1, 1, 0, stream, (values, types), 0)
-        device.torch.cuda.synchronize()
-        memory[:] = device.download(tensors[0]).reshape(memory.shape)
-        results[:] = device.download(tensors[1]).view(np.uint64).reshape(results.shape)
+            device.call("cuLaunchKernel", function, launch.grid, 1, 1, block, 1, 1, 0, stream, (values, types), 0)
+        registers = results.view(count, 8 * width)[:, : 8 * len(program.registers)]
+        rows = torch.hstack([registers, memory.view(count, INSTANCE_BYTES)[:, torch.from_numpy(observed).cuda()]])
+        length = rows.shape[1]
+        if not length:
+            return np.zeros((1, 0), np.uint8), np.array([count])
+        # In words of 8 bytes, which sort faster than as many times more bytes.
+        words = torch.nn.functional.pad(rows, (0, -length % 8)).contiguous().view(torch.int64)
+        found, counts = torch.unique(words, dim=0, return_counts=True)
+        return found.cpu().numpy().view(np.uint8)[:, :length], counts.cpu().numpy()
 
 
 def launches(program: Program, entry: str, instances: int, seed: int) -> Iterator[Launch]:
@@ -199,19 +216,15 @@ def outcomes_of(host: Host, module: Any, program: Program, entry: str, runs: int
     """How often each outcome is left behind by at least so many instances."""
     found: Counter[Outcome] = Counter()
     cells = Memory(program).observed
-    first = np.zeros(INSTANCE_BYTES, np.uint8)
+    before = np.zeros(INSTANCE_BYTES, np.uint8)
     for at, width, value in program.initial:
-        first[at.offset : at.offset + width] = np.frombuffer(value.to_bytes(width, "little"), np.uint8)
+        before[at.offset : at.offset + width] = np.frombuffer(value.to_bytes(width, "little"), np.uint8)
+    parts = [np.arange(cell.start, cell.start + cell.width) for cell in cells]
+    observed = np.concatenate([*parts, np.arange(0)])
     instances, registers = host.instances(program), len(program.registers)
-    bytes_ = np.concatenate([np.arange(cell.start, cell.start + cell.width) for cell in cells] or [np.arange(0)])
     coming = launches(program, entry, instances, seed)
     while found.total() < runs:
-        several = [next(coming) for _ in range(host.at_once)]
-        memory = np.tile(first, (len(several), instances, 1))
-        results = np.zeros((len(several), instances, max(1, registers)), np.uint64)
-        host.run(module, several, memory, results)
-        own = results.reshape(-1, results.shape[2])[:, :registers].copy().view(np.uint8)
-        rows, counts = _counted(np.hstack([own, memory.reshape(-1, INSTANCE_BYTES)[:, bytes_]]))
+        rows, counts = host.run(module, [next(coming) for _ in range(host.at_once)], before, observed)
         for row, count in zip(rows, counts.tolist(), strict=True):
             seen, begin = row[: 8 * registers].copy().view(np.uint64).tolist(), 8 * registers
             for cell in cells:
@@ -224,7 +237,7 @@ def outcomes_of(host: Host, module: Any, program: Program, entry: str, runs: int
 def _counted(rows: Array) -> tuple[Array, Array]:
     """The different rows of uint8 [n, k], and how often each is there."""
     if not rows.shape[1]:
-        return rows[:1], np.array([len(rows)])
+        return np.zeros((1, 0), np.uint8), np.array([len(rows)])
     whole = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.shape[1]))).reshape(-1)
     _, first, counts = np.unique(whole, return_index=True, return_counts=True)
     return rows[first], counts
