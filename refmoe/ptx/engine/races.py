@@ -298,7 +298,7 @@ class RaceShadow:
         self._reads[column, at] = mine
 
     def _ordered(self, frame: Frame, lane: int, record: int) -> bool:
-        return frame.machine.clocks.is_ordered(lane, record)
+        return bool(frame.machine.clocks.is_ordered(lane, record))
 
     def _last(self, frame: Frame, lane: int, previous: int, mine: int) -> int:
         """The record that takes the place of another one of the same warp's reads, or of the writes."""
