@@ -4,8 +4,10 @@ import gc
 import os
 import shutil
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
+import typer.testing
 from hypothesis import settings
 
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
@@ -40,6 +42,14 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
         gc.set_threshold(5000, 10, 20)
         gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_built_once() -> None:
+    """`CliRunner` makes all commands of an app anew for each line that it runs, which takes longer than most lines."""
+    build = getattr(typer.testing, "_get_command", None)
+    if build is not None:
+        typer.testing._get_command = cache(build)
 
 
 @pytest.fixture(scope="module")
