@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 import typer.testing
 from hypothesis import settings
+from support import quick_fractions
 
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain
 from refmoe.verify.kernel import Devices
@@ -16,6 +17,7 @@ from refmoe.verify.kernel import Devices
 # The same examples on every run: a red test is reproduced by running it again.
 settings.register_profile("refmoe", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("refmoe")
+quick_fractions.install()
 
 
 def pytest_sessionstart() -> None:
