@@ -98,6 +98,12 @@ def product(of: tuple[str, str, str, str, str, bool], a_code: int, b_code: int) 
     return Product(a * b, exponent, negative, a * b == 0, True)
 
 
+def multiples(value: Fraction, exponent: int, how: str) -> int:
+    """How many times 2^exponent is in a fraction."""
+    over, under = value.numerator << max(-exponent, 0), value.denominator << max(exponent, 0)
+    return over // under if over % under == 0 else whole(Fraction(over, under), how)
+
+
 def whole(value: Fraction, how: str) -> int:
     """An integer near a fraction."""
     if how == "toward zero":
@@ -284,12 +290,16 @@ class Poser:
         largest = max(taking) if self.floor is None else max([*taking, self.floor])
         if self.oddity == "late_c":
             largest = max([*of_terms, -133 if self.floor is None else self.floor])
-        unit = power(largest - self.align_bits)
+        low = largest - self.align_bits
+        unit = power(low)
         values = [value for value, *_ in terms]
         if self.oddity == "pairwise":
             values = [sum(values[at : at + 2], Fraction(0)) for at in range(0, len(values), 2)]
-        total = sum((whole(value / unit, self.cut) * unit for value in values if value), Fraction(0))
-        total += c if self.oddity in ("wide_c", "late_c") else whole(c / unit, self.cut) * unit
+        cut = sum(multiples(value, low, self.cut) for value in values if value)
+        if self.oddity in ("wide_c", "late_c"):
+            total = cut * unit + c
+        else:
+            total = (cut + multiples(c, low, self.cut)) * unit
         if self.oddity == "sticky" and any(value / unit != whole(value / unit, self.cut) for value in [*values, c]):
             total += unit / 2
         if total:
