@@ -296,10 +296,8 @@ class Poser:
         if self.oddity == "pairwise":
             values = [sum(values[at : at + 2], Fraction(0)) for at in range(0, len(values), 2)]
         cut = sum(multiples(value, low, self.cut) for value in values if value)
-        if self.oddity in ("wide_c", "late_c"):
-            total = cut * unit + c
-        else:
-            total = (cut + multiples(c, low, self.cut)) * unit
+        whole_c = self.oddity in ("wide_c", "late_c")
+        total = cut * unit + (c if whole_c else multiples(c, low, self.cut) * unit)
         if self.oddity == "sticky" and any(value / unit != whole(value / unit, self.cut) for value in [*values, c]):
             total += unit / 2
         if total:
