@@ -163,8 +163,10 @@ notebooks: $(VENV)/.notebooks
 
 test: $(VENV)/.test
 	@# Each process takes neighbours and then from the other's end: what a module's tests share is made once.
-	@# The plugin of the notebooks takes two seconds to import, in each process.
-	$(BIN)/python -m pytest -n auto --dist worksteal -p no:nbmake --junitxml=out/tests.xml
+	@# Only what is named is loaded: of a plugin that pytest finds by itself, as refmoe's, it rewrites the asserts of
+	@# the whole package, in each process; and the plugin of the notebooks takes two seconds to import.
+	$(BIN)/python -m pytest --disable-plugin-autoload -p xdist -p _hypothesis_pytestplugin -p refmoe.pytest_plugin \
+		-n auto --dist worksteal --junitxml=out/tests.xml
 
 test-gpu: $(GPU_PYTHON)
 	$(GPU_PYTHON) -m refmoe parity --device cuda --level full --jobs 8 --report reports/h200.json

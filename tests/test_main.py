@@ -20,8 +20,12 @@ KERNEL = ROOT / "tests" / "data" / "triton_e4m3_e4m3.ptx"
 
 #: Runs every command line of its input, a JSON list, in one process without one package; prints (status, output) each.
 SCRIPT = """
-import contextlib, io, json, sys
+import contextlib, functools, io, json, sys
 sys.modules[sys.argv[1]] = None
+with contextlib.suppress(ImportError):
+    # Every line would make all commands anew.
+    import typer.main
+    typer.main.get_command = functools.cache(typer.main.get_command)
 from refmoe.__main__ import main
 found = []
 for arguments in json.load(sys.stdin):

@@ -252,6 +252,7 @@ def put_in_place(file: str, text: str) -> None:
         exec(new, scratch.__dict__)
     finally:
         sys.modules[name] = module
+    gc.unfreeze()  # what somebody froze is not listed
     for each in gc.get_objects():
         if isinstance(each, types.FunctionType) and each.__module__ == name and each.__globals__ is module.__dict__:
             for one, other in changed.items():

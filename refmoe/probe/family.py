@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 from refmoe.probe.instructions import CODECS, Codec, Instruction
@@ -114,6 +115,10 @@ class _Number:
     negative: bool
 
 
+# In place of an infinite product, after which no sum is looked at.
+_ZERO = _Number(0, 0, 0, False)
+
+
 def cut_to(significand: int, shift: int, mode: str) -> int:
     """The integer next to significand / 2^shift in that mode; exact for shifts up to 0."""
     if shift <= 0:
@@ -208,11 +213,17 @@ class Member:
                 scale_unit += scale[1]
                 scale_exponent += scale[2]
         values = []
+        kinds = instr.a, instr.b, par.subnormal_a, par.subnormal_b, par.product
         for k in group:
-            product = _product(CODECS[instr.a], CODECS[instr.b], vector.a[k], vector.b[k], par, infinite)
+            product = _product(kinds, vector.a[k], vector.b[k])
             if product is None:
                 return None
+            if isinstance(product, bool):
+                infinite.add(int(product))
+                product = _ZERO
             values.append(product)
+        if len(values) == 1 and not instr.scale and par.exponents == "products":
+            return values[0]
         unit = min(each.unit for each in values)
         total = sum(each.significand << (each.unit - unit) for each in values)
         exponent = max(each.exponent for each in values) if par.exponents == "products" else 0
@@ -269,7 +280,17 @@ def rounded(
     return code
 
 
-def _product(x: Codec, y: Codec, a: int, b: int, par: Parameters, infinite: set[int]) -> _Number | None:
+# The same few operands come again and again, in questions and in random vectors; of BF16 there are 2^32 pairs.
+@lru_cache(maxsize=1 << 16)
+def _product(kinds: tuple[str, str, str | None, str | None, str | None], a: int, b: int) -> _Number | bool | None:
+    """The product of codes `a` and `b`; None for NaN, and for infinity whether it is negative.
+
+    Args:
+        kinds: names of the formats of A and B, and the parameters `subnormal_a`, `subnormal_b` and `product`.
+        a: code of A's element.
+        b: code of B's element.
+    """
+    x, y = CODECS[kinds[0]], CODECS[kinds[1]]
     (kind_a, sign_a, sig_a, exp_a), (kind_b, sign_b, sig_b, exp_b) = x.decode(a), y.decode(b)
     if "nan" in (kind_a, kind_b):
         return None
@@ -277,12 +298,11 @@ def _product(x: Codec, y: Codec, a: int, b: int, par: Parameters, infinite: set[
     if "infinity" in (kind_a, kind_b):
         if (kind_a == "number" and sig_a == 0) or (kind_b == "number" and sig_b == 0):
             return None
-        infinite.add(int(negative))
-        return _Number(0, 0, 0, False)
+        return negative
     unit = exp_a + exp_b - x.fraction_bits - y.fraction_bits
-    exponent = _exponent(sig_a, exp_a, x, par.subnormal_a) + _exponent(sig_b, exp_b, y, par.subnormal_b)
+    exponent = _exponent(sig_a, exp_a, x, kinds[2]) + _exponent(sig_b, exp_b, y, kinds[3])
     size = sig_a * sig_b
-    if par.product == "leading bit" and size:
+    if kinds[4] == "leading bit" and size:
         exponent = size.bit_length() - 1 + unit
     return _Number(-size if negative else size, unit, exponent, negative)
 

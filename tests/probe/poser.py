@@ -27,6 +27,7 @@ SHAPES = {
 NAN, INFINITE = "nan", "infinite"
 
 
+@cache
 def power(exponent: int) -> Fraction:
     return Fraction(2) ** exponent
 
@@ -54,6 +55,53 @@ def element(name: str, code: int) -> tuple[Fraction | str, bool, int]:
     exponent = 1 - bias if field == 0 else field - bias
     value = (fraction + (field != 0)) * power(exponent)
     return (-value if negative else value), negative, exponent
+
+
+@dataclass(frozen=True)
+class Product:
+    """What two elements multiply to: `value`, or what it is instead."""
+
+    value: Fraction | str
+    exponent: int
+    negative: bool
+    # Looked at for every element of every question, most of which are zero: asking a Fraction each time takes long.
+    is_zero: bool
+    is_finite: bool
+
+
+@cache
+def product(of: tuple[str, str, str, str, str, bool], a_code: int, b_code: int) -> Product:
+    """The product of two codes.
+
+    Args:
+        of: the types of A and of B, `subnormal_a`, `subnormal_b` and `product` of a poser, and whether subnormal
+            elements of A count as zero.
+        a_code, b_code: the elements.
+    """
+    a_type, b_type, subnormal_a, subnormal_b, exponent_of, flushes_a = of
+    a, a_negative, a_exponent = element(a_type, a_code)
+    b, b_negative, b_exponent = element(b_type, b_code)
+    if flushes_a and isinstance(a, Fraction) and a and lead(a) < a_exponent:
+        a = Fraction(0)
+    negative = a_negative != b_negative
+    if NAN in (a, b) or (INFINITE in (a, b) and 0 in (a, b)):
+        return Product(NAN, 0, negative, False, False)
+    if INFINITE in (a, b):
+        return Product(INFINITE, 0, negative, False, False)
+    assert isinstance(a, Fraction)
+    assert isinstance(b, Fraction)
+    if subnormal_a == "leading bit" and a:
+        a_exponent = lead(a)
+    if subnormal_b == "leading bit" and b:
+        b_exponent = lead(b)
+    exponent = lead(a * b) if exponent_of == "leading bit" and a * b else a_exponent + b_exponent
+    return Product(a * b, exponent, negative, a * b == 0, True)
+
+
+def multiples(value: Fraction, exponent: int, how: str) -> int:
+    """How many times 2^exponent is in a fraction."""
+    over, under = value.numerator << max(-exponent, 0), value.denominator << max(exponent, 0)
+    return over // under if over % under == 0 else whole(Fraction(over, under), how)
 
 
 def whole(value: Fraction, how: str) -> int:
@@ -192,31 +240,25 @@ class Poser:
         block: tuple[tuple[int, ...], ...],
         acc: tuple[Fraction | str, bool, int],
     ) -> int:
+        kind = self.instruction
+        flushes_a = self.oddity == "flushes_a"
+        of = kind.a, kind.b, self.subnormal_a, self.subnormal_b, self.product, flushes_a
         terms: list[tuple[Fraction, int, bool]] = []
         infinities: list[bool] = [acc[1]] if acc[0] == INFINITE else []
         for group in block:
             total, exponents, negatives = Fraction(0), [], []
             for k in group:
-                a, a_negative, a_exponent = element(self.instruction.a, vector.a[k])
-                b, b_negative, b_exponent = element(self.instruction.b, vector.b[k])
-                if self.oddity == "flushes_a" and isinstance(a, Fraction) and a and lead(a) < a_exponent:
-                    a = Fraction(0)
-                negative = a_negative != b_negative
-                if NAN in (a, b) or (INFINITE in (a, b) and 0 in (a, b)):
-                    return self.nan
-                if INFINITE in (a, b):
-                    infinities.append(negative)
+                each = product(of, vector.a[k], vector.b[k])
+                if not each.is_finite:
+                    if each.value == NAN:
+                        return self.nan
+                    infinities.append(each.negative)
                     continue
-                assert isinstance(a, Fraction)
-                assert isinstance(b, Fraction)
-                if self.subnormal_a == "leading bit" and a:
-                    a_exponent = lead(a)
-                if self.subnormal_b == "leading bit" and b:
-                    b_exponent = lead(b)
-                exponent = lead(a * b) if self.product == "leading bit" and a * b else a_exponent + b_exponent
-                total += a * b
-                exponents.append(exponent if self.exponents == "products" else 0)
-                negatives.append(negative)
+                if not each.is_zero:
+                    assert isinstance(each.value, Fraction)
+                    total += each.value
+                exponents.append(each.exponent if self.exponents == "products" else 0)
+                negatives.append(each.negative)
             exponent = max(exponents, default=0)
             if self.instruction.scale:
                 index = group[0] // self.instruction.scale_block
@@ -227,7 +269,7 @@ class Poser:
                     if self.oddity == "loses_scale" and side == 0:
                         continue
                     total, exponent = total * scale[0], exponent + scale[1]
-            terms.append((total, exponent, total < 0 or (total == 0 and all(negatives))))
+            terms.append((total, exponent, total.numerator < 0 or (not total and all(negatives))))
         if acc[0] == NAN or len(set(infinities)) > 1:
             return self.nan
         if infinities:
@@ -248,12 +290,14 @@ class Poser:
         largest = max(taking) if self.floor is None else max([*taking, self.floor])
         if self.oddity == "late_c":
             largest = max([*of_terms, -133 if self.floor is None else self.floor])
-        unit = power(largest - self.align_bits)
+        low = largest - self.align_bits
+        unit = power(low)
         values = [value for value, *_ in terms]
         if self.oddity == "pairwise":
             values = [sum(values[at : at + 2], Fraction(0)) for at in range(0, len(values), 2)]
-        total = sum((whole(value / unit, self.cut) * unit for value in values), Fraction(0))
-        total += c if self.oddity in ("wide_c", "late_c") else whole(c / unit, self.cut) * unit
+        cut = sum(multiples(value, low, self.cut) for value in values if value)
+        whole_c = self.oddity in ("wide_c", "late_c")
+        total = cut * unit + (c if whole_c else multiples(c, low, self.cut) * unit)
         if self.oddity == "sticky" and any(value / unit != whole(value / unit, self.cut) for value in [*values, c]):
             total += unit / 2
         if total:

@@ -164,9 +164,10 @@ def unpack(bits: int, f: Ieee) -> Real:
     fraction = bits & ((1 << f.fraction) - 1)
     if exponent == (1 << f.exponent) - 1:
         return NAN if fraction else Real(negative)
-    significand = Fraction(fraction, 1 << f.fraction) + (exponent > 0)
-    magnitude = significand * power(max(exponent, 1) - f.bias)
-    return Real(negative, -magnitude if negative else magnitude)
+    significand = fraction | (exponent > 0) << f.fraction
+    unit = max(exponent, 1) - f.bias - f.fraction
+    signed = -significand if negative else significand
+    return Real(negative, Fraction(signed << unit) if unit >= 0 else Fraction(signed, 1 << -unit))
 
 
 def round_to_integer(x: Fraction, mode: str) -> int:

@@ -108,11 +108,11 @@ def excused(record: Array, mine: Array, cta_threads: int, cluster_threads: int) 
     several = (record & SEVERAL) >> SEVERAL_SHIFT
     one, other = record & THREAD, mine & THREAD
     same_cta = (one // cta_threads == other // cta_threads) & (
-        (several < Several.WARPS) | (cta_threads == cluster_threads)
+        (several < int(Several.WARPS)) | (cta_threads == cluster_threads)
     )
     same_cluster = one // cluster_threads == other // cluster_threads
     needed = np.where(same_cta, 1, np.where(same_cluster, 2, GRID))
-    needed = np.where(several == Several.CLUSTERS, GRID, needed)
+    needed = np.where(several == int(Several.CLUSTERS), GRID, needed)
     return (strength != 0) & (strength >= needed)
 
 
@@ -298,7 +298,7 @@ class RaceShadow:
         self._reads[column, at] = mine
 
     def _ordered(self, frame: Frame, lane: int, record: int) -> bool:
-        return bool(frame.machine.clocks.ordered(np.array([lane]), np.array([record]))[0])
+        return bool(frame.machine.clocks.is_ordered(lane, record))
 
     def _last(self, frame: Frame, lane: int, previous: int, mine: int) -> int:
         """The record that takes the place of another one of the same warp's reads, or of the writes."""

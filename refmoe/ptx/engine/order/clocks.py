@@ -47,6 +47,13 @@ from refmoe.ptx.state.records import (
 
 Array = Any
 LANES = 32
+# Compared with an array, an enum's member is asked for a handful of attributes first, each time.
+_ONE, _SOME_LANES, _SOME_WARPS, _SOME_CLUSTERS = (
+    np.int64(each.value) for each in (Several.ONE, Several.LANES, Several.WARPS, Several.CLUSTERS)
+)
+
+# Of records as plain integers.
+_THREAD, _SEVERAL, _AGENTS = int(THREAD), int(SEVERAL), int(ASYNCHRONOUS | BULK)
 
 
 class Clocks:
@@ -436,9 +443,32 @@ class Clocks:
             number = 0 if beyond is None else int(beyond.rows[cluster[each]])
             if number:
                 found[each] = self.is_known(number, int(record[each]))
-        for each in np.flatnonzero((record & SEVERAL) >> SEVERAL_SHIFT == Several.CLUSTERS).tolist():
+        for each in np.flatnonzero((record & SEVERAL) >> SEVERAL_SHIFT == _SOME_CLUSTERS).tolist():
             found[each] = self._everywhere(int(rows[each]), int(own[each]), int(record[each] >> STEP_SHIFT))
         return found
+
+    def is_ordered(self, lane: int, record: int) -> bool:
+        """`ordered` of one lane and one record; arrays of one element take ten times as long."""
+        thread, several, step = record & _THREAD, (record & _SEVERAL) >> SEVERAL_SHIFT, record >> STEP_SHIFT
+        warp, cluster = thread >> 5, (lane >> 5) // self.warps + self.first_cluster
+        row = self.all_warps + lane if int(self.apart[lane >> 5]) >> (lane & 31) & 1 else lane >> 5
+        if several == Several.CLUSTERS:
+            return self._everywhere(row, cluster, step)
+        if warp // self.warps != cluster:
+            beyond = self.beyond.get(row)
+            number = 0 if beyond is None else int(beyond.rows[warp // self.warps])
+            return number != 0 and self.is_known(number, record)
+        if record & _AGENTS:
+            return bool(self.ordered(np.array([lane]), np.array([record]))[0])
+        known, width = self.seen[row], LANES * self.warps
+        if several == Several.WARPS:
+            missing = np.flatnonzero(known[: self.warps] < step).tolist()
+            return all(self._knows_lanes(known, each, step, lane % width) for each in missing)
+        if known[warp % self.warps] >= step:
+            return True
+        if several == Several.LANES:
+            return self._knows_lanes(known, warp % self.warps, step, lane % width)
+        return self.by_lane and bool(known[self.lane + thread % width] >= step)
 
     def is_known(self, number: int, record: int) -> bool:
         """Whether a row of the pool, about the cluster of a record, has reached it."""
@@ -455,7 +485,7 @@ class Clocks:
         plain = record & (ASYNCHRONOUS | BULK) == 0
         found = plain & (table[rows, (thread >> 5) % self.warps] >= step)
         if self.by_lane:
-            one = plain & (several == Several.ONE)
+            one = plain & (several == _ONE)
             found |= one & (table[rows, self.column_of(thread)] >= step)
             copied = record & (ASYNCHRONOUS | BULK) == ASYNCHRONOUS
             found |= copied & (table[rows, self.copy_of(thread)] >= step)
@@ -463,11 +493,13 @@ class Clocks:
             agent = np.minimum(thread % (LANES * self.warps), AGENTS - 1)
             bulk = record & (ASYNCHRONOUS | BULK) == BULK
             found |= bulk & (table[rows, self.agents + agent] >= step)
-        for each in np.flatnonzero(plain & (several == Several.WARPS)).tolist():
+        if not several.any():
+            return found
+        for each in np.flatnonzero(plain & (several == _SOME_WARPS)).tolist():
             row = table[rows[each]]
             missing = np.flatnonzero(row[: self.warps] < step[each]).tolist()
             found[each] = all(self._knows_lanes(row, warp, int(step[each]), int(own[each])) for warp in missing)
-        for each in np.flatnonzero(plain & (several == Several.LANES) & ~found).tolist():
+        for each in np.flatnonzero(plain & (several == _SOME_LANES) & ~found).tolist():
             warp = int(thread[each] >> 5) % self.warps
             found[each] = self._knows_lanes(table[rows[each]], warp, int(step[each]), int(own[each]))
         return found
