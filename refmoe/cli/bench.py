@@ -32,9 +32,7 @@ def bench(
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Of `executor` and `gpu`: time another checkout beside this one."
-        ),
+        typer.Option(metavar="FOLDER", help="Of `executor` and `gpu`: time another checkout beside this one."),
     ] = None,
     slower_than: Annotated[
         float | None,

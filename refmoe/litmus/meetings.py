@@ -95,8 +95,9 @@ def cluster_barriers() -> Iterator[Program]:
 
 
 def reductions_at_barriers() -> Iterator[Program]:
-    """`bar.red` orders as `bar.sync` does, and meets it and `bar.arrive` at one barrier."""
-    red, sync, arrive = Barrier(1, 2, reduces=True), Barrier(1, 2), Barrier(1, 2, arrive=True)
+    """`bar.red` orders as `bar.sync` does, and takes turns with it at one barrier. That they come to it together, or
+    `bar.red` and `bar.arrive`, PTX forbids."""
+    red, sync = Barrier(1, 2, reduces=True), Barrier(1, 2)
     shared: tuple[tuple[Instruction, Instruction, str], ...] = (
         (Store(A, 7), Load("r0", A), "shared"),
         (Load("r0", A), Store(A, 7), "shared, read-write"),
@@ -104,10 +105,8 @@ def reductions_at_barriers() -> Iterator[Program]:
     for one, other, special in (*_ACCESSES, *shared):
         forms: list[tuple[str, tuple[Several, Several]]] = [
             ("in order", ((one, red), (red, other))),
-            ("in order, arrive", ((one, arrive), (red, other))),
             ("in order, both ways", ((one, red, red, one), (red, other, red))),
             ("barrier before the data", ((red, one), (red, other))),
-            ("arrive of the reader", ((one, red), (arrive, other))),
             ("second barrier missing", ((one, red, one), (red, other))),
             ("two barriers", ((one, red), (Barrier(2, 1, reduces=True), red, other))),
             ("another barrier", ((one, Barrier(2, 1, reduces=True)), (Barrier(3, 1, reduces=True), other))),
@@ -118,10 +117,9 @@ def reductions_at_barriers() -> Iterator[Program]:
     # Of three warps, two count for one barrier.
     places = (ThreadPlace(0, 0), ThreadPlace(0, 1), ThreadPlace(0, 2))
     for one, other, special in _ACCESSES:
-        all_three, two = Barrier(1, 3, reduces=True), Barrier(1, 3, arrive=True)
+        all_three = Barrier(1, 3, reduces=True)
         trios: list[tuple[str, tuple[Several, Several, Several]]] = [
             ("in order, three warps", ((one, all_three), (all_three,), (all_three, other))),
-            ("in order, two arrive", ((one, two), (two,), (all_three, other))),
             ("a third warp left out", ((one, red), (red,), (other,))),
         ]
         for cause, trio in trios:

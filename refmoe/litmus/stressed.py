@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from refmoe.litmus.emit import HEADERS, Arch, GridShape, KernelWriter, shape
-from refmoe.litmus.program import Program
+from refmoe.litmus.program import Barrier, Program, walk
 
 #: Global memory of an instance: that of a program, in lines of its own.
 INSTANCE_BYTES = 256
@@ -65,7 +65,8 @@ class _Stressed(KernelWriter):
 
     def _begin(self) -> None:
         """The blocks of an instance meet, if they come soon enough; then each thread waits for turns of its own."""
-        for line in _meeting(shape(self.program)):
+        together = any(isinstance(each, Barrier) for own in self.program.threads for each in walk(own.instructions))
+        for line in _meeting(shape(self.program), together):
             self.lines.append(line)
 
 
@@ -112,8 +113,13 @@ def _dealt(how: GridShape, clusters: int, result_bytes: int) -> list[str]:
     ]
 
 
-def _meeting(how: GridShape) -> list[str]:
-    """The instance's blocks wait for each other, but not for ever; then each thread for `%mix` turns."""
+def _meeting(how: GridShape, together: bool) -> list[str]:
+    """The instance's blocks wait for each other, but not for ever; then each thread for `%mix` turns.
+
+    Lanes leave the loops one by one, and the barriers of a block are for warps whose lanes come together: on an H200 an
+    instruction is illegal where they do not. So a warp whose program has such barriers gathers before it begins.
+    """
+    gathered = f"bar.warp.sync {(1 << min(how.block, 32)) - 1:#x};"
     return [
         "ld.param.u32 %left, [patience];",
         "setp.ne.u32 %q, %thread, 0;",
@@ -128,6 +134,7 @@ def _meeting(how: GridShape) -> list[str]:
         "sub.u32 %left, %left, 1;",
         "bra meet;",
         "met:",
+        gathered,
         "bar.sync 0;",
         "ld.param.u32 %left, [patience];",
         "min.u32 %mix, %mix, %left;",
@@ -137,6 +144,7 @@ def _meeting(how: GridShape) -> list[str]:
         "sub.u32 %mix, %mix, 1;",
         "bra wait;",
         "begin:",
+        *([gathered] if together else []),
     ]
 
 

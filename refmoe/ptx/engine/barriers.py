@@ -53,6 +53,8 @@ class Barriers:
         self.threads = np.zeros((ctas, COUNT), np.int64)
         # 0: nobody has come yet; _ALL: every warp; else a number of threads.
         self.expected = np.zeros((ctas, COUNT), np.int64)
+        # Of those that came: whether they reduce.
+        self._reduces = np.zeros((ctas, COUNT), bool)
         self._came = np.zeros((ctas, COUNT, warps), bool)
         columns = 0 if machine.clocks is None else machine.clocks.columns
         self._known = np.zeros((ctas, COUNT, columns), np.int64)
@@ -119,6 +121,18 @@ class Barriers:
         if clash.any():
             bad = int(np.argmax(clash))
             raise self._error(code, lanes[bad], f"barrier {int(numbers[bad])} in use with another thread count")
+        # "barrier.red should not be intermixed with barrier.sync or barrier.arrive using the same active barrier" (PTX
+        # ISA, "bar, barrier"). An H200 ends such a kernel with an illegal instruction.
+        reduces = code.kind == "red"
+        mixed = (expected != 0) & (self._reduces[ctas, numbers] != reduces)
+        if mixed.any():
+            bad = int(np.argmax(mixed))
+            other = "sync or .arrive" if reduces else "red"
+            what = (
+                f"barrier {int(numbers[bad])} in use by .{other}, and .{code.kind} comes to it: that is unpredictable"
+            )
+            raise self._error(code, lanes[bad], what)
+        self._reduces[ctas, numbers] = reduces
         self.at[lanes] = numbers
         self._origin[lanes] = place
         self._stays[lanes] = code.kind != "arrive"
