@@ -182,31 +182,36 @@ class Explainer:
         self._module, self._shape, self._attempt, self._steps = module, shape, attempt, steps
         # Collectives at which lanes meet in the module that runs.
         self._met: set[Instruction] = set()
-        # What was seen last, which is asked for twice: the module, what is kept exactly, the race.
-        self._last: tuple[Module, frozenset[str], RaceError, RacingPair] | None = None
+        # Who saw a region last, which is asked for once for each race there: the module, what is kept exactly.
+        self._last: tuple[Module, frozenset[str], Witness] | None = None
+        # What became of edited texts, and the changes that made a launch clean, with the lines that still race.
+        self._outcomes: dict[str, RaceError | frozenset[int] | None] = {}
+        self._clean: list[tuple[Remedy, str, frozenset[int]]] = []
 
     def seen(self, error: RaceError, module: Module, exact: frozenset[str]) -> RacingPair:
         """A race as a witness saw it: with its earlier instruction, and what else the two instructions hit."""
-        if self._last is not None and self._last[0] is module and self._last[1:3] == (exact, error):
-            return self._last[3]
-        pair = self._witnessed(error, module, exact)
-        self._last = module, exact, error, pair
-        return pair
-
-    def _witnessed(self, error: RaceError, module: Module, exact: frozenset[str]) -> RacingPair:
-        witness = Witness(error.buffer)
-        # Behind a race anything may go wrong.
-        with suppress(PtxError):
-            self._attempt(module, exact, witness, True).take_back()
-        for (kind, line, _), pair in witness.pairs.items():
+        for (kind, line, _), pair in self._witnessed(error.buffer, module, exact).pairs.items():
             if (kind, line, pair.error.offset) == (error.kind, error.line, error.offset):
                 return pair
         return RacingPair(error, {error.offset}, {0})
 
+    def _witnessed(self, region: str, module: Module, exact: frozenset[str]) -> Witness:
+        """A witness of all races in a region."""
+        if self._last is not None and self._last[0] is module and self._last[1] == exact:
+            witness = self._last[2]
+            if region in witness.regions:
+                return witness
+        witness = Witness(region)
+        # Behind a race anything may go wrong.
+        with suppress(PtxError):
+            self._attempt(module, exact, witness, True).take_back()
+        self._last = module, exact, witness
+        return witness
+
     def explained(self, error: RaceError, module: Module, exact: frozenset[str]) -> RaceError:
         """A race of a module that ran, with its finding."""
         pair = self.seen(error, module, exact)
-        race = self._race(error, pair)
+        race = self._race(error, pair, self._witnessed(error.buffer, module, exact))
         later = Accessed(
             *kind_of(opcode_of(error)), block=error.block, thread=error.thread, line=error.line, source=error.source,
             text=error.text,
@@ -223,7 +228,7 @@ class Explainer:
             found = self._remedied(found, race, module)
         return error.explained(found, earlier=pair.error.earlier)
 
-    def _race(self, error: RaceError, pair: RacingPair) -> RaceSite | None:
+    def _race(self, error: RaceError, pair: RacingPair, witness: Witness) -> RaceSite | None:
         """The race with its code; None where the text has no such instruction."""
         for function in self._functions():
             body = function.body or ()
@@ -232,7 +237,9 @@ class Explainer:
                 first = pair.error.earlier
                 earlier = first if isinstance(first, Instruction) else None
                 one, other = (error.block, error.thread), (error.other_block, error.among)
-                return RaceSite(error, later, earlier, body, self._shape.relation(one, other))
+                sides = (each for (_, line, _), of in witness.pairs.items() if line == error.line for each in of.sides)
+                warps = any(self._shape.relation(*each) == "block" for each in sides)
+                return RaceSite(error, later, earlier, body, self._shape.relation(one, other), warps)
         return None
 
     def _functions(self) -> Iterable[Function]:
@@ -249,7 +256,9 @@ class Explainer:
             remedy = next(remedies(race), None)
             return found if remedy is None else replace(found, remedy=remedy.words)
         for remedy in islice(remedies(race), trials):
-            outcome, text = self._tried(remedy.edits, race, module)
+            if (known := self._known(remedy, race)) is not None:
+                return self._with(found, *known, clean=True)
+            outcome, text = self._tried(remedy, race, module)
             if outcome == "clean":
                 return self._with(found, remedy, text, clean=True)
             if outcome == "another" and best is None:
@@ -262,22 +271,44 @@ class Explainer:
             section=remedy.section,
         )  # fmt: skip
 
-    def _tried(self, edits: Sequence[PtxEdit], race: RaceSite, module: Module) -> tuple[str, str]:
+    def _known(self, remedy: Remedy, race: RaceSite) -> tuple[Remedy, str] | None:
+        """A change like `remedy`, elsewhere, that made another race go and this one with it; and the text."""
+        like = [each.text for each in remedy.edits]
+        for other, text, lines in self._clean:
+            if [each.text for each in other.edits] == like and race.error.line not in lines:
+                return replace(remedy, words=other.words), text
+        return None
+
+    def _tried(self, remedy: Remedy, race: RaceSite, module: Module) -> tuple[str, str]:
         """(`"clean"`, `"another"` fault or `"not"`, the text) of a launch with a change."""
         try:
-            text = apply(module.text, edits)
+            text = apply(module.text, remedy.edits)
+        except Unplaced:
+            return "not", ""
+        if text not in self._outcomes:
+            self._outcomes[text] = self._outcome(text, module)
+        outcome = self._outcomes[text]
+        if outcome is None:
+            return "not", ""
+        if isinstance(outcome, RaceError):
+            lines = {race.error.line} | ({race.earlier.line} if race.earlier else set())
+            same = outcome.kind == race.error.kind or outcome.buffer == race.error.buffer
+            return ("not", "") if outcome.line in lines and same else ("another", text)
+        if race.error.line in outcome:
+            return "not", ""
+        self._clean.append((remedy, text, outcome))
+        return "clean", text
+
+    def _outcome(self, text: str, module: Module) -> RaceError | frozenset[int] | None:
+        """The race of a launch with another text, the lines that it warns of, or None for another fault."""
+        try:
             outcome = self._run_certainly(module.edited(text))
         except RaceError as error:
-            lines = {race.error.line} | ({race.earlier.line} if race.earlier else set())
-            if error.line in lines and (error.kind == race.error.kind or error.buffer == race.error.buffer):
-                return "not", ""
-            return "another", text
-        except (Unplaced, PtxError):
-            return "not", ""
+            return error
+        except PtxError:
+            return None
         outcome.take_back()
-        if any(each.line == race.error.line for each in outcome.warnings):
-            return "not", ""
-        return "clean", text
+        return frozenset(each.line for each in outcome.warnings)
 
     def _run_certainly(self, module: Module) -> EndedLaunch:
         """Run a module aside; a race that is only suspected is looked for again."""

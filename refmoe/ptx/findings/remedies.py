@@ -69,6 +69,7 @@ class RaceSite:
         later, earlier: the instructions; the earlier one may be unknown.
         body: of the function that they are in.
         relation: what the two threads have in common.
+        warps: whether other threads of the block race at the later instruction that are of two warps.
     """
 
     error: RaceError
@@ -76,6 +77,7 @@ class RaceSite:
     earlier: Instruction | None
     body: Body
     relation: Relation
+    warps: bool = False
 
     @property
     def scope(self) -> str:
@@ -481,6 +483,9 @@ def _barriers(race: RaceSite) -> Iterator[Remedy]:
 def _barrier_edits(race: RaceSite) -> Iterator[tuple[str, PtxEdit, Relation]]:
     """(words, change, whose) of barriers of those who have both threads, at both accesses and where lanes meet."""
     relations: list[Relation] = ["warp", "block"] if race.relation in ("thread", "warp") else [race.relation]
+    if race.warps and not any(map(_passes_on, race.instructions)):
+        # A meeting of a warp orders nothing between two warps: what does comes first.
+        relations.reverse()
     for relation in relations:
         if relation not in _BARRIERS:
             return
@@ -493,6 +498,12 @@ def _barrier_edits(race: RaceSite) -> Iterator[tuple[str, PtxEdit, Relation]]:
             yield f"{words} after {where(race.later)}", PtxEdit(race.later, "after", text), relation
         for each in _meetings(race):
             yield f"{words} before {where(each)}", PtxEdit(each, "before", text), relation
+
+
+def _passes_on(instruction: Instruction) -> bool:
+    """Whether a lane may pass on to other warps what its own warp did, or nobody knows."""
+    opcode = instruction.opcode
+    return scope_at(opcode) is not None or opcode.startswith(("mbarrier.", "barrier.", "call"))
 
 
 def _meetings(race: RaceSite) -> list[Instruction]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from refmoe.ptx.engine.order.taken import Sought, TakenAccesses
-from refmoe.ptx.errors import RaceError
+from refmoe.ptx.errors import Index3, RaceError
 from refmoe.ptx.state.records import ASYNCHRONOUS, BULK, STEP_SHIFT, THREAD
 from refmoe.ptx.text.syntax import Instruction
 
@@ -30,12 +30,14 @@ class RacingPair:
         error: the first race of both.
         bytes: offsets.
         threads: numbers of the threads of the later accesses.
+        sides: (block, thread) of the later access and of the earlier one, where both are known.
         more: whether there may be more than were counted.
     """
 
     error: RaceError
     bytes: set[int] = field(default_factory=set)
     threads: set[int] = field(default_factory=set)
+    sides: set[tuple[tuple[Index3, Index3], tuple[Index3, Index3]]] = field(default_factory=set)
     more: bool = False
 
 
@@ -80,6 +82,8 @@ class Witness:
         pair = self.pairs.setdefault((error.kind, error.line, earlier), RacingPair(error))
         pair.bytes.add(byte)
         pair.threads.add(thread)
+        if error.certain and error.among is not None:
+            pair.sides.add(((error.block, error.thread), (error.other_block, error.among)))
         self._seen += 1
         if self._seen >= _ENOUGH:
             for each in self.pairs.values():
