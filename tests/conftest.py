@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from functools import cache
 
@@ -21,7 +22,13 @@ quick_fractions.install()
 
 
 def pytest_sessionstart() -> None:
-    """On a user's machine a test that needs a missing compiler is skipped; in CI that would hide what it proves."""
+    """Ctrl-C works, and CI has its compilers.
+
+    A shell that starts a command with `&` lets it ignore Ctrl-C, and what it starts ignores it too; some tests send it.
+    On a user's machine a test that needs a missing compiler is skipped; in CI that would hide what it proves.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not os.environ.get("CI"):
         return
     missing = [name for name in ("gcc", "g++") if shutil.which(name) is None]

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from refmoe.bench.page import whole_rows
 from refmoe.catalog import parse_case
 from refmoe.files import write_atomic
 from refmoe.probe.merge import chips_sentence, read_evidence, table
@@ -183,7 +184,7 @@ def _bench() -> str:
 def _gpu() -> str:
     report = _load("bench/gpu.json")
     rows = [f"| {report['gpu']} | µs | TB/s | time / floor |", "|---|---|---|---|"]
-    for row in report["rows"]:
+    for row in whole_rows(report):
         bandwidth = f"{row['terabytes_per_second']:.2f}" if row["traffic_bytes"] > 10**7 else ""
         rows.append(f"| {row['name']} | {row['microseconds']:.2f} | {bandwidth} | {row['ratio_to_floor']:.2f} |")
     return "\n".join(rows)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from refmoe.bench.page import PAGE, PICTURES, TARGETS, page_text, read_reports, target_ratio
+from refmoe.bench.page import PAGE, PICTURES, TARGETS, page_text, read_reports, target_ratio, whole_rows
 from refmoe.bench.page.pictures import draw
 from refmoe.errors import ArgumentError
 from refmoe.reports.documents import digest_of
@@ -102,6 +102,16 @@ def test_a_missed_target_is_called_missed_and_an_unmeasured_one_is_said_to_be() 
     assert "| 1.000 | at most 1.17 | reached |" in page_text({**reports, "gpu": gpu})
 
 
+def test_launches_of_a_layer_are_no_rows_of_their_own() -> None:
+    gpu = read_reports(BENCH)["gpu"]
+    whole = [row["name"] for row in whole_rows(gpu)]
+    assert "layer, DP4A, M = 1" in whole
+    assert "fused expand 8192 x 2880 bf16, top-4, 128x4" in whole
+    parts = [row["name"] for row in gpu["rows"] if row["name"] not in whole]
+    assert "layer, DP4A, M = 1: gemm1" in parts
+    assert all(each.startswith("layer, DP4A, M = ") for each in parts)
+
+
 def test_the_page_says_what_nobody_measured() -> None:
     text = page_text(read_reports(BENCH))
     assert "Tokens per second on an SM12x chip" in text
@@ -114,6 +124,7 @@ def test_a_picture_is_the_same_for_the_same_report(name: str, tmp_path: Path) ->
     first = draw(name, document, tmp_path).read_bytes()
     assert first.startswith(b"\x89PNG")
     assert draw(name, document, tmp_path).read_bytes() == first
-    rows = document["rows"]
-    changed = {**document, "rows": [*rows[:-1], {**rows[-1], "ratio_to_floor": 9.0, "tensor_share": 0.9}]}
+    first_drawn = next(row for row in document["rows"] if row.get("ratio_to_floor") != 1.0)
+    changed_row = {**first_drawn, "ratio_to_floor": 9.0, "tensor_share": 0.9}
+    changed = {**document, "rows": [changed_row if row is first_drawn else row for row in document["rows"]]}
     assert draw(name, changed, tmp_path).read_bytes() != first

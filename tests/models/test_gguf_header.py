@@ -6,13 +6,12 @@ import struct
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.gguf_bytes import ARRAY, F32, I32, STRING, TYPE_BF16, TYPE_MXFP4, U32, U64, Entry, entry, header, padded
-from support.gguf_bytes import string as gguf_string
 
 from refmoe.models import CheckpointError
 from refmoe.models.gguf.file import GgufFile, GgufSet
@@ -21,6 +20,58 @@ from refmoe.models.gguf.header import GgufArray, ggml_types, read_header
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
 
 WORD = struct.pack("<I", 32)
+
+# Files written byte by byte, right or wrong, with nothing of refmoe or of the package gguf.
+U32, I32, F32, STRING, ARRAY, U64 = 4, 5, 6, 8, 9, 10
+TYPE_F32, TYPE_BF16, TYPE_MXFP4 = 0, 30, 39
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of the header: its dimensions innermost first, its type, its offset from the start of the data."""
+
+    name: str | bytes
+    dimensions: Sequence[int]
+    type: int = TYPE_F32
+    offset: int = 0
+
+
+def gguf_string(text: str | bytes) -> bytes:
+    """A string: its length, its bytes."""
+    content = text.encode() if isinstance(text, str) else text
+    return struct.pack("<Q", len(content)) + content
+
+
+def entry(key: str | bytes, kind: int, value: bytes) -> bytes:
+    """One entry of the metadata."""
+    return gguf_string(key) + struct.pack("<I", kind) + value
+
+
+def header(
+    tensors: Sequence[Entry] = (),
+    metadata: Sequence[bytes] = (),
+    *,
+    version: int = 3,
+    tensor_count: int | None = None,
+    entry_count: int | None = None,
+) -> bytes:
+    """A header; the counts are those of what it holds unless others are given."""
+    counts = (
+        len(tensors) if tensor_count is None else tensor_count,
+        len(metadata) if entry_count is None else entry_count,
+    )
+    described = b"".join(
+        gguf_string(tensor.name)
+        + struct.pack(f"<I{len(tensor.dimensions)}Q", len(tensor.dimensions), *tensor.dimensions)
+        + struct.pack("<IQ", tensor.type, tensor.offset)
+        for tensor in tensors
+    )
+    return b"GGUF" + struct.pack("<IQQ", version, *counts) + b"".join(metadata) + described
+
+
+def padded(content: bytes, alignment: int = 32) -> bytes:
+    """`content` and zeros up to a multiple of the alignment."""
+    return content + bytes(-len(content) % alignment)
 
 
 def written(path: Path, content: bytes) -> Path:

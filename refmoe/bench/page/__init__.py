@@ -104,6 +104,12 @@ def read_reports(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def whole_rows(gpu: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The rows of a GPU report without those that are launches of another row, a whole layer (`LAYER: LAUNCH`)."""
+    names = {row["name"] for row in gpu["rows"]}
+    return [row for row in gpu["rows"] if row["name"].rpartition(": ")[0] not in names]
+
+
 def page_text(reports: Reports) -> str:
     """The whole page."""
     return "\n".join(_lines(reports)) + "\n"

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from PIL import Image
 
-from refmoe.bench.page import PICTURES
+from refmoe.bench.page import PICTURES, whole_rows
 from refmoe.pictures import picture, picture_path
 
 #: The keyword of the text in a picture's file.
@@ -50,7 +50,7 @@ def drawn_from(path: Path) -> str | None:
 
 
 def _gpu(document: Mapping[str, Any]) -> tuple[int, Callable[[Figure], None]]:
-    rows = [row for row in document["rows"] if row["ratio_to_floor"] != 1.0]
+    rows = [row for row in whole_rows(document) if row["ratio_to_floor"] != 1.0]
 
     def draws(figure: Figure) -> None:
         axes = figure.subplots()

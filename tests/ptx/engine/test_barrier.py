@@ -209,11 +209,35 @@ def test_barrier_reductions() -> None:
             "setp.lt.u32 %p1, %r1, 32; selp.u32 %r3, 64, 96, %p1; barrier.sync 0, %r3; ret;",
             "barrier 0 in use with another thread count",
         ),
+        (
+            "setp.ge.u32 %p1, %r1, 32; @%p1 bra SECOND; bar.arrive 1, 64; ret;"
+            "SECOND: bar.red.popc.u32 %r3, 1, 64, %p1; ret;",
+            "barrier 1 in use by .sync or .arrive, and .red comes to it",
+        ),
+        (
+            "setp.ge.u32 %p1, %r1, 32; @%p1 bra SECOND; bar.red.or.pred %p2, 1, 64, %p1; ret;"
+            "SECOND: bar.sync 1, 64; ret;",
+            "barrier 1 in use by .red, and .sync comes to it",
+        ),
     ],
 )
 def test_barriers_used_wrongly(body: str, message: str) -> None:
     with pytest.raises(ptx.PtxError, match=message):
         run(body, np.zeros(64, np.uint32), block=(64, 1, 1))
+
+
+@pytest.mark.parametrize("after", ["bar.sync 1, 64;", "bar.sync 1;", "bar.red.popc.u32 %r3, 1, %p1;"])
+def test_a_barrier_that_all_have_left_may_serve_another_sort_of_meeting(after: str) -> None:
+    body = f"""
+        setp.lt.u32 %p1, %r1, 40; bar.red.popc.u32 %r3, 1, %p1;
+        {after}
+        bar.red.popc.u32 %r4, 1, !%p1;
+        mad.lo.u32 %r3, %r3, 100, %r4; st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out = np.zeros(64, np.uint32)
+    run(body, out, block=(64, 1, 1))
+    assert (out == 4024).all()
 
 
 @pytest.mark.parametrize("space", ["global", "shared"])

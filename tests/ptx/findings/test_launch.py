@@ -340,3 +340,60 @@ def test_what_a_collective_takes(body: str, found: bool) -> None:
     function = module.read("k")
     load = next(each for each in function.body if isinstance(each, Instruction) and each.opcode.startswith("ld.shared"))
     assert bool(consumers(function.body, load)) == found
+
+
+def _tile(line: int, *offsets: int) -> str:
+    """Rounds in which all store what they stored before and read it after a barrier; the next round does not wait."""
+    stores = "".join(f"st.shared.u32 [%r4+{offset}], 7;\n" for offset in offsets)
+    loads = "".join(f"ld.shared.u32 %r9, [{each}+{offset}]; add.u32 %r15, %r15, %r9;\n"
+                    for offset in offsets for each in ("%r5", "%r6"))  # fmt: skip
+    return f"""
+        mov.u32 %r8, 0;
+    TILE{line}:
+        {stores} bar.sync 0;
+        {loads}
+        add.u32 %r8, %r8, 1; setp.lt.u32 %p1, %r8, 3;
+        @%p1 bra TILE{line};
+        bar.sync 0;
+    """
+
+
+TILES = """
+    mov.u32 %r3, cell; mad.lo.u32 %r4, %r1, 4, %r3; mov.u32 %r15, 0;
+    xor.b32 %r5, %r1, 1; mad.lo.u32 %r5, %r5, 4, %r3;
+    xor.b32 %r6, %r1, 33; mad.lo.u32 %r6, %r6, 4, %r3;
+"""
+
+
+def _trials(monkeypatch: pytest.MonkeyPatch, body: str) -> tuple[ptx.LaunchResult, list[str]]:
+    """A launch, and the changed texts that ran to explain what it warns of."""
+    texts: list[str] = []
+    edited = ptx.Module.edited
+
+    def counted(module: ptx.Module, source: str) -> ptx.Module:
+        texts.append(source)
+        return edited(module, source)
+
+    monkeypatch.setattr(ptx.Module, "edited", counted)
+    return launch(text(TILES + body + "st.global.u32 [%d2], %r15; ret;", declarations=CELLS)), texts
+
+
+def test_one_trial_for_warnings_with_one_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, trials = _trials(monkeypatch, _tile(1, 0, 256, 512))
+    assert [each.warning for each in result.warnings] == ["same value"] * 3
+    # Lanes of two warps race, which no meeting of a warp orders: the first change tried is a barrier of the block.
+    (changed,) = trials
+    assert all(each.finding is not None and each.finding.clean for each in result.warnings)
+    assert {str(each.finding and each.finding.edited) for each in result.warnings} == {changed}
+    assert launch(changed).warnings == ()
+
+
+def test_a_change_elsewhere_explains_no_other_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, _ = _trials(monkeypatch, _tile(1, 0) + _tile(2, 512))
+    first, second = result.warnings
+    assert first.finding is not None
+    assert second.finding is not None
+    for finding, gone, left in ((first.finding, first, second), (second.finding, second, first)):
+        again = launch(str(finding.edited)).warnings
+        assert [each.offset for each in again] == [left.offset]
+        assert gone.offset != left.offset
