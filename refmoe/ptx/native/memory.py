@@ -521,10 +521,10 @@ class AccessBody:
                 leave_if(build, build.icmp_unsigned("!=", found, ir.Constant(WARP_MASK, 0)), 1)
 
     def _known(self, record: Value, asked: Value) -> Value:
-        """The lanes of `asked` that know the whole warp of a record, or the copies of its thread: the most common
-        records, all at once. What `is_ordered` says of the others is not known here."""
+        """The lanes of `asked` that know the whole warp of a record, the copies of its thread, or the barrier on which
+        its bulk copy completes: the most common records, all at once. What `is_ordered` says of the others is not known
+        here."""
         build, lanes = self.build_, self.lanes
-        by_lane = build.icmp_unsigned("!=", field(build, self.context, Context.BY_LANE), word(0))
         # A lane may have a row of its own.
         apart = build.inttoptr(field(build, self.context, Context.APART), POINTER)
         bits = build.trunc(build.load(build.gep(apart, [self.warp], source_etype=WORD), typ=WORD), WARP_MASK)
@@ -537,12 +537,26 @@ class AccessBody:
         thread = build.sub(build.and_(record, lanes.constant(_THREAD, 64)), self.splat(first))
         inside = build.icmp_unsigned("<", thread, self.splat(build.shl(warps, word(5))))
         kind = build.and_(record, lanes.constant(_APART, 64))
-        plain = build.icmp_unsigned("==", kind, lanes.constant(0, 64))
-        copied = build.icmp_unsigned("==", kind, lanes.constant(int(records.ASYNCHRONOUS), 64))
-        copied = build.and_(copied, build.bitcast(build.sext(by_lane, WARP_MASK), vector(1)))
-        copies = build.add(thread, self.splat(build.mul(warps, word(1 + LANES))))
-        column = build.select(plain, build.lshr(thread, lanes.constant(5, 64)), copies)
-        fine = build.and_(build.and_(asked, inside), build.or_(plain, copied))
+        # Columns are of the cluster's warps, its threads, their copies, and its agents.
+        column = build.lshr(thread, lanes.constant(5, 64))
+        fine = build.icmp_unsigned("==", kind, lanes.constant(0, 64))
+        behind_threads = build.add(thread, self.splat(build.mul(warps, word(1 + LANES))))
+        agent = build.select(
+            build.icmp_unsigned("<", thread, lanes.constant(records.AGENTS - 1, 64)),
+            thread,
+            lanes.constant(records.AGENTS - 1, 64),
+        )
+        behind_copies = build.add(agent, self.splat(build.mul(warps, word(1 + 2 * LANES))))
+        for flag, context, place in (
+            (records.ASYNCHRONOUS, Context.BY_LANE, behind_threads),
+            (records.BULK, Context.BULK, behind_copies),
+        ):
+            kept = build.icmp_unsigned("!=", field(build, self.context, context), word(0))
+            such = build.icmp_unsigned("==", kind, lanes.constant(int(flag), 64))
+            such = build.and_(such, build.bitcast(build.sext(kept, WARP_MASK), vector(1)))
+            column = build.select(such, place, column)
+            fine = build.or_(fine, such)
+        fine = build.and_(build.and_(asked, inside), fine)
         columns = self.splat(field(build, self.context, Context.SEEN_COLUMNS))
         place = build.shl(build.add(build.mul(row, columns), column), lanes.constant(3, 64))
         reached = self._gather(field(build, self.context, Context.SEEN), place, 64, fine)

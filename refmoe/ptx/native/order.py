@@ -33,6 +33,7 @@ from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT
 from refmoe.ptx.state.records import Several
 
 _THREAD, _LANE, _SEVERAL = int(records.THREAD), int(records.LANE), int(records.SEVERAL)
+_SOME_LANES = int(Several.LANES) << records.SEVERAL_SHIFT
 _ASYNCHRONOUS, _BULK, _STRENGTH = int(records.ASYNCHRONOUS), int(records.BULK), int(records.STRENGTH)
 _LANES = 32
 # Granules of an access that are looked at together: words of the copies and vectors of 16 bytes.
@@ -314,16 +315,21 @@ class _Accesses:
         return seen, first << 5, warps << 5
 
     def _is_known(self, record: Value) -> Value:
-        """Whether the lane knows a record's whole warp: the most common answer, without a call."""
+        """Whether the lane knows a record's whole warp, or the copies of its thread: the most common answers, without a
+        call."""
         code = self.code
         found = code.variable(I1, 0)
         if self._known is not None:
             seen, first, threads = self._known
             thread = (record & _THREAD) - first
-            plain = (record & (_ASYNCHRONOUS | _BULK | _SEVERAL)).equals(0)
-            with code.when(plain & (thread > -1) & (thread < threads)):
-                step = record >> records.STEP_SHIFT
-                found.set((_word(code, seen, thread >> 5) < step) ^ True)
+            # Who knows a warp knows some of its lanes.
+            kind = record & (_ASYNCHRONOUS | _BULK | _SEVERAL & ~_SOME_LANES)
+            copied = (record & (_ASYNCHRONOUS | _BULK | _SEVERAL)).equals(_ASYNCHRONOUS)
+            copied = copied & _field(code, self.context, Context.BY_LANE).differs(0)
+            with code.when((kind.equals(0) | copied) & (thread > -1) & (thread < threads)):
+                # Behind the columns of warps, a 32nd of the threads, and of threads come those of copies.
+                column = code.select(copied, thread + threads + (threads >> 5), thread >> 5)
+                found.set((_word(code, seen, column) < record >> records.STEP_SHIFT) ^ True)
         return found.get()
 
     def in_order(self, lane: Value, record: Value) -> Value:

@@ -216,7 +216,7 @@ class Clocks:
             for row in self._rows_for(warp, mine, alive):
                 if known is not None:
                     np.maximum(self.seen[row], known, out=self.seen[row])
-                    self._raise_whole(row)
+                    self._raise_whole(np.array([row]))
                 self._know(row, self.pool.join(self.beyond.get(row), knowledge))
 
     def _rows_for(self, warp: int, lanes: Array, alive: Array) -> list[int]:
@@ -226,10 +226,10 @@ class Clocks:
             return [warp]
         return [self.own_row(lane) for lane in lanes.tolist()]
 
-    def _raise_whole(self, row: int) -> None:
-        """A warp all of whose lanes are known is known as a whole."""
-        least = self.seen[row, self.lane : self.copy].reshape(self.warps, LANES).min(axis=1)
-        np.maximum(self.seen[row, : self.warps], least, out=self.seen[row, : self.warps])
+    def _raise_whole(self, rows: Array) -> None:
+        """In `rows` [n], each once, a warp all of whose lanes are known is known as a whole."""
+        least = self.seen[rows, self.lane : self.copy].reshape(-1, self.warps, LANES).min(axis=2)
+        self.seen[rows, : self.warps] = np.maximum(self.seen[rows, : self.warps], least)
 
     def learn_rows(
         self, lanes: Array, numbers: Array, known: Array, beyond: Mapping[int, Knowledge], alive: Array
@@ -249,6 +249,8 @@ class Clocks:
         rows = np.r_[warps[starts[whole]], self._own_rows(lanes[some])]
         numbers = np.r_[numbers[starts[whole]], numbers[some]]
         raise_rows(self.seen, rows, known, numbers)
+        if self.by_lane:
+            self._raise_whole(rows)
         if beyond:
             for row, number in zip(rows.tolist(), numbers.tolist(), strict=True):
                 if number in beyond:
