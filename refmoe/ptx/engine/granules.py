@@ -21,6 +21,7 @@ import numpy as np
 from refmoe.ptx.native import pages as native
 from refmoe.ptx.native.context import Row
 from refmoe.ptx.state.pages import PAGE, PAGE_SHIFT, cleared, untouched
+from refmoe.ptx.state.records import UNKNOWN_STEP
 
 Array = Any
 
@@ -32,10 +33,15 @@ class Granules:
         size: bytes of the region, a multiple of its widest access.
         columns: records of reads that a granule has.
 
+    Where the columns of reads are of one warp each, a warp that knows all that another one did up to the last step of a
+    page's column need not look at the records there.
+
     Attributes:
         states: int64 [pages], one more than the binary logarithm of the bytes of a granule; 0 for a page that nobody
             accessed.
         used: int64 [pages], a bit for each column in which a page may have records; the others need not be read.
+        steps: int64 [pages, columns], the last step of the records of reads in a page, of each column. It is
+            `UNKNOWN_STEP` where it is not known, or a record may be of another warp's access.
         records: int64 [1 + columns, size].
         writes: the first column.
         reads: the others.
@@ -45,6 +51,7 @@ class Granules:
         self.size = size
         self.states = untouched((-(-size // PAGE),), np.int64)
         self.used = untouched((-(-size // PAGE),), np.int64)
+        self.steps = untouched((-(-size // PAGE), columns), np.int64)
         self.records = untouched((1 + columns, size), np.int64)
         self.writes, self.reads = self.records[0], self.records[1:]
 
@@ -53,14 +60,15 @@ class Granules:
         row = np.zeros(len(Row), np.int64)
         self.enter(row)
         resident = native.functions().forget(row.ctypes.data, len(self.states))
-        self.states[:], self.used[:] = 0, 0
-        cleared(self.states, self.states.nbytes)
-        cleared(self.used, self.used.nbytes)
+        for each in (self.states, self.used, self.steps):
+            each[:] = 0
+            cleared(each, each.nbytes)
         cleared(self.records, resident)
 
     def enter(self, row: Array) -> None:
         """Write into a region's row where the records lie, see `Row`."""
         row[Row.PAGE_STATES], row[Row.PAGE_COLUMNS] = self.states.ctypes.data, self.used.ctypes.data
+        row[Row.PAGE_STEPS] = self.steps.ctypes.data
         row[Row.WRITES], row[Row.READS] = self.writes.ctypes.data, self.reads.ctypes.data
         row[Row.COLUMNS], row[Row.COLUMN_BYTES] = len(self.reads), self.records.strides[0]
 
@@ -76,7 +84,7 @@ class Granules:
         if not held.size:
             return held, None
         # Whoever asks may write records in any column.
-        self.used[page] = -1
+        self.used[page], self.steps[page] = -1, UNKNOWN_STEP
         low, high = int(held.min()), int(held.max())
         if low == 0 or high > own:
             self.refine(page, own)
@@ -116,7 +124,7 @@ class Granules:
         """Give the pages of ranges of `span` bytes from `first` [n] on granules of at most `width` bytes."""
         if first.size:
             pages = _pages(first, span).ravel()
-            self.used[pages] = -1
+            self.used[pages], self.steps[pages] = -1, UNKNOWN_STEP
             self.refine(pages, width.bit_length())
 
     def write(self, first: Array, span: int, records: Array) -> None:

@@ -164,7 +164,7 @@ class RaceShadow:
     @property
     def tables(self) -> tuple[Array, ...]:
         """All memory of this."""
-        return self.granules.states, self.granules.used, self.granules.records
+        return self.granules.states, self.granules.used, self.granules.steps, self.granules.records
 
     @property
     def told(self) -> bool:

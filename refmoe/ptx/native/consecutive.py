@@ -136,6 +136,14 @@ class Whole(Protocol):
         """The columns that loads of this warp write, a bit each."""
         ...
 
+    def note_step(self, row: Value, page: Value, reads: Reads) -> None:
+        """Enter this as the last step of the reads of this warp in a page, if they are kept apart."""
+        ...
+
+    def knows_reads(self, row: Value, page: Value, column: Value) -> Value:
+        """Whether all reads of a column in a page come before what this warp does, as far as that is known of pages."""
+        ...
+
     def own_reads(self, row: Value) -> Reads:
         """Where the reads of this warp are recorded."""
         ...
@@ -399,6 +407,7 @@ class Consecutive:
                     others = of.displaced(kept, previous, elsewhere)
                     self._stored(build.select(elsewhere, others, kept), other, 8)
                 self._stored(record, place, 8)
+        of.note_step(self.row, build.lshr(self.first, word(PAGE_SHIFT)), reads)
         self._note_lines(Row.READ_STEPS)
 
     def _order_store(self, slot: Value) -> None:
@@ -412,7 +421,8 @@ class Consecutive:
         somebody_read = build.icmp_unsigned("!=", build.lshr(columns, word(1)), word(0))
         with build.if_then(somebody_read), counted(build, field(build, self.row, Row.COLUMNS)) as column:
             in_use = build.and_(columns, column_bit(build, build.add(column, word(1))))
-            with build.if_then(build.icmp_unsigned("!=", in_use, word(0))):
+            known = of.knows_reads(self.row, build.lshr(self.first, word(PAGE_SHIFT)), column)
+            with build.if_then(build.and_(build.icmp_unsigned("!=", in_use, word(0)), build.not_(known))):
                 held = self._records(build.add(reads, build.mul(column, stride)), slot)
                 of.refuse_unordered(self._loaded(held, vector(64), 8), mine, self.here)
         self._stored(mine, place, 8)

@@ -109,6 +109,8 @@ class Row(IntEnum):
     """Pointer to one word for each page: its granules, see `Granules`."""
     PAGE_COLUMNS = auto()
     """Pointer to one word for each page: the columns that may have records, a bit each, that of writes first."""
+    PAGE_STEPS = auto()
+    """Pointer to one word for each page and column of reads: the last step of its records, see `Granules`."""
     WRITES = auto()
     """Pointer to the records of last writes, or 0 where races are not looked for."""
     READS = auto()

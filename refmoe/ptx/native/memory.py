@@ -569,6 +569,7 @@ class AccessBody:
         mine = self.mine()
         writes, reads = field(build, row, Row.WRITES), self.own_reads(row)
         self._use_columns(row, index, here, self.columns_of_loads(reads))
+        self._note_steps(row, index, here, reads)
         eight = lanes.constant(3, 64)
         with counted(build, most) as number:
             active = self._with(number, counts, here)
@@ -605,6 +606,45 @@ class AccessBody:
             self._scatter(used, place, more, here)
         nothing = lanes.constant(0, 64)
         return self._reduced("or", build.select(here, held, nothing))
+
+    def _note_steps(self, row: Value, index: Value, here: Value, reads: Reads) -> None:
+        """`note_step`, for the pages of all lanes."""
+        build, lanes = self.build_, self.lanes
+        with build.if_then(reads.apart):
+            page = build.lshr(index, lanes.constant(PAGE_SHIFT, 64))
+            place = build.add(build.mul(page, self.splat(field(build, row, Row.COLUMNS))), self.splat(reads.number))
+            place = build.shl(place, lanes.constant(3, 64))
+            self._scatter(field(build, row, Row.PAGE_STEPS), place, self.splat(self._step()), here)
+
+    def note_step(self, row: Value, page: Value, reads: Reads) -> None:
+        """Enter this as the last step of the reads of this warp in a page, if they are kept apart."""
+        build = self.build_
+        with build.if_then(reads.apart):
+            steps = build.inttoptr(field(build, row, Row.PAGE_STEPS), POINTER)
+            place = build.add(build.mul(page, field(build, row, Row.COLUMNS)), reads.number)
+            build.store(self._step(), build.gep(steps, [place], source_etype=WORD))
+
+    def _step(self) -> Value:
+        """What a lane has to know of this warp, so that these reads come before what it does."""
+        if not self.variant.coherent:
+            return word(records.UNKNOWN_STEP)
+        return field(self.build_, self.context, Context.NOW)
+
+    def knows_reads(self, row: Value, page: Value, column: Value) -> Value:
+        """Whether all reads of a column in a page come before what this warp does, as far as that is known of pages."""
+        build = self.build_
+        apart = build.inttoptr(field(build, self.context, Context.APART), POINTER)
+        rows = build.load(build.gep(apart, [self.warp], source_etype=WORD), typ=WORD)
+        one_row = build.icmp_unsigned("==", rows, word(0))
+        by_warp = build.icmp_unsigned("!=", field(build, row, Row.READERS), word(0))
+        seen = build.inttoptr(field(build, self.context, Context.SEEN), POINTER)
+        place = build.add(build.mul(self.warp, field(build, self.context, Context.SEEN_COLUMNS)), column)
+        # Where readers have no columns of their own, this is some other word of the table, and does not count.
+        known = build.load(build.gep(seen, [place], source_etype=WORD), typ=WORD)
+        steps = build.inttoptr(field(build, row, Row.PAGE_STEPS), POINTER)
+        place = build.add(build.mul(page, field(build, row, Row.COLUMNS)), column)
+        last = build.load(build.gep(steps, [place], source_etype=WORD), typ=WORD)
+        return build.and_(build.and_(one_row, by_warp), build.icmp_signed(">=", known, last))
 
     def own_reads(self, row: Value) -> Reads:
         """Where the reads of this warp are recorded."""

@@ -38,6 +38,8 @@ _ASYNCHRONOUS, _BULK, _STRENGTH = int(records.ASYNCHRONOUS), int(records.BULK), 
 _LANES = 32
 # Granules of an access that are looked at together: words of the copies and vectors of 16 bytes.
 _TOGETHER = 4
+# Columns of reads that have a bit of their own in a page's word.
+_EACH_ITS_BIT = 62
 
 
 class OrderStatus(IntEnum):
@@ -208,11 +210,12 @@ class _Access:
         first: bytes from the start of a column of records to its first.
         parts: granules.
         used: address of the word that says in which columns its page has records.
+        steps: address of the last steps of its page's columns of reads.
         lane: who does it.
     """
 
-    def __init__(self, first: Value, parts: Value, used: Value, lane: Value) -> None:
-        self.first, self.parts, self.used, self.lane = first, parts, used, lane
+    def __init__(self, first: Value, parts: Value, used: Value, steps: Value, lane: Value) -> None:
+        self.first, self.parts, self.used, self.steps, self.lane = first, parts, used, steps, lane
 
 
 class _Granule:
@@ -221,11 +224,12 @@ class _Granule:
     Attributes:
         place: bytes from the start of a column of records to its own.
         used: address of the word that says in which columns its page has records.
+        steps: address of the last steps of its page's columns of reads.
         lane: who accesses it.
     """
 
-    def __init__(self, place: Value, used: Value, lane: Value) -> None:
-        self.place, self.used, self.lane = place, used, lane
+    def __init__(self, place: Value, used: Value, steps: Value, lane: Value) -> None:
+        self.place, self.used, self.steps, self.lane = place, used, steps, lane
 
 
 class _Accesses:
@@ -237,6 +241,9 @@ class _Accesses:
         now = _field(code, self.context, Context.NOW) << records.STEP_SHIFT
         self.base = now + _field(code, self.context, Context.FIRST_THREAD) + self.flags
         self._known: tuple[Value, Value, Value] | None = None
+        # What `unknown_columns` found last, and of which page for which row of clocks.
+        self._page, self._row = code.variable(I64, 0), code.variable(I64, 0)
+        self._unknown = code.variable(I64, -1)
 
     def access(self, number: Value) -> tuple[Value, Value]:
         """(what lies at that number of the third argument, lane) of one of them."""
@@ -247,6 +254,7 @@ class _Accesses:
         """Code for each access; returns where the granules of a page are too coarse."""
         code = self.code
         states, pages = _pointer(code, self.row, Row.PAGE_STATES), _pointer(code, self.row, Row.PAGE_COLUMNS)
+        steps, columns = _pointer(code, self.row, Row.PAGE_STEPS), _field(code, self.row, Row.COLUMNS)
         with code.range(self.count) as number:
             index, lane = self.access(number)
             page = index >> PAGE_SHIFT
@@ -258,14 +266,15 @@ class _Accesses:
             within = index & (code.constant(I64, PAGE) - self.width)
             first = (index & -PAGE) + (within >> shift)
             self._known = self._row_of(lane)
-            yield _Access(first * FIELD_BYTES, parts, pages + page * FIELD_BYTES, lane)
+            last = steps + page * columns * FIELD_BYTES
+            yield _Access(first * FIELD_BYTES, parts, pages + page * FIELD_BYTES, last, lane)
             self._known = None
 
     @contextmanager
     def granules(self) -> Iterator[_Granule]:
         """Code for each granule of each access; returns where a page's are too coarse."""
         with self.accesses() as access, self.code.range(access.parts) as part:
-            yield _Granule(access.first + part * FIELD_BYTES, access.used, access.lane)
+            yield _Granule(access.first + part * FIELD_BYTES, access.used, access.steps, access.lane)
 
     def refuse_column(self, column: Value, access: _Access) -> None:
         """Return 1 if an access races with one that a column has a record of.
@@ -313,6 +322,28 @@ class _Accesses:
         seen = _pointer(code, context, Context.SEEN) + row.get() * columns * FIELD_BYTES
         first = _field(code, context, Context.FIRST_WARP) + warp.quotient(warps) * warps
         return seen, first << 5, warps << 5
+
+    def unknown_columns(self, access: _Access, used: Value) -> Value:
+        """Of the columns of reads in `used`, a bit each, those in which a record of the page may race with the lane.
+
+        The accesses of a warp mostly lie in one page, so that the last answer is kept.
+        """
+        code = self.code
+        assert self._known is not None
+        seen = self._known[0]
+        left = code.variable(I64, used)
+        with code.when(_field(code, self.row, Row.READERS).differs(0)):
+            page, row = (Value(code, code.build.ptrtoint(each.held, I64)) for each in (access.steps, seen))
+            with code.when(page.differs(self._page.get()) | row.differs(self._row.get())):
+                self._page.set(page)
+                self._row.set(row)
+                self._unknown.set(code.constant(I64, -1))
+                with code.range(code.min(_field(code, self.row, Row.COLUMNS), _EACH_ITS_BIT)) as column:
+                    known = (_word(code, seen, column) < _word(code, access.steps, column)) ^ True
+                    bit = code.select(known, code.constant(I64, 1) << column, 0, I64)
+                    self._unknown.set(self._unknown.get() & (bit ^ -1))
+            left.set(left.get() & self._unknown.get())
+        return left.get()
 
     def _is_known(self, record: Value) -> Value:
         """Whether the lane knows a record's whole warp, or the copies of its thread: the most common answers, without a
@@ -424,6 +455,10 @@ def _reads(module: Any, ordered: Any, merge: Any) -> None:
         own = _rest(code, lane >> 5, warps)
         # A first column of last reads, and a second one of other warps' reads.
         _use(code, granule, code.select(readers.equals(0), 2 | 4, _bit(code, own + 1)))
+        with code.when(readers.differs(0)):
+            by_thread = (of.flags & (_ASYNCHRONOUS | _BULK)).equals(0)
+            step = code.select(by_thread, of.base >> records.STEP_SHIFT, records.UNKNOWN_STEP, I64)
+            code.store(step, granule.steps + own * FIELD_BYTES, align=8)
         place = reads + code.select(readers.equals(0), 0, own * stride) + granule.place
         previous, mine = code.load(I64, place, align=8), of.base + lane
         elsewhere = ((previous ^ mine) & (_THREAD & ~_LANE)).differs(0) & previous.differs(0)
@@ -458,18 +493,20 @@ def _writes(module: Any, ordered: Any, merge: Any) -> None:
         used = code.load(I64, access.used, align=8)
         with code.when((used & 1).differs(0)):
             of.refuse_column(writes, access)
-        with (
-            code.when((used >> 1).differs(0)),
-            code.range(columns) as column,
-            code.when((used & _bit(code, column + 1)).differs(0)),
-        ):
-            of.refuse_column(reads + column * stride, access)
+        with code.when((used >> 1).differs(0)):
+            left = of.unknown_columns(access, used >> 1)
+            with (
+                code.when(left.differs(0)),
+                code.range(columns) as column,
+                code.when((left & (_bit(code, column + 1) >> 1)).differs(0)),
+            ):
+                of.refuse_column(reads + column * stride, access)
     readers, warps = _field(code, of.row, Row.READERS), _field(code, of.context, Context.WARPS)
     with of.accesses() as access:
         lane = access.lane
         code.store(code.load(I64, access.used, align=8) | 1, access.used, align=8)
         with code.when(of.replace_together(writes, access) ^ True), code.range(access.parts) as part:
-            granule = _Granule(access.first + part * FIELD_BYTES, access.used, lane)
+            granule = _Granule(access.first + part * FIELD_BYTES, access.used, access.steps, lane)
             place = writes + granule.place
             previous = code.load(I64, place, align=8)
             weaker = (previous & _STRENGTH) < (of.flags & _STRENGTH)
@@ -477,6 +514,8 @@ def _writes(module: Any, ordered: Any, merge: Any) -> None:
                 # A weak write goes on among the reads: it may race with what the strong one does not race with.
                 own = code.select(readers.equals(0), 0, _rest(code, lane >> 5, warps))
                 _use(code, granule, _bit(code, own + 1))
+                # It may be of another warp.
+                code.store(code.constant(I64, records.UNKNOWN_STEP), granule.steps + own * FIELD_BYTES, align=8)
                 kept = reads + own * stride + granule.place
                 held = code.load(I64, kept, align=8)
                 both = code.call(merge, of.context, held, previous)

@@ -113,6 +113,7 @@ class WordLoads:
             part = build.shuffle_vector(record, ir.Constant(vector(64), ir.Undefined), lanes)
             build.store(part, build.inttoptr(build.add(reads.column, slot), POINTER), align=_RECORD_BYTES)
         build.store(build.or_(columns, own), used)
+        of.note_step(self.row, page, reads)
         self._note_lines()
         # Of rows at one place the last one's lanes are there: the others enter theirs one by one.
         differs = build.icmp_unsigned("!=", self._load(reads.column, slots, 64), record)

@@ -33,6 +33,9 @@ AGENTS = 32
 # The step of a bulk copy that has not landed: nothing is ordered after it. Steps are below.
 PENDING = 1 << 29
 
+#: Of a page whose records nobody knows the last step of. No lane knows anything up to it.
+UNKNOWN_STEP = 1 << 62
+
 #: Strength of an access by its scope; of a weak one it is 0.
 STRENGTHS = {"cta": 1, "cluster": 2, "gpu": 3, "sys": 3}
 #: Strength that both of two accesses need so that threads of one CTA, or of one cluster, are morally strong.
