@@ -28,7 +28,7 @@ from refmoe.ptx.native.context import (
 )
 from refmoe.ptx.native.order import displaced, is_ordered, merged
 from refmoe.ptx.native.pages import keep, refine
-from refmoe.ptx.native.rows import WordLoads
+from refmoe.ptx.native.rows import FORMS, RowLoads
 from refmoe.ptx.native.scalar import (
     POINTER,
     WARP_MASK,
@@ -113,12 +113,13 @@ def _text(variant: Variant) -> str:
     # The short way has few registers to save, and nothing to prepare.
     anywhere.attributes.add("noinline")
     AccessBody(variant, anywhere, rules, *pages).build()
-    if not variant.stores and variant.coherent and (variant.size, variant.count) == (4, 1):
-        rows = ir.Function(module, SIGNATURE, "rows")
-        rows.linkage = "internal"
-        rows.attributes.add("noinline")
-        WordLoads(AccessBody(variant, rows, rules, *pages)).build(anywhere)
-        anywhere = rows
+    if not variant.stores and variant.coherent:
+        for number, form in enumerate(FORMS.get((variant.size, variant.count), ())):
+            rows = ir.Function(module, SIGNATURE, f"rows_{number}")
+            rows.linkage = "internal"
+            rows.attributes.add("noinline")
+            RowLoads(AccessBody(variant, rows, rules, *pages), *form).build(anywhere)
+            anywhere = rows
     Consecutive(AccessBody(variant, built, rules, *pages)).build(anywhere)
     return str(module)
 
@@ -613,8 +614,12 @@ class AccessBody:
         with build.if_then(reads.apart):
             page = build.lshr(index, lanes.constant(PAGE_SHIFT, 64))
             place = build.add(build.mul(page, self.splat(field(build, row, Row.COLUMNS))), self.splat(reads.number))
-            place = build.shl(place, lanes.constant(3, 64))
-            self._scatter(field(build, row, Row.PAGE_STEPS), place, self.splat(self._step()), here)
+            place, steps = build.shl(place, lanes.constant(3, 64)), field(build, row, Row.PAGE_STEPS)
+            old = self._gather(steps, place, 64, here, otherwise=records.UNKNOWN_STEP)
+            mine = self.splat(self._step())
+            later = build.icmp_signed(">", mine, old)
+            with build.if_then(self.any(later)):
+                self._scatter(steps, place, mine, later)
 
     def note_step(self, row: Value, page: Value, reads: Reads) -> None:
         """Enter this as the last step of the reads of this warp in a page, if they are kept apart."""
@@ -622,7 +627,10 @@ class AccessBody:
         with build.if_then(reads.apart):
             steps = build.inttoptr(field(build, row, Row.PAGE_STEPS), POINTER)
             place = build.add(build.mul(page, field(build, row, Row.COLUMNS)), reads.number)
-            build.store(self._step(), build.gep(steps, [place], source_etype=WORD))
+            place, mine = build.gep(steps, [place], source_etype=WORD), self._step()
+            old = build.load(place, typ=WORD)
+            # What is not known stays so: the column may have a record of a copy's read, or of another warp's.
+            build.store(build.select(build.icmp_signed(">", mine, old), mine, old), place)
 
     def _step(self) -> Value:
         """What a lane has to know of this warp, so that these reads come before what it does."""
@@ -633,18 +641,16 @@ class AccessBody:
     def knows_reads(self, row: Value, page: Value, column: Value) -> Value:
         """Whether all reads of a column in a page come before what this warp does, as far as that is known of pages."""
         build = self.build_
-        apart = build.inttoptr(field(build, self.context, Context.APART), POINTER)
-        rows = build.load(build.gep(apart, [self.warp], source_etype=WORD), typ=WORD)
-        one_row = build.icmp_unsigned("==", rows, word(0))
         by_warp = build.icmp_unsigned("!=", field(build, row, Row.READERS), word(0))
         seen = build.inttoptr(field(build, self.context, Context.SEEN), POINTER)
-        place = build.add(build.mul(self.warp, field(build, self.context, Context.SEEN_COLUMNS)), column)
-        # Where readers have no columns of their own, this is some other word of the table, and does not count.
+        # Lanes with rows of their own know what the warp's row knows, and more.
+        own = build.select(by_warp, column, word(0))
+        place = build.add(build.mul(self.warp, field(build, self.context, Context.SEEN_COLUMNS)), own)
         known = build.load(build.gep(seen, [place], source_etype=WORD), typ=WORD)
         steps = build.inttoptr(field(build, row, Row.PAGE_STEPS), POINTER)
         place = build.add(build.mul(page, field(build, row, Row.COLUMNS)), column)
         last = build.load(build.gep(steps, [place], source_etype=WORD), typ=WORD)
-        return build.and_(build.and_(one_row, by_warp), build.icmp_signed(">=", known, last))
+        return build.and_(by_warp, build.icmp_signed(">=", known, last))
 
     def own_reads(self, row: Value) -> Reads:
         """Where the reads of this warp are recorded."""

@@ -458,7 +458,9 @@ def _reads(module: Any, ordered: Any, merge: Any) -> None:
         with code.when(readers.differs(0)):
             by_thread = (of.flags & (_ASYNCHRONOUS | _BULK)).equals(0)
             step = code.select(by_thread, of.base >> records.STEP_SHIFT, records.UNKNOWN_STEP, I64)
-            code.store(step, granule.steps + own * FIELD_BYTES, align=8)
+            place = granule.steps + own * FIELD_BYTES
+            # What is not known stays so.
+            code.store(code.max(step, code.load(I64, place, align=8)), place, align=8)
         place = reads + code.select(readers.equals(0), 0, own * stride) + granule.place
         previous, mine = code.load(I64, place, align=8), of.base + lane
         elsewhere = ((previous ^ mine) & (_THREAD & ~_LANE)).differs(0) & previous.differs(0)

@@ -226,7 +226,7 @@ def test_what_is_known_of_pages_is_given_back_as_zeros() -> None:
     granules.cover(np.array([5 * PAGE, 9 * PAGE]), 4)
     assert np.flatnonzero(granules.states).tolist() == [5, 9]
     granules.release()
-    for _ in range(2):
+    for _ in range(3):
         assert not untouched((1 << 14,), np.int64).any()
 
 
