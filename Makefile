@@ -22,6 +22,8 @@ EXHAUSTIVE_REPORT ?= out/exhaustive.json
 EXHAUSTIVE_ARGUMENTS ?=
 # On a GPU machine the Python that has torch and cuda-python; the default installs them.
 GPU_PYTHON ?= $(BIN)/python
+# The commit whose routing of many tokens is the measure of this one.
+ROUTING_BEFORE := 2db4e6e
 # `make cutlass CUTLASS_BUILDS=all` builds and proves all eight builds of CUTLASS's kernel, not only the one of servers.
 CUTLASS_BUILDS ?= one
 # `make cutlass CUTLASS_BUILDS=all CUTLASS_REPORT=reports/cutlass.json` renews the committed one.
@@ -173,7 +175,10 @@ test-gpu: $(GPU_PYTHON)
 	$(GPU_PYTHON) -m refmoe conformance --device cuda --report reports/bench/conformance.json
 	$(GPU_PYTHON) -m refmoe stress --device cuda --report reports/stress.json
 	$(GPU_PYTHON) -m refmoe litmus --device cuda --report reports/litmus.json
-	$(GPU_PYTHON) -m refmoe bench gpu --report reports/bench/gpu.json
+	@# The routing that this one's time is compared with.
+	mkdir -p out/$(ROUTING_BEFORE)
+	git archive $(ROUTING_BEFORE) refmoe/cuda/csrc | tar -x -C out/$(ROUTING_BEFORE)
+	$(GPU_PYTHON) -m refmoe bench gpu --against out/$(ROUTING_BEFORE) --report reports/bench/gpu.json
 	$(GPU_PYTHON) -m refmoe bench deepseek_gemm --report reports/bench/deepseek_gemm.json
 	$(GPU_PYTHON) -m pytest -m gpu
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.toolchain import NVCC
+from support.toolchain import NVCC, executable
 
 from refmoe.cuda.toolchain import CSRC
-from refmoe.ptx import Buffer, Module, launch
+from refmoe.ptx import Buffer, launch
 from refmoe.reference import exponential as reference
 from refmoe.reference import fp32
 
@@ -62,14 +62,7 @@ def test_the_bits_of_the_magic_number() -> None:
 
 @pytest.mark.skipif(NVCC is None, reason="no nvcc on this machine")
 def test_the_kernels_exponential_has_the_bits_of_the_reference(tmp_path: Path) -> None:
-    from refmoe.cuda.toolchain import Target, build
-
-    for header in ("exponential.cuh", "instructions.cuh"):
-        (tmp_path / header).write_text((CSRC / header).read_text())
-    source = tmp_path / "exponentials.cu"
-    source.write_text(KERNEL)
-    target = Target(source, "sm_120a", "ptx")
-    module = Module.parse(build([target])[target].read_text(), name="exponentials.ptx", strict=True)
+    module = executable(KERNEL, ("exponential.cuh", "instructions.cuh"), tmp_path)
 
     spread = np.arange(0, 2**32, 65537, dtype=np.uint64).astype(np.uint32)  # every exponent, either sign, NaN, Inf
     around = [

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.toolchain import NVCC
+from support.toolchain import NVCC, executable
 
-from refmoe.cuda.toolchain import CSRC
 from refmoe.ptx import Buffer, Module, launch
+
+pytestmark = pytest.mark.skipif(NVCC is None, reason="no nvcc on this machine")
 
 MANTISSAS = 2**23
 ONE = np.uint32(0x3F800000)
@@ -27,16 +28,7 @@ extern "C" __global__ void reciprocals(float* of_one, const float* d, float* y, 
 
 @pytest.fixture(scope="module")
 def module(tmp_path_factory: pytest.TempPathFactory) -> Module:
-    if NVCC is None:
-        pytest.skip("no nvcc on this machine")
-    from refmoe.cuda.toolchain import Target, build
-
-    folder = tmp_path_factory.mktemp("reciprocal")
-    (folder / "reciprocal.cuh").write_text((CSRC / "reciprocal.cuh").read_text())
-    source = folder / "reciprocals.cu"
-    source.write_text(KERNEL)
-    target = Target(source, "sm_120a", "ptx")
-    return Module.parse(build([target])[target].read_text(), name="reciprocals.ptx", strict=True)
+    return executable(KERNEL, ("reciprocal.cuh",), tmp_path_factory.mktemp("reciprocal"))
 
 
 def nearest(d: NDArray[np.float32]) -> NDArray[np.float32]:

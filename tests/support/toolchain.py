@@ -7,9 +7,10 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from refmoe.cuda.toolchain import ToolchainError, find_toolchain
+from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build, find_toolchain
+from refmoe.ptx import Module
 
-__all__ = ["NVCC", "PTXAS", "may_spill", "spills_of"]
+__all__ = ["NVCC", "PTXAS", "executable", "may_spill", "spills_of"]
 
 # CTAs of 1,024 threads have 64 registers a thread. These entries fit on SM90, where they were tuned; for SM12x ptxas
 # needs a few more, and keeps that many bytes at most in local memory. By source and arch: entries, bytes.
@@ -52,3 +53,13 @@ def _ptxas(nvcc: Path | None) -> Path | None:
 
 NVCC = _nvcc()
 PTXAS = _ptxas(NVCC)
+
+
+def executable(text: str, headers: tuple[str, ...], folder: Path) -> Module:
+    """A CUDA text that includes some of the kernels' headers, compiled for the executor."""
+    for header in headers:
+        (folder / header).write_text((CSRC / header).read_text())
+    source = folder / "kernel.cu"
+    source.write_text(text)
+    target = Target(source, "sm_120a", "ptx")
+    return Module.parse(build([target])[target].read_text(), name="kernel.ptx", strict=True)

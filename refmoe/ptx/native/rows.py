@@ -1,7 +1,7 @@
 """Loads of whole rows by one warp: those of `ldmatrix`, and of fragments that lie in swizzled chunks of 16 bytes.
 
     words, all lanes         lane 0  1  2  3 | 4  5  6  7 | ... | 28 29 30 31     8 rows of 16 bytes
-    words, lanes 0 2 4 ...   lane 0  2 | 4  6 | ... | 28 30                       8 or 16 rows of 8 bytes: packed FP4
+    words, lanes 0 2 4 ...   lane 0  2 | 4  6 | ... | 28 30                       8 rows of 8 bytes: packed FP4
     pairs of words           lane 0  1 | 2  3 | ... | 30 31                       16 rows of 16 bytes
 
 A row is in one piece and aligned to its size, all rows lie in one page, and its granules are as wide as the access, or
