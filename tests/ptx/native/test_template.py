@@ -10,6 +10,7 @@ import pytest
 from support.ptx_kernel import line_of, run
 
 from refmoe import ptx
+from refmoe.native import cache
 from refmoe.ptx.native import batch
 
 # Ends a block, so that what stands behind it is a block of its own.
@@ -137,8 +138,12 @@ def test_blocks_that_differ_in_whether_a_register_was_written(order: list[int]) 
 
 
 def _drop(folder: Path) -> None:
-    """The batches alone: they are the largest files."""
-    max(folder.iterdir(), key=lambda file: file.stat().st_size).unlink()
+    """The batches alone: the files whose names other files hold."""
+    names = {file.name for file in folder.iterdir()}
+    batches = {name for name in names for held in names if cache.load(held) == name.encode()}
+    assert batches
+    for name in batches:
+        (folder / name).unlink()
 
 
 def _cut(folder: Path) -> None:
