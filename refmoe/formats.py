@@ -136,12 +136,13 @@ class Format:
         exponent, mantissa = self._fields(code)
         if self.is_nan(code) or self.is_infinite(code):
             raise ArgumentError("code", f"{code:#x}, which is not a number in {self.name}", "the code of a number")
-        fraction = Fraction(mantissa, 1 << self.mantissa_bits)
-        if self.subnormals and exponent == 0:
-            magnitude = fraction * self.min_normal
-        else:
-            magnitude = (1 + fraction) * Fraction(2) ** (exponent - self.bias)
-        return -magnitude if self.is_negative(code) else magnitude
+        if not (self.subnormals and exponent == 0):
+            mantissa |= 1 << self.mantissa_bits
+            exponent -= 1 if self.subnormals else 0
+        # The mantissa counts steps of the binade, of 2^step. In integers: arithmetic of fractions reduces each result.
+        step = exponent + self.emin - self.mantissa_bits
+        signed = -mantissa if self.is_negative(code) else mantissa
+        return Fraction(signed << step) if step >= 0 else Fraction(signed, 1 << -step)
 
     def encode(self, value: Fraction | int) -> int:
         """The code of a value that the format has exactly; 0 gives +0. Nothing is rounded here.
@@ -149,20 +150,38 @@ class Format:
         Raises:
             ArgumentError: the format does not have `value`.
         """
-        magnitude = abs(Fraction(value))
-        missing = ArgumentError("value", f"{value}, which {self.name} does not have", "a value of the format")
-        if (value < 0 and not self.signed) or (value == 0 and not self.subnormals) or magnitude > self.max:
-            raise missing
-        # floor(log2) of a ratio of integers from their bit lengths, at most one too large.
-        exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length() if value else self.emin
-        exponent = max(exponent if magnitude >= Fraction(2) ** exponent else exponent - 1, self.emin)
-        steps = magnitude / Fraction(2) ** (exponent - self.mantissa_bits)
-        if steps.denominator != 1 or (not self.subnormals and steps < 1 << self.mantissa_bits):
-            raise missing
+        exact = value if isinstance(value, (Fraction, int)) else Fraction(value)
+        code = self._magnitude_code(abs(exact.numerator), exact.denominator)
+        if code is None or (exact < 0 and not self.signed):
+            raise ArgumentError("value", f"{value}, which {self.name} does not have", "a value of the format")
+        return (code << self.unused_low_bits) | (int(exact < 0) << (self.bits - 1) if self.signed else 0)
+
+    def _magnitude_code(self, numerator: int, denominator: int) -> int | None:
+        """Exponent and mantissa of a ratio in lowest terms, None if no code has it."""
+        if numerator == 0:
+            return 0 if self.subnormals else None
+        if denominator & (denominator - 1):
+            return None
+        fraction_bits = denominator.bit_length() - 1
+        exponent = max(numerator.bit_length() - 1 - fraction_bits, self.emin)
+        # How many steps of the binade the value is: a whole number of them has a code.
+        shift = self.mantissa_bits - exponent - fraction_bits
+        steps = numerator << shift if shift >= 0 else numerator >> -shift
+        if shift < 0 and steps << -shift != numerator:
+            return None
+        if not self.subnormals and steps < 1 << self.mantissa_bits:
+            return None
         # Where field 0 is the subnormals, the implicit one of `steps` carries into the field of a normal number.
         implicit_one = 0 if self.subnormals else 1 << self.mantissa_bits
-        code = ((exponent - self.emin) << self.mantissa_bits) + int(steps) - implicit_one
-        return (code << self.unused_low_bits) | (int(value < 0) << (self.bits - 1) if self.signed else 0)
+        code = ((exponent - self.emin) << self.mantissa_bits) + steps - implicit_one
+        return code if code <= self._largest_magnitude_code else None
+
+    @cached_property
+    def _largest_magnitude_code(self) -> int:
+        """Exponent and mantissa of the largest finite number."""
+        codes = 1 << (self.exponent_bits + self.mantissa_bits)
+        not_numbers = {Specials.NONE: 0, Specials.ALL_ONES_NAN: 1, Specials.IEEE: 1 << self.mantissa_bits}
+        return codes - not_numbers[self.specials] - 1
 
     def values(self) -> NDArray[np.float64]:
         """The value of every code, in code order, as a read-only float64 array: NaN, infinity and -0 included.

@@ -13,6 +13,7 @@ from typing import Any
 
 from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan
+from refmoe.errors import RefmoeError
 
 ROUNDS = 15
 TARGET_NODES = 40
@@ -159,7 +160,10 @@ def interleaved(device: CudaDevice, contenders: Sequence[Contender | Calls]) -> 
         nodes = max(TARGET_NODES // sets, 1) * sets
         for turn in range(sets):
             one.enqueue(turn)
-        torch.cuda.synchronize()
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            raise RefmoeError(f"{one.name}: {error}") from error
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for turn in range(nodes):

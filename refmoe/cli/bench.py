@@ -12,7 +12,7 @@ from refmoe.cli.common import JsonOption, ReportOption, app, finish, make_consol
 #: Benchmarks by name; each is a module of refmoe.bench with `run() -> dict`.
 BENCHES = (
     *("quantize", "models", "executor", "first_launch", "races", "memory", "layer", "deepseek", "exponential"),
-    *("tiles", "gpu", "deepseek_gemm", "cutlass"),
+    *("tiles", "gpu", "deepseek_gemm", "deepseek_routing", "cutlass"),
 )
 #: Those that compare themselves with another checkout, and the modules whose `run` takes its folder.
 AGAINST = {"executor": "against", "gpu": "gpu"}

@@ -103,7 +103,7 @@ class PtxDevice:
 
     def launch(self, plan: LaunchPlan) -> None:
         """Compile the plan's source to PTX if need be, and execute its entry."""
-        arguments, memory = _placed(plan.arguments)
+        arguments, memory = placed(plan.arguments)
         result = ptx.launch(
             self._module(plan.kernel),
             plan.kernel.entry,
@@ -118,6 +118,7 @@ class PtxDevice:
             profile=self.observer,
             blocks=plan.blocks,
             memory=memory,
+            cluster=None if plan.cluster is None else (plan.cluster, 1, 1),
         )
         self.launches.append(LaunchRecord(plan.kernel, plan.grid, plan.block, result))
 
@@ -212,15 +213,30 @@ class CudaDevice:
             attribute = self.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self.call("cuFuncSetAttribute", function, attribute, plan.shared_bytes)
             self._shared_limits[plan.kernel] = plan.shared_bytes
-        shape = (plan.grid, 1, 1, plan.block, 1, 1, plan.shared_bytes)
-        self.call("cuLaunchKernel", function, *shape, stream, (values, types), 0)
+        config = self.driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = plan.grid, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = plan.block, 1, 1
+        config.sharedMemBytes, config.hStream = plan.shared_bytes, stream
+        config.attrs = [] if plan.cluster is None else [self._cluster(plan.cluster)]
+        config.numAttrs = len(config.attrs)
+        self.call("cuLaunchKernelEx", config, function, (values, types), 0)
+
+    def _cluster(self, ctas: int) -> Any:
+        """The attribute of a launch that says how many CTAs a cluster has."""
+        attribute = self.driver.CUlaunchAttribute()
+        attribute.id = self.driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        shape = attribute.value.clusterDim
+        shape.x, shape.y, shape.z = ctas, 1, 1
+        return attribute
 
     def _tensor_map(self, argument: TensorMap) -> Any:
         """The driver's form of a tensor map."""
         driver = self.driver
-        element, size = {
-            "u8": (driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8, 1),
-            "bf16": (driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2),
+        types = driver.CUtensorMapDataType
+        element = {
+            "u8": types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+            "bf16": types.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            "f32": types.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
         }[argument.element]
         number = driver.cuuint64_t
         return self.call(
@@ -229,11 +245,11 @@ class CudaDevice:
             2,
             argument.buffer.data_ptr(),
             [number(argument.columns), number(argument.rows)],
-            [number(argument.columns * size)],
+            [number(argument.row_bytes)],
             [driver.cuuint32_t(argument.box[1]), driver.cuuint32_t(argument.box[0])],
             [driver.cuuint32_t(1), driver.cuuint32_t(1)],
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{argument.swizzle}"),
+            getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{argument.swizzle.upper()}"),
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
@@ -244,10 +260,18 @@ class CudaDevice:
             source = kernel.path(self.csrc)
             if source not in self._modules:
                 target = Target(source, self.arch, "cubin")
-                cubin = build([target])[target].read_bytes()
-                self._modules[source] = self.call("cuModuleLoadData", cubin)
+                self._modules[source] = self._loaded(build([target])[target])
             self._functions[kernel] = self.call("cuModuleGetFunction", self._modules[source], kernel.entry.encode())
         return self._functions[kernel]
+
+    def load(self, kernel: Kernel, cubin: Path) -> None:
+        """Take a kernel from a cubin from now on, instead of from a source of ours."""
+        if cubin not in self._modules:
+            self._modules[cubin] = self._loaded(cubin)
+        self._functions[kernel] = self.call("cuModuleGetFunction", self._modules[cubin], kernel.entry.encode())
+
+    def _loaded(self, cubin: Path) -> Any:
+        return self.call("cuModuleLoadData", cubin.read_bytes())
 
     def download(self, buffer: Buffer) -> npt.NDArray[Any]:
         """The tensor's bytes."""
@@ -285,7 +309,7 @@ def open_device(name: str, arch: str | None = None, csrc: Path | None = None) ->
     raise ArgumentError("device", describe(name), "'ptx' or 'cuda'")
 
 
-def _placed(arguments: Sequence[Any]) -> tuple[list[Any], ptx.DeviceMemory | None]:
+def placed(arguments: Sequence[Any]) -> tuple[list[Any], ptx.DeviceMemory | None]:
     """Arguments for the executor; and, if tensor maps are among them, the memory where their buffers have addresses."""
     if not any(isinstance(argument, TensorMap) for argument in arguments):
         return list(arguments), None
@@ -295,12 +319,11 @@ def _placed(arguments: Sequence[Any]) -> tuple[list[Any], ptx.DeviceMemory | Non
 
 def _encoded(argument: TensorMap, memory: ptx.DeviceMemory) -> bytes:
     """The executor's form of a tensor map, of a buffer that is placed in `memory`."""
-    size = {"u8": 1, "bf16": 2}[argument.element]
     return ptx.encode_tensor_map(
         memory.place(argument.buffer),
         argument.element,
         dims=(argument.columns, argument.rows),
-        strides=(argument.columns * size,),
+        strides=(argument.row_bytes,),
         box=(argument.box[1], argument.box[0]),
         swizzle=argument.swizzle,
     )

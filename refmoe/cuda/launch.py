@@ -45,10 +45,10 @@ class TensorMap:
 
     Attributes:
         buffer: that holds the matrix from its first byte on.
-        element: "u8" or "bf16".
+        element: "u8", "bf16" or "f32".
         rows, columns: of the matrix, which has no gaps between rows.
         box: (rows, columns) that one copy takes, at most 256 each.
-        swizzle: of the box in shared memory: "128B" where a row of it is 128 bytes.
+        swizzle: of the box in shared memory: "128B" where a row of it is 128 bytes; "64B", "32B" or "none".
     """
 
     buffer: Buffer
@@ -58,13 +58,19 @@ class TensorMap:
     box: tuple[int, int]
     swizzle: str = "128B"
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes from one row of the matrix to the next."""
+        return self.columns * {"u8": 1, "bf16": 2, "f32": 4}[self.element]
+
 
 @dataclass(frozen=True)
 class LaunchPlan:
     """One launch: `grid` CTAs of `block` threads, and the entry's arguments in order; numbers are 32-bit integers.
 
     `shared_bytes` is the dynamic shared memory of a CTA. `blocks` are those of the grid that the executor runs, for a
-    sample of a large problem; None for all. A GPU always runs all.
+    sample of a large problem; None for all. A GPU always runs all. `cluster` is the number of CTAs that share their
+    shared memory; None for what the kernel itself says.
     """
 
     kernel: Kernel
@@ -73,6 +79,7 @@ class LaunchPlan:
     arguments: tuple[Buffer | TensorMap | int | None, ...]
     shared_bytes: int = 0
     blocks: tuple[int, ...] | None = None
+    cluster: int | None = None
 
 
 def row_plan(

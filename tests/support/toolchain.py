@@ -10,15 +10,7 @@ from pathlib import Path
 from refmoe.cuda.toolchain import CSRC, Target, ToolchainError, build, find_toolchain
 from refmoe.ptx import Module
 
-__all__ = ["NVCC", "PTXAS", "executable", "may_spill", "spills_of"]
-
-# CTAs of 1,024 threads have 64 registers a thread. These entries fit on SM90, where they were tuned; for SM12x ptxas
-# needs a few more, and keeps that many bytes at most in local memory. By source and arch: entries, bytes.
-_SPILLS = {
-    (source, arch): spills
-    for source, spills in {"activation": ("refmoe_swiglu_", 20), "routing": ("refmoe_route_sort", 4)}.items()
-    for arch in ("sm_120a", "sm_121a")
-}
+__all__ = ["NVCC", "PTXAS", "executable", "spills_of"]
 
 
 def spills_of(log: str, arch: str) -> Iterator[tuple[str, list[int]]]:
@@ -28,12 +20,6 @@ def spills_of(log: str, arch: str) -> Iterator[tuple[str, list[int]]]:
         found = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", text)
         assert found, entry
         yield entry, [int(each) for each in found.groups()]
-
-
-def may_spill(source: str, arch: str, entry: str) -> int:
-    """Bytes that an entry may keep in local memory: 0 but for those above."""
-    start, most = _SPILLS.get((source, arch), ("", 0))
-    return most if entry.startswith(start) else 0
 
 
 def _nvcc() -> Path | None:

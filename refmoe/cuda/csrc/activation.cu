@@ -23,6 +23,14 @@ constexpr int kLaneWords = kLaneElements;                      // a word holds t
 constexpr int kWordsPerPiece = 4;
 constexpr int kLanePieces = kLaneWords / kWordsPerPiece;
 
+// CTAs of a multiprocessor whose threads the registers must suffice for. Left to choose, which is what 0 says, ptxas finds
+// the fastest count on SM90; for SM12x it aims at more CTAs than it has registers for, and spills.
+#if __CUDA_ARCH__ >= 1200
+constexpr int kResidentCtas = 1;
+#else
+constexpr int kResidentCtas = 0;
+#endif
+
 /// The 32 BF16 inputs of a lane: for gpt_oss pairs of gate and up, for silu 16 gates, then 16 ups.
 struct GateUp {
     uint32_t words[kLaneWords];
@@ -190,7 +198,7 @@ __device__ __forceinline__ void swiglu_quantize(const uint4* __restrict__ rows, 
 //   lanes               width / 16, what one row takes
 //   groups              ceil(width / 128), the scale words of one row
 #define REFMOE_ENTRY(variant, Variant_, mode, Mode, edge, Edge, layout, Layout)                                        \
-    extern "C" __global__ void __launch_bounds__(refmoe::kMaxRowThreads)                                               \
+    extern "C" __global__ void __launch_bounds__(refmoe::kMaxRowThreads, refmoe::kResidentCtas)                        \
         refmoe_swiglu_##variant##_##mode##_##edge##_##layout(                                                          \
             const uint4* gate_up, const int64_t* offsets, const uint4* bias, const float* alpha, const float* beta,    \
             const float* limit, uint4* codes, uint8_t* scales, int rows, int experts, int lanes, int groups) {         \

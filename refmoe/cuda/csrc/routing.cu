@@ -275,7 +275,7 @@ __device__ __forceinline__ void sort_many(const Maps& maps, const int* topk_ids,
 
     for (int first = begin; first < end; first += kHeldTokens) {
         if (end - begin > kHeldTokens) look(seen, maps, topk_ids, first, end, top_k);
-#pragma unroll
+#pragma unroll 1
         for (int step = 0; step < kHeldSteps; ++step) {
             const int my_rank = seen.ranks[step], token = first + step * kWarpLanes + lane;
             for_each_rank(my_rank, [&](int rank, unsigned found) {
@@ -316,8 +316,18 @@ __device__ __forceinline__ void route_few(const Router<Logit>& router, const Map
     sort_few(maps, experts_of_choices, router.tokens * router.top_k);
 }
 
-/// CTAs of a multiprocessor that choose: as many as leave registers for the logits of a lane.
-constexpr int choosing_ctas(int slots) { return slots <= 4 ? 8 : slots <= 8 ? 4 : 2; }
+#if __CUDA_ARCH__ >= 1200
+constexpr int kMultiprocessorThreads = 1536;
+#else
+constexpr int kMultiprocessorThreads = 2048;
+#endif
+
+/// CTAs of a multiprocessor that choose: as many as it has threads for, and as leave registers for the logits of a lane.
+constexpr int choosing_ctas(int slots) {
+    constexpr int kMost = kMultiprocessorThreads / kChooseThreads;
+    const int ctas = slots <= 4 ? 8 : slots <= 8 ? 4 : 2;
+    return ctas < kMost ? ctas : kMost;
+}
 
 /// Choices alone, a warp a token.
 template <int kSlots, class Logit>

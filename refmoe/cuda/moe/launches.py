@@ -445,11 +445,10 @@ class _Planner:
 
     def _activation_traffic(self, load: Load) -> Traffic:
         shape, buffers = self.shape, self.buffers
-        # A row compares itself with the ends of all experts, and reads the beginning of its own.
-        reads = {
-            "gemm1_out": load.used * 2 * shape.intermediate * _BF16_BYTES,
-            "offsets": (shape.experts + bool(load.rows[0])) * _INT64_BYTES,
-        }
+        # A row compares itself with the ends of all experts, and reads the beginning of its own; without rows the last
+        # end is all that is read.
+        offsets = shape.experts + bool(load.rows[0]) if load.used else 1
+        reads = {"gemm1_out": load.used * 2 * shape.intermediate * _BF16_BYTES, "offsets": offsets * _INT64_BYTES}
         for name in ("swiglu_alpha", "swiglu_beta", "swiglu_limit"):
             if getattr(buffers, name) is not None:
                 reads[name] = load.active * _FP32_BYTES

@@ -1,4 +1,4 @@
-"""DeepGEMM's kernel: its instantiations, how they are compiled, and a launch of one on the executor.
+"""DeepGEMM's kernel: its instantiations, how they are compiled, and a launch of one on the executor or on a GPU.
 
     tokens [M, K] in blocks of `tile_m` rows, each of one expert      weights [E * N, K]
     a CTA of 2 (tile_m = 128) or 1 (64) warpgroups that multiply and one that copies by tensor maps, persistent
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -22,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refmoe.cuda.device import LaunchRecord
-from refmoe.cuda.launch import Kernel
+from refmoe.cuda.device import CudaDevice, LaunchRecord, placed
+from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan, TensorMap
 from refmoe.cuda.toolchain import ToolchainError, cache_directory, find_toolchain
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.files import write_atomic
@@ -42,8 +43,10 @@ _COPY_THREADS, _WARPGROUP = 128, 128
 _WGMMA_M = 64
 #: Bytes of the swizzled rows of the operands' boxes, and those that a box of the output may have.
 _SWIZZLE, _STORE_SWIZZLES = 128, (128, 64, 32)
-_BARRIER_BYTES, _SCALE_BYTES = 8, 4
+_BARRIER_BYTES, _SCALE_BYTES, _BF16_BYTES = 8, 4, 2
 _ALIGNMENT = 16  # of the rows of a tensor map, bytes
+#: The arrays of a problem that a launch reads.
+_OPERANDS = ("tokens", "token_scales", "weights", "weight_scales", "grouped")
 
 
 @dataclass(frozen=True)
@@ -148,20 +151,40 @@ def compile_ptx(build: Build, stages: int) -> Path:
     if path.is_file():
         return path
     virtual = ARCH.replace("sm_", "compute_")
+    _compile(("-ptx", *FLAGS, f"-gencode=arch={virtual},code={virtual}", f"-I{headers.include}"), text, ".cu", path)
+    return path
+
+
+def assemble(text: Path) -> Path:
+    """The cubin of a PTX file of `compile_ptx`, which lies beside it; assembled if it is not there.
+
+    Raises:
+        ToolchainError: no compiler, or a cache that cannot be written.
+    """
+    path = text.with_suffix(".cubin")
+    if not path.is_file():
+        _compile(("-cubin", f"-arch={ARCH}"), text.read_text(), ".ptx", path)
+    return path
+
+
+def _compile(options: Sequence[str], text: str, suffix: str, path: Path) -> None:
+    """Have nvcc make a file of a text; it appears under its name when it is whole.
+
+    Raises:
+        ToolchainError: no compiler, it refuses the text, or the file cannot be written.
+    """
     with tempfile.TemporaryDirectory() as scratch:
-        source, ptx = Path(scratch) / "kernel.cu", Path(scratch) / "kernel.ptx"
+        source, made = Path(scratch) / f"kernel{suffix}", Path(scratch) / f"made{path.suffix}"
         source.write_text(text)
-        target = f"-gencode=arch={virtual},code={virtual}"
-        command = [toolchain.nvcc, "-ptx", *FLAGS, target, f"-I{headers.include}", source, "-o", ptx]
-        finished = run([str(word) for word in command], capture_output=True, text=True, cwd=scratch)
+        command = [str(find_toolchain().nvcc), *options, str(source), "-o", str(made)]
+        finished = run(command, capture_output=True, text=True, cwd=scratch)
         if finished.returncode:
-            raise ToolchainError(f"nvcc does not compile {KERNEL_HEADER} of {headers.release}: {finished.stderr}")
+            raise ToolchainError(f"nvcc does not compile {KERNEL_HEADER}: {finished.stderr}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, ptx.read_text())
+            write_atomic(path, made.read_bytes())
         except OSError as error:
             raise ToolchainError(f"cannot write compiled kernels to {path.parent}: {error}") from error
-    return path
 
 
 @lru_cache(maxsize=32)
@@ -230,6 +253,74 @@ def masked(tokens: Array, token_scales: Array, weights: Array, weight_scales: Ar
     return Problem(codes, scales, weights, weight_scales, np.ascontiguousarray(masked_m, np.int32), rows, None)
 
 
+@dataclass(frozen=True)
+class Buffers:
+    """The arrays of a problem where its launch runs, and the output, BF16 [rows, N]."""
+
+    tokens: Buffer
+    token_scales: Buffer
+    weights: Buffer
+    weight_scales: Buffer
+    grouped: Buffer
+    out: Buffer
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of a problem.
+
+    Attributes:
+        rows: of the tokens; of a batch those of one expert.
+        batches: 1, or the experts of a batch.
+        scale_width: of a row of the token scales.
+        experts: how many.
+        n: weight rows of an expert.
+        k: elements of a row.
+    """
+
+    rows: int
+    batches: int
+    scale_width: int
+    experts: int
+    n: int
+    k: int
+
+    @classmethod
+    def of(cls, problem: Problem) -> Sizes:
+        """Those of a problem."""
+        batches, _, width = problem.token_scales.shape
+        return cls(problem.rows, batches, width, *problem.weights.shape)
+
+
+def launch_plan(build: Build, stages: int, entry: str, buffers: Buffers, sizes: Sizes) -> LaunchPlan:
+    """The launch of an instantiation, on whatever device the buffers are.
+
+    Args:
+        build: the instantiation.
+        stages: those that it was compiled with.
+        entry: its name.
+        buffers: where the operands are.
+        sizes: of the problem.
+    """
+    rows, n, k = sizes.rows * sizes.batches, sizes.n, sizes.k
+    lines = build.store_swizzle
+    scale_rows = k // BLOCK * sizes.batches
+    maps = (
+        TensorMap(buffers.tokens, "u8", rows, k, (build.tile_m, BLOCK), f"{_SWIZZLE}B"),
+        TensorMap(buffers.weights, "u8", sizes.experts * n, k, (build.tile_n, BLOCK), f"{_SWIZZLE}B"),
+        TensorMap(buffers.out, "bf16", rows, n, (build.tile_m, lines // _BF16_BYTES), f"{lines}B"),
+        TensorMap(buffers.token_scales, "f32", scale_rows, sizes.scale_width, (1, build.tile_m), "none"),
+    )
+    return LaunchPlan(
+        Kernel("deepgemm", entry),
+        grid=build.multiprocessors,
+        block=_COPY_THREADS + build.math_threads,
+        arguments=(buffers.weight_scales, buffers.grouped, sizes.rows, n, k, *maps),
+        shared_bytes=build.shared_bytes(k, stages),
+        cluster=build.cluster,
+    )
+
+
 def execute(
     problem: Problem, build: Build, text: str, stages: int, fill: int, **launch: Any
 ) -> tuple[Array, LaunchRecord]:
@@ -251,47 +342,66 @@ def execute(
     from refmoe import ptx
 
     module = _parsed(text)
-    (entry,) = (name for name in module.declared if "sm90_fp8_gemm_1d2d" in name)
-    experts, n, k = problem.weights.shape
-    tokens = problem.tokens
-    total, width = len(tokens), problem.token_scales.shape[-1]
-    out = np.full((total, n * 2), fill, np.uint8)
-    memory = ptx.DeviceMemory()
+    out = np.full((len(problem.tokens), problem.weights.shape[1] * _BF16_BYTES), fill, np.uint8)
 
-    def place(array: Array, name: str) -> int:
-        return memory.place(ptx.Buffer(np.ascontiguousarray(array), name=name, writable=False))
+    def given(name: str) -> Buffer:
+        return ptx.Buffer(np.ascontiguousarray(getattr(problem, name)), name=name, writable=False)
 
-    weights = place(problem.weights.reshape(-1, k), "weights")
-    stored = memory.place(ptx.Buffer(out, name="out", initialised=np.zeros(out.shape, bool)))
-    token_scales = place(problem.token_scales, "token_scales")
-
-    columns = k // BLOCK
-    maps = [
-        ptx.encode_tensor_map(address, kind, sizes, [pitch], box, swizzle=swizzle, l2_promotion="256B")
-        for address, kind, sizes, pitch, box, swizzle in (
-            (place(tokens, "tokens"), "u8", [k, total], k, [BLOCK, build.tile_m], f"{_SWIZZLE}B"),
-            (weights, "u8", [k, experts * n], k, [BLOCK, build.tile_n], f"{_SWIZZLE}B"),
-            (stored, "bf16", [n, total], n * 2, [build.store_swizzle // 2, build.tile_m], f"{build.store_swizzle}B"),
-            (
-                token_scales, "f32", [width, columns * len(problem.token_scales)], width * _SCALE_BYTES,
-                [build.tile_m, 1], "none",
-            ),
-        )
-    ]  # fmt: skip
-    grid, block = build.multiprocessors, _COPY_THREADS + build.math_threads
+    stored = ptx.Buffer(out, name="out", initialised=np.zeros(out.shape, bool))
+    buffers = Buffers(**{name: given(name) for name in _OPERANDS}, out=stored)
+    plan = launch_plan(build, stages, entry_of(text), buffers, Sizes.of(problem))
+    arguments, memory = placed(plan.arguments)
     result = ptx.launch(
         module,
-        entry,
-        (grid, 1, 1),
-        (block, 1, 1),
-        [place(problem.weight_scales, "weight_scales"), place(problem.grouped, "grouped"), problem.rows, n, k, *maps],
-        shared_bytes=build.shared_bytes(k, stages),
+        plan.kernel.entry,
+        (plan.grid, 1, 1),
+        (plan.block, 1, 1),
+        arguments,
+        shared_bytes=plan.shared_bytes,
         cluster=(build.cluster, 1, 1),
         memory=memory,
         multiprocessors=build.multiprocessors,
         **launch,
     )
-    return out.view(np.uint16), LaunchRecord(Kernel("deepgemm/grouped_gemm", entry), grid, block, result)
+    return out.view(np.uint16), LaunchRecord(plan.kernel, plan.grid, plan.block, result)
+
+
+def run_on_gpu(device: CudaDevice, problem: Problem, build: Build, stages: int, fill: int) -> Array:
+    """A launch on a GPU: its output, uint16 [rows, N] of BF16 bits.
+
+    Args:
+        device: the GPU.
+        problem: the operands.
+        build: the instantiation.
+        stages: those that it is compiled with.
+        fill: of the output before the launch, 0 to 255.
+
+    Raises:
+        ToolchainError: it does not compile.
+        RefmoeError: what the driver says.
+    """
+    given = {name: device.upload(name, np.ascontiguousarray(getattr(problem, name))) for name in _OPERANDS}
+    out = device.output("out", (len(problem.tokens), problem.weights.shape[1] * _BF16_BYTES), fill)
+    device.launch(load(device, build, stages, Buffers(**given, out=out), Sizes.of(problem)))
+    return device.download(out).view(np.uint16)
+
+
+def load(device: CudaDevice, build: Build, stages: int, buffers: Buffers, sizes: Sizes) -> LaunchPlan:
+    """The launch of an instantiation on a GPU, which then has its code.
+
+    Raises:
+        ToolchainError: it does not compile.
+    """
+    text = compile_ptx(build, stages)
+    plan = launch_plan(build, stages, entry_of(text.read_text()), buffers, sizes)
+    device.load(plan.kernel, assemble(text))
+    return plan
+
+
+def entry_of(text: str) -> str:
+    """The name of the kernel in its PTX."""
+    (entry,) = re.findall(r"\.entry (\w*sm90_fp8_gemm_1d2d\w*)", text)
+    return str(entry)
 
 
 @lru_cache(maxsize=8)

@@ -1,8 +1,8 @@
 """DeepGEMM's grouped GEMM, another kernel of the family `deepseek_gemm`: its cases, what it refuses, how it runs.
 
-By the letter of PTX the kernel lacks an order in two places, see docs/families/deepseek_gemm.md. So it is executed
-twice: as it is, with all checks but the one for races; and with the two orders added to its PTX, with all of them. The
-bytes of both have to be the reference's.
+On a GPU the kernel runs as it is. By the letter of PTX it lacks an order in two places, see
+docs/families/deepseek_gemm.md. So the executor runs it twice: as it is, with all checks but the one for races; and with
+the two orders added to its PTX, with all of them. The bytes of both have to be the reference's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from refmoe.cuda.device import CudaDevice
 from refmoe.cuda.toolchain import find_toolchain
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families.case import Shape, number, refused, word
@@ -33,6 +34,7 @@ from refmoe.museum.deepgemm.gemm import (
     execute,
     masked,
     mended,
+    run_on_gpu,
 )
 from refmoe.museum.deepgemm.headers import PACKAGE, PYPI_SHA256, DeepGemmMissing, find_headers
 from refmoe.museum.exhibit import restated
@@ -149,8 +151,6 @@ class DeepGemm(Kernel):
 
     def missing(self, case: Case, place: Place) -> str | None:
         """Why the case cannot run here, in a sentence; None if it can, or if no build could serve it."""
-        if case.device != "ptx":
-            return "DeepGEMM launches its kernel itself on a GPU: refmoe bench deepseek_gemm runs it there"
         try:
             find_headers()
         except DeepGemmMissing as error:
@@ -176,6 +176,8 @@ class DeepGemm(Kernel):
         except ArgumentError as error:
             raise Refusal(str(error)) from error
         stages = build.stages(case.shape.k)
+        if isinstance(place, CudaDevice):
+            return {"out": _taken(case, problem, run_on_gpu(place, problem, build, stages, case.poison))}
         text = compile_ptx(build, stages).read_text()
         check_contraction(text)
         texts = mended(text), text
@@ -204,10 +206,12 @@ class DeepGemm(Kernel):
 
     def made_of(self, case: Case, inputs: Inputs, place: Place) -> str | None:
         """The release and the compiler, and what of it was executed."""
-        compiler = find_toolchain().build_id.splitlines()[-1]
+        origin = f"{PACKAGE} {find_headers().release} by {find_toolchain().build_id.splitlines()[-1]}"
+        if case.device == "cuda":
+            return f"{origin}: its kernel as it is, launched by refmoe"
         return (
-            f"{PACKAGE} {find_headers().release} by {compiler}: its PTX was executed as it is without a look for "
-            "races, and with two orders added under all checks; both gave the same bytes"
+            f"{origin}: its PTX was executed as it is without a look for races, and with two orders added under all "
+            "checks; both gave the same bytes"
         )
 
     def source_sha256(self) -> str:
