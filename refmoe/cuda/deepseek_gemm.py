@@ -23,6 +23,8 @@ OUT_DTYPES = {"bf16": BF16, "f32": np.dtype(np.float32)}
 SCALE_LAYOUTS = ("k_major", "mn_major")
 #: Tiles of tokens of a band: kBand.
 _BAND = 8
+#: Tokens of a tile from which on arithmetic decides, and not the copies.
+_WIDE = 128
 #: Elements of K that share a scale, and weight rows that do: those of a tile.
 BLOCK, TILE_N = BLOCK_FP8["128x128"].columns, BLOCK_FP8["128x128"].rows
 
@@ -54,12 +56,19 @@ class Instruction:
         return tuple(self.kernel(tile_m, dtype, ctas) for tile_m, ctas in shapes for dtype in OUT_DTYPES)
 
     def choose_tile_m(self, rows: int) -> int:
-        """The tokens of a tile for experts of about `rows` rows: the narrowest tile that holds them, or the widest."""
-        return next((tile for tile in self.tiles_m if tile >= rows), self.tiles_m[-1])
+        """The tokens of a tile for experts of about `rows` rows.
+
+        The narrowest tile that holds them; of more rows the one of at least 128 tokens that pads them least, and of
+        those the widest, which copies least for each product.
+        """
+        holding = [tile for tile in self.tiles_m if tile >= rows]
+        if holding and holding[0] <= _WIDE:
+            return holding[0]
+        return min((tile for tile in self.tiles_m if tile >= _WIDE), key=lambda tile: (-rows % tile, -tile))
 
 
 MMA = Instruction("mma", "deepseek_gemm", (8, 16, 32, 64, 128))
-WGMMA = Instruction("wgmma", "deepseek_gemm_wgmma", (64, 128), paired=(128,))
+WGMMA = Instruction("wgmma", "deepseek_gemm_wgmma", (64, 128, 256), paired=(128,))
 
 #: The instruction that follows an accumulation model.
 INSTRUCTIONS = {"sm90_wgmma_fp8": WGMMA, "sm90_mma_fp8": MMA, "sm120": MMA}
@@ -482,6 +491,6 @@ _WGMMA_THREADS = 384  # kThreads: three warpgroups
 
 def _wgmma_shared_bytes(tile_m: int) -> int:
     """Of a CTA, `Tile::kBarriers` and the barriers: stages of both sides' codes, and boxes of 64 x 64 of the output."""
-    stages = {64: 8, 128: 6}[tile_m]
+    stages = {64: 8, 128: 6, 256: 4}[tile_m]
     boxes = 2 if tile_m == 64 else 4
     return stages * (TILE_N + tile_m) * BLOCK + boxes * 64 * 64 * 2 + 2 * stages * 8

@@ -7,9 +7,9 @@
 // sum = RN(factor * partial + sum), from +0. The tensor core's own sum is another: four wgmma of 32 products, chained
 // from zero, which keep 13 bits below their largest term.
 //
-// A CTA is three warpgroups. One thread of the last starts tensor copies; the others multiply and promote. Each has two
-// sets of partial sums: while it promotes one, the tensor core works on the other. A CTA walks over output tiles
-// (persistent), and the copies run ahead across their borders, in a ring of stages of one block of K each:
+// A CTA is three warpgroups. One thread of the last starts tensor copies; the others multiply and promote. A CTA walks
+// over output tiles (persistent), and the copies run ahead across their borders, in a ring of stages of one block of K
+// each:
 //
 //      full[s]    complete when all copies into stage s have landed
 //      empty[s]   complete when every warp that multiplies what is copied into stage s has read it: one arrival a warp
@@ -19,6 +19,10 @@
 //
 //      tile_m = 64     both have all tokens, and 64 weight rows each
 //      tile_m = 128    64 tokens each, and all weight rows
+//      tile_m = 256    two parts of 64 tokens each, and all weight rows
+//
+// While one warpgroup promotes, the tensor cores work for the other. The more tokens a tile has, the fewer bytes are copied
+// and read from shared memory for each product: on an H200 that, not arithmetic, bounds the narrower tiles.
 //
 // Two CTAs may be a pair, a cluster with neighbouring weight rows and the same tokens: each copies half of the tokens, into
 // both. A stage is then empty when the warps of both have read it.
@@ -51,8 +55,9 @@ struct Tile {
     static constexpr int kM = tile_m, kCtas = ctas;
     static constexpr bool kSplitN = tile_m == kWgmmaM;
     static constexpr int kWgmmaN = kSplitN ? kTileN / kMultiplying : kTileN;
-    static constexpr int kSums = kWgmmaN / 2;  // of a thread
-    static constexpr int kStages = tile_m > 64 ? 6 : 8;
+    static constexpr int kParts = kSplitN ? 1 : tile_m / (kMultiplying * kWgmmaM);  // of a warpgroup, 64 tokens each
+    static constexpr int kSums = kWgmmaN / 2;                                       // of a thread and a part
+    static constexpr int kStages = tile_m > 128 ? 4 : tile_m > 64 ? 6 : 8;
 
     static constexpr int kTokens = 0;
     static constexpr int kWeights = tile_m * kBlock;
@@ -137,17 +142,20 @@ __device__ __forceinline__ void copy_tiles(const TensorMap& tokens, const Tensor
     }
 }
 
-/// The factors of a thread's two rows, block after block; what they are made of is loaded a block ahead.
+/// The factors of a thread's rows, two of each part, block after block; what they are made of is loaded a block ahead.
+template <int parts>
 class Factors {
   public:
+    static constexpr int kRows = 2 * parts;
+
     /// From a row of the tile on. Rows past the expert's take its last row's.
     __device__ __forceinline__ Factors(const Operands& operands, const OutputTile& tile, int row)
         : blocks_(operands.k / kBlock), step_(operands.scale_block) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int64_t at = tile.first_row + min(row + half * 8, tile.rows - 1);
-            tokens_[half] = operands.token_scales + at * operands.scale_row +
-                            static_cast<int64_t>(tile.expert) * operands.scale_expert;
+        for (int i = 0; i < kRows; ++i) {
+            const int64_t at = tile.first_row + min(row + i / 2 * kWgmmaM + i % 2 * 8, tile.rows - 1);
+            tokens_[i] = operands.token_scales + at * operands.scale_row +
+                         static_cast<int64_t>(tile.expert) * operands.scale_expert;
         }
         const int64_t scale_row = (static_cast<int64_t>(tile.expert) * operands.n + tile.n) / kTileN;
         weights_ = operands.weight_scales + scale_row * blocks_;
@@ -155,23 +163,23 @@ class Factors {
     }
 
     /// RN(token scale * weight scale) of a block, which follows the last one that was taken.
-    __device__ __forceinline__ void take(float (&factors)[2], int block) {
+    __device__ __forceinline__ void take(float (&factors)[kRows], int block) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) factors[half] = __fmul_rn(token_[half], weight_);
+        for (int i = 0; i < kRows; ++i) factors[i] = __fmul_rn(token_[i], weight_);
         load(min(block + 1, blocks_ - 1));
     }
 
   private:
     __device__ __forceinline__ void load(int block) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) token_[half] = __ldg(tokens_[half] + static_cast<int64_t>(block) * step_);
+        for (int i = 0; i < kRows; ++i) token_[i] = __ldg(tokens_[i] + static_cast<int64_t>(block) * step_);
         weight_ = __ldg(weights_ + block);
     }
 
-    const float* tokens_[2];
+    const float* tokens_[kRows];
     const float* weights_;
     int blocks_, step_;
-    float token_[2], weight_;
+    float token_[kRows], weight_;
 };
 
 /// A warpgroup's way through the stages: what it multiplies, and what it has done with.
@@ -183,17 +191,19 @@ class Stages {
           tokens_(shared + Tile::kTokens + first_row * kLineBytes),
           weights_(shared + Tile::kWeights + first_column * kLineBytes) {}
 
-    /// Starts the products of the next block, as a group of its own: four instructions chained from zero.
-    __device__ __forceinline__ void multiply(float (&partial)[Tile::kSums]) {
-        await();
-        const uint64_t tokens = matrix_descriptor(tokens_ + reading_.stage * Tile::kStageBytes);
+    /// Starts the products of a part of the next block, as a group of its own: four instructions chained from zero. The
+    /// last part ends the block.
+    __device__ __forceinline__ void multiply(float (&partial)[Tile::kSums], int part = 0) {
+        if (part == 0) await();
+        const uint64_t tokens =
+            matrix_descriptor(tokens_ + reading_.stage * Tile::kStageBytes + part * kWgmmaM * kLineBytes);
         const uint64_t weights = matrix_descriptor(weights_ + reading_.stage * Tile::kStageBytes);
         wgmma_fence(partial);
 #pragma unroll
         for (int k = 0; k < kBlock / kWgmmaK; ++k)
             wgmma_e4m3(partial, tokens + k * (kWgmmaK >> 4), weights + k * (kWgmmaK >> 4), k);
         wgmma_commit_group();
-        reading_.next();
+        if (part == Tile::kParts - 1) reading_.next();
     }
 
     /// Gives the oldest stage that was not given back to whoever copies into it.
@@ -224,44 +234,36 @@ class Stages {
     RingPosition<Tile::kStages> reading_, releasing_;
 };
 
-/// total = RN(factor * partial + total), a factor for each of the thread's two rows.
+/// total = RN(factor * partial + total), a factor for each of the thread's two rows of a part.
 template <int sums>
-__device__ __forceinline__ void promote(float (&total)[sums], const float (&partial)[sums], const float (&factors)[2]) {
+__device__ __forceinline__ void promote(float (&total)[sums], const float (&partial)[sums], const float* factors) {
 #pragma unroll
     for (int i = 0; i < sums; ++i) total[i] = __fmaf_rn(factors[i % 4 / 2], partial[i], total[i]);
 }
 
-/// The sums of a tile, block after block: two sets of partial sums take turns.
-template <class Tile>
-__device__ __forceinline__ void sum_blocks(float (&total)[Tile::kSums], Stages<Tile>& stages, Factors& factors,
-                                           int blocks) {
-    float even[Tile::kSums], odd[Tile::kSums], even_factors[2], odd_factors[2];
+/// The sums of a tile, block after block. The parts take turns with one set of partial sums: while a warpgroup promotes
+/// them, the tensor cores work for the other one.
+template <class Tile, int parts>
+__device__ __forceinline__ void sum_blocks(float (&totals)[parts][Tile::kSums], Stages<Tile>& stages,
+                                           Factors<parts>& factors, int blocks) {
+    float partial[Tile::kSums], of_rows[Factors<parts>::kRows];
 #pragma unroll
-    for (int i = 0; i < Tile::kSums; ++i) total[i] = even[i] = odd[i] = 0.0f;
-    factors.take(even_factors, 0);
-    stages.multiply(even);
-#pragma unroll 1
-    for (int block = 1; block < blocks; ++block) {
-        factors.take(odd_factors, block);
-        stages.multiply(odd);
-        wgmma_wait_group<1>(even);
-        stages.release();
-        promote(total, even, even_factors);
-        if (++block == blocks) {
-            wgmma_wait_group<0>(odd);
-            stages.release();
-            promote(total, odd, odd_factors);
-            return;
-        }
-        factors.take(even_factors, block);
-        stages.multiply(even);
-        wgmma_wait_group<1>(odd);
-        stages.release();
-        promote(total, odd, odd_factors);
+    for (int i = 0; i < Tile::kSums; ++i) {
+        partial[i] = 0.0f;
+#pragma unroll
+        for (int part = 0; part < parts; ++part) totals[part][i] = 0.0f;
     }
-    wgmma_wait_group<0>(even);
-    stages.release();
-    promote(total, even, even_factors);
+#pragma unroll 1
+    for (int block = 0; block < blocks; ++block) {
+        factors.take(of_rows, block);
+#pragma unroll
+        for (int part = 0; part < parts; ++part) {
+            stages.multiply(partial, part);
+            wgmma_wait_group<0>(partial);
+            if (part == parts - 1) stages.release();
+            promote(totals[part], partial, of_rows + 2 * part);
+        }
+    }
 }
 
 /// Stores a warpgroup's sums as FP32, each thread its own. `row` and `column` are the first of the warpgroup's.
@@ -330,7 +332,7 @@ __device__ __forceinline__ void multiply_tiles(const TensorMap& out_map, const O
                                                uint32_t shared, Out* out) {
     // Told by one lane to all, so that the compiler knows that descriptors are the same in all of them.
     const int warpgroup = __shfl_sync(kFullWarp, threadIdx.x / kWarpgroupThreads, 0);
-    const int first_row = Tile::kSplitN ? 0 : warpgroup * kWgmmaM;
+    const int first_row = Tile::kSplitN ? 0 : warpgroup * Tile::kParts * kWgmmaM;
     const int first_column = Tile::kSplitN ? warpgroup * Tile::kWgmmaN : 0;
     const int thread_row = threadIdx.x % kWarpgroupThreads / kWarpLanes * 16 + threadIdx.x % kWarpLanes / 4;
     const int blocks = operands.k / kBlock;
@@ -344,10 +346,13 @@ __device__ __forceinline__ void multiply_tiles(const TensorMap& out_map, const O
             for (int block = 0; block < blocks; ++block) stages.skip();
             continue;
         }
-        Factors factors(operands, tile, row + thread_row);
-        float total[Tile::kSums];
-        sum_blocks<Tile>(total, stages, factors, blocks);
-        store_sums<Tile>(total, tile, row, tile.n + first_column, operands.n, out_map, scratch, out);
+        Factors<Tile::kParts> factors(operands, tile, row + thread_row);
+        float totals[Tile::kParts][Tile::kSums];
+        sum_blocks<Tile>(totals, stages, factors, blocks);
+#pragma unroll
+        for (int part = 0; part < Tile::kParts; ++part)
+            store_sums<Tile>(totals[part], tile, row + part * kWgmmaM, tile.n + first_column, operands.n, out_map,
+                             scratch, out);
     }
     if (threadIdx.x % kWarpgroupThreads == 0) bulk_wait_read();  // shared memory ends with the CTA
 }
@@ -405,5 +410,6 @@ __device__ __forceinline__ void deepseek_gemm(const TensorMap& tokens, const Ten
 REFMOE_TILE(64, 1)
 REFMOE_TILE(128, 1)
 REFMOE_TILE(128, 2)
+REFMOE_TILE(256, 1)
 
 #endif

@@ -355,7 +355,9 @@ def _quick() -> Iterator[Case]:
     # A tile whose first 64 tokens are the expert's and whose others are not, and one with all 128: both ways to store.
     yield _case("wide-range", Shape(200, 256, n=128, e=2), rows="64-129", tile_m=128, **wgmma)
     yield _case("wide-range", Shape(200, 384, n=512, e=3), rows="64-0-130", tile_m=128, ctas=2, **wgmma)
-    yield _case("near", _SMALL, rows=_SMALL_ROWS, tile_m=8, refusal="needed one of 64, 128", **wgmma)
+    # The widest tile: one part of the first warpgroup, both of it and one of the second, and all with a row left over.
+    yield _case("wide-range", Shape(521, 256, n=128, e=3), rows="64-200-257", tile_m=256, **wgmma)
+    yield _case("near", _SMALL, rows=_SMALL_ROWS, tile_m=8, refusal="needed one of 64, 128, 256", **wgmma)
     yield _case("near", _SMALL, rows=_SMALL_ROWS, tile_m=128, ctas=2, refusal="N a multiple of 256", **wgmma)
 
 
@@ -406,7 +408,8 @@ def _default() -> Iterator[Case]:
         for tile_m in INSTRUCTIONS[_MODELS[0]].tiles_m:
             yield _case(fill, _SMALL, dtype, rows=_SMALL_ROWS, tile_m=tile_m)
         yield _case(fill, Shape(9, 256, n=256, e=2), dtype, rows="4-5", tile_m=128, ctas=2, **wgmma)
-        yield _case(fill, Shape(9, 256, n=128, e=2), dtype, rows="4-5", tile_m=128, **wgmma)
+        for tile_m in (128, 256):
+            yield _case(fill, Shape(9, 256, n=128, e=2), dtype, rows="4-5", tile_m=tile_m, **wgmma)
     for k, n in (GATE_UP, DOWN):
         yield _case("near", Shape(_CLASS_ROWS, k, n=n, e=5), rows=_CLASSES, sample=1, scales="mn_major")
     yield _case("near", Shape(5, 128, n=128, e=2), rows="1-2", poison=0)  # the fill's default
