@@ -180,6 +180,7 @@ test-gpu: $(GPU_PYTHON)
 	git archive $(ROUTING_BEFORE) refmoe/cuda/csrc | tar -x -C out/$(ROUTING_BEFORE)
 	$(GPU_PYTHON) -m refmoe bench gpu --against out/$(ROUTING_BEFORE) --report reports/bench/gpu.json
 	$(GPU_PYTHON) -m refmoe bench deepseek_gemm --report reports/bench/deepseek_gemm.json
+	$(GPU_PYTHON) -m refmoe bench deepseek_routing --report reports/bench/deepseek_routing.json
 	$(GPU_PYTHON) -m pytest -m gpu
 
 gate: $(VENV)/.core

@@ -128,3 +128,15 @@ def test_a_picture_is_the_same_for_the_same_report(name: str, tmp_path: Path) ->
     changed_row = {**first_drawn, "ratio_to_floor": 9.0, "tensor_share": 0.9}
     changed = {**document, "rows": [changed_row if row is first_drawn else row for row in document["rows"]]}
     assert draw(name, changed, tmp_path).read_bytes() != first
+
+
+def test_kernels_of_deepseek_are_beside_other_people_s() -> None:
+    page = page_text(read_reports(BENCH))
+    gemm, routing = (json.loads((BENCH / f"deepseek_{name}.json").read_text()) for name in ("gemm", "routing"))
+    for row in gemm["rows"]:
+        assert f"| {row['problem']} | {row['contender']} | {row['microseconds']:,.0f} |" in page
+    for target in gemm["targets"]:
+        assert f"| {target['name']} | {target['ratio']:.3f} | at least {target['target']:g} |" in page
+    assert f"{routing['weights_with_other_bits']:,} differ" in page
+    alone = {name: report for name, report in read_reports(BENCH).items() if not name.startswith("deepseek")}
+    assert "DeepGEMM" not in page_text(alone)

@@ -184,6 +184,15 @@ def test_grids() -> None:
         plan("sm120", 8, shape=GroupedShape(rows=1 << 30, experts=8, n=4096, k=128))
 
 
+@pytest.mark.parametrize(
+    ("rows", "mma", "wgmma"),
+    [(0, 8, 64), (9, 16, 64), (65, 128, 128), (128, 128, 128), (129, 128, 256), (257, 128, 128), (1000, 128, 256)],
+)
+def test_the_tile_that_is_chosen(rows: int, mma: int, wgmma: int) -> None:
+    """The narrowest that holds all rows; of more rows the one that pads them least, and then the widest."""
+    assert (MMA.choose_tile_m(rows), WGMMA.choose_tile_m(rows)) == (mma, wgmma)
+
+
 @pytest.mark.parametrize("tile_m", MMA.tiles_m)
 def test_other_rows_are_neither_read_nor_written(meter: Meter, tile_m: int) -> None:  # noqa: F811
     """Of tokens and their scales every byte of rows in use is read and no other; of weights those of experts in use."""

@@ -12,10 +12,24 @@ from support.toolchain import NVCC
 
 from refmoe import ptx
 from refmoe.catalog import kernel_of, parse_case
+from refmoe.cuda.launch import TensorMap
 from refmoe.errors import RefmoeError
 from refmoe.museum.deepgemm import DeepGemmMissing, find_headers
 from refmoe.museum.deepgemm.faults import CONTIGUOUS, DEEPGEMM_FAULTS, MASKED, Everywhere
-from refmoe.museum.deepgemm.gemm import Build, Problem, check_contraction, compile_ptx, contiguous, execute, mended
+from refmoe.museum.deepgemm.gemm import (
+    Buffers,
+    Build,
+    Problem,
+    Sizes,
+    assemble,
+    check_contraction,
+    compile_ptx,
+    contiguous,
+    entry_of,
+    execute,
+    launch_plan,
+    mended,
+)
 from refmoe.museum.deepgemm.headers import PYPI_SHA256, RELEASE
 from refmoe.museum.edits import EditError
 from refmoe.ptx.findings import unexplained
@@ -106,6 +120,32 @@ def test_rows_of_an_expert_begin_at_a_tile() -> None:
     assert found.source[[0, 1, 128, 256]].tolist() == [0, -1, 1, 129]
     assert not found.tokens[1:128].any()
     assert found.token_scales.shape == (1, K // 128, 384)
+
+
+def test_a_launch_on_whatever_device() -> None:
+    """The maps tell of whole matrices, the boxes are tiles, and a pair of CTAs is a cluster."""
+    build = Build("masked", 64, 160, 2, 3, 132)
+    buffers = Buffers("tokens", "token_scales", "weights", "weight_scales", "grouped", "out")
+    plan = launch_plan(build, 5, "entry", buffers, Sizes(rows=128, batches=3, scale_width=128, experts=3, n=384, k=256))
+    assert (plan.grid, plan.block, plan.cluster) == (132, 256, 2)
+    assert plan.arguments[:5] == ("weight_scales", "grouped", 128, 384, 256)
+    assert plan.arguments[5:] == (
+        TensorMap("tokens", "u8", 384, 256, (64, 128), "128B"),
+        TensorMap("weights", "u8", 1152, 256, (160, 128), "128B"),
+        TensorMap("out", "bf16", 384, 384, (64, 32), "64B"),
+        TensorMap("token_scales", "f32", 6, 128, (1, 64), "none"),
+    )
+    assert [each.row_bytes for each in plan.arguments[5:]] == [256, 256, 768, 512]
+
+
+@installed
+def test_a_cubin_lies_beside_its_text() -> None:
+    text = compile_ptx(BUILD, BUILD.stages(K))
+    cubin = assemble(text)
+    assert (cubin.parent, cubin.suffix) == (text.parent, ".cubin")
+    assert entry_of(text.read_text()).encode() in cubin.read_bytes()
+    before = cubin.stat().st_mtime_ns
+    assert assemble(text).stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize(("tile_n", "swizzle", "stages"), [(128, 128, 5), (160, 64, 5)])

@@ -147,6 +147,7 @@ def _lines(reports: Reports) -> Iterator[str]:
     yield "### Targets"
     yield ""
     yield from _table(("ratio", "measured", "target", ""), _targets(gpu))
+    yield from _deepseek(reports)
     yield ""
     yield "## Tiles of the SM12x GEMMs, without the chip"
     yield ""
@@ -224,6 +225,49 @@ def _gpu_rows(gpu: Mapping[str, Any]) -> Iterator[Sequence[str]]:
         size = f"{row['traffic_bytes'] / 1e6:.1f}" if large else ""
         rate = f"{row['terabytes_per_second']:.2f}" if large else ""
         yield row["name"], f"{row['microseconds']:.2f}", size, rate, f"{row['ratio_to_floor']:.2f}"
+
+
+def _deepseek(reports: Reports) -> Iterator[str]:
+    """The kernels of DeepSeek-V3 beside other people's, of each of the two reports that is there."""
+    if (gemm := reports.get("deepseek_gemm")) is not None:
+        yield ""
+        yield from _paragraph(f"""
+            The grouped GEMM in block FP8 on an {gemm["gpu"]}, N = 4096 and K = 7168, beside DeepGEMM's kernel, eight
+            instantiations of it in the same run. The last column says whether the output is DeepGEMM's, bit by bit.
+        """)
+        yield ""
+        heads = ("experts x rows", "kernel and tile", "microseconds", "TFLOP/s", "times the copy's time", "bits")
+        yield from _table(heads, _gemm_rows(gemm))
+        yield ""
+        yield from _table(("target", "measured", "asked", "verdict"), _least_rows(gemm["targets"]))
+    if (routing := reports.get("deepseek_routing")) is not None:
+        yield ""
+        yield from _paragraph(f"""
+            The router of DeepSeek-V3 beside the same in torch {routing["torch"]}, compiled by `torch.compile`:
+            {routing["problem"]}. {routing["tokens_with_other_experts"]:,} tokens get other experts. Of
+            {routing["weights"]:,} weights {routing["weights_with_other_bits"]:,} differ, by
+            {routing["most_units_apart"]} units of their last place at most, since torch's sigmoid is another. The maps
+            are {"others" if routing["maps_differ"] else "the same"}.
+        """)
+        yield ""
+        times = ((row["name"], f"{row['microseconds']:.2f}") for row in routing["rows"])
+        yield from _table(("what", "microseconds"), times)
+
+
+def _gemm_rows(gemm: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    said = {None: "", True: "the same", False: "others: another instruction"}
+    for row in gemm["rows"]:
+        rate = "" if row["teraflops"] is None else f"{row['teraflops']:,.0f}"
+        times = f"{row['microseconds']:,.0f}", rate, f"{row['ratio_to_floor']:.2f}"
+        yield row["problem"], row["contender"], *times, said[row["bits_are_deepgemms"]]
+
+
+def _least_rows(targets: Sequence[Mapping[str, Any]]) -> Iterator[Sequence[str]]:
+    """Targets whose figures have to be large."""
+    for target in targets:
+        measured_as = "not measured" if target["ratio"] is None else f"{target['ratio']:.3f}"
+        word = "reached" if target["reached"] else "**missed**"
+        yield target["name"], measured_as, f"at least {target['target']:g}", word
 
 
 def _targets(gpu: Mapping[str, Any]) -> Iterator[Sequence[str]]:
