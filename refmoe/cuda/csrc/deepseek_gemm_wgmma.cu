@@ -191,8 +191,7 @@ class Stages {
           tokens_(shared + Tile::kTokens + first_row * kLineBytes),
           weights_(shared + Tile::kWeights + first_column * kLineBytes) {}
 
-    /// Starts the products of a part of the next block, as a group of its own: four instructions chained from zero. The
-    /// last part ends the block.
+    /// Starts the products of a part of a block, as a group of its own: four instructions chained from zero.
     __device__ __forceinline__ void multiply(float (&partial)[Tile::kSums], int part = 0) {
         if (part == 0) await();
         const uint64_t tokens =
@@ -203,25 +202,23 @@ class Stages {
         for (int k = 0; k < kBlock / kWgmmaK; ++k)
             wgmma_e4m3(partial, tokens + k * (kWgmmaK >> 4), weights + k * (kWgmmaK >> 4), k);
         wgmma_commit_group();
-        if (part == Tile::kParts - 1) reading_.next();
     }
 
-    /// Gives the oldest stage that was not given back to whoever copies into it.
+    /// Gives the stage of a block whose products are complete to whoever copies into it, and goes on to the next.
     __device__ __forceinline__ void release() {
-        const uint32_t empty = shared_ + Tile::kBarriers + (Tile::kStages + releasing_.stage) * kBarrier;
+        const uint32_t empty = shared_ + Tile::kBarriers + (Tile::kStages + reading_.stage) * kBarrier;
         const int lane = threadIdx.x % kWarpLanes;
         if (Tile::kCtas == 1) {
             if (lane == 0) mbarrier_arrive(empty);
         } else if (lane < Tile::kCtas) {
             mbarrier_arrive_cluster(empty, lane);
         }
-        releasing_.next();
+        reading_.next();
     }
 
     /// Lets a block pass by, of which this warpgroup has no rows.
     __device__ __forceinline__ void skip() {
         await();
-        reading_.next();
         release();
     }
 
@@ -231,7 +228,7 @@ class Stages {
     }
 
     uint32_t shared_, tokens_, weights_;
-    RingPosition<Tile::kStages> reading_, releasing_;
+    RingPosition<Tile::kStages> reading_;
 };
 
 /// total = RN(factor * partial + total), a factor for each of the thread's two rows of a part.

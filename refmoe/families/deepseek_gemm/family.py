@@ -393,7 +393,11 @@ def _default() -> Iterator[Case]:
     yield _case("near", _SMALL, rows=_SMALL_ROWS, tile_m=24, refusal="needed one of 8, 16, 32, 64, 128")
     wgmma: dict[str, Any] = {"model": "sm90_wgmma_fp8"}
     yield _case("near", Shape(70, 1408, n=256, e=1), "f32", rows="70", tile_m=128, ctas=2, **wgmma)
+    yield _case("near", dataclasses.replace(_DEEP, n=256), rows="4-5", tile_m=128, ctas=2, **wgmma)
+    yield _case("near", _DEEP, rows="4-5", tile_m=128, **wgmma)  # a warpgroup without rows, and a ring that wraps
+    yield _case("near", Shape(200, 256, n=128, e=2), "f32", rows="135-65", scales="mn_major", tile_m=256, **wgmma)
     yield _case("near", _LOOPING, rows=_LOOPING_ROWS, **wgmma)
+    yield _case("near", _LOOPING, rows=_LOOPING_ROWS, tile_m=128, **wgmma)
     yield _case("near", dataclasses.replace(_LOOPING, m=17), rows="1", tile_m=128, ctas=2, **wgmma)
     yield _case("near", Shape(130, 128, n=256, e=4), grouping="masked", rows="130-3-0-65", tile_m=128, **wgmma)
     for dtype in OUT_DTYPES:  # elements of the output, and bytes of tokens, past 2^31
