@@ -116,8 +116,11 @@ def _timed(device: CudaDevice, floors: CudaDevice, experts: int, rows_each: int)
 
     for model in accumulation_models(device.arch):
         instruction = INSTRUCTIONS[model]
-        tile_m = instruction.tiles_m[-1]  # the widest, since all experts have many rows
-        for ctas in (1, 2) if tile_m in instruction.paired else (1,):
+        chosen = instruction.choose_tile_m(rows_each)
+        # Of the faster instruction the tiles that it does not choose, too.
+        tiles = instruction.tiles_m if instruction.paired else (chosen,)
+        pairs = [(tile_m, 1) for tile_m in tiles] + [(tile_m, 2) for tile_m in instruction.paired]
+        for tile_m, ctas in pairs:
             name = f"{instruction.name}, {tile_m} x {TILE_N}{' in pairs' if ctas > 1 else ''}"
             enter("refmoe", name, partial(_plan, device, model=model, tile_m=tile_m, ctas=ctas))
     for build in _deepgemm_builds(device, experts):
