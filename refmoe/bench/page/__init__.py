@@ -233,7 +233,8 @@ def _deepseek(reports: Reports) -> Iterator[str]:
         yield ""
         yield from _paragraph(f"""
             The grouped GEMM in block FP8 on an {gemm["gpu"]}, N = 4096 and K = 7168, beside DeepGEMM's kernel, eight
-            instantiations of it in the same run. The last column says whether the output is DeepGEMM's, bit by bit.
+            instantiations of it in the same run. The last column says whether the output is DeepGEMM's, bit by bit:
+            `mma.sync` adds up in another way than `wgmma`.
         """)
         yield ""
         heads = ("experts x rows", "kernel and tile", "microseconds", "TFLOP/s", "times the copy's time", "bits")
@@ -255,7 +256,7 @@ def _deepseek(reports: Reports) -> Iterator[str]:
 
 
 def _gemm_rows(gemm: Mapping[str, Any]) -> Iterator[Sequence[str]]:
-    said = {None: "", True: "the same", False: "others: another instruction"}
+    said = {None: "", True: "the same", False: "others"}
     for row in gemm["rows"]:
         rate = "" if row["teraflops"] is None else f"{row['teraflops']:,.0f}"
         times = f"{row['microseconds']:,.0f}", rate, f"{row['ratio_to_floor']:.2f}"
