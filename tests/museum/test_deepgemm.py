@@ -49,14 +49,16 @@ installed = pytest.mark.skipif(HEADERS is None or NVCC is None, reason="no heade
 def problem() -> Problem:
     rng = np.random.default_rng(3)
     tokens = rng.integers(0x30, 0x40, (130, K)).astype(np.uint8)
-    weights = rng.integers(0x30, 0x40, (2, 128, K)).astype(np.uint8)
-    scales = rng.random((K // 128, 130), np.float32), rng.random((2, 1, K // 128), np.float32)
-    return contiguous(tokens, scales[0], weights, scales[1], np.array([0, 1, 130]), 128)
+    weights = rng.integers(0x30, 0x40, (EXPERTS, 128, K)).astype(np.uint8)
+    scales = rng.random((K // 128, 130), np.float32), rng.random((EXPERTS, 1, K // 128), np.float32)
+    return contiguous(tokens, scales[0], weights, scales[1], np.array([0, 1, 130, 130, 130]), 128)
 
 
 #: More blocks than there are stages, so that a stage is filled again.
 K = 768
-BUILD = Build("contiguous", 128, 128, 1, 2, 4)
+#: As many as in cases of the list, whose instantiation is compiled anyway.
+EXPERTS = 4
+BUILD = Build("contiguous", 128, 128, 1, EXPERTS, 4)
 
 
 def launched(text: str, **options: object) -> np.ndarray:
