@@ -163,7 +163,9 @@ def test_parts_of_the_reserved_shared_memory_can_be_used(checks: ptx.Checks) -> 
         st.shared.u32 [cell], %r4;
         cvt.u64.u32 %d3, %r3;
         cvta.shared.u64 %d3, %d3;
-        atom.or.acq_rel.cta.b32 %r5, [%d3], 5;
+        ld.u32 %r5, [%d3];
+        st.u32 [%d3], %r5;
+        st.shared.u32 [%r3+1020], %r5;
         ld.shared.u32 %r6, [cell];
         add.u32 %r5, %r5, %r6;
         mov.u32 %r7, %reserved_smem_offset_end;
@@ -179,6 +181,9 @@ def test_parts_of_the_reserved_shared_memory_can_be_used(checks: ptx.Checks) -> 
         st.global.u32 [%d4], %r5;
         ret;
     """
-    out = np.zeros(3000, np.uint32)
-    run(body, out, grid=(3000, 1, 1), block=(1, 1, 1), declarations=".shared .b32 cell;", checks=checks)
+    out = np.zeros(3072, np.uint32)
+    run(body, out, grid=(3072, 1, 1), block=(1, 1, 1), declarations=".shared .b32 cell;", checks=checks)
+    assert (out == 1 + (4 << 8)).all()
+    body = body.replace("ld.u32 %r5, [%d3];", "atom.or.acq_rel.cta.b32 %r5, [%d3], 5;")
+    run(body, out, grid=(3072, 1, 1), block=(1, 1, 1), declarations=".shared .b32 cell;", checks=checks)
     assert (out == 1 + (4 << 8)).all()
