@@ -252,8 +252,11 @@ class Lanes(ABC):
             return top == np.uint64(SHARED_WINDOW >> 56)
         if space == "local":
             return top == np.uint64(LOCAL_WINDOW >> 56)
-        other = [region.base >> WINDOW_BITS for region in self.arena.regions if region.space != "global"]
-        return (top == 0) & ~np.isin(address >> np.uint64(WINDOW_BITS), np.array(other, np.uint64))
+        # What lies in no window counts as global.
+        elsewhere = space == "global"
+        windows = [each.base >> WINDOW_BITS for each in self.arena.regions if (each.space == space) != elsewhere]
+        found = np.isin(address >> np.uint64(WINDOW_BITS), np.array(windows, np.uint64))
+        return (top == 0) & (found != elsewhere)
 
     def everyone(self, mask: Array) -> bool:
         """Whether `mask` holds all lanes that have not exited."""
