@@ -284,12 +284,12 @@ def _run(
     plan = _grid(module, code, size, cluster)
     plan = replace(plan, order=schedule.block_order(math.prod(plan.clusters)))
     ranges = plan.ranges(blocks)
-    shared = code.layout.shared_bytes
+    shared, reserved = code.layout.shared_bytes, code.layout.reserved_bytes
     if shared_bytes:
         shared = code.layout.dynamic_offset + shared_bytes
     limit = next((bytes_ for arch, bytes_ in _SHARED_LIMITS.items() if module.target.startswith(arch)), _SHARED_LIMIT)
-    if shared_bytes < 0 or shared > limit:
-        raise ArgumentMismatch(f"{shared} bytes of shared memory; {module.target} has {limit} for a block")
+    if shared_bytes < 0 or shared - reserved > limit:
+        raise ArgumentMismatch(f"{shared - reserved} bytes of shared memory; {module.target} has {limit} for a block")
     arena = Arena()
     # Variables that live on have their places in the memory before it enters the arena.
     addresses = None if memory is None else memory.variables(module, code.layout.buffers)
@@ -299,7 +299,7 @@ def _run(
     bound = bind(code.entry, args, living, arena, parameters, code.layout.parameters)
     if addresses is None:
         addresses = _variables(code, arena)
-    resident = _residency(module, code, warps, shared, multiprocessors)
+    resident = _residency(module, code, warps, shared - reserved, multiprocessors)
     workspace = 0
     if cooperative:
         if blocks is not None:
@@ -335,6 +335,7 @@ def _run(
         dynamic=code.layout.dynamic,
         dynamic_bytes=shared_bytes,
         shared_bytes=shared,
+        reserved_bytes=reserved,
         warps=warps,
         order=Order(math.prod(size) // plan.cluster_blocks),
         proxied={},

@@ -27,7 +27,7 @@ _POLICY = re.compile(
 )
 _ADVICE = re.compile(
     r"prefetch(\.(global|local))?\.(L1|L2|L2::evict_(last|normal))|prefetchu\.L1|prefetch(\.(const|param))?\.tensormap"
-    r"|nanosleep\.u32|applypriority(\.global)?\.L2::evict_normal|griddepcontrol\.(launch_dependents|wait)"
+    r"|nanosleep\.u32|pmevent(\.mask)?|applypriority(\.global)?\.L2::evict_normal|griddepcontrol\.(launch_dependents|wait)"
 )
 # Operands of those that do not take one address, or one number.
 _ADVISED = {"applypriority": 2, "griddepcontrol": 0}
@@ -110,7 +110,7 @@ def write_async(emitter: Builder, instruction: Instruction) -> None:
 
 
 def advise(emitter: Builder, instruction: Instruction) -> None:
-    """Instructions that change no result: prefetches, cache policies, register counts, dependent grids.
+    """Instructions that change no result: prefetches, cache policies, events, register counts, dependent grids.
 
     Raises:
         isa.UnknownOpcode: another spelling.

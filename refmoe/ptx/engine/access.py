@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -448,12 +449,14 @@ class Store(Access):
 class Atomic(Access):
     """`atom` and `red`: lanes that meet at one address take their turns in lane order, or as the schedule says.
 
-    `function(old, b[, c]) -> new` is the arithmetic, `global_function` that in global memory.
+    `function(old, b[, c]) -> new` is the arithmetic, `global_function` that in global memory. `whole` says that all
+    elements are compared before any is written, as the halves of `atom.cas.b128` are.
     """
 
     function: Callable[..., Any]
     global_function: Callable[..., Any]
     dtype: Any
+    whole: bool = False
     verb = "atomic"
 
     def __call__(
@@ -477,14 +480,15 @@ class Atomic(Access):
             if region.shadow is not None:
                 self._synchronise(frame, region, index, theirs, order)
             place = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
-            for element in range(self.count):
-                at = index // self.size + element
-                undefined = frame.machine.undefined
-                if undefined is None:
-                    changed |= self._apply(region, at, place, sources[element], old[element], order)
-                    continue
-                with undefined.modified(self, region, at, lanes, place, element):
-                    changed |= self._apply(region, at, place, sources[element], old[element], order)
+            undefined = frame.machine.undefined
+            elements = range(self.count)
+            for group in [elements] if self.whole else [range(each, each + 1) for each in elements]:
+                with ExitStack() as around:
+                    if undefined is not None:
+                        for element in group:
+                            at = index // self.size + element
+                            around.enter_context(undefined.modified(self, region, at, lanes, place, element))
+                    changed |= self._apply(region, index // self.size, group, place, sources, old, order)
             if region.shadow is not None and frame.machine.strong.choices is not None:
                 records = shadow_of(region).written_by_one(index, self.width)
                 frame.machine.strong.modified(self, region, index, theirs, records)
@@ -511,20 +515,34 @@ class Atomic(Access):
             machine.strong.modify(self, region, index, lanes, before, records, machine.alive)
 
     def _apply(
-        self, region: Region, at: Array, place: Array, sources: list[Array], old: Array, order: Array | None
+        self,
+        region: Region,
+        at: Array,
+        elements: range,
+        place: Array,
+        sources: list[list[Array]],
+        old: list[Array],
+        order: Array | None,
     ) -> bool:
+        """Some elements, all at once: `at` [n] are the word numbers of element 0. Whether a word changed."""
         function = self.global_function if region.space == "global" else self.function
         changed = False
         if order is not None:
             at, place = at[order], place[order]
         for turn in _turns(at):
-            before = region.read(self.size, at[turn])
             who = place[turn]
-            old[who] = before
-            values = [source[who] for source in sources]
-            after = function(before, *values)
-            changed = changed or bool((after != before).any())
-            region.write(self.size, at[turn], after)
+            before = {element: region.read(self.size, at[turn] + element) for element in elements}
+            stores = np.ones(len(turn), np.bool_)
+            if self.whole:
+                for element in elements:
+                    stores &= before[element] == sources[element][0][who]
+            for element in elements:
+                old[element][who] = before[element]
+                after = function(before[element], *(source[who] for source in sources[element]))
+                if self.whole:
+                    after = np.where(stores, after, before[element])
+                changed = changed or bool((after != before[element]).any())
+                region.write(self.size, at[turn] + element, after)
         return changed
 
 
@@ -579,4 +597,5 @@ def atomic(instruction: Instruction, opcode: MemoryOpcode, bounds: Bounds | None
         function=isa.resolve_atomic(operation, kind),
         global_function=isa.resolve_atomic(operation, kind, flush),
         dtype=np.dtype(f"u{opcode.size}"),
+        whole=operation == "cas" and opcode.count > 1,
     )

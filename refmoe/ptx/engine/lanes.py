@@ -71,6 +71,7 @@ class LaunchState:
         addresses: of module variables, uint64 scalars.
         dynamic: names of variables in dynamic shared memory.
         dynamic_bytes, shared_bytes: dynamic shared memory, and all of it.
+        reserved_bytes: of `shared_bytes`, reserved shared memory that the entry uses.
         warps: of a CTA.
         order: what CTAs pass to each other.
         step_budget: most blocks of code that a warp may run, or None.
@@ -107,6 +108,7 @@ class LaunchState:
     approximate: set[int]
     maps: MapHistory = field(default_factory=MapHistory)
     workspace: int = 0
+    reserved_bytes: int = 0
     steps: int = 0
     clock: int = 0
     lane_instructions: int = 0
@@ -168,6 +170,7 @@ class Lanes(ABC):
         self.specials = self._specials()
         refused = self.checks.uninitialised
         self.shared = owned_region("shared memory", "shared", launch.shared_bytes, ctas, refused)
+        self._reserve()
         self.local = owned_region("local memory", "local", local_bytes, self.lanes, refused)
         self.clocks: Any = None
         self.strong: Any = None
@@ -181,8 +184,16 @@ class Lanes(ABC):
         launch = self.launch
         return special_values(
             launch.grid, launch.block, self.first_cta, self.ctas, self.warps, launch.dynamic_bytes, launch.shared_bytes,
-            launch.workspace,
+            launch.workspace, launch.reserved_bytes,
         )  # fmt: skip
+
+    def _reserve(self) -> None:
+        """The reserved shared memory holds something from the start: nobody has to write it first."""
+        size, region = self.launch.reserved_bytes, self.shared
+        if size:
+            assert region.valid is not None
+            for held, value in ((region.data, 0), (region.valid, 0xFF)):
+                held.reshape(-1, region.stride)[:, :size] = value
 
     # Parts
 
@@ -241,8 +252,11 @@ class Lanes(ABC):
             return top == np.uint64(SHARED_WINDOW >> 56)
         if space == "local":
             return top == np.uint64(LOCAL_WINDOW >> 56)
-        other = [region.base >> WINDOW_BITS for region in self.arena.regions if region.space != "global"]
-        return (top == 0) & ~np.isin(address >> np.uint64(WINDOW_BITS), np.array(other, np.uint64))
+        # What lies in no window counts as global.
+        elsewhere = space == "global"
+        windows = [each.base >> WINDOW_BITS for each in self.arena.regions if (each.space == space) != elsewhere]
+        found = np.isin(address >> np.uint64(WINDOW_BITS), np.array(windows, np.uint64))
+        return (top == 0) & (found != elsewhere)
 
     def everyone(self, mask: Array) -> bool:
         """Whether `mask` holds all lanes that have not exited."""

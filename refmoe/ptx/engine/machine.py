@@ -173,6 +173,7 @@ class Machine(Runner):
         self.specials = self._specials()
         for region in (self.shared, self.local):
             region.clear()
+        self._reserve()
         if self.clocks is not None:
             self.clocks.restart(first_cta // self.launch.grid.cluster_blocks)
             self.strong.restart(first_cta)

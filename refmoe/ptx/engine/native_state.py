@@ -351,6 +351,8 @@ class NativeState:
         numbers, masks = frame.warps()
         taken = np.zeros(len(numbers), np.uint32)
         self._begin()
+        # Python takes the lanes on from this block, so that the block must not go on by itself.
+        self._fields[Context.PATIENCE] = 0
         failed = self._scheduler.each(
             *piece, self._address, numbers.ctypes.data, masks.ctypes.data, len(numbers), taken.ctypes.data
         )

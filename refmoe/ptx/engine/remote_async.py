@@ -73,4 +73,5 @@ class WriteAsync:
             shadow_of(region).copy(frame, access, region, index, lanes, strong=True)
         old = np.zeros(len(lanes), access.dtype)
         order = frame.machine.lane_order(lanes)
-        access._apply(region, index // access.size, np.arange(len(lanes)), values, old, order)
+        everyone = np.arange(len(lanes))
+        access._apply(region, index // access.size, range(1), everyone, [values], [old], order)

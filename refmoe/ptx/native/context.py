@@ -67,7 +67,7 @@ class Context(IntEnum):
     """Of those blocks."""
     LANE_INSTRUCTIONS = auto()
     PATIENCE = auto()
-    """Back edges that the warp that runs may still take before others run."""
+    """Back edges that the warp that runs may still take before others run; 0 where Python runs one block alone."""
     POLLED = auto()
     """Set to one by a back edge of a loop that may wait for another lane's write."""
     YIELDED = auto()

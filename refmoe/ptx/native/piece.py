@@ -167,13 +167,13 @@ class PieceWriter:
         target = self.template.targets[number]
         if not target.goes_on:
             return
-        if not target.back:
-            self._jump(number)
-            return
         patience = at(build, self.context, Context.PATIENCE * FIELD_BYTES)
-        left = build.sub(build.load(patience, typ=WORD), word(1))
+        left = build.load(patience, typ=WORD)
+        if target.back:
+            left = build.sub(left, word(1))
         with build.if_then(build.icmp_signed(">", left, word(0))):
-            build.store(left, patience)
+            if target.back:
+                build.store(left, patience)
             self._jump(number)
 
     def _jump(self, number: int) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from refmoe.ptx.program.provenance import Bounds, bounds_of
 from refmoe.ptx.state.spaces import CODE_BYTES, CODE_WINDOW, OWN_BASE, PARAM_BASE
+from refmoe.ptx.state.specials import RESERVED_BYTES, RESERVED_PARTS
 from refmoe.ptx.text.parser import ParsedModule
-from refmoe.ptx.text.syntax import Address, Function, Instruction, Register, Symbol, Variable, parts
+from refmoe.ptx.text.syntax import Address, Function, Instruction, Operand, Register, Special, Symbol, Variable, parts
 
 # How much dynamic shared memory there is the launch says.
 _ANY_END = 1 << 32
@@ -23,6 +24,7 @@ class Layout:
         spaces: state space that an address of that name belongs to.
         parameters: byte offset of each kernel parameter.
         parameter_bytes, shared_bytes, local_bytes: sizes; shared without the dynamic part.
+        reserved_bytes: of `shared_bytes`, at their begin: the reserved shared memory, if the entry uses it.
         dynamic_offset: where dynamic shared memory starts.
         dynamic: the variables that lie there, `extern __shared__` in CUDA.
         buffers: module variables that the entry names.
@@ -35,6 +37,7 @@ class Layout:
     parameter_bytes: int
     shared_bytes: int
     local_bytes: int
+    reserved_bytes: int
     dynamic_offset: int
     dynamic: tuple[str, ...]
     buffers: tuple[Variable, ...]
@@ -68,7 +71,8 @@ def lay_out(entry: Function, module: ParsedModule) -> Layout:
     module_local = [v for name, v in module.variables.items() if v.space == "local" and name in used]
     shared = [v for v in own + module_shared if v.space == "shared"]
     parameter_bytes = place(entry.parameters, PARAM_BASE, "param")
-    shared_bytes = place((v for v in shared if v.size), OWN_BASE, "shared")
+    reserved_bytes = RESERVED_BYTES if _asks_for_reserved(entry) else 0
+    shared_bytes = place((v for v in shared if v.size), OWN_BASE, "shared", reserved_bytes)
     # A device function's parameters are local: each lane has its own.
     local_bytes = place((v for v in own + module_local if v.space in ("local", "param")), OWN_BASE, "local")
     dynamic = [v for v in shared if not v.size]
@@ -99,6 +103,7 @@ def lay_out(entry: Function, module: ParsedModule) -> Layout:
         parameter_bytes,
         shared_bytes,
         local_bytes,
+        reserved_bytes,
         dynamic_offset,
         tuple(variable.name for variable in dynamic),
         tuple(buffers[name] for name in wanted),
@@ -114,6 +119,13 @@ def code_address(declared: Mapping[str, Function], name: str) -> int | None:
 
 
 def _named(entry: Function) -> set[str]:
+    return {operand.name for operand in _operands(entry) if isinstance(operand, Symbol)}
+
+
+def _asks_for_reserved(entry: Function) -> bool:
+    return any(isinstance(operand, Special) and operand.name in RESERVED_PARTS for operand in _operands(entry))
+
+
+def _operands(entry: Function) -> Iterator[Operand]:
     instructions = (statement for statement in entry.body or () if isinstance(statement, Instruction))
-    operands = (part for instruction in instructions for operand in instruction.operands for part in parts(operand))
-    return {operand.name for operand in operands if isinstance(operand, Symbol)}
+    return (part for instruction in instructions for operand in instruction.operands for part in parts(operand))

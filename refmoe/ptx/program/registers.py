@@ -13,7 +13,7 @@ CARRY = Register("%cc.cf", "pred")
 # Instructions whose first operand is not a destination.
 _NO_DESTINATION = frozenset((
     "st", "red", "bra", "brx", "bar", "barrier", "membar", "fence", "prefetch", "prefetchu", "nanosleep",
-    "applypriority", "setmaxnreg", "griddepcontrol", "ret", "exit", "trap", "cp",
+    "pmevent", "applypriority", "setmaxnreg", "griddepcontrol", "ret", "exit", "trap", "cp",
 ))  # fmt: skip
 
 

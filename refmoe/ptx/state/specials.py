@@ -33,17 +33,18 @@ CLOCKS: dict[str, tuple[str, int]] = {
     "%globaltimer_lo": ("b32", 0),
     "%globaltimer_hi": ("b32", 32),
 }
+# Where parts of the reserved shared memory begin. An entry that asks for them uses that memory: tiles of several warps
+# keep their barriers there (cooperative_groups, details/memory.h, `reserved_shared_ptr`).
+RESERVED_PARTS = ("%reserved_smem_offset_0", "%reserved_smem_offset_1")
+# Bytes of it, below `OWN_BASE` where nobody uses it.
+RESERVED_BYTES = OWN_BASE
 # Those that are the same everywhere.
 _CONSTANTS: dict[str, np.generic] = {
     "%smid": np.uint32(0),
     "%nsmid": np.uint32(1),
     "%gridid": np.uint64(1),
     "%current_graph_exec": np.uint64(0),
-    "%reserved_smem_offset_begin": np.uint32(0),
-    "%reserved_smem_offset_end": np.uint32(OWN_BASE),
-    "%reserved_smem_offset_cap": np.uint32(OWN_BASE),
-    "%reserved_smem_offset_0": np.uint32(0),
-    "%reserved_smem_offset_1": np.uint32(0),
+    "%reserved_smem_offset_cap": np.uint32(RESERVED_BYTES),
     **{f"%envreg{number}": np.uint32(0) for number in range(_ENVIRONMENT)},
 }
 
@@ -55,6 +56,7 @@ SPECIALS: dict[str, str] = {
     **{f"%{name}": "b32" for name in ("dynamic_smem_size", "total_smem_size", "aggr_smem_size")},
     "%is_explicit_cluster": "pred",
     **{name: f"b{value.dtype.itemsize * 8}" for name, value in _CONSTANTS.items()},
+    **dict.fromkeys(("%reserved_smem_offset_begin", "%reserved_smem_offset_end", *RESERVED_PARTS), "b32"),
     **{name: kind for name, (kind, _) in CLOCKS.items()},
 }
 
@@ -103,12 +105,17 @@ def values(
     dynamic_bytes: int,
     shared_bytes: int,
     workspace: int = 0,
+    reserved_bytes: int = 0,
 ) -> dict[str, Any]:
     """Each predefined register over the lanes of some CTAs: an array [lanes], or a scalar where all lanes agree.
 
     `workspace` is the address of what a cooperative launch has, in `%envreg1` (upper half) and `%envreg2`; else 0.
+    `reserved_bytes` of `shared_bytes` are reserved shared memory that the entry uses.
     """
-    result = dict(_of_any_ctas(grid, block, ctas, warps, dynamic_bytes, shared_bytes))
+    result = dict(_of_any_ctas(grid, block, ctas, warps, dynamic_bytes, shared_bytes - reserved_bytes))
+    begin = np.uint32(OWN_BASE if reserved_bytes else 0)
+    result["%reserved_smem_offset_end"] = begin + np.uint32(RESERVED_BYTES)
+    result.update(dict.fromkeys(("%reserved_smem_offset_begin", *RESERVED_PARTS), begin))
     result["%envreg1"], result["%envreg2"] = np.uint32(workspace >> 32), np.uint32(workspace & 0xFFFFFFFF)
 
     def spread(values: Any) -> Any:
@@ -168,7 +175,7 @@ def _of_any_ctas(
         "%cluster_nctarank": np.uint32(grid.cluster_blocks),
         "%dynamic_smem_size": np.uint32(dynamic_bytes),
         "%total_smem_size": np.uint32(shared_bytes),
-        "%aggr_smem_size": np.uint32(shared_bytes + OWN_BASE),
+        "%aggr_smem_size": np.uint32(shared_bytes + RESERVED_BYTES),
         "%is_explicit_cluster": np.bool_(grid.explicit),
         **_CONSTANTS,
     }

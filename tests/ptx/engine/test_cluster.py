@@ -77,6 +77,7 @@ def test_a_guard_keeps_a_lane_from_misuse() -> None:
         "griddepcontrol.wait; ld.global.u32 %r20, [%d3]; griddepcontrol.launch_dependents;",
         "prefetch.tensormap [%d3]; applypriority.global.L2::evict_normal [%d3], 128; ld.global.u32 %r20, [%d3];",
         "nanosleep.u32 20; prefetch.global.L2 [%d3]; ld.global.u32 %r20, [%d3];",
+        "pmevent 7; pmevent.mask 0xff; ld.global.u32 %r20, [%d3];",
     ],
 )
 def test_advice_changes_nothing(instruction: str) -> None:

@@ -421,6 +421,25 @@ def test_generic_addresses_of_three_spaces_in_one_load() -> None:
     np.testing.assert_array_equal(out, np.array([111, 222, 333])[np.arange(32) % 3])
 
 
+@pytest.mark.parametrize("space", ["global", "shared", "local", "const", "param", "param::entry"])
+def test_each_address_lies_in_one_space(space: str) -> None:
+    body = f"""
+        mov.u64 %d3, sh; cvta.shared.u64 %d3, %d3; isspacep.{space} %p1, %d3; selp.u32 %r3, 1, 0, %p1;
+        mov.u64 %d3, lo; cvta.local.u64 %d3, %d3; isspacep.{space} %p1, %d3; selp.u32 %r4, 2, 0, %p1;
+        mov.u64 %d3, co; cvta.const.u64 %d3, %d3; isspacep.{space} %p1, %d3; selp.u32 %r5, 4, 0, %p1;
+        mov.b64 %d3, n; cvta.param.u64 %d3, %d3; isspacep.{space} %p1, %d3; selp.u32 %r6, 8, 0, %p1;
+        isspacep.{space} %p1, %d0; selp.u32 %r7, 16, 0, %p1;
+        add.u32 %r3, %r3, %r4; add.u32 %r3, %r3, %r5; add.u32 %r3, %r3, %r6; add.u32 %r3, %r3, %r7;
+        st.global.u32 [%d2], %r3;
+        ret;
+    """
+    out = np.zeros(32, np.uint32)
+    declarations = ".shared .align 4 .b8 sh[4]; .local .align 4 .b8 lo[4];"
+    run(body, out, declarations=declarations, module_scope=".const .b32 co;")
+    wanted = {"shared": 1, "local": 2, "const": 4, "param": 8, "param::entry": 8, "global": 16}
+    assert (out == wanted[space]).all()
+
+
 LOCAL = """
 extern "C" __global__ void k(int* out, const int* in, int n) {
     int t = blockIdx.x * blockDim.x + threadIdx.x;

@@ -264,6 +264,31 @@ def test_groups_come_to_a_meeting_one_after_another(factor: int, mask: str) -> N
     assert out.tolist() == [sum(factor * lane % 3 for lane in range(32)) + 5] * 32
 
 
+def test_groups_of_a_warp_go_their_own_ways_after_a_meeting() -> None:
+    # Four tiles of 8 lanes meet apart. No lane takes the branch behind, and its way goes on into blocks of their own.
+    body = """
+        and.b32 %r3, %r1, -8;
+        mov.u32 %r4, 255;
+        shl.b32 %r4, %r4, %r3;
+        setp.eq.u32 %p1, %r1, %r3;
+        vote.sync.ballot.b32 %r5, %p1, %r4;
+        setp.eq.u32 %p2, %r5, 0;
+        @%p2 bra NONE;
+        bra.uni SOME;
+    NONE:
+        mov.u32 %r6, 2;
+        bra.uni END;
+    SOME:
+        popc.b32 %r6, %r5;
+    END:
+        st.global.u32 [%d2], %r6;
+        ret;
+    """
+    out = np.zeros(32, np.uint32)
+    run(body, out, np.zeros(1, np.uint32))
+    assert out.tolist() == [1] * 32
+
+
 def test_every_warp_has_member_masks_of_its_own() -> None:
     # All lanes of warp 0 come to the first meeting; of warp 1 the upper half goes straight to the second one.
     body = """

@@ -152,3 +152,38 @@ def test_the_block_lies_behind_the_reserved_shared_memory() -> None:
     """
     with pytest.raises(ptx.MemoryFault, match="out of bounds"):
         run(body, np.zeros(1, np.uint32), declarations=".shared .b32 cell;")
+
+
+@pytest.mark.parametrize("checks", [ptx.Checks(), ptx.Checks(uninitialised=False)], ids=["checked", "unchecked"])
+def test_parts_of_the_reserved_shared_memory_can_be_used(checks: ptx.Checks) -> None:
+    # As tiles of several warps use it: each block finds its part as nobody left it, apart from its variables.
+    body = """
+        mov.u32 %r3, %reserved_smem_offset_1;
+        add.u32 %r4, %r1, 1;
+        st.shared.u32 [cell], %r4;
+        cvt.u64.u32 %d3, %r3;
+        cvta.shared.u64 %d3, %d3;
+        ld.u32 %r5, [%d3];
+        st.u32 [%d3], %r5;
+        st.shared.u32 [%r3+1020], %r5;
+        ld.shared.u32 %r6, [cell];
+        add.u32 %r5, %r5, %r6;
+        mov.u32 %r7, %reserved_smem_offset_end;
+        mov.u32 %r8, cell;
+        setp.lt.u32 %p1, %r8, %r7;
+        @%p1 trap;
+        mov.u32 %r7, %total_smem_size;
+        shl.b32 %r7, %r7, 8;
+        add.u32 %r5, %r5, %r7;
+        mov.u32 %r6, %ctaid.x;
+        mul.wide.u32 %d4, %r6, 4;
+        add.u64 %d4, %d0, %d4;
+        st.global.u32 [%d4], %r5;
+        ret;
+    """
+    out = np.zeros(3072, np.uint32)
+    run(body, out, grid=(3072, 1, 1), block=(1, 1, 1), declarations=".shared .b32 cell;", checks=checks)
+    assert (out == 1 + (4 << 8)).all()
+    body = body.replace("ld.u32 %r5, [%d3];", "atom.or.acq_rel.cta.b32 %r5, [%d3], 5;")
+    run(body, out, grid=(3072, 1, 1), block=(1, 1, 1), declarations=".shared .b32 cell;", checks=checks)
+    assert (out == 1 + (4 << 8)).all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.ptx_kernel import run
+from support.ptx_kernel import run, text
 
 from refmoe import ptx
 
@@ -55,7 +55,7 @@ def test_128_bits_that_are_swapped_with_themselves() -> None:
 
 def test_what_does_not_take_128_bits_is_refused_where_it_is_reached() -> None:
     declarations = ".reg .b128 q, r;"
-    for wrong in ("atom.global.exch.b128 q, [%d1], r;", "xor.b128 q, q, r;"):
+    for wrong in ("atom.global.and.b128 q, [%d1], r;", "xor.b128 q, q, r;"):
         run(f"ret; {wrong} ret;", np.zeros(1, np.uint32), declarations=declarations)
         with pytest.raises(ptx.UnknownOpcode):
             run(f"{wrong} ret;", np.zeros(1, np.uint32), declarations=declarations)
@@ -130,3 +130,63 @@ def test_a_register_and_a_constant_are_added_where_they_are_read() -> None:
     out = np.zeros(32, np.uint32)
     run(body, out)
     np.testing.assert_array_equal(out, np.where(THREADS > 20, 2 * THREADS + 4, THREADS + 7) + 100)
+
+
+@pytest.mark.parametrize("schedule", [0, 5])
+@pytest.mark.parametrize("space", ["global", "shared"])
+def test_swaps_of_128_bits_lose_nothing(space: str, schedule: int) -> None:
+    # Each lane that finds (n, 2n) puts (n + 1, 2n + 2) there, until it has done so.
+    place = "%d0" if space == "global" else "cell"
+    body = f"""
+        mov.u64 %d3, 0;
+        mov.b128 q0, {{%d3, %d3}};
+        setp.eq.u32 %p2, %r1, 0;
+        @%p2 st.{space}.b128 [{place}], q0;
+        bar.sync 0;
+    AGAIN:
+        add.u64 %d4, %d3, %d3;
+        mov.b128 q1, {{%d3, %d4}};
+        add.u64 %d5, %d3, 1;
+        add.u64 %d6, %d5, %d5;
+        mov.b128 q2, {{%d5, %d6}};
+        atom.relaxed.cta.{space}.cas.b128 q3, [{place}], q1, q2;
+        mov.b128 {{%d7, %d8}}, q3;
+        setp.ne.u64 %p1, %d7, %d3;
+        mov.u64 %d3, %d7;
+        @%p1 bra AGAIN;
+        bar.sync 0;
+        @!%p2 bra END;
+        atom.{space}.exch.b128 q3, [{place}], q0;
+        st.global.b128 [%d0+16], q3;
+    END:
+        ret;
+    """
+    out = np.zeros((2, 2), np.uint64)
+    declarations = ".reg .b128 q<4>; .shared .align 16 .b8 cell[16];"
+    module = ptx.Module.parse(text(body, declarations=declarations), name="test.ptx")
+    ptx.launch(module, "k", (1, 1, 1), (64, 1, 1), [out, None, 0], schedule=schedule)
+    assert out[1].tolist() == [64, 128]
+
+
+@pytest.mark.parametrize(("low", "high", "stored"), [(1, 2, True), (1, 3, False), (3, 2, False)])
+@pytest.mark.parametrize("undefined", [True, False])
+def test_a_swap_of_128_bits_compares_both_halves(low: int, high: int, stored: bool, undefined: bool) -> None:
+    body = f"""
+        mov.u64 %d3, {low};
+        mov.u64 %d4, {high};
+        mov.b128 q0, {{%d3, %d4}};
+        mov.u64 %d3, 7;
+        mov.b128 q1, {{%d3, %d3}};
+        atom.global.cas.b128 q2, [%d0], q0, q1;
+        st.global.b128 [%d0+16], q2;
+        ret;
+    """
+    out = np.array([[1, 2], [0, 0]], np.uint64)
+    run(body, out, block=(1, 1, 1), checks=ptx.Checks(undefined=undefined), declarations=".reg .b128 q<3>;")
+    assert out.tolist() == [[7, 7] if stored else [1, 2], [1, 2]]
+
+
+def test_swaps_of_128_bits_must_be_aligned() -> None:
+    body = "mov.b128 q, {%d0, %d0}; add.u64 %d3, %d0, 8; atom.global.exch.b128 q, [%d3], q; ret;"
+    with pytest.raises(ptx.MemoryFault, match="misaligned"):
+        run(body, np.zeros(8, np.uint64), declarations=".reg .b128 q;")

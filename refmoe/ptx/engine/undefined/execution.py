@@ -57,7 +57,7 @@ _COMPUTED = frozenset((
     "subc", "szext", "tanh", "testp", "xor",
 ))  # fmt: skip
 # What may be told anything.
-_HINTS = ("prefetch", "prefetchu", "nanosleep", "applypriority", "discard")
+_HINTS = ("prefetch", "prefetchu", "nanosleep", "pmevent", "applypriority", "discard")
 # What the operands of an instruction reach, by its stem: of those that are not told apart more finely.
 _SINKS = {
     "bar": "an operand of a barrier",
