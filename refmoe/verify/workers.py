@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import multiprocessing
+import os
 import platform
 import signal
 import threading
@@ -75,10 +76,14 @@ def processes(jobs: int) -> Workers:
 
 @contextlib.contextmanager
 def worker_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of processes that end with the block: after Ctrl-C at once, in the middle of what they do."""
+    """A pool of processes that end with the block: after Ctrl-C at once, in the middle of what they do.
+
+    They also end when this process is killed.
+    """
     others = set(multiprocessing.active_children())
     # Spawned, not forked: a fork of a process with a GPU context or threads is unsafe.
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_the_parent)
     try:
         yield pool
     except BaseException:
@@ -87,6 +92,19 @@ def worker_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _end_with_the_parent() -> None:
+    """In a worker: nobody wants its results once whoever started it is gone, and nobody else would end it."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 @contextlib.contextmanager

@@ -178,7 +178,9 @@ if __name__ == "__main__":
 """
 
 
-def test_after_an_interrupt_no_process_is_left_and_results_are_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_after_an_interrupt_no_process_is_left_and_results_are_there(tmp_path: Path, end: signal.Signals) -> None:
+    """Ctrl-C goes to all processes of a terminal, other signals to the one that is named."""
     script, path = tmp_path / "script.py", tmp_path / "ledger"
     script.write_text(SCRIPT)
     process = subprocess.Popen(
@@ -190,7 +192,7 @@ def test_after_an_interrupt_no_process_is_left_and_results_are_there(tmp_path: P
     )
     assert process.stdout is not None
     shown = [process.stdout.readline().strip() for _ in range(2)]
-    os.killpg(process.pid, signal.SIGINT)
+    (os.killpg if end is signal.SIGINT else os.kill)(process.pid, end)
     process.communicate(timeout=60)
     assert process.returncode != 0
     assert set(shown) <= set(Ledger(path, {}).done)
