@@ -449,14 +449,14 @@ class Store(Access):
 class Atomic(Access):
     """`atom` and `red`: lanes that meet at one address take their turns in lane order, or as the schedule says.
 
-    `function(old, b[, c]) -> new` is the arithmetic, `global_function` that in global memory. `whole` says that all
-    elements are compared before any is written, as the halves of `atom.cas.b128` are.
+    `function(old, b[, c]) -> new` is the arithmetic, `global_function` that in global memory. One that
+    `compares` does so with all elements before it writes any, as the halves of `atom.cas.b128` are.
     """
 
     function: Callable[..., Any]
     global_function: Callable[..., Any]
     dtype: Any
-    whole: bool = False
+    compares: bool = False
     verb = "atomic"
 
     def __call__(
@@ -481,14 +481,14 @@ class Atomic(Access):
                 self._synchronise(frame, region, index, theirs, order)
             place = np.arange(len(lanes)) if which is None else np.flatnonzero(which)
             undefined = frame.machine.undefined
-            elements = range(self.count)
-            for group in [elements] if self.whole else [range(each, each + 1) for each in elements]:
+            elements, stores = range(self.count), np.ones(len(lanes), np.bool_)
+            for group in [elements] if self.compares else [range(each, each + 1) for each in elements]:
                 with ExitStack() as around:
                     if undefined is not None:
                         for element in group:
                             at = index // self.size + element
-                            around.enter_context(undefined.modified(self, region, at, lanes, place, element))
-                    changed |= self._apply(region, index // self.size, group, place, sources, old, order)
+                            around.enter_context(undefined.modified(self, region, at, lanes, place, element, stores))
+                    changed |= self._apply(region, index // self.size, group, place, sources, old, order, stores)
             if region.shadow is not None and frame.machine.strong.choices is not None:
                 records = shadow_of(region).written_by_one(index, self.width)
                 frame.machine.strong.modified(self, region, index, theirs, records)
@@ -523,8 +523,12 @@ class Atomic(Access):
         sources: list[list[Array]],
         old: list[Array],
         order: Array | None,
+        stores: Array,
     ) -> bool:
-        """Some elements, all at once: `at` [n] are the word numbers of element 0. Whether a word changed."""
+        """Some elements, all at once: `at` [n] are the word numbers of element 0. Whether a word changed.
+
+        `stores` is cleared for those that find something else than they compare with.
+        """
         function = self.global_function if region.space == "global" else self.function
         changed = False
         if order is not None:
@@ -532,15 +536,13 @@ class Atomic(Access):
         for turn in _turns(at):
             who = place[turn]
             before = {element: region.read(self.size, at[turn] + element) for element in elements}
-            stores = np.ones(len(turn), np.bool_)
-            if self.whole:
-                for element in elements:
-                    stores &= before[element] == sources[element][0][who]
+            for element in elements if self.compares else ():
+                stores[who] &= before[element] == sources[element][0][who]
             for element in elements:
                 old[element][who] = before[element]
                 after = function(before[element], *(source[who] for source in sources[element]))
-                if self.whole:
-                    after = np.where(stores, after, before[element])
+                if self.compares:
+                    after = np.where(stores[who], after, before[element])
                 changed = changed or bool((after != before[element]).any())
                 region.write(self.size, at[turn] + element, after)
         return changed
@@ -597,5 +599,5 @@ def atomic(instruction: Instruction, opcode: MemoryOpcode, bounds: Bounds | None
         function=isa.resolve_atomic(operation, kind),
         global_function=isa.resolve_atomic(operation, kind, flush),
         dtype=np.dtype(f"u{opcode.size}"),
-        whole=operation == "cas" and opcode.count > 1,
+        compares=operation == "cas",
     )

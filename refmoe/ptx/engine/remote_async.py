@@ -74,4 +74,4 @@ class WriteAsync:
         old = np.zeros(len(lanes), access.dtype)
         order = frame.machine.lane_order(lanes)
         everyone = np.arange(len(lanes))
-        access._apply(region, index // access.size, range(1), everyone, [values], [old], order)
+        access._apply(region, index // access.size, range(1), everyone, [values], [old], order, everyone >= 0)

@@ -18,6 +18,7 @@ from refmoe.ptx.text import lexer
 from refmoe.ptx.text.cursor import Cursor
 from refmoe.ptx.text.legacy import modernised
 from refmoe.ptx.text.scopes import KINDS, Scope, type_bits
+from refmoe.ptx.text.stack import with_stack
 from refmoe.ptx.text.syntax import (
     Address,
     Function,
@@ -379,7 +380,7 @@ class _Body:
             name: tuple(self.label(label, scope, line, self.places) for label in labels)
             for name, (labels, scope) in self.tables.items()
         }
-        return replace(self.function, body=body, tables=tables)
+        return with_stack(replace(self.function, body=body, tables=tables))
 
     def label(self, name: str, scope: Scope, line: int, known: Collection[str]) -> str:
         unique = scope.symbol(name)

@@ -80,7 +80,7 @@ def narrowed(instruction: Instruction) -> list[Instruction]:
         return [replace(instruction, operands=tuple(map(_pair_inside, instruction.operands)))]
     if stem == "mov" and len(instruction.operands) == 2:
         return _moves(instruction, [_pair(each) for each in instruction.operands], "mov.b64")
-    # Of the atomics those on 128 bits move them, or compare them as a whole: see `Atomic.whole`.
+    # Of the atomics those on 128 bits move them, or compare them as a whole: see `Atomic`.
     moves = stem in ("ld", "st", "ldu") or (stem == "atom" and {"exch", "cas"} & set(modifiers))
     if moves and not {"v2", "v4", "v8"} & set(modifiers):
         opcode = ".".join([stem, *modifiers[:-1], "v2", "b64"])

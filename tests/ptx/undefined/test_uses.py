@@ -469,6 +469,7 @@ ATOMICS = {
     "and with it": ("red.shared.and.b32 [%r7], %r5;", True),
     "or with it": ("red.shared.or.b32 [%r7], %r5;", True),
     "compare and swap for it": ("atom.shared.cas.b32 %r6, [%r7], 0, %r5;", True),
+    "compare and swap for it, of something else": ("atom.shared.cas.b32 %r6, [%r7], 4, %r5;", False),
     "max with it": ("red.shared.max.u32 [%r7], %r5;", True),
     "exchange for a known number": (
         "st.shared.u32 [%r7], %r5; atom.shared.exch.b32 %r6, [%r7], 4;", False,

@@ -503,7 +503,7 @@ class Execution:
 
     @contextmanager
     def modified(
-        self, access: Access, region: Region, at: Array, lanes: Array, place: Array, element: int
+        self, access: Access, region: Region, at: Array, lanes: Array, place: Array, element: int, stores: Array
     ) -> Iterator[None]:
         """Around a read and write by an atomic: of word numbers `at` [n] by `lanes` [n], `place` [n] among those."""
         if self.instruction is None or access.instruction is not self.instruction or not self._operands:
@@ -526,13 +526,14 @@ class Execution:
             open_ = mask[number]
             self.follower.use("the comparison of an atomic", self.instruction, lanes, open_, origins[number])
         olds, old_origins = self._olds[element]
+        yield
         for turn in _turns(at):
             who = number[turn]
             olds[place[turn]], old_origins[place[turn]] = mask[who], origins[who]
             made = _atomic_mask(opcode.operation or "", opcode.type, mask[who], own[turn])
-            origins[who] = np.where(own[turn] != 0, whence[turn], origins[who])
-            mask[who] = made
-        yield
+            writes = stores[place[turn]]
+            origins[who] = np.where(writes & (own[turn] != 0), whence[turn], origins[who])
+            mask[who] = np.where(writes, made, mask[who])
         self._write(region, words * size, mask.view(np.uint8).reshape(-1, size), origins, first)
 
     def _load_matrix(self, instruction: Instruction) -> None:

@@ -260,11 +260,14 @@ class UndefinedFollower:
 
     @contextmanager
     def modified(
-        self, access: Access, region: Region, at: Array, lanes: Array, place: Array, element: int
+        self, access: Access, region: Region, at: Array, lanes: Array, place: Array, element: int, stores: Array
     ) -> Iterator[None]:
-        """Around a read and write by an atomic: of word numbers `at` [n] by the `place`-th [n] of `lanes`."""
+        """Around a read and write by an atomic: of word numbers `at` [n] by the `place`-th [n] of `lanes`.
+
+        `stores` is then cleared for those of `lanes` that do not write.
+        """
         if self.running is None:
             yield
             return
-        with self.running.modified(access, region, at, lanes[place], place, element):
+        with self.running.modified(access, region, at, lanes[place], place, element, stores):
             yield
