@@ -27,6 +27,7 @@ from refmoe.errors import ArgumentError, RefmoeError, describe
 from refmoe.ptx.engine.machine import Observer
 
 DEFAULT_SHARED_BYTES = 48 * 1024  # a CTA gets more only after asking for it
+Index3 = tuple[int, int, int]
 
 
 class DeviceUnavailable(RefmoeError):
@@ -182,7 +183,7 @@ class CudaDevice:
         self.csrc = csrc
         self.torch = torch
         self.driver = driver
-        self._modules: dict[Path, Any] = {}
+        self._modules: dict[Path | bytes, Any] = {}
         self._functions: dict[Kernel, Any] = {}
         self._shared_limits: dict[Kernel, int] = {}
 
@@ -207,27 +208,77 @@ class CudaDevice:
             for argument in plan.arguments
         )
         types = tuple(map(_argument_type, plan.arguments))
-        stream = self.torch.cuda.current_stream().cuda_stream
-        function = self.function(plan.kernel)
-        if plan.shared_bytes > self._shared_limits.get(plan.kernel, DEFAULT_SHARED_BYTES):
-            attribute = self.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            self.call("cuFuncSetAttribute", function, attribute, plan.shared_bytes)
-            self._shared_limits[plan.kernel] = plan.shared_bytes
-        config = self.driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = plan.grid, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = plan.block, 1, 1
-        config.sharedMemBytes, config.hStream = plan.shared_bytes, stream
-        config.attrs = [] if plan.cluster is None else [self._cluster(plan.cluster)]
-        config.numAttrs = len(config.attrs)
-        self.call("cuLaunchKernelEx", config, function, (values, types), 0)
+        cluster = None if plan.cluster is None else (plan.cluster, 1, 1)
+        grid, block = (plan.grid, 1, 1), (plan.block, 1, 1)
+        self._start(plan.kernel, grid, block, (values, types), plan.shared_bytes, cluster, cooperative=False)
 
-    def _cluster(self, ctas: int) -> Any:
-        """The attribute of a launch that says how many CTAs a cluster has."""
-        attribute = self.driver.CUlaunchAttribute()
-        attribute.id = self.driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        shape = attribute.value.clusterDim
-        shape.x, shape.y, shape.z = ctas, 1, 1
-        return attribute
+    def enqueue_packed(
+        self,
+        kernel: Kernel,
+        grid: Index3,
+        block: Index3,
+        parameters: Sequence[bytes],
+        *,
+        shared_bytes: int = 0,
+        cluster: Index3 | None = None,
+        cooperative: bool = False,
+    ) -> None:
+        """Put a launch on torch's current stream whose parameters are bytes, such as another's host code packed them.
+
+        Args:
+            kernel: one that was given to `load`, or of a source of ours.
+            grid: CTAs (x, y, z).
+            block: threads (x, y, z).
+            parameters: the bytes of each parameter; a tensor map is the hardware's.
+            shared_bytes: dynamic shared memory of a CTA.
+            cluster: CTAs of a cluster (x, y, z); None for what the kernel itself says.
+            cooperative: whether all CTAs have to be resident together.
+
+        Raises:
+            RefmoeError: what the driver says.
+        """
+        values = tuple(map(_Packed, parameters))
+        self._start(kernel, grid, block, (values, (None,) * len(values)), shared_bytes, cluster, cooperative)
+
+    def _start(
+        self,
+        kernel: Kernel,
+        grid: Index3,
+        block: Index3,
+        arguments: tuple[Sequence[Any], Sequence[Any]],
+        shared_bytes: int,
+        cluster: Index3 | None,
+        cooperative: bool,
+    ) -> None:
+        """A launch whose arguments are values and their C types, as cuda-python takes them."""
+        function = self.function(kernel)
+        if shared_bytes > self._shared_limits.get(kernel, DEFAULT_SHARED_BYTES):
+            attribute = self.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self.call("cuFuncSetAttribute", function, attribute, shared_bytes)
+            self._shared_limits[kernel] = shared_bytes
+        config = self.driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = block
+        config.sharedMemBytes, config.hStream = shared_bytes, self.torch.cuda.current_stream().cuda_stream
+        config.attrs = self._attributes(cluster, cooperative)
+        config.numAttrs = len(config.attrs)
+        self.call("cuLaunchKernelEx", config, function, arguments, 0)
+
+    def _attributes(self, cluster: Index3 | None, cooperative: bool) -> list[Any]:
+        """Those of a launch: how many CTAs a cluster has, and whether all are resident together."""
+        attributes, names = [], self.driver.CUlaunchAttributeID
+        if cluster is not None:
+            attribute = self.driver.CUlaunchAttribute()
+            attribute.id = names.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            shape = attribute.value.clusterDim
+            shape.x, shape.y, shape.z = cluster
+            attributes.append(attribute)
+        if cooperative:
+            attribute = self.driver.CUlaunchAttribute()
+            attribute.id = names.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+            attribute.value.cooperative = 1
+            attributes.append(attribute)
+        return attributes
 
     def _tensor_map(self, argument: TensorMap) -> Any:
         """The driver's form of a tensor map."""
@@ -264,14 +315,15 @@ class CudaDevice:
             self._functions[kernel] = self.call("cuModuleGetFunction", self._modules[source], kernel.entry.encode())
         return self._functions[kernel]
 
-    def load(self, kernel: Kernel, cubin: Path) -> None:
-        """Take a kernel from a cubin from now on, instead of from a source of ours."""
+    def load(self, kernel: Kernel, cubin: Path | bytes) -> None:
+        """Take a kernel from a cubin from now on, a file or its content, instead of from a source of ours."""
         if cubin not in self._modules:
             self._modules[cubin] = self._loaded(cubin)
         self._functions[kernel] = self.call("cuModuleGetFunction", self._modules[cubin], kernel.entry.encode())
+        self._shared_limits.pop(kernel, None)
 
-    def _loaded(self, cubin: Path) -> Any:
-        return self.call("cuModuleLoadData", cubin.read_bytes())
+    def _loaded(self, cubin: Path | bytes) -> Any:
+        return self.call("cuModuleLoadData", cubin if isinstance(cubin, bytes) else cubin.read_bytes())
 
     def download(self, buffer: Buffer) -> npt.NDArray[Any]:
         """The tensor's bytes."""
@@ -327,6 +379,17 @@ def _encoded(argument: TensorMap, memory: ptx.DeviceMemory) -> bytes:
         box=(argument.box[1], argument.box[0]),
         swizzle=argument.swizzle,
     )
+
+
+class _Packed:
+    """The bytes of a kernel's parameter, in the form in which cuda-python takes structs."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = ctypes.create_string_buffer(content, len(content))
+
+    def getPtr(self) -> int:
+        """Where they lie."""
+        return ctypes.addressof(self._content)
 
 
 def _argument_type(argument: Any) -> Any:

@@ -8,12 +8,14 @@
 from refmoe.cute.host import HostLaunch
 from refmoe.cute.package import PYPI_REQUIREMENT, CompileError, CuteMissing, HostError, check_package
 from refmoe.cute.program import Program, compile, execute
-from refmoe.cute.tensors import Tensor, tensor
+from refmoe.cute.tensors import GpuBuffer, GpuMemory, Tensor, tensor
 
 __all__ = [
     "PYPI_REQUIREMENT",
     "CompileError",
     "CuteMissing",
+    "GpuBuffer",
+    "GpuMemory",
     "HostError",
     "HostLaunch",
     "Program",

@@ -16,11 +16,10 @@ from typing import Any
 
 from refmoe.chips import Chip
 from refmoe.cute.package import HostError, imported
-from refmoe.cute.tensor_maps import MAP_ALIGN, MAP_BYTES, translate
+from refmoe.cute.tensor_maps import MAP_BYTES
 from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.ptx import Module
 from refmoe.ptx.state.tensormap import DATA_TYPES, encode_tensor_map
-from refmoe.ptx.text.syntax import Variable
 
 Index3 = tuple[int, int, int]
 
@@ -50,7 +49,8 @@ class HostLaunch:
         grid, block: blocks and threads (x, y, z).
         cluster: blocks of a cluster, None where the host code names none.
         shared_bytes: dynamic shared memory of a block.
-        parameters: the bytes of each parameter of the kernel, in order.
+        parameters: the bytes of each parameter of the kernel, in order; a tensor map is the hardware's, but for one
+            that the driver was asked to make, which is the executor's.
         cooperative: whether all blocks have to be resident together.
     """
 
@@ -246,7 +246,7 @@ class HostCode:
         entry = self._entries[kernel - 1]
         variables = self._module.function(entry).parameters
         pointers = (ctypes.c_void_p * len(variables)).from_address(parameters) if variables else ()
-        contents = tuple(_content(at, each) for at, each in zip(pointers, variables, strict=True))
+        contents = tuple(ctypes.string_at(at, each.size) for at, each in zip(pointers, variables, strict=True))
         self._launches.append(HostLaunch(entry, grid, block, cluster, shared_bytes, contents, cooperative))
         return _SUCCESS
 
@@ -316,13 +316,6 @@ def _parameter_types(text: str, function: str) -> tuple[str, ...]:
         raise HostError(f"the lowered code has no host function {function} that returns a status")
     parts = re.split(r"(?:^|, )%arg\d+: ", head[1])
     return tuple(part.replace(" ", "") for part in parts[1:])
-
-
-def _content(address: int, parameter: Variable) -> bytes:
-    """The bytes of a parameter. A tensor map is the hardware's, and becomes the executor's."""
-    content = ctypes.string_at(address, parameter.size)
-    is_map = parameter.size == MAP_BYTES and parameter.align >= MAP_ALIGN
-    return translate(content) if is_map and not content.startswith(b"refmoe") else content
 
 
 def _triple(values: Sequence[int]) -> Index3:

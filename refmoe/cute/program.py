@@ -13,7 +13,8 @@ from typing import Any
 from refmoe.chips import CHIPS, DEFAULT_ARCH, Chip
 from refmoe.cute.host import HostCode, HostLaunch
 from refmoe.cute.package import CompileError, imported
-from refmoe.cute.tensors import Packed, address_of, as_tensor, pack_tensor
+from refmoe.cute.tensor_maps import of_executor
+from refmoe.cute.tensors import Memory, Packed, address_of, as_tensor, pack_tensor
 from refmoe.errors import ArgumentError, describe
 from refmoe.ptx import DeviceMemory, LaunchResult, Module
 from refmoe.ptx import launch as launch_entry
@@ -24,16 +25,26 @@ class Program:
 
     Attributes:
         ptx: the text of the kernels.
+        cubin: the same kernels as machine code of the chip, by the same compiler; None of a program whose PTX was
+            edited.
         arch: the chip that they were compiled for.
         module: the kernels for the executor.
         compiled: what `cute.compile` returned; on a machine with that GPU it can be called.
     """
 
     def __init__(
-        self, compiled: Any, ptx: str, arch: str, strict: bool, arguments: Sequence[Any], keywords: Mapping[str, Any]
+        self,
+        compiled: Any,
+        ptx: str,
+        cubin: bytes,
+        arch: str,
+        strict: bool,
+        arguments: Sequence[Any],
+        keywords: Mapping[str, Any],
     ) -> None:
         self.compiled = compiled
         self.ptx = ptx
+        self.cubin: bytes | None = cubin
         self.arch = arch
         self.module = Module.parse(ptx, name=f"{compiled.function_name}.ptx", strict=strict)
         execution = compiled.execution_args
@@ -58,16 +69,17 @@ class Program:
         """
         other = copy.copy(self)
         other.ptx = edit(self.ptx)
+        other.cubin = None
         other.module = Module.parse(other.ptx, name=self.module.name, strict=self.module.strict)
         return other
 
-    def host_launches(self, *arguments: Any, memory: DeviceMemory, **keywords: Any) -> tuple[HostLaunch, ...]:
+    def host_launches(self, *arguments: Any, memory: Memory, **keywords: Any) -> tuple[HostLaunch, ...]:
         """What the host code launches when it is called; nothing is executed.
 
         Args:
             arguments: those of the function, without those that are compiled in (`cutlass.Constexpr`): NumPy arrays or
                 `refmoe.cute.tensor` for tensors, arrays for pointers, numbers, a stream.
-            memory: where arrays get their addresses.
+            memory: where arrays have their addresses: a `refmoe.ptx.DeviceMemory`, or a `refmoe.cute.GpuMemory`.
             keywords: likewise.
 
         Raises:
@@ -115,7 +127,7 @@ class Program:
         return tuple(execute(self.module, each, place, options) for each in launches)
 
 
-def _packed(where: str, value: Any, known: Any, lowered: Iterator[str], memory: DeviceMemory) -> Any:
+def _packed(where: str, value: Any, known: Any, lowered: Iterator[str], memory: Memory) -> Any:
     """An argument that CuTe DSL can lower by itself; every tensor and pointer in it is lowered here.
 
     Args:
@@ -173,19 +185,19 @@ def compile(
     args = tuple(_compile_time(each) for each in arguments)
     named = {name: _compile_time(each) for name, each in keywords.items()}
     with tempfile.TemporaryDirectory(prefix="refmoe-cute-") as folder:
-        flags = f"--gpu-arch {arch} --keep-ptx --dump-dir {folder} {options}".strip()
+        flags = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder} {options}".strip()
         try:
             with _asked_of(CHIPS[arch]):
                 compiled = cute.compile(function, *args, options=flags, **named)
         except Exception as error:
             raise CompileError(f"CuTe DSL refuses {getattr(function, '__name__', function)}: {error}") from error
         ptx = [path.read_text() for path in sorted(Path(folder).glob("*.ptx"))]
-    if len(ptx) != 1:
-        raise CompileError(
-            f"CuTe DSL left {len(ptx)} files of PTX; one is needed, so a function that launches a kernel"
-        )
-    # A file ends with a zero byte.
-    return Program(compiled, ptx[0].rstrip("\0"), arch, strict, args, named)
+        cubins = [path.read_bytes() for path in sorted(Path(folder).glob("*.cubin"))]
+    if (len(ptx), len(cubins)) != (1, 1):
+        found = f"{len(ptx)} files of PTX and {len(cubins)} cubins"
+        raise CompileError(f"CuTe DSL left {found}; one of each is needed, so a function that launches a kernel")
+    # A file of text ends with a zero byte.
+    return Program(compiled, ptx[0].rstrip("\0"), cubins[0], arch, strict, args, named)
 
 
 @contextmanager
@@ -222,14 +234,16 @@ def execute(
         options: of `refmoe.ptx.launch`.
 
     Raises:
+        HostError: a tensor map that refmoe does not know.
         PtxError: what went wrong in it.
     """
+    variables = module.function(launch.entry).parameters
     return launch_entry(
         module,
         launch.entry,
         launch.grid,
         launch.block,
-        launch.parameters,
+        tuple(of_executor(*each) for each in zip(launch.parameters, variables, strict=True)),
         launch.shared_bytes,
         memory=memory,
         cluster=launch.cluster,

@@ -23,6 +23,7 @@ import struct
 from refmoe.cute.package import HostError
 from refmoe.errors import ArgumentError
 from refmoe.ptx import encode_tensor_map
+from refmoe.ptx.text.syntax import Variable
 
 MAP_BYTES = 128
 #: Where a parameter begins at such a multiple and has so many bytes, it is a tensor map.
@@ -39,6 +40,21 @@ _TYPES = {
 # By bits 13-14 and 19.
 _SWIZZLES = {0: "none", 1: "32B", 2: "64B", 3: "128B", 3 | 1 << 2: "128B_atom_32B"}
 _PROMOTIONS = ("none", "64B", "128B", "256B")
+
+
+def of_executor(content: bytes, parameter: Variable) -> bytes:
+    """The bytes of a kernel's parameter for the executor: a tensor map of the hardware's is translated.
+
+    Raises:
+        HostError: as `translate`.
+    """
+    is_map = parameter.size == MAP_BYTES and parameter.align >= MAP_ALIGN
+    return translate(content) if is_map and not is_of_executor(content) else content
+
+
+def is_of_executor(content: bytes) -> bool:
+    """Whether the bytes of a parameter begin as the executor's own form of a tensor map does."""
+    return content.startswith(b"refmoe")
 
 
 def translate(content: bytes) -> bytes:

@@ -11,14 +11,14 @@ import ctypes
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.cute.package import imported
 from refmoe.errors import ArgumentError, describe
-from refmoe.ptx import Buffer, DeviceMemory
+from refmoe.ptx import Buffer
 
 #: Elements by the name of a NumPy or ml_dtypes type; the values are names of `cutlass`.
 _ELEMENTS = {
@@ -27,6 +27,45 @@ _ELEMENTS = {
     **{"float16": "Float16", "float32": "Float32", "float64": "Float64", "bfloat16": "BFloat16"},
     **{"float8_e4m3fn": "Float8E4M3FN", "float8_e5m2": "Float8E5M2", "float8_e8m0fnu": "Float8E8M0FNU"},
 }
+
+
+class Memory(Protocol):
+    """Where buffers have their addresses."""
+
+    def place(self, buffer: Any) -> int:
+        """The address of a buffer's first byte."""
+
+
+@dataclass(frozen=True, eq=False)
+class GpuBuffer:
+    """A buffer of a GPU: its addresses are asked of `tensor`, and those of its parts by the same parts of `array`.
+
+    Attributes:
+        tensor: of torch, uint8.
+        array: as many bytes of the host's. None is ever written or read, so that they cost no memory.
+    """
+
+    tensor: Any
+    array: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, tensor: Any) -> GpuBuffer:
+        """The buffer of a tensor."""
+        return cls(tensor, np.empty(tensor.numel(), np.uint8))
+
+
+class GpuMemory:
+    """The memory of a GPU, where every buffer has its address already."""
+
+    def place(self, buffer: Any) -> int:
+        """The address of a buffer's first byte.
+
+        Raises:
+            ArgumentError: an array of the host.
+        """
+        if not isinstance(buffer, GpuBuffer):
+            raise ArgumentError("memory", describe(buffer.array), "a tensor with a refmoe.cute.GpuBuffer")
+        return int(buffer.tensor.data_ptr())
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +79,8 @@ class Tensor:
         static: modes whose sizes the code may know.
         divisibility: of sizes, by mode: what the code may take them to be multiples of.
         unit: whether the code may know which mode has the stride 1.
-        buffer: the executor's buffer that the array is a view of, None for one made of the array.
+        innermost: which mode that is, where several have it; None for the last of more than one element, or the last.
+        buffer: the buffer that the array is a view of, None for one of the executor's that is made of the array.
     """
 
     array: NDArray[Any]
@@ -49,7 +89,8 @@ class Tensor:
     static: tuple[int, ...] = ()
     divisibility: tuple[tuple[int, int], ...] = ()
     unit: bool = True
-    buffer: Buffer | None = None
+    innermost: int | None = None
+    buffer: Buffer | GpuBuffer | None = None
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -64,7 +105,7 @@ class Tensor:
             size if mode in self.static else cute.sym_int32(divisibility=multiples.get(mode, 1))
             for mode, size in enumerate(self.array.shape)
         ]
-        unit = _unit_mode(self.array.shape, self.strides) if self.unit else None
+        unit = self._unit_mode() if self.unit else None
         # Bytes of alignment that rows keep: a stride has them where the innermost size is a multiple, too.
         elements = multiples.get(unit, 1) if unit is not None else 1
         strides = [
@@ -75,6 +116,13 @@ class Tensor:
             getattr(cutlass, self.element), tuple(sizes), tuple(strides), assumed_align=self.align
         )
 
+    def _unit_mode(self) -> int | None:
+        """The innermost mode: that of stride 1; of several the named one, one of several elements, or the last."""
+        sizes, ones = self.array.shape, [mode for mode, stride in enumerate(self.strides) if stride == 1]
+        if self.innermost in ones:
+            return self.innermost
+        return next((mode for mode in reversed(ones) if sizes[mode] > 1), ones[-1] if ones else None)
+
 
 def tensor(
     array: NDArray[Any] | Buffer,
@@ -84,7 +132,8 @@ def tensor(
     static: Sequence[int] = (),
     divisibility: Mapping[int, int] | None = None,
     unit: bool = True,
-    buffer: Buffer | None = None,
+    innermost: int | None = None,
+    buffer: Buffer | GpuBuffer | None = None,
 ) -> Tensor:
     """A NumPy array, or a view of one, as an argument of `refmoe.cute.compile` and of a launch.
 
@@ -99,7 +148,9 @@ def tensor(
         static: modes whose sizes are compiled into the code.
         divisibility: by mode, what its size is a multiple of.
         unit: whether the code may know which mode has the stride 1; else all strides are dynamic.
-        buffer: of which the array is a view.
+        innermost: that mode, for an array in which modes of one element have the stride 1, too. By default it is that
+            of more than one element, or the last.
+        buffer: of which the array is a view, or of a GPU a view of its `array`.
 
     Raises:
         ArgumentError: no array, a dtype without an element of its own, or sizes that are not so divisible.
@@ -121,7 +172,7 @@ def tensor(
                 "divisibility", f"{multiple} of mode {mode} of {describe(values)}", "one that divides it"
             )
     divisible = tuple(sorted(multiples.items()))
-    return Tensor(values, name, align or values.itemsize, tuple(static), divisible, unit, buffer)
+    return Tensor(values, name, align or values.itemsize, tuple(static), divisible, unit, innermost, buffer)
 
 
 def as_tensor(value: Any) -> Tensor | None:
@@ -130,12 +181,6 @@ def as_tensor(value: Any) -> Tensor | None:
         return value
     is_array = isinstance(value, Buffer) or (isinstance(value, np.ndarray) and value.ndim > 0)
     return tensor(value) if is_array else None
-
-
-def _unit_mode(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
-    """The innermost mode: that of stride 1, of several the one that has more than one element, or the last."""
-    ones = [mode for mode, stride in enumerate(strides) if stride == 1]
-    return next((mode for mode in reversed(ones) if sizes[mode] > 1), ones[-1] if ones else None)
 
 
 class Packed:
@@ -148,7 +193,7 @@ class Packed:
         return [ctypes.addressof(self._content)]
 
 
-def address_of(where: str, given: Tensor, memory: DeviceMemory) -> int:
+def address_of(where: str, given: Tensor, memory: Memory) -> int:
     """The address of the array of an argument in a memory, in which it is placed if need be.
 
     Raises:
@@ -169,7 +214,7 @@ def address_of(where: str, given: Tensor, memory: DeviceMemory) -> int:
     return memory.place(buffer) + offset
 
 
-def pack_tensor(where: str, given: Tensor, compiled: Any, lowered: str, memory: DeviceMemory) -> Packed:
+def pack_tensor(where: str, given: Tensor, compiled: Any, lowered: str, memory: Memory) -> Packed:
     """The struct of a tensor, as the code that was compiled with `compiled` takes it.
 
     Args:

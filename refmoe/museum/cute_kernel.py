@@ -19,22 +19,36 @@ from typing import Any
 
 import numpy as np
 
-from refmoe.cuda.device import Device, LaunchRecord, PtxDevice
+from refmoe.cuda.device import CudaDevice, Device, LaunchRecord, PtxDevice
 from refmoe.cuda.launch import Buffer
 from refmoe.cuda.launch import Kernel as Entry
 from refmoe.cuda.toolchain import ToolchainError
-from refmoe.cute import PYPI_REQUIREMENT, CompileError, CuteMissing, Program, Tensor, check_package, execute, tensor
+from refmoe.cute import (
+    PYPI_REQUIREMENT,
+    CompileError,
+    CuteMissing,
+    GpuBuffer,
+    GpuMemory,
+    HostLaunch,
+    Program,
+    Tensor,
+    check_package,
+    execute,
+    tensor,
+)
 from refmoe.cute import compile as compile_function
+from refmoe.cute.package import HostError
+from refmoe.cute.tensor_maps import is_of_executor
 from refmoe.errors import ArgumentError
 from refmoe.families.family import Case, Expectation, Inputs, Outputs
 from refmoe.museum.edits import EditError
-from refmoe.ptx import DeviceMemory
+from refmoe.ptx import Buffer as PtxBuffer
+from refmoe.ptx import DeviceMemory, LaunchResult
 from refmoe.verify.kernel import Kernel, Place, Refusal
 from refmoe.verify.source import kernel_sha256, python_text
 
 #: What is said where the compiler is not installed.
 NOT_INSTALLED = "not installed: make cute"
-_GPU = "kernels of CuTe DSL are launched on the executor alone"
 
 
 @dataclass(frozen=True)
@@ -92,7 +106,7 @@ _PROGRAMS: dict[tuple[Any, ...], Program] = {}
 
 def launch(
     code: DeviceCode,
-    device: PtxDevice,
+    device: Device,
     variant: tuple[Any, ...],
     make: Callable[[], Any],
     arguments: Sequence[Any],
@@ -102,26 +116,25 @@ def launch(
 
     Args:
         code: the device code.
-        device: the executor.
+        device: the executor, or a GPU.
         variant: what tells the compiled function from others of that code: everything that is compiled in.
         make: the function under `cute.jit`.
         arguments: of the function.
-        blocks: those of the grid that run, all by default.
+        blocks: those of the grid that the executor runs, all by default. A GPU always runs all.
 
     Raises:
         CuteMissing: CuTe DSL is not installed.
         ToolchainError: the function does not compile, or the text that it becomes cannot be edited.
         PtxError: what went wrong in a kernel.
+        RefmoeError: what the driver of a GPU says.
     """
-    key = (code, device.arch, *variant)
-    if key not in _PROGRAMS:
-        try:
-            program = compile_function(make(), *arguments, arch=device.arch, strict=True)
-            _PROGRAMS[key] = program if code.edit_ptx is None else program.edited(code.edit_ptx)
-        except (CompileError, EditError, ImportError, SyntaxError) as error:
-            # As of nvcc: what does not compile is no fault that a case could catch.
-            raise ToolchainError(f"the device code in {code.folder}: {error}") from error
-    program = _PROGRAMS[key]
+    program = _compiled(code, device.arch, variant, make, arguments)
+    name = f"cute/{Path(code.folder).parent.name}"
+    if isinstance(device, CudaDevice):
+        for each in program.host_launches(*arguments, memory=GpuMemory()):
+            _launch_on_gpu(device, Entry(name, each.entry), program, each)
+        return
+    assert isinstance(device, PtxDevice)
     memory = DeviceMemory()
     options = {
         **{"checks": device.checks, "step_budget": device.step_budget, "trace": device.trace, "watch": device.watch},
@@ -129,8 +142,56 @@ def launch(
     }
     for each in program.host_launches(*arguments, memory=memory):
         result = execute(program.module, each, memory, options)
-        entry = Entry(f"cute/{Path(code.folder).parent.name}", each.entry)
-        device.launches.append(LaunchRecord(entry, math.prod(each.grid), math.prod(each.block), result))
+        device.launches.append(_record(Entry(name, each.entry), each, result))
+
+
+def _compiled(
+    code: DeviceCode, arch: str, variant: tuple[Any, ...], make: Callable[[], Any], arguments: Sequence[Any]
+) -> Program:
+    """The compiled function; see `launch`."""
+    key = (code, arch, *variant)
+    if key not in _PROGRAMS:
+        try:
+            program = compile_function(make(), *arguments, arch=arch, strict=True)
+            _PROGRAMS[key] = program if code.edit_ptx is None else program.edited(code.edit_ptx)
+        except (CompileError, EditError, ImportError, SyntaxError) as error:
+            # As of nvcc: what does not compile is no fault that a case could catch.
+            raise ToolchainError(f"the device code in {code.folder}: {error}") from error
+    return _PROGRAMS[key]
+
+
+def _launch_on_gpu(device: CudaDevice, entry: Entry, program: Program, launch: HostLaunch) -> None:
+    """Launch a kernel's own machine code with the bytes that its host code packed, and wait for its end.
+
+    Raises:
+        HostError: a tensor map that is not the hardware's.
+        RefmoeError: what the driver says.
+    """
+    if program.cubin is None:
+        raise ToolchainError("a kernel whose PTX was edited has no machine code: it runs on the executor")
+    if any(map(is_of_executor, launch.parameters)):
+        raise HostError("the host code had the driver make a tensor map, which refmoe does only for the executor")
+    device.load(entry, program.cubin)
+    device.enqueue_packed(
+        entry,
+        launch.grid,
+        launch.block,
+        launch.parameters,
+        shared_bytes=launch.shared_bytes,
+        cluster=launch.cluster,
+        cooperative=launch.cooperative,
+    )
+    device.torch.cuda.current_stream().synchronize()
+    device.launches.append(_record(entry, launch, None))
+
+
+def _record(entry: Entry, launch: HostLaunch, result: LaunchResult | None) -> LaunchRecord:
+    return LaunchRecord(entry, math.prod(launch.grid), math.prod(launch.block), result)
+
+
+def held(buffer: Buffer) -> PtxBuffer | GpuBuffer:
+    """A device's buffer with an array whose views say which part of it a tensor is."""
+    return buffer if isinstance(buffer, PtxBuffer) else GpuBuffer.of(buffer)
 
 
 def view_of(buffer: Buffer, dtype: Any, shape: Sequence[int], modes: Sequence[int], **options: Any) -> Tensor:
@@ -143,8 +204,11 @@ def view_of(buffer: Buffer, dtype: Any, shape: Sequence[int], modes: Sequence[in
         modes: of that shape, in the order of the tensor's.
         options: of `refmoe.cute.tensor`.
     """
-    array = buffer.array.reshape(-1).view(np.uint8).view(dtype).reshape(shape)
-    return tensor(array.transpose(tuple(modes)), buffer=buffer, **options)
+    memory = held(buffer)
+    array = memory.array.reshape(-1).view(np.uint8).view(dtype).reshape(shape)
+    # A size may be 1 in one launch, and more in the next of the same code.
+    innermost = list(modes).index(len(shape) - 1)
+    return tensor(array.transpose(tuple(modes)), innermost=innermost, buffer=memory, **options)
 
 
 def stream() -> Any:
@@ -177,8 +241,6 @@ class CuteKernel(Kernel, ABC):
 
     def missing(self, case: Case, place: Place) -> str | None:
         """Why the case cannot run here, in a sentence."""
-        if place.name != "ptx":
-            return _GPU
         try:
             check_package()
         except CuteMissing as error:
@@ -206,6 +268,8 @@ class CuteKernel(Kernel, ABC):
 
     def made_of(self, case: Case, inputs: Inputs, place: Place) -> str | None:
         """The compiler, and what of its output ran."""
+        if place.name == "cuda":
+            return f"CuTe DSL by {self.compiler()}: its cubin, launched with the bytes that its host code packed"
         return f"CuTe DSL by {self.compiler()}: its PTX and its host code were executed, its cubin was only compiled"
 
     def source_sha256(self) -> str:

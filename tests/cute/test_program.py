@@ -60,6 +60,36 @@ def test_the_host_code_makes_the_launch() -> None:
     assert ".target sm_90a" in program.ptx
 
 
+def test_on_a_gpu_tensors_have_the_addresses_of_its_buffers() -> None:
+    torch = pytest.importorskip("torch")
+    x, y = numbers(12, 8), numbers(12, 8)
+    # What the launch is made of does not depend on whose memory it is; here it is the host's.
+    given, stored = (refmoe.cute.GpuBuffer.of(torch.zeros(12 * 8 * 4, dtype=torch.uint8)) for _ in range(2))
+
+    def view(buffer: refmoe.cute.GpuBuffer) -> refmoe.cute.Tensor:
+        return refmoe.cute.tensor(buffer.array.view(np.float32).reshape(12, 8)[2:7, 4:], buffer=buffer)
+
+    program = refmoe.cute.compile(kernels.copy, x, y, arch="sm_90a")
+    (launch,) = program.host_launches(view(given), view(stored), memory=refmoe.cute.GpuMemory())
+    (same,) = program.host_launches(x[2:7, 4:], y[2:7, 4:], memory=DeviceMemory())
+    assert (launch.grid, launch.block) == (same.grid, same.block)
+    # A tensor is its address, then the sizes and strides that are not compiled in.
+    assert [each[8:] for each in launch.parameters] == [each[8:] for each in same.parameters]
+    found = [int.from_bytes(each[:8], "little") for each in launch.parameters]
+    assert found == [buffer.tensor.data_ptr() + 2 * 32 + 16 for buffer in (given, stored)]
+    with pytest.raises(ArgumentError, match=r"memory: found .*float32 \[12, 8\].*; needed a tensor with"):
+        program.host_launches(x, view(stored), memory=refmoe.cute.GpuMemory())
+
+
+def test_a_program_holds_its_machine_code_until_its_ptx_is_edited() -> None:
+    x = numbers(10)
+    program = refmoe.cute.compile(kernels.scale, x, x, Float32(1.0), STREAM, arch="sm_90a")
+    assert program.cubin is not None
+    assert program.cubin.startswith(b"\x7fELF")
+    assert program.entries[0].encode() in program.cubin
+    assert program.edited(lambda text: text.replace("mul.f32", "add.f32")).cubin is None
+
+
 def test_what_is_outside_is_a_fault_that_leaves_the_arrays_alone() -> None:
     x, y = numbers(300), np.full(299, 7, np.float32)
     program = refmoe.cute.compile(kernels.scale_unchecked, x, y, Float32(1.0))

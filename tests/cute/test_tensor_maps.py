@@ -53,7 +53,7 @@ def made(
     given = refmoe.cute.tensor(array, element=element, align=16, divisibility={array.ndim - 1: 16})
     memory = DeviceMemory()
     (launch,) = refmoe.cute.compile(function, given, arch=arch).host_launches(given, memory=memory)
-    return decode_tensor_map(launch.parameters[0]), memory.place(Buffer(array, "x"))
+    return decode_tensor_map(translate(launch.parameters[0])), memory.place(Buffer(array, "x"))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import refmoe.cute
 from refmoe.catalog import list_cases, parse_case, sound_kernel, source_sha256
 from refmoe.cuda import toolchain
 from refmoe.families import FAMILIES
+from refmoe.families.deepseek_gemm.family import DEEPSEEK_GEMM, of_windows
 from refmoe.museum import cute_kernel, exhibits
 from refmoe.museum.cute_deepseek_gemm.gemm import DEVICE_CODE, tile_number
 from refmoe.museum.cute_faults import CuteFault, faults_missing
@@ -66,6 +67,27 @@ def test_they_are_exhibits_under_the_contract_of_their_family(name: str) -> None
 def test_every_byte_is_the_references(case: str) -> None:
     result = run(case)
     assert (result.verdict, result.reason) == (Verdict.PASS, None)
+
+
+@needs_cute
+def test_code_that_was_compiled_for_one_element_serves_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of scales [1, 1, 1] every mode has the stride 1; of others only that of the blocks of K.
+    monkeypatch.setattr(cute_kernel, "_PROGRAMS", programs := {})
+    for shape, options in (("m1k128n128e1", ""), ("m24k384n256e3", ":rows=5-0-17")):
+        result = run(f"cute_deepseek_gemm:bf16:{shape}:near{options}:tile_m=16:seed7@ptx")
+        assert (result.verdict, result.reason) == (Verdict.PASS, None)
+    assert len(programs) == 1
+
+
+@needs_cute
+def test_of_a_gpus_output_the_windows_of_the_case_are_taken() -> None:
+    case = parse_case("cute_deepseek_gemm:bf16:m24k384n512e3:near:rows=5-0-17:sample=1:tile_m=16:poison=0x7F:seed7@ptx")
+    inputs, expected = DEEPSEEK_GEMM.inputs(case), DEEPSEEK_GEMM.expect(case, DEEPSEEK_GEMM.inputs(case))
+    whole = parse_case(str(case).replace(":sample=1", ""))
+    computed = sound_kernel(whole).run(whole, inputs, expected, Devices().get(whole))["out"]
+    assert (computed != expected.outputs["out"]).any()
+    assert of_windows(case, inputs, computed).tobytes() == expected.outputs["out"].tobytes()
+    assert of_windows(whole, inputs, computed) is computed
 
 
 @needs_cute

@@ -275,13 +275,17 @@ def _run(case: Case, inputs: Inputs, device: Device) -> Outputs:
     place = far_device(case, device, _far(case, tile_m))
     out = launch(*_arguments(case, inputs), device=place, **options)
     bits: NDArray[Any] = np.ascontiguousarray(out).view(_BITS[case.dtype])
-    if case.sample and device.name != "ptx":
-        # A GPU computes all of it.
-        mask = np.zeros((output_rows(case), case.shape.n), bool)
-        for window in asked:
-            mask[window.place] = True
-        bits = _output_bits(case, inputs, bits.reshape(mask.shape), mask)
-    return {"out": bits}
+    return {"out": bits if device.name == "ptx" else of_windows(case, inputs, bits)}
+
+
+def of_windows(case: Case, inputs: Inputs, bits: NDArray[Any]) -> NDArray[Any]:
+    """The output of a GPU, which computes all of it, as if it had computed the windows of the case alone."""
+    if not case.sample:
+        return bits
+    mask = np.zeros((output_rows(case), case.shape.n), bool)
+    for window in windows(case, expert_rows(case)):
+        mask[window.place] = True
+    return _output_bits(case, inputs, bits.reshape(mask.shape), mask)
 
 
 def _blocks(case: Case, rows: ExpertRows, asked: list[Window], tile_m: int) -> tuple[int, ...]:

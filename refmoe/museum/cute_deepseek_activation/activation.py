@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from refmoe.cuda.device import PtxDevice
+from refmoe.cuda.device import Device
 from refmoe.cute.package import imported
 from refmoe.museum.cute_kernel import DeviceCode, launch, stream, view_of
 from refmoe.reference.deepseek.activation import TILE, BlockFP8Rows
@@ -23,7 +23,7 @@ def swiglu_block_fp8(
     gate_up: npt.NDArray[Any],
     groups: npt.NDArray[Any],
     *,
-    device: PtxDevice,
+    device: Device,
     code: DeviceCode = DEVICE_CODE,
     policy: str = "deepgemm",
     scales: str = "fp32",
@@ -35,7 +35,7 @@ def swiglu_block_fp8(
     Args:
         gate_up: BF16 or FP32 [R, 2I], or of a batch [E, M, 2I]: I gates, then I ups; I a multiple of 128.
         groups: int64 [E + 1], whose last is the number of rows in use, or of a batch int32 [E], those of each expert.
-        device: the executor.
+        device: the executor, or a GPU.
         code: the device code.
         policy: "deepgemm" or "exact".
         scales: "fp32", or "ue8m0" for powers of two.

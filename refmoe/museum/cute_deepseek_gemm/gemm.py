@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from refmoe.cuda.arguments import BF16
 from refmoe.cuda.deepseek_gemm import BLOCK, TILE_N, accumulation_models
-from refmoe.cuda.device import PtxDevice
+from refmoe.cuda.device import Device
 from refmoe.cute import tensor
 from refmoe.cute.package import imported
 from refmoe.errors import ArgumentError
-from refmoe.museum.cute_kernel import DeviceCode, launch, stream, view_of
+from refmoe.museum.cute_kernel import DeviceCode, held, launch, stream, view_of
 
 DEVICE_CODE = DeviceCode(Path(__file__).parent / "device")
 #: By accumulation model: the module of the device code, and the tokens of its tiles.
@@ -41,7 +41,7 @@ def grouped_gemm(
     operands: tuple[npt.NDArray[Any], ...],
     groups: npt.NDArray[Any],
     *,
-    device: PtxDevice,
+    device: Device,
     code: DeviceCode = DEVICE_CODE,
     model: str,
     scale_layout: str = "k_major",
@@ -58,7 +58,7 @@ def grouped_gemm(
             [K/128, at least M], of each expert of a batch; weights uint8 [E, N, K]; weight scales float32
             [E, N/128, K/128]. N and K are multiples of 128.
         groups: m_indptr int64 [E + 1], or of a batch masked_m int32 [E].
-        device: the executor.
+        device: the executor, or a GPU.
         code: the device code.
         model: an accumulation model that the chip's instructions follow; it names the kernel.
         scale_layout: "k_major" or "mn_major".
@@ -66,7 +66,7 @@ def grouped_gemm(
         out_dtype: "bf16" or "f32".
         expected_m: of a batch, for how many rows of an expert there are CTAs; 0 for all. It decides no result.
         fill: byte that the output holds before the launch.
-        blocks: CTAs that run, (tile of weight rows, tile of tokens, 0); all by default.
+        blocks: CTAs that the executor runs, (tile of weight rows, tile of tokens, 0); all by default.
 
     Returns:
         BF16 or FP32 [M, N], or [E, R, N].
@@ -118,9 +118,10 @@ def grouped_gemm(
 def _scales(buffer: Any, scales: npt.NDArray[Any], layout: str, rows: int, k: int) -> Any:
     """Token scales as (rows, K / 128, L), of rows of the buffer that may be longer. No stride is compiled in."""
     shape = scales.shape if scales.ndim == 3 else (1, *scales.shape)
-    array = buffer.array.reshape(-1).view(np.float32).reshape(shape)
+    memory = held(buffer)
+    array = memory.array.reshape(-1).view(np.float32).reshape(shape)
     modes = (1, 2, 0) if layout == "k_major" else (2, 1, 0)
-    return tensor(array.transpose(modes)[:rows, : k // BLOCK], unit=False, buffer=buffer)
+    return tensor(array.transpose(modes)[:rows, : k // BLOCK], unit=False, buffer=memory)
 
 
 def _tiles(masked: bool, tile_m: int, experts: int, rows: int, expected_m: int) -> Any:

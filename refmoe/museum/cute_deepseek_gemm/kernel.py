@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from refmoe.families.case import Shape
-from refmoe.families.deepseek_gemm.family import DEEPSEEK_GEMM
+from refmoe.families.deepseek_gemm.family import DEEPSEEK_GEMM, of_windows
 from refmoe.families.deepseek_gemm.fills import FILLS
 from refmoe.families.deepseek_gemm.problem import expert_rows, windows
 from refmoe.families.family import Case, Inputs, Outputs
@@ -146,4 +146,5 @@ class CuteGemm(CuteKernel):
             fill=case.poison,
             blocks=blocks,
         )
-        return {"out": np.ascontiguousarray(out).view(_BITS[case.dtype])}
+        bits = np.ascontiguousarray(out).view(_BITS[case.dtype])
+        return {"out": bits if device.name == "ptx" else of_windows(case, inputs, bits)}
