@@ -99,7 +99,8 @@ class PtxDevice:
 
     def output(self, name: str, shape: tuple[int, ...], fill: int, *, initialised: bool = False) -> Buffer:
         """A uint8 buffer whose bytes hold `fill`; unless `initialised`, each counts as unwritten until written."""
-        mask = np.full(shape, initialised)  # kept up to date by launches: what one writes, the next may read
+        # Kept up to date by launches: what one writes, the next may read. Zeros cost nothing until they are written.
+        mask = np.ones(shape, bool) if initialised else np.zeros(shape, bool)
         return ptx.Buffer(np.full(shape, fill, np.uint8), name=name, initialised=mask, writable=True)
 
     def launch(self, plan: LaunchPlan) -> None:

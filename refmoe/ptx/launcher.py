@@ -42,6 +42,8 @@ from refmoe.ptx.state.records import MAX_THREADS
 
 # Lanes that run together: enough to make NumPy's overhead small, few enough that their registers stay in cache.
 LANES_AT_ONCE = 49152
+# Where nothing is shared, Python is seldom asked, and the cache alone decides.
+_INDEPENDENT_LANES_AT_ONCE = 16384
 # Shared memory of CTAs that run together: what watches for races takes ten times as much and more.
 _SHARED_AT_ONCE = 8 << 20
 _SHARED_LIMITS = {"sm_12": 101_376}
@@ -584,7 +586,8 @@ def _grid(module: Module, code: Code, size: Index3, cluster: Sequence[int] | Non
 
 def _blocks_at_once(state: Launch) -> int:
     """Blocks that one machine runs together."""
-    return max(1, min(LANES_AT_ONCE // (state.warps * 32), _SHARED_AT_ONCE // max(state.shared_bytes, 1)))
+    lanes = LANES_AT_ONCE if state.shared_bytes else min(LANES_AT_ONCE, _INDEPENDENT_LANES_AT_ONCE)
+    return max(1, min(lanes // (state.warps * 32), _SHARED_AT_ONCE // max(state.shared_bytes, 1)))
 
 
 def _residency(module: Module, code: Code, warps: int, shared_bytes: int, multiprocessors: int | None) -> Residency:

@@ -19,6 +19,7 @@ from refmoe.ptx.grid import Grid
 from refmoe.ptx.state.spaces import OWN_BASE
 
 _AXES = "xyz"
+_INDICES = ("%ctaid", "%clusterid", "%cluster_ctaid")
 _FIRST_LEAP, _LAST_LEAP = 1 << 16, 1 << 62
 _VECTORS = ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid")
 _MASKS = ("lanemask_eq", "lanemask_le", "lanemask_lt", "lanemask_ge", "lanemask_gt")
@@ -112,11 +113,7 @@ def values(
     `workspace` is the address of what a cooperative launch has, in `%envreg1` (upper half) and `%envreg2`; else 0.
     `reserved_bytes` of `shared_bytes` are reserved shared memory that the entry uses.
     """
-    result = dict(_of_any_ctas(grid, block, ctas, warps, dynamic_bytes, shared_bytes - reserved_bytes))
-    begin = np.uint32(OWN_BASE if reserved_bytes else 0)
-    result["%reserved_smem_offset_end"] = begin + np.uint32(RESERVED_BYTES)
-    result.update(dict.fromkeys(("%reserved_smem_offset_begin", *RESERVED_PARTS), begin))
-    result["%envreg1"], result["%envreg2"] = np.uint32(workspace >> 32), np.uint32(workspace & 0xFFFFFFFF)
+    result = dict(_of_any_ctas(grid, block, ctas, warps, dynamic_bytes, shared_bytes, workspace, reserved_bytes))
 
     def spread(values: Any) -> Any:
         same = ctas == 1 or bool((values == values[0]).all())
@@ -127,14 +124,16 @@ def values(
     if clustered:
         position, rank = np.divmod(position, grid.cluster_blocks)
     cluster = grid.cluster_at(position)
-    result["%cluster_ctarank"] = spread(rank)
+    if clustered:
+        result["%cluster_ctarank"] = spread(rank)
     for axis, name in enumerate(_AXES):
-        # Most grids have one block along an axis: nothing has to be divided for it.
+        if grid.size[axis] == 1:
+            continue
         corner = _along(cluster, grid.clusters, axis)
         inside = _along(rank, grid.cluster, axis)
         result[f"%clusterid.{name}"] = result[f"%ctaid.{name}"] = spread(corner)
-        result[f"%cluster_ctaid.{name}"] = spread(inside)
         if clustered:
+            result[f"%cluster_ctaid.{name}"] = spread(inside)
             result[f"%ctaid.{name}"] = spread(corner * grid.cluster[axis] + inside)
     return result
 
@@ -156,14 +155,18 @@ def _of_any_ctas(
     warps: int,
     dynamic_bytes: int,
     shared_bytes: int,
+    workspace: int,
+    reserved_bytes: int,
 ) -> dict[str, Any]:
-    """Those that do not depend on which CTAs they are."""
+    """Those that do not depend on which CTAs they are; indices are 0, as they are along most axes of most grids."""
+    own_bytes, begin = shared_bytes - reserved_bytes, np.uint32(OWN_BASE if reserved_bytes else 0)
     threads = np.arange(warps * 32)
     lane = np.tile(np.arange(32, dtype=np.uint32), ctas * warps)
     one = np.uint32(1)
     lower = (one << lane) - one
     eq = one << lane
     result: dict[str, Any] = {
+        **_CONSTANTS,
         "%laneid": lane,
         "%warpid": np.tile((threads // 32).astype(np.uint32), ctas),
         "%nwarpid": np.uint32(warps),
@@ -174,10 +177,15 @@ def _of_any_ctas(
         "%lanemask_gt": ~(lower | eq),
         "%cluster_nctarank": np.uint32(grid.cluster_blocks),
         "%dynamic_smem_size": np.uint32(dynamic_bytes),
-        "%total_smem_size": np.uint32(shared_bytes),
-        "%aggr_smem_size": np.uint32(shared_bytes + RESERVED_BYTES),
+        "%total_smem_size": np.uint32(own_bytes),
+        "%aggr_smem_size": np.uint32(own_bytes + RESERVED_BYTES),
         "%is_explicit_cluster": np.bool_(grid.explicit),
-        **_CONSTANTS,
+        "%envreg1": np.uint32(workspace >> 32),
+        "%envreg2": np.uint32(workspace & 0xFFFFFFFF),
+        "%reserved_smem_offset_end": begin + np.uint32(RESERVED_BYTES),
+        **dict.fromkeys(("%reserved_smem_offset_begin", *RESERVED_PARTS), begin),
+        "%cluster_ctarank": np.uint32(0),
+        **{f"{name}.{axis}": np.uint32(0) for name in _INDICES for axis in _AXES},
     }
     for axis, name in enumerate(_AXES):
         tid = threads // int(np.prod(block[:axis])) % block[axis]
