@@ -418,10 +418,23 @@ def _default() -> Iterator[Case]:
         yield _case(fill, Shape(9, 256, n=256, e=2), dtype, rows="4-5", tile_m=128, ctas=2, **wgmma)
         for tile_m in (128, 256):
             yield _case(fill, Shape(9, 256, n=128, e=2), dtype, rows="4-5", tile_m=tile_m, **wgmma)
+    for model, dtype in itertools.product(_MODELS, OUT_DTYPES):
+        for tile_m in INSTRUCTIONS[model].tiles_m:
+            yield _past_every_lane(dtype, tile_m, model=model)
+    for dtype in OUT_DTYPES:
+        yield _past_every_lane(dtype, 128, ctas=2, **wgmma)
     for k, n in (GATE_UP, DOWN):
         yield _case("near", Shape(_CLASS_ROWS, k, n=n, e=5), rows=_CLASSES, sample=1, scales="mn_major")
     yield _case("near", Shape(5, 128, n=128, e=2), rows="1-2", poison=0)  # the fill's default
     yield _case("near", Shape(8, 128, n=128, e=2), grouping="masked", rows="1-2", poison=0)
+
+
+def _past_every_lane(dtype: str, tile_m: int, **options: Any) -> Case:
+    """A whole tile and a row more, other tiles behind it, and experts past the 32 that a warp looks at together."""
+    pattern = [tile_m + 1, *[0] * 5, 1, *[0] * 10]
+    counts = np.resize(pattern, 2 * len(pattern) + 1)
+    shape = Shape(int(counts.sum()), 256, n=256 if "ctas" in options else 128, e=len(counts))
+    return _case("wide-range", shape, dtype, rows="-".join(map(str, pattern)), tile_m=tile_m, **options)
 
 
 def _full() -> Iterator[Case]:

@@ -330,6 +330,10 @@ def _every_entry() -> Iterator[Case]:
     for tile, dtype, fill in itertools.product(TILES, OUTPUTS, _TELLING):
         whole = Shape(m=max(tile.n, 7), k=288, n=tile.m, e=1)  # a tile without padding: every lane's results count
         yield _case(fill, whole, dtype, tile=str(tile), alpha="distinct", bias="distinct")
+    for tile, dtype in itertools.product(TILES, OUTPUTS):
+        # More experts than the lanes that look for a tile, tiles behind whole ones, and a tail of N and of K.
+        many = Shape(m=2 * tile.n + 64, k=416, n=tile.m + 8, e=40)
+        yield _case("wide-range", many, dtype, tile=str(tile), alpha="distinct", bias="distinct")
 
 
 def _full() -> Iterator[Case]:

@@ -288,6 +288,10 @@ def _default() -> Iterator[Case]:
         # Without padding every lane's results count; a term and a product of one element may be zero together.
         bias = "none" if fill == "one-hot-weights" else "distinct"
         yield _case(fill, Shape(tile.n, 192, n=tile.m, e=1), dtype, tile=str(tile), bias=bias)
+    for tile, dtype in itertools.product(TILES, OUTPUTS):
+        # More experts than the lanes that look for a tile, tiles behind whole ones, and a tail of N and of K.
+        many = Shape(2 * tile.n + 64, 416, n=tile.m + 8, e=40)
+        yield _case("wide-range", many, dtype, tile=str(tile), alpha="distinct", bias="distinct")
     yield _case("gaussian", Shape(m=5, k=64, n=16, e=3), first_expert=3, ranks=2, poison=0)  # the fill's default
 
 
