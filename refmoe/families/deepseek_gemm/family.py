@@ -431,7 +431,7 @@ def _default() -> Iterator[Case]:
 
 def _past_every_lane(dtype: str, tile_m: int, **options: Any) -> Case:
     """A whole tile and a row more, other tiles behind it, and experts past the 32 that a warp looks at together."""
-    pattern = [tile_m + 1, *[0] * 5, 1, *[0] * 10]
+    pattern = [tile_m + 1, *[0] * 5, 1, *[0] * 9]
     counts = np.resize(pattern, 2 * len(pattern) + 1)
     shape = Shape(int(counts.sum()), 256, n=256 if "ctas" in options else 128, e=len(counts))
     return _case("wide-range", shape, dtype, rows="-".join(map(str, pattern)), tile_m=tile_m, **options)
