@@ -43,7 +43,7 @@ from refmoe.ptx.state.records import MAX_THREADS
 # Lanes that run together: enough to make NumPy's overhead small, few enough that their registers stay in cache.
 LANES_AT_ONCE = 49152
 # Where nothing is shared, Python is seldom asked, and the cache alone decides.
-_INDEPENDENT_LANES_AT_ONCE = 16384
+_INDEPENDENT_LANES_AT_ONCE = 24576
 # Shared memory of CTAs that run together: what watches for races takes ten times as much and more.
 _SHARED_AT_ONCE = 8 << 20
 _SHARED_LIMITS = {"sm_12": 101_376}
