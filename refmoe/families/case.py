@@ -92,6 +92,11 @@ def number(name: str, default: int = 0, *, launch: bool = False) -> Option:
     return Option(name, default, pattern=r"\d{1,9}", needed="an integer", launch=launch)
 
 
+#: As many multiprocessors as the chip is taken to have, so that each CTA of a small grid takes several tiles; 0 for its
+#: own.
+MULTIPROCESSORS = number("multiprocessors", launch=True)
+
+
 def byte(name: str, default: int) -> Option:
     """An option that takes a byte, written 0xFF."""
     return Option(name, default, pattern=r"0x[0-9A-Fa-f]{2}", needed="a byte such as 0xFF")

@@ -77,7 +77,7 @@ class Devices:
     trace: Trace | None = None
     multiprocessors: int | None = None
     entry_by_entry: bool = False
-    _open: dict[tuple[str, str], Device] = field(default_factory=dict)
+    _open: dict[tuple[str, str, int], Device] = field(default_factory=dict)
 
     def get(self, case: Case) -> Device:
         """The case's device.
@@ -87,7 +87,7 @@ class Devices:
             refmoe.cuda.DeviceUnavailable: it is not on this machine.
             refmoe.cuda.ToolchainError: there is no compiler to build its kernels with.
         """
-        key = case.device, case.arch
+        key = case.device, case.arch, int(case.get("multiprocessors", 0))
         if key not in self._open:
             self._open[key] = self._opened(case)
         return self._open[key]
@@ -98,8 +98,8 @@ class Devices:
 
         device = open_device(case.device, arch=case.arch or None, csrc=self.csrc)
         find_toolchain()
-        if self.multiprocessors is not None:
-            device.multiprocessors = self.multiprocessors
+        if (chosen := case.get("multiprocessors", 0) or self.multiprocessors) is not None:
+            device.multiprocessors = int(chosen)
         if self.trace is not None and not isinstance(device, PtxDevice):
             raise ArgumentError("trace", f"a case on {device.name}", "one on ptx: a GPU tells nobody who waits")
         if isinstance(device, PtxDevice):

@@ -23,7 +23,7 @@ from refmoe.cuda.deepseek_gemm import (
     cta_of_tile,
 )
 from refmoe.draw import Draw
-from refmoe.families.case import Shape, number, refused, word
+from refmoe.families.case import MULTIPROCESSORS, Shape, number, refused, word
 from refmoe.families.deepseek_gemm.fills import FILLS, NAN_CODE, Floats, Operands, Size
 from refmoe.families.deepseek_gemm.problem import (
     ROWS,
@@ -430,11 +430,15 @@ def _default() -> Iterator[Case]:
 
 
 def _past_every_lane(dtype: str, tile_m: int, **options: Any) -> Case:
-    """A whole tile and a row more, other tiles behind it, and experts past the 32 that a warp looks at together."""
-    pattern = [tile_m + 1, *[0] * 5, 1, *[0] * 9]
-    counts = np.resize(pattern, 2 * len(pattern) + 1)
+    """A whole tile and a row more, other tiles behind it, and experts past the 32 that a warp looks at together.
+
+    A grid of persistent CTAs is so small that each takes many tiles.
+    """
+    pattern = [tile_m + 1, *[0] * 5, 1, *[0] * 5]
+    counts = np.resize(pattern, 3 * len(pattern) + 1)
     shape = Shape(int(counts.sum()), 256, n=256 if "ctas" in options else 128, e=len(counts))
-    return _case("wide-range", shape, dtype, rows="-".join(map(str, pattern)), tile_m=tile_m, **options)
+    few: dict[str, Any] = {"tile_m": tile_m, "multiprocessors": 2} | options
+    return _case("wide-range", shape, dtype, rows="-".join(map(str, pattern)), **few)
 
 
 def _full() -> Iterator[Case]:
@@ -515,6 +519,7 @@ DEEPSEEK_GEMM = Family(
         number("expected_m", launch=True),
         number("tile_m", launch=True),
         number("ctas", 1, launch=True),
+        MULTIPROCESSORS,
         ROWS_BEFORE,
         POISON,
         WRONG,

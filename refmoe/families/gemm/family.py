@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from refmoe.cuda.gemm.tile import MIN_STAGES, TILES, Tile, check_tile, max_stages, parse_cluster, parse_tile
 from refmoe.draw import Draw
-from refmoe.families.case import Shape, number, refused, triple
+from refmoe.families.case import MULTIPROCESSORS, Shape, number, refused, triple
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
 from refmoe.families.family import POISON, Assumption, Case, Expectation, Family, Inputs, Outputs
 from refmoe.families.far import EXPERTS_BEFORE, ROWS_BEFORE, lacks_memory
@@ -331,9 +331,11 @@ def _every_entry() -> Iterator[Case]:
         whole = Shape(m=max(tile.n, 7), k=288, n=tile.m, e=1)  # a tile without padding: every lane's results count
         yield _case(fill, whole, dtype, tile=str(tile), alpha="distinct", bias="distinct")
     for tile, dtype in itertools.product(TILES, OUTPUTS):
-        # More experts than the lanes that look for a tile, tiles behind whole ones, and a tail of N and of K.
+        # More experts than the lanes that look for a tile, tiles behind whole ones, a tail of N and of K; and so few
+        # CTAs that each takes many tiles.
         many = Shape(m=2 * tile.n + 64, k=416, n=tile.m + 8, e=40)
-        yield _case("wide-range", many, dtype, tile=str(tile), alpha="distinct", bias="distinct")
+        few: dict[str, Any] = {"tile": str(tile), "multiprocessors": 3}
+        yield _case("wide-range", many, dtype, alpha="distinct", bias="distinct", **few)
 
 
 def _full() -> Iterator[Case]:
@@ -372,6 +374,7 @@ SM12X_GEMM = Family(
     options=(
         triple("tile", "", "MxNxK such as 128x8x512: weight rows, tokens, elements of K"),
         number("stages", launch=True),
+        MULTIPROCESSORS,
         triple("cluster", "1x1x1", "blocks such as 2x1x1"),
         *(ROUTING, *RANKS, ALPHA, PRODUCT_BIAS, ROWS_BEFORE, EXPERTS_BEFORE, POISON, WRONG),
     ),

@@ -20,7 +20,7 @@ from refmoe.chips import DEFAULT_ARCH
 from refmoe.cuda.gemm.tile import MIN_STAGES, Tile, parse_tile
 from refmoe.cuda.nvfp4_gemm import TILES, max_stages
 from refmoe.draw import Draw
-from refmoe.families.case import Shape, number, refused, triple
+from refmoe.families.case import MULTIPROCESSORS, Shape, number, refused, triple
 from refmoe.families.choices import RANKS, ROUTING, check_choices, expert_offsets
 from refmoe.families.family import POISON, Assumption, Case, Expectation, Family, Inputs, Outputs
 from refmoe.families.far import EXPERTS_BEFORE, ROWS_BEFORE, lacks_memory
@@ -289,9 +289,11 @@ def _default() -> Iterator[Case]:
         bias = "none" if fill == "one-hot-weights" else "distinct"
         yield _case(fill, Shape(tile.n, 192, n=tile.m, e=1), dtype, tile=str(tile), bias=bias)
     for tile, dtype in itertools.product(TILES, OUTPUTS):
-        # More experts than the lanes that look for a tile, tiles behind whole ones, and a tail of N and of K.
+        # More experts than the lanes that look for a tile, tiles behind whole ones, a tail of N and of K; and so few
+        # CTAs that each takes many tiles.
         many = Shape(2 * tile.n + 64, 416, n=tile.m + 8, e=40)
-        yield _case("wide-range", many, dtype, tile=str(tile), alpha="distinct", bias="distinct")
+        few: dict[str, Any] = {"tile": str(tile), "multiprocessors": 3}
+        yield _case("wide-range", many, dtype, alpha="distinct", bias="distinct", **few)
     yield _case("gaussian", Shape(m=5, k=64, n=16, e=3), first_expert=3, ranks=2, poison=0)  # the fill's default
 
 
@@ -337,6 +339,7 @@ SM12X_NVFP4_GEMM = Family(
     options=(
         triple("tile", "", "MxNxK such as 128x8x512: weight rows, tokens, elements of K"),
         number("stages", launch=True),
+        MULTIPROCESSORS,
         *(ROUTING, *RANKS, ALPHA, PRODUCT_BIAS, ROWS_BEFORE, EXPERTS_BEFORE, POISON, WRONG),
     ),
     inputs=_inputs,
