@@ -79,11 +79,99 @@ def test_what_the_driver_refuses(change: dict[str, Any], argument: str) -> None:
     assert caught.value.argument == argument
 
 
+IMAGES: dict[str, Any] = {
+    "address": BASE, "data_type": "u8", "dims": (64, 9, 7, 2), "strides": (64, 576, 4032), "lower_corner": (-1, -2),
+    "upper_corner": (1, 2), "channels_per_pixel": 64, "pixels_per_column": 1024, "swizzle": "64B",
+}  # fmt: skip
+
+
+def test_the_format_of_im2col() -> None:
+    content = ptx.encode_tensor_map_im2col(**IMAGES, element_strides=(1, 2, 3, 1))
+    assert struct.unpack_from("<5I", content, 48) == (64, 9, 7, 2, 1)
+    assert struct.unpack_from("<5I", content, 68) == (64, 1024, 1, 1, 1)
+    assert struct.unpack_from("<5I", content, 88) == (1, 2, 3, 1, 1)
+    # U8, rank 4, no interleave, swizzle 64B, no promotion, zeros, im2col.
+    assert list(content[108:116]) == [0, 4, 0, 2, 0, 0, 1, 0]
+    assert struct.unpack_from("<3h3h", content, 116) == (-1, -2, 0, 1, 2, 0)
+    assert decode_tensor_map(content).encode() == content
+
+
+@pytest.mark.parametrize(
+    ("change", "argument", "needed"),
+    [
+        ({"data_type": "u4"}, "data_type", "u8 or"),
+        ({"dims": (64, 9)}, "dims", "3 to 5"),
+        ({"dims": (1,) * 6}, "dims", "3 to 5"),
+        ({"dims": (64, 0, 7, 2)}, "dims[1]", "1 to 2"),
+        ({"address": BASE + 8}, "address", "a multiple of 16"),
+        ({"interleave": "32B", "swizzle": "32B", "address": BASE + 16}, "address", "a multiple of 32"),
+        ({"strides": (64, 576)}, "strides", "3 for 4 dimensions"),
+        ({"strides": (64, 584, 4032)}, "strides[1]", "a multiple of 16"),
+        ({"strides": (64, 576, 1 << 40)}, "strides[2]", "below 2^40"),
+        ({"lower_corner": (-1,)}, "lower_corner", "2 for 4 dimensions"),
+        ({"upper_corner": (1, 2, 0)}, "upper_corner", "2 for 4 dimensions"),
+        ({"lower_corner": (-129, 0)}, "lower_corner[0]", "-128 to 127 for 4 dimensions"),
+        ({"upper_corner": (0, 128)}, "upper_corner[1]", "-128 to 127 for 4 dimensions"),
+        # The bounding box has no positions.
+        ({"upper_corner": (-10, 0)}, "upper_corner[0]", "at least 1 position"),
+        ({"lower_corner": (0, 9)}, "upper_corner[1]", "at least 1 position"),
+        ({"channels_per_pixel": 0}, "channels_per_pixel", "1 to 256"),
+        ({"channels_per_pixel": 257, "swizzle": "none"}, "channels_per_pixel", "1 to 256"),
+        ({"channels_per_pixel": 80}, "channels_per_pixel", "at most 64"),
+        ({"pixels_per_column": 0}, "pixels_per_column", "1 to 1024"),
+        ({"pixels_per_column": 1025}, "pixels_per_column", "1 to 1024"),
+        ({"element_strides": (1, 1, 1)}, "element_strides", "4 for 4 dimensions"),
+        ({"element_strides": (1, 9, 1, 1)}, "element_strides[1]", "1 to 8"),
+        ({"element_strides": (1, 1, 0, 1)}, "element_strides[2]", "1 to 8"),
+        ({"swizzle": "96B"}, "swizzle", "none or"),
+        ({"interleave": "32B"}, "swizzle", "32B with interleave 32B"),
+        ({"interleave": "8B"}, "interleave", "none or"),
+        ({"l2_promotion": "512B"}, "l2_promotion", "none or"),
+        ({"fill": "nan"}, "fill", "zeros for u8"),
+        ({"data_type": "u4_align16", "swizzle": "none"}, "dims[0]", "a multiple of 128"),
+        ({"data_type": "u4_align16", "dims": (128, 9, 7, 2), "swizzle": "none"}, "channels_per_pixel", "128 for u4"),
+        (
+            {"data_type": "u4_align16", "dims": (128, 9, 7, 2), "channels_per_pixel": 128, "swizzle": "128B_atom_64B"},
+            "swizzle",
+            "none or 128B or 128B_atom_32B",
+        ),
+        ({"data_type": "u4_align8", "dims": (63, 9, 7, 2)}, "dims[0]", "a multiple of 2"),
+    ],
+)
+def test_what_the_driver_refuses_of_im2col(change: dict[str, Any], argument: str, needed: str) -> None:
+    ptx.encode_tensor_map_im2col(**IMAGES)
+    with pytest.raises(ArgumentError) as caught:
+        ptx.encode_tensor_map_im2col(**{**IMAGES, **change})
+    assert caught.value.argument == argument
+    assert needed in str(caught.value)
+
+
+@pytest.mark.parametrize(("rank", "limit"), [(3, 1 << 15), (4, 1 << 7), (5, 1 << 4)])
+def test_corners_are_narrower_the_more_of_them_there_are(rank: int, limit: int) -> None:
+    images = {
+        "address": BASE, "data_type": "u8", "dims": (16,) * rank, "strides": [16**i for i in range(1, rank)],
+        "channels_per_pixel": 16, "pixels_per_column": 1,
+    }  # fmt: skip
+    lowest, highest = (-limit,) * (rank - 2), (limit - 1,) * (rank - 2)
+    found = decode_tensor_map(ptx.encode_tensor_map_im2col(lower_corner=lowest, upper_corner=highest, **images))
+    assert found.lower[: rank - 2] == lowest
+    assert found.upper[: rank - 2] == highest
+    for lower, upper in (((-limit - 1, *lowest[1:]), highest), (lowest, (*highest[1:], limit))):
+        with pytest.raises(ArgumentError, match=f"-{limit} to {limit - 1} for {rank} dimensions"):
+            ptx.encode_tensor_map_im2col(lower_corner=lower, upper_corner=upper, **images)
+
+
+def test_only_tiled_maps_are_edited() -> None:
+    with pytest.raises(ValueError, match=r"tensormap.replace.tile of a tensor map of mode im2col"):
+        replace_field(decode_tensor_map(ptx.encode_tensor_map_im2col(**IMAGES)), "rank", 0, 3)
+
+
 def test_bytes_that_are_no_tensor_map() -> None:
     good = ptx.encode_tensor_map(**GOOD)
     with pytest.raises(ValueError, match=r"bytes 00 00 00 00 00 00 00 00 ... are no tensor map"):
         decode_tensor_map(bytes(128))
-    wrong = ((108, 16, "data type 16"), (109, 6, "rank 6"), (109, 0, "rank 0"), (111, 7, "swizzle 7"))
+    wrong = ((108, 16, "data type 16"), (109, 6, "rank 6"), (109, 0, "rank 0"), (111, 7, "swizzle 7"),
+        (114, 2, "mode 2"), (115, 1, "a tail"), (120, 1, "a tail"), (127, 1, "a tail"))  # fmt: skip
     for at, value, message in wrong:
         with pytest.raises(ValueError, match=message):
             decode_tensor_map(good[:at] + bytes([value]) + good[at + 1 :])
