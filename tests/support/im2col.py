@@ -15,15 +15,41 @@ from support.ptx_bulk import swizzled
 
 from refmoe import ptx
 
+DONE = "mbarrier::complete_tx::bytes"
+# `other` holds the im2col offsets, 16 bits each.
+OFFSETS = ".reg .b16 %h<4>; mov.b64 {%h0, %h1, %h2, %h3}, %d3;"
+WAITED = "@%p0 cp.async.bulk.wait_group 0;"
 TYPES = {8: "u8", 16: "bf16", 32: "f32", 64: "f64"}
+
+
+def packed(offsets: Sequence[int]) -> int:
+    """Im2col offsets as `other` holds them."""
+    return sum(offset << 16 * i for i, offset in enumerate(offsets))
+
+
+def _at(rank: int) -> str:
+    return ", ".join(f"%r{2 + i}" for i in range(rank))
+
+
+def load(rank: int, spelling: str = "shared::cluster.global.im2col", multicast: str = "", mask: str = "") -> str:
+    """Thread 0 loads a column into the tile."""
+    offsets = ", ".join(f"%h{i}" for i in range(rank - 2))
+    opcode = f"cp.async.bulk.tensor.{rank}d.{spelling}.{DONE}{multicast}"
+    return f"@%p0 {opcode} [%r8], [%d1, {{{_at(rank)}}}], [%r7], {{{offsets}}}{mask};"
+
+
+def store(rank: int, how: str = "cp.async.bulk", operation: str = "") -> str:
+    """Thread 0 stores the tile to a column."""
+    opcode = f"{how}.tensor.{rank}d.global.shared::cta{operation}.im2col_no_offs.bulk_group"
+    return f"@%p0 {opcode} [%d1, {{{_at(rank)}}}], [%r8];"
 
 
 @dataclass(frozen=True)
 class Images:
     """An im2col tensor map in words.
 
-    `dims` are C, W, H, D, N without the dimensions that there are not. `strides` are bytes. Corners and `steps` go along
-    W, H and D.
+    `dims` are C, W, H, D, N without the dimensions that there are not. `strides` are bytes. Corners and `steps` go
+    along W, H and D.
     """
 
     data_type: str
