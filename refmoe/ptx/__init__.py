@@ -35,7 +35,7 @@ from refmoe.ptx.observe.trace import Trace
 from refmoe.ptx.observe.watch import Watch, Write
 from refmoe.ptx.schedule import Schedule
 from refmoe.ptx.schedules import under_schedules
-from refmoe.ptx.state.tensormap import encode_tensor_map
+from refmoe.ptx.state.tensormap import encode_tensor_map, encode_tensor_map_im2col
 
 __all__ = [
     "ArgumentMismatch",
@@ -75,6 +75,7 @@ __all__ = [
     "Watch",
     "Write",
     "encode_tensor_map",
+    "encode_tensor_map_im2col",
     "every_walk",
     "launch",
     "run_ptx",

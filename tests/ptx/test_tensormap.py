@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support.ptx_bulk import Tensor, dump, expect, load, loaded, run, wait
+from support.tensor_map_cases import BAD_IMAGES, BASE, IMAGES
 
 from refmoe import ptx
 from refmoe.errors import ArgumentError
 from refmoe.ptx.state.tensormap import decode_tensor_map, replace_field
 
-BASE = 5 << 40
 GOOD: dict[str, Any] = {
     "address": BASE, "data_type": "u8", "dims": (256, 8), "strides": (256,), "box": (128, 4), "swizzle": "128B",
 }  # fmt: skip
@@ -79,11 +79,52 @@ def test_what_the_driver_refuses(change: dict[str, Any], argument: str) -> None:
     assert caught.value.argument == argument
 
 
+def test_the_format_of_im2col() -> None:
+    content = ptx.encode_tensor_map_im2col(**IMAGES, element_strides=(1, 2, 3, 1))
+    assert struct.unpack_from("<5I", content, 48) == (64, 9, 7, 2, 1)
+    assert struct.unpack_from("<5I", content, 68) == (64, 1024, 1, 1, 1)
+    assert struct.unpack_from("<5I", content, 88) == (1, 2, 3, 1, 1)
+    # U8, rank 4, no interleave, swizzle 64B, no promotion, zeros, im2col.
+    assert list(content[108:116]) == [0, 4, 0, 2, 0, 0, 1, 0]
+    assert struct.unpack_from("<3h3h", content, 116) == (-1, -2, 0, 1, 2, 0)
+    assert decode_tensor_map(content).encode() == content
+
+
+@pytest.mark.parametrize(("change", "argument", "needed"), BAD_IMAGES)
+def test_what_the_driver_refuses_of_im2col(change: dict[str, Any], argument: str, needed: str) -> None:
+    ptx.encode_tensor_map_im2col(**IMAGES)
+    with pytest.raises(ArgumentError) as caught:
+        ptx.encode_tensor_map_im2col(**{**IMAGES, **change})
+    assert caught.value.argument == argument
+    assert needed in str(caught.value)
+
+
+@pytest.mark.parametrize(("rank", "limit"), [(3, 1 << 15), (4, 1 << 7), (5, 1 << 4)])
+def test_corners_are_narrower_the_more_of_them_there_are(rank: int, limit: int) -> None:
+    images = {
+        "address": BASE, "data_type": "u8", "dims": (16,) * rank, "strides": [16**i for i in range(1, rank)],
+        "channels_per_pixel": 16, "pixels_per_column": 1,
+    }  # fmt: skip
+    lowest, highest = (-limit,) * (rank - 2), (limit - 1,) * (rank - 2)
+    found = decode_tensor_map(ptx.encode_tensor_map_im2col(lower_corner=lowest, upper_corner=highest, **images))
+    assert found.lower[: rank - 2] == lowest
+    assert found.upper[: rank - 2] == highest
+    for lower, upper in (((-limit - 1, *lowest[1:]), highest), (lowest, (*highest[1:], limit))):
+        with pytest.raises(ArgumentError, match=f"-{limit} to {limit - 1} for {rank} dimensions"):
+            ptx.encode_tensor_map_im2col(lower_corner=lower, upper_corner=upper, **images)
+
+
+def test_only_tiled_maps_are_edited() -> None:
+    with pytest.raises(ValueError, match=r"tensormap.replace.tile of a tensor map of mode im2col"):
+        replace_field(decode_tensor_map(ptx.encode_tensor_map_im2col(**IMAGES)), "rank", 0, 3)
+
+
 def test_bytes_that_are_no_tensor_map() -> None:
     good = ptx.encode_tensor_map(**GOOD)
     with pytest.raises(ValueError, match=r"bytes 00 00 00 00 00 00 00 00 ... are no tensor map"):
         decode_tensor_map(bytes(128))
-    wrong = ((108, 16, "data type 16"), (109, 6, "rank 6"), (109, 0, "rank 0"), (111, 7, "swizzle 7"))
+    wrong = ((108, 16, "data type 16"), (109, 6, "rank 6"), (109, 0, "rank 0"), (111, 7, "swizzle 7"),
+        (114, 2, "mode 2"), (115, 1, "a tail"), (120, 1, "a tail"), (127, 1, "a tail"))  # fmt: skip
     for at, value, message in wrong:
         with pytest.raises(ValueError, match=message):
             decode_tensor_map(good[:at] + bytes([value]) + good[at + 1 :])

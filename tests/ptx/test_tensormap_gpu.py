@@ -1,4 +1,4 @@
-"""The driver's own cuTensorMapEncodeTiled on the cases of the stand-in: it takes and refuses the same ones."""
+"""The driver's own encoders of tensor maps on the cases of ours: they take and refuse the same ones."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.tensor_map_cases import BAD, GOOD
+from support.tensor_map_cases import BAD, BAD_IMAGES, GOOD, IMAGES
+
+from refmoe.ptx.state.tensormap import DATA_TYPES
 
 pytestmark = pytest.mark.gpu
+SWIZZLES = ("none", "32B", "64B", "128B", "128B_atom_32B", "128B_atom_32B_flip_8B", "128B_atom_64B")
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +53,52 @@ def test_the_driver_refuses_what_the_standin_refuses(driver: ctypes.CDLL, name: 
 def test_the_driver_takes_the_placeholders_of_cutlass(driver: ctypes.CDLL, change: dict[str, Any]) -> None:
     """The maps that CUTLASS's host code makes before the kernel fills them in."""
     assert replace(GOOD["bytes"], **change).encode(driver.cuTensorMapEncodeTiled)[0] == 0
+
+
+def encode_images(driver: ctypes.CDLL, images: dict[str, Any]) -> int:
+    """The CUresult of cuTensorMapEncodeIm2col with the arguments of `encode_tensor_map_im2col`."""
+    wide, narrow, signed = ctypes.c_uint64, ctypes.c_uint32, ctypes.c_int
+    room = ctypes.create_string_buffer(256)
+    rank = len(images["dims"])
+    lists = [(wide * 8)(*images[name]) for name in ("dims", "strides")]
+    lists += [(signed * 8)(*images[name]) for name in ("lower_corner", "upper_corner")]
+    status: int = driver.cuTensorMapEncodeIm2col(
+        ctypes.c_void_p(-(-ctypes.addressof(room) // 64) * 64),
+        list(DATA_TYPES).index(images["data_type"]),
+        rank,
+        ctypes.c_void_p(images["address"]),
+        *lists,
+        images["channels_per_pixel"],
+        images["pixels_per_column"],
+        (narrow * 8)(*images.get("element_strides", (1,) * rank)),
+        ("none", "16B", "32B").index(images.get("interleave", "none")),
+        SWIZZLES.index(images["swizzle"]),
+        0,
+        ("zeros", "nan").index(images.get("fill", "zeros")),
+    )
+    return status
+
+
+def test_the_driver_takes_images(driver: ctypes.CDLL) -> None:
+    assert encode_images(driver, IMAGES) == 0
+    assert encode_images(driver, {**IMAGES, "element_strides": (1, 2, 3, 1)}) == 0
+
+
+# What a number of an enumeration or the length of a list has no wrong value for.
+ONLY_OURS = ("strides", "lower_corner", "upper_corner", "element_strides", "data_type", "l2_promotion")
+
+
+@pytest.mark.parametrize(
+    ("change", "argument"),
+    [
+        (change, argument)
+        for change, argument, needed in BAD_IMAGES
+        if argument not in ONLY_OURS and "none or" not in needed
+    ],
+    ids=str,
+)
+def test_the_driver_refuses_images(driver: ctypes.CDLL, change: dict[str, Any], argument: str) -> None:
+    assert encode_images(driver, {**IMAGES, **change}) == 1  # CUDA_ERROR_INVALID_VALUE
 
 
 def compute_capability(driver: ctypes.CDLL) -> int:

@@ -1,4 +1,4 @@
-"""Arguments of cuTensorMapEncodeTiled: some that the driver takes, and each of its requirements broken alone."""
+"""Arguments of cuTensorMapEncodeTiled and its sibling of im2col: taken ones, and each requirement broken alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["BAD", "BYTES", "GOOD", "Map"]
+__all__ = ["BAD", "BAD_IMAGES", "BASE", "BYTES", "GOOD", "IMAGES", "Map"]
 
 
 @dataclass(frozen=True)
@@ -87,3 +87,50 @@ BAD: dict[str, tuple[Map, dict[str, Any], str]] = {
     "fill": (BYTES, {"fill": 2}, "oobFill"),
     "fill of integers": (BYTES, {"fill": 1}, "oobFill = 1"),
 }  # fmt: skip
+
+# Of `encode_tensor_map_im2col`.
+BASE = 5 << 40
+IMAGES: dict[str, Any] = {
+    "address": BASE, "data_type": "u8", "dims": (64, 9, 7, 2), "strides": (64, 576, 4032), "lower_corner": (-1, -2),
+    "upper_corner": (1, 2), "channels_per_pixel": 64, "pixels_per_column": 1024, "swizzle": "64B",
+}  # fmt: skip
+# Changes, the argument that is refused, and what the sentence says is needed.
+BAD_IMAGES: list[tuple[dict[str, Any], str, str]] = [
+    ({"data_type": "u4"}, "data_type", "u8 or"),
+    ({"dims": (64, 9)}, "dims", "3 to 5"),
+    ({"dims": (1,) * 6}, "dims", "3 to 5"),
+    ({"dims": (64, 0, 7, 2)}, "dims[1]", "1 to 2"),
+    ({"address": BASE + 8}, "address", "a multiple of 16"),
+    ({"interleave": "32B", "swizzle": "32B", "address": BASE + 16}, "address", "a multiple of 32"),
+    ({"strides": (64, 576)}, "strides", "3 for 4 dimensions"),
+    ({"strides": (64, 584, 4032)}, "strides[1]", "a multiple of 16"),
+    ({"strides": (64, 576, 1 << 40)}, "strides[2]", "below 2^40"),
+    ({"lower_corner": (-1,)}, "lower_corner", "2 for 4 dimensions"),
+    ({"upper_corner": (1, 2, 0)}, "upper_corner", "2 for 4 dimensions"),
+    ({"lower_corner": (-129, 0)}, "lower_corner[0]", "-128 to 127 for 4 dimensions"),
+    ({"upper_corner": (0, 128)}, "upper_corner[1]", "-128 to 127 for 4 dimensions"),
+    # The bounding box has no positions.
+    ({"upper_corner": (-10, 0)}, "upper_corner[0]", "at least 1 position"),
+    ({"lower_corner": (0, 9)}, "upper_corner[1]", "at least 1 position"),
+    ({"channels_per_pixel": 0}, "channels_per_pixel", "1 to 256"),
+    ({"channels_per_pixel": 257, "swizzle": "none"}, "channels_per_pixel", "1 to 256"),
+    ({"channels_per_pixel": 80}, "channels_per_pixel", "at most 64"),
+    ({"pixels_per_column": 0}, "pixels_per_column", "1 to 1024"),
+    ({"pixels_per_column": 1025}, "pixels_per_column", "1 to 1024"),
+    ({"element_strides": (1, 1, 1)}, "element_strides", "4 for 4 dimensions"),
+    ({"element_strides": (1, 9, 1, 1)}, "element_strides[1]", "1 to 8"),
+    ({"element_strides": (1, 1, 0, 1)}, "element_strides[2]", "1 to 8"),
+    ({"swizzle": "96B"}, "swizzle", "none or"),
+    ({"interleave": "32B"}, "swizzle", "32B with interleave 32B"),
+    ({"interleave": "8B"}, "interleave", "none or"),
+    ({"l2_promotion": "512B"}, "l2_promotion", "none or"),
+    ({"fill": "nan"}, "fill", "zeros for u8"),
+    ({"data_type": "u4_align16", "swizzle": "none"}, "dims[0]", "a multiple of 128"),
+    ({"data_type": "u4_align16", "dims": (128, 9, 7, 2), "swizzle": "none"}, "channels_per_pixel", "128 for u4"),
+    (
+        {"data_type": "u4_align16", "dims": (128, 9, 7, 2), "channels_per_pixel": 128, "swizzle": "128B_atom_64B"},
+        "swizzle",
+        "none or 128B or 128B_atom_32B",
+    ),
+    ({"data_type": "u4_align8", "dims": (63, 9, 7, 2)}, "dims[0]", "a multiple of 2"),
+]

@@ -7,34 +7,45 @@ import re
 from refmoe.ptx import isa
 from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.engine.access import Access, Store
-from refmoe.ptx.engine.bulk.issue import BulkCommit, BulkLoad, BulkStore, BulkWait, TensorLoad, TensorStore
+from refmoe.ptx.engine.bulk.issue import (
+    BulkCommit,
+    BulkLoad,
+    BulkStore,
+    BulkWait,
+    TensorLoad,
+    TensorPrefetch,
+    TensorStore,
+)
 from refmoe.ptx.engine.bulk.maps import MapAcquire, MapCopy, MapRelease, MapReplace, MapUse
 from refmoe.ptx.engine.bulk.reduce import SHARED_TYPES, TYPES, Reduction
 from refmoe.ptx.state.records import GRID
 from refmoe.ptx.state.tensormap import MAP_BYTES
-from refmoe.ptx.text.syntax import Address, Immediate, Instruction, Operand
+from refmoe.ptx.text.syntax import Address, Immediate, Instruction, Operand, Vector
 
 _LOAD_FORM = r"shared::(cluster|cta)\.global"
 _STORE_FORM = r"global\.shared::cta"
 _DONE = r"mbarrier::complete_tx::bytes"
 _HINT = r"(?P<hint>\.L2::cache_hint)?"
-_TENSOR = r"cp\.async\.bulk\.tensor\.(?P<rank>[1-5])d"
 _MULTICAST = r"(?P<multicast>\.multicast::cluster)?"
-_TENSOR_LOAD = re.compile(rf"{_TENSOR}\.{_LOAD_FORM}(\.tile)?\.{_DONE}{_MULTICAST}{_HINT}")
-_TENSOR_STORE = re.compile(rf"{_TENSOR}\.{_STORE_FORM}(\.tile)?\.bulk_group{_HINT}")
+_TENSOR = r"cp\.async\.bulk\.tensor\.(?P<rank>[1-5])d"
+_IM2COL = r"(?P<mode>\.tile|\.im2col)?"
+_NO_OFFSETS = r"(?P<mode>\.tile|\.im2col_no_offs)?"
+_TENSOR_LOAD = re.compile(rf"{_TENSOR}\.{_LOAD_FORM}{_IM2COL}\.{_DONE}{_MULTICAST}{_HINT}")
+_TENSOR_STORE = re.compile(rf"{_TENSOR}\.{_STORE_FORM}{_NO_OFFSETS}\.bulk_group{_HINT}")
 _LOAD = re.compile(
     rf"cp\.async\.bulk\.({_LOAD_FORM}\.{_DONE}{_MULTICAST}|(?P<send>shared::cluster\.shared::cta)\.{_DONE}){_HINT}"
 )
 _STORE = re.compile(rf"cp\.async\.bulk\.{_STORE_FORM}\.bulk_group{_HINT}")
 _WAIT = re.compile(r"cp\.async\.bulk\.wait_group(?P<read>\.read)?")
-_PREFETCH = re.compile(rf"cp\.async\.bulk\.prefetch\.(tensor\.[1-5]d\.L2\.global(\.tile)?|L2\.global){_HINT}")
+_TENSOR_PREFETCH = re.compile(rf"cp\.async\.bulk\.prefetch\.tensor\.(?P<rank>[1-5])d\.L2\.global{_IM2COL}{_HINT}")
+_PREFETCH = re.compile(rf"cp\.async\.bulk\.prefetch\.L2\.global{_HINT}")
 _OPERATION = r"(?P<operation>add|min|max|inc|dec|and|or|xor)"
 _REDUCE = re.compile(
     rf"cp\.reduce\.async\.bulk\.(global\.shared::cta\.bulk_group{_HINT}|(?P<send>shared::cluster\.shared::cta)\.{_DONE})"
     rf"\.{_OPERATION}(?P<exact>\.noftz)?\.(?P<type>\w+)"
 )
 _TENSOR_REDUCE = re.compile(
-    rf"cp\.reduce\.async\.bulk\.tensor\.(?P<rank>[1-5])d\.{_STORE_FORM}\.{_OPERATION}(\.tile)?\.bulk_group{_HINT}"
+    rf"cp\.reduce\.async\.bulk\.tensor\.(?P<rank>[1-5])d\.{_STORE_FORM}\.{_OPERATION}{_NO_OFFSETS}\.bulk_group{_HINT}"
 )
 _REPLACE = re.compile(
     r"tensormap\.replace\.tile\.(?P<field>global_address|rank|box_dim|global_dim|global_stride|element_stride|elemtype"
@@ -55,7 +66,7 @@ def bulk(emitter: Builder, instruction: Instruction) -> None:
     """`cp.async.bulk` and `cp.async.bulk.tensor`.
 
     Raises:
-        isa.UnknownOpcode: another spelling; im2col and byte masks among them.
+        isa.UnknownOpcode: another spelling; `.im2col::w` and byte masks among them.
         ValueError: its operands do not fit.
     """
     emitter.has_bulk = emitter.has_mbarriers = emitter.lanes_synchronise = True
@@ -70,17 +81,20 @@ def bulk(emitter: Builder, instruction: Instruction) -> None:
         count_operands(operands, 1)
         emitter.run(BulkWait(integer(operands[0]), match["read"] is not None), guard)
     elif (match := _TENSOR_LOAD.fullmatch(opcode)) is not None:
-        (target, tensor, barrier), mask = _operands(operands, 3, match), _mask(emitter, operands, 3, match)
+        mode, offset = _mode(instruction, match), match["mode"] == ".im2col"
+        target, tensor, barrier, *info = _operands(operands, 3 + offset, match)
+        mask = _mask(emitter, operands, 3 + offset, match)
         map_address, start = _tensor(emitter, tensor, int(match["rank"]))
         shared, bar = _shared(emitter, target), _shared(emitter, barrier)
         load = TensorLoad(
-            Store(*own, bounds=emitter.layout.bounded(instruction)), Access(*there), phase, _use(instruction)
+            Store(*own, bounds=emitter.layout.bounded(instruction)), Access(*there), phase, _use(instruction), mode
         )
-        emitter.run(load, shared, map_address, start, bar, mask, guard)
+        offsets = _offsets(emitter, info, int(match["rank"]))
+        emitter.run(load, shared, map_address, start, offsets, bar, mask, guard)
     elif (match := _TENSOR_STORE.fullmatch(opcode)) is not None:
         tensor, source = _operands(operands, 2, match)
         map_address, start = _tensor(emitter, tensor, int(match["rank"]))
-        store = TensorStore(Access(*own), Store(*there), _use(instruction))
+        store = TensorStore(Access(*own), Store(*there), _use(instruction), _mode(instruction, match))
         emitter.run(store, map_address, start, _shared(emitter, source), guard)
     elif (match := _LOAD.fullmatch(opcode)) is not None:
         (target, source, size, barrier), mask = _operands(operands, 4, match), _mask(emitter, operands, 4, match)
@@ -97,9 +111,15 @@ def bulk(emitter: Builder, instruction: Instruction) -> None:
         shared = _shared(emitter, source)
         to, _ = emitter.address(target, "global")
         emitter.run(BulkStore(Access(*own), Store(*there)), to, shared, emitter.value(size, "b32"), guard)
+    elif (match := _TENSOR_PREFETCH.fullmatch(opcode)) is not None:
+        mode = _mode(instruction, match)
+        tensor, *info = _operands(operands, 1 + (mode == "im2col"), match)
+        map_address, start = _tensor(emitter, tensor, int(match["rank"]))
+        offsets = _offsets(emitter, info, int(match["rank"]))
+        emitter.run(TensorPrefetch(_use(instruction), mode), map_address, start, offsets, guard)
     elif (match := _PREFETCH.fullmatch(opcode)) is not None:
         # It reads nothing that the program sees.
-        _operands(operands, 1 if "tensor" in match[1] else 2, match)
+        _operands(operands, 2, match)
     else:
         raise isa.UnknownOpcode(opcode)
 
@@ -108,7 +128,7 @@ def reduce(emitter: Builder, instruction: Instruction) -> None:
     """`cp.reduce.async.bulk` and `cp.reduce.async.bulk.tensor`.
 
     Raises:
-        isa.UnknownOpcode: another spelling; im2col among them.
+        isa.UnknownOpcode: another spelling.
         ValueError: its operands do not fit.
     """
     emitter.has_bulk = emitter.has_mbarriers = True
@@ -118,7 +138,8 @@ def reduce(emitter: Builder, instruction: Instruction) -> None:
     if (match := _TENSOR_REDUCE.fullmatch(opcode)) is not None:
         tensor, source = _operands(operands, 2, match)
         map_address, start = _tensor(emitter, tensor, int(match["rank"]))
-        store = TensorStore(Access(*own), Store(*there), _use(instruction), match["operation"])
+        mode = _mode(instruction, match)
+        store = TensorStore(Access(*own), Store(*there), _use(instruction), mode, match["operation"])
         emitter.run(store, map_address, start, _shared(emitter, source), guard)
         return
     match = _REDUCE.fullmatch(opcode)
@@ -217,6 +238,25 @@ def _operands(operands: tuple[Operand, ...], needed: int, match: re.Match[str]) 
 def _mask(emitter: Builder, operands: tuple[Operand, ...], position: int, match: re.Match[str]) -> str:
     """Expression for the blocks of a multicast, None without."""
     return "None" if match["multicast"] is None else emitter.value(operands[position], "b16")
+
+
+def _mode(instruction: Instruction, match: re.Match[str]) -> str:
+    """The mode of the tensor maps that a spelling goes by; isa.UnknownOpcode for images of fewer than 3 dimensions."""
+    if match["mode"] in (None, ".tile"):
+        return "tiled"
+    if int(match["rank"]) < 3:
+        raise isa.UnknownOpcode(instruction.opcode)
+    return "im2col"
+
+
+def _offsets(emitter: Builder, info: list[Operand], rank: int) -> str:
+    """Expression for the im2col offsets `{w, h, d}`, of which there are two fewer than coordinates; `()` without."""
+    if not info:
+        return "()"
+    elements = info[0].elements if isinstance(info[0], Vector) else ()
+    if len(elements) != rank - 2:
+        raise ValueError(f"{rank - 2} im2col offsets needed for {rank} dimensions")
+    return f"({', '.join(emitter.value(offset, 'b16') for offset in elements)},)"
 
 
 def _tensor(emitter: Builder, operand: Operand, rank: int) -> tuple[str, str]:

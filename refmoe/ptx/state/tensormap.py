@@ -4,12 +4,17 @@ The 128 bytes of a tensor map are opaque, so they have a format of our own (litt
 
       0  "refmoeTM"             48  u32 global_dim[5]        108  u8 data_type        112  u8 l2_promotion
       8  u64 global_address     68  u32 box_dim[5]           109  u8 rank             113  u8 oob_fill
-     16  u64 global_stride[4]   88  u32 element_stride[5]    110  u8 interleave       114  zeros
-                                                             111  u8 swizzle
+     16  u64 global_stride[4]   88  u32 element_stride[5]    110  u8 interleave       114  u8 mode, 0
+                             116  s16 lower_corner[3]      111  u8 swizzle          122  s16 upper_corner[3]
 
 Dimension 0 is the innermost; `global_stride[i]` is the distance in bytes of neighbours along dimension i + 1.
 Enumerations are numbered as those of the driver. The rules of `encode_tensor_map` are those of cuTensorMapEncodeTiled
-(CUDA driver API); the values that `tensormap.replace` takes are numbered as in the PTX ISA.
+(CUDA driver API), those of `encode_tensor_map_im2col` are those of cuTensorMapEncodeIm2col; the values that
+`tensormap.replace` takes are numbered as in the PTX ISA.
+
+A map of mode im2col has no box. It has channels per pixel and pixels per column, which lie in `box_dim[0]` and
+`box_dim[1]`, and the corners of a bounding box. They go from W to D, as CUTLASS hands them to the driver, whose page
+says "{D, H, W}".
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from refmoe.errors import ArgumentError
 
 MAP_BYTES = 128
 _MAGIC = b"refmoeTM"
-_FORMAT = struct.Struct("<8s Q 4Q 5I 5I 5I 6B 14s")
+_FORMAT = struct.Struct("<8s Q 4Q 5I 5I 5I 8B 3h 3h")
 _RANKS = 5
 
 # Names of CUtensorMapDataType in its order, and bits of an element in global memory.
@@ -39,6 +44,11 @@ _SPANS = (None, 32, 64, 128, 128, 128, 128)
 _INTERLEAVES = ("none", "16B", "32B")
 _PROMOTIONS = ("none", "64B", "128B", "256B")
 _FILLS = ("zeros", "nan")
+MODES = ("tiled", "im2col")
+_NO_CORNER = (0, 0, 0)
+# Of a corner along W, H and D, by rank: from -limit to limit - 1.
+_CORNERS = {3: 1 << 15, 4: 1 << 7, 5: 1 << 4}
+_MOST_CHANNELS, _MOST_PIXELS = 256, 1024
 # PTX ISA, "tensormap.replace", `.elemtype`: its own order of the types.
 _REPLACED_TYPES = (
     "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32_ftz", "f64", "bf16", "tf32", "tf32_ftz", "u4_align8",
@@ -66,6 +76,9 @@ class TensorMap:
         data_type: a key of `DATA_TYPES`.
         rank: dimensions, 1 to 5.
         interleave, swizzle, l2_promotion, fill: numbers of the driver's enumerations.
+        mode: of `MODES`. The box of an im2col map is (channels per pixel, pixels per column, 1, 1, 1).
+        lower, upper: of an im2col map, the corners of its bounding box along W, H and D: its first position, and its
+            last one less the last position of the tensor.
     """
 
     address: int
@@ -79,6 +92,9 @@ class TensorMap:
     swizzle: int
     l2_promotion: int
     fill: int
+    mode: str = MODES[0]
+    lower: tuple[int, ...] = _NO_CORNER
+    upper: tuple[int, ...] = _NO_CORNER
 
     @property
     def bits(self) -> int:
@@ -90,7 +106,7 @@ class TensorMap:
         return _FORMAT.pack(
             _MAGIC, self.address, *self.strides, *self.dims, *self.box, *self.steps,
             _TYPE_NAMES.index(self.data_type), self.rank, self.interleave, self.swizzle, self.l2_promotion, self.fill,
-            bytes(14),
+            MODES.index(self.mode), 0, *self.lower, *self.upper,
         )  # fmt: skip
 
 
@@ -101,22 +117,26 @@ def decode_tensor_map(content: bytes) -> TensorMap:
     Raises:
         ValueError: they are no tensor map; the message says what was found.
     """
-    magic, address, *numbers, rest = _FORMAT.unpack(content)
+    magic, address, *numbers = _FORMAT.unpack(content)
     if magic != _MAGIC:
         raise ValueError(f"bytes {magic.hex(' ')} ... are no tensor map, which begins with {_MAGIC!r}")
     strides, dims, box, steps = numbers[:4], numbers[4:9], numbers[9:14], numbers[14:19]
-    kind, rank, interleave, swizzle, promotion, fill = numbers[19:]
+    kind, rank, interleave, swizzle, promotion, fill, mode, rest = numbers[19:27]
+    lower, upper = tuple(numbers[27:30]), tuple(numbers[30:])
     for name, value, names in (
         ("data type", kind, _TYPE_NAMES), ("interleave", interleave, _INTERLEAVES), ("swizzle", swizzle, _SWIZZLES),
         ("L2 promotion", promotion, _PROMOTIONS), ("fill", fill, _FILLS),
+        ("mode", mode, MODES),
     ):  # fmt: skip
         if value >= len(names):
             raise ValueError(f"a tensor map with {name} {value}, not 0 to {len(names) - 1}")
-    if not 1 <= rank <= _RANKS or any(rest):
-        raise ValueError(f"a tensor map of rank {rank}" if not 1 <= rank <= _RANKS else "a tensor map with a tail")
+    if not 1 <= rank <= _RANKS:
+        raise ValueError(f"a tensor map of rank {rank}")
+    if rest or (MODES[mode] == "tiled" and (any(lower) or any(upper))):
+        raise ValueError("a tensor map with a tail")
     return TensorMap(
         address, tuple(strides), tuple(dims), tuple(box), tuple(steps), _TYPE_NAMES[kind], rank, interleave, swizzle,
-        promotion, fill,
+        promotion, fill, MODES[mode], lower, upper,
     )  # fmt: skip
 
 
@@ -150,28 +170,128 @@ def encode_tensor_map(
     Raises:
         ArgumentError: what cuTensorMapEncodeTiled refuses.
     """
+    rank, steps = _ranked(data_type, dims, strides, element_strides, 1)
+    _count("box", box, rank, rank)
+    numbers = _choices(interleave=interleave, swizzle=swizzle, l2_promotion=l2_promotion, fill=fill)
+    result = TensorMap(
+        address, _padded(strides, 4, 0), _padded(dims, 5, 1), _padded(box, 5, 1), _padded(steps, 5, 1), data_type, rank,
+        *numbers,
+    )  # fmt: skip
+    _check_tensor(result)
+    for i in range(rank):
+        if not 1 <= result.box[i] <= 256:
+            raise ArgumentError(f"box[{i}]", str(result.box[i]), "1 to 256")
+    if data_type in _PADDED and result.box[0] != 128:
+        raise ArgumentError("box[0]", str(result.box[0]), f"128 for {data_type}")
+    if not result.interleave:
+        if result.box[0] * result.bits % 128:
+            what = f"{result.box[0]} elements of {result.bits} bits"
+            raise ArgumentError("box[0]", what, "a multiple of 16 bytes")
+        _check_span(result, "box[0]")
+    _check_layout(result)
+    return result.encode()
+
+
+def encode_tensor_map_im2col(
+    address: int,
+    data_type: str,
+    dims: Sequence[int],
+    strides: Sequence[int],
+    lower_corner: Sequence[int],
+    upper_corner: Sequence[int],
+    channels_per_pixel: int,
+    pixels_per_column: int,
+    element_strides: Sequence[int] | None = None,
+    *,
+    swizzle: str = "none",
+    interleave: str = "none",
+    l2_promotion: str = "none",
+    fill: str = "zeros",
+) -> bytes:
+    """The 128 bytes of an im2col tensor map, for copies with `.im2col` and `.im2col_no_offs`.
+
+    Args:
+        address: of the tensor, from `DeviceMemory.place`.
+        data_type: a key of `DATA_TYPES`.
+        dims: of a tensor of images: C and W, then H and D if it has them, then N.
+        strides: bytes, of each dimension but the innermost.
+        lower_corner: the first position of the bounding box along W, H and D, as many as there are: minus the padding
+            of a convolution.
+        upper_corner: its last position less the last one of the tensor: for a convolution the padding less what the
+            filter reaches.
+        channels_per_pixel: elements along C of each pixel.
+        pixels_per_column: pixels that a copy walks over.
+        element_strides: steps of that walk along W, H and D, in elements; 1 by default. The first one is ignored.
+        swizzle: `"none" "32B" "64B" "128B"` or an atom variant of the last.
+        interleave: `"none" "16B" "32B"`.
+        l2_promotion: `"none" "64B" "128B" "256B"`, without effect here.
+        fill: `"zeros"` or `"nan"`.
+
+    Raises:
+        ArgumentError: what cuTensorMapEncodeIm2col refuses.
+    """
+    rank, steps = _ranked(data_type, dims, strides, element_strides, 3)
+    _count("lower_corner", lower_corner, rank - 2, rank)
+    _count("upper_corner", upper_corner, rank - 2, rank)
+    limit = _CORNERS[rank]
+    for name, corner in (("lower_corner", lower_corner), ("upper_corner", upper_corner)):
+        for i, value in enumerate(corner):
+            if not -limit <= value < limit:
+                raise ArgumentError(f"{name}[{i}]", str(value), f"-{limit} to {limit - 1} for {rank} dimensions")
+    for name, value, most in (
+        ("channels_per_pixel", channels_per_pixel, _MOST_CHANNELS),
+        ("pixels_per_column", pixels_per_column, _MOST_PIXELS),
+    ):
+        if not 1 <= value <= most:
+            raise ArgumentError(name, str(value), f"1 to {most}")
+    numbers = _choices(interleave=interleave, swizzle=swizzle, l2_promotion=l2_promotion, fill=fill)
+    result = TensorMap(
+        address, _padded(strides, 4, 0), _padded(dims, 5, 1), (channels_per_pixel, pixels_per_column, 1, 1, 1),
+        _padded(steps, 5, 1), data_type, rank, *numbers, "im2col", _padded(lower_corner, 3, 0),
+        _padded(upper_corner, 3, 0),
+    )  # fmt: skip
+    _check_tensor(result)
+    for i in range(rank - 2):
+        size = result.dims[i + 1] + result.upper[i] - result.lower[i]
+        if size < 1:
+            what = f"{result.upper[i]}, a bounding box of {size} positions along dimension {i + 1}"
+            raise ArgumentError(f"upper_corner[{i}]", what, "at least 1 position")
+    if data_type in _PADDED and channels_per_pixel != 128:
+        raise ArgumentError("channels_per_pixel", str(channels_per_pixel), f"128 for {data_type}")
+    if not result.interleave:
+        _check_span(result, "channels_per_pixel")
+    _check_layout(result)
+    return result.encode()
+
+
+def _ranked(
+    data_type: str, dims: Sequence[int], strides: Sequence[int], element_strides: Sequence[int] | None, least: int
+) -> tuple[int, Sequence[int]]:
+    """The rank, at least `least`, and the element strides of a tensor, as many as there have to be."""
     if data_type not in DATA_TYPES:
         raise ArgumentError("data_type", repr(data_type), " or ".join(DATA_TYPES))
     rank = len(dims)
-    if not 1 <= rank <= _RANKS:
-        raise ArgumentError("dims", f"{rank} dimensions", f"1 to {_RANKS}")
-    steps = [1] * rank if element_strides is None else list(element_strides)
-    for name, sizes, count in (("strides", strides, rank - 1), ("box", box, rank), ("element_strides", steps, rank)):
-        if len(sizes) != count:
-            raise ArgumentError(name, f"{len(sizes)} numbers", f"{count} for {rank} dimensions")
-    numbers = [
-        _choice(name, value, names)
-        for name, value, names in (
-            ("interleave", interleave, _INTERLEAVES), ("swizzle", swizzle, _SWIZZLES),
-            ("l2_promotion", l2_promotion, _PROMOTIONS), ("fill", fill, _FILLS),
-        )
-    ]  # fmt: skip
-    result = TensorMap(
-        address, _padded(strides, 4, 0), _padded(dims, 5, 1), _padded(box, 5, 1), _padded(steps, 5, 1), data_type, rank,
-        numbers[0], numbers[1], numbers[2], numbers[3],
-    )  # fmt: skip
-    _check(result)
-    return result.encode()
+    if not least <= rank <= _RANKS:
+        raise ArgumentError("dims", f"{rank} dimensions", f"{least} to {_RANKS}")
+    steps = [1] * rank if element_strides is None else element_strides
+    _count("strides", strides, rank - 1, rank)
+    _count("element_strides", steps, rank, rank)
+    return rank, steps
+
+
+def _count(name: str, sizes: Sequence[int], count: int, rank: int) -> None:
+    if len(sizes) != count:
+        raise ArgumentError(name, f"{len(sizes)} numbers", f"{count} for {rank} dimensions")
+
+
+def _choices(*, interleave: str, swizzle: str, l2_promotion: str, fill: str) -> tuple[int, int, int, int]:
+    """Numbers of the driver's enumerations."""
+    return (
+        _choice("interleave", interleave, _INTERLEAVES),
+        _choice("swizzle", swizzle, _SWIZZLES),
+        _choice("l2_promotion", l2_promotion, _PROMOTIONS),
+        _choice("fill", fill, _FILLS),
+    )
 
 
 def _choice(name: str, value: str, names: tuple[str, ...]) -> int:
@@ -184,7 +304,8 @@ def _padded(values: Sequence[int], size: int, fill: int) -> tuple[int, ...]:
     return (*(int(v) for v in values), *[fill] * (size - len(values)))
 
 
-def _check(found: TensorMap) -> None:
+def _check_tensor(found: TensorMap) -> None:
+    """What holds of the tensor and its element strides, whatever is copied of it."""
     rank, padded = found.rank, found.data_type in _PADDED
     wide = padded or _INTERLEAVES[found.interleave] == "32B"
     multiple = 32 if wide else 16
@@ -197,23 +318,21 @@ def _check(found: TensorMap) -> None:
         # The driver also takes 2^32, which has no room here.
         if not 1 <= found.dims[i] < 1 << 32:
             raise ArgumentError(f"dims[{i}]", str(found.dims[i]), "1 to 2^32 - 1")
-        if not 1 <= found.box[i] <= 256:
-            raise ArgumentError(f"box[{i}]", str(found.box[i]), "1 to 256")
         if not 1 <= found.steps[i] <= 8:
             raise ArgumentError(f"element_strides[{i}]", str(found.steps[i]), "1 to 8")
     if padded and found.dims[0] % 128:
         raise ArgumentError("dims[0]", str(found.dims[0]), f"a multiple of 128 for {found.data_type}")
     if found.data_type == "u4_align8" and found.dims[0] % 2:
         raise ArgumentError("dims[0]", str(found.dims[0]), "a multiple of 2 for u4_align8")
-    if padded and found.box[0] != 128:
-        raise ArgumentError("box[0]", str(found.box[0]), f"128 for {found.data_type}")
-    if found.interleave and rank < 3:
-        raise ArgumentError("interleave", _INTERLEAVES[found.interleave], f"none for {rank} dimensions")
+
+
+def _check_layout(found: TensorMap) -> None:
+    """What holds of interleave, swizzle and fill."""
+    if found.interleave and found.rank < 3:
+        raise ArgumentError("interleave", _INTERLEAVES[found.interleave], f"none for {found.rank} dimensions")
     if _INTERLEAVES[found.interleave] == "32B" and _SWIZZLES[found.swizzle] != "32B":
         raise ArgumentError("swizzle", _SWIZZLES[found.swizzle], "32B with interleave 32B")
-    if not found.interleave:
-        _check_inner(found)
-    if padded:
+    if found.data_type in _PADDED:
         allowed = ("none", "128B", "128B_atom_32B", *(("128B_atom_64B",) if found.data_type == "u6_align16" else ()))
         if _SWIZZLES[found.swizzle] not in allowed or found.interleave:
             raise ArgumentError("swizzle", _SWIZZLES[found.swizzle], f"{' or '.join(allowed)} for {found.data_type}")
@@ -221,21 +340,22 @@ def _check(found: TensorMap) -> None:
         raise ArgumentError("fill", "nan", f"zeros for {found.data_type}")
 
 
-def _check_inner(found: TensorMap) -> None:
-    inner, span = found.box[0] * found.bits, _SPANS[found.swizzle]
-    if inner % 128:
-        raise ArgumentError("box[0]", f"{found.box[0]} elements of {found.bits} bits", "a multiple of 16 bytes")
-    in_shared = 128 if found.data_type in _PADDED else inner // 8
+def _check_span(found: TensorMap, name: str) -> None:
+    """A row in shared memory is at most as wide as the swizzle; `name` is the argument that says how wide it is."""
+    span = _SPANS[found.swizzle]
+    in_shared = 128 if found.data_type in _PADDED else -(-found.box[0] * found.bits // 8)
     if span is not None and in_shared > span:
-        raise ArgumentError("box[0]", f"{in_shared} bytes", f"at most {span} with swizzle {_SWIZZLES[found.swizzle]}")
+        raise ArgumentError(name, f"{in_shared} bytes", f"at most {span} with swizzle {_SWIZZLES[found.swizzle]}")
 
 
 def replace_field(found: TensorMap, field: str, ordinal: int, value: int) -> TensorMap:
     """`found` after `tensormap.replace.tile.<field>` with an ordinal and a new value.
 
     Raises:
-        ValueError: an ordinal or a value that the field does not have.
+        ValueError: a map that is not tiled, or an ordinal or a value that the field does not have.
     """
+    if found.mode != "tiled":
+        raise ValueError(f"tensormap.replace.tile of a tensor map of mode {found.mode}; only a tiled one can be edited")
     name, count = _REPLACED[field]
     new: Any = value
     if name in ("box", "dims", "strides", "steps"):

@@ -372,6 +372,15 @@ def sparse(kind: tuple[str, str, str, int], n: int, **options: object) -> Entry:
     return Entry(f"{SPARSE}.m64n{n}k{k}{saturates}.{d}.{a}.{b}", **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("a", "b"), [(a, b) for a in BYTES for b in BYTES])
+def test_sparse_products_that_saturate_are_refused(a: str, b: str) -> None:
+    # An H200 clamps them between products, and between which ones is not known.
+    from refmoe.ptx.text.wgmma import form_of
+
+    assert form_of(f"{SPARSE}.m64n8k64.s32.{a}.{b}") is not None
+    assert form_of(f"{SPARSE}.m64n8k64.satfinite.s32.{a}.{b}") is None
+
+
 def check_sparse(kind: tuple[str, str, str, int], entry: Entry, seed: int, wild: bool = False) -> None:
     """One case: each product is of a stored element and of the one of B that its metadata name."""
     form, rng, n = entry.form, np.random.default_rng(seed), entry.form.n

@@ -120,35 +120,62 @@ def box_of(found: TensorMap, storing: bool) -> Box:
         ValueError: a box that is not modelled, or that no tensor map may have.
     """
     rank, box, steps = found.rank, found.box[: found.rank], (1, *found.steps[1 : found.rank])
+    check_modelled(found, storing, steps)
+    if not all(1 <= size <= 256 for size in box) or not all(1 <= step <= 8 for step in steps):
+        raise ValueError(f"a box of {box} elements with element strides {steps}; 1 to 256 and 1 to 8 are allowed")
+    result = Box(
+        rank, found.strides[: rank - 1], tuple(-(-size // step) for size, step in zip(box, steps, strict=True)), steps,
+        found.bits, padded(found), found.swizzle, nan_or_zero(found),
+    )  # fmt: skip
+    if box[0] * found.bits % 128 or (result.padded and (box[0] != 128 or found.dims[0] % 128)):
+        raise ValueError(f"a box of {box[0]} elements of {found.bits} bits along dimension 0 of {found.dims[0]}")
+    check_span(result)
+    return result
+
+
+def padded(found: TensorMap) -> bool:
+    """Whether 8 bytes of its tensor take 16 of shared memory."""
+    return found.data_type == _PADDED
+
+
+def nan_or_zero(found: TensorMap) -> int:
+    """What every 16 bits outside its tensor are loaded as."""
+    return _NAN_FILL if found.fill else 0
+
+
+def check_modelled(found: TensorMap, storing: bool, steps: tuple[int, ...]) -> None:
+    """Refuse tensor maps that are not modelled, whatever they copy; `steps` are the element strides that count.
+
+    Raises:
+        ValueError: what was found.
+    """
     if found.interleave or found.swizzle >= _SWIZZLES or found.data_type not in _UNCHANGED:
         raise ValueError(
             f"a tensor map of {found.data_type} with interleave {found.interleave} and swizzle {found.swizzle}, which "
             "is not modelled"
         )
-    padded = found.data_type == _PADDED
-    if storing and (padded or any(step != 1 for step in steps)):
+    if storing and (padded(found) or any(step != 1 for step in steps)):
         raise ValueError("a store through a tensor map with padding or element strides, which is not modelled")
     if found.fill and found.data_type not in _FLOATING:
         raise ValueError(f"a tensor map of {found.data_type} with the NaN fill, which only floating-point types have")
-    if not all(1 <= size <= 256 for size in box) or not all(1 <= step <= 8 for step in steps):
-        raise ValueError(f"a box of {box} elements with element strides {steps}; 1 to 256 and 1 to 8 are allowed")
-    multiple = 32 if padded else 16
-    strides = found.strides[: rank - 1]
+    multiple = 32 if padded(found) else 16
+    strides = found.strides[: found.rank - 1]
     if found.address % multiple or any(stride % multiple for stride in strides):
         raise ValueError(
             f"a tensor at 0x{found.address:X} with strides {strides}, which are not all multiples of {multiple}"
         )
-    result = Box(
-        rank, strides, tuple(-(-size // step) for size, step in zip(box, steps, strict=True)), steps, found.bits,
-        padded, found.swizzle, _NAN_FILL if found.fill else 0,
-    )  # fmt: skip
-    if box[0] * found.bits % 128 or (padded and (box[0] != 128 or found.dims[0] % 128)):
-        raise ValueError(f"a box of {box[0]} elements of {found.bits} bits along dimension 0 of {found.dims[0]}")
-    inner = result.span // result.rows
-    if found.swizzle and inner != 16 << found.swizzle:
-        what = "wider than" if inner > 16 << found.swizzle else "narrower than, which is not modelled,"
-        raise ValueError(f"a box row of {inner} bytes, {what} its swizzle span of {16 << found.swizzle}")
-    return result
+
+
+def check_span(box: Box) -> None:
+    """Refuse boxes whose rows do not fill the span of their swizzle.
+
+    Raises:
+        ValueError: how wide they are.
+    """
+    inner = box.span // box.rows
+    if box.swizzle and inner != 16 << box.swizzle:
+        what = "wider than" if inner > 16 << box.swizzle else "narrower than, which is not modelled,"
+        raise ValueError(f"a box row of {inner} bytes, {what} its swizzle span of {16 << box.swizzle}")
 
 
 def check_store(box: Box, dims: Array, start: Array) -> None:
@@ -170,6 +197,19 @@ def check_store(box: Box, dims: Array, start: Array) -> None:
         )
 
 
+def check_start(box: Box, start: Array) -> None:
+    """Refuse first coordinates along dimension 0 at which no box may begin.
+
+    Raises:
+        ValueError: one of them.
+    """
+    multiple = box.start_multiple
+    if (start[:, 0] % multiple).any():
+        bad = int(start[np.argmax(start[:, 0] % multiple != 0), 0])
+        kind = "FP4" if box.padded else f"elements of {box.bits} bits"
+        raise ValueError(f"coordinate {bad} of dimension 0, which for {kind} must be a multiple of {multiple}")
+
+
 def words(box: Box, address: Array, dims: Array, start: Array, phase: int) -> Words:
     """The words of n boxes.
 
@@ -183,11 +223,7 @@ def words(box: Box, address: Array, dims: Array, start: Array, phase: int) -> Wo
     Raises:
         ValueError: coordinates at which no box may begin.
     """
-    multiple = box.start_multiple
-    if (start[:, 0] % multiple).any():
-        bad = int(start[np.argmax(start[:, 0] % multiple != 0), 0])
-        kind = "FP4" if box.padded else f"elements of {box.bits} bits"
-        raise ValueError(f"coordinate {bad} of dimension 0, which for {kind} must be a multiple of {multiple}")
+    check_start(box, start)
     origin = start[:, 0] * box.bits // 8
     if box.rank > 1:
         origin = origin + start[:, 1:] @ np.array(box.strides, np.int64)
@@ -200,7 +236,7 @@ def words(box: Box, address: Array, dims: Array, start: Array, phase: int) -> Wo
         cuts |= np.bitwise_or.reduce((low | np.maximum(high, 0)) * box.bits // 8)
     for stride in (box.row_bytes, *box.strides):
         cuts |= stride
-    width = min(int(cuts & -cuts) or _WIDEST, _DATA if box.padded else _WIDEST)
+    width = widest(box, int(cuts))
     offsets, positions, place = _pattern(box, width, phase)
     index = origin[:, None] + offsets
     if whole:
@@ -227,9 +263,19 @@ def _pattern(box: Box, width: int, phase: int) -> tuple[Array, tuple[Array, ...]
     steps = np.array(box.steps[1:], np.int64)[:, None]
     outer = outer * steps
     offsets = column * width + (np.array(box.strides, np.int64)[:, None] * outer).sum(axis=0)
-    linear = np.arange(grid.shape[1]) * width
+    return offsets, (column, *outer), places(box, width, phase)
+
+
+def widest(box: Box, cuts: int) -> int:
+    """Bytes of a word, where all runs begin and end at numbers of bytes whose bits are in `cuts`."""
+    return min(cuts & -cuts or _WIDEST, _DATA if box.padded else _WIDEST)
+
+
+def places(box: Box, width: int, phase: int) -> Array:
+    """Byte offsets in shared memory [m] of all words of a box of that phase, in the order of its rows."""
+    linear = np.arange(box.rows * (box.row_bytes // width)) * width
     if box.padded:
         linear = linear // _DATA * _SLOT + linear % _DATA
     absolute = linear + phase
-    place = (absolute ^ ((absolute >> 7 & ((1 << box.swizzle) - 1)) << 4)) - phase
-    return offsets, (column, *outer), place
+    place: Array = (absolute ^ ((absolute >> 7 & ((1 << box.swizzle) - 1)) << 4)) - phase
+    return place

@@ -10,6 +10,7 @@ import numpy as np
 
 from refmoe.ptx.engine.access import Access, Store
 from refmoe.ptx.engine.bulk.boxes import SHARED_ALIGN, Box, box_of, check_store, words
+from refmoe.ptx.engine.bulk.columns import Column, column_of, column_words
 from refmoe.ptx.engine.bulk.copies import Bulk, BulkLoads, BulkStores, Cut
 from refmoe.ptx.engine.bulk.map_reads import MapRead, reads_of
 from refmoe.ptx.engine.bulk.maps import MapUse
@@ -85,19 +86,63 @@ def _store(frame: Frame, parts: Iterator[_Part], lanes: Array, reduction: Reduct
         bulk.store(frame, BulkStores(whole.instruction, word, who, group, part.index, whole.width, cut, reduction=how))
 
 
+@dataclass(frozen=True)
+class Start:
+    """Where the boxes of n lanes begin.
+
+    Attributes:
+        coordinates: int64 [n, rank].
+        offsets: int64 [n, rank - 2], im2col offsets along W, H and D; without them there are 0, or zeros.
+    """
+
+    coordinates: Array
+    offsets: Array
+
+    @classmethod
+    def read(
+        cls, frame: Frame, where: Array | None, coordinates: tuple[Array, ...], offsets: tuple[Array, ...]
+    ) -> Start:
+        """Those of the lanes that `select` chose, out of registers of 32 bits and of 16."""
+        numbers = [frame.acting(where, value).astype(np.uint32).view(np.int32) for value in coordinates]
+        further = [frame.acting(where, value) for value in offsets]
+        begin = np.stack(numbers, axis=1).astype(np.int64)
+        if not further:
+            return cls(begin, np.zeros((len(begin), max(len(numbers) - 2, 0)), np.int64))
+        return cls(begin, np.stack(further, axis=1).astype(np.int64))
+
+    def of(self, which: Array) -> Start:
+        """Those of some of the lanes."""
+        return Start(self.coordinates[which], self.offsets[which])
+
+
+def check_map(found: TensorMap, mode: str, where: Start) -> None:
+    """Refuse maps of another mode than the instruction's, or of another rank.
+
+    Raises:
+        ValueError: which they are.
+    """
+    rank = where.coordinates.shape[1]
+    if found.mode != mode:
+        raise ValueError(f"a tensor map of mode {found.mode}, by which no copy of mode {mode} goes")
+    if found.rank != rank:
+        raise ValueError(f"a tensor map of rank {found.rank} and {rank} coordinates")
+
+
 def _boxes(
     frame: Frame,
     use: MapUse,
     own: Access,
     access: Access,
     address: Array,
-    coordinates: tuple[Array, ...],
+    where: Start,
     shared: Array,
     lanes: Array,
+    mode: str,
     operation: str | None = None,
 ) -> Iterator[_Part]:
     """Group the boxes of lanes, which begin at addresses `shared`; every word in its tensor must lie in the buffer.
 
+    `mode`: that of tensor maps that the instruction goes by.
     `operation`: what they are combined with what is there by, or None.
     """
     storing = isinstance(access, Store)
@@ -106,32 +151,34 @@ def _boxes(
     maps = use.maps(frame, address, lanes)
     for row, found in enumerate(maps):
         try:
-            if found.rank != len(coordinates):
-                raise ValueError(f"a tensor map of rank {found.rank} and {len(coordinates)} coordinates")
-            box = box_of(found, storing)
+            check_map(found, mode, where)
+            box = (box_of if mode == "tiled" else column_of)(found, storing)
             reduction = None if operation is None else Reduction.of_tensor(operation, found.data_type)
         except ValueError as error:
             raise machine.misuse(instruction, lanes[row], str(error)) from error
         key = box, found.address >> WINDOW_BITS, box.phase(int(shared[row])), reduction
         groups.setdefault(key, []).append(row)
-    start = np.stack([value.astype(np.uint32).view(np.int32).astype(np.int64) for value in coordinates], axis=1)
     for (box, _, phase, reduction), chosen in groups.items():
         rows = np.array(chosen)
         some = [maps[row] for row in chosen]
-        cut = _cut(frame, access, box, some, start[rows], phase, lanes[rows])
+        cut = _cut(frame, access, box, some, where.of(rows), phase, lanes[rows])
         whole = _sized(own, box.span, SHARED_ALIGN)
         _, _, index = next(whole._parts(frame, shared[rows], lanes[rows]))
         yield _Part(rows, whole, index, box.bytes, cut, reduction, address[rows])
 
 
-def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], start: Array, phase: int, lanes: Array) -> Cut:
-    machine = frame.machine
+def _cut(frame: Frame, access: Access, box: Box, maps: list[TensorMap], where: Start, phase: int, lanes: Array) -> Cut:
+    machine, storing = frame.machine, isinstance(access, Store)
     address = np.array([found.address for found in maps], np.uint64)
     dims = np.array([found.dims[: box.rank] for found in maps], np.int64)
+    low, start = (address & np.uint64(0xFFFF)).view(np.int64), where.coordinates
     try:
-        if isinstance(access, Store):
-            check_store(box, dims, start)
-        found = words(box, (address & np.uint64(0xFFFF)).view(np.int64), dims, start, phase)
+        if isinstance(box, Column):
+            found = column_words(box, low, dims, start, where.offsets, phase, storing)
+        else:
+            if storing:
+                check_store(box, dims, start)
+            found = words(box, low, dims, start, phase)
     except ValueError as error:
         raise machine.misuse(access.instruction, lanes[0], str(error)) from error
     access = _sized(access, found.width)
@@ -193,12 +240,14 @@ class TensorLoad:
         source: any access to global memory.
         barrier: the access of an mbarrier.
         use: the tensor map.
+        mode: that of the map, of `tensormap.MODES`.
     """
 
     target: Store
     source: Access
     barrier: Access
     use: MapUse
+    mode: str = "tiled"
 
     def __call__(
         self,
@@ -206,11 +255,14 @@ class TensorLoad:
         target: Array,
         tensor: Array,
         start: tuple[Array, ...],
+        offsets: tuple[Array, ...],
         barrier: Array,
         mask: Array | None,
         guard: Array | None,
     ) -> None:
         """Issue loads of boxes that begin at coordinates `start`, with a `mask` into those blocks of the cluster.
+
+        `offsets`: of an im2col load.
 
         Raises:
             MemoryFault, MisuseError, RaceError: a box that cannot be loaded.
@@ -220,12 +272,12 @@ class TensorLoad:
             return
         _, _, maps = frame.select(tensor, guard)
         _, _, bars = frame.select(barrier, guard)
-        begin = tuple(frame.acting(where, value) for value in start)
+        begin = Start.read(frame, where, start, offsets)
         chosen = None if mask is None else frame.acting(where, mask).astype(np.int64)
         for which, there, phases in _copies(frame, self.barrier.instruction, chosen, to, bars, lanes):
-            who, first = lanes[which], tuple(value[which] for value in begin)
+            who, first = lanes[which], begin.of(which)
             ids = frame.machine.part(Mbarriers).objects(frame, self.barrier, phases, who)
-            parts = _boxes(frame, self.use, self.target, self.source, maps[which], first, there, who)
+            parts = _boxes(frame, self.use, self.target, self.source, maps[which], first, there, who, self.mode)
             _load(frame, parts, who, ids)
 
 
@@ -239,6 +291,7 @@ class TensorStore:
     source: Access
     target: Store
     use: MapUse
+    mode: str = "tiled"
     operation: str | None = None
 
     def __call__(
@@ -253,9 +306,40 @@ class TensorStore:
         if not lanes.size:
             return
         _, _, maps = frame.select(tensor, guard)
-        begin = tuple(frame.acting(where, value) for value in start)
-        boxes = _boxes(frame, self.use, self.source, self.target, maps, begin, origin, lanes, self.operation)
+        begin = Start.read(frame, where, start, ())
+        boxes = _boxes(frame, self.use, self.source, self.target, maps, begin, origin, lanes, self.mode, self.operation)
         _store(frame, boxes, lanes)
+
+
+@dataclass(frozen=True)
+class TensorPrefetch:
+    """`cp.async.bulk.prefetch.tensor`: the program sees nothing of it but that its map must be one. As `TensorLoad`."""
+
+    use: MapUse
+    mode: str = "tiled"
+
+    def __call__(
+        self,
+        frame: Frame,
+        tensor: Array,
+        start: tuple[Array, ...],
+        offsets: tuple[Array, ...],
+        guard: Array | None,
+    ) -> None:
+        """Look at the maps.
+
+        Raises:
+            MemoryFault, MisuseError: one by which nothing can be loaded.
+        """
+        where, lanes, maps = frame.select(tensor, guard)
+        if not lanes.size:
+            return
+        begin = Start.read(frame, where, start, offsets)
+        for row, found in enumerate(self.use.maps(frame, maps, lanes)):
+            try:
+                check_map(found, self.mode, begin)
+            except ValueError as error:
+                raise frame.machine.misuse(self.use.whole.instruction, lanes[row], str(error)) from error
 
 
 def _plain(
