@@ -20,7 +20,8 @@ from refmoe.drift.paths import DriftPath, steps_told
 from refmoe.drift.run import DriftRun, PathComparison
 from refmoe.models import DeepSeekNVFP4Checkpoint, GptOssCheckpoint
 from refmoe.models.expert_stack import AnyDeepSeek
-from refmoe.reference.moe.deepseek_nvfp4 import deepseek_nvfp4_steps
+from refmoe.reference.mma import Evidence, as_model
+from refmoe.reference.moe.deepseek_nvfp4 import deepseek_nvfp4_steps, evidence_with_bf16
 from refmoe.reports.documents import digest_of
 from refmoe.reports.drift import DRIFT, SCHEMA_VERSION, failures, source_sha256
 from refmoe.reports.environment import current_environment
@@ -126,10 +127,13 @@ def _checkpoint(checkpoint: GptOssCheckpoint | AnyDeepSeek, tiny: bool) -> dict[
 
 
 def _path(path: DriftPath, checkpoint: GptOssCheckpoint | AnyDeepSeek) -> dict[str, Any]:
-    """What a path is, with the steps that it took: through DeepSeek's layers in NVFP4 they are others."""
+    """What a path is, with the steps that it took and their evidence: in DeepSeek's layers in NVFP4 they are others."""
     facts = dict(path.facts)
     if isinstance(checkpoint, DeepSeekNVFP4Checkpoint) and "backend" in facts:
         facts |= steps_told(deepseek_nvfp4_steps(facts["backend"]))
+        if checkpoint.shared_in_bf16:
+            evidence = evidence_with_bf16(Evidence(facts["evidence"]), as_model(facts["model"]))
+            facts["evidence"] = evidence.value
     return {"name": path.name, "arithmetic": path.arithmetic, **facts}
 
 

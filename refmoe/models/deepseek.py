@@ -250,6 +250,12 @@ class DeepSeekNVFP4Checkpoint(_DeepSeek[NVFP4Linear | Array]):
         super().__init__(folder, config, lambda: deepseek_nvfp4_tensors(config, self._quantizes))
         self.excluded = excluded
 
+    @property
+    def shared_in_bf16(self) -> bool:
+        """Whether some layer's shared expert was not quantized."""
+        names = (f"model.layers.{layer}.mlp.shared_experts.gate_proj" for layer in self.moe_layers)
+        return not all(self._quantizes(name) for name in names)
+
     def weight(self, name: str) -> NVFP4Linear | Array:
         """The layer `name`: an NVFP4Linear, or BF16 [N, K] if it was not quantized. See `_DeepSeek.weight`."""
         if self._quantizes(name):

@@ -13,6 +13,7 @@ from refmoe.errors import ArgumentError
 from refmoe.formats import NVFP4
 from refmoe.reference.backends import BACKENDS, choose_backend
 from refmoe.reference.deepseek import nvfp4_steps
+from refmoe.reference.mma import AccumulationModel, Evidence
 from refmoe.reference.moe.paths import PathStep, path_steps
 
 _ROUTING = PathStep("routing", (), nvfp4_steps.route)
@@ -64,3 +65,11 @@ def deepseek_nvfp4_steps(path: str, quantization: str = "separate", output: str 
         needed = f"{' or '.join(BACKENDS[name].weights)} weights, or one of the paths {taking}"
         raise ArgumentError("layer", f"{NVFP4.name} weights with {name}", needed)
     return DEEPSEEK_NVFP4_PATHS[name]
+
+
+def evidence_with_bf16(routed: Evidence, model: AccumulationModel) -> Evidence:
+    """What a layer rests on whose shared expert is BF16: as its routed experts, if both add up by one model.
+
+    On `nvfp4` they do not: the shared expert's sums are those of another chip's `mma.sync` of BF16.
+    """
+    return routed if nvfp4_steps.shared_model(model) is model else Evidence.EXTRAPOLATED

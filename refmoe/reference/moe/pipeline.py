@@ -26,11 +26,11 @@ from refmoe.reference.arrays import checked_array
 from refmoe.reference.backends import BACKENDS, Accumulation, Backend, choose_backend
 from refmoe.reference.deepseek.layer import DeepSeekMoELayer, DeepSeekRules, as_rules
 from refmoe.reference.deepseek.nvfp4_layer import BF16Expert, DeepSeekNVFP4Layer
-from refmoe.reference.deepseek.nvfp4_steps import DeepSeekNVFP4Run, check_rules, shared_model
+from refmoe.reference.deepseek.nvfp4_steps import DeepSeekNVFP4Run, check_rules
 from refmoe.reference.deepseek.steps import DeepSeekRun
 from refmoe.reference.layout import checked_count
 from refmoe.reference.mma import AccumulationModel, Evidence, Kind, as_model
-from refmoe.reference.moe.deepseek_nvfp4 import deepseek_nvfp4_steps
+from refmoe.reference.moe.deepseek_nvfp4 import deepseek_nvfp4_steps, evidence_with_bf16
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.moe.paths import Arrays, Run, accumulation, path_steps
 from refmoe.reference.q8_1 import Q8Tensor
@@ -235,7 +235,7 @@ def moe_layer(
         run.stages[step.stage] = step.function(run)
     evidence = _evidence(backend, chosen, adds)
     if isinstance(layer, DeepSeekNVFP4Layer) and isinstance(layer.shared, BF16Expert):
-        evidence = _evidence_of_bf16(evidence, chosen)
+        evidence = evidence_with_bf16(evidence, chosen)
     found = MoEStages(backend.name, chosen_arch, chosen.name, evidence, run.stages)
     if stages:
         return found
@@ -249,11 +249,6 @@ def _evidence(backend: Backend, model: AccumulationModel, adds: Accumulation) ->
     # With NVFP4 activations there is no other model.
     pair = {"bf16": ("bf16", "bf16"), "block_fp8": ("e4m3", "e4m3")}.get(backend.activations, ("e2m1", "e4m3"))
     return model.pair(*pair).evidence if pair in model.pairs else Evidence.EXTRAPOLATED
-
-
-def _evidence_of_bf16(routed: Evidence, model: AccumulationModel) -> Evidence:
-    """With a shared expert in BF16: what the routed experts' rests on, if both add up by one model."""
-    return routed if shared_model(model) is model else Evidence.EXTRAPOLATED
 
 
 def _check_deepseek(model: AccumulationModel, mode: ScaleMode | str, edge: EdgePolicy | str) -> None:
