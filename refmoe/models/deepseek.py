@@ -291,8 +291,8 @@ def nvfp4_or_bf16_expert(
     """An expert with gate and up in one matrix, the gate's rows first.
 
     Servers multiply gate and up in one product, which has one factor and takes the tokens in one form. ModelOpt gives
-    both the same factors. What a server makes of different ones is its own (vLLM takes the largest, and says that it
-    may be wrong), so they are refused.
+    both the same factors. What a server makes of different ones is its own, so they are refused: vLLM warns, and takes
+    the gate's `weight_scale_2` for routed experts and the larger one for a linear layer.
 
     Args:
         path: the checkpoint's, for errors.
