@@ -31,6 +31,7 @@ _MODES = ("teacher-forced", "free-running")
     "refmoe drift --paths cutlass:fused,cutlass:separate --steps 16\n\n"
     "refmoe drift --base cutlass:fused --policies floor,even,flashinfer --plot out/drift.png\n\n"
     "refmoe drift --weights nvfp4 --steps 16\n\n"
+    "refmoe drift --weights deepseek-nvfp4 --base formula --steps 16\n\n"
     "refmoe drift --checkpoint gpt-oss-20b/ --paths cutlass,marlin --batch 1 --sweep prompt=8,64"
 )
 def drift(
@@ -38,7 +39,9 @@ def drift(
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            metavar="PATH", help="A gpt-oss checkpoint, a folder or a .gguf file; a tiny random one if left out."
+            metavar="PATH",
+            help="A checkpoint of gpt-oss, a folder or a .gguf file, or of DeepSeek-V3, whose layers run without "
+            "attention; a tiny random one if left out.",
         ),
     ] = None,
     paths: Annotated[
@@ -81,8 +84,8 @@ def drift(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="Experts of the random checkpoint: mxfp4, nvfp4 as ModelOpt stores them, or block_fp8 of DeepSeek-V3, "
-            "whose layers run without attention."
+            help="Experts of the random checkpoint: mxfp4, nvfp4 as ModelOpt stores them, or of DeepSeek-V3 "
+            "block_fp8 or deepseek-nvfp4."
         ),
     ] = None,
     report: ReportOption = None,

@@ -16,9 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.drift.growth import METHOD, Growth
-from refmoe.drift.paths import DriftPath
+from refmoe.drift.paths import DriftPath, steps_told
 from refmoe.drift.run import DriftRun, PathComparison
-from refmoe.models import DeepSeekCheckpoint, GptOssCheckpoint
+from refmoe.models import DeepSeekNVFP4Checkpoint, GptOssCheckpoint
+from refmoe.models.expert_stack import AnyDeepSeek
+from refmoe.reference.mma import Evidence, as_model
+from refmoe.reference.moe.deepseek_nvfp4 import deepseek_nvfp4_steps, evidence_with_bf16
 from refmoe.reports.documents import digest_of
 from refmoe.reports.drift import DRIFT, SCHEMA_VERSION, failures, source_sha256
 from refmoe.reports.environment import current_environment
@@ -33,7 +36,7 @@ _HASHED_BYTES = 1 << 28
 def drift_document(
     runs: Sequence[DriftRun],
     paths: Sequence[DriftPath],
-    checkpoint: GptOssCheckpoint | DeepSeekCheckpoint,
+    checkpoint: GptOssCheckpoint | AnyDeepSeek,
     *,
     base: int,
     steps: int,
@@ -66,7 +69,7 @@ def drift_document(
         "checkpoint": _checkpoint(checkpoint, tiny),
         "seed": seed,
         "steps": steps,
-        "paths": [{"name": path.name, "arithmetic": path.arithmetic, **path.facts} for path in paths],
+        "paths": [_path(path, checkpoint) for path in paths],
         "base": paths[base].name,
         "growth_method": METHOD,
         "runs": [_run(run) for run in runs],
@@ -112,7 +115,7 @@ def _digest(files: Iterable[Path], root: Path) -> str:
     return digest.hexdigest()
 
 
-def _checkpoint(checkpoint: GptOssCheckpoint | DeepSeekCheckpoint, tiny: bool) -> dict[str, Any]:
+def _checkpoint(checkpoint: GptOssCheckpoint | AnyDeepSeek, tiny: bool) -> dict[str, Any]:
     files = checkpoint.files
     size = sum(file.stat().st_size for file in files)
     return {
@@ -121,6 +124,17 @@ def _checkpoint(checkpoint: GptOssCheckpoint | DeepSeekCheckpoint, tiny: bool) -
         "sha256": _digest(files, files[0].parent) if size <= _HASHED_BYTES else None,
         "config": dataclasses.asdict(checkpoint.config),
     }
+
+
+def _path(path: DriftPath, checkpoint: GptOssCheckpoint | AnyDeepSeek) -> dict[str, Any]:
+    """What a path is, with the steps that it took and their evidence: in DeepSeek's layers in NVFP4 they are others."""
+    facts = dict(path.facts)
+    if isinstance(checkpoint, DeepSeekNVFP4Checkpoint) and "backend" in facts:
+        facts |= steps_told(deepseek_nvfp4_steps(facts["backend"]))
+        if checkpoint.shared_in_bf16:
+            evidence = evidence_with_bf16(Evidence(facts["evidence"]), as_model(facts["model"]))
+            facts["evidence"] = evidence.value
+    return {"name": path.name, "arithmetic": path.arithmetic, **facts}
 
 
 def _run(run: DriftRun) -> dict[str, Any]:

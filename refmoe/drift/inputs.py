@@ -16,13 +16,13 @@ from refmoe.draw import Draw
 from refmoe.drift.run import Point
 from refmoe.errors import ArgumentError
 from refmoe.models import (
-    DeepSeekCheckpoint,
     DeepSeekConfig,
     GptOssCheckpoint,
     GptOssConfig,
     open_checkpoint,
     write_checkpoint,
 )
+from refmoe.models.expert_stack import AnyDeepSeek
 
 #: Small enough for minutes on a laptop; a prompt and a few steps outgrow the window of the even layers.
 TINY = GptOssConfig(
@@ -59,39 +59,32 @@ TINY_DEEPSEEK = DeepSeekConfig(
     v_head_dim=16,
 )
 
-#: What the writer calls a checkpoint, by the format of its experts.
-_FORMATS = {"mxfp4": "huggingface", "nvfp4": "nvfp4", "block_fp8": "deepseek"}
+#: What the writer calls a checkpoint, by the format of its experts; those of DeepSeek-V3 in NVFP4 by the model too.
+_FORMATS = {"mxfp4": "huggingface", "nvfp4": "nvfp4", "block_fp8": "deepseek", "deepseek-nvfp4": "deepseek-nvfp4"}
 WEIGHTS = tuple(_FORMATS)
 
 SWEPT = ("batch", "prompt", "k", "in-flight")
 
 
 @contextlib.contextmanager
-def open_or_write(
-    path: Path | None, seed: int, weights: str = "mxfp4"
-) -> Iterator[GptOssCheckpoint | DeepSeekCheckpoint]:
+def open_or_write(path: Path | None, seed: int, weights: str = "mxfp4") -> Iterator[GptOssCheckpoint | AnyDeepSeek]:
     """The checkpoint in that folder or .gguf file; for None a random one of `TINY`'s or `TINY_DEEPSEEK`'s sizes,
     which is gone afterwards.
 
     Args:
         path: the folder or file.
         seed: of a random checkpoint.
-        weights: the format of its experts, "mxfp4" or "nvfp4"; "block_fp8" is DeepSeek-V3.
+        weights: the format of its experts, "mxfp4" or "nvfp4"; "block_fp8" and "deepseek-nvfp4" are DeepSeek-V3.
 
     Raises:
         CheckpointError: it cannot be read.
-        ArgumentError: it is neither gpt-oss's nor DeepSeek's in FP8.
     """
     with contextlib.ExitStack() as stack:
         if path is None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="refmoe-drift-"))
-            config = TINY_DEEPSEEK if weights == "block_fp8" else TINY
+            config = TINY_DEEPSEEK if _FORMATS[weights].startswith("deepseek") else TINY
             path = write_checkpoint(Path(folder) / "tiny", config, seed, _FORMATS[weights])
-        checkpoint = open_checkpoint(path)
-        if not isinstance(checkpoint, (GptOssCheckpoint, DeepSeekCheckpoint)):
-            needed = "one of gpt-oss, or of DeepSeek in FP8"
-            raise ArgumentError("checkpoint", f"a {type(checkpoint).__name__} in {path}", needed)
-        yield checkpoint
+        yield open_checkpoint(path)
 
 
 def draw_prompts(vocabulary: int, batch: int, length: int, seed: int) -> NDArray[np.int64]:

@@ -21,23 +21,22 @@ from refmoe.chips import CHIPS
 from refmoe.errors import ArgumentError
 from refmoe.policy import EdgePolicy, ScaleMode, as_policy
 from refmoe.reference.backends import BACKENDS, choose_backend
-from refmoe.reference.deepseek.layer import SYSTEMS, DeepSeekMoELayer
+from refmoe.reference.deepseek.layer import SYSTEMS
 from refmoe.reference.fp32 import bf16
-from refmoe.reference.moe import MoELayer, moe_float64, moe_layer, path_steps
-from refmoe.reference.moe.paths import accumulation
+from refmoe.reference.moe import moe_float64, moe_layer, path_steps
+from refmoe.reference.moe.paths import PathStep, accumulation
+from refmoe.reference.moe.pipeline import AnyLayer
 from refmoe.reference.q8_1 import dequantize_q8_1
 
 Array = NDArray[Any]
 
-Layer = MoELayer | DeepSeekMoELayer
-
-StagedMoE = Callable[[int, Array, Layer], Mapping[str, Mapping[str, Array]]]
+StagedMoE = Callable[[int, Array, AnyLayer], Mapping[str, Mapping[str, Array]]]
 """Layer number, BF16 [T, H] and the weights to every intermediate by stage and name, in the order in which they come;
 the last stage is "finalize" with "out", BF16 [T, H]."""
 
 FORMULA = "formula"
 DEFAULT_PATHS = ("cutlass:separate", "cutlass:fused", "marlin", "dp4a", "llama_cpp", "cutlass:separate:floor", "nvfp4")
-#: Of a checkpoint whose experts are in NVFP4.
+#: Of a checkpoint whose experts are in NVFP4, gpt-oss's or DeepSeek's.
 NVFP4_PATHS = ("nvfp4", "marlin", FORMULA)
 #: Of a checkpoint of DeepSeek in FP8: the instructions of three chips, TensorRT-LLM's rules, and no rounding.
 DEEPSEEK_PATHS = ("deepseek_fp8", "deepseek_fp8:sm_120a", "deepseek_fp8:trtllm:sm_100a", FORMULA)
@@ -147,6 +146,14 @@ def check_weights(path: DriftPath, weights: str) -> None:
         raise DriftPathError("paths", f"{path.name} with {weights} weights", f"{taking} or {FORMULA}")
 
 
+def steps_told(steps: Sequence[PathStep]) -> dict[str, Any]:
+    """Steps as a document tells them: the stages, and what becomes of the numbers."""
+    return {
+        "steps": [step.stage for step in steps],
+        "conversions": [conversion for step in steps for conversion in step.conversions],
+    }
+
+
 def _path(backend: str, given: Mapping[str, Any]) -> DriftPath:
     quantization, arch = given.get("quantization", _SEPARATE), given.get("architecture")
     choose_backend(backend, arch)
@@ -158,8 +165,7 @@ def _path(backend: str, given: Mapping[str, Any]) -> DriftPath:
         "arch": chosen,
         "model": adds.model,
         "evidence": adds.evidence.value,
-        "steps": [step.stage for step in steps],
-        "conversions": [conversion for step in steps for conversion in step.conversions],
+        **steps_told(steps),
     }
     where = [] if chosen == BACKENDS[backend].architectures[0] else [chosen]
     activations = BACKENDS[backend].activations
@@ -193,7 +199,7 @@ def _path(backend: str, given: Mapping[str, Any]) -> DriftPath:
 
 
 def _runner(backend: str, arch: str | None, **options: Any) -> StagedMoE:
-    def run(layer: int, x: Array, weights: Layer) -> Mapping[str, Mapping[str, Array]]:
+    def run(layer: int, x: Array, weights: AnyLayer) -> Mapping[str, Mapping[str, Array]]:
         return moe_layer(x, weights, path=backend, arch=arch, stages=True, **options).stages
 
     return run
@@ -202,14 +208,14 @@ def _runner(backend: str, arch: str | None, **options: Any) -> StagedMoE:
 def _q8_1_runner(backend: str, arch: str | None) -> StagedMoE:
     """The output in Q8_1, and as the decoder reads it: code times scale, rounded to BF16."""
 
-    def run(layer: int, x: Array, weights: Layer) -> Mapping[str, Mapping[str, Array]]:
+    def run(layer: int, x: Array, weights: AnyLayer) -> Mapping[str, Mapping[str, Array]]:
         found = moe_layer(x, weights, path=backend, output=_Q8_1, arch=arch, stages=True)
         return {**found.stages, "finalize": {**found.stages["finalize"], "out": bf16(dequantize_q8_1(found.q8_1))}}
 
     return run
 
 
-def _formula(layer: int, x: Array, weights: Layer) -> Mapping[str, Mapping[str, Array]]:
+def _formula(layer: int, x: Array, weights: AnyLayer) -> Mapping[str, Mapping[str, Array]]:
     # A row at a time: a BLAS may add up a row differently when there are others.
     rows = np.concatenate([moe_float64(row[None], weights) for row in x])
     return {"finalize": {"out": bf16(rows.astype(np.float32))}}

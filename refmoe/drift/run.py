@@ -30,7 +30,8 @@ from refmoe.drift.trace import (
     find_formats,
 )
 from refmoe.errors import ArgumentError, describe
-from refmoe.models import DeepSeekCheckpoint, GptOssCheckpoint
+from refmoe.models import GptOssCheckpoint
+from refmoe.models.expert_stack import AnyDeepSeek
 
 Array = NDArray[Any]
 
@@ -160,7 +161,7 @@ class DriftRun:
 
 
 def run_drift(
-    checkpoint: GptOssCheckpoint | DeepSeekCheckpoint,
+    checkpoint: GptOssCheckpoint | AnyDeepSeek,
     paths: Sequence[DriftPath],
     prompts: NDArray[np.int64],
     *,
@@ -207,9 +208,9 @@ def run_drift(
     return DriftRun(point, prompts, np.concatenate(tokens), comparisons, bits)
 
 
-def layers_of(checkpoint: GptOssCheckpoint | DeepSeekCheckpoint) -> int:
+def layers_of(checkpoint: GptOssCheckpoint | AnyDeepSeek) -> int:
     """The layers that are compared: of DeepSeek those that have experts."""
-    return len(checkpoint.moe_layers if isinstance(checkpoint, DeepSeekCheckpoint) else checkpoint.layers)
+    return len(checkpoint.moe_layers if isinstance(checkpoint, AnyDeepSeek) else checkpoint.layers)
 
 
 def _no_steps(base: DriftPath, path: DriftPath, mode: str, size: tuple[int, int, int]) -> PathComparison:
@@ -238,7 +239,7 @@ class _Group:
 
     def __init__(
         self,
-        checkpoint: GptOssCheckpoint | DeepSeekCheckpoint,
+        checkpoint: GptOssCheckpoint | AnyDeepSeek,
         paths: Sequence[DriftPath],
         prompts: NDArray[np.int64],
         base: int,
@@ -308,8 +309,8 @@ def _check(
     modes: Sequence[str],
     together: int,
 ) -> None:
-    if not isinstance(checkpoint, (GptOssCheckpoint, DeepSeekCheckpoint)):
-        needed = "a GptOssCheckpoint, whose decoder is here, or a DeepSeekCheckpoint, whose experts alone are"
+    if not isinstance(checkpoint, GptOssCheckpoint | AnyDeepSeek):
+        needed = "a GptOssCheckpoint, whose decoder is here, or one of DeepSeek, whose experts alone are"
         raise ArgumentError("checkpoint", describe(checkpoint), needed)
     for path in paths:
         check_weights(path, checkpoint.weights)

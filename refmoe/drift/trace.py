@@ -13,10 +13,10 @@ from refmoe.drift.metrics import bit_patterns
 from refmoe.drift.paths import DriftPath
 from refmoe.errors import ArgumentError
 from refmoe.formats import BF16, FP32
-from refmoe.models import Decoder, DeepSeekCheckpoint, ExpertStack, GptOssCheckpoint, State, Step
+from refmoe.models import Decoder, ExpertStack, GptOssCheckpoint, State, Step
+from refmoe.models.expert_stack import AnyDeepSeek
 from refmoe.numbers_as_text import number_text
-from refmoe.reference.deepseek.layer import DeepSeekMoELayer
-from refmoe.reference.moe.layer import MoELayer
+from refmoe.reference.moe.pipeline import AnyLayer
 
 Array = NDArray[Any]
 
@@ -98,14 +98,14 @@ class PathDecoder:
     """One path through one decoder, with the sequences that it has in flight."""
 
     def __init__(
-        self, checkpoint: GptOssCheckpoint | DeepSeekCheckpoint, path: DriftPath, sequences: int, top_k: int | None
+        self, checkpoint: GptOssCheckpoint | AnyDeepSeek, path: DriftPath, sequences: int, top_k: int | None
     ) -> None:
         """`top_k`: experts a token, None for the checkpoint's."""
         self.path = path
         self._top_k = top_k
         self._stages: dict[int, Mapping[str, Mapping[str, Array]]] = {}
         self._decoder: Decoder | ExpertStack
-        if isinstance(checkpoint, DeepSeekCheckpoint):
+        if isinstance(checkpoint, AnyDeepSeek):
             self._decoder = ExpertStack(checkpoint, moe=self._moe)
         else:
             self._decoder = Decoder(checkpoint, moe=self._moe)
@@ -116,7 +116,7 @@ class PathDecoder:
         self._stages.clear()
         return _trace(self._decoder.prefill(tokens, self._state, stages=True), self._stages)
 
-    def _moe(self, layer: int, x: Array, weights: MoELayer | DeepSeekMoELayer) -> Array:
+    def _moe(self, layer: int, x: Array, weights: AnyLayer) -> Array:
         if self._top_k is not None:
             weights = _with_top_k(weights, self._top_k)
         stages = self._stages[layer] = self.path.run(layer, x, weights)
@@ -126,7 +126,7 @@ class PathDecoder:
         return stages[OUTPUT[0]][OUTPUT[1]]
 
 
-def _with_top_k(weights: MoELayer | DeepSeekMoELayer, top_k: int) -> MoELayer | DeepSeekMoELayer:
+def _with_top_k(weights: AnyLayer, top_k: int) -> AnyLayer:
     if not 1 <= top_k <= weights.experts:
         raise ArgumentError("k", str(top_k), f"1 to {weights.experts}, the experts of a layer")
     return replace(weights, top_k=top_k)

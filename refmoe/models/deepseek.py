@@ -12,19 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError
+from refmoe.formats import NVFP4
 from refmoe.models.block_scaled import BlockScaledWeight
 from refmoe.models.checkpoint import Checkpoint, check_counts, check_layer
 from refmoe.models.config import DeepSeekConfig
 from refmoe.models.modelopt import NVFP4Linear, checked_nvfp4, quantizes
 from refmoe.models.schema import SCALE_BLOCK, TensorSpec, deepseek_nvfp4_tensors, deepseek_tensors
+from refmoe.models.tensor_file import CheckpointError
 from refmoe.models.tensor_set import TensorSet
 from refmoe.reference.block_fp8 import BlockFP8Tensor
 from refmoe.reference.deepseek.layer import WEIGHTS, BlockFP8Expert, DeepSeekMoELayer
+from refmoe.reference.deepseek.nvfp4_layer import BF16Expert, DeepSeekNVFP4Layer, NVFP4Expert
+from refmoe.reference.nvfp4 import NVFP4Tensor
 
 _TILE = "128x128"
 
 Array = NDArray[Any]
 W = TypeVar("W")
+E = TypeVar("E")
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +122,29 @@ class _DeepSeek(Checkpoint, ABC, Generic[W]):
             config=self.config,
         )
 
+    def _rank(self, first_expert: int, experts: int | None) -> tuple[int, int]:
+        """The first of a rank's experts and how many it has; None for all from the first on."""
+        there = self.config.n_routed_experts
+        count = there - first_expert if experts is None else experts
+        if first_expert < 0 or count < 1 or first_expert + count > there:
+            asked = f"{count} experts from {first_expert} on"
+            raise ArgumentError("first_expert", asked, f"some of the {there} of the layer")
+        return first_expert, count
+
+    def _sizes_and_router(self, found: DeepSeekLayer[W]) -> dict[str, Any]:
+        """What the layers that paths take have in common."""
+        config = self.config
+        return {
+            "hidden": config.hidden_size,
+            "intermediate": config.moe_intermediate_size,
+            "top_k": config.num_experts_per_tok,
+            "router_weight": found.router_weight,
+            "correction_bias": found.correction_bias,
+            "groups": config.n_group,
+            "top_groups": config.topk_group,
+            "scale": config.routed_scaling_factor,
+        }
+
     def _expert(self, prefix: str) -> DeepSeekExpert[W]:
         gate, up, down = (self.weight(f"{prefix}{name}_proj") for name in ("gate", "up", "down"))
         return DeepSeekExpert(gate, up, down)
@@ -154,23 +182,9 @@ class DeepSeekCheckpoint(_DeepSeek[BlockScaledWeight]):
             ArgumentError: there is no such layer, it has no experts, or no such experts; sizes that are no multiples of
                 128, which share a scale.
         """
-        found, config = self.moe_layer(layer), self.config
-        count = config.n_routed_experts - first_expert if experts is None else experts
-        if first_expert < 0 or count < 1 or first_expert + count > config.n_routed_experts:
-            asked = f"{count} experts from {first_expert} on"
-            raise ArgumentError("first_expert", asked, f"some of the {config.n_routed_experts} of the layer")
-        return DeepSeekMoELayer(
-            BlockFP8Experts(found.experts, first_expert, count),
-            config.hidden_size,
-            config.moe_intermediate_size,
-            config.num_experts_per_tok,
-            shared=block_fp8_expert(found.shared),
-            router_weight=found.router_weight,
-            correction_bias=found.correction_bias,
-            groups=config.n_group,
-            top_groups=config.topk_group,
-            scale=config.routed_scaling_factor,
-        )
+        found = self.moe_layer(layer)
+        routed = BlockFP8Experts(found.experts, *self._rank(first_expert, experts))
+        return DeepSeekMoELayer(routed, shared=block_fp8_expert(found.shared), **self._sizes_and_router(found))
 
 
 def block_fp8_expert(expert: DeepSeekExpert[BlockScaledWeight]) -> BlockFP8Expert:
@@ -189,24 +203,35 @@ def block_fp8_expert(expert: DeepSeekExpert[BlockScaledWeight]) -> BlockFP8Exper
     return BlockFP8Expert(gate_up, BlockFP8Tensor(expert.down.codes, expert.down.scale_inv, _TILE))
 
 
-class BlockFP8Experts(Sequence[BlockFP8Expert]):
-    """Some of a layer's experts in block FP8; one is put together each time that it is asked for."""
+class _RankExperts(Sequence[E], ABC, Generic[W, E]):
+    """Some of a layer's experts as a path takes them; one is put together each time that it is asked for."""
 
-    def __init__(self, experts: Experts[BlockScaledWeight], first: int, count: int) -> None:
+    def __init__(self, experts: Experts[W], first: int, count: int) -> None:
         """Those from `first` on."""
         self._experts, self._numbers = experts, range(first, first + count)
+
+    @abstractmethod
+    def _made(self, number: int) -> E:
+        """The expert of that number of the whole layer."""
 
     def __len__(self) -> int:
         return len(self._numbers)
 
     @overload
-    def __getitem__(self, index: int) -> BlockFP8Expert: ...
+    def __getitem__(self, index: int) -> E: ...
     @overload
-    def __getitem__(self, index: slice) -> tuple[BlockFP8Expert, ...]: ...
-    def __getitem__(self, index: int | slice) -> BlockFP8Expert | tuple[BlockFP8Expert, ...]:
+    def __getitem__(self, index: slice) -> tuple[E, ...]: ...
+    def __getitem__(self, index: int | slice) -> E | tuple[E, ...]:
         if isinstance(index, slice):
-            return tuple(block_fp8_expert(self._experts[number]) for number in self._numbers[index])
-        return block_fp8_expert(self._experts[self._numbers[index]])
+            return tuple(self._made(number) for number in self._numbers[index])
+        return self._made(self._numbers[index])
+
+
+class BlockFP8Experts(_RankExperts[BlockScaledWeight, BlockFP8Expert]):
+    """Those in block FP8."""
+
+    def _made(self, number: int) -> BlockFP8Expert:
+        return block_fp8_expert(self._experts[number])
 
 
 class DeepSeekNVFP4Checkpoint(_DeepSeek[NVFP4Linear | Array]):
@@ -214,7 +239,10 @@ class DeepSeekNVFP4Checkpoint(_DeepSeek[NVFP4Linear | Array]):
 
     Attributes:
         excluded: wildcards of the modules that are BF16.
+        weights: the format of the experts' weights, "nvfp4".
     """
+
+    weights = NVFP4.name
 
     def __init__(self, folder: Path, config: DeepSeekConfig, excluded: tuple[str, ...]) -> None:
         """Check the folder against `config` and the list of modules that are not quantized."""
@@ -222,8 +250,93 @@ class DeepSeekNVFP4Checkpoint(_DeepSeek[NVFP4Linear | Array]):
         super().__init__(folder, config, lambda: deepseek_nvfp4_tensors(config, self._quantizes))
         self.excluded = excluded
 
+    @property
+    def shared_in_bf16(self) -> bool:
+        """Whether some layer's shared expert was not quantized."""
+        names = (f"model.layers.{layer}.mlp.shared_experts.gate_proj" for layer in self.moe_layers)
+        return not all(self._quantizes(name) for name in names)
+
     def weight(self, name: str) -> NVFP4Linear | Array:
         """The layer `name`: an NVFP4Linear, or BF16 [N, K] if it was not quantized. See `_DeepSeek.weight`."""
         if self._quantizes(name):
             return checked_nvfp4(self.path, name, self.tensor)
         return self.tensor(f"{name}.weight")
+
+    def nvfp4_layer(self, layer: int, *, first_expert: int = 0, experts: int | None = None) -> DeepSeekNVFP4Layer:
+        """Router and experts of a layer as the paths `nvfp4` and `marlin` take them.
+
+        An expert's matrices are put together when a token goes to it; of the others nothing is read.
+
+        Args:
+            layer: its number.
+            first_expert: the first of a rank's experts.
+            experts: how many it has; None for all from the first on. The shared expert and the router are whole.
+
+        Raises:
+            ArgumentError: there is no such layer, it has no experts, or no such experts; sizes that are no multiples of
+                32.
+            CheckpointError: a routed expert that was not quantized, when a token goes to it; a shared expert of which a
+                part was; gate and up under different factors.
+        """
+        found = self.moe_layer(layer)
+        prefix = f"model.layers.{layer}.mlp."
+        routed = NVFP4Routed(found.experts, *self._rank(first_expert, experts), self.path, f"{prefix}experts.")
+        shared = nvfp4_or_bf16_expert(self.path, f"{prefix}shared_experts", found.shared)
+        return DeepSeekNVFP4Layer(routed, shared=shared, **self._sizes_and_router(found))
+
+
+def nvfp4_or_bf16_expert(
+    path: Path, name: str, expert: DeepSeekExpert[NVFP4Linear | Array]
+) -> NVFP4Expert | BF16Expert:
+    """An expert with gate and up in one matrix, the gate's rows first.
+
+    Servers multiply gate and up in one product, which has one factor and takes the tokens in one form. ModelOpt gives
+    both the same factors. What a server makes of different ones is its own, so they are refused: vLLM warns, and takes
+    the gate's `weight_scale_2` for routed experts and the larger one for a linear layer.
+
+    Args:
+        path: the checkpoint's, for errors.
+        name: likewise, the expert's.
+        expert: its three matrices.
+
+    Raises:
+        CheckpointError: matrices of which some are NVFP4 and some BF16, or gate and up under different factors.
+        ArgumentError: sizes that are no multiples of 32.
+    """
+    gate, up, down = expert.gate, expert.up, expert.down
+    if isinstance(gate, NVFP4Linear) and isinstance(up, NVFP4Linear) and isinstance(down, NVFP4Linear):
+        for factor, one, other in (
+            ("weight_scale_2", gate.weight.global_decode_scale, up.weight.global_decode_scale),
+            ("input_scale", gate.input_scale, up.input_scale),
+        ):
+            if one != other:
+                needed = f"{one}, the {factor} of gate_proj: one product multiplies both"
+                raise CheckpointError(path, f"{name}.up_proj.{factor}", f"{other}", needed)
+        codes, scales = (np.concatenate(parts) for parts in zip(*_parts(gate, up), strict=True))
+        gate_up = NVFP4Tensor(codes, scales, gate.weight.global_decode_scale)
+        return NVFP4Expert(gate_up, down.weight, gate.input_scale, down.input_scale)
+    if isinstance(gate, np.ndarray) and isinstance(up, np.ndarray) and isinstance(down, np.ndarray):
+        return BF16Expert(np.concatenate([gate, up]), down)
+    formats = ("NVFP4" if isinstance(each, NVFP4Linear) else "BF16" for each in (gate, up, down))
+    found = ", ".join(f"{part}_proj in {each}" for part, each in zip(("gate", "up", "down"), formats, strict=True))
+    raise CheckpointError(path, name, found, "all three in NVFP4, or all three in BF16")
+
+
+def _parts(*linear: NVFP4Linear) -> list[tuple[Array, Array]]:
+    return [(each.weight.codes, each.weight.scales) for each in linear]
+
+
+class NVFP4Routed(_RankExperts[NVFP4Linear | Array, NVFP4Expert]):
+    """Those in NVFP4."""
+
+    def __init__(self, experts: Experts[NVFP4Linear | Array], first: int, count: int, path: Path, prefix: str) -> None:
+        """Those from `first` on; `path` and `prefix` are the checkpoint's and their names', for errors."""
+        super().__init__(experts, first, count)
+        self._path, self._prefix = path, prefix
+
+    def _made(self, number: int) -> NVFP4Expert:
+        name = f"{self._prefix}{number}"
+        made = nvfp4_or_bf16_expert(self._path, name, self._experts[number])
+        if isinstance(made, BF16Expert):
+            raise CheckpointError(self._path, name, "a routed expert in BF16", "NVFP4: no path of NVFP4 takes another")
+        return made

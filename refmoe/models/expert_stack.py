@@ -19,13 +19,18 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError, describe
 from refmoe.models.decoder import LayerStep, Step
-from refmoe.models.deepseek import DeepSeekCheckpoint
+from refmoe.models.deepseek import DeepSeekCheckpoint, DeepSeekNVFP4Checkpoint
 from refmoe.models.dense import project, rms_norm
 from refmoe.models.state import State
 from refmoe.reference.deepseek.layer import DeepSeekMoELayer
+from refmoe.reference.deepseek.nvfp4_layer import DeepSeekNVFP4Layer
 from refmoe.reference.fp32 import BF16, add, bf16
 
 Array = NDArray[Any]
+
+AnyDeepSeek = DeepSeekCheckpoint | DeepSeekNVFP4Checkpoint
+"""What the stack takes: DeepSeek's own FP8, or NVFP4 of ModelOpt."""
+AnyDeepSeekLayer = DeepSeekMoELayer | DeepSeekNVFP4Layer
 
 EPSILON = 1e-6
 """Of DeepSeek-V3's norms."""
@@ -34,18 +39,19 @@ EPSILON = 1e-6
 class ExpertStack:
     """The layers that have experts, numbered from 0; weights are read as they are needed and none is kept."""
 
-    def __init__(self, checkpoint: DeepSeekCheckpoint, *, moe: Callable[[int, Array, DeepSeekMoELayer], Array]) -> None:
+    def __init__(self, checkpoint: AnyDeepSeek, *, moe: Callable[[int, Array, Any], Array]) -> None:
         """A stack over `checkpoint`.
 
         Args:
             checkpoint: the weights.
-            moe: the mixture of experts: number, BF16 [T, H] and weights to BF16 [T, H].
+            moe: the mixture of experts: number, BF16 [T, H] and weights, a DeepSeekMoELayer or a DeepSeekNVFP4Layer as
+                the checkpoint has them, to BF16 [T, H].
 
         Raises:
             ArgumentError: a checkpoint of another model.
         """
-        if not isinstance(checkpoint, DeepSeekCheckpoint):
-            raise ArgumentError("checkpoint", describe(checkpoint), "a DeepSeekCheckpoint")
+        if not isinstance(checkpoint, AnyDeepSeek):
+            raise ArgumentError("checkpoint", describe(checkpoint), "a DeepSeekCheckpoint or a DeepSeekNVFP4Checkpoint")
         self.checkpoint = checkpoint
         self._moe = moe
 
@@ -75,7 +81,7 @@ class ExpertStack:
         for number, layer in enumerate(self.checkpoint.moe_layers):
             entered = self._norm(residual, f"model.layers.{layer}.post_attention_layernorm.weight")
             rows = entered.reshape(-1, entered.shape[-1])
-            left = self._moe(number, rows, self.checkpoint.block_fp8_layer(layer))
+            left = self._moe(number, rows, self._weights(layer))
             if not isinstance(left, np.ndarray) or left.dtype != BF16 or left.shape != rows.shape:
                 raise ArgumentError("moe", f"{describe(left)} from layer {number}", f"bfloat16 {list(rows.shape)}")
             left = left.reshape(entered.shape)
@@ -87,6 +93,11 @@ class ExpertStack:
         self.checkpoint.release()
         state.length += tokens.shape[1]
         return Step(logits, tuple(layers))
+
+    def _weights(self, layer: int) -> AnyDeepSeekLayer:
+        if isinstance(self.checkpoint, DeepSeekCheckpoint):
+            return self.checkpoint.block_fp8_layer(layer)
+        return self.checkpoint.nvfp4_layer(layer)
 
     def _norm(self, x: Array, name: str) -> Array:
         rows = x.reshape(-1, x.shape[-1]).astype(np.float32)

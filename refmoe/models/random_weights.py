@@ -27,7 +27,7 @@ _E4M3_FIELDS = range(1, 6)
 _E4M3_MANTISSAS = 8
 #: About the factor that a whole NVFP4 tensor has; block scales make up the rest.
 _NVFP4_FACTOR = 2.0**-11
-#: About that of gpt-oss's tokens, whose magnitudes then reach 448 * 6 / 256, about 10.
+#: About that of tokens, whose magnitudes then reach 448 * 6 / 256, about 10.
 _NVFP4_TOKENS = 2.0**-8
 
 _DRAWN_E4M3 = E4M3.values()[_E4M3_FIELDS.start * _E4M3_MANTISSAS : _E4M3_FIELDS.stop * _E4M3_MANTISSAS]
@@ -71,7 +71,7 @@ def _drawn_nvfp4(name: str, spec: TensorSpec, seed: int) -> Array | None:
     draw = Draw("checkpoint", seed, name.replace("up_proj.", "gate_proj.") if spec.shape == () else name)
     if name.endswith(("weight_scale_2", "input_scale")):
         # 0.75 to 1.25 times a power of two.
-        steps, factor = 1 << 17, _NVFP4_TOKENS if name.endswith("_input_scale") else _NVFP4_FACTOR
+        steps, factor = 1 << 17, _NVFP4_TOKENS if name.endswith("input_scale") else _NVFP4_FACTOR
         return np.asarray((draw.integers(steps // 2, (1,))[0] / steps + 0.75) * factor, np.float32)
     if name.endswith("weight_scale"):
         # gpt-oss's experts have K before N.

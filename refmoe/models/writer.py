@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ def write_checkpoint(
     format: str = "huggingface",
     *,
     shards: int = 1,
+    excluded: Sequence[str] = (),
 ) -> Path:
     """Write a random checkpoint that `open_checkpoint` and the model's own code read.
 
@@ -58,6 +59,7 @@ def write_checkpoint(
         format: "huggingface", "original", "gguf" or "gguf-q8_0" for gpt-oss, or "nvfp4" as ModelOpt has it; for
             DeepSeek-V3 "deepseek", or "deepseek-nvfp4" as ModelOpt has it.
         shards: files that the tensors are spread over; more than one come with an index. GGUF takes one.
+        excluded: of "deepseek-nvfp4" wildcards of modules that are BF16 too, such as "*.mlp.shared_experts*".
 
     Returns:
         What `open_checkpoint` takes: the folder, or the file.
@@ -67,9 +69,10 @@ def write_checkpoint(
             package gguf.
         OSError: a file cannot be written.
     """
+    left_out = _excluded(config, format, excluded)
     if format in _GGUF_DENSE:
         return _write_gguf(Path(path), config, seed, format, shards)
-    folder, tensors, described = Path(path), _tensors(config, format), _config_json(config, format)
+    folder, tensors, described = Path(path), _tensors(config, format, left_out), _config_json(config, format, left_out)
     parts = original_parts(config) if isinstance(config, GptOssConfig) and format == "original" else {}
     if type(shards) is not int or not 1 <= shards <= len(tensors):
         raise ArgumentError("shards", describe(shards), f"1 to {len(tensors)}, the number of tensors")
@@ -88,7 +91,7 @@ def write_checkpoint(
     if format == "original":
         write_atomic(folder / "dtypes.json", _json({name: _original_dtype(name) for name in tensors}))
     if format in _MODELOPT:
-        write_atomic(folder / modelopt.FILE, _json(modelopt.own_file(_excluded(config))))
+        write_atomic(folder / modelopt.FILE, _json(modelopt.own_file(left_out)))
     write_atomic(folder / "config.json", _json(described))
     return folder
 
@@ -103,7 +106,7 @@ def _write_gguf(path: Path, config: GptOssConfig | DeepSeekConfig, seed: int, fo
     return write_gguf(path, config, seed, dense=_GGUF_DENSE[format])
 
 
-def _tensors(config: GptOssConfig | DeepSeekConfig, format: str) -> Mapping[str, TensorSpec]:
+def _tensors(config: GptOssConfig | DeepSeekConfig, format: str, excluded: tuple[str, ...]) -> Mapping[str, TensorSpec]:
     if format not in FORMATS:
         raise ArgumentError("format", describe(format), f"one of {', '.join(FORMATS)}")
     of_deepseek = format.startswith("deepseek")
@@ -113,24 +116,28 @@ def _tensors(config: GptOssConfig | DeepSeekConfig, format: str) -> Mapping[str,
     if isinstance(config, DeepSeekConfig) and of_deepseek:
         if format == "deepseek":
             return deepseek_tensors(config)
-        return deepseek_nvfp4_tensors(config, modelopt.quantizes(_excluded(config)))
+        return deepseek_nvfp4_tensors(config, modelopt.quantizes(excluded))
     needed = "DeepSeekConfig" if of_deepseek else "GptOssConfig"
     raise ArgumentError("config", f"a {type(config).__name__} for the format {format}", f"a {needed}")
 
 
-def _config_json(config: GptOssConfig | DeepSeekConfig, format: str) -> dict[str, Any]:
+def _config_json(config: GptOssConfig | DeepSeekConfig, format: str, excluded: tuple[str, ...]) -> dict[str, Any]:
     if isinstance(config, GptOssConfig) and format == "original":
         return config.to_original()
     if format in _MODELOPT:
-        return config.to_huggingface(modelopt.quantization_config(_excluded(config)))
+        return config.to_huggingface(modelopt.quantization_config(excluded))
     return config.to_huggingface()
 
 
-def _excluded(config: GptOssConfig | DeepSeekConfig) -> tuple[str, ...]:
-    """The modules that ModelOpt leaves in BF16."""
+def _excluded(config: GptOssConfig | DeepSeekConfig, format: str, more: Sequence[str]) -> tuple[str, ...]:
+    """The modules that ModelOpt leaves in BF16, and those that the caller wants to be."""
     if isinstance(config, GptOssConfig):
-        return modelopt.gpt_oss_excluded(config)
-    return modelopt.deepseek_excluded(config)
+        usual = modelopt.gpt_oss_excluded(config)
+    else:
+        usual = modelopt.deepseek_excluded(config)
+    if more and format != "deepseek-nvfp4":
+        raise ArgumentError("excluded", f"{list(more)} with the format {format}", "none, or the format deepseek-nvfp4")
+    return tuple(sorted({*usual, *more}))
 
 
 def _json(value: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from refmoe.reference.activation import QuantizedRows, swiglu, swiglu_quantize
 from refmoe.reference.backends import BACKENDS, choose_backend
 from refmoe.reference.deepseek.layer import BlockFP8Expert, DeepSeekMoELayer, DeepSeekRules
+from refmoe.reference.deepseek.nvfp4_layer import BF16Expert, DeepSeekNVFP4Layer, NVFP4Expert
 from refmoe.reference.deepseek.routing import route_sigmoid_grouped_topk
 from refmoe.reference.dequantize import dequantize_mxfp4, dequantize_mxfp8
 from refmoe.reference.expand import Expanded, ExpandedAs, Permutation, build_permutation, expand, expand_as
@@ -41,8 +42,10 @@ from refmoe.reference.tensor import MXTensor, dequantize
 
 __all__ = [
     "BACKENDS",
+    "BF16Expert",
     "BlockFP8Expert",
     "DeepSeekMoELayer",
+    "DeepSeekNVFP4Layer",
     "DeepSeekRules",
     "Enclosure",
     "Expanded",
@@ -51,6 +54,7 @@ __all__ = [
     "MaskedOperand",
     "MoELayer",
     "MoEStages",
+    "NVFP4Expert",
     "NVFP4Tensor",
     "Permutation",
     "Q8_0Tensor",

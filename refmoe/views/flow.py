@@ -42,10 +42,12 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.families.case import Shape
 from refmoe.families.choices import expert_ids
 from refmoe.families.routing import ROUTE
+from refmoe.formats import NVFP4
 from refmoe.models import DeepSeekCheckpoint, DeepSeekNVFP4Checkpoint, open_checkpoint
 from refmoe.reference.backends import BACKENDS, choose_backend
 from refmoe.reference.dp4a import MAX_TOKENS
 from refmoe.reference.moe import path_steps
+from refmoe.reference.moe.deepseek_nvfp4 import deepseek_nvfp4_steps
 from refmoe.reference.moe.paths import quantizations_of
 from refmoe.tables import plain_table
 
@@ -66,7 +68,7 @@ class FlowModel:
     """Sizes of a model's layer: hidden, intermediate, experts, experts a token; how many layers with experts it has.
 
     `weights` is their format, "mxfp4", "nvfp4" or "block_fp8". `shared` is the intermediate size of the shared expert,
-    0 without one; `groups` and `top_groups` are those of a router over groups, which is then the first launch.
+    0 without one; `groups` and `top_groups` are those of a router over groups, which of block FP8 is the first launch.
     """
 
     name: str
@@ -226,7 +228,9 @@ def flow(
         taking = ", ".join(name for name, other in BACKENDS.items() if sizes.weights in other.weights)
         raise ArgumentError("path", f"{backend.name} with the {sizes.weights} weights of {sizes.name}", taking)
     rows = _rows(sizes, m, routing, seed)
-    reference = path_steps(backend.name, quantization or "separate", output)
+    # Of NVFP4 weights only a layer of DeepSeek has a shared expert.
+    steps_of = deepseek_nvfp4_steps if sizes.weights == NVFP4.name and sizes.shared else path_steps
+    reference = steps_of(backend.name, quantization or "separate", output)
     if backend.name == KERNEL_PATH:
         way = quantization or "fused"
         steps = tuple(_launched(step, rows) for step in _plan(sizes, m, way, chip))
@@ -260,11 +264,9 @@ def flow_model(model: str) -> FlowModel:
     if isinstance(checkpoint, (DeepSeekCheckpoint, DeepSeekNVFP4Checkpoint)):
         said = checkpoint.config
         sizes = (said.hidden_size, said.moe_intermediate_size, said.n_routed_experts, said.num_experts_per_tok)
-        if isinstance(checkpoint, DeepSeekNVFP4Checkpoint):
-            return FlowModel(checkpoint.path.name, *sizes, len(checkpoint.moe_layers), "nvfp4")
         shared = said.moe_intermediate_size * said.n_shared_experts
         router = (shared, said.n_group, said.topk_group)
-        return FlowModel(checkpoint.path.name, *sizes, len(checkpoint.moe_layers), "block_fp8", *router)
+        return FlowModel(checkpoint.path.name, *sizes, len(checkpoint.moe_layers), checkpoint.weights, *router)
     config = checkpoint.config
     return FlowModel(
         checkpoint.path.name,

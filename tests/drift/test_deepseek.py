@@ -72,7 +72,7 @@ def test_the_stack_takes_bf16_of_its_experts_and_deepseek_alone(checkpoint: Deep
     stack = ExpertStack(checkpoint, moe=lambda number, x, layer: x.astype(np.float32))
     with pytest.raises(ArgumentError, match=r"moe: found float32 .* from layer 0; needed bfloat16"):
         stack.prefill(np.zeros((1, 1), np.int64), stack.new_state(1))
-    with pytest.raises(ArgumentError, match="needed a DeepSeekCheckpoint"):
+    with pytest.raises(ArgumentError, match="needed a DeepSeekCheckpoint or a DeepSeekNVFP4Checkpoint"):
         ExpertStack("folder", moe=lambda number, x, layer: x)  # type: ignore[arg-type]
 
 

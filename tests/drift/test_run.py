@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.checkpoints import TINY_DEEPSEEK
 
 from refmoe.drift import DriftPath, DriftPathError, DriftRun, PathComparison, drift_path, run_drift
 from refmoe.drift.document import dependent_sequences
@@ -234,10 +233,10 @@ def test_a_path_that_looks_at_its_neighbours_is_told(small: GptOssCheckpoint) ->
     )
 
 
-def test_a_model_that_the_decoder_does_not_know(tmp_path: Path) -> None:
-    folder = write_checkpoint(tmp_path / "deepseek", TINY_DEEPSEEK, 1, "deepseek-nvfp4")
-    with pytest.raises(ArgumentError, match="checkpoint: found a DeepSeekNVFP4Checkpoint"), open_or_write(folder, 1):
-        pass
+def test_what_is_no_checkpoint(small: GptOssCheckpoint) -> None:
+    paths, prompts = [drift_path("cutlass"), drift_path("formula")], draw_prompts(64, 1, 1, 5)
+    with pytest.raises(ArgumentError, match="needed a GptOssCheckpoint, whose decoder is here, or one of DeepSeek"):
+        run_drift(small.path, paths, prompts, steps=1)  # type: ignore[arg-type]
 
 
 def test_k_is_what_was_asked_for(small: GptOssCheckpoint) -> None:

@@ -86,6 +86,8 @@ def test_the_driver_takes_images(driver: ctypes.CDLL) -> None:
 
 # What a number of an enumeration or the length of a list has no wrong value for.
 ONLY_OURS = ("strides", "lower_corner", "upper_corner", "element_strides", "data_type", "l2_promotion")
+#: The driver's page asks for the swizzle 32B with it. The driver of CUDA 13.0 takes images without.
+PAGE_ALONE = {"interleave": "32B"}
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ ONLY_OURS = ("strides", "lower_corner", "upper_corner", "element_strides", "data
     [
         (change, argument)
         for change, argument, needed in BAD_IMAGES
-        if argument not in ONLY_OURS and "none or" not in needed
+        if argument not in ONLY_OURS and "none or" not in needed and change != PAGE_ALONE
     ],
     ids=str,
 )

@@ -44,14 +44,17 @@ def test_kernels_convert_what_the_reference_of_their_path_does(quantization: str
 
 
 @pytest.mark.parametrize(
-    ("config", "format", "sizes"),
-    [(TINY, "nvfp4", (96, 64, 8, 4, 4)), (TINY_DEEPSEEK, "deepseek-nvfp4", (192, 160, 4, 2, 2))],
+    ("config", "format", "sizes", "router"),
+    [(TINY, "nvfp4", (96, 64, 8, 4, 4), ()), (TINY_DEEPSEEK, "deepseek-nvfp4", (192, 160, 4, 2, 2), (160, 2, 1))],
 )
-def test_checkpoints_in_nvfp4(tmp_path: Path, config: Any, format: str, sizes: tuple[int, ...]) -> None:
+def test_checkpoints_in_nvfp4(
+    tmp_path: Path, config: Any, format: str, sizes: tuple[int, ...], router: tuple[int, ...]
+) -> None:
     """Their sizes are taken, and paths that do not take their weights are refused."""
     path = str(write_checkpoint(tmp_path / "written", config, 1, format))
     found = flow("nvfp4", path, 3)
-    assert found.model == FlowModel("written", *sizes, "nvfp4")
+    assert found.model == FlowModel("written", *sizes, "nvfp4", *router)
+    assert ("shared" in [step.stage for step in found.steps]) == bool(router)
     assert sum(found.rows) == 3 * sizes[3]
     assert found.first_gemm == ("BF16 -> NVFP4", "NVFP4 x NVFP4 -> FP32", "FP32 -> BF16")
     assert "nothing of ours launches a layer of them" in flow_summary(found, 273)

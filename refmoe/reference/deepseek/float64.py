@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 
 from refmoe.errors import ArgumentError
 from refmoe.reference.deepseek.layer import BlockFP8Expert, DeepSeekMoELayer
+from refmoe.reference.deepseek.nvfp4_layer import BF16Expert, DeepSeekNVFP4Layer, NVFP4Expert
 
 F64 = NDArray[np.float64]
 
 
 def deepseek_float64(
     tokens: F64,
-    layer: DeepSeekMoELayer,
+    layer: DeepSeekMoELayer | DeepSeekNVFP4Layer,
     topk_ids: NDArray[np.int32] | None = None,
     topk_weights: F64 | None = None,
     first_expert: int = 0,
@@ -46,7 +47,7 @@ def deepseek_float64(
     return out if layer.shared is None else out + _expert(tokens, layer.shared)
 
 
-def route_grouped_float64(tokens: F64, layer: DeepSeekMoELayer) -> tuple[NDArray[np.int32], F64]:
+def route_grouped_float64(tokens: F64, layer: DeepSeekMoELayer | DeepSeekNVFP4Layer) -> tuple[NDArray[np.int32], F64]:
     """Ids int32 [T, k] and weights float64 [T, k]; equal scores go to the lower index.
 
     Raises:
@@ -66,7 +67,7 @@ def route_grouped_float64(tokens: F64, layer: DeepSeekMoELayer) -> tuple[NDArray
     return ids.astype(np.int32), layer.scale * chosen / (chosen.sum(axis=1, keepdims=True) + 1e-20)
 
 
-def _expert(x: F64, expert: BlockFP8Expert) -> F64:
+def _expert(x: F64, expert: BlockFP8Expert | NVFP4Expert | BF16Expert) -> F64:
     gate_up = x @ _values(expert.gate_up).T
     half = gate_up.shape[1] // 2
     gate, up = gate_up[:, :half], gate_up[:, half:]
@@ -74,7 +75,8 @@ def _expert(x: F64, expert: BlockFP8Expert) -> F64:
 
 
 def _values(tensor: Any) -> F64:
-    return np.asarray(tensor.dequantize().astype(np.float64))
+    values = tensor if isinstance(tensor, np.ndarray) else tensor.dequantize()
+    return np.asarray(values.astype(np.float64))
 
 
 def _sigmoid(x: F64) -> F64:

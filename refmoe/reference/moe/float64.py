@@ -19,6 +19,7 @@ from refmoe.errors import ArgumentError, describe
 from refmoe.reference.activation import ALPHA, BETA, LIMIT
 from refmoe.reference.deepseek.float64 import deepseek_float64
 from refmoe.reference.deepseek.layer import DeepSeekMoELayer
+from refmoe.reference.deepseek.nvfp4_layer import DeepSeekNVFP4Layer
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.tensor import MXTensor, NVFP4Experts
 
@@ -27,7 +28,7 @@ F64 = NDArray[np.float64]
 
 def moe_float64(
     x: NDArray[Any],
-    layer: MoELayer | DeepSeekMoELayer,
+    layer: MoELayer | DeepSeekMoELayer | DeepSeekNVFP4Layer,
     *,
     topk_ids: NDArray[np.int32] | None = None,
     topk_weights: NDArray[Any] | None = None,
@@ -37,7 +38,7 @@ def moe_float64(
 
     Args:
         x: bfloat16, float32 or float64 [T, H].
-        layer: the weights; a DeepSeekMoELayer has its shared expert added.
+        layer: the weights; one of DeepSeek has its shared expert added.
         topk_ids: int32 [T, k]; with `topk_weights` instead of routing.
         topk_weights: float32 or float64 [T, k].
         first_expert: the id of the layer's first expert; choices of others add nothing.
@@ -53,7 +54,7 @@ def moe_float64(
     if (topk_ids is None) != (topk_weights is None):
         raise ArgumentError("topk_ids, topk_weights", "one of them", "both or neither")
     tokens = x.astype(np.float64)
-    if isinstance(layer, DeepSeekMoELayer):
+    if isinstance(layer, (DeepSeekMoELayer, DeepSeekNVFP4Layer)):
         given = None if topk_weights is None else topk_weights.astype(np.float64)
         return deepseek_float64(tokens, layer, topk_ids, given, first_expert)
     if topk_ids is None or topk_weights is None:

@@ -25,12 +25,18 @@ from refmoe.reference import fp32
 from refmoe.reference.arrays import checked_array
 from refmoe.reference.backends import BACKENDS, Accumulation, Backend, choose_backend
 from refmoe.reference.deepseek.layer import DeepSeekMoELayer, DeepSeekRules, as_rules
+from refmoe.reference.deepseek.nvfp4_layer import BF16Expert, DeepSeekNVFP4Layer
+from refmoe.reference.deepseek.nvfp4_steps import DeepSeekNVFP4Run, check_rules
 from refmoe.reference.deepseek.steps import DeepSeekRun
 from refmoe.reference.layout import checked_count
 from refmoe.reference.mma import AccumulationModel, Evidence, Kind, as_model
+from refmoe.reference.moe.deepseek_nvfp4 import deepseek_nvfp4_steps, evidence_with_bf16
 from refmoe.reference.moe.layer import MoELayer
 from refmoe.reference.moe.paths import Arrays, Run, accumulation, path_steps
 from refmoe.reference.q8_1 import Q8Tensor
+
+AnyLayer = MoELayer | DeepSeekMoELayer | DeepSeekNVFP4Layer
+"""What `moe_layer` computes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +53,8 @@ class MoEStages:
             `expand` codes and scales in 128x4 (of NVFP4 nvfp4_codes and nvfp4_scales), or rows in BF16; `gemm1` and
             `gemm2` out, BF16, of llama_cpp FP32; `activation` as `expand`, or Q8_1; `finalize` out, or Q8_1. Of
             deepseek_fp8 scales are FP32, [rows, K/128]; `expand` has token_codes and token_scales too; `shared`
-            gate_up, codes, scales and out, or nothing.
+            gate_up, codes, scales and out, or nothing. Of a DeepSeek layer in NVFP4 `shared` has its own
+            token_codes and token_scales, linear, or of BF16 tokens gate_up, rows and out.
     """
 
     path: str
@@ -82,7 +89,7 @@ class MoEStages:
 @overload
 def moe_layer(
     x: NDArray[Any] | Q8Tensor,
-    layer: MoELayer | DeepSeekMoELayer,
+    layer: AnyLayer,
     *,
     path: str = ...,
     quantization: str = ...,
@@ -103,7 +110,7 @@ def moe_layer(
 @overload
 def moe_layer(
     x: NDArray[Any] | Q8Tensor,
-    layer: MoELayer | DeepSeekMoELayer,
+    layer: AnyLayer,
     *,
     path: str = ...,
     quantization: str = ...,
@@ -124,7 +131,7 @@ def moe_layer(
 @overload
 def moe_layer(
     x: NDArray[Any] | Q8Tensor,
-    layer: MoELayer | DeepSeekMoELayer,
+    layer: AnyLayer,
     *,
     path: str = ...,
     quantization: str = ...,
@@ -144,7 +151,7 @@ def moe_layer(
 
 def moe_layer(
     x: NDArray[Any] | Q8Tensor,
-    layer: MoELayer | DeepSeekMoELayer,
+    layer: AnyLayer,
     *,
     path: str = "cutlass",
     quantization: str = "separate",
@@ -164,7 +171,8 @@ def moe_layer(
 
     Args:
         x: bfloat16 [T, H], C-contiguous; for "ready" uint8 [T, H], E4M3 codes, and on llama_cpp Q8_1 [T, H].
-        layer: the weights; of deepseek_fp8 a `DeepSeekMoELayer`.
+        layer: the weights; of deepseek_fp8 a `DeepSeekMoELayer`, of nvfp4 and marlin a `MoELayer` or a
+            `DeepSeekNVFP4Layer`.
         path: a backend's name, in upper or lower case, see `refmoe.reference.backends`.
         quantization: of a cutlass path: "separate", "fused" or "ready"; all three give the same bytes. Of llama_cpp
             "separate", or "ready" for the Q8_1 output of another layer.
@@ -178,6 +186,7 @@ def moe_layer(
         mode: how the scales of activations are chosen; a `ScaleMode` or its lower-case name.
         edge: what zeros, NaN and Inf become; an `EdgePolicy` or its lower-case name.
         rules: of deepseek_fp8 what systems do differently, or the name of one: "trtllm". `mode` and `edge` are not its.
+            Of a DeepSeek layer in NVFP4 `DeepSeekRules` with other weights or another order.
         stages: give every intermediate.
 
     Returns:
@@ -188,7 +197,8 @@ def moe_layer(
             with another; ids without weights; no ids and no router (ready codes are not routed on); what the steps
             refuse.
     """
-    steps = path_steps(path, quantization, output)
+    of_deepseek = isinstance(layer, DeepSeekNVFP4Layer)
+    steps = (deepseek_nvfp4_steps if of_deepseek else path_steps)(path, quantization, output)
     backend = choose_backend(path, arch)
     chosen_arch, adds = accumulation(path, arch)
     chosen = as_model(adds.model if model is None else model)
@@ -205,8 +215,14 @@ def moe_layer(
     if backend.activations == "bf16" and chosen.kind is Kind.FUSED and chosen.scaled:
         raise ArgumentError("model", f"{chosen.name} with {backend.name}", "a model with BF16 operands")
     first = checked_count("first_expert", first_expert)
-    run: Run | DeepSeekRun
-    if isinstance(layer, DeepSeekMoELayer):
+    run: Run | DeepSeekRun | DeepSeekNVFP4Run
+    if isinstance(layer, DeepSeekNVFP4Layer):
+        assert not isinstance(x, Q8Tensor)
+        _check_no_policy(f"{backend.name} and a DeepSeek layer", "its activations are not MXFP8", mode, edge)
+        checked = as_rules(rules)
+        check_rules(checked)
+        run = DeepSeekNVFP4Run(x, layer, chosen, topk_ids, topk_weights, first, checked)
+    elif isinstance(layer, DeepSeekMoELayer):
         assert not isinstance(x, Q8Tensor)
         _check_deepseek(chosen, mode, edge)
         run = DeepSeekRun(x, layer, chosen, topk_ids, topk_weights, first, as_rules(rules))
@@ -217,7 +233,10 @@ def moe_layer(
         run = Run(x, layer, chosen, input_sf, topk_ids, topk_weights, first, *modes)
     for step in steps:
         run.stages[step.stage] = step.function(run)
-    found = MoEStages(backend.name, chosen_arch, chosen.name, _evidence(backend, chosen, adds), run.stages)
+    evidence = _evidence(backend, chosen, adds)
+    if isinstance(layer, DeepSeekNVFP4Layer) and isinstance(layer.shared, BF16Expert):
+        evidence = evidence_with_bf16(evidence, chosen)
+    found = MoEStages(backend.name, chosen_arch, chosen.name, evidence, run.stages)
     if stages:
         return found
     return found.output if output == "bf16" else found.q8_1
@@ -235,20 +254,22 @@ def _evidence(backend: Backend, model: AccumulationModel, adds: Accumulation) ->
 def _check_deepseek(model: AccumulationModel, mode: ScaleMode | str, edge: EdgePolicy | str) -> None:
     if ("e4m3", "e4m3") not in model.pairs:
         raise ArgumentError("model", f"{model.name} with deepseek_fp8", "a model with E4M3 on both sides")
+    _check_no_policy("deepseek_fp8", "its scales are FP32, and `rules` says how they are chosen", mode, edge)
+
+
+def _check_no_policy(path: str, because: str, mode: ScaleMode | str, edge: EdgePolicy | str) -> None:
+    """Refuse a policy of MXFP8 where nothing is MXFP8."""
     for name, found, usual in (
         ("mode", as_scale_mode(mode), ScaleMode.RCEIL),
         ("edge", as_edge_policy(edge), EdgePolicy.EXACT),
     ):
         if found is not usual:
-            needed = "the default: its scales are FP32, and `rules` says how they are chosen"
-            raise ArgumentError(name, f"{found.value} with deepseek_fp8", needed)
+            raise ArgumentError(name, f"{found.value} with {path}", f"the default: {because}")
 
 
-def _check_tokens(
-    x: object, layer: MoELayer | DeepSeekMoELayer, backend: Backend, quantization: str, input_sf: object
-) -> None:
-    if not isinstance(layer, (MoELayer, DeepSeekMoELayer)):
-        raise ArgumentError("layer", describe(layer), "a MoELayer, or for deepseek_fp8 a DeepSeekMoELayer")
+def _check_tokens(x: object, layer: AnyLayer, backend: Backend, quantization: str, input_sf: object) -> None:
+    if not isinstance(layer, (MoELayer, DeepSeekMoELayer, DeepSeekNVFP4Layer)):
+        raise ArgumentError("layer", describe(layer), "a MoELayer, a DeepSeekMoELayer or a DeepSeekNVFP4Layer")
     ready = quantization == "ready"
     if ready and backend.activations == "q8_1":
         if not isinstance(x, Q8Tensor) or len(x.shape) != 2 or x.shape[1] != layer.hidden:
@@ -266,9 +287,7 @@ def _check_tokens(
         raise ArgumentError("input_sf", describe(input_sf), "None: x is quantized by the path, if at all")
 
 
-def _check_routing(
-    x: NDArray[Any] | Q8Tensor, layer: MoELayer | DeepSeekMoELayer, topk_ids: object, topk_weights: object
-) -> None:
+def _check_routing(x: NDArray[Any] | Q8Tensor, layer: AnyLayer, topk_ids: object, topk_weights: object) -> None:
     if (topk_ids is None) != (topk_weights is None):
         missing = "topk_ids" if topk_ids is None else "topk_weights"
         raise ArgumentError(missing, "None", "both of topk_ids and topk_weights, or neither")

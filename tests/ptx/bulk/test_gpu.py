@@ -313,24 +313,3 @@ def test_reduced_columns(gpu: CudaDevice, operation: str) -> None:
     reduce = im2col.store(4, "cp.reduce.async.bulk", f".{operation}")
     body = fill(images.bytes) + FENCE + "bar.sync 0;" + reduce + COMMIT + WAITED
     agree(Both(gpu, body), images, (0, 2, 2, 1), memory_of(images.bytes, 2))
-
-
-@pytest.mark.parametrize(
-    ("steps", "begin"),
-    [
-        # A walk that begins between the steps from the lower corner goes on at the lower corner.
-        ((1, 2, 1), 0),
-        # The element stride along N is ignored.
-        ((1, 1, 2), -1),
-    ],
-    ids=["between steps", "stride of images"],
-)
-def test_what_the_manual_leaves_open(gpu: CudaDevice, steps: tuple[int, ...], begin: int) -> None:
-    """Never run on a chip yet: the executor refuses both, and may follow where this passes."""
-    images = Images("u8", 8, (16, 8, 5), (16, 128), (-1,), (0,), 16, 30, steps[1:2])
-    source = memory_of(images.size)
-    walk = [(w, n) for n in range(6) for w in range(begin if n == 0 else -1, 8, steps[1])][:30]
-    rows = [source[16 * (8 * n + w) :][:16] if 0 <= w < 8 and n < 5 else np.zeros(16, np.uint8) for w, n in walk]
-    both = Both(gpu, columns(480, 3, (0,)))
-    _, out = both._gpu(images, (0, begin, 0), source, np.zeros(480, np.uint8), 0, steps)
-    np.testing.assert_array_equal(out.reshape(30, 16), rows)

@@ -15,8 +15,9 @@ offsets further along W, H and D. Where that is outside the tensor the fill is r
 are those of its filter's first element, and the offsets say which element of the filter it is.
 
 The starting coordinates must lie in the bounding box. The manual does not say where a walk goes on that begins between
-the steps from the lower corner, and reaches the upper one: that is refused. So is an element stride along N, of which
-the manual says nothing. The element stride along C is ignored, says the driver API.
+the steps from the lower corner, and reaches the upper one: that is refused. An H200 does not go on at the lower corner.
+An element stride along N is refused, too: the manual says nothing of it, and an H200 does not ignore it. The element
+stride along C is ignored, says the driver API.
 """
 
 from __future__ import annotations
