@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.bulk.tensor_map_cases import BAD_IMAGES, BASE, IMAGES
 from support.ptx_bulk import Tensor, dump, expect, load, loaded, run, wait
-from support.tensor_map_cases import BAD_IMAGES, BASE, IMAGES
 
 from refmoe import ptx
 from refmoe.errors import ArgumentError

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.tensor_map_cases import BAD, BAD_IMAGES, GOOD, IMAGES
+from support.bulk.tensor_map_cases import BAD, BAD_IMAGES, GOOD, IMAGES
 
 from refmoe.ptx.state.tensormap import DATA_TYPES
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tensor_map_cases import BAD, BYTES, GOOD, Map
+from support.bulk.tensor_map_cases import BAD, BYTES, GOOD, Map
 
 from refmoe.cuda.toolchain import ToolchainError, find_toolchain, include_directory
 from refmoe.errors import ArgumentError

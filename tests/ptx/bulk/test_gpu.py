@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import im2col
-from support.im2col import OFFSETS, WAITED, Images, any_images
+from support.bulk import im2col
+from support.bulk.im2col import OFFSETS, WAITED, Images, any_images
 from support.ptx_bulk import (
     COMMIT,
     FENCE,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.im2col import (
+from support.bulk.im2col import (
     DONE,
     OFFSETS,
     WAITED,
