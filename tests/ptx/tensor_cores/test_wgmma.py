@@ -374,7 +374,7 @@ def sparse(kind: tuple[str, str, str, int], n: int, **options: object) -> Entry:
 
 @pytest.mark.parametrize(("a", "b"), [(a, b) for a in BYTES for b in BYTES])
 def test_sparse_products_that_saturate_are_refused(a: str, b: str) -> None:
-    # An H200 clamps them between products, and between which ones is not known.
+    # An H200 clamps them once, at the end. No committed report says so yet.
     from refmoe.ptx.text.wgmma import form_of
 
     assert form_of(f"{SPARSE}.m64n8k64.s32.{a}.{b}") is not None
