@@ -160,7 +160,8 @@ class _TrialDevices(Devices):
 
     def _opened(self, case: Case) -> PtxDevice:
         chip = kernel_chip(case.arch)
-        return _TrialDevice(chip.arch, chip.multiprocessors, CSRC, module_of=self.module_of)
+        multiprocessors = int(case.get("multiprocessors", 0)) or chip.multiprocessors
+        return _TrialDevice(chip.arch, multiprocessors, CSRC, module_of=self.module_of)
 
 
 SOUND = _TrialDevices()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from refmoe.catalog import parse_case, source_sha256
+from refmoe.catalog import list_cases, parse_case, source_sha256
 from refmoe.cli import app
 from refmoe.cuda.toolchain import CSRC
 from refmoe.errors import ArgumentError
@@ -218,3 +218,12 @@ def test_of_an_entry_that_is_the_same_on_two_archs_one_is_assembled() -> None:
 def test_line_tables_and_comments_are_no_code() -> None:
     text = '// head\n.version 9.0\n.visible .entry a(\n)\n{\n\t.loc\t1 2 3\n\tret; // end\n}\n\t.file\t1 "x"\n'
     assert entry_texts(text) == {"a": ".version 9.0\n.visible .entry a(\n)\n{\n\tret;\n}\n"}
+
+
+def test_a_trial_has_the_multiprocessors_of_its_case() -> None:
+    cases = [case for case in list_cases("default", ["sm12x_nvfp4_gemm"]) if case.get("multiprocessors", 0)]
+    assert cases
+    for case in (cases[0], cases[0].having(multiprocessors=0)):
+        found = trial._TrialDevices().get(case).multiprocessors
+        assert found == Devices().get(case).multiprocessors
+    assert found > 3
