@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -41,7 +42,10 @@ def _rows(device: CudaDevice, floors: CudaDevice, tokens: int) -> list[dict[str,
     layer = contender(device, name, sum(moved), lambda seed: [step.plan for step in _steps(device, shape, seed)])
     stages = [step.stage for step in _steps(device, shape, 0)]
     launches = [
-        Contender(f"{name}: {stage}", size, device, [[plans[place]] for plans in layer.sets])
+        # By itself a launch starts when the one in front of it has ended.
+        Contender(
+            f"{name}: {stage}", size, device, [[replace(plans[place], programmatic=False)] for plans in layer.sets]
+        )
         for place, (stage, size) in enumerate(zip(stages, moved, strict=True))
     ]
     least = [read(floors, size) if size >= FEW_BYTES else empty(floors) for size in moved]

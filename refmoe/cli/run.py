@@ -175,7 +175,7 @@ def run(
             module, name, size, shape, values, shared, checks, step_budget, recorder, watch=watchpoint, profile=counts,
             # What the kernel prints is no part of the JSON.
             stdout=sys.stderr if as_json else sys.stdout, schedules=schedules,
-            previous_grid_writes=before, memory=memory, cooperative=cooperative, cluster=blocks_of_cluster,
+            previous_grid_writes=before or None, memory=memory, cooperative=cooperative, cluster=blocks_of_cluster,
         )  # fmt: skip
     except ArgumentMismatch as error:
         usage(str(error))

@@ -74,7 +74,8 @@ class PtxDevice:
 
     A launch in which a warp takes more than `step_budget` steps counts as endless: the kernels' take a few thousand.
     `trace` takes down who waited on which barrier, `watch` who writes some bytes of a buffer of each launch, and
-    `observer` is told of each launch and its steps.
+    `observer` is told of each launch and its steps. A chain of programmatic launches runs one after the other, but what
+    the launches before one of them write counts as not there yet until the kernel has waited.
     With `entry_by_entry`, a changed source is compiled for each entry that is launched, without its other entries.
     """
 
@@ -89,6 +90,7 @@ class PtxDevice:
     entry_by_entry: bool = False
     name: str = "ptx"
     launches: list[LaunchRecord] = field(default_factory=list)
+    _chain: tuple[ptx.Buffer, ...] = field(default=(), repr=False)  # what launches that may be under way can write
     _targets: dict[Kernel, Target] = field(default_factory=dict, repr=False)
     _modules: dict[Target, ptx.Module] = field(default_factory=dict, repr=False)
     _failures: dict[Target, ToolchainError] = field(default_factory=dict, repr=False)
@@ -106,6 +108,8 @@ class PtxDevice:
     def launch(self, plan: LaunchPlan) -> None:
         """Compile the plan's source to PTX if need be, and execute its entry."""
         arguments, memory = placed(plan.arguments)
+        written = tuple(each for each in plan.arguments if isinstance(each, ptx.Buffer) and each.writable)
+        under_way = self._chain if plan.programmatic else ()
         result = ptx.launch(
             self._module(plan.kernel),
             plan.kernel.entry,
@@ -121,7 +125,14 @@ class PtxDevice:
             blocks=plan.blocks,
             memory=memory,
             cluster=None if plan.cluster is None else (plan.cluster, 1, 1),
+            previous_grid_writes=_both(under_way, written) if plan.programmatic else None,
         )
+        if plan.programmatic and self.checks.races and not result.waited:
+            raise RefmoeError(
+                f"{plan.kernel.entry} ended without griddepcontrol.wait: the launch behind it would not know that "
+                "those in front of it have ended"
+            )
+        self._chain = under_way + written
         self.launches.append(LaunchRecord(plan.kernel, plan.grid, plan.block, result))
 
     def download(self, buffer: Buffer) -> npt.NDArray[Any]:
@@ -211,7 +222,8 @@ class CudaDevice:
         types = tuple(map(_argument_type, plan.arguments))
         cluster = None if plan.cluster is None else (plan.cluster, 1, 1)
         grid, block = (plan.grid, 1, 1), (plan.block, 1, 1)
-        self._start(plan.kernel, grid, block, (values, types), plan.shared_bytes, cluster, cooperative=False)
+        attributes = self._attributes(cluster, programmatic=plan.programmatic)
+        self._start(plan.kernel, grid, block, (values, types), plan.shared_bytes, attributes)
 
     def enqueue_packed(
         self,
@@ -239,7 +251,8 @@ class CudaDevice:
             RefmoeError: what the driver says.
         """
         values = tuple(map(_Packed, parameters))
-        self._start(kernel, grid, block, (values, (None,) * len(values)), shared_bytes, cluster, cooperative)
+        attributes = self._attributes(cluster, cooperative=cooperative)
+        self._start(kernel, grid, block, (values, (None,) * len(values)), shared_bytes, attributes)
 
     def _start(
         self,
@@ -248,8 +261,7 @@ class CudaDevice:
         block: Index3,
         arguments: tuple[Sequence[Any], Sequence[Any]],
         shared_bytes: int,
-        cluster: Index3 | None,
-        cooperative: bool,
+        attributes: list[Any],
     ) -> None:
         """A launch whose arguments are values and their C types, as cuda-python takes them."""
         function = self.function(kernel)
@@ -261,12 +273,14 @@ class CudaDevice:
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         config.blockDimX, config.blockDimY, config.blockDimZ = block
         config.sharedMemBytes, config.hStream = shared_bytes, self.torch.cuda.current_stream().cuda_stream
-        config.attrs = self._attributes(cluster, cooperative)
+        config.attrs = attributes
         config.numAttrs = len(config.attrs)
         self.call("cuLaunchKernelEx", config, function, arguments, 0)
 
-    def _attributes(self, cluster: Index3 | None, cooperative: bool) -> list[Any]:
-        """Those of a launch: how many CTAs a cluster has, and whether all are resident together."""
+    def _attributes(
+        self, cluster: Index3 | None, *, cooperative: bool = False, programmatic: bool = False
+    ) -> list[Any]:
+        """Those of a launch: CTAs of a cluster, whether all are resident together, whether it may start early."""
         attributes, names = [], self.driver.CUlaunchAttributeID
         if cluster is not None:
             attribute = self.driver.CUlaunchAttribute()
@@ -278,6 +292,11 @@ class CudaDevice:
             attribute = self.driver.CUlaunchAttribute()
             attribute.id = names.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
             attribute.value.cooperative = 1
+            attributes.append(attribute)
+        if programmatic:
+            attribute = self.driver.CUlaunchAttribute()
+            attribute.id = names.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
             attributes.append(attribute)
         return attributes
 
@@ -380,6 +399,11 @@ def _encoded(argument: TensorMap, memory: ptx.DeviceMemory) -> bytes:
         box=(argument.box[1], argument.box[0]),
         swizzle=argument.swizzle,
     )
+
+
+def _both(some: Sequence[ptx.Buffer], others: Sequence[ptx.Buffer]) -> list[ptx.Buffer]:
+    """Those of some buffers that are among others: the buffers themselves, not what they hold."""
+    return [one for one in some if any(one is other for other in others)]
 
 
 class _Packed:

@@ -17,7 +17,7 @@ from refmoe.formats import Q8_1
 DTYPES = {BF16: "bf16", np.dtype(np.float32): "f32"}
 MAX_TOKENS = 8
 MAX_CHOICES = 256
-WARP_ROWS = 4  # kWarpRows, weight rows of a warp
+WARP_ROWS = 2  # kWarpRows, weight rows of a warp
 #: Warps of a CTA, the most first: it takes as many as have their weights and scales in shared memory together.
 WARPS = (4, 2, 1)
 #: Of a CTA's weights and scales: 1 KB less than the smallest shared memory of the chips.
@@ -66,7 +66,7 @@ def dp4a_gemv_plan(
     size: GemvSize,
     input_by_choice: bool,
 ) -> LaunchPlan:
-    """A launch: for each choice a CTA for each 16 weight rows, fewer for a long K, which it holds in shared memory.
+    """A launch: for each choice a CTA for each 8 weight rows, fewer for a long K, which it holds in shared memory.
 
     Args:
         dtype: of `out`, "bf16" or "f32".
@@ -124,7 +124,7 @@ def dp4a_gemv(
 
     Args:
         codes: int8 [M, K] of Q8_1, M from 0 to 8, or [M*k, K] with `input_by_choice`; K a positive multiple of 32,
-            at most `MAX_K`: 4 weight rows fit shared memory.
+            at most `MAX_K`: 2 weight rows fit shared memory.
         d: float16 [.., K/32], the scales of `codes`.
         weights: packed FP4 codes, uint8 [E, N, K/2], the even element in the low nibble.
         weight_scales: E8M0, uint8 [E, N, K/32].

@@ -70,7 +70,8 @@ class LaunchPlan:
 
     `shared_bytes` is the dynamic shared memory of a CTA. `blocks` are those of the grid that the executor runs, for a
     sample of a large problem; None for all. A GPU always runs all. `cluster` is the number of CTAs that share their
-    shared memory; None for what the kernel itself says.
+    shared memory; None for what the kernel itself says. A `programmatic` launch may start before the one in front of it
+    has ended (programmatic dependent launch): its kernel waits itself for what that one writes.
     """
 
     kernel: Kernel
@@ -80,6 +81,7 @@ class LaunchPlan:
     shared_bytes: int = 0
     blocks: tuple[int, ...] | None = None
     cluster: int | None = None
+    programmatic: bool = False
 
 
 def row_plan(

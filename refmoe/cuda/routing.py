@@ -21,11 +21,13 @@ MAX_TOP_K = WARP_LANES  # a lane holds one choice
 MAX_EXPERTS = 1024
 SLOTS = (4, 8, 32)  # logits of a lane that kernels are built for
 FEW_TOKENS = 16  # kFewTokens: what one CTA routes and sorts
+FEW_CHOICES = 64  # kFewChoices: given ones that one CTA sorts
 CHOOSE_THREADS = 256  # 8 tokens a CTA
 ROUTE_THREADS, SORT_THREADS = 512, 1024  # kRouteThreads, kSortThreads
 DTYPES = {np.dtype(np.float32): "f32", BF16: "bf16"}
 
 SORT_KERNEL = Kernel("routing", "refmoe_route_sort")
+SORT_FEW_KERNEL = Kernel("routing", "refmoe_route_sort_few")
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -78,6 +80,7 @@ def route_kernels(dtype: str, experts: int) -> tuple[Kernel, Kernel]:
 ROUTING_KERNELS = (
     *(kernel for dtype in DTYPES.values() for slots in SLOTS for kernel in route_kernels(dtype, slots * WARP_LANES)),
     SORT_KERNEL,
+    SORT_FEW_KERNEL,
 )
 
 
@@ -132,7 +135,7 @@ def route_plans(
 def permute_plan(
     topk_ids: Buffer, maps: MapBuffers, *, tokens: int, top_k: int, experts: int, first_expert: int
 ) -> LaunchPlan:
-    """A CTA an expert, a thread a token up to 1024, which then take several tokens each.
+    """One CTA for at most 64 choices; else one an expert, a thread a token up to 1024, which then take several each.
 
     Args:
         topk_ids: int32 [tokens, top_k], all different within a token; 16-byte aligned.
@@ -142,12 +145,12 @@ def permute_plan(
         experts: of this rank.
         first_expert: the id of the first of them.
     """
-    return LaunchPlan(
-        SORT_KERNEL,
-        grid=experts,
-        block=min(_whole_warps(max(tokens, 1)), SORT_THREADS),
-        arguments=(topk_ids, *_outputs(maps), tokens, top_k, experts, first_expert),
-    )
+    arguments = (topk_ids, *_outputs(maps), tokens, top_k, experts, first_expert)
+    if tokens * top_k <= FEW_CHOICES:
+        # A thread for each offset if there are as many.
+        threads = min(_whole_warps(max(tokens * top_k, experts + 1)), ROUTE_THREADS)
+        return LaunchPlan(SORT_FEW_KERNEL, grid=1, block=threads, arguments=arguments)
+    return LaunchPlan(SORT_KERNEL, experts, min(_whole_warps(max(tokens, 1)), SORT_THREADS), arguments)
 
 
 def refused_token(word: int) -> int | None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from refmoe.cuda.arguments import BF16, INT32_MAX, check_array, check_fill, check_int32, check_offsets, one_of
 from refmoe.cuda.device import Device
-from refmoe.cuda.launch import Buffer, Kernel, LaunchPlan, row_plan
+from refmoe.cuda.launch import CTAS_PER_MULTIPROCESSOR, Buffer, Kernel, LaunchPlan
 from refmoe.cuda.q8_1 import HALF_BYTES, QUAD_ELEMENTS
 from refmoe.errors import ArgumentError, describe
 from refmoe.formats import Q8_1
@@ -17,6 +17,7 @@ from refmoe.reference.activation import VARIANTS
 from refmoe.reference.q8_1 import VARIANTS as QUANTIZERS
 from refmoe.reference.q8_1 import Q8Tensor
 
+THREADS = 128  # kThreads: a slice of 512 results
 DTYPES = {BF16: "bf16", np.dtype(np.float32): "f32"}
 
 
@@ -48,7 +49,7 @@ def swiglu_q8_1_plan(
     experts: int,
     multiprocessors: int,
 ) -> LaunchPlan:
-    """A launch over rows, see `row_plan`; 4 results a thread.
+    """A launch over slices of 512 results of all rows; 4 results a thread.
 
     Args:
         kernel: from `swiglu_q8_1_kernel`.
@@ -64,9 +65,8 @@ def swiglu_q8_1_plan(
         multiprocessors: of the device.
     """
     arguments = (gate_up, offsets, *parameters, codes, d, s, rows, experts, width // QUAD_ELEMENTS)
-    return row_plan(
-        kernel, arguments, rows=rows, width=width, multiprocessors=multiprocessors, lane_elements=QUAD_ELEMENTS
-    )
+    slices = rows * -(-width // (THREADS * QUAD_ELEMENTS))
+    return LaunchPlan(kernel, min(slices, CTAS_PER_MULTIPROCESSOR * multiprocessors), THREADS, arguments)
 
 
 def swiglu_q8_1(

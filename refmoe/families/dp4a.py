@@ -409,14 +409,14 @@ def _quick() -> Iterator[Case]:
 
 
 def _default() -> Iterator[Case]:
-    yield _case("gaussian", 1, 24_064, 5, 2, 1)  # of which one warp's rows fit shared memory
+    yield _case("gaussian", 1, 48_128, 3, 2, 1)  # of which one warp's rows fit shared memory
     for m in (2, 8):
         yield _case("fingerprint", m, 2880, 8, 128, 4, bias="distinct", map="permuted")
     yield _case("fingerprint", 1, 2880, 16, 128, 4, dtype="bf16", inputs="choice", alpha="distinct")
     yield _case("fingerprint", 1, 7168, 16, 16, 2)  # blocks in two rounds of a CTA
     yield _case("cancelling", 8, 7168, 8, 16, 2)  # in four
-    yield _case("fingerprint", 1, 11584, 9, 1, 1)  # the longest K of 16 rows that fit shared memory
-    yield _case("fingerprint", 1, 23584, 9, 1, 1)  # of 8 rows
+    yield _case("fingerprint", 1, 23584, 9, 1, 1)  # the longest K of 8 rows that fit shared memory
+    yield _case("fingerprint", 1, 47200, 5, 1, 1)  # of 4 rows
     for fill in _PLAIN:
         yield _case(fill, 6, 1056, 11, 6, 1, dtype="bf16", bias="distinct", poison=0x7F)
     for number, (dtype, bias) in enumerate((("f32", "none"), ("f32", "tiny"), ("bf16", "tiny"))):
@@ -424,7 +424,7 @@ def _default() -> Iterator[Case]:
             yield _case(fill, 7 - number, 96, 9, 7, 3, dtype=dtype, alpha="edges", bias=bias, inputs="choice")
     for dtype in ("f32", "bf16"):
         yield _case("overflow", 8, 96, 9, 3, 1, dtype=dtype)
-    for n in (15, 16, 17, 7):  # a CTA's weight rows, and one less and more
+    for n in (7, 8, 9, 15, 16, 17):  # a CTA's weight rows, and one less and more
         yield _case("fingerprint", 2, 96, n, 99, 3, alpha="distinct")
     # Bytes of weights past 2^31.
     options: dict[str, Any] = {"alpha": "distinct", "bias": "distinct", "experts_before": 1 << 15}
@@ -460,7 +460,7 @@ def _many_rows(given: Arguments) -> Arguments:
 
 
 #: A block more than shared memory has room for: `refmoe.cuda.dp4a.MAX_K`.
-_PAST_MAX_K = 98 * 1024 // (4 * 17) * 32 + 32
+_PAST_MAX_K = 98 * 1024 // (2 * 17) * 32 + 32
 
 _CHANGES: Mapping[str, Change] = {
     "weights-past_max_k": lambda given: {"weights": huge((2, 1, _PAST_MAX_K // 2), given["weights"])},

@@ -418,6 +418,8 @@ def _quick() -> Iterator[Case]:
     yield _route("given", 70, 16, 3, dtype="ids", routing="same-experts")
     yield _route("given", 9, 4, 3, dtype="ids", first_expert=4, ranks=3)
     yield _route("given", 9, 4, 2, dtype="ids", routing="elsewhere", first_expert=4, ranks=2)
+    yield _route("given", 16, 9, 4, dtype="ids", first_expert=9, ranks=3)  # as many choices as one CTA sorts
+    yield _route("given", 13, 16, 5, dtype="ids")  # one more
 
 
 def _default() -> Iterator[Case]:
@@ -436,6 +438,7 @@ def _default() -> Iterator[Case]:
             yield _route("signed-zeros", m, e, t, bias="tiny")
             yield _route("gaussian", m, e, t, bias="never", dtype=("f32", "bf16")[(number + m) % 2])
             yield _route("given", m, e, t, dtype="ids")
+        yield _route("given", 2, e, t, dtype="ids")
     yield _route("equal", 9, 40, 4, bias="tiny")
     for m in (31, 32, 33, 1023, 1024, 1025):  # a warp's tokens, a CTA's threads, and one less and more
         yield _route("given", m, 9, 3, dtype="ids")

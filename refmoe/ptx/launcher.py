@@ -73,6 +73,9 @@ class LaunchResult:
         warnings: accesses against the letter of PTX that are not known to go wrong, see `RaceError.warning`.
         schedules: legal schedules under which it ran, with the same bytes under all. What is counted here is of the
             first.
+        waited: whether some thread waited for the grid before this one (`griddepcontrol.wait`), in a launch that may
+            start before that one has ended and whose races are looked for. Else the end of this grid does not say that
+            the other has ended.
     """
 
     lane_instructions: int
@@ -83,6 +86,7 @@ class LaunchResult:
     models: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[RaceError, ...] = ()
     schedules: int = 1
+    waited: bool = False
 
 
 @dataclass
@@ -129,7 +133,7 @@ def launch(
     multiprocessors: int | None = None,
     schedule: int | str | Schedule | None = None,
     schedules: int | str | Sequence[int | str | Schedule] | None = None,
-    previous_grid_writes: Sequence[Any] = (),
+    previous_grid_writes: Sequence[Any] | None = None,
     lowest_leader: bool = False,
 ) -> LaunchResult:
     """Run an entry and write its buffers back.
@@ -163,7 +167,8 @@ def launch(
             as `refmoe.ptx.under_schedules` says. Observers see the first, whose bytes the caller gets.
         previous_grid_writes: buffers that the grid before this one may still be writing when this one starts
             (programmatic dependent launch): every thread has to come after a `griddepcontrol.wait` before it touches
-            them. Each is a buffer of the launch, its name, its array, or an address in it.
+            them. Each is a buffer of the launch, its name, its array, or an address in it. None for a launch that
+            starts when the one before has ended.
         lowest_leader: under every schedule `elect.sync` takes the lowest lane. PTX does not promise it, but CUTLASS's
             kernels take it for granted.
 
@@ -267,7 +272,7 @@ def _run(
     cooperative: bool,
     multiprocessors: int | None,
     schedule: Schedule,
-    previous_grid_writes: Sequence[Any],
+    previous_grid_writes: Sequence[Any] | None,
     exact: frozenset[str],
     witness: Witness | None,
     tally: _Tally,
@@ -315,8 +320,8 @@ def _run(
         workspace = arena.add("the workspace of the cooperative launch", "global", _WORKSPACE, _WORKSPACE.nbytes).base
     if watch is not None:
         watch.attach(arena)
-    before = [_region_of(each, bound) for each in previous_grid_writes]
-    previous = PreviousGrid() if before and checks.races else None
+    before = [_region_of(each, bound) for each in previous_grid_writes or ()]
+    previous = PreviousGrid() if previous_grid_writes is not None and checks.races else None
     if checks.races:
         for region in arena.regions:
             if region.writable or any(region is each for each in before):
@@ -385,6 +390,7 @@ def _run(
         time.perf_counter() - start,
         dict(code.models),
         tuple(state.warnings.values()),
+        waited=previous is not None and previous.known,
     )
 
 
@@ -409,7 +415,7 @@ def run_ptx(
     multiprocessors: int | None = None,
     schedule: int | str | Schedule | None = None,
     schedules: int | str | Sequence[int | str | Schedule] | None = None,
-    previous_grid_writes: Sequence[Any] = (),
+    previous_grid_writes: Sequence[Any] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> LaunchResult:
     """Run a kernel of a PTX text on NumPy arrays, every access checked; `refmoe run` does the same with files.

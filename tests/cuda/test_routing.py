@@ -88,7 +88,8 @@ def test_permute_refuses(device: Recorder, ids: Any, changes: dict[str, Any], me
     [
         (1, 128, [("refmoe_route_few_f32_4", 1, 160)]),  # a thread for each of 129 offsets
         (16, 129, [("refmoe_route_few_f32_8", 1, 512)]),
-        (17, 128, [("refmoe_route_choose_f32_4", 3, 256), ("refmoe_route_sort", 128, 32)]),
+        (17, 128, [("refmoe_route_choose_f32_4", 3, 256), ("refmoe_route_sort_few", 1, 160)]),
+        (33, 128, [("refmoe_route_choose_f32_4", 5, 256), ("refmoe_route_sort", 128, 64)]),
         (1100, 1024, [("refmoe_route_choose_f32_32", 138, 256), ("refmoe_route_sort", 1024, 1024)]),
         (0, 4, [("refmoe_route_few_f32_4", 1, 32)]),
     ],

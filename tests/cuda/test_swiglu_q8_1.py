@@ -38,9 +38,9 @@ def test_refused(changes: dict[str, Any], message: str) -> None:
     assert device.launches == []
 
 
-def test_a_row_is_a_cta_and_four_results_a_thread() -> None:
+def test_a_slice_of_512_results_is_a_cta_and_four_results_a_thread() -> None:
     device = Recorder()
     swiglu_q8_1(device=device, **arguments(4, 2880))
     (plan,) = device.launches
-    assert (plan.grid, plan.block, plan.arguments[-1]) == (4, 512, 720)
+    assert (plan.grid, plan.block, plan.arguments[-1]) == (24, 128, 720)
     assert plan.kernel.entry == "refmoe_swiglu_q8_1_gpt_oss_bf16_llama_cpp_mmvq"

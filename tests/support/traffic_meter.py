@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ class Meter(PtxDevice):
 
     def launch(self, plan: Any) -> None:
         before = len(_SHADOWS)
-        super().launch(plan)
+        # To watchers a buffer that may be written looks like one that a launch in front still writes.
+        super().launch(replace(plan, programmatic=False))
         reads: dict[str, int] = {}
         writes: dict[str, int] = {}
         for shadow in _SHADOWS[before:]:

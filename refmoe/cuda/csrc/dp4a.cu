@@ -6,11 +6,15 @@
 // activation's codes. The rest is FP32, every operation rounded to nearest, subnormals kept: scale byte 0 means 2^-128.
 //
 // What bounds this kernel is how early its bytes are asked for, and how few instructions a block takes. A CTA asks for all
-// of its weights by one bulk copy, which needs no registers: with K = 2880 five CTAs on a multiprocessor have 115 KB in
+// of its weights by one bulk copy, which needs no registers: with K = 2880 seven CTAs on a multiprocessor have 81 KB in
 // flight, where 32 KB would hide a latency of a microsecond at 4 TB/s. The copy engine of an H200 takes some 230 cycles for
 // a copy, however small, so the scales come by plain loads, sent out at once so that they do not queue behind the weights.
-// Then each warp takes four whole rows, so that nothing is exchanged but inside a warp, and keeps the blocks of the
-// activation in registers for all of its rows.
+// Then each warp takes two whole rows, so that nothing is exchanged but inside a warp, and keeps the blocks of the
+// activation in registers for both. With four rows a warp the last CTA of a launch works twice as long after the last byte
+// has come.
+//
+// Weights, scales, biases and ids depend on no launch in front of this one, and are asked for before it has ended
+// (dependent_launch.cuh); activations and the rows of outputs come after.
 //
 // The order of the FP32 sum is part of the contract. It is that of W warps that share a row, T = 32 W threads, of which
 // thread t takes the blocks t, t + T, t + 2 T, ... in this order. Then lane l adds up what the lanes l of all warps have,
@@ -27,6 +31,7 @@
 // *slots*, and adds them up itself.
 #include "async_copy.cuh"
 #include "bulk_copy.cuh"
+#include "dependent_launch.cuh"
 #include "instructions.cuh"
 #include "warp.cuh"
 
@@ -34,9 +39,10 @@ namespace refmoe {
 
 constexpr int kBlockBytes = 16;  // of a block's weights
 constexpr int kWarps = 4;        // of a CTA, fewer where the weights of so many do not fit shared memory
-constexpr int kWarpRows = 4;     // weight rows of a warp
+constexpr int kWarpRows = 2;     // weight rows of a warp
+constexpr int kLanesOfRow = kWarpLanes / kWarpRows;  // that end up with the sum of a row
 constexpr int kHeld = 4;         // blocks of an activation that a lane holds
-constexpr int kCtas = 5;         // on a multiprocessor, which leaves a thread 96 registers
+constexpr int kCtas = 7;         // on a multiprocessor, which leaves a thread 72 registers
 
 struct Problem {
     const uint4* codes;            // [rows, K] int8
@@ -58,7 +64,7 @@ struct Problem {
     /// The output row of a choice, below 0 if it has none.
     __device__ __forceinline__ int output_row(int choice) const {
         const int row = token(choice) + (choice - token(choice) * top_k) * tokens;
-        return row_of_choice ? __ldg(row_of_choice + row) : row;
+        return row_of_choice ? row_of_choice[row] : row;
     }
 
     __device__ __forceinline__ int input_row(int choice, int output) const {
@@ -101,8 +107,8 @@ struct Activation {
 
 __device__ __forceinline__ Activation load_activation(const Problem& problem, int row, int block) {
     const int64_t index = static_cast<int64_t>(row) * problem.blocks + block;
-    const float d = cvt_f32_f16(__ldg(problem.d + index));
-    return {__ldg(problem.codes + 2 * index), __ldg(problem.codes + 2 * index + 1), __fmul_rn(d, 0.5f)};
+    const float d = cvt_f32_f16(problem.d[index]);
+    return {problem.codes[2 * index], problem.codes[2 * index + 1], __fmul_rn(d, 0.5f)};
 }
 
 /// The exact sum of 32 products; each weight counts double.
@@ -124,11 +130,10 @@ __device__ __forceinline__ float scale(uint32_t byte) {
     return __fmaf_rn(value, 0.0f, value);                                     // a NaN for infinity, else `value`
 }
 
-/// Of the choices from `base` on, those of the next 32 that name the expert `id` and have a row, a bit each.
+/// Of the choices from `base` on, those of the next 32 that name the expert `id`, a bit each.
 __device__ __forceinline__ unsigned find_members(const Problem& problem, int base, int id) {
     const int other = base + threadIdx.x % kWarpLanes;
-    const bool same = other < problem.tokens * problem.top_k && __ldg(problem.topk_ids + other) == id;
-    return __ballot_sync(kFullWarp, same && problem.output_row(other) >= 0);
+    return __ballot_sync(kFullWarp, other < problem.tokens * problem.top_k && __ldg(problem.topk_ids + other) == id);
 }
 
 /// Whether an earlier choice names the same expert: its CTAs compute this one too. `members` are those among this
@@ -139,12 +144,23 @@ __device__ __forceinline__ bool has_leader(const Problem& problem, int choice, i
     return (members & ((1u << choice % kWarpLanes) - 1)) != 0;
 }
 
-/// RN(RN(alpha * sum) + bias), the factor and the term left out where there is none.
-__device__ __forceinline__ float epilogue(const Problem& problem, int expert, int n, float sum) {
-    const float scaled = problem.alpha ? __fmul_rn(__ldg(problem.alpha + expert), sum) : sum;
-    if (!problem.bias) return scaled;
-    const uint32_t term = __ldg(problem.bias + static_cast<int64_t>(expert) * problem.n + n);
-    return __fadd_rn(scaled, __uint_as_float(term << 16));
+/// RN(RN(alpha * sum) + bias), the factor and the term left out where there is none. Both are loaded long before.
+struct Epilogue {
+    bool scaled, biased;
+    float alpha;
+    uint32_t bias;  // BF16
+
+    __device__ __forceinline__ float operator()(float sum) const {
+        const float product = scaled ? __fmul_rn(alpha, sum) : sum;
+        return biased ? __fadd_rn(product, __uint_as_float(bias << 16)) : product;
+    }
+};
+
+__device__ __forceinline__ Epilogue load_epilogue(const Problem& problem, int expert, int n) {
+    Epilogue loaded{problem.alpha != nullptr, problem.bias != nullptr, 0.0f, 0};
+    if (loaded.scaled) loaded.alpha = __ldg(problem.alpha + expert);
+    if (loaded.biased) loaded.bias = __ldg(problem.bias + static_cast<int64_t>(expert) * problem.n + n);
+    return loaded;
 }
 
 __device__ __forceinline__ void store(float* out, float value) { *out = value; }
@@ -234,13 +250,12 @@ __device__ __forceinline__ void accumulate(Sums<warps>& sums, const Activation (
     }
 }
 
-/// The sum over slots, then over lanes by xor 16, 8, 4, 2, 1, of row lane / 8. While there is more than one row left, the
-/// lanes of a pair share the work: each gives away the rows that it does not keep, and both add the same two numbers that
-/// each would have added.
+/// The sum over slots, then over lanes by xor 16, 8, 4, 2, 1, of row lane / kLanesOfRow. While there is more than one row
+/// left, the lanes of a pair share the work: each gives away the row that it does not keep, and both add the same two
+/// numbers that each would have added.
 ///
-///      lanes     0..7   8..15  16..23  24..31
-///      xor 16    0 1    0 1    2 3     2 3         rows that a lane has left
-///      xor 8     0      1      2       3
+///      lanes     0..15   16..31
+///      xor 16    row 0   row 1         the row that a lane has left
 template <int warps>
 __device__ __forceinline__ float reduce(const Sums<warps>& sums) {
     float rows[kWarpRows];
@@ -273,13 +288,16 @@ __device__ __forceinline__ void dp4a_gemv(const Problem& problem, Out* __restric
     extern __shared__ uint4 shared[];  // weights [rows, blocks] of 16 bytes, then scales [rows, blocks]
     __shared__ uint64_t barrier;
 
+    launch_dependents();
     const int most = blockDim.x / kWarpLanes * kWarpRows;
     const int choice = blockIdx.x / problem.tiles, first_n = (blockIdx.x - choice * problem.tiles) * most;
     const int id = __ldg(problem.topk_ids + choice), expert = id - problem.first_expert;
-    if (expert < 0 || expert >= problem.experts) return;
     int base = choice & -kWarpLanes;
     unsigned members = find_members(problem, base, id);
-    if ((members >> choice % kWarpLanes & 1) == 0 || has_leader(problem, choice, id, members)) return;
+    if (expert < 0 || expert >= problem.experts || has_leader(problem, choice, id, members)) {
+        wait_for_launches();
+        return;
+    }
 
     const Tile tile{shared, reinterpret_cast<uint8_t*>(shared + most * problem.blocks), shared_address(&barrier)};
     const int rows = min(most, problem.n - first_n);
@@ -287,33 +305,34 @@ __device__ __forceinline__ void dp4a_gemv(const Problem& problem, Out* __restric
     load_weights(problem, tile, first_row, rows);
     load_scales(problem, tile, first_row, rows);
 
-    const uint32_t table = table_of_magnitudes();
     const int lane = threadIdx.x % kWarpLanes, first = threadIdx.x / kWarpLanes * kWarpRows;
+    const int row = min(first + lane / kLanesOfRow, rows - 1), n = first_n + row;
+    const bool stores = lane % kLanesOfRow == 0 && first + lane / kLanesOfRow < rows;
+    const Epilogue epilogue = load_epilogue(problem, expert, n);
+    const uint32_t table = table_of_magnitudes();
     const Rows mine = find_rows(problem, tile, first, rows);
+
+    wait_for_launches();
     Activation held[kHeld];
-    int input = -1;       // whose first blocks are held; -1 for none
-    bool synced = false;  // whether scales and `landed` are visible. The first activation comes before: so it is faster.
+    int input = -1;  // whose first blocks are held; -1 for none. The first ones are asked for before the CTA meets.
+    const int own_output = problem.output_row(choice);
+    if (own_output >= 0) hold(held, problem, input = problem.input_row(choice, own_output), 0);
+    __syncthreads();  // scales and `landed` are visible
+    if (first >= rows) return;
+    mbarrier_wait_parity(tile.landed, 0);
     while (true) {
         for (; members != 0; members &= members - 1) {
-            const int member = base + __ffs(members) - 1;
-            const int output = problem.output_row(member), wanted = problem.input_row(member, output);
+            const int member = base + __ffs(members) - 1, output = problem.output_row(member);
+            if (output < 0) continue;
+            const int wanted = problem.input_row(member, output);
             Sums<warps> sums = {};
             for (int start = 0; start < problem.blocks; start += kHeld * kWarpLanes) {
                 if (start > 0 || input != wanted) hold(held, problem, wanted, start);
                 input = start > 0 ? -1 : wanted;
-                if (!synced) {
-                    __syncthreads();
-                    if (first >= rows) return;
-                    synced = true;
-                }
-                mbarrier_wait_parity(tile.landed, 0);
                 accumulate<warps>(sums, held, mine, table, start, problem.blocks);
             }
             const float sum = reduce<warps>(sums);
-            constexpr int kLanesOfRow = kWarpLanes / kWarpRows;
-            const int row = first + lane / kLanesOfRow, n = first_n + row;
-            if (lane % kLanesOfRow == 0 && row < rows)
-                store(out + static_cast<int64_t>(output) * problem.n + n, epilogue(problem, expert, n, sum));
+            if (stores) store(out + static_cast<int64_t>(output) * problem.n + n, epilogue(sum));
         }
         base += kWarpLanes;
         if (base >= problem.tokens * problem.top_k) return;

@@ -14,7 +14,7 @@ __device__ __forceinline__ int expert_of_row(const int64_t* offsets, int experts
     int passed = 0;
 #pragma unroll 4
     for (int expert = threadIdx.x % kWarpLanes; expert < experts; expert += kWarpLanes)
-        passed += __ldg(offsets + expert + 1) <= row;
+        passed += offsets[expert + 1] <= row;
     return __reduce_add_sync(kFullWarp, passed);
 }
 

@@ -10,6 +10,7 @@
 // So the biases that a CTA reads are a slice of each expert, which stay in the L1 cache: with 128 experts 64 KB, where
 // whole rows would come from L2 every time, as many bytes as the rows themselves. The rows, which are read once, leave
 // the cache to them. The maps of the next token are on their way while this one is summed.
+#include "dependent_launch.cuh"
 #include "instructions.cuh"
 #include "token_sums.cuh"
 
@@ -35,8 +36,10 @@ __device__ __forceinline__ void store(float* columns, const float (&sums)[kColum
 
 /// `width` is a multiple of kColumns, `slices` is width / kSliceColumns rounded up; `bias` is read if `choices.biased`.
 template <class In, class Out>
-__device__ __forceinline__ void finalize(const In* __restrict__ rows, const uint16_t* __restrict__ bias,
+__device__ __forceinline__ void finalize(const In* rows, const uint16_t* __restrict__ bias,
                                          const Choices& choices, Out* __restrict__ out, int width, int slices) {
+    launch_dependents();
+    wait_for_launches();
     const int lane = threadIdx.x % kWarpLanes, warp = threadIdx.x / kWarpLanes;
     const int slice = blockIdx.x % slices, column = slice * kSliceColumns + lane * kColumns;
     const bool inside = column < width;

@@ -8,6 +8,7 @@
 //      | slice 0: 512 columns | slice 1 | ... | slice 5: 320, 48 idle threads |  slice 6 ...
 //        4 columns a thread
 //
+#include "dependent_launch.cuh"
 #include "q8_1_encode.cuh"
 #include "token_sums.cuh"
 
@@ -17,9 +18,11 @@ constexpr int kThreads = 128;  // of a CTA: a slice of 512 columns
 
 /// `quads` is a row's columns by four, a multiple of 8; `bias` is read if `choices.biased`.
 template <class In, Q8Variant quantizer>
-__device__ __forceinline__ void finalize_q8_1(const In* __restrict__ rows, const uint16_t* __restrict__ bias,
+__device__ __forceinline__ void finalize_q8_1(const In* rows, const uint16_t* __restrict__ bias,
                                               const Choices& choices, uint32_t* __restrict__ codes,
                                               uint16_t* __restrict__ d, uint16_t* __restrict__ s, int quads) {
+    launch_dependents();
+    wait_for_launches();
     const int slices = (quads + kThreads - 1) / kThreads;
     for (int slice = blockIdx.x; slice < choices.tokens * slices; slice += gridDim.x) {
         const int token = slice / slices;

@@ -84,10 +84,10 @@ __device__ __forceinline__ float cvt_f32_f16(uint16_t half) {
     return value;
 }
 
-/// 16 bytes of memory that nobody writes meanwhile, which do not stay in the L1 cache.
+/// 16 bytes of memory, which do not stay in the L1 cache. Volatile, so that it stays behind a wait for another launch.
 __device__ __forceinline__ uint4 load_once(const uint4* from) {
     uint4 value;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
         : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
         : "l"(from));
     return value;

@@ -1,6 +1,8 @@
 // Quantizes a matrix of BF16, FP16 or FP32 to Q8_1: int8 codes, FP16 scales and FP16 sums, each in a buffer of its own.
 //
-// The matrix is one run of blocks, since K is a multiple of 32: no lane needs to know its row.
+// The matrix is one run of blocks, since K is a multiple of 32: no lane needs to know its row. Nothing of a chain of
+// launches writes the matrix, so that only the stores wait for the launches in front of this one.
+#include "dependent_launch.cuh"
 #include "instructions.cuh"
 #include "q8_1_encode.cuh"
 
@@ -34,11 +36,13 @@ template <class Element, Q8Variant variant>
 __device__ __forceinline__ void q8_1_quantize(const typename Element::Words* __restrict__ x,
                                               uint32_t* __restrict__ codes, uint16_t* __restrict__ d,
                                               uint16_t* __restrict__ s, int quads) {
+    launch_dependents();
     const int padded_quads = whole_warps(quads);
     for (int quad = blockIdx.x * kThreads + threadIdx.x; quad < padded_quads; quad += gridDim.x * kThreads) {
         const bool inside = quad < quads;
         float4 values{};
         if (inside) values = Element::widen(__ldg(x + quad));
+        wait_for_launches();
         store_q8_1<variant>(values, inside, quad, codes, d, s);
     }
 }

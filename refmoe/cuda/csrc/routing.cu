@@ -6,7 +6,8 @@
 // warps run.
 //
 // Few tokens take one launch of one CTA, a warp each. More tokens take two: a warp a token chooses, then a CTA an expert
-// finds that expert's rows.
+// finds that expert's rows. Choices that are given already take the second of these, or one CTA where they are few.
+#include "dependent_launch.cuh"
 #include "expert_maps.cuh"
 #include "exponential.cuh"
 
@@ -15,6 +16,7 @@ namespace refmoe {
 constexpr int kMaxTopK = kWarpLanes;          // a lane holds one choice
 constexpr int kRouteThreads = 512;            // at most; so that 32 logits a lane stay in registers
 constexpr int kFewTokens = kRouteThreads / kWarpLanes;  // what one CTA takes, a warp each
+constexpr int kFewChoices = 64;               // given ones that one CTA sorts
 constexpr int kChooseThreads = 256;           // of choices alone; eight CTAs of them fill a multiprocessor
 constexpr int kSortThreads = 1024, kSortWarps = kSortThreads / kWarpLanes;
 constexpr int kHeldSteps = 8;   // of 32 tokens each: what a warp of the sort looks at together
@@ -316,6 +318,19 @@ __device__ __forceinline__ void route_few(const Router<Logit>& router, const Map
     sort_few(maps, experts_of_choices, router.tokens * router.top_k);
 }
 
+/// The maps of a few given choices, in one CTA: a tenth of the instructions that sorting many takes, which matters where
+/// they come from memory.
+__device__ __forceinline__ void sort_few_given(const Maps& maps, const int* topk_ids, int tokens, int top_k) {
+    __shared__ int experts_of_choices[kFewChoices];
+    const int choices = tokens * top_k;
+    for (int at = threadIdx.x; at < choices; at += blockDim.x) {
+        const int expert = maps.local(__ldg(topk_ids + at)), token = at / top_k;
+        experts_of_choices[(at - token * top_k) * tokens + token] = maps.here(expert) ? expert : maps.experts;
+    }
+    __syncthreads();
+    sort_few(maps, experts_of_choices, choices);
+}
+
 #if __CUDA_ARCH__ >= 1200
 constexpr int kMultiprocessorThreads = 1536;
 #else
@@ -342,6 +357,7 @@ __device__ __forceinline__ void choose(const Router<Logit>& router) {
 //   refmoe_route_few_<dtype>_<slots>     all for at most 16 tokens: grid 1, at least 32 threads a token
 //   refmoe_route_choose_<dtype>_<slots>  choices alone: 32 threads a token
 //   refmoe_route_sort                    maps of given choices: grid `experts`, whole warps
+//   refmoe_route_sort_few                the same for at most 64 choices: grid 1
 //
 //   logits                  [tokens, all_experts] FP32 or BF16
 //   bias                    [all_experts] FP32, or null
@@ -377,9 +393,18 @@ REFMOE_DTYPES(4)
 REFMOE_DTYPES(8)
 REFMOE_DTYPES(32)
 
+extern "C" __global__ void __launch_bounds__(refmoe::kRouteThreads)
+    refmoe_route_sort_few(const int* topk_ids, int64_t* offsets, int* permuted_to_unpermuted, int* unpermuted_to_permuted,
+                          int tokens, int top_k, int experts, int first_expert) {
+    REFMOE_MAPS;
+    refmoe::launch_dependents();
+    refmoe::sort_few_given(maps, topk_ids, tokens, top_k);
+}
+
 extern "C" __global__ void __launch_bounds__(refmoe::kSortThreads)
     refmoe_route_sort(const int* topk_ids, int64_t* offsets, int* permuted_to_unpermuted, int* unpermuted_to_permuted,
                       int tokens, int top_k, int experts, int first_expert) {
     REFMOE_MAPS;
+    refmoe::launch_dependents();
     refmoe::sort_many(maps, topk_ids, tokens, top_k);
 }

@@ -1,19 +1,21 @@
 // SwiGLU between the two GEMMs of an expert, quantized to Q8_1 on the way: what a DP4A product takes next.
 //
-// A CTA takes one row at a time, a lane 4 results and so 4 gates and 4 ups; eight lanes make a block:
+// Blocks need nothing of each other, so a row is cut into *slices* of 512 results, and each is a CTA's: four rows of 2,880
+// keep 24 CTAs busy, not four. A lane takes 4 results and so 4 gates and 4 ups; eight lanes make a block:
 //
 //      gpt_oss   | g0 u0 g1 u1 g2 u2 g3 u3 |            8 neighbours
 //      silu      | g0 g1 g2 g3 | ... | u0 u1 u2 u3 |    two times 4 neighbours, `width` elements apart
 //
 // Inputs are BF16, or FP32 as a product leaves them that never rounds to 16 bits. Rows that no expert has are neither read
 // nor written.
+#include "dependent_launch.cuh"
 #include "expert_maps.cuh"
 #include "q8_1_encode.cuh"
 #include "swiglu.cuh"
 
 namespace refmoe {
 
-constexpr int kMaxRowThreads = 512;
+constexpr int kThreads = 128;  // of a CTA: a slice of 512 results
 
 /// Four neighbours of a row as they lie in memory, and as floats.
 struct Bf16Row {
@@ -40,8 +42,8 @@ struct RowExperts {
 template <class Row, Variant variant>
 __device__ __forceinline__ float4 results(const typename Row::Words* row, int lane, int lanes, const Shape& shape) {
     constexpr bool kPairs = variant == Variant::kGptOss;
-    const float4 a = Row::widen(__ldg(row + (kPairs ? 2 * lane : lane)));
-    const float4 b = Row::widen(__ldg(row + (kPairs ? 2 * lane + 1 : lanes + lane)));
+    const float4 a = Row::widen(row[kPairs ? 2 * lane : lane]);
+    const float4 b = Row::widen(row[kPairs ? 2 * lane + 1 : lanes + lane]);
     if constexpr (kPairs)
         return {swiglu<variant>({a.x, a.y}, shape), swiglu<variant>({a.z, a.w}, shape),
                 swiglu<variant>({b.x, b.y}, shape), swiglu<variant>({b.z, b.w}, shape)};
@@ -51,21 +53,21 @@ __device__ __forceinline__ float4 results(const typename Row::Words* row, int la
 }
 
 template <class Row, Variant variant, Q8Variant quantizer>
-__device__ __forceinline__ void swiglu_q8_1(const typename Row::Words* __restrict__ rows, const RowExperts& experts,
-                                            uint32_t* __restrict__ codes, uint16_t* __restrict__ d,
-                                            uint16_t* __restrict__ s, int row_count, int lanes) {
-    const int padded_lanes = whole_warps(lanes);
-    for (int row = blockIdx.x; row < row_count; row += gridDim.x) {
+__device__ __forceinline__ void swiglu_q8_1(const typename Row::Words* rows, const RowExperts& experts, uint32_t* codes,
+                                            uint16_t* d, uint16_t* s, int row_count, int lanes) {
+    launch_dependents();
+    wait_for_launches();
+    const int slices = (lanes + kThreads - 1) / kThreads;
+    for (int slice = blockIdx.x; slice < row_count * slices; slice += gridDim.x) {
+        const int row = slice / slices, lane = (slice - row * slices) * kThreads + threadIdx.x;
         const int expert = expert_of_row(experts.offsets, experts.experts, row);
         if (expert == experts.experts) return;  // nor has any later row an expert
         const Shape shape = experts.shapes.of(expert);
-        const auto* words = rows + static_cast<int64_t>(row) * 2 * lanes;
-        for (int lane = threadIdx.x; lane < padded_lanes; lane += blockDim.x) {
-            const bool inside = lane < lanes;
-            float4 values{};
-            if (inside) values = results<Row, variant>(words, lane, lanes, shape);
-            store_q8_1<quantizer>(values, inside, row * lanes + lane, codes, d, s);
-        }
+        const bool inside = lane < lanes;
+        float4 values{};
+        if (inside)
+            values = results<Row, variant>(rows + static_cast<int64_t>(row) * 2 * lanes, lane, lanes, shape);
+        store_q8_1<quantizer>(values, inside, row * lanes + lane, codes, d, s);
     }
 }
 
@@ -78,8 +80,9 @@ __device__ __forceinline__ void swiglu_q8_1(const typename Row::Words* __restric
 //   codes               [row_count, width] int8
 //   d, s                [row_count, width / 32] FP16
 //   lanes               width / 4
+//   grid: any number of CTAs, one for each slice of 512 results at most;  128 threads
 #define REFMOE_ENTRY(variant, Variant_, rows_, Row, quantizer, Quantizer)                                               \
-    extern "C" __global__ void __launch_bounds__(refmoe::kMaxRowThreads)                                                \
+    extern "C" __global__ void __launch_bounds__(refmoe::kThreads)                                                      \
         refmoe_swiglu_q8_1_##variant##_##rows_##_##quantizer(                                                           \
             const refmoe::Row::Words* rows, const int64_t* offsets, const float* alpha, const float* beta,              \
             const float* limit, uint32_t* codes, uint16_t* d, uint16_t* s, int row_count, int experts, int lanes) {     \

@@ -31,7 +31,7 @@ struct Choices {
     __device__ __forceinline__ Rank load(int token, int rank) const {
         if (rank >= top_k) return {kNoRow, 0, 0.0f};
         const int choice = token * top_k + rank;
-        return {__ldg(unpermuted_to_permuted + rank * tokens + token),
+        return {unpermuted_to_permuted[rank * tokens + token],
                 biased ? __ldg(topk_ids + choice) - first_expert : 0, __ldg(weights + choice)};
     }
 };
@@ -48,12 +48,13 @@ struct Piece {
     static_assert(kWords == 2 || kWords % 4 == 0);
     uint32_t words[kWords];
 
-    /// What is read `once` leaves the L1 cache to the rest.
+    /// What is read `once` leaves the L1 cache to the rest, and may be what the launch in front of this one wrote.
     template <bool once = false>
     static __device__ __forceinline__ Piece load(const Element* from) {
         Piece piece;
         if constexpr (kWords == 2) {
-            const uint2 pair = __ldg(reinterpret_cast<const uint2*>(from));
+            const uint2* const place = reinterpret_cast<const uint2*>(from);
+            const uint2 pair = once ? *place : __ldg(place);
             piece.words[0] = pair.x, piece.words[1] = pair.y;
         } else {
 #pragma unroll
@@ -88,7 +89,7 @@ __device__ __forceinline__ void accumulate(float (&sums)[columns], const Piece<E
 /// Adds up the columns from `column` on of one token's rows. Every lane of a warp calls it for the same token; `mine` is
 /// what lane l loaded of rank l. Lanes that are not `inside` the row read nothing.
 template <class In, int columns>
-__device__ __forceinline__ void sum_ranks(float (&sums)[columns], const In* __restrict__ rows,
+__device__ __forceinline__ void sum_ranks(float (&sums)[columns], const In* rows,
                                           const uint16_t* __restrict__ bias, const Choices& choices, const Rank& mine,
                                           int column, int width, bool inside) {
     for (int first = 0; first < choices.top_k; first += kRanksAtOnce) {

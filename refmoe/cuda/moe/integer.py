@@ -7,6 +7,9 @@
 Activations are Q8_1 in all; they differ in what lies between a product and the next quantization. There is no expand:
 a product reads a token's row for each of its experts. Outputs lie in the order of the experts, as in the other layers.
 
+The launches overlap: a product asks for its weights while those in front of it are still under way (programmatic
+dependent launch). They are one chain, which begins when all that comes before the layer has ended.
+
 A layer of llama_cpp may take its tokens in Q8_1 and give its output in Q8_1, each by itself. The output of one is then
 the input of the next without a launch or a conversion between them: its `out` is the next `x`, its workspace's `out_d`
 the next `input_sf`.
@@ -15,7 +18,7 @@ the next `input_sf`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -119,7 +122,10 @@ def integer_steps(
         raise ArgumentError("input_sf", f"{found} with {quantization} tokens", "scales with ready tokens alone")
     if shape.tokens == 0:
         return ()
-    return tuple(_Planner(shape, path, buffers, variant, quantization, output, multiprocessors).steps())
+    first, *others = _Planner(shape, path, buffers, variant, quantization, output, multiprocessors).steps()
+    # Each but the first may start before the one in front of it has ended. The first waits for all that comes before
+    # the layer, so that its inputs are there for all launches.
+    return (first, *(replace(step, plan=replace(step.plan, programmatic=True)) for step in others))
 
 
 def check_layer(shape: LayerShape) -> None:

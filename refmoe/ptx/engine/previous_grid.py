@@ -32,6 +32,11 @@ class PreviousGrid:
         # One for each thread that has waited.
         self._waits: list[int] = []
 
+    @property
+    def known(self) -> bool:
+        """Whether a thread has waited for its end."""
+        return bool(self._waits)
+
     def waited(self, frame: Frame, lanes: Array) -> None:
         """`lanes` have executed `griddepcontrol.wait`."""
         machine = frame.machine

@@ -16,7 +16,8 @@ from refmoe.cuda import open_device
 from refmoe.cuda.dp4a import MAX_K
 from refmoe.cuda.moe.integer import integer_steps, integer_workspace_bytes, output_bytes
 from refmoe.cuda.moe.launches import LayerBuffers, LayerShape
-from refmoe.errors import ArgumentError
+from refmoe.cuda.routing import MapBuffers, permute_plan
+from refmoe.errors import ArgumentError, RefmoeError
 from refmoe.families.choices import expert_offsets
 from refmoe.reference import MoELayer, moe_layer
 from refmoe.views.flow import flow, staying_summary
@@ -173,6 +174,25 @@ def test_the_largest_of_each_is_planned(sizes: dict[str, int]) -> None:
     space = {name: name for name in integer_workspace_bytes(shape, "dp4a")}
     steps = integer_steps(shape, "dp4a", replace(buffers, workspace=space), multiprocessors=1)
     assert [step.stage for step in steps] == ["permute", "quantize", "gemm1", "activation", "gemm2", "finalize"]
+    # Each but the first may start before the one in front of it has ended.
+    assert [step.plan.programmatic for step in steps] == [False, True, True, True, True, True]
+
+
+@needs_nvcc
+def test_a_launch_of_a_chain_that_waits_for_none_in_front_is_an_error() -> None:
+    device = open_device("ptx", "sm_120a")
+    ids = device.upload("topk_ids", np.zeros((1, 1), np.int32))
+    maps = MapBuffers(*(device.output(name, (16,), 0) for name in ("offsets", "to_unpermuted", "to_permuted")))
+    plan = permute_plan(ids, maps, tokens=1, top_k=1, experts=1, first_expert=0)
+    device.launch(plan)
+    with pytest.raises(RefmoeError, match="previous grid race on byte 0 of offsets"):
+        device.launch(replace(plan, programmatic=True))
+    others = MapBuffers(*(device.output(name, (16,), 0) for name in ("offsets", "to_unpermuted", "to_permuted")))
+    again = permute_plan(ids, others, tokens=1, top_k=1, experts=1, first_expert=0)
+    with pytest.raises(
+        RefmoeError, match=r"refmoe_route_sort_few ended without griddepcontrol\.wait: the launch behind it"
+    ):
+        device.launch(replace(again, programmatic=True))
 
 
 def test_a_workspace_of_another_path_is_refused() -> None:
