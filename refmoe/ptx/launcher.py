@@ -23,7 +23,7 @@ from refmoe.ptx.engine.order.strong import Order
 from refmoe.ptx.engine.order.witness import Witness
 from refmoe.ptx.engine.previous_grid import PreviousGrid
 from refmoe.ptx.engine.races import RaceShadow
-from refmoe.ptx.engine.single.steps import MOST_WARPS
+from refmoe.ptx.engine.single.thread_steps import MOST_WARPS
 from refmoe.ptx.engine.slow import Suspected
 from refmoe.ptx.errors import ArgumentMismatch, CooperativeLaunchTooLarge, Index3, PtxError, RaceError
 from refmoe.ptx.findings.explain import LaunchShape, settled

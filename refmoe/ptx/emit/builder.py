@@ -13,7 +13,8 @@ from refmoe.ptx.engine.tensor.mma import Mma
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.program.layout import Layout
 from refmoe.ptx.state.spaces import LOCAL_WINDOW, SHARED_WINDOW
-from refmoe.ptx.state.specials import SPECIALS
+from refmoe.ptx.state.special_registers import SPECIALS
+from refmoe.ptx.text.literals import BITS, literal_bits, select, widener
 from refmoe.ptx.text.parser import ParsedModule
 from refmoe.ptx.text.syntax import (
     Address,
@@ -27,7 +28,6 @@ from refmoe.ptx.text.syntax import (
     Symbol,
     Vector,
 )
-from refmoe.ptx.text.values import BITS, literal_bits, select, widener
 
 #: Where generic addresses of a state space begin.
 WINDOWS = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}

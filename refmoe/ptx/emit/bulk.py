@@ -6,8 +6,7 @@ import re
 
 from refmoe.ptx import isa
 from refmoe.ptx.emit.builder import Builder
-from refmoe.ptx.engine.access import Access, Store
-from refmoe.ptx.engine.bulk.issue import (
+from refmoe.ptx.engine.bulk.instructions import (
     BulkCommit,
     BulkLoad,
     BulkStore,
@@ -18,6 +17,7 @@ from refmoe.ptx.engine.bulk.issue import (
 )
 from refmoe.ptx.engine.bulk.maps import MapAcquire, MapCopy, MapRelease, MapReplace, MapUse
 from refmoe.ptx.engine.bulk.reduce import SHARED_TYPES, TYPES, Reduction
+from refmoe.ptx.engine.loads_and_stores import Access, Store
 from refmoe.ptx.state.records import GRID
 from refmoe.ptx.state.tensormap import MAP_BYTES
 from refmoe.ptx.text.syntax import Address, Immediate, Instruction, Operand, Vector

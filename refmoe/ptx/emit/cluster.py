@@ -9,8 +9,8 @@ import numpy as np
 from refmoe.ptx import isa
 from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.emit.bulk import count_operands
-from refmoe.ptx.engine.access import Access, Atomic, Store
 from refmoe.ptx.engine.cluster.memory import MapAddress, RankOf
+from refmoe.ptx.engine.loads_and_stores import Access, Atomic, Store
 from refmoe.ptx.engine.previous_grid import GridWait
 from refmoe.ptx.engine.remote_async import WriteAsync
 from refmoe.ptx.engine.tensor.matrix import WholeWarp

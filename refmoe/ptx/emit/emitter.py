@@ -13,13 +13,14 @@ from refmoe.ptx import isa
 from refmoe.ptx.emit import async_copies, bulk, call, cluster, tensor, video, wgmma, wmma
 from refmoe.ptx.emit.builder import WINDOWS, Builder
 from refmoe.ptx.engine import warp
-from refmoe.ptx.engine.access import Load, Store, atomic
 from refmoe.ptx.engine.cluster.memory import is_own_shared
+from refmoe.ptx.engine.loads_and_stores import Load, Store, atomic
 from refmoe.ptx.engine.mbarrier import Publish
 from refmoe.ptx.isa import DTYPES
 from refmoe.ptx.program.layout import Layout
 from refmoe.ptx.program.registers import CARRY, destinations_and_sources
 from refmoe.ptx.state.records import STRENGTHS
+from refmoe.ptx.text.literals import BITS
 from refmoe.ptx.text.memory_ops import MemoryOpcode, memory_opcode
 from refmoe.ptx.text.parser import ParsedModule
 from refmoe.ptx.text.spellings import fence_scope, synchronised
@@ -32,7 +33,6 @@ from refmoe.ptx.text.syntax import (
     Sink,
     Vector,
 )
-from refmoe.ptx.text.values import BITS
 
 _FENCES = re.compile(
     r"membar\.(cta|gl|sys)|fence(\.(sc|acq_rel|acquire|release))?\.(cta|cluster|gpu|sys)|fence\.(sc|acq_rel)"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from refmoe.ptx import isa
 from refmoe.ptx.emit import plain
 from refmoe.ptx.emit.builder import Builder
-from refmoe.ptx.engine.access import Access, Store
+from refmoe.ptx.engine.loads_and_stores import Access, Store
 from refmoe.ptx.engine.tensor.matrix import PACKINGS, LoadMatrix, StoreMatrix
 from refmoe.ptx.engine.tensor.mma import Mma
 from refmoe.ptx.text.spellings import accumulates_single

@@ -8,7 +8,7 @@ from refmoe.ptx import isa
 from refmoe.ptx.emit.builder import Builder
 from refmoe.ptx.emit.bulk import count_operands, integer
 from refmoe.ptx.emit.tensor import weakest
-from refmoe.ptx.engine.access import Access
+from refmoe.ptx.engine.loads_and_stores import Access
 from refmoe.ptx.engine.tensor.sums import HalfSums, IntegerSums, SingleSums, Sums
 from refmoe.ptx.engine.tensor.wgmma import Commit, Fence, Product, Touch, Wait
 from refmoe.ptx.program.registers import operands_of

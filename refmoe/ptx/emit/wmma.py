@@ -12,8 +12,8 @@ import numpy as np
 
 from refmoe.ptx import isa
 from refmoe.ptx.emit.builder import Builder
-from refmoe.ptx.engine.access import Load, Store
 from refmoe.ptx.engine.frame import Frame
+from refmoe.ptx.engine.loads_and_stores import Load, Store
 from refmoe.ptx.engine.tensor.matrix import WholeWarp
 from refmoe.ptx.text.syntax import Immediate, Instruction, Operand, Register, Sink, Vector
 from refmoe.ptx.text.wmma import Transfer, transfer
