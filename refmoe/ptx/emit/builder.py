@@ -88,7 +88,7 @@ class Builder:
     def spelled(self, instruction: Instruction, *spellings: str) -> None:
         """Refuse an opcode that is none of `spellings`."""
         if instruction.opcode not in spellings:
-            raise isa.UnknownOpcode(instruction.opcode)
+            raise isa.NoSuchInstruction(instruction.opcode)
 
     # Values
 
@@ -126,7 +126,7 @@ class Builder:
             return self._narrow(self.address_of(operand), "b64", kind)
         if isinstance(operand, Special):
             if operand.name not in SPECIALS:
-                raise isa.UnknownOpcode(operand.name, f"the register {operand.name} is not defined here")
+                raise isa.NoSuchInstruction(operand.name, f"the register {operand.name} is not defined here")
             return self._narrow(f"F.special({operand.name!r})", SPECIALS[operand.name], kind)
         if isinstance(operand, Register):
             return self._narrow(self.local(operand), operand.kind, kind)

@@ -47,10 +47,10 @@ _TEXTURES = ("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep")
 
 
 def matched(pattern: re.Pattern[str], instruction: Instruction) -> re.Match[str]:
-    """The parts of a spelling; isa.UnknownOpcode for another one."""
+    """The parts of a spelling; isa.NoSuchInstruction for another one."""
     match = pattern.fullmatch(instruction.opcode)
     if match is None:
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoSuchInstruction(instruction.opcode)
     return match
 
 
@@ -95,7 +95,7 @@ class Emitter(Builder):
         """Append the statements of one instruction.
 
         Raises:
-            isa.UnknownOpcode: there is no such instruction.
+            isa.NoSuchInstruction: there is no such instruction.
             ValueError: its operands do not fit; the message says how.
         """
         if instruction in self.watched:
@@ -130,8 +130,8 @@ class Emitter(Builder):
             self.assign_all(instruction, targets, call, operation.sign_extend)
 
     def _texture(self, instruction: Instruction) -> None:
-        """Always raises isa.UnknownOpcode."""
-        raise isa.UnknownOpcode(instruction.opcode, "there are no textures and no surfaces here")
+        """Always raises isa.NoSuchInstruction."""
+        raise isa.NoSuchInstruction(instruction.opcode, "there are no textures and no surfaces here")
 
     # Moves and addresses
 
@@ -194,7 +194,7 @@ class Emitter(Builder):
     def _opcode(self, instruction: Instruction) -> MemoryOpcode:
         opcode = memory_opcode(instruction.opcode)
         if opcode is None:
-            raise isa.UnknownOpcode(instruction.opcode)
+            raise isa.NoSuchInstruction(instruction.opcode)
         return opcode
 
     def _load(self, instruction: Instruction) -> None:

@@ -54,12 +54,12 @@ def move(emitter: Builder, instruction: Instruction) -> None:
     """`wmma.load` and `wmma.store`; what is left of `wmma.mma` has a spelling that is not known.
 
     Raises:
-        isa.UnknownOpcode: another spelling.
+        isa.NoSuchInstruction: another spelling.
         ValueError: its operands do not fit.
     """
     form = transfer(instruction.opcode)
     if form is None:
-        raise isa.UnknownOpcode(instruction.opcode)
+        raise isa.NoSuchInstruction(instruction.opcode)
     operands = instruction.operands
     if not 2 <= len(operands) <= 3:
         raise ValueError("a fragment, an address and perhaps a pitch needed")

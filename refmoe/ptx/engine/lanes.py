@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from refmoe.ptx.engine.order.strong import Order
-from refmoe.ptx.engine.order.witness import Witness
+from refmoe.ptx.engine.order.witness import RaceWitness
 from refmoe.ptx.engine.tracer import Tracer
 from refmoe.ptx.errors import Index3, LaneError, MisuseError, RaceError, StepBudgetExceeded
 from refmoe.ptx.grid import Grid, index_in
@@ -119,7 +119,7 @@ class LaunchState:
     by_steps: bool = False
     schedule: Schedule = field(default_factory=Schedule)
     exact: frozenset[str] = frozenset()
-    witness: Witness | None = None
+    witness: RaceWitness | None = None
     previous: Any = None
     map_reads: Any = None
     following: Any = None

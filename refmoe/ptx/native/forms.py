@@ -43,7 +43,7 @@ def native_form(instruction: Instruction) -> Any:
     destinations = 2 if isinstance(first, Pair) else 1
     try:
         operation = isa.resolve(instruction.opcode, destinations, len(sources))
-    except isa.UnknownOpcode:
+    except isa.NoSuchInstruction:
         return None
     if operation.exact_when is not None and exactness(instruction.opcode) is None:
         return None

@@ -294,7 +294,7 @@ class Execution:
         first = instruction.operands[0]
         try:
             operation = isa.resolve(instruction.opcode, 2 if isinstance(first, Pair) else 1, len(sources))
-        except isa.UnknownOpcode:
+        except isa.NoSuchInstruction:
             self._mixed(instruction)
             return
         kinds = [*operation.sources]
