@@ -17,7 +17,10 @@ SCHEMA_VERSION = "1"
 #: What decides the bits of a path and the figures of a comparison.
 SOURCES = (
     *("formats.py", "policy.py"),
-    *(f"{room}/*.py" for room in ("reference", "reference/mma", "reference/moe", "models", "models/gguf", "drift")),
+    *(
+        f"{room}/*.py"
+        for room in ("reference", "reference/gguf", "reference/mma", "reference/moe", "models", "models/gguf", "drift")
+    ),
     *(f"reference/{room}/*.py" for room in ("deepseek", "deepseek_gemm")),
 )
 

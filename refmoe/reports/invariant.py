@@ -24,7 +24,7 @@ LAYER = "layer"
 _SOURCES = (
     *("formats.py", "policy.py", "draw.py", "families/moe.py"),
     *("reference/*.py", "reference/mma/*.py", "reference/moe/*.py", "reference/deepseek/*.py"),
-    "reference/deepseek_gemm/*.py",
+    *("reference/deepseek_gemm/*.py", "reference/gguf/*.py"),
     "batching/*.py",
 )
 
